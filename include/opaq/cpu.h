@@ -1,0 +1,33 @@
+/* opaq/cpu.h: what this processor can do, as kernels are chosen by it. Depends on version.h. */
+#ifndef OPAQ_CPU_H
+#define OPAQ_CPU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "opaq/version.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Bits of opaq_cpu_features(). A feature counts only if the operating system saves its registers. */
+enum opaq_cpu_feature {
+    OPAQ_CPU_AVX2 = 1 << 0,        /* AVX2, FMA and F16C together */
+    OPAQ_CPU_AVX512 = 1 << 1,      /* AVX-512 F, BW, VL, DQ together */
+    OPAQ_CPU_AVX512_VBMI = 1 << 2, /* byte permutes */
+    OPAQ_CPU_AVX512_VNNI = 1 << 3, /* 8-bit and 16-bit dot products */
+    OPAQ_CPU_AVX512_BF16 = 1 << 4,
+    OPAQ_CPU_NEON = 1 << 5
+};
+
+OPAQ_API uint32_t opaq_cpu_features(void);
+
+/* Writes "avx2 avx512 ..." (terminated, cut if too long) and returns the length it wanted, as snprintf. */
+OPAQ_API size_t opaq_cpu_describe(uint32_t features, char *buffer, size_t capacity);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

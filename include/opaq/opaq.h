@@ -1,0 +1,15 @@
+/* opaq/opaq.h: the whole public interface. */
+#ifndef OPAQ_OPAQ_H
+#define OPAQ_OPAQ_H
+
+#include "opaq/cpu.h"
+#include "opaq/element.h"
+#include "opaq/format.h"
+#include "opaq/parallel.h"
+#include "opaq/proto.h"
+#include "opaq/quant.h"
+#include "opaq/spec.h"
+#include "opaq/status.h"
+#include "opaq/version.h"
+
+#endif

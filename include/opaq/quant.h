@@ -1,0 +1,79 @@
+/* opaq/quant.h: float to bytes and back. Depends on proto.h and parallel.h. Arithmetic: docs/formats.md.
+ *
+ * The bytes are defined: the same input gives the same bytes on every machine, with any number of threads,
+ * whatever rounding mode or flush-to-zero setting the caller runs under. */
+#ifndef OPAQ_QUANT_H
+#define OPAQ_QUANT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "opaq/parallel.h"
+#include "opaq/proto.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Counter-based: the random bits of an element depend on these and on its place in the tensor only. */
+struct opaq_random {
+    uint64_t seed;
+    uint64_t offset; /* below 2^63 */
+};
+
+/* What else a quantization is given and gives back. All zero is the usual case. */
+struct opaq_quantize_args {
+    const float *scale;           /* OPAQ_DELAYED: the scale to use, one float */
+    const float *amax_rowwise;    /* given instead of computed, e.g. after a reduction over ranks: */
+    const float *amax_columnwise; /* opaq_amax_count() floats; fp8 (current) and nvfp4 only */
+    float *amax;                  /* fp8: receives the amax, one float; may be NULL */
+    struct opaq_random random;    /* OPAQ_STOCHASTIC */
+    const struct opaq_parallel *parallel;
+};
+
+/* Fills every buffer of `out`, padding included, from the plain tensor `x` of the same shape. `args` may be
+ * NULL. `out` must not overlap `x`. */
+OPAQ_API enum opaq_status opaq_quantize(const struct opaq_view *x, const struct opaq_quantize_args *args,
+                                        const struct opaq_view *out, struct opaq_error *error);
+
+/* Reads the copy that `usage` names (0: rowwise if there is one, else columnwise) into the plain tensor `y`.
+ * A Hadamard transform on the columnwise copy is undone. */
+OPAQ_API enum opaq_status opaq_dequantize(const struct opaq_view *q, int usage,
+                                          const struct opaq_parallel *parallel, const struct opaq_view *y,
+                                          struct opaq_error *error);
+
+/* The floats that opaq_quantize takes as amax_rowwise (or _columnwise) for a tensor: 1 for fp8, 1 or the
+ * number of rows (columns) for nvfp4, 0 where the format takes none. */
+OPAQ_API int64_t opaq_amax_count(const struct opaq_proto *proto, enum opaq_usage usage);
+
+/* Computes them, as opaq_quantize would for a tensor like `proto`: the columnwise ones after the Hadamard
+ * transform if there is one. Reduce them with max, then give them back. */
+OPAQ_API enum opaq_status opaq_amax(const struct opaq_view *x, const struct opaq_spec *spec,
+                                    enum opaq_usage usage, const struct opaq_parallel *parallel, float *amax,
+                                    int64_t count, struct opaq_error *error);
+
+/* Delayed scaling: how the next scale follows from the history. */
+enum opaq_amax_algorithm { OPAQ_AMAX_MAX = 0, OPAQ_AMAX_MOST_RECENT = 1 };
+
+struct opaq_delayed_state {
+    float *amax_history;    /* [length][count], row 0 being the amax gathered since the last update */
+    float *scale;           /* [count] */
+    int64_t length;         /* at least 1 */
+    int64_t count;          /* tensors */
+};
+
+/* Rolls the history, whose newest amax is reduced_amax[i] if given and not 0, else amax_history[0][i], and
+ * sets scale = largest(element) * 2^-margin / amax, or leaves it where that amax is 0 or not finite. */
+OPAQ_API enum opaq_status opaq_delayed_update(const struct opaq_delayed_state *state, const float *reduced_amax,
+                                              enum opaq_element element, int margin,
+                                              enum opaq_amax_algorithm algorithm, struct opaq_error *error);
+
+/* The name of the kernel that serves a spec on this machine: "quantize_nvfp4_ref". NULL for a bad spec. */
+OPAQ_API const char *opaq_quantize_kernel(const struct opaq_spec *spec);
+OPAQ_API const char *opaq_dequantize_kernel(const struct opaq_spec *spec);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

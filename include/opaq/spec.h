@@ -1,0 +1,68 @@
+/* opaq/spec.h: a quantizer as a plain value. Depends on format.h. Grammar: docs/spec.md.
+ *
+ * A spec holds all that defines a quantizer, and has exactly one canonical text: equal texts, equal values,
+ * equal bytes. Fill one with opaq_spec_make or opaq_spec_parse, change fields, and check it. */
+#ifndef OPAQ_SPEC_H
+#define OPAQ_SPEC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "opaq/format.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How OPAQ_4OVER6 compares its two candidates. */
+enum opaq_error_mode { OPAQ_ERROR_MODE_NONE = 0, OPAQ_ERROR_MODE_MAE = 1, OPAQ_ERROR_MODE_MSE = 2 };
+
+#define OPAQ_HADAMARD_MASK_DEFAULT 0xD7E8
+
+struct opaq_spec {
+    uint8_t format;         /* enum opaq_format */
+    uint8_t element;        /* enum opaq_element */
+    uint8_t usage;          /* enum opaq_usage, at least one */
+    uint8_t rule;           /* enum opaq_rule */
+    uint16_t options;       /* enum opaq_option */
+    uint16_t hadamard_mask; /* bit i set: row i of each group of 16 is negated. 0 without OPAQ_HADAMARD */
+    uint16_t e4m3_max;      /* NVFP4: 448, or 256 with OPAQ_4OVER6. 0 otherwise */
+    uint8_t error_mode;     /* enum opaq_error_mode; NONE without OPAQ_4OVER6 */
+    uint8_t reserved;       /* 0 */
+    float epsilon;          /* FP8 formats: a floor for amax, finite, >= 0 */
+};
+
+/* The longest canonical text is shorter than this, the terminator included. */
+#define OPAQ_SPEC_TEXT_BYTES 128
+
+/* The plain quantizer of a format: its default element, rowwise, rule te, no options. */
+OPAQ_API enum opaq_status opaq_spec_make(enum opaq_format format, struct opaq_spec *spec,
+                                         struct opaq_error *error);
+
+/* Whether the fields fit together; the error names the two that do not. */
+OPAQ_API enum opaq_status opaq_spec_check(const struct opaq_spec *spec, struct opaq_error *error);
+
+/* Options may stand in any order and defaults may be written out; the value is the same. The error names
+ * the offending part and its position (from 0). */
+OPAQ_API enum opaq_status opaq_spec_parse(const char *text, size_t length, struct opaq_spec *spec,
+                                          struct opaq_error *error);
+
+/* The canonical text, terminated. */
+OPAQ_API enum opaq_status opaq_spec_print(const struct opaq_spec *spec, char *buffer, size_t capacity,
+                                          struct opaq_error *error);
+
+OPAQ_API int opaq_spec_equal(const struct opaq_spec *a, const struct opaq_spec *b);
+OPAQ_API uint64_t opaq_spec_hash(const struct opaq_spec *spec);
+
+/* The one shared copy of the value that `text` stands for; it lives as long as the process. Two texts of
+ * the same value give the same pointer. Safe from any number of threads; a text seen before is found
+ * without a lock. At most OPAQ_INTERN_LIMIT texts are kept, then OPAQ_ERROR_LIMIT. */
+#define OPAQ_INTERN_LIMIT 65536
+OPAQ_API enum opaq_status opaq_spec_intern(const char *text, size_t length, const struct opaq_spec **spec,
+                                           struct opaq_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

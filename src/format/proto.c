@@ -1,0 +1,260 @@
+/* format/proto.c: a tensor's description and the buffers that follow from it, all read from the format table. */
+#include "opaq/proto.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/error.h"
+
+int64_t opaq_proto_rows(const struct opaq_proto *proto) {
+    int64_t rows = 1;
+    for (int i = 0; i + 1 < proto->rank; ++i) {
+        if (!checked_multiply(rows, proto->shape[i], &rows)) {
+            return -1;
+        }
+    }
+    return rows;
+}
+
+int64_t opaq_proto_columns(const struct opaq_proto *proto) {
+    return proto->rank > 0 ? proto->shape[proto->rank - 1] : 1;
+}
+
+static bool is_present(const struct opaq_buffer_row *row, const struct opaq_spec *spec) {
+    return (row->usage & spec->usage) != 0 && (row->options_needed & ~(uint32_t)spec->options) == 0 &&
+           (row->options_excluded & spec->options) == 0;
+}
+
+static const struct opaq_buffer_row *present_row(const struct opaq_spec *spec, int index) {
+    const struct opaq_format_row *format = opaq_format_row((enum opaq_format)spec->format);
+    for (int i = 0; format != NULL && i < format->buffer_count; ++i) {
+        if (is_present(&format->buffers[i], spec) && index-- == 0) {
+            return &format->buffers[i];
+        }
+    }
+    return NULL;
+}
+
+int opaq_proto_buffer_count(const struct opaq_proto *proto) {
+    if (proto == NULL) {
+        return 0;
+    }
+    int count = proto->is_quantized ? 0 : 1;
+    while (proto->is_quantized && present_row(&proto->spec, count) != NULL) {
+        ++count;
+    }
+    return count;
+}
+
+int opaq_proto_find(const struct opaq_proto *proto, enum opaq_role role, enum opaq_usage usage) {
+    const struct opaq_buffer_row *row;
+    for (int i = 0; proto != NULL && proto->is_quantized && (row = present_row(&proto->spec, i)) != NULL; ++i) {
+        if (row->role == role && (row->usage & (int)usage) != 0 && (proto->spec.usage & (int)usage) != 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* The evaluated shape: an extent that is exactly the rows stands for the leading dimensions in data buffers. */
+static void fill_shape(const struct opaq_proto *proto, const struct opaq_buffer_row *row,
+                       struct opaq_buffer *buffer) {
+    const int64_t rows = opaq_proto_rows(proto);
+    const int64_t columns = opaq_proto_columns(proto);
+    for (int i = 0; i < row->rank; ++i) {
+        const struct opaq_extent *extent = &row->extent[i];
+        const bool leading = extent->dim == OPAQ_DIM_ROWS && extent->per == 1 && extent->to == 1;
+        if (leading && row->role == OPAQ_ROLE_DATA) {
+            for (int d = 0; d + 1 < proto->rank; ++d) {
+                buffer->shape[buffer->rank++] = proto->shape[d];
+            }
+        } else {
+            buffer->shape[buffer->rank++] = opaq_extent_eval(extent, rows, columns);
+        }
+    }
+}
+
+static void describe(const struct opaq_proto *proto, const struct opaq_buffer_row *row,
+                     struct opaq_buffer *buffer) {
+    memset(buffer, 0, sizeof *buffer);
+    if (row == NULL) {
+        buffer->name = "data";
+        buffer->role = OPAQ_ROLE_DATA;
+        buffer->element = (enum opaq_element)proto->dtype;
+        buffer->rank = proto->rank;
+        memcpy(buffer->shape, proto->shape, sizeof buffer->shape);
+    } else {
+        buffer->name = row->name;
+        buffer->role = row->role;
+        buffer->usage = row->usage;
+        buffer->element = (enum opaq_element)(row->element == OPAQ_ELEMENT_OF_SPEC ? proto->spec.element : row->element);
+        fill_shape(proto, row, buffer);
+    }
+    const int bits = opaq_element_info(buffer->element)->bits;
+    buffer->packing = bits < 8 ? 8 / bits : 1;
+    buffer->entry_bytes = bits < 8 ? 1 : bits / 8;
+}
+
+/* Strides and bytes from the shape; false if they do not fit. */
+static bool finish(struct opaq_buffer *buffer) {
+    int64_t stride = 1;
+    int64_t entries = 1;
+    for (int i = buffer->rank - 1; i >= 0; --i) {
+        buffer->strides[i] = stride;
+        if (buffer->shape[i] < 0 || !checked_multiply(entries, buffer->shape[i], &entries) ||
+            !checked_multiply(stride, max_int64(buffer->shape[i], 1), &stride)) {
+            return false;
+        }
+    }
+    int64_t bytes;
+    if (!checked_multiply(entries, buffer->entry_bytes, &bytes)) {
+        return false;
+    }
+    buffer->bytes = (size_t)bytes;
+    return true;
+}
+
+static enum opaq_status check_shape(const struct opaq_proto *proto, struct opaq_error *error) {
+    for (int i = 0; i < proto->rank; ++i) {
+        if (proto->shape[i] < 0) {
+            return opaq_fail(error, OPAQ_ERROR_SHAPE, "proto: dimension %d is %lld, expected at least 0", i,
+                             (long long)proto->shape[i]);
+        }
+    }
+    for (int i = proto->rank; i < OPAQ_RANK_LIMIT; ++i) {
+        if (proto->shape[i] != 0) {
+            return opaq_fail(error, OPAQ_ERROR_SHAPE, "proto: rank is %d, but dimension %d is set to %lld",
+                             proto->rank, i, (long long)proto->shape[i]);
+        }
+    }
+    int64_t total = 0;
+    const int count = opaq_proto_buffer_count(proto);
+    for (int i = 0; i < count; ++i) {
+        struct opaq_buffer buffer;
+        const bool rows_fit = opaq_proto_rows(proto) >= 0 && opaq_proto_columns(proto) <= OPAQ_SIZE_LIMIT;
+        describe(proto, proto->is_quantized ? present_row(&proto->spec, i) : NULL, &buffer);
+        if (!rows_fit || !finish(&buffer) || (total += (int64_t)buffer.bytes) > OPAQ_SIZE_LIMIT) {
+            return opaq_fail(error, OPAQ_ERROR_OVERFLOW,
+                             "proto: buffer \"%s\" of a rank-%d tensor with last dimension %lld has more than 2^62 "
+                             "bytes",
+                             buffer.name, proto->rank, (long long)opaq_proto_columns(proto));
+        }
+    }
+    return OPAQ_OK;
+}
+
+enum opaq_status opaq_proto_check(const struct opaq_proto *proto, struct opaq_error *error) {
+    static const struct opaq_spec no_spec = {0};
+    if (proto == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto: NULL");
+    }
+    const bool quantized = proto->is_quantized == 1;
+    if (proto->is_quantized != 0 && !quantized) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto: is_quantized is %d, expected 0 or 1",
+                         proto->is_quantized);
+    }
+    if (proto->rank < (quantized ? 1 : 0) || proto->rank > OPAQ_RANK_LIMIT) {
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "proto: rank is %d, expected %d to %d", proto->rank,
+                         quantized ? 1 : 0, OPAQ_RANK_LIMIT);
+    }
+    if (proto->dtype != OPAQ_F32 && proto->dtype != OPAQ_BF16 && proto->dtype != OPAQ_F16) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto: dtype is %d, expected f16 (%d), bf16 (%d) or f32 (%d)",
+                         proto->dtype, OPAQ_F16, OPAQ_BF16, OPAQ_F32);
+    }
+    const struct opaq_device device = proto->device;
+    if ((device.type != OPAQ_DEVICE_CPU && device.type != OPAQ_DEVICE_CUDA) || device.index < 0 ||
+        (device.type == OPAQ_DEVICE_CPU && device.index != 0)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto: device is (%d, %d), expected cpu (0, 0) or cuda (1, n)",
+                         device.type, device.index);
+    }
+    if (!quantized && !opaq_spec_equal(&proto->spec, &no_spec)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto: a plain tensor carries a spec, expected all zero");
+    }
+    const enum opaq_status status = quantized ? opaq_spec_check(&proto->spec, error) : OPAQ_OK;
+    return status == OPAQ_OK ? check_shape(proto, error) : status;
+}
+
+enum opaq_status opaq_proto_make(const int64_t *shape, int rank, enum opaq_element dtype,
+                                 const struct opaq_spec *spec, struct opaq_device device, struct opaq_proto *proto,
+                                 struct opaq_error *error) {
+    if (proto == NULL || (shape == NULL && rank > 0)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto_make: %s is NULL", proto == NULL ? "proto" : "shape");
+    }
+    struct opaq_proto made;
+    memset(&made, 0, sizeof made);
+    made.rank = rank;
+    made.dtype = (int32_t)dtype;
+    made.is_quantized = spec != NULL;
+    made.device = device;
+    for (int i = 0; i < rank && i < OPAQ_RANK_LIMIT; ++i) {
+        made.shape[i] = shape[i];
+    }
+    if (spec != NULL) {
+        made.spec = *spec;
+    }
+    const enum opaq_status status = opaq_proto_check(&made, error);
+    if (status == OPAQ_OK) {
+        *proto = made;
+    }
+    return status;
+}
+
+enum opaq_status opaq_proto_buffer(const struct opaq_proto *proto, int index, struct opaq_buffer *buffer,
+                                   struct opaq_error *error) {
+    const enum opaq_status status = opaq_proto_check(proto, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    const int count = opaq_proto_buffer_count(proto);
+    if (buffer == NULL || index < 0 || index >= count) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto_buffer: index is %d of %d buffers%s", index, count,
+                         buffer == NULL ? ", and buffer is NULL" : "");
+    }
+    describe(proto, proto->is_quantized ? present_row(&proto->spec, index) : NULL, buffer);
+    (void)finish(buffer); /* opaq_proto_check has seen that it fits */
+    return OPAQ_OK;
+}
+
+enum opaq_status opaq_proto_bytes(const struct opaq_proto *proto, size_t *bytes, struct opaq_error *error) {
+    const enum opaq_status status = opaq_proto_check(proto, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    if (bytes == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto_bytes: bytes is NULL");
+    }
+    size_t total = 0;
+    const int count = opaq_proto_buffer_count(proto);
+    for (int i = 0; i < count; ++i) {
+        struct opaq_buffer buffer;
+        (void)opaq_proto_buffer(proto, i, &buffer, NULL);
+        total += buffer.bytes;
+    }
+    *bytes = total;
+    return OPAQ_OK;
+}
+
+enum opaq_status opaq_proto_update_usage(struct opaq_proto *proto, int usage, struct opaq_error *error) {
+    if (proto == NULL || !proto->is_quantized) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto_update_usage: %s",
+                         proto == NULL ? "proto is NULL" : "a plain tensor has no usages");
+    }
+    if (usage < OPAQ_ROWWISE || usage > OPAQ_BOTH) {
+        return opaq_fail(error, OPAQ_ERROR_SPEC,
+                         "proto_update_usage: usage is %d, expected 1 (rowwise), 2 (columnwise) or 3 (both)", usage);
+    }
+    struct opaq_proto changed = *proto;
+    changed.spec.usage = (uint8_t)usage;
+    const enum opaq_status status = opaq_proto_check(&changed, error);
+    if (status == OPAQ_OK) {
+        *proto = changed;
+    }
+    return status;
+}
+
+int opaq_proto_equal(const struct opaq_proto *a, const struct opaq_proto *b) {
+    return a->rank == b->rank && a->dtype == b->dtype && a->is_quantized == b->is_quantized &&
+           a->device.type == b->device.type && a->device.index == b->device.index &&
+           memcmp(a->shape, b->shape, sizeof a->shape) == 0 && opaq_spec_equal(&a->spec, &b->spec);
+}

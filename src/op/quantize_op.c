@@ -1,0 +1,170 @@
+/* op/quantize_op.c: opaq_quantize: check, choose, compose. */
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/fp_environment.h"
+#include "base/parallel_run.h"
+#include "op/amax_op.h"
+#include "op/tensor_check.h"
+#include "quant/quant_table.h"
+#include "quant/scale_rules.h"
+
+static enum opaq_status check_args(const struct opaq_view *out, const struct opaq_quantize_args *args,
+                                   struct opaq_error *error) {
+    const struct opaq_spec *spec = &out->proto.spec;
+    const char *format = opaq_format_row((enum opaq_format)spec->format)->name;
+    const bool is_delayed = (spec->options & OPAQ_DELAYED) != 0;
+    if (is_delayed != (args->scale != NULL)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "quantize: args.scale is %s, but the spec is %s",
+                         is_delayed ? "NULL" : "given", is_delayed ? "delayed" : "not delayed");
+    }
+    const bool takes_amax = (spec->format == OPAQ_FP8 && !is_delayed) || spec->format == OPAQ_NVFP4;
+    if (!takes_amax && (args->amax_rowwise != NULL || args->amax_columnwise != NULL)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "quantize: an amax is given, but %s takes none",
+                         is_delayed ? "delayed scaling" : format);
+    }
+    if (args->amax != NULL && spec->format != OPAQ_FP8) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "quantize: args.amax asks for the amax, but %s returns none",
+                         format);
+    }
+    if (args->random.offset >> 63) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "quantize: random.offset is %llu, expected less than 2^63",
+                         (unsigned long long)args->random.offset);
+    }
+    return OPAQ_OK;
+}
+
+/* Scale padding is zero by definition, so the scales are cleared whole and blocks written over that. */
+static void clear_scales(const struct opaq_view *out) {
+    const int count = opaq_proto_buffer_count(&out->proto);
+    for (int i = 0; i < count; ++i) {
+        struct opaq_buffer buffer;
+        (void)opaq_proto_buffer(&out->proto, i, &buffer, NULL);
+        if (buffer.role == OPAQ_ROLE_SCALE && buffer.bytes > 0) {
+            memset(out->buffer[i].data, 0, buffer.bytes);
+        }
+    }
+}
+
+/* fp8: the tensor's scale, from the given one, a given amax, or the data. */
+static void settle_tensor_scale(const struct quant_job *job, const struct opaq_quantize_args *args,
+                                struct fp8_scale *scale) {
+    const struct quant_copy *copy = &job->copy[0];
+    const float *given = args->amax_rowwise != NULL ? args->amax_rowwise : args->amax_columnwise;
+    float amax = given != NULL ? *given : 0.0f;
+    if (given == NULL && (args->scale == NULL || args->amax != NULL)) {
+        amax_compute(copy, &job->spec, args->parallel, &amax, 0);
+    }
+    if (args->amax != NULL) {
+        *args->amax = amax;
+    }
+    if (args->scale != NULL) {
+        *scale = (struct fp8_scale){*args->scale, 1.0f / *args->scale};
+    } else {
+        *scale = fp8_scale_from_amax(&job->spec, amax, fp8_scale_limit(&job->spec, copy->operand.dtype));
+    }
+}
+
+/* nvfp4: each copy's amax into its buffer. A square block shares it between the copies, as does the data. */
+static void settle_amax(const struct quant_job *job, const struct opaq_quantize_args *args) {
+    for (int i = 0; i < job->copy_count; ++i) {
+        const struct quant_copy *copy = &job->copy[i];
+        const float *given = copy->usage == OPAQ_ROWWISE ? args->amax_rowwise : args->amax_columnwise;
+        const int64_t count = copy->amax_step == 0 ? 1 : copy->operand.rows;
+        if (given == NULL) {
+            amax_compute(copy, &job->spec, args->parallel, copy->amax, copy->amax_step);
+        } else if (count > 0) {
+            memcpy(copy->amax, given, (size_t)count * sizeof *given);
+        }
+    }
+}
+
+struct panel_task {
+    const struct quant_job *job;
+    const struct quant_copy *copy;
+    const struct quant_kernel *kernel;
+    int64_t panel_rows;
+};
+
+static void run_panels(void *argument, int64_t begin, int64_t end) {
+    const struct panel_task *task = argument;
+    const int64_t rows = task->copy->operand.rows;
+    task->kernel->run(task->job, task->copy, begin * task->panel_rows, min_int64(rows, end * task->panel_rows));
+}
+
+static void run_copies(const struct quant_job *job, const struct quant_kernel *kernel,
+                       const struct opaq_parallel *parallel) {
+    for (int i = 0; i < job->copy_count; ++i) {
+        struct panel_task task = {job, &job->copy[i], kernel, quant_panel_rows(&job->copy[i])};
+        const struct opaq_body body = {run_panels, &task};
+        parallel_run(parallel, ceil_div(job->copy[i].operand.rows, task.panel_rows), &body);
+    }
+}
+
+enum opaq_status opaq_quantize(const struct opaq_view *x, const struct opaq_quantize_args *args,
+                               const struct opaq_view *out, struct opaq_error *error) {
+    static const struct opaq_quantize_args no_args = {0};
+    args = args == NULL ? &no_args : args;
+    enum opaq_status status = check_plain_tensor("quantize", "x", x, error);
+    if (status == OPAQ_OK) {
+        status = check_quantized_tensor("quantize", "out", out, error);
+    }
+    if (status == OPAQ_OK) {
+        status = check_pair("quantize", x, out, error);
+    }
+    if (status == OPAQ_OK) {
+        status = check_args(out, args, error);
+    }
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    struct quant_job job;
+    quant_job_make(x, out, out->proto.spec.usage, &job);
+    job.random = args->random;
+    clear_scales(out);
+    if (job.spec.format == OPAQ_FP8) {
+        struct fp8_scale scale;
+        const uint64_t saved = fp_environment_enter();
+        settle_tensor_scale(&job, args, &scale);
+        fp_environment_leave(saved);
+        job.tensor_scale = scale.apply;
+        *(float *)job.copy[0].scale = scale.stored;
+    } else if (job.spec.format == OPAQ_NVFP4) {
+        settle_amax(&job, args);
+    }
+    run_copies(&job, quantize_kernel((enum opaq_format)job.spec.format), args->parallel);
+    return OPAQ_OK;
+}
+
+enum opaq_status opaq_dequantize(const struct opaq_view *q, int usage, const struct opaq_parallel *parallel,
+                                 const struct opaq_view *y, struct opaq_error *error) {
+    enum opaq_status status = check_quantized_tensor("dequantize", "q", q, error);
+    if (status == OPAQ_OK) {
+        status = check_plain_tensor("dequantize", "y", y, error);
+    }
+    if (status == OPAQ_OK) {
+        status = check_pair("dequantize", y, q, error);
+    }
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    const int present = q->proto.spec.usage;
+    const int from = usage == 0 ? (present & OPAQ_ROWWISE ? OPAQ_ROWWISE : OPAQ_COLUMNWISE) : usage;
+    if ((from != OPAQ_ROWWISE && from != OPAQ_COLUMNWISE) || (from & present) == 0) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "dequantize: usage is %d, expected 0 or one that the tensor has (%d)", usage, present);
+    }
+    struct quant_job job;
+    quant_job_make(y, q, from, &job);
+    run_copies(&job, dequantize_kernel((enum opaq_format)job.spec.format), parallel);
+    return OPAQ_OK;
+}
+
+const char *opaq_quantize_kernel(const struct opaq_spec *spec) {
+    return opaq_spec_check(spec, NULL) == OPAQ_OK ? quantize_kernel((enum opaq_format)spec->format)->name : NULL;
+}
+
+const char *opaq_dequantize_kernel(const struct opaq_spec *spec) {
+    return opaq_spec_check(spec, NULL) == OPAQ_OK ? dequantize_kernel((enum opaq_format)spec->format)->name : NULL;
+}

@@ -1,0 +1,45 @@
+/* quant/quant_table.h: the kernel tables and how one is chosen. Depends on quant_job.h.
+ *
+ * Each instruction set has one constant table in a file of its own, compiled with its own flags. A table may
+ * leave entries empty: the first table of the list below that has the entry, and whose features the processor
+ * has, serves it, and the reference, which has them all, stands last. */
+#ifndef OPAQ_QUANT_QUANT_TABLE_H
+#define OPAQ_QUANT_QUANT_TABLE_H
+
+#include "quant/quant_job.h"
+
+/* Quantizes or dequantizes operand rows [r, r_end) of one copy; r is a multiple of quant_panel_rows(). Every
+ * scale entry that the rows own is written; padding entries are zero already. */
+struct quant_kernel {
+    const char *name; /* "quantize_nvfp4_ref": operation, format, table */
+    void (*run)(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end);
+};
+
+/* The amax of operand rows [r, r_end): one for all of them into *amax, or (step 1) one for each into
+ * amax[r], ... */
+struct amax_kernel {
+    const char *name;
+    void (*run)(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r, int64_t r_end,
+                float *amax, int64_t step);
+};
+
+struct quant_table {
+    const char *name;  /* "ref", "avx2", ... */
+    uint32_t features; /* bits of enum opaq_cpu_feature that it needs */
+    struct quant_kernel quantize[OPAQ_FORMAT_COUNT];
+    struct quant_kernel dequantize[OPAQ_FORMAT_COUNT];
+    struct amax_kernel amax;
+};
+
+/* The kernels for this machine. */
+const struct quant_kernel *quantize_kernel(enum opaq_format format);
+const struct quant_kernel *dequantize_kernel(enum opaq_format format);
+const struct amax_kernel *amax_kernel(void);
+
+/* The rule behind them, on any list of tables that ends with a complete one: the first table whose features are
+ * all there and whose entry at `offset` (of a struct quant_kernel or amax_kernel in struct quant_table) is not
+ * empty. */
+const struct quant_table *quant_table_choose(const struct quant_table *const *tables, int count, uint32_t features,
+                                             size_t offset);
+
+#endif

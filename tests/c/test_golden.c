@@ -1,0 +1,117 @@
+/* test_golden.c: the bytes of every format against vectors that NumPy and ml_dtypes made from the documentation
+ * alone (tests/golden), on one thread and on several. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "support_golden.h"
+#include "support_tensor.h"
+
+static struct opaq_view input_view(const struct golden_input *input) {
+    const int64_t shape[2] = {input->rows, input->columns};
+    const int64_t strides[2] = {input->row_stride, 1};
+    struct opaq_view view;
+    struct opaq_error error;
+    memset(&view, 0, sizeof view);
+    /* the file packs things tightly, so copy what may be misaligned */
+    void *data = malloc(input->data.bytes + 1);
+    if (data == NULL) {
+        exit(1);
+    }
+    memcpy(data, input->data.data, input->data.bytes);
+    if (opaq_view_plain(shape, strides, 2, input->dtype, tensor_cpu, data, input->data.bytes, &view, &error) != OPAQ_OK) {
+        CHECK_FAIL("input: %s", error.text);
+    }
+    return view;
+}
+
+static void check_buffers(const struct golden_record *record, const struct tensor *q, const char *how) {
+    CHECK_EQ_INT(opaq_proto_buffer_count(&q->view.proto), record->buffer_count);
+    for (int i = 0; i < record->buffer_count && i < opaq_proto_buffer_count(&q->view.proto); ++i) {
+        const struct golden_buffer *expected = &record->buffer[i];
+        struct opaq_buffer buffer;
+        (void)opaq_proto_buffer(&q->view.proto, i, &buffer, NULL);
+        if (strlen(buffer.name) != (size_t)expected->name_length ||
+            memcmp(buffer.name, expected->name, (size_t)expected->name_length) != 0 ||
+            buffer.bytes != expected->data.bytes) {
+            CHECK_FAIL("%.*s: buffer %d is %s of %zu bytes, expected %.*s of %zu", record->name_length, record->name, i,
+                       buffer.name, buffer.bytes, expected->name_length, expected->name, expected->data.bytes);
+            continue;
+        }
+        CHECK_BYTES(q->view.buffer[i].data, expected->data.data, buffer.bytes, "%.*s %s (%s)", record->name_length,
+                    record->name, buffer.name, how);
+    }
+}
+
+static void check_dequant(const struct golden_record *record, const struct tensor *q) {
+    for (int i = 0; i < record->dequant_count; ++i) {
+        struct opaq_error error;
+        struct tensor y = tensor_make(record->input->rows, record->input->columns, OPAQ_F32, NULL);
+        if (opaq_dequantize(&q->view, record->dequant[i].usage, NULL, &y.view, &error) != OPAQ_OK) {
+            CHECK_FAIL("%.*s: %s", record->name_length, record->name, error.text);
+        } else if (tensor_bytes(&y, 0) != record->dequant[i].values.bytes) {
+            CHECK_FAIL("%.*s: %zu bytes dequantized, expected %zu", record->name_length, record->name,
+                       tensor_bytes(&y, 0), record->dequant[i].values.bytes);
+        } else {
+            CHECK_BYTES(y.view.buffer[0].data, record->dequant[i].values.data, tensor_bytes(&y, 0),
+                        "%.*s dequantized from usage %d", record->name_length, record->name, record->dequant[i].usage);
+        }
+        tensor_free(&y);
+    }
+}
+
+static void run_record(const struct golden_record *record, const struct opaq_parallel *parallel) {
+    char spec[OPAQ_SPEC_TEXT_BYTES];
+    char canonical[OPAQ_SPEC_TEXT_BYTES];
+    struct opaq_error error;
+    (void)snprintf(spec, sizeof spec, "%.*s", record->spec_length, record->spec);
+    struct opaq_view x = input_view(record->input);
+    struct tensor q = tensor_make(record->input->rows, record->input->columns, record->input->dtype, spec);
+    (void)opaq_spec_print(&q.view.proto.spec, canonical, sizeof canonical, NULL);
+    CHECK_EQ_STR(canonical, spec);
+    float amax = NAN;
+    const struct opaq_quantize_args args = {.scale = record->has_scale ? &record->scale : NULL,
+                                            .amax = record->has_amax ? &amax : NULL,
+                                            .random = record->random,
+                                            .parallel = parallel};
+    if (opaq_quantize(&x, &args, &q.view, &error) != OPAQ_OK) {
+        CHECK_FAIL("%.*s: %s", record->name_length, record->name, error.text);
+    } else {
+        check_buffers(record, &q, parallel == NULL ? "one thread" : "several threads");
+        check_dequant(record, &q);
+        if (record->has_amax) {
+            CHECK_BYTES(&amax, &record->amax, sizeof amax, "%.*s amax", record->name_length, record->name);
+        }
+    }
+    tensor_free(&q);
+    free(x.buffer[0].data);
+}
+
+static void run_format(const char *format) {
+    struct golden_file file;
+    struct opaq_pool *pool = NULL;
+    if (!golden_read(format, &file) || opaq_pool_create(3, &pool, NULL) != OPAQ_OK) {
+        CHECK_FAIL("no golden file or no pool for %s", format);
+        return;
+    }
+    const struct opaq_parallel parallel = opaq_pool_parallel(pool);
+    for (int64_t i = 0; i < file.record_count; ++i) {
+        run_record(&file.record[i], NULL);
+        run_record(&file.record[i], &parallel);
+    }
+    printf("  %s: %lld cases\n", format, (long long)file.record_count);
+    opaq_pool_destroy(pool);
+    golden_free(&file);
+}
+
+static void fp8(void) { run_format("fp8"); }
+static void fp8row(void) { run_format("fp8row"); }
+static void fp8blk1(void) { run_format("fp8blk1"); }
+static void fp8blk2(void) { run_format("fp8blk2"); }
+static void mxfp8(void) { run_format("mxfp8"); }
+static void mxfp4(void) { run_format("mxfp4"); }
+static void nvfp4(void) { run_format("nvfp4"); }
+
+static const struct test_case tests[] = {TEST(fp8),   TEST(fp8row), TEST(fp8blk1), TEST(fp8blk2),
+                                         TEST(mxfp8), TEST(mxfp4),  TEST(nvfp4)};
+TEST_MAIN(tests)
