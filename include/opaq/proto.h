@@ -25,9 +25,9 @@ struct opaq_device {
 };
 
 struct opaq_proto {
-    int32_t rank;              /* 0 to OPAQ_RANK_LIMIT; a quantized tensor has at least one dimension */
-    int32_t dtype;             /* OPAQ_F32, OPAQ_BF16 or OPAQ_F16: what the tensor stands for */
-    int32_t is_quantized;      /* 0: one plain buffer of dtype; 1: the buffers of spec's format */
+    int32_t rank;         /* 0 to OPAQ_RANK_LIMIT; a quantized tensor has at least one dimension */
+    int32_t dtype;        /* OPAQ_F32, OPAQ_BF16 or OPAQ_F16: what the tensor stands for */
+    int32_t is_quantized; /* 0: one plain buffer of dtype; 1: the buffers of spec's format */
     struct opaq_device device;
     int64_t shape[OPAQ_RANK_LIMIT]; /* unused entries are 0 */
     struct opaq_spec spec;          /* this prototype's own copy; all zero when not quantized */

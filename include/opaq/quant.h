@@ -56,10 +56,10 @@ OPAQ_API enum opaq_status opaq_amax(const struct opaq_view *x, const struct opaq
 enum opaq_amax_algorithm { OPAQ_AMAX_MAX = 0, OPAQ_AMAX_MOST_RECENT = 1 };
 
 struct opaq_delayed_state {
-    float *amax_history;    /* [length][count], row 0 being the amax gathered since the last update */
-    float *scale;           /* [count] */
-    int64_t length;         /* at least 1 */
-    int64_t count;          /* tensors */
+    float *amax_history; /* [length][count], row 0 being the amax gathered since the last update */
+    float *scale;        /* [count] */
+    int64_t length;      /* at least 1 */
+    int64_t count;       /* tensors */
 };
 
 /* Rolls the history, whose newest amax is reduced_amax[i] if given and not 0, else amax_history[0][i], and

@@ -84,9 +84,8 @@ static void pool_run(void *context, int64_t count, const struct opaq_body *body)
         body->call(body->argument, 0, count);
         return;
     }
-    struct job job = {.body = body,
-                      .count = count,
-                      .pieces = min_int64(count, (int64_t)pool->threads * PIECES_PER_THREAD)};
+    struct job job = {
+        .body = body, .count = count, .pieces = min_int64(count, (int64_t)pool->threads * PIECES_PER_THREAD)};
     atomic_init(&job.next_piece, 0);
     pthread_mutex_lock(&pool->mutex);
     pool->job = &job;
@@ -159,7 +158,8 @@ enum opaq_status opaq_pool_create(int threads, struct opaq_pool **pool, struct o
         if (code != 0) {
             opaq_pool_destroy(made);
             return opaq_fail(error, OPAQ_ERROR_SYSTEM,
-                             "pool_create: thread %d of %d could not be started (error %d)", i + 2, threads, code);
+                             "pool_create: thread %d of %d could not be started (error %d)", i + 2, threads,
+                             code);
         }
         made->workers = i + 1;
     }

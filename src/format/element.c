@@ -169,8 +169,8 @@ void opaq_element_encode_array(enum opaq_element element, const float *values, i
     }
 }
 
-void opaq_element_encode_stochastic_array(enum opaq_element element, const float *values, const uint32_t *random,
-                                          int64_t count, void *codes) {
+void opaq_element_encode_stochastic_array(enum opaq_element element, const float *values,
+                                          const uint32_t *random, int64_t count, void *codes) {
     const int bytes = code_bytes(element);
     const uint64_t saved = fp_environment_enter();
     for (int64_t i = 0; i < count; ++i) {

@@ -78,7 +78,8 @@ static inline uint32_t narrow_encode(float value, struct narrow n, bool ieee) {
 }
 
 /* u = random / 2^random_bits of one step is added to |x|, then the sum is cut to the grid. */
-static inline uint32_t narrow_encode_stochastic(float value, struct narrow n, uint32_t random, int random_bits) {
+static inline uint32_t narrow_encode_stochastic(float value, struct narrow n, uint32_t random,
+                                                int random_bits) {
     const uint32_t bits = float_to_bits(value);
     const uint32_t magnitude = bits & 0x7FFFFFFFu;
     if (magnitude > 0x7F800000u) {
@@ -89,9 +90,9 @@ static inline uint32_t narrow_encode_stochastic(float value, struct narrow n, ui
     const int step_field = (field > 128 - n.bias ? field : 128 - n.bias) - n.mantissa_bits;
     /* step * 2^-random_bits, which may be subnormal for bf16 */
     const int unit_field = step_field - random_bits;
-    const float unit = unit_field > 0       ? float_from_bits((uint32_t)unit_field << 23)
+    const float unit = unit_field > 0     ? float_from_bits((uint32_t)unit_field << 23)
                        : unit_field > -23 ? float_from_bits(0x400000u >> -unit_field)
-                                            : 0.0f;
+                                          : 0.0f;
     const float jittered = float_from_bits(magnitude) + (float)(random & ((1u << random_bits) - 1u)) * unit;
     const uint32_t jittered_bits = float_to_bits(jittered);
     if (jittered_bits >= 0x7F800000u) {

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "format/proto_layout.h"
 
 int64_t opaq_proto_rows(const struct opaq_proto *proto) {
     int64_t rows = 1;
@@ -88,7 +89,8 @@ static void describe(const struct opaq_proto *proto, const struct opaq_buffer_ro
         buffer->name = row->name;
         buffer->role = row->role;
         buffer->usage = row->usage;
-        buffer->element = (enum opaq_element)(row->element == OPAQ_ELEMENT_OF_SPEC ? proto->spec.element : row->element);
+        buffer->element =
+            (enum opaq_element)(row->element == OPAQ_ELEMENT_OF_SPEC ? proto->spec.element : row->element);
         fill_shape(proto, row, buffer);
     }
     const int bits = opaq_element_info(buffer->element)->bits;
@@ -135,10 +137,11 @@ static enum opaq_status check_shape(const struct opaq_proto *proto, struct opaq_
         const bool rows_fit = opaq_proto_rows(proto) >= 0 && opaq_proto_columns(proto) <= OPAQ_SIZE_LIMIT;
         describe(proto, proto->is_quantized ? present_row(&proto->spec, i) : NULL, &buffer);
         if (!rows_fit || !finish(&buffer) || (total += (int64_t)buffer.bytes) > OPAQ_SIZE_LIMIT) {
-            return opaq_fail(error, OPAQ_ERROR_OVERFLOW,
-                             "proto: buffer \"%s\" of a rank-%d tensor with last dimension %lld has more than 2^62 "
-                             "bytes",
-                             buffer.name, proto->rank, (long long)opaq_proto_columns(proto));
+            return opaq_fail(
+                error, OPAQ_ERROR_OVERFLOW,
+                "proto: buffer \"%s\" of a rank-%d tensor with last dimension %lld has more than 2^62 "
+                "bytes",
+                buffer.name, proto->rank, (long long)opaq_proto_columns(proto));
         }
     }
     return OPAQ_OK;
@@ -159,14 +162,16 @@ enum opaq_status opaq_proto_check(const struct opaq_proto *proto, struct opaq_er
                          quantized ? 1 : 0, OPAQ_RANK_LIMIT);
     }
     if (proto->dtype != OPAQ_F32 && proto->dtype != OPAQ_BF16 && proto->dtype != OPAQ_F16) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto: dtype is %d, expected f16 (%d), bf16 (%d) or f32 (%d)",
-                         proto->dtype, OPAQ_F16, OPAQ_BF16, OPAQ_F32);
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "proto: dtype is %d, expected f16 (%d), bf16 (%d) or f32 (%d)", proto->dtype, OPAQ_F16,
+                         OPAQ_BF16, OPAQ_F32);
     }
     const struct opaq_device device = proto->device;
     if ((device.type != OPAQ_DEVICE_CPU && device.type != OPAQ_DEVICE_CUDA) || device.index < 0 ||
         (device.type == OPAQ_DEVICE_CPU && device.index != 0)) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto: device is (%d, %d), expected cpu (0, 0) or cuda (1, n)",
-                         device.type, device.index);
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "proto: device is (%d, %d), expected cpu (0, 0) or cuda (1, n)", device.type,
+                         device.index);
     }
     if (!quantized && !opaq_spec_equal(&proto->spec, &no_spec)) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto: a plain tensor carries a spec, expected all zero");
@@ -176,10 +181,11 @@ enum opaq_status opaq_proto_check(const struct opaq_proto *proto, struct opaq_er
 }
 
 enum opaq_status opaq_proto_make(const int64_t *shape, int rank, enum opaq_element dtype,
-                                 const struct opaq_spec *spec, struct opaq_device device, struct opaq_proto *proto,
-                                 struct opaq_error *error) {
+                                 const struct opaq_spec *spec, struct opaq_device device,
+                                 struct opaq_proto *proto, struct opaq_error *error) {
     if (proto == NULL || (shape == NULL && rank > 0)) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto_make: %s is NULL", proto == NULL ? "proto" : "shape");
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto_make: %s is NULL",
+                         proto == NULL ? "proto" : "shape");
     }
     struct opaq_proto made;
     memset(&made, 0, sizeof made);
@@ -200,6 +206,11 @@ enum opaq_status opaq_proto_make(const int64_t *shape, int rank, enum opaq_eleme
     return status;
 }
 
+void proto_buffer_at(const struct opaq_proto *proto, int index, struct opaq_buffer *buffer) {
+    describe(proto, proto->is_quantized ? present_row(&proto->spec, index) : NULL, buffer);
+    (void)finish(buffer); /* opaq_proto_check has seen that it fits */
+}
+
 enum opaq_status opaq_proto_buffer(const struct opaq_proto *proto, int index, struct opaq_buffer *buffer,
                                    struct opaq_error *error) {
     const enum opaq_status status = opaq_proto_check(proto, error);
@@ -211,8 +222,7 @@ enum opaq_status opaq_proto_buffer(const struct opaq_proto *proto, int index, st
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto_buffer: index is %d of %d buffers%s", index, count,
                          buffer == NULL ? ", and buffer is NULL" : "");
     }
-    describe(proto, proto->is_quantized ? present_row(&proto->spec, index) : NULL, buffer);
-    (void)finish(buffer); /* opaq_proto_check has seen that it fits */
+    proto_buffer_at(proto, index, buffer);
     return OPAQ_OK;
 }
 
@@ -228,7 +238,7 @@ enum opaq_status opaq_proto_bytes(const struct opaq_proto *proto, size_t *bytes,
     const int count = opaq_proto_buffer_count(proto);
     for (int i = 0; i < count; ++i) {
         struct opaq_buffer buffer;
-        (void)opaq_proto_buffer(proto, i, &buffer, NULL);
+        proto_buffer_at(proto, i, &buffer);
         total += buffer.bytes;
     }
     *bytes = total;
@@ -242,7 +252,8 @@ enum opaq_status opaq_proto_update_usage(struct opaq_proto *proto, int usage, st
     }
     if (usage < OPAQ_ROWWISE || usage > OPAQ_BOTH) {
         return opaq_fail(error, OPAQ_ERROR_SPEC,
-                         "proto_update_usage: usage is %d, expected 1 (rowwise), 2 (columnwise) or 3 (both)", usage);
+                         "proto_update_usage: usage is %d, expected 1 (rowwise), 2 (columnwise) or 3 (both)",
+                         usage);
     }
     struct opaq_proto changed = *proto;
     changed.spec.usage = (uint8_t)usage;

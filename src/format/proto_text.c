@@ -59,7 +59,8 @@ static bool read_number(struct cursor *cursor, int64_t *number) {
     int64_t value = 0;
     size_t at = first;
     for (; at < cursor->length && cursor->text[at] >= '0' && cursor->text[at] <= '9'; ++at) {
-        if (__builtin_mul_overflow(value, 10, &value) || __builtin_add_overflow(value, cursor->text[at] - '0', &value)) {
+        if (__builtin_mul_overflow(value, 10, &value) ||
+            __builtin_add_overflow(value, cursor->text[at] - '0', &value)) {
             return false;
         }
     }
@@ -108,7 +109,8 @@ static bool read_dtype(struct cursor *cursor, int32_t *dtype) {
 enum opaq_status opaq_proto_parse(const char *text, size_t length, struct opaq_proto *proto,
                                   struct opaq_error *error) {
     if (text == NULL || proto == NULL) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto_parse: %s is NULL", text == NULL ? "text" : "proto");
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto_parse: %s is NULL",
+                         text == NULL ? "text" : "proto");
     }
     struct cursor cursor = {text, length, 0};
     struct opaq_proto parsed;

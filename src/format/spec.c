@@ -15,11 +15,8 @@ static const struct {
     uint16_t option;
     uint16_t excludes;
 } exclusions[] = {
-    {OPAQ_2D, OPAQ_HADAMARD},
-    {OPAQ_2D, OPAQ_ROWSCALED},
-    {OPAQ_4OVER6, OPAQ_HADAMARD},
-    {OPAQ_4OVER6, OPAQ_STOCHASTIC},
-    {OPAQ_DELAYED, OPAQ_POW2},
+    {OPAQ_2D, OPAQ_HADAMARD},       {OPAQ_2D, OPAQ_ROWSCALED}, {OPAQ_4OVER6, OPAQ_HADAMARD},
+    {OPAQ_4OVER6, OPAQ_STOCHASTIC}, {OPAQ_DELAYED, OPAQ_POW2},
 };
 
 enum opaq_status opaq_spec_make(enum opaq_format format, struct opaq_spec *spec, struct opaq_error *error) {
@@ -57,7 +54,8 @@ static enum opaq_status check_options(const struct opaq_spec *spec, const struct
                                       struct opaq_error *error) {
     const uint32_t foreign = spec->options & ~row->options;
     if (foreign >= 1u << OPAQ_OPTION_COUNT) {
-        return opaq_fail(error, OPAQ_ERROR_SPEC, "spec: options is 0x%x, which has unknown bits", spec->options);
+        return opaq_fail(error, OPAQ_ERROR_SPEC, "spec: options is 0x%x, which has unknown bits",
+                         spec->options);
     }
     if (foreign != 0) {
         char known[128];
@@ -146,8 +144,8 @@ enum opaq_status opaq_spec_check(const struct opaq_spec *spec, struct opaq_error
                          info == NULL ? "unknown" : info->name);
     }
     if (spec->usage == 0 || (spec->usage & ~OPAQ_BOTH) != 0) {
-        return opaq_fail(error, OPAQ_ERROR_SPEC, "spec: usage is %d, expected 1 (rowwise), 2 (columnwise) or 3 (both)",
-                         spec->usage);
+        return opaq_fail(error, OPAQ_ERROR_SPEC,
+                         "spec: usage is %d, expected 1 (rowwise), 2 (columnwise) or 3 (both)", spec->usage);
     }
     enum opaq_status status = check_options(spec, row, error);
     if (status == OPAQ_OK) {
@@ -156,9 +154,14 @@ enum opaq_status opaq_spec_check(const struct opaq_spec *spec, struct opaq_error
     return status == OPAQ_OK ? check_parameters(spec, row, error) : status;
 }
 
-/* 16 bytes without padding, and check_parameters leaves no second way to write a value. */
-int opaq_spec_equal(const struct opaq_spec *a, const struct opaq_spec *b) { return memcmp(a, b, sizeof *a) == 0; }
+int opaq_spec_equal(const struct opaq_spec *a, const struct opaq_spec *b) {
+    return a->format == b->format && a->element == b->element && a->usage == b->usage && a->rule == b->rule &&
+           a->options == b->options && a->hadamard_mask == b->hadamard_mask && a->e4m3_max == b->e4m3_max &&
+           a->error_mode == b->error_mode && a->reserved == b->reserved &&
+           float_to_bits(a->epsilon) == float_to_bits(b->epsilon);
+}
 
+/* Of the 16 bytes: there is no padding, and check_parameters leaves no second way to write a value. */
 uint64_t opaq_spec_hash(const struct opaq_spec *spec) {
     uint64_t word[2];
     memcpy(word, spec, sizeof word);

@@ -35,8 +35,7 @@ static unsigned bucket_of(const char *text, size_t length) {
 }
 
 static const struct opaq_spec *find(const char *text, size_t length) {
-    const struct entry *entry =
-        atomic_load_explicit(&buckets[bucket_of(text, length)], memory_order_acquire);
+    const struct entry *entry = atomic_load_explicit(&buckets[bucket_of(text, length)], memory_order_acquire);
     for (; entry != NULL; entry = entry->next) {
         if (entry->length == length && memcmp(entry->text, text, length) == 0) {
             return entry->spec;

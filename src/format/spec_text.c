@@ -83,7 +83,10 @@ static bool read_mask(struct part value, uint16_t *mask) {
     }
     for (size_t i = 2; i < 6; ++i) {
         const char c = value.text[i];
-        const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        const int digit = c >= '0' && c <= '9'   ? c - '0'
+                          : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                          : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                                 : -1;
         if (digit < 0) {
             return false;
         }
@@ -115,7 +118,8 @@ static enum opaq_status read_flag(struct reader *reader, struct part whole, int 
     }
     if ((reader->row->options & option) == 0) {
         char expected[256];
-        return refuse(reader, whole, "option not taken:", describe_options(reader->row, expected, sizeof expected));
+        return refuse(reader, whole,
+                      "option not taken:", describe_options(reader->row, expected, sizeof expected));
     }
     spec->options |= option;
     return OPAQ_OK;
@@ -172,12 +176,14 @@ static enum opaq_status read_option(struct reader *reader, struct part part) {
         }
     }
     if (seen == 0 && (part_is(part, "rule") || part_is(part, "eps") || part_is(part, "e4m3max"))) {
-        const struct part given = value.text == NULL ? (struct part){"", 0, whole.position + whole.length} : value;
+        const struct part given =
+            value.text == NULL ? (struct part){"", 0, whole.position + whole.length} : value;
         status = read_named(reader, part, given, &seen);
     }
     if (seen == 0) {
         char expected[256];
-        return refuse(reader, whole, "unknown option", describe_options(reader->row, expected, sizeof expected));
+        return refuse(reader, whole, "unknown option",
+                      describe_options(reader->row, expected, sizeof expected));
     }
     if (status == OPAQ_OK && (reader->seen & seen) != 0) {
         return refuse(reader, whole, "option given twice:", "each option stands once");
@@ -207,7 +213,8 @@ static enum opaq_status read_format(struct reader *reader, struct part part) {
     }
     const struct part element = {dot + 1, part.length - name.length - 1, part.position + name.length + 1};
     for (int i = 0; i < OPAQ_ELEMENT_COUNT; ++i) {
-        if ((reader->row->elements & 1u << i) && part_is(element, opaq_element_info((enum opaq_element)i)->name)) {
+        if ((reader->row->elements & 1u << i) &&
+            part_is(element, opaq_element_info((enum opaq_element)i)->name)) {
             reader->spec->element = (uint8_t)i;
             return OPAQ_OK;
         }
@@ -239,8 +246,9 @@ enum opaq_status opaq_spec_parse(const char *text, size_t length, struct opaq_sp
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "spec_parse: %s is NULL", text == NULL ? "text" : "spec");
     }
     if (length >= OPAQ_SPEC_TEXT_BYTES) {
-        return opaq_fail(error, OPAQ_ERROR_TEXT, "spec_parse: the text has %zu characters, at most %d are allowed",
-                         length, OPAQ_SPEC_TEXT_BYTES - 1);
+        return opaq_fail(error, OPAQ_ERROR_TEXT,
+                         "spec_parse: the text has %zu characters, at most %d are allowed", length,
+                         OPAQ_SPEC_TEXT_BYTES - 1);
     }
     struct opaq_spec parsed;
     struct reader reader = {text, length, &parsed, error, NULL, 0};

@@ -21,7 +21,8 @@ static enum opaq_status check(const char *operation, const uint8_t *from, int64_
     }
     if (bytes > 0 && (from == NULL || to == NULL || from == to)) {
         return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: needs two different buffers of %lld bytes, got %s",
-                         operation, (long long)bytes, from == to && from != NULL ? "the same one twice" : "NULL");
+                         operation, (long long)bytes,
+                         from == to && from != NULL ? "the same one twice" : "NULL");
     }
     return OPAQ_OK;
 }

@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "format/proto_layout.h"
 #include "opaq/proto.h"
 
 enum { BIND_ALIGNMENT = 64 };
@@ -46,17 +47,18 @@ static enum opaq_status check_plain(const struct opaq_view *view, struct opaq_er
                          (long long)columns, (long long)view->row_stride);
     }
     int64_t needed = 0;
-    if (!is_empty(&view->proto) &&
-        (!checked_multiply(rows - 1, view->row_stride, &needed) ||
-         !checked_multiply(needed + columns, entry_bytes, &needed))) {
-        return opaq_fail(error, OPAQ_ERROR_OVERFLOW, "view: %lld rows %lld elements apart have more than 2^62 bytes",
-                         (long long)rows, (long long)view->row_stride);
+    if (!is_empty(&view->proto) && (!checked_multiply(rows - 1, view->row_stride, &needed) ||
+                                    !checked_multiply(needed + columns, entry_bytes, &needed))) {
+        return opaq_fail(error, OPAQ_ERROR_OVERFLOW,
+                         "view: %lld rows %lld elements apart have more than 2^62 bytes", (long long)rows,
+                         (long long)view->row_stride);
     }
     const struct opaq_span span = view->buffer[0];
     if (needed > 0 && (span.data == NULL || span.bytes < (size_t)needed)) {
         return opaq_fail(error, OPAQ_ERROR_BUFFER,
-                         "view: %lld rows of %lld elements need %lld bytes, the buffer has %zu%s", (long long)rows,
-                         (long long)columns, (long long)needed, span.bytes, span.data == NULL ? " and is NULL" : "");
+                         "view: %lld rows of %lld elements need %lld bytes, the buffer has %zu%s",
+                         (long long)rows, (long long)columns, (long long)needed, span.bytes,
+                         span.data == NULL ? " and is NULL" : "");
     }
     if ((uintptr_t)span.data % (uintptr_t)entry_bytes != 0) {
         return opaq_fail(error, OPAQ_ERROR_BUFFER, "view: the data is not aligned to its elements' %d bytes",
@@ -69,7 +71,7 @@ enum opaq_status opaq_view_check(const struct opaq_view *view, struct opaq_error
     if (view == NULL) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "view: NULL");
     }
-    enum opaq_status status = opaq_proto_check(&view->proto, error);
+    const enum opaq_status status = opaq_proto_check(&view->proto, error);
     if (status != OPAQ_OK || !view->proto.is_quantized) {
         return status == OPAQ_OK ? check_plain(view, error) : status;
     }
@@ -77,25 +79,23 @@ enum opaq_status opaq_view_check(const struct opaq_view *view, struct opaq_error
     for (int i = 0; i < count; ++i) {
         struct opaq_buffer buffer;
         const struct opaq_span span = view->buffer[i];
-        status = opaq_proto_buffer(&view->proto, i, &buffer, error);
-        if (status != OPAQ_OK) {
-            return status;
-        }
+        proto_buffer_at(&view->proto, i, &buffer);
         if (buffer.bytes > 0 && (span.data == NULL || span.bytes < buffer.bytes)) {
             return opaq_fail(error, OPAQ_ERROR_BUFFER, "view: buffer \"%s\" needs %zu bytes, it has %zu%s",
                              buffer.name, buffer.bytes, span.bytes, span.data == NULL ? " and is NULL" : "");
         }
         if ((uintptr_t)span.data % (uintptr_t)buffer.entry_bytes != 0) {
-            return opaq_fail(error, OPAQ_ERROR_BUFFER, "view: buffer \"%s\" is not aligned to its entries' %d bytes",
-                             buffer.name, buffer.entry_bytes);
+            return opaq_fail(error, OPAQ_ERROR_BUFFER,
+                             "view: buffer \"%s\" is not aligned to its entries' %d bytes", buffer.name,
+                             buffer.entry_bytes);
         }
     }
     return OPAQ_OK;
 }
 
-enum opaq_status opaq_view_plain(const int64_t *shape, const int64_t *strides, int rank, enum opaq_element dtype,
-                                 struct opaq_device device, void *data, size_t bytes, struct opaq_view *view,
-                                 struct opaq_error *error) {
+enum opaq_status opaq_view_plain(const int64_t *shape, const int64_t *strides, int rank,
+                                 enum opaq_element dtype, struct opaq_device device, void *data, size_t bytes,
+                                 struct opaq_view *view, struct opaq_error *error) {
     struct opaq_view made;
     if (view == NULL) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "view_plain: view is NULL");
@@ -114,10 +114,11 @@ enum opaq_status opaq_view_plain(const int64_t *shape, const int64_t *strides, i
                              (long long)strides[rank - 1]);
         }
         if (!common_row_stride(shape, strides, rank, &made.row_stride)) {
-            return opaq_fail(error, OPAQ_ERROR_BUFFER,
-                             "view_plain: the leading strides of this rank-%d tensor are not those of rows at one "
-                             "common distance; make it contiguous first",
-                             rank);
+            return opaq_fail(
+                error, OPAQ_ERROR_BUFFER,
+                "view_plain: the leading strides of this rank-%d tensor are not those of rows at one "
+                "common distance; make it contiguous first",
+                rank);
         }
     }
     status = opaq_view_check(&made, error);
@@ -136,8 +137,9 @@ enum opaq_status opaq_view_quantized(const struct opaq_proto *proto, const struc
     }
     const int expected = opaq_proto_buffer_count(proto);
     if (view == NULL || spans == NULL || !proto->is_quantized || count != expected) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "view_quantized: got %d buffers%s%s, expected %d of a%s tensor",
-                         count, spans == NULL ? " (NULL)" : "", view == NULL ? " for no view" : "", expected,
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "view_quantized: got %d buffers%s%s, expected %d of a%s tensor", count,
+                         spans == NULL ? " (NULL)" : "", view == NULL ? " for no view" : "", expected,
                          proto->is_quantized ? " quantized" : " quantized, not a plain,");
     }
     memset(&made, 0, sizeof made);
@@ -162,15 +164,15 @@ enum opaq_status opaq_view_bind_bytes(const struct opaq_proto *proto, size_t *by
     const int count = opaq_proto_buffer_count(proto);
     for (int i = 0; i < count; ++i) {
         struct opaq_buffer buffer;
-        (void)opaq_proto_buffer(proto, i, &buffer, NULL);
+        proto_buffer_at(proto, i, &buffer);
         total += round_up((int64_t)buffer.bytes, BIND_ALIGNMENT);
     }
     *bytes = (size_t)total;
     return OPAQ_OK;
 }
 
-enum opaq_status opaq_view_bind(const struct opaq_proto *proto, void *memory, size_t bytes, struct opaq_view *view,
-                                struct opaq_error *error) {
+enum opaq_status opaq_view_bind(const struct opaq_proto *proto, void *memory, size_t bytes,
+                                struct opaq_view *view, struct opaq_error *error) {
     size_t needed;
     const enum opaq_status status = opaq_view_bind_bytes(proto, &needed, error);
     if (status != OPAQ_OK) {
@@ -181,11 +183,11 @@ enum opaq_status opaq_view_bind(const struct opaq_proto *proto, void *memory, si
     }
     if (bytes < needed || (memory == NULL && needed > 0) || (uintptr_t)memory % BIND_ALIGNMENT != 0) {
         return opaq_fail(error, OPAQ_ERROR_BUFFER,
-                         "view_bind: needs %zu bytes aligned to %d, got %zu bytes at an address that is %s", needed,
-                         BIND_ALIGNMENT, bytes,
-                         memory == NULL                                  ? "NULL"
+                         "view_bind: needs %zu bytes aligned to %d, got %zu bytes at an address that is %s",
+                         needed, BIND_ALIGNMENT, bytes,
+                         memory == NULL                            ? "NULL"
                          : (uintptr_t)memory % BIND_ALIGNMENT != 0 ? "not aligned"
-                                                                         : "aligned");
+                                                                   : "aligned");
     }
     struct opaq_view made;
     memset(&made, 0, sizeof made);
@@ -195,7 +197,7 @@ enum opaq_status opaq_view_bind(const struct opaq_proto *proto, void *memory, si
     const int count = opaq_proto_buffer_count(proto);
     for (int i = 0; i < count; ++i) {
         struct opaq_buffer buffer;
-        (void)opaq_proto_buffer(proto, i, &buffer, NULL);
+        proto_buffer_at(proto, i, &buffer);
         if (buffer.bytes > 0) {
             made.buffer[i] = (struct opaq_span){(char *)memory + offset, buffer.bytes};
         }

@@ -38,8 +38,8 @@ static void amax_slots(void *argument, int64_t begin, int64_t end) {
     }
 }
 
-void amax_compute(const struct quant_copy *copy, const struct opaq_spec *spec, const struct opaq_parallel *parallel,
-                  float *amax, int64_t step) {
+void amax_compute(const struct quant_copy *copy, const struct opaq_spec *spec,
+                  const struct opaq_parallel *parallel, float *amax, int64_t step) {
     struct amax_task task = {.copy = copy, .spec = spec, .kernel = amax_kernel(), .amax = amax, .step = step};
     if (step != 0) {
         const struct opaq_body body = {amax_rows, &task};
@@ -83,14 +83,15 @@ enum opaq_status opaq_amax(const struct opaq_view *x, const struct opaq_spec *sp
         return spec == NULL ? opaq_fail(error, OPAQ_ERROR_ARGUMENT, "amax: spec is NULL") : status;
     }
     if (usage != OPAQ_ROWWISE && usage != OPAQ_COLUMNWISE) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "amax: usage is %d, expected 1 (rowwise) or 2 (columnwise)",
-                         (int)usage);
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "amax: usage is %d, expected 1 (rowwise) or 2 (columnwise)", (int)usage);
     }
     const int64_t expected = opaq_amax_count(&proto, usage);
     if (amax == NULL || count != expected || expected == 0) {
-        return opaq_fail(error, OPAQ_ERROR_BUFFER, "amax: got room for %lld floats%s, a %s has %lld of this usage",
-                         (long long)count, amax == NULL ? " (NULL)" : "",
-                         opaq_format_row((enum opaq_format)spec->format)->name, (long long)expected);
+        return opaq_fail(error, OPAQ_ERROR_BUFFER,
+                         "amax: got room for %lld floats%s, a %s has %lld of this usage", (long long)count,
+                         amax == NULL ? " (NULL)" : "", opaq_format_row((enum opaq_format)spec->format)->name,
+                         (long long)expected);
     }
     struct quant_copy copy = {.usage = usage, .operand = quant_matrix_make(x)};
     if (usage == OPAQ_COLUMNWISE) {

@@ -5,7 +5,7 @@
 #include "quant/quant_job.h"
 
 /* Fills the one float (step 0) or the floats per operand row (step 1) at `amax`. */
-void amax_compute(const struct quant_copy *copy, const struct opaq_spec *spec, const struct opaq_parallel *parallel,
-                  float *amax, int64_t step);
+void amax_compute(const struct quant_copy *copy, const struct opaq_spec *spec,
+                  const struct opaq_parallel *parallel, float *amax, int64_t step);
 
 #endif

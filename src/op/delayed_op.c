@@ -11,7 +11,8 @@
 static float larger(float a, float b) { return b > a ? b : a; }
 
 /* One tensor's column of the history; returns the amax that its next scale follows from. */
-static float roll(float *history, int64_t length, int64_t count, float last, enum opaq_amax_algorithm algorithm) {
+static float roll(float *history, int64_t length, int64_t count, float last,
+                  enum opaq_amax_algorithm algorithm) {
     float amax = 0.0f;
     if (last != 0.0f) {
         for (int64_t i = 1; i + 1 < length; ++i) {
@@ -44,11 +45,13 @@ enum opaq_status opaq_delayed_update(const struct opaq_delayed_state *state, con
                          state->scale == NULL ? "scale" : "amax_history");
     }
     if (element != OPAQ_E4M3 && element != OPAQ_E5M2) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "delayed_update: element is %d, expected e4m3 (%d) or e5m2 (%d)",
-                         (int)element, OPAQ_E4M3, OPAQ_E5M2);
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "delayed_update: element is %d, expected e4m3 (%d) or e5m2 (%d)", (int)element,
+                         OPAQ_E4M3, OPAQ_E5M2);
     }
     if (margin < -64 || margin > 64) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "delayed_update: margin is %d, expected -64 to 64", margin);
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "delayed_update: margin is %d, expected -64 to 64",
+                         margin);
     }
     if (algorithm != OPAQ_AMAX_MAX && algorithm != OPAQ_AMAX_MOST_RECENT) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "delayed_update: algorithm is %d, expected 0 or 1",
@@ -59,7 +62,8 @@ enum opaq_status opaq_delayed_update(const struct opaq_delayed_state *state, con
     for (int64_t i = 0; i < state->count; ++i) {
         float *history = state->amax_history + i;
         const bool reduced = reduced_amax != NULL && reduced_amax[i] != 0.0f;
-        const float amax = roll(history, state->length, state->count, reduced ? reduced_amax[i] : history[0], algorithm);
+        const float amax =
+            roll(history, state->length, state->count, reduced ? reduced_amax[i] : history[0], algorithm);
         if (float_is_finite(amax) && amax > 0.0f) {
             const float scale = target / amax;
             state->scale[i] = float_is_finite(scale) ? scale : 0x1.FFFFFEp127f;

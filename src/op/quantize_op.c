@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/fp_environment.h"
 #include "base/parallel_run.h"
+#include "format/proto_layout.h"
 #include "op/amax_op.h"
 #include "op/tensor_check.h"
 #include "quant/quant_table.h"
@@ -25,8 +26,8 @@ static enum opaq_status check_args(const struct opaq_view *out, const struct opa
                          is_delayed ? "delayed scaling" : format);
     }
     if (args->amax != NULL && spec->format != OPAQ_FP8) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "quantize: args.amax asks for the amax, but %s returns none",
-                         format);
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "quantize: args.amax asks for the amax, but %s returns none", format);
     }
     if (args->random.offset >> 63) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "quantize: random.offset is %llu, expected less than 2^63",
@@ -40,7 +41,7 @@ static void clear_scales(const struct opaq_view *out) {
     const int count = opaq_proto_buffer_count(&out->proto);
     for (int i = 0; i < count; ++i) {
         struct opaq_buffer buffer;
-        (void)opaq_proto_buffer(&out->proto, i, &buffer, NULL);
+        proto_buffer_at(&out->proto, i, &buffer);
         if (buffer.role == OPAQ_ROLE_SCALE && buffer.bytes > 0) {
             memset(out->buffer[i].data, 0, buffer.bytes);
         }
@@ -60,7 +61,8 @@ static void settle_tensor_scale(const struct quant_job *job, const struct opaq_q
         *args->amax = amax;
     }
     if (args->scale != NULL) {
-        *scale = (struct fp8_scale){*args->scale, 1.0f / *args->scale};
+        const float inverse = 1.0f / *args->scale;
+        *scale = (struct fp8_scale){*args->scale, float_is_nan(inverse) ? float_nan() : inverse};
     } else {
         *scale = fp8_scale_from_amax(&job->spec, amax, fp8_scale_limit(&job->spec, copy->operand.dtype));
     }
@@ -162,9 +164,11 @@ enum opaq_status opaq_dequantize(const struct opaq_view *q, int usage, const str
 }
 
 const char *opaq_quantize_kernel(const struct opaq_spec *spec) {
-    return opaq_spec_check(spec, NULL) == OPAQ_OK ? quantize_kernel((enum opaq_format)spec->format)->name : NULL;
+    return opaq_spec_check(spec, NULL) == OPAQ_OK ? quantize_kernel((enum opaq_format)spec->format)->name
+                                                  : NULL;
 }
 
 const char *opaq_dequantize_kernel(const struct opaq_spec *spec) {
-    return opaq_spec_check(spec, NULL) == OPAQ_OK ? dequantize_kernel((enum opaq_format)spec->format)->name : NULL;
+    return opaq_spec_check(spec, NULL) == OPAQ_OK ? dequantize_kernel((enum opaq_format)spec->format)->name
+                                                  : NULL;
 }

@@ -13,7 +13,7 @@ enum opaq_status check_quantized_tensor(const char *operation, const char *what,
                                         struct opaq_error *error);
 
 /* The same shape, and no byte in common. */
-enum opaq_status check_pair(const char *operation, const struct opaq_view *plain, const struct opaq_view *quantized,
-                            struct opaq_error *error);
+enum opaq_status check_pair(const char *operation, const struct opaq_view *plain,
+                            const struct opaq_view *quantized, struct opaq_error *error);
 
 #endif

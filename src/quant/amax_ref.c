@@ -2,8 +2,8 @@
 #include "quant/quant_table_ref.h"
 #include "quant/segment_ref.h"
 
-void amax_ref(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r, int64_t r_end, float *amax,
-              int64_t step) {
+void amax_ref(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r, int64_t r_end,
+              float *amax, int64_t step) {
     float values[SEGMENT];
     uint32_t bits = 0;
     const int n = copy->is_hadamard ? HADAMARD_SIZE : SEGMENT;

@@ -21,7 +21,8 @@ static float decode_factor(const struct quant_job *job, const struct quant_copy 
     return ((const float *)copy->scale)[index];
 }
 
-static void decode_codes(const struct opaq_spec *spec, const uint8_t *codes, int n, float factor, float *values) {
+static void decode_codes(const struct opaq_spec *spec, const uint8_t *codes, int n, float factor,
+                         float *values) {
     for (int i = 0; i < n; ++i) {
         const float value = spec->element == OPAQ_E2M1   ? decode_e2m1(codes[i])
                             : spec->element == OPAQ_E5M2 ? decode_e5m2(codes[i])
@@ -34,6 +35,7 @@ void dequantize_ref(const struct quant_job *job, const struct quant_copy *copy, 
     uint8_t codes[SEGMENT];
     float values[SEGMENT];
     const int n = (int)min_int64(copy->block_columns, SEGMENT);
+    assert(n > 0 && (!copy->is_hadamard || n == HADAMARD_SIZE));
     for (int64_t row = r; row < r_end; ++row) {
         for (int64_t c = 0; c < copy->operand.columns; c += n) {
             copy_load_codes(copy, row, c, n, codes);

@@ -16,8 +16,12 @@ static inline void hadamard_signs(float v[HADAMARD_SIZE], uint16_t mask) {
     }
 }
 
-/* Sylvester's matrix over 4, which is its own inverse. */
+/* Sylvester's matrix over 4, which is its own inverse. The quarter comes first, so that the sums overflow no
+ * sooner than they must. */
 static inline void hadamard_butterflies(float v[HADAMARD_SIZE]) {
+    for (int i = 0; i < HADAMARD_SIZE; ++i) {
+        v[i] *= 0.25f;
+    }
     for (int h = 1; h < HADAMARD_SIZE; h *= 2) {
         for (int i = 0; i < HADAMARD_SIZE; ++i) {
             if ((i & h) == 0) {
@@ -27,9 +31,6 @@ static inline void hadamard_butterflies(float v[HADAMARD_SIZE]) {
                 v[i + h] = a - b;
             }
         }
-    }
-    for (int i = 0; i < HADAMARD_SIZE; ++i) {
-        v[i] *= 0.25f;
     }
 }
 

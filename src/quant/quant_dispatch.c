@@ -22,8 +22,8 @@ static uint32_t cached_features(void) {
     return features;
 }
 
-const struct quant_table *quant_table_choose(const struct quant_table *const *list, int count, uint32_t features,
-                                             size_t offset) {
+const struct quant_table *quant_table_choose(const struct quant_table *const *list, int count,
+                                             uint32_t features, size_t offset) {
     for (int i = 0; i + 1 < count; ++i) {
         const char *name; /* both kinds of kernel begin with their name */
         memcpy(&name, (const char *)list[i] + offset, sizeof name);
@@ -40,10 +40,12 @@ const struct quant_kernel *quantize_kernel(enum opaq_format format) {
 }
 
 const struct quant_kernel *dequantize_kernel(enum opaq_format format) {
-    const size_t offset = offsetof(struct quant_table, dequantize) + (size_t)format * sizeof(struct quant_kernel);
+    const size_t offset =
+        offsetof(struct quant_table, dequantize) + (size_t)format * sizeof(struct quant_kernel);
     return &quant_table_choose(tables, TABLE_COUNT, cached_features(), offset)->dequantize[format];
 }
 
 const struct amax_kernel *amax_kernel(void) {
-    return &quant_table_choose(tables, TABLE_COUNT, cached_features(), offsetof(struct quant_table, amax))->amax;
+    return &quant_table_choose(tables, TABLE_COUNT, cached_features(), offsetof(struct quant_table, amax))
+                ->amax;
 }

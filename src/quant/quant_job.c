@@ -1,9 +1,11 @@
 /* quant/quant_job.c: from views to what kernels read. Every number here comes from the format table. */
 #include "quant/quant_job.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "base/checked.h"
+#include "format/proto_layout.h"
 
 struct quant_matrix quant_matrix_make(const struct opaq_view *plain) {
     return (struct quant_matrix){.data = plain->buffer[0].data,
@@ -15,7 +17,8 @@ struct quant_matrix quant_matrix_make(const struct opaq_view *plain) {
 }
 
 /* The table's row behind buffer `index` of a prototype, found by walking both in the same order. */
-static const struct opaq_buffer_row *table_row(const struct opaq_proto *proto, const struct opaq_buffer *buffer) {
+static const struct opaq_buffer_row *table_row(const struct opaq_proto *proto,
+                                               const struct opaq_buffer *buffer) {
     const struct opaq_format_row *format = opaq_format_row((enum opaq_format)proto->spec.format);
     const struct opaq_buffer_row *row = format->buffers;
     while (strcmp(row->name, buffer->name) != 0) {
@@ -29,6 +32,7 @@ static void operand_steps(const struct opaq_buffer_row *row, int64_t inner, enum
                           struct scale_layout *layout) {
     const int64_t step[2] = {inner, 1};
     *layout = (struct scale_layout){.row_per = 1, .row_step = 0, .column_per = 1, .column_step = 0};
+    assert(row->rank <= 2);
     for (int i = 0; i < row->rank; ++i) {
         const struct opaq_extent *extent = &row->extent[i];
         if (extent->dim == OPAQ_DIM_ONE) {
@@ -53,7 +57,7 @@ static void locate_data(const struct opaq_view *view, enum opaq_dim operand_rows
     struct opaq_buffer buffer;
     struct scale_layout layout;
     const int index = opaq_proto_find(&view->proto, OPAQ_ROLE_DATA, copy->usage);
-    (void)opaq_proto_buffer(&view->proto, index, &buffer, NULL);
+    proto_buffer_at(&view->proto, index, &buffer);
     const struct opaq_buffer_row *row = table_row(&view->proto, &buffer);
     const int64_t inner = inner_extent(&view->proto, row) * buffer.packing;
     operand_steps(row, inner, operand_rows, &layout);
@@ -67,7 +71,7 @@ static void locate_data(const struct opaq_view *view, enum opaq_dim operand_rows
 static void locate_scale(const struct opaq_view *view, enum opaq_dim operand_rows, struct quant_copy *copy) {
     struct opaq_buffer buffer;
     const int index = opaq_proto_find(&view->proto, OPAQ_ROLE_SCALE, copy->usage);
-    (void)opaq_proto_buffer(&view->proto, index, &buffer, NULL);
+    proto_buffer_at(&view->proto, index, &buffer);
     const struct opaq_buffer_row *row = table_row(&view->proto, &buffer);
     const int64_t inner = inner_extent(&view->proto, row);
     operand_steps(row, inner, operand_rows, &copy->scale_layout);
@@ -116,5 +120,6 @@ void quant_job_make(const struct opaq_view *plain, const struct opaq_view *quant
 
 int64_t quant_panel_rows(const struct quant_copy *copy) {
     const int64_t whole_bytes = copy->data_row_step == 1 && copy->is_packed ? 32 : 16;
-    return copy->block_rows > 1 && copy->block_rows <= 128 ? round_up(copy->block_rows, whole_bytes) : whole_bytes;
+    return copy->block_rows > 1 && copy->block_rows <= 128 ? round_up(copy->block_rows, whole_bytes)
+                                                           : whole_bytes;
 }

@@ -39,7 +39,7 @@ const struct amax_kernel *amax_kernel(void);
 /* The rule behind them, on any list of tables that ends with a complete one: the first table whose features are
  * all there and whose entry at `offset` (of a struct quant_kernel or amax_kernel in struct quant_table) is not
  * empty. */
-const struct quant_table *quant_table_choose(const struct quant_table *const *tables, int count, uint32_t features,
-                                             size_t offset);
+const struct quant_table *quant_table_choose(const struct quant_table *const *tables, int count,
+                                             uint32_t features, size_t offset);
 
 #endif

@@ -35,7 +35,7 @@ static inline struct fp8_scale fp8_scale_from_amax(const struct opaq_spec *spec,
     if (rule_divides(spec)) {
         const float scale = amax / largest;
         const float instead = spec->rule == OPAQ_RULE_MODELOPT ? 1.0f : FLT_EPSILON;
-        const float used = scale == 0.0f ? instead : scale;
+        const float used = scale == 0.0f ? instead : float_is_nan(scale) ? float_nan() : scale;
         return (struct fp8_scale){used, used};
     }
     const float floored = amax < spec->epsilon ? spec->epsilon : amax;
@@ -144,7 +144,7 @@ static inline float nvfp4_global(const struct opaq_spec *spec, float amax) {
         return amax / 2688.0f;
     }
     if (spec->rule == OPAQ_RULE_COMPRESSED_TENSORS) {
-        const float global = 2688.0f / (amax < FLT_MIN ? FLT_MIN : amax);
+        const float global = 1.0f / (amax < FLT_MIN ? FLT_MIN : amax) * 2688.0f;
         return float_is_finite(global) ? global : 1.0f;
     }
     const float global = float_min((float)spec->e4m3_max * 6.0f / amax, FLT_MAX);

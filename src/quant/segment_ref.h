@@ -3,6 +3,7 @@
 #ifndef OPAQ_QUANT_SEGMENT_REF_H
 #define OPAQ_QUANT_SEGMENT_REF_H
 
+#include <assert.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -17,33 +18,26 @@ enum { SEGMENT = 128 };
 
 /* ---- operand elements ---- */
 
+static inline float matrix_at(const struct quant_matrix *m, int64_t index) {
+    if (m->dtype == OPAQ_F32) {
+        return ((const float *)m->data)[index];
+    }
+    const uint16_t code = ((const uint16_t *)m->data)[index];
+    return m->dtype == OPAQ_BF16 ? decode_bf16(code) : decode_f16(code);
+}
+
 /* Elements (r, c) to (r, c+n-1) of the matrix; zeros beyond its last column. */
 static inline void segment_load(const struct quant_matrix *m, int64_t r, int64_t c, int n, float *values) {
     const int64_t start = r * m->row_step + c * m->column_step;
-    const int inside = (int)max_int64(0, min_int64(n, m->columns - c));
-    if (m->dtype == OPAQ_F32) {
-        const float *data = (const float *)m->data + start;
-        for (int i = 0; i < inside; ++i) {
-            values[i] = data[i * m->column_step];
-        }
-    } else if (m->dtype == OPAQ_BF16) {
-        const uint16_t *data = (const uint16_t *)m->data + start;
-        for (int i = 0; i < inside; ++i) {
-            values[i] = decode_bf16(data[i * m->column_step]);
-        }
-    } else {
-        const uint16_t *data = (const uint16_t *)m->data + start;
-        for (int i = 0; i < inside; ++i) {
-            values[i] = decode_f16(data[i * m->column_step]);
-        }
-    }
-    for (int i = inside; i < n; ++i) {
-        values[i] = 0.0f;
+    const int64_t inside = m->columns - c;
+    for (int i = 0; i < n; ++i) {
+        values[i] = i < inside ? matrix_at(m, start + i * m->column_step) : 0.0f;
     }
 }
 
 /* Rounded to the matrix's dtype; what lies beyond its last column is dropped. */
-static inline void segment_store(const struct quant_matrix *m, int64_t r, int64_t c, int n, const float *values) {
+static inline void segment_store(const struct quant_matrix *m, int64_t r, int64_t c, int n,
+                                 const float *values) {
     const int64_t start = r * m->row_step + c * m->column_step;
     const int inside = (int)max_int64(0, min_int64(n, m->columns - c));
     if (m->dtype == OPAQ_F32) {
@@ -62,8 +56,9 @@ static inline void segment_store(const struct quant_matrix *m, int64_t r, int64_
 }
 
 /* The same, through the Hadamard transform if the copy has one; n is then 16. */
-static inline void copy_load(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r, int64_t c, int n,
-                             float *values) {
+static inline void copy_load(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r, int64_t c,
+                             int n, float *values) {
+    assert(n > 0 && (!copy->is_hadamard || n == HADAMARD_SIZE));
     segment_load(&copy->operand, r, c, n, values);
     if (copy->is_hadamard) {
         hadamard_forward(values, spec->hadamard_mask);
@@ -83,10 +78,13 @@ static inline uint32_t amax_bits(uint32_t so_far, const float *values, int n, bo
     return so_far;
 }
 
-static inline float amax_from_bits(uint32_t bits) { return bits > 0x7F800000u ? float_nan() : float_from_bits(bits); }
+static inline float amax_from_bits(uint32_t bits) {
+    return bits > 0x7F800000u ? float_nan() : float_from_bits(bits);
+}
 
 /* Of the block whose first element is (r, c). */
-static inline float block_amax(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r, int64_t c) {
+static inline float block_amax(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r,
+                               int64_t c) {
     float values[SEGMENT];
     uint32_t bits = 0;
     const int64_t r_end = min_int64(r + copy->block_rows, copy->operand.rows);
@@ -103,8 +101,9 @@ static inline float block_amax(const struct quant_copy *copy, const struct opaq_
 
 /* ---- random bits ---- */
 
-static inline uint8_t random_byte(const struct opaq_random *random, uint32_t high_bit, int64_t row, int64_t column,
-                                  int64_t columns, struct philox_block *block, int64_t *block_group) {
+static inline uint8_t random_byte(const struct opaq_random *random, uint32_t high_bit, int64_t row,
+                                  int64_t column, int64_t columns, struct philox_block *block,
+                                  int64_t *block_group) {
     const int64_t group = row * ceil_div(columns, 16) + column / 16;
     if (group != *block_group) {
         const struct philox_block counter = {{(uint32_t)group, (uint32_t)((uint64_t)group >> 32),
@@ -118,16 +117,17 @@ static inline uint8_t random_byte(const struct opaq_random *random, uint32_t hig
 }
 
 /* One byte per element (r, c+i). fp8's columnwise copy is its rowwise one transposed, random bits and all. */
-static inline void segment_random(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t c,
-                                  int n, uint8_t *bytes) {
+static inline void segment_random(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                                  int64_t c, int n, uint8_t *bytes) {
     struct philox_block block = {{0, 0, 0, 0}};
     int64_t group = -1;
     const bool columnwise = copy->usage == OPAQ_COLUMNWISE;
     const bool mirrored = columnwise && job->spec.format == OPAQ_FP8;
     const uint32_t high_bit = columnwise && !mirrored ? 0x80000000u : 0;
     for (int i = 0; i < n; ++i) {
-        bytes[i] = mirrored ? random_byte(&job->random, 0, c + i, r, copy->operand.rows, &block, &group)
-                            : random_byte(&job->random, high_bit, r, c + i, copy->operand.columns, &block, &group);
+        bytes[i] = mirrored
+                       ? random_byte(&job->random, 0, c + i, r, copy->operand.rows, &block, &group)
+                       : random_byte(&job->random, high_bit, r, c + i, copy->operand.columns, &block, &group);
     }
 }
 
@@ -152,8 +152,8 @@ static inline uint32_t encode_e2m1_half_down(float value) {
 }
 
 /* Scaled values to codes, one per byte. `random` is used with OPAQ_STOCHASTIC only. */
-static inline void segment_encode(const struct opaq_spec *spec, const float *scaled, const uint8_t *random, int n,
-                                  uint8_t *codes) {
+static inline void segment_encode(const struct opaq_spec *spec, const float *scaled, const uint8_t *random,
+                                  int n, uint8_t *codes) {
     const bool is_e5m2 = spec->element == OPAQ_E5M2;
     const struct narrow narrow = spec->element == OPAQ_E2M1 ? narrow_e2m1 : is_e5m2 ? narrow_e5m2 : narrow_e4m3;
     if (spec->options & OPAQ_STOCHASTIC) {
@@ -161,8 +161,10 @@ static inline void segment_encode(const struct opaq_spec *spec, const float *sca
             codes[i] = (uint8_t)narrow_encode_stochastic(scaled[i], narrow, random[i], 8);
         }
     } else if (spec->element != OPAQ_E2M1) {
+        /* compressed-tensors adds a zero point of 0, which turns a negative zero into a positive one */
+        const float zero_point = spec->rule == OPAQ_RULE_COMPRESSED_TENSORS ? 0.0f : -0.0f;
         for (int i = 0; i < n; ++i) {
-            codes[i] = (uint8_t)(is_e5m2 ? encode_e5m2(scaled[i]) : encode_e4m3(scaled[i]));
+            codes[i] = (uint8_t)(is_e5m2 ? encode_e5m2(scaled[i]) : encode_e4m3(scaled[i] + zero_point));
         }
     } else if (!rule_divides(spec)) {
         for (int i = 0; i < n; ++i) {
@@ -171,7 +173,8 @@ static inline void segment_encode(const struct opaq_spec *spec, const float *sca
     } else {
         const bool half_down = spec->rule == OPAQ_RULE_MODELOPT && spec->format == OPAQ_MXFP4;
         for (int i = 0; i < n; ++i) {
-            codes[i] = (uint8_t)(half_down ? encode_e2m1_half_down(scaled[i]) : encode_e2m1_by_comparison(scaled[i]));
+            codes[i] =
+                (uint8_t)(half_down ? encode_e2m1_half_down(scaled[i]) : encode_e2m1_by_comparison(scaled[i]));
         }
     }
 }
@@ -183,7 +186,8 @@ static inline void segment_scale(float *values, int n, float apply, bool divide)
 }
 
 /* Codes (r, c) to (r, c+n-1), without those beyond the buffer's row. Packed buffers are cleared before. */
-static inline void copy_store(const struct quant_copy *copy, int64_t r, int64_t c, int n, const uint8_t *codes) {
+static inline void copy_store(const struct quant_copy *copy, int64_t r, int64_t c, int n,
+                              const uint8_t *codes) {
     const int64_t start = r * copy->data_row_step + c * copy->data_column_step;
     const int inside = (int)min_int64(n, copy->data_columns - c);
     for (int i = 0; i < inside; ++i) {

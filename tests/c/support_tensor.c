@@ -60,7 +60,8 @@ float tensor_get(const struct tensor *tensor, int64_t row, int64_t column) {
     const int64_t index = row * tensor->view.row_stride + column;
     const enum opaq_element dtype = (enum opaq_element)tensor->view.proto.dtype;
     const void *data = tensor->view.buffer[0].data;
-    return dtype == OPAQ_F32 ? ((const float *)data)[index] : opaq_element_decode(dtype, ((const uint16_t *)data)[index]);
+    return dtype == OPAQ_F32 ? ((const float *)data)[index]
+                             : opaq_element_decode(dtype, ((const uint16_t *)data)[index]);
 }
 
 void tensor_set(struct tensor *tensor, int64_t row, int64_t column, float value) {

@@ -25,7 +25,16 @@ float tensor_get(const struct tensor *tensor, int64_t row, int64_t column);
 void tensor_set(struct tensor *tensor, int64_t row, int64_t column, float value);
 
 /* Kinds of contents; the same numbers on every machine. */
-enum tensor_fill { FILL_NORMAL, FILL_OUTLIERS, FILL_ZERO, FILL_TINY, FILL_HUGE, FILL_NAN, FILL_INFINITY, FILL_COUNT };
+enum tensor_fill {
+    FILL_NORMAL,
+    FILL_OUTLIERS,
+    FILL_ZERO,
+    FILL_TINY,
+    FILL_HUGE,
+    FILL_NAN,
+    FILL_INFINITY,
+    FILL_COUNT
+};
 void tensor_fill(struct tensor *tensor, enum tensor_fill fill, uint64_t seed);
 
 #endif

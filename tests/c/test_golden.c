@@ -19,7 +19,8 @@ static struct opaq_view input_view(const struct golden_input *input) {
         exit(1);
     }
     memcpy(data, input->data.data, input->data.bytes);
-    if (opaq_view_plain(shape, strides, 2, input->dtype, tensor_cpu, data, input->data.bytes, &view, &error) != OPAQ_OK) {
+    if (opaq_view_plain(shape, strides, 2, input->dtype, tensor_cpu, data, input->data.bytes, &view, &error) !=
+        OPAQ_OK) {
         CHECK_FAIL("input: %s", error.text);
     }
     return view;
@@ -34,12 +35,13 @@ static void check_buffers(const struct golden_record *record, const struct tenso
         if (strlen(buffer.name) != (size_t)expected->name_length ||
             memcmp(buffer.name, expected->name, (size_t)expected->name_length) != 0 ||
             buffer.bytes != expected->data.bytes) {
-            CHECK_FAIL("%.*s: buffer %d is %s of %zu bytes, expected %.*s of %zu", record->name_length, record->name, i,
-                       buffer.name, buffer.bytes, expected->name_length, expected->name, expected->data.bytes);
+            CHECK_FAIL("%.*s: buffer %d is %s of %zu bytes, expected %.*s of %zu", record->name_length,
+                       record->name, i, buffer.name, buffer.bytes, expected->name_length, expected->name,
+                       expected->data.bytes);
             continue;
         }
-        CHECK_BYTES(q->view.buffer[i].data, expected->data.data, buffer.bytes, "%.*s %s (%s)", record->name_length,
-                    record->name, buffer.name, how);
+        CHECK_BYTES(q->view.buffer[i].data, expected->data.data, buffer.bytes, "%.*s %s (%s)",
+                    record->name_length, record->name, buffer.name, how);
     }
 }
 
@@ -54,7 +56,8 @@ static void check_dequant(const struct golden_record *record, const struct tenso
                        tensor_bytes(&y, 0), record->dequant[i].values.bytes);
         } else {
             CHECK_BYTES(y.view.buffer[0].data, record->dequant[i].values.data, tensor_bytes(&y, 0),
-                        "%.*s dequantized from usage %d", record->name_length, record->name, record->dequant[i].usage);
+                        "%.*s dequantized from usage %d", record->name_length, record->name,
+                        record->dequant[i].usage);
         }
         tensor_free(&y);
     }

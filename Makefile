@@ -1,0 +1,64 @@
+# The front door: `make help` lists the targets. The build itself is CMakeLists.txt, the steps are in tools/.
+#
+# PYTHON=python3 uses that interpreter as it is; without it a virtual environment .venv is made and filled
+# from requirements/. CC chooses the C compiler. With CI=true whatever is missing is a failure, otherwise it
+# is left out with a sentence that says so.
+
+.DEFAULT_GOAL := build
+MAKEFLAGS += --no-print-directory
+
+BUILD ?= build
+PREFIX ?= /usr/local
+DESTDIR ?=
+FUZZ_SECONDS ?= 300
+BENCH_ARGS ?=
+
+export PYTHON CI
+
+build: ## build the libraries and programs into build/ (the default)
+	@tools/build.sh $(BUILD)
+
+test: test-c test-sanitize fuzz-short test-python ## everything below that tests
+
+test-c: build ## the C tests, examples and installation, in Release
+	@tools/run_ctest.sh $(BUILD)
+
+test-sanitize: ## the C tests under ASan and UBSan, those with threads under TSan
+	@tools/test_sanitize.sh
+
+test-python: build ## the Python tests
+	@tools/test_python.sh $(BUILD)
+
+fuzz: ## every fuzz target for FUZZ_SECONDS (300)
+	@tools/fuzz.sh $(FUZZ_SECONDS)
+
+fuzz-short: ## every fuzz target for 10 seconds
+	@tools/fuzz.sh 10
+
+check: ## formatting, warnings, static analysis, include direction, exported symbols, ...
+	@tools/check.sh
+
+format: ## reformat the C and Python files in place
+	@tools/check_format.sh --fix
+
+demo: build ## run the demonstrations
+	@tools/run_programs.sh $(BUILD)/demo
+
+bench: build ## run the benchmarks, with BENCH_ARGS
+	@tools/run_programs.sh $(BUILD)/bench $(BENCH_ARGS)
+
+golden: ## make the files in tests/golden again, from other people's encoders
+	@tools/golden.sh
+
+install: ## install under PREFIX (/usr/local), staged in DESTDIR
+	@tools/build.sh $(BUILD) -DCMAKE_INSTALL_PREFIX="$(abspath $(PREFIX))"
+	@DESTDIR="$(DESTDIR)" "$$(tools/find_cmake.sh)" --install $(BUILD)
+
+clean: ## remove everything that was built; .venv stays
+	rm -rf build build-*
+
+help: ## this table
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build test test-c test-sanitize test-python fuzz fuzz-short check format demo bench golden install \
+	clean help

@@ -1,0 +1,329 @@
+/* bench_quant.c: how fast quantize and dequantize are, per quantizer, beside this machine's copy bandwidth.
+ *
+ * All cases are timed once per round, interleaved with the copy, so that a noisy neighbour hits all alike; the
+ * figure is the best round, the spread is the median over the best. The floor is the time that moving the input
+ * and the output once takes at the measured bandwidth. Prints a table; --json FILE writes the same as JSON. */
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "opaq/opaq.h"
+
+#include "../tests/cases/quant_cases.h"
+
+enum { ROUND_LIMIT = 100 };
+
+struct settings {
+    int64_t rows;
+    int64_t columns;
+    int rounds;
+    int threads;
+    const char *filter;
+    const char *json;
+};
+
+struct timing {
+    double seconds[ROUND_LIMIT];
+};
+
+struct bench_case {
+    const char *spec;
+    enum opaq_element dtype;
+    struct opaq_view x;
+    struct opaq_view q;
+    struct opaq_view y;
+    size_t plain_bytes;
+    size_t quantized_bytes;
+    struct timing quantize;
+    struct timing dequantize;
+};
+
+static void stop(const char *what, const struct opaq_error *error) {
+    fprintf(stderr, "bench_quant: %s%s%s\n", what, error == NULL ? "" : ": ", error == NULL ? "" : error->text);
+    exit(1);
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static struct opaq_view allocate(const struct settings *s, enum opaq_element dtype,
+                                 const struct opaq_spec *spec) {
+    const int64_t shape[2] = {s->rows, s->columns};
+    struct opaq_proto proto;
+    struct opaq_view view;
+    struct opaq_error error;
+    size_t bytes;
+    void *memory;
+    if (opaq_proto_make(shape, 2, dtype, spec, (struct opaq_device){OPAQ_DEVICE_CPU, 0}, &proto, &error) !=
+            OPAQ_OK ||
+        opaq_view_bind_bytes(&proto, &bytes, &error) != OPAQ_OK) {
+        stop("bad size", &error);
+    }
+    if (posix_memalign(&memory, 64, bytes + 64) != 0) {
+        stop("no memory; try a smaller --rows or --columns", NULL);
+    }
+    memset(memory, 0, bytes);
+    if (opaq_view_bind(&proto, memory, bytes, &view, &error) != OPAQ_OK) {
+        stop("bind", &error);
+    }
+    return view;
+}
+
+/* Nearly normal weights, one in a thousand twenty times as large. */
+static void fill(const struct opaq_view *x) {
+    const int64_t count = opaq_proto_rows(&x->proto) * opaq_proto_columns(&x->proto);
+    uint64_t state = 1;
+    for (int64_t i = 0; i < count; ++i) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        const uint32_t a = (uint32_t)(state >> 33);
+        float value = 0.02f *
+                      ((float)(a & 0x3FF) + (float)(a >> 10 & 0x3FF) + (float)(a >> 20 & 0x3FF) - 1534.5f) /
+                      512.0f;
+        value = i % 1009 == 0 ? value * 20.0f : value;
+        if (x->proto.dtype == OPAQ_F32) {
+            ((float *)x->buffer[0].data)[i] = value;
+        } else {
+            ((uint16_t *)x->buffer[0].data)[i] =
+                (uint16_t)opaq_element_encode((enum opaq_element)x->proto.dtype, value, OPAQ_IEEE);
+        }
+    }
+}
+
+static void prepare(struct bench_case *one, const struct quant_case *from, const struct settings *s) {
+    struct opaq_spec spec;
+    struct opaq_error error;
+    if (opaq_spec_parse(from->spec, strlen(from->spec), &spec, &error) != OPAQ_OK) {
+        stop("spec", &error);
+    }
+    one->spec = from->spec;
+    one->dtype = from->dtype;
+    one->q = allocate(s, from->dtype, &spec);
+    (void)opaq_proto_bytes(&one->q.proto, &one->quantized_bytes, NULL);
+    (void)opaq_proto_bytes(&one->x.proto, &one->plain_bytes, NULL);
+}
+
+static void time_case(struct bench_case *one, const struct opaq_parallel *parallel, int round) {
+    struct opaq_error error;
+    const struct opaq_quantize_args args = {.random = {1, 2}, .parallel = parallel};
+    const double start = now();
+    if (opaq_quantize(&one->x, &args, &one->q, &error) != OPAQ_OK) {
+        stop(one->spec, &error);
+    }
+    const double middle = now();
+    if (opaq_dequantize(&one->q, 0, parallel, &one->y, &error) != OPAQ_OK) {
+        stop(one->spec, &error);
+    }
+    one->quantize.seconds[round] = middle - start;
+    one->dequantize.seconds[round] = now() - middle;
+}
+
+struct copy_task {
+    char *to;
+    const char *from;
+};
+
+static void copy_piece(void *argument, int64_t begin, int64_t end) {
+    const struct copy_task *task = argument;
+    memcpy(task->to + begin * 4096, task->from + begin * 4096, (size_t)(end - begin) * 4096);
+}
+
+static int by_size(const void *a, const void *b) {
+    const double x = *(const double *)a;
+    const double y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Best, and median over best. */
+static double best(const struct timing *timing, int rounds, double *spread) {
+    double sorted[ROUND_LIMIT];
+    memcpy(sorted, timing->seconds, (size_t)rounds * sizeof sorted[0]);
+    qsort(sorted, (size_t)rounds, sizeof sorted[0], by_size);
+    *spread = sorted[rounds / 2] / sorted[0];
+    return sorted[0];
+}
+
+static void progress(int done, int all) {
+    if (isatty(STDERR_FILENO)) {
+        const int filled = 40 * done / all;
+        fprintf(stderr, "\r[%.*s%*s] %d/%d%s", filled, "########################################", 40 - filled,
+                "", done, all, done == all ? "\r\033[K" : "");
+    }
+}
+
+static const char *dtype_name(enum opaq_element dtype) { return opaq_element_info(dtype)->name; }
+
+/* One direction of one case: a line of the table and an object of the JSON. */
+static void report(const struct bench_case *one, bool quantizing, const struct settings *s, double bandwidth,
+                   FILE *json) {
+    double spread;
+    const double seconds = best(quantizing ? &one->quantize : &one->dequantize, s->rounds, &spread);
+    const double elements = (double)s->rows * (double)s->columns;
+    /* dequantize reads one of two copies */
+    const double copies = !quantizing && one->q.proto.spec.usage == OPAQ_BOTH ? 2.0 : 1.0;
+    const double bytes = (double)one->plain_bytes + (double)one->quantized_bytes / copies;
+    const double floor_seconds = bytes / bandwidth;
+    const char *kernel =
+        quantizing ? opaq_quantize_kernel(&one->q.proto.spec) : opaq_dequantize_kernel(&one->q.proto.spec);
+    printf("%-34s %-4s %-22s %9.1f %9.3f %9.3f %7.3f %7.2f\n", one->spec, dtype_name(one->dtype), kernel,
+           elements / seconds * 1e-6, seconds * 1e3, floor_seconds * 1e3, floor_seconds / seconds, spread);
+    if (json != NULL) {
+        fprintf(json,
+                ",\n    {\"operation\": \"%s\", \"spec\": \"%s\", \"dtype\": \"%s\", \"kernel\": \"%s\", "
+                "\"seconds\": %.9f, "
+                "\"elements_per_second\": %.1f, \"bytes_moved\": %.0f, \"floor_seconds\": %.9f, "
+                "\"share_of_floor\": %.5f, "
+                "\"median_over_best\": %.4f}",
+                quantizing ? "quantize" : "dequantize", one->spec, dtype_name(one->dtype), kernel, seconds,
+                elements / seconds, bytes, floor_seconds, floor_seconds / seconds, spread);
+    }
+}
+
+static void usage(FILE *stream) {
+    fprintf(stream, "usage: bench_quant [options]\n"
+                    "Times quantize and dequantize for every quantizer of the shared case list.\n\n"
+                    "  --rows N       rows of the tensor (default 2048)\n"
+                    "  --columns N    columns (default 2048)\n"
+                    "  --rounds N     rounds over all cases, at most 100 (default 5)\n"
+                    "  --threads N    0 for one per processor (default 0)\n"
+                    "  --only TEXT    only quantizers whose text contains TEXT\n"
+                    "  --json FILE    also write the figures as JSON\n");
+}
+
+static int64_t number(const char *text, int64_t low, int64_t high, const char *option) {
+    char *end;
+    const long long value = strtoll(text, &end, 10);
+    if (*text == '\0' || *end != '\0' || value < low || value > high) {
+        fprintf(stderr, "bench_quant: %s is \"%s\", expected a number from %lld to %lld\n", option, text,
+                (long long)low, (long long)high);
+        exit(2);
+    }
+    return value;
+}
+
+static struct settings read_arguments(int argc, char **argv) {
+    struct settings s = {2048, 2048, 5, 0, "", NULL};
+    for (int i = 1; i < argc; ++i) {
+        const char *option = argv[i];
+        if (strcmp(option, "--help") == 0) {
+            usage(stdout);
+            exit(0);
+        }
+        if (i + 1 >= argc) {
+            usage(stderr);
+            exit(2);
+        }
+        const char *value = argv[++i];
+        if (strcmp(option, "--rows") == 0) {
+            s.rows = number(value, 1, 1 << 20, option);
+        } else if (strcmp(option, "--columns") == 0) {
+            s.columns = number(value, 1, 1 << 20, option);
+        } else if (strcmp(option, "--rounds") == 0) {
+            s.rounds = (int)number(value, 1, ROUND_LIMIT, option);
+        } else if (strcmp(option, "--threads") == 0) {
+            s.threads = (int)number(value, 0, 1024, option);
+        } else if (strcmp(option, "--only") == 0) {
+            s.filter = value;
+        } else if (strcmp(option, "--json") == 0) {
+            s.json = value;
+        } else {
+            usage(stderr);
+            exit(2);
+        }
+    }
+    return s;
+}
+
+int main(int argc, char **argv) {
+    const struct settings s = read_arguments(argc, argv);
+    static struct bench_case cases[QUANT_CASE_COUNT];
+    struct opaq_view inputs[OPAQ_ELEMENT_COUNT];
+    struct opaq_view outputs[OPAQ_ELEMENT_COUNT];
+    struct opaq_pool *pool;
+    struct opaq_error error;
+    int count = 0;
+    if (opaq_pool_create(s.threads, &pool, &error) != OPAQ_OK) {
+        stop("pool", &error);
+    }
+    FILE *json = s.json == NULL ? NULL : fopen(s.json, "w");
+    if (s.json != NULL && json == NULL) {
+        stop("the JSON file cannot be written", NULL);
+    }
+    for (int d = OPAQ_F16; d <= OPAQ_F32; ++d) {
+        inputs[d] = allocate(&s, (enum opaq_element)d, NULL);
+        outputs[d] = allocate(&s, (enum opaq_element)d, NULL);
+        fill(&inputs[d]);
+    }
+    for (int i = 0; i < QUANT_CASE_COUNT; ++i) {
+        if (strstr(quant_cases[i].spec, s.filter) != NULL) {
+            cases[count].x = inputs[quant_cases[i].dtype];
+            cases[count].y = outputs[quant_cases[i].dtype];
+            prepare(&cases[count++], &quant_cases[i], &s);
+        }
+    }
+    if (count == 0) {
+        stop("no quantizer's text contains what --only asks for", NULL);
+    }
+    const struct opaq_parallel parallel = opaq_pool_parallel(pool);
+    const int64_t copy_bytes = (int64_t)128 << 20; /* larger than any cache */
+    char *copy_from = malloc((size_t)copy_bytes);
+    char *copy_to = malloc((size_t)copy_bytes);
+    if (copy_from == NULL || copy_to == NULL) {
+        stop("no memory", NULL);
+    }
+    memset(copy_from, 1, (size_t)copy_bytes);
+    memset(copy_to, 2, (size_t)copy_bytes);
+    struct copy_task copy = {copy_to, copy_from};
+    const struct opaq_body copy_body = {copy_piece, &copy};
+    struct timing copy_timing;
+    for (int round = -1; round < s.rounds; ++round) { /* round -1 warms up */
+        const int slot = round < 0 ? 0 : round;
+        const double start = now();
+        parallel.run(parallel.context, copy_bytes / 4096, &copy_body);
+        copy_timing.seconds[slot] = now() - start;
+        for (int i = 0; i < count; ++i) {
+            time_case(&cases[i], &parallel, slot);
+            progress((round + 1) * count + i + 1, (s.rounds + 1) * count);
+        }
+    }
+    double copy_spread;
+    const double bandwidth = 2.0 * (double)copy_bytes / best(&copy_timing, s.rounds, &copy_spread);
+    char features[128];
+    (void)opaq_cpu_describe(opaq_cpu_features(), features, sizeof features);
+    printf("opaq %s, %lld x %lld, %d threads, %d rounds, cpu: %s\n", opaq_version(), (long long)s.rows,
+           (long long)s.columns, opaq_pool_threads(pool), s.rounds, features);
+    printf("copy bandwidth (read + write): %.2f GB/s, spread %.2f\n\n", bandwidth * 1e-9, copy_spread);
+    if (json != NULL) {
+        fprintf(
+            json,
+            "{\n  \"version\": \"%s\", \"rows\": %lld, \"columns\": %lld, \"threads\": %d, \"rounds\": %d,\n"
+            "  \"cpu\": \"%s\", \"copy_bytes_per_second\": %.1f, \"copy_median_over_best\": %.4f,\n  "
+            "\"results\": [\n"
+            "    {\"operation\": \"copy\", \"seconds\": %.9f}",
+            opaq_version(), (long long)s.rows, (long long)s.columns, opaq_pool_threads(pool), s.rounds,
+            features, bandwidth, copy_spread, 2.0 * (double)copy_bytes / bandwidth);
+    }
+    for (int quantizing = 1; quantizing >= 0; --quantizing) {
+        printf("%-34s %-4s %-22s %9s %9s %9s %7s %7s\n", quantizing ? "quantize" : "dequantize", "from",
+               "kernel", "Melem/s", "best ms", "floor ms", "share", "spread");
+        for (int i = 0; i < count; ++i) {
+            report(&cases[i], quantizing, &s, bandwidth, json);
+        }
+        printf("\n");
+    }
+    if (json != NULL) {
+        fprintf(json, "\n  ]\n}\n");
+        if (fclose(json) != 0) {
+            stop("the JSON file cannot be written", NULL);
+        }
+        printf("written: %s\n", s.json);
+    }
+    opaq_pool_destroy(pool);
+    return 0;
+}

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# build.sh <folder> [cmake options]: configures and builds into the folder. Ninja if it is there, else make.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+folder=$1
+shift
+
+if [ -z "${CC:-}" ] && ! command -v cc >/dev/null; then
+    for candidate in gcc clang; do
+        if command -v "$candidate" >/dev/null; then
+            export CC=$candidate
+            break
+        fi
+    done
+    if [ -z "${CC:-}" ]; then
+        say "error: there is no C compiler: install gcc or clang, or set CC." >&2
+        exit 1
+    fi
+fi
+cmake=$(tools/find_cmake.sh)
+
+generator=()
+if [ ! -f "$folder/CMakeCache.txt" ] && command -v ninja >/dev/null; then
+    generator=(-G Ninja)
+fi
+mkdir -p "$folder"
+if ! "$cmake" -S . -B "$folder" ${generator[@]+"${generator[@]}"} "$@" >"$folder/configure.log" 2>&1; then
+    cat "$folder/configure.log" >&2
+    exit 1
+fi
+exec "$cmake" --build "$folder" --parallel "$jobs"

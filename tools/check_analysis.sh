@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# clang-tidy with .clang-tidy over the library and the programs; cppcheck where clang-tidy is not there.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+database=
+for folder in build-clang build-gcc build; do
+    if [ -f "$folder/compile_commands.json" ]; then
+        database=$folder
+        break
+    fi
+done
+if [ -z "$database" ]; then
+    tools/build.sh build
+    database=build
+fi
+
+tidy=
+for candidate in clang-tidy clang-tidy-14 clang-tidy-15 clang-tidy-16 clang-tidy-17 clang-tidy-18 clang-tidy-19; do
+    if command -v "$candidate" >/dev/null; then
+        tidy=$candidate
+        break
+    fi
+done
+mapfile -t files < <(find src tests/c demo examples bench fuzz -name '*.c' 2>/dev/null | sort)
+if [ -n "$tidy" ]; then
+    # Fuzz targets are not in the database; clang-tidy takes the flags of a neighbour for them. Assertions are
+    # switched on, because they tell the analyzer what always holds.
+    printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P "$jobs" "$tidy" -p "$database" --quiet --extra-arg=-UNDEBUG \
+        2>build-tidy.log || {
+        grep -v 'warnings\? generated' build-tidy.log || true
+        rm -f build-tidy.log
+        exit 1
+    }
+    rm -f build-tidy.log
+    say "clang-tidy: ${#files[@]} files, nothing to say"
+elif command -v cppcheck >/dev/null; then
+    left_out "there is no clang-tidy, so cppcheck looks instead."
+    cppcheck --quiet --std=c11 --error-exitcode=1 --inline-suppr --enable=warning,portability \
+        --suppress=missingIncludeSystem -Iinclude -Isrc -j "$jobs" src
+    say "cppcheck: nothing to say"
+else
+    left_out "there is neither clang-tidy nor cppcheck, so there was no static analysis."
+fi

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Every public header must compile alone: as strict C11, and as C++ if there is a C++ compiler, since C++
+# programs may use opaq although nothing in it is C++.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+cc=${CC:-cc}
+languages=("c -std=c11")
+if echo 'int main() { return 0; }' | "$cc" -x c++ -fsyntax-only - 2>/dev/null; then
+    languages+=("c++ -std=c++11")
+else
+    say "note: $cc compiles no C++, so the headers were tried as C only."
+fi
+for header in include/opaq/*.h; do
+    for language in "${languages[@]}"; do
+        # shellcheck disable=SC2086  # two words on purpose
+        echo "#include \"${header#include/}\"" |
+            "$cc" -x $language -Iinclude -Wall -Wextra -Werror -pedantic-errors -fsyntax-only -
+    done
+done
+say "public headers compile alone as: ${languages[*]}"

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Includes go one way: base -> format -> quant -> gemm -> op -> runner -> {torch, cli}.
+
+A file in src/<layer> may include its own layer, earlier ones and public headers; a public header only public
+headers; programs (demo, bench, examples, fuzz, the cli layer) only public headers and what lies beside them.
+File names are unique in the repository, so an include line names one file.
+"""
+
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from repository import ROOT, tracked
+
+LAYERS = ["base", "format", "quant", "gemm", "op", "runner"]
+LAST = {"torch", "cli"}  # on top of the layers, not of each other
+PUBLIC_ONLY = {"cli"}  # layers that use opaq as a stranger would
+PROGRAMS = ["demo", "bench", "examples", "fuzz"]
+MAY_REPEAT = {"__init__.py", "CMakeLists.txt", "README.md", "conftest.py", ".gitignore"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
+
+
+def layers_below(layer: str) -> set[str]:
+    """The layers that `layer` may include, itself among them."""
+    if layer in PUBLIC_ONLY:
+        return {layer}
+    if layer in LAST:
+        return {*LAYERS, layer}
+    return set(LAYERS[: LAYERS.index(layer) + 1])
+
+
+def files(folder: str, *suffixes: str) -> list[Path]:
+    return sorted(path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
+
+
+def problem(path: Path, target: str, allowed: set[str]) -> str | None:
+    """What is wrong with one quoted include, `allowed` being layers of src."""
+    parts = target.split("/")
+    if ".." in parts:
+        return "goes up with '..'"
+    if parts[0] == "opaq":
+        return None if (ROOT / "include" / target).is_file() else "is not a public header"
+    if len(parts) == 1:
+        if allowed:  # in src a private header is named with its layer
+            return "has no layer in front"
+        return None if (path.parent / target).is_file() else "is not beside the file"
+    if parts[0] not in allowed:
+        return "is not below this file" if parts[0] in [*LAYERS, *LAST] else "is not a layer"
+    return None if (ROOT / "src" / target).is_file() else "does not exist"
+
+
+def check(path: Path, allowed: set[str]) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    found = []
+    for match in INCLUDE.finditer(text):
+        quote, target = match.groups()
+        line = text.count("\n", 0, match.start(1)) + 1
+        if quote == "<":
+            wrong = "is ours and is written with quotes" if target.startswith("opaq/") else None
+        else:
+            wrong = problem(path, target, allowed)
+        if wrong:
+            found.append(f"{path.relative_to(ROOT)}:{line}: {target} {wrong}")
+    return found
+
+
+def repeated_names() -> list[str]:
+    places = defaultdict(list)
+    for path in tracked():
+        if path.name in MAY_REPEAT or "seeds" in path.parts:
+            continue
+        places[path.name].append(str(path.relative_to(ROOT)))
+    return [f"the name is used more than once: {', '.join(sorted(p))}" for p in places.values() if len(p) > 1]
+
+
+def main() -> int:
+    found = []
+    count = 0
+    for path in files("include", ".h"):
+        found += check(path, set())
+        count += 1
+    for path in files("src", ".c", ".h", ".cu", ".cuh"):
+        layer = path.relative_to(ROOT / "src").parts[0]
+        count += 1
+        if layer not in LAYERS and layer not in LAST:
+            found.append(f"{path.relative_to(ROOT)}: {layer} is not a layer")
+            continue
+        found += check(path, layers_below(layer))
+    for folder in PROGRAMS:
+        for path in files(folder, ".c", ".h"):
+            found += check(path, set())
+            count += 1
+    found += repeated_names()
+    for line in found:
+        print(line)
+    if not found:
+        print(f"{count} files, includes go one way, names are unique")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# fuzz.sh <seconds>: runs every libFuzzer target fuzz/fuzz_*.c for that long, under ASan and UBSan. What it
+# finds interesting is kept in build-fuzz/corpus; inputs worth keeping for good are in fuzz/seeds/<target>.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+seconds=$1
+if ! compgen -G 'fuzz/fuzz_*.c' >/dev/null; then
+    say "error: there are no fuzz targets, fuzz/fuzz_*.c." >&2
+    exit 1
+fi
+
+clang=${FUZZ_CC:-clang}
+probe=$(mktemp -d)
+trap 'rm -rf "$probe"' EXIT
+cat >"$probe/probe.c" <<'END'
+#include <stddef.h>
+#include <stdint.h>
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) { return data == 0 && size != 0; }
+END
+if ! "$clang" -fsanitize=fuzzer,address,undefined "$probe/probe.c" -o "$probe/probe" >/dev/null 2>&1; then
+    left_out "there is no clang with libFuzzer, so nothing was fuzzed."
+    exit 0
+fi
+
+CC=$clang tools/build.sh build-fuzz -DOPAQ_FUZZ=ON -DOPAQ_TESTS=OFF \
+    -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="-O1 -g"
+for source in fuzz/fuzz_*.c; do
+    name=$(basename "$source" .c)
+    title "$name, $seconds seconds"
+    corpus=build-fuzz/corpus/$name
+    mkdir -p "$corpus" build-fuzz/findings
+    seeds=()
+    if [ -d "fuzz/seeds/$name" ]; then
+        seeds=("fuzz/seeds/$name")
+    fi
+    if ! "build-fuzz/fuzz/$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 \
+        -artifact_prefix="build-fuzz/findings/$name-" "$corpus" ${seeds[@]+"${seeds[@]}"} \
+        >"build-fuzz/$name.log" 2>&1; then
+        tail -n 60 "build-fuzz/$name.log" >&2
+        say "error: $name failed; the input is in build-fuzz/findings, the log is build-fuzz/$name.log." >&2
+        exit 1
+    fi
+    sed -n 's/^stat::number_of_executed_units: */runs: /p; s/^\(#[0-9]*\tDONE.*\)/\1/p' "build-fuzz/$name.log"
+done

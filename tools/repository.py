@@ -1,0 +1,12 @@
+"""The repository as the checks see it: its root, and the files git knows or would know."""
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def tracked() -> list[Path]:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listing = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout.decode()
+    return sorted(ROOT / name for name in set(listing.split("\0")) if name and (ROOT / name).is_file())

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# test_python.sh <build folder>: the Python tests, against the shared library in that folder.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+folder=$1
+
+status=0
+tools/python_env.sh core torch peers || status=$?
+if [ "$status" = 3 ]; then
+    exit 0 # it said what is left out
+elif [ "$status" != 0 ]; then
+    exit "$status"
+fi
+export OPAQ_LIBRARY=$PWD/$folder/libopaq.so PYTHONPATH=$PWD/python
+exec "${PYTHON:-.venv/bin/python}" -m pytest -q tests/python
