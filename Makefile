@@ -44,8 +44,8 @@ format: ## reformat the C and Python files in place
 demo: build ## run the demonstrations
 	@tools/run_programs.sh $(BUILD)/demo
 
-bench: build ## run the benchmarks, with BENCH_ARGS
-	@tools/run_programs.sh $(BUILD)/bench $(BENCH_ARGS)
+bench: build ## run the benchmarks, with BENCH_ARGS; figures also go to build/bench/*.json
+	@tools/run_benches.sh $(BUILD)/bench $(BENCH_ARGS)
 
 golden: ## make the files in tests/golden again, from other people's encoders
 	@tools/golden.sh
