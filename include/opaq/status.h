@@ -38,6 +38,11 @@ struct opaq_error {
 /* "OK", "ARGUMENT", ...; "UNKNOWN" for a number that is not a status. */
 OPAQ_API const char *opaq_status_name(enum opaq_status status);
 
+/* For code that stands on opaq and fails in its way: writes the status and the text, if `error` is not NULL, and
+ * returns the status, so that a failing check is one statement. Keeps errno. */
+OPAQ_API enum opaq_status opaq_fail(struct opaq_error *error, enum opaq_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
 #ifdef __cplusplus
 }
 #endif

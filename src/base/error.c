@@ -1,5 +1,5 @@
 /* base/error.c: status names and error texts. */
-#include "base/error.h"
+#include "opaq/status.h"
 
 #include <errno.h>
 #include <stdarg.h>

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "base/checked.h"
-#include "base/error.h"
 #include "opaq/parallel.h"
+#include "opaq/status.h"
 
 enum { THREAD_LIMIT = 1024, PIECES_PER_THREAD = 4 };
 

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "base/error.h"
 #include "format/proto_layout.h"
+#include "opaq/status.h"
 
 int64_t opaq_proto_rows(const struct opaq_proto *proto) {
     int64_t rows = 1;

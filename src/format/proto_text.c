@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/error.h"
 #include "opaq/proto.h"
+#include "opaq/status.h"
 
 enum opaq_status opaq_proto_print(const struct opaq_proto *proto, char *buffer, size_t capacity,
                                   struct opaq_error *error) {

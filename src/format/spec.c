@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/error.h"
 #include "base/float_bits.h"
+#include "opaq/status.h"
 
 _Static_assert(sizeof(struct opaq_spec) == 16, "opaq_spec is a value of 16 bytes without padding");
 

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
 #include "opaq/spec.h"
+#include "opaq/status.h"
 
 enum { BUCKETS = 1024 };
 

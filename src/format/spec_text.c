@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/error.h"
 #include "format/decimal.h"
 #include "opaq/spec.h"
+#include "opaq/status.h"
 
 /* A stretch of the text being read. */
 struct part {

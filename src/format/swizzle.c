@@ -4,8 +4,8 @@
 #include <stddef.h>
 
 #include "base/checked.h"
-#include "base/error.h"
 #include "opaq/format.h"
+#include "opaq/status.h"
 
 static enum opaq_status check(const char *operation, const uint8_t *from, int64_t rows, int64_t columns,
                               const uint8_t *to, struct opaq_error *error) {

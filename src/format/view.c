@@ -3,9 +3,9 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "base/error.h"
 #include "format/proto_layout.h"
 #include "opaq/proto.h"
+#include "opaq/status.h"
 
 enum { BIND_ALIGNMENT = 64 };
 

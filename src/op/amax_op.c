@@ -5,10 +5,10 @@
 #include <stddef.h>
 
 #include "base/checked.h"
-#include "base/error.h"
 #include "base/float_bits.h"
 #include "base/parallel_run.h"
 #include "op/tensor_check.h"
+#include "opaq/status.h"
 #include "quant/quant_table.h"
 
 enum { SLOTS = 64 };
@@ -40,6 +40,7 @@ static void amax_slots(void *argument, int64_t begin, int64_t end) {
 
 void amax_compute(const struct quant_copy *copy, const struct opaq_spec *spec,
                   const struct opaq_parallel *parallel, float *amax, int64_t step) {
+    parallel = parallel_if_worth(parallel, copy->operand.rows * copy->operand.columns);
     struct amax_task task = {.copy = copy, .spec = spec, .kernel = amax_kernel(), .amax = amax, .step = step};
     if (step != 0) {
         const struct opaq_body body = {amax_rows, &task};

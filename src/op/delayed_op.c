@@ -3,10 +3,10 @@
 #include <stdbool.h>
 
 #include "base/checked.h"
-#include "base/error.h"
 #include "base/float_bits.h"
 #include "base/fp_environment.h"
 #include "opaq/quant.h"
+#include "opaq/status.h"
 
 static float larger(float a, float b) { return b > a ? b : a; }
 

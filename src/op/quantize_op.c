@@ -2,12 +2,12 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "base/error.h"
 #include "base/fp_environment.h"
 #include "base/parallel_run.h"
 #include "format/proto_layout.h"
 #include "op/amax_op.h"
 #include "op/tensor_check.h"
+#include "opaq/status.h"
 #include "quant/quant_table.h"
 #include "quant/scale_rules.h"
 
@@ -100,7 +100,9 @@ static void run_copies(const struct quant_job *job, const struct quant_kernel *k
     for (int i = 0; i < job->copy_count; ++i) {
         struct panel_task task = {job, &job->copy[i], kernel, quant_panel_rows(&job->copy[i])};
         const struct opaq_body body = {run_panels, &task};
-        parallel_run(parallel, ceil_div(job->copy[i].operand.rows, task.panel_rows), &body);
+        const int64_t elements = job->copy[i].operand.rows * job->copy[i].operand.columns;
+        parallel_run(parallel_if_worth(parallel, elements),
+                     ceil_div(job->copy[i].operand.rows, task.panel_rows), &body);
     }
 }
 

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-#include "base/error.h"
 #include "format/proto_layout.h"
+#include "opaq/status.h"
 
 static enum opaq_status check_tensor(const char *operation, const char *what, const struct opaq_view *view,
                                      int is_quantized, struct opaq_error *error) {

@@ -1,0 +1,79 @@
+"""opaq: quantized tensor formats. A thin skin over libopaq, which holds all layouts and all arithmetic.
+
+What needs NumPy (`quantize`, `dequantize`, `QuantizedArray`) or PyTorch (`quantize_tensor`, `QuantizedTensor`,
+`TensorProto`, `TensorSpec`, `to_tensor_proto`, and the operators `torch.ops.opaq`) is imported when it is first
+used."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from opaq import _library
+from opaq._library import OpaqError
+from opaq._tables import Buffer, BufferRow, Extent, FormatRow, formats, proto
+from opaq.quantizer import Quantizer
+
+if TYPE_CHECKING:
+    from opaq.array import QuantizedArray, dequantize, quantize
+    from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
+    from opaq.tensor_proto import TensorProto, TensorSpec, to_tensor_proto
+
+__all__ = [
+    "Buffer",
+    "BufferRow",
+    "Extent",
+    "FormatRow",
+    "OpaqError",
+    "QuantizedArray",
+    "QuantizedTensor",
+    "Quantizer",
+    "TensorProto",
+    "TensorSpec",
+    "dequantize",
+    "formats",
+    "library_info",
+    "proto",
+    "quantize",
+    "quantize_tensor",
+    "to_tensor_proto",
+]
+
+__version__ = _library.version
+
+
+def library_info() -> dict[str, Any]:
+    """What is running: version, path, the processor's features, the kernels of each format, the back ends, and the
+    version of PyTorch if it was imported."""
+    library = _library.library
+    features = ctypes.create_string_buffer(256)
+    library.opaq_cpu_describe(library.opaq_cpu_features(), features, len(features))
+    kernels = {}
+    for row in formats():
+        spec = Quantizer(row.name).spec
+        found = library.opaq_quantize_kernel(spec), library.opaq_dequantize_kernel(spec)
+        kernels[row.name] = tuple(kernel.decode() for kernel in found)
+    return {
+        "version": _library.version,
+        "path": str(_library.path),
+        "cpu": features.value.decode().split(),
+        "kernels": kernels,
+        "backends": ["cpu"],
+        "torch": getattr(sys.modules.get("torch"), "__version__", None),
+    }
+
+
+_LATER = {
+    "opaq.array": ("QuantizedArray", "dequantize", "quantize"),
+    "opaq.quantized_tensor": ("QuantizedTensor", "quantize_tensor"),
+    "opaq.tensor_proto": ("TensorProto", "TensorSpec", "to_tensor_proto"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module 'opaq' has no attribute {name!r}")

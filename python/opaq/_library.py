@@ -1,0 +1,216 @@
+"""libopaq through ctypes: the structs and functions of include/opaq/*.h, and how errors become exceptions.
+Needs the standard library only. The tests compare every declaration here with the headers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+# The version whose headers this file mirrors. A patch release changes no declaration.
+MAJOR, MINOR = 0, 1
+
+SPEC_TEXT_BYTES = 128
+ROLES = ("data", "scale", "amax")  # enum opaq_role
+DIMS = ("one", "rows", "columns")  # enum opaq_dim
+USAGES = {"rowwise": 1, "columnwise": 2, "both": 3}  # enum opaq_usage
+ELEMENT_OF_SPEC = -1
+_NAMED = {"void": None, "text": ctypes.c_char_p, "enum": ctypes.c_int, "size_t": ctypes.c_size_t}
+
+
+def _type(name: str) -> Any:
+    """The type that a declaration below names: C's name, an enum or a struct without its opaq_, or "text", a
+    terminated string that is not ours to change."""
+    if name.endswith("*"):
+        return ctypes.c_void_p if name == "void*" else ctypes.POINTER(_type(name[:-1]))
+    if name in _NAMED:
+        return _NAMED[name]
+    return globals().get(name) or getattr(ctypes, "c_" + name.removesuffix("_t"))
+
+
+def _fields(text: str) -> list[tuple[str, Any]]:
+    """Fields as C writes them: "int32_t rank; int64_t shape[8]"."""
+    fields = []
+    for declaration in text.split(";"):
+        kind, name = declaration.split()
+        name, _, length = name.rstrip("]").partition("[")
+        fields.append((name, _type(kind) * int(length) if length else _type(kind)))
+    return fields
+
+
+class Error(ctypes.Structure):
+    _fields_ = _fields("enum status; char text[512]")
+
+
+class ElementInfo(ctypes.Structure):
+    _fields_ = _fields(
+        "text name; int bits; int exponent_bits; int mantissa_bits; int bias; float largest; int has_infinity;"
+        "int has_nan"
+    )
+
+
+class Extent(ctypes.Structure):
+    _fields_ = _fields("enum dim; int32_t per; int32_t to")
+
+
+class BufferRow(ctypes.Structure):
+    _fields_ = _fields(
+        "text name; enum role; int usage; uint32_t options_needed; uint32_t options_excluded; int element;"
+        "int rank; Extent extent[2]"
+    )
+
+
+class FormatRow(ctypes.Structure):
+    _fields_ = _fields(
+        "enum format; text name; uint32_t elements; enum element_default; uint32_t options; uint32_t rules;"
+        "int32_t block_rows; int32_t block_columns; int32_t buffer_count; BufferRow* buffers"
+    )
+
+
+class Spec(ctypes.Structure):
+    _fields_ = _fields(
+        "uint8_t format; uint8_t element; uint8_t usage; uint8_t rule; uint16_t options;"
+        "uint16_t hadamard_mask; uint16_t e4m3_max; uint8_t error_mode; uint8_t reserved; float epsilon"
+    )
+
+
+class Device(ctypes.Structure):
+    _fields_ = _fields("int32_t type; int32_t index")
+
+
+class Proto(ctypes.Structure):
+    _fields_ = _fields(
+        "int32_t rank; int32_t dtype; int32_t is_quantized; Device device; int64_t shape[8]; Spec spec"
+    )
+
+
+class Buffer(ctypes.Structure):
+    _fields_ = _fields(
+        "text name; enum role; int usage; enum element; int packing; int entry_bytes; int32_t rank;"
+        "int64_t shape[8]; int64_t strides[8]; size_t bytes"
+    )
+
+
+class Span(ctypes.Structure):
+    _fields_ = _fields("void* data; size_t bytes")
+
+
+class View(ctypes.Structure):
+    _fields_ = _fields("Proto proto; int64_t row_stride; Span buffer[6]")
+
+
+class Parallel(ctypes.Structure):
+    _fields_ = _fields("void* run; void* context")
+
+
+class Random(ctypes.Structure):
+    _fields_ = _fields("uint64_t seed; uint64_t offset")
+
+
+class QuantizeArgs(ctypes.Structure):
+    _fields_ = _fields(
+        "float* scale; float* amax_rowwise; float* amax_columnwise; float* amax; Random random;"
+        "Parallel* parallel"
+    )
+
+
+class ArgumentRow(ctypes.Structure):
+    _fields_ = _fields("text name; enum kind; text default_text")
+
+
+class OutputRow(ctypes.Structure):
+    _fields_ = _fields(
+        "text name; enum shape_source; int shape_argument; int dtype_argument; int device_argument;"
+        "int quantizer_argument"
+    )
+
+
+class Op(ctypes.Structure):
+    _fields_ = _fields("text name; int argument_count; ArgumentRow argument[8]; OutputRow output; void* run")
+
+
+# What Python calls, without the opaq_. A function that ends in Error* returns a status.
+FUNCTIONS = """
+text version()
+text status_name(enum)
+uint32_t cpu_features()
+size_t cpu_describe(uint32_t, text, size_t)
+ElementInfo* element_info(enum)
+void element_decode_array(enum, void*, int64_t, float*)
+void element_encode_array(enum, float*, int64_t, enum, void*)
+void element_encode_stochastic_array(enum, float*, uint32_t*, int64_t, void*)
+FormatRow* format_row(enum)
+text option_name(enum)
+text rule_name(enum)
+enum spec_parse(text, size_t, Spec*, Error*)
+enum spec_print(Spec*, text, size_t, Error*)
+enum proto_make(int64_t*, int, enum, Spec*, Device, Proto*, Error*)
+int proto_buffer_count(Proto*)
+enum proto_buffer(Proto*, int, Buffer*, Error*)
+enum view_plain(int64_t*, int64_t*, int, enum, Device, void*, size_t, View*, Error*)
+enum view_quantized(Proto*, Span*, int, View*, Error*)
+enum pool_create(int, void**, Error*)
+void pool_destroy(void*)
+Parallel pool_parallel(void*)
+enum quantize(View*, QuantizeArgs*, View*, Error*)
+enum dequantize(View*, int, Parallel*, View*, Error*)
+int64_t amax_count(Proto*, enum)
+text quantize_kernel(Spec*)
+text dequantize_kernel(Spec*)
+int op_count()
+Op* op_at(int)
+"""
+
+
+class OpaqError(ValueError):
+    """The library refused; the text is its own, and `status` the name of its opaq_status ("SPEC", "SHAPE")."""
+
+    def __init__(self, text: str, status: str = "UNKNOWN") -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def _find() -> Path:
+    beside = Path(__file__).with_name("libopaq.so")
+    if beside.exists():
+        return beside
+    given = os.environ.get("OPAQ_LIBRARY")
+    if not given:
+        raise ImportError(
+            f"opaq: there is no libopaq.so beside the package ({beside.parent}) and OPAQ_LIBRARY does not name "
+            "one; install opaq with pip, or set OPAQ_LIBRARY to the libopaq.so of a build."
+        )
+    if not Path(given).is_file():
+        raise ImportError(f"opaq: OPAQ_LIBRARY is {given!r}, which is not a file.")
+    return Path(given).resolve()
+
+
+def _load(file: Path) -> ctypes.CDLL:
+    try:
+        opened = ctypes.CDLL(str(file))
+        opened.opaq_version.restype = ctypes.c_char_p
+        version = opened.opaq_version().decode()
+    except (OSError, AttributeError) as error:
+        raise ImportError(f"opaq: {file} is not a libopaq that can be opened here: {error}") from error
+    if version.split(".")[:2] != [str(MAJOR), str(MINOR)]:
+        raise ImportError(f"opaq: {file} has version {version}, this package needs {MAJOR}.{MINOR}.")
+    for line in FUNCTIONS.split("\n")[1:-1]:
+        result, name, arguments = line.rstrip(")").replace("(", " ", 1).split(" ", 2)
+        function = getattr(opened, "opaq_" + name)
+        function.restype = _type(result)
+        function.argtypes = [_type(kind) for kind in arguments.split(", ") if kind]
+    return opened
+
+
+path = _find()
+library = _load(path)
+version: str = library.opaq_version().decode()
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Calls a function that returns a status; anything but OPAQ_OK becomes an OpaqError."""
+    error = Error()
+    status = getattr(library, name)(*arguments, ctypes.byref(error))
+    if status != 0:
+        raise OpaqError(error.text.decode(errors="replace"), library.opaq_status_name(status).decode())

@@ -1,0 +1,277 @@
+"""QuantizedTensor: a tensor whose data are the buffers of a quantizer. It looks like a tensor of its shape and dtype;
+what it holds is bytes, laid out as the library's format table says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from opaq._operators import buffer_rows, ops
+from opaq.quantizer import Quantizer
+
+aten = torch.ops.aten
+_HANDLERS: dict[Any, Callable[..., Any]] = {}
+
+
+class QuantizedTensor(torch.Tensor):
+    """Made by `opaq.quantize_tensor` or `TensorProto.create_tensor`. Its buffers are attributes under the names other
+    software uses (`_rowwise_data`, ...)."""
+
+    _quantizer_text: str
+
+    @staticmethod
+    def __new__(
+        cls, buffers: Sequence[torch.Tensor], quantizer: str, shape: Sequence[Any], dtype: torch.dtype
+    ) -> QuantizedTensor:
+        made: QuantizedTensor = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=dtype, device=buffers[0].device
+        )
+        made._quantizer_text = quantizer
+        for row, buffer in zip(buffer_rows(quantizer), buffers, strict=True):
+            setattr(made, row.name, buffer)
+        return made
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+
+    # ---- what it is made of ----
+
+    @property
+    def quantizer(self) -> Quantizer:
+        return Quantizer(self._quantizer_text)
+
+    def buffer_names(self) -> list[str]:
+        return [row.name for row in buffer_rows(self._quantizer_text)]
+
+    def buffers(self) -> list[torch.Tensor]:
+        return [getattr(self, name) for name in self.buffer_names()]
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[str, torch.dtype]]:
+        return self.buffer_names(), (self._quantizer_text, self.dtype)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, torch.Tensor], context: tuple[str, torch.dtype], size: Any, stride: Any
+    ) -> QuantizedTensor:
+        text, dtype = context
+        return QuantizedTensor([inner[row.name] for row in buffer_rows(text)], text, size, dtype)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"QuantizedTensor({tuple(self.shape)}, {self.dtype}, {self.quantizer!r}, device='{self.device}')"
+
+    # ---- what it can do ----
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:  # type: ignore[override]
+        """A plain tensor, from the rowwise copy if there is one. Gradients pass through unchanged."""
+        made: torch.Tensor = _Dequantize.apply(self, dtype or self.dtype)
+        return made
+
+    def update_usage(self, rowwise: bool | None = None, columnwise: bool | None = None) -> QuantizedTensor:
+        """A tensor with these copies; one that is not there is made where that rounds nothing again."""
+        target = str(self.quantizer.with_usage(rowwise, columnwise))
+        if target == self._quantizer_text:
+            return self
+        made = ops.convert(self.buffers(), self._quantizer_text, target, self.shape, self.dtype)
+        return assemble(made, target, self.shape, self.dtype)
+
+    # ---- FSDP2: the bytes are gathered, and put together by the library ----
+
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
+    ) -> tuple[tuple[torch.Tensor, ...], Any]:
+        if self.shape[0] * mesh.size() != outer_size[0]:  # every rank says so, so that none waits for another
+            raise NotImplementedError(
+                f"opaq: {outer_size[0]} rows are not divided evenly by {mesh.size()} ranks, so the bytes of "
+                f"{self.quantizer!r} cannot be gathered"
+            )
+        return tuple(self.buffers()), (self._quantizer_text, tuple(self.shape), tuple(outer_size), self.dtype)
+
+    def fsdp_post_all_gather(
+        self, gathered: Sequence[torch.Tensor], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
+    ) -> Any:
+        text, shard, whole, dtype = metadata
+        buffers = ops.gather_rows(list(gathered), text, shard, whole, dtype)
+        if out is None:
+            return assemble(buffers, text, whole, param_dtype), tuple(buffers)
+        for mine, new in zip(out.buffers(), buffers, strict=True):
+            mine.copy_(new)
+        return None
+
+    # ---- PyTorch's operators on it ----
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        keywords = keywords or {}
+        if (handler := _HANDLERS.get(function)) is not None:
+            return handler(function, *arguments, **keywords)
+        if function._schema.is_mutable:
+            raise NotImplementedError(
+                f"opaq: {function} changes a tensor in place, and a QuantizedTensor's values cannot be changed; "
+                "dequantize it first"
+            )
+        plain = tree_map_only(QuantizedTensor, lambda t: t.dequantize(), (arguments, keywords))
+        return function(*plain[0], **plain[1])
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+
+class _Dequantize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:  # type: ignore[override]
+        ctx.dtype = tensor.dtype
+        made: torch.Tensor = ops.dequantize(tensor.buffers(), tensor._quantizer_text, tensor.shape, dtype)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        return gradient.to(ctx.dtype), None
+
+
+class _Quantize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, text: str, given: tuple[Any, ...]) -> torch.Tensor:  # type: ignore[override]
+        return QuantizedTensor(ops.quantize(x, text, *given), text, x.shape, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        return gradient, None, None
+
+
+@torch._dynamo.allow_in_graph
+def _assemble(buffers: list[torch.Tensor], text: str, shape: Any, dtype: torch.dtype) -> QuantizedTensor:
+    return QuantizedTensor(buffers, text, shape, dtype)
+
+
+def assemble(buffers: Sequence[torch.Tensor], text: str, shape: Any, dtype: torch.dtype) -> QuantizedTensor:
+    """A QuantizedTensor around buffers, in a compiled graph too."""
+    return _assemble(list(buffers), text, tuple(shape), dtype)
+
+
+def quantize_tensor(
+    x: torch.Tensor,
+    quantizer: Quantizer | str,
+    *,
+    scale: torch.Tensor | None = None,
+    amax_rowwise: torch.Tensor | None = None,
+    amax_columnwise: torch.Tensor | None = None,
+    random: torch.Tensor | None = None,
+) -> QuantizedTensor:
+    """x as a QuantizedTensor; gradients pass through unchanged. `random` is two int64, seed and offset, for `sr`."""
+    text = str(quantizer) if isinstance(quantizer, Quantizer) else quantizer
+    made: QuantizedTensor = _Quantize.apply(x, text, (scale, amax_rowwise, amax_columnwise, random))
+    return made
+
+
+# ---- the operators that a QuantizedTensor answers itself ----
+
+
+def _handles(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def keep(handler: Callable[..., Any]) -> Callable[..., Any]:
+        _HANDLERS.update(dict.fromkeys(functions, handler))
+        return handler
+
+    return keep
+
+
+def _like(
+    tensor: QuantizedTensor, buffers: Sequence[torch.Tensor], shape: Any = None, dtype: Any = None
+) -> Any:
+    shape = tensor.shape if shape is None else shape
+    return QuantizedTensor(buffers, tensor._quantizer_text, shape, dtype or tensor.dtype)
+
+
+@_handles(aten.detach.default, aten.alias.default, aten.clone.default)
+def _each_buffer(function: Any, tensor: QuantizedTensor, **keywords: Any) -> Any:
+    keywords.pop("memory_format", None)
+    return _like(tensor, [function(buffer, **keywords) for buffer in tensor.buffers()])
+
+
+@_handles(aten._to_copy.default)
+def _to(function: Any, tensor: QuantizedTensor, *, dtype: Any = None, device: Any = None, **rest: Any) -> Any:
+    """Another dtype is another label: the bytes are the same."""
+    moved = [aten._to_copy.default(buffer, device=device) for buffer in tensor.buffers()]
+    return _like(tensor, moved, dtype=dtype)
+
+
+@_handles(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+def _view(function: Any, tensor: QuantizedTensor, size: Sequence[Any]) -> Any:
+    shape = torch.empty(tensor.shape, device="meta").view(size).shape
+    if len(shape) == 1 and tensor.dim() > 1:  # FSDP2 keeps one and never reads it; the library would refuse it
+        return _like(tensor, tensor.buffers(), shape)
+    if shape[-1:] != tensor.shape[-1:]:
+        raise NotImplementedError(
+            f"opaq: {tuple(tensor.shape)} cannot be seen as {tuple(shape)}: the last dimension is the quantized one"
+        )
+    rows = buffer_rows(tensor._quantizer_text)
+    shaped = [buffer.view(row.shape(shape)) for row, buffer in zip(rows, tensor.buffers(), strict=True)]
+    return _like(tensor, shaped, shape)
+
+
+@_handles(aten.as_strided.default)
+def _as_strided(
+    function: Any, tensor: QuantizedTensor, size: Any, stride: Any, storage_offset: Any = None
+) -> Any:
+    """FSDP2 asks for the tensor as it is."""
+    if (tuple(size), tuple(stride), storage_offset or 0) != (tuple(tensor.shape), tensor.stride(), 0):
+        raise NotImplementedError(f"opaq: {tensor!r} has no strides to change; dequantize it first")
+    return _each_buffer(aten.alias.default, tensor)
+
+
+@_handles(aten.slice.Tensor)
+def _slice(
+    function: Any, tensor: QuantizedTensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    if dim % tensor.dim() != 0 or step != 1 or tensor.dim() < 2:
+        raise NotImplementedError("opaq: a QuantizedTensor is sliced along its first dimension, without a step")
+    size = tensor.shape[0]
+    first, last, _ = slice(start, end).indices(size)
+    if (first, last) == (0, size):
+        return _each_buffer(aten.alias.default, tensor)
+    length = max(0, last - first)
+    whole, part = list(tensor.shape), [length, *tensor.shape[1:]]
+    rows = first * tensor.shape[1:-1].numel()
+    cut = ops.slice_rows(tensor.buffers(), tensor._quantizer_text, whole, part, tensor.dtype, rows)
+    return _like(tensor, cut, part)
+
+
+@_handles(aten.split.Tensor)
+def _split(function: Any, tensor: QuantizedTensor, size: int, dim: int = 0) -> Any:
+    return [_slice(None, tensor, dim, i, i + size) for i in range(0, tensor.shape[dim], size)]
+
+
+@_handles(aten.copy_.default)
+def _copy(function: Any, tensor: QuantizedTensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+    if not isinstance(source, QuantizedTensor):
+        source = quantize_tensor(source.to(tensor.dtype), tensor._quantizer_text)
+    if (source._quantizer_text, source.shape) != (tensor._quantizer_text, tensor.shape):
+        raise NotImplementedError(f"opaq: {source!r} cannot be copied into {tensor!r}")
+    for mine, theirs in zip(tensor.buffers(), source.buffers(), strict=True):
+        mine.copy_(theirs, non_blocking)
+    return tensor
+
+
+@_handles(aten.new_zeros.default, aten.empty_like.default, aten.zeros_like.default)
+def _new(function: Any, tensor: QuantizedTensor, size: Any = None, **keywords: Any) -> Any:
+    """Of the same quantizer; zeros are zero bytes, which decode to zeros in every format."""
+    rows = buffer_rows(tensor._quantizer_text)
+    shape = tensor.shape if size is None else size
+    dtype, device = keywords.get("dtype"), keywords.get("device")
+    made = [b.new_zeros(row.shape(shape), device=device) for row, b in zip(rows, tensor.buffers(), strict=True)]
+    return _like(tensor, made, shape, dtype)
+
+
+@_handles(aten.equal.default)
+def _equal(function: Any, first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Equal bytes of equal quantizers; against a plain tensor, equal values."""
+    if not (isinstance(first, QuantizedTensor) and isinstance(second, QuantizedTensor)):
+        return bool(
+            torch.equal(*(t.dequantize() if isinstance(t, QuantizedTensor) else t for t in (first, second)))
+        )
+    same = first._quantizer_text == second._quantizer_text and first.shape == second.shape
+    return same and all(torch.equal(a, b) for a, b in zip(first.buffers(), second.buffers(), strict=True))
+
+
+torch.serialization.add_safe_globals([QuantizedTensor, Quantizer])

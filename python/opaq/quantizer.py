@@ -1,0 +1,109 @@
+"""Quantizer: a value around the canonical text of an opaq_spec. Grammar: docs/spec.md."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import NoReturn
+
+from opaq import _library
+from opaq._library import USAGES, call
+from opaq._tables import ELEMENTS, OPTIONS, RULES, formats, names_of
+
+
+def _print(spec: _library.Spec) -> str:
+    printed = ctypes.create_string_buffer(_library.SPEC_TEXT_BYTES)
+    call("opaq_spec_print", spec, printed, len(printed))
+    return printed.value.decode()
+
+
+@cache
+def _parse(text: str) -> _library.Spec:
+    spec = _library.Spec()
+    raw = text.encode(errors="surrogatepass")
+    call("opaq_spec_parse", raw, len(raw), spec)
+    return spec
+
+
+def _canonical(text: str) -> str:
+    return _print(_parse(text))
+
+
+def _with_usage(text: str, rowwise: bool | None, columnwise: bool | None) -> str:
+    spec = Quantizer(text).spec
+    for given, name in ((rowwise, "rowwise"), (columnwise, "columnwise")):
+        if given is not None:
+            spec.usage = spec.usage | USAGES[name] if given else spec.usage & ~USAGES[name]
+    return _print(spec)
+
+
+# Text to text, always the same: a compiler may take the result as a constant.
+for _function in (_canonical, _with_usage):
+    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+class Quantizer:
+    """How a tensor is quantized, as an immutable value: `Quantizer("nvfp4+2d")`.
+
+    The text may have its options in any order; what is kept is the canonical text, `str(quantizer)`, and two
+    quantizers are equal exactly when these are."""
+
+    __slots__ = ("_text",)
+    _text: str
+
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise TypeError(f"Quantizer: expected a str such as 'nvfp4+2d', got {type(text).__name__}")
+        object.__setattr__(self, "_text", _canonical(text))
+
+    @property
+    def spec(self) -> _library.Spec:
+        """A copy of the C value."""
+        return _library.Spec.from_buffer_copy(_parse(self._text))
+
+    @property
+    def format(self) -> str:
+        return str(formats()[self.spec.format].name)
+
+    @property
+    def element(self) -> str:
+        return str(ELEMENTS[self.spec.element])
+
+    @property
+    def usage(self) -> str:
+        """Which copies there are: "rowwise", "columnwise" or "both"."""
+        return next(name for name, number in USAGES.items() if number == self.spec.usage)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that are set, by the names they have in the text."""
+        return names_of(self.spec.options, OPTIONS)
+
+    @property
+    def rule(self) -> str:
+        return str(RULES[self.spec.rule])
+
+    def with_usage(self, rowwise: bool | None = None, columnwise: bool | None = None) -> Quantizer:
+        """The same quantizer with other copies; None leaves a copy as it is."""
+        return Quantizer(_with_usage(self._text, rowwise, columnwise))
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"Quantizer is immutable: make a new one instead of setting {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"Quantizer is immutable: {name!r} cannot be deleted")
+
+    def __eq__(self, other: object) -> bool:
+        return self._text == other._text if isinstance(other, Quantizer) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((Quantizer, self._text))
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"Quantizer({self._text!r})"
+
+    def __reduce__(self) -> tuple[type[Quantizer], tuple[str]]:
+        return Quantizer, (self._text,)

@@ -1,0 +1,89 @@
+"""TensorProto: a tensor without its data. It creates the tensor eagerly, as a fake, or inside a compiled graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from opaq._operators import buffer_names, create_buffers
+from opaq.quantized_tensor import QuantizedTensor, assemble
+from opaq.quantizer import Quantizer
+
+
+class TensorProto:
+    """Shape, dtype, quantizer (None for a plain tensor), requires_grad and device of a tensor."""
+
+    def __init__(
+        self,
+        shape: Sequence[Any],
+        dtype: torch.dtype,
+        quantizer: Quantizer | None = None,
+        requires_grad: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if quantizer is not None and not isinstance(quantizer, Quantizer):
+            raise TypeError(
+                f"TensorProto: quantizer is a {type(quantizer).__name__}, expected an opaq.Quantizer"
+            )
+        self.shape = torch.Size(shape) if all(type(size) is int for size in shape) else tuple(shape)
+        self.dtype = dtype
+        self.quantizer = quantizer  # a value: nobody else's changes with it
+        self.requires_grad = requires_grad
+        self.device = torch.device("cpu" if device is None else device)
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.quantizer is not None
+
+    def inner_names(self) -> list[str]:
+        """The buffers' names in flatten order; none for a plain tensor."""
+        return [] if self.quantizer is None else list(buffer_names(str(self.quantizer)))
+
+    def create_metadata(self) -> dict[str, Any]:
+        """What a quantized tensor is besides its buffers."""
+        return {"dtype": self.dtype, "quantizer": None if self.quantizer is None else str(self.quantizer)}
+
+    def create_inner_tensors(self) -> dict[str, torch.Tensor]:
+        """The buffers, uninitialised, by name."""
+        if self.quantizer is None:
+            return {}
+        buffers = create_buffers(str(self.quantizer), tuple(self.shape), self.device)
+        return dict(zip(self.inner_names(), buffers, strict=True))
+
+    def create_tensor(self) -> torch.Tensor:
+        """The tensor, uninitialised."""
+        if self.quantizer is None:
+            return torch.empty(
+                self.shape, dtype=self.dtype, device=self.device, requires_grad=self.requires_grad
+            )
+        buffers = list(self.create_inner_tensors().values())
+        made = assemble(buffers, str(self.quantizer), self.shape, self.dtype)
+        return made.requires_grad_() if self.requires_grad else made
+
+    def update_usage(self, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
+        """Says which copies the tensor has. The quantizer that was passed in stays as it is."""
+        if self.quantizer is None:
+            raise ValueError("TensorProto: a plain tensor has no usages")
+        self.quantizer = self.quantizer.with_usage(rowwise, columnwise)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorProto) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]  # it can change
+
+    def __repr__(self) -> str:
+        parts = [f"{tuple(self.shape)}", f"{self.dtype}"]
+        parts += [repr(self.quantizer)] if self.quantizer is not None else []
+        parts += ["requires_grad=True"] if self.requires_grad else []
+        return f"TensorProto({', '.join(parts)}, device='{self.device}')"
+
+
+TensorSpec = TensorProto  # the name it has in newer Transformer Engine
+
+
+def to_tensor_proto(tensor: torch.Tensor) -> TensorProto:
+    """The prototype of a tensor, plain or quantized."""
+    quantizer = tensor.quantizer if isinstance(tensor, QuantizedTensor) else None
+    return TensorProto(tensor.shape, tensor.dtype, quantizer, tensor.requires_grad, tensor.device)

@@ -1,0 +1,138 @@
+/* op/gather_rows_row.c: the operator gather_rows: equal shards of a quantized tensor, gathered buffer by buffer,
+ * together again. */
+#include <stdbool.h>
+#include <string.h>
+
+#include "format/proto_layout.h"
+#include "op/op_table.h"
+#include "op/op_tensor.h"
+#include "op/rearrange.h"
+
+/* Shard `index` of gathered buffers: each is `shards` buffers of the shard's prototype after one another. */
+static enum opaq_status shard_of(const struct opaq_proto *proto, const struct opaq_value *gathered,
+                                 int64_t index, int64_t shards, struct opaq_tensor *tensors,
+                                 struct opaq_error *error) {
+    struct opaq_outputs expected;
+    tensors_of_proto(proto, &expected);
+    if (gathered->count != expected.count) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "gather_rows: got %lld buffers, expected %d",
+                         (long long)gathered->count, expected.count);
+    }
+    for (int i = 0; i < expected.count; ++i) {
+        struct opaq_buffer buffer;
+        proto_buffer_at(proto, i, &buffer);
+        tensors[i] = gathered->tensors[i];
+        if (tensors[i].rank != buffer.rank || tensors[i].shape[0] != shards * buffer.shape[0]) {
+            return opaq_fail(
+                error, OPAQ_ERROR_SHAPE,
+                "gather_rows: buffer \"%s\" has rank %d and first dimension %lld, expected %d and %lld",
+                buffer.name, tensors[i].rank, (long long)tensors[i].shape[0], buffer.rank,
+                (long long)(shards * buffer.shape[0]));
+        }
+        tensors[i].shape[0] = buffer.shape[0];
+        if (buffer.bytes > 0) {
+            tensors[i].data = (char *)tensors[i].data + (size_t)index * buffer.bytes;
+        }
+    }
+    return OPAQ_OK;
+}
+
+static void place_shard(const struct located *shard, const struct located *target, int64_t start,
+                        const struct opaq_parallel *parallel) {
+    const int64_t rows = opaq_proto_rows(&shard->view.proto);
+    for (int i = 0; i < target->job.copy_count; ++i) {
+        const struct quant_copy *from = &shard->job.copy[i];
+        const struct quant_copy *to = &target->job.copy[i];
+        const bool rowwise = to->usage == OPAQ_ROWWISE;
+        const struct remap remap = {.from = from,
+                                    .to = to,
+                                    .row_offset = rowwise ? -start : 0,
+                                    .column_offset = rowwise ? 0 : -start,
+                                    .column = rowwise ? 0 : start,
+                                    .column_end = rowwise ? to->operand.columns : start + rows,
+                                    .scale_bytes = located_scale_bytes(&target->view.proto, to->usage)};
+        if (to->amax != NULL && to->amax_step != 0 && rowwise) {
+            memcpy(to->amax + start, from->amax, (size_t)rows * sizeof *to->amax);
+        } else if (to->amax != NULL) {
+            memcpy(to->amax, from->amax,
+                   (size_t)(to->amax_step == 0 ? 1 : to->operand.rows) * sizeof *to->amax);
+        }
+        if (target->job.spec.format == OPAQ_FP8) {
+            memcpy(to->scale, from->scale, sizeof(float));
+        }
+        remap_run(&remap, rowwise ? start : 0, rowwise ? rows : to->operand.rows, parallel);
+    }
+}
+
+/* Where a scale covers the tensor, all shards must have the same one: they are shards of one quantized tensor. */
+static enum opaq_status check_agreement(const struct located *first, const struct located *shard, int64_t index,
+                                        struct opaq_error *error) {
+    for (int i = 0; i < first->job.copy_count; ++i) {
+        const struct quant_copy *a = &first->job.copy[i];
+        const struct quant_copy *b = &shard->job.copy[i];
+        const bool shared_amax = a->amax != NULL && (a->amax_step == 0 || a->usage == OPAQ_COLUMNWISE);
+        const size_t amaxes = shared_amax ? (size_t)(a->amax_step == 0 ? 1 : a->operand.rows) : 0;
+        const bool shared_scale = first->job.spec.format == OPAQ_FP8 ||
+                                  (first->job.spec.format == OPAQ_FP8ROW && a->usage == OPAQ_COLUMNWISE);
+        const size_t scales =
+            shared_scale ? (size_t)(first->job.spec.format == OPAQ_FP8 ? 1 : a->operand.rows) : 0;
+        if ((amaxes > 0 && memcmp(a->amax, b->amax, amaxes * sizeof(float)) != 0) ||
+            (scales > 0 && memcmp(a->scale, b->scale, scales * sizeof(float)) != 0)) {
+            return opaq_fail(
+                error, OPAQ_ERROR_ARGUMENT,
+                "gather_rows: shard %lld has another tensor-wide scale than shard 0, so they are not shards "
+                "of one quantized tensor",
+                (long long)index);
+        }
+    }
+    return OPAQ_OK;
+}
+
+enum opaq_status run_gather_rows(const struct opaq_value *values, const struct opaq_outputs *outputs,
+                                 const struct opaq_parallel *parallel, struct opaq_error *error) {
+    struct located target;
+    struct located first = {0};
+    struct opaq_proto shard_proto;
+    struct opaq_error reason;
+    enum opaq_status status = rearranged_to("gather_rows", values, outputs, &target, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    const struct opaq_proto *proto = &target.view.proto;
+    if (opaq_proto_make(values[2].sizes, (int)values[2].count, (enum opaq_element)proto->dtype, &proto->spec,
+                        proto->device, &shard_proto, &reason) != OPAQ_OK) {
+        return opaq_fail(error, reason.status, "gather_rows: %s", reason.text);
+    }
+    const int64_t all = opaq_proto_rows(proto);
+    const int64_t rows = opaq_proto_rows(&shard_proto);
+    if (rows == 0 || all % rows != 0) {
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "gather_rows: shards of %lld rows do not make %lld rows",
+                         (long long)rows, (long long)all);
+    }
+    status = check_same_columns("gather_rows", &shard_proto, proto, error);
+    for (int pass = 0; pass < 2; ++pass) { /* all is checked before anything is written */
+        for (int64_t i = 0; status == OPAQ_OK && i < all / rows; ++i) {
+            struct opaq_tensor tensors[OPAQ_BUFFER_LIMIT];
+            struct located shard;
+            status = shard_of(&shard_proto, &values[0], i, all / rows, tensors, error);
+            if (status == OPAQ_OK) {
+                status = rearranged_from("gather_rows", proto, &values[1], shard_proto.shape, shard_proto.rank,
+                                         tensors, values[0].count, &shard, error);
+            }
+            if (status == OPAQ_OK && i == 0) {
+                first = shard;
+                status = check_row_cut("gather_rows", &target.job, 0, rows, all, error);
+            }
+            if (status == OPAQ_OK && pass == 0) {
+                status = check_agreement(&first, &shard, i, error);
+            }
+            if (status == OPAQ_OK && pass == 1) {
+                if (i == 0) {
+                    located_clear(&target.view);
+                }
+                place_shard(&shard, &target, i * rows, parallel);
+            }
+        }
+    }
+    return status;
+}

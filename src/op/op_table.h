@@ -1,0 +1,25 @@
+/* op/op_table.h: the run functions of the operator table's rows. Depends on opaq/op.h. */
+#ifndef OPAQ_OP_OP_TABLE_H
+#define OPAQ_OP_OP_TABLE_H
+
+#include "opaq/op.h"
+
+/* quantize_row.c */
+enum opaq_status run_quantize(const struct opaq_value *values, const struct opaq_outputs *outputs,
+                              const struct opaq_parallel *parallel, struct opaq_error *error);
+enum opaq_status run_dequantize(const struct opaq_value *values, const struct opaq_outputs *outputs,
+                                const struct opaq_parallel *parallel, struct opaq_error *error);
+
+/* convert_row.c, slice_rows_row.c, gather_rows_row.c */
+enum opaq_status run_convert(const struct opaq_value *values, const struct opaq_outputs *outputs,
+                             const struct opaq_parallel *parallel, struct opaq_error *error);
+enum opaq_status run_slice_rows(const struct opaq_value *values, const struct opaq_outputs *outputs,
+                                const struct opaq_parallel *parallel, struct opaq_error *error);
+enum opaq_status run_gather_rows(const struct opaq_value *values, const struct opaq_outputs *outputs,
+                                 const struct opaq_parallel *parallel, struct opaq_error *error);
+
+/* The prototype that a row's output has for these values. */
+enum opaq_status op_output_proto(const struct opaq_op *op, const struct opaq_value *values,
+                                 struct opaq_proto *proto, struct opaq_error *error);
+
+#endif

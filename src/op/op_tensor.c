@@ -1,0 +1,190 @@
+/* op/op_tensor.c: between a framework's tensors and opaq's views. */
+#include "op/op_tensor.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "format/proto_layout.h"
+#include "opaq/status.h"
+
+int dtype_bytes(int32_t dtype) {
+    switch (dtype) {
+    case OPAQ_DTYPE_U8:
+        return 1;
+    case OPAQ_DTYPE_F16:
+    case OPAQ_DTYPE_BF16:
+        return 2;
+    case OPAQ_DTYPE_F32:
+        return 4;
+    case OPAQ_DTYPE_I64:
+        return 8;
+    default:
+        return 0;
+    }
+}
+
+const char *dtype_name(int32_t dtype) {
+    switch (dtype) {
+    case OPAQ_DTYPE_U8:
+        return "uint8";
+    case OPAQ_DTYPE_I64:
+        return "int64";
+    case OPAQ_DTYPE_F16:
+    case OPAQ_DTYPE_BF16:
+    case OPAQ_DTYPE_F32:
+        return opaq_element_info((enum opaq_element)dtype)->name;
+    default:
+        return "another dtype";
+    }
+}
+
+/* "[4,128]" */
+static const char *shape_text(const struct opaq_tensor *tensor, char *buffer, size_t capacity) {
+    size_t length = (size_t)snprintf(buffer, capacity, "[");
+    for (int i = 0; i < tensor->rank && length < capacity; ++i) {
+        length += (size_t)snprintf(buffer + length, capacity - length, "%s%lld", i ? "," : "",
+                                   (long long)tensor->shape[i]);
+    }
+    if (length < capacity) {
+        (void)snprintf(buffer + length, capacity - length, "]");
+    }
+    return buffer;
+}
+
+static bool is_empty(const struct opaq_tensor *tensor) {
+    for (int i = 0; i < tensor->rank; ++i) {
+        if (tensor->shape[i] == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Bytes from the first element to the end of the last; -1 if that does not fit or a stride is negative. */
+static int64_t reach_bytes(const struct opaq_tensor *tensor) {
+    int64_t last = 0;
+    if (is_empty(tensor)) {
+        return 0;
+    }
+    for (int i = 0; i < tensor->rank; ++i) {
+        int64_t step;
+        if (tensor->strides[i] < 0 || tensor->shape[i] < 0 ||
+            !checked_multiply(tensor->shape[i] - 1, tensor->strides[i], &step) ||
+            (last += step) > OPAQ_SIZE_LIMIT) {
+            return -1;
+        }
+    }
+    int64_t bytes;
+    return checked_multiply(last + 1, dtype_bytes(tensor->dtype), &bytes) ? bytes : -1;
+}
+
+enum opaq_status view_of_tensor(const char *operation, const char *what, const struct opaq_tensor *tensor,
+                                struct opaq_view *view, struct opaq_error *error) {
+    struct opaq_error reason;
+    const int64_t bytes = reach_bytes(tensor);
+    if (tensor->dtype != OPAQ_DTYPE_F32 && tensor->dtype != OPAQ_DTYPE_BF16 &&
+        tensor->dtype != OPAQ_DTYPE_F16) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s holds %s, expected f32, bf16 or f16", operation,
+                         what, dtype_name(tensor->dtype));
+    }
+    if (bytes < 0) {
+        return opaq_fail(error, OPAQ_ERROR_OVERFLOW,
+                         "%s: the strides of %s are negative or reach beyond 2^62 bytes", operation, what);
+    }
+    if (opaq_view_plain(tensor->shape, tensor->strides, tensor->rank, (enum opaq_element)tensor->dtype,
+                        tensor->device, tensor->data, (size_t)bytes, view, &reason) != OPAQ_OK) {
+        return opaq_fail(error, reason.status, "%s: %s: %s", operation, what, reason.text);
+    }
+    return OPAQ_OK;
+}
+
+void tensors_of_proto(const struct opaq_proto *proto, struct opaq_outputs *outputs) {
+    memset(outputs, 0, sizeof *outputs);
+    outputs->count = opaq_proto_buffer_count(proto);
+    for (int i = 0; i < outputs->count; ++i) {
+        struct opaq_buffer buffer;
+        struct opaq_tensor *tensor = &outputs->tensor[i];
+        proto_buffer_at(proto, i, &buffer);
+        tensor->dtype = buffer.entry_bytes == 1 ? OPAQ_DTYPE_U8 : (int32_t)buffer.element;
+        tensor->rank = buffer.rank;
+        tensor->device = proto->device;
+        memcpy(tensor->shape, buffer.shape, sizeof tensor->shape);
+        memcpy(tensor->strides, buffer.strides, sizeof tensor->strides);
+    }
+}
+
+/* Strides along dimensions of size 1, and of tensors without elements, do not matter. */
+static bool is_contiguous_as(const struct opaq_tensor *tensor, const struct opaq_tensor *expected) {
+    for (int i = 0; i < tensor->rank; ++i) {
+        if (tensor->shape[i] > 1 && tensor->strides[i] != expected->strides[i]) {
+            return is_empty(tensor);
+        }
+    }
+    return true;
+}
+
+enum opaq_status view_of_buffers(const char *operation, const struct opaq_proto *proto,
+                                 const struct opaq_tensor *buffers, int64_t count, struct opaq_view *view,
+                                 struct opaq_error *error) {
+    struct opaq_outputs expected;
+    tensors_of_proto(proto, &expected);
+    if (count != expected.count) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: got %lld buffers, expected %d", operation,
+                         (long long)count, expected.count);
+    }
+    memset(view, 0, sizeof *view);
+    view->proto = *proto;
+    for (int i = 0; i < expected.count; ++i) {
+        const struct opaq_tensor *tensor = &buffers[i];
+        const struct opaq_tensor *wanted = &expected.tensor[i];
+        struct opaq_buffer buffer;
+        proto_buffer_at(proto, i, &buffer);
+        if (tensor->dtype != wanted->dtype || tensor->rank != wanted->rank ||
+            memcmp(tensor->shape, wanted->shape, sizeof tensor->shape) != 0) {
+            char got[160];
+            char want[160];
+            return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: buffer \"%s\" is %s%s, expected %s%s", operation,
+                             buffer.name, dtype_name(tensor->dtype), shape_text(tensor, got, sizeof got),
+                             dtype_name(wanted->dtype), shape_text(wanted, want, sizeof want));
+        }
+        if (!is_contiguous_as(tensor, wanted)) {
+            return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: buffer \"%s\" is not contiguous", operation,
+                             buffer.name);
+        }
+        if (tensor->device.type != proto->device.type || tensor->device.index != proto->device.index) {
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                             "%s: buffer \"%s\" is on another device than the first", operation, buffer.name);
+        }
+        view->buffer[i] = (struct opaq_span){tensor->data, buffer.bytes};
+    }
+    return OPAQ_OK;
+}
+
+enum opaq_status floats_of_tensor(const char *operation, const char *what, const struct opaq_value *value,
+                                  int64_t count, const float **values, struct opaq_error *error) {
+    const struct opaq_tensor *tensor = value->tensors;
+    *values = NULL;
+    if (tensor == NULL) {
+        return OPAQ_OK;
+    }
+    int64_t elements = 1;
+    for (int i = 0; i < tensor->rank; ++i) {
+        elements =
+            tensor->shape[i] < 0 || !checked_multiply(elements, tensor->shape[i], &elements) ? -1 : elements;
+        if (elements < 0) {
+            break;
+        }
+    }
+    const bool dense = elements == 0 || reach_bytes(tensor) == elements * 4;
+    if (tensor->dtype != OPAQ_DTYPE_F32 || elements != count || !dense ||
+        tensor->device.type != OPAQ_DEVICE_CPU) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "%s: %s is %lld x %s%s%s, expected %lld contiguous f32 on the cpu", operation, what,
+                         (long long)elements, dtype_name(tensor->dtype), dense ? "" : ", not contiguous",
+                         tensor->device.type == OPAQ_DEVICE_CPU ? "" : ", not on the cpu", (long long)count);
+    }
+    *values = tensor->data;
+    return OPAQ_OK;
+}

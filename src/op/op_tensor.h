@@ -1,0 +1,27 @@
+/* op/op_tensor.h: between a framework's tensors and opaq's views. Depends on opaq/op.h. */
+#ifndef OPAQ_OP_OP_TENSOR_H
+#define OPAQ_OP_OP_TENSOR_H
+
+#include "opaq/op.h"
+
+/* 1, 2, 4 or 8; 0 for a number that is not a dtype. */
+int dtype_bytes(int32_t dtype);
+const char *dtype_name(int32_t dtype);
+
+/* A plain view of a float tensor. */
+enum opaq_status view_of_tensor(const char *operation, const char *what, const struct opaq_tensor *tensor,
+                                struct opaq_view *view, struct opaq_error *error);
+
+/* A quantized view of contiguous buffers that must be exactly the prototype's: count, dtypes, shapes, device. */
+enum opaq_status view_of_buffers(const char *operation, const struct opaq_proto *proto,
+                                 const struct opaq_tensor *buffers, int64_t count, struct opaq_view *view,
+                                 struct opaq_error *error);
+
+/* The buffers of a prototype, or its one plain tensor, as tensors without data. */
+void tensors_of_proto(const struct opaq_proto *proto, struct opaq_outputs *outputs);
+
+/* The one float (or the `count` floats) behind an optional argument; *values stays NULL if it is not given. */
+enum opaq_status floats_of_tensor(const char *operation, const char *what, const struct opaq_value *value,
+                                  int64_t count, const float **values, struct opaq_error *error);
+
+#endif

@@ -1,0 +1,175 @@
+/* torch/torch_ops.c: registers opaq's operators with PyTorch, from plain C, and calls them.
+ *
+ * For each row of the operator table: a schema in the namespace "opaq" and one kernel for the CPU and CUDA keys. The
+ * fakes are registered from Python, because LibTorch's C ABI has no symbolic sizes; they read the same rows. Compiled
+ * with -fexceptions: aoti_torch_check throws through these frames, after everything has been freed. */
+#include <stdio.h>
+#include <string.h>
+
+#include "opaq/status.h"
+#include "torch/torch_shim.h"
+#include "torch/torch_stack.h"
+
+enum { KERNEL_COUNT = 16 };
+
+/* The release whose stack conventions this file follows: 2.11. */
+static const uint64_t build_version = (uint64_t)2 << 56 | (uint64_t)11 << 48;
+
+static struct opaq_error registration;
+
+/* ---- calling ---- */
+
+static void call_body(int64_t begin, int64_t end, void *context) {
+    const struct opaq_body *body = context;
+    body->call(body->argument, begin, end);
+}
+
+/* PyTorch's own threads; honours torch.set_num_threads. */
+static void run_on_torch(void *context, int64_t count, const struct opaq_body *body) {
+    struct opaq_body copy = *body;
+    (void)context;
+    (void)torch_parallel_for(0, count, 1, call_body, &copy);
+}
+
+/* Allocates the outputs and runs; on failure nothing is left allocated. */
+static enum opaq_status compute(const struct opaq_op *op, const struct opaq_value *values,
+                                uint64_t handles[OPAQ_OP_OUTPUT_LIMIT], int *count, struct opaq_error *error) {
+    const struct opaq_parallel parallel = {run_on_torch, NULL};
+    struct opaq_outputs outputs;
+    int allocated = 0;
+    enum opaq_status status = opaq_op_outputs(op, values, &outputs, error);
+    while (status == OPAQ_OK && allocated < outputs.count) {
+        status = torch_tensor_allocate(op->name, &outputs.tensor[allocated], &handles[allocated], error);
+        allocated += status == OPAQ_OK;
+    }
+    if (status == OPAQ_OK) {
+        status = opaq_op_run(op, values, &outputs, &parallel, error);
+    }
+    for (int i = 0; status != OPAQ_OK && i < allocated; ++i) {
+        torch_tensor_free(handles[i]);
+    }
+    *count = allocated;
+    return status;
+}
+
+/* The results as the schema says: one tensor, or a list. */
+static enum opaq_status give_results(const struct opaq_op *op, const uint64_t *handles, int count,
+                                     uint64_t *stack, struct opaq_error *error) {
+    struct torch_list *list;
+    if (op->output.quantizer_argument < 0) {
+        stack[0] = handles[0];
+        return OPAQ_OK;
+    }
+    if (torch_new_list_reserve_size((size_t)count, &list) != 0) {
+        for (int i = 0; i < count; ++i) {
+            torch_tensor_free(handles[i]);
+        }
+        return opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: PyTorch could not make a list", op->name);
+    }
+    for (int i = 0; i < count; ++i) {
+        (void)torch_list_push_back(list, handles[i]); /* there is room: it cannot fail */
+    }
+    stack[0] = (uint64_t)(uintptr_t)list;
+    return OPAQ_OK;
+}
+
+static void call_op(int index, uint64_t *stack) {
+    const struct opaq_op *op = opaq_op_at(index);
+    struct torch_arguments arguments;
+    struct opaq_error error;
+    uint64_t handles[OPAQ_OP_OUTPUT_LIMIT];
+    int count = 0;
+    error.text[0] = '\0';
+    enum opaq_status status = torch_arguments_read(op, stack, &arguments, &error);
+    if (status == OPAQ_OK) {
+        status = compute(op, arguments.value, handles, &count, &error);
+    }
+    torch_arguments_free(op, stack);
+    if (status == OPAQ_OK) {
+        status = give_results(op, handles, count, stack, &error);
+    }
+    if (status != OPAQ_OK) {
+        char message[OPAQ_ERROR_TEXT_BYTES + 16];
+        (void)snprintf(message, sizeof message, "opaq: %s", error.text);
+        aoti_torch_check(false, op->name, __FILE__, __LINE__, message);
+    }
+}
+
+/* ---- registering ---- */
+
+/* A boxed kernel is told nothing but its stack, so each row has a function of its own. */
+#define KERNEL(index)                                                                   \
+    static void kernel_##index(uint64_t *stack, uint64_t arguments, uint64_t results) { \
+        (void)arguments;                                                                \
+        (void)results;                                                                  \
+        call_op(index, stack);                                                          \
+    }
+KERNEL(0)
+KERNEL(1)
+KERNEL(2)
+KERNEL(3)
+KERNEL(4)
+KERNEL(5)
+KERNEL(6)
+KERNEL(7)
+KERNEL(8)
+KERNEL(9)
+KERNEL(10)
+KERNEL(11)
+KERNEL(12)
+KERNEL(13)
+KERNEL(14)
+KERNEL(15)
+
+static void (*const kernels[KERNEL_COUNT])(uint64_t *, uint64_t, uint64_t) = {
+    kernel_0, kernel_1, kernel_2,  kernel_3,  kernel_4,  kernel_5,  kernel_6,  kernel_7,
+    kernel_8, kernel_9, kernel_10, kernel_11, kernel_12, kernel_13, kernel_14, kernel_15,
+};
+
+/* The libraries are never deleted: that would take the operators away again. */
+static enum opaq_status register_all(struct opaq_error *error) {
+    static const char *const keys[] = {"CPU", "CUDA"};
+    struct torch_library *schemas;
+    struct torch_library *implementations;
+    const uint64_t running = aoti_torch_abi_version();
+    if (running < build_version) {
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "PyTorch %d.%d is running, opaq needs 2.11 or later",
+                         (int)(running >> 56), (int)(running >> 48 & 0xFF));
+    }
+    if (opaq_op_count() > KERNEL_COUNT) {
+        return opaq_fail(error, OPAQ_ERROR_LIMIT, "the table has %d operators, torch_ops.c has room for %d",
+                         opaq_op_count(), KERNEL_COUNT);
+    }
+    if (aoti_torch_library_init_fragment("opaq", __FILE__, __LINE__, &schemas) != 0) {
+        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused the namespace opaq");
+    }
+    for (int i = 0; i < opaq_op_count(); ++i) {
+        char schema[OPAQ_OP_SCHEMA_BYTES];
+        if (opaq_op_schema(opaq_op_at(i), schema, sizeof schema, error) != OPAQ_OK ||
+            aoti_torch_library_def(schemas, schema) != 0) {
+            return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused the schema %s", schema);
+        }
+    }
+    for (int k = 0; k < 2; ++k) {
+        if (aoti_torch_library_init_impl("opaq", keys[k], __FILE__, __LINE__, &implementations) != 0) {
+            return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused kernels for %s", keys[k]);
+        }
+        for (int i = 0; i < opaq_op_count(); ++i) {
+            if (torch_library_impl(implementations, opaq_op_at(i)->name, kernels[i], build_version) != 0) {
+                return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused %s for %s", opaq_op_at(i)->name,
+                                 keys[k]);
+            }
+        }
+    }
+    return OPAQ_OK;
+}
+
+__attribute__((constructor)) static void register_on_load(void) {
+    registration.status = OPAQ_OK;
+    registration.status = register_all(&registration);
+}
+
+OPAQ_API const char *opaq_torch_status(void);
+
+/* NULL if every operator was registered when this library was loaded; else why not. */
+const char *opaq_torch_status(void) { return registration.status == OPAQ_OK ? NULL : registration.text; }

@@ -1,0 +1,86 @@
+/* torch/torch_shim.h: the C functions of LibTorch that opaq calls, declared by us. Depends on nothing.
+ *
+ * They are LibTorch's stable C ABI (torch/csrc/inductor/aoti_torch/c/shim.h, torch/csrc/stable/c/shim.h). No PyTorch
+ * header is read at build time, and none has to be there. TORCH_SINCE marks each with the release that brought it;
+ * the build makes its link-time stand-in for libtorch_cpu.so from these lines, so each declaration begins on a line
+ * of its own with that mark and ends its name with "(" on that line. */
+#ifndef OPAQ_TORCH_TORCH_SHIM_H
+#define OPAQ_TORCH_TORCH_SHIM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define TORCH_SINCE(major, minor)
+/* Found at run time if the running torch has it. */
+#define TORCH_OPTIONAL_SINCE(major, minor) __attribute__((weak))
+
+/* One value on an operator's stack: a number, or a handle that belongs to whoever holds the stack. */
+struct torch_tensor;
+struct torch_library;
+struct torch_list;
+struct torch_string;
+
+/* clang-format off */
+
+/* ---- registration ---- */
+TORCH_SINCE(2, 7) uint64_t aoti_torch_abi_version(void); /* major, minor, patch in the top three bytes */
+TORCH_SINCE(2, 7) int32_t aoti_torch_library_init_fragment(
+    const char *name, const char *file, uint32_t line, struct torch_library **library);
+TORCH_SINCE(2, 7) int32_t aoti_torch_library_init_impl(
+    const char *name, const char *key, const char *file, uint32_t line, struct torch_library **library);
+TORCH_SINCE(2, 7) int32_t aoti_torch_library_def(struct torch_library *library, const char *schema);
+TORCH_SINCE(2, 10) int32_t torch_library_impl(
+    struct torch_library *library, const char *name,
+    void (*kernel)(uint64_t *stack, uint64_t arguments, uint64_t results), uint64_t build_version);
+
+/* ---- tensors ---- */
+TORCH_SINCE(2, 0) int32_t aoti_torch_delete_tensor_object(struct torch_tensor *tensor);
+TORCH_SINCE(2, 0) int32_t aoti_torch_get_dim(struct torch_tensor *tensor, int64_t *rank);
+TORCH_SINCE(2, 0) int32_t aoti_torch_get_sizes(struct torch_tensor *tensor, int64_t **sizes);
+TORCH_SINCE(2, 0) int32_t aoti_torch_get_strides(struct torch_tensor *tensor, int64_t **strides);
+TORCH_SINCE(2, 0) int32_t aoti_torch_get_dtype(struct torch_tensor *tensor, int32_t *dtype);
+TORCH_SINCE(2, 0) int32_t aoti_torch_get_layout(struct torch_tensor *tensor, int32_t *layout);
+TORCH_SINCE(2, 0) int32_t aoti_torch_get_device_type(struct torch_tensor *tensor, int32_t *type);
+TORCH_SINCE(2, 0) int32_t aoti_torch_get_device_index(struct torch_tensor *tensor, int32_t *index);
+TORCH_SINCE(2, 10) int32_t torch_get_const_data_ptr(struct torch_tensor *tensor, const void **data);
+TORCH_SINCE(2, 10) int32_t torch_get_mutable_data_ptr(struct torch_tensor *tensor, void **data);
+TORCH_SINCE(2, 0) int32_t aoti_torch_empty_strided(
+    int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device_type,
+    int32_t device_index, struct torch_tensor **tensor);
+
+/* ---- numbers that stand for dtypes, devices, layouts ---- */
+TORCH_SINCE(2, 0) int32_t aoti_torch_dtype_float32(void);
+TORCH_SINCE(2, 0) int32_t aoti_torch_dtype_bfloat16(void);
+TORCH_SINCE(2, 0) int32_t aoti_torch_dtype_float16(void);
+TORCH_SINCE(2, 0) int32_t aoti_torch_dtype_uint8(void);
+TORCH_SINCE(2, 0) int32_t aoti_torch_dtype_int64(void);
+TORCH_SINCE(2, 0) int32_t aoti_torch_device_type_cpu(void);
+TORCH_SINCE(2, 0) int32_t aoti_torch_device_type_cuda(void);
+TORCH_SINCE(2, 0) int32_t aoti_torch_layout_strided(void);
+
+/* ---- lists and strings ---- */
+TORCH_SINCE(2, 10) int32_t torch_new_list_reserve_size(size_t size, struct torch_list **list);
+TORCH_SINCE(2, 10) int32_t torch_list_size(struct torch_list *list, size_t *size);
+TORCH_SINCE(2, 10) int32_t torch_list_get_item(struct torch_list *list, size_t index, uint64_t *value);
+TORCH_SINCE(2, 10) int32_t torch_list_push_back(struct torch_list *list, uint64_t value);
+TORCH_SINCE(2, 10) int32_t torch_delete_list(struct torch_list *list); /* its elements live on */
+TORCH_SINCE(2, 10) int32_t torch_string_length(struct torch_string *string, size_t *length);
+TORCH_SINCE(2, 10) int32_t torch_string_c_str(struct torch_string *string, const char **text);
+TORCH_SINCE(2, 10) int32_t torch_delete_string(struct torch_string *string);
+
+/* ---- errors and threads ---- */
+/* Throws, with `message`, if the condition is false. */
+TORCH_SINCE(2, 0) void aoti_torch_check(
+    bool condition, const char *function, const char *file, uint32_t line, const char *message);
+TORCH_SINCE(2, 10) int32_t torch_parallel_for(
+    int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t begin, int64_t end, void *context),
+    void *context);
+
+/* ---- the box of an optional value: from 2.13 there is a function to free it, before it was C++'s delete ---- */
+TORCH_OPTIONAL_SINCE(2, 13) int32_t torch_delete_stable_ivalue(uint64_t *box);
+void torch_operator_delete(void *memory) __asm__("_ZdlPv");
+
+/* clang-format on */
+
+#endif

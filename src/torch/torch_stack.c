@@ -1,0 +1,247 @@
+/* torch/torch_stack.c: LibTorch's boxed arguments to opaq values and back. Mechanical: every kind has one way in and
+ * one way out, and nothing is decided here. */
+#include "torch/torch_stack.h"
+
+#include <string.h>
+
+#include "opaq/status.h"
+#include "torch/torch_shim.h"
+
+static struct torch_tensor *tensor_handle(uint64_t value) { return (struct torch_tensor *)(uintptr_t)value; }
+static struct torch_list *list_handle(uint64_t value) { return (struct torch_list *)(uintptr_t)value; }
+static struct torch_string *string_handle(uint64_t value) { return (struct torch_string *)(uintptr_t)value; }
+static uint64_t *box_handle(uint64_t value) { return (uint64_t *)(uintptr_t)value; }
+
+/* -1 for a dtype that opaq has no use for. */
+static int32_t dtype_of_code(int32_t code) {
+    return code == aoti_torch_dtype_bfloat16()  ? OPAQ_DTYPE_BF16
+           : code == aoti_torch_dtype_float32() ? OPAQ_DTYPE_F32
+           : code == aoti_torch_dtype_float16() ? OPAQ_DTYPE_F16
+           : code == aoti_torch_dtype_uint8()   ? OPAQ_DTYPE_U8
+           : code == aoti_torch_dtype_int64()   ? OPAQ_DTYPE_I64
+                                                : -1;
+}
+
+static int32_t code_of_dtype(int32_t dtype) {
+    switch (dtype) {
+    case OPAQ_DTYPE_BF16:
+        return aoti_torch_dtype_bfloat16();
+    case OPAQ_DTYPE_F32:
+        return aoti_torch_dtype_float32();
+    case OPAQ_DTYPE_F16:
+        return aoti_torch_dtype_float16();
+    case OPAQ_DTYPE_I64:
+        return aoti_torch_dtype_int64();
+    default:
+        return aoti_torch_dtype_uint8();
+    }
+}
+
+static enum opaq_status read_tensor(const char *operation, const char *name, uint64_t value,
+                                    struct opaq_tensor *tensor, struct opaq_error *error) {
+    struct torch_tensor *handle = tensor_handle(value);
+    const void *data = NULL;
+    int64_t *sizes;
+    int64_t *strides;
+    int64_t rank;
+    int32_t code;
+    int32_t layout;
+    int32_t device;
+    int32_t index;
+    memset(tensor, 0, sizeof *tensor);
+    if (aoti_torch_get_layout(handle, &layout) != 0 || layout != aoti_torch_layout_strided()) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is not a strided tensor", operation, name);
+    }
+    if (aoti_torch_get_dim(handle, &rank) != 0 || aoti_torch_get_sizes(handle, &sizes) != 0 ||
+        aoti_torch_get_strides(handle, &strides) != 0 || aoti_torch_get_dtype(handle, &code) != 0 ||
+        aoti_torch_get_device_type(handle, &device) != 0 || aoti_torch_get_device_index(handle, &index) != 0 ||
+        torch_get_const_data_ptr(handle, &data) != 0) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s cannot be read", operation, name);
+    }
+    if (rank > OPAQ_RANK_LIMIT) {
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %s has %lld dimensions, at most %d are allowed",
+                         operation, name, (long long)rank, OPAQ_RANK_LIMIT);
+    }
+    if (device != aoti_torch_device_type_cpu() && device != aoti_torch_device_type_cuda()) {
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "%s: %s is neither on the cpu nor on cuda", operation,
+                         name);
+    }
+    memcpy(&tensor->data, &data, sizeof data); /* opaq_tensor serves inputs and outputs, so it is not const */
+    tensor->dtype = dtype_of_code(code);
+    tensor->rank = (int32_t)rank;
+    tensor->device.type = device == aoti_torch_device_type_cpu() ? OPAQ_DEVICE_CPU : OPAQ_DEVICE_CUDA;
+    tensor->device.index = index < 0 ? 0 : index;
+    memcpy(tensor->shape, sizes, (size_t)rank * sizeof *sizes);
+    memcpy(tensor->strides, strides, (size_t)rank * sizeof *strides);
+    return OPAQ_OK;
+}
+
+static enum opaq_status read_tensors(const char *operation, const char *name, uint64_t list, int64_t count,
+                                     struct torch_arguments *arguments, struct opaq_value *value,
+                                     struct opaq_error *error) {
+    if (count > STACK_TENSOR_LIMIT - arguments->tensor_count) {
+        return opaq_fail(error, OPAQ_ERROR_LIMIT, "%s: %s has %lld tensors, at most %d are allowed", operation,
+                         name, (long long)count, STACK_TENSOR_LIMIT);
+    }
+    value->tensors = &arguments->tensor[arguments->tensor_count];
+    value->count = count;
+    for (int64_t i = 0; i < count; ++i) {
+        uint64_t item;
+        if (torch_list_get_item(list_handle(list), (size_t)i, &item) != 0) {
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s cannot be read", operation, name);
+        }
+        const enum opaq_status status =
+            read_tensor(operation, name, item, &arguments->tensor[arguments->tensor_count++], error);
+        if (status != OPAQ_OK) {
+            return status;
+        }
+    }
+    return OPAQ_OK;
+}
+
+static enum opaq_status read_one_tensor(const char *operation, const char *name, uint64_t handle,
+                                        struct torch_arguments *arguments, struct opaq_value *value,
+                                        struct opaq_error *error) {
+    struct opaq_tensor *tensor =
+        &arguments->tensor[arguments->tensor_count++]; /* at most 8, before any list's limit */
+    value->tensors = tensor;
+    value->count = 1;
+    return read_tensor(operation, name, handle, tensor, error);
+}
+
+static enum opaq_status read_sizes(const char *operation, const char *name, uint64_t list, int64_t count,
+                                   struct torch_arguments *arguments, struct opaq_value *value,
+                                   struct opaq_error *error) {
+    if (count > STACK_SIZE_LIMIT - arguments->size_count) {
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %s has %lld sizes, at most %d are allowed", operation,
+                         name, (long long)count, OPAQ_RANK_LIMIT);
+    }
+    value->sizes = &arguments->size[arguments->size_count];
+    value->count = count;
+    for (int64_t i = 0; i < count; ++i) {
+        uint64_t item;
+        if (torch_list_get_item(list_handle(list), (size_t)i, &item) != 0) {
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s cannot be read", operation, name);
+        }
+        arguments->size[arguments->size_count++] = (int64_t)item;
+    }
+    return OPAQ_OK;
+}
+
+static enum opaq_status read_argument(const struct opaq_op *op, int index, uint64_t slot,
+                                      struct torch_arguments *arguments, struct opaq_error *error) {
+    const char *name = op->argument[index].name;
+    struct opaq_value *value = &arguments->value[index];
+    size_t length = 0;
+    switch (op->argument[index].kind) {
+    case OPAQ_ARGUMENT_TENSOR:
+        return read_one_tensor(op->name, name, slot, arguments, value, error);
+    case OPAQ_ARGUMENT_OPTIONAL_TENSOR:
+        return slot == 0 ? OPAQ_OK
+                         : read_one_tensor(op->name, name, *box_handle(slot), arguments, value, error);
+    case OPAQ_ARGUMENT_TENSOR_LIST:
+        if (torch_list_size(list_handle(slot), &length) != 0) {
+            break;
+        }
+        return read_tensors(op->name, name, slot, (int64_t)length, arguments, value, error);
+    case OPAQ_ARGUMENT_TEXT:
+        if (torch_string_length(string_handle(slot), &length) != 0 ||
+            torch_string_c_str(string_handle(slot), &value->text) != 0) {
+            break;
+        }
+        value->count = (int64_t)length;
+        return OPAQ_OK;
+    case OPAQ_ARGUMENT_SIZES:
+        if (torch_list_size(list_handle(slot), &length) != 0) {
+            break;
+        }
+        return read_sizes(op->name, name, slot, (int64_t)length, arguments, value, error);
+    case OPAQ_ARGUMENT_DTYPE:
+        value->integer = dtype_of_code((int32_t)(uint32_t)slot);
+        return OPAQ_OK;
+    case OPAQ_ARGUMENT_INT:
+    case OPAQ_ARGUMENT_SYMINT:
+        value->integer = (int64_t)slot;
+        return OPAQ_OK;
+    }
+    return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s cannot be read", op->name, name);
+}
+
+enum opaq_status torch_arguments_read(const struct opaq_op *op, const uint64_t *stack,
+                                      struct torch_arguments *arguments, struct opaq_error *error) {
+    enum opaq_status status = OPAQ_OK;
+    memset(arguments->value, 0, sizeof arguments->value);
+    arguments->tensor_count = 0;
+    arguments->size_count = 0;
+    for (int i = 0; status == OPAQ_OK && i < op->argument_count; ++i) {
+        status = read_argument(op, i, stack[i], arguments, error);
+    }
+    return status;
+}
+
+void torch_tensor_free(uint64_t handle) { (void)aoti_torch_delete_tensor_object(tensor_handle(handle)); }
+
+static void free_box(uint64_t *box) {
+    torch_tensor_free(*box);
+    if (torch_delete_stable_ivalue != NULL) {
+        (void)torch_delete_stable_ivalue(box);
+    } else {
+        torch_operator_delete(box);
+    }
+}
+
+static void free_list(struct torch_list *list, int of_tensors) {
+    size_t length = 0;
+    if (of_tensors && torch_list_size(list, &length) == 0) {
+        for (size_t i = 0; i < length; ++i) {
+            uint64_t item;
+            if (torch_list_get_item(list, i, &item) == 0) {
+                torch_tensor_free(item);
+            }
+        }
+    }
+    (void)torch_delete_list(list);
+}
+
+void torch_arguments_free(const struct opaq_op *op, uint64_t *stack) {
+    for (int i = 0; i < op->argument_count; ++i) {
+        switch (op->argument[i].kind) {
+        case OPAQ_ARGUMENT_TENSOR:
+            torch_tensor_free(stack[i]);
+            break;
+        case OPAQ_ARGUMENT_OPTIONAL_TENSOR:
+            if (stack[i] != 0) {
+                free_box(box_handle(stack[i]));
+            }
+            break;
+        case OPAQ_ARGUMENT_TENSOR_LIST:
+        case OPAQ_ARGUMENT_SIZES:
+            free_list(list_handle(stack[i]), op->argument[i].kind == OPAQ_ARGUMENT_TENSOR_LIST);
+            break;
+        case OPAQ_ARGUMENT_TEXT:
+            (void)torch_delete_string(string_handle(stack[i]));
+            break;
+        case OPAQ_ARGUMENT_DTYPE:
+        case OPAQ_ARGUMENT_INT:
+        case OPAQ_ARGUMENT_SYMINT:
+            break;
+        }
+    }
+}
+
+enum opaq_status torch_tensor_allocate(const char *operation, struct opaq_tensor *like, uint64_t *handle,
+                                       struct opaq_error *error) {
+    struct torch_tensor *tensor;
+    const int32_t device =
+        like->device.type == OPAQ_DEVICE_CPU ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
+    if (aoti_torch_empty_strided(like->rank, like->shape, like->strides, code_of_dtype(like->dtype), device,
+                                 like->device.index, &tensor) != 0) {
+        return opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: PyTorch could not allocate a result", operation);
+    }
+    *handle = (uint64_t)(uintptr_t)tensor;
+    if (torch_get_mutable_data_ptr(tensor, &like->data) != 0) {
+        torch_tensor_free(*handle);
+        return opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: PyTorch gave a result without memory", operation);
+    }
+    return OPAQ_OK;
+}

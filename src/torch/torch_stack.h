@@ -1,0 +1,31 @@
+/* torch/torch_stack.h: an operator's stack as opaq values, and giving it all back. Depends on opaq/op.h. */
+#ifndef OPAQ_TORCH_TORCH_STACK_H
+#define OPAQ_TORCH_TORCH_STACK_H
+
+#include "opaq/op.h"
+
+enum { STACK_TENSOR_LIMIT = 64, STACK_SIZE_LIMIT = 64 };
+
+/* The arguments of one call, with room for what they point to. */
+struct torch_arguments {
+    struct opaq_value value[OPAQ_OP_ARGUMENT_LIMIT];
+    int tensor_count;
+    struct opaq_tensor tensor[STACK_TENSOR_LIMIT];
+    int size_count;
+    int64_t size[STACK_SIZE_LIMIT];
+};
+
+/* Reads the stack without taking anything from it. */
+enum opaq_status torch_arguments_read(const struct opaq_op *op, const uint64_t *stack,
+                                      struct torch_arguments *arguments, struct opaq_error *error);
+
+/* Frees every handle that the stack holds. */
+void torch_arguments_free(const struct opaq_op *op, uint64_t *stack);
+
+/* A new tensor like `like`; its handle, and its address in like->data. */
+enum opaq_status torch_tensor_allocate(const char *operation, struct opaq_tensor *like, uint64_t *handle,
+                                       struct opaq_error *error);
+
+void torch_tensor_free(uint64_t handle);
+
+#endif

@@ -1,0 +1,141 @@
+/* test_op_table.c: the operator table: schemas, outputs without data, quantize and dequantize by name, and errors that
+ * name the operator, the argument and the numbers. */
+#include <stdlib.h>
+
+#include "check.h"
+#include "support_op.h"
+
+static void schemas_come_from_the_rows(void) {
+    char text[OPAQ_OP_SCHEMA_BYTES];
+    CHECK_EQ_INT(opaq_op_schema(opaq_op_find("quantize"), text, sizeof text, NULL), OPAQ_OK);
+    CHECK_EQ_STR(text, "quantize(Tensor x, str quantizer, Tensor? scale=None, Tensor? amax_rowwise=None, "
+                       "Tensor? amax_columnwise=None, Tensor? random=None) -> Tensor[]");
+    CHECK_EQ_INT(opaq_op_schema(opaq_op_find("dequantize"), text, sizeof text, NULL), OPAQ_OK);
+    CHECK_EQ_STR(text,
+                 "dequantize(Tensor[] buffers, str quantizer, SymInt[] shape, ScalarType dtype, int usage=0) "
+                 "-> Tensor");
+    for (int i = 0; i < opaq_op_count(); ++i) {
+        CHECK(opaq_op_find(opaq_op_at(i)->name) == opaq_op_at(i));
+        CHECK_EQ_INT(opaq_op_schema(opaq_op_at(i), text, sizeof text, NULL), OPAQ_OK);
+        CHECK_EQ_INT(opaq_op_schema(opaq_op_at(i), text, strlen(text), NULL), OPAQ_ERROR_BUFFER);
+    }
+    CHECK(opaq_op_at(-1) == NULL && opaq_op_at(opaq_op_count()) == NULL);
+    CHECK(opaq_op_find("quantise") == NULL && opaq_op_find(NULL) == NULL);
+    CHECK_EQ_INT(opaq_op_schema(NULL, text, sizeof text, NULL), OPAQ_ERROR_ARGUMENT);
+}
+
+static void quantize_and_dequantize_by_name(void) {
+    const int64_t shape[2] = {37, 53};
+    const char *specs[] = {"fp8+both",   "fp8row",     "fp8blk1+both", "fp8blk2",
+                           "mxfp8+both", "mxfp4+both", "nvfp4+both"};
+    for (size_t s = 0; s < sizeof specs / sizeof specs[0]; ++s) {
+        struct tensor x = tensor_make(shape[0], shape[1], OPAQ_BF16, NULL);
+        struct tensor q = tensor_make(shape[0], shape[1], OPAQ_BF16, specs[s]);
+        struct tensor expected = tensor_make(shape[0], shape[1], OPAQ_BF16, specs[s]);
+        struct tensor y = tensor_make(shape[0], shape[1], OPAQ_F32, NULL);
+        struct tensor z = tensor_make(shape[0], shape[1], OPAQ_F32, NULL);
+        struct opaq_error error = {OPAQ_OK, ""};
+        tensor_fill(&x, FILL_OUTLIERS, 3);
+        const struct op_tensors x_tensors = op_tensors_of(&x);
+        const struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {op_tensor_value(&x_tensors.tensor[0]),
+                                                                  op_text_value(specs[s])};
+        CHECK_EQ_INT(op_run_into("quantize", values, &q, &error), OPAQ_OK);
+        CHECK_EQ_STR(error.text, "");
+        CHECK_EQ_INT(opaq_quantize(&x.view, NULL, &expected.view, NULL), OPAQ_OK);
+        for (int i = 0; i < opaq_proto_buffer_count(&q.view.proto); ++i) {
+            CHECK_BYTES(q.view.buffer[i].data, expected.view.buffer[i].data, tensor_bytes(&q, i),
+                        "%s buffer %d", specs[s], i);
+        }
+        const struct op_tensors q_tensors = op_tensors_of(&q);
+        const struct opaq_value back[OPAQ_OP_ARGUMENT_LIMIT] = {
+            op_list_value(&q_tensors), op_text_value(specs[s]), op_sizes_value(shape, 2),
+            op_int_value(OPAQ_DTYPE_F32), op_int_value(0)};
+        CHECK_EQ_INT(op_run_into("dequantize", back, &y, &error), OPAQ_OK);
+        CHECK_EQ_STR(error.text, "");
+        CHECK_EQ_INT(opaq_dequantize(&q.view, 0, NULL, &z.view, NULL), OPAQ_OK);
+        CHECK_BYTES(y.view.buffer[0].data, z.view.buffer[0].data, tensor_bytes(&y, 0), "%s dequantized",
+                    specs[s]);
+        tensor_free(&x);
+        tensor_free(&q);
+        tensor_free(&expected);
+        tensor_free(&y);
+        tensor_free(&z);
+    }
+}
+
+static void refuse(const char *op, const struct opaq_value *values, enum opaq_status status, const char *part) {
+    struct opaq_outputs outputs;
+    struct opaq_error error = {OPAQ_OK, ""};
+    const struct opaq_op *row = opaq_op_find(op);
+    enum opaq_status found = opaq_op_outputs(row, values, &outputs, &error);
+    if (found == OPAQ_OK) { /* then running it must refuse; nothing is read before the checks */
+        for (int i = 0; i < outputs.count; ++i) {
+            outputs.tensor[i].data = NULL;
+        }
+        found = opaq_op_run(row, values, &outputs, NULL, &error);
+    }
+    CHECK_EQ_INT(found, status);
+    if (strstr(error.text, part) == NULL || strncmp(error.text, op, strlen(op)) != 0) {
+        CHECK_FAIL("\"%s\" does not begin with %s or does not say \"%s\"", error.text, op, part);
+    }
+}
+
+static void bad_arguments_are_named(void) {
+    float data[64] = {0.0f};
+    struct opaq_tensor x = {
+        .data = data, .dtype = OPAQ_DTYPE_F32, .rank = 2, .shape = {4, 16}, .strides = {16, 1}};
+    struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {op_tensor_value(&x), op_text_value("nvfp4+foo")};
+    refuse("quantize", values, OPAQ_ERROR_TEXT, "unknown option \"foo\" at position 6");
+    values[1] = op_text_value("nvfp4");
+    values[0].tensors = NULL;
+    refuse("quantize", values, OPAQ_ERROR_ARGUMENT, "x is missing");
+    values[0] = op_tensor_value(&x);
+    x.dtype = OPAQ_DTYPE_U8;
+    refuse("quantize", values, OPAQ_ERROR_ARGUMENT, "dtype");
+    x.dtype = OPAQ_DTYPE_F32;
+    x.rank = 9;
+    refuse("quantize", values, OPAQ_ERROR_SHAPE, "9 dimensions");
+    x.rank = 2;
+    x.strides[1] = 2;
+    refuse("quantize", values, OPAQ_ERROR_BUFFER, "last stride is 2");
+    x.strides[1] = 1;
+    x.strides[0] = -16;
+    refuse("quantize", values, OPAQ_ERROR_OVERFLOW, "negative");
+    x.strides[0] = 16;
+    x.shape[0] = (int64_t)1 << 61;
+    refuse("quantize", values, OPAQ_ERROR_OVERFLOW, "2^62");
+    x.shape[0] = 4;
+    values[1] = op_text_value("nvfp4+sr");
+    refuse("quantize", values, OPAQ_ERROR_ARGUMENT, "random is missing");
+    x.device.type = OPAQ_DEVICE_CUDA;
+    values[1] = op_text_value("nvfp4");
+    refuse("quantize", values, OPAQ_ERROR_UNSUPPORTED, "cuda:0");
+}
+
+static void bad_buffers_are_named(void) {
+    const int64_t shape[2] = {4, 16};
+    uint8_t bytes[4096] = {0};
+    struct op_tensors list = {.count = 0};
+    struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {op_list_value(&list), op_text_value("nvfp4"),
+                                                        op_sizes_value(shape, 2), op_int_value(OPAQ_DTYPE_BF16),
+                                                        op_int_value(0)};
+    refuse("dequantize", values, OPAQ_ERROR_ARGUMENT, "buffers is empty");
+    list.count = 3;
+    for (int i = 0; i < 3; ++i) {
+        list.tensor[i] = (struct opaq_tensor){
+            .data = bytes, .dtype = OPAQ_DTYPE_U8, .rank = 2, .shape = {4, 8}, .strides = {8, 1}};
+    }
+    values[0] = op_list_value(&list);
+    refuse("dequantize", values, OPAQ_ERROR_SHAPE,
+           "\"_rowwise_scale_inv\" is uint8[4,8], expected uint8[128,4]");
+    list.count = 2;
+    values[0] = op_list_value(&list);
+    refuse("dequantize", values, OPAQ_ERROR_ARGUMENT, "got 2 buffers, expected 3");
+    values[3] = op_int_value(OPAQ_DTYPE_U8);
+    refuse("dequantize", values, OPAQ_ERROR_ARGUMENT, "dtype");
+}
+
+static const struct test_case tests[] = {TEST(schemas_come_from_the_rows),
+                                         TEST(quantize_and_dequantize_by_name), TEST(bad_arguments_are_named),
+                                         TEST(bad_buffers_are_named)};
+TEST_MAIN(tests)
