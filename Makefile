@@ -29,6 +29,9 @@ test-sanitize: ## the C tests under ASan and UBSan, those with threads under TSa
 test-python: build ## the Python tests
 	@tools/test_python.sh $(BUILD)
 
+test-gpu: build ## the PyTorch tests on a machine with a GPU, with PYTHON
+	@tools/test_gpu.sh $(BUILD)
+
 fuzz: ## every fuzz target for FUZZ_SECONDS (300)
 	@tools/fuzz.sh $(FUZZ_SECONDS)
 
@@ -47,6 +50,9 @@ demo: build ## run the demonstrations
 bench: build ## run the benchmarks, with BENCH_ARGS; figures also go to build/bench/*.json
 	@tools/run_benches.sh $(BUILD)/bench $(BENCH_ARGS)
 
+bench-overhead: build ## what calling an operator from PyTorch costs; figures also go to build/bench/bench_overhead.json
+	@tools/bench_overhead.sh $(BUILD) $(BENCH_ARGS)
+
 golden: ## make the files in tests/golden again, from other people's encoders
 	@tools/golden.sh
 
@@ -60,5 +66,5 @@ clean: ## remove everything that was built; .venv stays
 help: ## this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build test test-c test-sanitize test-python fuzz fuzz-short check format demo bench golden install \
-	clean help
+.PHONY: build test test-c test-sanitize test-python test-gpu fuzz fuzz-short check format demo bench \
+	bench-overhead golden install clean help

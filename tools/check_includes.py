@@ -2,7 +2,8 @@
 """Includes go one way: base -> format -> quant -> gemm -> op -> runner -> {torch, cli}.
 
 A file in src/<layer> may include its own layer, earlier ones and public headers; a public header only public
-headers; programs (demo, bench, examples, fuzz, the cli layer) only public headers and what lies beside them.
+headers; programs (demo, bench, examples, fuzz, the cli layer) only public headers and what lies beside them, and
+the benchmarks also the case lists they share with the tests (tests/cases).
 File names are unique in the repository, so an include line names one file.
 """
 
@@ -37,6 +38,8 @@ def files(folder: str, *suffixes: str) -> list[Path]:
 def problem(path: Path, target: str, allowed: set[str]) -> str | None:
     """What is wrong with one quoted include, `allowed` being layers of src."""
     parts = target.split("/")
+    if parts[:3] == ["..", "tests", "cases"] or parts[:2] == ["..", "cases"]:
+        return None if (path.parent / target).is_file() else "does not exist"
     if ".." in parts:
         return "goes up with '..'"
     if parts[0] == "opaq":

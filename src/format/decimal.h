@@ -6,10 +6,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { DECIMAL_TEXT_BYTES = 24 };
+enum { DECIMAL_TEXT_BYTES = 24, DECIMAL_INPUT_LIMIT = 127 };
 
 /* digits [ "." digits ] [ "e" [ "-" ] digits ], the whole of `text`; false if it is not that, is longer than
- * 40 characters, or is beyond the largest float. */
+ * DECIMAL_INPUT_LIMIT, or is beyond the largest float. */
 bool decimal_parse(const char *text, size_t length, float *value);
 
 /* "2.5e-1", or "2.5" where the exponent is 0: the fewest digits that read back as `value`, which is finite and above 0. */

@@ -52,8 +52,8 @@ static uint32_t encode_e8m0(float value, bool ieee) {
     }
     const uint32_t field = bits >> 23;
     const uint32_t mantissa = bits & 0x7FFFFFu;
-    if (field == 0) { /* 2^-127 is mantissa 0x400000, and halfway to 2^-126 is 0x600000 */
-        return mantissa >= 0x600000u;
+    if (field == 0) { /* above 2^-127, whose mantissa is 0x400000, ml_dtypes and PyTorch round up */
+        return mantissa > 0x400000u;
     }
     const uint32_t code = field + (mantissa >= 0x400000u);
     return code == 255 && !ieee ? 254 : code;

@@ -130,19 +130,27 @@ static enum opaq_status check_shape(const struct opaq_proto *proto, struct opaq_
                              proto->rank, i, (long long)proto->shape[i]);
         }
     }
+    int64_t elements;
+    const int64_t rows = opaq_proto_rows(proto);
+    const int64_t columns = opaq_proto_columns(proto);
+    if (rows < 0 || !checked_multiply(rows, columns, &elements) || columns > OPAQ_SIZE_LIMIT) {
+        return opaq_fail(error, OPAQ_ERROR_OVERFLOW,
+                         "proto: a rank-%d tensor with last dimension %lld has more than 2^62 elements",
+                         proto->rank, (long long)columns);
+    }
     int64_t total = 0;
     const int count = opaq_proto_buffer_count(proto);
     for (int i = 0; i < count; ++i) {
         struct opaq_buffer buffer;
-        const bool rows_fit = opaq_proto_rows(proto) >= 0 && opaq_proto_columns(proto) <= OPAQ_SIZE_LIMIT;
         describe(proto, proto->is_quantized ? present_row(&proto->spec, i) : NULL, &buffer);
-        if (!rows_fit || !finish(&buffer) || (total += (int64_t)buffer.bytes) > OPAQ_SIZE_LIMIT) {
+        if (!finish(&buffer) || (int64_t)buffer.bytes > OPAQ_SIZE_LIMIT - total) {
             return opaq_fail(
                 error, OPAQ_ERROR_OVERFLOW,
-                "proto: buffer \"%s\" of a rank-%d tensor with last dimension %lld has more than 2^62 "
+                "proto: up to buffer \"%s\" a rank-%d tensor with last dimension %lld has more than 2^62 "
                 "bytes",
-                buffer.name, proto->rank, (long long)opaq_proto_columns(proto));
+                buffer.name, proto->rank, (long long)columns);
         }
+        total += (int64_t)buffer.bytes;
     }
     return OPAQ_OK;
 }

@@ -88,9 +88,10 @@ static bool read_shape(struct cursor *cursor, struct opaq_proto *proto) {
 
 static bool read_device(struct cursor *cursor, struct opaq_device *device) {
     int64_t index = 0;
-    if (read_word(cursor, "cuda:") && read_number(cursor, &index) && index <= INT32_MAX) {
-        *device = (struct opaq_device){OPAQ_DEVICE_CUDA, (int32_t)index};
-        return cursor->at == cursor->length;
+    if (read_word(cursor, "cuda:")) {
+        const bool is_index = read_number(cursor, &index) && index <= INT32_MAX;
+        *device = (struct opaq_device){OPAQ_DEVICE_CUDA, is_index ? (int32_t)index : 0};
+        return is_index && cursor->at == cursor->length;
     }
     *device = (struct opaq_device){OPAQ_DEVICE_CPU, 0};
     return read_word(cursor, "cpu") && cursor->at == cursor->length;

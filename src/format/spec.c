@@ -19,6 +19,9 @@ static const struct {
     {OPAQ_4OVER6, OPAQ_STOCHASTIC}, {OPAQ_DELAYED, OPAQ_POW2},
 };
 
+/* By its bits: a float comparison would not see a subnormal one where the caller flushes those to zero. */
+static bool has_epsilon(const struct opaq_spec *spec) { return float_to_bits(spec->epsilon) != 0; }
+
 enum opaq_status opaq_spec_make(enum opaq_format format, struct opaq_spec *spec, struct opaq_error *error) {
     const struct opaq_format_row *row = opaq_format_row(format);
     if (row == NULL || spec == NULL) {
@@ -84,7 +87,7 @@ static enum opaq_status check_rule(const struct opaq_spec *spec, const struct op
         return OPAQ_OK;
     }
     const uint32_t extra = spec->options & ~(uint32_t)OPAQ_SWIZZLED;
-    if (extra != 0 || spec->epsilon != 0.0f) {
+    if (extra != 0 || has_epsilon(spec)) {
         return opaq_fail(error, OPAQ_ERROR_SPEC, "spec: rule \"%s\" does not go with \"%s\"", rule,
                          extra != 0 ? first_option(extra) : "eps");
     }
@@ -119,7 +122,7 @@ static enum opaq_status check_parameters(const struct opaq_spec *spec, const str
         return opaq_fail(error, OPAQ_ERROR_SPEC, "spec: eps is %g, expected a finite number of at least 0",
                          (double)spec->epsilon);
     }
-    if (spec->epsilon != 0.0f && ((row->options & OPAQ_POW2) == 0 || (spec->options & OPAQ_DELAYED) != 0)) {
+    if (has_epsilon(spec) && ((row->options & OPAQ_POW2) == 0 || (spec->options & OPAQ_DELAYED) != 0)) {
         return opaq_fail(error, OPAQ_ERROR_SPEC, "spec: %s does not go with \"eps\"",
                          (row->options & OPAQ_POW2) == 0 ? row->name : "\"delayed\"");
     }

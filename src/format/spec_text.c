@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/float_bits.h"
 #include "format/decimal.h"
 #include "opaq/spec.h"
 #include "opaq/status.h"
@@ -83,10 +84,7 @@ static bool read_mask(struct part value, uint16_t *mask) {
     }
     for (size_t i = 2; i < 6; ++i) {
         const char c = value.text[i];
-        const int digit = c >= '0' && c <= '9'   ? c - '0'
-                          : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                          : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                                 : -1;
+        const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
         if (digit < 0) {
             return false;
         }
@@ -105,7 +103,7 @@ static enum opaq_status read_flag(struct reader *reader, struct part whole, int 
     if (option == OPAQ_HADAMARD) {
         spec->hadamard_mask = OPAQ_HADAMARD_MASK_DEFAULT;
         if (value.text != NULL && !read_mask(value, &spec->hadamard_mask)) {
-            return refuse(reader, value, "bad sign mask", "expected 0x and four hexadecimal digits");
+            return refuse(reader, value, "bad sign mask", "expected 0x and four lower-case hexadecimal digits");
         }
     }
     if (option == OPAQ_4OVER6) {
@@ -309,7 +307,7 @@ enum opaq_status opaq_spec_print(const struct opaq_spec *spec, char *buffer, siz
     if ((spec->options & OPAQ_4OVER6) != 0 && spec->e4m3_max == 448) {
         append(text, &length, "+e4m3max=", "448");
     }
-    if (spec->epsilon != 0.0f) {
+    if (float_to_bits(spec->epsilon) != 0) {
         char number[DECIMAL_TEXT_BYTES];
         decimal_print(spec->epsilon, number);
         append(text, &length, "+eps=", number);

@@ -2,6 +2,7 @@
  * so the number of slots, like the number of threads, does not matter to the result. */
 #include "op/amax_op.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/checked.h"
@@ -40,6 +41,12 @@ static void amax_slots(void *argument, int64_t begin, int64_t end) {
 
 void amax_compute(const struct quant_copy *copy, const struct opaq_spec *spec,
                   const struct opaq_parallel *parallel, float *amax, int64_t step) {
+    if (copy->operand.columns == 0) { /* however many rows */
+        for (int64_t i = 0; i < (step == 0 ? 1 : copy->operand.rows); ++i) {
+            amax[i] = 0.0f;
+        }
+        return;
+    }
     parallel = parallel_if_worth(parallel, copy->operand.rows * copy->operand.columns);
     struct amax_task task = {.copy = copy, .spec = spec, .kernel = amax_kernel(), .amax = amax, .step = step};
     if (step != 0) {
@@ -73,22 +80,27 @@ int64_t opaq_amax_count(const struct opaq_proto *proto, enum opaq_usage usage) {
 enum opaq_status opaq_amax(const struct opaq_view *x, const struct opaq_spec *spec, enum opaq_usage usage,
                            const struct opaq_parallel *parallel, float *amax, int64_t count,
                            struct opaq_error *error) {
-    enum opaq_status status = check_plain_tensor("amax", "x", x, error);
+    const enum opaq_status status = check_plain_tensor("amax", "x", x, error);
     if (status != OPAQ_OK) {
         return status;
     }
     struct opaq_proto proto;
-    status = opaq_proto_make(x->proto.shape, x->proto.rank, (enum opaq_element)x->proto.dtype, spec,
-                             x->proto.device, &proto, error);
-    if (status != OPAQ_OK || spec == NULL) {
-        return spec == NULL ? opaq_fail(error, OPAQ_ERROR_ARGUMENT, "amax: spec is NULL") : status;
+    struct opaq_error reason;
+    if (spec == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "amax: spec is NULL");
+    }
+    if (opaq_proto_make(x->proto.shape, x->proto.rank, (enum opaq_element)x->proto.dtype, spec, x->proto.device,
+                        &proto, &reason) != OPAQ_OK) {
+        return opaq_fail(error, reason.status, "amax: %s", reason.text);
     }
     if (usage != OPAQ_ROWWISE && usage != OPAQ_COLUMNWISE) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                          "amax: usage is %d, expected 1 (rowwise) or 2 (columnwise)", (int)usage);
     }
     const int64_t expected = opaq_amax_count(&proto, usage);
-    if (amax == NULL || count != expected || expected == 0) {
+    const bool takes_none =
+        expected == 0 && opaq_proto_find(&proto, OPAQ_ROLE_AMAX, usage) < 0; /* not: no rows */
+    if ((amax == NULL && expected > 0) || count != expected || takes_none) {
         return opaq_fail(error, OPAQ_ERROR_BUFFER,
                          "amax: got room for %lld floats%s, a %s has %lld of this usage", (long long)count,
                          amax == NULL ? " (NULL)" : "", opaq_format_row((enum opaq_format)spec->format)->name,

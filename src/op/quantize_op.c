@@ -25,6 +25,13 @@ static enum opaq_status check_args(const struct opaq_view *out, const struct opa
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "quantize: an amax is given, but %s takes none",
                          is_delayed ? "delayed scaling" : format);
     }
+    const bool stray_rowwise = args->amax_rowwise != NULL && (spec->usage & OPAQ_ROWWISE) == 0;
+    const bool stray_columnwise = args->amax_columnwise != NULL && (spec->usage & OPAQ_COLUMNWISE) == 0;
+    if (stray_rowwise || stray_columnwise) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "quantize: amax_%s is given, but the quantizer makes no %s copy",
+                         stray_rowwise ? "rowwise" : "columnwise", stray_rowwise ? "rowwise" : "columnwise");
+    }
     if (args->amax != NULL && spec->format != OPAQ_FP8) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                          "quantize: args.amax asks for the amax, but %s returns none", format);
@@ -95,14 +102,19 @@ static void run_panels(void *argument, int64_t begin, int64_t end) {
     task->kernel->run(task->job, task->copy, begin * task->panel_rows, min_int64(rows, end * task->panel_rows));
 }
 
-static void run_copies(const struct quant_job *job, const struct quant_kernel *kernel,
+/* Every copy that has anything to do. Without columns there are no codes; only fp8row's scales, which stand for whole
+ * rows, are there nevertheless, when they are to be written. */
+static void run_copies(const struct quant_job *job, const struct quant_kernel *kernel, bool is_quantizing,
                        const struct opaq_parallel *parallel) {
     for (int i = 0; i < job->copy_count; ++i) {
+        const struct quant_matrix *operand = &job->copy[i].operand;
+        if (operand->columns == 0 && !(is_quantizing && job->spec.format == OPAQ_FP8ROW)) {
+            continue;
+        }
         struct panel_task task = {job, &job->copy[i], kernel, quant_panel_rows(&job->copy[i])};
         const struct opaq_body body = {run_panels, &task};
-        const int64_t elements = job->copy[i].operand.rows * job->copy[i].operand.columns;
-        parallel_run(parallel_if_worth(parallel, elements),
-                     ceil_div(job->copy[i].operand.rows, task.panel_rows), &body);
+        parallel_run(parallel_if_worth(parallel, operand->rows * operand->columns),
+                     ceil_div(operand->rows, task.panel_rows), &body);
     }
 }
 
@@ -137,7 +149,7 @@ enum opaq_status opaq_quantize(const struct opaq_view *x, const struct opaq_quan
     } else if (job.spec.format == OPAQ_NVFP4) {
         settle_amax(&job, args);
     }
-    run_copies(&job, quantize_kernel((enum opaq_format)job.spec.format), args->parallel);
+    run_copies(&job, quantize_kernel((enum opaq_format)job.spec.format), true, args->parallel);
     return OPAQ_OK;
 }
 
@@ -161,7 +173,7 @@ enum opaq_status opaq_dequantize(const struct opaq_view *q, int usage, const str
     }
     struct quant_job job;
     quant_job_make(y, q, from, &job);
-    run_copies(&job, dequantize_kernel((enum opaq_format)job.spec.format), parallel);
+    run_copies(&job, dequantize_kernel((enum opaq_format)job.spec.format), false, parallel);
     return OPAQ_OK;
 }
 

@@ -193,7 +193,8 @@ static inline void copy_store(const struct quant_copy *copy, int64_t r, int64_t 
     for (int i = 0; i < inside; ++i) {
         const int64_t index = start + i * copy->data_column_step;
         if (copy->is_packed) {
-            copy->data[index / 2] |= (uint8_t)(codes[i] << (index % 2 * 4));
+            uint8_t *pair = &copy->data[index / 2];
+            *pair = (uint8_t)(*pair | codes[i] << (index % 2 * 4));
         } else {
             copy->data[index] = codes[i];
         }

@@ -1,0 +1,227 @@
+/* test_alloc_failure.c: memory and threads run out at the n-th request, for every n until there is none left to fail.
+ * Each time: a clean status, nothing lost (AddressSanitizer looks for that), and the next attempt works. The linker
+ * sends the library's calls here (--wrap, see CMakeLists.txt). */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "support_quant.h"
+#include "support_spec.h"
+
+/* ---- requests that can be made to fail ---- */
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t count, size_t size);
+void *__real_realloc(void *memory, size_t size);
+void *__real_aligned_alloc(size_t alignment, size_t size);
+int __real_posix_memalign(void **memory, size_t alignment, size_t size);
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *argument);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+void *__wrap_realloc(void *memory, size_t size);
+void *__wrap_aligned_alloc(size_t alignment, size_t size);
+int __wrap_posix_memalign(void **memory, size_t alignment, size_t size);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *argument);
+
+static atomic_int requests_left = -1; /* until one fails; below 0: none does */
+static atomic_int failed_memory;
+static atomic_int failed_threads;
+
+static int fails(atomic_int *kind) {
+    if (atomic_load(&requests_left) < 0 || atomic_fetch_sub(&requests_left, 1) != 0) {
+        return 0;
+    }
+    atomic_fetch_add(kind, 1);
+    return 1;
+}
+
+void *__wrap_malloc(size_t size) { return fails(&failed_memory) ? NULL : __real_malloc(size); }
+
+void *__wrap_calloc(size_t count, size_t size) {
+    return fails(&failed_memory) ? NULL : __real_calloc(count, size);
+}
+
+void *__wrap_realloc(void *memory, size_t size) {
+    return fails(&failed_memory) ? NULL : __real_realloc(memory, size);
+}
+
+void *__wrap_aligned_alloc(size_t alignment, size_t size) {
+    return fails(&failed_memory) ? NULL : __real_aligned_alloc(alignment, size);
+}
+
+int __wrap_posix_memalign(void **memory, size_t alignment, size_t size) {
+    return fails(&failed_memory) ? ENOMEM : __real_posix_memalign(memory, alignment, size);
+}
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *argument) {
+    return fails(&failed_threads) ? EAGAIN : __real_pthread_create(thread, attributes, run, argument);
+}
+
+static void fail_at(int n) {
+    atomic_store(&failed_memory, 0);
+    atomic_store(&failed_threads, 0);
+    atomic_store(&requests_left, n);
+}
+
+static void fail_never(void) { atomic_store(&requests_left, -1); }
+
+static int something_failed(void) { return atomic_load(&failed_memory) + atomic_load(&failed_threads) > 0; }
+
+/* The status that goes with what was made to fail. */
+static void check_status(enum opaq_status status, const struct opaq_error *error, int n, const char *what) {
+    const enum opaq_status expected = atomic_load(&failed_memory)    ? OPAQ_ERROR_MEMORY
+                                      : atomic_load(&failed_threads) ? OPAQ_ERROR_SYSTEM
+                                                                     : OPAQ_OK;
+    if (status != expected || (expected != OPAQ_OK && (error->status != expected || error->text[0] == '\0'))) {
+        CHECK_FAIL("%s, request %d: %s, expected %s", what, n, opaq_status_name(status),
+                   opaq_status_name(expected));
+    }
+}
+
+enum { MANY = 1000 };
+
+/* ---- pools ---- */
+
+static void visit(void *argument, int64_t begin, int64_t end) {
+    atomic_fetch_add((atomic_llong *)argument, end - begin);
+}
+
+static void pools(void) {
+    static const int threads[] = {1, 2, 5, 16};
+    for (int i = 0; i < 4; ++i) {
+        int n = 0;
+        int done = 0;
+        for (; n < MANY && !done; ++n) {
+            struct opaq_pool *pool = NULL;
+            struct opaq_error error = {OPAQ_OK, ""};
+            fail_at(n);
+            const enum opaq_status status = opaq_pool_create(threads[i], &pool, &error);
+            fail_never();
+            check_status(status, &error, n, "pool_create");
+            CHECK((status == OPAQ_OK) == (pool != NULL));
+            done = !something_failed();
+            if (status != OPAQ_OK) { /* and at once again */
+                CHECK_EQ_INT(opaq_pool_create(threads[i], &pool, NULL), OPAQ_OK);
+            }
+            atomic_llong covered = 0;
+            const struct opaq_body body = {visit, &covered};
+            const struct opaq_parallel parallel = opaq_pool_parallel(pool);
+            parallel.run(parallel.context, 100, &body);
+            CHECK_EQ_INT(atomic_load(&covered), 100);
+            opaq_pool_destroy(pool);
+        }
+        CHECK(done && n >= threads[i]); /* a thread each but the caller's, and some memory */
+        printf("  %d threads: %d requests\n", threads[i], n - 1);
+    }
+}
+
+/* ---- interning ---- */
+
+static void interning(void) {
+    int done = 0;
+    int most = 0;
+    for (int n = 0; n < MANY && !done; ++n) {
+        char text[2][OPAQ_SPEC_TEXT_BYTES]; /* not canonical, so that two entries are made; new each time */
+        (void)snprintf(text[0], sizeof text[0], "fp8blk1+eps=%d.0", 3000 + n);
+        (void)snprintf(text[1], sizeof text[1], "fp8blk1+both+eps=%d", 3000 + n);
+        done = 1;
+        for (int i = 0; i < 2; ++i) {
+            const struct opaq_spec *spec = NULL;
+            const struct opaq_spec *again = NULL;
+            struct opaq_error error = {OPAQ_OK, ""};
+            fail_at(n);
+            const enum opaq_status status = opaq_spec_intern(text[i], strlen(text[i]), &spec, &error);
+            fail_never();
+            check_status(status, &error, n, "spec_intern");
+            CHECK((status == OPAQ_OK) == (spec != NULL));
+            done &= !something_failed();
+            CHECK_EQ_INT(opaq_spec_intern(text[i], strlen(text[i]), &again, NULL), OPAQ_OK);
+            CHECK(again != NULL && (spec == NULL || spec == again) && again->epsilon == (float)(3000 + n));
+        }
+        most = n;
+    }
+    CHECK(done && most >= 1);
+    printf("  at most %d requests\n", most);
+}
+
+/* ---- operations, on a pool ---- */
+
+static void check_operations(const struct tensor *x, const struct opaq_spec *spec,
+                             const struct opaq_parallel *parallel) {
+    struct opaq_quantize_args args = args_for(spec);
+    args.parallel = parallel;
+    struct tensor expected = quantized(x, spec, NULL);
+    struct tensor expected_y = dequantized(&expected, 0);
+    int done = 0;
+    for (int n = 0; n < MANY && !done; ++n) {
+        struct tensor q = quantized_like(x, spec);
+        struct tensor y = plain_like(&q);
+        struct opaq_error error = {OPAQ_OK, ""};
+        fail_at(n);
+        enum opaq_status status = opaq_quantize(&x->view, &args, &q.view, &error);
+        fail_never();
+        check_status(status, &error, n, "quantize");
+        done = !something_failed();
+        CHECK(status == OPAQ_OK || opaq_quantize(&x->view, &args, &q.view, NULL) == OPAQ_OK);
+        CHECK(first_difference(&q, &expected) < 0);
+        fail_at(n);
+        status = opaq_dequantize(&q.view, 0, parallel, &y.view, &error);
+        fail_never();
+        check_status(status, &error, n, "dequantize");
+        done &= !something_failed();
+        CHECK(status == OPAQ_OK || opaq_dequantize(&q.view, 0, parallel, &y.view, NULL) == OPAQ_OK);
+        CHECK(first_difference(&y, &expected_y) < 0);
+        tensor_free(&y);
+        tensor_free(&q);
+    }
+    CHECK(done);
+    tensor_free(&expected_y);
+    tensor_free(&expected);
+}
+
+static void operations(void) {
+    static const char *const specs[] = {"fp8+both+sr",    "fp8row+both",       "fp8blk1+both",
+                                        "fp8blk2+both",   "mxfp8+both+2d",     "mxfp4+both",
+                                        "nvfp4+both+rht", "nvfp4+both+4over6", "nvfp4+both+rowscaled"};
+    struct opaq_pool *pool = NULL;
+    CHECK_EQ_INT(opaq_pool_create(3, &pool, NULL), OPAQ_OK);
+    const struct opaq_parallel parallel = opaq_pool_parallel(pool);
+    struct tensor x = tensor_make(300, 130, OPAQ_F32, NULL); /* enough to be shared between threads */
+    tensor_fill(&x, FILL_NORMAL, 1);
+    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; ++i) {
+        const struct opaq_spec spec = spec_of(specs[i]);
+        check_operations(&x, &spec, &parallel);
+    }
+    tensor_free(&x);
+    opaq_pool_destroy(pool);
+}
+
+/* Reading and describing asks for no memory at all. */
+static void texts_need_no_memory(void) {
+    struct opaq_spec spec = spec_of("nvfp4");
+    struct opaq_proto proto;
+    struct opaq_error error;
+    char text[OPAQ_PROTO_TEXT_BYTES];
+    const char *good = "bf16[4,128] fp8+both+eps=2.5e-1 cuda:0";
+    const int64_t shape[2] = {4, 128};
+    fail_at(0);
+    const enum opaq_status read = opaq_spec_parse("fp8+eps=2.5e-1", 14, &spec, &error);
+    const enum opaq_status refused = opaq_spec_parse("fp8+rth", 7, &spec, &error);
+    const enum opaq_status written = opaq_spec_print(&spec, text, sizeof text, &error);
+    const enum opaq_status parsed = opaq_proto_parse(good, strlen(good), &proto, &error);
+    const enum opaq_status printed = opaq_proto_print(&proto, text, sizeof text, &error);
+    const enum opaq_status made = opaq_proto_make(shape, 2, OPAQ_F32, &spec, tensor_cpu, &proto, &error);
+    fail_never();
+    CHECK(read == OPAQ_OK && refused == OPAQ_ERROR_TEXT && written == OPAQ_OK && parsed == OPAQ_OK);
+    CHECK(printed == OPAQ_OK && made == OPAQ_OK);
+    CHECK_EQ_STR(text, good);
+    CHECK(!something_failed());
+}
+
+static const struct test_case tests[] = {TEST(pools), TEST(interning), TEST(operations),
+                                         TEST(texts_need_no_memory)};
+TEST_MAIN(tests)

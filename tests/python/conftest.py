@@ -1,0 +1,51 @@
+"""What all Python tests share: the paths, and how a test that cannot run says so.
+
+Nothing is skipped in silence. A module that needs a package calls `need("torch")`; where it is missing the
+module is left out, and the end of the run lists it with the reason. With CI=true that is a failure instead."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+sys.path[:0] = [str(ROOT / "python"), str(GOLDEN)]
+
+
+def leave_out(reason: str) -> NoReturn:
+    """The end of the test or module that cannot run."""
+    if os.environ.get("CI") == "true":
+        raise RuntimeError(f"CI=true and {reason}")
+    pytest.skip(reason, allow_module_level=True)
+
+
+def need(name: str) -> ModuleType:
+    """The module, or the end of the module that asks for it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        leave_out(f"{name} cannot be imported: {error}")
+
+
+def devices() -> list[str]:
+    """The devices that this machine and this build both have."""
+    import opaq
+
+    backends = opaq.library_info()["backends"]
+    return ["cpu", "cuda"] if "cuda" in backends and need("torch").cuda.is_available() else ["cpu"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" in metafunc.fixturenames:
+        metafunc.parametrize("device", devices())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in terminalreporter.getreports("skipped"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        terminalreporter.line(f"left out: {report.nodeid or report.fspath}: {reason.removeprefix('Skipped: ')}")

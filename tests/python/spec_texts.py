@@ -1,0 +1,54 @@
+"""Spec texts made from the format table: every combination of what a format takes, sensible or not, and which
+of them docs/spec.md allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+
+import opaq
+from opaq._tables import RULES
+from reference_quantizer import Spec, parse
+
+USAGES = ("", "+columnwise", "+both")
+WITH_VALUES = {"rht": ("+rht", "+rht=0x1234"), "4over6": ("+4over6", "+4over6=mse")}
+
+
+def numbers(row: opaq.FormatRow) -> tuple[str, ...]:
+    if row.name == "nvfp4":
+        return ("", "+e4m3max=448", "+e4m3max=256")
+    return ("", "+eps=2.5", "+eps=1e-12") if row.name.startswith("fp8") else ("",)
+
+
+def combinations(row: opaq.FormatRow) -> Iterator[str]:
+    """Each element, usage, rule, and set of the options that the row knows."""
+    elements = ["" if e == row.element_default else "." + e for e in row.elements]
+    options = [("", *WITH_VALUES.get(option, ("+" + option,))) for option in row.options]
+    rules = ["" if rule == "te" else f"+rule={rule}" for rule in RULES]
+    for parts in product(elements, USAGES, *options, numbers(row), rules):
+        yield row.name + "".join(parts)
+
+
+def is_valid(text: str) -> bool:
+    """The table "what does not go together" of docs/spec.md."""
+    s = parse(text)
+    has_eps = float(s.eps) != 0
+    contradictions = [
+        s.two_d and (s.rht is not None or s.rowscaled),
+        s.four_over_six and (s.rht is not None or s.sr),
+        s.e4m3_max == 256 and not s.four_over_six,
+        s.delayed and (s.pow2 or has_eps),
+        s.rule in ("ocp", "rceil") and not s.is_mx,
+    ]
+    if s.rule in ("compressed-tensors", "modelopt"):
+        plain = Spec(s.format, s.element, s.usage, swizzle=s.swizzle, rule=s.rule)
+        contradictions += [s.element == "e5m2", s != plain]
+    return not any(contradictions)
+
+
+@cache
+def valid_texts() -> tuple[str, ...]:
+    """Canonical texts, each of another value."""
+    texts = [text for row in opaq.formats() for text in combinations(row) if is_valid(text)]
+    return tuple(dict.fromkeys(parse(text).text() for text in texts))

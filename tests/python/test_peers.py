@@ -1,0 +1,294 @@
+"""Live byte equality with quantizers that others wrote, on finite data, in float32 (torchao also in bfloat16).
+
+torchao, `to_mx`: FLOOR is rule=ocp and RCEIL is rule=rceil, for every element, with two differences of its own.
+A block whose scale byte is 0 and that is not all zero is not divided by 2^-127: FLOOR divides it by 2^-126,
+RCEIL by 1. And RCEIL without a Blackwell GPU takes a rounded logarithm, so that an amax a few units above a
+power of two times the element's largest value counts as that power; opaq, like the instruction that RCEIL
+stands for, rounds up.
+
+torchao, NVFP4: no rule of opaq corresponds. Its block scales are at least 2^-6 and it divides in another order.
+
+compressed-tensors: rule=compressed-tensors, through its own observer arithmetic (calculate_qparams,
+generate_gparam) and its own compressors, for every format. An MX block whose scale byte opaq makes 255 is left
+out: compressed-tensors' byte is an integer overflow there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import opaq
+import peer_values
+from conftest import need
+from opaq import Quantizer
+
+torch = need("torch")
+
+MATRICES = {
+    "ordinary": lambda seed: peer_values.matrix(160, 384, seed),
+    "wide range": lambda seed: peer_values.matrix(64, 512, seed, -100, 100),
+    "subnormal": lambda seed: peer_values.subnormal(96, 256, seed),
+    "huge": lambda seed: peer_values.huge(48, 256, seed),
+    "zero": lambda seed: np.zeros((16, 128), np.float32) * (1 - 2 * (seed % 2)),
+}
+SEEDS = range(12)
+
+
+def inputs(kind: str) -> list[NDArray]:
+    return [MATRICES[kind](seed).astype(np.float32) for seed in SEEDS]
+
+
+def tensor(x: NDArray) -> torch.Tensor:
+    if x.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(x.view(np.uint16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def codes(t: torch.Tensor) -> NDArray[np.uint8]:
+    return t.contiguous().view(torch.uint8).numpy()
+
+
+def same(got: NDArray, want: NDArray, what: str) -> None:
+    """Equal bytes, which tell zeros and NaNs apart."""
+    assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
+    got, want = np.ascontiguousarray(got), np.ascontiguousarray(want)
+    wrong = np.argwhere(got.view(np.uint8) != want.view(np.uint8))
+    assert not len(wrong), f"{what}: {len(wrong)} bytes differ, the first at {wrong[0]}"
+
+
+# ------------------------------------------------------------------------------------------- torchao
+
+ELEMENTS = {
+    "e4m3": ("mxfp8", "float8_e4m3fn", 448),
+    "e5m2": ("mxfp8.e5m2", "float8_e5m2", 57344),
+    "e2m1": ("mxfp4", "float4_e2m1fn_x2", 6),
+}
+
+
+@pytest.fixture(scope="module")
+def torchao() -> SimpleNamespace:
+    need("torchao")
+    mx = need("torchao.prototype.mx_formats.mx_tensor")
+    utils = need("torchao.prototype.mx_formats.utils")
+    return SimpleNamespace(to_mx=mx.to_mx, mode=mx.ScaleCalculationMode, to_blocked=utils.to_blocked)
+
+
+def mx_blocks(x: NDArray, text: str) -> tuple[NDArray, NDArray]:
+    """opaq's codes in (row, block, bytes) and its scale bytes in (row, block)."""
+    q = opaq.quantize(x, Quantizer(text))
+    rows, blocks = x.shape[0], x.shape[1] // 32
+    data = q.buffers["_rowwise_data"].reshape(rows, blocks, -1)
+    return data, q.buffers["_rowwise_scale_inv"][:rows, :blocks]
+
+
+def log2_may_round_down(amax: NDArray, largest: int) -> NDArray[np.bool_]:
+    """Where amax / largest lies above a power of two, but less than one part in a million."""
+    mantissa, _ = np.frexp(amax.astype(np.float64) / largest)
+    return (mantissa > 0.5) & (mantissa < 0.5 * (1 + 1e-6))
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("rule", ["ocp", "rceil"])
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_torchao_mx(torchao: SimpleNamespace, element: str, rule: str, dtype: type, kind: str) -> None:
+    text, name, largest = ELEMENTS[element]
+    mode = torchao.mode.FLOOR if rule == "ocp" else torchao.mode.RCEIL
+    compared = 0
+    for x in inputs(kind):
+        with np.errstate(over="ignore"):
+            x = x.astype(dtype)
+        x = np.where(np.isfinite(x.astype(np.float32)), x, dtype(1))  # a bfloat16 may have become infinite
+        data, scale = mx_blocks(x, f"{text}+rule={rule}")
+        want_scale, want_data = torchao.to_mx(tensor(x), getattr(torch, name), 32, mode)
+        want_scale, want_data = codes(want_scale), codes(want_data).reshape(data.shape)
+        amax = np.abs(x.astype(np.float32)).reshape(*scale.shape, 32).max(axis=-1)
+        logarithm = log2_may_round_down(amax, largest) & (rule == "rceil")
+        undivided = (scale == 0) & (amax != 0)
+        same(scale[~logarithm], want_scale[~logarithm], f"{text} {rule} scales")
+        assert np.isin(scale[logarithm].astype(int) - want_scale[logarithm], (0, 1)).all()
+        comparable = ~undivided & (scale == want_scale)
+        same(data[comparable], want_data[comparable], f"{text} {rule} codes")
+        compared += comparable.sum()
+    assert compared > 0.2 * len(SEEDS) * scale.size
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_rceil_where_torchao_rounds_a_logarithm(torchao: SimpleNamespace, element: str) -> None:
+    """Every amax from 40 units below to 40 above largest * 2^k: opaq's scale is the smallest that is enough."""
+    text, name, largest = ELEMENTS[element]
+    power = np.exp2(np.arange(-60, 60)).astype(np.float32) * np.float32(largest)
+    amax = (power.view(np.int32)[:, None] + np.arange(-40, 41)).astype(np.int32).view(np.float32)
+    x = np.zeros((*amax.shape, 32), np.float32)
+    x[..., 5] = -amax
+    x = x.reshape(len(power), -1)
+    _, scale = mx_blocks(x, f"{text}+rule=rceil")
+    want, _ = torchao.to_mx(tensor(x), getattr(torch, name), 32, torchao.mode.RCEIL)
+    lower = scale.astype(int) - codes(want)
+    assert (scale[:, 41:] == scale[:, :1] + 1).all() and (scale[:, :41] == scale[:, :1]).all()
+    assert (lower[:, :41] == 0).all() and set(lower[:, 41:].ravel()) <= {0, 1}
+    assert (lower == 1).any(), "torchao rounds up exactly now: compare it without an exception"
+
+
+@pytest.mark.parametrize("rule", ["ocp", "rceil"])
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_torchao_mx_columnwise(torchao: SimpleNamespace, element: str, rule: str) -> None:
+    """The columnwise copy is torchao's of the transposed matrix, stored the other way round."""
+    text, name, _ = ELEMENTS[element]
+    mode = torchao.mode.FLOOR if rule == "ocp" else torchao.mode.RCEIL
+    x = np.random.default_rng(6).standard_normal((64, 96)).astype(np.float32)
+    q = opaq.quantize(x, Quantizer(f"{text}+columnwise+rule={rule}"))
+    want_scale, want_data = torchao.to_mx(tensor(x.T), getattr(torch, name), 32, mode)
+    same(q.buffers["_columnwise_scale_inv"][:2, :96].T, codes(want_scale), "scales")
+    data = q.buffers["_columnwise_data"]
+    if element == "e2m1":  # torchao's pairs run along the rows of x, opaq's along its columns
+        want = np.stack([codes(want_data) & 15, codes(want_data) >> 4], axis=-1).reshape(96, 64).T
+        same(np.stack([data & 15, data >> 4], axis=-1).reshape(64, 96), want, "codes")
+    else:
+        same(data, codes(want_data).T, "codes")
+
+
+# -------------------------------------------------------------------------------------------- swizzle
+
+
+def swizzle_by_views(plain: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """128 x 4 tiles with PyTorch's views alone."""
+    rows, columns = plain.shape
+    tiles = torch.from_numpy(plain.copy()).view(rows // 128, 4, 32, columns // 4, 4)
+    return tiles.permute(0, 3, 2, 1, 4).contiguous().flatten().numpy()
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (200, 320), (1, 16), (300, 64)], ids=str)
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp4", "nvfp4"])
+def test_swizzle(torchao: SimpleNamespace, name: str, shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(8)
+    power = rng.uniform(-20, 0, (shape[0], 1)) + rng.uniform(-20, 0, shape[1])
+    x = (rng.standard_normal(shape) * np.exp2(power)).astype(np.float32)
+    plain = opaq.quantize(x, Quantizer(f"{name}+both")).buffers
+    swizzled = opaq.quantize(x, Quantizer(f"{name}+both+swizzle")).buffers
+    for buffer, scales in plain.items():
+        if not buffer.endswith("_scale_inv"):
+            same(swizzled[buffer], scales, buffer)
+            continue
+        assert len(np.unique(scales)) > (8 if shape[0] > 1 else 1)
+        matrix = scales.T if name != "nvfp4" and "columnwise" in buffer else scales
+        matrix = np.ascontiguousarray(matrix)
+        assert swizzled[buffer].shape == scales.shape
+        same(swizzled[buffer].ravel(), swizzle_by_views(matrix), buffer)
+        same(swizzled[buffer].ravel(), torchao.to_blocked(torch.from_numpy(matrix)).numpy(), buffer)
+
+
+# --------------------------------------------------------------------------------- compressed-tensors
+
+
+@pytest.fixture(scope="module")
+def peer() -> SimpleNamespace:
+    """compressed-tensors' parts by name."""
+    quantization = need("compressed_tensors.quantization")
+    utils = need("compressed_tensors.quantization.utils")
+    compressors = {
+        "nvfp4": need("compressed_tensors.compressors.nvfp4").NVFP4PackedCompressor,
+        "mxfp4": need("compressed_tensors.compressors.mxfp4").MXFP4PackedCompressor,
+        "mxfp8": need("compressed_tensors.compressors.mxfp8").MXFP8QuantizationCompressor,
+    }
+    naive = need("compressed_tensors.compressors.naive_quantized").FloatQuantizationCompressor
+    common = {"type": "float", "symmetric": True, "dynamic": False}
+    settings = {
+        "fp8": {"num_bits": 8, "strategy": "tensor"},
+        "fp8row": {"num_bits": 8, "strategy": "channel"},
+        "fp8blk1": {"num_bits": 8, "strategy": "group", "group_size": 128},
+        "fp8blk2": {"num_bits": 8, "strategy": "block", "block_structure": [128, 128]},
+        "mxfp8": {"num_bits": 8, "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8},
+        "mxfp4": {"num_bits": 4, "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8},
+        "nvfp4": {
+            "num_bits": 4,
+            "strategy": "tensor_group",
+            "group_size": 16,
+            "scale_dtype": torch.float8_e4m3fn,
+        },
+    }
+    return SimpleNamespace(
+        args={name: quantization.QuantizationArgs(**common, **given) for name, given in settings.items()},
+        scheme=lambda args: quantization.QuantizationScheme(targets=["Linear"], weights=args),
+        qparams=utils.calculate_qparams,
+        gparam=utils.generate_gparam,
+        compressor=lambda name: compressors.get(name, naive),
+    )
+
+
+def blocks_of(name: str, w: torch.Tensor) -> torch.Tensor:
+    """What shares a scale, along the last axis; the axes before it are those of the scales."""
+    if name == "fp8":
+        return w.reshape(1, -1)
+    if name == "fp8row":
+        return w.unsqueeze(1)
+    if name == "fp8blk2":
+        padded = torch.nn.functional.pad(w, (0, -w.shape[1] % 128, 0, -w.shape[0] % 128))
+        return padded.unflatten(0, (-1, 128)).unflatten(2, (-1, 128)).transpose(1, 2).flatten(2)
+    return w.unflatten(-1, (-1, {"fp8blk1": 128, "mxfp8": 32, "mxfp4": 32, "nvfp4": 16}[name]))
+
+
+def compress(peer: SimpleNamespace, name: str, x: NDArray) -> tuple[NDArray, NDArray, NDArray | None]:
+    """The weight, its scales and its global scale as compressed-tensors writes them."""
+    w, args = tensor(x), peer.args[name]
+    blocks = blocks_of(name, w)
+    state = {"weight": w}
+    if name == "nvfp4":
+        state["weight_global_scale"] = peer.gparam(w.min(), w.max())
+    state["weight_scale"], state["weight_zero_point"] = peer.qparams(
+        blocks.amin(-1), blocks.amax(-1), args, global_scale=state.get("weight_global_scale")
+    )
+    state = peer.compressor(name).compress(state, peer.scheme(args))
+    weight = codes(state["weight_packed"] if args.num_bits == 4 else state["weight"])
+    scale = state["weight_scale"]
+    scale = scale.numpy() if scale.dtype == torch.float32 else codes(scale)
+    scales = state.get("weight_global_scale")
+    return weight, scale, None if scales is None else scales.numpy()
+
+
+def opaq_parts(name: str, x: NDArray) -> tuple[NDArray, NDArray, NDArray | None]:
+    """opaq's codes, and its scales as one per block, in compressed-tensors' order."""
+    b = opaq.quantize(x, Quantizer(f"{name}+rule=compressed-tensors")).buffers
+    rows, columns = x.shape
+    if name == "fp8":
+        return b["_data"], b["_scale_inv"], None
+    scale = b["_rowwise_scale_inv"]
+    per = {"fp8blk1": 128, "fp8blk2": 128, "mxfp8": 32, "mxfp4": 32, "nvfp4": 16}.get(name, columns)
+    scale = scale.T if name == "fp8blk1" else scale
+    scale = scale[: -(-rows // 128) if name == "fp8blk2" else rows, : -(-columns // per)]
+    return b["_rowwise_data"], scale, b.get("_amax_rowwise")
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+@pytest.mark.parametrize("name", [row.name for row in opaq.formats()])
+def test_compressed_tensors(peer: SimpleNamespace, name: str, kind: str) -> None:
+    compared = 0
+    for x in inputs(kind):
+        data, scale, amax = opaq_parts(name, x)
+        want_data, want_scale, global_scale = compress(peer, name, x)
+        if name.startswith("mx"):
+            kept = scale != 255
+            data, want_data = (d.reshape(*scale.shape, -1)[kept] for d in (data, want_data))
+            scale, want_scale = scale[kept], want_scale[kept]
+        same(scale, want_scale, f"{name} scales")
+        same(data, want_data, f"{name} codes")
+        compared += scale.size
+        if amax is not None:  # opaq keeps the amax, compressed-tensors what follows from it
+            assert amax[0] == np.abs(x).max()
+            with np.errstate(over="ignore"):
+                follows = np.float32(1) / np.maximum(amax, np.finfo(np.float32).tiny) * np.float32(2688)
+            same(np.where(np.isfinite(follows), follows, np.float32(1)), global_scale, "global scale")
+    assert compared > 0
+
+
+@pytest.mark.parametrize("shape", [(130, 260), (1, 1), (128, 129), (300, 5)], ids=str)
+def test_compressed_tensors_square_blocks_at_the_edge(peer: SimpleNamespace, shape: tuple[int, int]) -> None:
+    x = np.random.default_rng(4).standard_normal(shape).astype(np.float32)
+    data, scale, _ = opaq_parts("fp8blk2", x)
+    want_data, want_scale, _ = compress(peer, "fp8blk2", x)
+    same(scale, want_scale, "scales")
+    same(data, want_data, "codes")

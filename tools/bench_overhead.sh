@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# bench_overhead.sh <build folder> [arguments]: what calling an operator from PyTorch costs, with the libraries in that
+# folder. Prints a table and writes <folder>/bench/bench_overhead.json.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+folder=$1
+shift
+
+status=0
+tools/python_env.sh torch || status=$?
+if [ "$status" = 3 ]; then
+    exit 0 # it said what is left out
+elif [ "$status" != 0 ]; then
+    exit "$status"
+fi
+export OPAQ_LIBRARY=$PWD/$folder/libopaq.so PYTHONPATH=$PWD/python
+exec "${PYTHON:-.venv/bin/python}" bench/bench_overhead.py --json "$folder/bench/bench_overhead.json" "$@"

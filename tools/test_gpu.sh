@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# test_gpu.sh <build folder>: the tests that involve PyTorch, on a machine with a GPU. The fixtures add the device cuda
+# where PyTorch has one, so these are the same tests as on the CPU. Needs PYTHON, an interpreter with a CUDA PyTorch.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+folder=$1
+python=${PYTHON:-python3}
+
+if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+    say "error: $python has no PyTorch that sees a GPU; make test-gpu PYTHON=... needs one." >&2
+    exit 1
+fi
+"$python" -c 'import torch; print("PyTorch", torch.__version__, "on", torch.cuda.get_device_name())'
+export OPAQ_LIBRARY=$PWD/$folder/libopaq.so PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
+exec "$python" -m pytest -q tests/python/test_torch_*.py tests/python/test_tensor_proto.py \
+    tests/python/test_quantized_tensor.py
