@@ -59,7 +59,7 @@ static struct opaq_view allocate(const struct settings *s, enum opaq_element dty
     struct opaq_proto proto;
     struct opaq_view view;
     struct opaq_error error;
-    size_t bytes;
+    size_t bytes = 0;
     void *memory;
     if (opaq_proto_make(shape, 2, dtype, spec, (struct opaq_device){OPAQ_DEVICE_CPU, 0}, &proto, &error) !=
             OPAQ_OK ||

@@ -66,7 +66,7 @@ static struct opaq_view quantize(const float *x, int64_t rows, int64_t columns, 
     struct opaq_view source;
     struct opaq_view q;
     struct opaq_error error;
-    size_t bytes;
+    size_t bytes = 0;
     float *copy = malloc(x_bytes);
     if (opaq_proto_make(shape, 2, OPAQ_F32, spec, cpu, &proto, &error) != OPAQ_OK ||
         opaq_view_bind_bytes(&proto, &bytes, &error) != OPAQ_OK) {

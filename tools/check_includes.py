@@ -2,8 +2,8 @@
 """Includes go one way: base -> format -> quant -> gemm -> op -> runner -> {torch, cli}.
 
 A file in src/<layer> may include its own layer, earlier ones and public headers; a public header only public
-headers; programs (demo, bench, examples, fuzz, the cli layer) only public headers and what lies beside them, and
-the benchmarks also the case lists they share with the tests (tests/cases).
+headers; programs (demo, bench, examples, fuzz, the cli layer) only public headers and what lies beside them;
+benchmarks and tests also the case lists they share (tests/cases).
 File names are unique in the repository, so an include line names one file.
 """
 
@@ -18,7 +18,7 @@ LAYERS = ["base", "format", "quant", "gemm", "op", "runner"]
 LAST = {"torch", "cli"}  # on top of the layers, not of each other
 PUBLIC_ONLY = {"cli"}  # layers that use opaq as a stranger would
 PROGRAMS = ["demo", "bench", "examples", "fuzz"]
-MAY_REPEAT = {"__init__.py", "CMakeLists.txt", "README.md", "conftest.py", ".gitignore"}
+MAY_REPEAT = {"__init__.py", "CMakeLists.txt", "README.md", "conftest.py", ".gitignore", ".clang-tidy"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
 
 

@@ -50,8 +50,8 @@ OPAQ_API float opaq_element_decode(enum opaq_element element, uint32_t code);
 /* Round to nearest, ties to even. */
 OPAQ_API uint32_t opaq_element_encode(enum opaq_element element, float value, enum opaq_overflow overflow);
 
-/* Stochastic rounding, saturating. The low 8 bits of `random` decide for codes of at most 8 bits, the low
- * 16 bits for 16-bit codes: with u = random / 2^bits, |value| + u * step is cut to the grid. */
+/* Stochastic rounding, saturating. The low 8 bits of `random` decide for codes of at most 8 bits, the low 13 for f16 and
+ * 16 for bf16, which is what a float has beyond them: with u = random / 2^bits, |value| + u * step is cut to the grid. */
 OPAQ_API uint32_t opaq_element_encode_stochastic(enum opaq_element element, float value, uint32_t random);
 
 /* The same on arrays. Codes lie one per byte (up to 8 bits), one per uint16_t, or one per uint32_t. */

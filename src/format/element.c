@@ -116,7 +116,7 @@ static uint32_t encode_stochastic(enum opaq_element element, float value, uint32
     case OPAQ_E8M0:
         return encode_e8m0_stochastic(value, random);
     case OPAQ_F16:
-        return narrow_encode_stochastic(value, narrow_f16, random, 16);
+        return narrow_encode_stochastic(value, narrow_f16, random, 13);
     case OPAQ_BF16:
         return narrow_encode_stochastic(value, narrow_bf16, random, 16);
     case OPAQ_F32:

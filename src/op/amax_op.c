@@ -2,6 +2,7 @@
  * so the number of slots, like the number of threads, does not matter to the result. */
 #include "op/amax_op.h"
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -41,6 +42,7 @@ static void amax_slots(void *argument, int64_t begin, int64_t end) {
 
 void amax_compute(const struct quant_copy *copy, const struct opaq_spec *spec,
                   const struct opaq_parallel *parallel, float *amax, int64_t step) {
+    assert(amax != NULL || (step != 0 && copy->operand.rows == 0));
     if (copy->operand.columns == 0) { /* however many rows */
         for (int64_t i = 0; i < (step == 0 ? 1 : copy->operand.rows); ++i) {
             amax[i] = 0.0f;

@@ -27,7 +27,7 @@ static enum opaq_status shard_of(const struct opaq_proto *proto, const struct op
                 error, OPAQ_ERROR_SHAPE,
                 "gather_rows: buffer \"%s\" has rank %d and first dimension %lld, expected %d and %lld",
                 buffer.name, tensors[i].rank, (long long)tensors[i].shape[0], buffer.rank,
-                (long long)(shards * buffer.shape[0]));
+                (long long)shards * buffer.shape[0]);
         }
         tensors[i].shape[0] = buffer.shape[0];
         if (buffer.bytes > 0) {

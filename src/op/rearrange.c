@@ -114,7 +114,7 @@ enum opaq_status check_row_cut(const char *operation, const struct quant_job *jo
                                int64_t all, struct opaq_error *error) {
     if (start < 0 || rows < 0 || start > all - rows) {
         return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: rows %lld to %lld of a tensor with %lld rows", operation,
-                         (long long)start, (long long)(start + rows), (long long)all);
+                         (long long)start, (long long)start + rows, (long long)all);
     }
     const struct opaq_format_row *format = opaq_format_row((enum opaq_format)job->spec.format);
     int64_t multiple = 1;
@@ -130,7 +130,7 @@ enum opaq_status check_row_cut(const char *operation, const struct quant_job *jo
             error, OPAQ_ERROR_SHAPE,
             "%s: rows %lld to %lld cut a block in two; this quantizer's copies can be cut at multiples of "
             "%lld rows",
-            operation, (long long)start, (long long)(start + rows), (long long)multiple);
+            operation, (long long)start, (long long)start + rows, (long long)multiple);
     }
     return OPAQ_OK;
 }

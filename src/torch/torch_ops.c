@@ -77,7 +77,7 @@ static void call_op(int index, uint64_t *stack) {
     const struct opaq_op *op = opaq_op_at(index);
     struct torch_arguments arguments;
     struct opaq_error error;
-    uint64_t handles[OPAQ_OP_OUTPUT_LIMIT];
+    uint64_t handles[OPAQ_OP_OUTPUT_LIMIT] = {0};
     int count = 0;
     error.text[0] = '\0';
     enum opaq_status status = torch_arguments_read(op, stack, &arguments, &error);

@@ -138,7 +138,7 @@ def test_float32_stays_itself() -> None:
 
 # -------------------------------------------------------------------------------- stochastic rounding
 
-RANDOM_BITS = {"e2m1": 8, "e4m3": 8, "e5m2": 8, "e8m0": 8, "f16": 16, "bf16": 16}
+RANDOM_BITS = {"e2m1": 8, "e4m3": 8, "e5m2": 8, "e8m0": 8, "f16": 13, "bf16": 16}
 
 
 def stochastic_code(steps: list[Fraction], value: float, u: Fraction) -> int:
@@ -183,7 +183,7 @@ def stochastic_float32(element: str, values: Floats, random: NDArray[np.uint32])
     code = np.maximum(np.searchsorted(g, t, side="right") - 1, 0)
     if element == "e8m0":
         return np.where(np.isnan(values) | (values <= 0), 0xFF, code)
-    sign = CODE_TYPE[element](0x8 if element == "e2m1" else 0x8000 if RANDOM_BITS[element] == 16 else 0x80)
+    sign = CODE_TYPE[element](0x8 if element == "e2m1" else 0x8000 if element in ("f16", "bf16") else 0x80)
     return np.where(np.isnan(values), NAN_SATURATING[element], code | np.where(np.signbit(values), sign, 0))
 
 
