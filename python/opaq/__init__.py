@@ -1,8 +1,8 @@
 """opaq: quantized tensor formats. A thin skin over libopaq, which holds all layouts and all arithmetic.
 
 What needs NumPy (`quantize`, `dequantize`, `QuantizedArray`) or PyTorch (`quantize_tensor`, `QuantizedTensor`,
-`TensorProto`, `TensorSpec`, `to_tensor_proto`, and the operators `torch.ops.opaq`) is imported when it is first
-used."""
+`TensorProto`, `TensorSpec`, `to_tensor_proto`) is imported when it is first used. The operators
+`torch.ops.opaq` are there once `torch` and then `opaq` were imported, or one of those names was used."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ __version__ = _library.version
 
 
 def library_info() -> dict[str, Any]:
-    """What is running: version, path, the processor's features, the kernels of each format, the back ends, and the
-    version of PyTorch if it was imported."""
+    """Prints and returns what is running: version, path, back ends, the processor's features, PyTorch's version
+    if it was imported, the kernels of each format."""
     library = _library.library
     features = ctypes.create_string_buffer(256)
     library.opaq_cpu_describe(library.opaq_cpu_features(), features, len(features))
@@ -55,14 +55,17 @@ def library_info() -> dict[str, Any]:
         spec = Quantizer(row.name).spec
         found = library.opaq_quantize_kernel(spec), library.opaq_dequantize_kernel(spec)
         kernels[row.name] = tuple(kernel.decode() for kernel in found)
-    return {
+    info = {
         "version": _library.version,
         "path": str(_library.path),
-        "cpu": features.value.decode().split(),
-        "kernels": kernels,
         "backends": ["cpu"],
+        "cpu": features.value.decode().split(),
         "torch": getattr(sys.modules.get("torch"), "__version__", None),
+        "kernels": kernels,
     }
+    for key, value in info.items():
+        print(f"{key:9} {', '.join(value) if isinstance(value, list) else value}")
+    return info
 
 
 _LATER = {
@@ -77,3 +80,7 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'opaq' has no attribute {name!r}")
+
+
+if "torch" in sys.modules and _library.path.with_name("libopaq_torch.so").exists():
+    importlib.import_module("opaq._operators")

@@ -172,18 +172,16 @@ class OpaqError(ValueError):
 
 
 def _find() -> Path:
-    beside = Path(__file__).with_name("libopaq.so")
-    if beside.exists():
-        return beside
     given = os.environ.get("OPAQ_LIBRARY")
-    if not given:
+    if given and not Path(given).is_file():
+        raise ImportError(f"opaq: OPAQ_LIBRARY is {given!r}, which is not a file.")
+    beside = Path(__file__).with_name("libopaq.so")
+    if not given and not beside.exists():
         raise ImportError(
             f"opaq: there is no libopaq.so beside the package ({beside.parent}) and OPAQ_LIBRARY does not name "
             "one; install opaq with pip, or set OPAQ_LIBRARY to the libopaq.so of a build."
         )
-    if not Path(given).is_file():
-        raise ImportError(f"opaq: OPAQ_LIBRARY is {given!r}, which is not a file.")
-    return Path(given).resolve()
+    return Path(given).resolve() if given else beside
 
 
 def _load(file: Path) -> ctypes.CDLL:

@@ -1,5 +1,6 @@
-"""The operators inside PyTorch: loads libopaq_torch.so, which registers them from C, and gives each its fake. Both
-the operators and the fakes' shapes are the library's operator table; nothing about an operator is written here."""
+"""The operators inside PyTorch: loads libopaq_torch.so, which registers them from C, and gives each its fake.
+Both the operators and the fakes' shapes are the library's operator table; nothing about an operator is written
+here."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from opaq import _library
 from opaq._tables import ELEMENT_BITS, BufferRow, formats
@@ -79,13 +81,15 @@ def create_buffers(text: str, shape: Any, device: torch.device | None) -> list[t
 def _make_fake(op: Operator) -> Callable[..., Any]:
     def fake(*arguments: Any, **named: Any) -> Any:
         given = dict(zip(op.arguments, arguments, strict=False), **named)
-        values = [given.get(name) for name in op.arguments]
+        values: list[Any] = [given.get(name) for name in op.arguments]
         shape = values[op.shape_argument]
         dtype = values[op.dtype_argument]
         device = values[op.device_argument]
         shape = shape if op.shape_is_sizes else shape.shape
         dtype = dtype.dtype if isinstance(dtype, torch.Tensor) else dtype
         where = (device if isinstance(device, torch.Tensor) else device[0]).device
+        if where.type != "meta" and any(t.is_meta for t in tree_leaves(values) if isinstance(t, torch.Tensor)):
+            raise RuntimeError(f"opaq: {op.name}: some tensors are on meta, others on {where}")
         if op.quantizer_argument < 0:
             return torch.empty(shape, dtype=dtype, device=where)
         return empty_buffers(values[op.quantizer_argument], shape, where)

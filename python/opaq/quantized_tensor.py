@@ -1,5 +1,5 @@
-"""QuantizedTensor: a tensor whose data are the buffers of a quantizer. It looks like a tensor of its shape and dtype;
-what it holds is bytes, laid out as the library's format table says."""
+"""QuantizedTensor: a tensor whose data are the buffers of a quantizer. It looks like a tensor of its shape and
+dtype; what it holds is bytes, laid out as the library's format table says."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from opaq.quantizer import Quantizer
 
 aten = torch.ops.aten
 _HANDLERS: dict[Any, Callable[..., Any]] = {}
+_LABELS = (torch.float32, torch.bfloat16, torch.float16)  # what a tensor can be quantized from
 
 
 class QuantizedTensor(torch.Tensor):
-    """Made by `opaq.quantize_tensor` or `TensorProto.create_tensor`. Its buffers are attributes under the names other
-    software uses (`_rowwise_data`, ...)."""
+    """Made by `opaq.quantize_tensor` or `TensorProto.create_tensor`. Its buffers are attributes under the names
+    other software uses (`_rowwise_data`, ...)."""
 
     _quantizer_text: str
+    _is_cut = False  # cut out of another tensor, whose memory it does not share
 
     @staticmethod
     def __new__(
@@ -64,7 +66,7 @@ class QuantizedTensor(torch.Tensor):
 
     # ---- what it can do ----
 
-    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:  # type: ignore[override]
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A plain tensor, from the rowwise copy if there is one. Gradients pass through unchanged."""
         made: torch.Tensor = _Dequantize.apply(self, dtype or self.dtype)
         return made
@@ -74,8 +76,19 @@ class QuantizedTensor(torch.Tensor):
         target = str(self.quantizer.with_usage(rowwise, columnwise))
         if target == self._quantizer_text:
             return self
-        made = ops.convert(self.buffers(), self._quantizer_text, target, self.shape, self.dtype)
-        return assemble(made, target, self.shape, self.dtype)
+        made: QuantizedTensor = _Convert.apply(self, target)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_is_cut"}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedTensor:
+        made: QuantizedTensor = super().__deepcopy__(memo)
+        made._is_cut = False
+        return made
+
+    def __setitem__(self, *_: Any) -> None:
+        raise NotImplementedError("opaq: a QuantizedTensor's values cannot be changed; dequantize it first")
 
     # ---- FSDP2: the bytes are gathered, and put together by the library ----
 
@@ -109,34 +122,45 @@ class QuantizedTensor(torch.Tensor):
             return handler(function, *arguments, **keywords)
         if function._schema.is_mutable:
             raise NotImplementedError(
-                f"opaq: {function} changes a tensor in place, and a QuantizedTensor's values cannot be changed; "
-                "dequantize it first"
+                f"opaq: {function} changes a tensor in place, and a QuantizedTensor's values cannot be changed;"
+                " dequantize it first"
             )
         plain = tree_map_only(QuantizedTensor, lambda t: t.dequantize(), (arguments, keywords))
         return function(*plain[0], **plain[1])
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
 
 class _Dequantize(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, tensor: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
         ctx.dtype = tensor.dtype
         made: torch.Tensor = ops.dequantize(tensor.buffers(), tensor._quantizer_text, tensor.shape, dtype)
         return made
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         return gradient.to(ctx.dtype), None
+
+
+class _Convert(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: QuantizedTensor, target: str) -> torch.Tensor:
+        made = ops.convert(tensor.buffers(), tensor._quantizer_text, target, tensor.shape, tensor.dtype)
+        return QuantizedTensor(made, target, tensor.shape, tensor.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, None
 
 
 class _Quantize(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, text: str, given: tuple[Any, ...]) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: torch.Tensor, text: str, given: tuple[Any, ...]) -> torch.Tensor:
         return QuantizedTensor(ops.quantize(x, text, *given), text, x.shape, x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         return gradient, None, None
 
 
@@ -147,7 +171,8 @@ def _assemble(buffers: list[torch.Tensor], text: str, shape: Any, dtype: torch.d
 
 def assemble(buffers: Sequence[torch.Tensor], text: str, shape: Any, dtype: torch.dtype) -> QuantizedTensor:
     """A QuantizedTensor around buffers, in a compiled graph too."""
-    return _assemble(list(buffers), text, tuple(shape), dtype)
+    made: QuantizedTensor = _assemble(list(buffers), text, tuple(shape), dtype)
+    return made
 
 
 def quantize_tensor(
@@ -159,8 +184,8 @@ def quantize_tensor(
     amax_columnwise: torch.Tensor | None = None,
     random: torch.Tensor | None = None,
 ) -> QuantizedTensor:
-    """x as a QuantizedTensor; gradients pass through unchanged. `random` is two int64, seed and offset, for `sr`."""
-    text = str(quantizer) if isinstance(quantizer, Quantizer) else quantizer
+    """x as a QuantizedTensor; gradients pass through unchanged. `random`, for `sr`, is int64 (seed, offset)."""
+    text = str(quantizer if isinstance(quantizer, Quantizer) else Quantizer(quantizer))
     made: QuantizedTensor = _Quantize.apply(x, text, (scale, amax_rowwise, amax_columnwise, random))
     return made
 
@@ -186,12 +211,16 @@ def _like(
 @_handles(aten.detach.default, aten.alias.default, aten.clone.default)
 def _each_buffer(function: Any, tensor: QuantizedTensor, **keywords: Any) -> Any:
     keywords.pop("memory_format", None)
-    return _like(tensor, [function(buffer, **keywords) for buffer in tensor.buffers()])
+    made = _like(tensor, [function(buffer, **keywords) for buffer in tensor.buffers()])
+    made._is_cut = tensor._is_cut and function is not aten.clone.default
+    return made
 
 
 @_handles(aten._to_copy.default)
 def _to(function: Any, tensor: QuantizedTensor, *, dtype: Any = None, device: Any = None, **rest: Any) -> Any:
-    """Another dtype is another label: the bytes are the same."""
+    """Another float is another label: the bytes are the same."""
+    if dtype not in (None, *_LABELS):
+        return function(tensor.dequantize(), dtype=dtype, device=device, **rest)
     moved = [aten._to_copy.default(buffer, device=device) for buffer in tensor.buffers()]
     return _like(tensor, moved, dtype=dtype)
 
@@ -203,11 +232,13 @@ def _view(function: Any, tensor: QuantizedTensor, size: Sequence[Any]) -> Any:
         return _like(tensor, tensor.buffers(), shape)
     if shape[-1:] != tensor.shape[-1:]:
         raise NotImplementedError(
-            f"opaq: {tuple(tensor.shape)} cannot be seen as {tuple(shape)}: the last dimension is the quantized one"
+            f"opaq: {tuple(tensor.shape)} cannot be seen as {tuple(shape)}: the last dimension is quantized"
         )
     rows = buffer_rows(tensor._quantizer_text)
     shaped = [buffer.view(row.shape(shape)) for row, buffer in zip(rows, tensor.buffers(), strict=True)]
-    return _like(tensor, shaped, shape)
+    made = _like(tensor, shaped, shape)
+    made._is_cut = tensor._is_cut
+    return made
 
 
 @_handles(aten.as_strided.default)
@@ -234,7 +265,9 @@ def _slice(
     whole, part = list(tensor.shape), [length, *tensor.shape[1:]]
     rows = first * tensor.shape[1:-1].numel()
     cut = ops.slice_rows(tensor.buffers(), tensor._quantizer_text, whole, part, tensor.dtype, rows)
-    return _like(tensor, cut, part)
+    made = _like(tensor, cut, part)
+    made._is_cut = True
+    return made
 
 
 @_handles(aten.split.Tensor)
@@ -243,9 +276,17 @@ def _split(function: Any, tensor: QuantizedTensor, size: int, dim: int = 0) -> A
 
 
 @_handles(aten.copy_.default)
-def _copy(function: Any, tensor: QuantizedTensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+def _copy(function: Any, tensor: Any, source: torch.Tensor, non_blocking: bool = False) -> Any:
+    if not isinstance(tensor, QuantizedTensor):
+        return tensor.copy_(source.dequantize(), non_blocking)
+    if tensor._is_cut:
+        raise NotImplementedError(
+            f"opaq: {tensor!r} was cut out of another tensor and does not share its memory, so what is copied "
+            "into it would not arrive there; clone it to have one of its own. FSDP2 needs rows that the ranks "
+            "divide evenly; a sharded checkpoint is loaded into the same shards or into a plain tensor"
+        )
     if not isinstance(source, QuantizedTensor):
-        source = quantize_tensor(source.to(tensor.dtype), tensor._quantizer_text)
+        source = quantize_tensor(source.to(tensor.device, tensor.dtype), tensor._quantizer_text)
     if (source._quantizer_text, source.shape) != (tensor._quantizer_text, tensor.shape):
         raise NotImplementedError(f"opaq: {source!r} cannot be copied into {tensor!r}")
     for mine, theirs in zip(tensor.buffers(), source.buffers(), strict=True):
@@ -259,6 +300,8 @@ def _new(function: Any, tensor: QuantizedTensor, size: Any = None, **keywords: A
     rows = buffer_rows(tensor._quantizer_text)
     shape = tensor.shape if size is None else size
     dtype, device = keywords.get("dtype"), keywords.get("device")
+    if not len(shape) or dtype not in (None, *_LABELS):  # a plain tensor
+        return torch.zeros(shape, dtype=dtype or tensor.dtype, device=device or tensor.device)
     made = [b.new_zeros(row.shape(shape), device=device) for row, b in zip(rows, tensor.buffers(), strict=True)]
     return _like(tensor, made, shape, dtype)
 

@@ -39,7 +39,7 @@ def _with_usage(text: str, rowwise: bool | None, columnwise: bool | None) -> str
 
 # Text to text, always the same: a compiler may take the result as a constant.
 for _function in (_canonical, _with_usage):
-    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010  # functions have no such attribute to mypy
 
 
 class Quantizer:

@@ -1,4 +1,4 @@
-"""TensorProto: a tensor without its data. It creates the tensor eagerly, as a fake, or inside a compiled graph."""
+"""TensorProto: a tensor without its data. It makes the tensor eagerly, as a fake, or in a compiled graph."""
 
 from __future__ import annotations
 

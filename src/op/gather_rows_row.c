@@ -3,15 +3,15 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "format/proto_layout.h"
 #include "op/op_table.h"
 #include "op/op_tensor.h"
 #include "op/rearrange.h"
 
-/* Shard `index` of gathered buffers: each is `shards` buffers of the shard's prototype after one another. */
-static enum opaq_status shard_of(const struct opaq_proto *proto, const struct opaq_value *gathered,
-                                 int64_t index, int64_t shards, struct opaq_tensor *tensors,
-                                 struct opaq_error *error) {
+/* Whether each gathered buffer is `shards` buffers of the shard's prototype after one another. */
+static enum opaq_status check_gathered(const struct opaq_proto *proto, const struct opaq_value *gathered,
+                                       int64_t shards, struct opaq_error *error) {
     struct opaq_outputs expected;
     tensors_of_proto(proto, &expected);
     if (gathered->count != expected.count) {
@@ -19,22 +19,37 @@ static enum opaq_status shard_of(const struct opaq_proto *proto, const struct op
                          (long long)gathered->count, expected.count);
     }
     for (int i = 0; i < expected.count; ++i) {
+        struct opaq_tensor whole = expected.tensor[i];
         struct opaq_buffer buffer;
         proto_buffer_at(proto, i, &buffer);
-        tensors[i] = gathered->tensors[i];
-        if (tensors[i].rank != buffer.rank || tensors[i].shape[0] != shards * buffer.shape[0]) {
-            return opaq_fail(
-                error, OPAQ_ERROR_SHAPE,
-                "gather_rows: buffer \"%s\" has rank %d and first dimension %lld, expected %d and %lld",
-                buffer.name, tensors[i].rank, (long long)tensors[i].shape[0], buffer.rank,
-                (long long)shards * buffer.shape[0]);
+        if (!checked_multiply(whole.shape[0], shards, &whole.shape[0])) {
+            return opaq_fail(error, OPAQ_ERROR_OVERFLOW, "gather_rows: %lld shards of buffer \"%s\" do not fit",
+                             (long long)shards, buffer.name);
         }
-        tensors[i].shape[0] = buffer.shape[0];
+        const enum opaq_status status =
+            check_same_tensor("gather_rows", buffer.name, &gathered->tensors[i], &whole, error);
+        if (status != OPAQ_OK) {
+            return status;
+        }
+    }
+    return OPAQ_OK;
+}
+
+/* The buffers of shard `index` in the gathered ones. */
+static void shard_of(const struct opaq_proto *proto, const struct opaq_value *gathered, int64_t index,
+                     struct opaq_tensor *tensors) {
+    struct opaq_outputs expected;
+    tensors_of_proto(proto, &expected);
+    for (int i = 0; i < expected.count; ++i) {
+        struct opaq_buffer buffer;
+        proto_buffer_at(proto, i, &buffer);
+        tensors[i] = expected.tensor[i];
+        tensors[i].data = gathered->tensors[i].data;
+        tensors[i].device = gathered->tensors[i].device;
         if (buffer.bytes > 0) {
             tensors[i].data = (char *)tensors[i].data + (size_t)index * buffer.bytes;
         }
     }
-    return OPAQ_OK;
 }
 
 static void place_shard(const struct located *shard, const struct located *target, int64_t start,
@@ -109,19 +124,27 @@ enum opaq_status run_gather_rows(const struct opaq_value *values, const struct o
         return opaq_fail(error, OPAQ_ERROR_SHAPE, "gather_rows: shards of %lld rows do not make %lld rows",
                          (long long)rows, (long long)all);
     }
+    const int64_t shards = all / rows;
     status = check_same_columns("gather_rows", &shard_proto, proto, error);
+    if (status == OPAQ_OK) {
+        status = check_gathered(&shard_proto, &values[0], shards, error);
+    }
+    if (status == OPAQ_OK) {
+        status = check_row_cut("gather_rows", &target.job, 0, rows, all, error);
+    }
+    /* without elements there may be any number of shards, all alike but for figures that rows have of their own */
+    const bool has_row_figures =
+        proto->spec.format == OPAQ_FP8ROW || (proto->spec.options & OPAQ_ROWSCALED) != 0;
+    const int64_t distinct = opaq_proto_columns(proto) == 0 && !has_row_figures ? 1 : shards;
     for (int pass = 0; pass < 2; ++pass) { /* all is checked before anything is written */
-        for (int64_t i = 0; status == OPAQ_OK && i < all / rows; ++i) {
+        for (int64_t i = 0; status == OPAQ_OK && i < distinct; ++i) {
             struct opaq_tensor tensors[OPAQ_BUFFER_LIMIT];
             struct located shard;
-            status = shard_of(&shard_proto, &values[0], i, all / rows, tensors, error);
-            if (status == OPAQ_OK) {
-                status = rearranged_from("gather_rows", proto, &values[1], shard_proto.shape, shard_proto.rank,
-                                         tensors, values[0].count, &shard, error);
-            }
+            shard_of(&shard_proto, &values[0], i, tensors);
+            status = rearranged_from("gather_rows", proto, &values[1], shard_proto.shape, shard_proto.rank,
+                                     tensors, values[0].count, &shard, error);
             if (status == OPAQ_OK && i == 0) {
                 first = shard;
-                status = check_row_cut("gather_rows", &target.job, 0, rows, all, error);
             }
             if (status == OPAQ_OK && pass == 0) {
                 status = check_agreement(&first, &shard, i, error);

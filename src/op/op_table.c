@@ -147,6 +147,10 @@ enum opaq_status op_output_proto(const struct opaq_op *op, const struct opaq_val
                          op->name, (long long)shape->count, OPAQ_RANK_LIMIT);
     }
     const int32_t element = dtype_is_tensor ? dtype->tensors->dtype : (int32_t)dtype->integer;
+    if (element != OPAQ_DTYPE_F32 && element != OPAQ_DTYPE_BF16 && element != OPAQ_DTYPE_F16) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is %s, expected f32, bf16 or f16", op->name,
+                         op->argument[output->dtype_argument].name, dtype_name(element));
+    }
     if (opaq_proto_make(of_tensor ? shape->tensors->shape : shape->sizes,
                         of_tensor ? shape->tensors->rank : (int)shape->count, (enum opaq_element)element, spec,
                         device->tensors->device, proto, &reason) != OPAQ_OK) {

@@ -125,6 +125,22 @@ static bool is_contiguous_as(const struct opaq_tensor *tensor, const struct opaq
     return true;
 }
 
+enum opaq_status check_same_tensor(const char *operation, const char *name, const struct opaq_tensor *tensor,
+                                   const struct opaq_tensor *wanted, struct opaq_error *error) {
+    if (tensor->dtype != wanted->dtype || tensor->rank != wanted->rank ||
+        memcmp(tensor->shape, wanted->shape, sizeof tensor->shape) != 0) {
+        char got[160];
+        char want[160];
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: buffer \"%s\" is %s%s, expected %s%s", operation, name,
+                         dtype_name(tensor->dtype), shape_text(tensor, got, sizeof got),
+                         dtype_name(wanted->dtype), shape_text(wanted, want, sizeof want));
+    }
+    if (!is_contiguous_as(tensor, wanted)) {
+        return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: buffer \"%s\" is not contiguous", operation, name);
+    }
+    return OPAQ_OK;
+}
+
 enum opaq_status view_of_buffers(const char *operation, const struct opaq_proto *proto,
                                  const struct opaq_tensor *buffers, int64_t count, struct opaq_view *view,
                                  struct opaq_error *error) {
@@ -141,17 +157,9 @@ enum opaq_status view_of_buffers(const char *operation, const struct opaq_proto 
         const struct opaq_tensor *wanted = &expected.tensor[i];
         struct opaq_buffer buffer;
         proto_buffer_at(proto, i, &buffer);
-        if (tensor->dtype != wanted->dtype || tensor->rank != wanted->rank ||
-            memcmp(tensor->shape, wanted->shape, sizeof tensor->shape) != 0) {
-            char got[160];
-            char want[160];
-            return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: buffer \"%s\" is %s%s, expected %s%s", operation,
-                             buffer.name, dtype_name(tensor->dtype), shape_text(tensor, got, sizeof got),
-                             dtype_name(wanted->dtype), shape_text(wanted, want, sizeof want));
-        }
-        if (!is_contiguous_as(tensor, wanted)) {
-            return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: buffer \"%s\" is not contiguous", operation,
-                             buffer.name);
+        const enum opaq_status status = check_same_tensor(operation, buffer.name, tensor, wanted, error);
+        if (status != OPAQ_OK) {
+            return status;
         }
         if (tensor->device.type != proto->device.type || tensor->device.index != proto->device.index) {
             return opaq_fail(error, OPAQ_ERROR_ARGUMENT,

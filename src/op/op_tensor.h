@@ -12,6 +12,10 @@ const char *dtype_name(int32_t dtype);
 enum opaq_status view_of_tensor(const char *operation, const char *what, const struct opaq_tensor *tensor,
                                 struct opaq_view *view, struct opaq_error *error);
 
+/* Whether a buffer has the dtype and shape of another, and is contiguous as that is. */
+enum opaq_status check_same_tensor(const char *operation, const char *name, const struct opaq_tensor *tensor,
+                                   const struct opaq_tensor *wanted, struct opaq_error *error);
+
 /* A quantized view of contiguous buffers that must be exactly the prototype's: count, dtypes, shapes, device. */
 enum opaq_status view_of_buffers(const char *operation, const struct opaq_proto *proto,
                                  const struct opaq_tensor *buffers, int64_t count, struct opaq_view *view,

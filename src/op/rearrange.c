@@ -112,9 +112,9 @@ void remap_amax(const struct quant_copy *from, const struct quant_copy *to, int6
 
 enum opaq_status check_row_cut(const char *operation, const struct quant_job *job, int64_t start, int64_t rows,
                                int64_t all, struct opaq_error *error) {
-    if (start < 0 || rows < 0 || start > all - rows) {
-        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: rows %lld to %lld of a tensor with %lld rows", operation,
-                         (long long)start, (long long)start + rows, (long long)all);
+    if (start < 0 || rows < 0 || rows > all || start > all - rows) {
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %lld rows from row %lld on, of a tensor with %lld rows",
+                         operation, (long long)rows, (long long)start, (long long)all);
     }
     const struct opaq_format_row *format = opaq_format_row((enum opaq_format)job->spec.format);
     int64_t multiple = 1;

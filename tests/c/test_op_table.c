@@ -91,7 +91,7 @@ static void bad_arguments_are_named(void) {
     refuse("quantize", values, OPAQ_ERROR_ARGUMENT, "x is missing");
     values[0] = op_tensor_value(&x);
     x.dtype = OPAQ_DTYPE_U8;
-    refuse("quantize", values, OPAQ_ERROR_ARGUMENT, "dtype");
+    refuse("quantize", values, OPAQ_ERROR_ARGUMENT, "x is uint8, expected f32, bf16 or f16");
     x.dtype = OPAQ_DTYPE_F32;
     x.rank = 9;
     refuse("quantize", values, OPAQ_ERROR_SHAPE, "9 dimensions");

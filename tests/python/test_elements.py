@@ -163,10 +163,10 @@ def test_stochastic_rounding_is_the_exact_formula(element: str) -> None:
     steps = [Fraction(float(v)) for v in grid(element)]
     bits = RANDOM_BITS[element]
     random = np.arange(256, dtype=np.uint32)
-    if bits == 16:
-        random = np.unique(np.concatenate([random[::4], random[::4] * 257, 65535 - random[::4]])).astype(
-            np.uint32
-        )
+    if bits > 8:
+        top = (1 << bits) - 1
+        some = np.concatenate([random[::4], random[::4] * (top // 255), top - random[::4]])
+        random = np.unique(some).astype(np.uint32)
     values = samples(element, 40)
     got = encode_stochastic(element, values[:, None], random[None, :] | np.uint32(0xABCD0000))
     want = [[stochastic_code(steps, float(v), Fraction(int(r), 1 << bits)) for r in random] for v in values]
@@ -194,7 +194,7 @@ def test_stochastic_rounding_of_hard_values(element: str) -> None:
         random = np.arange(256, dtype=np.uint32)
         values = values[:, None]
     else:
-        random = np.random.default_rng(3).integers(0, 1 << 16, len(values), np.uint32)
+        random = np.random.default_rng(3).integers(0, 1 << RANDOM_BITS[element], len(values), np.uint32)
     with np.errstate(all="ignore"):
         want = stochastic_float32(element, values, random)
     np.testing.assert_array_equal(encode_stochastic(element, values, random), want)

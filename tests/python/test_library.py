@@ -133,11 +133,18 @@ def test_import_without_a_library_says_what_to_do(bare: Path) -> None:
     assert broken.returncode == 1 and "is not a libopaq that can be opened here" in broken.stderr
 
 
-def test_library_beside_the_package_comes_first(bare: Path) -> None:
+def test_the_library_that_is_named_comes_first(bare: Path) -> None:
     shutil.copy(_library.path, bare / "opaq" / "libopaq.so")
-    code = "import opaq; print(opaq.library_info()['path'])"
+    code = "from opaq import _library; print(_library.path)"
     assert run(code, bare).stdout.strip() == str(bare / "opaq" / "libopaq.so")
-    assert run(code, bare, OPAQ_LIBRARY="nowhere.so").stdout.strip() == str(bare / "opaq" / "libopaq.so")
+    named = run(code, bare, OPAQ_LIBRARY=str(_library.path))
+    assert named.stdout.strip() == str(_library.path)
+
+
+def test_info_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    info = opaq.library_info()
+    printed = capsys.readouterr().out
+    assert f"version   {info['version']}\n" in printed and "backends  cpu\n" in printed
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,73 @@
+"""Quantized weights under FSDP2 and torch.distributed.checkpoint, on two real gloo ranks. What each rank does
+and checks is in distributed_rank.py; here the ranks are started, watched and ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, leave_out, need
+
+torch = need("torch")
+if not torch.distributed.is_available():
+    leave_out("this PyTorch was built without torch.distributed")
+opaq = need("opaq")
+
+WORLD = 2
+SECONDS = 180
+SCRIPT = Path(__file__).with_name("distributed_rank.py")
+
+
+@pytest.mark.parametrize("case", ["gather", "train", "refuse", "checkpoint"])
+def test_on_two_ranks(case: str, tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "python"),
+        "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }
+    logs = [tmp_path / f"rank{rank}.log" for rank in range(WORLD)]
+    ranks = []
+    for rank, log in enumerate(logs):
+        command = [sys.executable, str(SCRIPT), case, str(rank), str(WORLD), str(tmp_path)]
+        with log.open("wb") as output:
+            ranks.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment))
+    try:
+        for process in ranks:
+            process.wait(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"{case} took more than {SECONDS} s:\n" + told(logs))
+    finally:
+        for process in ranks:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    assert [process.returncode for process in ranks] == [0] * WORLD, told(logs)
+
+
+def told(logs: list[Path]) -> str:
+    return "\n".join(f"---- {log.name}\n{log.read_text(errors='replace')[-4000:]}" for log in logs)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_checkpoint_without_ranks(tmp_path: Path) -> None:
+    """A state_dict saved and loaded by one process that knows of no others."""
+    dcp = need("torch.distributed.checkpoint")
+    generator = torch.Generator().manual_seed(0)
+    made = {
+        text: opaq.quantize_tensor(torch.randn(37, 64, generator=generator), text)
+        for text in ("fp8+both", "fp8blk1+both", "mxfp8+both+swizzle", "nvfp4+both+rht")
+    }
+    dcp.save({"layers": made}, checkpoint_id=tmp_path, no_dist=True)
+    state = {"layers": {text: torch.zeros_like(tensor) for text, tensor in made.items()}}
+    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+    for text, tensor in made.items():
+        assert torch.equal(state["layers"][text], tensor), text
+    wrong = {"layers": {text: opaq.quantize_tensor(torch.zeros(37, 64), "fp8row") for text in made}}
+    with pytest.raises(BaseException, match="cannot be copied into"):
+        dcp.load(wrong, checkpoint_id=tmp_path, no_dist=True)
