@@ -194,10 +194,10 @@ def test_shapes_that_overflow_or_do_not_fit(device: str) -> None:
     sliced = (buffers, "mxfp8", [8, 64])
     for to, start, part in (
         ([4, 64], 5, "4 rows from row 5 on, of a tensor with 8 rows"),
-        ([4, 64], -1, "rows -1 to 3 of a tensor with 8 rows"),
+        ([4, 64], -1, "4 rows from row -1 on, of a tensor with 8 rows"),
         ([4, 64], 2**63 - 1, "of a tensor with 8 rows"),
         ([4, 64], -(2**63), "of a tensor with 8 rows"),
-        ([9, 64], 0, "rows 0 to 9 of a tensor with 8 rows"),
+        ([9, 64], 0, "9 rows from row 0 on, of a tensor with 8 rows"),
         ([4, 32], 0, "the last dimensions are 64 and 32"),
         ([2**60, 64], 0, r"2\^62"),
     ):
