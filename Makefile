@@ -45,7 +45,7 @@ format: ## reformat the C and Python files in place
 	@tools/check_format.sh --fix
 
 demo: build ## run the demonstrations
-	@tools/run_programs.sh $(BUILD)/demo
+	@tools/demo.sh $(BUILD)
 
 bench: build ## run the benchmarks, with BENCH_ARGS; figures also go to build/bench/*.json
 	@tools/run_benches.sh $(BUILD)/bench $(BENCH_ARGS)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
+from opaq._library import version
 from opaq._operators import buffer_rows, ops
 from opaq.quantizer import Quantizer
 
@@ -60,6 +61,10 @@ class QuantizedTensor(torch.Tensor):
     ) -> QuantizedTensor:
         text, dtype = context
         return QuantizedTensor([inner[row.name] for row in buffer_rows(text)], text, size, dtype)
+
+    def _stable_hash_for_caching(self) -> str:
+        """What a compiled graph may depend on; the buffers' shapes follow from it."""
+        return f"opaq {version} {self!r} {self.stride()} {self.requires_grad}"
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"QuantizedTensor({tuple(self.shape)}, {self.dtype}, {self.quantizer!r}, device='{self.device}')"

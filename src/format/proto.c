@@ -27,42 +27,52 @@ static bool is_present(const struct opaq_buffer_row *row, const struct opaq_spec
            (row->options_excluded & spec->options) == 0;
 }
 
-static const struct opaq_buffer_row *present_row(const struct opaq_spec *spec, int index) {
+/* Walks the rows of the buffers that a quantized tensor has: the first that is present from `row` on; NULL at the
+ * end. */
+static const struct opaq_buffer_row *next_present(const struct opaq_spec *spec,
+                                                  const struct opaq_buffer_row *row) {
     const struct opaq_format_row *format = opaq_format_row((enum opaq_format)spec->format);
-    for (int i = 0; format != NULL && i < format->buffer_count; ++i) {
-        if (is_present(&format->buffers[i], spec) && index-- == 0) {
-            return &format->buffers[i];
-        }
+    const struct opaq_buffer_row *end = format == NULL ? row : format->buffers + format->buffer_count;
+    while (row != end && !is_present(row, spec)) {
+        ++row;
     }
-    return NULL;
+    return row == end ? NULL : row;
+}
+
+static const struct opaq_buffer_row *first_present(const struct opaq_spec *spec) {
+    const struct opaq_format_row *format = opaq_format_row((enum opaq_format)spec->format);
+    return format == NULL ? NULL : next_present(spec, format->buffers);
 }
 
 int opaq_proto_buffer_count(const struct opaq_proto *proto) {
-    if (proto == NULL) {
-        return 0;
+    if (proto == NULL || !proto->is_quantized) {
+        return proto == NULL ? 0 : 1;
     }
-    int count = proto->is_quantized ? 0 : 1;
-    while (proto->is_quantized && present_row(&proto->spec, count) != NULL) {
+    int count = 0;
+    for (const struct opaq_buffer_row *row = first_present(&proto->spec); row != NULL;
+         row = next_present(&proto->spec, row + 1)) {
         ++count;
     }
     return count;
 }
 
 int opaq_proto_find(const struct opaq_proto *proto, enum opaq_role role, enum opaq_usage usage) {
-    const struct opaq_buffer_row *row;
-    for (int i = 0; proto != NULL && proto->is_quantized && (row = present_row(&proto->spec, i)) != NULL; ++i) {
-        if (row->role == role && (row->usage & (int)usage) != 0 && (proto->spec.usage & (int)usage) != 0) {
-            return i;
+    if (proto == NULL || !proto->is_quantized || (proto->spec.usage & (int)usage) == 0) {
+        return -1;
+    }
+    int index = 0;
+    for (const struct opaq_buffer_row *row = first_present(&proto->spec); row != NULL;
+         row = next_present(&proto->spec, row + 1), ++index) {
+        if (row->role == role && (row->usage & (int)usage) != 0) {
+            return index;
         }
     }
     return -1;
 }
 
 /* The evaluated shape: an extent that is exactly the rows stands for the leading dimensions in data buffers. */
-static void fill_shape(const struct opaq_proto *proto, const struct opaq_buffer_row *row,
-                       struct opaq_buffer *buffer) {
-    const int64_t rows = opaq_proto_rows(proto);
-    const int64_t columns = opaq_proto_columns(proto);
+static void fill_shape(const struct opaq_proto *proto, const struct opaq_buffer_row *row, int64_t rows,
+                       int64_t columns, struct opaq_buffer *buffer) {
     for (int i = 0; i < row->rank; ++i) {
         const struct opaq_extent *extent = &row->extent[i];
         const bool leading = extent->dim == OPAQ_DIM_ROWS && extent->per == 1 && extent->to == 1;
@@ -76,8 +86,9 @@ static void fill_shape(const struct opaq_proto *proto, const struct opaq_buffer_
     }
 }
 
-static void describe(const struct opaq_proto *proto, const struct opaq_buffer_row *row,
-                     struct opaq_buffer *buffer) {
+/* `row` NULL: the one buffer of a plain tensor. */
+static void describe(const struct opaq_proto *proto, const struct opaq_buffer_row *row, int64_t rows,
+                     int64_t columns, struct opaq_buffer *buffer) {
     memset(buffer, 0, sizeof *buffer);
     if (row == NULL) {
         buffer->name = "data";
@@ -91,7 +102,7 @@ static void describe(const struct opaq_proto *proto, const struct opaq_buffer_ro
         buffer->usage = row->usage;
         buffer->element =
             (enum opaq_element)(row->element == OPAQ_ELEMENT_OF_SPEC ? proto->spec.element : row->element);
-        fill_shape(proto, row, buffer);
+        fill_shape(proto, row, rows, columns, buffer);
     }
     const int bits = opaq_element_info(buffer->element)->bits;
     buffer->packing = bits < 8 ? 8 / bits : 1;
@@ -138,11 +149,11 @@ static enum opaq_status check_shape(const struct opaq_proto *proto, struct opaq_
                          "proto: a rank-%d tensor with last dimension %lld has more than 2^62 elements",
                          proto->rank, (long long)columns);
     }
+    const struct opaq_buffer_row *row = proto->is_quantized ? first_present(&proto->spec) : NULL;
     int64_t total = 0;
-    const int count = opaq_proto_buffer_count(proto);
-    for (int i = 0; i < count; ++i) {
+    do {
         struct opaq_buffer buffer;
-        describe(proto, proto->is_quantized ? present_row(&proto->spec, i) : NULL, &buffer);
+        describe(proto, row, rows, columns, &buffer);
         if (!finish(&buffer) || (int64_t)buffer.bytes > OPAQ_SIZE_LIMIT - total) {
             return opaq_fail(
                 error, OPAQ_ERROR_OVERFLOW,
@@ -151,7 +162,8 @@ static enum opaq_status check_shape(const struct opaq_proto *proto, struct opaq_
                 buffer.name, proto->rank, (long long)columns);
         }
         total += (int64_t)buffer.bytes;
-    }
+        row = row == NULL ? NULL : next_present(&proto->spec, row + 1);
+    } while (row != NULL);
     return OPAQ_OK;
 }
 
@@ -214,9 +226,17 @@ enum opaq_status opaq_proto_make(const int64_t *shape, int rank, enum opaq_eleme
     return status;
 }
 
-void proto_buffer_at(const struct opaq_proto *proto, int index, struct opaq_buffer *buffer) {
-    describe(proto, proto->is_quantized ? present_row(&proto->spec, index) : NULL, buffer);
-    (void)finish(buffer); /* opaq_proto_check has seen that it fits */
+int proto_buffers(const struct opaq_proto *proto, struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT]) {
+    const struct opaq_buffer_row *row = proto->is_quantized ? first_present(&proto->spec) : NULL;
+    const int64_t rows = opaq_proto_rows(proto);
+    const int64_t columns = opaq_proto_columns(proto);
+    int count = 0;
+    do {
+        describe(proto, row, rows, columns, &buffers[count]);
+        (void)finish(&buffers[count++]); /* opaq_proto_check has seen that it fits */
+        row = row == NULL ? NULL : next_present(&proto->spec, row + 1);
+    } while (row != NULL && count < OPAQ_BUFFER_LIMIT);
+    return count;
 }
 
 enum opaq_status opaq_proto_buffer(const struct opaq_proto *proto, int index, struct opaq_buffer *buffer,
@@ -225,12 +245,13 @@ enum opaq_status opaq_proto_buffer(const struct opaq_proto *proto, int index, st
     if (status != OPAQ_OK) {
         return status;
     }
-    const int count = opaq_proto_buffer_count(proto);
+    struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
+    const int count = proto_buffers(proto, buffers);
     if (buffer == NULL || index < 0 || index >= count) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto_buffer: index is %d of %d buffers%s", index, count,
                          buffer == NULL ? ", and buffer is NULL" : "");
     }
-    proto_buffer_at(proto, index, buffer);
+    *buffer = buffers[index];
     return OPAQ_OK;
 }
 
@@ -243,11 +264,10 @@ enum opaq_status opaq_proto_bytes(const struct opaq_proto *proto, size_t *bytes,
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto_bytes: bytes is NULL");
     }
     size_t total = 0;
-    const int count = opaq_proto_buffer_count(proto);
+    struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
+    const int count = proto_buffers(proto, buffers);
     for (int i = 0; i < count; ++i) {
-        struct opaq_buffer buffer;
-        proto_buffer_at(proto, i, &buffer);
-        total += buffer.bytes;
+        total += buffers[i].bytes;
     }
     *bytes = total;
     return OPAQ_OK;

@@ -4,7 +4,7 @@
 
 #include "opaq/proto.h"
 
-/* As opaq_proto_buffer, for a prototype that opaq_proto_check accepts and an index below its buffer count. */
-void proto_buffer_at(const struct opaq_proto *proto, int index, struct opaq_buffer *buffer);
+/* All of them, in flatten order, for a prototype that opaq_proto_check accepts; returns their number. */
+int proto_buffers(const struct opaq_proto *proto, struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT]);
 
 #endif

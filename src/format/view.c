@@ -75,11 +75,11 @@ enum opaq_status opaq_view_check(const struct opaq_view *view, struct opaq_error
     if (status != OPAQ_OK || !view->proto.is_quantized) {
         return status == OPAQ_OK ? check_plain(view, error) : status;
     }
-    const int count = opaq_proto_buffer_count(&view->proto);
+    struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
+    const int count = proto_buffers(&view->proto, buffers);
     for (int i = 0; i < count; ++i) {
-        struct opaq_buffer buffer;
+        const struct opaq_buffer buffer = buffers[i];
         const struct opaq_span span = view->buffer[i];
-        proto_buffer_at(&view->proto, i, &buffer);
         if (buffer.bytes > 0 && (span.data == NULL || span.bytes < buffer.bytes)) {
             return opaq_fail(error, OPAQ_ERROR_BUFFER, "view: buffer \"%s\" needs %zu bytes, it has %zu%s",
                              buffer.name, buffer.bytes, span.bytes, span.data == NULL ? " and is NULL" : "");
@@ -121,7 +121,7 @@ enum opaq_status opaq_view_plain(const int64_t *shape, const int64_t *strides, i
                 rank);
         }
     }
-    status = opaq_view_check(&made, error);
+    status = check_plain(&made, error); /* the prototype was checked when it was made */
     if (status == OPAQ_OK) {
         *view = made;
     }
@@ -161,11 +161,10 @@ enum opaq_status opaq_view_bind_bytes(const struct opaq_proto *proto, size_t *by
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "view_bind_bytes: bytes is NULL");
     }
     int64_t total = 0; /* at most 2^62 + 6 * 63, see opaq_proto_check */
-    const int count = opaq_proto_buffer_count(proto);
+    struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
+    const int count = proto_buffers(proto, buffers);
     for (int i = 0; i < count; ++i) {
-        struct opaq_buffer buffer;
-        proto_buffer_at(proto, i, &buffer);
-        total += round_up((int64_t)buffer.bytes, BIND_ALIGNMENT);
+        total += round_up((int64_t)buffers[i].bytes, BIND_ALIGNMENT);
     }
     *bytes = (size_t)total;
     return OPAQ_OK;
@@ -194,14 +193,13 @@ enum opaq_status opaq_view_bind(const struct opaq_proto *proto, void *memory, si
     made.proto = *proto;
     made.row_stride = proto->is_quantized ? 0 : opaq_proto_columns(proto);
     size_t offset = 0;
-    const int count = opaq_proto_buffer_count(proto);
+    struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
+    const int count = proto_buffers(proto, buffers);
     for (int i = 0; i < count; ++i) {
-        struct opaq_buffer buffer;
-        proto_buffer_at(proto, i, &buffer);
-        if (buffer.bytes > 0) {
-            made.buffer[i] = (struct opaq_span){(char *)memory + offset, buffer.bytes};
+        if (buffers[i].bytes > 0) {
+            made.buffer[i] = (struct opaq_span){(char *)memory + offset, buffers[i].bytes};
         }
-        offset += (size_t)round_up((int64_t)buffer.bytes, BIND_ALIGNMENT);
+        offset += (size_t)round_up((int64_t)buffers[i].bytes, BIND_ALIGNMENT);
     }
     *view = made;
     return OPAQ_OK;

@@ -12,7 +12,9 @@
 /* Whether each gathered buffer is `shards` buffers of the shard's prototype after one another. */
 static enum opaq_status check_gathered(const struct opaq_proto *proto, const struct opaq_value *gathered,
                                        int64_t shards, struct opaq_error *error) {
+    struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
     struct opaq_outputs expected;
+    (void)proto_buffers(proto, buffers);
     tensors_of_proto(proto, &expected);
     if (gathered->count != expected.count) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "gather_rows: got %lld buffers, expected %d",
@@ -20,14 +22,12 @@ static enum opaq_status check_gathered(const struct opaq_proto *proto, const str
     }
     for (int i = 0; i < expected.count; ++i) {
         struct opaq_tensor whole = expected.tensor[i];
-        struct opaq_buffer buffer;
-        proto_buffer_at(proto, i, &buffer);
         if (!checked_multiply(whole.shape[0], shards, &whole.shape[0])) {
             return opaq_fail(error, OPAQ_ERROR_OVERFLOW, "gather_rows: %lld shards of buffer \"%s\" do not fit",
-                             (long long)shards, buffer.name);
+                             (long long)shards, buffers[i].name);
         }
         const enum opaq_status status =
-            check_same_tensor("gather_rows", buffer.name, &gathered->tensors[i], &whole, error);
+            check_same_tensor("gather_rows", buffers[i].name, &gathered->tensors[i], &whole, error);
         if (status != OPAQ_OK) {
             return status;
         }
@@ -38,16 +38,16 @@ static enum opaq_status check_gathered(const struct opaq_proto *proto, const str
 /* The buffers of shard `index` in the gathered ones. */
 static void shard_of(const struct opaq_proto *proto, const struct opaq_value *gathered, int64_t index,
                      struct opaq_tensor *tensors) {
+    struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
     struct opaq_outputs expected;
+    (void)proto_buffers(proto, buffers);
     tensors_of_proto(proto, &expected);
     for (int i = 0; i < expected.count; ++i) {
-        struct opaq_buffer buffer;
-        proto_buffer_at(proto, i, &buffer);
         tensors[i] = expected.tensor[i];
         tensors[i].data = gathered->tensors[i].data;
         tensors[i].device = gathered->tensors[i].device;
-        if (buffer.bytes > 0) {
-            tensors[i].data = (char *)tensors[i].data + (size_t)index * buffer.bytes;
+        if (buffers[i].bytes > 0) {
+            tensors[i].data = (char *)tensors[i].data + (size_t)index * buffers[i].bytes;
         }
     }
 }

@@ -100,18 +100,24 @@ enum opaq_status view_of_tensor(const char *operation, const char *what, const s
     return OPAQ_OK;
 }
 
+/* One buffer as a tensor without data. */
+static struct opaq_tensor tensor_of_buffer(const struct opaq_buffer *buffer, struct opaq_device device) {
+    struct opaq_tensor tensor;
+    tensor.data = NULL;
+    tensor.dtype = buffer->entry_bytes == 1 ? OPAQ_DTYPE_U8 : (int32_t)buffer->element;
+    tensor.rank = buffer->rank;
+    tensor.device = device;
+    memcpy(tensor.shape, buffer->shape, sizeof tensor.shape);
+    memcpy(tensor.strides, buffer->strides, sizeof tensor.strides);
+    return tensor;
+}
+
 void tensors_of_proto(const struct opaq_proto *proto, struct opaq_outputs *outputs) {
+    struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
     memset(outputs, 0, sizeof *outputs);
-    outputs->count = opaq_proto_buffer_count(proto);
+    outputs->count = proto_buffers(proto, buffers);
     for (int i = 0; i < outputs->count; ++i) {
-        struct opaq_buffer buffer;
-        struct opaq_tensor *tensor = &outputs->tensor[i];
-        proto_buffer_at(proto, i, &buffer);
-        tensor->dtype = buffer.entry_bytes == 1 ? OPAQ_DTYPE_U8 : (int32_t)buffer.element;
-        tensor->rank = buffer.rank;
-        tensor->device = proto->device;
-        memcpy(tensor->shape, buffer.shape, sizeof tensor->shape);
-        memcpy(tensor->strides, buffer.strides, sizeof tensor->strides);
+        outputs->tensor[i] = tensor_of_buffer(&buffers[i], proto->device);
     }
 }
 
@@ -144,30 +150,42 @@ enum opaq_status check_same_tensor(const char *operation, const char *name, cons
 enum opaq_status view_of_buffers(const char *operation, const struct opaq_proto *proto,
                                  const struct opaq_tensor *buffers, int64_t count, struct opaq_view *view,
                                  struct opaq_error *error) {
-    struct opaq_outputs expected;
-    tensors_of_proto(proto, &expected);
-    if (count != expected.count) {
+    struct opaq_buffer expected[OPAQ_BUFFER_LIMIT];
+    const int expected_count = proto_buffers(proto, expected);
+    if (count != expected_count) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: got %lld buffers, expected %d", operation,
-                         (long long)count, expected.count);
+                         (long long)count, expected_count);
     }
     memset(view, 0, sizeof *view);
     view->proto = *proto;
-    for (int i = 0; i < expected.count; ++i) {
+    for (int i = 0; i < expected_count; ++i) {
         const struct opaq_tensor *tensor = &buffers[i];
-        const struct opaq_tensor *wanted = &expected.tensor[i];
-        struct opaq_buffer buffer;
-        proto_buffer_at(proto, i, &buffer);
-        const enum opaq_status status = check_same_tensor(operation, buffer.name, tensor, wanted, error);
+        const struct opaq_buffer *buffer = &expected[i];
+        const struct opaq_tensor wanted = tensor_of_buffer(buffer, proto->device);
+        const enum opaq_status status = check_same_tensor(operation, buffer->name, tensor, &wanted, error);
         if (status != OPAQ_OK) {
             return status;
         }
         if (tensor->device.type != proto->device.type || tensor->device.index != proto->device.index) {
             return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                             "%s: buffer \"%s\" is on another device than the first", operation, buffer.name);
+                             "%s: buffer \"%s\" is on another device than the first", operation, buffer->name);
         }
-        view->buffer[i] = (struct opaq_span){tensor->data, buffer.bytes};
+        if ((tensor->data == NULL && buffer->bytes > 0) ||
+            (uintptr_t)tensor->data % (uintptr_t)buffer->entry_bytes) {
+            return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: buffer \"%s\" is %s", operation, buffer->name,
+                             tensor->data == NULL ? "NULL" : "not aligned to its entries");
+        }
+        view->buffer[i] = (struct opaq_span){tensor->data, buffer->bytes};
     }
     return OPAQ_OK;
+}
+
+enum opaq_status check_on_cpu(const char *operation, const struct opaq_proto *proto, struct opaq_error *error) {
+    return proto->device.type == OPAQ_DEVICE_CPU
+               ? OPAQ_OK
+               : opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                           "%s: the tensor is on cuda:%d, this build works on the cpu", operation,
+                           proto->device.index);
 }
 
 enum opaq_status floats_of_tensor(const char *operation, const char *what, const struct opaq_value *value,

@@ -24,6 +24,9 @@ enum opaq_status view_of_buffers(const char *operation, const struct opaq_proto 
 /* The buffers of a prototype, or its one plain tensor, as tensors without data. */
 void tensors_of_proto(const struct opaq_proto *proto, struct opaq_outputs *outputs);
 
+/* Until there is a back end for other devices. */
+enum opaq_status check_on_cpu(const char *operation, const struct opaq_proto *proto, struct opaq_error *error);
+
 /* The one float (or the `count` floats) behind an optional argument; *values stays NULL if it is not given. */
 enum opaq_status floats_of_tensor(const char *operation, const char *what, const struct opaq_value *value,
                                   int64_t count, const float **values, struct opaq_error *error);

@@ -6,6 +6,7 @@
 #include "base/parallel_run.h"
 #include "format/proto_layout.h"
 #include "op/amax_op.h"
+#include "op/quantize_op.h"
 #include "op/tensor_check.h"
 #include "opaq/status.h"
 #include "quant/quant_table.h"
@@ -45,12 +46,11 @@ static enum opaq_status check_args(const struct opaq_view *out, const struct opa
 
 /* Scale padding is zero by definition, so the scales are cleared whole and blocks written over that. */
 static void clear_scales(const struct opaq_view *out) {
-    const int count = opaq_proto_buffer_count(&out->proto);
+    struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
+    const int count = proto_buffers(&out->proto, buffers);
     for (int i = 0; i < count; ++i) {
-        struct opaq_buffer buffer;
-        proto_buffer_at(&out->proto, i, &buffer);
-        if (buffer.role == OPAQ_ROLE_SCALE && buffer.bytes > 0) {
-            memset(out->buffer[i].data, 0, buffer.bytes);
+        if (buffers[i].role == OPAQ_ROLE_SCALE && buffers[i].bytes > 0) {
+            memset(out->buffer[i].data, 0, buffers[i].bytes);
         }
     }
 }
@@ -118,20 +118,9 @@ static void run_copies(const struct quant_job *job, const struct quant_kernel *k
     }
 }
 
-enum opaq_status opaq_quantize(const struct opaq_view *x, const struct opaq_quantize_args *args,
-                               const struct opaq_view *out, struct opaq_error *error) {
-    static const struct opaq_quantize_args no_args = {0};
-    args = args == NULL ? &no_args : args;
-    enum opaq_status status = check_plain_tensor("quantize", "x", x, error);
-    if (status == OPAQ_OK) {
-        status = check_quantized_tensor("quantize", "out", out, error);
-    }
-    if (status == OPAQ_OK) {
-        status = check_pair("quantize", x, out, error);
-    }
-    if (status == OPAQ_OK) {
-        status = check_args(out, args, error);
-    }
+enum opaq_status quantize_checked(const struct opaq_view *x, const struct opaq_quantize_args *args,
+                                  const struct opaq_view *out, struct opaq_error *error) {
+    const enum opaq_status status = check_args(out, args, error);
     if (status != OPAQ_OK) {
         return status;
     }
@@ -153,18 +142,21 @@ enum opaq_status opaq_quantize(const struct opaq_view *x, const struct opaq_quan
     return OPAQ_OK;
 }
 
-enum opaq_status opaq_dequantize(const struct opaq_view *q, int usage, const struct opaq_parallel *parallel,
-                                 const struct opaq_view *y, struct opaq_error *error) {
-    enum opaq_status status = check_quantized_tensor("dequantize", "q", q, error);
+enum opaq_status opaq_quantize(const struct opaq_view *x, const struct opaq_quantize_args *args,
+                               const struct opaq_view *out, struct opaq_error *error) {
+    static const struct opaq_quantize_args no_args = {0};
+    enum opaq_status status = check_plain_tensor("quantize", "x", x, error);
     if (status == OPAQ_OK) {
-        status = check_plain_tensor("dequantize", "y", y, error);
+        status = check_quantized_tensor("quantize", "out", out, error);
     }
     if (status == OPAQ_OK) {
-        status = check_pair("dequantize", y, q, error);
+        status = check_pair("quantize", x, out, error);
     }
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    return status == OPAQ_OK ? quantize_checked(x, args == NULL ? &no_args : args, out, error) : status;
+}
+
+enum opaq_status dequantize_checked(const struct opaq_view *q, int usage, const struct opaq_parallel *parallel,
+                                    const struct opaq_view *y, struct opaq_error *error) {
     const int present = q->proto.spec.usage;
     const int from = usage == 0 ? (present & OPAQ_ROWWISE ? OPAQ_ROWWISE : OPAQ_COLUMNWISE) : usage;
     if ((from != OPAQ_ROWWISE && from != OPAQ_COLUMNWISE) || (from & present) == 0) {
@@ -175,6 +167,18 @@ enum opaq_status opaq_dequantize(const struct opaq_view *q, int usage, const str
     quant_job_make(y, q, from, &job);
     run_copies(&job, dequantize_kernel((enum opaq_format)job.spec.format), false, parallel);
     return OPAQ_OK;
+}
+
+enum opaq_status opaq_dequantize(const struct opaq_view *q, int usage, const struct opaq_parallel *parallel,
+                                 const struct opaq_view *y, struct opaq_error *error) {
+    enum opaq_status status = check_quantized_tensor("dequantize", "q", q, error);
+    if (status == OPAQ_OK) {
+        status = check_plain_tensor("dequantize", "y", y, error);
+    }
+    if (status == OPAQ_OK) {
+        status = check_pair("dequantize", y, q, error);
+    }
+    return status == OPAQ_OK ? dequantize_checked(q, usage, parallel, y, error) : status;
 }
 
 const char *opaq_quantize_kernel(const struct opaq_spec *spec) {

@@ -3,6 +3,8 @@
 
 #include "op/op_table.h"
 #include "op/op_tensor.h"
+#include "op/quantize_op.h"
+#include "op/tensor_check.h"
 #include "opaq/status.h"
 
 /* Two int64, seed and offset. */
@@ -36,7 +38,7 @@ enum opaq_status run_quantize(const struct opaq_value *values, const struct opaq
         status = op_output_proto(opaq_op_find("quantize"), values, &proto, error);
     }
     if (status == OPAQ_OK) {
-        status = view_of_buffers("quantize", &proto, outputs->tensor, outputs->count, &out, error);
+        status = check_on_cpu("quantize", &proto, error);
     }
     if (status != OPAQ_OK) {
         return status;
@@ -46,6 +48,13 @@ enum opaq_status run_quantize(const struct opaq_value *values, const struct opaq
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "quantize: random is %s, but the quantizer is %s",
                          is_stochastic ? "missing" : "given",
                          is_stochastic ? "stochastic (sr)" : "not stochastic");
+    }
+    status = view_of_buffers("quantize", &proto, outputs->tensor, outputs->count, &out, error);
+    if (status == OPAQ_OK) {
+        status = check_pair("quantize", &x, &out, error);
+    }
+    if (status != OPAQ_OK) {
+        return status;
     }
     status = floats_of_tensor("quantize", "scale", &values[2], 1, &args.scale, error);
     if (status == OPAQ_OK) {
@@ -59,7 +68,7 @@ enum opaq_status run_quantize(const struct opaq_value *values, const struct opaq
     if (status == OPAQ_OK) {
         status = random_of(&values[5], &args.random, error);
     }
-    return status == OPAQ_OK ? opaq_quantize(&x, &args, &out, error) : status;
+    return status == OPAQ_OK ? quantize_checked(&x, &args, &out, error) : status;
 }
 
 enum opaq_status run_dequantize(const struct opaq_value *values, const struct opaq_outputs *outputs,
@@ -79,14 +88,20 @@ enum opaq_status run_dequantize(const struct opaq_value *values, const struct op
                         &reason) != OPAQ_OK) {
         return opaq_fail(error, reason.status, "dequantize: %s", reason.text);
     }
-    status = view_of_buffers("dequantize", &proto, values[0].tensors, values[0].count, &q, error);
+    status = check_on_cpu("dequantize", &proto, error);
+    if (status == OPAQ_OK) {
+        status = view_of_buffers("dequantize", &proto, values[0].tensors, values[0].count, &q, error);
+    }
     if (status == OPAQ_OK) {
         status = view_of_tensor("dequantize", "y", &outputs->tensor[0], &y, error);
+    }
+    if (status == OPAQ_OK) {
+        status = check_pair("dequantize", &y, &q, error);
     }
     if (status == OPAQ_OK && (values[4].integer < 0 || values[4].integer > OPAQ_COLUMNWISE)) {
         status = opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                            "dequantize: usage is %lld, expected 0 (either), 1 (rowwise) or 2 (columnwise)",
                            (long long)values[4].integer);
     }
-    return status == OPAQ_OK ? opaq_dequantize(&q, (int)values[4].integer, parallel, &y, error) : status;
+    return status == OPAQ_OK ? dequantize_checked(&q, (int)values[4].integer, parallel, &y, error) : status;
 }

@@ -30,11 +30,9 @@ enum opaq_status rearranged_from(const char *operation, const struct opaq_proto 
             OPAQ_OK) {
         return opaq_fail(error, reason.status, "%s: %s", operation, reason.text);
     }
-    const enum opaq_status status = view_of_buffers(operation, &proto, buffers, count, &source->view, error);
-    if (status == OPAQ_OK && proto.device.type != OPAQ_DEVICE_CPU) {
-        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                         "%s: the buffers are on cuda:%d, this build works on the cpu", operation,
-                         proto.device.index);
+    enum opaq_status status = check_on_cpu(operation, &proto, error);
+    if (status == OPAQ_OK) {
+        status = view_of_buffers(operation, &proto, buffers, count, &source->view, error);
     }
     if (status == OPAQ_OK) {
         locate(&source->view, &source->job);
@@ -52,9 +50,9 @@ const struct quant_copy *located_copy(const struct quant_job *job, enum opaq_usa
 }
 
 int located_scale_bytes(const struct opaq_proto *proto, enum opaq_usage usage) {
-    struct opaq_buffer buffer;
-    proto_buffer_at(proto, opaq_proto_find(proto, OPAQ_ROLE_SCALE, usage), &buffer);
-    return buffer.entry_bytes;
+    struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
+    (void)proto_buffers(proto, buffers);
+    return buffers[opaq_proto_find(proto, OPAQ_ROLE_SCALE, usage)].entry_bytes;
 }
 
 void located_clear(const struct opaq_view *out) {

@@ -36,17 +36,13 @@ enum opaq_status check_quantized_tensor(const char *operation, const char *what,
     return check_tensor(operation, what, view, 1, error);
 }
 
-/* The bytes from the first to the last that a view's buffer covers. */
-static struct opaq_span covered(const struct opaq_view *view, int index) {
-    struct opaq_buffer buffer;
-    proto_buffer_at(&view->proto, index, &buffer);
-    size_t bytes = buffer.bytes;
-    if (!view->proto.is_quantized && bytes > 0) {
-        const int64_t rows = opaq_proto_rows(&view->proto);
-        bytes = (size_t)((rows - 1) * view->row_stride + opaq_proto_columns(&view->proto)) *
-                (size_t)buffer.entry_bytes;
-    }
-    return (struct opaq_span){view->buffer[index].data, bytes};
+/* The bytes from the first to the last that a plain view covers. */
+static size_t covered_bytes(const struct opaq_view *plain) {
+    const int64_t rows = opaq_proto_rows(&plain->proto);
+    const int64_t columns = opaq_proto_columns(&plain->proto);
+    const int bits = opaq_element_info((enum opaq_element)plain->proto.dtype)->bits;
+    return rows == 0 || columns == 0 ? 0
+                                     : (size_t)((rows - 1) * plain->row_stride + columns) * (size_t)(bits / 8);
 }
 
 enum opaq_status check_pair(const char *operation, const struct opaq_view *plain,
@@ -60,16 +56,15 @@ enum opaq_status check_pair(const char *operation, const struct opaq_view *plain
         (void)opaq_proto_print(b, second, sizeof second, NULL);
         return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: the shapes differ: %s and %s", operation, first, second);
     }
-    const struct opaq_span x = covered(plain, 0);
-    const int count = opaq_proto_buffer_count(b);
+    struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
+    const int count = proto_buffers(b, buffers);
+    const uintptr_t x = (uintptr_t)plain->buffer[0].data;
+    const size_t x_bytes = covered_bytes(plain);
     for (int i = 0; i < count; ++i) {
-        const struct opaq_span q = covered(quantized, i);
-        if (x.bytes > 0 && q.bytes > 0 && (uintptr_t)x.data < (uintptr_t)q.data + q.bytes &&
-            (uintptr_t)q.data < (uintptr_t)x.data + x.bytes) {
-            struct opaq_buffer buffer;
-            proto_buffer_at(b, i, &buffer);
+        const uintptr_t q = (uintptr_t)quantized->buffer[i].data;
+        if (x_bytes > 0 && buffers[i].bytes > 0 && x < q + buffers[i].bytes && q < x + x_bytes) {
             return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: buffer \"%s\" overlaps the plain tensor", operation,
-                             buffer.name);
+                             buffers[i].name);
         }
     }
     return OPAQ_OK;

@@ -53,11 +53,11 @@ static int64_t inner_extent(const struct opaq_proto *proto, const struct opaq_bu
                          : opaq_extent_eval(&row->extent[1], opaq_proto_rows(proto), opaq_proto_columns(proto));
 }
 
-static void locate_data(const struct opaq_view *view, enum opaq_dim operand_rows, struct quant_copy *copy) {
-    struct opaq_buffer buffer;
+static void locate_data(const struct opaq_view *view, const struct opaq_buffer *buffers,
+                        enum opaq_dim operand_rows, struct quant_copy *copy) {
     struct scale_layout layout;
     const int index = opaq_proto_find(&view->proto, OPAQ_ROLE_DATA, copy->usage);
-    proto_buffer_at(&view->proto, index, &buffer);
+    const struct opaq_buffer buffer = buffers[index];
     const struct opaq_buffer_row *row = table_row(&view->proto, &buffer);
     const int64_t inner = inner_extent(&view->proto, row) * buffer.packing;
     operand_steps(row, inner, operand_rows, &layout);
@@ -68,10 +68,10 @@ static void locate_data(const struct opaq_view *view, enum opaq_dim operand_rows
     copy->data_columns = row->extent[0].dim == operand_rows ? inner : copy->operand.columns;
 }
 
-static void locate_scale(const struct opaq_view *view, enum opaq_dim operand_rows, struct quant_copy *copy) {
-    struct opaq_buffer buffer;
+static void locate_scale(const struct opaq_view *view, const struct opaq_buffer *buffers,
+                         enum opaq_dim operand_rows, struct quant_copy *copy) {
     const int index = opaq_proto_find(&view->proto, OPAQ_ROLE_SCALE, copy->usage);
-    proto_buffer_at(&view->proto, index, &buffer);
+    const struct opaq_buffer buffer = buffers[index];
     const struct opaq_buffer_row *row = table_row(&view->proto, &buffer);
     const int64_t inner = inner_extent(&view->proto, row);
     operand_steps(row, inner, operand_rows, &copy->scale_layout);
@@ -83,8 +83,8 @@ static void locate_scale(const struct opaq_view *view, enum opaq_dim operand_row
     }
 }
 
-static void make_copy(const struct opaq_view *plain, const struct opaq_view *view, enum opaq_usage usage,
-                      struct quant_copy *copy) {
+static void make_copy(const struct opaq_view *plain, const struct opaq_view *view,
+                      const struct opaq_buffer *buffers, enum opaq_usage usage, struct quant_copy *copy) {
     const struct opaq_spec *spec = &view->proto.spec;
     const struct opaq_format_row *format = opaq_format_row((enum opaq_format)spec->format);
     const struct quant_matrix x = quant_matrix_make(plain);
@@ -98,8 +98,8 @@ static void make_copy(const struct opaq_view *plain, const struct opaq_view *vie
     copy->block_columns =
         format->block_columns == 0 ? max_int64(copy->operand.columns, 1) : format->block_columns;
     copy->is_hadamard = (spec->options & OPAQ_HADAMARD) != 0 && usage == OPAQ_COLUMNWISE;
-    locate_data(view, operand_rows, copy);
-    locate_scale(view, operand_rows, copy);
+    locate_data(view, buffers, operand_rows, copy);
+    locate_scale(view, buffers, operand_rows, copy);
     const int amax = opaq_proto_find(&view->proto, OPAQ_ROLE_AMAX, usage);
     if (amax >= 0) {
         copy->amax = view->buffer[amax].data;
@@ -109,11 +109,13 @@ static void make_copy(const struct opaq_view *plain, const struct opaq_view *vie
 
 void quant_job_make(const struct opaq_view *plain, const struct opaq_view *quantized, int usage,
                     struct quant_job *job) {
+    struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
+    (void)proto_buffers(&quantized->proto, buffers);
     memset(job, 0, sizeof *job);
     job->spec = quantized->proto.spec;
     for (int bit = OPAQ_ROWWISE; bit <= OPAQ_COLUMNWISE; bit <<= 1) {
         if (usage & bit) {
-            make_copy(plain, quantized, (enum opaq_usage)bit, &job->copy[job->copy_count++]);
+            make_copy(plain, quantized, buffers, (enum opaq_usage)bit, &job->copy[job->copy_count++]);
         }
     }
 }
