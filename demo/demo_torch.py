@@ -1,4 +1,4 @@
-"""opaq inside PyTorch: one node in the graph, sizes that change without a recompile, a weight that stays packed."""
+"""opaq inside PyTorch: one node in the graph, sizes that change without a recompile, a weight kept packed."""
 
 from __future__ import annotations
 
