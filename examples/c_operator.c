@@ -52,7 +52,8 @@ int main(void) {
             return 1;
         }
     }
-    const enum opaq_status status = opaq_op_run(op, values, &outputs, NULL, &error);
+    const enum opaq_status status =
+        opaq_op_run(op, values, &outputs, (struct opaq_span){NULL, 0}, NULL, &error);
     printf("%s\n", status == OPAQ_OK ? "done" : error.text);
     for (int i = 0; i < outputs.count; ++i) {
         free(outputs.tensor[i].data);

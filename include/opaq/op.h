@@ -5,9 +5,10 @@
  * know no framework:
  *
  *     const struct opaq_op *op = opaq_op_find("quantize");
- *     opaq_op_outputs(op, values, &outputs, &error);        what will come out: shapes, dtypes (the fake)
- *     ... allocate outputs.tensor[i].data ...
- *     opaq_op_run(op, values, &outputs, parallel, &error);  the results
+ *     opaq_op_outputs(op, values, &outputs, &error);                    what will come out: shapes, dtypes (the fake)
+ *     opaq_op_workspace(op, values, &bytes, &error);                    scratch memory
+ *     ... allocate outputs.tensor[i].data and the workspace ...
+ *     opaq_op_run(op, values, &outputs, workspace, parallel, &error);   the results
  */
 #ifndef OPAQ_OP_H
 #define OPAQ_OP_H
@@ -36,7 +37,7 @@ struct opaq_tensor {
     int32_t dtype; /* enum opaq_dtype */
     int32_t rank;
     struct opaq_device device;
-    int64_t shape[OPAQ_RANK_LIMIT];
+    int64_t shape[OPAQ_RANK_LIMIT];   /* entries beyond the rank are not read */
     int64_t strides[OPAQ_RANK_LIMIT]; /* in elements */
 };
 
@@ -96,9 +97,11 @@ struct opaq_op {
     int argument_count;
     struct opaq_argument_row argument[OPAQ_OP_ARGUMENT_LIMIT];
     struct opaq_output_row output;
-    /* Not for direct use: opaq_op_run checks first. */
-    enum opaq_status (*run)(const struct opaq_value *values, const struct opaq_outputs *outputs,
+    /* Not for direct use: opaq_op_run checks first. `proto` is what the outputs are the buffers of. */
+    enum opaq_status (*run)(const struct opaq_value *values, const struct opaq_proto *proto,
+                            const struct opaq_outputs *outputs, struct opaq_span workspace,
                             const struct opaq_parallel *parallel, struct opaq_error *error);
+    size_t (*workspace)(const struct opaq_value *values, const struct opaq_proto *proto); /* NULL: none */
 };
 
 OPAQ_API int opaq_op_count(void);
@@ -117,14 +120,15 @@ OPAQ_API enum opaq_status opaq_op_schema(const struct opaq_op *op, char *buffer,
 OPAQ_API enum opaq_status opaq_op_outputs(const struct opaq_op *op, const struct opaq_value *values,
                                           struct opaq_outputs *outputs, struct opaq_error *error);
 
-/* The bytes of scratch memory that a run needs beyond its outputs. */
+/* The bytes of scratch memory, aligned to 64, that a run needs beyond its outputs; often 0. */
 OPAQ_API enum opaq_status opaq_op_workspace(const struct opaq_op *op, const struct opaq_value *values,
                                             size_t *bytes, struct opaq_error *error);
 
-/* Computes the outputs into tensors that opaq_op_outputs described and the caller allocated. */
+/* Computes the outputs into tensors that opaq_op_outputs described and the caller allocated; they share no byte with
+ * each other or with an argument. */
 OPAQ_API enum opaq_status opaq_op_run(const struct opaq_op *op, const struct opaq_value *values,
-                                      const struct opaq_outputs *outputs, const struct opaq_parallel *parallel,
-                                      struct opaq_error *error);
+                                      const struct opaq_outputs *outputs, struct opaq_span workspace,
+                                      const struct opaq_parallel *parallel, struct opaq_error *error);
 
 #ifdef __cplusplus
 }

@@ -1,13 +1,14 @@
 """opaq: quantized tensor formats. A thin skin over libopaq, which holds all layouts and all arithmetic.
 
 What needs NumPy (`quantize`, `dequantize`, `QuantizedArray`) or PyTorch (`quantize_tensor`, `QuantizedTensor`,
-`TensorProto`, `TensorSpec`, `to_tensor_proto`) is imported when it is first used. The operators
-`torch.ops.opaq` are there once `torch` and then `opaq` were imported, or one of those names was used."""
+`TensorProto`, `TensorSpec`, `to_tensor_proto`, the operators `torch.ops.opaq`) is there if that is
+installed."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -82,5 +83,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'opaq' has no attribute {name!r}")
 
 
-if "torch" in sys.modules and _library.path.with_name("libopaq_torch.so").exists():
-    importlib.import_module("opaq._operators")
+# With PyTorch on the machine the operators are registered now, and saved tensors can be loaded.
+if importlib.util.find_spec("torch") and _library.path.with_name("libopaq_torch.so").exists():
+    importlib.import_module("opaq.quantized_tensor")

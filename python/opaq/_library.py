@@ -127,7 +127,9 @@ class OutputRow(ctypes.Structure):
 
 
 class Op(ctypes.Structure):
-    _fields_ = _fields("text name; int argument_count; ArgumentRow argument[8]; OutputRow output; void* run")
+    _fields_ = _fields(
+        "text name; int argument_count; ArgumentRow argument[8]; OutputRow output; void* run;void* workspace"
+    )
 
 
 # What Python calls, without the opaq_. A function that ends in Error* returns a status.

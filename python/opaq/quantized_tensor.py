@@ -3,11 +3,13 @@ dtype; what it holds is bytes, laid out as the library's format table says."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from opaq._library import version
 from opaq._operators import buffer_rows, ops
@@ -24,6 +26,7 @@ class QuantizedTensor(torch.Tensor):
 
     _quantizer_text: str
     _is_cut = False  # cut out of another tensor, whose memory it does not share
+    _is_flat = False  # seen as one dimension, which FSDP2 asks for and never reads
 
     @staticmethod
     def __new__(
@@ -50,6 +53,11 @@ class QuantizedTensor(torch.Tensor):
         return [row.name for row in buffer_rows(self._quantizer_text)]
 
     def buffers(self) -> list[torch.Tensor]:
+        if self._is_flat:
+            raise NotImplementedError(
+                "opaq: this is a QuantizedTensor seen as one dimension, and the quantized dimension cannot be "
+                "merged with others; use it in its own shape, or dequantize it first"
+            )
         return [getattr(self, name) for name in self.buffer_names()]
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[str, torch.dtype]]:
@@ -125,7 +133,7 @@ class QuantizedTensor(torch.Tensor):
         keywords = keywords or {}
         if (handler := _HANDLERS.get(function)) is not None:
             return handler(function, *arguments, **keywords)
-        if function._schema.is_mutable:
+        if any(isinstance(t, QuantizedTensor) for t in _written(function, arguments, keywords)):
             raise NotImplementedError(
                 f"opaq: {function} changes a tensor in place, and a QuantizedTensor's values cannot be changed;"
                 " dequantize it first"
@@ -134,6 +142,14 @@ class QuantizedTensor(torch.Tensor):
         return function(*plain[0], **plain[1])
 
     __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+def _written(function: Any, arguments: Any, keywords: Any) -> list[Any]:
+    """The arguments that an operator changes."""
+    rows = function._schema.arguments
+    given = {**dict(zip((row.name for row in rows), arguments, strict=False)), **keywords}
+    changed = [given.get(row.name) for row in rows if row.alias_info is not None and row.alias_info.is_write]
+    return list(tree_leaves(changed))
 
 
 class _Dequantize(torch.autograd.Function):
@@ -213,10 +229,16 @@ def _like(
     return QuantizedTensor(buffers, tensor._quantizer_text, shape, dtype or tensor.dtype)
 
 
+def _marked(made: Any, tensor: QuantizedTensor) -> Any:
+    made._is_cut, made._is_flat = tensor._is_cut, tensor._is_flat
+    return made
+
+
 @_handles(aten.detach.default, aten.alias.default, aten.clone.default)
 def _each_buffer(function: Any, tensor: QuantizedTensor, **keywords: Any) -> Any:
     keywords.pop("memory_format", None)
-    made = _like(tensor, [function(buffer, **keywords) for buffer in tensor.buffers()])
+    buffers = [function(getattr(tensor, name), **keywords) for name in tensor.buffer_names()]
+    made = _marked(_like(tensor, buffers), tensor)
     made._is_cut = tensor._is_cut and function is not aten.clone.default
     return made
 
@@ -233,17 +255,17 @@ def _to(function: Any, tensor: QuantizedTensor, *, dtype: Any = None, device: An
 @_handles(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 def _view(function: Any, tensor: QuantizedTensor, size: Sequence[Any]) -> Any:
     shape = torch.empty(tensor.shape, device="meta").view(size).shape
-    if len(shape) == 1 and tensor.dim() > 1:  # FSDP2 keeps one and never reads it; the library would refuse it
-        return _like(tensor, tensor.buffers(), shape)
     if shape[-1:] != tensor.shape[-1:]:
+        if len(shape) == 1:
+            made = _like(tensor, [getattr(tensor, name) for name in tensor.buffer_names()], shape)
+            made._is_flat = True
+            return made
         raise NotImplementedError(
             f"opaq: {tuple(tensor.shape)} cannot be seen as {tuple(shape)}: the last dimension is quantized"
         )
     rows = buffer_rows(tensor._quantizer_text)
     shaped = [buffer.view(row.shape(shape)) for row, buffer in zip(rows, tensor.buffers(), strict=True)]
-    made = _like(tensor, shaped, shape)
-    made._is_cut = tensor._is_cut
-    return made
+    return _marked(_like(tensor, shaped, shape), tensor)
 
 
 @_handles(aten.as_strided.default)
@@ -256,6 +278,11 @@ def _as_strided(
     return _each_buffer(aten.alias.default, tensor)
 
 
+def _clamp(bound: Any, size: Any) -> Any:
+    """A slice's bound as Python means it, on symbols too."""
+    return torch.sym_min(size, torch.sym_max(0, bound + size if bound < 0 else bound))
+
+
 @_handles(aten.slice.Tensor)
 def _slice(
     function: Any, tensor: QuantizedTensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
@@ -263,12 +290,13 @@ def _slice(
     if dim % tensor.dim() != 0 or step != 1 or tensor.dim() < 2:
         raise NotImplementedError("opaq: a QuantizedTensor is sliced along its first dimension, without a step")
     size = tensor.shape[0]
-    first, last, _ = slice(start, end).indices(size)
-    if (first, last) == (0, size):
+    first, last = (_clamp(bound, size) for bound in (start or 0, size if end is None else end))
+    is_all = isinstance(size, int) and (first, last) == (0, size)  # on symbols that would be a guard
+    if is_all or (start in (None, 0) and end in (None, sys.maxsize)):
         return _each_buffer(aten.alias.default, tensor)
-    length = max(0, last - first)
+    length = torch.sym_max(0, last - first)
     whole, part = list(tensor.shape), [length, *tensor.shape[1:]]
-    rows = first * tensor.shape[1:-1].numel()
+    rows = first * prod(tensor.shape[1:-1])
     cut = ops.slice_rows(tensor.buffers(), tensor._quantizer_text, whole, part, tensor.dtype, rows)
     made = _like(tensor, cut, part)
     made._is_cut = True
@@ -277,7 +305,9 @@ def _slice(
 
 @_handles(aten.split.Tensor)
 def _split(function: Any, tensor: QuantizedTensor, size: int, dim: int = 0) -> Any:
-    return [_slice(None, tensor, dim, i, i + size) for i in range(0, tensor.shape[dim], size)]
+    if size <= 0:
+        raise ValueError(f"opaq: a QuantizedTensor is split into pieces of at least one row, not of {size}")
+    return [_slice(None, tensor, dim, i, i + size) for i in range(0, max(1, tensor.shape[dim]), size)]
 
 
 @_handles(aten.copy_.default)
@@ -319,7 +349,8 @@ def _equal(function: Any, first: torch.Tensor, second: torch.Tensor) -> bool:
             torch.equal(*(t.dequantize() if isinstance(t, QuantizedTensor) else t for t in (first, second)))
         )
     same = first._quantizer_text == second._quantizer_text and first.shape == second.shape
-    return same and all(torch.equal(a, b) for a, b in zip(first.buffers(), second.buffers(), strict=True))
+    pairs = zip(first.buffers(), second.buffers(), strict=True) if same else ()
+    return same and all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
 
 
 torch.serialization.add_safe_globals([QuantizedTensor, Quantizer])

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from opaq._operators import buffer_names, create_buffers
+from opaq._tables import make_proto
 from opaq.quantized_tensor import QuantizedTensor, assemble
 from opaq.quantizer import Quantizer
 
@@ -32,6 +33,10 @@ class TensorProto:
         self.quantizer = quantizer  # a value: nobody else's changes with it
         self.requires_grad = requires_grad
         self.device = torch.device("cpu" if device is None else device)
+        if quantizer is not None and isinstance(self.shape, torch.Size) and not torch.compiler.is_compiling():
+            make_proto(
+                self.shape, str(dtype).removeprefix("torch."), quantizer
+            )  # the library refuses what it cannot be
 
     @property
     def is_quantized(self) -> bool:

@@ -18,13 +18,14 @@ static bool is_transposable(const struct opaq_spec *spec) {
     return spec->format == OPAQ_FP8 || spec->format == OPAQ_FP8BLK2 || (spec->options & OPAQ_2D) != 0;
 }
 
-enum opaq_status run_convert(const struct opaq_value *values, const struct opaq_outputs *outputs,
+enum opaq_status run_convert(const struct opaq_value *values, const struct opaq_proto *proto,
+                             const struct opaq_outputs *outputs, struct opaq_span workspace,
                              const struct opaq_parallel *parallel, struct opaq_error *error) {
+    (void)workspace;
     struct located source;
     struct located target;
-    enum opaq_status status = rearranged_to("convert", values, outputs, &target, error);
+    enum opaq_status status = rearranged_to("convert", proto, outputs, &target, error);
     if (status == OPAQ_OK) {
-        const struct opaq_proto *proto = &target.view.proto;
         status = rearranged_from("convert", proto, &values[1], proto->shape, proto->rank, values[0].tensors,
                                  values[0].count, &source, error);
     }

@@ -103,17 +103,18 @@ static enum opaq_status check_agreement(const struct located *first, const struc
     return OPAQ_OK;
 }
 
-enum opaq_status run_gather_rows(const struct opaq_value *values, const struct opaq_outputs *outputs,
+enum opaq_status run_gather_rows(const struct opaq_value *values, const struct opaq_proto *proto,
+                                 const struct opaq_outputs *outputs, struct opaq_span workspace,
                                  const struct opaq_parallel *parallel, struct opaq_error *error) {
+    (void)workspace;
     struct located target;
     struct located first = {0};
     struct opaq_proto shard_proto;
     struct opaq_error reason;
-    enum opaq_status status = rearranged_to("gather_rows", values, outputs, &target, error);
+    enum opaq_status status = rearranged_to("gather_rows", proto, outputs, &target, error);
     if (status != OPAQ_OK) {
         return status;
     }
-    const struct opaq_proto *proto = &target.view.proto;
     if (opaq_proto_make(values[2].sizes, (int)values[2].count, (enum opaq_element)proto->dtype, &proto->spec,
                         proto->device, &shard_proto, &reason) != OPAQ_OK) {
         return opaq_fail(error, reason.status, "gather_rows: %s", reason.text);

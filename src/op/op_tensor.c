@@ -62,8 +62,7 @@ static bool is_empty(const struct opaq_tensor *tensor) {
     return false;
 }
 
-/* Bytes from the first element to the end of the last; -1 if that does not fit or a stride is negative. */
-static int64_t reach_bytes(const struct opaq_tensor *tensor) {
+int64_t tensor_reach(const struct opaq_tensor *tensor) {
     int64_t last = 0;
     if (is_empty(tensor)) {
         return 0;
@@ -72,18 +71,33 @@ static int64_t reach_bytes(const struct opaq_tensor *tensor) {
         int64_t step;
         if (tensor->strides[i] < 0 || tensor->shape[i] < 0 ||
             !checked_multiply(tensor->shape[i] - 1, tensor->strides[i], &step) ||
-            (last += step) > OPAQ_SIZE_LIMIT) {
+            step > OPAQ_SIZE_LIMIT - last) {
             return -1;
         }
+        last += step;
     }
     int64_t bytes;
     return checked_multiply(last + 1, dtype_bytes(tensor->dtype), &bytes) ? bytes : -1;
 }
 
+/* Interned, so that a text is parsed once; where the interned texts have reached their limit, parsed again. */
+enum opaq_status spec_of_text(const char *operation, const struct opaq_value *text, struct opaq_spec *spec,
+                              struct opaq_error *error) {
+    const struct opaq_spec *shared;
+    struct opaq_error reason;
+    enum opaq_status status = opaq_spec_intern(text->text, (size_t)text->count, &shared, &reason);
+    if (status == OPAQ_OK) {
+        *spec = *shared;
+    } else if (status == OPAQ_ERROR_LIMIT || status == OPAQ_ERROR_MEMORY) {
+        status = opaq_spec_parse(text->text, (size_t)text->count, spec, &reason);
+    }
+    return status == OPAQ_OK ? OPAQ_OK : opaq_fail(error, status, "%s: %s", operation, reason.text);
+}
+
 enum opaq_status view_of_tensor(const char *operation, const char *what, const struct opaq_tensor *tensor,
                                 struct opaq_view *view, struct opaq_error *error) {
     struct opaq_error reason;
-    const int64_t bytes = reach_bytes(tensor);
+    const int64_t bytes = tensor_reach(tensor);
     if (tensor->dtype != OPAQ_DTYPE_F32 && tensor->dtype != OPAQ_DTYPE_BF16 &&
         tensor->dtype != OPAQ_DTYPE_F16) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s holds %s, expected f32, bf16 or f16", operation,
@@ -134,7 +148,7 @@ static bool is_contiguous_as(const struct opaq_tensor *tensor, const struct opaq
 enum opaq_status check_same_tensor(const char *operation, const char *name, const struct opaq_tensor *tensor,
                                    const struct opaq_tensor *wanted, struct opaq_error *error) {
     if (tensor->dtype != wanted->dtype || tensor->rank != wanted->rank ||
-        memcmp(tensor->shape, wanted->shape, sizeof tensor->shape) != 0) {
+        memcmp(tensor->shape, wanted->shape, (size_t)wanted->rank * sizeof tensor->shape[0]) != 0) {
         char got[160];
         char want[160];
         return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: buffer \"%s\" is %s%s, expected %s%s", operation, name,
@@ -180,14 +194,6 @@ enum opaq_status view_of_buffers(const char *operation, const struct opaq_proto 
     return OPAQ_OK;
 }
 
-enum opaq_status check_on_cpu(const char *operation, const struct opaq_proto *proto, struct opaq_error *error) {
-    return proto->device.type == OPAQ_DEVICE_CPU
-               ? OPAQ_OK
-               : opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                           "%s: the tensor is on cuda:%d, this build works on the cpu", operation,
-                           proto->device.index);
-}
-
 enum opaq_status floats_of_tensor(const char *operation, const char *what, const struct opaq_value *value,
                                   int64_t count, const float **values, struct opaq_error *error) {
     const struct opaq_tensor *tensor = value->tensors;
@@ -196,14 +202,12 @@ enum opaq_status floats_of_tensor(const char *operation, const char *what, const
         return OPAQ_OK;
     }
     int64_t elements = 1;
-    for (int i = 0; i < tensor->rank; ++i) {
+    for (int i = 0; elements >= 0 && i < tensor->rank; ++i) {
         elements =
             tensor->shape[i] < 0 || !checked_multiply(elements, tensor->shape[i], &elements) ? -1 : elements;
-        if (elements < 0) {
-            break;
-        }
     }
-    const bool dense = elements == 0 || reach_bytes(tensor) == elements * 4;
+    /* count is that of a prototype's amaxes, so four times it fits */
+    const bool dense = elements == 0 || elements != count || tensor_reach(tensor) == count * 4;
     if (tensor->dtype != OPAQ_DTYPE_F32 || elements != count || !dense ||
         tensor->device.type != OPAQ_DEVICE_CPU) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT,

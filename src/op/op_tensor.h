@@ -8,6 +8,13 @@
 int dtype_bytes(int32_t dtype);
 const char *dtype_name(int32_t dtype);
 
+/* Bytes from the first element to the end of the last; -1 if that does not fit or a stride is negative. */
+int64_t tensor_reach(const struct opaq_tensor *tensor);
+
+/* The value that a quantizer argument stands for. */
+enum opaq_status spec_of_text(const char *operation, const struct opaq_value *text, struct opaq_spec *spec,
+                              struct opaq_error *error);
+
 /* A plain view of a float tensor. */
 enum opaq_status view_of_tensor(const char *operation, const char *what, const struct opaq_tensor *tensor,
                                 struct opaq_view *view, struct opaq_error *error);
@@ -23,9 +30,6 @@ enum opaq_status view_of_buffers(const char *operation, const struct opaq_proto 
 
 /* The buffers of a prototype, or its one plain tensor, as tensors without data. */
 void tensors_of_proto(const struct opaq_proto *proto, struct opaq_outputs *outputs);
-
-/* Until there is a back end for other devices. */
-enum opaq_status check_on_cpu(const char *operation, const struct opaq_proto *proto, struct opaq_error *error);
 
 /* The one float (or the `count` floats) behind an optional argument; *values stays NULL if it is not given. */
 enum opaq_status floats_of_tensor(const char *operation, const char *what, const struct opaq_value *value,

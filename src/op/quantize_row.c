@@ -4,7 +4,6 @@
 #include "op/op_table.h"
 #include "op/op_tensor.h"
 #include "op/quantize_op.h"
-#include "op/tensor_check.h"
 #include "opaq/status.h"
 
 /* Two int64, seed and offset. */
@@ -23,47 +22,37 @@ static enum opaq_status random_of(const struct opaq_value *value, struct opaq_ra
     }
     const int64_t *numbers = tensor->data;
     random->seed = (uint64_t)numbers[0];
-    random->offset = (uint64_t)numbers[1] & INT64_MAX;
+    random->offset = (uint64_t)numbers[1]; /* quantize refuses a negative one */
     return OPAQ_OK;
 }
 
-enum opaq_status run_quantize(const struct opaq_value *values, const struct opaq_outputs *outputs,
+enum opaq_status run_quantize(const struct opaq_value *values, const struct opaq_proto *proto,
+                              const struct opaq_outputs *outputs, struct opaq_span workspace,
                               const struct opaq_parallel *parallel, struct opaq_error *error) {
-    struct opaq_proto proto;
     struct opaq_view x;
     struct opaq_view out;
     struct opaq_quantize_args args = {.parallel = parallel};
-    enum opaq_status status = view_of_tensor("quantize", "x", values[0].tensors, &x, error);
-    if (status == OPAQ_OK) {
-        status = op_output_proto(opaq_op_find("quantize"), values, &proto, error);
-    }
-    if (status == OPAQ_OK) {
-        status = check_on_cpu("quantize", &proto, error);
-    }
-    if (status != OPAQ_OK) {
-        return status;
-    }
-    const bool is_stochastic = (proto.spec.options & OPAQ_STOCHASTIC) != 0;
+    (void)workspace;
+    const bool is_stochastic = (proto->spec.options & OPAQ_STOCHASTIC) != 0;
     if (is_stochastic != (values[5].tensors != NULL)) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "quantize: random is %s, but the quantizer is %s",
                          is_stochastic ? "missing" : "given",
                          is_stochastic ? "stochastic (sr)" : "not stochastic");
     }
-    status = view_of_buffers("quantize", &proto, outputs->tensor, outputs->count, &out, error);
+    enum opaq_status status = view_of_tensor("quantize", "x", values[0].tensors, &x, error);
     if (status == OPAQ_OK) {
-        status = check_pair("quantize", &x, &out, error);
+        status = view_of_buffers("quantize", proto, outputs->tensor, outputs->count, &out, error);
     }
-    if (status != OPAQ_OK) {
-        return status;
-    }
-    status = floats_of_tensor("quantize", "scale", &values[2], 1, &args.scale, error);
     if (status == OPAQ_OK) {
-        status = floats_of_tensor("quantize", "amax_rowwise", &values[3], opaq_amax_count(&proto, OPAQ_ROWWISE),
+        status = floats_of_tensor("quantize", "scale", &values[2], 1, &args.scale, error);
+    }
+    if (status == OPAQ_OK) {
+        status = floats_of_tensor("quantize", "amax_rowwise", &values[3], opaq_amax_count(proto, OPAQ_ROWWISE),
                                   &args.amax_rowwise, error);
     }
     if (status == OPAQ_OK) {
         status = floats_of_tensor("quantize", "amax_columnwise", &values[4],
-                                  opaq_amax_count(&proto, OPAQ_COLUMNWISE), &args.amax_columnwise, error);
+                                  opaq_amax_count(proto, OPAQ_COLUMNWISE), &args.amax_columnwise, error);
     }
     if (status == OPAQ_OK) {
         status = random_of(&values[5], &args.random, error);
@@ -71,32 +60,26 @@ enum opaq_status run_quantize(const struct opaq_value *values, const struct opaq
     return status == OPAQ_OK ? quantize_checked(&x, &args, &out, error) : status;
 }
 
-enum opaq_status run_dequantize(const struct opaq_value *values, const struct opaq_outputs *outputs,
+enum opaq_status run_dequantize(const struct opaq_value *values, const struct opaq_proto *proto,
+                                const struct opaq_outputs *outputs, struct opaq_span workspace,
                                 const struct opaq_parallel *parallel, struct opaq_error *error) {
-    const struct opaq_spec *spec;
+    struct opaq_spec spec;
     struct opaq_error reason;
-    struct opaq_proto plain;
-    struct opaq_proto proto;
+    struct opaq_proto quantized;
     struct opaq_view q;
     struct opaq_view y;
-    enum opaq_status status = op_output_proto(opaq_op_find("dequantize"), values, &plain, error);
+    (void)workspace;
+    enum opaq_status status = spec_of_text("dequantize", &values[1], &spec, error);
     if (status != OPAQ_OK) {
         return status;
     }
-    if (opaq_spec_intern(values[1].text, (size_t)values[1].count, &spec, &reason) != OPAQ_OK ||
-        opaq_proto_make(plain.shape, plain.rank, (enum opaq_element)plain.dtype, spec, plain.device, &proto,
-                        &reason) != OPAQ_OK) {
+    if (opaq_proto_make(proto->shape, proto->rank, (enum opaq_element)proto->dtype, &spec, proto->device,
+                        &quantized, &reason) != OPAQ_OK) {
         return opaq_fail(error, reason.status, "dequantize: %s", reason.text);
     }
-    status = check_on_cpu("dequantize", &proto, error);
-    if (status == OPAQ_OK) {
-        status = view_of_buffers("dequantize", &proto, values[0].tensors, values[0].count, &q, error);
-    }
+    status = view_of_buffers("dequantize", &quantized, values[0].tensors, values[0].count, &q, error);
     if (status == OPAQ_OK) {
         status = view_of_tensor("dequantize", "y", &outputs->tensor[0], &y, error);
-    }
-    if (status == OPAQ_OK) {
-        status = check_pair("dequantize", &y, &q, error);
     }
     if (status == OPAQ_OK && (values[4].integer < 0 || values[4].integer > OPAQ_COLUMNWISE)) {
         status = opaq_fail(error, OPAQ_ERROR_ARGUMENT,

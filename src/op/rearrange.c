@@ -22,18 +22,18 @@ enum opaq_status rearranged_from(const char *operation, const struct opaq_proto 
                                  const struct opaq_value *text, const int64_t *shape, int rank,
                                  const struct opaq_tensor *buffers, int64_t count, struct located *source,
                                  struct opaq_error *error) {
-    const struct opaq_spec *spec;
+    struct opaq_spec spec;
     struct opaq_proto proto;
     struct opaq_error reason;
-    if (opaq_spec_intern(text->text, (size_t)text->count, &spec, &reason) != OPAQ_OK ||
-        opaq_proto_make(shape, rank, (enum opaq_element)like->dtype, spec, like->device, &proto, &reason) !=
-            OPAQ_OK) {
+    enum opaq_status status = spec_of_text(operation, text, &spec, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    if (opaq_proto_make(shape, rank, (enum opaq_element)like->dtype, &spec, like->device, &proto, &reason) !=
+        OPAQ_OK) {
         return opaq_fail(error, reason.status, "%s: %s", operation, reason.text);
     }
-    enum opaq_status status = check_on_cpu(operation, &proto, error);
-    if (status == OPAQ_OK) {
-        status = view_of_buffers(operation, &proto, buffers, count, &source->view, error);
-    }
+    status = view_of_buffers(operation, &proto, buffers, count, &source->view, error);
     if (status == OPAQ_OK) {
         locate(&source->view, &source->job);
     }
@@ -87,14 +87,11 @@ void remap_run(const struct remap *remap, int64_t row, int64_t rows, const struc
                  ceil_div(rows, task.panel_rows), &body);
 }
 
-enum opaq_status rearranged_to(const char *operation, const struct opaq_value *values,
+enum opaq_status rearranged_to(const char *operation, const struct opaq_proto *proto,
                                const struct opaq_outputs *outputs, struct located *target,
                                struct opaq_error *error) {
-    struct opaq_proto proto;
-    enum opaq_status status = op_output_proto(opaq_op_find(operation), values, &proto, error);
-    if (status == OPAQ_OK) {
-        status = view_of_buffers(operation, &proto, outputs->tensor, outputs->count, &target->view, error);
-    }
+    const enum opaq_status status =
+        view_of_buffers(operation, proto, outputs->tensor, outputs->count, &target->view, error);
     if (status == OPAQ_OK) {
         locate(&target->view, &target->job);
     }

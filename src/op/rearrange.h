@@ -18,8 +18,8 @@ enum opaq_status rearranged_from(const char *operation, const struct opaq_proto 
                                  const struct opaq_tensor *buffers, int64_t count, struct located *located,
                                  struct opaq_error *error);
 
-/* The target: the outputs of the operator's row. */
-enum opaq_status rearranged_to(const char *operation, const struct opaq_value *values,
+/* The target: the outputs, which are the buffers of `proto`. */
+enum opaq_status rearranged_to(const char *operation, const struct opaq_proto *proto,
                                const struct opaq_outputs *outputs, struct located *located,
                                struct opaq_error *error);
 

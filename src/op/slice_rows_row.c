@@ -5,12 +5,14 @@
 #include "op/op_table.h"
 #include "op/rearrange.h"
 
-enum opaq_status run_slice_rows(const struct opaq_value *values, const struct opaq_outputs *outputs,
+enum opaq_status run_slice_rows(const struct opaq_value *values, const struct opaq_proto *proto,
+                                const struct opaq_outputs *outputs, struct opaq_span workspace,
                                 const struct opaq_parallel *parallel, struct opaq_error *error) {
+    (void)workspace;
     struct located source;
     struct located target;
     const int64_t start = values[5].integer;
-    enum opaq_status status = rearranged_to("slice_rows", values, outputs, &target, error);
+    enum opaq_status status = rearranged_to("slice_rows", proto, outputs, &target, error);
     if (status == OPAQ_OK) {
         status = rearranged_from("slice_rows", &target.view.proto, &values[1], values[2].sizes,
                                  (int)values[2].count, values[0].tensors, values[0].count, &source, error);

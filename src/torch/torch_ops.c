@@ -28,7 +28,10 @@ static void call_body(int64_t begin, int64_t end, void *context) {
 static void run_on_torch(void *context, int64_t count, const struct opaq_body *body) {
     struct opaq_body copy = *body;
     (void)context;
-    (void)torch_parallel_for(0, count, 1, call_body, &copy);
+    if (torch_parallel_for(0, count, 1, call_body, &copy) != 0) {
+        body->call(body->argument, 0,
+                   count); /* no threads: every piece here; doing one twice changes nothing */
+    }
 }
 
 /* Allocates the outputs and runs; on failure nothing is left allocated. */
@@ -36,14 +39,29 @@ static enum opaq_status compute(const struct opaq_op *op, const struct opaq_valu
                                 uint64_t handles[OPAQ_OP_OUTPUT_LIMIT], int *count, struct opaq_error *error) {
     const struct opaq_parallel parallel = {run_on_torch, NULL};
     struct opaq_outputs outputs;
+    struct opaq_tensor scratch = {.dtype = OPAQ_DTYPE_U8, .rank = 1, .strides = {1}};
+    uint64_t scratch_handle = 0;
+    size_t scratch_bytes = 0;
     int allocated = 0;
     enum opaq_status status = opaq_op_outputs(op, values, &outputs, error);
+    if (status == OPAQ_OK) {
+        status = opaq_op_workspace(op, values, &scratch_bytes, error);
+    }
+    if (status == OPAQ_OK && scratch_bytes > 0) {
+        scratch.device = outputs.tensor[0].device;
+        scratch.shape[0] = (int64_t)scratch_bytes;
+        status = torch_tensor_allocate(op->name, &scratch, &scratch_handle, error);
+    }
     while (status == OPAQ_OK && allocated < outputs.count) {
         status = torch_tensor_allocate(op->name, &outputs.tensor[allocated], &handles[allocated], error);
         allocated += status == OPAQ_OK;
     }
     if (status == OPAQ_OK) {
-        status = opaq_op_run(op, values, &outputs, &parallel, error);
+        const struct opaq_span workspace = {scratch.data, scratch_bytes};
+        status = opaq_op_run(op, values, &outputs, workspace, &parallel, error);
+    }
+    if (scratch_handle != 0) {
+        torch_tensor_free(scratch_handle);
     }
     for (int i = 0; status != OPAQ_OK && i < allocated; ++i) {
         torch_tensor_free(handles[i]);

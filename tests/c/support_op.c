@@ -64,5 +64,5 @@ enum opaq_status op_run_into(const char *name, const struct opaq_value *values, 
         }
         one->data = other->data;
     }
-    return opaq_op_run(op, values, &outputs, NULL, error);
+    return opaq_op_run(op, values, &outputs, (struct opaq_span){NULL, 0}, NULL, error);
 }

@@ -68,11 +68,12 @@ static void refuse(const char *op, const struct opaq_value *values, enum opaq_st
     struct opaq_error error = {OPAQ_OK, ""};
     const struct opaq_op *row = opaq_op_find(op);
     enum opaq_status found = opaq_op_outputs(row, values, &outputs, &error);
-    if (found == OPAQ_OK) { /* then running it must refuse; nothing is read before the checks */
+    if (found == OPAQ_OK) { /* then running it must refuse */
+        static _Alignas(64) uint8_t memory[OPAQ_OP_OUTPUT_LIMIT][8192];
         for (int i = 0; i < outputs.count; ++i) {
-            outputs.tensor[i].data = NULL;
+            outputs.tensor[i].data = memory[i];
         }
-        found = opaq_op_run(row, values, &outputs, NULL, &error);
+        found = opaq_op_run(row, values, &outputs, (struct opaq_span){NULL, 0}, NULL, &error);
     }
     CHECK_EQ_INT(found, status);
     if (strstr(error.text, part) == NULL || strncmp(error.text, op, strlen(op)) != 0) {
@@ -135,7 +136,70 @@ static void bad_buffers_are_named(void) {
     refuse("dequantize", values, OPAQ_ERROR_ARGUMENT, "dtype");
 }
 
-static const struct test_case tests[] = {TEST(schemas_come_from_the_rows),
-                                         TEST(quantize_and_dequantize_by_name), TEST(bad_arguments_are_named),
-                                         TEST(bad_buffers_are_named)};
+/* What the caller allocated is checked like an argument. */
+static void bad_outputs_are_named(void) {
+    static _Alignas(64) uint8_t memory[3][8192];
+    float data[64] = {0.0f};
+    const struct opaq_tensor x = {
+        .data = data, .dtype = OPAQ_DTYPE_F32, .rank = 2, .shape = {4, 16}, .strides = {16, 1}};
+    const struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {op_tensor_value(&x), op_text_value("nvfp4")};
+    const struct opaq_span none = {NULL, 0};
+    const struct opaq_op *op = opaq_op_find("quantize");
+    struct opaq_outputs good;
+    struct opaq_error error = {OPAQ_OK, ""};
+    size_t bytes = 1;
+    CHECK_EQ_INT(opaq_op_workspace(op, values, &bytes, &error), OPAQ_OK);
+    CHECK_EQ_INT(bytes, 0);
+    CHECK_EQ_INT(opaq_op_outputs(op, values, &good, &error), OPAQ_OK);
+    for (int i = 0; i < good.count; ++i) {
+        good.tensor[i].data = memory[i];
+    }
+    CHECK_EQ_INT(opaq_op_run(op, values, &good, none, NULL, &error), OPAQ_OK);
+    for (int kind = 0; kind < 8; ++kind) {
+        struct opaq_outputs bad = good;
+        const char *expected[] = {"got 0 outputs, expected 3",
+                                  "another device",
+                                  "is NULL",
+                                  "not aligned",
+                                  "overlaps an argument or another output",
+                                  "overlaps an argument or another output",
+                                  "expected uint8[128,4]",
+                                  "expected f32[1]"};
+        bad.count = kind == 0 ? 0 : bad.count;
+        bad.tensor[0].device.type = kind == 1 ? OPAQ_DEVICE_CUDA : OPAQ_DEVICE_CPU;
+        bad.tensor[1].data = kind == 2 ? NULL : kind == 4 ? memory[0] + 8 : bad.tensor[1].data;
+        bad.tensor[2].data = kind == 3 ? memory[2] + 1 : bad.tensor[2].data;
+        bad.tensor[0].data = kind == 5 ? (void *)data : bad.tensor[0].data;
+        bad.tensor[1].shape[0] = kind == 6 ? 64 : bad.tensor[1].shape[0];
+        bad.tensor[2].dtype = kind == 7 ? OPAQ_DTYPE_BF16 : bad.tensor[2].dtype;
+        const enum opaq_status status = opaq_op_run(op, values, &bad, none, NULL, &error);
+        if (status == OPAQ_OK || strstr(error.text, expected[kind]) == NULL) {
+            CHECK_FAIL("kind %d: status %d, \"%s\" does not say \"%s\"", kind, (int)status, error.text,
+                       expected[kind]);
+        }
+    }
+}
+
+/* Beyond the number of texts that are kept, operators parse. */
+static void texts_beyond_the_limit_still_work(void) {
+    float data[64] = {0.0f};
+    const struct opaq_tensor x = {
+        .data = data, .dtype = OPAQ_DTYPE_F32, .rank = 2, .shape = {4, 16}, .strides = {16, 1}};
+    const struct opaq_spec *spec;
+    struct opaq_outputs outputs;
+    char text[32];
+    enum opaq_status status = OPAQ_OK;
+    for (int i = 0; status == OPAQ_OK && i <= OPAQ_INTERN_LIMIT; ++i) {
+        const int length = snprintf(text, sizeof text, "fp8+eps=%de-9", i + 1);
+        status = opaq_spec_intern(text, (size_t)length, &spec, NULL);
+    }
+    CHECK_EQ_INT(status, OPAQ_ERROR_LIMIT);
+    const struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {op_tensor_value(&x),
+                                                              op_text_value("mxfp4+swizzle+rule=ocp")};
+    CHECK_EQ_INT(opaq_op_outputs(opaq_op_find("quantize"), values, &outputs, NULL), OPAQ_OK);
+}
+
+static const struct test_case tests[] = {
+    TEST(schemas_come_from_the_rows), TEST(quantize_and_dequantize_by_name), TEST(bad_arguments_are_named),
+    TEST(bad_buffers_are_named),      TEST(bad_outputs_are_named),           TEST(texts_beyond_the_limit_still_work)};
 TEST_MAIN(tests)

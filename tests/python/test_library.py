@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import opaq
-from conftest import ROOT
+from conftest import ROOT, need
 from opaq import _library
 
 HEADERS = sorted((ROOT / "include" / "opaq").glob("*.h"))
@@ -162,3 +162,11 @@ def test_import_and_quantizers_need_no_numpy() -> None:
     )
     done = run(code, ROOT / "python", OPAQ_LIBRARY=str(_library.path))
     assert done.stdout == "(4, 16)\nquantize needs numpy\n", done.stderr
+
+
+def test_an_older_torch_gets_one_sentence() -> None:
+    need("torch")
+    code = "import torch; torch.__version__ = '2.10.1'; import opaq"
+    done = run(code, ROOT / "python", OPAQ_LIBRARY=str(_library.path))
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("opaq: PyTorch 2.10.1 is installed, opaq needs 2.11 or later.")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import opaq
 from conftest import need
-from opaq import QuantizedTensor, Quantizer, quantize_tensor
 from torch_cases import (
     DTYPES,
     EMPTY,
@@ -26,6 +28,8 @@ from torch_cases import (
 )
 
 torch = need("torch")
+
+from opaq import QuantizedTensor, Quantizer, quantize_tensor  # noqa: E402
 
 
 def same(first: Any, second: Any) -> bool:
@@ -282,8 +286,48 @@ def test_the_flat_view_that_fsdp_keeps_has_no_values(device: str) -> None:
     for text in QUANTIZERS:
         flat = quantized(text, (4, 32), device).view(-1)
         assert flat.shape == (128,)
-        with pytest.raises(RuntimeError, match="opaq: dequantize: buffer .* expected"):
+        with pytest.raises(NotImplementedError, match="opaq: .* seen as one dimension"):
             flat.dequantize()
+    row = quantized("mxfp8", (1, 64), device)
+    assert torch.equal(row.view(64).dequantize(), row.dequantize()[0])
+
+
+def test_what_only_reads_is_allowed(device: str) -> None:
+    q = quantized("mxfp8", (4, 32), device)
+    assert torch.equal(torch.zeros(4, 32, device=device).add_(q), q.dequantize().float())
+    out = torch.empty(4, 32, device=device)
+    torch.add(q, q, out=out)
+    assert torch.equal(out, q.dequantize().float() * 2)
+
+
+def test_equality_is_of_bytes(device: str) -> None:
+    x = make_tensor((4, 32), device)
+    x[0, 0] = torch.nan
+    q = quantize_tensor(x, "fp8row+rule=modelopt")  # a NaN scale
+    assert torch.equal(q, q) and torch.equal(q, q.clone())
+
+
+def test_saved_tensors_load_in_a_new_process(device: str, tmp_path: Path) -> None:
+    path = tmp_path / "q.pt"
+    torch.save(quantized("nvfp4", (4, 32), device), path)
+    for imports in ("torch, opaq", "opaq, torch"):
+        code = f"import {imports}; print(torch.load({str(path)!r}, weights_only=True))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.stdout.startswith("QuantizedTensor((4, 32)"), done.stderr
+
+
+def test_slices_do_not_recompile(device: str) -> None:
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return quantize_tensor(x, "mxfp8")[8:40].dequantize()
+
+    x = make_tensor((64, 160), device).clone()  # duck shaping would tie equal sizes together
+    torch._dynamo.mark_dynamic(x, 0)
+    rows(x)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for count in (96, 128, 70):
+            x = make_tensor((count, 160), device).clone()
+            assert torch.equal(rows(x), quantize_tensor(x, "mxfp8").dequantize()[8:40])
 
 
 # ---------------------------------------------------------------------------------------- update_usage

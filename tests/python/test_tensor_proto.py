@@ -10,10 +10,12 @@ import pytest
 
 import opaq
 from conftest import need
-from opaq import Quantizer, TensorProto, to_tensor_proto
 from torch_cases import DTYPES, EMPTY, QUANTIZERS, SHAPES, given_for, make_tensor, quantized
 
 torch = need("torch")
+
+from opaq import Quantizer, TensorProto, to_tensor_proto  # noqa: E402
+
 fake_tensor = need("torch._subclasses.fake_tensor")
 symbolic_shapes = need("torch.fx.experimental.symbolic_shapes")
 ConstantSource = need("torch._dynamo.source").ConstantSource

@@ -11,11 +11,12 @@ import pytest
 
 import opaq
 from conftest import need
-from opaq import Quantizer
-from opaq._operators import buffer_rows
 from torch_cases import FORMATS, QUANTIZERS, given_for, make_tensor, quantized, same_buffers, same_bytes
 
 torch = need("torch")
+
+from opaq import Quantizer  # noqa: E402
+from opaq._operators import buffer_rows  # noqa: E402
 
 ROWS = (1, 2, 3, 16, 17, 31, 63, 64, 100, 127, 128, 129, 200, 257)
 
