@@ -31,3 +31,14 @@ if strangers=$(printf '%s\n' "$needed" | grep -vE '^(libc|libm|libpthread|ld-lin
     exit 1
 fi
 say "$(printf '%s\n' "$actual" | wc -l) symbols, needs only:" $needed
+
+# The bridge exports its status and nothing else, and needs PyTorch's and opaq's library besides libc.
+if [ -f build/libopaq_torch.so ]; then
+    exported=$(nm -D --defined-only build/libopaq_torch.so | awk '{ print $3 }')
+    strangers=$(readelf -d build/libopaq_torch.so | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
+        grep -vE '^(libc|libtorch_cpu|libopaq|ld-linux[-a-z0-9_]*)\.so' || true)
+    if [ "$exported" != opaq_torch_status ] || [ -n "$strangers" ]; then
+        say "libopaq_torch.so exports: $exported; needs beyond PyTorch and opaq: $strangers"
+        exit 1
+    fi
+fi

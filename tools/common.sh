@@ -16,3 +16,11 @@ left_out() {
 
 # title <text>: the head of a step.
 title() { printf '\n== %s\n' "$*"; }
+
+# absolute <path>: from the root of the repository, unless it is absolute already.
+absolute() {
+    case $1 in
+    /*) say "$1" ;;
+    *) say "$PWD/$1" ;;
+    esac
+}

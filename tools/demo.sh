@@ -12,7 +12,8 @@ if [ "$status" = 3 ]; then
 elif [ "$status" != 0 ]; then
     exit "$status"
 fi
-export OPAQ_LIBRARY=$PWD/$folder/libopaq.so PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
+OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so
+export OPAQ_LIBRARY PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
 for program in demo/demo_*.py; do
     title "$(basename "$program")"
     "${PYTHON:-.venv/bin/python}" "$program"

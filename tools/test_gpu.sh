@@ -11,7 +11,8 @@ if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2
     exit 1
 fi
 "$python" -c 'import torch; print("PyTorch", torch.__version__, "on", torch.cuda.get_device_name())'
-export OPAQ_LIBRARY=$PWD/$folder/libopaq.so PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
+OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so
+export OPAQ_LIBRARY PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
 # Without the AOTInductor host: loading a package, of any model, crashed in a CUDA build of PyTorch 2.11.
 mapfile -t files < <(ls tests/python/test_torch_*.py tests/python/test_tensor_proto.py \
     tests/python/test_quantized_tensor.py | grep -v test_torch_aoti)

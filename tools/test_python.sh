@@ -11,5 +11,6 @@ if [ "$status" = 3 ]; then
 elif [ "$status" != 0 ]; then
     exit "$status"
 fi
-export OPAQ_LIBRARY=$PWD/$folder/libopaq.so PYTHONPATH=$PWD/python
+OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so
+export OPAQ_LIBRARY PYTHONPATH=$PWD/python
 exec "${PYTHON:-.venv/bin/python}" -m pytest -q tests/python

@@ -200,6 +200,7 @@ static void texts_beyond_the_limit_still_work(void) {
 }
 
 static const struct test_case tests[] = {
-    TEST(schemas_come_from_the_rows), TEST(quantize_and_dequantize_by_name), TEST(bad_arguments_are_named),
-    TEST(bad_buffers_are_named),      TEST(bad_outputs_are_named),           TEST(texts_beyond_the_limit_still_work)};
+    TEST(schemas_come_from_the_rows), TEST(quantize_and_dequantize_by_name),
+    TEST(bad_arguments_are_named),    TEST(bad_buffers_are_named),
+    TEST(bad_outputs_are_named),      TEST(texts_beyond_the_limit_still_work)};
 TEST_MAIN(tests)

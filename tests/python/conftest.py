@@ -5,6 +5,8 @@ module is left out, and the end of the run lists it with the reason. With CI=tru
 
 import importlib
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +32,17 @@ def need(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         leave_out(f"{name} cannot be imported: {error}")
+
+
+def need_cxx() -> str:
+    """The C++ compiler, which Inductor and LibTorch's package loader need, or the end of who asks for it."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if (
+        not compiler
+        or subprocess.run([compiler, "--version"], capture_output=True, check=False).returncode != 0
+    ):
+        leave_out(f"there is no C++ compiler: {os.environ.get('CXX', 'g++')}")
+    return compiler
 
 
 def devices() -> list[str]:

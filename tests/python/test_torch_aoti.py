@@ -3,8 +3,6 @@ the operators come from their shared object, and the bytes are those of eager Py
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,20 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import ROOT, leave_out, need
+from conftest import ROOT, need, need_cxx
 
 torch = need("torch")
 opaq = need("opaq")
 operators = need("opaq._operators")
 cpp_extension = need("torch.utils.cpp_extension")
 
-COMPILER = shutil.which(os.environ.get("CXX", "g++"))
-if (
-    COMPILER is None
-    or subprocess.run([COMPILER, "--version"], capture_output=True, check=False).returncode != 0
-):
-    leave_out(f"there is no C++ compiler: {os.environ.get('CXX', 'g++')}")
-
+COMPILER = need_cxx()
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 COLUMNS = 96
 QUANTIZERS = ("nvfp4+both", "mxfp8+2d+swizzle", "fp8blk1")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import opaq
-from conftest import need
+from conftest import need, need_cxx
 from torch_cases import FORMATS, QUANTIZERS, given_for, make_tensor, quantized, same_buffers, same_bytes
 
 torch = need("torch")
@@ -173,6 +173,8 @@ def test_compiled_equals_eager(text: str, device: str) -> None:
 
 @pytest.mark.parametrize("text", ["fp8+both", "mxfp8", "nvfp4+both+rht"])
 def test_inductor_equals_eager(text: str, device: str) -> None:
+    need_cxx()
+
     def around(x: Any, quantizer: Quantizer) -> tuple[Any, Any]:
         q = opaq.quantize_tensor(x * 2, quantizer)
         return q, q.dequantize()
@@ -190,6 +192,8 @@ def test_inductor_equals_eager(text: str, device: str) -> None:
 
 
 def test_quantized_weights_in_a_compiled_step(device: str) -> None:
+    need_cxx()
+
     def loss(x: Any, w: Any) -> Any:
         return (opaq.quantize_tensor(x, "mxfp8").dequantize() @ w.dequantize().t()).square().mean()
 
@@ -324,3 +328,19 @@ def test_export_of_a_module_with_quantized_weights(device: str) -> None:
     for rows in (1, 5, 64):
         x = make_tensor((rows, 64), device)
         torch.testing.assert_close(program.module()(x), module(x))
+
+
+@pytest.mark.parametrize("text", ["mxfp8+both", "nvfp4+2d", "fp8"])
+def test_graph_modes_replay_equal_bytes(text: str, device: str) -> None:
+    """Where there are CUDA graphs: none is skipped, and what is replayed is the same."""
+    need_cxx()
+    counters = torch._dynamo.utils.counters
+    for mode in ("default", "reduce-overhead") if device == "cuda" else ("default",):
+        torch._dynamo.reset()
+        counters.clear()
+        function = torch.compile(lambda x: torch.ops.opaq.quantize(x * 2, text), fullgraph=True, mode=mode)
+        for seed in range(4):  # warm up, record, replay, replay
+            x = make_tensor((48, 96), device) * (seed + 1)
+            made = [buffer.clone() for buffer in function(x)]
+            assert same_buffers(made, torch.ops.opaq.quantize(x * 2, text))
+        assert counters["inductor"]["cudagraph_skips"] == 0

@@ -1,0 +1,57 @@
+"""Work runs on PyTorch's own threads, as many as torch.set_num_threads says, and is done here if they fail. A probe
+before torch_parallel_for counts."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import leave_out, need
+
+torch = need("torch")
+CODE = """
+import torch, opaq
+torch.set_num_threads({threads})
+x = torch.linspace(-3, 3, 512 * 512).reshape(512, 512)
+q = torch.ops.opaq.quantize(x, "nvfp4+both")
+y = torch.ops.opaq.dequantize(q, "nvfp4+both", x.shape, torch.float32)
+print(*(hash(bytes(memoryview(t.contiguous().view(torch.uint8).numpy()).cast("B"))) for t in [*q, y]))
+"""
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        leave_out("there is no C compiler")
+    library = tmp_path_factory.mktemp("probe") / "probe.so"
+    source = Path(__file__).with_name("parallel_for_probe.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+def run(threads: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONHASHSEED": "0", **environment}
+    code = CODE.format(threads=threads)
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+
+
+def test_threads_are_pytorchs(probe: Path) -> None:
+    alone = run(1).stdout
+    for threads in (1, 2, 3):
+        probed = run(threads, LD_PRELOAD=str(probe))
+        counted = re.search(r"probe: (\d+) calls on (\d+) threads", probed.stderr)
+        assert counted, probed.stderr
+        assert int(counted[1]) > 0 and int(counted[2]) == threads
+        assert probed.stdout == alone
+
+
+def test_work_is_done_without_threads(probe: Path) -> None:
+    failed = run(2, LD_PRELOAD=str(probe), PROBE_FAIL="1")
+    assert "probe: " in failed.stderr and failed.stdout == run(2).stdout
