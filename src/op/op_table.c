@@ -185,21 +185,22 @@ enum opaq_status opaq_op_outputs(const struct opaq_op *op, const struct opaq_val
 enum opaq_status opaq_op_workspace(const struct opaq_op *op, const struct opaq_value *values, size_t *bytes,
                                    struct opaq_error *error) {
     struct opaq_proto proto;
-    enum opaq_status status = check_values(op, values, error);
-    if (status == OPAQ_OK && bytes == NULL) {
-        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: bytes is NULL", op->name);
+    const enum opaq_status status = check_values(op, values, error);
+    if (status != OPAQ_OK) {
+        return status;
     }
-    if (status == OPAQ_OK && op->workspace == NULL) {
+    if (bytes == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: bytes is NULL", op->name);
+    }
+    if (op->workspace == NULL) {
         *bytes = 0;
         return OPAQ_OK;
     }
-    if (status == OPAQ_OK) {
-        status = op_output_proto(op, values, &proto, error);
-    }
-    if (status == OPAQ_OK) {
+    const enum opaq_status described = op_output_proto(op, values, &proto, error);
+    if (described == OPAQ_OK) {
         *bytes = op->workspace(values, &proto);
     }
-    return status;
+    return described;
 }
 
 static bool overlaps(const struct opaq_tensor *a, const struct opaq_tensor *b) {
@@ -264,30 +265,36 @@ static enum opaq_status check_outputs(const struct opaq_op *op, const struct opa
     return OPAQ_OK;
 }
 
-enum opaq_status opaq_op_run(const struct opaq_op *op, const struct opaq_value *values,
-                             const struct opaq_outputs *outputs, struct opaq_span workspace,
-                             const struct opaq_parallel *parallel, struct opaq_error *error) {
-    struct opaq_proto proto;
+/* Everything that can be wrong with a call before its row looks at it. */
+static enum opaq_status check_call(const struct opaq_op *op, const struct opaq_value *values,
+                                   const struct opaq_outputs *outputs, struct opaq_span workspace,
+                                   struct opaq_proto *proto, struct opaq_error *error) {
     enum opaq_status status = check_values(op, values, error);
-    if (status == OPAQ_OK) {
-        status = op_output_proto(op, values, &proto, error);
-    }
-    if (status == OPAQ_OK && proto.device.type != OPAQ_DEVICE_CPU) {
-        status = opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                           "%s: the tensors are on cuda:%d, this build works on the cpu", op->name,
-                           proto.device.index);
-    }
-    if (status == OPAQ_OK) {
-        status = check_outputs(op, values, &proto, outputs, error);
-    }
     if (status != OPAQ_OK) {
         return status;
     }
-    const size_t needed = op->workspace == NULL ? 0 : op->workspace(values, &proto);
+    status = op_output_proto(op, values, proto, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    if (proto->device.type != OPAQ_DEVICE_CPU) {
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                         "%s: the tensors are on cuda:%d, this build works on the cpu", op->name,
+                         proto->device.index);
+    }
+    const size_t needed = op->workspace == NULL ? 0 : op->workspace(values, proto);
     if (needed > 0 &&
         (workspace.data == NULL || workspace.bytes < needed || (uintptr_t)workspace.data % 64 != 0)) {
         return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: needs a workspace of %zu bytes aligned to 64, got %zu",
                          op->name, needed, workspace.data == NULL ? 0 : workspace.bytes);
     }
-    return op->run(values, &proto, outputs, workspace, parallel, error);
+    return check_outputs(op, values, proto, outputs, error);
+}
+
+enum opaq_status opaq_op_run(const struct opaq_op *op, const struct opaq_value *values,
+                             const struct opaq_outputs *outputs, struct opaq_span workspace,
+                             const struct opaq_parallel *parallel, struct opaq_error *error) {
+    struct opaq_proto proto = {0};
+    const enum opaq_status status = check_call(op, values, outputs, workspace, &proto, error);
+    return status == OPAQ_OK ? op->run(values, &proto, outputs, workspace, parallel, error) : status;
 }

@@ -1,5 +1,5 @@
-"""Work runs on PyTorch's own threads, as many as torch.set_num_threads says, and is done here if they fail. A probe
-before torch_parallel_for counts."""
+"""Work runs on PyTorch's own threads, as many as torch.set_num_threads says, and is done here if they fail. A
+probe before torch_parallel_for counts."""
 
 from __future__ import annotations
 
