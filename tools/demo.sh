@@ -4,17 +4,28 @@ set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$1
 
+has() { # <part>...: whether the first one is there; if not, python_env.sh said what is left out
+    local status=0
+    tools/python_env.sh "$@" || status=$?
+    case $status in
+    0) return 0 ;;
+    3) return 1 ;;
+    *) exit "$status" ;;
+    esac
+}
+
 tools/run_programs.sh "$folder/demo"
-status=0
-tools/python_env.sh torch core || status=$?
-if [ "$status" = 3 ]; then
-    exit 0 # it said what is left out
-elif [ "$status" != 0 ]; then
-    exit "$status"
-fi
+has torch core || exit 0
 OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so
 export OPAQ_LIBRARY PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
 for program in demo/demo_*.py; do
+    case $program in
+    demo/demo_train.py)
+        has demo || continue
+        set -- --out "$folder/demo"
+        ;;
+    *) set -- ;;
+    esac
     title "$(basename "$program")"
-    "${PYTHON:-.venv/bin/python}" "$program"
+    "${PYTHON:-.venv/bin/python}" "$program" "$@"
 done

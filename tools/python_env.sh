@@ -13,6 +13,7 @@ what_needs() { # <part>: what is left out without it, for the sentence
     core) say "the Python tests and golden files are" ;;
     torch) say "everything that needs PyTorch is" ;;
     peers) say "the comparisons with torchao and compressed-tensors are" ;;
+    demo) say "the training demonstration is" ;;
     *) say "what needs requirements/$1.txt is" ;;
     esac
 }
@@ -22,6 +23,7 @@ modules_of() { # <part>: what a given interpreter must be able to import
     core) say "numpy ml_dtypes pytest" ;;
     torch) say "torch" ;;
     peers) say "torchao compressed_tensors" ;;
+    demo) say "matplotlib tqdm" ;;
     dev) say "mypy" ;;
     esac
 }

@@ -45,11 +45,12 @@ enum opaq_argument_kind {
     OPAQ_ARGUMENT_TENSOR = 0,
     OPAQ_ARGUMENT_OPTIONAL_TENSOR = 1,
     OPAQ_ARGUMENT_TENSOR_LIST = 2,
-    OPAQ_ARGUMENT_TEXT = 3,  /* a quantizer */
+    OPAQ_ARGUMENT_TEXT = 3,  /* a quantizer, a plan */
     OPAQ_ARGUMENT_SIZES = 4, /* a shape */
     OPAQ_ARGUMENT_DTYPE = 5,
-    OPAQ_ARGUMENT_INT = 6,   /* a choice, known when a graph is made */
-    OPAQ_ARGUMENT_SYMINT = 7 /* a size, which may be symbolic */
+    OPAQ_ARGUMENT_INT = 6,           /* a choice, known when a graph is made */
+    OPAQ_ARGUMENT_SYMINT = 7,        /* a size, which may be symbolic */
+    OPAQ_ARGUMENT_CHANGED_TENSOR = 8 /* like OPTIONAL_TENSOR; the operator writes into it */
 };
 
 struct opaq_argument_row {
@@ -58,50 +59,83 @@ struct opaq_argument_row {
     const char *default_text; /* as a schema writes it: "None", "0"; NULL if the argument must be given */
 };
 
-/* What an output looks like: a tensor of a shape and dtype that arguments give, either plain or as the buffers of a
- * quantizer that a text argument names. */
+/* What an output looks like: a shape, a dtype and a device that arguments give, and a form. The shape is data, so that
+ * a fake can follow it on symbolic sizes. */
 enum opaq_shape_source {
-    OPAQ_SHAPE_OF_TENSOR = 0, /* the shape of a tensor argument */
-    OPAQ_SHAPE_OF_SIZES = 1   /* a sizes argument */
+    OPAQ_SHAPE_OF_TENSOR = 0,         /* the shape of a tensor argument */
+    OPAQ_SHAPE_OF_SIZES = 1,          /* a sizes argument */
+    OPAQ_SHAPE_LEADING_AND_FIRST = 2, /* a sizes argument, its last replaced by the first of another */
+    OPAQ_SHAPE_FIRST = 3,             /* one dimension: the first of a sizes argument */
+    OPAQ_SHAPE_CONSTANT = 4           /* one dimension of a fixed size */
 };
 
 struct opaq_output_row {
     const char *name;
     enum opaq_shape_source shape_source;
-    int shape_argument;     /* whose shape it has */
-    int dtype_argument;     /* a tensor or dtype argument that gives the dtype */
-    int device_argument;    /* a tensor or tensor list that gives the device */
-    int quantizer_argument; /* -1: one plain tensor; else: a list, the buffers of that quantizer */
+    int shape_argument;  /* which argument gives the shape; CONSTANT: the size */
+    int first_argument;  /* LEADING_AND_FIRST: which argument gives the last dimension */
+    int dtype_argument;  /* a tensor or dtype argument that gives the dtype; -1: dtype does */
+    int dtype;           /* enum opaq_dtype */
+    int device_argument; /* a tensor or tensor list that gives the device */
+    int slots;           /* of an operator with changed tensors: how many tensors stand for this output */
+    int is_random;       /* the caller fills it with random integers from 0 to 2^62 - 1 before the run */
 };
 
-#define OPAQ_OP_ARGUMENT_LIMIT 8
-#define OPAQ_OP_OUTPUT_LIMIT 8
+/* Whether an output is there, and as one plain tensor or as the buffers of a quantizer. Texts decide it, never
+ * tensors or sizes, so it is known when a graph is made. */
+enum opaq_form_kind { OPAQ_FORM_ABSENT = 0, OPAQ_FORM_PLAIN = 1, OPAQ_FORM_QUANTIZED = 2 };
+
+struct opaq_form {
+    int32_t kind; /* enum opaq_form_kind */
+    struct opaq_spec spec;
+};
+
+#define OPAQ_OP_ARGUMENT_LIMIT 16
+#define OPAQ_OP_RESULT_LIMIT 5  /* output rows */
+#define OPAQ_OP_OUTPUT_LIMIT 24 /* output tensors */
 
 /* An argument's value, by its kind. */
 struct opaq_value {
     const struct opaq_tensor
-        *tensors;         /* TENSOR: one; OPTIONAL_TENSOR: one or NULL; TENSOR_LIST: count of them */
+        *tensors;         /* TENSOR: one; OPTIONAL_, CHANGED_: one or NULL; TENSOR_LIST: count of them */
     const char *text;     /* TEXT: count characters */
     const int64_t *sizes; /* SIZES: count of them */
     int64_t count;
     int64_t integer; /* DTYPE: enum opaq_dtype; INT; SYMINT */
 };
 
+/* The tensors of all outputs, one output row after another. In an operator with changed tensors each row has its
+ * `slots`, and those it does not need have the shape [0]. */
 struct opaq_outputs {
     int count;
+    int first[OPAQ_OP_RESULT_LIMIT + 1]; /* row i has tensors first[i] to first[i + 1] - 1 */
     struct opaq_tensor tensor[OPAQ_OP_OUTPUT_LIMIT];
+};
+
+struct opaq_op;
+
+/* What a row's own functions are given, checked. */
+struct opaq_call {
+    const struct opaq_op *op;
+    const struct opaq_value *values;
+    const struct opaq_proto *protos; /* of each output row, where it is there and of floats */
+    const struct opaq_outputs *outputs;
+    struct opaq_span workspace;
+    const struct opaq_parallel *parallel;
 };
 
 struct opaq_op {
     const char *name; /* "quantize" */
     int argument_count;
     struct opaq_argument_row argument[OPAQ_OP_ARGUMENT_LIMIT];
-    struct opaq_output_row output;
-    /* Not for direct use: opaq_op_run checks first. `proto` is what the outputs are the buffers of. */
-    enum opaq_status (*run)(const struct opaq_value *values, const struct opaq_proto *proto,
-                            const struct opaq_outputs *outputs, struct opaq_span workspace,
-                            const struct opaq_parallel *parallel, struct opaq_error *error);
-    size_t (*workspace)(const struct opaq_value *values, const struct opaq_proto *proto); /* NULL: none */
+    int output_count;
+    struct opaq_output_row output[OPAQ_OP_RESULT_LIMIT];
+    /* Not for direct use; NULL where there is nothing to say. `form`: of an output; NULL: all are plain.
+     * `workspace` reads no tensor's contents. */
+    enum opaq_status (*form)(const struct opaq_value *values, int output, struct opaq_form *form,
+                             struct opaq_error *error);
+    enum opaq_status (*workspace)(const struct opaq_call *call, size_t *bytes, struct opaq_error *error);
+    enum opaq_status (*run)(const struct opaq_call *call, struct opaq_error *error);
 };
 
 OPAQ_API int opaq_op_count(void);
@@ -110,10 +144,18 @@ OPAQ_API int opaq_op_count(void);
 OPAQ_API const struct opaq_op *opaq_op_at(int index);
 OPAQ_API const struct opaq_op *opaq_op_find(const char *name);
 
-/* "quantize(Tensor x, str quantizer, ...) -> Tensor[]", made from the row. */
-#define OPAQ_OP_SCHEMA_BYTES 512
+/* "quantize(Tensor x, str quantizer, ...) -> Tensor[]", made from the row: a list; "Tensor" for one output that is
+ * always plain; a tuple of the slots where tensors are changed, because PyTorch takes no list beside those. */
+#define OPAQ_OP_SCHEMA_BYTES 768
 OPAQ_API enum opaq_status opaq_op_schema(const struct opaq_op *op, char *buffer, size_t capacity,
                                          struct opaq_error *error);
+
+/* Whether an operator changes tensors that it is given. */
+OPAQ_API int opaq_op_changes(const struct opaq_op *op);
+
+/* The form of output row `output`. Reads texts and integers of `values` only. */
+OPAQ_API enum opaq_status opaq_op_form(const struct opaq_op *op, const struct opaq_value *values, int output,
+                                       struct opaq_form *form, struct opaq_error *error);
 
 /* The outputs' shapes, contiguous strides, dtypes and devices, without data. Reads no tensor's contents. `values`
  * has argument_count entries. */
@@ -124,8 +166,8 @@ OPAQ_API enum opaq_status opaq_op_outputs(const struct opaq_op *op, const struct
 OPAQ_API enum opaq_status opaq_op_workspace(const struct opaq_op *op, const struct opaq_value *values,
                                             size_t *bytes, struct opaq_error *error);
 
-/* Computes the outputs into tensors that opaq_op_outputs described and the caller allocated; they share no byte with
- * each other or with an argument. */
+/* Computes the outputs into tensors that opaq_op_outputs described and the caller allocated; they and the changed
+ * tensors share no byte with each other or with another argument. */
 OPAQ_API enum opaq_status opaq_op_run(const struct opaq_op *op, const struct opaq_value *values,
                                       const struct opaq_outputs *outputs, struct opaq_span workspace,
                                       const struct opaq_parallel *parallel, struct opaq_error *error);

@@ -18,7 +18,9 @@ from opaq._tables import Buffer, BufferRow, Extent, FormatRow, formats, proto
 from opaq.quantizer import Quantizer
 
 if TYPE_CHECKING:
+    from opaq._autocast import autocast, checkpoint_contexts, quantized_model_init
     from opaq.array import QuantizedArray, dequantize, quantize
+    from opaq.linear import Linear
     from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
     from opaq.tensor_proto import TensorProto, TensorSpec, to_tensor_proto
 
@@ -27,18 +29,24 @@ __all__ = [
     "BufferRow",
     "Extent",
     "FormatRow",
+    "Linear",
     "OpaqError",
     "QuantizedArray",
     "QuantizedTensor",
     "Quantizer",
     "TensorProto",
     "TensorSpec",
+    "autocast",
+    "checkpoint_contexts",
     "dequantize",
     "formats",
+    "functional",
     "library_info",
     "proto",
     "quantize",
     "quantize_tensor",
+    "quantized_model_init",
+    "recipe",
     "to_tensor_proto",
 ]
 
@@ -70,7 +78,9 @@ def library_info() -> dict[str, Any]:
 
 
 _LATER = {
+    "opaq._autocast": ("autocast", "checkpoint_contexts", "quantized_model_init"),
     "opaq.array": ("QuantizedArray", "dequantize", "quantize"),
+    "opaq.linear": ("Linear",),
     "opaq.quantized_tensor": ("QuantizedTensor", "quantize_tensor"),
     "opaq.tensor_proto": ("TensorProto", "TensorSpec", "to_tensor_proto"),
 }
@@ -80,6 +90,8 @@ def __getattr__(name: str) -> Any:
     for module, names in _LATER.items():
         if name in names:
             return getattr(importlib.import_module(module), name)
+    if name in ("functional", "recipe"):
+        return importlib.import_module(f"opaq.{name}")
     raise AttributeError(f"module 'opaq' has no attribute {name!r}")
 
 

@@ -121,14 +121,29 @@ class ArgumentRow(ctypes.Structure):
 
 class OutputRow(ctypes.Structure):
     _fields_ = _fields(
-        "text name; enum shape_source; int shape_argument; int dtype_argument; int device_argument;"
-        "int quantizer_argument"
+        "text name; enum shape_source; int shape_argument; int first_argument; int dtype_argument; int dtype;"
+        "int device_argument; int slots; int is_random"
     )
+
+
+class Form(ctypes.Structure):
+    _fields_ = _fields("int32_t kind; Spec spec")
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = _fields(
+        "void* data; int32_t dtype; int32_t rank; Device device; int64_t shape[8]; int64_t strides[8]"
+    )
+
+
+class Value(ctypes.Structure):
+    _fields_ = _fields("Tensor* tensors; text text; int64_t* sizes; int64_t count; int64_t integer")
 
 
 class Op(ctypes.Structure):
     _fields_ = _fields(
-        "text name; int argument_count; ArgumentRow argument[8]; OutputRow output; void* run;void* workspace"
+        "text name; int argument_count; ArgumentRow argument[16]; int output_count; OutputRow output[5];"
+        "void* form; void* workspace; void* run"
     )
 
 
@@ -162,6 +177,8 @@ text quantize_kernel(Spec*)
 text dequantize_kernel(Spec*)
 int op_count()
 Op* op_at(int)
+int op_changes(Op*)
+enum op_form(Op*, Value*, int, Form*, Error*)
 """
 
 

@@ -5,45 +5,128 @@ here."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
+from torch._functorch import compile_utils
 from torch.utils._pytree import tree_leaves
 
 from opaq import _library
+from opaq._library import call
 from opaq._tables import ELEMENT_BITS, BufferRow, formats
-from opaq.quantizer import Quantizer
+from opaq.quantizer import Quantizer, text_of
 
 OLDEST = (2, 11)
 NAMESPACE = "opaq"
+
+
+SHAPES = ("of_tensor", "of_sizes", "leading_and_first", "first", "constant")  # enum opaq_shape_source
+DTYPES = {4: torch.float16, 5: torch.bfloat16, 6: torch.float32, 16: torch.uint8, 17: torch.int64}  # opaq_dtype
+TEXT, CHANGED = 3, 8  # enum opaq_argument_kind
+ABSENT, PLAIN, QUANTIZED = range(3)  # enum opaq_form_kind
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output row of an operator."""
+
+    shape_source: str
+    shape_argument: int
+    first_argument: int
+    dtype_argument: int
+    dtype: torch.dtype | None
+    device_argument: int
+    slots: int
+
+    def shape(self, values: Sequence[Any]) -> Any:
+        """The row's shape, on symbolic sizes too."""
+        if self.shape_source == "constant":
+            return (self.shape_argument,)
+        given = values[self.shape_argument]
+        if self.shape_source == "of_tensor":
+            return given.shape
+        if self.shape_source == "first":
+            return given[:1]
+        if self.shape_source == "leading_and_first":
+            return (*given[:-1], values[self.first_argument][0])
+        return given
 
 
 @dataclass(frozen=True)
 class Operator:
     """A row of the operator table."""
 
+    index: int
     name: str
     arguments: tuple[str, ...]
-    shape_argument: int
-    shape_is_sizes: bool
-    dtype_argument: int
-    device_argument: int
-    quantizer_argument: int  # -1: one plain tensor; else the buffers of that quantizer
+    texts: tuple[int, ...]  # which arguments are texts
+    outputs: tuple[Output, ...]
+    has_forms: bool
+    has_slots: bool
+
+    @property
+    def returns_list(self) -> bool:
+        return not self.has_slots and (self.has_forms or len(self.outputs) != 1)
 
 
 @cache
-def operators() -> tuple[Operator, ...]:
-    rows = []
+def operators() -> dict[str, Operator]:
+    rows = {}
     for i in range(_library.library.opaq_op_count()):
-        row = _library.library.opaq_op_at(i).contents
-        out = row.output
-        names = tuple(a.name.decode() for a in row.argument[: row.argument_count])
-        source = out.shape_argument, out.shape_source == 1, out.dtype_argument, out.device_argument
-        rows.append(Operator(row.name.decode(), names, *source, out.quantizer_argument))
-    return tuple(rows)
+        row = _library.library.opaq_op_at(i)
+        arguments = row.contents.argument[: row.contents.argument_count]
+        outputs = tuple(
+            Output(
+                SHAPES[out.shape_source],
+                out.shape_argument,
+                out.first_argument,
+                out.dtype_argument,
+                DTYPES.get(out.dtype),
+                out.device_argument,
+                out.slots,
+            )
+            for out in row.contents.output[: row.contents.output_count]
+        )
+        name = row.contents.name.decode()
+        texts = tuple(i for i, argument in enumerate(arguments) if argument.kind == TEXT)
+        changes = bool(_library.library.opaq_op_changes(row))
+        names = tuple(argument.name.decode() for argument in arguments)
+        rows[name] = Operator(i, name, names, texts, outputs, bool(row.contents.form), changes)
+    return rows
+
+
+@cache
+def _forms(name: str, *texts: str) -> tuple[str | None, ...]:
+    op = operators()[name]
+    values = (_library.Value * len(op.arguments))()
+    for index, text in zip(op.texts, texts, strict=True):
+        raw = text.encode(errors="surrogatepass")
+        values[index].text, values[index].count = raw, len(raw)
+    found: list[str | None] = []
+    for i in range(len(op.outputs)):
+        form = _library.Form()
+        call("opaq_op_form", _library.library.opaq_op_at(op.index), values, i, form)
+        found.append({ABSENT: None, PLAIN: ""}.get(form.kind) if form.kind != QUANTIZED else text_of(form.spec))
+    return tuple(found)
+
+
+def forms(name: str, *texts: str) -> tuple[str | None, ...]:
+    """What each output is, by the texts of a call: None where it is absent, "" for a plain tensor, else its
+    quantizer."""
+    return _forms(name, *texts)
+
+
+def result_places(name: str, *texts: str) -> tuple[tuple[int, int], ...]:
+    """Where each output's tensors begin and end among an operator's results."""
+    places, at = [], 0
+    for form, row in zip(_forms(name, *texts), operators()[name].outputs, strict=True):
+        count = 0 if form is None else len(buffer_rows(form)) if form else 1
+        places.append((at, at + count))
+        at += row.slots or count
+    return tuple(places)
 
 
 @cache
@@ -69,7 +152,9 @@ def buffer_names(text: str) -> tuple[str, ...]:
     return tuple(row.name for row in buffer_rows(text))
 
 
-buffer_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# Text to text, always the same: a compiler may take the results as constants.
+for _function in (forms, result_places, buffer_names):
+    setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010  # functions have no such attribute to mypy
 
 
 @torch._dynamo.allow_in_graph
@@ -79,20 +164,29 @@ def create_buffers(text: str, shape: Any, device: torch.device | None) -> list[t
 
 
 def _make_fake(op: Operator) -> Callable[..., Any]:
-    def fake(*arguments: Any, **named: Any) -> Any:
-        given = dict(zip(op.arguments, arguments, strict=False), **named)
-        values: list[Any] = [given.get(name) for name in op.arguments]
-        shape = values[op.shape_argument]
-        dtype = values[op.dtype_argument]
-        device = values[op.device_argument]
-        shape = shape if op.shape_is_sizes else shape.shape
-        dtype = dtype.dtype if isinstance(dtype, torch.Tensor) else dtype
+    def one(output: Output, form: str | None, values: list[Any]) -> list[torch.Tensor]:
+        device = values[output.device_argument]
         where = (device if isinstance(device, torch.Tensor) else device[0]).device
         if where.type != "meta" and any(t.is_meta for t in tree_leaves(values) if isinstance(t, torch.Tensor)):
             raise RuntimeError(f"opaq: {op.name}: some tensors are on meta, others on {where}")
-        if op.quantizer_argument < 0:
-            return torch.empty(shape, dtype=dtype, device=where)
-        return empty_buffers(values[op.quantizer_argument], shape, where)
+        made = []
+        if form:
+            made = empty_buffers(form, output.shape(values), where)
+        elif form is not None:
+            dtype = values[output.dtype_argument] if output.dtype_argument >= 0 else output.dtype
+            dtype = dtype.dtype if isinstance(dtype, torch.Tensor) else dtype
+            made = [torch.empty(output.shape(values), dtype=dtype, device=where)]
+        spare = output.slots - len(made) if op.has_slots else 0
+        return made + [torch.empty(0, dtype=torch.uint8, device=where) for _ in range(spare)]
+
+    def fake(*arguments: Any, **named: Any) -> Any:
+        given = dict(zip(op.arguments, arguments, strict=False), **named)
+        values: list[Any] = [given.get(name) for name in op.arguments]
+        kinds = forms(op.name, *(values[i] for i in op.texts))
+        made = [t for out, form in zip(op.outputs, kinds, strict=True) for t in one(out, form, values)]
+        if op.returns_list:
+            return made
+        return tuple(made) if op.has_slots and made else made[0] if made else None
 
     return fake
 
@@ -109,8 +203,14 @@ def _load() -> None:
     status.restype = ctypes.c_char_p
     if (reason := status()) is not None:
         raise ImportError(f"opaq: {reason.decode()}.")
-    for op in operators():
+    for op in operators().values():
         torch.library.register_fake(f"{NAMESPACE}::{op.name}", _make_fake(op))
+    # It draws random numbers. A compiler that merges equal calls looks at this list and not at the tag, and
+    # before PyTorch 2.12 only Python can give an operator the tag.
+    packet = getattr(torch.ops, NAMESPACE).linear_forward_random
+    getattr(compile_utils, "rand_ops", []).append(packet)
+    if torch.Tag.nondeterministic_seeded not in packet.default.tags:
+        packet.default.tags.append(torch.Tag.nondeterministic_seeded)
 
 
 _load()

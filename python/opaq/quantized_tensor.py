@@ -122,8 +122,10 @@ class QuantizedTensor(torch.Tensor):
         buffers = ops.gather_rows(list(gathered), text, shard, whole, dtype)
         if out is None:
             return assemble(buffers, text, whole, param_dtype), tuple(buffers)
-        for mine, new in zip(out.buffers(), buffers, strict=True):
-            mine.copy_(new)
+        # the same values again: what the forward saved for the backward is still what it was
+        with torch.autograd._unsafe_preserve_version_counter(tuple(out.buffers())):
+            for mine, new in zip(out.buffers(), buffers, strict=True):
+                mine.copy_(new)
         return None
 
     # ---- PyTorch's operators on it ----
@@ -133,6 +135,8 @@ class QuantizedTensor(torch.Tensor):
         keywords = keywords or {}
         if (handler := _HANDLERS.get(function)) is not None:
             return handler(function, *arguments, **keywords)
+        if function.namespace == "c10d":  # these write, and their schemas do not say so
+            raise NotImplementedError(f"opaq: {function} takes no QuantizedTensor; dequantize it first")
         if any(isinstance(t, QuantizedTensor) for t in _written(function, arguments, keywords)):
             raise NotImplementedError(
                 f"opaq: {function} changes a tensor in place, and a QuantizedTensor's values cannot be changed;"
@@ -352,5 +356,50 @@ def _equal(function: Any, first: torch.Tensor, second: torch.Tensor) -> bool:
     pairs = zip(first.buffers(), second.buffers(), strict=True) if same else ()
     return same and all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
 
+
+# ---- collectives on it: bytes, for what DTensor and torch.distributed.checkpoint do ----
+
+
+def _all_gather(function: Any, tensor: QuantizedTensor, size: int, group: Any) -> Any:
+    """Of rows: DTensor.full_tensor(), a full state_dict."""
+    whole = [tensor.shape[0] * size, *tensor.shape[1:]]
+    gathered = [_c10d.wait_tensor(function(b.contiguous(), size, group)) for b in tensor.buffers()]
+    buffers = ops.gather_rows(gathered, tensor._quantizer_text, tensor.shape, whole, tensor.dtype)
+    return _like(tensor, buffers, whole)
+
+
+def _waited(function: Any, tensor: QuantizedTensor) -> Any:
+    return _each_buffer(aten.alias.default, tensor)
+
+
+def _scatter(function: Any, outputs: list[Any], inputs: list[list[Any]], *rest: Any) -> Any:
+    """Of shards: distribute_tensor(), into which a full state_dict is loaded."""
+    for name in outputs[0].buffer_names():
+        mine, theirs = tree_map_only(QuantizedTensor, lambda t, name=name: getattr(t, name), (outputs, inputs))
+        *_, work = function(mine, theirs, *rest)
+        work.wait()
+    return outputs, work
+
+
+def _broadcast(function: Any, tensors: list[Any], *rest: Any) -> Any:
+    """Of values: others may have a plain tensor to receive them in. What is the same stays as it is."""
+    plain = [t.dequantize() for t in tensors]
+    before = [t.clone() for t in plain]
+    *_, work = function(plain, *rest)
+    work.wait()
+    for tensor, old, new in zip(tensors, before, plain, strict=True):
+        if not torch.equal(old, new):
+            tensor.copy_(new)
+    return tensors, work
+
+
+if torch.distributed.is_available():
+    _c10d = torch.ops._c10d_functional
+    _handles(_c10d.all_gather_into_tensor.default)(_all_gather)
+    _handles(_c10d.wait_tensor.default)(_waited)
+    if hasattr(_c10d, "_wrap_tensor_autograd"):  # of PyTorch 2.13
+        _handles(_c10d._wrap_tensor_autograd.default)(_waited)
+    _handles(torch.ops.c10d.scatter_.default)(_scatter)
+    _handles(torch.ops.c10d.broadcast_.default)(_broadcast)
 
 torch.serialization.add_safe_globals([QuantizedTensor, Quantizer])

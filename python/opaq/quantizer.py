@@ -11,7 +11,7 @@ from opaq._library import USAGES, call
 from opaq._tables import ELEMENTS, OPTIONS, RULES, formats, names_of
 
 
-def _print(spec: _library.Spec) -> str:
+def text_of(spec: _library.Spec) -> str:
     printed = ctypes.create_string_buffer(_library.SPEC_TEXT_BYTES)
     call("opaq_spec_print", spec, printed, len(printed))
     return printed.value.decode()
@@ -26,19 +26,19 @@ def _parse(text: str) -> _library.Spec:
 
 
 def _canonical(text: str) -> str:
-    return _print(_parse(text))
+    return text_of(_parse(text))
 
 
-def _with_usage(text: str, rowwise: bool | None, columnwise: bool | None) -> str:
+def with_usage(text: str, rowwise: bool | None, columnwise: bool | None) -> str:
     spec = Quantizer(text).spec
     for given, name in ((rowwise, "rowwise"), (columnwise, "columnwise")):
         if given is not None:
             spec.usage = spec.usage | USAGES[name] if given else spec.usage & ~USAGES[name]
-    return _print(spec)
+    return text_of(spec)
 
 
 # Text to text, always the same: a compiler may take the result as a constant.
-for _function in (_canonical, _with_usage):
+for _function in (_canonical, with_usage):
     setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010  # functions have no such attribute to mypy
 
 
@@ -85,7 +85,7 @@ class Quantizer:
 
     def with_usage(self, rowwise: bool | None = None, columnwise: bool | None = None) -> Quantizer:
         """The same quantizer with other copies; None leaves a copy as it is."""
-        return Quantizer(_with_usage(self._text, rowwise, columnwise))
+        return Quantizer(with_usage(self._text, rowwise, columnwise))
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"Quantizer is immutable: make a new one instead of setting {name!r}")

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "op/op_table.h"
+#include "op/op_tensor.h"
 #include "op/rearrange.h"
 
 /* Whether the two specs are the same quantizer but for usages and the order of scales. */
@@ -18,10 +19,17 @@ static bool is_transposable(const struct opaq_spec *spec) {
     return spec->format == OPAQ_FP8 || spec->format == OPAQ_FP8BLK2 || (spec->options & OPAQ_2D) != 0;
 }
 
-enum opaq_status run_convert(const struct opaq_value *values, const struct opaq_proto *proto,
-                             const struct opaq_outputs *outputs, struct opaq_span workspace,
-                             const struct opaq_parallel *parallel, struct opaq_error *error) {
-    (void)workspace;
+enum opaq_status form_converted(const struct opaq_value *values, int output, struct opaq_form *form,
+                                struct opaq_error *error) {
+    (void)output;
+    form->kind = OPAQ_FORM_QUANTIZED;
+    return spec_of_value(&values[2], &form->spec, error);
+}
+
+enum opaq_status run_convert(const struct opaq_call *call, struct opaq_error *error) {
+    const struct opaq_value *values = call->values;
+    const struct opaq_proto *proto = call->protos;
+    const struct opaq_outputs *outputs = call->outputs;
     struct located source;
     struct located target;
     enum opaq_status status = rearranged_to("convert", proto, outputs, &target, error);
@@ -59,7 +67,7 @@ enum opaq_status run_convert(const struct opaq_value *values, const struct opaq_
         if (spec->format == OPAQ_FP8) { /* also where there are no elements */
             memcpy(to->scale, remap.from->scale, sizeof(float));
         }
-        remap_run(&remap, 0, to->operand.rows, parallel);
+        remap_run(&remap, 0, to->operand.rows, call->parallel);
     }
     return OPAQ_OK;
 }

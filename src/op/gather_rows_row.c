@@ -13,15 +13,15 @@
 static enum opaq_status check_gathered(const struct opaq_proto *proto, const struct opaq_value *gathered,
                                        int64_t shards, struct opaq_error *error) {
     struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
-    struct opaq_outputs expected;
+    struct opaq_tensor expected[OPAQ_BUFFER_LIMIT];
     (void)proto_buffers(proto, buffers);
-    tensors_of_proto(proto, &expected);
-    if (gathered->count != expected.count) {
+    const int count = tensors_of_proto(proto, expected);
+    if (gathered->count != count) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "gather_rows: got %lld buffers, expected %d",
-                         (long long)gathered->count, expected.count);
+                         (long long)gathered->count, count);
     }
-    for (int i = 0; i < expected.count; ++i) {
-        struct opaq_tensor whole = expected.tensor[i];
+    for (int i = 0; i < count; ++i) {
+        struct opaq_tensor whole = expected[i];
         if (!checked_multiply(whole.shape[0], shards, &whole.shape[0])) {
             return opaq_fail(error, OPAQ_ERROR_OVERFLOW, "gather_rows: %lld shards of buffer \"%s\" do not fit",
                              (long long)shards, buffers[i].name);
@@ -39,11 +39,11 @@ static enum opaq_status check_gathered(const struct opaq_proto *proto, const str
 static void shard_of(const struct opaq_proto *proto, const struct opaq_value *gathered, int64_t index,
                      struct opaq_tensor *tensors) {
     struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
-    struct opaq_outputs expected;
+    struct opaq_tensor expected[OPAQ_BUFFER_LIMIT];
     (void)proto_buffers(proto, buffers);
-    tensors_of_proto(proto, &expected);
-    for (int i = 0; i < expected.count; ++i) {
-        tensors[i] = expected.tensor[i];
+    const int count = tensors_of_proto(proto, expected);
+    for (int i = 0; i < count; ++i) {
+        tensors[i] = expected[i];
         tensors[i].data = gathered->tensors[i].data;
         tensors[i].device = gathered->tensors[i].device;
         if (buffers[i].bytes > 0) {
@@ -103,10 +103,10 @@ static enum opaq_status check_agreement(const struct located *first, const struc
     return OPAQ_OK;
 }
 
-enum opaq_status run_gather_rows(const struct opaq_value *values, const struct opaq_proto *proto,
-                                 const struct opaq_outputs *outputs, struct opaq_span workspace,
-                                 const struct opaq_parallel *parallel, struct opaq_error *error) {
-    (void)workspace;
+enum opaq_status run_gather_rows(const struct opaq_call *call, struct opaq_error *error) {
+    const struct opaq_value *values = call->values;
+    const struct opaq_proto *proto = call->protos;
+    const struct opaq_outputs *outputs = call->outputs;
     struct located target;
     struct located first = {0};
     struct opaq_proto shard_proto;
@@ -154,7 +154,7 @@ enum opaq_status run_gather_rows(const struct opaq_value *values, const struct o
                 if (i == 0) {
                     located_clear(&target.view);
                 }
-                place_shard(&shard, &target, i * rows, parallel);
+                place_shard(&shard, &target, i * rows, call->parallel);
             }
         }
     }

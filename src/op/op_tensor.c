@@ -41,7 +41,7 @@ const char *dtype_name(int32_t dtype) {
 }
 
 /* "[4,128]" */
-static const char *shape_text(const struct opaq_tensor *tensor, char *buffer, size_t capacity) {
+const char *shape_text(const struct opaq_tensor *tensor, char *buffer, size_t capacity) {
     size_t length = (size_t)snprintf(buffer, capacity, "[");
     for (int i = 0; i < tensor->rank && length < capacity; ++i) {
         length += (size_t)snprintf(buffer + length, capacity - length, "%s%lld", i ? "," : "",
@@ -60,6 +60,16 @@ static bool is_empty(const struct opaq_tensor *tensor) {
         }
     }
     return false;
+}
+
+int64_t tensor_elements(const struct opaq_tensor *tensor) {
+    int64_t elements = 1;
+    for (int i = 0; i < tensor->rank; ++i) {
+        if (tensor->shape[i] < 0 || !checked_multiply(elements, tensor->shape[i], &elements)) {
+            return -1;
+        }
+    }
+    return elements;
 }
 
 int64_t tensor_reach(const struct opaq_tensor *tensor) {
@@ -81,16 +91,22 @@ int64_t tensor_reach(const struct opaq_tensor *tensor) {
 }
 
 /* Interned, so that a text is parsed once; where the interned texts have reached their limit, parsed again. */
-enum opaq_status spec_of_text(const char *operation, const struct opaq_value *text, struct opaq_spec *spec,
-                              struct opaq_error *error) {
+enum opaq_status spec_of_value(const struct opaq_value *text, struct opaq_spec *spec,
+                               struct opaq_error *error) {
     const struct opaq_spec *shared;
-    struct opaq_error reason;
-    enum opaq_status status = opaq_spec_intern(text->text, (size_t)text->count, &shared, &reason);
+    enum opaq_status status = opaq_spec_intern(text->text, (size_t)text->count, &shared, error);
     if (status == OPAQ_OK) {
         *spec = *shared;
     } else if (status == OPAQ_ERROR_LIMIT || status == OPAQ_ERROR_MEMORY) {
-        status = opaq_spec_parse(text->text, (size_t)text->count, spec, &reason);
+        status = opaq_spec_parse(text->text, (size_t)text->count, spec, error);
     }
+    return status;
+}
+
+enum opaq_status spec_of_text(const char *operation, const struct opaq_value *text, struct opaq_spec *spec,
+                              struct opaq_error *error) {
+    struct opaq_error reason;
+    const enum opaq_status status = spec_of_value(text, spec, &reason);
     return status == OPAQ_OK ? OPAQ_OK : opaq_fail(error, status, "%s: %s", operation, reason.text);
 }
 
@@ -126,13 +142,13 @@ static struct opaq_tensor tensor_of_buffer(const struct opaq_buffer *buffer, str
     return tensor;
 }
 
-void tensors_of_proto(const struct opaq_proto *proto, struct opaq_outputs *outputs) {
+int tensors_of_proto(const struct opaq_proto *proto, struct opaq_tensor tensors[OPAQ_BUFFER_LIMIT]) {
     struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
-    memset(outputs, 0, sizeof *outputs);
-    outputs->count = proto_buffers(proto, buffers);
-    for (int i = 0; i < outputs->count; ++i) {
-        outputs->tensor[i] = tensor_of_buffer(&buffers[i], proto->device);
+    const int count = proto_buffers(proto, buffers);
+    for (int i = 0; i < count; ++i) {
+        tensors[i] = tensor_of_buffer(&buffers[i], proto->device);
     }
+    return count;
 }
 
 /* Strides along dimensions of size 1, and of tensors without elements, do not matter. */
@@ -194,6 +210,18 @@ enum opaq_status view_of_buffers(const char *operation, const struct opaq_proto 
     return OPAQ_OK;
 }
 
+/* Of a tensor that has elements, no more than fit. */
+static bool is_row_major(const struct opaq_tensor *tensor) {
+    int64_t stride = 1;
+    for (int i = tensor->rank - 1; i >= 0; --i) {
+        if (tensor->shape[i] > 1 && tensor->strides[i] != stride) {
+            return false;
+        }
+        stride *= tensor->shape[i];
+    }
+    return true;
+}
+
 enum opaq_status floats_of_tensor(const char *operation, const char *what, const struct opaq_value *value,
                                   int64_t count, const float **values, struct opaq_error *error) {
     const struct opaq_tensor *tensor = value->tensors;
@@ -201,19 +229,18 @@ enum opaq_status floats_of_tensor(const char *operation, const char *what, const
     if (tensor == NULL) {
         return OPAQ_OK;
     }
-    int64_t elements = 1;
-    for (int i = 0; elements >= 0 && i < tensor->rank; ++i) {
-        elements =
-            tensor->shape[i] < 0 || !checked_multiply(elements, tensor->shape[i], &elements) ? -1 : elements;
-    }
-    /* count is that of a prototype's amaxes, so four times it fits */
-    const bool dense = elements == 0 || elements != count || tensor_reach(tensor) == count * 4;
-    if (tensor->dtype != OPAQ_DTYPE_F32 || elements != count || !dense ||
+    const int64_t elements = tensor_elements(tensor);
+    const bool dense = elements <= 0 || is_row_major(tensor);
+    if (tensor->dtype != OPAQ_DTYPE_F32 || elements != count || elements < 0 || !dense ||
         tensor->device.type != OPAQ_DEVICE_CPU) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                          "%s: %s is %lld x %s%s%s, expected %lld contiguous f32 on the cpu", operation, what,
                          (long long)elements, dtype_name(tensor->dtype), dense ? "" : ", not contiguous",
                          tensor->device.type == OPAQ_DEVICE_CPU ? "" : ", not on the cpu", (long long)count);
+    }
+    if (elements > 0 && (tensor->data == NULL || (uintptr_t)tensor->data % sizeof(float) != 0)) {
+        return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: %s is %s", operation, what,
+                         tensor->data == NULL ? "NULL" : "not aligned to its elements");
     }
     *values = tensor->data;
     return OPAQ_OK;

@@ -6,6 +6,13 @@
 #include "op/quantize_op.h"
 #include "opaq/status.h"
 
+enum opaq_status form_quantizer(const struct opaq_value *values, int output, struct opaq_form *form,
+                                struct opaq_error *error) {
+    (void)output;
+    form->kind = OPAQ_FORM_QUANTIZED;
+    return spec_of_value(&values[1], &form->spec, error);
+}
+
 /* Two int64, seed and offset. */
 static enum opaq_status random_of(const struct opaq_value *value, struct opaq_random *random,
                                   struct opaq_error *error) {
@@ -26,13 +33,13 @@ static enum opaq_status random_of(const struct opaq_value *value, struct opaq_ra
     return OPAQ_OK;
 }
 
-enum opaq_status run_quantize(const struct opaq_value *values, const struct opaq_proto *proto,
-                              const struct opaq_outputs *outputs, struct opaq_span workspace,
-                              const struct opaq_parallel *parallel, struct opaq_error *error) {
+enum opaq_status run_quantize(const struct opaq_call *call, struct opaq_error *error) {
+    const struct opaq_value *values = call->values;
+    const struct opaq_proto *proto = call->protos;
+    const struct opaq_outputs *outputs = call->outputs;
     struct opaq_view x;
     struct opaq_view out;
-    struct opaq_quantize_args args = {.parallel = parallel};
-    (void)workspace;
+    struct opaq_quantize_args args = {.parallel = call->parallel};
     const bool is_stochastic = (proto->spec.options & OPAQ_STOCHASTIC) != 0;
     if (is_stochastic != (values[5].tensors != NULL)) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "quantize: random is %s, but the quantizer is %s",
@@ -60,15 +67,15 @@ enum opaq_status run_quantize(const struct opaq_value *values, const struct opaq
     return status == OPAQ_OK ? quantize_checked(&x, &args, &out, error) : status;
 }
 
-enum opaq_status run_dequantize(const struct opaq_value *values, const struct opaq_proto *proto,
-                                const struct opaq_outputs *outputs, struct opaq_span workspace,
-                                const struct opaq_parallel *parallel, struct opaq_error *error) {
+enum opaq_status run_dequantize(const struct opaq_call *call, struct opaq_error *error) {
+    const struct opaq_value *values = call->values;
+    const struct opaq_proto *proto = call->protos;
+    const struct opaq_outputs *outputs = call->outputs;
     struct opaq_spec spec;
     struct opaq_error reason;
     struct opaq_proto quantized;
     struct opaq_view q;
     struct opaq_view y;
-    (void)workspace;
     enum opaq_status status = spec_of_text("dequantize", &values[1], &spec, error);
     if (status != OPAQ_OK) {
         return status;
@@ -86,5 +93,31 @@ enum opaq_status run_dequantize(const struct opaq_value *values, const struct op
                            "dequantize: usage is %lld, expected 0 (either), 1 (rowwise) or 2 (columnwise)",
                            (long long)values[4].integer);
     }
-    return status == OPAQ_OK ? dequantize_checked(&q, (int)values[4].integer, parallel, &y, error) : status;
+    return status == OPAQ_OK ? dequantize_checked(&q, (int)values[4].integer, call->parallel, &y, error)
+                             : status;
+}
+
+enum opaq_status run_amax(const struct opaq_call *call, struct opaq_error *error) {
+    const struct opaq_value *values = call->values;
+    float *amax = call->outputs->tensor[0].data;
+    struct opaq_view x;
+    struct opaq_spec spec;
+    enum opaq_status status = view_of_tensor("amax", "x", values[0].tensors, &x, error);
+    if (status == OPAQ_OK) {
+        status = spec_of_text("amax", &values[1], &spec, error);
+    }
+    if (status == OPAQ_OK && ((spec.format != OPAQ_FP8 && spec.format != OPAQ_NVFP4) ||
+                              (spec.options & (OPAQ_ROWSCALED | OPAQ_DELAYED)) != 0)) {
+        status =
+            opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                      "amax: %.*s has no amax that covers the tensor, only fp8 and nvfp4 without delayed or "
+                      "rowscaled do",
+                      (int)values[1].count, values[1].text);
+    }
+    for (int i = 0; status == OPAQ_OK && i < 2; ++i) {
+        const enum opaq_usage usage = i == 0 ? OPAQ_ROWWISE : OPAQ_COLUMNWISE;
+        spec.usage = (uint8_t)usage;
+        status = opaq_amax(&x, &spec, usage, call->parallel, &amax[i], 1, error);
+    }
+    return status;
 }

@@ -77,9 +77,12 @@ static void run_panels(void *argument, int64_t begin, int64_t end) {
 }
 
 void remap_run(const struct remap *remap, int64_t row, int64_t rows, const struct opaq_parallel *parallel) {
-    const bool has_row_scales = remap->to->scale_layout.column_step == 0; /* one per row, elements or not */
-    if (remap->column == remap->column_end && !has_row_scales) {
+    const struct scale_layout *scales = &remap->to->scale_layout;
+    if (remap->column == remap->column_end && scales->column_step != 0) {
         return;
+    }
+    if (remap->column == remap->column_end && scales->row_step == 0) {
+        rows = min_int64(rows, 1); /* no elements, and one scale for all rows, however many they are */
     }
     struct panel_task task = {remap, row, rows, quant_panel_rows(remap->to)};
     const struct opaq_body body = {run_panels, &task};

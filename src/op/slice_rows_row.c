@@ -5,10 +5,10 @@
 #include "op/op_table.h"
 #include "op/rearrange.h"
 
-enum opaq_status run_slice_rows(const struct opaq_value *values, const struct opaq_proto *proto,
-                                const struct opaq_outputs *outputs, struct opaq_span workspace,
-                                const struct opaq_parallel *parallel, struct opaq_error *error) {
-    (void)workspace;
+enum opaq_status run_slice_rows(const struct opaq_call *call, struct opaq_error *error) {
+    const struct opaq_value *values = call->values;
+    const struct opaq_proto *proto = call->protos;
+    const struct opaq_outputs *outputs = call->outputs;
     struct located source;
     struct located target;
     const int64_t start = values[5].integer;
@@ -42,7 +42,7 @@ enum opaq_status run_slice_rows(const struct opaq_value *values, const struct op
         if (source.job.spec.format == OPAQ_FP8) {
             memcpy(to->scale, from->scale, sizeof(float));
         }
-        remap_run(&remap, 0, to->operand.rows, parallel);
+        remap_run(&remap, 0, to->operand.rows, call->parallel);
     }
     return OPAQ_OK;
 }

@@ -3,6 +3,7 @@
  * For each row of the operator table: a schema in the namespace "opaq" and one kernel for the CPU and CUDA keys. The
  * fakes are registered from Python, because LibTorch's C ABI has no symbolic sizes; they read the same rows. Compiled
  * with -fexceptions: aoti_torch_check throws through these frames, after everything has been freed. */
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -43,18 +44,29 @@ static enum opaq_status compute(const struct opaq_op *op, const struct opaq_valu
     uint64_t scratch_handle = 0;
     size_t scratch_bytes = 0;
     int allocated = 0;
+    bool is_random[OPAQ_OP_OUTPUT_LIMIT] = {false};
     enum opaq_status status = opaq_op_outputs(op, values, &outputs, error);
     if (status == OPAQ_OK) {
         status = opaq_op_workspace(op, values, &scratch_bytes, error);
     }
     if (status == OPAQ_OK && scratch_bytes > 0) {
-        scratch.device = outputs.tensor[0].device;
+        scratch.device = values[0].tensors->device; /* operators with a workspace begin with a tensor */
         scratch.shape[0] = (int64_t)scratch_bytes;
         status = torch_tensor_allocate(op->name, &scratch, &scratch_handle, error);
+    }
+    for (int row = 0; status == OPAQ_OK && row < op->output_count; ++row) {
+        for (int i = outputs.first[row]; i < outputs.first[row + 1]; ++i) {
+            is_random[i] = op->output[row].is_random != 0;
+        }
     }
     while (status == OPAQ_OK && allocated < outputs.count) {
         status = torch_tensor_allocate(op->name, &outputs.tensor[allocated], &handles[allocated], error);
         allocated += status == OPAQ_OK;
+    }
+    for (int i = 0; status == OPAQ_OK && i < outputs.count; ++i) {
+        if (is_random[i]) {
+            status = torch_tensor_randomize(op->name, &outputs.tensor[i], handles[i], error);
+        }
     }
     if (status == OPAQ_OK) {
         const struct opaq_span workspace = {scratch.data, scratch_bytes};
@@ -70,12 +82,13 @@ static enum opaq_status compute(const struct opaq_op *op, const struct opaq_valu
     return status;
 }
 
-/* The results as the schema says: one tensor, or a list. */
+/* The results as the schema says: one tensor, a list, or each in a place of its own. */
 static enum opaq_status give_results(const struct opaq_op *op, const uint64_t *handles, int count,
                                      uint64_t *stack, struct opaq_error *error) {
     struct torch_list *list;
-    if (op->output.quantizer_argument < 0) {
-        stack[0] = handles[0];
+    const bool is_one = op->output_count == 1 && op->form == NULL;
+    if (is_one || opaq_op_changes(op)) {
+        memcpy(stack, handles, (size_t)count * sizeof *handles);
         return OPAQ_OK;
     }
     if (torch_new_list_reserve_size((size_t)count, &list) != 0) {
@@ -144,6 +157,22 @@ static void (*const kernels[KERNEL_COUNT])(uint64_t *, uint64_t, uint64_t) = {
     kernel_8, kernel_9, kernel_10, kernel_11, kernel_12, kernel_13, kernel_14, kernel_15,
 };
 
+/* An operator that draws random numbers is said to, where there is a way to say it, so that the compiler does not
+ * compute a call again with other numbers. Only one with a plain tensor, `like`, as its last argument: PyTorch looks for
+ * the generator's device there, and fails without one. */
+static int32_t define(struct torch_library *library, const struct opaq_op *op, const char *schema) {
+    bool is_random = false;
+    const bool has_like = strcmp(op->argument[op->argument_count - 1].name, "like") == 0;
+    for (int i = 0; has_like && i < op->output_count; ++i) {
+        is_random = is_random || op->output[i].is_random != 0;
+    }
+    if (is_random && torch_library_def_with_tags != NULL && torch_tag_nondeterministic_seeded != NULL) {
+        const int32_t tag = torch_tag_nondeterministic_seeded();
+        return torch_library_def_with_tags(library, schema, &tag, 1);
+    }
+    return aoti_torch_library_def(library, schema);
+}
+
 /* The libraries are never deleted: that would take the operators away again. */
 static enum opaq_status register_all(struct opaq_error *error) {
     static const char *const keys[] = {"CPU", "CUDA"};
@@ -164,7 +193,7 @@ static enum opaq_status register_all(struct opaq_error *error) {
     for (int i = 0; i < opaq_op_count(); ++i) {
         char schema[OPAQ_OP_SCHEMA_BYTES];
         if (opaq_op_schema(opaq_op_at(i), schema, sizeof schema, error) != OPAQ_OK ||
-            aoti_torch_library_def(schemas, schema) != 0) {
+            define(schemas, opaq_op_at(i), schema) != 0) {
             return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused the schema %s", schema);
         }
     }

@@ -30,6 +30,10 @@ TORCH_SINCE(2, 7) int32_t aoti_torch_library_init_fragment(
 TORCH_SINCE(2, 7) int32_t aoti_torch_library_init_impl(
     const char *name, const char *key, const char *file, uint32_t line, struct torch_library **library);
 TORCH_SINCE(2, 7) int32_t aoti_torch_library_def(struct torch_library *library, const char *schema);
+/* With tags: numbers that functions like the second give. Before 2.12 an operator from C has none. */
+TORCH_OPTIONAL_SINCE(2, 12) int32_t torch_library_def_with_tags(
+    struct torch_library *library, const char *schema, const int32_t *tags, int32_t count);
+TORCH_OPTIONAL_SINCE(2, 12) int32_t torch_tag_nondeterministic_seeded(void);
 TORCH_SINCE(2, 10) int32_t torch_library_impl(
     struct torch_library *library, const char *name,
     void (*kernel)(uint64_t *stack, uint64_t arguments, uint64_t results), uint64_t build_version);
@@ -48,6 +52,11 @@ TORCH_SINCE(2, 10) int32_t torch_get_mutable_data_ptr(struct torch_tensor *tenso
 TORCH_SINCE(2, 0) int32_t aoti_torch_empty_strided(
     int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device_type,
     int32_t device_index, struct torch_tensor **tensor);
+
+/* Random integers from low to high - 1, from the default generator, into a tensor. (2.4 generated it first; the CUDA one
+ * is looked up when it is needed.) */
+TORCH_SINCE(2, 4) int32_t aoti_torch_cpu_randint_low_out(
+    struct torch_tensor *out, int64_t low, int64_t high, const int64_t *size, int64_t size_count);
 
 /* ---- numbers that stand for dtypes, devices, layouts ---- */
 TORCH_SINCE(2, 0) int32_t aoti_torch_dtype_float32(void);

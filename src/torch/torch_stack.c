@@ -2,6 +2,7 @@
  * one way out, and nothing is decided here. */
 #include "torch/torch_stack.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 #include "opaq/status.h"
@@ -37,10 +38,20 @@ static int32_t code_of_dtype(int32_t dtype) {
     }
 }
 
-static enum opaq_status read_tensor(const char *operation, const char *name, uint64_t value,
+/* `is_changed`: its memory is its own, even if it was shared until now. */
+static int32_t data_of(struct torch_tensor *handle, bool is_changed, void **data) {
+    const void *constant = NULL;
+    if (is_changed) {
+        return torch_get_mutable_data_ptr(handle, data);
+    }
+    const int32_t status = torch_get_const_data_ptr(handle, &constant);
+    memcpy(data, &constant, sizeof constant); /* opaq_tensor serves inputs and outputs, so it is not const */
+    return status;
+}
+
+static enum opaq_status read_tensor(const char *operation, const char *name, uint64_t value, bool is_changed,
                                     struct opaq_tensor *tensor, struct opaq_error *error) {
     struct torch_tensor *handle = tensor_handle(value);
-    const void *data = NULL;
     int64_t *sizes;
     int64_t *strides;
     int64_t rank;
@@ -55,7 +66,7 @@ static enum opaq_status read_tensor(const char *operation, const char *name, uin
     if (aoti_torch_get_dim(handle, &rank) != 0 || aoti_torch_get_sizes(handle, &sizes) != 0 ||
         aoti_torch_get_strides(handle, &strides) != 0 || aoti_torch_get_dtype(handle, &code) != 0 ||
         aoti_torch_get_device_type(handle, &device) != 0 || aoti_torch_get_device_index(handle, &index) != 0 ||
-        torch_get_const_data_ptr(handle, &data) != 0) {
+        data_of(handle, is_changed, &tensor->data) != 0) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s cannot be read", operation, name);
     }
     if (rank > OPAQ_RANK_LIMIT) {
@@ -66,7 +77,6 @@ static enum opaq_status read_tensor(const char *operation, const char *name, uin
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "%s: %s is neither on the cpu nor on cuda", operation,
                          name);
     }
-    memcpy(&tensor->data, &data, sizeof data); /* opaq_tensor serves inputs and outputs, so it is not const */
     tensor->dtype = dtype_of_code(code);
     tensor->rank = (int32_t)rank;
     tensor->device.type = device == aoti_torch_device_type_cpu() ? OPAQ_DEVICE_CPU : OPAQ_DEVICE_CUDA;
@@ -79,9 +89,9 @@ static enum opaq_status read_tensor(const char *operation, const char *name, uin
 static enum opaq_status read_tensors(const char *operation, const char *name, uint64_t list, int64_t count,
                                      struct torch_arguments *arguments, struct opaq_value *value,
                                      struct opaq_error *error) {
-    if (count > STACK_TENSOR_LIMIT - arguments->tensor_count) {
+    if (count > STACK_LIST_LIMIT - arguments->tensor_count) {
         return opaq_fail(error, OPAQ_ERROR_LIMIT, "%s: %s has %lld tensors, at most %d are allowed", operation,
-                         name, (long long)count, STACK_TENSOR_LIMIT);
+                         name, (long long)count, STACK_LIST_LIMIT);
     }
     value->tensors = &arguments->tensor[arguments->tensor_count];
     value->count = count;
@@ -91,7 +101,7 @@ static enum opaq_status read_tensors(const char *operation, const char *name, ui
             return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s cannot be read", operation, name);
         }
         const enum opaq_status status =
-            read_tensor(operation, name, item, &arguments->tensor[arguments->tensor_count++], error);
+            read_tensor(operation, name, item, false, &arguments->tensor[arguments->tensor_count++], error);
         if (status != OPAQ_OK) {
             return status;
         }
@@ -100,13 +110,13 @@ static enum opaq_status read_tensors(const char *operation, const char *name, ui
 }
 
 static enum opaq_status read_one_tensor(const char *operation, const char *name, uint64_t handle,
-                                        struct torch_arguments *arguments, struct opaq_value *value,
-                                        struct opaq_error *error) {
+                                        bool is_changed, struct torch_arguments *arguments,
+                                        struct opaq_value *value, struct opaq_error *error) {
     struct opaq_tensor *tensor =
-        &arguments->tensor[arguments->tensor_count++]; /* at most 8, before any list's limit */
+        &arguments->tensor[arguments->tensor_count++]; /* lists leave room for one of each argument */
     value->tensors = tensor;
     value->count = 1;
-    return read_tensor(operation, name, handle, tensor, error);
+    return read_tensor(operation, name, handle, is_changed, tensor, error);
 }
 
 static enum opaq_status read_sizes(const char *operation, const char *name, uint64_t list, int64_t count,
@@ -135,10 +145,14 @@ static enum opaq_status read_argument(const struct opaq_op *op, int index, uint6
     size_t length = 0;
     switch (op->argument[index].kind) {
     case OPAQ_ARGUMENT_TENSOR:
-        return read_one_tensor(op->name, name, slot, arguments, value, error);
+        return read_one_tensor(op->name, name, slot, false, arguments, value, error);
     case OPAQ_ARGUMENT_OPTIONAL_TENSOR:
-        return slot == 0 ? OPAQ_OK
-                         : read_one_tensor(op->name, name, *box_handle(slot), arguments, value, error);
+    case OPAQ_ARGUMENT_CHANGED_TENSOR: {
+        const bool is_changed = op->argument[index].kind == OPAQ_ARGUMENT_CHANGED_TENSOR;
+        return slot == 0
+                   ? OPAQ_OK
+                   : read_one_tensor(op->name, name, *box_handle(slot), is_changed, arguments, value, error);
+    }
     case OPAQ_ARGUMENT_TENSOR_LIST:
         if (torch_list_size(list_handle(slot), &length) != 0) {
             break;
@@ -210,6 +224,7 @@ void torch_arguments_free(const struct opaq_op *op, uint64_t *stack) {
             torch_tensor_free(stack[i]);
             break;
         case OPAQ_ARGUMENT_OPTIONAL_TENSOR:
+        case OPAQ_ARGUMENT_CHANGED_TENSOR:
             if (stack[i] != 0) {
                 free_box(box_handle(stack[i]));
             }
@@ -242,6 +257,20 @@ enum opaq_status torch_tensor_allocate(const char *operation, struct opaq_tensor
     if (torch_get_mutable_data_ptr(tensor, &like->data) != 0) {
         torch_tensor_free(*handle);
         return opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: PyTorch gave a result without memory", operation);
+    }
+    return OPAQ_OK;
+}
+
+enum opaq_status torch_tensor_randomize(const char *operation, const struct opaq_tensor *tensor,
+                                        uint64_t handle, struct opaq_error *error) {
+    const int64_t high = (int64_t)1 << 62;
+    if (tensor->device.type != OPAQ_DEVICE_CPU) {
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                         "%s: random numbers on cuda:%d, this build works on the cpu", operation,
+                         tensor->device.index);
+    }
+    if (aoti_torch_cpu_randint_low_out(tensor_handle(handle), 0, high, tensor->shape, tensor->rank) != 0) {
+        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "%s: PyTorch gave no random numbers", operation);
     }
     return OPAQ_OK;
 }

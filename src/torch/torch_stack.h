@@ -4,7 +4,11 @@
 
 #include "opaq/op.h"
 
-enum { STACK_TENSOR_LIMIT = 64, STACK_SIZE_LIMIT = 64 };
+enum {
+    STACK_LIST_LIMIT = 64, /* tensors in lists */
+    STACK_TENSOR_LIMIT = STACK_LIST_LIMIT + OPAQ_OP_ARGUMENT_LIMIT,
+    STACK_SIZE_LIMIT = 64
+};
 
 /* The arguments of one call, with room for what they point to. */
 struct torch_arguments {
@@ -25,6 +29,10 @@ void torch_arguments_free(const struct opaq_op *op, uint64_t *stack);
 /* A new tensor like `like`; its handle, and its address in like->data. */
 enum opaq_status torch_tensor_allocate(const char *operation, struct opaq_tensor *like, uint64_t *handle,
                                        struct opaq_error *error);
+
+/* Random integers from PyTorch's default generator into a tensor that was allocated. */
+enum opaq_status torch_tensor_randomize(const char *operation, const struct opaq_tensor *tensor,
+                                        uint64_t handle, struct opaq_error *error);
 
 void torch_tensor_free(uint64_t handle);
 

@@ -46,8 +46,9 @@ struct test_case {
 #define CHECK_UNUSED
 #endif
 
-/* The failed checks of the running test. After CHECK_SHOWN of them a test only counts. */
-static atomic_int check_failures;
+/* The failed checks of the running test, in its own file and in the support files. After CHECK_SHOWN of them a test
+ * only counts. */
+extern atomic_int check_failures;
 #define CHECK_SHOWN 20
 
 /* Counts a failure; gives 1 if it is to be printed, having printed the place. */
@@ -166,6 +167,7 @@ CHECK_UNUSED static int check_main(const struct test_case *tests, size_t count, 
 }
 
 #define TEST_MAIN(tests)                                                          \
+    atomic_int check_failures;                                                    \
     int main(int argc, char **argv) {                                             \
         return check_main(tests, sizeof(tests) / sizeof((tests)[0]), argc, argv); \
     }

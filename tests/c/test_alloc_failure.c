@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "check.h"
+#include "support_linear.h"
 #include "support_quant.h"
 #include "support_spec.h"
 
@@ -200,6 +201,106 @@ static void operations(void) {
     opaq_pool_destroy(pool);
 }
 
+/* ---- linear operators ---- */
+
+/* A plan is kept where there is memory for that, and read again where there is not: nothing fails. */
+static void plans(void) {
+    const struct opaq_op *op = opaq_op_find("linear_forward");
+    int done = 0;
+    int most = 0;
+    for (int n = 0; n < MANY && !done; ++n) {
+        char text[64]; /* new each time: two quantizers and the plan itself are to be kept */
+        struct opaq_form form;
+        struct opaq_error error = {OPAQ_OK, ""};
+        (void)snprintf(text, sizeof text, "w=fp8blk1+eps=%d y=fp8blk2+eps=%d cache", 7000 + n, 7000 + n);
+        const struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {[6] = op_text_value(text)};
+        done = 1;
+        for (int again = 0; again < 2; ++again) {
+            fail_at(again ? -1 : n);
+            const enum opaq_status status = opaq_op_form(op, values, LINEAR_W_SAVED, &form, &error);
+            fail_never();
+            CHECK_EQ_INT(status, OPAQ_OK);
+            CHECK_EQ_STR(error.text, "");
+            CHECK(form.kind == OPAQ_FORM_QUANTIZED && form.spec.epsilon == (float)(7000 + n));
+            done &= !something_failed();
+        }
+        most = n;
+    }
+    CHECK(done && most >= 3);
+    printf("  at most %d requests\n", most);
+}
+
+/* Runs in memory that is there already, with no request but those for keeping texts, none of which it needs. */
+static int run_without_memory(const char *name, const struct opaq_value *values, const struct op_means *means,
+                              int n, struct op_result *result) {
+    const struct opaq_op *op = opaq_op_find(name);
+    static _Alignas(64) char workspace[1 << 19];
+    struct opaq_outputs outputs;
+    struct opaq_error error = {OPAQ_OK, ""};
+    size_t bytes = 0;
+    fail_at(n);
+    enum opaq_status status = opaq_op_outputs(op, values, &outputs, &error);
+    if (status == OPAQ_OK) {
+        status = opaq_op_workspace(op, values, &bytes, &error);
+    }
+    fail_never();
+    const int failed = something_failed();
+    CHECK(bytes <= sizeof workspace);
+    for (int i = 0; i < outputs.count; ++i) {
+        outputs.tensor[i].data = result->outputs.tensor[i].data; /* of the same call, made before */
+    }
+    CHECK_EQ_INT(outputs.count, result->outputs.count);
+    if (status == OPAQ_OK) {
+        fail_at(n);
+        status =
+            opaq_op_run(op, values, &outputs, (struct opaq_span){workspace, bytes}, means->parallel, &error);
+        fail_never();
+    }
+    CHECK_EQ_INT(status, OPAQ_OK);
+    CHECK_EQ_STR(error.text, "");
+    return failed || something_failed();
+}
+
+static void linear_operators(void) {
+    static const char *const formats[] = {"fp8blk1", "fp8row", "fp8"};
+    struct opaq_pool *pool = NULL;
+    CHECK_EQ_INT(opaq_pool_create(3, &pool, NULL), OPAQ_OK);
+    const struct opaq_parallel parallel = opaq_pool_parallel(pool);
+    const struct linear_given given = {.means = {.parallel = &parallel}};
+    struct linear_layer layer = linear_layer_make(70, 60, 80, OPAQ_BF16);
+    for (int f = 0; f < 3; ++f) {
+        const struct linear_recipe recipe = {formats[f], formats[f], formats[f]};
+        const char *plain = "grad=xwb";
+        struct linear_step expected = linear_step(&layer, linear_plan(&recipe, plain).text, NULL);
+        struct linear_step step = linear_step(&layer, linear_plan(&recipe, plain).text, NULL);
+        int done = 0;
+        for (int n = 0; n < MANY && !done; ++n) {
+            char text[32]; /* a floor far below anything here, so that only the text is new */
+            struct linear_arguments arguments;
+            (void)snprintf(text, sizeof text, "%s+eps=%de-30", formats[f], n + 1);
+            const struct linear_recipe same = {text, text, text};
+            const struct linear_text plan = linear_plan(&same, plain);
+            linear_forward_arguments(&layer, plan.text, &given, &arguments);
+            done = !run_without_memory("linear_forward", arguments.value, &given.means, n, &step.forward);
+            linear_backward_arguments(&layer, plan.text, &given, &step.forward, &arguments);
+            done &= !run_without_memory("linear_backward", arguments.value, &given.means, n, &step.backward);
+            for (int i = 0; i < 3; ++i) {
+                CHECK(op_result_difference(&step.forward, &expected.forward, i) < 0);
+                CHECK(op_result_difference(&step.backward, &expected.backward, i) < 0);
+                memset(step.forward.outputs.tensor[i].data, 0x5A,
+                       op_tensor_bytes(&step.forward.outputs.tensor[i]));
+                memset(step.backward.outputs.tensor[i].data, 0x5A,
+                       op_tensor_bytes(&step.backward.outputs.tensor[i]));
+            }
+        }
+        CHECK(done);
+        linear_step_free(&expected);
+        linear_step_free(&step);
+    }
+    linear_layer_free(&layer);
+    opaq_pool_destroy(pool);
+}
+
 /* Reading and describing asks for no memory at all. */
 static void texts_need_no_memory(void) {
     struct opaq_spec spec = spec_of("nvfp4");
@@ -222,6 +323,6 @@ static void texts_need_no_memory(void) {
     CHECK(!something_failed());
 }
 
-static const struct test_case tests[] = {TEST(pools), TEST(interning), TEST(operations),
-                                         TEST(texts_need_no_memory)};
+static const struct test_case tests[] = {TEST(pools), TEST(interning),        TEST(operations),
+                                         TEST(plans), TEST(linear_operators), TEST(texts_need_no_memory)};
 TEST_MAIN(tests)

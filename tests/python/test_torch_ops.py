@@ -28,6 +28,9 @@ from torch_cases import (
 )
 
 torch = need("torch")
+
+from opaq._operators import result_places  # noqa: E402
+
 ops = torch.ops.opaq
 NAMES = [_library.library.opaq_op_at(i).contents.name.decode() for i in range(_library.library.opaq_op_count())]
 
@@ -38,7 +41,7 @@ NAMES = [_library.library.opaq_op_at(i).contents.name.decode() for i in range(_l
 def schema_of(index: int) -> str:
     function = _library.library.opaq_op_schema
     function.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p]
-    text = ctypes.create_string_buffer(512)
+    text = ctypes.create_string_buffer(768)
     row = ctypes.cast(_library.library.opaq_op_at(index), ctypes.c_void_p)
     assert function(row, text, len(text), None) == 0
     return text.value.decode()
@@ -81,6 +84,41 @@ def cases(device: str) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
     for text in ("fp8row", "mxfp8+both"):
         gathered = [torch.cat([buffer] * 2) for buffer in quantized(text, (32, 37), device).buffers()]
         yield "gather_rows", (gathered, text, [32, 37], [64, 37], torch.bfloat16), {}
+    for text in ("fp8", "nvfp4+rht"):
+        yield "amax", (make_tensor((5, 37), device), text), {}
+    yield from linear_cases(device)
+
+
+def linear_cases(device: str) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    """The forward by several plans, and each one's backward from what it returned."""
+    bf16 = torch.bfloat16
+    x, w = make_tensor((2, 5, 37), device, bf16), make_tensor((19, 37), device, bf16)
+    dy, bias = make_tensor((2, 5, 19), device, bf16), make_tensor((19,), device, bf16)
+    shapes = [2, 5, 37], [19, 37]
+    scales = {"scale": torch.tensor([2.0, 3.0, 4.0], device=device)}
+    for plan in (
+        "grad=xwb",
+        "x=mxfp8 w=mxfp8 dy=mxfp8.e5m2 grad=xwb cache",
+        "x=nvfp4+rht w=nvfp4+2d dy=nvfp4+rht y=nvfp4 dx=nvfp4 grad=xw",
+        "x=fp8+delayed w=fp8+delayed dy=fp8.e5m2+delayed grad=xw history=max margin=0",
+    ):
+        delayed = "delayed" in plan
+        forward = ([x], [w], bias, *shapes, bf16, plan)
+        yield "linear_forward", forward, scales if delayed else {}
+        yield "linear_forward_random", forward, {**(scales if delayed else {}), "like": x}
+        out = ops.linear_forward(*forward, **(scales if delayed else {}))
+        _, kept_x, kept_w, amax, _ = (out[begin:end] for begin, end in result_places("linear_forward", plan))
+        backward = ([dy], kept_x or [x], kept_w or [w], *shapes, bf16, bf16, plan)
+        if not delayed:
+            yield "linear_backward", backward, {}
+            added = ([dy], kept_x or [x], kept_w or [w], *shapes, bf16, bf16, plan + " main_grad=add")
+            yield "linear_backward_changing", added, {"main_grad": torch.ones(19, 37, device=device)}
+            continue
+        state = {"scale_fwd": torch.ones(3, device=device), "amax_history_fwd": torch.ones(8, 3, device=device)}
+        yield "delayed_update", (plan, *state.values()), {}
+        more = torch.ones(2, device=device), torch.ones(8, 2, device=device)
+        state |= {"scale_bwd": more[0], "amax_history_bwd": more[1]}
+        yield "linear_backward_changing", backward, {"amax": amax[0], **state}
 
 
 @pytest.mark.parametrize("name", NAMES)

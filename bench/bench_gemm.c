@@ -1,0 +1,382 @@
+/* bench_gemm.c: how fast matrix products are, per pair of operands and shape, beside this machine's limits.
+ *
+ * The cases of a shape and the limits are timed once per round, one after another, so that a noisy neighbour hits all
+ * alike; the figure is the best round, the spread is the median over the best. The floor is what the multiplications and additions alone
+ * take (the tile kernel on operands in the first-level cache, on all threads at once), or moving the operands and the
+ * result once at the measured copy bandwidth, whichever is more. Prints a table; --json FILE writes the same as
+ * JSON. */
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "opaq/opaq.h"
+
+#include "../tests/cases/gemm_cases.h"
+#include "../tests/cases/gemm_operands.h"
+
+enum { ROUND_LIMIT = 100 };
+
+struct settings {
+    int rounds;
+    int threads;
+    const char *filter;
+    const char *shape; /* "MxNxK", or "" for all */
+    const char *json;
+};
+
+struct timing {
+    double seconds[ROUND_LIMIT];
+};
+
+struct bench_case {
+    const struct gemm_case *from;
+    struct gemm_case_operand a;
+    struct gemm_case_operand b;
+    struct opaq_view c;
+    struct gemm_job job;
+    struct timing timing;
+};
+
+/* What this machine can do at most, as far as measured. */
+struct limits {
+    double operations_per_second;
+    double bytes_per_second;
+    char *copy_from;
+    char *copy_to;
+};
+
+static void stop(const char *what) {
+    fprintf(stderr, "bench_gemm: %s\n", what);
+    exit(1);
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int by_size(const void *a, const void *b) {
+    const double x = *(const double *)a;
+    const double y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Best, and median over best. */
+static double best(const struct timing *timing, int rounds, double *spread) {
+    double sorted[ROUND_LIMIT];
+    memcpy(sorted, timing->seconds, (size_t)rounds * sizeof sorted[0]);
+    qsort(sorted, (size_t)rounds, sizeof sorted[0], by_size);
+    *spread = sorted[rounds / 2] / sorted[0];
+    return sorted[0];
+}
+
+/* ---- limits ---- */
+
+enum {
+    PEAK_ROWS = 16,
+    PEAK_DEPTH = 128,
+    PEAK_REPEATS = 250,
+    PEAK_PIECES = 16,    /* for each thread, as a product has */
+    COPY_BYTES = 1 << 27 /* larger than any cache */
+};
+
+static void peak_piece(void *argument, int64_t begin, int64_t end) {
+    const struct gemm_table *table = argument;
+    float *const a = gemm_case_allocate(PEAK_ROWS * GEMM_BLOCK * sizeof(float));
+    float *const b = gemm_case_allocate((size_t)PEAK_DEPTH * (size_t)table->tile_columns * sizeof(float));
+    float *const total = gemm_case_allocate((size_t)PEAK_ROWS * (size_t)table->tile_columns * sizeof(float));
+    for (int i = 0; i < PEAK_ROWS * GEMM_BLOCK; ++i) {
+        a[i] = 1.0f;
+    }
+    for (int i = 0; i < PEAK_DEPTH * table->tile_columns; ++i) {
+        b[i] = 1.0f;
+    }
+    for (int64_t i = begin * PEAK_REPEATS; i < end * PEAK_REPEATS; ++i) {
+        table->run(a, PEAK_ROWS, b, PEAK_DEPTH, total, table->tile_columns);
+    }
+    free(a);
+    free(b);
+    free(total);
+}
+
+static void copy_piece(void *argument, int64_t begin, int64_t end) {
+    const struct limits *limits = argument;
+    memcpy(limits->copy_to + begin * 4096, limits->copy_from + begin * 4096, (size_t)(end - begin) * 4096);
+}
+
+static struct limits limits_make(void) {
+    return (struct limits){0.0, 0.0, gemm_case_allocate(COPY_BYTES), gemm_case_allocate(COPY_BYTES)};
+}
+
+/* Measures once more and keeps the best. */
+static void limits_update(struct limits *limits, const struct opaq_parallel *parallel, int threads) {
+    struct gemm_table table = *gemm_table_best();
+    const struct opaq_body peak = {peak_piece, &table};
+    const struct opaq_body copy = {copy_piece, limits};
+    const double operations =
+        2.0 * threads * PEAK_PIECES * PEAK_REPEATS * PEAK_ROWS * PEAK_DEPTH * table.tile_columns;
+    const double start = now();
+    parallel->run(parallel->context, threads * PEAK_PIECES, &peak);
+    const double middle = now();
+    parallel->run(parallel->context, COPY_BYTES / 4096, &copy);
+    const double rate = operations / (middle - start);
+    const double bandwidth = 2.0 * COPY_BYTES / (now() - middle);
+    limits->operations_per_second = rate > limits->operations_per_second ? rate : limits->operations_per_second;
+    limits->bytes_per_second = bandwidth > limits->bytes_per_second ? bandwidth : limits->bytes_per_second;
+}
+
+/* ---- cases ---- */
+
+/* Nearly normal, one in a thousand twenty times as large. */
+static void fill(const struct opaq_view *x, uint64_t seed) {
+    const int64_t count = opaq_proto_rows(&x->proto) * opaq_proto_columns(&x->proto);
+    uint64_t state = seed;
+    for (int64_t i = 0; i < count; ++i) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        const uint32_t a = (uint32_t)(state >> 33);
+        float value =
+            ((float)(a & 0x3FF) + (float)(a >> 10 & 0x3FF) + (float)(a >> 20 & 0x3FF) - 1534.5f) / 512.0f;
+        value = i % 1009 == 0 ? value * 20.0f : value;
+        if (x->proto.dtype == OPAQ_F32) {
+            ((float *)x->buffer[0].data)[i] = value;
+        } else {
+            ((uint16_t *)x->buffer[0].data)[i] =
+                (uint16_t)opaq_element_encode((enum opaq_element)x->proto.dtype, value, OPAQ_IEEE);
+        }
+    }
+}
+
+static void prepare_operand(struct gemm_case_operand *o, const char *text, int64_t rows, int64_t columns,
+                            const struct opaq_parallel *parallel) {
+    gemm_case_operand_make(o, text, rows, columns);
+    fill(&o->x, (uint64_t)rows);
+    gemm_case_operand_quantize(o, false, parallel);
+    if (o->operand.copy != NULL) { /* only its bytes are needed from here on */
+        gemm_case_tensor_free(&o->x);
+    }
+}
+
+/* A Hadamard transform on one side only has to be undone. */
+static void prepare(struct bench_case *one, const struct gemm_case *from, const int64_t *shape,
+                    const struct opaq_parallel *parallel) {
+    one->from = from;
+    prepare_operand(&one->a, from->a, shape[0], shape[2], parallel);
+    prepare_operand(&one->b, from->b, shape[1], shape[2], parallel);
+    const bool pair = strstr(from->a, "rht") != NULL && strstr(from->b, "rht") != NULL;
+    one->a.operand.undo_hadamard = !pair;
+    one->b.operand.undo_hadamard = !pair;
+    one->c = gemm_case_tensor(shape[0], shape[1], OPAQ_BF16, NULL);
+    one->job = (struct gemm_job){.a = one->a.operand, .b = one->b.operand, .c = quant_matrix_make(&one->c)};
+}
+
+static void release(struct bench_case *one) {
+    gemm_case_operand_free(&one->a);
+    gemm_case_operand_free(&one->b);
+    gemm_case_tensor_free(&one->c);
+}
+
+static void time_case(struct bench_case *one, const struct opaq_parallel *parallel, int round) {
+    void *workspace = gemm_case_allocate(gemm_workspace_bytes(&one->job));
+    const double start = now();
+    gemm_run(&one->job, workspace, parallel);
+    one->timing.seconds[round] = now() - start;
+    free(workspace);
+}
+
+static double operand_bytes(const struct gemm_case_operand *o) {
+    const struct opaq_view *view = o->operand.copy != NULL ? &o->q : &o->x;
+    size_t bytes = 0;
+    (void)opaq_proto_bytes(&view->proto, &bytes, NULL);
+    return (double)bytes;
+}
+
+static void report(const struct bench_case *one, const int64_t *shape, const struct settings *s,
+                   const struct limits *limits, FILE *json, bool is_first) {
+    double spread;
+    const double seconds = best(&one->timing, s->rounds, &spread);
+    const double operations = 2.0 * (double)shape[0] * (double)shape[1] * (double)shape[2];
+    const double bytes =
+        operand_bytes(&one->a) + operand_bytes(&one->b) + 2.0 * (double)shape[0] * (double)shape[1];
+    const double computing = operations / limits->operations_per_second;
+    const double moving = bytes / limits->bytes_per_second;
+    const double floor_seconds = computing > moving ? computing : moving;
+    printf("%-20s %-20s %5lld x %5lld x %5lld %9.1f %9.3f %9.3f %-7s %7.3f %7.2f\n", one->from->a, one->from->b,
+           (long long)shape[0], (long long)shape[1], (long long)shape[2], operations / seconds * 1e-9,
+           seconds * 1e3, floor_seconds * 1e3, computing > moving ? "compute" : "memory",
+           floor_seconds / seconds, spread);
+    if (json != NULL) {
+        fprintf(
+            json,
+            "%s\n    {\"a\": \"%s\", \"b\": \"%s\", \"m\": %lld, \"n\": %lld, \"k\": %lld, \"kernel\": \"%s\", "
+            "\"seconds\": %.9f, \"operations_per_second\": %.1f, \"bytes_moved\": %.0f, "
+            "\"floor_seconds\": %.9f, \"share_of_floor\": %.5f, \"median_over_best\": %.4f}",
+            is_first ? "" : ",", one->from->a, one->from->b, (long long)shape[0], (long long)shape[1],
+            (long long)shape[2], gemm_kernel_name(), seconds, operations / seconds, bytes, floor_seconds,
+            floor_seconds / seconds, spread);
+    }
+}
+
+/* ---- the program ---- */
+
+static void progress(int done, int all) {
+    if (isatty(STDERR_FILENO)) {
+        const int filled = 40 * done / all;
+        fprintf(stderr, "\r[%.*s%*s] %d/%d%s", filled, "########################################", 40 - filled,
+                "", done, all, done == all ? "\r\033[K" : "");
+    }
+}
+
+static void usage(FILE *stream) {
+    fprintf(stream, "usage: bench_gemm [options]\n"
+                    "Times c = a b^T for pairs of operands and shapes of the shared case list, c in bf16.\n\n"
+                    "  --rounds N     rounds over the cases of a shape, at most 100 (default 5)\n"
+                    "  --threads N    0 for one per processor (default 0)\n"
+                    "  --only TEXT    only pairs of which one contains TEXT\n"
+                    "  --shape MxNxK  only that shape, which need not be in the list\n"
+                    "  --json FILE    also write the figures as JSON\n");
+}
+
+static int number(const char *text, int low, int high, const char *option) {
+    char *end;
+    const long value = strtol(text, &end, 10);
+    if (*text == '\0' || *end != '\0' || value < low || value > high) {
+        fprintf(stderr, "bench_gemm: %s is \"%s\", expected a number from %d to %d\n", option, text, low, high);
+        exit(2);
+    }
+    return (int)value;
+}
+
+static void read_shape(const char *text, int64_t *shape) {
+    const char *at = text;
+    for (int i = 0; i < 3; ++i) {
+        char *end;
+        const long long value = strtoll(at, &end, 10);
+        if (end == at || value < 1 || value > 1 << 20 || *end != (i < 2 ? 'x' : '\0')) {
+            fprintf(stderr, "bench_gemm: --shape is \"%s\", expected three numbers like 512x1024x1024\n", text);
+            exit(2);
+        }
+        shape[i] = value;
+        at = end + 1;
+    }
+}
+
+static struct settings read_arguments(int argc, char **argv) {
+    struct settings s = {5, 0, "", "", NULL};
+    for (int i = 1; i < argc; ++i) {
+        const char *option = argv[i];
+        if (strcmp(option, "--help") == 0) {
+            usage(stdout);
+            exit(0);
+        }
+        if (i + 1 >= argc) {
+            usage(stderr);
+            exit(2);
+        }
+        const char *value = argv[++i];
+        if (strcmp(option, "--rounds") == 0) {
+            s.rounds = number(value, 1, ROUND_LIMIT, option);
+        } else if (strcmp(option, "--threads") == 0) {
+            s.threads = number(value, 0, 1024, option);
+        } else if (strcmp(option, "--only") == 0) {
+            s.filter = value;
+        } else if (strcmp(option, "--shape") == 0) {
+            s.shape = value;
+        } else if (strcmp(option, "--json") == 0) {
+            s.json = value;
+        } else {
+            usage(stderr);
+            exit(2);
+        }
+    }
+    return s;
+}
+
+static bool is_wanted(const struct gemm_case *one, const struct settings *s) {
+    return one->is_timed && (strstr(one->a, s->filter) != NULL || strstr(one->b, s->filter) != NULL);
+}
+
+/* All wanted cases of one shape; gives how many there were. */
+static int run_shape(const int64_t *shape, const struct settings *s, const struct opaq_parallel *parallel,
+                     int threads, struct limits *limits, FILE *json, bool is_first) {
+    static struct bench_case cases[GEMM_CASE_COUNT];
+    int count = 0;
+    for (int i = 0; i < GEMM_CASE_COUNT; ++i) {
+        if (is_wanted(&gemm_cases[i], s)) {
+            prepare(&cases[count++], &gemm_cases[i], shape, parallel);
+        }
+    }
+    for (int round = -1; round < s->rounds; ++round) { /* round -1 warms up */
+        limits_update(limits, parallel, threads);
+        for (int i = 0; i < count; ++i) {
+            time_case(&cases[i], parallel, round < 0 ? 0 : round);
+            progress((round + 1) * count + i + 1, (s->rounds + 1) * count);
+        }
+    }
+    for (int i = 0; i < count; ++i) {
+        report(&cases[i], shape, s, limits, json, is_first && i == 0);
+        release(&cases[i]);
+    }
+    printf("\n");
+    return count;
+}
+
+int main(int argc, char **argv) {
+    const struct settings s = read_arguments(argc, argv);
+    int64_t given_shape[3] = {0, 0, 0};
+    struct opaq_pool *pool;
+    struct opaq_error error;
+    char features[128];
+    if (s.shape[0] != '\0') {
+        read_shape(s.shape, given_shape);
+    }
+    if (opaq_pool_create(s.threads, &pool, &error) != OPAQ_OK) {
+        stop(error.text);
+    }
+    FILE *json = s.json == NULL ? NULL : fopen(s.json, "w");
+    if (s.json != NULL && json == NULL) {
+        stop("the JSON file cannot be written");
+    }
+    const struct opaq_parallel parallel = opaq_pool_parallel(pool);
+    const int threads = opaq_pool_threads(pool);
+    struct limits limits = limits_make();
+    (void)opaq_cpu_describe(opaq_cpu_features(), features, sizeof features);
+    printf("opaq %s, %s, %d threads, %d rounds, cpu: %s\n\n", opaq_version(), gemm_kernel_name(), threads,
+           s.rounds, features);
+    printf("%-20s %-20s %21s %9s %9s %9s %-7s %7s %7s\n", "a", "b", "M x N x K", "GFLOP/s", "best ms",
+           "floor ms", "is", "share", "spread");
+    if (json != NULL) {
+        fprintf(json,
+                "{\n  \"version\": \"%s\", \"kernel\": \"%s\", \"threads\": %d, \"rounds\": %d,\n"
+                "  \"cpu\": \"%s\", \"results\": [",
+                opaq_version(), gemm_kernel_name(), threads, s.rounds, features);
+    }
+    int count = 0;
+    if (s.shape[0] != '\0') {
+        count = run_shape(given_shape, &s, &parallel, threads, &limits, json, true);
+    }
+    for (int i = 0; s.shape[0] == '\0' && i < GEMM_BENCH_SHAPE_COUNT; ++i) {
+        count += run_shape(gemm_bench_shapes[i], &s, &parallel, threads, &limits, json, count == 0);
+    }
+    if (count == 0) {
+        stop("no operand's text contains what --only asks for");
+    }
+    printf("multiply and add: %.1f GFLOP/s, copy bandwidth (read + write): %.2f GB/s\n",
+           limits.operations_per_second * 1e-9, limits.bytes_per_second * 1e-9);
+    if (json != NULL) {
+        fprintf(json, "\n  ],\n  \"operations_per_second\": %.1f, \"copy_bytes_per_second\": %.1f\n}\n",
+                limits.operations_per_second, limits.bytes_per_second);
+        if (fclose(json) != 0) {
+            stop("the JSON file cannot be written");
+        }
+        printf("written: %s\n", s.json);
+    }
+    free(limits.copy_from);
+    free(limits.copy_to);
+    opaq_pool_destroy(pool);
+    return 0;
+}

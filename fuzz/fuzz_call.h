@@ -1,0 +1,126 @@
+/* fuzz_call.h: an operator call made from fuzz input. Every tensor points into memory of its own whose size is what its
+ * shape and strides reach, so AddressSanitizer sees a byte too far. Depends on opaq/opaq.h. */
+#ifndef FUZZ_CALL_H
+#define FUZZ_CALL_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "opaq/opaq.h"
+
+enum { MEMORY_LIMIT = 1 << 16, TENSOR_LIMIT = 8, TEXT_LIMIT = OPAQ_LINEAR_PLAN_TEXT_BYTES };
+
+struct input {
+    const uint8_t *data;
+    size_t size;
+};
+
+/* The arguments and what they point to. */
+struct call {
+    struct opaq_value value[OPAQ_OP_ARGUMENT_LIMIT];
+    struct opaq_tensor tensor[OPAQ_OP_ARGUMENT_LIMIT][TENSOR_LIMIT];
+    void *memory[OPAQ_OP_ARGUMENT_LIMIT][TENSOR_LIMIT];
+    char text[OPAQ_OP_ARGUMENT_LIMIT][TEXT_LIMIT];
+    int64_t sizes[OPAQ_OP_ARGUMENT_LIMIT][OPAQ_RANK_LIMIT];
+};
+
+static inline void expect(int condition) {
+    if (!condition) {
+        abort();
+    }
+}
+
+static inline uint8_t take(struct input *input) {
+    if (input->size == 0) {
+        return 0;
+    }
+    --input->size;
+    return *input->data++;
+}
+
+static inline int dtype_bytes(int32_t dtype) {
+    return dtype == OPAQ_DTYPE_U8 ? 1 : dtype == OPAQ_DTYPE_I64 ? 8 : dtype == OPAQ_DTYPE_F32 ? 4 : 2;
+}
+
+/* The bytes a tensor reaches, or -1 for more than is worth allocating. */
+static inline int64_t reach(const struct opaq_tensor *tensor) {
+    int64_t last = 0;
+    for (int i = 0; i < tensor->rank && i < OPAQ_RANK_LIMIT; ++i) {
+        if (tensor->shape[i] == 0) {
+            return 0;
+        }
+    }
+    for (int i = 0; i < tensor->rank && i < OPAQ_RANK_LIMIT; ++i) {
+        if (tensor->shape[i] < 0 || tensor->strides[i] < 0 || tensor->shape[i] > MEMORY_LIMIT ||
+            tensor->strides[i] > MEMORY_LIMIT) {
+            return -1;
+        }
+        last += (tensor->shape[i] - 1) * tensor->strides[i];
+    }
+    return last < MEMORY_LIMIT ? (last + 1) * dtype_bytes(tensor->dtype) : -1;
+}
+
+/* Takes the place of what an argument had. */
+static inline void forget(struct call *call, int index) {
+    for (int t = 0; t < TENSOR_LIMIT; ++t) {
+        free(call->memory[index][t]);
+        call->memory[index][t] = NULL;
+    }
+    memset(&call->value[index], 0, sizeof call->value[index]);
+}
+
+/* Memory for tensor t of an argument, filled with bytes that repeat a few of the input's; none where that is too
+ * much. */
+static inline void allocate(struct input *input, struct call *call, int index, int t) {
+    struct opaq_tensor *tensor = &call->tensor[index][t];
+    const int64_t bytes = reach(tensor);
+    uint8_t *memory = bytes >= 0 ? malloc((size_t)bytes + (bytes == 0)) : NULL;
+    uint8_t pattern[5];
+    for (int i = 0; i < 5; ++i) {
+        pattern[i] = take(input);
+    }
+    for (int64_t i = 0; i < bytes; ++i) {
+        memory[i] = pattern[i % 5];
+    }
+    call->memory[index][t] = memory;
+    tensor->data = memory;
+}
+
+/* A contiguous tensor as tensor t of an argument. */
+static inline void put_tensor(struct input *input, struct call *call, int index, int t, int32_t dtype,
+                              const int64_t *shape, int rank) {
+    struct opaq_tensor *tensor = &call->tensor[index][t];
+    int64_t stride = 1;
+    *tensor = (struct opaq_tensor){.dtype = dtype, .rank = rank};
+    for (int i = rank - 1; i >= 0; --i) {
+        tensor->shape[i] = shape[i];
+        tensor->strides[i] = stride;
+        stride *= shape[i] > 0 && shape[i] < MEMORY_LIMIT && stride < MEMORY_LIMIT ? shape[i] : 1;
+    }
+    allocate(input, call, index, t);
+    call->value[index].tensors = call->tensor[index];
+    call->value[index].count = t + 1;
+}
+
+/* The buffers of a quantizer as an argument. */
+static inline void put_buffers(struct input *input, struct call *call, int index, const struct opaq_spec *spec,
+                               const int64_t *shape, int rank) {
+    struct opaq_proto proto;
+    if (rank < 1 || rank > OPAQ_RANK_LIMIT ||
+        opaq_proto_make(shape, rank, OPAQ_BF16, spec, (struct opaq_device){0, 0}, &proto, NULL) != OPAQ_OK) {
+        return;
+    }
+    const int count = opaq_proto_buffer_count(&proto);
+    for (int i = 0; i < count; ++i) {
+        struct opaq_buffer buffer;
+        expect(opaq_proto_buffer(&proto, i, &buffer, NULL) == OPAQ_OK);
+        if (buffer.bytes > MEMORY_LIMIT) {
+            return;
+        }
+        put_tensor(input, call, index, i, buffer.entry_bytes == 1 ? OPAQ_DTYPE_U8 : OPAQ_DTYPE_F32,
+                   buffer.shape, buffer.rank);
+    }
+}
+
+#endif

@@ -1,0 +1,60 @@
+/* opaq/linear.h: how a linear layer is computed, as a plain value. Depends on op.h. Text: docs/linear.md.
+ *
+ *     forward   y  = x w^T + bias      x[M,K], w[N,K], y[M,N]
+ *     backward  dx = dy w              dw = dy^T x              dbias = column sums of dy
+ *
+ * A plan says which of these are quantized how, which gradients are wanted, and what is kept between the two. The
+ * operators linear_forward and linear_backward take it as a text. */
+#ifndef OPAQ_LINEAR_H
+#define OPAQ_LINEAR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "opaq/op.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A set of bits. */
+enum opaq_gradient { OPAQ_GRADIENT_X = 1, OPAQ_GRADIENT_W = 2, OPAQ_GRADIENT_BIAS = 4 };
+
+/* What the backward works with. */
+enum opaq_backward {
+    OPAQ_BACKWARD_QUANTIZED = 0,      /* copies quantized along the dimension that is summed over */
+    OPAQ_BACKWARD_HIGH_PRECISION = 1, /* x and w as they came, dy as it comes */
+    OPAQ_BACKWARD_DEQUANTIZED = 2     /* what the forward multiplied, dequantized; dy as it comes */
+};
+
+/* A set of bits. */
+enum opaq_linear_option {
+    OPAQ_LINEAR_CACHE = 1,      /* the forward returns the whole quantized weight, to be given next time */
+    OPAQ_LINEAR_BIAS_LATER = 2, /* the bias is not added here, only its gradient is computed */
+    OPAQ_LINEAR_ADD = 4,        /* dw is added to main_grad ... */
+    OPAQ_LINEAR_SET = 8,        /* ... or written into it */
+    OPAQ_LINEAR_REDUCE = 16 /* delayed scaling: amaxes are recorded only; an update follows their reduction */
+};
+
+struct opaq_linear_plan {
+    struct opaq_form x, w, dy, y, dx;            /* plain, or how it is quantized here; usages do not count */
+    struct opaq_form x_given, w_given, dy_given; /* plain, or how it comes */
+    int32_t gradients;                           /* enum opaq_gradient */
+    int32_t saved;                               /* of OPAQ_GRADIENT_X, _W: kept as it came, quantized again */
+    int32_t backward;                            /* enum opaq_backward */
+    int32_t options;                             /* enum opaq_linear_option */
+    int32_t margin;                              /* delayed scaling */
+    int32_t algorithm;                           /* enum opaq_amax_algorithm */
+};
+
+/* "x=mxfp8 w=mxfp8 dy=mxfp8.e5m2 grad=xw". Words in any order, one space between them, each at most once; the empty
+ * text is the plan without quantization or gradients. The error names the word and its position. */
+#define OPAQ_LINEAR_PLAN_TEXT_BYTES 640
+OPAQ_API enum opaq_status opaq_linear_plan_parse(const char *text, size_t length, struct opaq_linear_plan *plan,
+                                                 struct opaq_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

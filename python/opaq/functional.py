@@ -1,0 +1,425 @@
+"""linear: x w^T + bias as one operator forward and one backward, by a recipe. What is quantized, kept and
+computed is decided in the library, from the plan (docs/linear.md) that is put together here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from opaq._autocast import active, active_group
+from opaq._operators import forms, ops, result_places
+from opaq._parallel import (
+    Parallel,
+    agreed_amax,
+    all_gather,
+    all_reduce,
+    check_parallel,
+    copy_of,
+    covers_rows,
+    gather_rows,
+    group_of,
+    quantize_shard,
+    reduce_rows,
+    whole_shape,
+)
+from opaq.quantized_tensor import QuantizedTensor, assemble
+from opaq.quantizer import with_usage
+from opaq.recipe import DelayedScaling, LinearQuantizers, Recipe
+
+_HIGH_PRECISION = LinearQuantizers("", "", "", "", "", "")
+
+
+class DelayedState(NamedTuple):
+    """Delayed scaling's tensors: scales of (input, weight, output) and of (grad_output, grad_input), and the
+    largest values seen, [length, 3] and [length, 2]. The backward changes them."""
+
+    scale_fwd: torch.Tensor
+    amax_history_fwd: torch.Tensor
+    scale_bwd: torch.Tensor
+    amax_history_bwd: torch.Tensor
+
+
+# ---- plans: words that the library reads; a dict here, so that a word can be exchanged ----
+
+
+def _text(words: dict[str, Any]) -> str:
+    """`x="fp8"` is the word x=fp8, `cache=True` the word cache; what is empty is left out."""
+    return " ".join(name if value is True else f"{name}={value}" for name, value in words.items() if value)
+
+
+def _words(text: str) -> dict[str, Any]:
+    pairs = [word.split("=", 1) for word in text.split(" ") if word]
+    return {pair[0]: pair[1] if len(pair) == 2 else True for pair in pairs}
+
+
+def _is_delayed(words: dict[str, Any], *names: str) -> bool:
+    return any("+delayed" in words.get(name, "") for name in names)
+
+
+def _results(name: str, plan: str, out: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """An operator's results by output; an empty list for one that is absent."""
+    return [list(out[begin:end]) for begin, end in result_places(name, plan)]
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    return tensor.buffers() if isinstance(tensor, QuantizedTensor) else [tensor]
+
+
+def _given(tensor: torch.Tensor | None) -> str:
+    return tensor._quantizer_text if isinstance(tensor, QuantizedTensor) else ""
+
+
+# ---- forward ----
+
+
+def _gathered_input(words: dict[str, Any]) -> str:
+    """How x is quantized before it is gathered: its rows for y, and the copy that the backward reads."""
+    saved = forms("linear_forward", _text(words))[1]
+    rowwise = with_usage(words["x"], True, False)
+    return with_usage(rowwise, True, saved not in (None, rowwise))
+
+
+def _gather_input(
+    x: torch.Tensor, words: dict[str, Any], scale: torch.Tensor | None, parallel: Parallel
+) -> tuple[dict[str, Any], list[torch.Tensor], list[torch.Tensor]]:
+    """A split sequence: the plan for the whole of x, its tensors, and those of this rank's part to keep."""
+    keeps = "w" in words.get("grad", "")
+    if not words.get("x"):
+        return words, [all_gather(x, parallel)], [x] if keeps else []
+    text, saved = _gathered_input(words), forms("linear_forward", _text(words))[1]
+    rowwise = with_usage(text, True, False)
+    local = quantize_shard(x, text, parallel, scale[:1] if scale is not None and "+delayed" in text else None)
+    parts = gather_rows(copy_of(local, text, rowwise), rowwise, x.shape, x.dtype, parallel)
+    kept = copy_of(local, text, saved) if saved else [x] if keeps else []
+    return {**words, "x": "", "x_given": rowwise}, parts, kept
+
+
+def _forward(
+    x: torch.Tensor,
+    source: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    plan: str,
+    parallel: Parallel,
+) -> tuple[torch.Tensor, list[torch.Tensor], list[list[torch.Tensor]]]:
+    """y; the tensors of x that the backward needs; the other results: w_saved, amax, random."""
+    words = _words(plan)
+    shape, parts = tuple(x.shape), _parts(x)
+    kept = parts
+    if parallel.gathers_input:
+        words, parts, kept = _gather_input(x, words, scale, parallel)
+        shape = whole_shape(shape, parallel)
+    scale = scale if _is_delayed(words, "x", "w", "y") else None
+    plan = _text(words)
+    arguments = (parts, _parts(source), bias, shape, source.shape, x.dtype, plan, scale)
+    if forms("linear_forward", plan)[-1] is None:
+        out = ops.linear_forward(*arguments)
+    else:
+        out = ops.linear_forward_random(*arguments, parts[0])
+    y_parts, x_saved, *others = _results("linear_forward", plan, out)
+    form = forms("linear_forward", plan)[0]
+    y = QuantizedTensor(y_parts, form, (*shape[:-1], source.shape[0]), x.dtype) if form else y_parts[0]
+    if parallel.mode == "row":
+        y = reduce_rows(y, parallel)
+    return y, x_saved or kept, others
+
+
+# ---- backward ----
+
+
+def _gathered_gradient(words: dict[str, Any]) -> str:
+    """How dy is quantized before it is gathered; "" if it is gathered as it comes."""
+    if not words.get("dy") or words.get("backward"):
+        return ""
+    text = with_usage(words["dy"], "x" in words["grad"], "w" in words["grad"])
+    return "" if covers_rows(text) else text
+
+
+def _gather_gradient(
+    dy: torch.Tensor,
+    words: dict[str, Any],
+    state: Sequence[Any],
+    random: torch.Tensor | None,
+    parallel: Parallel,
+) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """A split sequence: the plan for the whole of dy, and its tensors."""
+    if not (text := _gathered_gradient(words)):
+        return words, [all_gather(dy, parallel)]
+    scale = None
+    if "+delayed" in text:  # the operator will not see what it could record
+        scale, recorded = state[2][:1], state[3][0, :1]
+        recorded.copy_(torch.maximum(recorded, agreed_amax(dy, parallel)))
+    local = quantize_shard(dy, text, parallel, scale, random if "+sr" in text else None)
+    return {**words, "dy": "", "dy_given": text}, gather_rows(local, text, dy.shape, dy.dtype, parallel)
+
+
+def _update_delayed(plan: str, state: Sequence[torch.Tensor], group: str) -> None:
+    """Delayed scaling's update from what was recorded, the largest values over the group."""
+    scale_fwd, history_fwd, scale_bwd, history_bwd = state
+    if group:
+        joined = all_reduce(torch.cat([history_fwd[0], history_bwd[0]]), "max", group)
+        history_fwd[0].copy_(joined[:3])
+        history_bwd[0].copy_(joined[3:])
+    if _is_delayed(_words(plan), "x", "w", "y"):
+        ops.delayed_update(plan, scale_fwd, history_fwd)
+    if _is_delayed(_words(plan), "dy", "dx"):
+        ops.delayed_update(plan, scale_bwd, history_bwd)
+
+
+class _Linear(torch.autograd.Function):
+    """Tensors first; the rest is constant in a graph. Returns y and, if it is to be cached, the quantized
+    weight's buffers."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        cached: torch.Tensor | None,
+        main_grad: torch.Tensor | None,
+        scale_fwd: torch.Tensor | None,
+        history_fwd: torch.Tensor | None,
+        scale_bwd: torch.Tensor | None,
+        history_bwd: torch.Tensor | None,
+        plan: str,
+        mode: str,
+        sequence: bool,
+        group: str,
+        size: int,
+        reduce_group: str,
+    ) -> Any:
+        parallel = Parallel(mode, sequence, group, size)
+        source = weight if cached is None else cached
+        y, kept_x, (w_saved, amax, random) = _forward(x, source, bias, scale_fwd, plan, parallel)
+        words = _words(plan)
+        kept_x = kept_x if "w" in words["grad"] else []
+        if words.get("backward") == "high_precision":  # the weight itself, whatever the forward multiplied
+            kept_w, given = _parts(weight), _given(weight)
+        else:
+            kept_w, given = w_saved or _parts(source), words.get("w_given", "")
+        kept_w = kept_w if "x" in words["grad"] else []
+        if parallel.gathers_input and _is_delayed(words, "x"):  # quantized before the operator saw it
+            mine = agreed_amax(x, parallel)
+            amax = [torch.cat([mine, amax[0][1:] if amax else mine.new_zeros(2)])]
+        ctx.save_for_backward(*kept_x, *kept_w, *amax, *random)
+        ctx.counts = len(kept_x), len(kept_w), len(amax), len(random)
+        ctx.state = main_grad, scale_fwd, history_fwd, scale_bwd, history_bwd
+        ctx.constants = plan, given, parallel, reduce_group, x.dtype, weight.dtype
+        ctx.shapes = x.shape, weight.shape
+        cache = w_saved if words.get("cache") else []
+        ctx.mark_non_differentiable(*cache)
+        return (y, *cache)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
+        plan, w_given, parallel, reduce_group, x_dtype, w_dtype = ctx.constants
+        shape, w_shape = ctx.shapes
+        main_grad, *state = ctx.state
+        saved, groups = list(ctx.saved_tensors), []
+        for count in ctx.counts:
+            groups.append(saved[:count])
+            saved = saved[count:]
+        x, w = groups[:2]
+        amax, random = (group[0] if group else None for group in groups[2:])
+        words = {**_words(plan), "w_given": w_given}
+        grad = words["grad"]
+        if parallel.gathers_gradient:
+            dy = dy.dequantize() if isinstance(dy, QuantizedTensor) else dy.contiguous()
+            words, parts = _gather_gradient(dy, words, state, random, parallel)
+        elif given := _given(dy):
+            words, parts = {**words, "dy": "", "dy_given": given}, _parts(dy)
+        else:
+            parts = [dy.contiguous()]
+        if parallel.gathers_input:
+            if kept := forms("linear_forward", plan)[1]:
+                x = gather_rows(x, kept, shape, x_dtype, parallel)
+            elif "w" in grad:
+                x = [all_gather(x[0], parallel)]
+            shape = whole_shape(shape, parallel)
+        whole_plan, plan = plan, _text(words)
+        arguments = (parts, x, w, shape, w_shape, x_dtype, w_dtype, plan, random)
+        changes = main_grad is not None or state[0] is not None
+        name = "linear_backward_changing" if changes else "linear_backward"
+        if changes:
+            out = ops.linear_backward_changing(*arguments, amax, main_grad, *state)
+        else:
+            out = ops.linear_backward(*arguments)
+        dx, dw, dbias = _results(name, plan, out)
+        if words.get("reduce"):
+            _update_delayed(whole_plan, state, reduce_group)
+        gradient = dx[0] if dx else None
+        if dx and (form := forms(name, plan)[0]):
+            gradient = QuantizedTensor(dx, form, shape, x_dtype)
+        if dx and parallel.mode == "column":
+            gradient = reduce_rows(dx[0], parallel)
+        return (gradient, dw[0] if dw else None, dbias[0] if dbias else None, *[None] * 12)
+
+
+# ---- the front ----
+
+
+def _check(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cached: torch.Tensor | None
+) -> None:
+    if weight.dim() != 2:
+        raise ValueError(
+            f"opaq.linear: weight has the shape {tuple(weight.shape)}, expected two sizes, out features and in "
+            "features"
+        )
+    if cached is not None and cached.shape != weight.shape:
+        raise ValueError(
+            f"opaq.linear: cached_weight has the shape {tuple(cached.shape)}, expected {tuple(weight.shape)}"
+        )
+    if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"opaq.linear: x has the shape {tuple(x.shape)}, expected {weight.shape[1]} as its last size: the "
+            f"weight is {tuple(weight.shape)}"
+        )
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        raise ValueError(f"opaq.linear: bias has the shape {tuple(bias.shape)}, expected ({weight.shape[0]},)")
+    for name, other in (("weight", weight), ("bias", bias)):
+        if other is not None and other.device != x.device:
+            raise ValueError(f"opaq.linear: x is on {x.device}, {name} on {other.device}: expected one device")
+
+
+def _check_handed_on(
+    fp8_output: bool, fp8_grad: bool, quantizers: LinearQuantizers, grad: str, parallel: Parallel
+) -> None:
+    """What leaves the layer quantized."""
+    for name, asked, text, mode, what in (
+        ("fp8_output", fp8_output, quantizers.output, "row", "output"),
+        ("fp8_grad", fp8_grad, quantizers.grad_input, "column", "gradient"),
+    ):
+        if asked and not text:
+            raise ValueError(f"opaq.linear: {name}=True needs a recipe that quantizes {what}s")
+        if asked and parallel.mode == mode:
+            raise ValueError(
+                f"opaq.linear: {name}=True does not go with a {mode}-parallel layer, whose {what} is a sum "
+                "over ranks"
+            )
+        differentiates = grad if what == "output" else "x" in grad
+        if asked and differentiates and torch.compiler.is_compiling():
+            raise NotImplementedError(
+                f"opaq.linear: {name}=True with gradients does not go with torch.compile, which takes a "
+                "gradient to be of its tensor's type and quantizer"
+            )
+
+
+def _plan_of(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    cached: torch.Tensor | None,
+    quantizers: LinearQuantizers,
+) -> dict[str, Any]:
+    """Who is quantized how, and which gradients are wanted."""
+    x_given, w_given = _given(x), _given(weight if cached is None else cached)
+    wanted = (("x", x), ("w", weight), ("b", bias))
+    grad = "".join(n for n, t in wanted if t is not None and t.requires_grad) if torch.is_grad_enabled() else ""
+    return {
+        "x": "" if x_given else quantizers.input,
+        "w": "" if w_given else quantizers.weight,
+        "dy": quantizers.grad_output if grad else "",
+        "x_given": x_given,
+        "w_given": w_given,
+        "grad": grad,
+        "backward": quantizers.backward_override if grad else "",
+    }
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    recipe: Recipe | None = None,
+    name: str = "",
+    cached_weight: torch.Tensor | None = None,
+    cache_weight: bool = False,
+    delayed_state: DelayedState | None = None,
+    fp8_output: bool = False,
+    fp8_grad: bool = False,
+    save_original_input: bool = False,
+    save_original_weight: bool = False,
+    main_grad: torch.Tensor | None = None,
+    accumulate: bool = True,
+    bias_later: bool = False,
+    parallel: Parallel | None = None,
+) -> Any:
+    """x w^T + bias under `recipe`, or the active autocast's; one operator forward and one backward.
+
+    x and weight may be QuantizedTensors. With `cache_weight` the result is a pair of y and the quantized
+    weight, to be given as `cached_weight` next time. `main_grad` takes the weight's gradient, added to it if
+    `accumulate`; the weight then gets none itself. `bias_later`: the bias is not added, only its gradient is
+    computed."""
+    recipe = active() if recipe is None else recipe
+    parallel = Parallel() if parallel is None else parallel
+    quantizers = _HIGH_PRECISION if recipe is None else recipe.linear_quantizers(name)
+    _check(x, weight, bias, cached_weight)
+    x = x if isinstance(x, QuantizedTensor) else x.contiguous()
+    weight = weight if isinstance(weight, QuantizedTensor) else weight.contiguous()
+    words = _plan_of(x, weight, bias, cached_weight, quantizers)
+    grad = words["grad"]
+    if fp8_output or fp8_grad:
+        _check_handed_on(fp8_output, fp8_grad, quantizers, grad, parallel)
+    cache = cache_weight and bool(words["w"])
+    # a part of x whose columns' scales cover the whole is quantized for the backward only once it is gathered
+    alone = not parallel.gathers_input or not words["x"] or not covers_rows(with_usage(words["x"], False, True))
+    keeps_x = words["x"] and (save_original_input or not alone)
+    keeps = ("x" if keeps_x else "") + ("w" if save_original_weight and words["w"] else "")
+    words |= {
+        "y": quantizers.output if fp8_output else "",
+        "dx": quantizers.grad_input if fp8_grad and "x" in grad else "",
+        "save": keeps if grad and not words["backward"] else "",
+        "cache": cache,
+        "bias_later": bias_later,
+    }
+    if main_grad is not None and "w" in grad:
+        words["main_grad"] = "add" if accumulate else "set"
+    state: tuple[torch.Tensor | None, ...] = (None,) * 4
+    reduce_group = ""
+    if isinstance(recipe, DelayedScaling):
+        if delayed_state is None:
+            raise ValueError("opaq.linear: DelayedScaling needs a delayed_state; opaq.Linear has one")
+        state = tuple(delayed_state)
+        if words["x"] or words["w"] or words["dy"]:
+            words |= {"history": recipe.amax_compute_algo, "margin": str(recipe.margin)}
+            reduce_group = _reduction_group(recipe) if grad else ""
+            words["reduce"] = bool(reduce_group) or parallel.gathers_gradient
+    if parallel.mode:
+        check_parallel(x, weight, bias, _gathered(words, parallel), parallel)
+    plan = _text(words)
+    if not grad:
+        y, _, (w_saved, *_) = _forward(
+            x, weight if cached_weight is None else cached_weight, bias, state[0], plan, parallel
+        )
+        result: tuple[Any, ...] = (y, *(w_saved if cache else []))
+    else:
+        main = main_grad if "w" in grad else None
+        result = _Linear.apply(x, weight, bias, cached_weight, main, *state, plan, *parallel, reduce_group)
+    if not cache_weight:
+        return result[0]
+    form = forms("linear_forward", plan)[2] if cache else None
+    made = assemble(result[1:], form, weight.shape, weight.dtype) if form else cached_weight
+    return result[0], made
+
+
+def _gathered(words: dict[str, Any], parallel: Parallel) -> str:
+    """How rows are quantized before they are gathered, in this layer; "" if none are."""
+    if parallel.gathers_input and words["x"]:
+        return _gathered_input(words)
+    return _gathered_gradient(words) if parallel.gathers_gradient and words["grad"] else ""
+
+
+def _reduction_group(recipe: DelayedScaling) -> str:
+    """Over which group the largest values are reduced; "" for none."""
+    if not recipe.reduce_amax or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return ""
+    group = active_group()
+    name, size = group_of(torch.distributed.group.WORLD if group is None else group)
+    return name if size > 1 else ""

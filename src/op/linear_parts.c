@@ -1,0 +1,313 @@
+/* op/linear_parts.c: what the linear operators' forward and backward share. */
+#include "op/linear_parts.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "format/proto_layout.h"
+#include "gemm/gemm_run.h"
+#include "op/op_describe.h"
+#include "op/op_tensor.h"
+#include "op/quantize_op.h"
+#include "opaq/status.h"
+
+void *scratch_take(struct scratch *scratch, size_t bytes) {
+    void *piece = scratch->memory == NULL ? NULL : scratch->memory + scratch->used;
+    const size_t limit = (size_t)OPAQ_SIZE_LIMIT + 64;
+    const size_t rounded = bytes < limit ? (bytes + 63) / 64 * 64 : limit;
+    scratch->used = rounded < limit - scratch->used ? scratch->used + rounded : limit;
+    return piece;
+}
+
+/* "[4,128]" */
+static const char *sizes_text(const int64_t *sizes, int64_t count, char *buffer, size_t capacity) {
+    struct opaq_tensor tensor = {.rank = (int32_t)min_int64(count, OPAQ_RANK_LIMIT)};
+    if (tensor.rank > 0) {
+        memcpy(tensor.shape, sizes, (size_t)tensor.rank * sizeof *sizes);
+    }
+    return shape_text(&tensor, buffer, capacity);
+}
+
+enum opaq_status linear_begin(const struct opaq_call *call, int x_shape, int plan, bool is_measuring,
+                              struct linear *linear, struct opaq_error *error) {
+    const char *operation = call->op->name;
+    const struct opaq_value *x = &call->values[x_shape];
+    const struct opaq_value *w = &call->values[x_shape + 1];
+    struct opaq_error reason;
+    char text[160];
+    memset(linear, 0, sizeof *linear);
+    linear->operation = operation;
+    linear->call = call;
+    linear->is_measuring = is_measuring;
+    linear->scratch.memory = is_measuring ? NULL : call->workspace.data;
+    enum opaq_status status = plan_of_value(&call->values[plan], &linear->plan, &reason);
+    if (status != OPAQ_OK) {
+        return opaq_fail(error, status, "%s: %s", operation, reason.text);
+    }
+    if (w->count != 2 || x->count < 1 || x->count > OPAQ_RANK_LIMIT) {
+        const struct opaq_value *wrong = w->count != 2 ? w : x;
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %s is %s, expected %s", operation,
+                         w->count != 2 ? "w_shape" : "x_shape",
+                         sizes_text(wrong->sizes, wrong->count, text, sizeof text),
+                         w->count != 2 ? "two sizes, out features and in features" : "1 to 8 sizes");
+    }
+    linear->rank = (int)x->count;
+    linear->x_shape = x->sizes;
+    memcpy(linear->w_shape, w->sizes, sizeof linear->w_shape);
+    memcpy(linear->y_shape, x->sizes, (size_t)linear->rank * sizeof *x->sizes);
+    linear->y_shape[linear->rank - 1] = w->sizes[0];
+    if (x->sizes[linear->rank - 1] != w->sizes[1]) {
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: x of shape %s has %lld features, expected the %lld of w",
+                         operation, sizes_text(x->sizes, x->count, text, sizeof text),
+                         (long long)x->sizes[linear->rank - 1], (long long)w->sizes[1]);
+    }
+    if (argument_tensors(call->op->argument[0].kind, &call->values[0]) ==
+        0) { /* without outputs nobody looked */
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is empty", operation, call->op->argument[0].name);
+    }
+    linear->device = call->values[0].tensors->device;
+    return OPAQ_OK;
+}
+
+enum opaq_status linear_measured(const struct linear *linear, size_t *bytes, struct opaq_error *error) {
+    if (linear->scratch.used > (size_t)OPAQ_SIZE_LIMIT) {
+        return opaq_fail(error, OPAQ_ERROR_OVERFLOW, "%s: the workspace would have more than 2^62 bytes",
+                         linear->operation);
+    }
+    *bytes = linear->scratch.used;
+    return OPAQ_OK;
+}
+
+static enum opaq_status check_list_device(const struct linear *linear, const char *name,
+                                          const struct opaq_tensor *tensor, struct opaq_error *error) {
+    if (tensor->device.type != linear->device.type || tensor->device.index != linear->device.index) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is on another device than the first tensor",
+                         linear->operation, name);
+    }
+    return OPAQ_OK;
+}
+
+enum opaq_status linear_plain_input(const struct linear *linear, const char *name,
+                                    const struct opaq_tensor *tensor, const int64_t *shape, int rank,
+                                    int32_t dtype, struct opaq_view *view, struct opaq_error *error) {
+    char got[160];
+    char want[160];
+    if (tensor->rank != rank || memcmp(tensor->shape, shape, (size_t)rank * sizeof *shape) != 0) {
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %s has the shape %s, expected %s", linear->operation,
+                         name, shape_text(tensor, got, sizeof got), sizes_text(shape, rank, want, sizeof want));
+    }
+    if (dtype >= 0 && tensor->dtype != dtype && tensor->dtype != OPAQ_DTYPE_F32) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s holds %s, expected %s%s", linear->operation, name,
+                         dtype_name(tensor->dtype), dtype_name(dtype),
+                         dtype == OPAQ_DTYPE_F32 ? "" : " or f32");
+    }
+    const enum opaq_status status = check_list_device(linear, name, tensor, error);
+    return status == OPAQ_OK ? view_of_tensor(linear->operation, name, tensor, view, error) : status;
+}
+
+enum opaq_status linear_input(const struct linear *linear, const char *name, const struct opaq_value *list,
+                              const struct opaq_form *form, const int64_t *shape, int rank, int32_t dtype,
+                              struct opaq_view *view, struct opaq_error *error) {
+    struct opaq_proto proto;
+    struct opaq_error reason;
+    if (!is_quantized(form) && (list->count != 1 || list->tensors == NULL)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s has %lld tensors, expected one plain tensor",
+                         linear->operation, name, (long long)list->count);
+    }
+    if (!is_quantized(form)) {
+        return linear_plain_input(linear, name, list->tensors, shape, rank, dtype, view, error);
+    }
+    const enum opaq_element element = dtype < 0 ? OPAQ_F32 : (enum opaq_element)dtype;
+    if (opaq_proto_make(shape, rank, element, &form->spec, linear->device, &proto, &reason) != OPAQ_OK) {
+        return opaq_fail(error, reason.status, "%s: %s: %s", linear->operation, name, reason.text);
+    }
+    if (view_of_buffers(name, &proto, list->tensors, list->count, view, &reason) != OPAQ_OK) {
+        return opaq_fail(error, reason.status, "%s: %s", linear->operation, reason.text);
+    }
+    return OPAQ_OK;
+}
+
+struct opaq_view linear_plain_output(const struct linear *linear, int output) {
+    const struct opaq_outputs *outputs = linear->call->outputs;
+    struct opaq_view view = {.proto = linear->call->protos[output]};
+    view.row_stride = opaq_proto_columns(&view.proto);
+    view.buffer[0].data = outputs->tensor[outputs->first[output]].data;
+    (void)opaq_proto_bytes(&view.proto, &view.buffer[0].bytes, NULL); /* of a prototype that was made */
+    return view;
+}
+
+/* Where each buffer of `view` lies: an output's where that has one of the name, else in scratch. */
+static void place_buffers(struct linear *linear, int output, struct opaq_view *view) {
+    const struct opaq_outputs *outputs = linear->call->outputs;
+    struct opaq_buffer mine[OPAQ_BUFFER_LIMIT];
+    struct opaq_buffer theirs[OPAQ_BUFFER_LIMIT];
+    const int count = proto_buffers(&view->proto, mine);
+    const bool has_output = output >= 0 && linear->call->protos[output].is_quantized;
+    const int output_count = has_output ? proto_buffers(&linear->call->protos[output], theirs) : 0;
+    for (int i = 0; i < count; ++i) {
+        int place = 0;
+        while (place < output_count && strcmp(theirs[place].name, mine[i].name) != 0) {
+            ++place;
+        }
+        void *data = place < output_count ? outputs->tensor[outputs->first[output] + place].data
+                                          : scratch_take(&linear->scratch, mine[i].bytes);
+        view->buffer[i] = (struct opaq_span){data, mine[i].bytes};
+    }
+}
+
+enum opaq_status linear_quantize(struct linear *linear, const struct opaq_view *x,
+                                 const struct linear_quantize *how, struct opaq_view *quantized,
+                                 struct opaq_error *error) {
+    struct opaq_error reason;
+    memset(quantized, 0, sizeof *quantized);
+    if (opaq_proto_make(x->proto.shape, x->proto.rank, (enum opaq_element)x->proto.dtype, &how->form.spec,
+                        x->proto.device, &quantized->proto, &reason) != OPAQ_OK) {
+        return opaq_fail(error, reason.status, "%s: %s", linear->operation, reason.text);
+    }
+    place_buffers(linear, how->output, quantized);
+    if (linear->is_measuring) {
+        return OPAQ_OK;
+    }
+    struct opaq_quantize_args args = {.parallel = linear->call->parallel};
+    if (has_option(&how->form, OPAQ_DELAYED)) {
+        args.scale = how->scale;
+        args.amax = how->amax;
+    }
+    if (has_option(&how->form, OPAQ_STOCHASTIC)) {
+        args.random.seed = (uint64_t)how->random[0];
+        args.random.offset = ((uint64_t)how->random[1] + (uint64_t)how->stream) & (UINT64_MAX >> 1);
+    }
+    const enum opaq_status status = quantize_checked(x, &args, quantized, &reason);
+    return status == OPAQ_OK ? OPAQ_OK : opaq_fail(error, status, "%s: %s", linear->operation, reason.text);
+}
+
+static struct gemm_operand plain_operand(const struct opaq_view *view, enum opaq_usage usage) {
+    const struct quant_matrix matrix = quant_matrix_make(view);
+    return (struct gemm_operand){.plain = usage == OPAQ_ROWWISE ? matrix : quant_matrix_transposed(matrix)};
+}
+
+/* A plain tensor of the same shape, with no memory of its own. */
+static struct opaq_view shape_of(const struct opaq_view *view, enum opaq_element dtype) {
+    struct opaq_view plain = {.proto = view->proto, .row_stride = opaq_proto_columns(&view->proto)};
+    plain.proto.is_quantized = 0;
+    plain.proto.dtype = (int32_t)dtype;
+    memset(&plain.proto.spec, 0, sizeof plain.proto.spec);
+    return plain;
+}
+
+enum opaq_status linear_scratch(struct linear *linear, const struct opaq_view *like, enum opaq_element dtype,
+                                struct opaq_view *plain, struct opaq_error *error) {
+    size_t bytes;
+    struct opaq_error reason;
+    *plain = shape_of(like, dtype);
+    if (opaq_proto_check(&plain->proto, &reason) != OPAQ_OK ||
+        opaq_proto_bytes(&plain->proto, &bytes, &reason) != OPAQ_OK) {
+        return opaq_fail(error, reason.status, "%s: %s", linear->operation, reason.text);
+    }
+    plain->buffer[0] = (struct opaq_span){scratch_take(&linear->scratch, bytes), bytes};
+    return OPAQ_OK;
+}
+
+enum opaq_status linear_plain(struct linear *linear, const struct opaq_view *view, struct opaq_view *plain,
+                              struct opaq_error *error) {
+    if (!view->proto.is_quantized) {
+        *plain = *view;
+        return OPAQ_OK;
+    }
+    struct opaq_error reason;
+    enum opaq_status status = linear_scratch(linear, view, OPAQ_F32, plain, error);
+    if (status != OPAQ_OK || linear->is_measuring) {
+        return status;
+    }
+    status = dequantize_checked(view, 0, linear->call->parallel, plain, &reason);
+    return status == OPAQ_OK ? OPAQ_OK : opaq_fail(error, status, "%s: %s", linear->operation, reason.text);
+}
+
+enum opaq_status linear_operand(struct linear *linear, const struct opaq_view *view, enum opaq_usage usage,
+                                struct linear_operand *operand, struct opaq_error *error) {
+    memset(operand, 0, sizeof *operand);
+    if (!view->proto.is_quantized) {
+        operand->gemm = plain_operand(view, usage);
+        return OPAQ_OK;
+    }
+    struct opaq_view plain = shape_of(view, OPAQ_F32);
+    if (view->proto.spec.usage & (int)usage) {
+        quant_job_make(&plain, view, (int)usage, &operand->job);
+        operand->gemm = plain_operand(&plain, usage);
+        operand->gemm.spec = &operand->job.spec;
+        operand->gemm.copy = &operand->job.copy[0];
+        operand->gemm.undo_hadamard = true;
+        return OPAQ_OK;
+    }
+    const enum opaq_status status = linear_plain(linear, view, &plain, error);
+    operand->gemm = plain_operand(&plain, usage);
+    return status;
+}
+
+/* Two copies that went through the same transform are multiplied as they are. */
+static void settle_hadamard(struct gemm_operand *a, struct gemm_operand *b) {
+    const bool both = a->copy != NULL && b->copy != NULL && a->copy->is_hadamard && b->copy->is_hadamard;
+    if (both && a->spec->hadamard_mask == b->spec->hadamard_mask) {
+        a->undo_hadamard = false;
+        b->undo_hadamard = false;
+    }
+}
+
+enum opaq_status linear_product(struct linear *linear, const struct linear_product *product,
+                                struct opaq_error *error) {
+    const int64_t depth_limit = (int64_t)1 << 48; /* far from where the product's own sizes would overflow */
+    struct gemm_job job = {.a = product->a->gemm,
+                           .b = product->b->gemm,
+                           .c = quant_matrix_make(product->c),
+                           .accumulate = product->accumulate};
+    if (product->bias != NULL) {
+        job.bias = product->bias->buffer[0].data;
+        job.bias_dtype = (enum opaq_element)product->bias->proto.dtype;
+    }
+    if (job.a.plain.columns > depth_limit) {
+        return opaq_fail(error, OPAQ_ERROR_OVERFLOW,
+                         "%s: a product over %lld elements, at most 2^48 are possible", linear->operation,
+                         (long long)job.a.plain.columns);
+    }
+    settle_hadamard(&job.a, &job.b);
+    struct scratch scratch = linear->scratch; /* given back afterwards: products come one after another */
+    void *memory = scratch_take(&scratch, gemm_workspace_bytes(&job));
+    if (linear->is_measuring) {
+        linear->scratch.used = scratch.used;
+    } else {
+        gemm_run(&job, memory, linear->call->parallel);
+    }
+    return OPAQ_OK;
+}
+
+enum opaq_status linear_floats(const struct linear *linear, const char *name, const struct opaq_value *value,
+                               bool is_needed, int64_t count, const float **floats, struct opaq_error *error) {
+    if (is_needed != (value->tensors != NULL)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is %s, but the plan is %s", linear->operation,
+                         name, is_needed ? "missing" : "given",
+                         is_needed ? "delayed (its quantizers)" : "not delayed");
+    }
+    return floats_of_tensor(linear->operation, name, value, count, floats, error);
+}
+
+enum opaq_status linear_random(const struct linear *linear, const struct opaq_value *value, bool is_needed,
+                               const int64_t **random, struct opaq_error *error) {
+    const struct opaq_tensor *tensor = value->tensors;
+    *random = NULL;
+    if (tensor == NULL) {
+        return is_needed ? opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                                     "%s: random is missing, but the plan rounds stochastically (sr)",
+                                     linear->operation)
+                         : OPAQ_OK;
+    }
+    if (tensor->dtype != OPAQ_DTYPE_I64 || tensor->rank != 1 || tensor->shape[0] != 2 ||
+        tensor->strides[0] != 1 || tensor->device.type != OPAQ_DEVICE_CPU || tensor->data == NULL ||
+        (uintptr_t)tensor->data % sizeof(int64_t) != 0) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "%s: random is %s of rank %d, expected two contiguous int64 (seed, offset) on the cpu",
+                         linear->operation, dtype_name(tensor->dtype), tensor->rank);
+    }
+    *random = tensor->data;
+    return OPAQ_OK;
+}

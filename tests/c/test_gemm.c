@@ -1,0 +1,545 @@
+/* test_gemm.c: the matrix product against its definition, a plain loop over the operands as dequantize gives them, bit
+ * for bit; that definition against double arithmetic, within the bound that gemm_run.h states; and all tile kernels and
+ * numbers of threads against each other. */
+#include <fenv.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "opaq/cpu.h"
+#include "quant/quant_table_ref.h"
+#include "support_float.h"
+#include "support_tensor.h"
+
+#include "../cases/gemm_cases.h"
+#include "../cases/gemm_operands.h"
+
+/* ---- operands ---- */
+
+struct operand {
+    struct gemm_case_operand made;
+    struct gemm_operand operand;
+    float *decoded; /* rows x depth */
+    int64_t depth;
+};
+
+static float *floats(int64_t count) { return gemm_case_allocate((size_t)count * sizeof(float)); }
+
+static int64_t place(const struct quant_matrix *m, int64_t r, int64_t c) {
+    return r * m->row_step + c * m->column_step;
+}
+
+static float value_at(const struct quant_matrix *m, int64_t r, int64_t c) {
+    const int64_t i = place(m, r, c);
+    return m->dtype == OPAQ_F32 ? ((const float *)m->data)[i]
+                                : opaq_element_decode(m->dtype, ((const uint16_t *)m->data)[i]);
+}
+
+static void decode_plain_operand(struct operand *o) {
+    const struct quant_matrix *plain = &o->operand.plain;
+    o->depth = plain->columns;
+    o->decoded = floats(plain->rows * o->depth);
+    for (int64_t i = 0; i < plain->rows * o->depth; ++i) {
+        o->decoded[i] = value_at(plain, i / o->depth, i % o->depth);
+    }
+}
+
+/* By the reference's dequantization, whose transform is left out by saying that there was none. */
+static void decode_copy_operand(struct operand *o) {
+    struct quant_copy copy = *o->operand.copy;
+    const bool left_transformed = copy.is_hadamard && !o->operand.undo_hadamard;
+    const int64_t rows = o->operand.plain.rows;
+    const int64_t columns = o->operand.plain.columns;
+    o->depth = left_transformed ? (columns + 15) / 16 * 16 : columns;
+    o->decoded = floats(rows * o->depth);
+    copy.is_hadamard = copy.is_hadamard && !left_transformed;
+    copy.operand = (struct quant_matrix){o->decoded, OPAQ_F32, rows, o->depth, o->depth, 1};
+    dequantize_ref(&o->made.job, &copy, 0, rows);
+}
+
+static void operand_make(struct operand *o, const char *text, int64_t rows, int64_t columns,
+                         enum tensor_fill fill, uint64_t seed, bool undo_hadamard) {
+    gemm_case_operand_make(&o->made, text, rows, columns);
+    struct tensor x = {o->made.x};
+    tensor_fill(&x, fill, seed);
+    gemm_case_operand_quantize(&o->made, undo_hadamard, NULL);
+    o->operand = o->made.operand;
+    if (o->operand.copy == NULL) {
+        decode_plain_operand(o);
+    } else {
+        decode_copy_operand(o);
+    }
+}
+
+static void operand_free(struct operand *o) {
+    gemm_case_operand_free(&o->made);
+    free(o->decoded);
+}
+
+/* ---- the definition ---- */
+
+static float defined_total(const float *a, const float *b, int64_t depth) {
+    float total = 0.0f;
+    for (int64_t k = 0; k < depth; k += 256) {
+        float sum = 0.0f;
+        for (int64_t i = k; i < depth && i < k + 256; ++i) {
+            sum += a[i] * b[i];
+        }
+        total += sum;
+    }
+    return total;
+}
+
+/* Rounded to a dtype, every NaN the positive quiet one. */
+static uint32_t rounded(float value, enum opaq_element dtype) {
+    const uint32_t canonical = dtype == OPAQ_F32 ? 0x7FC00000u : dtype == OPAQ_BF16 ? 0x7FC0u : 0x7E00u;
+    return isnan(value)        ? canonical
+           : dtype == OPAQ_F32 ? support_bits(value)
+                               : opaq_element_encode(dtype, value, OPAQ_IEEE);
+}
+
+static void put_bits(const struct quant_matrix *m, int64_t r, int64_t c, uint32_t bits) {
+    const int64_t i = place(m, r, c);
+    if (m->dtype == OPAQ_F32) {
+        ((float *)m->data)[i] = support_float(bits);
+    } else {
+        ((uint16_t *)m->data)[i] = (uint16_t)bits;
+    }
+}
+
+/* What gemm_run is to leave in job->c, put into `expected`, a matrix like it. */
+static void run_definition(const struct operand *a, const struct operand *b, const struct gemm_job *job,
+                           const struct quant_matrix *expected) {
+    const struct quant_matrix bias = {.dtype = job->bias_dtype, .column_step = 1};
+    for (int64_t i = 0; i < job->c.rows; ++i) {
+        for (int64_t j = 0; j < job->c.columns; ++j) {
+            float value = defined_total(a->decoded + i * a->depth, b->decoded + j * b->depth,
+                                        a->depth < b->depth ? a->depth : b->depth);
+            if (job->bias != NULL) {
+                value += bias.dtype == OPAQ_F32
+                             ? ((const float *)job->bias)[j]
+                             : opaq_element_decode(bias.dtype, ((const uint16_t *)job->bias)[j]);
+            }
+            if (job->accumulate) {
+                value += value_at(&job->c, i, j);
+            }
+            put_bits(expected, i, j, rounded(value, expected->dtype));
+        }
+    }
+}
+
+/* ---- running ---- */
+
+static const int thread_counts[] = {1, 2, 5};
+enum { THREAD_CASES = sizeof thread_counts / sizeof thread_counts[0] };
+static struct opaq_pool *pools[THREAD_CASES];
+
+static void pools_end(void) {
+    for (int i = 0; i < THREAD_CASES; ++i) {
+        opaq_pool_destroy(pools[i]);
+    }
+}
+
+static struct opaq_parallel pool_at(int i) {
+    if (pools[0] == NULL) {
+        for (int j = 0; j < THREAD_CASES; ++j) {
+            CHECK_EQ_INT(opaq_pool_create(thread_counts[j], &pools[j], NULL), OPAQ_OK);
+        }
+        CHECK_EQ_INT(atexit(pools_end), 0);
+    }
+    return opaq_pool_parallel(pools[i]);
+}
+
+static size_t matrix_bytes(const struct quant_matrix *m) {
+    const size_t entry = m->dtype == OPAQ_F32 ? 4 : 2;
+    const int64_t last = place(m, m->rows - 1, m->columns - 1);
+    return m->rows == 0 || m->columns == 0 ? 0 : (size_t)(last + 1) * entry;
+}
+
+/* Every table this machine can run, alone and on pools of each size, must leave in c what the definition does. c comes
+ * with its former contents and is left as the definition leaves it. */
+static void check_job(const struct operand *a, const struct operand *b, struct gemm_job *job,
+                      const char *what) {
+    const size_t bytes = matrix_bytes(&job->c);
+    const struct quant_matrix c = job->c;
+    struct quant_matrix expected = c;
+    int count;
+    const struct gemm_table *const *tables = gemm_tables(&count);
+    expected.data = gemm_case_allocate(bytes);
+    memcpy(expected.data, c.data, bytes);
+    run_definition(a, b, job, &expected);
+    void *workspace = gemm_case_allocate(gemm_workspace_bytes(job));
+    for (int t = 0; t < count; ++t) {
+        for (int p = -1; p < THREAD_CASES && (tables[t]->features & ~opaq_cpu_features()) == 0; ++p) {
+            const struct opaq_parallel parallel = p < 0 ? (struct opaq_parallel){0} : pool_at(p);
+            job->c.data = gemm_case_allocate(bytes);
+            memcpy(job->c.data, c.data, bytes);
+            gemm_run_with(tables[t], job, workspace, p < 0 ? NULL : &parallel);
+            CHECK_BYTES(job->c.data, expected.data, bytes, "%s, %lld x %lld x %lld, %s, pool %d", what,
+                        (long long)c.rows, (long long)c.columns, (long long)job->a.plain.columns,
+                        tables[t]->name, p);
+            free(job->c.data);
+        }
+    }
+    memcpy(c.data, expected.data, bytes);
+    job->c = c;
+    free(expected.data);
+    free(workspace);
+}
+
+/* A contiguous c of a dtype. */
+static struct quant_matrix matrix_make(int64_t rows, int64_t columns, enum opaq_element dtype) {
+    struct quant_matrix m = {NULL, dtype, rows, columns, columns, 1};
+    m.data = gemm_case_allocate(matrix_bytes(&m));
+    return m;
+}
+
+/* The bound's factor. */
+static double rounding_count(int64_t depth) {
+    const int64_t blocks = (depth + 255) / 256;
+    return (double)((depth < 256 ? depth : 256) + blocks + 2);
+}
+
+/* Distance from double arithmetic, of a c in float32 without bias. */
+static void check_bound(const struct operand *a, const struct operand *b, const struct quant_matrix *c,
+                        const char *what) {
+    const int64_t depth = a->depth < b->depth ? a->depth : b->depth;
+    const double roundings = rounding_count(depth);
+    for (int64_t i = 0; i < c->rows; ++i) {
+        for (int64_t j = 0; j < c->columns; ++j) {
+            double exact = 0.0;
+            double size = 0.0;
+            for (int64_t k = 0; k < depth; ++k) {
+                const double product =
+                    (double)a->decoded[i * a->depth + k] * (double)b->decoded[j * b->depth + k];
+                exact += product;
+                size += fabs(product);
+            }
+            const double allowed = roundings * 0x1p-24 * size;
+            const double error = fabs((double)value_at(c, i, j) - exact);
+            if (!(error <= allowed)) {
+                CHECK_FAIL("%s: element %lld, %lld is %g from %g, allowed are %g", what, (long long)i,
+                           (long long)j, error, exact, allowed);
+                return;
+            }
+        }
+    }
+}
+
+/* ---- tests ---- */
+
+static void run_case(const struct gemm_case *one, const int64_t *shape, enum tensor_fill fill, bool undo) {
+    char what[128];
+    struct operand a;
+    struct operand b;
+    operand_make(&a, one->a, shape[0], shape[2], fill, 1, undo);
+    operand_make(&b, one->b, shape[1], shape[2], fill, 2, undo);
+    struct gemm_job job = {a.operand, b.operand, matrix_make(shape[0], shape[1], OPAQ_F32),
+                           NULL,      OPAQ_F32,  false};
+    snprintf(what, sizeof what, "%s by %s, fill %d%s", one->a, one->b, (int)fill, undo ? ", undone" : "");
+    check_job(&a, &b, &job, what);
+    if (fill <= FILL_OUTLIERS) {
+        check_bound(&a, &b, &job.c, what);
+    }
+    free(job.c.data);
+    operand_free(&a);
+    operand_free(&b);
+}
+
+static bool is_hadamard(const struct gemm_case *one) {
+    return strstr(one->a, "rht") != NULL || strstr(one->b, "rht") != NULL;
+}
+
+/* A transform left in place makes sense for a pair only, but what is computed is defined for all. */
+static void every_case_is_as_defined(void) {
+    for (int i = 0; i < GEMM_CASE_COUNT; ++i) {
+        for (int s = 0; s < GEMM_TEST_SHAPE_COUNT; ++s) {
+            run_case(&gemm_cases[i], gemm_test_shapes[s], FILL_NORMAL, true);
+            if (is_hadamard(&gemm_cases[i])) {
+                run_case(&gemm_cases[i], gemm_test_shapes[s], FILL_NORMAL, false);
+            }
+        }
+    }
+    printf("  %d pairs of operands x %d shapes\n", GEMM_CASE_COUNT, GEMM_TEST_SHAPE_COUNT);
+}
+
+static void every_kind_of_data_is_as_defined(void) {
+    static const int64_t shape[3] = {35, 37, 290};
+    for (int i = 0; i < GEMM_CASE_COUNT; ++i) {
+        for (int fill = FILL_OUTLIERS; fill < FILL_COUNT; ++fill) {
+            run_case(&gemm_cases[i], shape, (enum tensor_fill)fill, true);
+        }
+    }
+}
+
+/* Several panels of columns, several tasks of rows, and a depth that makes panels narrower. */
+static void large_shapes_are_as_defined(void) {
+    static const int64_t shapes[][3] = {{70, 1100, 40}, {300, 530, 300}, {40, 450, 5000}, {2, 600, 1030}};
+    static const struct gemm_case pairs[] = {{"f32", "f32", false}, {"bf16", "nvfp4", false}};
+    for (int s = 0; s < 4; ++s) {
+        for (int i = 0; i < 2; ++i) {
+            run_case(&pairs[i], shapes[s], FILL_NORMAL, true);
+        }
+    }
+}
+
+/* Plain operands that are not contiguous: padded rows, transposed, every second column. */
+static void operands_may_have_any_steps(void) {
+    static const int64_t steps[][2] = {{70, 1}, {1, 70}, {140, 2}, {-70, 1}};
+    const int64_t rows = 34;
+    const int64_t columns = 66;
+    for (int dtype = OPAQ_F16; dtype <= OPAQ_F32; ++dtype) {
+        struct tensor all = tensor_make(70 * 2, 70, (enum opaq_element)dtype, NULL);
+        tensor_fill(&all, FILL_NORMAL, 3);
+        for (int s = 0; s < 4; ++s) {
+            struct operand side;
+            struct operand b;
+            memset(&side, 0, sizeof side);
+            operand_make(&b, "mxfp8", 21, columns, FILL_NORMAL, 4, true);
+            const int64_t first = steps[s][0] < 0 ? 70 * (rows - 1) : 0;
+            side.operand.plain =
+                (struct quant_matrix){(char *)all.view.buffer[0].data + first * (dtype == OPAQ_F32 ? 4 : 2),
+                                      (enum opaq_element)dtype,
+                                      rows,
+                                      columns,
+                                      steps[s][0],
+                                      steps[s][1]};
+            decode_plain_operand(&side);
+            struct gemm_job job = {side.operand, b.operand, matrix_make(rows, 21, OPAQ_F32),
+                                   NULL,         OPAQ_F32,  false};
+            check_job(&side, &b, &job, "strided a");
+            free(job.c.data);
+            job = (struct gemm_job){b.operand, side.operand, matrix_make(21, rows, OPAQ_F32),
+                                    NULL,      OPAQ_F32,     false};
+            check_job(&b, &side, &job, "strided b");
+            free(job.c.data);
+            operand_free(&side);
+            operand_free(&b);
+        }
+        tensor_free(&all);
+    }
+}
+
+/* Rows apart, transposed, every third element; what lies between stays as it is. */
+static void results_may_have_any_steps(void) {
+    static const int64_t shapes[][3] = {{3, 45, 50}, {45, 67, 50}};
+    for (int s = 0; s < 2; ++s) {
+        const int64_t *shape = shapes[s];
+        const int64_t steps[][2] = {{shape[1] + 3, 1}, {1, shape[0] + 5}, {3 * shape[1], 3}};
+        struct operand a;
+        struct operand b;
+        operand_make(&a, "bf16", shape[0], shape[2], FILL_NORMAL, 5, true);
+        operand_make(&b, "fp8row", shape[1], shape[2], FILL_NORMAL, 6, true);
+        for (int dtype = OPAQ_F16; dtype <= OPAQ_F32; ++dtype) {
+            for (int i = 0; i < 3; ++i) {
+                struct gemm_job job = {.a = a.operand, .b = b.operand};
+                job.c = (struct quant_matrix){
+                    NULL, (enum opaq_element)dtype, shape[0], shape[1], steps[i][0], steps[i][1]};
+                job.c.data = gemm_case_allocate(matrix_bytes(&job.c));
+                check_job(&a, &b, &job, "strided c");
+                free(job.c.data);
+            }
+        }
+        operand_free(&a);
+        operand_free(&b);
+    }
+}
+
+static void bias_and_former_contents_are_added(void) {
+    static const int64_t shapes[][3] = {{7, 45, 300}, {45, 67, 300}, {4, 5, 0}, {40, 5, 0}};
+    for (int s = 0; s < 4; ++s) {
+        const int64_t *shape = shapes[s];
+        struct operand a;
+        struct operand b;
+        operand_make(&a, "mxfp8", shape[0], shape[2], FILL_NORMAL, 7, true);
+        operand_make(&b, "nvfp4", shape[1], shape[2], FILL_NORMAL, 8, true);
+        for (int dtype = OPAQ_F16; dtype <= OPAQ_F32; ++dtype) {
+            for (int bias_dtype = OPAQ_F16; bias_dtype <= OPAQ_F32; ++bias_dtype) {
+                for (int which = 1; which <= 3; ++which) {
+                    struct tensor bias = tensor_make(1, shape[1], (enum opaq_element)bias_dtype, NULL);
+                    struct tensor c = tensor_make(shape[0], shape[1], (enum opaq_element)dtype, NULL);
+                    tensor_fill(&bias, FILL_NORMAL, 9);
+                    tensor_fill(&c, FILL_OUTLIERS, 10);
+                    struct gemm_job job = {a.operand,
+                                           b.operand,
+                                           quant_matrix_make(&c.view),
+                                           which & 1 ? bias.view.buffer[0].data : NULL,
+                                           (enum opaq_element)bias_dtype,
+                                           (which & 2) != 0};
+                    check_job(&a, &b, &job, "bias and accumulate");
+                    tensor_free(&bias);
+                    tensor_free(&c);
+                }
+            }
+        }
+        operand_free(&a);
+        operand_free(&b);
+    }
+}
+
+/* One element in a row of a, in several places of the contraction, against ones. */
+static void specials_come_through(void) {
+    const float infinity = support_infinity();
+    const float values[4] = {support_nan(), infinity, -infinity, support_float(0xFFC12345u)};
+    const int64_t columns = 300;
+    for (int64_t rows = 2; rows <= 40; rows += 38) {
+        for (int v = 0; v < 4; ++v) {
+            for (int64_t k = 0; k < columns; k += 299) {
+                struct operand a;
+                struct operand b;
+                operand_make(&a, "f32", rows, columns, FILL_NORMAL, 11, true);
+                operand_make(&b, "f32", 3, columns, FILL_NORMAL, 12, true);
+                for (int64_t i = 0; i < 3 * columns; ++i) {
+                    ((float *)b.made.x.buffer[0].data)[i] = 1.0f;
+                }
+                ((float *)a.made.x.buffer[0].data)[columns + k] = values[v];
+                struct gemm_job job = {a.operand, b.operand, matrix_make(rows, 3, OPAQ_F32),
+                                       NULL,      OPAQ_F32,  false};
+                void *workspace = gemm_case_allocate(gemm_workspace_bytes(&job));
+                gemm_run(&job, workspace, NULL);
+                for (int64_t i = 0; i < rows * 3; ++i) {
+                    const float actual = ((const float *)job.c.data)[i];
+                    if (i / 3 != 1) {
+                        CHECK(isfinite(actual));
+                    } else {
+                        CHECK_EQ_INT(support_bits(actual),
+                                     isnan(values[v]) ? 0x7FC00000u : support_bits(values[v]));
+                    }
+                }
+                free(workspace);
+                free(job.c.data);
+                operand_free(&a);
+                operand_free(&b);
+            }
+        }
+    }
+}
+
+/* The transform is orthogonal, so two operands that both went through it have the product they had before, but for
+ * rounding: that of the two sums, and that of transforming back, where each of five steps rounds numbers that are no
+ * larger than a quarter of the group's sum. */
+static void hadamard_pair_needs_no_undoing(void) {
+    static const char text[] = "nvfp4+columnwise+rht";
+    static const int64_t shapes[][3] = {{5, 9, 16}, {17, 20, 100}, {40, 33, 333}};
+    for (int s = 0; s < 3; ++s) {
+        const int64_t *shape = shapes[s];
+        struct operand side[2][2]; /* a, b; with the transform, without */
+        struct quant_matrix c[2];
+        for (int undo = 0; undo < 2; ++undo) {
+            operand_make(&side[0][undo], text, shape[0], shape[2], FILL_NORMAL, 13, undo != 0);
+            operand_make(&side[1][undo], text, shape[1], shape[2], FILL_NORMAL, 14, undo != 0);
+            c[undo] = matrix_make(shape[0], shape[1], OPAQ_F32);
+            struct gemm_job job = {
+                side[0][undo].operand, side[1][undo].operand, c[undo], NULL, OPAQ_F32, false};
+            check_job(&side[0][undo], &side[1][undo], &job, text);
+        }
+        const int64_t depth = side[0][0].depth;
+        CHECK_EQ_INT(depth % 16, 0);
+        const double roundings = rounding_count(depth);
+        for (int64_t i = 0; i < shape[0]; ++i) {
+            for (int64_t j = 0; j < shape[1]; ++j) {
+                double size = 0.0;
+                double group_size = 0.0;
+                for (int64_t group = 0; group < depth; group += 16) {
+                    double a = 0.0;
+                    double b = 0.0;
+                    for (int64_t k = group; k < group + 16; ++k) {
+                        a += fabs((double)side[0][0].decoded[i * depth + k]);
+                        b += fabs((double)side[1][0].decoded[j * depth + k]);
+                    }
+                    group_size += a * b;
+                }
+                size = 2.0 * group_size; /* the sum of absolute products, either way, is no larger than a * b */
+                const double allowed = 0x1p-24 * (roundings * size + 12.0 * group_size);
+                const double distance = fabs((double)value_at(&c[0], i, j) - (double)value_at(&c[1], i, j));
+                CHECK(distance <= allowed);
+            }
+        }
+        for (int undo = 0; undo < 2; ++undo) {
+            operand_free(&side[0][undo]);
+            operand_free(&side[1][undo]);
+            free(c[undo].data);
+        }
+    }
+}
+
+static void run_under_settings(const char *a_text, const char *b_text, enum tensor_fill fill) {
+    static const int roundings[] = {FE_UPWARD, FE_TOWARDZERO, FE_TONEAREST};
+    struct operand a;
+    struct operand b;
+    operand_make(&a, a_text, 35, 60, fill, 15, true);
+    operand_make(&b, b_text, 20, 60, FILL_NORMAL, 16, true);
+    struct gemm_job job = {a.operand, b.operand, matrix_make(35, 20, OPAQ_F32), NULL, OPAQ_F32, false};
+    struct quant_matrix expected = matrix_make(35, 20, OPAQ_F32);
+    void *workspace = gemm_case_allocate(gemm_workspace_bytes(&job));
+    run_definition(&a, &b, &job, &expected);
+    for (int i = 0; i < 3; ++i) {
+        const struct float_setting before = float_setting_get();
+        (void)fesetround(roundings[i]);
+        (void)float_setting_flush_to_zero();
+        gemm_run(&job, workspace, NULL);
+        const int after = fegetround();
+        float_setting_put(before);
+        CHECK_EQ_INT(after, roundings[i]);
+        CHECK_BYTES(job.c.data, expected.data, matrix_bytes(&expected), "%s by %s, fill %d, rounding %d",
+                    a_text, b_text, (int)fill, i);
+    }
+    free(workspace);
+    free(job.c.data);
+    free(expected.data);
+    operand_free(&a);
+    operand_free(&b);
+}
+
+/* The caller's rounding mode and flush-to-zero play no part, and stay. */
+static void settings_of_the_caller_play_no_part(void) {
+    static const char *const texts[] = {"f32", "f16", "fp8", "mxfp8.e5m2", "nvfp4", "nvfp4+rowscaled"};
+    for (int i = 0; i < 6; ++i) {
+        run_under_settings(texts[i], "f32", FILL_TINY);
+        run_under_settings(texts[i], texts[i], FILL_NORMAL);
+    }
+}
+
+static void the_workspace_stays_small(void) {
+    struct gemm_job job;
+    memset(&job, 0, sizeof job);
+    for (int64_t k = 1; k <= 65536; k *= 2) {
+        for (int64_t rows = 1; rows <= 4096; rows *= 64) {
+            job.a.plain = (struct quant_matrix){.rows = rows, .columns = k};
+            job.b.plain = (struct quant_matrix){.rows = 10000, .columns = k};
+            job.c = (struct quant_matrix){.rows = rows, .columns = 10000};
+            CHECK(gemm_workspace_bytes(&job) <= (size_t)8 << 20);
+        }
+    }
+    job.c.columns = 0;
+    CHECK_EQ_INT(gemm_workspace_bytes(&job), 0);
+}
+
+static void the_best_table_is_the_first_that_runs(void) {
+    int count;
+    const struct gemm_table *const *tables = gemm_tables(&count);
+    int i = 0;
+    while ((tables[i]->features & ~opaq_cpu_features()) != 0) {
+        ++i;
+    }
+    CHECK(i < count);
+    CHECK_EQ_STR(gemm_kernel_name(), tables[i]->name);
+    CHECK_EQ_STR(tables[count - 1]->name, "gemm_ref");
+    CHECK_EQ_INT(tables[count - 1]->features, 0);
+    for (int t = 0; t < count; ++t) {
+        CHECK_EQ_INT(GEMM_TILE_COLUMN_LIMIT % tables[t]->tile_columns, 0);
+    }
+}
+
+static const struct test_case tests[] = {TEST(every_case_is_as_defined),
+                                         TEST(every_kind_of_data_is_as_defined),
+                                         TEST(large_shapes_are_as_defined),
+                                         TEST(operands_may_have_any_steps),
+                                         TEST(results_may_have_any_steps),
+                                         TEST(bias_and_former_contents_are_added),
+                                         TEST(specials_come_through),
+                                         TEST(hadamard_pair_needs_no_undoing),
+                                         TEST(settings_of_the_caller_play_no_part),
+                                         TEST(the_workspace_stays_small),
+                                         TEST(the_best_table_is_the_first_that_runs)};
+TEST_MAIN(tests)

@@ -1,0 +1,83 @@
+/* gemm_cases.h: the one list of operand pairs and shapes that the tests of the matrix product and its benchmark walk,
+ * so that nothing is timed untested. Depends on the C library only. */
+#ifndef GEMM_CASES_H
+#define GEMM_CASES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* An operand is "f32", "bf16", "f16" or the text of a quantizer. "+columnwise" in it says that the tensor is stored
+ * with the contraction along its rows, and that the product reads its columnwise copy. */
+struct gemm_case {
+    const char *a;
+    const char *b;
+    bool is_timed;
+};
+
+static const struct gemm_case gemm_cases[] = {
+    /* plain */
+    {"f32", "f32", true},
+    {"bf16", "bf16", true},
+    {"f16", "f16", false},
+    {"f32", "bf16", false},
+    {"f16", "f32", false},
+    /* weights only, as in inference */
+    {"bf16", "fp8row", true},
+    {"bf16", "fp8blk2", false},
+    {"bf16", "mxfp8", false},
+    {"bf16", "mxfp4", true},
+    {"bf16", "nvfp4", true},
+    {"f32", "nvfp4+rule=modelopt", false},
+    {"f16", "nvfp4+rule=compressed-tensors", false},
+    {"mxfp4", "bf16", false},
+    /* every format on both sides, each way */
+    {"fp8", "fp8", true},
+    {"fp8+columnwise", "fp8+columnwise", false},
+    {"fp8row", "fp8row", false},
+    {"fp8row+columnwise", "fp8row+columnwise", false},
+    {"fp8blk1", "fp8blk2", true},
+    {"fp8blk1+columnwise", "fp8blk2+columnwise", false},
+    {"fp8blk1+columnwise", "fp8blk1+columnwise", false},
+    {"mxfp8", "mxfp8", true},
+    {"mxfp8+columnwise", "mxfp8+columnwise", true},
+    {"mxfp4", "mxfp4", true},
+    {"mxfp4+columnwise", "mxfp4+columnwise", false},
+    {"nvfp4", "nvfp4", true},
+    {"nvfp4+columnwise", "nvfp4+columnwise", false},
+    /* gradients, and what the training recipes ask for */
+    {"fp8.e5m2", "fp8", false},
+    {"fp8.e5m2+columnwise", "fp8+columnwise", false},
+    {"mxfp8.e5m2", "mxfp8", false},
+    {"mxfp8.e5m2+columnwise", "mxfp8+columnwise", false},
+    {"fp8.e5m2", "fp8.e5m2", false},
+    {"fp8blk1+pow2", "fp8blk2+pow2", false},
+    {"mxfp8", "mxfp8+2d", false},
+    {"mxfp8+columnwise", "mxfp8+columnwise+2d", false},
+    {"mxfp8+swizzle", "mxfp8+swizzle", false},
+    {"mxfp8+columnwise+swizzle", "mxfp8+columnwise+swizzle", false},
+    {"nvfp4", "nvfp4+2d", false},
+    {"nvfp4+columnwise", "nvfp4+columnwise+2d", false},
+    {"nvfp4+rowscaled", "nvfp4+rowscaled", false},
+    {"nvfp4+columnwise+rowscaled", "nvfp4", false},
+    {"nvfp4+swizzle", "nvfp4+swizzle", false},
+    {"nvfp4+columnwise+swizzle", "nvfp4+columnwise+swizzle", false},
+    {"nvfp4+columnwise+rht", "nvfp4+columnwise+rht", true},
+    {"nvfp4+columnwise+rht", "nvfp4", false},
+    {"bf16", "nvfp4+columnwise+rht", false},
+};
+enum { GEMM_CASE_COUNT = sizeof gemm_cases / sizeof gemm_cases[0] };
+
+/* M, N, K of the tests: one element, less than a tile, a Hadamard group that is not full, ragged ones around a tile, a
+ * task's rows and a block of K, empty ones. */
+static const int64_t gemm_test_shapes[][3] = {{1, 1, 1},     {1, 33, 17},   {3, 5, 16},    {9, 40, 40},
+                                              {32, 64, 256}, {33, 31, 257}, {70, 49, 530}, {0, 5, 32},
+                                              {5, 0, 32},    {5, 6, 0},     {40, 33, 0}};
+enum { GEMM_TEST_SHAPE_COUNT = sizeof gemm_test_shapes / sizeof gemm_test_shapes[0] };
+
+/* Of the benchmark: one token, a few, a batch, on two sizes of weights; a training step's. */
+static const int64_t gemm_bench_shapes[][3] = {{1, 1024, 1024},   {16, 1024, 1024},  {512, 1024, 1024},
+                                               {1, 4096, 4096},   {16, 4096, 4096},  {512, 512, 512},
+                                               {512, 4096, 4096}, {2048, 1024, 1024}};
+enum { GEMM_BENCH_SHAPE_COUNT = sizeof gemm_bench_shapes / sizeof gemm_bench_shapes[0] };
+
+#endif

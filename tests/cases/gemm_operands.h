@@ -1,0 +1,112 @@
+/* gemm_operands.h: the operands of gemm_cases.h, made for the tests and the benchmark of the matrix product in the same
+ * way. Depends on gemm and opaq's public headers: a product by itself has no public call, so these two programs
+ * look inside. */
+#ifndef GEMM_OPERANDS_H
+#define GEMM_OPERANDS_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gemm/gemm_run.h"
+#include "opaq/opaq.h"
+
+struct gemm_case_operand {
+    struct opaq_view x; /* what is quantized, to be filled by the caller; the plain operand itself */
+    struct opaq_view q;
+    struct quant_job job;
+    struct gemm_operand operand; /* points into this struct, which stays where it was made */
+};
+
+static inline void gemm_case_stop(const char *what, const struct opaq_error *error) {
+    fprintf(stderr, "%s: %s\n", what, error == NULL ? "no memory" : error->text);
+    exit(1);
+}
+
+/* Aligned to 64 and of exactly that size, so that AddressSanitizer sees a byte too far; starts as 0xA5. */
+static inline void *gemm_case_allocate(size_t bytes) {
+    void *memory;
+    if (posix_memalign(&memory, 64, bytes > 0 ? bytes : 1) != 0) {
+        gemm_case_stop("posix_memalign", NULL);
+    }
+    memset(memory, 0xA5, bytes);
+    return memory;
+}
+
+/* A tensor, each buffer in memory of its own. `spec` NULL: plain. */
+static inline struct opaq_view gemm_case_tensor(int64_t rows, int64_t columns, enum opaq_element dtype,
+                                                const struct opaq_spec *spec) {
+    const int64_t shape[2] = {rows, columns};
+    const struct opaq_device cpu = {OPAQ_DEVICE_CPU, 0};
+    struct opaq_view view;
+    struct opaq_error error;
+    memset(&view, 0, sizeof view);
+    if (opaq_proto_make(shape, 2, dtype, spec, cpu, &view.proto, &error) != OPAQ_OK) {
+        gemm_case_stop("proto_make", &error);
+    }
+    view.row_stride = spec == NULL ? columns : 0;
+    for (int i = 0; i < opaq_proto_buffer_count(&view.proto); ++i) {
+        struct opaq_buffer buffer;
+        if (opaq_proto_buffer(&view.proto, i, &buffer, &error) != OPAQ_OK) {
+            gemm_case_stop("proto_buffer", &error);
+        }
+        view.buffer[i] = (struct opaq_span){gemm_case_allocate(buffer.bytes), buffer.bytes};
+    }
+    return view;
+}
+
+static inline void gemm_case_tensor_free(struct opaq_view *view) {
+    for (int i = 0; i < OPAQ_BUFFER_LIMIT; ++i) {
+        free(view->buffer[i].data);
+    }
+    memset(view, 0, sizeof *view);
+}
+
+/* The first step: x, whose contents are up to the caller. Quantizers get float32. */
+static inline void gemm_case_operand_make(struct gemm_case_operand *o, const char *text, int64_t rows,
+                                          int64_t columns) {
+    static const char *const plain[] = {[OPAQ_F16] = "f16", [OPAQ_BF16] = "bf16", [OPAQ_F32] = "f32"};
+    struct opaq_spec spec;
+    struct opaq_error error;
+    memset(o, 0, sizeof *o);
+    for (int dtype = OPAQ_F16; dtype <= OPAQ_F32; ++dtype) {
+        if (strcmp(text, plain[dtype]) == 0) {
+            o->x = gemm_case_tensor(rows, columns, (enum opaq_element)dtype, NULL);
+            o->operand.plain = quant_matrix_make(&o->x);
+            return;
+        }
+    }
+    if (opaq_spec_parse(text, strlen(text), &spec, &error) != OPAQ_OK) {
+        gemm_case_stop(text, &error);
+    }
+    const bool columnwise = spec.usage == OPAQ_COLUMNWISE;
+    const int64_t stored_rows = columnwise ? columns : rows;
+    const int64_t stored_columns = columnwise ? rows : columns;
+    o->x = gemm_case_tensor(stored_rows, stored_columns, OPAQ_F32, NULL);
+    o->q = gemm_case_tensor(stored_rows, stored_columns, OPAQ_F32, &spec);
+    o->operand.plain = (struct quant_matrix){.rows = rows, .columns = columns};
+}
+
+/* The second step: quantizes x, if the operand is not plain. */
+static inline void gemm_case_operand_quantize(struct gemm_case_operand *o, bool undo_hadamard,
+                                              const struct opaq_parallel *parallel) {
+    const struct opaq_quantize_args args = {.parallel = parallel};
+    struct opaq_error error;
+    if (!o->q.proto.is_quantized) {
+        return;
+    }
+    if (opaq_quantize(&o->x, &args, &o->q, &error) != OPAQ_OK) {
+        gemm_case_stop("quantize", &error);
+    }
+    quant_job_make(&o->x, &o->q, o->q.proto.spec.usage, &o->job);
+    o->operand.spec = &o->job.spec;
+    o->operand.copy = &o->job.copy[0];
+    o->operand.undo_hadamard = undo_hadamard;
+}
+
+static inline void gemm_case_operand_free(struct gemm_case_operand *o) {
+    gemm_case_tensor_free(&o->x);
+    gemm_case_tensor_free(&o->q);
+}
+
+#endif

@@ -1,0 +1,391 @@
+"""What Linear refuses: one sentence with the name and the numbers, before anything is computed or changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import opaq
+from conftest import need
+from linear_reference import CASES, values
+from linear_training import STATE, under
+from torch_cases import same_buffers
+
+torch = need("torch")
+
+from opaq.functional import linear  # noqa: E402
+from opaq.recipe import CustomRecipe  # noqa: E402
+
+BF16, F64 = torch.bfloat16, torch.float64
+
+
+def tensor(*shape: int, dtype: Any = torch.float32, device: str = "cpu") -> Any:
+    return values(shape, 1, "cpu", dtype).to(device)
+
+
+def layer(**options: Any) -> Any:
+    return opaq.Linear(64, 32, **options)
+
+
+def message(function: Callable[[], Any], kind: type[BaseException]) -> str:
+    """The whole sentence."""
+    with pytest.raises(kind) as caught:
+        function()
+    assert type(caught.value) is kind
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------ what is multiplied
+
+OPERANDS: dict[str, tuple[Callable[[], Any], type[BaseException], str]] = {
+    "features": (
+        lambda: layer()(tensor(5, 63)),
+        ValueError,
+        "opaq.linear: x has the shape (5, 63), expected 64 as its last size: the weight is (32, 64)",
+    ),
+    "a number": (
+        lambda: layer()(torch.tensor(1.0)),
+        ValueError,
+        "opaq.linear: x has the shape (), expected 64 as its last size: the weight is (32, 64)",
+    ),
+    "bias": (
+        lambda: linear(tensor(5, 64), tensor(32, 64), tensor(31)),
+        ValueError,
+        "opaq.linear: bias has the shape (31,), expected (32,)",
+    ),
+    "bias of two dimensions": (
+        lambda: linear(tensor(5, 64), tensor(32, 64), tensor(1, 32)),
+        ValueError,
+        "opaq.linear: bias has the shape (1, 32), expected (32,)",
+    ),
+    "weight of one dimension": (
+        lambda: linear(tensor(5, 64), tensor(64)),
+        ValueError,
+        "opaq.linear: weight has the shape (64,), expected two sizes, out features and in features",
+    ),
+    "weight of three dimensions": (
+        lambda: linear(tensor(5, 64), tensor(2, 32, 64)),
+        ValueError,
+        "opaq.linear: weight has the shape (2, 32, 64), expected two sizes, out features and in features",
+    ),
+    "a cached weight of another shape": (
+        lambda: linear(
+            tensor(5, 64), tensor(32, 64), cached_weight=opaq.quantize_tensor(tensor(16, 64), "mxfp8")
+        ),
+        ValueError,
+        "opaq.linear: cached_weight has the shape (16, 64), expected (32, 64)",
+    ),
+    "weight on meta": (
+        lambda: layer(device="meta")(tensor(5, 64)),
+        ValueError,
+        "opaq.linear: x is on cpu, weight on meta: expected one device",
+    ),
+    "x on meta": (
+        lambda: layer()(tensor(5, 64, device="meta")),
+        ValueError,
+        "opaq.linear: x is on meta, weight on cpu: expected one device",
+    ),
+    "bias on meta": (
+        lambda: linear(tensor(5, 64), tensor(32, 64), tensor(32, device="meta")),
+        ValueError,
+        "opaq.linear: x is on cpu, bias on meta: expected one device",
+    ),
+    "dtypes": (
+        lambda: layer(dtype=BF16)(tensor(5, 64)),
+        RuntimeError,
+        "opaq: linear_forward: w holds bf16, expected f32",
+    ),
+    "other dtypes": (
+        lambda: layer(dtype=torch.float16)(tensor(5, 64, dtype=BF16)),
+        RuntimeError,
+        "opaq: linear_forward: w holds f16, expected bf16 or f32",
+    ),
+    "bias dtype": (
+        lambda: linear(tensor(5, 64, dtype=BF16), tensor(32, 64, dtype=BF16), tensor(32, dtype=torch.float16)),
+        RuntimeError,
+        "opaq: linear_forward: bias holds f16, expected bf16 or f32",
+    ),
+    "integers": (
+        lambda: layer()(torch.ones(5, 64, dtype=torch.int64)),
+        RuntimeError,
+        "opaq: linear_forward: dtype is int64, expected f32, bf16 or f16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["none", "mxfp8"])
+@pytest.mark.parametrize("what", OPERANDS)
+def test_operands(what: str, name: str) -> None:
+    function, kind, text = OPERANDS[what]
+    with under(CASES[name]):
+        assert message(function, kind) == text
+
+
+IN_A_GRAPH = {
+    "features": (((5, 63), (32, 64), (32,)), "x has the shape (5, 63), expected 64 as its last size"),
+    "bias": (((5, 64), (32, 64), (31,)), "bias has the shape (31,), expected (32,)"),
+    "weight": (((5, 64), (2, 32, 64), (32,)), "weight has the shape (2, 32, 64), expected two sizes"),
+}
+
+
+@pytest.mark.parametrize("what", IN_A_GRAPH)
+def test_operands_in_a_graph(what: str) -> None:
+    """The same sentence, among the compiler's."""
+    shapes, text = IN_A_GRAPH[what]
+    torch.compiler.reset()
+    function = torch.compile(linear, backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match=re.escape(f"opaq.linear: {text}")):
+        function(*(tensor(*shape) for shape in shapes))
+
+
+def test_float64() -> None:
+    with pytest.raises(RuntimeError, match="opaq: linear_forward: .* expected f32, bf16 or f16"):
+        layer(dtype=torch.float64)(tensor(5, 64, dtype=torch.float64))
+
+
+def test_a_failed_forward_changes_nothing(device: str) -> None:
+    module = opaq.Linear(64, 32, device=device)
+    with under(CASES["delayed"]):
+        module(values((5, 64), 1, device)).sum().backward()
+    before = [getattr(module, key).clone() for key in STATE]
+    with under(CASES["delayed"]), pytest.raises(ValueError, match="expected 64 as its last size"):
+        module(values((5, 63), 1, device))
+    assert same_buffers([getattr(module, key) for key in STATE], before)
+
+
+# ------------------------------------------------------------------------------------------- what is asked for
+
+
+def factory(role: Any) -> str | None:
+    return {"input": "mxfp8", "weight": "mxfp8", "grad_output": "mxfp8"}.get(role.tensor_type)
+
+
+OPTIONS: dict[str, tuple[Callable[[], Any], type[BaseException], str]] = {
+    "output without a recipe": (
+        lambda: layer()(tensor(5, 64), fp8_output=True),
+        ValueError,
+        "opaq.linear: fp8_output=True needs a recipe that quantizes outputs",
+    ),
+    "gradient without a recipe": (
+        lambda: layer()(tensor(5, 64), fp8_grad=True),
+        ValueError,
+        "opaq.linear: fp8_grad=True needs a recipe that quantizes gradients",
+    ),
+    "output that a recipe leaves": (
+        lambda: opaq.autocast(recipe=CustomRecipe(factory))(layer())(tensor(5, 64), fp8_output=True),
+        ValueError,
+        "opaq.linear: fp8_output=True needs a recipe that quantizes outputs",
+    ),
+    "delayed scaling without a state": (
+        lambda: linear(tensor(5, 64), tensor(32, 64), recipe=CASES["delayed"].make()),
+        ValueError,
+        "opaq.linear: DelayedScaling needs a delayed_state; opaq.Linear has one",
+    ),
+    "no main_grad": (
+        lambda: layer(fuse_wgrad_accumulation=True)(tensor(5, 64)),
+        ValueError,
+        "opaq.Linear: fuse_wgrad_accumulation=True needs a tensor weight.main_grad",
+    ),
+    "parts and main_grad": (
+        lambda: layer(fuse_wgrad_accumulation=True, parameters_split=("q", "k")),
+        NotImplementedError,
+        "opaq.Linear: fuse_wgrad_accumulation does not go with parameters_split",
+    ),
+    "uneven parts": (
+        lambda: opaq.Linear(64, 50, parameters_split=("q", "k", "v")),
+        ValueError,
+        "opaq.Linear: 50 out features cannot be divided among 3 parameters",
+    ),
+    "parts that are too few": (
+        lambda: opaq.Linear(64, 50, parameters_split={"q": 32, "k": 8}),
+        ValueError,
+        "opaq.Linear: parameters_split is {'q': 32, 'k': 8}, expected multiples of 1 that make 50",
+    ),
+    "parallel_mode": (
+        lambda: layer(parallel_mode="diagonal"),
+        ValueError,
+        "opaq.Linear: parallel_mode is 'diagonal', expected 'column', 'row' or None",
+    ),
+    "tp_size without a group": (
+        lambda: layer(parallel_mode="column", tp_size=4),
+        ValueError,
+        "opaq.Linear: tp_size is 4, but there is no tp_group",
+    ),
+    "tp_group": (
+        lambda: layer(parallel_mode="column", tp_group="all", tp_size=4),
+        TypeError,
+        "opaq: tp_group is a str, expected a ProcessGroup or a DeviceMesh",
+    ),
+    "overlap": (
+        lambda: layer(ub_overlap_ag=True),
+        NotImplementedError,
+        "opaq.Linear: ub_overlap_ag=True is not supported",
+    ),
+    "delayed wgrad": (
+        lambda: layer(delay_wgrad_compute=True),
+        NotImplementedError,
+        "opaq.Linear: delay_wgrad_compute=True is not supported",
+    ),
+    "unknown": (lambda: layer(colour="red"), TypeError, "opaq.Linear: unknown argument 'colour'"),
+    "unknown and false": (lambda: layer(colour=None), TypeError, "opaq.Linear: unknown argument 'colour'"),
+}
+
+
+@pytest.mark.parametrize("what", OPTIONS)
+def test_options(what: str) -> None:
+    function, kind, text = OPTIONS[what]
+    assert message(function, kind) == text
+
+
+def test_what_changes_nothing_is_accepted() -> None:
+    """Transformer Engine's arguments at their defaults, and names."""
+    layer(ub_overlap_ag=False, delay_wgrad_compute=False, symmetric_ar_type=None, ub_name="qkv", name="first")
+    layer(parallel_mode="column", sequence_parallel=True)  # one rank: nothing to do
+
+
+@pytest.mark.parametrize("option", ["save_original_input", "save_original_weight"])
+def test_originals_do_not_go_with_delayed_scaling(option: str, device: str) -> None:
+    module = opaq.Linear(64, 32, device=device, **{option: True})
+    text = 'plan: "save=[xw]" does not go with delayed scaling, whose scale may have changed when [xw] is'
+    with under(CASES["delayed"]), pytest.raises((RuntimeError, opaq.OpaqError), match=text):
+        module(values((5, 64), 1, device).requires_grad_())
+
+
+def test_parts_do_not_go_with_quantized_parameters(device: str) -> None:
+    with opaq.quantized_model_init():
+        module = opaq.Linear(64, 64, parameters_split=("q", "k"), device=device)
+    text = "opaq.Linear: parameters_split does not go with quantized parameters"
+    assert message(lambda: module(values((5, 64), 1, device)), NotImplementedError) == text
+
+
+MAIN_GRADS = {
+    "shape": (lambda: torch.zeros(32, 63), "main_grad has the shape [32,63], expected [32,64]"),
+    "dtype": (
+        lambda: torch.zeros(32, 64, dtype=torch.int64),
+        "main_grad holds int64, expected f32, bf16 or f16",
+    ),
+    "strides": (lambda: torch.zeros(64, 32).t(), "main_grad: view_plain: the last stride is 32, expected 1"),
+}
+
+
+@pytest.mark.parametrize("what", MAIN_GRADS)
+def test_main_grad(what: str) -> None:
+    module = layer(fuse_wgrad_accumulation=True)
+    make, text = MAIN_GRADS[what]
+    module.weight.main_grad = make()
+    with under(CASES["mxfp8"]):
+        y = module(tensor(5, 64))
+    with pytest.raises(RuntimeError, match=re.escape(f"opaq: linear_backward_changing: {text}")):
+        y.sum().backward()
+
+
+def test_a_weight_changed_before_the_backward(device: str) -> None:
+    """autograd's own check, where the weight itself is what was kept; quantized bytes are not touched by it."""
+    for name, options, refuses in (
+        ("none", {}, True),
+        ("mxfp8", {"save_original_weight": True}, True),
+        ("mxfp8", {}, False),
+    ):
+        module = opaq.Linear(64, 32, device=device, **options)
+        x = values((5, 64), 1, device).requires_grad_()
+        with under(CASES[name]):
+            y = module(x)
+        with torch.no_grad():
+            module.weight.mul_(2)
+        if refuses:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.sum().backward()
+        else:
+            y.sum().backward()
+
+
+def test_a_second_backward(device: str) -> None:
+    module, x = opaq.Linear(64, 32, device=device), values((5, 64), 1, device).requires_grad_()
+    with under(CASES["mxfp8"]):
+        y = module(x)
+    y.sum().backward(retain_graph=True)
+    first = x.grad.clone()
+    y.sum().backward()
+    assert torch.equal(x.grad, 2 * first)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        y.sum().backward()
+
+
+# ----------------------------------------------------------------------------------------------- the operators
+
+
+def run_forward(x: Any = None, w: Any = None, plan: str = "", **more: Any) -> Any:
+    x, w = tensor(5, 64) if x is None else x, tensor(32, 64) if w is None else w
+    shapes = more.pop("x_shape", tuple(x.shape)), more.pop("w_shape", tuple(w.shape))
+    return torch.ops.opaq.linear_forward([x], [w], None, *shapes, torch.float32, plan, **more)
+
+
+def run_backward(plan: str, *more: Any, name: str = "linear_backward") -> Any:
+    x, w, dy = tensor(5, 64), tensor(32, 64), tensor(5, 32)
+    arguments = ([dy], [x], [w], (5, 64), (32, 64), torch.float32, torch.float32, plan, None, *more)
+    return getattr(torch.ops.opaq, name)(*arguments)
+
+
+DELAYED = "x=fp8+delayed w=fp8+delayed"
+OPERATORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "a word": (
+        lambda: run_forward(plan="grad=xw colour=red"),
+        'linear_forward: plan: "colour=red" at position 8: unknown; expected x=, w=, dy=, y=, dx=, x_given=, '
+        "w_given=, dy_given=, grad=, save=, backward=, history=, margin=, cache, bias_later, main_grad=add, "
+        "main_grad=set or reduce",
+    ),
+    "a quantizer": (
+        lambda: run_forward(plan="x=fp9"),
+        'linear_forward: plan: "x=fp9" at position 0: spec "fp9": unknown format ',
+    ),
+    "a shape": (
+        lambda: run_forward(x_shape=(6, 64)),
+        "linear_forward: x has the shape [5,64], expected [6,64]",
+    ),
+    "two shapes": (
+        lambda: run_forward(x_shape=(5, 60)),
+        "linear_forward: x of shape [5,60] has 60 features, expected the 64 of w",
+    ),
+    "a weight's shape": (
+        lambda: run_forward(w_shape=(32, 64, 1)),
+        "linear_forward: w_shape is [32,64,1], expected two sizes, out features and in features",
+    ),
+    "no scale": (
+        lambda: run_forward(plan=DELAYED),
+        "linear_forward: scale is missing, but the plan is delayed",
+    ),
+    "a scale": (
+        lambda: run_forward(plan="x=mxfp8", scale=torch.ones(3)),
+        "linear_forward: scale is given, but the plan is not delayed",
+    ),
+    "too few buffers": (
+        lambda: run_forward(plan="w_given=mxfp8"),
+        "linear_forward: w: got 1 buffers, expected 2",
+    ),
+    "a state in the wrong operator": (
+        lambda: run_backward(f"{DELAYED} grad=b history=max margin=0"),
+        "linear_backward: the plan changes delayed scaling's state, which linear_backward_changing does",
+    ),
+    "main_grad in the wrong operator": (
+        lambda: run_backward("grad=xw main_grad=add"),
+        "linear_backward: the plan changes main_grad, which linear_backward_changing does",
+    ),
+    "no random numbers": (
+        lambda: run_backward("dy=nvfp4+sr grad=xw"),
+        "linear_backward: random is missing, but the plan rounds stochastically (sr)",
+    ),
+    "an update": (
+        lambda: torch.ops.opaq.delayed_update("grad=x", torch.ones(4), torch.ones(2, 4)),
+        "delayed_update: scale is [4]",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OPERATORS)
+def test_operators(what: str) -> None:
+    function, text = OPERATORS[what]
+    with pytest.raises(RuntimeError, match="^" + re.escape(f"opaq: {text}")):
+        function()
