@@ -80,7 +80,8 @@ def test_what_is_kept(device: str) -> None:
         module = layer_of(device, **options)
         x = values((24, 72), 1, device).requires_grad_()
         with under(CASES["mxfp8"]):
-            saved = module(x).grad_fn.saved_tensors
+            y = module(x)
+        saved = y.grad_fn.saved_tensors
         mine = {t.data_ptr() for t in saved if t.dtype == torch.float32}
         kept[tuple(options)] = (x.data_ptr() in mine, module.weight.data_ptr() in mine, len(mine))
         assert all(t.dtype == torch.uint8 for t in saved if t.data_ptr() not in mine)
@@ -92,7 +93,8 @@ def test_nothing_is_kept_without_gradients(device: str) -> None:
     with under(CASES["mxfp8"]):
         assert module(values((24, 72), 1, device)).grad_fn is None
         x = values((24, 72), 1, device).requires_grad_()
-        saved = module(x).grad_fn.saved_tensors
+        y = module(x)
+    saved = y.grad_fn.saved_tensors
     assert [t.dtype for t in saved] == [torch.uint8] * 2  # the weight's buffers; the backward does not need x
 
 

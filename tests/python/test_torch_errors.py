@@ -85,7 +85,9 @@ def test_cuda_without_a_back_end_says_so() -> None:
     refused("cuda", ops.dequantize, buffers, "mxfp8", [4, 32], F32)
     refused("cuda", ops.convert, buffers, "mxfp8", "mxfp8+swizzle", [4, 32], F32)
     refused("cuda", ops.slice_rows, buffers, "mxfp8", [4, 32], [2, 32], F32, 0)
-    refused("another device", ops.dequantize, [buffers[0], buffers[1].cpu()], "mxfp8", [4, 32], F32)
+    refused("cuda", ops.dequantize, [buffers[0], buffers[1].cpu()], "mxfp8", [4, 32], F32)
+    w = torch.ones(8, 32, device="cuda")
+    refused("linear_forward: .*cuda", ops.linear_forward, [x], [w], None, [4, 32], [8, 32], F32, "x=mxfp8")
 
 
 # ------------------------------------------------------------------------------- texts and arguments
