@@ -33,7 +33,7 @@ RECIPES = {
     "nvfp4": recipe.NVFP4BlockScaling(),  # 2D weights, random Hadamard transform, stochastic rounding
 }
 LIMITS = {"fp8-delayed": 0.01, "fp8-current": 0.01, "fp8-block": 0.01, "mxfp8": 0.01, "nvfp4": 0.03}
-STEPS, QUICK_STEPS = 160, 40
+STEPS, QUICK_STEPS = 200, 40
 RATE = 3e-3
 EVALUATIONS = 10  # spread evenly over the steps
 FINAL = 3  # the final validation loss is the mean of that many last evaluations

@@ -96,8 +96,8 @@ struct opaq_form {
 
 /* An argument's value, by its kind. */
 struct opaq_value {
-    const struct opaq_tensor
-        *tensors;         /* TENSOR: one; OPTIONAL_, CHANGED_: one or NULL; TENSOR_LIST: count of them */
+    /* TENSOR: one; OPTIONAL_, CHANGED_TENSOR: one or NULL; TENSOR_LIST: count of them */
+    const struct opaq_tensor *tensors;
     const char *text;     /* TEXT: count characters */
     const int64_t *sizes; /* SIZES: count of them */
     int64_t count;
