@@ -243,13 +243,15 @@ class Linear(nn.Linear):
         self, recipe: Recipe | None, is_first_microbatch: bool | None, weight: Any, x: torch.Tensor
     ) -> tuple[Any, bool]:
         """The quantized weight to use again, and whether to keep a new one."""
-        text = "" if recipe is None else recipe.linear_quantizers(self.name).weight
-        if is_first_microbatch is None or not text or isinstance(weight, QuantizedTensor):
+        if is_first_microbatch is None or recipe is None or isinstance(weight, QuantizedTensor):
+            return None, False
+        quantizers = recipe.linear_quantizers(self.name)
+        if not (text := quantizers.weight):
             return None, False
         cached = None if is_first_microbatch else self._cached_weight
         if cached is not None:
             fits = with_usage(text, True, True), with_usage(text, True, False)
-            needs_columns = torch.is_grad_enabled() and x.requires_grad
+            needs_columns = torch.is_grad_enabled() and x.requires_grad and not quantizers.backward_override
             if cached._quantizer_text not in (fits[:1] if needs_columns else fits):
                 cached = None
         return cached, cached is None

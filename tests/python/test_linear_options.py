@@ -61,7 +61,7 @@ def test_a_cached_weight_and_another_backward(override: str, wrap: Any, device: 
     results = []
     for turns in ((None, None), (True, False)):
         module = layer_of(device)
-        function = wrap(module)
+        function, cached = wrap(module), None
         found = []
         for first in turns:
             x = values((24, 72), 1, device).requires_grad_()
@@ -69,6 +69,8 @@ def test_a_cached_weight_and_another_backward(override: str, wrap: Any, device: 
                 y = function(x, is_first_microbatch=first)
             y.backward(values(y.shape, 2, device))
             found += [y.detach(), x.grad]
+            cached = module._cached_weight if first else cached if first is False else None
+        assert module._cached_weight is cached  # the second used the first one's
         results.append([[*found, module.weight.grad]])
     assert same(*results)
 
