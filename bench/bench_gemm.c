@@ -10,15 +10,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "opaq/opaq.h"
 
+#include "bench_time.h"
+
 #include "../tests/cases/gemm_cases.h"
 #include "../tests/cases/gemm_operands.h"
-
-enum { ROUND_LIMIT = 100 };
 
 struct settings {
     int rounds;
@@ -26,10 +25,6 @@ struct settings {
     const char *filter;
     const char *shape; /* "MxNxK", or "" for all */
     const char *json;
-};
-
-struct timing {
-    double seconds[ROUND_LIMIT];
 };
 
 struct bench_case {
@@ -45,34 +40,12 @@ struct bench_case {
 struct limits {
     double operations_per_second;
     double bytes_per_second;
-    char *copy_from;
-    char *copy_to;
+    struct copy_task copy;
 };
 
 static void stop(const char *what) {
     fprintf(stderr, "bench_gemm: %s\n", what);
     exit(1);
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int by_size(const void *a, const void *b) {
-    const double x = *(const double *)a;
-    const double y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Best, and median over best. */
-static double best(const struct timing *timing, int rounds, double *spread) {
-    double sorted[ROUND_LIMIT];
-    memcpy(sorted, timing->seconds, (size_t)rounds * sizeof sorted[0]);
-    qsort(sorted, (size_t)rounds, sizeof sorted[0], by_size);
-    *spread = sorted[rounds / 2] / sorted[0];
-    return sorted[0];
 }
 
 /* ---- limits ---- */
@@ -104,20 +77,15 @@ static void peak_piece(void *argument, int64_t begin, int64_t end) {
     free(total);
 }
 
-static void copy_piece(void *argument, int64_t begin, int64_t end) {
-    const struct limits *limits = argument;
-    memcpy(limits->copy_to + begin * 4096, limits->copy_from + begin * 4096, (size_t)(end - begin) * 4096);
-}
-
 static struct limits limits_make(void) {
-    return (struct limits){0.0, 0.0, gemm_case_allocate(COPY_BYTES), gemm_case_allocate(COPY_BYTES)};
+    return (struct limits){0.0, 0.0, {gemm_case_allocate(COPY_BYTES), gemm_case_allocate(COPY_BYTES)}};
 }
 
 /* Measures once more and keeps the best. */
 static void limits_update(struct limits *limits, const struct opaq_parallel *parallel, int threads) {
     struct gemm_table table = *gemm_table_best();
     const struct opaq_body peak = {peak_piece, &table};
-    const struct opaq_body copy = {copy_piece, limits};
+    const struct opaq_body copy = {copy_piece, &limits->copy};
     const double operations =
         2.0 * threads * PEAK_PIECES * PEAK_REPEATS * PEAK_ROWS * PEAK_DEPTH * table.tile_columns;
     const double start = now();
@@ -375,8 +343,8 @@ int main(int argc, char **argv) {
         }
         printf("written: %s\n", s.json);
     }
-    free(limits.copy_from);
-    free(limits.copy_to);
+    free(limits.copy.to);
+    free(limits.copy.from);
     opaq_pool_destroy(pool);
     return 0;
 }

@@ -8,14 +8,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "opaq/opaq.h"
 
-#include "../tests/cases/quant_cases.h"
+#include "bench_time.h"
 
-enum { ROUND_LIMIT = 100 };
+#include "../tests/cases/quant_cases.h"
 
 struct settings {
     int64_t rows;
@@ -24,10 +23,6 @@ struct settings {
     int threads;
     const char *filter;
     const char *json;
-};
-
-struct timing {
-    double seconds[ROUND_LIMIT];
 };
 
 struct bench_case {
@@ -45,12 +40,6 @@ struct bench_case {
 static void stop(const char *what, const struct opaq_error *error) {
     fprintf(stderr, "bench_quant: %s%s%s\n", what, error == NULL ? "" : ": ", error == NULL ? "" : error->text);
     exit(1);
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 static struct opaq_view allocate(const struct settings *s, enum opaq_element dtype,
@@ -122,31 +111,6 @@ static void time_case(struct bench_case *one, const struct opaq_parallel *parall
     }
     one->quantize.seconds[round] = middle - start;
     one->dequantize.seconds[round] = now() - middle;
-}
-
-struct copy_task {
-    char *to;
-    const char *from;
-};
-
-static void copy_piece(void *argument, int64_t begin, int64_t end) {
-    const struct copy_task *task = argument;
-    memcpy(task->to + begin * 4096, task->from + begin * 4096, (size_t)(end - begin) * 4096);
-}
-
-static int by_size(const void *a, const void *b) {
-    const double x = *(const double *)a;
-    const double y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Best, and median over best. */
-static double best(const struct timing *timing, int rounds, double *spread) {
-    double sorted[ROUND_LIMIT];
-    memcpy(sorted, timing->seconds, (size_t)rounds * sizeof sorted[0]);
-    qsort(sorted, (size_t)rounds, sizeof sorted[0], by_size);
-    *spread = sorted[rounds / 2] / sorted[0];
-    return sorted[0];
 }
 
 static void progress(int done, int all) {

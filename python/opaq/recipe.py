@@ -145,6 +145,11 @@ def _text(start: str, params: QParams, more: str = "") -> str:
 # -------------------------------------------------------------------------------------------------- recipes
 
 
+def _asks(*names: str) -> Any:
+    """A class method: whether it is one of these recipes."""
+    return classmethod(lambda cls: any(base.__name__ in names for base in cls.__mro__))
+
+
 class Recipe:
     """What all recipes have in common. `fp8_dpa` and `fp8_mha` concern attention, which opaq has not: they are
     kept and change nothing."""
@@ -159,33 +164,14 @@ class Recipe:
         """The quantizers of the linear layer that is called `name`; traceable by torch.compile."""
         return self._quantizers
 
-    @classmethod
-    def delayed(cls) -> bool:
-        return issubclass(cls, DelayedScaling)
-
-    @classmethod
-    def float8_current_scaling(cls) -> bool:
-        return issubclass(cls, Float8CurrentScaling)
-
-    @classmethod
-    def float8_per_tensor_scaling(cls) -> bool:
-        return issubclass(cls, (DelayedScaling, Float8CurrentScaling))
-
-    @classmethod
-    def float8_block_scaling(cls) -> bool:
-        return issubclass(cls, Float8BlockScaling)
-
-    @classmethod
-    def mxfp8(cls) -> bool:
-        return issubclass(cls, MXFP8BlockScaling)
-
-    @classmethod
-    def nvfp4(cls) -> bool:
-        return issubclass(cls, NVFP4BlockScaling)
-
-    @classmethod
-    def custom(cls) -> bool:
-        return issubclass(cls, CustomRecipe)
+    # Transformer Engine's questions to a recipe, or to its class
+    delayed = _asks("DelayedScaling")
+    float8_current_scaling = _asks("Float8CurrentScaling")
+    float8_per_tensor_scaling = _asks("DelayedScaling", "Float8CurrentScaling")
+    float8_block_scaling = _asks("Float8BlockScaling")
+    mxfp8 = _asks("MXFP8BlockScaling")
+    nvfp4 = _asks("NVFP4BlockScaling")
+    custom = _asks("CustomRecipe")
 
     def _default(self, name: str, value: object) -> None:
         if getattr(self, name) is None:

@@ -293,21 +293,10 @@ enum opaq_status linear_floats(const struct linear *linear, const char *name, co
 
 enum opaq_status linear_random(const struct linear *linear, const struct opaq_value *value, bool is_needed,
                                const int64_t **random, struct opaq_error *error) {
-    const struct opaq_tensor *tensor = value->tensors;
-    *random = NULL;
-    if (tensor == NULL) {
-        return is_needed ? opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                                     "%s: random is missing, but the plan rounds stochastically (sr)",
-                                     linear->operation)
-                         : OPAQ_OK;
-    }
-    if (tensor->dtype != OPAQ_DTYPE_I64 || tensor->rank != 1 || tensor->shape[0] != 2 ||
-        tensor->strides[0] != 1 || tensor->device.type != OPAQ_DEVICE_CPU || tensor->data == NULL ||
-        (uintptr_t)tensor->data % sizeof(int64_t) != 0) {
+    const enum opaq_status status = random_of_tensor(linear->operation, value, random, error);
+    if (status == OPAQ_OK && is_needed && *random == NULL) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                         "%s: random is %s of rank %d, expected two contiguous int64 (seed, offset) on the cpu",
-                         linear->operation, dtype_name(tensor->dtype), tensor->rank);
+                         "%s: random is missing, but the plan rounds stochastically (sr)", linear->operation);
     }
-    *random = tensor->data;
-    return OPAQ_OK;
+    return status;
 }

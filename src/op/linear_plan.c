@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/text_table.h"
+#include "op/op_tensor.h"
 #include "opaq/status.h"
 
 /* ---- text ---- */
@@ -61,13 +62,8 @@ static struct opaq_form *form_field(const struct word *word, struct opaq_linear_
 
 static enum opaq_status read_form(const struct word *word, struct opaq_form *form, struct opaq_error *error) {
     struct opaq_error reason;
-    const struct opaq_spec *spec;
-    enum opaq_status status = opaq_spec_intern(word->value, word->value_length, &spec, &reason);
-    if (status == OPAQ_OK) {
-        form->spec = *spec;
-    } else if (status == OPAQ_ERROR_LIMIT || status == OPAQ_ERROR_MEMORY) {
-        status = opaq_spec_parse(word->value, word->value_length, &form->spec, &reason);
-    }
+    const struct opaq_value text = {.text = word->value, .count = (int64_t)word->value_length};
+    const enum opaq_status status = spec_of_value(&text, &form->spec, &reason);
     form->kind = OPAQ_FORM_QUANTIZED;
     return status == OPAQ_OK ? OPAQ_OK : refuse(word, reason.text, error);
 }

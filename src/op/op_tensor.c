@@ -245,3 +245,21 @@ enum opaq_status floats_of_tensor(const char *operation, const char *what, const
     *values = tensor->data;
     return OPAQ_OK;
 }
+
+enum opaq_status random_of_tensor(const char *operation, const struct opaq_value *value, const int64_t **random,
+                                  struct opaq_error *error) {
+    const struct opaq_tensor *tensor = value->tensors;
+    *random = NULL;
+    if (tensor == NULL) {
+        return OPAQ_OK;
+    }
+    if (tensor->dtype != OPAQ_DTYPE_I64 || tensor->rank != 1 || tensor->shape[0] != 2 ||
+        tensor->strides[0] != 1 || tensor->device.type != OPAQ_DEVICE_CPU || tensor->data == NULL ||
+        (uintptr_t)tensor->data % sizeof(int64_t) != 0) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "%s: random is %s of rank %d, expected two contiguous int64 (seed, offset) on the cpu",
+                         operation, dtype_name(tensor->dtype), tensor->rank);
+    }
+    *random = tensor->data;
+    return OPAQ_OK;
+}

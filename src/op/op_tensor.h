@@ -42,4 +42,8 @@ int tensors_of_proto(const struct opaq_proto *proto, struct opaq_tensor tensors[
 enum opaq_status floats_of_tensor(const char *operation, const char *what, const struct opaq_value *value,
                                   int64_t count, const float **values, struct opaq_error *error);
 
+/* The two int64 (seed, offset) behind an optional argument; *random stays NULL if it is not given. */
+enum opaq_status random_of_tensor(const char *operation, const struct opaq_value *value, const int64_t **random,
+                                  struct opaq_error *error);
+
 #endif

@@ -13,26 +13,6 @@ enum opaq_status form_quantizer(const struct opaq_value *values, int output, str
     return spec_of_value(&values[1], &form->spec, error);
 }
 
-/* Two int64, seed and offset. */
-static enum opaq_status random_of(const struct opaq_value *value, struct opaq_random *random,
-                                  struct opaq_error *error) {
-    const struct opaq_tensor *tensor = value->tensors;
-    if (tensor == NULL) {
-        return OPAQ_OK;
-    }
-    if (tensor->dtype != OPAQ_DTYPE_I64 || tensor->rank != 1 || tensor->shape[0] != 2 ||
-        tensor->strides[0] != 1 || tensor->device.type != OPAQ_DEVICE_CPU) {
-        return opaq_fail(
-            error, OPAQ_ERROR_ARGUMENT,
-            "quantize: random is %s of rank %d, expected two contiguous int64 (seed, offset) on the cpu",
-            dtype_name(tensor->dtype), tensor->rank);
-    }
-    const int64_t *numbers = tensor->data;
-    random->seed = (uint64_t)numbers[0];
-    random->offset = (uint64_t)numbers[1]; /* quantize refuses a negative one */
-    return OPAQ_OK;
-}
-
 enum opaq_status run_quantize(const struct opaq_call *call, struct opaq_error *error) {
     const struct opaq_value *values = call->values;
     const struct opaq_proto *proto = call->protos;
@@ -40,6 +20,7 @@ enum opaq_status run_quantize(const struct opaq_call *call, struct opaq_error *e
     struct opaq_view x;
     struct opaq_view out;
     struct opaq_quantize_args args = {.parallel = call->parallel};
+    const int64_t *random;
     const bool is_stochastic = (proto->spec.options & OPAQ_STOCHASTIC) != 0;
     if (is_stochastic != (values[5].tensors != NULL)) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "quantize: random is %s, but the quantizer is %s",
@@ -62,7 +43,10 @@ enum opaq_status run_quantize(const struct opaq_call *call, struct opaq_error *e
                                   opaq_amax_count(proto, OPAQ_COLUMNWISE), &args.amax_columnwise, error);
     }
     if (status == OPAQ_OK) {
-        status = random_of(&values[5], &args.random, error);
+        status = random_of_tensor("quantize", &values[5], &random, error);
+    }
+    if (status == OPAQ_OK && random != NULL) { /* a negative offset is refused further on */
+        args.random = (struct opaq_random){(uint64_t)random[0], (uint64_t)random[1]};
     }
     return status == OPAQ_OK ? quantize_checked(&x, &args, &out, error) : status;
 }

@@ -271,3 +271,16 @@ bool linear_check_buffers(const struct op_result *result, int output, const stru
     }
     return good;
 }
+
+void linear_check_same_step(const struct linear_step *a, const struct linear_step *b, const char *what) {
+    for (int i = 0; i < 5; ++i) {
+        if (op_result_difference(&a->forward, &b->forward, i) >= 0) {
+            CHECK_FAIL("%s: forward output %d differs", what, i);
+        }
+    }
+    for (int i = 0; i < 3; ++i) {
+        if (op_result_difference(&a->backward, &b->backward, i) >= 0) {
+            CHECK_FAIL("%s: backward output %d differs", what, i);
+        }
+    }
+}

@@ -101,6 +101,9 @@ void linear_refuse(int line, const char *op, const struct opaq_value *values, en
 /* A failed check unless both results have the output row, with the same bytes. */
 void linear_check_same(const struct op_result *a, const struct op_result *b, int output, const char *what);
 
+/* The same of every output row of a forward and its backward. */
+void linear_check_same_step(const struct linear_step *a, const struct linear_step *b, const char *what);
+
 /* Whether an output row holds exactly the buffers of a tensor. */
 bool linear_check_buffers(const struct op_result *result, int output, const struct tensor *expected,
                           const char *what);

@@ -115,19 +115,6 @@ static void empty_sizes(void) {
 
 /* ---- ranks and strides ---- */
 
-static void check_same(const struct linear_step *a, const struct linear_step *b, const char *what) {
-    for (int i = 0; i < 5; ++i) {
-        if (op_result_difference(&a->forward, &b->forward, i) >= 0) {
-            CHECK_FAIL("%s: forward output %d differs", what, i);
-        }
-    }
-    for (int i = 0; i < 3; ++i) {
-        if (op_result_difference(&a->backward, &b->backward, i) >= 0) {
-            CHECK_FAIL("%s: backward output %d differs", what, i);
-        }
-    }
-}
-
 static void ranks_do_not_count(void) {
     static const int64_t shapes[][OPAQ_RANK_LIMIT] = {{24, 40}, {2, 12, 40}, {1, 4, 2, 3, 1, 1, 1, 40}};
     static const int ranks[] = {2, 3, 8};
@@ -143,7 +130,7 @@ static void ranks_do_not_count(void) {
             if (s == 0) {
                 first = step;
             } else {
-                check_same(&step, &first, text);
+                linear_check_same_step(&step, &first, text);
                 linear_step_free(&step);
             }
             linear_layer_free(&layer);
@@ -157,7 +144,7 @@ static void ranks_do_not_count(void) {
                                      linear_layer_shaped(row, 2, 20, OPAQ_F32)};
     const char *plan = "x=mxfp8 w=nvfp4 dy=fp8 grad=xwb";
     struct linear_step steps[2] = {linear_step(&layers[0], plan, NULL), linear_step(&layers[1], plan, NULL)};
-    check_same(&steps[0], &steps[1], "a vector");
+    linear_check_same_step(&steps[0], &steps[1], "a vector");
     for (int i = 0; i < 2; ++i) {
         linear_step_free(&steps[i]);
         linear_layer_free(&layers[i]);
@@ -211,7 +198,7 @@ static void rows_may_lie_apart(void) {
         arguments.dy.tensor[0].strides[0] = dy.view.row_stride;
         CHECK_EQ_INT(op_call("linear_backward", arguments.value, NULL, &step.backward, &error), OPAQ_OK);
         CHECK_EQ_STR(error.text, "");
-        check_same(&step, &expected, text);
+        linear_check_same_step(&step, &expected, text);
         linear_step_free(&step);
         linear_step_free(&expected);
     }
@@ -294,7 +281,7 @@ static void settings_of_the_caller_do_not_count(void) {
         (void)float_setting_flush_to_zero();
         struct linear_step step = linear_step(&layer, text, &linear_seeded);
         float_setting_put(before);
-        check_same(&step, &expected, text);
+        linear_check_same_step(&step, &expected, text);
         linear_step_free(&step);
         linear_step_free(&expected);
     }

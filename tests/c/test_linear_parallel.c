@@ -6,19 +6,6 @@
 #include "check.h"
 #include "support_linear.h"
 
-static void check_same_step(const struct linear_step *a, const struct linear_step *b, const char *what) {
-    for (int i = 0; i < 5; ++i) {
-        if (op_result_difference(&a->forward, &b->forward, i) >= 0) {
-            CHECK_FAIL("%s: forward output %d differs", what, i);
-        }
-    }
-    for (int i = 0; i < 3; ++i) {
-        if (op_result_difference(&a->backward, &b->backward, i) >= 0) {
-            CHECK_FAIL("%s: backward output %d differs", what, i);
-        }
-    }
-}
-
 /* ---- numbers of threads ---- */
 
 static void the_number_of_threads_does_not_count(void) {
@@ -39,7 +26,7 @@ static void the_number_of_threads_does_not_count(void) {
             struct linear_given given = linear_seeded;
             given.means.parallel = &parallel;
             struct linear_step step = linear_step(&layer, plan.text, &given);
-            check_same_step(&step, &expected, plan.text);
+            linear_check_same_step(&step, &expected, plan.text);
             linear_step_free(&step);
         }
         linear_step_free(&expected);
@@ -120,7 +107,7 @@ static void *call_many(void *argument) {
         (void)snprintf(rest, sizeof rest, "grad=xwb margin=%d", caller->index % 3);
         const struct linear_text plan = linear_plan(&linear_recipes[k], rest);
         struct linear_step step = linear_step(caller->layer, plan.text, &given);
-        check_same_step(&step, &caller->expected[k], plan.text);
+        linear_check_same_step(&step, &caller->expected[k], plan.text);
         linear_step_free(&step);
     }
     return NULL;

@@ -108,6 +108,13 @@ static void bad_arguments_are_named(void) {
     x.shape[0] = 4;
     values[1] = op_text_value("nvfp4+sr");
     refuse("quantize", values, OPAQ_ERROR_ARGUMENT, "random is missing");
+    int64_t numbers[3] = {1, 2, 3};
+    struct opaq_tensor random = {.dtype = OPAQ_DTYPE_I64, .rank = 1, .shape = {2}, .strides = {1}};
+    values[5] = op_tensor_value(&random); /* without memory, then not aligned */
+    refuse("quantize", values, OPAQ_ERROR_ARGUMENT, "random is int64 of rank 1, expected two");
+    random.data = (char *)numbers + 4;
+    refuse("quantize", values, OPAQ_ERROR_ARGUMENT, "random is int64 of rank 1, expected two");
+    values[5] = (struct opaq_value){0};
     x.device.type = OPAQ_DEVICE_CUDA;
     values[1] = op_text_value("nvfp4");
     refuse("quantize", values, OPAQ_ERROR_UNSUPPORTED, "cuda:0");

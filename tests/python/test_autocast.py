@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import opaq
+from compiling import compiled, fail_on_recompile
 from conftest import need, need_cxx
 from torch_cases import make_tensor, same_bytes
 
@@ -74,14 +75,6 @@ def fresh_compiler() -> Iterator[None]:
     yield
     torch.compiler.reset()
     assert active() is None and active_group() is None and model_init_recipe() is None
-
-
-def compiled(function: Any, **keywords: Any) -> Any:
-    return torch.compile(function, **{"backend": "aot_eager", "fullgraph": True, **keywords})
-
-
-def fail_on_recompile() -> Any:
-    return torch.compiler.set_stance("fail_on_recompile")
 
 
 def in_thread(function: Callable[[], Any]) -> Any:

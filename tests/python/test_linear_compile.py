@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 import opaq
+from compiling import compiled, fail_on_recompile, fresh_compiler  # noqa: F401
 from conftest import need, need_cxx
 from linear_reference import CASES, values
 from linear_training import ALL, CLASSES, FEATURES, MAIN, Net, same, train, under
@@ -21,21 +22,6 @@ from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 WITH_INDUCTOR = ("none", "delayed", "nvfp4")
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-def compiled(function: Any, **keywords: Any) -> Any:
-    return torch.compile(function, fullgraph=True, **{"backend": "aot_eager", **keywords})
-
-
-def fail_on_recompile() -> Any:
-    return torch.compiler.set_stance("fail_on_recompile")
 
 
 def rows_of(name: str) -> tuple[int, ...]:

@@ -4,15 +4,12 @@ once for each number of them, watched and ended."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, leave_out, need
+from conftest import leave_out, need
+from rank_processes import RankProcesses
 
 torch = need("torch")
 if not torch.distributed.is_available():
@@ -24,44 +21,13 @@ SCRIPT = Path(__file__).with_name("linear_rank.py")
 CASES = need("linear_rank").CASES
 
 
-class Ranks:
-    """The cases that held on each rank of a world, and what the ranks said."""
+class Ranks(RankProcesses):
+    """The cases that held on each rank of a world."""
 
     def __init__(self, world: int, folder: Path) -> None:
-        self.said = ""
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT / "python"),
-            "PYTHONWARNINGS": "ignore",
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-        }
-        logs = [folder / f"rank{rank}.log" for rank in range(world)]
-        ranks = []
-        for rank, log in enumerate(logs):
-            command = [sys.executable, str(SCRIPT), str(rank), str(world), str(folder)]
-            with log.open("wb") as output:
-                ranks.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment))
-        try:
-            wait(ranks)
-        finally:
-            for process in ranks:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-        self.said = "\n".join(f"---- {log.name}\n{log.read_text(errors='replace')[-4000:]}" for log in logs)
+        super().__init__(SCRIPT, world, folder, SECONDS)
         done = [folder / f"done{rank}" for rank in range(world)]
         self.held = [file.read_text().split("\n") if file.exists() else [] for file in done]
-        self.ended = [process.returncode for process in ranks]
-
-
-def wait(ranks: list[subprocess.Popen[bytes]]) -> None:
-    """Until all have ended, one has failed and the others had the time to say so, or it takes too long."""
-    end = time.monotonic() + SECONDS
-    while any(process.poll() is None for process in ranks) and time.monotonic() < end:
-        if any(process.poll() for process in ranks):
-            end = min(end, time.monotonic() + 10)
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import opaq
+from compiling import fresh_compiler  # noqa: F401
 from conftest import need
 from linear_reference import CASES, Linear, values
 from linear_training import (
@@ -28,13 +29,6 @@ from linear_training import (
 from torch_cases import DTYPES, same_buffers, same_bytes
 
 torch = need("torch")
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 # ------------------------------------------------------------------------------- what is kept for the backward

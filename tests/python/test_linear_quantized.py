@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import opaq
+from compiling import fresh_compiler  # noqa: F401
 from conftest import need
 from linear_reference import CASES, Case, Linear, new_delayed, values
 from linear_training import QUANTIZED, WRAPS, layer_of, quantized_layer, same, step, under
 from torch_cases import DTYPES, FORMATS, same_buffers, same_bytes
 
 torch = need("torch")
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 # -------------------------------------------------------------------------------- quantized outputs, gradients

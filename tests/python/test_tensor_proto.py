@@ -3,12 +3,12 @@ of really quantized tensors and of the prototypes that C makes, in every mode.""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import opaq
+from compiling import fresh_compiler  # noqa: F401
 from conftest import need
 from torch_cases import DTYPES, EMPTY, QUANTIZERS, SHAPES, given_for, make_tensor, quantized
 
@@ -22,13 +22,6 @@ ConstantSource = need("torch._dynamo.source").ConstantSource
 
 MODES = ("eager", "fake", "compiled", "dynamic")
 Layout = list[tuple[str, Any, tuple[int, ...], tuple[int, ...]]]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def layout_of(tensor: Any) -> Layout:

@@ -4,12 +4,13 @@ stay symbols."""
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import opaq
+from compiling import compiled, fail_on_recompile, fresh_compiler  # noqa: F401
 from conftest import need, need_cxx
 from torch_cases import FORMATS, QUANTIZERS, given_for, make_tensor, quantized, same_buffers, same_bytes
 
@@ -32,21 +33,6 @@ def has_row_blocks(text: str) -> bool:
 def rows_of(text: str) -> list[int]:
     """Row counts that one graph serves; 1 is always a graph of its own."""
     return [rows for rows in ROWS if rows > (128 if has_row_blocks(text) else 1)]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-def compiled(function: Any, **keywords: Any) -> Any:
-    return torch.compile(function, fullgraph=True, **{"backend": "aot_eager", **keywords})
-
-
-def fail_on_recompile() -> Any:
-    return torch.compiler.set_stance("fail_on_recompile")
 
 
 def round_trip(x: Any, quantizer: Quantizer | str) -> Any:

@@ -3,14 +3,12 @@ and checks is in distributed_rank.py; here the ranks are started, watched and en
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, leave_out, need
+from conftest import leave_out, need
+from rank_processes import RankProcesses
 
 torch = need("torch")
 if not torch.distributed.is_available():
@@ -24,34 +22,8 @@ SCRIPT = Path(__file__).with_name("distributed_rank.py")
 
 @pytest.mark.parametrize("case", ["gather", "train", "refuse", "checkpoint"])
 def test_on_two_ranks(case: str, tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "python"),
-        "PYTHONWARNINGS": "ignore",
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-    }
-    logs = [tmp_path / f"rank{rank}.log" for rank in range(WORLD)]
-    ranks = []
-    for rank, log in enumerate(logs):
-        command = [sys.executable, str(SCRIPT), case, str(rank), str(WORLD), str(tmp_path)]
-        with log.open("wb") as output:
-            ranks.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment))
-    try:
-        for process in ranks:
-            process.wait(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        pytest.fail(f"{case} took more than {SECONDS} s:\n" + told(logs))
-    finally:
-        for process in ranks:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    assert [process.returncode for process in ranks] == [0] * WORLD, told(logs)
-
-
-def told(logs: list[Path]) -> str:
-    return "\n".join(f"---- {log.name}\n{log.read_text(errors='replace')[-4000:]}" for log in logs)
+    ranks = RankProcesses(SCRIPT, WORLD, tmp_path, SECONDS, case)
+    assert ranks.ended == [0] * WORLD, f"{case}, at most {SECONDS} s:\n{ranks.said}"
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

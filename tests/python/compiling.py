@@ -1,0 +1,28 @@
+"""What the tests of compiled code share. A module whose tests compile imports `fresh_compiler`, which then is
+a fixture of each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from conftest import need
+
+torch = need("torch")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def compiled(function: Any, **keywords: Any) -> Any:
+    return torch.compile(function, **{"backend": "aot_eager", "fullgraph": True, **keywords})
+
+
+def fail_on_recompile() -> Any:
+    return torch.compiler.set_stance("fail_on_recompile")
