@@ -43,7 +43,7 @@ struct quant_copy {
     bool is_packed;           /* two codes per byte, the even one low */
     void *scale;
     struct scale_layout scale_layout;
-    float *amax;       /* NVFP4: one, or one per operand row; given to the kernel */
+    float *amax; /* NVFP4: one, or one per operand row; given to the kernel. OPAQ_GLOBAL: the global scale */
     int64_t amax_step; /* 0 or 1 */
     bool is_hadamard;
 };
