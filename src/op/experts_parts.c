@@ -5,7 +5,6 @@
 
 #include "base/checked.h"
 #include "base/parallel_run.h"
-#include "gemm/gemm_decode.h"
 #include "gemm/plain_row.h"
 #include "op/op_tensor.h"
 #include "opaq/status.h"
@@ -154,19 +153,9 @@ enum opaq_status experts_each(struct experts *experts,
     if (experts->gate_up.count == 0) {
         return OPAQ_OK;
     }
-    if (experts->linear.is_measuring || !experts->is_routed) { /* products of few rows work differently */
-        const int64_t sizes[2] = {all, min_int64(all, GEMM_DECODE_ROWS)};
-        size_t most = mark;
-        enum opaq_status status = OPAQ_OK;
-        for (int i = 0; status == OPAQ_OK && i < (experts->linear.is_measuring && experts->is_routed ? 2 : 1);
-             ++i) {
-            const struct experts_group group = group_of(experts, 0, sizes[i], NULL);
-            scratch->used = mark;
-            status = work(experts, &group, state, error);
-            most = scratch->used > most ? scratch->used : most;
-        }
-        scratch->used = most;
-        return status;
+    if (experts->linear.is_measuring || !experts->is_routed) { /* nothing needs more than all rows at once */
+        const struct experts_group group = group_of(experts, 0, all, NULL);
+        return work(experts, &group, state, error);
     }
     for (int64_t e = 0; e < routing->experts; ++e) {
         const int64_t first = routing->first[e];

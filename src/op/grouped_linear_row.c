@@ -161,18 +161,11 @@ static enum opaq_status each(struct grouped *grouped,
     struct scratch *scratch = &grouped->linear.scratch;
     const int64_t rows = opaq_proto_rows(&grouped->x.proto);
     const size_t mark = scratch->used;
-    enum opaq_status status = OPAQ_OK;
-    if (grouped->linear.is_measuring) { /* products of few rows work differently */
-        const struct group sizes[2] = {{0, 0, rows}, {0, 0, rows < 32 ? rows : 32}};
-        size_t most = mark;
-        for (int i = 0; status == OPAQ_OK && grouped->weights.count > 0 && i < 2; ++i) {
-            scratch->used = mark;
-            status = work(grouped, &sizes[i], error);
-            most = scratch->used > most ? scratch->used : most;
-        }
-        scratch->used = most;
-        return status;
+    if (grouped->linear.is_measuring) { /* nothing needs more than all rows at once */
+        const struct group all = {0, 0, rows};
+        return grouped->weights.count > 0 ? work(grouped, &all, error) : OPAQ_OK;
     }
+    enum opaq_status status = OPAQ_OK;
     struct group group = {0, 0, 0};
     for (; status == OPAQ_OK && group.index < grouped->weights.count; ++group.index) {
         group.rows = split_at(grouped->splits, group.index);
