@@ -122,10 +122,18 @@ enum opaq_status experts_begin(const struct opaq_call *call, bool is_measuring, 
     if (status == OPAQ_OK && random != NULL) {
         status = random_of_tensor(call->op->name, random, &experts->random, error);
     }
-    if (status == OPAQ_OK && experts->random == NULL &&
-        (has_option(&experts->plan.w, OPAQ_STOCHASTIC) || has_option(&experts->plan.dy, OPAQ_STOCHASTIC))) {
-        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                           "%s: random is missing, but the plan rounds stochastically (sr)", call->op->name);
+    const struct opaq_experts_plan *plan = &experts->plan;
+    const bool rounds = has_option(&plan->w, OPAQ_STOCHASTIC) || has_option(&plan->dy, OPAQ_STOCHASTIC) ||
+                        has_option(&plan->x, OPAQ_STOCHASTIC) || has_option(&plan->h, OPAQ_STOCHASTIC);
+    if (status == OPAQ_OK && experts->random == NULL && rounds) {
+        return random == NULL
+                   ? opaq_fail(
+                         error, OPAQ_ERROR_ARGUMENT,
+                         "%s: the plan rounds stochastically (sr), for which %s_forward takes random numbers",
+                         call->op->name, call->op->name)
+                   : opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                               "%s: random is missing, but the plan rounds stochastically (sr)",
+                               call->op->name);
     }
     return status == OPAQ_OK && experts->is_routed ? read_routing(experts, error) : status;
 }

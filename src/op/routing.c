@@ -107,9 +107,9 @@ enum opaq_status routing_read(struct linear *linear, const struct opaq_tensor *w
     routing->tokens = tokens;
     routing->choices = ids->shape[ids->rank - 1];
     routing->experts = experts;
-    routing->first = scratch_take(&linear->scratch, (size_t)(experts + 1) * sizeof *routing->first);
-    routing->slot = scratch_take(&linear->scratch, (size_t)slots * sizeof *routing->slot);
-    routing->weight = scratch_take(&linear->scratch, (size_t)slots * sizeof *routing->weight);
+    routing->first = scratch_take_array(&linear->scratch, experts + 1, sizeof *routing->first);
+    routing->slot = scratch_take_array(&linear->scratch, slots, sizeof *routing->slot);
+    routing->weight = scratch_take_array(&linear->scratch, slots, sizeof *routing->weight);
     if (linear->is_measuring) {
         return OPAQ_OK;
     }
@@ -248,10 +248,18 @@ void routing_weigh(const struct routing_gather *gather, const float *weight, con
     parallel_run(parallel_if_worth(parallel, rows->rows * rows->columns), gather->count, &body);
 }
 
-void routing_copy(const struct quant_matrix *from, const struct quant_matrix *to) {
-    for (int64_t row = 0; row < to->rows; ++row) {
-        move_row(from, row, to, row, 1.0f);
+static void copy_rows(void *argument, int64_t begin, int64_t end) {
+    const struct row_task *task = argument;
+    for (int64_t row = begin; row < end; ++row) {
+        move_row(task->from, row, task->to, row, 1.0f);
     }
+}
+
+void routing_copy(const struct quant_matrix *from, const struct quant_matrix *to,
+                  const struct opaq_parallel *parallel) {
+    struct row_task task = {.from = from, .to = to};
+    const struct opaq_body body = {copy_rows, &task};
+    parallel_run(parallel_if_worth(parallel, to->rows * to->columns), to->rows, &body);
 }
 
 static void dot_rows(void *argument, int64_t begin, int64_t end) {
