@@ -23,6 +23,12 @@ static enum opaq_status read_plan(struct linear *linear, struct opaq_error *erro
                          "%s: the plan has words beside x=, w= and w_given=, which linear_forward takes",
                          linear->operation);
     }
+    if (plan_forward_is_stochastic(plan)) {
+        return opaq_fail(
+            error, OPAQ_ERROR_ARGUMENT,
+            "%s: the plan rounds stochastically (sr), for which linear_forward takes random numbers",
+            linear->operation);
+    }
     return OPAQ_OK;
 }
 
