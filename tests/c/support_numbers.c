@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "check.h"
+#include "support_op.h"
 #include "support_product.h"
 
 struct numbers numbers_make(int64_t rows, int64_t columns) {
