@@ -131,7 +131,7 @@ static enum opaq_status backward_down(struct experts *experts, const struct expe
     const struct weight_use use = experts_use(experts, group->index, EXPERTS_W2);
     struct opaq_view dy;
     struct opaq_view weighted;
-    struct opaq_view quantized;
+    struct opaq_view quantized = state->dy;
     struct opaq_view quantized_weighted;
     struct linear_operand a;
     struct linear_operand b;
