@@ -97,10 +97,10 @@ static void take_words(struct input *input, const struct layout *layout, char *t
     text[0] = '\0';
     take_spec(input, "x=", text);
     take_weights(input, layout, text);
-    if (layout->is_grouped) {
+    if (layout->is_grouped && layout->is_training) {
         take_spec(input, "dy=", text);
         take_letters(input, layout->is_backward ? "xwb" : "", text);
-    } else {
+    } else if (!layout->is_grouped) {
         const uint8_t act = take(input);
         take_spec(input, "h=", text);
         add_word(text, "act=", opaq_activation_name((enum opaq_activation)(act % OPAQ_ACTIVATION_COUNT)));

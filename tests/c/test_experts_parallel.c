@@ -38,8 +38,7 @@ static void check_same_step(const struct experts_step *a, const struct experts_s
 
 /* ---- numbers of threads ---- */
 
-static const char *const plans[] = {"grad=xgdbc",
-                                    "x=nvfp4+rht h=mxfp8 w=fp8 dy=nvfp4+rht+sr grad=xgdbc",
+static const char *const plans[] = {"grad=xgdbc", "x=nvfp4+rht h=mxfp8 w=fp8 dy=nvfp4+rht+sr grad=xgdbc",
                                     "act=swiglu_oai dy=fp8row w=nvfp4 grad=xgdbc",
                                     "act=relu2_no_mul x=fp8+sr backward=dequantized grad=xgdbc"};
 enum { PLANS = sizeof plans / sizeof plans[0] };
@@ -53,7 +52,8 @@ static void the_number_of_threads_does_not_count(void) {
     for (int i = 0; i < 2 * PLANS; ++i) {
         const bool is_moe = i % 2 == 0;
         const char *plan = plans[i / 2];
-        const struct experts_sizes size = {420, is_moe ? 2 : -1, is_moe ? 2 : 1, 96, 72}; /* enough to be shared */
+        const struct experts_sizes size = {420, is_moe ? 2 : -1, is_moe ? 2 : 1, 96,
+                                           72}; /* enough to be shared */
         struct experts_layer layer = experts_layer_make(&size, plan, dtypes[i % 3]);
         struct experts_step expected = step_make(&layer, plan, NULL);
         for (int t = 0; t < 3; ++t) {
@@ -96,8 +96,8 @@ static void intern_plans(struct caller *caller) {
             char text[64];
             struct opaq_form form;
             struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
-            (void)snprintf(text, sizeof text, "experts=%d grad=%s", own ? 1000 * (caller->index + 1) + k : k + 1,
-                           k % 2 ? "xr" : "r");
+            (void)snprintf(text, sizeof text, "experts=%d grad=%s",
+                           own ? 1000 * (caller->index + 1) + k : k + 1, k % 2 ? "xr" : "r");
             memset(values, 0, sizeof values);
             values[place] = op_text_value(text);
             caller->right += opaq_op_form(op, values, EXPERTS_DX, &form, NULL) == OPAQ_OK &&
@@ -129,7 +129,7 @@ static void many_callers_share_a_pool(void) {
     const struct experts_sizes size = {40, 2, 4, 64, 48};
     struct experts_layer layer = experts_layer_make(&size, plans[0], OPAQ_BF16);
     struct experts_step expected[PLANS - 1]; /* but the one without a gate */
-    for (int64_t s = 0; s < 80; ++s) { /* the same for all numbers of experts from 4 on */
+    for (int64_t s = 0; s < 80; ++s) {       /* the same for all numbers of experts from 4 on */
         layer.ids[s] = s % 9 == 4 ? -1 : s % 4;
     }
     for (int i = 0; i < PLANS - 1; ++i) {
@@ -153,5 +153,6 @@ static void many_callers_share_a_pool(void) {
     experts_layer_free(&layer);
 }
 
-static const struct test_case tests[] = {TEST(the_number_of_threads_does_not_count), TEST(many_callers_share_a_pool)};
+static const struct test_case tests[] = {TEST(the_number_of_threads_does_not_count),
+                                         TEST(many_callers_share_a_pool)};
 TEST_MAIN(tests)
