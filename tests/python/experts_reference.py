@@ -291,7 +291,7 @@ def moe(
 ) -> Expected:
     """Expert by expert; an expert's rows ascend by token and then by slot, and are one matrix."""
     x = hidden.reshape(-1, hidden.shape[-1])
-    top, router = (t.reshape(len(x), -1) for t in (topk_ids, topk_weights.double()))
+    top, router = (t.reshape(len(x), t.shape[-1]) for t in (topk_ids, topk_weights.double()))
     shape = (len(x), w.down.shape[-2])
     exact, error, sizes = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
     count = torch.zeros(len(x), 1, dtype=torch.float64)
@@ -352,14 +352,14 @@ def numbers(shape: tuple[int, ...], seed: int, dtype: Any = torch.float32, size:
 
 
 def routing(tokens: int, k: int, experts: int, seed: int, dtype: Any = torch.int64) -> tuple[Any, Any]:
-    """Router weights that sum to one, and different experts for each token where there are enough."""
+    """Router weights between 0 and 1, and different experts for each token where there are enough."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(tokens, experts, generator=generator)
     if k > experts:
         ids = torch.randint(0, experts, (tokens, k), generator=generator)
     else:
         ids = scores.topk(k, dim=-1).indices
-    return torch.softmax(torch.randn(tokens, k, generator=generator), -1), ids.to(dtype)
+    return torch.sigmoid(torch.randn(tokens, k, generator=generator)), ids.to(dtype)
 
 
 @dataclass
