@@ -66,7 +66,8 @@ class Act:
 
     def words(self) -> str:
         numbers = {"limit": self.limit, "alpha": self.alpha, "beta": self.beta}
-        return " ".join([f"act={self.name}", *(f"{n}={v:g}" for n, v in numbers.items() if v is not None)])
+        given = (f"{name}={value:g}".replace("e+", "e") for name, value in numbers.items() if value is not None)
+        return " ".join([f"act={self.name}", *given])
 
     def numbers(self) -> tuple[float, float, float]:
         """limit, alpha and beta with their defaults, as float32 holds them."""
@@ -127,23 +128,21 @@ def exactly(values: Any) -> Range:
 
 
 def activated_gate(name: str, g: Any, alpha: float) -> tuple[Any, Any]:
-    """The gate's function in float64, and how far a float32 evaluation of the formula may be from it: a few
-    roundings; alpha * g is one that the exponential makes |alpha g| times larger, and of 1 + erf(x) and
-    1 + tanh(x) the rounding is left when the rest cancels."""
-    if name.startswith(("silu", "swiglu")):
+    """The gate's function in float64, and how far a float32 evaluation may be from it: a few roundings, of
+    which those of an exponential's argument z become |z| times larger."""
+    if name.startswith("gelu") and "tanh" not in name:
+        value, z = 0.5 * g * torch.erfc(-g * math.sqrt(0.5)), torch.zeros_like(g)
+    elif name.startswith("gelu"):
+        z = 2 * math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)
+        value = g * torch.sigmoid(z)  # sigmoid(2t) is (1 + tanh(t)) / 2
+    elif name.startswith("relu2"):
+        return torch.relu(g) ** 2, torch.zeros_like(g)
+    else:
         z = alpha * g
         value = g * torch.sigmoid(z)
-        slack = (8 + (0 if alpha == 1 else 2 * z.abs())) * UNIT * value.abs() + FLUSHED
-    elif name.startswith("gelu_tanh"):
-        value = 0.5 * g * (1 + torch.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)))
-        slack = UNIT * (8 * value.abs() + 8 * g.abs().clamp(max=10))
-    elif name.startswith("gelu"):
-        value = 0.5 * g * (1 + torch.erf(g * math.sqrt(0.5)))
-        slack = UNIT * (8 * value.abs() + 8 * g.abs().clamp(max=10))
-    else:
-        value = torch.relu(g) ** 2
-        slack = torch.zeros_like(value)
-    return value, torch.where(value.isfinite(), slack, 0.0)
+    exact_argument = name.startswith("silu") and alpha == 1
+    slack = (8 + (0 if exact_argument else 4) * z.abs()) * UNIT * value.abs() + FLUSHED
+    return value, torch.where(value.isfinite() & slack.isfinite(), slack, 0.0)
 
 
 def within(values: list[Any]) -> Range:
@@ -300,7 +299,8 @@ def moe(
         rows, factor = x[token], router[token, slot][:, None]
         if options.on_input:
             rows, factor = (rows.float() * factor.float()).to(x.dtype), torch.ones_like(factor)
-        one = expert(rows, w.expert(number), options, x_given, h_given)
+        given = (g[number : number + 1] if g is not None and len(g) > 1 else g for g in (x_given, h_given))
+        one = expert(rows, w.expert(number), options, *given)
         exact.index_add_(0, token, factor * one.exact)
         error.index_add_(0, token, factor.abs() * one.error)
         sizes.index_add_(0, token, factor.abs() * (one.exact.abs() + one.error))

@@ -69,12 +69,24 @@ def test_the_two_weights_may_differ() -> None:
         assert right(replace(first, stored=mixed))
 
 
-@pytest.mark.parametrize("text", ["mxfp8", "mxfp4", "nvfp4+rowscaled", "fp8row"])
+@pytest.mark.parametrize("text", ["nvfp4", "nvfp4+2d", "nvfp4+rowscaled", "mxfp8", "mxfp4", "fp8", "fp8blk2"])
 def test_weights_quantized_in_the_operator(text: str) -> None:
-    """The bits of weights that were quantized before."""
-    before, plain = call(text=text, options=Options(x=text, h=text)), call()
-    here = replace(plain, options=before.options, stored=replace(plain.stored, words=f"w={text}"))
-    assert same_bytes(here.moe(), before.moe())
+    """Each expert's weight is a tensor of its own; the bits are those of weights that were quantized before."""
+    plain = call(options=Options(x="mxfp8", h="mxfp8"))
+    plain.stored.gate_up[0] *= torch.exp2(3.0 * torch.arange(5))[:, None, None].bfloat16()  # experts differ
+    weights = plain.stored.gate_up, plain.stored.down
+    back = [torch.stack([dequantized(matrix, text) for matrix in w]) for (w,) in weights]
+    before = replace(plain, stored=replace(plain.stored, gate_up=[back[0]], down=[back[1]]))
+    here = replace(plain, stored=replace(plain.stored, words=f"w={text}"))
+    assert same_bytes(here.moe(), before.moe()) and not same_bytes(here.moe(), plain.moe())
+    one = alone(48, 32, 9, "", BF16, plain.options, True)
+    back = [dequantized(w, text) for (w,) in (one.stored.gate_up, one.stored.down)]
+    before = replace(one, stored=replace(one.stored, gate_up=[back[0]], down=[back[1]]))
+    assert same_bytes(replace(one, stored=replace(one.stored, words=f"w={text}")).mlp(), before.mlp())
+
+
+def dequantized(matrix: Any, text: str) -> Any:
+    return ops.dequantize(ops.quantize(matrix, text), text, matrix.shape, torch.float32)
 
 
 @pytest.mark.parametrize("text", ["", "nvfp4", "mxfp8"])
@@ -307,6 +319,8 @@ def test_given_scales(text: str) -> None:
         assert right(other) and not same_bytes(other.moe(), made.moe())
     one = replace(alone(48, 32, 9, "mxfp8", BF16, made.options, True), **scales)
     assert right(one)
+    each = {name: scale * torch.exp2(torch.arange(5) - 2.0) for name, scale in scales.items()}
+    assert right(replace(made, **each))  # one for each expert
 
 
 def test_an_expert_s_rows_are_a_tensor_of_their_own() -> None:
