@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -231,6 +232,15 @@ def test_no_one_gets_anything() -> None:
     assert not got.any() and not torch.signbit(got).any()
 
 
+def test_nothing_to_choose_from() -> None:
+    """No slots, and a slice without experts: zeros."""
+    made = call(6)
+    assert not replace(made, weights=made.weights[:, :0], ids=made.ids[:, :0]).moe().any()
+    a, b = ([w[:0]] for (w,) in (made.stored.gate_up, made.stored.down))
+    none = replace(made.stored, gate_up=a, down=b, gate_up_shape=[0, 64, 48], down_shape=[0, 48, 32])
+    assert not replace(made, stored=none, options=Options(total=5, first=5)).moe().any()
+
+
 @pytest.mark.parametrize("text", ["", "nvfp4", "nvfp4+rowscaled", "mxfp4", "fp8row"])
 def test_slices_sum_to_the_whole(text: str) -> None:
     """Each slice against the loop over its experts, and their sum within one rounding for each."""
@@ -364,6 +374,30 @@ def test_threads_and_repetition(text: str) -> None:
     finally:
         torch.set_num_threads(before)
     assert all(same_bytes(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+def test_several_callers_at_once() -> None:
+    made = [call(40, seed=seed, text="nvfp4", options=Options(x="nvfp4", h="mxfp8")) for seed in range(4)]
+    want = [one.moe() for one in made]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            assert all(same_bytes(a, b) for a, b in zip(pool.map(Call.moe, made), want, strict=True))
+
+
+def test_flushing_denormals_does_not_change_a_bit() -> None:
+    """x is small and the weights are large: what is flushed would be missing from the result."""
+    made = call(9, dtype=torch.float32)
+    made.x.mul_(1e-40)
+    made.stored.gate_up[0].mul_(1e38)
+    want = made.moe()
+    assert want.abs().max() > 1e-4
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush denormals")
+    try:
+        got = made.moe()
+    finally:
+        torch.set_flush_denormal(False)
+    assert same_bytes(got, want)
 
 
 def test_a_token_alone_is_what_it_is_among_others() -> None:
