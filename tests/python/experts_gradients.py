@@ -5,9 +5,11 @@ on the loop over experts, each product a function whose operands go through the 
     dx = dy w       dy's rowwise copy, w's columnwise one
     dw = dy^T x     columnwise copies; if both went through the Hadamard transform, as they are
 
-An expert's rows are a tensor of their own, and so is its weight. Nothing is rounded between the products, so this
-is for float32; there a code that flips because a number differs in its last bits is rare, and what is left is
-measured against the size of the whole gradient."""
+An expert's rows are a tensor of their own, and so is its weight. Of a mixture's second product the router weight
+is a factor: dx and the router's own gradient come of dy as it is, dw of dy times the weight.
+
+Nothing is rounded between the products, so this is for float32; there a code that flips because a number differs
+in its last bits is rare, and what is left is measured against the size of the whole gradient."""
 
 from __future__ import annotations
 
@@ -77,14 +79,41 @@ class Product(torch.autograd.Function):  # type: ignore[misc, name-defined]
     @staticmethod
     def backward(ctx: Any, dy: Any) -> Any:
         (x, w), texts = ctx.saved_tensors, ctx.texts
-        if texts.backward == "high_precision":
-            return dy @ w, dy.T @ x, None
-        if texts.backward == "dequantized":
-            return dy @ copy_of(w, texts.w, ROWWISE), dy.T @ copy_of(x, texts.x, ROWWISE), None
-        dx = copy_of(dy, texts.dy, ROWWISE) @ copy_of(w, texts.w, COLUMNWISE)
-        both = texts.both_transformed
-        dw = copy_of(dy, texts.dy, COLUMNWISE, both).T @ copy_of(x, texts.x, COLUMNWISE, both)
-        return dx, dw, None
+        return dx_of(dy, w, texts), dw_of(dy, x, texts), None
+
+
+def dx_of(dy: Any, w: Any, texts: Texts) -> Any:
+    if texts.backward:
+        return dy @ (w if texts.backward == "high_precision" else copy_of(w, texts.w, ROWWISE))
+    return copy_of(dy, texts.dy, ROWWISE) @ copy_of(w, texts.w, COLUMNWISE)
+
+
+def dw_of(dy: Any, x: Any, texts: Texts) -> Any:
+    if texts.backward:
+        return dy.T @ (x if texts.backward == "high_precision" else copy_of(x, texts.x, ROWWISE))
+    both = texts.both_transformed
+    return copy_of(dy, texts.dy, COLUMNWISE, both).T @ copy_of(x, texts.x, COLUMNWISE, both)
+
+
+class Weighted(torch.autograd.Function):  # type: ignore[misc, name-defined]
+    """factor * (a w^T + bias), the factor one number for each row."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, w: Any, bias: Any, factor: Any, texts: Texts) -> Any:
+        ctx.save_for_backward(a, w, bias, factor)
+        ctx.texts = texts
+        y = copy_of(a, texts.x, ROWWISE) @ copy_of(w, texts.w, ROWWISE).T
+        return factor * (y if bias is None else y + bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        (a, w, bias, factor), texts = ctx.saved_tensors, ctx.texts
+        unweighted = dx_of(dy, w, texts)
+        dfactor = (unweighted * a).sum(1, keepdim=True)
+        if bias is not None:
+            dfactor = dfactor + (dy @ bias)[:, None]
+        dw, dbias = dw_of(factor * dy, a, texts), None if bias is None else (factor * dy).sum(0)
+        return factor * unweighted, dw, dbias, dfactor, None
 
 
 def smooth(act: Act, h: Any) -> Any:
@@ -109,10 +138,13 @@ def smooth(act: Act, h: Any) -> Any:
     return made * (u + beta if clamps else u)
 
 
+def hidden(x: Any, gate_up: Any, bias: Any, act: Act, texts: Texts) -> Any:
+    h = Product.apply(x, gate_up, texts)
+    return smooth(act, h if bias is None else h + bias)
+
+
 def mlp(x: Any, gate_up: Any, down: Any, gate_up_bias: Any, down_bias: Any, act: Act, texts: Texts) -> Any:
-    rows = x.reshape(-1, x.shape[-1])
-    h = Product.apply(rows, gate_up, texts)
-    a = smooth(act, h if gate_up_bias is None else h + gate_up_bias)
+    a = hidden(x.reshape(-1, x.shape[-1]), gate_up, gate_up_bias, act, texts)
     y = Product.apply(a, down, texts)
     y = y if down_bias is None else y + down_bias
     return y.reshape(*x.shape[:-1], y.shape[-1])
@@ -139,9 +171,12 @@ def moe(
         token, slot = (top == first + number).nonzero(as_tuple=True)
         factor = factors[token, slot][:, None]
         biases = [None if b is None else b[number] for b in (gate_up_bias, down_bias)]
-        mine = rows[token] * factor if on_input else rows[token]
-        y = mlp(mine, gate_up[number], down[number], *biases, act, texts)
-        total = total.index_add(0, token, y if on_input else y * factor)
+        if on_input:
+            y = mlp(rows[token] * factor, gate_up[number], down[number], *biases, act, texts)
+        else:
+            a = hidden(rows[token], gate_up[number], biases[0], act, texts)
+            y = Weighted.apply(a, down[number], biases[1], factor, texts)
+        total = total.index_add(0, token, y)
     return total.reshape(x.shape)
 
 

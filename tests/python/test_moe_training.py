@@ -126,7 +126,7 @@ def alone(**options: Any) -> Mixture:
 
 
 def allowed(recipe: Any, dtype: Any = torch.float32) -> float:
-    """float32: rounding errors, and now and then a code that flips. bf16: the roundings of h, a and gradients."""
+    """float32: rounding errors, and now and then a code that flips. bf16: the roundings between products."""
     if dtype is not torch.float32:
         return 0.03
     return 2e-6 if recipe is None else 1e-3
@@ -166,8 +166,8 @@ def test_the_limit_tells_recipes_apart(name: str) -> None:
     """What another recipe gives is far outside, for every gradient that its quantizers reach."""
     made, recipe = mixture(40, 3), EVERY[name]
     got = made.run(recipe)
-    other = made.expected(CustomRecipe(lambda role: "mxfp4" if role.tensor_type != "output" else None))
-    assert all(far(got[key], other[key]) > 0.02 for key in got)
+    other = made.expected(CustomRecipe(lambda role: "mxfp4"))
+    assert all(far(got[key], other[key]) > 0.02 for key in got if key not in "c")  # whose gradient only sums
 
 
 @pytest.mark.parametrize("name", ["none", "current", "block", "mxfp8", "nvfp4"])
@@ -312,7 +312,7 @@ def test_delayed_scaling_is_refused() -> None:
 
 @pytest.mark.parametrize("text", ["nvfp4", "mxfp8", "fp8row"])
 def test_gradients_through_quantized_weights(text: str) -> None:
-    """Weights that are not trained: gradients of x, of the router and of biases are those of the dequantized."""
+    """Weights that are not trained: gradients of x, router and biases are those of the dequantized ones."""
     for made in (mixture(), alone()):
         packed = {key: opaq.quantize_tensor(made.tensors[key], text) for key in "gd"}
         plain = Mixture({**made.tensors, **{k: t.dequantize() for k, t in packed.items()}}, *vars_of(made))
@@ -331,7 +331,7 @@ def vars_of(made: Mixture) -> tuple[Any, ...]:
     return made.ids, made.act, made.dy
 
 
-# --------------------------------------------------------------------------------------------- stochastic rounding
+# ---------------------------------------------------------------------------------------- stochastic rounding
 
 
 def test_stochastic_rounding_follows_the_seed() -> None:
@@ -418,7 +418,7 @@ def test_threads_do_not_change_a_bit() -> None:
     assert all(same_bytes(results[0][key], other[key]) for other in results[1:] for key in other)
 
 
-# ------------------------------------------------------------------------------------------------ grouped_linear
+# --------------------------------------------------------------------------------------------- grouped_linear
 
 
 def grouped(splits: list[int], dtype: Any = torch.float32) -> tuple[dict[str, Any], Any, Any]:
@@ -502,7 +502,7 @@ def test_grouped_linear_is_a_linear_for_each() -> None:
     [
         (torch.tensor([10, 7, 19]), "36.*37|37.*36"),
         (torch.tensor([10, 7, 21]), "38.*37|37.*38|21"),
-        (torch.tensor([40, -10, 7]), "-10"),
+        (torch.tensor([30, -10, 17]), "-10"),
         (torch.tensor([30, 7]), "2.*3|3.*2"),
         (torch.tensor([10.0, 7.0, 20.0]), "f32"),
         (torch.tensor([2**62, 2**62, 2**62]), "37|46116"),
