@@ -5,11 +5,11 @@ on the loop over experts, each product a function whose operands go through the 
     dx = dy w       dy's rowwise copy, w's columnwise one
     dw = dy^T x     columnwise copies; if both went through the Hadamard transform, as they are
 
-An expert's rows are a tensor of their own, and so is its weight. Of a mixture's second product the router weight
-is a factor: dx and the router's own gradient come of dy as it is, dw of dy times the weight.
+An expert's rows are a tensor of their own, and so is its weight. Of a mixture's second product the router
+weight is a factor: dx and the router's own gradient come of dy as it is, dw of dy times the weight.
 
-Nothing is rounded between the products, so this is for float32; there a code that flips because a number differs
-in its last bits is rare, and what is left is measured against the size of the whole gradient."""
+Nothing is rounded between the products, so this is for float32; there a code that flips because a number
+differs in its last bits is rare, and what is left is measured against the size of the whole gradient."""
 
 from __future__ import annotations
 

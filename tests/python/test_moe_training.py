@@ -234,6 +234,30 @@ def test_ranks_and_strides() -> None:
     assert all(same_bytes(got[key], want[key]) for key in want)
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_leading_sizes_are_rows(name: str) -> None:
+    """The bits do not depend on the rank."""
+    for made in (mixture(24), alone(tokens=24)):
+        want = made.run(RECIPES[name])
+        made.tensors["x"], made.dy = (t.reshape(2, 3, 4, 48) for t in (made.tensors["x"], made.dy))
+        got = made.run(RECIPES[name])
+        assert got["x"].shape == (2, 3, 4, 48)
+        assert all(same_bytes(got[key].reshape(want[key].shape), want[key]) for key in want)
+    tensors, splits, dy = grouped([10, 2, 12])
+    want = run_grouped(tensors, splits, dy, RECIPES[name])
+    tensors["x"] = tensors["x"].reshape(2, 3, 4, 48)
+    got = run_grouped(tensors, splits, dy.reshape(2, 3, 4, 40), RECIPES[name])
+    assert all(same_bytes(got[key].reshape(want[key].shape), want[key]) for key in want)
+
+
+def test_no_rows() -> None:
+    for recipe in (None, RECIPES["mxfp8"], RECIPES["nvfp4"]):
+        got = alone(tokens=0).run(recipe)
+        assert not any(got[key].any() for key in "xgdbc")
+        got = run_grouped(*grouped([0, 0]), recipe)
+        assert not any(got[key].any() for key in "xwb")
+
+
 def test_clamped_numbers_have_no_gradient() -> None:
     """Beyond the limit nothing flows; at it, it does, as PyTorch's clamp has it."""
     one = torch.eye(2)
