@@ -22,6 +22,9 @@
 #define FLOATS(name, count, device)                 {name, OPAQ_SHAPE_CONSTANT, count, 0, -1, OPAQ_DTYPE_F32, device, 0, 0}
 #define RANDOM(name, count, device)                 {name, OPAQ_SHAPE_CONSTANT, count, 0, -1, OPAQ_DTYPE_I64, device, 0, 1}
 #define PRODUCT(name, sizes, first, dtype, device)  {name, OPAQ_SHAPE_LEADING_AND_FIRST, sizes, first, dtype, 0, device, 0, 0}
+#define OUTER(name, tensor, sizes)                  {name, OPAQ_SHAPE_LEADING_AND_OUTER, tensor, sizes, tensor, 0, tensor, 0, 0}
+#define SLOTS(name, tensor, sizes, dtype)           {name, OPAQ_SHAPE_TENSOR_AND_OUTER, tensor, sizes, dtype, 0, tensor, 0, 0}
+#define PER_MATRIX(name, sizes, dtype, device)      {name, OPAQ_SHAPE_LEADING, sizes, 0, dtype, 0, device, 0, 0}
 #define PER_ROW(name, sizes, dtype, device, slots)  {name, OPAQ_SHAPE_FIRST, sizes, 0, dtype, 0, device, slots, 0}
 
 static const struct opaq_op ops[] = {
@@ -87,6 +90,67 @@ static const struct opaq_op ops[] = {
      5, {PRODUCT("y", 3, 4, 5, 0), SHAPED("x_saved", 3, 5, 0, 0), SHAPED("w_saved", 4, 5, 0, 0), FLOATS("amax", 3, 0),
          RANDOM("random", 2, 0)},
      form_linear_forward, workspace_linear_forward, run_linear_forward},
+    /* y = x w^T + bias without anything kept: a packed weight's inference. The plan has x=, w= and w_given= only.
+     * input_scale: of a checkpoint; the scale of a delayed x, else its amax. */
+    {"linear", 6,
+     {TENSOR("x"), LIST("w"), MAYBE("bias"), SIZES("w_shape"), TEXT("plan"), OPTIONAL("input_scale")},
+     1, {OUTER("y", 0, 3)},
+     NULL, workspace_linear, run_linear},
+    /* y = activation(x gate_up^T + bias) down^T + bias by a plan (docs/experts.md) */
+    {"mlp", 10,
+     {TENSOR("x"), LIST("gate_up"), LIST("down"), MAYBE("gate_up_bias"), MAYBE("down_bias"), SIZES("gate_up_shape"),
+      SIZES("down_shape"), TEXT("plan"), OPTIONAL("input_scale"), OPTIONAL("hidden_scale")},
+     1, {OUTER("y", 0, 6)},
+     NULL, workspace_experts_forward, run_experts_forward},
+    /* the same for each token's chosen experts, times their router weights, summed up */
+    {"moe", 12,
+     {TENSOR("hidden_states"), TENSOR("topk_weights"), TENSOR("topk_ids"), LIST("gate_up"), LIST("down"),
+      MAYBE("gate_up_bias"), MAYBE("down_bias"), SIZES("gate_up_shape"), SIZES("down_shape"), TEXT("plan"),
+      OPTIONAL("input_scale"), OPTIONAL("hidden_scale")},
+     1, {OUTER("y", 0, 8)},
+     NULL, workspace_experts_forward, run_experts_forward},
+    /* the same for training: y, and h, which the backward reads */
+    {"mlp_forward", 9,
+     {TENSOR("x"), LIST("gate_up"), LIST("down"), MAYBE("gate_up_bias"), MAYBE("down_bias"), SIZES("gate_up_shape"),
+      SIZES("down_shape"), TEXT("plan"), OPTIONAL("random")},
+     2, {OUTER("y", 0, 6), OUTER("h", 0, 5)},
+     NULL, workspace_experts_forward, run_experts_forward},
+    {"moe_forward", 11,
+     {TENSOR("hidden_states"), TENSOR("topk_weights"), TENSOR("topk_ids"), LIST("gate_up"), LIST("down"),
+      MAYBE("gate_up_bias"), MAYBE("down_bias"), SIZES("gate_up_shape"), SIZES("down_shape"), TEXT("plan"),
+      OPTIONAL("random")},
+     2, {OUTER("y", 0, 8), SLOTS("h", 2, 7, 0)},
+     NULL, workspace_experts_forward, run_experts_forward},
+    /* and the gradients */
+    {"mlp_backward", 10,
+     {TENSOR("dy"), TENSOR("x"), TENSOR("h"), LIST("gate_up"), LIST("down"), SIZES("gate_up_shape"),
+      SIZES("down_shape"), DTYPE("w_dtype"), TEXT("plan"), OPTIONAL("random")},
+     5, {LIKE("dx", 1), SHAPED("dgate_up", 5, 7, 0, 0), SHAPED("ddown", 6, 7, 0, 0), PER_MATRIX("dgate_up_bias", 5, 7, 0),
+         PER_MATRIX("ddown_bias", 6, 7, 0)},
+     form_mlp_backward, workspace_experts_backward, run_experts_backward},
+    {"moe_backward", 13,
+     {TENSOR("dy"), TENSOR("hidden_states"), TENSOR("topk_weights"), TENSOR("topk_ids"), TENSOR("h"), LIST("gate_up"),
+      LIST("down"), MAYBE("down_bias"), SIZES("gate_up_shape"), SIZES("down_shape"), DTYPE("w_dtype"), TEXT("plan"),
+      OPTIONAL("random")},
+     6, {LIKE("dx", 1), LIKE("dtopk_weights", 2), SHAPED("dgate_up", 8, 10, 0, 0), SHAPED("ddown", 9, 10, 0, 0),
+         PER_MATRIX("dgate_up_bias", 8, 10, 0), PER_MATRIX("ddown_bias", 9, 10, 0)},
+     form_moe_backward, workspace_experts_backward, run_experts_backward},
+    /* y = x w^T + bias for consecutive rows of x, splits[e] of them with weight e; and the gradients. By the plan of
+     * linear_forward. */
+    {"grouped_linear", 7,
+     {TENSOR("x"), TENSOR("splits"), LIST("w"), MAYBE("bias"), SIZES("w_shape"), TEXT("plan"), OPTIONAL("random")},
+     1, {OUTER("y", 0, 4)},
+     NULL, workspace_grouped_linear, run_grouped_linear},
+    {"grouped_linear_backward", 8,
+     {TENSOR("dy"), TENSOR("x"), TENSOR("splits"), LIST("w"), SIZES("w_shape"), DTYPE("w_dtype"), TEXT("plan"),
+      OPTIONAL("random")},
+     3, {LIKE("dx", 1), SHAPED("dw", 4, 5, 0, 0), PER_MATRIX("dbias", 4, 5, 0)},
+     form_grouped_linear_backward, workspace_grouped_linear_backward, run_grouped_linear_backward},
+    /* two random integers, (seed, offset), for operators that round stochastically and draw none themselves */
+    {"random_state", 1,
+     {TENSOR("like")},
+     1, {RANDOM("random", 2, 0)},
+     NULL, NULL, run_random_state},
     /* delayed scaling's update where the amaxes had to be reduced over ranks first */
     {"delayed_update", 3,
      {TEXT("plan"), CHANGED("scale"), CHANGED("amax_history")},
