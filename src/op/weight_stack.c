@@ -67,9 +67,11 @@ struct opaq_view weight_plain_at(const struct opaq_view *stack, int64_t index) {
 
 static enum opaq_status refuse_rows(const struct linear *linear, const struct weight_stack *stack,
                                     struct opaq_error *error) {
-    return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                     "%s: %s has %lld rows for each expert, of which some share a scale with the next expert's",
-                     linear->operation, stack->name, (long long)stack->rows);
+    return opaq_fail(
+        error, OPAQ_ERROR_UNSUPPORTED,
+        "%s: %s has %lld rows for each expert, expected a multiple of 128: else some share a scale, or "
+        "a tile of them, with the next expert's",
+        linear->operation, stack->name, (long long)stack->rows);
 }
 
 /* The rows of one matrix in a stack that came quantized. */

@@ -109,7 +109,8 @@ class Weighted(torch.autograd.Function):  # type: ignore[misc, name-defined]
     def backward(ctx: Any, dy: Any) -> Any:
         (a, w, bias, factor), texts = ctx.saved_tensors, ctx.texts
         unweighted = dx_of(dy, w, texts)
-        dfactor = (unweighted * a).sum(1, keepdim=True)
+        multiplied = copy_of(a, texts.x, ROWWISE) if texts.backward == "dequantized" else a
+        dfactor = (unweighted * multiplied).sum(1, keepdim=True)
         if bias is not None:
             dfactor = dfactor + (dy @ bias)[:, None]
         dw, dbias = dw_of(factor * dy, a, texts), None if bias is None else (factor * dy).sum(0)
