@@ -1,6 +1,7 @@
 /* op/linear_plan.c: a plan's text, and which copies a plan keeps. Specification: docs/linear.md. */
 #include "op/linear_plan.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "op/plan_words.h"
@@ -39,6 +40,7 @@ static enum opaq_status read_history(const struct plan_word *word, int32_t *algo
 
 static enum opaq_status read_word(const struct plan_word *word, void *read, struct opaq_error *error) {
     struct opaq_linear_plan *plan = read;
+    assert(plan != NULL); /* which the analyzer doubts */
     struct opaq_form *form = form_field(word, plan);
     const bool has_value = word->value != NULL;
     if (form != NULL && has_value) {
