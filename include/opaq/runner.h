@@ -38,8 +38,8 @@ struct opaq_runner_info {
     int64_t out_features; /* the output's last size */
     int64_t experts;      /* OPAQ_RUNNER_MOE: how many it holds; else 0 */
     size_t bytes;         /* of memory that it holds */
-    char format[264];     /* the weights' quantizer, or "bf16", ...; two with a space between them if they differ */
-    char kernel[64];      /* "gemm_avx512" */
+    char format[264]; /* the weights' quantizer, or "bf16", ...; two with a space between them if they differ */
+    char kernel[64];  /* "gemm_avx512" */
 };
 
 /* One run, as a runner's functions see it. Inputs and output are checked: sizes that fit the info, memory that is
@@ -60,7 +60,8 @@ struct opaq_runner_call {
 struct opaq_runner_functions {
     uint32_t abi; /* OPAQ_RUNNER_ABI */
     /* The scratch memory that such a call needs; NULL: none. Reads no tensor's contents; there may be no memory. */
-    enum opaq_status (*workspace)(void *state, const struct opaq_runner_call *call, size_t *bytes, struct opaq_error *error);
+    enum opaq_status (*workspace)(void *state, const struct opaq_runner_call *call, size_t *bytes,
+                                  struct opaq_error *error);
     /* Writes the output, without allocating and without locks. */
     enum opaq_status (*run)(void *state, const struct opaq_runner_call *call, struct opaq_error *error);
     /* Frees the state; NULL: nothing to free. Comes on the thread whose destroy or run was the last to need it. */
@@ -93,8 +94,8 @@ OPAQ_API int opaq_runner_count(void);
 
 /* The same as the operators of the runner's kind, for a program that has its tensors at hand: the scratch memory that a
  * run on such inputs needs, and the run. `output` has the input's leading sizes and the runner's out_features. */
-OPAQ_API enum opaq_status opaq_runner_workspace(int64_t handle, const struct opaq_tensor *inputs, int input_count,
-                                                size_t *bytes, struct opaq_error *error);
+OPAQ_API enum opaq_status opaq_runner_workspace(int64_t handle, const struct opaq_tensor *inputs,
+                                                int input_count, size_t *bytes, struct opaq_error *error);
 OPAQ_API enum opaq_status opaq_runner_run(int64_t handle, const struct opaq_tensor *inputs, int input_count,
                                           const struct opaq_tensor *output, struct opaq_span workspace,
                                           const struct opaq_parallel *parallel, struct opaq_error *error);
