@@ -27,6 +27,8 @@ enum opaq_status workspace_linear(const struct opaq_call *call, size_t *bytes, s
 
 /* of linear_gemm, mlp_gemm and moe_gemm. gemm_rows.c */
 enum opaq_status workspace_gemm(const struct opaq_call *call, size_t *bytes, struct opaq_error *error);
+enum opaq_status workspace_experts_forward(const struct opaq_call *call, size_t *bytes,
+                                           struct opaq_error *error);
 
 /* ---- runs ---- */
 
@@ -48,5 +50,7 @@ enum opaq_status run_delayed_update(const struct opaq_call *call, struct opaq_er
 
 /* gemm_rows.c */
 enum opaq_status run_gemm(const struct opaq_call *call, struct opaq_error *error);
+/* experts_forward_row.c */
+enum opaq_status run_experts_forward(const struct opaq_call *call, struct opaq_error *error);
 
 #endif
