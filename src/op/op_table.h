@@ -25,10 +25,9 @@ enum opaq_status workspace_linear_backward(const struct opaq_call *call, size_t 
 
 enum opaq_status workspace_linear(const struct opaq_call *call, size_t *bytes, struct opaq_error *error);
 
-/* of linear_gemm, mlp_gemm and moe_gemm. gemm_rows.c */
-enum opaq_status workspace_gemm(const struct opaq_call *call, size_t *bytes, struct opaq_error *error);
 enum opaq_status workspace_experts_forward(const struct opaq_call *call, size_t *bytes,
                                            struct opaq_error *error);
+enum opaq_status workspace_gemm(const struct opaq_call *call, size_t *bytes, struct opaq_error *error);
 
 /* ---- runs ---- */
 
@@ -48,9 +47,10 @@ enum opaq_status run_linear_forward(const struct opaq_call *call, struct opaq_er
 enum opaq_status run_linear_backward(const struct opaq_call *call, struct opaq_error *error);
 enum opaq_status run_delayed_update(const struct opaq_call *call, struct opaq_error *error);
 
-/* gemm_rows.c */
-enum opaq_status run_gemm(const struct opaq_call *call, struct opaq_error *error);
 /* experts_forward_row.c */
 enum opaq_status run_experts_forward(const struct opaq_call *call, struct opaq_error *error);
+
+/* gemm_rows.c: linear_gemm, mlp_gemm and moe_gemm */
+enum opaq_status run_gemm(const struct opaq_call *call, struct opaq_error *error);
 
 #endif

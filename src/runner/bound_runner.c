@@ -262,13 +262,17 @@ enum opaq_status opaq_runner_create(const struct opaq_op *op, const struct opaq_
     struct bound_plan plan;
     struct bound *bound = NULL;
     struct opaq_runner_info info;
+    struct opaq_error reason;
     size_t bytes = 0;
     enum opaq_status status = check_tensors(binding, op, values, error);
     if (status == OPAQ_OK) {
         status = check_call(binding, op, values, error);
     }
     if (status == OPAQ_OK) {
-        status = bound_plan_make(op, values, &plan, error);
+        status = bound_plan_make(op, values, &plan, &reason);
+        if (status != OPAQ_OK) {
+            return opaq_fail(error, status, "%s: %s", operation, reason.text);
+        }
     }
     if (status == OPAQ_OK) {
         status = prepare(binding, op, values, &plan, parallel, &bound, &bytes, error);

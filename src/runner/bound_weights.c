@@ -37,11 +37,10 @@ static enum opaq_status stack_form(const struct bound_weight *weight, struct opa
     const int64_t square = row->block_rows > row->block_columns ? row->block_rows : row->block_columns;
     const int64_t block = has_option(form, OPAQ_2D) ? square : row->block_rows;
     if (block > 1 && weight->shape->sizes[1] % block != 0) {
-        return opaq_fail(
-            error, OPAQ_ERROR_UNSUPPORTED,
-            "runner_create: %s has %lld rows for each expert, but its blocks have %lld, and would reach "
-            "into the next expert",
-            weight->name, (long long)weight->shape->sizes[1], (long long)block);
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                         "%s has %lld rows for each expert, but its blocks have %lld, and would reach "
+                         "into the next expert",
+                         weight->name, (long long)weight->shape->sizes[1], (long long)block);
     }
     if (form->spec.format == OPAQ_FP8) {
         const uint8_t element = form->spec.element;
@@ -52,8 +51,8 @@ static enum opaq_status stack_form(const struct bound_weight *weight, struct opa
     }
     if (opaq_spec_check(&form->spec, &reason) != OPAQ_OK) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                         "runner_create: %s has a number for each expert, but %s; quantize it first",
-                         weight->name, reason.text);
+                         "%s has a number for each expert, but %s; quantize it first", weight->name,
+                         reason.text);
     }
     return OPAQ_OK;
 }
@@ -106,7 +105,7 @@ static enum opaq_status add_given(struct bound_plan *plan, const struct bound_we
     const int wanted =
         snprintf(plan->text + plan->length, room, "%s%s_given=%s", plan->length ? " " : "", weight->name, spec);
     if (wanted < 0 || (size_t)wanted >= room) {
-        return opaq_fail(error, OPAQ_ERROR_TEXT, "runner_create: the plan is too long with its weights' words");
+        return opaq_fail(error, OPAQ_ERROR_TEXT, "the plan is too long with its weights' words");
     }
     plan->length += (size_t)wanted;
     return OPAQ_OK;
@@ -196,6 +195,13 @@ static int place_buffers(const struct opaq_proto *proto, struct scratch *memory,
     return count;
 }
 
+/* Matrix `index` of a plain stack, as a public function takes it. */
+static struct opaq_view matrix_at(const struct opaq_view *stack, int64_t index) {
+    struct opaq_view matrix = weight_plain_at(stack, index);
+    matrix.proto.shape[2] = 0; /* beyond its rank */
+    return matrix;
+}
+
 /* A stack of fp8: each matrix with a scale of its own, written once for each of its rows. */
 static enum opaq_status quantize_scaled_stack(const struct bound_weight *weight, const struct opaq_view *plain,
                                               const struct opaq_parallel *parallel, const struct opaq_view *out,
@@ -205,7 +211,7 @@ static enum opaq_status quantize_scaled_stack(const struct bound_weight *weight,
     const struct opaq_form form = form_with_usage(&weight->here, OPAQ_ROWWISE);
     const struct opaq_quantize_args args = {.parallel = parallel};
     for (int64_t i = 0; i < weight->shape->sizes[0]; ++i) {
-        const struct opaq_view matrix = weight_plain_at(plain, i);
+        const struct opaq_view matrix = matrix_at(plain, i);
         float scale;
         struct opaq_view one;
         memset(&one, 0, sizeof one);
@@ -243,7 +249,7 @@ static enum opaq_status quantize_amax_stack(const struct bound_weight *weight, c
             amax[i] = amax[i - 1];
             continue;
         }
-        const struct opaq_view matrix = weight_plain_at(plain, i / rows);
+        const struct opaq_view matrix = matrix_at(plain, i / rows);
         status = opaq_amax(&matrix, &form.spec, OPAQ_ROWWISE, parallel, &amax[i], 1, error);
     }
     const struct opaq_quantize_args args = {.amax_rowwise = amax, .parallel = parallel};

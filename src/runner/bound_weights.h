@@ -25,7 +25,7 @@ struct bound_plan {
     size_t length;
 };
 
-/* Of a call that was checked. */
+/* Of a call that was checked. The error names no operation. */
 enum opaq_status bound_plan_make(const struct opaq_op *op, const struct opaq_value *values,
                                  struct bound_plan *plan, struct opaq_error *error);
 
