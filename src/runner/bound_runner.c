@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "gemm/gemm_run.h"
+#include "op/experts_plan.h"
 #include "op/op_tensor.h"
 #include "opaq/runner.h"
 #include "opaq/status.h"
@@ -18,9 +19,11 @@ struct binding {
     const char *op;
     enum opaq_runner_kind kind;
     int activations;
+    bool (*is_kept)(const struct opaq_value *plan);
 };
-static const struct binding bindings[] = {
-    {"linear", OPAQ_RUNNER_LINEAR, 1}, {"mlp", OPAQ_RUNNER_MLP, 1}, {"moe", OPAQ_RUNNER_MOE, 3}};
+static const struct binding bindings[] = {{"linear", OPAQ_RUNNER_LINEAR, 1, plan_is_kept},
+                                          {"mlp", OPAQ_RUNNER_MLP, 1, experts_plan_is_kept},
+                                          {"moe", OPAQ_RUNNER_MOE, 3, experts_plan_is_kept}};
 enum { BINDING_COUNT = sizeof bindings / sizeof bindings[0], ACTIVATION_LIMIT = 3 };
 
 /* The state; what the values point to follows in the same block. */
@@ -234,6 +237,11 @@ static enum opaq_status prepare(const struct binding *binding, const struct opaq
     status = bind(op, binding->activations, values, plan, parallel, &memory, bound, error);
     if (status == OPAQ_OK) {
         status = check_call(binding, op, (*bound)->values, error);
+    }
+    if (status == OPAQ_OK && !binding->is_kept(&(*bound)->values[plan->argument])) {
+        status =
+            opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: no memory to keep the plan \"%s\", or %d are kept already",
+                      operation, plan->text, OPAQ_INTERN_LIMIT);
     }
     if (status != OPAQ_OK) {
         free(block);
