@@ -11,8 +11,15 @@
 
 enum { PLACES = 5, THREADS = 6, TURNS = 3000 };
 
-/* Handles that everybody uses; a runner's number says which place it is for. */
+/* Handles that everybody uses; a runner's number says which place it is for. They are handed on relaxed, so that it is
+ * the registry alone that makes a runner's memory visible. */
 static _Atomic int64_t places[PLACES];
+
+static int64_t at_place(int place) { return atomic_load_explicit(&places[place], memory_order_relaxed); }
+
+static int64_t put_at_place(int place, int64_t handle) {
+    return atomic_exchange_explicit(&places[place], handle, memory_order_relaxed);
+}
 
 struct worker {
     uint32_t random;
@@ -86,7 +93,7 @@ static int64_t create_number(int place) {
 static void run_place(struct worker *worker, int place) {
     struct opaq_error error = {OPAQ_OK, ""};
     float output[8][RUNNER_IN];
-    const int64_t handle = atomic_load(&places[place]);
+    const int64_t handle = at_place(place);
     if (handle == 0) {
         return;
     }
@@ -114,7 +121,7 @@ static void *use_numbers(void *argument) {
         if (random / PLACES % 8 == 0) { /* a new one in its place */
             const int64_t made = create_number(place);
             worker->wrong = made == 0 ? "a runner was refused" : worker->wrong;
-            const int64_t old = atomic_exchange(&places[place], made);
+            const int64_t old = put_at_place(place, made);
             ++worker->created;
             if (old != 0 && opaq_runner_destroy(old, NULL) != OPAQ_OK) {
                 worker->wrong = "a runner was gone before it was destroyed";
@@ -122,7 +129,7 @@ static void *use_numbers(void *argument) {
         } else if (random / PLACES % 8 == 1) {
             struct opaq_runner_info info;
             struct opaq_error error = {OPAQ_OK, ""};
-            const int64_t handle = atomic_load(&places[place]);
+            const int64_t handle = at_place(place);
             if (handle != 0 && opaq_runner_query(handle, &info, &error) != OPAQ_OK && !is_gone(&error)) {
                 worker->wrong = "a query's error is not that a runner is gone";
             }
@@ -145,7 +152,7 @@ static void creators_runners_and_destroyers(void) {
         created += workers[i].created;
     }
     for (int i = 0; i < PLACES; ++i) {
-        const int64_t last = atomic_exchange(&places[i], 0);
+        const int64_t last = put_at_place(i, 0);
         CHECK(last == 0 || opaq_runner_destroy(last, NULL) == OPAQ_OK);
     }
     CHECK_EQ_INT(opaq_runner_count(), 0);
@@ -262,7 +269,7 @@ static void *use_prepared(void *argument) {
         const int kind = (int)(random % 3);
         if (random / 3 % 3 == 0) {
             const int64_t made = create_prepared(kind);
-            const int64_t old = atomic_exchange(&places[kind], made);
+            const int64_t old = put_at_place(kind, made);
             worker->wrong = made == 0 ? "a runner was refused" : worker->wrong;
             ++worker->created;
             (void)(old != 0 && opaq_runner_destroy(old, NULL));
@@ -270,7 +277,7 @@ static void *use_prepared(void *argument) {
         }
         struct op_result got;
         struct opaq_error error = {OPAQ_OK, ""};
-        const int64_t handle = atomic_load(&places[kind]);
+        const int64_t handle = at_place(kind);
         if (experts_run((enum opaq_runner_kind)kind, handle, inputs, NULL, &got, &error) == OPAQ_OK) {
             ++worker->runs;
             worker->wrong = op_result_difference(&got, &expected[kind], 0) < 0 ? worker->wrong : "other bytes";
@@ -294,7 +301,7 @@ static void prepared_runners_too(void) {
         experts_values(&layers[k], inputs, values);
         CHECK_EQ_INT(op_call(experts_op((enum opaq_runner_kind)k)->name, values, NULL, &expected[k], NULL),
                      OPAQ_OK);
-        atomic_store(&places[k], create_prepared(k));
+        (void)put_at_place(k, create_prepared(k));
     }
     start_all(workers, THREADS, use_prepared);
     for (int i = 0; i < THREADS; ++i) {
@@ -302,7 +309,7 @@ static void prepared_runners_too(void) {
         created += workers[i].created;
     }
     for (int k = 0; k < 3; ++k) {
-        CHECK_EQ_INT(opaq_runner_destroy(atomic_exchange(&places[k], 0), NULL), OPAQ_OK);
+        CHECK_EQ_INT(opaq_runner_destroy(put_at_place(k, 0), NULL), OPAQ_OK);
         op_result_free(&expected[k]);
         experts_layer_free(&layers[k]);
     }
