@@ -136,13 +136,17 @@ class Tensor(ctypes.Structure):
     )
 
 
+class Stored(ctypes.Structure):
+    _fields_ = _fields("Tensor data; Tensor scale; Tensor global")
+
+
 class Value(ctypes.Structure):
     _fields_ = _fields("Tensor* tensors; text text; int64_t* sizes; int64_t count; int64_t integer")
 
 
 class Op(ctypes.Structure):
     _fields_ = _fields(
-        "text name; int argument_count; ArgumentRow argument[16]; int output_count; OutputRow output[5];"
+        "text name; int argument_count; ArgumentRow argument[16]; int output_count; OutputRow output[6];"
         "void* form; void* workspace; void* run"
     )
 
@@ -179,6 +183,9 @@ int op_count()
 Op* op_at(int)
 int op_changes(Op*)
 enum op_form(Op*, Value*, int, Form*, Error*)
+enum stored_import(View*, int64_t, Stored*, Error*)
+enum stored_export(View*, int64_t, int64_t, Stored*, Error*)
+enum stored_describe(Proto*, int64_t, Stored*, Error*)
 """
 
 
