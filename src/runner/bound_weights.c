@@ -6,11 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fp_environment.h"
 #include "format/proto_layout.h"
 #include "op/op_tensor.h"
 #include "op/plan_words.h"
 #include "op/weight_stack.h"
 #include "opaq/status.h"
+#include "quant/scale_rules.h"
 
 static const struct opaq_device cpu = {OPAQ_DEVICE_CPU, 0};
 
@@ -71,11 +73,6 @@ static enum opaq_status read_word(const struct plan_word *word, void *context, s
         }
         is_about_weights = true;
         enum opaq_status status = word_read_form(word, is_here ? &weight->here : &weight->given, error);
-        if (status == OPAQ_OK &&
-            (has_option(&weight->here, OPAQ_STOCHASTIC) || has_option(&weight->here, OPAQ_DELAYED))) {
-            status = word_refuse(
-                word, "a runner's weights are quantized once, without sr and without a given scale", error);
-        }
         weight->kept = is_here ? weight->here : weight->given;
         weight->kept.spec.usage =
             is_here || (weight->kept.spec.usage & OPAQ_ROWWISE) ? OPAQ_ROWWISE : OPAQ_COLUMNWISE;
@@ -232,13 +229,14 @@ static enum opaq_status quantize_scaled_stack(const struct bound_weight *weight,
     return OPAQ_OK;
 }
 
-/* A stack of nvfp4: each row is given the amax of its matrix. */
+/* A stack of nvfp4: each row is given the amax of its matrix, or what is stored for that. */
 static enum opaq_status quantize_amax_stack(const struct bound_weight *weight, const struct opaq_view *plain,
                                             const struct opaq_parallel *parallel, const struct opaq_view *out,
                                             struct opaq_error *error) {
     const int64_t rows = weight->shape->sizes[1];
     const int64_t count = weight->shape->sizes[0] * rows;
-    const struct opaq_form form = form_with_usage(&weight->here, OPAQ_ROWWISE);
+    struct opaq_spec spec = weight->here.spec;
+    spec.options &= (uint16_t)~OPAQ_GLOBAL;
     float *amax = malloc((size_t)count * sizeof *amax + 1);
     if (amax == NULL) {
         return opaq_fail(error, OPAQ_ERROR_MEMORY, "no memory for %lld numbers", (long long)count);
@@ -250,7 +248,10 @@ static enum opaq_status quantize_amax_stack(const struct bound_weight *weight, c
             continue;
         }
         const struct opaq_view matrix = matrix_at(plain, i / rows);
-        status = opaq_amax(&matrix, &form.spec, OPAQ_ROWWISE, parallel, &amax[i], 1, error);
+        status = opaq_amax(&matrix, &spec, OPAQ_ROWWISE, parallel, &amax[i], 1, error);
+        const uint64_t saved = fp_environment_enter();
+        amax[i] = nvfp4_stored(&weight->here.spec, amax[i]);
+        fp_environment_leave(saved);
     }
     const struct opaq_quantize_args args = {.amax_rowwise = amax, .parallel = parallel};
     if (status == OPAQ_OK) {

@@ -27,6 +27,9 @@ static const char *const formats[] = {"fp8",
                                       "nvfp4+2d",
                                       "nvfp4+swizzle",
                                       "nvfp4+rule=modelopt",
+                                      "nvfp4+global+rule=modelopt",
+                                      "nvfp4+global+rowscaled+rule=compressed-tensors",
+                                      "fp8+rule=modelopt",
                                       "fp8+both",
                                       "fp8blk2+both+pow2",
                                       "mxfp8+both",
@@ -156,8 +159,8 @@ static void weights_that_cannot_be_kept(void) {
     } cases[] = {{OPAQ_RUNNER_MOE, "act=silu w=nvfp4+2d", "quantize it first"},
                  {OPAQ_RUNNER_MOE, "act=silu w=nvfp4+sr", "random is missing"},
                  {OPAQ_RUNNER_MLP, "act=silu w=fp8+delayed", "delayed scaling"},
-                 {OPAQ_RUNNER_LINEAR, "w=nvfp4+sr", "sr"},
-                 {OPAQ_RUNNER_LINEAR, "w=fp8+delayed", "scale"}};
+                 {OPAQ_RUNNER_LINEAR, "w=nvfp4+sr", "linear: w= rounds stochastically (sr)"},
+                 {OPAQ_RUNNER_LINEAR, "w=fp8+delayed", "linear: w= takes a scale (delayed)"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         struct experts_layer layer = experts_layer_make(cases[i].kind, OPAQ_BF16, "", cases[i].words);
         struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
