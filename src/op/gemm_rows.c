@@ -114,9 +114,9 @@ static enum opaq_status begin(const struct opaq_call *call, struct held_call *he
     const int kind = kind_of(call->op);
     const int count = kind == OPAQ_RUNNER_MOE ? INPUT_LIMIT : 1;
     held->handle = call->values[count].integer;
-    enum opaq_status status = runner_hold(call->op->name, held->handle, kind, &held->runner, error);
-    if (status != OPAQ_OK) {
-        return status;
+    held->runner = runner_hold(call->op->name, held->handle, kind, error);
+    if (held->runner == NULL) {
+        return OPAQ_ERROR_ARGUMENT;
     }
     for (int i = 0; i < count; ++i) {
         held->inputs[i] = *call->values[i].tensors;
@@ -126,7 +126,7 @@ static enum opaq_status begin(const struct opaq_call *call, struct held_call *he
                                            .output = call->outputs->tensor,
                                            .workspace = call->workspace,
                                            .parallel = call->parallel};
-    status = check_sizes(call, held, error);
+    enum opaq_status status = check_sizes(call, held, error);
     if (status == OPAQ_OK && kind == OPAQ_RUNNER_MOE) {
         status = check_topk(call, held, error);
     }

@@ -57,11 +57,11 @@ static bool is_there(uint64_t word, int64_t handle) {
 }
 
 /* Why a handle finds nothing: a generation that its slot has not reached was never given out. */
-static enum opaq_status refuse(const char *operation, int64_t handle, const struct slot *slot, uint64_t word,
-                               struct opaq_error *error) {
+static void refuse(const char *operation, int64_t handle, const struct slot *slot, uint64_t word,
+                   struct opaq_error *error) {
     const bool was_there = slot != NULL && generation_of(word) >= (uint64_t)handle >> SLOT_BITS;
-    return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: runner %lld %s", operation, (long long)handle,
-                     was_there ? "is gone: it was destroyed" : "does not exist");
+    (void)opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: runner %lld %s", operation, (long long)handle,
+                    was_there ? "is gone: it was destroyed" : "does not exist");
 }
 
 const char *runner_kind_name(int kind) {
@@ -71,8 +71,7 @@ const char *runner_kind_name(int kind) {
 
 /* ---- holding ---- */
 
-enum opaq_status runner_hold(const char *operation, int64_t handle, int kind, const struct runner **runner,
-                             struct opaq_error *error) {
+const struct runner *runner_hold(const char *operation, int64_t handle, int kind, struct opaq_error *error) {
     struct slot *slot = slot_of(handle);
     uint64_t word = slot == NULL ? 0 : atomic_load_explicit(&slot->word, memory_order_relaxed);
     while (slot != NULL && is_there(word, handle)) {
@@ -82,14 +81,15 @@ enum opaq_status runner_hold(const char *operation, int64_t handle, int kind, co
         }
         const int is_kind = slot->runner.info.kind;
         if (kind == RUNNER_ANY || kind == is_kind) {
-            *runner = &slot->runner;
-            return OPAQ_OK;
+            return &slot->runner;
         }
         runner_release(handle);
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: runner %lld is a %s runner, expected a %s runner",
-                         operation, (long long)handle, runner_kind_name(is_kind), runner_kind_name(kind));
+        (void)opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: runner %lld is a %s runner, expected a %s runner",
+                        operation, (long long)handle, runner_kind_name(is_kind), runner_kind_name(kind));
+        return NULL;
     }
-    return refuse(operation, handle, slot, word, error);
+    refuse(operation, handle, slot, word, error);
+    return NULL;
 }
 
 /* A slot whose generations are used up is not given out again: 2^31 - 1 runners stood there. */
@@ -119,31 +119,31 @@ void runner_release(int64_t handle) {
 
 /* ---- making ---- */
 
-/* A slot that nobody uses, with the mutex held. */
-static enum opaq_status take_slot(const char *operation, int *index, struct slot **slot,
-                                  struct opaq_error *error) {
+/* A slot that nobody uses, with the mutex held; NULL with a status if there is none. */
+static struct slot *take_slot(int *index, enum opaq_status *status, struct opaq_error *error) {
     if (first_free != NO_SLOT) {
         *index = first_free;
-        *slot = &atomic_load_explicit(&pages[*index / PAGE_SLOTS], memory_order_relaxed)[*index % PAGE_SLOTS];
-        first_free = (*slot)->next_free;
-        return OPAQ_OK;
+        struct slot *page = atomic_load_explicit(&pages[*index / PAGE_SLOTS], memory_order_relaxed);
+        first_free = page[*index % PAGE_SLOTS].next_free;
+        return &page[*index % PAGE_SLOTS];
     }
     if (slots_used == OPAQ_RUNNER_LIMIT) {
-        return opaq_fail(error, OPAQ_ERROR_LIMIT, "%s: %d runners exist already, which is the limit", operation,
-                         OPAQ_RUNNER_LIMIT);
+        *status = opaq_fail(error, OPAQ_ERROR_LIMIT,
+                            "runner_register: %d runners exist already, which is the limit", OPAQ_RUNNER_LIMIT);
+        return NULL;
     }
     struct slot *page = atomic_load_explicit(&pages[slots_used / PAGE_SLOTS], memory_order_relaxed);
     if (page == NULL) {
         page = calloc(PAGE_SLOTS, sizeof *page);
         if (page == NULL) {
-            return opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: no memory for %d more runners", operation,
-                             PAGE_SLOTS);
+            *status = opaq_fail(error, OPAQ_ERROR_MEMORY, "runner_register: no memory for %d more runners",
+                                PAGE_SLOTS);
+            return NULL;
         }
         atomic_store_explicit(&pages[slots_used / PAGE_SLOTS], page, memory_order_release);
     }
     *index = slots_used++;
-    *slot = &page[*index % PAGE_SLOTS];
-    return OPAQ_OK;
+    return &page[*index % PAGE_SLOTS];
 }
 
 static enum opaq_status check_info(const struct opaq_runner_info *info, struct opaq_error *error) {
@@ -195,12 +195,11 @@ enum opaq_status opaq_runner_register(const struct opaq_runner_info *info,
     if (status != OPAQ_OK) {
         return status;
     }
-    struct slot *slot = NULL;
     int index = 0;
     pthread_mutex_lock(&mutex);
-    status = take_slot("runner_register", &index, &slot, error);
+    struct slot *slot = take_slot(&index, &status, error);
     pthread_mutex_unlock(&mutex);
-    if (status != OPAQ_OK) {
+    if (slot == NULL) {
         return status;
     }
     /* From here on it is ours alone: the word says that nothing is there until the last line. */
@@ -215,16 +214,16 @@ enum opaq_status opaq_runner_register(const struct opaq_runner_info *info,
 /* ---- asking and ending ---- */
 
 enum opaq_status opaq_runner_query(int64_t handle, struct opaq_runner_info *info, struct opaq_error *error) {
-    const struct runner *runner;
     if (info == NULL) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "runner_query: info is NULL");
     }
-    const enum opaq_status status = runner_hold("runner_query", handle, RUNNER_ANY, &runner, error);
-    if (status == OPAQ_OK) {
-        *info = runner->info;
-        runner_release(handle);
+    const struct runner *runner = runner_hold("runner_query", handle, RUNNER_ANY, error);
+    if (runner == NULL) {
+        return OPAQ_ERROR_ARGUMENT;
     }
-    return status;
+    *info = runner->info;
+    runner_release(handle);
+    return OPAQ_OK;
 }
 
 enum opaq_status opaq_runner_destroy(int64_t handle, struct opaq_error *error) {
@@ -238,7 +237,8 @@ enum opaq_status opaq_runner_destroy(int64_t handle, struct opaq_error *error) {
             return OPAQ_OK;
         }
     }
-    return refuse("runner_destroy", handle, slot, word, error);
+    refuse("runner_destroy", handle, slot, word, error);
+    return OPAQ_ERROR_ARGUMENT;
 }
 
 int opaq_runner_count(void) { return atomic_load_explicit(&live, memory_order_relaxed); }

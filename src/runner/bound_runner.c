@@ -155,14 +155,10 @@ static const void *keep(struct scratch *memory, const void *from, size_t bytes) 
     return kept;
 }
 
-/* Copies a call into `memory`, or measures how much that takes. */
+/* Copies a call's values into `memory`, or measures how much that takes. */
 static enum opaq_status bind(const struct opaq_op *op, int activations, const struct opaq_value *values,
                              const struct bound_plan *plan, const struct opaq_parallel *parallel,
-                             struct scratch *memory, struct bound **made, struct opaq_error *error) {
-    struct bound unused;
-    struct bound *bound = scratch_take(memory, sizeof *bound);
-    const bool is_measuring = bound == NULL;
-    bound = is_measuring ? &unused : bound;
+                             struct scratch *memory, struct bound *bound, struct opaq_error *error) {
     memset(bound, 0, sizeof *bound);
     bound->op = op;
     bound->activations = activations;
@@ -190,7 +186,6 @@ static enum opaq_status bind(const struct opaq_op *op, int activations, const st
             value->tensors = keep(memory, tensors, (size_t)count * sizeof *tensors);
         }
     }
-    *made = bound;
     return status;
 }
 
@@ -216,37 +211,41 @@ static enum opaq_status describe(const struct binding *binding, const struct bou
     return status;
 }
 
-/* Memory for a runner, and the call in it. */
-static enum opaq_status prepare(const struct binding *binding, const struct opaq_op *op,
-                                const struct opaq_value *values, const struct bound_plan *plan,
-                                const struct opaq_parallel *parallel, struct bound **bound, size_t *bytes,
-                                struct opaq_error *error) {
+/* Memory for a runner, and the call in it; NULL with a status if that cannot be. */
+static struct bound *prepare(const struct binding *binding, const struct opaq_op *op,
+                             const struct opaq_value *values, const struct bound_plan *plan,
+                             const struct opaq_parallel *parallel, size_t *bytes, enum opaq_status *status,
+                             struct opaq_error *error) {
     struct scratch memory = {NULL, 0};
-    struct bound *unused;
+    struct bound measured;
     void *block = NULL;
-    enum opaq_status status = bind(op, binding->activations, values, plan, parallel, &memory, &unused, error);
-    if (status != OPAQ_OK) {
-        return status;
+    (void)scratch_take(&memory, sizeof measured);
+    *status = bind(op, binding->activations, values, plan, parallel, &memory, &measured, error);
+    if (*status != OPAQ_OK) {
+        return NULL;
     }
     *bytes = memory.used;
     if (memory.used > (size_t)OPAQ_SIZE_LIMIT || posix_memalign(&block, 64, memory.used) != 0) {
-        return opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: no memory for a %s runner of %zu bytes", operation,
-                         op->name, memory.used);
+        *status = opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: no memory for a %s runner of %zu bytes", operation,
+                            op->name, memory.used);
+        return NULL;
     }
     memory = (struct scratch){block, 0};
-    status = bind(op, binding->activations, values, plan, parallel, &memory, bound, error);
-    if (status == OPAQ_OK) {
-        status = check_call(binding, op, (*bound)->values, error);
+    struct bound *bound = scratch_take(&memory, sizeof *bound);
+    *status = bind(op, binding->activations, values, plan, parallel, &memory, bound, error);
+    if (*status == OPAQ_OK) {
+        *status = check_call(binding, op, bound->values, error);
     }
-    if (status == OPAQ_OK && !binding->is_kept(&(*bound)->values[plan->argument])) {
-        status =
+    if (*status == OPAQ_OK && !binding->is_kept(&bound->values[plan->argument])) {
+        *status =
             opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: no memory to keep the plan \"%s\", or %d are kept already",
                       operation, plan->text, OPAQ_INTERN_LIMIT);
     }
-    if (status != OPAQ_OK) {
+    if (*status != OPAQ_OK) {
         free(block);
+        return NULL;
     }
-    return status;
+    return bound;
 }
 
 enum opaq_status opaq_runner_create(const struct opaq_op *op, const struct opaq_value *values,
@@ -268,7 +267,6 @@ enum opaq_status opaq_runner_create(const struct opaq_op *op, const struct opaq_
                          op->name);
     }
     struct bound_plan plan;
-    struct bound *bound = NULL;
     struct opaq_runner_info info;
     struct opaq_error reason;
     size_t bytes = 0;
@@ -276,16 +274,15 @@ enum opaq_status opaq_runner_create(const struct opaq_op *op, const struct opaq_
     if (status == OPAQ_OK) {
         status = check_call(binding, op, values, error);
     }
-    if (status == OPAQ_OK) {
-        status = bound_plan_make(op, values, &plan, &reason);
-        if (status != OPAQ_OK) {
-            return opaq_fail(error, status, "%s: %s", operation, reason.text);
-        }
-    }
-    if (status == OPAQ_OK) {
-        status = prepare(binding, op, values, &plan, parallel, &bound, &bytes, error);
-    }
     if (status != OPAQ_OK) {
+        return status;
+    }
+    status = bound_plan_make(op, values, &plan, &reason);
+    if (status != OPAQ_OK) {
+        return opaq_fail(error, status, "%s: %s", operation, reason.text);
+    }
+    struct bound *bound = prepare(binding, op, values, &plan, parallel, &bytes, &status, error);
+    if (bound == NULL) {
         return status;
     }
     status = describe(binding, &plan, bytes, &info, error);

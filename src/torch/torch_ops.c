@@ -238,7 +238,7 @@ static enum opaq_status define_all(const struct name_space *space, bool defined[
 static enum opaq_status register_space(const struct name_space *space, struct opaq_error *error) {
     static const char *const keys[] = {"CPU", "CUDA"};
     struct torch_library *library;
-    bool defined[KERNEL_COUNT];
+    bool defined[KERNEL_COUNT] = {false};
     const enum opaq_status status = define_all(space, defined, error);
     for (int k = 0; status == OPAQ_OK && k < 2; ++k) {
         if (aoti_torch_library_init_impl(space->name, keys[k], __FILE__, __LINE__, &library) != 0) {
