@@ -42,6 +42,8 @@ static enum opaq_status refuse_dtype(const char *operation, const char *what, in
 static enum opaq_status check_tensor(const char *operation, const struct opaq_view *view,
                                      const struct opaq_stored *stored, struct stretch *stretch,
                                      struct opaq_error *error) {
+    memset(stretch, 0, sizeof *stretch);
+    stretch->operation = operation;
     const enum opaq_status status = check_quantized_tensor(operation, "the tensor", view, error);
     if (status != OPAQ_OK) {
         return status;
@@ -54,8 +56,6 @@ static enum opaq_status check_tensor(const char *operation, const struct opaq_vi
                          "%s: the tensor is %s, expected one with a rowwise copy only", operation,
                          view->proto.spec.usage == OPAQ_BOTH ? "both" : "columnwise");
     }
-    memset(stretch, 0, sizeof *stretch);
-    stretch->operation = operation;
     locate(view, &stretch->job);
     stretch->copy = &stretch->job.copy[0];
     stretch->format = opaq_format_row((enum opaq_format)view->proto.spec.format);
@@ -195,7 +195,7 @@ static enum opaq_status check_shared(const struct stretch *stretch, const char *
     return opaq_fail(
         error, OPAQ_ERROR_ARGUMENT,
         "%s: rows %lld to %lld come with the %s %.9g, but the tensor has one for all rows, and that is %.9g",
-        stretch->operation, (long long)stretch->first, (long long)(stretch->first + stretch->rows), what,
+        stretch->operation, (long long)stretch->first, (long long)stretch->first + stretch->rows, what,
         (double)given, (double)*there);
 }
 
@@ -210,7 +210,7 @@ static enum opaq_status check_squares(const struct stretch *stretch, struct opaq
                 return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                                  "%s: the scales of rows %lld and %lld in block %lld are %d and %d, but a "
                                  "square block (2d) has one",
-                                 stretch->operation, (long long)(r - r % block), (long long)r, (long long)c,
+                                 stretch->operation, (long long)r - r % block, (long long)r, (long long)c,
                                  first, here);
             }
         }
@@ -300,7 +300,7 @@ static enum opaq_status check_agreement(const struct stretch *stretch, const cha
                 error, OPAQ_ERROR_ARGUMENT,
                 "%s: %s has one entry for all rows, but that of row %lld is %.9g and that of row %lld %.9g",
                 stretch->operation, what, (long long)stretch->first, (double)values[0],
-                (long long)(stretch->first + r), (double)values[r]);
+                (long long)stretch->first + r, (double)values[r]);
         }
     }
     return OPAQ_OK;
