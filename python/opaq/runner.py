@@ -32,7 +32,7 @@ class RunnerInfo:
     out_features: int
     experts: int  # 0 but for "moe"
     bytes: int
-    format: str  # the weights' quantizer, or "bfloat16"'s name in the library, "bf16"
+    format: str  # the weights' quantizer, or "bf16", "f16", "f32"
     kernel: str
 
 
