@@ -192,13 +192,6 @@ static int place_buffers(const struct opaq_proto *proto, struct scratch *memory,
     return count;
 }
 
-/* Matrix `index` of a plain stack, as a public function takes it. */
-static struct opaq_view matrix_at(const struct opaq_view *stack, int64_t index) {
-    struct opaq_view matrix = weight_plain_at(stack, index);
-    matrix.proto.shape[2] = 0; /* beyond its rank */
-    return matrix;
-}
-
 /* A stack of fp8: each matrix with a scale of its own, written once for each of its rows. */
 static enum opaq_status quantize_scaled_stack(const struct bound_weight *weight, const struct opaq_view *plain,
                                               const struct opaq_parallel *parallel, const struct opaq_view *out,
@@ -208,7 +201,7 @@ static enum opaq_status quantize_scaled_stack(const struct bound_weight *weight,
     const struct opaq_form form = form_with_usage(&weight->here, OPAQ_ROWWISE);
     const struct opaq_quantize_args args = {.parallel = parallel};
     for (int64_t i = 0; i < weight->shape->sizes[0]; ++i) {
-        const struct opaq_view matrix = matrix_at(plain, i);
+        const struct opaq_view matrix = weight_plain_at(plain, i);
         float scale;
         struct opaq_view one;
         memset(&one, 0, sizeof one);
@@ -247,7 +240,7 @@ static enum opaq_status quantize_amax_stack(const struct bound_weight *weight, c
             amax[i] = amax[i - 1];
             continue;
         }
-        const struct opaq_view matrix = matrix_at(plain, i / rows);
+        const struct opaq_view matrix = weight_plain_at(plain, i / rows);
         status = opaq_amax(&matrix, &spec, OPAQ_ROWWISE, parallel, &amax[i], 1, error);
         const uint64_t saved = fp_environment_enter();
         amax[i] = nvfp4_stored(&weight->here.spec, amax[i]);
