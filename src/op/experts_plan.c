@@ -192,8 +192,13 @@ static enum opaq_status parse(const char *text, size_t length, void *plan, struc
     return opaq_experts_plan_parse(text, length, plan, error);
 }
 
+static struct text_table table = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
 enum opaq_status experts_plan_of_value(const struct opaq_value *text, struct opaq_experts_plan *plan,
                                        struct opaq_error *error) {
-    static struct text_table table = {.mutex = PTHREAD_MUTEX_INITIALIZER};
     return plan_find_or_parse(&table, text, sizeof *plan, parse, plan, error);
+}
+
+bool experts_plan_is_kept(const struct opaq_value *text) {
+    return text_table_find(&table, text->text, (size_t)text->count) != NULL;
 }

@@ -142,10 +142,15 @@ static enum opaq_status parse(const char *text, size_t length, void *plan, struc
     return opaq_linear_plan_parse(text, length, plan, error);
 }
 
+static struct text_table table = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
 enum opaq_status plan_of_value(const struct opaq_value *text, struct opaq_linear_plan *plan,
                                struct opaq_error *error) {
-    static struct text_table table = {.mutex = PTHREAD_MUTEX_INITIALIZER};
     return plan_find_or_parse(&table, text, sizeof *plan, parse, plan, error);
+}
+
+bool plan_is_kept(const struct opaq_value *text) {
+    return text_table_find(&table, text->text, (size_t)text->count) != NULL;
 }
 
 static enum opaq_status check_delayed_rules(const struct opaq_linear_plan *plan, struct opaq_error *error) {
