@@ -1,5 +1,5 @@
-"""QuantizedLinear: a linear layer whose weight is quantized once and stays packed. For inference, and for training
-what stands before it: gradients go to its input and its bias, not to its weight."""
+"""QuantizedLinear: a linear layer whose weight is quantized once and stays packed. For inference, and for
+training what stands before it: gradients go to its input and its bias, not to its weight."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class QuantizedLinear(nn.Module):
     `weight` is a parameter that is a QuantizedTensor of shape (out_features, in_features), zeros at first.
     `input_quantizer` says how x is quantized; "" leaves it as it is. `input_scale`, a float32 buffer of one
     number or None, is what a checkpoint was calibrated to: the scale of an `fp8+delayed` input, the amax (with
-    `+global` the global scale) of an `nvfp4` one. Without it each input's own is taken. `dtype` is the bias's and
-    what the weight dequantizes to."""
+    `+global` the global scale) of an `nvfp4` one. Without it each input's own is taken. `dtype` is the bias's
+    and what the weight dequantizes to."""
 
     weight: Any
     bias: Any
@@ -79,7 +79,9 @@ class QuantizedLinear(nn.Module):
     ) -> QuantizedLinear:
         """A layer with the quantized weight of `linear` and its very bias."""
         weight = quantize_tensor(linear.weight.detach().contiguous(), weight_quantizer(quantizer))
-        return cls.from_weight(weight, linear.bias, input_quantizer).train(linear.training)
+        made = cls.from_weight(weight, linear.bias, input_quantizer)
+        made.train(linear.training)
+        return made
 
     @classmethod
     def from_weight(
