@@ -155,6 +155,10 @@ enum opaq_status opaq_quantize(const struct opaq_view *x, const struct opaq_quan
     return status == OPAQ_OK ? quantize_checked(x, args == NULL ? &no_args : args, out, error) : status;
 }
 
+void dequantize_job(const struct quant_job *job, const struct opaq_parallel *parallel) {
+    run_copies(job, dequantize_kernel((enum opaq_format)job->spec.format), false, parallel);
+}
+
 enum opaq_status dequantize_checked(const struct opaq_view *q, int usage, const struct opaq_parallel *parallel,
                                     const struct opaq_view *y, struct opaq_error *error) {
     int from;
@@ -164,7 +168,7 @@ enum opaq_status dequantize_checked(const struct opaq_view *q, int usage, const 
     }
     struct quant_job job;
     quant_job_make(y, q, from, &job);
-    run_copies(&job, dequantize_kernel((enum opaq_format)job.spec.format), false, parallel);
+    dequantize_job(&job, parallel);
     return OPAQ_OK;
 }
 
