@@ -146,7 +146,7 @@ class Value(ctypes.Structure):
 
 class Op(ctypes.Structure):
     _fields_ = _fields(
-        "text name; int argument_count; ArgumentRow argument[16]; int output_count; OutputRow output[5];"
+        "text name; int argument_count; ArgumentRow argument[16]; int output_count; OutputRow output[6];"
         "void* form; void* workspace; void* run"
     )
 

@@ -39,8 +39,8 @@ def _quantized_view(q: QuantizedTensor, buffers: list[torch.Tensor]) -> _library
 
 
 def sqnr(x: torch.Tensor, quantized: QuantizedTensor) -> float:
-    """The signal-to-noise ratio of a quantized tensor in decibels: the power of x over that of the difference, both
-    summed in double. Infinite where they are equal."""
+    """The signal-to-noise ratio of a quantized tensor in decibels: the power of x over that of the difference,
+    both summed in double. Infinite where they are equal."""
     if not isinstance(quantized, QuantizedTensor):
         raise TypeError(f"sqnr: quantized is a {type(quantized).__name__}, expected an opaq.QuantizedTensor")
     plain = x.detach().to("cpu").contiguous()

@@ -466,25 +466,3 @@ def _reduction_group(recipe: DelayedScaling) -> str:
     group = active_group()
     name, size = group_of(torch.distributed.group.WORLD if group is None else group)
     return name if size > 1 else ""
-
-
-def quantized_linear(
-    x: torch.Tensor,
-    weight: QuantizedTensor,
-    bias: torch.Tensor | None = None,
-    *,
-    input_quantizer: str = "",
-    input_scale: torch.Tensor | None = None,
-) -> Any:
-    """x w^T + bias with a packed weight; gradients go to x and the bias. A stand-in until the operator `linear`
-    is there: it takes no input_scale."""
-    if input_scale is not None:
-        raise NotImplementedError("opaq.quantized_linear: input_scale is not supported yet")
-    _check(x, weight, bias, None)
-    wanted = (("x", x), ("b", bias)) if torch.is_grad_enabled() else ()
-    grad = "".join(n for n, t in wanted if t is not None and t.requires_grad)
-    backward = "dequantized" if grad else ""
-    words = {"x": input_quantizer, "w_given": _given(weight), "grad": grad, "backward": backward}
-    if not grad:
-        return _forward(x.contiguous(), weight, bias, None, _text(words), Parallel())[0]
-    return _Linear.apply(x.contiguous(), weight, bias, *[None] * 6, _text(words), *Parallel(), "")[0]

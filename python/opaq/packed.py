@@ -1,5 +1,5 @@
 """QuantizedLinear: a linear layer whose weight is quantized once and stays packed. For inference, and for
-training what stands before it: gradients go to its input and its bias, not to its weight."""
+training what stands before it: gradients go to its input only."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ class QuantizedLinear(nn.Module):
         dtype = dtype or torch.get_default_dtype()
         device = torch.get_default_device() if device is None else device
         made = zeros((out_features, in_features), weight_quantizer(quantizer), dtype, device)
-        added = nn.Parameter(torch.zeros(out_features, dtype=dtype, device=device)) if bias else None
+        added = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
         self._fill(made, added, input_quantizer_text(input_quantizer))
 
-    def _fill(self, weight: QuantizedTensor, bias: nn.Parameter | None, input_quantizer: str) -> None:
+    def _fill(self, weight: QuantizedTensor, bias: torch.Tensor | None, input_quantizer: str) -> None:
         self.out_features, self.in_features = weight.shape
         self.input_quantizer = input_quantizer
         self.weight = nn.Parameter(weight, requires_grad=False)
-        self.register_parameter("bias", bias)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         given = "+delayed" in input_quantizer  # there is no input's own scale
         self.register_buffer("input_scale", torch.ones(1, device=weight.device) if given else None)
 
@@ -77,7 +77,7 @@ class QuantizedLinear(nn.Module):
     def from_linear(
         cls, linear: nn.Linear, quantizer: Quantizer | str, input_quantizer: Quantizer | str = ""
     ) -> QuantizedLinear:
-        """A layer with the quantized weight of `linear` and its very bias."""
+        """A layer with the quantized weight of `linear` and the memory of its bias."""
         weight = quantize_tensor(linear.weight.detach().contiguous(), weight_quantizer(quantizer))
         made = cls.from_weight(weight, linear.bias, input_quantizer)
         made.train(linear.training)
@@ -87,7 +87,7 @@ class QuantizedLinear(nn.Module):
     def from_weight(
         cls,
         weight: QuantizedTensor,
-        bias: nn.Parameter | None = None,
+        bias: torch.Tensor | None = None,
         input_quantizer: Quantizer | str = "",
     ) -> QuantizedLinear:
         """A layer around a weight that is quantized already."""
@@ -97,12 +97,12 @@ class QuantizedLinear(nn.Module):
         return made
 
     def to_linear(self) -> nn.Linear:
-        """A plain layer with the dequantized weight and this layer's very bias."""
+        """A plain layer with the dequantized weight and the memory of this layer's bias."""
         weight = self.weight.dequantize()
         with torch.device("meta"):
             made = nn.Linear(self.in_features, self.out_features, self.bias is not None, dtype=weight.dtype)
         made.weight = nn.Parameter(weight)
-        made.bias = self.bias
+        made.bias = None if self.bias is None else nn.Parameter(self.bias.detach())
         return made.train(self.training)
 
     @property
