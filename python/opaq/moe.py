@@ -3,7 +3,7 @@ They run and train under the active `opaq.autocast`, as `opaq.Linear` does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,9 @@ class _Stacked(PackedModule):
 
     def _make(
         self,
-        shapes: dict[str, tuple[int, ...]],
-        biases: dict[str, tuple[int, ...]],
+        shapes: Mapping[str, tuple[int, ...]],
+        biases: Mapping[str, tuple[int, ...]],
+        bias: bool,
         quantizer: Quantizer | str,
         init_method: _Init | None,
         dtype: torch.dtype | None,
@@ -41,9 +42,8 @@ class _Stacked(PackedModule):
                 plain = torch.empty(shape, dtype=dtype, device=device)
                 self.register_parameter(name, nn.Parameter(plain))
         for name, shape in biases.items():
-            self.register_parameter(name, nn.Parameter(torch.zeros(shape, dtype=dtype, device=device)))
-            if str(quantizer):
-                self.get_parameter(name).requires_grad_(False)
+            made = nn.Parameter(torch.zeros(shape, dtype=dtype, device=device)) if bias else None
+            self.register_parameter(name, made if made is None else made.requires_grad_(not str(quantizer)))
         for name in self.scale_names:
             self.register_buffer(name, None)
         if not str(quantizer):
@@ -77,7 +77,7 @@ class _Stacked(PackedModule):
             )
         for name in self.weight_names if text else ():
             weight = self.get_parameter(name)
-            made = quantize_tensor(weight.detach(), with_usage(text, True, True))
+            made = quantize_tensor(weight.detach(), with_usage(text, True, False))
             self.register_parameter(name, nn.Parameter(made))
 
 
@@ -112,14 +112,13 @@ class _Experts(_Stacked):
         self.hidden_quantizer = input_quantizer_text(hidden_quantizer) or self.input_quantizer
         inner = intermediate_size if activation.endswith("_no_mul") else 2 * intermediate_size
         shapes = {"gate_up": (*stack, inner, hidden_size), "down": (*stack, hidden_size, intermediate_size)}
-        biases = {"gate_up_bias": (*stack, inner), "down_bias": (*stack, hidden_size)} if bias else {}
-        self.gate_up_bias = self.down_bias = None
-        self._make(shapes, biases, quantizer, **more)
+        biases = {"gate_up_bias": (*stack, inner), "down_bias": (*stack, hidden_size)}
+        self._make(shapes, biases, bias, quantizer, **more)
 
     def _options(self) -> dict[str, Any]:
         """The arguments of functional.mlp and functional.moe that do not change."""
-        names = ("activation", "limit", "alpha", "beta", "input_quantizer", "hidden_quantizer", *self.scale_names)
-        return {name: getattr(self, name) for name in names}
+        names = ("activation", "limit", "alpha", "beta", "input_quantizer", "hidden_quantizer")
+        return {name: getattr(self, name) for name in (*names, *self.scale_names)}
 
     def extra_repr(self) -> str:
         said = f"hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}"
@@ -175,9 +174,9 @@ class MLP(_Experts):
 class MoE(_Experts):
     """Each token through its chosen experts, times their weights, summed up: one operator.
 
-    The router is the caller's: models differ in it, it is small, and it stays in high precision. `forward` takes
-    what it decided, as vLLM's and transformers' experts do: for every token the numbers of its experts and their
-    weights. Ids -1 and `num_experts` stand for none.
+    The router is the caller's: models differ in it, it is small, and it stays in high precision. `forward`
+    takes what it decided, as vLLM's and transformers' experts do: for every token the numbers of its experts
+    and their weights. Ids -1 and `num_experts` stand for none.
 
     `gate_up` is [experts, 2 intermediate, hidden] and `down` [experts, hidden, intermediate]; the rest is as in
     MLP. With `num_local_experts` the module holds that many experts from `first_expert` on, and its result is
@@ -214,9 +213,9 @@ class MoE(_Experts):
             )
         self.num_experts, self.first_expert = num_experts, first_expert
         self.weights_on_input = weights_on_input
-        numbers = {"limit": limit, "alpha": alpha, "beta": beta}
+        numbers: dict[str, Any] = {"limit": limit, "alpha": alpha, "beta": beta}
         quantizers = quantizer, input_quantizer, hidden_quantizer
-        more = {"init_method": init_method, "dtype": dtype, "device": device}
+        more: dict[str, Any] = {"init_method": init_method, "dtype": dtype, "device": device}
         self._make_experts(
             (local,), hidden_size, intermediate_size, activation, numbers, bias, quantizers, more
         )
@@ -266,10 +265,11 @@ class MoE(_Experts):
 class GroupedLinear(_Stacked):
     """Several linear layers of one size, each for its own rows of the input: one operator.
 
-    The arguments are Transformer Engine's, and so is `forward(inp, m_splits)`: m_splits[i] rows go through layer
-    i. The weights are one parameter `weight` [num_gemms, out_features, in_features], `bias` [num_gemms,
-    out_features]: one tensor is one argument of the operator and of a compiled graph, whatever num_gemms is, and
-    one gradient. A state dict of Transformer Engine's with weight0, bias0, weight1, ... is loaded too."""
+    The arguments are Transformer Engine's, and so is `forward(inp, m_splits)`: m_splits[i] rows go through
+    layer i. The weights are one parameter `weight` [num_gemms, out_features, in_features], the biases one
+    `bias` [num_gemms, out_features]: one argument of the operator and of a compiled graph, whatever num_gemms
+    is, and one gradient. A state dict of Transformer Engine's with weight0, bias0, weight1, ... is loaded
+    too."""
 
     weight_names = ("weight",)
     weight: Any
@@ -296,10 +296,9 @@ class GroupedLinear(_Stacked):
                 raise NotImplementedError(f"opaq.GroupedLinear: {key}={value!r} is not supported")
         super().__init__()
         self.num_gemms, self.in_features, self.out_features = num_gemms, in_features, out_features
-        self.bias = None
         shapes = {"weight": (num_gemms, out_features, in_features)}
-        biases = {"bias": (num_gemms, out_features)} if bias else {}
-        self._make(shapes, biases, quantizer, init_method, params_dtype or dtype, device)
+        biases = {"bias": (num_gemms, out_features)}
+        self._make(shapes, biases, bias, quantizer, init_method, params_dtype or dtype, device)
 
     def forward(self, inp: torch.Tensor, m_splits: Sequence[int] | torch.Tensor) -> torch.Tensor:
         """m_splits: a list of integers, which a compiled graph takes as constants, or an int64 tensor."""
