@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from opaq import functional
-from opaq._autocast import model_init_recipe, preserves_high_precision
+from opaq._autocast import model_init_recipe
 from opaq.packed import PackedModule, autocast_input, input_quantizer_text, weight_quantizer, zeros
-from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
-from opaq.quantizer import Quantizer, with_usage
+from opaq.quantized_tensor import QuantizedTensor
+from opaq.quantizer import Quantizer
 
 _Init = Callable[[torch.Tensor], Any]
 
@@ -31,6 +31,8 @@ class _Stacked(PackedModule):
         dtype: torch.dtype | None,
         device: torch.device | str | None,
     ) -> None:
+        if model_init_recipe() is not None:  # packed weights have no gradient yet
+            raise NotImplementedError(f"opaq.{type(self).__name__}: quantized_model_init is not supported")
         dtype = dtype or torch.get_default_dtype()
         device = torch.get_default_device() if device is None else device
         self.init_method = init_method
@@ -48,7 +50,6 @@ class _Stacked(PackedModule):
             self.register_buffer(name, None)
         if not str(quantizer):
             self.reset_parameters()
-            self._quantize_weights()
 
     def reset_parameters(self) -> None:
         """Weights normal(0, 0.023) or by init_method, biases 0."""
@@ -66,19 +67,6 @@ class _Stacked(PackedModule):
                     matrix.normal_(0.0, 0.023) if self.init_method is None else self.init_method(matrix)
                 if values is not parameter:
                     parameter.copy_(values)
-
-    def _quantize_weights(self) -> None:
-        """Under `quantized_model_init`."""
-        recipe = model_init_recipe()
-        text = "" if recipe is None else recipe.linear_quantizers().weight
-        if text and preserves_high_precision():
-            raise NotImplementedError(
-                f"opaq.{type(self).__name__}: preserve_high_precision_init_val is not supported"
-            )
-        for name in self.weight_names if text else ():
-            weight = self.get_parameter(name)
-            made = quantize_tensor(weight.detach(), with_usage(text, True, False))
-            self.register_parameter(name, nn.Parameter(made))
 
 
 class _Experts(_Stacked):
