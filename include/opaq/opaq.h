@@ -4,8 +4,8 @@
 
 #include "opaq/cpu.h"
 #include "opaq/element.h"
-#include "opaq/format.h"
 #include "opaq/experts.h"
+#include "opaq/format.h"
 #include "opaq/linear.h"
 #include "opaq/noise.h"
 #include "opaq/op.h"
@@ -14,6 +14,7 @@
 #include "opaq/quant.h"
 #include "opaq/spec.h"
 #include "opaq/status.h"
+#include "opaq/stored.h"
 #include "opaq/version.h"
 
 #endif

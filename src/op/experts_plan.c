@@ -1,6 +1,7 @@
 /* op/experts_plan.c: a plan of an MLP or a mixture from its text. Specification: docs/experts.md. */
 #include "op/experts_plan.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "base/float_bits.h"
@@ -84,6 +85,7 @@ static struct opaq_form *form_field(const struct plan_word *word, struct opaq_ex
 
 static enum opaq_status read_word(const struct plan_word *word, void *read, struct opaq_error *error) {
     struct opaq_experts_plan *plan = read;
+    assert(plan != NULL); /* which the analyzer doubts */
     struct opaq_form *form = word->value == NULL ? NULL : form_field(word, plan);
     if (form != NULL) {
         return word_read_form(word, form, error);

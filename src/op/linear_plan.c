@@ -1,6 +1,7 @@
 /* op/linear_plan.c: a plan's text, and which copies a plan keeps. Specification: docs/linear.md. */
 #include "op/linear_plan.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "op/plan_words.h"
@@ -39,6 +40,7 @@ static enum opaq_status read_history(const struct plan_word *word, int32_t *algo
 
 static enum opaq_status read_word(const struct plan_word *word, void *read, struct opaq_error *error) {
     struct opaq_linear_plan *plan = read;
+    assert(plan != NULL); /* which the analyzer doubts */
     struct opaq_form *form = form_field(word, plan);
     const bool has_value = word->value != NULL;
     if (form != NULL && has_value) {
@@ -144,6 +146,27 @@ enum opaq_status plan_of_value(const struct opaq_value *text, struct opaq_linear
                                struct opaq_error *error) {
     static struct text_table table = {.mutex = PTHREAD_MUTEX_INITIALIZER};
     return plan_find_or_parse(&table, text, sizeof *plan, parse, plan, error);
+}
+
+static enum opaq_status check_delayed_rules(const struct opaq_linear_plan *plan, struct opaq_error *error) {
+    const struct opaq_form *const forms[] = {&plan->x, &plan->w, &plan->y, &plan->dy, &plan->dx};
+    static const char *const names[] = {"x", "w", "y", "dy", "dx"};
+    for (int i = 0; i < 5; ++i) {
+        if (has_option(forms[i], OPAQ_DELAYED) && forms[i]->spec.rule != OPAQ_RULE_TE) {
+            return opaq_fail(
+                error, OPAQ_ERROR_TEXT,
+                "plan: \"%s=\" is delayed under the rule %s, whose scale is a divisor, but delayed "
+                "scaling computes factors",
+                names[i], opaq_rule_name((enum opaq_rule)forms[i]->spec.rule));
+        }
+    }
+    return OPAQ_OK;
+}
+
+enum opaq_status plan_of_training(const struct opaq_value *text, struct opaq_linear_plan *plan,
+                                  struct opaq_error *error) {
+    const enum opaq_status status = plan_of_value(text, plan, error);
+    return status == OPAQ_OK ? check_delayed_rules(plan, error) : status;
 }
 
 /* ---- what is kept ---- */

@@ -238,7 +238,7 @@ static void limits_hold(void) {
     refuse(NULL, 0, OPAQ_ERROR_ARGUMENT, "text is NULL");
     CHECK_EQ_INT(opaq_linear_plan_parse("", 0, NULL, NULL), OPAQ_ERROR_ARGUMENT);
     /* the longest plan there is fits */
-    const char *longest = "nvfp4+columnwise+swizzle+rowscaled+4over6=mse+e4m3max=256";
+    const char *longest = "nvfp4.e2m1+columnwise+swizzle+global+rowscaled+e4m3max=448+rule=compressed-tensors";
     (void)snprintf(text, sizeof text,
                    "x=%s w=%s dy=%s y=%s dx=%s grad=xwb save=xw backward=high_precision cache bias_later "
                    "main_grad=add history=most_recent margin=-64 reduce",

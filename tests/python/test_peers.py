@@ -25,6 +25,7 @@ import opaq
 import peer_values
 from conftest import need
 from opaq import Quantizer
+from peer_compressor import compressed_state, compressed_tensors
 
 torch = need("torch")
 
@@ -187,63 +188,13 @@ def test_swizzle(torchao: SimpleNamespace, name: str, shape: tuple[int, int]) ->
 
 @pytest.fixture(scope="module")
 def peer() -> SimpleNamespace:
-    """compressed-tensors' parts by name."""
-    quantization = need("compressed_tensors.quantization")
-    utils = need("compressed_tensors.quantization.utils")
-    compressors = {
-        "nvfp4": need("compressed_tensors.compressors.nvfp4").NVFP4PackedCompressor,
-        "mxfp4": need("compressed_tensors.compressors.mxfp4").MXFP4PackedCompressor,
-        "mxfp8": need("compressed_tensors.compressors.mxfp8").MXFP8QuantizationCompressor,
-    }
-    naive = need("compressed_tensors.compressors.naive_quantized").FloatQuantizationCompressor
-    common = {"type": "float", "symmetric": True, "dynamic": False}
-    settings = {
-        "fp8": {"num_bits": 8, "strategy": "tensor"},
-        "fp8row": {"num_bits": 8, "strategy": "channel"},
-        "fp8blk1": {"num_bits": 8, "strategy": "group", "group_size": 128},
-        "fp8blk2": {"num_bits": 8, "strategy": "block", "block_structure": [128, 128]},
-        "mxfp8": {"num_bits": 8, "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8},
-        "mxfp4": {"num_bits": 4, "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8},
-        "nvfp4": {
-            "num_bits": 4,
-            "strategy": "tensor_group",
-            "group_size": 16,
-            "scale_dtype": torch.float8_e4m3fn,
-        },
-    }
-    return SimpleNamespace(
-        args={name: quantization.QuantizationArgs(**common, **given) for name, given in settings.items()},
-        scheme=lambda args: quantization.QuantizationScheme(targets=["Linear"], weights=args),
-        qparams=utils.calculate_qparams,
-        gparam=utils.generate_gparam,
-        compressor=lambda name: compressors.get(name, naive),
-    )
-
-
-def blocks_of(name: str, w: torch.Tensor) -> torch.Tensor:
-    """What shares a scale, along the last axis; the axes before it are those of the scales."""
-    if name == "fp8":
-        return w.reshape(1, -1)
-    if name == "fp8row":
-        return w.unsqueeze(1)
-    if name == "fp8blk2":
-        padded = torch.nn.functional.pad(w, (0, -w.shape[1] % 128, 0, -w.shape[0] % 128))
-        return padded.unflatten(0, (-1, 128)).unflatten(2, (-1, 128)).transpose(1, 2).flatten(2)
-    return w.unflatten(-1, (-1, {"fp8blk1": 128, "mxfp8": 32, "mxfp4": 32, "nvfp4": 16}[name]))
+    return compressed_tensors()
 
 
 def compress(peer: SimpleNamespace, name: str, x: NDArray) -> tuple[NDArray, NDArray, NDArray | None]:
     """The weight, its scales and its global scale as compressed-tensors writes them."""
-    w, args = tensor(x), peer.args[name]
-    blocks = blocks_of(name, w)
-    state = {"weight": w}
-    if name == "nvfp4":
-        state["weight_global_scale"] = peer.gparam(w.min(), w.max())
-    state["weight_scale"], state["weight_zero_point"] = peer.qparams(
-        blocks.amin(-1), blocks.amax(-1), args, global_scale=state.get("weight_global_scale")
-    )
-    state = peer.compressor(name).compress(state, peer.scheme(args))
-    weight = codes(state["weight_packed"] if args.num_bits == 4 else state["weight"])
+    state = compressed_state(peer, name, tensor(x))
+    weight = codes(state["weight_packed"] if peer.args[name].num_bits == 4 else state["weight"])
     scale = state["weight_scale"]
     scale = scale.numpy() if scale.dtype == torch.float32 else codes(scale)
     scales = state.get("weight_global_scale")
@@ -292,3 +243,63 @@ def test_compressed_tensors_square_blocks_at_the_edge(peer: SimpleNamespace, sha
     want_data, want_scale, _ = compress(peer, "fp8blk2", x)
     same(scale, want_scale, "scales")
     same(data, want_data, "codes")
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+def test_compressed_tensors_global_scale(peer: SimpleNamespace, kind: str) -> None:
+    """`global` stores their weight_global_scale, and what comes back is their dequantization."""
+    for x in inputs(kind):
+        q = opaq.quantize(x, Quantizer("nvfp4+global+rule=compressed-tensors"))
+        without = opaq.quantize(x, Quantizer("nvfp4+rule=compressed-tensors")).buffers
+        want_data, want_scale, global_scale = compress(peer, "nvfp4", x)
+        same(q.buffers["_global_rowwise"], global_scale, "global scale")
+        for name in ("_rowwise_data", "_rowwise_scale_inv"):
+            same(q.buffers[name], without[name], name)
+        values = peer.unpack(torch.from_numpy(want_data), *x.shape, torch.float32)
+        scale = torch.from_numpy(want_scale).view(torch.float8_e4m3fn).float()
+        theirs = peer.dequantize(
+            values, scale, args=peer.args["nvfp4"], global_scale=torch.from_numpy(global_scale)
+        )
+        assert theirs.dtype == torch.float32
+        same(opaq.dequantize(q), theirs.numpy(), "values")
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+def test_modelopt_global_scale(kind: str) -> None:
+    """weight_scale_2 as ModelOpt computes it, and its dequantization, with PyTorch's own operations."""
+    for x in inputs(kind):
+        q = opaq.quantize(x, Quantizer("nvfp4+global+rule=modelopt"))
+        multiplier = tensor(x).abs().amax() / (6.0 * 448.0)
+        same(q.buffers["_global_rowwise"], multiplier.reshape(1).numpy(), "weight_scale_2")
+        data, rows, columns = torch.from_numpy(q.buffers["_rowwise_data"]), *x.shape
+        grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        values = torch.cat([grid, -grid])[torch.stack([data & 15, data >> 4], -1).flatten(1).long()]
+        scale = torch.from_numpy(q.buffers["_rowwise_scale_inv"])[:rows, : columns // 16].contiguous()
+        factor = (scale.view(torch.float8_e4m3fn).float() * multiplier).repeat_interleave(16, 1)
+        same(opaq.dequantize(q), (values * factor).numpy(), "values")
+
+
+@pytest.mark.parametrize("rule", ["compressed-tensors", "modelopt"])
+def test_global_scales_of_stacked_tensors(rule: str) -> None:
+    """Given one number per row, rows decode as in the tensors that they come from."""
+    parts = [MATRICES["ordinary"](seed).astype(np.float32) * 4.0**seed for seed in range(3)]
+    alone = [opaq.quantize(x, Quantizer(f"nvfp4+global+rule={rule}")) for x in parts]
+    given = np.concatenate(
+        [np.repeat(q.buffers["_global_rowwise"], len(x)) for q, x in zip(alone, parts, strict=True)]
+    )
+    quantizer = Quantizer(f"nvfp4+rowscaled+global+rule={rule}")
+    stacked = opaq.quantize(np.concatenate(parts), quantizer, amax_rowwise=given)
+    same(stacked.buffers["_global_rowwise"], given, "global scales")
+    same(opaq.dequantize(stacked), np.concatenate([opaq.dequantize(q) for q in alone]), "values")
+
+
+@pytest.mark.parametrize("rule", ["compressed-tensors", "modelopt"])
+def test_a_given_scale_is_the_divisor(rule: str) -> None:
+    """Static activation scales: clamp(x / s) to float8_e4m3fn, times s."""
+    x = MATRICES["ordinary"](5).astype(np.float32)
+    for scale in (0.0123, 3.0, 2.0**-20):
+        q = opaq.quantize(x, Quantizer(f"fp8+delayed+rule={rule}"), scale=scale)
+        s = torch.tensor([scale])
+        codes_of = (tensor(x) / s).clamp(-448, 448).to(torch.float8_e4m3fn)
+        same(q.buffers["_scale_inv"], s.numpy(), "scale")
+        assert np.array_equal(opaq.dequantize(q), (codes_of.float() * s).numpy())
