@@ -105,6 +105,7 @@ enum opaq_status experts_begin(const struct opaq_call *call, bool is_measuring, 
     if (status != OPAQ_OK) {
         return opaq_fail(error, status, "%s: %s", call->op->name, reason.text);
     }
+    experts->linear.plan.precision = experts->plan.precision;
     if (!experts->is_routed &&
         (experts->plan.experts || experts->plan.first || experts->plan.weights_on_input ||
          (experts->plan.gradients & OPAQ_EXPERTS_ROUTER))) {
