@@ -21,6 +21,11 @@ void *scratch_take(struct scratch *scratch, size_t bytes) {
     return piece;
 }
 
+void *scratch_take_array(struct scratch *scratch, int64_t count, size_t size) {
+    int64_t bytes;
+    return scratch_take(scratch, checked_multiply(count, (int64_t)size, &bytes) ? (size_t)bytes : SIZE_MAX);
+}
+
 /* "[4,128]" */
 static const char *sizes_text(const int64_t *sizes, int64_t count, char *buffer, size_t capacity) {
     struct opaq_tensor tensor = {.rank = (int32_t)min_int64(count, OPAQ_RANK_LIMIT)};

@@ -18,6 +18,9 @@ struct scratch {
 
 void *scratch_take(struct scratch *scratch, size_t bytes);
 
+/* The same for so many things of a size. */
+void *scratch_take_array(struct scratch *scratch, int64_t count, size_t size);
+
 /* One linear call, its sizes checked. */
 struct linear {
     const char *operation;
