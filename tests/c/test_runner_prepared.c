@@ -157,7 +157,7 @@ static void weights_that_cannot_be_kept(void) {
         enum opaq_runner_kind kind;
         const char *words, *text;
     } cases[] = {{OPAQ_RUNNER_MOE, "act=silu w=nvfp4+2d", "quantize it first"},
-                 {OPAQ_RUNNER_MOE, "act=silu w=nvfp4+sr", "random is missing"},
+                 {OPAQ_RUNNER_MOE, "act=silu w=nvfp4+sr", "rounds stochastically"},
                  {OPAQ_RUNNER_MLP, "act=silu w=fp8+delayed", "delayed scaling"},
                  {OPAQ_RUNNER_LINEAR, "w=nvfp4+sr", "linear: w= rounds stochastically (sr)"},
                  {OPAQ_RUNNER_LINEAR, "w=fp8+delayed", "linear: w= takes a scale (delayed)"}};
