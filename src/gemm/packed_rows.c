@@ -143,7 +143,7 @@ static void make_integers(const struct rows_task *task, int64_t row) {
             }
             if (float_is_nan(amax) || inverse == 0.0f) { /* the scale says all */
                 memset(task->elements + at * element_bytes(made->precision), 0,
-                       (size_t)(step * element_bytes(made->precision)));
+                       (size_t)step * (size_t)element_bytes(made->precision));
             } else if (made->precision == PACKED_NEAR) {
                 to_int16(block + i, step, inverse, (int16_t *)(void *)task->elements + at);
             } else {

@@ -153,8 +153,10 @@ static enum opaq_status backward_down(struct experts *experts, const struct expe
     struct opaq_view seen = *activated;
     struct linear_operand a;
     struct linear_operand b;
+    memset(&dy, 0, sizeof dy);
     enum opaq_status status = experts_gather(experts, group, &state->dy, true, false, &dy, error);
     weighted = dy;
+    quantized = dy;
     if (status == OPAQ_OK && has_weights && wants_dw) {
         status = experts_gather(experts, group, &state->dy, true, true, &weighted, error);
     }

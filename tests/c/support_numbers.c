@@ -48,7 +48,8 @@ struct numbers numbers_transposed(const struct numbers *from) {
 
 struct numbers numbers_product(const struct numbers *a, const struct numbers *b, const double *bias) {
     const int64_t depth = a->columns;
-    const double steps = (double)((depth < 256 ? depth : 256) + (depth + 255) / 256 + 2);
+    const int64_t blocks = (depth + 255) / 256;
+    const double steps = (double)((depth < 256 ? depth : 256) + blocks + 2);
     struct numbers c = numbers_make(a->rows, b->rows);
     for (int64_t i = 0; i < c.rows * c.columns; ++i) {
         const int64_t p = i / c.columns * depth;

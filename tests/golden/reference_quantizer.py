@@ -453,9 +453,9 @@ def swizzle(scale: ByteArray) -> ByteArray:
 
 
 def tile_codes(s: Spec, codes: ByteArray) -> ByteArray:
-    """4-bit codes in tiles of 16 x 64: eight 64-byte stripes of 8 columns, in each of them four bytes a row, the
-    first four columns low and the others high. 8-bit codes in tiles of 32 x 32: pairs of columns, each two bytes
-    a row."""
+    """4-bit codes in tiles of 16 x 64: eight 64-byte stripes of 8 columns, in each of them four bytes a row,
+    the first four columns low and the others high. 8-bit codes in tiles of 32 x 32: pairs of columns, each two
+    bytes a row."""
     if s.format not in ("nvfp4", "mxfp4"):
         padded = pad(codes, round_up(codes.shape[0], 32), round_up(codes.shape[1], 32))
         rows, columns = padded.shape
