@@ -283,11 +283,6 @@ enum opaq_status linear_input_operand(struct linear *linear, const struct opaq_v
         .stream = input->stream,
         .random = input->random,
         .given = input->given == NULL ? NULL : input->given + (input->count == 1 ? 0 : index)};
-    if (has_option(input->form, OPAQ_STOCHASTIC) && input->random == NULL) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                         "%s: %s= rounds stochastically (sr), but there is no random", linear->operation,
-                         input->name);
-    }
     const enum opaq_status status = linear_quantize(linear, x, &how, &quantized, error);
     return status == OPAQ_OK ? linear_operand(linear, &quantized, OPAQ_ROWWISE, operand, error) : status;
 }

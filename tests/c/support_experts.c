@@ -17,6 +17,20 @@ struct opaq_experts_plan experts_plan_of(const char *text) {
     return plan;
 }
 
+const char *const experts_activations[OPAQ_ACTIVATION_COUNT] = {
+    "act=silu",
+    "act=silu_clamp limit=1.25 alpha=0.75 beta=-0.5",
+    "act=swiglu_oai",
+    "act=swiglu_oai_packed limit=1",
+    "act=silu_step limit=0.5",
+    "act=gelu",
+    "act=gelu_tanh",
+    "act=relu2",
+    "act=silu_no_mul",
+    "act=gelu_no_mul",
+    "act=gelu_tanh_no_mul",
+    "act=relu2_no_mul"};
+
 static bool is_gated(const struct opaq_experts_plan *plan) {
     return opaq_activation_is_gated((enum opaq_activation)plan->activation) != 0;
 }
@@ -269,6 +283,44 @@ void experts_check_again(const char *op, const struct opaq_value *values, const 
     }
 }
 
+/* Which output row of the operator stands for a gradient. */
+int experts_output_of(const struct experts_layer *layer, int gradient) {
+    return layer->is_routed || gradient < EXPERTS_DROUTER ? gradient : gradient - 1;
+}
+
+const char *experts_backward_name(const struct experts_layer *layer) {
+    return layer->is_routed ? "moe_backward" : "mlp_backward";
+}
+
+/* h of a forward, as the backward is given it. */
+struct tensor experts_forward_h(const struct experts_layer *layer, const char *plan,
+                                const struct experts_given *given) {
+    struct op_result forward =
+        experts_call(layer->is_routed ? "moe_forward" : "mlp_forward", layer, plan, given);
+    const int64_t slots = layer->is_routed ? layer->size.tokens * layer->size.choices : layer->size.tokens;
+    struct tensor h = tensor_make(slots, layer->width, (enum opaq_element)layer->x.view.proto.dtype, NULL);
+    if (forward.outputs.count == 2) {
+        memcpy(h.view.buffer[0].data, forward.outputs.tensor[1].data, tensor_bytes(&h, 0));
+    }
+    op_result_free(&forward);
+    return h;
+}
+
+/* A backward with h as a tensor. */
+struct op_result experts_backward(const struct experts_layer *layer, const char *plan,
+                                  const struct experts_given *given, const struct tensor *h) {
+    struct experts_given all = given == NULL ? nothing : *given;
+    const struct opaq_tensor h_tensor = op_tensors_of(h).tensor[0];
+    struct experts_arguments arguments;
+    all.h = &h_tensor;
+    struct op_result result = experts_call(experts_backward_name(layer), layer, plan, &all);
+    experts_arguments(experts_backward_name(layer), layer, plan, &all, &arguments);
+    if (result.outputs.count > 0) {
+        experts_check_again(experts_backward_name(layer), arguments.value, &result, plan);
+    }
+    return result;
+}
+
 /* ---- what stands between the products ---- */
 
 struct experts_words experts_activation_words(const char *plan) {
@@ -344,7 +396,7 @@ struct tensor experts_activation_gradient(const struct tensor *h, const struct t
     const struct experts_words words = experts_activation_words(plan);
     const struct opaq_experts_plan parsed = experts_plan_of(words.text);
     struct experts_layer layer = bare_layer(h, &parsed);
-    struct experts_words with_grad;
+    char with_grad[OPAQ_EXPERTS_PLAN_TEXT_BYTES + 8];
     struct tensor dy = tensor_make(layer.size.tokens, layer.size.hidden, OPAQ_F32, NULL);
     for (int64_t r = 0; r < layer.size.tokens; ++r) { /* dy down is da then */
         for (int64_t c = 0; c < layer.size.hidden; ++c) {
@@ -353,11 +405,10 @@ struct tensor experts_activation_gradient(const struct tensor *h, const struct t
     }
     tensor_free(&layer.dy);
     layer.dy = dy;
-    (void)snprintf(with_grad.text, sizeof with_grad.text, "grad=x%s%.900s", words.text[0] ? " " : "",
-                   words.text);
+    (void)snprintf(with_grad, sizeof with_grad, "%s%sgrad=x", words.text, words.text[0] ? " " : "");
     const struct opaq_tensor h_tensor = op_tensors_of(&layer.x).tensor[0];
     const struct experts_given given = {.h = &h_tensor};
-    struct op_result result = experts_call("mlp_backward", &layer, with_grad.text, &given);
+    struct op_result result = experts_call("mlp_backward", &layer, with_grad, &given);
     struct tensor dh = tensor_make_proto(&layer.x.view.proto);
     if (result.outputs.count == 1) {
         memcpy(dh.view.buffer[0].data, result.outputs.tensor[0].data, tensor_bytes(&dh, 0));

@@ -91,6 +91,18 @@ struct opaq_value *experts_value(struct experts_arguments *arguments, const char
 struct op_result experts_call(const char *op, const struct experts_layer *layer, const char *plan,
                               const struct experts_given *given);
 
+/* h of a training operator, as its backward is given it; and that backward, run as experts_check_again does. Which of its
+ * output rows stands for a gradient. */
+struct tensor experts_forward_h(const struct experts_layer *layer, const char *plan,
+                                const struct experts_given *given);
+struct op_result experts_backward(const struct experts_layer *layer, const char *plan,
+                                  const struct experts_given *given, const struct tensor *h);
+const char *experts_backward_name(const struct experts_layer *layer);
+int experts_output_of(const struct experts_layer *layer, int gradient);
+
+/* One plan of each activation, in their order. */
+extern const char *const experts_activations[OPAQ_ACTIVATION_COUNT];
+
 /* Once more with other garbage in the outputs and the workspace beforehand, and nothing behind the workspace may change:
  * a failed check unless the result is the same. */
 void experts_check_again(const char *op, const struct opaq_value *values, const struct op_result *expected,

@@ -512,3 +512,55 @@ void reference_gradients_free(struct reference_gradients *gradients) {
         numbers_free(&gradients->gradient[i]);
     }
 }
+
+/* ---- checking ---- */
+
+static bool is_plain(const char *plan) {
+    const struct opaq_experts_plan parsed = experts_plan_of(plan);
+    const struct opaq_form forms[] = {parsed.x, parsed.h, parsed.w, parsed.gate_up_given, parsed.down_given};
+    bool plain = true;
+    for (int i = 0; i < 5; ++i) {
+        plain = plain && forms[i].kind == OPAQ_FORM_PLAIN;
+    }
+    return plain;
+}
+
+/* Both operators' results; the inference operator has scales and the training operator random numbers. */
+void experts_check_forward(const struct experts_layer *layer, const char *plan,
+                           const struct experts_given *given) {
+    struct reference_forward expected = reference_forward(layer, plan, given);
+    given = given == NULL ? &nothing : given;
+    if (given->random == NULL) {
+        const char *op = layer->is_routed ? "moe" : "mlp";
+        struct experts_arguments arguments;
+        struct op_result result = experts_call(op, layer, plan, given);
+        experts_arguments(op, layer, plan, given, &arguments);
+        if (CHECK_EQ_INT(result.outputs.count, 1)) {
+            CHECK_BYTES(result.outputs.tensor[0].data, expected.y.view.buffer[0].data,
+                        op_tensor_bytes(&result.outputs.tensor[0]), "%s, \"%s\"", op, plan);
+            experts_check_again(op, arguments.value, &result, plan);
+        }
+        op_result_free(&result);
+    }
+    if (given->input_scale == NULL && given->hidden_scale == NULL) {
+        const char *op = layer->is_routed ? "moe_forward" : "mlp_forward";
+        struct experts_arguments arguments;
+        struct op_result result = experts_call(op, layer, plan, given);
+        experts_arguments(op, layer, plan, given, &arguments);
+        if (CHECK_EQ_INT(result.outputs.count, 2)) {
+            CHECK_BYTES(result.outputs.tensor[0].data, expected.y.view.buffer[0].data,
+                        op_tensor_bytes(&result.outputs.tensor[0]), "%s, \"%s\", y", op, plan);
+            CHECK_BYTES(result.outputs.tensor[1].data, expected.h.view.buffer[0].data,
+                        op_tensor_bytes(&result.outputs.tensor[1]), "%s, \"%s\", h", op, plan);
+            experts_check_again(op, arguments.value, &result, plan);
+        }
+        if (result.outputs.count == 2 && is_plain(plan)) {
+            struct reference_numbers numbers = reference_forward_numbers(layer, plan, given);
+            (void)numbers_check(&result.outputs.tensor[0], &numbers.y, plan);
+            (void)numbers_check(&result.outputs.tensor[1], &numbers.h, plan);
+            reference_numbers_free(&numbers);
+        }
+        op_result_free(&result);
+    }
+    reference_forward_free(&expected);
+}

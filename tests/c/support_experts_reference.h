@@ -43,6 +43,11 @@ struct reference_forward reference_forward(const struct experts_layer *layer, co
                                            const struct experts_given *given);
 void reference_forward_free(struct reference_forward *forward);
 
+/* Runs mlp or moe and their training operators: both results are as they should be bit for bit, where nothing is
+ * quantized in double too, and depend neither on memory beforehand nor on any behind the workspace. */
+void experts_check_forward(const struct experts_layer *layer, const char *plan,
+                           const struct experts_given *given);
+
 /* ---- in double, where nothing is quantized ---- */
 
 struct reference_numbers {
