@@ -1,0 +1,327 @@
+"""How quantized checkpoints are laid out, read from their `quantization_config`: which quantizer each weight has, which
+tensors hold it, how the layer's input is quantized. Nothing here knows a framework or opens a file; what the
+tensors hold is the library's business (docs/formats.md), which names they have is this file's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+_BYTES = ("U8", "F8_E8M0")  # a scale of the MX formats
+_FLOATS = ("F32", "BF16", "F16")
+
+
+class Header(NamedTuple):
+    """What a file says of a tensor without its data: the dtype by its name in safetensors, and the sizes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one kind of weight is stored and run. A tensor's name is the plain weight's name and a suffix; that of
+    the input's scale stands beside the weight."""
+
+    weight: str  # the quantizer of a weight of its own
+    stacked: str  # of several in one tensor, each with the scales it has
+    data: str  # suffixes
+    scale: str
+    global_: str = ""
+    input: str = ""  # how the input is quantized; "" if it is not
+    input_given: str = ""  # the same, where the checkpoint has a scale for it
+    input_scale: str = ""  # that scale's name
+    data_dtypes: tuple[str, ...] = ("F8_E4M3",)
+    scale_dtypes: tuple[str, ...] = _FLOATS
+
+    def tensors(self) -> dict[str, tuple[str, tuple[str, ...]]]:
+        """The tensors that a weight must have: by role, the suffix and the dtypes it can have."""
+        found = {"data": (self.data, self.data_dtypes), "scale": (self.scale, self.scale_dtypes)}
+        return found | ({"global": (self.global_, ("F32",))} if self.global_ else {})
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A checkpoint's `quantization_config`, understood."""
+
+    method: str
+    schemes: tuple[tuple[tuple[str, ...], Scheme], ...]  # for modules that match one of these, the special first
+    ignore: tuple[str, ...]
+    weights: tuple[str, ...] = ("weight",)  # what a plain weight is called in its module
+
+    def scheme(self, module: str) -> Scheme | None:
+        """How this module's weight is stored; None if it is plain."""
+        if any(_matches(pattern, module) for pattern in self.ignore):
+            return None
+        return next((s for targets, s in self.schemes if any(_matches(t, module) for t in targets)), None)
+
+    def packed(self, headers: Mapping[str, Header]) -> dict[str, Scheme]:
+        """The weights that are stored quantized, by the name a plain one would have. What is stored plain stays
+        plain. A weight that lacks a tensor, has one of a wrong dtype, or is said to be plain, is an error."""
+        found: dict[str, Scheme] = {}
+        suffixes = {t[0] for _, s in self.schemes for t in s.tensors().values()} - {""}
+        for name, header in headers.items():
+            plain = next((name.removesuffix(s) for s in suffixes if name.endswith(s)), "")
+            if plain.rpartition(".")[2] not in self.weights:
+                if name.rpartition(".")[2] not in self.weights or header.dtype in _FLOATS:
+                    continue
+                plain = name
+            module = plain.rpartition(".")[0]
+            if (scheme := self.scheme(module)) is None:
+                raise ValueError(
+                    f"opaq: the checkpoint has {name} ({_said(header)}), but its quantization_config says that "
+                    f"{module} is not quantized"
+                )
+            found[plain] = scheme
+        for plain, scheme in found.items():
+            _check_tensors(plain, scheme, headers)
+        return found
+
+
+def _said(header: Header) -> str:
+    return f"{header.dtype} {list(header.shape)}"
+
+
+def input_scale_name(plain: str, scheme: Scheme) -> str:
+    """The name of the input's scale in the checkpoint; "" if the scheme has none."""
+    return f"{plain.rpartition('.')[0]}.{scheme.input_scale}" if scheme.input_scale else ""
+
+
+def _check_tensors(plain: str, scheme: Scheme, headers: Mapping[str, Header]) -> None:
+    wanted = {plain + suffix: dtypes for suffix, dtypes in scheme.tensors().values()}
+    if (name := input_scale_name(plain, scheme)) in headers:
+        wanted[name] = _FLOATS
+    for name, dtypes in wanted.items():
+        if name not in headers:
+            raise ValueError(
+                f"opaq: the checkpoint has no {name}: a weight stored as {scheme.weight} needs "
+                f"{', '.join(wanted)}"
+            )
+        if headers[name].dtype not in dtypes:
+            raise ValueError(
+                f"opaq: {name} is {_said(headers[name])}, expected {' or '.join(dtypes)} for a weight stored as "
+                f"{scheme.weight}"
+            )
+
+
+def _matches(pattern: str, module: str) -> bool:
+    """`re:` and an expression, or whole parts of the dotted name, in which * stands for anything."""
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], module) is not None
+    text = re.escape(pattern).replace(r"\*", ".*")
+    return pattern == "Linear" or re.fullmatch(rf"(?:.*\.)?{text}(?:\..*)?", module) is not None
+
+
+# ---- the layouts ----
+
+
+def _with(text: str, rule: str) -> str:
+    return f"{text}+rule={rule}" if rule else text
+
+
+def _nvfp4(rule: str, data: str, global_: str, **more: Any) -> Scheme:
+    return Scheme(
+        _with("nvfp4+global", rule),
+        _with("nvfp4+rowscaled+global", rule),
+        data,
+        "_scale",
+        global_,
+        data_dtypes=("U8",),
+        scale_dtypes=("F8_E4M3",),
+        **more,
+    )
+
+
+def _mxfp4(rule: str, data: str, scale: str, **more: Any) -> Scheme:
+    text = _with("mxfp4", rule)
+    return Scheme(text, text, data, scale, data_dtypes=("U8",), scale_dtypes=_BYTES, **more)
+
+
+def _mxfp8(rule: str, scale: str, **more: Any) -> Scheme:
+    text = _with("mxfp8", rule)
+    return Scheme(text, text, "", scale, scale_dtypes=_BYTES, **more)
+
+
+def _fp8(rule: str, form: str, scale: str, **more: Any) -> Scheme:
+    """`form` is fp8, fp8row or fp8blk2. Stacked weights with a scale each have one for every row."""
+    stacked = "fp8row" if form == "fp8" else form
+    return Scheme(_with(form, rule), _with(stacked, rule), "", scale, **more)
+
+
+class _Found(NamedTuple):
+    """What an entry of compressed-tensors says, as far as it decides the format."""
+
+    bits: int
+    strategy: str
+    group: int | None
+    block: tuple[int, ...] | None
+
+
+def _ct_entry(entry: Mapping[str, Any], what: str) -> _Found:
+    if entry.get("type") != "float" or not entry.get("symmetric", True):
+        kind = f"{'symmetric' if entry.get('symmetric', True) else 'asymmetric'} {entry.get('type')}"
+        raise ValueError(f"opaq: the checkpoint's {what} are {kind} numbers, expected symmetric float ones")
+    block = entry.get("block_structure")
+    return _Found(
+        entry.get("num_bits", 0),
+        str(entry.get("strategy")),
+        entry.get("group_size"),
+        tuple(block) if isinstance(block, (list, tuple)) else None,
+    )
+
+
+def _ct_input(entry: Mapping[str, Any] | None) -> dict[str, str]:
+    if entry is None:
+        return {}
+    found, rule = _ct_entry(entry, "input activations"), "compressed-tensors"
+    computed = {
+        (4, "tensor_group", 16): "nvfp4+global",
+        (4, "group", 32): "mxfp4",
+        (8, "group", 32): "mxfp8",
+        (8, "group", 128): "fp8blk1",
+        (8, "token", None): "fp8row",
+        (8, "tensor", None): "fp8",
+    }.get((found.bits, found.strategy, found.group))
+    if computed is None:
+        raise ValueError(f"opaq: the checkpoint's input activations are {found}, which no opaq format is")
+    text = _with(computed, rule)
+    if computed == "nvfp4+global":
+        return {"input": text, "input_given": text, "input_scale": "input_global_scale"}
+    if computed == "fp8" and not entry.get("dynamic"):
+        return {"input": text, "input_given": _with("fp8+delayed", rule), "input_scale": "input_scale"}
+    if not entry.get("dynamic"):
+        raise ValueError(f"opaq: the checkpoint's input activations are static {computed}, expected dynamic ones")
+    return {"input": text}
+
+
+def _ct_scheme(group: Mapping[str, Any]) -> Scheme:
+    found, rule = _ct_entry(group["weights"], "weights"), "compressed-tensors"
+    more = _ct_input(group.get("input_activations"))
+    if group.get("output_activations"):
+        raise ValueError("opaq: the checkpoint quantizes output activations, which opaq does not")
+    if found[:3] == (4, "tensor_group", 16):
+        return _nvfp4(rule, "_packed", "_global_scale", **more)
+    if found[:3] == (4, "group", 32):
+        return _mxfp4(rule, "_packed", "_scale", **more)
+    if found[:3] == (8, "group", 32):
+        return _mxfp8(rule, "_scale", **more)
+    if found.bits == 8 and (found.strategy != "block" or found.block == (128, 128)):
+        form = {"channel": "fp8row", "tensor": "fp8", "block": "fp8blk2"}.get(found.strategy)
+        if form:
+            return _fp8(rule, form, "_scale", **more)
+    raise ValueError(f"opaq: the checkpoint's weights are {found}, which no opaq format is")
+
+
+def _read_compressed_tensors(config: Mapping[str, Any]) -> Layout:
+    for part in ("sparsity_config", "transform_config"):
+        if (config.get(part) or {}).get("format", "dense" if part == "sparsity_config" else "") not in ("", "dense"):
+            raise ValueError(f"opaq: the checkpoint has a {part}, which opaq does not read")
+    groups = config.get("config_groups") or {}
+    found = []
+    for group in groups.values():
+        if group.get("weights"):
+            found.append((tuple(group.get("targets", ())), _ct_scheme(group)))
+    found.sort(key=lambda pair: "Linear" in pair[0])  # a module's name decides before its class
+    return Layout("compressed-tensors", tuple(found), tuple(config.get("ignore") or ()))
+
+
+_MODELOPT: dict[str, Callable[[], Scheme]] = {
+    "NVFP4": lambda: _nvfp4(
+        "modelopt",
+        "",
+        "_scale_2",
+        input="nvfp4+global+rule=modelopt",
+        input_given="nvfp4+global+rule=modelopt",
+        input_scale="input_scale",
+    ),
+    "W4A16_NVFP4": lambda: _nvfp4("modelopt", "", "_scale_2"),
+    "FP8": lambda: _fp8(
+        "modelopt",
+        "fp8",
+        "_scale",
+        input="fp8+rule=modelopt",
+        input_given="fp8+delayed+rule=modelopt",
+        input_scale="input_scale",
+    ),
+    "FP8_PER_CHANNEL_PER_TOKEN": lambda: _fp8("modelopt", "fp8row", "_scale", input="fp8row+rule=modelopt"),
+    "FP8_PB_WO": lambda: _fp8("modelopt", "fp8blk2", "_scale"),
+    "MXFP8": lambda: _mxfp8("modelopt", "_scale", input="mxfp8+rule=modelopt"),
+}
+
+
+def _modelopt_scheme(algorithm: Any) -> Scheme:
+    if algorithm not in _MODELOPT:
+        raise ValueError(
+            f"opaq: the checkpoint's quant_algo is {algorithm!r}, expected one of {', '.join(_MODELOPT)} or "
+            "MIXED_PRECISION"
+        )
+    return _MODELOPT[algorithm]()
+
+
+def _read_modelopt(config: Mapping[str, Any]) -> Layout:
+    """As it stands in config.json, or as in hf_quant_config.json, where it is called `quantization`."""
+    config = {**config, **config.get("quantization", {})}
+    ignore = config.get("ignore") or config.get("exclude_modules") or ()
+    layers = config.get("quantized_layers")
+    if config.get("quant_algo") == "MIXED_PRECISION" and layers:
+        schemes = [((name,), _modelopt_scheme(layer.get("quant_algo"))) for name, layer in layers.items()]
+    else:
+        schemes = [(("Linear",), _modelopt_scheme(config.get("quant_algo")))]
+    return Layout("modelopt", tuple(schemes), tuple(ignore))
+
+
+def _read_deepseek(config: Mapping[str, Any]) -> Layout:
+    """DeepSeek's blocks, and what transformers writes under the same name: one scale, or MXFP8."""
+    block = config.get("weight_block_size", (128, 128))
+    block = tuple(block) if block is not None else None
+    dynamic = config.get("activation_scheme", "dynamic") == "dynamic"
+    pow2 = config.get("scale_fmt") == "ue8m0"
+    if block == (128, 128):
+        text = "fp8blk1+pow2" if pow2 else "fp8blk1+rule=modelopt"
+        dtypes = (*_FLOATS, "F8_E8M0")
+        scheme = _fp8("", "fp8blk2", "_scale_inv", input=text, scale_dtypes=dtypes)
+    elif block == (1, 32):
+        scheme = _mxfp8("", "_scale_inv", input="mxfp8+rule=ocp")
+    elif block is None:
+        given = {} if dynamic else {"input_given": "fp8+delayed+rule=modelopt", "input_scale": "activation_scale"}
+        scheme = _fp8("modelopt", "fp8", "_scale_inv", input="fp8+rule=modelopt", **given)
+    else:
+        raise ValueError(f"opaq: the checkpoint's weight_block_size is {block}, expected [128, 128] or [1, 32]")
+    if not dynamic and block is not None:
+        raise ValueError("opaq: the checkpoint's activation_scheme is static, expected dynamic for blocks")
+    if config.get("expert_dtype", "fp8") != "fp8":
+        raise ValueError(f"opaq: the checkpoint's expert_dtype is {config['expert_dtype']!r}, expected 'fp8'")
+    ignore = config.get("modules_to_not_convert") or config.get("ignored_layers") or ()
+    return Layout(str(config["quant_method"]), ((("Linear",), scheme),), tuple(ignore))
+
+
+def _read_mxfp4(config: Mapping[str, Any]) -> Layout:
+    """gpt-oss: the experts only, each projection in one tensor of blocks and one of scales."""
+    scheme = _mxfp4("", "_blocks", "_scales")
+    ignore = tuple(config.get("modules_to_not_convert") or ())
+    return Layout("mxfp4", ((("Linear",), scheme),), ignore, ("gate_up_proj", "down_proj"))
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any]], Layout]] = {
+    "compressed-tensors": _read_compressed_tensors,
+    "modelopt": _read_modelopt,
+    "fp8": _read_deepseek,
+    "mxfp8": _read_deepseek,
+    "mxfp4": _read_mxfp4,
+}
+
+
+def methods() -> Sequence[str]:
+    """The values of `quant_method` that `read_layout` knows."""
+    return tuple(_READERS)
+
+
+def read_layout(config: Mapping[str, Any]) -> Layout:
+    """The layout that a checkpoint's `quantization_config` describes."""
+    method = config.get("quant_method")
+    method = getattr(method, "value", method)
+    if method not in _READERS:
+        raise ValueError(f"opaq: the checkpoint's quant_method is {method!r}, expected one of {', '.join(_READERS)}")
+    return _READERS[method](config)
