@@ -28,7 +28,8 @@ enum opaq_dtype {
     OPAQ_DTYPE_BF16 = 5,
     OPAQ_DTYPE_F32 = 6,
     OPAQ_DTYPE_U8 = 16,
-    OPAQ_DTYPE_I64 = 17
+    OPAQ_DTYPE_I64 = 17,
+    OPAQ_DTYPE_I32 = 18
 };
 
 /* Any strided tensor in memory, borrowed. */
@@ -66,14 +67,19 @@ enum opaq_shape_source {
     OPAQ_SHAPE_OF_SIZES = 1,          /* a sizes argument */
     OPAQ_SHAPE_LEADING_AND_FIRST = 2, /* a sizes argument, its last replaced by the first of another */
     OPAQ_SHAPE_FIRST = 3,             /* one dimension: the first of a sizes argument */
-    OPAQ_SHAPE_CONSTANT = 4           /* one dimension of a fixed size */
+    OPAQ_SHAPE_CONSTANT = 4,          /* one dimension of a fixed size */
+    OPAQ_SHAPE_LEADING_AND_INT =
+        5,                  /* the shape of a tensor argument, its last replaced by an integer argument */
+    OPAQ_SHAPE_LEADING = 6, /* a sizes argument without its last */
+    OPAQ_SHAPE_LEADING_AND_OUTER = 7, /* the shape of a tensor, its last replaced by the second last of sizes */
+    OPAQ_SHAPE_TENSOR_AND_OUTER = 8   /* the shape of a tensor, and then the second last of sizes */
 };
 
 struct opaq_output_row {
     const char *name;
     enum opaq_shape_source shape_source;
     int shape_argument;  /* which argument gives the shape; CONSTANT: the size */
-    int first_argument;  /* LEADING_AND_FIRST: which argument gives the last dimension */
+    int first_argument;  /* ..._AND_...: which argument gives the last dimension */
     int dtype_argument;  /* a tensor or dtype argument that gives the dtype; -1: dtype does */
     int dtype;           /* enum opaq_dtype */
     int device_argument; /* a tensor or tensor list that gives the device */
@@ -91,7 +97,7 @@ struct opaq_form {
 };
 
 #define OPAQ_OP_ARGUMENT_LIMIT 16
-#define OPAQ_OP_RESULT_LIMIT 5  /* output rows */
+#define OPAQ_OP_RESULT_LIMIT 6  /* output rows */
 #define OPAQ_OP_OUTPUT_LIMIT 24 /* output tensors */
 
 /* An argument's value, by its kind. */

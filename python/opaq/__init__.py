@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from opaq._autocast import autocast, checkpoint_contexts, quantized_model_init
     from opaq.array import QuantizedArray, dequantize, quantize
     from opaq.linear import Linear
+    from opaq.packed import QuantizedLinear
     from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
     from opaq.tensor_proto import TensorProto, TensorSpec, to_tensor_proto
 
@@ -32,6 +33,7 @@ __all__ = [
     "Linear",
     "OpaqError",
     "QuantizedArray",
+    "QuantizedLinear",
     "QuantizedTensor",
     "Quantizer",
     "TensorProto",
@@ -81,6 +83,7 @@ _LATER = {
     "opaq._autocast": ("autocast", "checkpoint_contexts", "quantized_model_init"),
     "opaq.array": ("QuantizedArray", "dequantize", "quantize"),
     "opaq.linear": ("Linear",),
+    "opaq.packed": ("QuantizedLinear",),
     "opaq.quantized_tensor": ("QuantizedTensor", "quantize_tensor"),
     "opaq.tensor_proto": ("TensorProto", "TensorSpec", "to_tensor_proto"),
 }

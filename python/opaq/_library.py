@@ -115,6 +115,10 @@ class QuantizeArgs(ctypes.Structure):
     )
 
 
+class Noise(ctypes.Structure):
+    _fields_ = _fields("double signal; double noise")
+
+
 class ArgumentRow(ctypes.Structure):
     _fields_ = _fields("text name; enum kind; text default_text")
 
@@ -142,7 +146,7 @@ class Value(ctypes.Structure):
 
 class Op(ctypes.Structure):
     _fields_ = _fields(
-        "text name; int argument_count; ArgumentRow argument[16]; int output_count; OutputRow output[5];"
+        "text name; int argument_count; ArgumentRow argument[16]; int output_count; OutputRow output[6];"
         "void* form; void* workspace; void* run"
     )
 
@@ -173,6 +177,8 @@ Parallel pool_parallel(void*)
 enum quantize(View*, QuantizeArgs*, View*, Error*)
 enum dequantize(View*, int, Parallel*, View*, Error*)
 int64_t amax_count(Proto*, enum)
+enum noise_measure(View*, View*, int, Parallel*, Noise*, Error*)
+double noise_sqnr(Noise*)
 text quantize_kernel(Spec*)
 text dequantize_kernel(Spec*)
 int op_count()

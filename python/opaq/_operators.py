@@ -23,8 +23,19 @@ OLDEST = (2, 11)
 NAMESPACE = "opaq"
 
 
-SHAPES = ("of_tensor", "of_sizes", "leading_and_first", "first", "constant")  # enum opaq_shape_source
-DTYPES = {4: torch.float16, 5: torch.bfloat16, 6: torch.float32, 16: torch.uint8, 17: torch.int64}  # opaq_dtype
+SHAPES = (  # enum opaq_shape_source
+    "of_tensor",
+    "of_sizes",
+    "leading_and_first",
+    "first",
+    "constant",
+    "leading_and_int",
+    "leading",
+    "leading_and_outer",
+    "tensor_and_outer",
+)
+# enum opaq_dtype
+DTYPES = {4: torch.float16, 5: torch.bfloat16, 6: torch.float32, 16: torch.uint8, 17: torch.int64, 18: torch.int32}
 TEXT, CHANGED = 3, 8  # enum opaq_argument_kind
 ABSENT, PLAIN, QUANTIZED = range(3)  # enum opaq_form_kind
 
@@ -46,12 +57,21 @@ class Output:
         if self.shape_source == "constant":
             return (self.shape_argument,)
         given = values[self.shape_argument]
-        if self.shape_source == "of_tensor":
-            return given.shape
-        if self.shape_source == "first":
-            return given[:1]
-        if self.shape_source == "leading_and_first":
-            return (*given[:-1], values[self.first_argument][0])
+        given = given.shape if isinstance(given, torch.Tensor) else given
+        last = values[self.first_argument]
+        match self.shape_source:
+            case "first":
+                return given[:1]
+            case "leading":
+                return given[:-1]
+            case "leading_and_first":
+                return (*given[:-1], last[0])
+            case "leading_and_int":
+                return (*given[:-1], last)
+            case "leading_and_outer":
+                return (*given[:-1], last[-2])
+            case "tensor_and_outer":
+                return (*given, last[-2])
         return given
 
 

@@ -409,6 +409,49 @@ def linear(
     return result[0], made
 
 
+class _QuantizedLinear(torch.autograd.Function):
+    """The gradient of x only: a packed weight is not trained."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, bias: Any, scale: Any, given: str, plan: str, shape: Any, *buffers: Any
+    ) -> Any:
+        ctx.save_for_backward(*buffers)
+        ctx.constants = given, tuple(x.shape), shape, x.dtype
+        return ops.linear(x, list(buffers), bias, shape, plan, scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        given, x_shape, shape, dtype = ctx.constants
+        plan = f"w_given={given} grad=x"
+        w = list(ctx.saved_tensors)
+        (dx,) = ops.linear_backward([dy.contiguous()], [], w, x_shape, shape, dtype, dtype, plan)
+        return dx, *[None] * (5 + len(w))
+
+
+def quantized_linear(
+    x: torch.Tensor,
+    weight: QuantizedTensor,
+    bias: torch.Tensor | None = None,
+    *,
+    input_quantizer: str = "",
+    input_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x w^T + bias with a packed weight, one operator. x stays as it is, or is quantized by `input_quantizer`;
+    `input_scale` is then a checkpoint's scale for it instead of one computed from the data. Gradients flow to x
+    only."""
+    x, given = x.contiguous(), _given(weight)
+    plan = _text({"x": input_quantizer, "w_given": given})
+    if torch.is_grad_enabled() and x.requires_grad:
+        made: torch.Tensor = _QuantizedLinear.apply(
+            x, bias, input_scale, given, plan, tuple(weight.shape), *weight.buffers()
+        )
+        return made
+    made = ops.linear(x, _parts(weight), bias, weight.shape, plan, input_scale)
+    return made
+
+
 def _gathered(words: dict[str, Any], parallel: Parallel) -> str:
     """How rows are quantized before they are gathered, in this layer; "" if none are."""
     if parallel.gathers_input and words["x"]:

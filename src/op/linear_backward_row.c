@@ -147,29 +147,13 @@ static enum opaq_status read_inputs(const struct linear *linear, struct inputs *
     return status == OPAQ_OK ? read_changed(linear, in, error) : status;
 }
 
-/* x or w as a product reads it: along its rows' dimension, quantized again if it was kept as it came. Where the
- * backward is not quantized: the tensor that the forward multiplied, not its other copy. */
+/* x or w as a product reads it: along its rows' dimension. */
 static enum opaq_status kept_operand(struct linear *linear, const struct opaq_view *view,
                                      const struct opaq_form *form, enum linear_stream stream,
                                      const int64_t *random, struct linear_operand *operand,
                                      struct opaq_error *error) {
-    const int32_t backward = linear->plan.backward;
-    const bool again =
-        !view->proto.is_quantized && is_quantized(form) && backward != OPAQ_BACKWARD_HIGH_PRECISION;
-    struct opaq_view quantized = *view;
-    struct opaq_view plain;
-    enum opaq_status status = OPAQ_OK;
-    if (again) {
-        const int usage = backward == OPAQ_BACKWARD_DEQUANTIZED ? OPAQ_ROWWISE : OPAQ_COLUMNWISE;
-        const struct linear_quantize how = {
-            .form = form_with_usage(form, usage), .output = -1, .stream = stream, .random = random};
-        status = linear_quantize(linear, view, &how, &quantized, error);
-    }
-    if (status == OPAQ_OK && backward != OPAQ_BACKWARD_QUANTIZED) {
-        status = linear_plain(linear, &quantized, &plain, error);
-        quantized = plain;
-    }
-    return status == OPAQ_OK ? linear_operand(linear, &quantized, OPAQ_COLUMNWISE, operand, error) : status;
+    const struct linear_kept kept = {view, form, linear->plan.backward, stream, random};
+    return linear_kept_operand(linear, &kept, operand, error);
 }
 
 /* dx = dy w */

@@ -29,6 +29,16 @@ static const char *sizes_text(const int64_t *sizes, int64_t count, char *buffer,
     return shape_text(&tensor, buffer, capacity);
 }
 
+struct linear linear_workbench(const struct opaq_call *call, bool is_measuring) {
+    struct linear linear;
+    memset(&linear, 0, sizeof linear);
+    linear.operation = call->op->name;
+    linear.call = call;
+    linear.is_measuring = is_measuring;
+    linear.scratch.memory = is_measuring ? NULL : call->workspace.data;
+    return linear;
+}
+
 enum opaq_status linear_begin(const struct opaq_call *call, int x_shape, int plan, bool is_measuring,
                               struct linear *linear, struct opaq_error *error) {
     const char *operation = call->op->name;
@@ -36,11 +46,7 @@ enum opaq_status linear_begin(const struct opaq_call *call, int x_shape, int pla
     const struct opaq_value *w = &call->values[x_shape + 1];
     struct opaq_error reason;
     char text[160];
-    memset(linear, 0, sizeof *linear);
-    linear->operation = operation;
-    linear->call = call;
-    linear->is_measuring = is_measuring;
-    linear->scratch.memory = is_measuring ? NULL : call->workspace.data;
+    *linear = linear_workbench(call, is_measuring);
     enum opaq_status status = plan_of_value(&call->values[plan], &linear->plan, &reason);
     if (status != OPAQ_OK) {
         return opaq_fail(error, status, "%s: %s", operation, reason.text);
@@ -171,8 +177,10 @@ enum opaq_status linear_quantize(struct linear *linear, const struct opaq_view *
     }
     struct opaq_quantize_args args = {.parallel = linear->call->parallel};
     if (has_option(&how->form, OPAQ_DELAYED)) {
-        args.scale = how->scale;
+        args.scale = how->given == NULL ? how->scale : how->given;
         args.amax = how->amax;
+    } else {
+        args.amax_rowwise = how->given;
     }
     if (has_option(&how->form, OPAQ_STOCHASTIC)) {
         args.random.seed = (uint64_t)how->random[0];
@@ -243,6 +251,74 @@ enum opaq_status linear_operand(struct linear *linear, const struct opaq_view *v
     const enum opaq_status status = linear_plain(linear, view, &plain, error);
     operand->gemm = plain_operand(&plain, usage);
     return status;
+}
+
+enum opaq_status linear_input_operand(struct linear *linear, const struct opaq_view *x,
+                                      const struct linear_input_form *input, int64_t index,
+                                      struct linear_operand *operand, struct opaq_error *error) {
+    struct opaq_view quantized;
+    const bool is_delayed = has_option(input->form, OPAQ_DELAYED);
+    if (is_delayed && input->given == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is missing, but %s= is delayed", linear->operation,
+                         input->scale_name, input->name);
+    }
+    const bool takes_one = is_quantized(input->form) &&
+                           (input->form->spec.format == OPAQ_FP8 || input->form->spec.format == OPAQ_NVFP4);
+    if (input->given != NULL && (!takes_one || has_option(input->form, OPAQ_ROWSCALED))) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is given, but %s= has no scale for a whole tensor",
+                         linear->operation, input->scale_name, input->name);
+    }
+    if (!is_quantized(input->form)) {
+        return linear_operand(linear, x, OPAQ_ROWWISE, operand, error);
+    }
+    const struct linear_quantize how = {
+        .form = form_with_usage(input->form, OPAQ_ROWWISE),
+        .output = -1,
+        .stream = input->stream,
+        .random = input->random,
+        .given = input->given == NULL ? NULL : input->given + (input->count == 1 ? 0 : index)};
+    if (has_option(input->form, OPAQ_STOCHASTIC) && input->random == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "%s: %s= rounds stochastically (sr), but there is no random", linear->operation,
+                         input->name);
+    }
+    const enum opaq_status status = linear_quantize(linear, x, &how, &quantized, error);
+    return status == OPAQ_OK ? linear_operand(linear, &quantized, OPAQ_ROWWISE, operand, error) : status;
+}
+
+bool linear_operand_rows(struct linear_operand *operand, int64_t first, int64_t rows) {
+    struct quant_matrix *plain = &operand->gemm.plain;
+    if (operand->gemm.copy == NULL) {
+        const int64_t step = first * plain->row_step;
+        plain->data =
+            plain->data == NULL ? NULL : (char *)plain->data + step * (plain->dtype == OPAQ_F32 ? 4 : 2);
+    } else if (!quant_copy_take_rows(&operand->job.copy[0], first, rows)) {
+        return false;
+    }
+    plain->rows = rows;
+    return true;
+}
+
+enum opaq_status linear_kept_operand(struct linear *linear, const struct linear_kept *kept,
+                                     struct linear_operand *operand, struct opaq_error *error) {
+    const bool again = !kept->view->proto.is_quantized && is_quantized(kept->form) &&
+                       kept->backward != OPAQ_BACKWARD_HIGH_PRECISION;
+    struct opaq_view quantized = *kept->view;
+    struct opaq_view plain;
+    enum opaq_status status = OPAQ_OK;
+    if (again) {
+        const int usage = kept->backward == OPAQ_BACKWARD_DEQUANTIZED ? OPAQ_ROWWISE : OPAQ_COLUMNWISE;
+        const struct linear_quantize how = {.form = form_with_usage(kept->form, usage),
+                                            .output = -1,
+                                            .stream = kept->stream,
+                                            .random = kept->random};
+        status = linear_quantize(linear, kept->view, &how, &quantized, error);
+    }
+    if (status == OPAQ_OK && kept->backward != OPAQ_BACKWARD_QUANTIZED) {
+        status = linear_plain(linear, &quantized, &plain, error);
+        quantized = plain;
+    }
+    return status == OPAQ_OK ? linear_operand(linear, &quantized, OPAQ_COLUMNWISE, operand, error) : status;
 }
 
 /* Two copies that went through the same transform are multiplied as they are. */

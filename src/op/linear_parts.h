@@ -32,6 +32,9 @@ struct linear {
     bool is_measuring;
 };
 
+/* Nothing but where work is done: for the operation's own plan and sizes. */
+struct linear linear_workbench(const struct opaq_call *call, bool is_measuring);
+
 /* Reads the plan and the sizes; `call` has x_shape, w_shape and the plan at these places. */
 enum opaq_status linear_begin(const struct opaq_call *call, int x_shape, int plan, bool is_measuring,
                               struct linear *linear, struct opaq_error *error);
@@ -59,6 +62,7 @@ struct linear_quantize {
     enum linear_stream stream;
     const int64_t *random; /* seed and offset, or NULL */
     const float *scale;    /* delayed scaling */
+    const float *given;    /* of a checkpoint: the scale of delayed scaling, else the amax; or NULL */
     float *amax;           /* receives fp8's amax; may be NULL */
 };
 enum opaq_status linear_quantize(struct linear *linear, const struct opaq_view *x,
@@ -83,6 +87,37 @@ struct linear_operand {
  * into scratch. */
 enum opaq_status linear_operand(struct linear *linear, const struct opaq_view *view, enum opaq_usage usage,
                                 struct linear_operand *operand, struct opaq_error *error);
+
+/* How a plain activation becomes the left operand of a product: as it is, or quantized, by a scale that a checkpoint
+ * gives (`count` of them: one for all, or one for each expert) or that its data give. */
+struct linear_input_form {
+    const char *name;
+    const char *scale_name;
+    const struct opaq_form *form;
+    const float *given; /* or NULL */
+    int64_t count;
+    enum linear_stream stream;
+    const int64_t *random;
+};
+enum opaq_status linear_input_operand(struct linear *linear, const struct opaq_view *x,
+                                      const struct linear_input_form *input, int64_t index,
+                                      struct linear_operand *operand, struct opaq_error *error);
+
+/* Rows first to first + rows - 1 of an operand that was made along its rows. False where those share a scale with
+ * others. */
+bool linear_operand_rows(struct linear_operand *operand, int64_t first, int64_t rows);
+
+/* What a backward multiplies along its rows' dimension: an operand of the forward that was kept. One that was kept as it
+ * came is quantized again; where the backward is not quantized, it is what the forward multiplied. */
+struct linear_kept {
+    const struct opaq_view *view;
+    const struct opaq_form *form; /* how the forward quantized it */
+    int32_t backward;             /* enum opaq_backward */
+    enum linear_stream stream;
+    const int64_t *random;
+};
+enum opaq_status linear_kept_operand(struct linear *linear, const struct linear_kept *kept,
+                                     struct linear_operand *operand, struct opaq_error *error);
 
 /* c = a b^T (+ bias). */
 struct linear_product {

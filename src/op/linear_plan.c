@@ -1,46 +1,15 @@
 /* op/linear_plan.c: a plan's text, and which copies a plan keeps. Specification: docs/linear.md. */
 #include "op/linear_plan.h"
 
-#include <assert.h>
 #include <string.h>
 
-#include "base/text_table.h"
-#include "op/op_tensor.h"
+#include "op/plan_words.h"
 #include "opaq/status.h"
 
 /* ---- text ---- */
 
-struct word {
-    const char *text;
-    size_t length;
-    size_t position;
-    const char *value; /* after "=", or NULL */
-    size_t value_length;
-};
-
-static bool is(const struct word *word, const char *key) {
-    const size_t length = word->value == NULL ? word->length : (size_t)(word->value - word->text) - 1;
-    return strlen(key) == length && memcmp(word->text, key, length) == 0;
-}
-
-static bool value_is(const struct word *word, const char *value) {
-    return word->value_length == strlen(value) && memcmp(word->value, value, word->value_length) == 0;
-}
-
-/* The word with everything printable, so that a message stays one readable line. */
-static enum opaq_status refuse(const struct word *word, const char *expected, struct opaq_error *error) {
-    char shown[104];
-    const size_t length = word->length < sizeof shown - 4 ? word->length : sizeof shown - 4;
-    for (size_t i = 0; i < length; ++i) {
-        shown[i] = word->text[i] >= ' ' && word->text[i] <= '~' ? word->text[i] : '?';
-    }
-    memcpy(shown + length, length < word->length ? "..." : "", length < word->length ? 4 : 1);
-    return opaq_fail(error, OPAQ_ERROR_TEXT, "plan: \"%s\" at position %zu: %s", shown, word->position,
-                     expected);
-}
-
 /* The quantizer fields by their words. */
-static struct opaq_form *form_field(const struct word *word, struct opaq_linear_plan *plan) {
+static struct opaq_form *form_field(const struct plan_word *word, struct opaq_linear_plan *plan) {
     const struct {
         const char *name;
         struct opaq_form *form;
@@ -53,88 +22,55 @@ static struct opaq_form *form_field(const struct word *word, struct opaq_linear_
                   {"w_given", &plan->w_given},
                   {"dy_given", &plan->dy_given}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; ++i) {
-        if (is(word, fields[i].name)) {
+        if (word_is(word, fields[i].name)) {
             return fields[i].form;
         }
     }
     return NULL;
 }
 
-static enum opaq_status read_form(const struct word *word, struct opaq_form *form, struct opaq_error *error) {
-    struct opaq_error reason;
-    const struct opaq_value text = {.text = word->value, .count = (int64_t)word->value_length};
-    const enum opaq_status status = spec_of_value(&text, &form->spec, &reason);
-    form->kind = OPAQ_FORM_QUANTIZED;
-    return status == OPAQ_OK ? OPAQ_OK : refuse(word, reason.text, error);
-}
-
-/* "xwb", each letter once: the bits of its gradients. */
-static enum opaq_status read_letters(const struct word *word, const char *letters, int32_t *bits,
-                                     struct opaq_error *error) {
-    *bits = 0;
-    for (size_t i = 0; i < word->value_length; ++i) {
-        const char *found = strchr(letters, word->value[i]);
-        const int32_t bit = found == NULL || *found == '\0' ? 0 : 1 << (found - letters);
-        if (bit == 0 || (*bits & bit)) {
-            return refuse(
-                word, letters[2] ? "expected letters of xwb, each once" : "expected letters of xw, each once",
-                error);
-        }
-        *bits |= bit;
-    }
-    return *bits != 0 ? OPAQ_OK : refuse(word, "expected at least one letter", error);
-}
-
-static enum opaq_status read_margin(const struct word *word, int32_t *margin, struct opaq_error *error) {
-    const bool is_negative = word->value_length > 0 && word->value[0] == '-';
-    const size_t first = is_negative ? 1 : 0;
-    bool good = word->value_length > first && word->value_length <= first + 2;
-    int32_t value = 0;
-    for (size_t i = first; good && i < word->value_length; ++i) {
-        good = word->value[i] >= '0' && word->value[i] <= '9';
-        value = value * 10 + (word->value[i] - '0');
-    }
-    *margin = is_negative ? -value : value;
-    return good && value <= 64 ? OPAQ_OK : refuse(word, "expected an integer from -64 to 64", error);
-}
-
-static enum opaq_status read_backward(const struct word *word, int32_t *backward, struct opaq_error *error) {
-    *backward = value_is(word, "high_precision") ? OPAQ_BACKWARD_HIGH_PRECISION
-                : value_is(word, "dequantized")  ? OPAQ_BACKWARD_DEQUANTIZED
-                                                 : OPAQ_BACKWARD_QUANTIZED;
-    return *backward != OPAQ_BACKWARD_QUANTIZED ? OPAQ_OK
-                                                : refuse(word, "expected high_precision or dequantized", error);
-}
-
-static enum opaq_status read_history(const struct word *word, int32_t *algorithm, struct opaq_error *error) {
-    *algorithm = value_is(word, "most_recent") ? OPAQ_AMAX_MOST_RECENT : OPAQ_AMAX_MAX;
-    return *algorithm == OPAQ_AMAX_MOST_RECENT || value_is(word, "max")
+static enum opaq_status read_backward(const struct plan_word *word, int32_t *backward,
+                                      struct opaq_error *error) {
+    *backward = word_value_is(word, "high_precision") ? OPAQ_BACKWARD_HIGH_PRECISION
+                : word_value_is(word, "dequantized")  ? OPAQ_BACKWARD_DEQUANTIZED
+                                                      : OPAQ_BACKWARD_QUANTIZED;
+    return *backward != OPAQ_BACKWARD_QUANTIZED
                ? OPAQ_OK
-               : refuse(word, "expected max or most_recent", error);
+               : word_refuse(word, "expected high_precision or dequantized", error);
 }
 
-static enum opaq_status read_word(const struct word *word, struct opaq_linear_plan *plan,
-                                  struct opaq_error *error) {
-    assert(plan != NULL); /* which the analyzer doubts */
+static enum opaq_status read_history(const struct plan_word *word, int32_t *algorithm,
+                                     struct opaq_error *error) {
+    *algorithm = word_value_is(word, "most_recent") ? OPAQ_AMAX_MOST_RECENT : OPAQ_AMAX_MAX;
+    return *algorithm == OPAQ_AMAX_MOST_RECENT || word_value_is(word, "max")
+               ? OPAQ_OK
+               : word_refuse(word, "expected max or most_recent", error);
+}
+
+static enum opaq_status read_word(const struct plan_word *word, void *read, struct opaq_error *error) {
+    struct opaq_linear_plan *plan = read;
     struct opaq_form *form = form_field(word, plan);
     const bool has_value = word->value != NULL;
     if (form != NULL && has_value) {
-        return read_form(word, form, error);
+        return word_read_form(word, form, error);
     }
-    if (is(word, "grad") && has_value) {
-        return read_letters(word, "xwb", &plan->gradients, error);
+    if (word_is(word, "grad") && has_value) {
+        return word_read_letters(word, "xwb", &plan->gradients, error);
     }
-    if (is(word, "save") && has_value) {
-        return read_letters(word, "xw", &plan->saved, error);
+    if (word_is(word, "save") && has_value) {
+        return word_read_letters(word, "xw", &plan->saved, error);
     }
-    if (is(word, "backward") && has_value) {
+    if (word_is(word, "backward") && has_value) {
         return read_backward(word, &plan->backward, error);
     }
-    if (is(word, "history") && has_value) {
+    if (word_is(word, "history") && has_value) {
         return read_history(word, &plan->algorithm, error);
     }
-    if (is(word, "margin") && has_value) {
-        return read_margin(word, &plan->margin, error);
+    if (word_is(word, "margin") && has_value) {
+        int64_t margin;
+        const enum opaq_status status = word_read_integer(word, -64, 64, &margin, error);
+        plan->margin = (int32_t)margin;
+        return status;
     }
     static const char *const options[] = {"cache", "bias_later", "main_grad=add", "main_grad=set", "reduce"};
     for (int i = 0; i < 5; ++i) {
@@ -143,7 +79,7 @@ static enum opaq_status read_word(const struct word *word, struct opaq_linear_pl
             return OPAQ_OK;
         }
     }
-    return refuse(
+    return word_refuse(
         word,
         "unknown; expected x=, w=, dy=, y=, dx=, x_given=, w_given=, dy_given=, grad=, save=, backward=, "
         "history=, margin=, cache, bias_later, main_grad=add, main_grad=set or reduce",
@@ -190,42 +126,8 @@ static enum opaq_status check_plan(const struct opaq_linear_plan *plan, struct o
     return status == OPAQ_OK ? check_elements("dx", &plan->dx, plan_backward_element(plan), error) : status;
 }
 
-/* The word at *position, and on to the next. */
-static struct word next_word(const char *text, size_t length, size_t *position) {
-    const char *space = memchr(text + *position, ' ', length - *position);
-    struct word word = {.text = text + *position, .position = *position};
-    word.length = space == NULL ? length - *position : (size_t)(space - word.text);
-    const char *equals = word.length == 0 ? NULL : memchr(word.text, '=', word.length);
-    if (equals != NULL) {
-        word.value = equals + 1;
-        word.value_length = word.length - (size_t)(word.value - word.text);
-    }
-    *position += word.length + 1;
-    return word;
-}
-
-static bool came_before(const char *text, size_t length, const struct word *word) {
-    size_t position = 0;
-    while (position < word->position) {
-        const struct word earlier = next_word(text, length, &position);
-        const size_t key = earlier.value == NULL ? earlier.length : (size_t)(earlier.value - earlier.text);
-        const size_t mine = word->value == NULL ? word->length : (size_t)(word->value - word->text);
-        if (key == mine && memcmp(earlier.text, word->text, key) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 enum opaq_status opaq_linear_plan_parse(const char *text, size_t length, struct opaq_linear_plan *plan,
                                         struct opaq_error *error) {
-    if (text == NULL || plan == NULL) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "plan: %s is NULL", text == NULL ? "text" : "plan");
-    }
-    if (length >= OPAQ_LINEAR_PLAN_TEXT_BYTES) {
-        return opaq_fail(error, OPAQ_ERROR_TEXT, "plan: the text has %zu characters, at most %d are allowed",
-                         length, OPAQ_LINEAR_PLAN_TEXT_BYTES - 1);
-    }
     struct opaq_linear_plan read;
     memset(&read, 0, sizeof read);
     struct opaq_form *const forms[] = {&read.x,  &read.w,       &read.dy,      &read.y,
@@ -233,13 +135,8 @@ enum opaq_status opaq_linear_plan_parse(const char *text, size_t length, struct 
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; ++i) {
         forms[i]->kind = OPAQ_FORM_PLAIN;
     }
-    enum opaq_status status = OPAQ_OK;
-    for (size_t position = 0; status == OPAQ_OK && length > 0 && position <= length;) {
-        const struct word word = next_word(text, length, &position);
-        status = word.length == 0                   ? refuse(&word, "expected a word", error)
-                 : came_before(text, length, &word) ? refuse(&word, "came before", error)
-                                                    : read_word(&word, &read, error);
-    }
+    enum opaq_status status = plan_read_words(text, length, OPAQ_LINEAR_PLAN_TEXT_BYTES,
+                                              plan == NULL ? NULL : &read, read_word, error);
     if (status == OPAQ_OK) {
         status = check_plan(&read, error);
     }
@@ -249,24 +146,14 @@ enum opaq_status opaq_linear_plan_parse(const char *text, size_t length, struct 
     return status;
 }
 
+static enum opaq_status parse(const char *text, size_t length, void *plan, struct opaq_error *error) {
+    return opaq_linear_plan_parse(text, length, plan, error);
+}
+
 enum opaq_status plan_of_value(const struct opaq_value *text, struct opaq_linear_plan *plan,
                                struct opaq_error *error) {
     static struct text_table table = {.mutex = PTHREAD_MUTEX_INITIALIZER};
-    const size_t length = (size_t)text->count;
-    const struct opaq_linear_plan *known = text_table_find(&table, text->text, length);
-    if (known != NULL) {
-        *plan = *known;
-        return OPAQ_OK;
-    }
-    const enum opaq_status status = opaq_linear_plan_parse(text->text, length, plan, error);
-    if (status == OPAQ_OK) { /* beyond the limit, or without memory, a text is parsed each time */
-        pthread_mutex_lock(&table.mutex);
-        if (table.count < OPAQ_INTERN_LIMIT && text_table_find(&table, text->text, length) == NULL) {
-            (void)text_table_insert(&table, text->text, length, plan, sizeof *plan);
-        }
-        pthread_mutex_unlock(&table.mutex);
-    }
-    return status;
+    return plan_find_or_parse(&table, text, sizeof *plan, parse, plan, error);
 }
 
 /* ---- what is kept ---- */

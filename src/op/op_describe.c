@@ -137,6 +137,11 @@ enum opaq_status opaq_op_form(const struct opaq_op *op, const struct opaq_value 
     return form_of(op, values, output, form, error);
 }
 
+static bool is_of_tensor(enum opaq_shape_source source) {
+    return source == OPAQ_SHAPE_OF_TENSOR || source == OPAQ_SHAPE_LEADING_AND_INT ||
+           source == OPAQ_SHAPE_LEADING_AND_OUTER || source == OPAQ_SHAPE_TENSOR_AND_OUTER;
+}
+
 /* The shape of an output; its rank, or -1 if the arguments do not give one. */
 static int output_shape(const struct opaq_output_row *output, const struct opaq_value *values,
                         int64_t shape[OPAQ_RANK_LIMIT]) {
@@ -145,10 +150,11 @@ static int output_shape(const struct opaq_output_row *output, const struct opaq_
         return 1;
     }
     const struct opaq_value *value = &values[output->shape_argument];
-    const bool of_tensor = output->shape_source == OPAQ_SHAPE_OF_TENSOR;
-    const int64_t rank = of_tensor ? value->tensors->rank : value->count;
+    const enum opaq_shape_source source = output->shape_source;
+    const bool of_tensor = is_of_tensor(source);
+    int64_t rank = of_tensor ? value->tensors->rank : value->count;
     const int64_t *sizes = of_tensor ? value->tensors->shape : value->sizes;
-    if (output->shape_source == OPAQ_SHAPE_FIRST) {
+    if (source == OPAQ_SHAPE_FIRST) {
         shape[0] = rank > 0 ? sizes[0] : 0;
         return rank > 0 ? 1 : -1;
     }
@@ -158,14 +164,23 @@ static int output_shape(const struct opaq_output_row *output, const struct opaq_
     if (rank > 0) {
         memcpy(shape, sizes, (size_t)rank * sizeof *shape);
     }
-    if (output->shape_source == OPAQ_SHAPE_LEADING_AND_FIRST) {
-        const struct opaq_value *last = &values[output->first_argument];
-        if (rank == 0 || last->count == 0) {
-            return -1;
-        }
-        shape[rank - 1] = last->sizes[0];
+    if (source == OPAQ_SHAPE_OF_TENSOR || source == OPAQ_SHAPE_OF_SIZES) {
+        return (int)rank;
     }
-    return (int)rank;
+    rank -= source == OPAQ_SHAPE_TENSOR_AND_OUTER ? 0 : 1;
+    if (source == OPAQ_SHAPE_LEADING || rank < 0 || rank >= OPAQ_RANK_LIMIT) {
+        return rank < OPAQ_RANK_LIMIT ? (int)rank : -1;
+    }
+    const struct opaq_value *last = &values[output->first_argument];
+    const int64_t place = source == OPAQ_SHAPE_LEADING_AND_FIRST ? 0 : last->count - 2;
+    if (source == OPAQ_SHAPE_LEADING_AND_INT) {
+        shape[rank] = last->integer;
+    } else if (place >= 0 && place < last->count) {
+        shape[rank] = last->sizes[place];
+    } else {
+        return -1;
+    }
+    return (int)rank + 1;
 }
 
 static enum opaq_status output_dtype(const struct opaq_op *op, const struct opaq_output_row *output,
@@ -227,10 +242,11 @@ static enum opaq_status describe_output(const struct opaq_op *op, const struct o
     }
     const int rank = output_shape(output, values, shape);
     if (rank < 0) {
-        const int64_t count = values[output->shape_argument].count;
-        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %s has %lld dimensions, %s", op->name,
-                         op->argument[output->shape_argument].name, (long long)count,
-                         count > OPAQ_RANK_LIMIT ? "at most 8 are allowed" : "expected at least 1");
+        const struct opaq_value *shaped = &values[output->shape_argument];
+        const int64_t count = is_of_tensor(output->shape_source) ? shaped->tensors->rank : shaped->count;
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %s has %lld dimensions, which give no %s: %s", op->name,
+                         op->argument[output->shape_argument].name, (long long)count, output->name,
+                         count >= OPAQ_RANK_LIMIT ? "at most 8 are allowed" : "too few");
     }
     status = output_dtype(op, output, values, &dtype, error);
     if (status != OPAQ_OK) {

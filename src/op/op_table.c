@@ -22,6 +22,7 @@
 #define FLOATS(name, count, device)                 {name, OPAQ_SHAPE_CONSTANT, count, 0, -1, OPAQ_DTYPE_F32, device, 0, 0}
 #define RANDOM(name, count, device)                 {name, OPAQ_SHAPE_CONSTANT, count, 0, -1, OPAQ_DTYPE_I64, device, 0, 1}
 #define PRODUCT(name, sizes, first, dtype, device)  {name, OPAQ_SHAPE_LEADING_AND_FIRST, sizes, first, dtype, 0, device, 0, 0}
+#define OUTER(name, tensor, sizes)                  {name, OPAQ_SHAPE_LEADING_AND_OUTER, tensor, sizes, tensor, 0, tensor, 0, 0}
 #define PER_ROW(name, sizes, dtype, device, slots)  {name, OPAQ_SHAPE_FIRST, sizes, 0, dtype, 0, device, slots, 0}
 
 static const struct opaq_op ops[] = {
@@ -87,6 +88,12 @@ static const struct opaq_op ops[] = {
      5, {PRODUCT("y", 3, 4, 5, 0), SHAPED("x_saved", 3, 5, 0, 0), SHAPED("w_saved", 4, 5, 0, 0), FLOATS("amax", 3, 0),
          RANDOM("random", 2, 0)},
      form_linear_forward, workspace_linear_forward, run_linear_forward},
+    /* y = x w^T + bias without anything kept: a packed weight's inference. The plan has x=, w= and w_given= only.
+     * input_scale: of a checkpoint; the scale of a delayed x, else its amax. */
+    {"linear", 6,
+     {TENSOR("x"), LIST("w"), MAYBE("bias"), SIZES("w_shape"), TEXT("plan"), OPTIONAL("input_scale")},
+     1, {OUTER("y", 0, 3)},
+     NULL, workspace_linear, run_linear},
     /* delayed scaling's update where the amaxes had to be reduced over ranks first */
     {"delayed_update", 3,
      {TEXT("plan"), CHANGED("scale"), CHANGED("amax_history")},

@@ -23,6 +23,8 @@ enum opaq_status workspace_linear_forward(const struct opaq_call *call, size_t *
 enum opaq_status workspace_linear_backward(const struct opaq_call *call, size_t *bytes,
                                            struct opaq_error *error);
 
+enum opaq_status workspace_linear(const struct opaq_call *call, size_t *bytes, struct opaq_error *error);
+
 /* ---- runs ---- */
 
 /* quantize_row.c */
@@ -35,7 +37,8 @@ enum opaq_status run_convert(const struct opaq_call *call, struct opaq_error *er
 enum opaq_status run_slice_rows(const struct opaq_call *call, struct opaq_error *error);
 enum opaq_status run_gather_rows(const struct opaq_call *call, struct opaq_error *error);
 
-/* linear_forward_row.c, linear_backward_row.c, delayed_row.c */
+/* linear_row.c, linear_forward_row.c, linear_backward_row.c, delayed_row.c */
+enum opaq_status run_linear(const struct opaq_call *call, struct opaq_error *error);
 enum opaq_status run_linear_forward(const struct opaq_call *call, struct opaq_error *error);
 enum opaq_status run_linear_backward(const struct opaq_call *call, struct opaq_error *error);
 enum opaq_status run_delayed_update(const struct opaq_call *call, struct opaq_error *error);

@@ -17,6 +17,7 @@ int dtype_bytes(int32_t dtype) {
     case OPAQ_DTYPE_BF16:
         return 2;
     case OPAQ_DTYPE_F32:
+    case OPAQ_DTYPE_I32:
         return 4;
     case OPAQ_DTYPE_I64:
         return 8;
@@ -31,6 +32,8 @@ const char *dtype_name(int32_t dtype) {
         return "uint8";
     case OPAQ_DTYPE_I64:
         return "int64";
+    case OPAQ_DTYPE_I32:
+        return "int32";
     case OPAQ_DTYPE_F16:
     case OPAQ_DTYPE_BF16:
     case OPAQ_DTYPE_F32:

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "format/proto_layout.h"
+#include "format/swizzle.h"
 
 struct quant_matrix quant_matrix_make(const struct opaq_view *plain) {
     return (struct quant_matrix){.data = plain->buffer[0].data,
@@ -76,6 +77,7 @@ static void locate_scale(const struct opaq_view *view, const struct opaq_buffer 
     const int64_t inner = inner_extent(&view->proto, row);
     operand_steps(row, inner, operand_rows, &copy->scale_layout);
     copy->scale = view->buffer[index].data;
+    copy->scale_bytes = buffer.entry_bytes;
     if (view->proto.spec.options & OPAQ_SWIZZLED) {
         /* the tiles run over (operand rows, blocks), whichever way the plain buffer lies */
         const bool upright = row->extent[0].dim == operand_rows;
@@ -118,6 +120,28 @@ void quant_job_make(const struct opaq_view *plain, const struct opaq_view *quant
             make_copy(plain, quantized, buffers, (enum opaq_usage)bit, &job->copy[job->copy_count++]);
         }
     }
+}
+
+bool quant_copy_take_rows(struct quant_copy *copy, int64_t first, int64_t rows) {
+    const struct scale_layout *layout = &copy->scale_layout;
+    const bool is_swizzled = layout->swizzled_columns != 0;
+    const int64_t together = layout->row_step == 0 && !is_swizzled ? 1
+                             : is_swizzled                         ? SWIZZLE_ROWS
+                                                                   : layout->row_per;
+    if (first % together != 0) {
+        return false;
+    }
+    const int64_t entries = is_swizzled ? swizzle_offset(first, 0, layout->swizzled_columns)
+                                        : first / layout->row_per * layout->row_step;
+    if (copy->data != NULL) { /* a tensor that is only measured has no memory */
+        copy->data += first * copy->data_row_step / (copy->is_packed ? 2 : 1);
+        copy->scale = (char *)copy->scale + entries * copy->scale_bytes;
+    }
+    if (copy->amax != NULL) {
+        copy->amax += first * copy->amax_step;
+    }
+    copy->operand.rows = rows;
+    return true;
 }
 
 int64_t quant_panel_rows(const struct quant_copy *copy) {

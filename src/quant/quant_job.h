@@ -42,6 +42,7 @@ struct quant_copy {
     int64_t data_columns;     /* codes in an operand row of the buffer, its padding included */
     bool is_packed;           /* two codes per byte, the even one low */
     void *scale;
+    int scale_bytes; /* of an entry */
     struct scale_layout scale_layout;
     float *amax;       /* NVFP4: one, or one per operand row; given to the kernel */
     int64_t amax_step; /* 0 or 1 */
@@ -59,6 +60,10 @@ struct quant_job {
 /* The copies of a quantized tensor that `usage` names, over the plain tensor x. The view is a checked one. */
 void quant_job_make(const struct opaq_view *plain, const struct opaq_view *quantized, int usage,
                     struct quant_job *job);
+
+/* Makes a copy of rows first to first + rows - 1 of its operand. False, and nothing changed, if those share a scale with
+ * other rows. The operand's data are the caller's to set. */
+bool quant_copy_take_rows(struct quant_copy *copy, int64_t first, int64_t rows);
 
 /* The matrix of a checked plain view. */
 struct quant_matrix quant_matrix_make(const struct opaq_view *plain);

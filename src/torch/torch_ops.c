@@ -11,7 +11,7 @@
 #include "torch/torch_shim.h"
 #include "torch/torch_stack.h"
 
-enum { KERNEL_COUNT = 16 };
+enum { KERNEL_COUNT = 32 };
 
 /* The release whose stack conventions this file follows: 2.11. */
 static const uint64_t build_version = (uint64_t)2 << 56 | (uint64_t)11 << 48;
@@ -151,10 +151,28 @@ KERNEL(12)
 KERNEL(13)
 KERNEL(14)
 KERNEL(15)
+KERNEL(16)
+KERNEL(17)
+KERNEL(18)
+KERNEL(19)
+KERNEL(20)
+KERNEL(21)
+KERNEL(22)
+KERNEL(23)
+KERNEL(24)
+KERNEL(25)
+KERNEL(26)
+KERNEL(27)
+KERNEL(28)
+KERNEL(29)
+KERNEL(30)
+KERNEL(31)
 
 static void (*const kernels[KERNEL_COUNT])(uint64_t *, uint64_t, uint64_t) = {
-    kernel_0, kernel_1, kernel_2,  kernel_3,  kernel_4,  kernel_5,  kernel_6,  kernel_7,
-    kernel_8, kernel_9, kernel_10, kernel_11, kernel_12, kernel_13, kernel_14, kernel_15,
+    kernel_0,  kernel_1,  kernel_2,  kernel_3,  kernel_4,  kernel_5,  kernel_6,  kernel_7,
+    kernel_8,  kernel_9,  kernel_10, kernel_11, kernel_12, kernel_13, kernel_14, kernel_15,
+    kernel_16, kernel_17, kernel_18, kernel_19, kernel_20, kernel_21, kernel_22, kernel_23,
+    kernel_24, kernel_25, kernel_26, kernel_27, kernel_28, kernel_29, kernel_30, kernel_31,
 };
 
 /* An operator that draws random numbers is said to, where there is a way to say it, so that the compiler does not

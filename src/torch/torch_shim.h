@@ -64,6 +64,7 @@ TORCH_SINCE(2, 0) int32_t aoti_torch_dtype_bfloat16(void);
 TORCH_SINCE(2, 0) int32_t aoti_torch_dtype_float16(void);
 TORCH_SINCE(2, 0) int32_t aoti_torch_dtype_uint8(void);
 TORCH_SINCE(2, 0) int32_t aoti_torch_dtype_int64(void);
+TORCH_SINCE(2, 0) int32_t aoti_torch_dtype_int32(void);
 TORCH_SINCE(2, 0) int32_t aoti_torch_device_type_cpu(void);
 TORCH_SINCE(2, 0) int32_t aoti_torch_device_type_cuda(void);
 TORCH_SINCE(2, 0) int32_t aoti_torch_layout_strided(void);

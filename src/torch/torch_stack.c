@@ -20,6 +20,7 @@ static int32_t dtype_of_code(int32_t code) {
            : code == aoti_torch_dtype_float16() ? OPAQ_DTYPE_F16
            : code == aoti_torch_dtype_uint8()   ? OPAQ_DTYPE_U8
            : code == aoti_torch_dtype_int64()   ? OPAQ_DTYPE_I64
+           : code == aoti_torch_dtype_int32()   ? OPAQ_DTYPE_I32
                                                 : -1;
 }
 
@@ -33,6 +34,8 @@ static int32_t code_of_dtype(int32_t dtype) {
         return aoti_torch_dtype_float16();
     case OPAQ_DTYPE_I64:
         return aoti_torch_dtype_int64();
+    case OPAQ_DTYPE_I32:
+        return aoti_torch_dtype_int32();
     default:
         return aoti_torch_dtype_uint8();
     }
