@@ -42,9 +42,10 @@ enum opaq_option {
     OPAQ_STOCHASTIC = 1 << 4, /* stochastic rounding */
     OPAQ_ROWSCALED = 1 << 5,  /* NVFP4's float is per row instead of per tensor */
     OPAQ_4OVER6 = 1 << 6,     /* each block tries both 6 and 4 as the code of its largest value */
-    OPAQ_SWIZZLED = 1 << 7    /* block scales in the 128x4 tiles that GEMM hardware reads */
+    OPAQ_SWIZZLED = 1 << 7,   /* block scales in the 128x4 tiles that GEMM hardware reads */
+    OPAQ_GLOBAL = 1 << 8      /* NVFP4's float is the rule's own global scale instead of the amax */
 };
-#define OPAQ_OPTION_COUNT 8
+#define OPAQ_OPTION_COUNT 9
 
 /* How a scale is computed; their bytes differ. docs/formats.md, "Scale rules". */
 enum opaq_rule {
@@ -64,6 +65,7 @@ struct opaq_extent {
     int32_t to;
 };
 
+/* NVFP4's float has the role AMAX, also where OPAQ_GLOBAL makes it a global scale. */
 enum opaq_role { OPAQ_ROLE_DATA = 0, OPAQ_ROLE_SCALE = 1, OPAQ_ROLE_AMAX = 2 };
 
 /* Stands in opaq_buffer_row.element for "the spec's element". */

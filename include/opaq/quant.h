@@ -23,9 +23,11 @@ struct opaq_random {
 
 /* What else a quantization is given and gives back. All zero is the usual case. */
 struct opaq_quantize_args {
-    const float *scale;           /* OPAQ_DELAYED: the scale to use, one float */
+    const float *scale;           /* OPAQ_DELAYED: the scale to use, one float; x is multiplied with it, or
+                                     divided by it under the rules compressed-tensors and modelopt */
     const float *amax_rowwise;    /* given instead of computed, e.g. after a reduction over ranks: */
-    const float *amax_columnwise; /* opaq_amax_count() floats; fp8 (current) and nvfp4 only */
+    const float *amax_columnwise; /* opaq_amax_count() floats; fp8 (current) and nvfp4 only. With OPAQ_GLOBAL
+                                     they are the global scales themselves */
     float *amax;                  /* fp8: receives the amax, one float; may be NULL */
     struct opaq_random random;    /* OPAQ_STOCHASTIC */
     const struct opaq_parallel *parallel;
@@ -47,7 +49,8 @@ OPAQ_API enum opaq_status opaq_dequantize(const struct opaq_view *q, int usage,
 OPAQ_API int64_t opaq_amax_count(const struct opaq_proto *proto, enum opaq_usage usage);
 
 /* Computes them, as opaq_quantize would for a tensor like `proto`: the columnwise ones after the Hadamard
- * transform if there is one. Reduce them with max, then give them back. */
+ * transform if there is one. Reduce them with max, then give them back. Not with OPAQ_GLOBAL, whose floats are no
+ * amaxes. */
 OPAQ_API enum opaq_status opaq_amax(const struct opaq_view *x, const struct opaq_spec *spec,
                                     enum opaq_usage usage, const struct opaq_parallel *parallel, float *amax,
                                     int64_t count, struct opaq_error *error);

@@ -64,10 +64,14 @@ static const struct opaq_buffer_row buffers_nvfp4[] = {
     {"_rowwise_scale_inv",    SCALE, ROW, 0, 0, OPAQ_E4M3, 2, {ROWS(1, 128), COLS(16, 4)}},
     {"_columnwise_data",      DATA,  COL, 0, 0, CODES,     2, {COLS(1, 1), ROWS(2, 8)}},
     {"_columnwise_scale_inv", SCALE, COL, 0, 0, OPAQ_E4M3, 2, {COLS(1, 128), ROWS(16, 4)}},
-    {"_amax_rowwise",         AMAX,  ROW, 0, OPAQ_ROWSCALED, OPAQ_F32, 1, {ONE, ONE}},
-    {"_amax_rowwise",         AMAX,  ROW, OPAQ_ROWSCALED, 0, OPAQ_F32, 1, {ROWS(1, 1), ONE}},
-    {"_amax_columnwise",      AMAX,  COL, 0, OPAQ_ROWSCALED, OPAQ_F32, 1, {ONE, ONE}},
-    {"_amax_columnwise",      AMAX,  COL, OPAQ_ROWSCALED, 0, OPAQ_F32, 1, {COLS(1, 1), ONE}},
+    {"_amax_rowwise",          AMAX,  ROW, 0, OPAQ_ROWSCALED | OPAQ_GLOBAL, OPAQ_F32, 1, {ONE, ONE}},
+    {"_amax_rowwise",          AMAX,  ROW, OPAQ_ROWSCALED, OPAQ_GLOBAL, OPAQ_F32, 1, {ROWS(1, 1), ONE}},
+    {"_amax_columnwise",       AMAX,  COL, 0, OPAQ_ROWSCALED | OPAQ_GLOBAL, OPAQ_F32, 1, {ONE, ONE}},
+    {"_amax_columnwise",       AMAX,  COL, OPAQ_ROWSCALED, OPAQ_GLOBAL, OPAQ_F32, 1, {COLS(1, 1), ONE}},
+    {"_global_rowwise",        AMAX,  ROW, OPAQ_GLOBAL, OPAQ_ROWSCALED, OPAQ_F32, 1, {ONE, ONE}},
+    {"_global_rowwise",        AMAX,  ROW, OPAQ_GLOBAL | OPAQ_ROWSCALED, 0, OPAQ_F32, 1, {ROWS(1, 1), ONE}},
+    {"_global_columnwise",     AMAX,  COL, OPAQ_GLOBAL, OPAQ_ROWSCALED, OPAQ_F32, 1, {ONE, ONE}},
+    {"_global_columnwise",     AMAX,  COL, OPAQ_GLOBAL | OPAQ_ROWSCALED, 0, OPAQ_F32, 1, {COLS(1, 1), ONE}},
 };
 
 #define FP8_ELEMENTS    (1u << OPAQ_E4M3 | 1u << OPAQ_E5M2)
@@ -76,7 +80,7 @@ static const struct opaq_buffer_row buffers_nvfp4[] = {
 #define MX_RULES        (FLOAT_RULES | 1u << OPAQ_RULE_OCP | 1u << OPAQ_RULE_RCEIL)
 #define FP8_OPTIONS     (OPAQ_POW2 | OPAQ_STOCHASTIC)
 #define MX_OPTIONS      (OPAQ_2D | OPAQ_STOCHASTIC | OPAQ_SWIZZLED)
-#define NVFP4_OPTIONS   (MX_OPTIONS | OPAQ_HADAMARD | OPAQ_ROWSCALED | OPAQ_4OVER6)
+#define NVFP4_OPTIONS   (MX_OPTIONS | OPAQ_HADAMARD | OPAQ_ROWSCALED | OPAQ_4OVER6 | OPAQ_GLOBAL)
 #define BUFFERS(list)   (int32_t)(sizeof(list) / sizeof(list)[0]), list
 
 /* In the order of enum opaq_format. */
@@ -92,7 +96,7 @@ static const struct opaq_format_row rows[OPAQ_FORMAT_COUNT] = {
 
 /* In the order of the bits of enum opaq_option, and of enum opaq_rule. */
 static const char *const option_names[OPAQ_OPTION_COUNT] = {
-    "delayed", "pow2", "2d", "rht", "sr", "rowscaled", "4over6", "swizzle",
+    "delayed", "pow2", "2d", "rht", "sr", "rowscaled", "4over6", "swizzle", "global",
 };
 static const char *const rule_names[OPAQ_RULE_COUNT] = {
     "te", "ocp", "rceil", "compressed-tensors", "modelopt",

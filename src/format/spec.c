@@ -19,6 +19,9 @@ static const struct {
     {OPAQ_4OVER6, OPAQ_STOCHASTIC}, {OPAQ_DELAYED, OPAQ_POW2},
 };
 
+/* What goes with the rules of software that stores checkpoints. */
+enum { foreign_options = OPAQ_DELAYED | OPAQ_ROWSCALED | OPAQ_SWIZZLED | OPAQ_GLOBAL };
+
 /* By its bits: a float comparison would not see a subnormal one where the caller flushes those to zero. */
 static bool has_epsilon(const struct opaq_spec *spec) { return float_to_bits(spec->epsilon) != 0; }
 
@@ -84,9 +87,15 @@ static enum opaq_status check_rule(const struct opaq_spec *spec, const struct op
                          rule == NULL ? "unknown" : rule);
     }
     if (spec->rule != OPAQ_RULE_COMPRESSED_TENSORS && spec->rule != OPAQ_RULE_MODELOPT) {
+        if (spec->options & OPAQ_GLOBAL) {
+            return opaq_fail(error, OPAQ_ERROR_SPEC,
+                             "spec: rule \"%s\" does not go with \"global\": only compressed-tensors and "
+                             "modelopt have a global scale",
+                             rule);
+        }
         return OPAQ_OK;
     }
-    const uint32_t extra = spec->options & ~(uint32_t)OPAQ_SWIZZLED;
+    const uint32_t extra = spec->options & ~(uint32_t)foreign_options;
     if (extra != 0 || has_epsilon(spec)) {
         return opaq_fail(error, OPAQ_ERROR_SPEC, "spec: rule \"%s\" does not go with \"%s\"", rule,
                          extra != 0 ? first_option(extra) : "eps");

@@ -95,6 +95,12 @@ enum opaq_status opaq_amax(const struct opaq_view *x, const struct opaq_spec *sp
                         &proto, &reason) != OPAQ_OK) {
         return opaq_fail(error, reason.status, "amax: %s", reason.text);
     }
+    if (spec->options & OPAQ_GLOBAL) {
+        return opaq_fail(
+            error, OPAQ_ERROR_ARGUMENT,
+            "amax: the quantizer keeps a global scale (global), not an amax; ask for the amax of the "
+            "one without \"global\"");
+    }
     if (usage != OPAQ_ROWWISE && usage != OPAQ_COLUMNWISE) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                          "amax: usage is %d, expected 1 (rowwise) or 2 (columnwise)", (int)usage);

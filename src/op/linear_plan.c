@@ -98,6 +98,22 @@ static enum opaq_status check_elements(const char *name, const struct opaq_form 
                      opaq_element_info((enum opaq_element)element)->name);
 }
 
+/* Delayed scaling computes factors, and these rules take divisors. */
+static enum opaq_status check_delayed_rules(const struct opaq_linear_plan *plan, struct opaq_error *error) {
+    const struct opaq_form *const forms[] = {&plan->x, &plan->w, &plan->y, &plan->dy, &plan->dx};
+    static const char *const names[] = {"x", "w", "y", "dy", "dx"};
+    for (int i = 0; i < 5; ++i) {
+        if (has_option(forms[i], OPAQ_DELAYED) && forms[i]->spec.rule != OPAQ_RULE_TE) {
+            return opaq_fail(
+                error, OPAQ_ERROR_TEXT,
+                "plan: \"%s=\" is delayed under the rule %s, whose scale is a divisor, but delayed "
+                "scaling computes factors",
+                names[i], opaq_rule_name((enum opaq_rule)forms[i]->spec.rule));
+        }
+    }
+    return OPAQ_OK;
+}
+
 /* Words that say different things about the same. */
 static enum opaq_status check_plan(const struct opaq_linear_plan *plan, struct opaq_error *error) {
     const bool both_x = is_quantized(&plan->x) && is_quantized(&plan->x_given);
@@ -119,7 +135,10 @@ static enum opaq_status check_plan(const struct opaq_linear_plan *plan, struct o
             "%s is quantized again",
             delayed_x ? "x" : "w", delayed_x ? "x" : "w");
     }
-    enum opaq_status status = check_elements("w", &plan->w, plan_forward_element(plan), error);
+    enum opaq_status status = check_delayed_rules(plan, error);
+    if (status == OPAQ_OK) {
+        status = check_elements("w", &plan->w, plan_forward_element(plan), error);
+    }
     if (status == OPAQ_OK) {
         status = check_elements("y", &plan->y, plan_forward_element(plan), error);
     }

@@ -68,14 +68,14 @@ static void settle_tensor_scale(const struct quant_job *job, const struct opaq_q
         *args->amax = amax;
     }
     if (args->scale != NULL) {
-        const float inverse = 1.0f / *args->scale;
-        *scale = (struct fp8_scale){*args->scale, float_is_nan(inverse) ? float_nan() : inverse};
+        *scale = fp8_scale_given(&job->spec, *args->scale);
     } else {
         *scale = fp8_scale_from_amax(&job->spec, amax, fp8_scale_limit(&job->spec, copy->operand.dtype));
     }
 }
 
-/* nvfp4: each copy's amax into its buffer. A square block shares it between the copies, as does the data. */
+/* nvfp4: each copy's amax, or the global scale that follows from it, into its buffer. A square block shares it
+ * between the copies, as does the data. What is given is stored as it is. */
 static void settle_amax(const struct quant_job *job, const struct opaq_quantize_args *args) {
     for (int i = 0; i < job->copy_count; ++i) {
         const struct quant_copy *copy = &job->copy[i];
@@ -83,6 +83,11 @@ static void settle_amax(const struct quant_job *job, const struct opaq_quantize_
         const int64_t count = copy->amax_step == 0 ? 1 : copy->operand.rows;
         if (given == NULL) {
             amax_compute(copy, &job->spec, args->parallel, copy->amax, copy->amax_step);
+            const uint64_t saved = fp_environment_enter();
+            for (int64_t k = 0; k < count; ++k) {
+                copy->amax[k] = nvfp4_stored(&job->spec, copy->amax[k]);
+            }
+            fp_environment_leave(saved);
         } else if (count > 0) {
             memcpy(copy->amax, given, (size_t)count * sizeof *given);
         }

@@ -91,12 +91,11 @@ enum opaq_status run_amax(const struct opaq_call *call, struct opaq_error *error
         status = spec_of_text("amax", &values[1], &spec, error);
     }
     if (status == OPAQ_OK && ((spec.format != OPAQ_FP8 && spec.format != OPAQ_NVFP4) ||
-                              (spec.options & (OPAQ_ROWSCALED | OPAQ_DELAYED)) != 0)) {
-        status =
-            opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                      "amax: %.*s has no amax that covers the tensor, only fp8 and nvfp4 without delayed or "
-                      "rowscaled do",
-                      (int)values[1].count, values[1].text);
+                              (spec.options & (OPAQ_ROWSCALED | OPAQ_DELAYED | OPAQ_GLOBAL)) != 0)) {
+        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                           "amax: %.*s has no amax that covers the tensor, only fp8 and nvfp4 without delayed, "
+                           "rowscaled or global do",
+                           (int)values[1].count, values[1].text);
     }
     for (int i = 0; status == OPAQ_OK && i < 2; ++i) {
         const enum opaq_usage usage = i == 0 ? OPAQ_ROWWISE : OPAQ_COLUMNWISE;

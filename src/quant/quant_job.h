@@ -44,7 +44,7 @@ struct quant_copy {
     void *scale;
     int scale_bytes; /* of an entry */
     struct scale_layout scale_layout;
-    float *amax;       /* NVFP4: one, or one per operand row; given to the kernel */
+    float *amax; /* NVFP4: one, or one per operand row; given to the kernel. OPAQ_GLOBAL: the global scale */
     int64_t amax_step; /* 0 or 1 */
     bool is_hadamard;
 };

@@ -78,7 +78,7 @@ void quantize_nvfp4_ref(const struct quant_job *job, const struct quant_copy *co
     copy_clear(copy, r, r_end - r);
     for (int64_t row = r; row < r_end; row += copy->block_rows) {
         const float amax = row_amax(copy, row);
-        const float global = nvfp4_global(&job->spec, amax);
+        const float global = nvfp4_global_of_stored(&job->spec, amax);
         for (int64_t c = 0; c < copy->operand.columns; c += BLOCK) {
             const struct nvfp4_scale scale =
                 job->spec.options & OPAQ_4OVER6

@@ -24,6 +24,12 @@ struct fp8_scale {
     float stored; /* what dequantization multiplies with */
 };
 
+/* The scale that a caller gives. */
+static inline struct fp8_scale fp8_scale_given(const struct opaq_spec *spec, float scale) {
+    const float stored = rule_divides(spec) ? scale : 1.0f / scale;
+    return (struct fp8_scale){scale, float_is_nan(stored) ? float_nan() : stored};
+}
+
 /* What an infinite scale is replaced with. */
 static inline float fp8_scale_limit(const struct opaq_spec *spec, enum opaq_element dtype) {
     const bool blockwise = spec->format == OPAQ_FP8BLK1 || spec->format == OPAQ_FP8BLK2;
@@ -166,15 +172,33 @@ static inline struct nvfp4_scale nvfp4_block(const struct opaq_spec *spec, float
         const float scale = global == 0.0f ? 1.0f : amax / (6.0f * global);
         const float at_least = scale < 0x1p-9f && scale != 0.0f ? 0x1p-9f : scale;
         const uint32_t code = encode_e4m3(at_least == 0.0f ? 1.0f : at_least);
-        return (struct nvfp4_scale){code, global == 0.0f ? 1.0f : decode_e4m3(code) * global};
+        const float infinity = float_from_bits(0x7F800000u); /* makes every code 0 */
+        return (struct nvfp4_scale){code, global == 0.0f ? infinity : decode_e4m3(code) * global};
     }
     const uint32_t code = encode_e4m3(float_min(amax * (global * (1.0f / 6.0f)), FLT_MAX));
     return (struct nvfp4_scale){code, nvfp4_encode_factor(code, global)};
 }
 
-/* What a code times this is the value, for a scale and a tensor's amax. */
-static inline float nvfp4_decode_factor(const struct opaq_spec *spec, uint32_t code, float amax) {
-    return decode_e4m3(code) * amax * (1.0f / (6.0f * (float)spec->e4m3_max));
+/* What is stored for an amax: itself, or with OPAQ_GLOBAL what the rule makes of it. */
+static inline float nvfp4_stored(const struct opaq_spec *spec, float amax) {
+    const float stored = spec->options & OPAQ_GLOBAL ? nvfp4_global(spec, amax) : amax;
+    return float_is_nan(stored) ? float_nan() : stored;
+}
+
+/* G (or c) from what is stored. */
+static inline float nvfp4_global_of_stored(const struct opaq_spec *spec, float stored) {
+    return spec->options & OPAQ_GLOBAL ? stored : nvfp4_global(spec, stored);
+}
+
+/* What a code times this is the value, for a scale and the float that is stored with it. */
+static inline float nvfp4_decode_factor(const struct opaq_spec *spec, uint32_t code, float stored) {
+    const float scale = decode_e4m3(code);
+    if (spec->options & OPAQ_GLOBAL) {
+        /* zero bytes are zeros in every format, so 0/0 is 0 here */
+        const bool is_empty = scale == 0.0f && stored == 0.0f;
+        return spec->rule == OPAQ_RULE_MODELOPT ? scale * stored : is_empty ? 0.0f : scale / stored;
+    }
+    return scale * stored * (1.0f / (6.0f * (float)spec->e4m3_max));
 }
 
 #endif

@@ -26,8 +26,10 @@ struct tensor quantized_like(const struct tensor *x, const struct opaq_spec *spe
 }
 
 struct opaq_quantize_args args_for(const struct opaq_spec *spec) {
-    static const float scale = 3.0f;
-    return (struct opaq_quantize_args){.scale = spec->options & OPAQ_DELAYED ? &scale : NULL,
+    static const float factor = 3.0f;
+    static const float divisor = 1.0f / 3.0f;
+    const float *scale = spec->rule == OPAQ_RULE_TE ? &factor : &divisor;
+    return (struct opaq_quantize_args){.scale = spec->options & OPAQ_DELAYED ? scale : NULL,
                                        .random = {0x0123456789ABCDEFu, 42}};
 }
 

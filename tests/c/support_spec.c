@@ -23,6 +23,7 @@ static bool takes_option(int format, int option) {
     case OPAQ_HADAMARD:
     case OPAQ_ROWSCALED:
     case OPAQ_4OVER6:
+    case OPAQ_GLOBAL:
         return format == OPAQ_NVFP4;
     case OPAQ_STOCHASTIC:
         return true;
@@ -39,7 +40,10 @@ static bool goes_together(const struct opaq_spec *s) {
            !((o & OPAQ_4OVER6) && (o & (OPAQ_HADAMARD | OPAQ_STOCHASTIC))) &&
            !((o & OPAQ_DELAYED) && ((o & OPAQ_POW2) || s->epsilon > 0.0f)) &&
            !((s->rule == OPAQ_RULE_OCP || s->rule == OPAQ_RULE_RCEIL) && !is_mx(s->format)) &&
-           !(foreign_rule && (s->element == OPAQ_E5M2 || (o & ~OPAQ_SWIZZLED) || s->epsilon > 0.0f));
+           !(!foreign_rule && (o & OPAQ_GLOBAL)) &&
+           !(foreign_rule &&
+             (s->element == OPAQ_E5M2 || (o & ~(OPAQ_DELAYED | OPAQ_ROWSCALED | OPAQ_SWIZZLED | OPAQ_GLOBAL)) ||
+              s->epsilon > 0.0f));
 }
 
 static bool parameters_fit(const struct opaq_spec *s) {

@@ -219,6 +219,7 @@ static void contradictions_name_both_words(void) {
         {"x=fp8+delayed y=fp8.e5m2+delayed", "\"y=\" is delayed with the element e5m2"},
         {"w=fp8.e5m2+delayed y=fp8+delayed", "\"y=\" is delayed with the element e4m3"},
         {"dy=fp8.e5m2+delayed dx=fp8+delayed", "\"dx=\" is delayed with the element e4m3"},
+        {"x=fp8 w=fp8+delayed+rule=modelopt", "\"w=\" is delayed under the rule modelopt"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         refuse(cases[i][0], strlen(cases[i][0]), OPAQ_ERROR_TEXT, cases[i][1]);
@@ -238,7 +239,7 @@ static void limits_hold(void) {
     refuse(NULL, 0, OPAQ_ERROR_ARGUMENT, "text is NULL");
     CHECK_EQ_INT(opaq_linear_plan_parse("", 0, NULL, NULL), OPAQ_ERROR_ARGUMENT);
     /* the longest plan there is fits */
-    const char *longest = "nvfp4+columnwise+swizzle+rowscaled+4over6=mse+e4m3max=256";
+    const char *longest = "nvfp4.e2m1+columnwise+swizzle+global+rowscaled+e4m3max=448+rule=compressed-tensors";
     (void)snprintf(text, sizeof text,
                    "x=%s w=%s dy=%s y=%s dx=%s grad=xwb save=xw backward=high_precision cache bias_later "
                    "main_grad=add history=most_recent margin=-64 reduce",

@@ -50,6 +50,7 @@ static void convert_equals_quantizing(void) {
         {"nvfp4+both+rht", "nvfp4+columnwise+rht"},
         {"nvfp4+both+rowscaled", "nvfp4+rowscaled"},
         {"nvfp4+both+rowscaled", "nvfp4+columnwise+rowscaled"},
+        {"nvfp4+both+rowscaled+global+rule=modelopt", "nvfp4+rowscaled+swizzle+global+rule=modelopt"},
         {"nvfp4", "nvfp4+swizzle"},
     };
     static const int64_t shapes[][2] = {{1, 1}, {37, 53}, {128, 160}, {0, 32}, {5, 0}, {150, 40}};
@@ -148,6 +149,8 @@ static void slices_and_gathers(void) {
         {"nvfp4+both+rht", 16},
         {"nvfp4+both+rowscaled", 16},
         {"nvfp4+rowscaled+swizzle", 1},
+        {"nvfp4+both+global+rule=compressed-tensors", 16},
+        {"nvfp4+rowscaled+global+rule=compressed-tensors", 1},
     };
     enum { ROWS = 256, COLUMNS = 72, SHARDS = 2 };
     struct tensor x = tensor_make(ROWS, COLUMNS, OPAQ_BF16, NULL);

@@ -259,8 +259,11 @@ static int table_of(const struct opaq_spec *s, const int64_t *shape, int rank, s
     }
     const int rowscaled = (s->options & OPAQ_ROWSCALED) != 0;
     e[2] = matrix(names[2], OPAQ_ROLE_DATA, OPAQ_COLUMNWISE, OPAQ_E2M1, k, ru(cd(m, 2), 8));
-    e[4] = vector("_amax_rowwise", OPAQ_ROLE_AMAX, OPAQ_ROWWISE, rowscaled ? m : 1);
-    e[5] = vector("_amax_columnwise", OPAQ_ROLE_AMAX, OPAQ_COLUMNWISE, rowscaled ? k : 1);
+    const int global = (s->options & OPAQ_GLOBAL) != 0;
+    e[4] =
+        vector(global ? "_global_rowwise" : "_amax_rowwise", OPAQ_ROLE_AMAX, OPAQ_ROWWISE, rowscaled ? m : 1);
+    e[5] = vector(global ? "_global_columnwise" : "_amax_columnwise", OPAQ_ROLE_AMAX, OPAQ_COLUMNWISE,
+                  rowscaled ? k : 1);
     return 6;
 }
 

@@ -280,6 +280,7 @@ static void amax_arguments(void) {
     amax_refuses("too much room", &x.view, "nvfp4", 1, 2, 1, OPAQ_ERROR_BUFFER, "2 floats");
     amax_refuses("negative room", &x.view, "nvfp4", 1, -1, 1, OPAQ_ERROR_BUFFER, "-1 floats");
     amax_refuses("rows", &x.view, "nvfp4+both+rowscaled", 1, 40, 1, OPAQ_ERROR_BUFFER, "20");
+    amax_refuses("global", &x.view, "nvfp4+global+rule=modelopt", 1, 1, 1, OPAQ_ERROR_ARGUMENT, "global");
     amax_refuses("columns", &x.view, "nvfp4+both+rowscaled", 2, 20, 1, OPAQ_ERROR_BUFFER, "40");
     amax_refuses("a usage that is not there", &x.view, "nvfp4", 2, 1, 1, OPAQ_ERROR_BUFFER, "0");
     amax_refuses("a format without", &x.view, "mxfp8", 1, 1, 1, OPAQ_ERROR_BUFFER, "mxfp8");

@@ -31,6 +31,9 @@ static void quantize_by_reference(const struct tensor *x, const struct opaq_rand
             *(float *)copy->scale = scale.stored;
         } else if (copy->amax != NULL) {
             amax_ref(copy, &job.spec, 0, copy->operand.rows, copy->amax, copy->amax_step);
+            for (int64_t k = 0; k < (copy->amax_step == 0 ? 1 : copy->operand.rows); ++k) {
+                copy->amax[k] = nvfp4_stored(&job.spec, copy->amax[k]);
+            }
         }
         const int64_t panel = quant_panel_rows(copy);
         for (int64_t r = 0; r < copy->operand.rows; r += panel) {

@@ -194,7 +194,8 @@ static struct tensor with_planted_ones(int64_t rows, int64_t columns, uint64_t s
  * - nvfp4 with the first amaxes given, for the same reason; a block's largest code is 6, so b * (G / 6) is the old scale
  *   up to roundings that E4M3 does not see. Not with sr; not with rht, which rounds to bf16; not with 4over6, where both
  *   candidates may now be exact; not where blocks are so small that E4M3's subnormals are at work.
- * - Not e2m1 under compressed-tensors and modelopt, which read a negative zero as code 0 (or 8): values only. */
+ * - Not e2m1 under compressed-tensors and modelopt, which read a negative zero as code 0 (or 8): values only. Nor e4m3
+ *   under compressed-tensors with a given scale, which may be large enough to make negative zeros. */
 enum again { NOTHING, SAME_VALUES, SAME_BYTES };
 
 static enum again what_comes_back(const struct opaq_spec *s) {
@@ -206,7 +207,8 @@ static enum again what_comes_back(const struct opaq_spec *s) {
         return NOTHING;
     }
     if (s->format == OPAQ_FP8) {
-        return SAME_BYTES;
+        const int drops_zeros = s->rule == OPAQ_RULE_COMPRESSED_TENSORS && (s->options & OPAQ_DELAYED);
+        return drops_zeros ? SAME_VALUES : SAME_BYTES;
     }
     return s->format != OPAQ_NVFP4 ? NOTHING : by_comparison ? SAME_VALUES : SAME_BYTES;
 }

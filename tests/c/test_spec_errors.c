@@ -52,6 +52,7 @@ static const struct bad_text bad_texts[] = {
     {"mxfp4+4over6", OPAQ_ERROR_TEXT, 6, {"\"4over6\"", NULL}},
     {"fp8+swizzle", OPAQ_ERROR_TEXT, 4, {"\"swizzle\"", NULL}},
     {"nvfp4+delayed", OPAQ_ERROR_TEXT, 6, {"\"delayed\"", NULL}},
+    {"mxfp8+global", OPAQ_ERROR_TEXT, 6, {"\"global\"", "mxfp8 takes"}},
     /* values */
     {"nvfp4+2d=1", OPAQ_ERROR_TEXT, 9, {"unexpected value \"1\"", NULL}},
     {"nvfp4+sr=", OPAQ_ERROR_TEXT, 9, {"unexpected value \"\"", NULL}},
@@ -117,6 +118,10 @@ static const struct bad_text bad_texts[] = {
     {"fp8+eps=1+rule=modelopt", OPAQ_ERROR_SPEC, -1, {"modelopt", "eps"}},
     {"nvfp4+4over6+rule=modelopt", OPAQ_ERROR_SPEC, -1, {"modelopt", "4over6"}},
     {"mxfp4+2d+rule=modelopt", OPAQ_ERROR_SPEC, -1, {"modelopt", "2d"}},
+    {"nvfp4+global", OPAQ_ERROR_SPEC, -1, {"\"te\"", "\"global\""}},
+    {"nvfp4+rht+global", OPAQ_ERROR_SPEC, -1, {"\"te\"", "\"global\""}},
+    {"nvfp4+2d+global+rule=modelopt", OPAQ_ERROR_SPEC, -1, {"modelopt", "\"2d\""}},
+    {"nvfp4+sr+global+rule=compressed-tensors", OPAQ_ERROR_SPEC, -1, {"compressed-tensors", "\"sr\""}},
 };
 
 /* Parses, expects a refusal, and looks at the spec and the message. */

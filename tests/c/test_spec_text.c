@@ -124,6 +124,8 @@ static const struct {
     {"nvfp4+rht", "nvfp4+rht=0xd7e8"},
     {"nvfp4+rht=0x0000", "nvfp4+rht=0x0000+rowwise"},
     {"nvfp4+both+rht+sr+rowscaled+swizzle", "nvfp4+swizzle+rowscaled+sr+rht+both"},
+    {"nvfp4+rowscaled+swizzle+global+rule=modelopt", "nvfp4+rule=modelopt+global+swizzle+rowscaled"},
+    {"fp8+delayed+rule=compressed-tensors", "fp8+rule=compressed-tensors+delayed"},
     {"nvfp4+4over6", "nvfp4+4over6=mae"},
     {"nvfp4+4over6", "nvfp4+e4m3max=256+4over6"},
     {"nvfp4+4over6=mse+e4m3max=448", "nvfp4+e4m3max=448+4over6=mse"},

@@ -29,6 +29,9 @@ static const struct gemm_case gemm_cases[] = {
     {"bf16", "nvfp4", true},
     {"f32", "nvfp4+rule=modelopt", false},
     {"f16", "nvfp4+rule=compressed-tensors", false},
+    {"bf16", "nvfp4+global+rule=compressed-tensors", false},
+    {"bf16", "nvfp4+rowscaled+global+rule=compressed-tensors", false},
+    {"nvfp4+columnwise+rowscaled+global+rule=modelopt", "nvfp4+columnwise+global+rule=modelopt", false},
     {"mxfp4", "bf16", false},
     /* every format on both sides, each way */
     {"fp8", "fp8", true},

@@ -71,6 +71,8 @@ static const struct quant_case quant_cases[] = {
     {"mxfp4+rule=modelopt", OPAQ_BF16},
     {"nvfp4+rule=compressed-tensors", OPAQ_BF16},
     {"nvfp4+rule=modelopt", OPAQ_BF16},
+    {"nvfp4+both+global+rule=compressed-tensors", OPAQ_BF16},
+    {"nvfp4+both+rowscaled+swizzle+global+rule=modelopt", OPAQ_BF16},
 };
 enum { QUANT_CASE_COUNT = sizeof quant_cases / sizeof quant_cases[0] };
 

@@ -132,6 +132,7 @@ class Spec:
     rowscaled: bool = False
     four_over_six: str | None = None  # "mae" or "mse"
     swizzle: bool = False
+    global_: bool = False
     e4m3_max: int = 448
     eps: str = "0"  # as printed: the fewest digits that give the float32 back
     rule: str = "te"
@@ -155,7 +156,7 @@ class Spec:
         parts += ["sr"] * self.sr + ["rowscaled"] * self.rowscaled
         if self.four_over_six:
             parts.append("4over6" if self.four_over_six == "mae" else "4over6=mse")
-        parts += ["swizzle"] * self.swizzle
+        parts += ["swizzle"] * self.swizzle + ["global"] * self.global_
         if self.format == "nvfp4" and self.e4m3_max != (256 if self.four_over_six else 448):
             parts.append(f"e4m3max={self.e4m3_max}")
         if F32(self.eps) != 0:
@@ -180,8 +181,8 @@ def parse(text: str) -> Spec:
         key, _, value = option.partition("=")
         if option in ("rowwise", "columnwise", "both"):
             spec = replace(spec, usage={"rowwise": ROWWISE, "columnwise": COLUMNWISE, "both": BOTH}[option])
-        elif option in ("delayed", "pow2", "2d", "sr", "rowscaled", "swizzle"):
-            flag: dict[str, Any] = {"two_d" if option == "2d" else option: True}
+        elif option in ("delayed", "pow2", "2d", "sr", "rowscaled", "swizzle", "global"):
+            flag: dict[str, Any] = {{"2d": "two_d", "global": "global_"}.get(option, option): True}
             spec = replace(spec, **flag)
         elif key == "rht":
             spec = replace(spec, rht=int(value, 16) if value else 0xD7E8)
@@ -273,8 +274,10 @@ def fp8_copy(s: Spec, v: FloatArray, bits: Bits, given: float | None, dtype_max:
     amax = amax_of(s, to_blocks(s, v), (1, 3))
     largest = LARGEST[s.element]
     if s.rule != "te":
-        scale = amax / largest
-        scale = np.where(scale == 0, F32(2.0**-23 if s.rule == "compressed-tensors" else 1), scale)
+        scale = np.full_like(amax, F32(given)) if s.delayed else amax / largest
+        scale = np.where(
+            (scale == 0) & (not s.delayed), F32(2.0**-23 if s.rule == "compressed-tensors" else 1), scale
+        )
         codes = round_elements(s, v / spread(s, scale, *v.shape), bits)
         return Copy(codes, canonical(scale), amax.ravel())
     if s.delayed:
@@ -327,14 +330,15 @@ def nvfp4_copy(s: Spec, v: FloatArray, bits: Bits) -> Copy:
         scale = np.where(scale == 0, encode("e4m3", np.array(0.125, np.float32)), scale)
         divisor: FloatArray = np.divide(decode("e4m3", scale), g)
         codes = round_elements(s, np.divide(v, spread(s, divisor, *v.shape)), bits)
-        return Copy(codes, scale, amax)
+        return Copy(codes, scale, canonical(g.ravel()) if s.global_ else amax)
     if s.rule == "modelopt":
         c = np.broadcast_to(A / F32(2688), b.shape)
         scale32 = b / (F32(6) * c)
         scale32 = np.where((scale32 == 0) | (c == 0), F32(1), scale32)
         scale = encode("e4m3", np.clip(scale32, F32(2.0**-9), F32(448)))
         codes = round_elements(s, v / spread(s, decode("e4m3", scale) * c, *v.shape), bits)
-        return Copy(np.where(amax / F32(2688) == 0, np.uint8(0), codes), scale, amax)
+        codes = np.where(A / F32(2688) == 0, np.uint8(0), codes)
+        return Copy(codes, scale, canonical(amax / F32(2688)) if s.global_ else amax)
 
     G = np.fmin((m * F32(6)) / A, FLT_MAX)
     G = np.where((A == 0) | (G == 0), F32(1), G)
@@ -413,7 +417,13 @@ def dequantize_copy(s: Spec, copy: Copy, usage: int, rows: int, columns: int) ->
         factor = decode("e8m0", copy.scale)
     else:
         A = copy.amax[:, None] if s.rowscaled else copy.amax.reshape(1, 1)
-        factor = (decode("e4m3", copy.scale) * A) * (F32(1) / (F32(6) * F32(s.e4m3_max)))
+        scale = decode("e4m3", copy.scale)
+        if s.global_ and s.rule == "compressed-tensors":
+            factor = np.where((scale == 0) & (A == 0), F32(0), scale / A)
+        elif s.global_:
+            factor = scale * A
+        else:
+            factor = (scale * A) * (F32(1) / (F32(6) * F32(s.e4m3_max)))
     columnwise = usage == COLUMNWISE
     if columnwise and s.format == "fp8":  # the scale covers everything, whichever way round
         y = q * factor
@@ -507,6 +517,7 @@ def quantize(text: str, x: AnyArray, scale: float | None = None, seed: int = 0, 
         if s.format == "fp8":
             buffers.append(("_scale_inv", to_bytes(layout_scale(s, first, False))))
         if s.format == "nvfp4":
-            names = {ROWWISE: "_amax_rowwise", COLUMNWISE: "_amax_columnwise"}
+            kept = "_global" if s.global_ else "_amax"
+            names = {ROWWISE: kept + "_rowwise", COLUMNWISE: kept + "_columnwise"}
             buffers += [(names[u], to_bytes(copies[u].amax)) for u in usages]
     return Result(buffers, first.amax[0] if s.format == "fp8" else None, copies, s, x.shape)

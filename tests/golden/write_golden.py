@@ -124,7 +124,13 @@ OPTIONS = {
     ),
 }
 SINGLES = {
-    "fp8": ("fp8.e5m2+both+delayed+sr", "fp8.e5m2+both+pow2", "fp8+both+eps=1e-12"),
+    "fp8": (
+        "fp8.e5m2+both+delayed+sr",
+        "fp8.e5m2+both+pow2",
+        "fp8+both+eps=1e-12",
+        "fp8+both+delayed+rule=compressed-tensors",
+        "fp8+both+delayed+rule=modelopt",
+    ),
     "fp8row": ("fp8row+both+pow2+sr+eps=1e-12", "fp8row.e5m2+both+pow2"),
     "fp8blk1": ("fp8blk1+both+pow2+eps=1e-12", "fp8blk1.e5m2+both+pow2+sr"),
     "fp8blk2": ("fp8blk2+both+pow2+eps=1e-12", "fp8blk2.e5m2+both+pow2+sr"),
@@ -158,6 +164,18 @@ SINGLES = {
         "nvfp4+both+rowscaled+4over6=mse+e4m3max=448",
         "nvfp4+both+swizzle+rule=compressed-tensors",
         "nvfp4+both+swizzle+rule=modelopt",
+        *(
+            f"nvfp4{usage}{option}+rule={rule}"
+            for rule in ("compressed-tensors", "modelopt")
+            for usage, option in (
+                ("", "+global"),
+                ("+both", "+global"),
+                ("+columnwise", "+rowscaled+global"),
+                ("+both", "+rowscaled+global"),
+                ("+both", "+rowscaled"),
+                ("+both", "+rowscaled+swizzle+global"),
+            )
+        ),
     ),
 }
 
@@ -290,7 +308,7 @@ def option_cases(name: str) -> Iterator[Case]:
 
 def wants_dequant(case: Case) -> bool:
     """The small shapes, and the classes with something to lose once."""
-    plain = case.text in (f"{name}+both" for name in FORMATS)
+    plain = case.text in (f"{name}+both" for name in FORMATS) or "+both+global" in case.text
     special = case.values in ("tiny", "nan", "inf", "huge", "edges")
     return case.shape in ("one", "tiny", "strided") or (case.shape == "cross" and plain and special)
 

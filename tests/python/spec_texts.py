@@ -42,8 +42,11 @@ def is_valid(text: str) -> bool:
         s.rule in ("ocp", "rceil") and not s.is_mx,
     ]
     if s.rule in ("compressed-tensors", "modelopt"):
-        plain = Spec(s.format, s.element, s.usage, swizzle=s.swizzle, rule=s.rule)
+        kept = {"delayed": s.delayed, "rowscaled": s.rowscaled, "swizzle": s.swizzle, "global_": s.global_}
+        plain = Spec(s.format, s.element, s.usage, rule=s.rule, **kept)
         contradictions += [s.element == "e5m2", s != plain]
+    else:
+        contradictions.append(s.global_)
     return not any(contradictions)
 
 

@@ -216,6 +216,8 @@ def peer() -> SimpleNamespace:
         scheme=lambda args: quantization.QuantizationScheme(targets=["Linear"], weights=args),
         qparams=utils.calculate_qparams,
         gparam=utils.generate_gparam,
+        dequantize=need("compressed_tensors.quantization.lifecycle.forward").dequantize,
+        unpack=need("compressed_tensors.compressors.nvfp4.helpers").unpack_fp4_from_uint8,
         compressor=lambda name: compressors.get(name, naive),
     )
 
@@ -292,3 +294,63 @@ def test_compressed_tensors_square_blocks_at_the_edge(peer: SimpleNamespace, sha
     want_data, want_scale, _ = compress(peer, "fp8blk2", x)
     same(scale, want_scale, "scales")
     same(data, want_data, "codes")
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+def test_compressed_tensors_global_scale(peer: SimpleNamespace, kind: str) -> None:
+    """`global` stores their weight_global_scale, and what comes back is their dequantization."""
+    for x in inputs(kind):
+        q = opaq.quantize(x, Quantizer("nvfp4+global+rule=compressed-tensors"))
+        without = opaq.quantize(x, Quantizer("nvfp4+rule=compressed-tensors")).buffers
+        want_data, want_scale, global_scale = compress(peer, "nvfp4", x)
+        same(q.buffers["_global_rowwise"], global_scale, "global scale")
+        for name in ("_rowwise_data", "_rowwise_scale_inv"):
+            same(q.buffers[name], without[name], name)
+        values = peer.unpack(torch.from_numpy(want_data), *x.shape, torch.float32)
+        scale = torch.from_numpy(want_scale).view(torch.float8_e4m3fn).float()
+        theirs = peer.dequantize(
+            values, scale, args=peer.args["nvfp4"], global_scale=torch.from_numpy(global_scale)
+        )
+        assert theirs.dtype == torch.float32
+        same(opaq.dequantize(q), theirs.numpy(), "values")
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+def test_modelopt_global_scale(kind: str) -> None:
+    """weight_scale_2 as ModelOpt computes it, and its dequantization, with PyTorch's own operations."""
+    for x in inputs(kind):
+        q = opaq.quantize(x, Quantizer("nvfp4+global+rule=modelopt"))
+        multiplier = tensor(x).abs().amax() / (6.0 * 448.0)
+        same(q.buffers["_global_rowwise"], multiplier.reshape(1).numpy(), "weight_scale_2")
+        data, rows, columns = torch.from_numpy(q.buffers["_rowwise_data"]), *x.shape
+        grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        values = torch.cat([grid, -grid])[torch.stack([data & 15, data >> 4], -1).flatten(1).long()]
+        scale = torch.from_numpy(q.buffers["_rowwise_scale_inv"])[:rows, : columns // 16].contiguous()
+        factor = (scale.view(torch.float8_e4m3fn).float() * multiplier).repeat_interleave(16, 1)
+        same(opaq.dequantize(q), (values * factor).numpy(), "values")
+
+
+@pytest.mark.parametrize("rule", ["compressed-tensors", "modelopt"])
+def test_global_scales_of_stacked_tensors(rule: str) -> None:
+    """Given one number per row, rows decode as in the tensors that they come from."""
+    parts = [MATRICES["ordinary"](seed).astype(np.float32) * 4.0**seed for seed in range(3)]
+    alone = [opaq.quantize(x, Quantizer(f"nvfp4+global+rule={rule}")) for x in parts]
+    given = np.concatenate(
+        [np.repeat(q.buffers["_global_rowwise"], len(x)) for q, x in zip(alone, parts, strict=True)]
+    )
+    quantizer = Quantizer(f"nvfp4+rowscaled+global+rule={rule}")
+    stacked = opaq.quantize(np.concatenate(parts), quantizer, amax_rowwise=given)
+    same(stacked.buffers["_global_rowwise"], given, "global scales")
+    same(opaq.dequantize(stacked), np.concatenate([opaq.dequantize(q) for q in alone]), "values")
+
+
+@pytest.mark.parametrize("rule", ["compressed-tensors", "modelopt"])
+def test_a_given_scale_is_the_divisor(rule: str) -> None:
+    """Static activation scales: clamp(x / s) to float8_e4m3fn, times s."""
+    x = MATRICES["ordinary"](5).astype(np.float32)
+    for scale in (0.0123, 3.0, 2.0**-20):
+        q = opaq.quantize(x, Quantizer(f"fp8+delayed+rule={rule}"), scale=scale)
+        s = torch.tensor([scale])
+        codes_of = (tensor(x) / s).clamp(-448, 448).to(torch.float8_e4m3fn)
+        same(q.buffers["_scale_inv"], s.numpy(), "scale")
+        assert np.array_equal(opaq.dequantize(q), (codes_of.float() * s).numpy())

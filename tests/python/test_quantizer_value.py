@@ -61,7 +61,12 @@ def test_properties_agree_with_the_text() -> None:
         quantizer, spec = Quantizer(text), parse(text)
         assert (quantizer.format, quantizer.element, quantizer.rule) == (spec.format, spec.element, spec.rule)
         assert {"rowwise": 1, "columnwise": 2, "both": 3}[quantizer.usage] == spec.usage
-        flags = {"2d": spec.two_d, "rht": spec.rht is not None, "4over6": bool(spec.four_over_six)}
+        flags = {
+            "global": spec.global_,
+            "2d": spec.two_d,
+            "rht": spec.rht is not None,
+            "4over6": bool(spec.four_over_six),
+        }
         flags |= {name: getattr(spec, name) for name in ("delayed", "pow2", "sr", "rowscaled", "swizzle")}
         assert {name for name, is_set in flags.items() if is_set} == set(quantizer.options)
 
@@ -205,6 +210,7 @@ def test_a_wrong_text_says_where(text: str, position: int) -> None:
         ("mxfp8.e5m2+rule=compressed-tensors", "compressed-tensors", "e5m2"),
         ("mxfp8+2d+rule=modelopt", "modelopt", "2d"),
         ("fp8+eps=1+rule=modelopt", "modelopt", "eps"),
+        ("nvfp4+global", "te", "global"),
     ],
 )
 def test_a_contradiction_names_both_parts(text: str, one: str, other: str) -> None:

@@ -27,6 +27,7 @@ BASES = (
     *FORMATS,
     *("fp8+delayed", "fp8.e5m2+pow2", "fp8blk1+pow2+eps=1e-12", "mxfp8+swizzle", "mxfp8.e5m2+2d", "mxfp4+sr"),
     *("mxfp4+rule=ocp", "nvfp4+2d", "nvfp4+rht+sr", "nvfp4+rowscaled", "nvfp4+4over6", "nvfp4+swizzle"),
+    *("nvfp4+rowscaled+global+rule=compressed-tensors", "nvfp4+global+rule=modelopt"),
 )
 QUANTIZERS = tuple(str(Quantizer(base + usage)) for base in BASES for usage in USAGES)
 
