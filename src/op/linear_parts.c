@@ -286,17 +286,34 @@ enum opaq_status linear_input_operand(struct linear *linear, const struct opaq_v
     return status == OPAQ_OK ? linear_operand(linear, &quantized, OPAQ_ROWWISE, operand, error) : status;
 }
 
-bool linear_operand_rows(struct linear_operand *operand, int64_t first, int64_t rows) {
-    struct quant_matrix *plain = &operand->gemm.plain;
-    if (operand->gemm.copy == NULL) {
+bool linear_operand_rows(const struct linear_operand *whole, int64_t first, int64_t rows,
+                         struct linear_operand *part) {
+    struct quant_matrix *plain = &part->gemm.plain;
+    *part = *whole;
+    if (whole->gemm.copy == NULL) {
         const int64_t step = first * plain->row_step;
         plain->data =
             plain->data == NULL ? NULL : (char *)plain->data + step * (plain->dtype == OPAQ_F32 ? 4 : 2);
-    } else if (!quant_copy_take_rows(&operand->job.copy[0], first, rows)) {
-        return false;
+    } else {
+        part->gemm.spec = &part->job.spec;
+        part->gemm.copy = &part->job.copy[0];
+        if (!quant_copy_take_rows(&part->job.copy[0], first, rows)) {
+            return false;
+        }
     }
     plain->rows = rows;
     return true;
+}
+
+enum opaq_status linear_matrix(struct linear *linear, int64_t rows, int64_t columns, enum opaq_element dtype,
+                               struct opaq_view *plain, struct opaq_error *error) {
+    const int64_t shape[2] = {rows, columns};
+    struct opaq_view like = {.row_stride = columns};
+    struct opaq_error reason;
+    if (opaq_proto_make(shape, 2, dtype, NULL, linear->device, &like.proto, &reason) != OPAQ_OK) {
+        return opaq_fail(error, reason.status, "%s: %s", linear->operation, reason.text);
+    }
+    return linear_scratch(linear, &like, dtype, plain, error);
 }
 
 enum opaq_status linear_kept_operand(struct linear *linear, const struct linear_kept *kept,

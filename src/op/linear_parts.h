@@ -6,7 +6,7 @@
 #include "gemm/gemm_job.h"
 #include "op/linear_plan.h"
 
-/* Which numbers of the random state an operand's stochastic rounding takes. */
+/* Which numbers of the random state an operand's stochastic rounding takes; a stream. */
 enum linear_stream { STREAM_X = 0, STREAM_W = 1, STREAM_DY = 2, STREAM_Y = 3, STREAM_DX = 4 };
 
 /* Workspace handed out piece by piece. With `memory` NULL the pieces are only counted, so that one function both
@@ -59,7 +59,7 @@ struct opaq_view linear_plain_output(const struct linear *linear, int output);
 struct linear_quantize {
     struct opaq_form form; /* with the usages that are made */
     int output;
-    enum linear_stream stream;
+    int64_t stream;
     const int64_t *random; /* seed and offset, or NULL */
     const float *scale;    /* delayed scaling */
     const float *given;    /* of a checkpoint: the scale of delayed scaling, else the amax; or NULL */
@@ -96,7 +96,7 @@ struct linear_input_form {
     const struct opaq_form *form;
     const float *given; /* or NULL */
     int64_t count;
-    enum linear_stream stream;
+    int64_t stream;
     const int64_t *random;
 };
 enum opaq_status linear_input_operand(struct linear *linear, const struct opaq_view *x,
@@ -105,7 +105,12 @@ enum opaq_status linear_input_operand(struct linear *linear, const struct opaq_v
 
 /* Rows first to first + rows - 1 of an operand that was made along its rows. False where those share a scale with
  * others. */
-bool linear_operand_rows(struct linear_operand *operand, int64_t first, int64_t rows);
+bool linear_operand_rows(const struct linear_operand *whole, int64_t first, int64_t rows,
+                         struct linear_operand *part);
+
+/* A plain matrix in scratch. */
+enum opaq_status linear_matrix(struct linear *linear, int64_t rows, int64_t columns, enum opaq_element dtype,
+                               struct opaq_view *plain, struct opaq_error *error);
 
 /* What a backward multiplies along its rows' dimension: an operand of the forward that was kept. One that was kept as it
  * came is quantized again; where the backward is not quantized, it is what the forward multiplied. */
@@ -113,7 +118,7 @@ struct linear_kept {
     const struct opaq_view *view;
     const struct opaq_form *form; /* how the forward quantized it */
     int32_t backward;             /* enum opaq_backward */
-    enum linear_stream stream;
+    int64_t stream;
     const int64_t *random;
 };
 enum opaq_status linear_kept_operand(struct linear *linear, const struct linear_kept *kept,

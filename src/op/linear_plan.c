@@ -29,16 +29,6 @@ static struct opaq_form *form_field(const struct plan_word *word, struct opaq_li
     return NULL;
 }
 
-static enum opaq_status read_backward(const struct plan_word *word, int32_t *backward,
-                                      struct opaq_error *error) {
-    *backward = word_value_is(word, "high_precision") ? OPAQ_BACKWARD_HIGH_PRECISION
-                : word_value_is(word, "dequantized")  ? OPAQ_BACKWARD_DEQUANTIZED
-                                                      : OPAQ_BACKWARD_QUANTIZED;
-    return *backward != OPAQ_BACKWARD_QUANTIZED
-               ? OPAQ_OK
-               : word_refuse(word, "expected high_precision or dequantized", error);
-}
-
 static enum opaq_status read_history(const struct plan_word *word, int32_t *algorithm,
                                      struct opaq_error *error) {
     *algorithm = word_value_is(word, "most_recent") ? OPAQ_AMAX_MOST_RECENT : OPAQ_AMAX_MAX;
@@ -61,7 +51,7 @@ static enum opaq_status read_word(const struct plan_word *word, void *read, stru
         return word_read_letters(word, "xw", &plan->saved, error);
     }
     if (word_is(word, "backward") && has_value) {
-        return read_backward(word, &plan->backward, error);
+        return word_read_backward(word, &plan->backward, error);
     }
     if (word_is(word, "history") && has_value) {
         return read_history(word, &plan->algorithm, error);

@@ -23,6 +23,8 @@
 #define RANDOM(name, count, device)                 {name, OPAQ_SHAPE_CONSTANT, count, 0, -1, OPAQ_DTYPE_I64, device, 0, 1}
 #define PRODUCT(name, sizes, first, dtype, device)  {name, OPAQ_SHAPE_LEADING_AND_FIRST, sizes, first, dtype, 0, device, 0, 0}
 #define OUTER(name, tensor, sizes)                  {name, OPAQ_SHAPE_LEADING_AND_OUTER, tensor, sizes, tensor, 0, tensor, 0, 0}
+#define SLOTS(name, tensor, sizes, dtype)           {name, OPAQ_SHAPE_TENSOR_AND_OUTER, tensor, sizes, dtype, 0, tensor, 0, 0}
+#define PER_MATRIX(name, sizes, dtype, device)      {name, OPAQ_SHAPE_LEADING, sizes, 0, dtype, 0, device, 0, 0}
 #define PER_ROW(name, sizes, dtype, device, slots)  {name, OPAQ_SHAPE_FIRST, sizes, 0, dtype, 0, device, slots, 0}
 
 static const struct opaq_op ops[] = {
@@ -94,6 +96,19 @@ static const struct opaq_op ops[] = {
      {TENSOR("x"), LIST("w"), MAYBE("bias"), SIZES("w_shape"), TEXT("plan"), OPTIONAL("input_scale")},
      1, {OUTER("y", 0, 3)},
      NULL, workspace_linear, run_linear},
+    /* y = activation(x gate_up^T + bias) down^T + bias by a plan (docs/experts.md) */
+    {"mlp", 10,
+     {TENSOR("x"), LIST("gate_up"), LIST("down"), MAYBE("gate_up_bias"), MAYBE("down_bias"), SIZES("gate_up_shape"),
+      SIZES("down_shape"), TEXT("plan"), OPTIONAL("input_scale"), OPTIONAL("hidden_scale")},
+     1, {OUTER("y", 0, 6)},
+     NULL, workspace_experts_forward, run_experts_forward},
+    /* the same for each token's chosen experts, times their router weights, summed up */
+    {"moe", 12,
+     {TENSOR("hidden_states"), TENSOR("topk_weights"), TENSOR("topk_ids"), LIST("gate_up"), LIST("down"),
+      MAYBE("gate_up_bias"), MAYBE("down_bias"), SIZES("gate_up_shape"), SIZES("down_shape"), TEXT("plan"),
+      OPTIONAL("input_scale"), OPTIONAL("hidden_scale")},
+     1, {OUTER("y", 0, 8)},
+     NULL, workspace_experts_forward, run_experts_forward},
     /* delayed scaling's update where the amaxes had to be reduced over ranks first */
     {"delayed_update", 3,
      {TEXT("plan"), CHANGED("scale"), CHANGED("amax_history")},

@@ -25,6 +25,9 @@ enum opaq_status workspace_linear_backward(const struct opaq_call *call, size_t 
 
 enum opaq_status workspace_linear(const struct opaq_call *call, size_t *bytes, struct opaq_error *error);
 
+enum opaq_status workspace_experts_forward(const struct opaq_call *call, size_t *bytes,
+                                           struct opaq_error *error);
+
 /* ---- runs ---- */
 
 /* quantize_row.c */
@@ -42,5 +45,8 @@ enum opaq_status run_linear(const struct opaq_call *call, struct opaq_error *err
 enum opaq_status run_linear_forward(const struct opaq_call *call, struct opaq_error *error);
 enum opaq_status run_linear_backward(const struct opaq_call *call, struct opaq_error *error);
 enum opaq_status run_delayed_update(const struct opaq_call *call, struct opaq_error *error);
+
+/* experts_forward_row.c */
+enum opaq_status run_experts_forward(const struct opaq_call *call, struct opaq_error *error);
 
 #endif

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "op/op_tensor.h"
+#include "opaq/linear.h"
 #include "opaq/status.h"
 
 static size_t key_length(const struct plan_word *word) {
@@ -74,6 +75,15 @@ enum opaq_status word_read_integer(const struct plan_word *word, int64_t lowest,
         return word_refuse(word, expected, error);
     }
     return OPAQ_OK;
+}
+
+enum opaq_status word_read_backward(const struct plan_word *word, int32_t *backward, struct opaq_error *error) {
+    *backward = word_value_is(word, "high_precision") ? OPAQ_BACKWARD_HIGH_PRECISION
+                : word_value_is(word, "dequantized")  ? OPAQ_BACKWARD_DEQUANTIZED
+                                                      : OPAQ_BACKWARD_QUANTIZED;
+    return *backward != OPAQ_BACKWARD_QUANTIZED
+               ? OPAQ_OK
+               : word_refuse(word, "expected high_precision or dequantized", error);
 }
 
 /* The word at *position, and on to the next. */

@@ -77,12 +77,14 @@ static enum opaq_status given_operand(struct linear *linear, const struct weight
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "%s: %s has no rowwise copy", linear->operation,
                          stack->name);
     }
-    const enum opaq_status status = linear_operand(linear, &stack->view, OPAQ_ROWWISE, operand, error);
+    struct linear_operand whole;
+    const enum opaq_status status = linear_operand(linear, &stack->view, OPAQ_ROWWISE, &whole, error);
     if (status != OPAQ_OK) {
         return status;
     }
-    return linear_operand_rows(operand, index * stack->rows, stack->rows) ? OPAQ_OK
-                                                                          : refuse_rows(linear, stack, error);
+    return linear_operand_rows(&whole, index * stack->rows, stack->rows, operand)
+               ? OPAQ_OK
+               : refuse_rows(linear, stack, error);
 }
 
 enum opaq_status weight_forward_operand(struct linear *linear, const struct weight_stack *stack,

@@ -32,7 +32,7 @@ struct opaq_view weight_plain_at(const struct opaq_view *stack, int64_t index);
 struct weight_use {
     int64_t index;
     int32_t backward; /* enum opaq_backward */
-    enum linear_stream stream;
+    int64_t stream;
     const int64_t *random;
 };
 

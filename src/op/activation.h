@@ -1,0 +1,19 @@
+/* op/activation.h: what stands between the two products of an MLP, and its gradient. Depends on gemm. Specification:
+ * docs/experts.md. */
+#ifndef OPAQ_OP_ACTIVATION_H
+#define OPAQ_OP_ACTIVATION_H
+
+#include "opaq/experts.h"
+#include "opaq/parallel.h"
+#include "quant/quant_job.h"
+
+/* a[rows, I] from h[rows, 2I or I], both contiguous along their rows. h and a hold one dtype. */
+void activation_forward(const struct opaq_experts_plan *plan, const struct quant_matrix *h,
+                        const struct quant_matrix *a, const struct opaq_parallel *parallel);
+
+/* dh from h and da, which is float32. */
+void activation_backward(const struct opaq_experts_plan *plan, const struct quant_matrix *h,
+                         const struct quant_matrix *da, const struct quant_matrix *dh,
+                         const struct opaq_parallel *parallel);
+
+#endif
