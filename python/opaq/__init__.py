@@ -19,8 +19,11 @@ from opaq.quantizer import Quantizer
 
 if TYPE_CHECKING:
     from opaq._autocast import autocast, checkpoint_contexts, quantized_model_init
+    from opaq._noise import sqnr
+    from opaq._summary import Summary
     from opaq.array import QuantizedArray, dequantize, quantize
     from opaq.linear import Linear
+    from opaq.model import dequantize_, quantize_
     from opaq.packed import QuantizedLinear
     from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
     from opaq.tensor_proto import TensorProto, TensorSpec, to_tensor_proto
@@ -36,19 +39,23 @@ __all__ = [
     "QuantizedLinear",
     "QuantizedTensor",
     "Quantizer",
+    "Summary",
     "TensorProto",
     "TensorSpec",
     "autocast",
     "checkpoint_contexts",
     "dequantize",
+    "dequantize_",
     "formats",
     "functional",
     "library_info",
     "proto",
     "quantize",
+    "quantize_",
     "quantize_tensor",
     "quantized_model_init",
     "recipe",
+    "sqnr",
     "to_tensor_proto",
 ]
 
@@ -81,8 +88,11 @@ def library_info() -> dict[str, Any]:
 
 _LATER = {
     "opaq._autocast": ("autocast", "checkpoint_contexts", "quantized_model_init"),
+    "opaq._noise": ("sqnr",),
+    "opaq._summary": ("Summary",),
     "opaq.array": ("QuantizedArray", "dequantize", "quantize"),
     "opaq.linear": ("Linear",),
+    "opaq.model": ("dequantize_", "quantize_"),
     "opaq.packed": ("QuantizedLinear",),
     "opaq.quantized_tensor": ("QuantizedTensor", "quantize_tensor"),
     "opaq.tensor_proto": ("TensorProto", "TensorSpec", "to_tensor_proto"),

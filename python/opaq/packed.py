@@ -96,12 +96,12 @@ class QuantizedLinear(nn.Module):
         made._fill(weight, bias, input_quantizer_text(input_quantizer))
         return made
 
-    def to_linear(self) -> nn.Linear:
-        """A plain layer with the dequantized weight and the memory of this layer's bias."""
-        weight = self.weight.dequantize()
+    def to_linear(self, weight: nn.Parameter | None = None) -> nn.Linear:
+        """A plain layer with the dequantized weight, or the given one, and the memory of this layer's bias."""
+        weight = nn.Parameter(self.weight.dequantize()) if weight is None else weight
         with torch.device("meta"):
             made = nn.Linear(self.in_features, self.out_features, self.bias is not None, dtype=weight.dtype)
-        made.weight = nn.Parameter(weight)
+        made.weight = weight
         made.bias = None if self.bias is None else nn.Parameter(self.bias.detach())
         return made.train(self.training)
 

@@ -1,0 +1,100 @@
+"""Stacked expert weights of transformers' experts modules: parameters of three dimensions, one matrix per
+expert, that become QuantizedTensors (experts, out features, in features) under the same names.
+
+A packed module runs through transformers' experts interface, as the implementation "opaq" of
+opaq.integrations.transformers. What that finds on the module: the packed parameters `gate_up_proj` (or
+`up_proj`, where nothing gates) and `down_proj`, never transposed; the biases as they were; `is_transposed`
+False; and how the inputs of the two products are quantized, `input_quantizer` and `hidden_quantizer`."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from opaq.quantized_tensor import QuantizedTensor
+
+_SEAM = ("config", "has_gate", "has_bias", "is_transposed")  # what transformers' decorator puts on a module
+_RECORD = "_opaq_before"  # what a packed module was like, for the way back
+IMPLEMENTATION = "opaq"
+
+
+def weight_names(module: nn.Module) -> tuple[str, ...]:
+    """The stacked weights of an experts module; none of any other."""
+    names = ("gate_up_proj" if "gate_up_proj" in module._parameters else "up_proj", "down_proj")
+    found = [module._parameters.get(name) for name in names]
+    return names if all(weight is not None and weight.dim() == 3 for weight in found) else ()
+
+
+def is_packed(module: nn.Module) -> bool:
+    return _RECORD in vars(module)
+
+
+def why_not(module: nn.Module) -> str:
+    """Why an experts module cannot be packed; "" if it can."""
+    if not all(hasattr(module, name) for name in _SEAM):
+        return f"{type(module).__name__} does not go through transformers' experts interface"
+    try:
+        reason = importlib.import_module("opaq.integrations.transformers").why_not(module)
+    except ImportError as error:
+        reason = str(error)
+    return str(reason)
+
+
+def rowwise_shape(module: Any, weight: torch.Tensor) -> tuple[int, ...]:
+    """Experts, out features, in features."""
+    experts, first, second = weight.shape
+    return (experts, second, first) if module.is_transposed else (experts, first, second)
+
+
+def rowwise(module: Any, weight: torch.Tensor) -> torch.Tensor:
+    return weight.detach().transpose(1, 2) if module.is_transposed else weight.detach()
+
+
+def _put(module: Any, parameters: dict[str, Any], attributes: dict[str, Any]) -> None:
+    """None stands for an attribute that is not there."""
+    for name, parameter in parameters.items():
+        module.register_parameter(name, parameter)
+    for name, value in attributes.items():
+        if value is None:
+            vars(module).pop(name, None)
+        else:
+            setattr(module, name, value)
+
+
+def _exchange(module: Any, parameters: dict[str, Any], attributes: dict[str, Any]) -> Callable[[], None]:
+    """Puts them in and returns what puts back what was there."""
+    old = {name: module._parameters[name] for name in parameters}
+    around = {name: vars(module).get(name) for name in attributes}
+    _put(module, parameters, attributes)
+    return lambda: _put(module, old, around)
+
+
+def put(module: Any, packed: dict[str, QuantizedTensor], activations: str) -> Callable[[], None]:
+    """Packed weights instead of the plain ones; returns what takes that back."""
+    made = {name: nn.Parameter(weight, requires_grad=False) for name, weight in packed.items()}
+    config = copy.copy(module.config)  # its own: experts that stay plain run as they did
+    config._experts_implementation_internal = IMPLEMENTATION
+    attributes = {
+        _RECORD: (module.is_transposed, module.config),
+        "config": config,
+        "is_transposed": False,
+        "input_quantizer": activations,
+        "hidden_quantizer": activations,
+    }
+    return _exchange(module, made, attributes)
+
+
+def take_back(module: Any) -> Callable[[], None]:
+    """Plain weights instead of the packed ones; returns what undoes that."""
+    is_transposed, config = getattr(module, _RECORD)
+    made = {}
+    for name in weight_names(module):
+        plain = getattr(module, name).dequantize()
+        made[name] = nn.Parameter(plain.transpose(1, 2).contiguous() if is_transposed else plain)
+    gone = dict.fromkeys((_RECORD, "input_quantizer", "hidden_quantizer"))
+    return _exchange(module, made, {**gone, "config": config, "is_transposed": is_transposed})
