@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from opaq._autocast import autocast, checkpoint_contexts, quantized_model_init
     from opaq._noise import sqnr
     from opaq._summary import Summary
+    from opaq.integrations.transformers import Config
     from opaq.array import QuantizedArray, dequantize, quantize
     from opaq.linear import Linear
     from opaq.model import dequantize_, quantize_
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Buffer",
     "BufferRow",
+    "Config",
     "Extent",
     "FormatRow",
     "Linear",
@@ -90,6 +92,7 @@ _LATER = {
     "opaq._autocast": ("autocast", "checkpoint_contexts", "quantized_model_init"),
     "opaq._noise": ("sqnr",),
     "opaq._summary": ("Summary",),
+    "opaq.integrations.transformers": ("Config",),
     "opaq.array": ("QuantizedArray", "dequantize", "quantize"),
     "opaq.linear": ("Linear",),
     "opaq.model": ("dequantize_", "quantize_"),

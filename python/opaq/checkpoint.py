@@ -53,9 +53,9 @@ class Layout:
 
     def scheme(self, module: str) -> Scheme | None:
         """How this module's weight is stored; None if it is plain."""
-        if any(_matches(pattern, module) for pattern in self.ignore):
+        if any(matches(pattern, module) for pattern in self.ignore):
             return None
-        return next((s for targets, s in self.schemes if any(_matches(t, module) for t in targets)), None)
+        return next((s for targets, s in self.schemes if any(matches(t, module) for t in targets)), None)
 
     def packed(self, headers: Mapping[str, Header]) -> dict[str, Scheme]:
         """The weights that are stored quantized, by the name a plain one would have. What is stored plain stays
@@ -106,7 +106,7 @@ def _check_tensors(plain: str, scheme: Scheme, headers: Mapping[str, Header]) ->
             )
 
 
-def _matches(pattern: str, module: str) -> bool:
+def matches(pattern: str, module: str) -> bool:
     """`re:` and an expression, or whole parts of the dotted name, in which * stands for anything."""
     if pattern.startswith("re:"):
         return re.match(pattern[3:], module) is not None
@@ -215,9 +215,10 @@ def _ct_scheme(group: Mapping[str, Any]) -> Scheme:
 
 
 def _read_compressed_tensors(config: Mapping[str, Any]) -> Layout:
-    for part in ("sparsity_config", "transform_config"):
-        if (config.get(part) or {}).get("format", "dense" if part == "sparsity_config" else "") not in ("", "dense"):
-            raise ValueError(f"opaq: the checkpoint has a {part}, which opaq does not read")
+    is_sparse = (config.get("sparsity_config") or {}).get("format", "dense") != "dense"
+    if is_sparse or (config.get("transform_config") or {}).get("config_groups"):
+        what = "is sparse" if is_sparse else "transforms its inputs (transform_config)"
+        raise ValueError(f"opaq: the checkpoint {what}, which opaq does not do")
     groups = config.get("config_groups") or {}
     found = []
     for group in groups.values():

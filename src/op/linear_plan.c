@@ -88,11 +88,12 @@ static enum opaq_status check_elements(const char *name, const struct opaq_form 
                      opaq_element_info((enum opaq_element)element)->name);
 }
 
-/* Delayed scaling computes factors, and these rules take divisors. */
+/* Delayed scaling computes factors, and these rules take divisors. An input whose scale a checkpoint gives is never
+ * updated. */
 static enum opaq_status check_delayed_rules(const struct opaq_linear_plan *plan, struct opaq_error *error) {
     const struct opaq_form *const forms[] = {&plan->x, &plan->w, &plan->y, &plan->dy, &plan->dx};
     static const char *const names[] = {"x", "w", "y", "dy", "dx"};
-    for (int i = 0; i < 5; ++i) {
+    for (int i = plan->gradients == 0 ? 1 : 0; i < 5; ++i) {
         if (has_option(forms[i], OPAQ_DELAYED) && forms[i]->spec.rule != OPAQ_RULE_TE) {
             return opaq_fail(
                 error, OPAQ_ERROR_TEXT,

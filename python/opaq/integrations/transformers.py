@@ -26,13 +26,15 @@ from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import AutoHfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from opaq import _stored
 from opaq._operators import buffer_names
-from opaq.checkpoint import Header, Layout, Scheme, _matches, input_scale_name, read_layout
-from opaq.integrations.transformers_experts import IMPLEMENTATION, Packing, pack_experts, packed_shape, projections
+from opaq import _stacked, _stored
+from opaq.checkpoint import Header, Layout, Scheme, input_scale_name, matches, read_layout
+from opaq.integrations.transformers_experts import why_not
 from opaq.packed import QuantizedLinear, zeros
 from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
 from opaq.quantizer import Quantizer
+
+__all__ = ["Config", "OpaqHfQuantizer", "why_not"]
 
 METHOD = "opaq"
 
@@ -198,6 +200,47 @@ def _parts_of(places: Mapping[str, tuple[_Place, Scheme]], headers: Mapping[str,
     if len({"input" in part.headers for part in parts}) > 1:
         raise ValueError(f"opaq: some weights of {first[0].target} have a scale of their input, others have none")
     return parts
+
+
+class _Packing(NamedTuple):
+    """How a parameter is packed: its quantizer, its input's, and whether the checkpoint has a scale of that."""
+
+    quantizer: str
+    input_quantizer: str = ""
+    has_scale: bool = False
+
+
+def _pack_linear(module: nn.Linear, packing: _Packing) -> QuantizedLinear:
+    made = QuantizedLinear(
+        module.in_features,
+        module.out_features,
+        module.bias is not None,
+        quantizer=packing.quantizer,
+        input_quantizer=packing.input_quantizer,
+        dtype=module.weight.dtype,
+        device=module.weight.device,
+    )
+    made.input_scale = torch.empty(1, device=module.weight.device) if packing.has_scale else None
+    return made
+
+
+def _pack_experts(name: str, module: Any, packings: Mapping[str, _Packing]) -> None:
+    if reason := _stacked.why_not(module):
+        raise NotImplementedError(f"opaq: {name} cannot run packed: {reason}")
+    if len(packings) != 2:
+        raise ValueError(f"opaq: of {name} only {', '.join(packings)} is quantized")
+    made = {}
+    for key, packing in packings.items():
+        plain = getattr(module, key)
+        made[key] = zeros(_stacked.rowwise_shape(module, plain), packing.quantizer, plain.dtype, plain.device)
+    module.opaq_is_turned = module.is_transposed  # as checkpoints in high precision have the weights
+    _stacked.put(module, made, "")
+    for key, packing in packings.items():
+        role = "hidden" if key == "down_proj" else "input"
+        setattr(module, f"{role}_quantizer", packing.input_quantizer)
+        if packing.has_scale:
+            scale = torch.empty(made[key].shape[0], device=made[key].device)
+            module.register_buffer(f"{role}_scale", scale)
 
 
 # ---- what transformers calls while it loads ----
@@ -376,56 +419,41 @@ class OpaqHfQuantizer(HfQuantizer):
             else:
                 self._prepare_parts(model, self.layout, headers)
         self._shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
-        if any(hasattr(module, "opaq_words") for module in model.modules()):
-            model.set_experts_implementation(IMPLEMENTATION)
 
-    def _pack(self, model: Any, packings: Mapping[str, Packing]) -> None:
+    def _pack(self, model: Any, packings: Mapping[str, _Packing]) -> None:
         """Gives parameters packed weights, in their modules' own way."""
-        experts: dict[str, dict[str, Packing]] = {}
+        experts: dict[str, dict[str, _Packing]] = {}
         for parameter, packing in packings.items():
             name, _, leaf = parameter.rpartition(".")
             module = model.get_submodule(name)
-            if leaf in (projections(module) or ()):
+            if leaf in _stacked.weight_names(module):
                 experts.setdefault(name, {})[leaf] = packing
             elif isinstance(module, nn.Linear) and leaf == "weight":
-                made = QuantizedLinear(
-                    module.in_features,
-                    module.out_features,
-                    module.bias is not None,
-                    quantizer=packing.quantizer,
-                    input_quantizer=packing.input_quantizer,
-                    dtype=module.weight.dtype,
-                    device=module.weight.device,
-                )
-                made.input_scale = torch.empty(1, device=module.weight.device) if packing.has_scale else None
-                model.set_submodule(name, made)
+                model.set_submodule(name, _pack_linear(module, packing))
             else:
                 raise NotImplementedError(
                     f"opaq: {parameter} is quantized, but it belongs to a {type(module).__name__}, which is no linear "
                     "layer and no stack of experts"
                 )
         for name, both in experts.items():
-            module = model.get_submodule(name)
-            if missing := set(projections(module) or ()) - set(both):
-                raise ValueError(f"opaq: {', '.join(both)} of {name} are quantized, {', '.join(missing)} is not")
-            pack_experts(module, both)
+            _pack_experts(name, model.get_submodule(name), both)
 
     def _prepare_to_quantize(self, model: Any) -> None:
         config = self.quantization_config
         kept = self.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
         packings = {}
         for name, module in model.named_modules():
-            if any(_matches(pattern, name) for pattern in (*config.ignore, *kept)):
+            if any(matches(pattern, name) for pattern in (*config.ignore, *kept)):
                 continue
-            leaves = ("weight",) if isinstance(module, nn.Linear) else projections(module) or ()
-            packings |= {f"{name}.{leaf}": Packing(config.quantizer, config.activations) for leaf in leaves}
+            leaves = ("weight",) if isinstance(module, nn.Linear) else _stacked.weight_names(module)
+            packings |= {f"{name}.{leaf}": _Packing(config.quantizer, config.activations) for leaf in leaves}
         self._pack(model, packings)
 
     def _prepare_own(self, model: Any, headers: Mapping[str, Header]) -> None:
         config = self.quantization_config
         names = buffer_names(config.quantizer)
         found = {name.removesuffix(f".{names[0]}") for name in headers if name.endswith(f".{names[0]}")}
-        self._pack(model, {name: Packing(config.quantizer, config.activations) for name in found})
+        self._pack(model, {name: _Packing(config.quantizer, config.activations) for name in found})
         for name in found:
             for buffer, meta in zip(names, model.get_parameter(name).buffers(), strict=True):
                 header = headers.get(f"{name}.{buffer}")
@@ -444,7 +472,7 @@ class OpaqHfQuantizer(HfQuantizer):
         for target, parts in self.parts.items():
             scheme, has_scale = parts[0].scheme, "input" in parts[0].headers
             text = scheme.weight if len(parts) == 1 else scheme.stacked
-            packings[target] = Packing(text, scheme.input_given if has_scale else scheme.input, has_scale)
+            packings[target] = _Packing(text, scheme.input_given if has_scale else scheme.input, has_scale)
         self._pack(model, packings)
         for target, parts in self.parts.items():
             _check_parts(target, model.get_parameter(target), parts)
@@ -551,11 +579,29 @@ class OpaqHfQuantizer(HfQuantizer):
         return True
 
 
+def _fits(header: Header, expected: tuple[int, ...], may_be_one: bool) -> bool:
+    """Sizes of 1 may stand anywhere; rows of stacked weights, and blocks of a row, may have dimensions of their own."""
+    sizes, wanted = ([size for size in shape if size != 1] for shape in (header.shape, expected))
+    if len(header.shape) > 2:
+        return prod(sizes) == prod(wanted)
+    return sizes == wanted or (may_be_one and not sizes)
+
+
 def _check_parts(target: str, parameter: Any, parts: Sequence[_Part]) -> None:
-    """All of a parameter's tensors before any is read: the rows here, the rest in the library."""
+    """The shapes of a parameter's tensors, before any of them is read."""
     rows, expected = sum(part.rows for part in parts), prod(parameter.shape[:-1])
     if rows != expected:
         raise ValueError(
             f"opaq: the {len(parts)} quantized weights of {target} have {rows} rows, expected {expected}: the first "
             f"is {parts[0].name}, {parts[0].headers['data']}"
         )
+    one = {"global"} | ({"scale"} if parts[0].scheme.weight.split("+")[0] == "fp8" else set())  # for all rows
+    for part in parts:
+        shapes = dict(zip(("data", "scale", "global"), _stored.stored_shapes(parameter, part.rows), strict=True))
+        shapes["input"] = ()
+        for role, header in part.headers.items():
+            if not _fits(header, shapes[role] or (), role in one):
+                raise ValueError(
+                    f"opaq: {part.names()[role]} has the shape {list(header.shape)}, expected {list(shapes[role] or ())} "
+                    f"for {part.rows} rows of {parameter!r}"
+                )

@@ -1,24 +1,15 @@
-"""Experts in transformers: its modules stay as they are, with packed weights, and run through its experts interface
-under the name "opaq", as one operator."""
+"""Experts in transformers: its modules stay as they are, with packed weights (opaq/_stacked.py), and run through its
+experts interface under the name "opaq", as one operator."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import nn
-from transformers.integrations.moe import (
-    ALL_EXPERTS_FUNCTIONS,
-    _default_apply_gate,
-    grouped_mm_experts_forward,
-)
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
 from opaq import functional
-from opaq.packed import zeros
-from opaq.quantized_tensor import QuantizedTensor
-
-IMPLEMENTATION = "opaq"
+from opaq._stacked import IMPLEMENTATION
 
 _ACTIVATIONS = {
     "SiLU": "silu",
@@ -29,7 +20,7 @@ _ACTIVATIONS = {
     "ReLUSquaredActivation": "relu2",
 }
 
-# Gates of their own: what each is, and the attributes that have its limit and alpha.
+# Gates of their own: what each is, and the attributes that have its limit and its alpha.
 _GATES = {
     "GptOssExperts": ("swiglu_oai", "limit", "alpha"),
     "OpenAIPrivacyFilterExperts": ("swiglu_oai_packed", "limit", "alpha"),
@@ -41,85 +32,48 @@ _GATES = {
 }
 
 
-def projections(module: nn.Module) -> tuple[str, str] | None:
-    """The names of the first and the second product's weights; None if this is no experts module."""
-    if not hasattr(module, "is_transposed") or not hasattr(module, "has_gate"):
-        return None
-    names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
-    return names if all(getattr(getattr(module, n, None), "ndim", 0) == 3 for n in names) else None
+def why_not(module: Any) -> str:
+    """Why an experts module cannot run packed; "" if it can."""
+    kind = type(module).__name__
+    if getattr(module, "has_post_expert_norm", False):
+        return f"{kind} normalizes what each expert returns"
+    if module.has_gate and type(module)._apply_gate is not _default_apply_gate:
+        return "" if kind in _GATES else f"{kind} has a gate of its own"
+    act = type(module.act_fn).__name__
+    return "" if act in _ACTIVATIONS else f"{kind} has the activation {act}"
 
 
 def _activation(module: Any) -> dict[str, Any]:
-    """What the module does between the products, in the operator's words."""
-    kind = type(module)
-    if module.has_gate and kind._apply_gate is not _default_apply_gate:
-        if kind.__name__ not in _GATES:
-            raise NotImplementedError(f"opaq: {kind.__name__} has a gate of its own that opaq does not know")
-        name, limit, alpha = _GATES[kind.__name__]
-        return {"activation": name, "limit": getattr(module, limit)} | (
-            {"alpha": getattr(module, alpha)} if alpha else {}
-        )
-    act = type(module.act_fn).__name__
-    if act not in _ACTIVATIONS:
-        raise NotImplementedError(f"opaq: {kind.__name__} has the activation {act}, which opaq does not know")
-    return {"activation": _ACTIVATIONS[act] if module.has_gate else f"{_ACTIVATIONS[act]}_no_mul"}
-
-
-class Packing(NamedTuple):
-    """How a projection is packed: its weight's quantizer, its input's, and whether a checkpoint's scale of the input
-    will come, one number for each expert."""
-
-    quantizer: str
-    input_quantizer: str = ""
-    has_scale: bool = False
-
-
-def pack_experts(module: Any, packings: Mapping[str, Packing]) -> None:
-    """Gives both projections packed weights of shape (experts, out features, in features), zeros until they are
-    loaded."""
-    if getattr(module, "has_post_expert_norm", False):
-        raise NotImplementedError(f"opaq: {type(module).__name__} normalizes what each expert returns")
-    module.opaq_words = _activation(module)
-    module.opaq_is_turned = module.is_transposed  # as checkpoints in high precision have the weights
-    for name, packing in packings.items():
-        plain = getattr(module, name)
-        made = zeros(packed_shape(module, plain), packing.quantizer, plain.dtype, plain.device)
-        setattr(module, name, nn.Parameter(made, requires_grad=False))
-        role = "hidden" if name == "down_proj" else "input"
-        scale = torch.empty(made.shape[0], device=plain.device) if packing.has_scale else None
-        module.register_buffer(f"{role}_scale", scale)
-        module.opaq_words[f"{role}_quantizer"] = packing.input_quantizer
-    module.is_transposed = False
-
-
-def packed_shape(module: Any, weight: torch.Tensor) -> tuple[int, ...]:
-    """(experts, out features, in features) of a plain projection, whichever way round the module has it."""
-    experts, rows, columns = weight.shape
-    return (experts, columns, rows) if module.is_transposed else (experts, rows, columns)
+    """What a module does between the two products, in the operator's words."""
+    kind = type(module).__name__
+    if module.has_gate and kind in _GATES:
+        name, limit, alpha = _GATES[kind]
+        found = {"limit": getattr(module, limit)} | ({"alpha": getattr(module, alpha)} if alpha else {})
+        return {"activation": name, **found}
+    name = _ACTIVATIONS[type(module.act_fn).__name__]
+    return {"activation": name if module.has_gate else f"{name}_no_mul"}
 
 
 def experts_forward(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """What `experts_implementation="opaq"` calls."""
-    first = module.gate_up_proj if module.has_gate else module.up_proj
-    if not isinstance(first, QuantizedTensor):
-        made: torch.Tensor = grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)
-        return made
-    biases = (None, None)
-    if module.has_bias:
-        biases = (module.gate_up_proj_bias if module.has_gate else module.up_proj_bias, module.down_proj_bias)
-    return functional.moe(
+    """What an experts module with packed weights does."""
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    made: torch.Tensor = functional.moe(
         hidden_states,
         top_k_weights,
         top_k_index,
-        first,
+        getattr(module, first),
         module.down_proj,
-        *biases,
-        input_scale=module.input_scale,
-        hidden_scale=module.hidden_scale,
-        **module.opaq_words,
+        getattr(module, f"{first}_bias") if module.has_bias else None,
+        module.down_proj_bias if module.has_bias else None,
+        input_quantizer=module.input_quantizer,
+        hidden_quantizer=module.hidden_quantizer,
+        input_scale=getattr(module, "input_scale", None),
+        hidden_scale=getattr(module, "hidden_scale", None),
+        **_activation(module),
     )
+    return made
 
 
 ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_forward)
