@@ -35,7 +35,14 @@ SHAPES = (  # enum opaq_shape_source
     "tensor_and_outer",
 )
 # enum opaq_dtype
-DTYPES = {4: torch.float16, 5: torch.bfloat16, 6: torch.float32, 16: torch.uint8, 17: torch.int64, 18: torch.int32}
+DTYPES = {
+    4: torch.float16,
+    5: torch.bfloat16,
+    6: torch.float32,
+    16: torch.uint8,
+    17: torch.int64,
+    18: torch.int32,
+}
 TEXT, CHANGED = 3, 8  # enum opaq_argument_kind
 ABSENT, PLAIN, QUANTIZED = range(3)  # enum opaq_form_kind
 
@@ -225,12 +232,13 @@ def _load() -> None:
         raise ImportError(f"opaq: {reason.decode()}.")
     for op in operators().values():
         torch.library.register_fake(f"{NAMESPACE}::{op.name}", _make_fake(op))
-    # It draws random numbers. A compiler that merges equal calls looks at this list and not at the tag, and
+    # These draw random numbers. A compiler that merges equal calls looks at this list and not at the tag, and
     # before PyTorch 2.12 only Python can give an operator the tag.
-    packet = getattr(torch.ops, NAMESPACE).linear_forward_random
-    getattr(compile_utils, "rand_ops", []).append(packet)
-    if torch.Tag.nondeterministic_seeded not in packet.default.tags:
-        packet.default.tags.append(torch.Tag.nondeterministic_seeded)
+    for name in ("linear_forward_random", "random_state"):
+        packet = getattr(getattr(torch.ops, NAMESPACE), name)
+        getattr(compile_utils, "rand_ops", []).append(packet)
+        if torch.Tag.nondeterministic_seeded not in packet.default.tags:
+            packet.default.tags.append(torch.Tag.nondeterministic_seeded)
 
 
 _load()

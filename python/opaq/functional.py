@@ -10,7 +10,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from opaq._autocast import active, active_group
-from opaq._operators import forms, ops, result_places
+from opaq._experts import grouped_linear, mlp, moe
+from opaq._operators import forms, ops
 from opaq._parallel import (
     Parallel,
     agreed_amax,
@@ -25,11 +26,12 @@ from opaq._parallel import (
     reduce_rows,
     whole_shape,
 )
+from opaq._plan import given_by, is_delayed, parts_of, plan_text, plan_words, results_of
 from opaq.quantized_tensor import QuantizedTensor, assemble
 from opaq.quantizer import with_usage
-from opaq.recipe import DelayedScaling, LinearQuantizers, Recipe
+from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe
 
-_HIGH_PRECISION = LinearQuantizers("", "", "", "", "", "")
+__all__ = ["DelayedState", "grouped_linear", "linear", "mlp", "moe", "quantized_linear"]
 
 
 class DelayedState(NamedTuple):
@@ -42,42 +44,12 @@ class DelayedState(NamedTuple):
     amax_history_bwd: torch.Tensor
 
 
-# ---- plans: words that the library reads; a dict here, so that a word can be exchanged ----
-
-
-def _text(words: dict[str, Any]) -> str:
-    """`x="fp8"` is the word x=fp8, `cache=True` the word cache; what is empty is left out."""
-    return " ".join(name if value is True else f"{name}={value}" for name, value in words.items() if value)
-
-
-def _words(text: str) -> dict[str, Any]:
-    pairs = [word.split("=", 1) for word in text.split(" ") if word]
-    return {pair[0]: pair[1] if len(pair) == 2 else True for pair in pairs}
-
-
-def _is_delayed(words: dict[str, Any], *names: str) -> bool:
-    return any("+delayed" in words.get(name, "") for name in names)
-
-
-def _results(name: str, plan: str, out: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """An operator's results by output; an empty list for one that is absent."""
-    return [list(out[begin:end]) for begin, end in result_places(name, plan)]
-
-
-def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    return tensor.buffers() if isinstance(tensor, QuantizedTensor) else [tensor]
-
-
-def _given(tensor: torch.Tensor | None) -> str:
-    return tensor._quantizer_text if isinstance(tensor, QuantizedTensor) else ""
-
-
 # ---- forward ----
 
 
 def _gathered_input(words: dict[str, Any]) -> str:
     """How x is quantized before it is gathered: its rows for y, and the copy that the backward reads."""
-    saved = forms("linear_forward", _text(words))[1]
+    saved = forms("linear_forward", plan_text(words))[1]
     rowwise = with_usage(words["x"], True, False)
     return with_usage(rowwise, True, saved not in (None, rowwise))
 
@@ -89,7 +61,7 @@ def _gather_input(
     keeps = "w" in words.get("grad", "")
     if not words.get("x"):
         return words, [all_gather(x, parallel)], [x] if keeps else []
-    text, saved = _gathered_input(words), forms("linear_forward", _text(words))[1]
+    text, saved = _gathered_input(words), forms("linear_forward", plan_text(words))[1]
     rowwise = with_usage(text, True, False)
     local = quantize_shard(x, text, parallel, scale[:1] if scale is not None and "+delayed" in text else None)
     parts = gather_rows(copy_of(local, text, rowwise), rowwise, x.shape, x.dtype, parallel)
@@ -106,20 +78,20 @@ def _forward(
     parallel: Parallel,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[list[torch.Tensor]]]:
     """y; the tensors of x that the backward needs; the other results: w_saved, amax, random."""
-    words = _words(plan)
-    shape, parts = tuple(x.shape), _parts(x)
+    words = plan_words(plan)
+    shape, parts = tuple(x.shape), parts_of(x)
     kept = parts
     if parallel.gathers_input:
         words, parts, kept = _gather_input(x, words, scale, parallel)
         shape = whole_shape(shape, parallel)
-    scale = scale if _is_delayed(words, "x", "w", "y") else None
-    plan = _text(words)
-    arguments = (parts, _parts(source), bias, shape, source.shape, x.dtype, plan, scale)
+    scale = scale if is_delayed(words, "x", "w", "y") else None
+    plan = plan_text(words)
+    arguments = (parts, parts_of(source), bias, shape, source.shape, x.dtype, plan, scale)
     if forms("linear_forward", plan)[-1] is None:
         out = ops.linear_forward(*arguments)
     else:
         out = ops.linear_forward_random(*arguments, parts[0])
-    y_parts, x_saved, *others = _results("linear_forward", plan, out)
+    y_parts, x_saved, *others = results_of("linear_forward", plan, out)
     form = forms("linear_forward", plan)[0]
     y = QuantizedTensor(y_parts, form, (*shape[:-1], source.shape[0]), x.dtype) if form else y_parts[0]
     if parallel.mode == "row":
@@ -163,9 +135,9 @@ def _update_delayed(plan: str, state: Sequence[torch.Tensor], group: str) -> Non
         joined = all_reduce(torch.cat([history_fwd[0], history_bwd[0]]), "max", group)
         history_fwd[0].copy_(joined[:3])
         history_bwd[0].copy_(joined[3:])
-    if _is_delayed(_words(plan), "x", "w", "y"):
+    if is_delayed(plan_words(plan), "x", "w", "y"):
         ops.delayed_update(plan, scale_fwd, history_fwd)
-    if _is_delayed(_words(plan), "dy", "dx"):
+    if is_delayed(plan_words(plan), "dy", "dx"):
         ops.delayed_update(plan, scale_bwd, history_bwd)
 
 
@@ -195,14 +167,14 @@ class _Linear(torch.autograd.Function):
         parallel = Parallel(mode, sequence, group, size)
         source = weight if cached is None else cached
         y, kept_x, (w_saved, amax, random) = _forward(x, source, bias, scale_fwd, plan, parallel)
-        words = _words(plan)
+        words = plan_words(plan)
         kept_x = kept_x if "w" in words["grad"] else []
         if words.get("backward") == "high_precision":  # the weight itself, whatever the forward multiplied
-            kept_w, given = _parts(weight), _given(weight)
+            kept_w, given = parts_of(weight), given_by(weight)
         else:
-            kept_w, given = w_saved or _parts(source), words.get("w_given", "")
+            kept_w, given = w_saved or parts_of(source), words.get("w_given", "")
         kept_w = kept_w if "x" in words["grad"] else []
-        if parallel.gathers_input and _is_delayed(words, "x"):  # quantized before the operator saw it
+        if parallel.gathers_input and is_delayed(words, "x"):  # quantized before the operator saw it
             mine = agreed_amax(x, parallel)
             amax = [torch.cat([mine, amax[0][1:] if amax else mine.new_zeros(2)])]
         ctx.save_for_backward(*kept_x, *kept_w, *amax, *random)
@@ -226,13 +198,13 @@ class _Linear(torch.autograd.Function):
             saved = saved[count:]
         x, w = groups[:2]
         amax, random = (group[0] if group else None for group in groups[2:])
-        words = {**_words(plan), "w_given": w_given}
+        words = {**plan_words(plan), "w_given": w_given}
         grad = words["grad"]
         if parallel.gathers_gradient:
             dy = dy.dequantize() if isinstance(dy, QuantizedTensor) else dy.contiguous()
             words, parts = _gather_gradient(dy, words, state, random, parallel)
-        elif given := _given(dy):
-            words, parts = {**words, "dy": "", "dy_given": given}, _parts(dy)
+        elif given := given_by(dy):
+            words, parts = {**words, "dy": "", "dy_given": given}, parts_of(dy)
         else:
             parts = [dy.contiguous()]
         if parallel.gathers_input:
@@ -241,7 +213,7 @@ class _Linear(torch.autograd.Function):
             elif "w" in grad:
                 x = [all_gather(x[0], parallel)]
             shape = whole_shape(shape, parallel)
-        whole_plan, plan = plan, _text(words)
+        whole_plan, plan = plan, plan_text(words)
         arguments = (parts, x, w, shape, w_shape, x_dtype, w_dtype, plan, random)
         changes = main_grad is not None or state[0] is not None
         name = "linear_backward_changing" if changes else "linear_backward"
@@ -249,7 +221,7 @@ class _Linear(torch.autograd.Function):
             out = ops.linear_backward_changing(*arguments, amax, main_grad, *state)
         else:
             out = ops.linear_backward(*arguments)
-        dx, dw, dbias = _results(name, plan, out)
+        dx, dw, dbias = results_of(name, plan, out)
         if words.get("reduce"):
             _update_delayed(whole_plan, state, reduce_group)
         gradient = dx[0] if dx else None
@@ -318,7 +290,7 @@ def _plan_of(
     quantizers: LinearQuantizers,
 ) -> dict[str, Any]:
     """Who is quantized how, and which gradients are wanted."""
-    x_given, w_given = _given(x), _given(weight if cached is None else cached)
+    x_given, w_given = given_by(x), given_by(weight if cached is None else cached)
     wanted = (("x", x), ("w", weight), ("b", bias))
     grad = "".join(n for n, t in wanted if t is not None and t.requires_grad) if torch.is_grad_enabled() else ""
     return {
@@ -359,7 +331,7 @@ def linear(
     computed."""
     recipe = active() if recipe is None else recipe
     parallel = Parallel() if parallel is None else parallel
-    quantizers = _HIGH_PRECISION if recipe is None else recipe.linear_quantizers(name)
+    quantizers = HIGH_PRECISION if recipe is None else recipe.linear_quantizers(name)
     _check(x, weight, bias, cached_weight)
     x = x if isinstance(x, QuantizedTensor) else x.contiguous()
     weight = weight if isinstance(weight, QuantizedTensor) else weight.contiguous()
@@ -393,7 +365,7 @@ def linear(
             words["reduce"] = bool(reduce_group) or parallel.gathers_gradient
     if parallel.mode:
         check_parallel(x, weight, bias, _gathered(words, parallel), parallel)
-    plan = _text(words)
+    plan = plan_text(words)
     if not grad:
         y, _, (w_saved, *_) = _forward(
             x, weight if cached_weight is None else cached_weight, bias, state[0], plan, parallel
@@ -441,14 +413,14 @@ def quantized_linear(
     """x w^T + bias with a packed weight, one operator. x stays as it is, or is quantized by `input_quantizer`;
     `input_scale` is then a checkpoint's scale for it instead of one computed from the data. Gradients flow to x
     only."""
-    x, given = x.contiguous(), _given(weight)
-    plan = _text({"x": input_quantizer, "w_given": given})
+    x, given = x.contiguous(), given_by(weight)
+    plan = plan_text({"x": input_quantizer, "w_given": given})
     if torch.is_grad_enabled() and x.requires_grad:
         made: torch.Tensor = _QuantizedLinear.apply(
             x, bias, input_scale, given, plan, tuple(weight.shape), *weight.buffers()
         )
         return made
-    made = ops.linear(x, _parts(weight), bias, weight.shape, plan, input_scale)
+    made = ops.linear(x, parts_of(weight), bias, weight.shape, plan, input_scale)
     return made
 
 

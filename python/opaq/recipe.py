@@ -112,6 +112,9 @@ class LinearQuantizers:
     backward_override: str = ""
 
 
+HIGH_PRECISION = LinearQuantizers("", "", "", "", "", "")
+
+
 # ---------------------------------------------------------------------------------------------------- texts
 
 

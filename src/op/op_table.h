@@ -16,6 +16,13 @@ enum opaq_status form_linear_forward(const struct opaq_value *values, int output
 enum opaq_status form_linear_backward(const struct opaq_value *values, int output, struct opaq_form *form,
                                       struct opaq_error *error);
 
+enum opaq_status form_mlp_backward(const struct opaq_value *values, int output, struct opaq_form *form,
+                                   struct opaq_error *error);
+enum opaq_status form_moe_backward(const struct opaq_value *values, int output, struct opaq_form *form,
+                                   struct opaq_error *error);
+enum opaq_status form_grouped_linear_backward(const struct opaq_value *values, int output,
+                                              struct opaq_form *form, struct opaq_error *error);
+
 /* ---- workspaces ---- */
 
 enum opaq_status workspace_linear_forward(const struct opaq_call *call, size_t *bytes,
@@ -28,9 +35,17 @@ enum opaq_status workspace_linear(const struct opaq_call *call, size_t *bytes, s
 enum opaq_status workspace_experts_forward(const struct opaq_call *call, size_t *bytes,
                                            struct opaq_error *error);
 
+enum opaq_status workspace_experts_backward(const struct opaq_call *call, size_t *bytes,
+                                            struct opaq_error *error);
+enum opaq_status workspace_grouped_linear(const struct opaq_call *call, size_t *bytes,
+                                          struct opaq_error *error);
+enum opaq_status workspace_grouped_linear_backward(const struct opaq_call *call, size_t *bytes,
+                                                   struct opaq_error *error);
+
 /* ---- runs ---- */
 
-/* quantize_row.c */
+/* quantize_row.c; random_state's numbers are the caller's */
+enum opaq_status run_random_state(const struct opaq_call *call, struct opaq_error *error);
 enum opaq_status run_quantize(const struct opaq_call *call, struct opaq_error *error);
 enum opaq_status run_dequantize(const struct opaq_call *call, struct opaq_error *error);
 enum opaq_status run_amax(const struct opaq_call *call, struct opaq_error *error);
@@ -46,7 +61,10 @@ enum opaq_status run_linear_forward(const struct opaq_call *call, struct opaq_er
 enum opaq_status run_linear_backward(const struct opaq_call *call, struct opaq_error *error);
 enum opaq_status run_delayed_update(const struct opaq_call *call, struct opaq_error *error);
 
-/* experts_forward_row.c */
+/* experts_forward_row.c, experts_backward_row.c, grouped_linear_row.c */
 enum opaq_status run_experts_forward(const struct opaq_call *call, struct opaq_error *error);
+enum opaq_status run_experts_backward(const struct opaq_call *call, struct opaq_error *error);
+enum opaq_status run_grouped_linear(const struct opaq_call *call, struct opaq_error *error);
+enum opaq_status run_grouped_linear_backward(const struct opaq_call *call, struct opaq_error *error);
 
 #endif

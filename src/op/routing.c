@@ -228,6 +228,32 @@ void routing_add(const struct routing_gather *gather, const struct quant_matrix 
     parallel_run(parallel_if_worth(parallel, gather->count * columns), ceil_div(columns, STRETCH), &body);
 }
 
+static void weigh_rows(void *argument, int64_t begin, int64_t end) {
+    const struct row_task *task = argument;
+    for (int64_t i = begin; i < end; ++i) {
+        const float weight = task->gather->weight[task->gather->slots[i]];
+        float *const row = (float *)task->to->data + i * task->to->row_step;
+        for (int64_t c = 0; c < task->to->columns; ++c) {
+            row[c] *= weight;
+        }
+    }
+}
+
+void routing_weigh(const struct routing_gather *gather, const float *weight, const struct quant_matrix *rows,
+                   const struct opaq_parallel *parallel) {
+    struct routing_gather weighted = *gather;
+    weighted.weight = weight;
+    struct row_task task = {.gather = &weighted, .to = rows};
+    const struct opaq_body body = {weigh_rows, &task};
+    parallel_run(parallel_if_worth(parallel, rows->rows * rows->columns), gather->count, &body);
+}
+
+void routing_copy(const struct quant_matrix *from, const struct quant_matrix *to) {
+    for (int64_t row = 0; row < to->rows; ++row) {
+        move_row(from, row, to, row, 1.0f);
+    }
+}
+
 static void dot_rows(void *argument, int64_t begin, int64_t end) {
     const struct row_task *task = argument;
     const struct quant_matrix *a = task->dot->a;

@@ -46,6 +46,13 @@ void routing_scatter(const struct routing_gather *gather, const struct quant_mat
 void routing_add(const struct routing_gather *gather, const struct quant_matrix *from, float *sums,
                  int64_t columns, const struct opaq_parallel *parallel);
 
+/* Row i of a float32 matrix times slot i's weight, in place. */
+void routing_weigh(const struct routing_gather *gather, const float *weight, const struct quant_matrix *rows,
+                   const struct opaq_parallel *parallel);
+
+/* A matrix into one of another dtype. */
+void routing_copy(const struct quant_matrix *from, const struct quant_matrix *to);
+
 /* The products of rows i of two matrices: result[slot i] is set to their sum over columns, or that is added to it. */
 struct routing_dot {
     const struct quant_matrix *a;
