@@ -357,18 +357,17 @@ def _import(made: QuantizedTensor, part: _Part, tensors: Mapping[str, torch.Tens
 
 def _export(tensor: QuantizedTensor, part: _Part, input_scale: torch.Tensor | None) -> dict[str, torch.Tensor]:
     """A part's tensors in the shapes and dtypes they had in the checkpoint, by their names there."""
-    exported = dict(
-        zip(("data", "scale", "global"), _stored.export_rows(tensor, part.first_row, part.rows), strict=True)
-    )
-    if input_scale is not None:
-        exported["input"] = input_scale[part.expert]
+    # what the checkpoint has once, stacked weights have for every row
+    one = prod(part.headers["global" if "global" in part.headers else "scale"].shape) == 1
+    found = _stored.export_rows(tensor, part.first_row, part.rows, one_for_all=one)
+    exported = dict(zip(("data", "scale", "global"), found, strict=True))
+    exported["input"] = None if input_scale is None else input_scale[part.expert].clone()
     saved = {}
     for role, header in part.headers.items():
-        found, dtype = exported[role], _DTYPES[header.dtype]
-        if prod(header.shape) == 1:
-            found = found.reshape(-1)[:1]  # one number for all, which is stored once per row
-        found = found.view(dtype) if found.dtype == torch.uint8 else found.to(dtype)
-        saved[part.names()[role]] = found.reshape(header.shape).contiguous()
+        made, dtype = exported[role], _DTYPES[header.dtype]
+        assert made is not None
+        made = made.view(dtype) if made.dtype == torch.uint8 else made.to(dtype)
+        saved[part.names()[role]] = made.reshape(header.shape)
     return saved
 
 
