@@ -228,6 +228,8 @@ static void from_parts(struct source *source) {
     spec.usage = (uint8_t)(1 + take_byte(source) % 3);
     const unsigned rule = take_byte(source);
     spec.rule = rule % 2 ? (uint8_t)(rule / 2 % OPAQ_RULE_COUNT) : OPAQ_RULE_TE;
+    spec.options |=
+        (uint16_t)(rule & 128 ? row_options & OPAQ_GLOBAL : 0); /* which the byte above does not reach */
     spec.element = spec.element == OPAQ_E4M3 && take_byte(source) % 2 ? OPAQ_E5M2 : spec.element;
     if (spec.options & OPAQ_HADAMARD) {
         take(source, &spec.hadamard_mask, sizeof spec.hadamard_mask);

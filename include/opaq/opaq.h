@@ -14,6 +14,7 @@
 #include "opaq/quant.h"
 #include "opaq/spec.h"
 #include "opaq/status.h"
+#include "opaq/stored.h"
 #include "opaq/version.h"
 
 #endif

@@ -140,6 +140,10 @@ class Tensor(ctypes.Structure):
     )
 
 
+class Stored(ctypes.Structure):
+    _fields_ = _fields("Tensor data; Tensor scale; Tensor global")
+
+
 class Value(ctypes.Structure):
     _fields_ = _fields("Tensor* tensors; text text; int64_t* sizes; int64_t count; int64_t integer")
 
@@ -185,6 +189,9 @@ int op_count()
 Op* op_at(int)
 int op_changes(Op*)
 enum op_form(Op*, Value*, int, Form*, Error*)
+enum stored_import(View*, int64_t, Stored*, Error*)
+enum stored_export(View*, int64_t, int64_t, Stored*, Error*)
+enum stored_describe(Proto*, int64_t, Stored*, Error*)
 """
 
 

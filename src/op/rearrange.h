@@ -12,6 +12,9 @@ struct located {
     struct quant_job job;
 };
 
+/* Where the copies of a checked view lie. */
+void locate(const struct opaq_view *view, struct quant_job *job);
+
 /* The source: buffers of the quantizer that `text` names over `shape`, with the dtype and device of `like`. */
 enum opaq_status rearranged_from(const char *operation, const struct opaq_proto *like,
                                  const struct opaq_value *text, const int64_t *shape, int rank,

@@ -25,6 +25,7 @@ import opaq
 import peer_values
 from conftest import need
 from opaq import Quantizer
+from peer_compressor import compressed_state, compressed_tensors
 
 torch = need("torch")
 
@@ -187,65 +188,13 @@ def test_swizzle(torchao: SimpleNamespace, name: str, shape: tuple[int, int]) ->
 
 @pytest.fixture(scope="module")
 def peer() -> SimpleNamespace:
-    """compressed-tensors' parts by name."""
-    quantization = need("compressed_tensors.quantization")
-    utils = need("compressed_tensors.quantization.utils")
-    compressors = {
-        "nvfp4": need("compressed_tensors.compressors.nvfp4").NVFP4PackedCompressor,
-        "mxfp4": need("compressed_tensors.compressors.mxfp4").MXFP4PackedCompressor,
-        "mxfp8": need("compressed_tensors.compressors.mxfp8").MXFP8QuantizationCompressor,
-    }
-    naive = need("compressed_tensors.compressors.naive_quantized").FloatQuantizationCompressor
-    common = {"type": "float", "symmetric": True, "dynamic": False}
-    settings = {
-        "fp8": {"num_bits": 8, "strategy": "tensor"},
-        "fp8row": {"num_bits": 8, "strategy": "channel"},
-        "fp8blk1": {"num_bits": 8, "strategy": "group", "group_size": 128},
-        "fp8blk2": {"num_bits": 8, "strategy": "block", "block_structure": [128, 128]},
-        "mxfp8": {"num_bits": 8, "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8},
-        "mxfp4": {"num_bits": 4, "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8},
-        "nvfp4": {
-            "num_bits": 4,
-            "strategy": "tensor_group",
-            "group_size": 16,
-            "scale_dtype": torch.float8_e4m3fn,
-        },
-    }
-    return SimpleNamespace(
-        args={name: quantization.QuantizationArgs(**common, **given) for name, given in settings.items()},
-        scheme=lambda args: quantization.QuantizationScheme(targets=["Linear"], weights=args),
-        qparams=utils.calculate_qparams,
-        gparam=utils.generate_gparam,
-        dequantize=need("compressed_tensors.quantization.lifecycle.forward").dequantize,
-        unpack=need("compressed_tensors.compressors.nvfp4.helpers").unpack_fp4_from_uint8,
-        compressor=lambda name: compressors.get(name, naive),
-    )
-
-
-def blocks_of(name: str, w: torch.Tensor) -> torch.Tensor:
-    """What shares a scale, along the last axis; the axes before it are those of the scales."""
-    if name == "fp8":
-        return w.reshape(1, -1)
-    if name == "fp8row":
-        return w.unsqueeze(1)
-    if name == "fp8blk2":
-        padded = torch.nn.functional.pad(w, (0, -w.shape[1] % 128, 0, -w.shape[0] % 128))
-        return padded.unflatten(0, (-1, 128)).unflatten(2, (-1, 128)).transpose(1, 2).flatten(2)
-    return w.unflatten(-1, (-1, {"fp8blk1": 128, "mxfp8": 32, "mxfp4": 32, "nvfp4": 16}[name]))
+    return compressed_tensors()
 
 
 def compress(peer: SimpleNamespace, name: str, x: NDArray) -> tuple[NDArray, NDArray, NDArray | None]:
     """The weight, its scales and its global scale as compressed-tensors writes them."""
-    w, args = tensor(x), peer.args[name]
-    blocks = blocks_of(name, w)
-    state = {"weight": w}
-    if name == "nvfp4":
-        state["weight_global_scale"] = peer.gparam(w.min(), w.max())
-    state["weight_scale"], state["weight_zero_point"] = peer.qparams(
-        blocks.amin(-1), blocks.amax(-1), args, global_scale=state.get("weight_global_scale")
-    )
-    state = peer.compressor(name).compress(state, peer.scheme(args))
-    weight = codes(state["weight_packed"] if args.num_bits == 4 else state["weight"])
+    state = compressed_state(peer, name, tensor(x))
+    weight = codes(state["weight_packed"] if peer.args[name].num_bits == 4 else state["weight"])
     scale = state["weight_scale"]
     scale = scale.numpy() if scale.dtype == torch.float32 else codes(scale)
     scales = state.get("weight_global_scale")

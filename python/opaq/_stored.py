@@ -1,0 +1,86 @@
+"""Rows of a QuantizedTensor as checkpoints hold them, in and out. The library checks and moves; here memory is
+handed over, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from opaq import _library
+from opaq._library import call
+from opaq._operators import DTYPES
+from opaq._tables import make_proto
+from opaq.quantized_tensor import QuantizedTensor
+
+_CPU = _library.Device(0, 0)
+_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+
+
+def _on_cpu(what: str, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type != "cpu":
+        raise ValueError(f"opaq: {what} is on {tensor.device}, stored rows are read and written on the cpu")
+    return tensor
+
+
+def _number(dtype: torch.dtype) -> int:
+    """The library's number; whatever has one byte is bytes, and -1 is refused by it."""
+    return _NUMBERS.get(torch.uint8 if dtype.itemsize == 1 else dtype, -1)
+
+
+def _tensor(what: str, tensor: torch.Tensor | None) -> _library.Tensor:
+    if tensor is None:
+        return _library.Tensor(None, 0, -1, _CPU)
+    _on_cpu(what, tensor)
+    sizes, steps = (tuple(list(numbers)[:8]) for numbers in (tensor.shape, tensor.stride()))
+    return _library.Tensor(tensor.data_ptr(), _number(tensor.dtype), tensor.dim(), _CPU, sizes, steps)
+
+
+def _proto(tensor: QuantizedTensor) -> _library.Proto:
+    return make_proto(tensor.shape, str(tensor.dtype).removeprefix("torch."), tensor.quantizer)
+
+
+def _view(tensor: QuantizedTensor) -> _library.View:
+    buffers: Sequence[torch.Tensor] = [_on_cpu("the tensor", buffer) for buffer in tensor.buffers()]
+    if not all(buffer.is_contiguous() for buffer in buffers):
+        raise ValueError("opaq: the tensor's buffers are not contiguous")
+    spans = (_library.Span * len(buffers))(*(_library.Span(b.data_ptr(), b.nbytes) for b in buffers))
+    view = _library.View()
+    call("opaq_view_quantized", _proto(tensor), spans, len(buffers), view)
+    return view
+
+
+def import_rows(
+    tensor: QuantizedTensor,
+    first_row: int,
+    data: torch.Tensor,
+    scale: torch.Tensor,
+    global_: torch.Tensor | None = None,
+) -> None:
+    """Writes stored rows over those from `first_row` on. Codes and scales of one byte may have any dtype of one
+    byte. Padding is zero afterwards if the buffers were before."""
+    stored = _library.Stored(_tensor("data", data), _tensor("scale", scale), _tensor("global_", global_))
+    call("opaq_stored_import", _view(tensor), first_row, stored)
+
+
+def _empty(like: _library.Tensor) -> torch.Tensor | None:
+    return None if like.rank < 0 else torch.empty(like.shape[: like.rank], dtype=DTYPES[like.dtype])
+
+
+def export_rows(
+    tensor: QuantizedTensor, first_row: int, rows: int, *, one_for_all: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Rows from `first_row` on as (data, scale, global), bytes as uint8. With `one_for_all` what each row has
+    of its own (the scale of fp8row, the global of rowscaled) is one entry; rows that disagree are an error."""
+    described = _library.Stored()
+    call("opaq_stored_describe", _proto(tensor), rows, described)
+    parts: list[Any] = [_empty(getattr(described, name)) for name in ("data", "scale", "global")]
+    if one_for_all and tensor.quantizer.format == "fp8row":
+        parts[1] = torch.empty(1)
+    if one_for_all and parts[2] is not None:
+        parts[2] = torch.empty(1)
+    names = ("data", "scale", "global_")
+    stored = _library.Stored(*(_tensor(name, made) for name, made in zip(names, parts, strict=True)))
+    call("opaq_stored_export", _view(tensor), first_row, rows, stored)
+    return parts[0], parts[1], parts[2]
