@@ -1,5 +1,5 @@
-"""mlp, moe and grouped_linear: one operator forward and one backward, by a recipe. What is computed is decided in
-the library, from the plan (docs/experts.md) that is put together here."""
+"""mlp, moe and grouped_linear: one operator forward and one backward, by a recipe. What is computed is decided
+in the library, from the plan (docs/experts.md) that is put together here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _quantizers(operation: str, recipe: Recipe | None) -> LinearQuantizers:
     recipe = active() if recipe is None else recipe
     if isinstance(recipe, DelayedScaling):
         raise NotImplementedError(
-            f"opaq.{operation}: DelayedScaling is not supported; use Float8CurrentScaling or a block-scaled recipe"
+            f"opaq.{operation}: DelayedScaling is not supported; use Float8CurrentScaling or a recipe of blocks"
         )
     return HIGH_PRECISION if recipe is None else recipe.linear_quantizers()
 

@@ -1,5 +1,5 @@
-"""Plans: words that the library reads; a dict here, so that a word can be exchanged. And what goes with a plan: an
-operator's tensors and results."""
+"""Plans: words that the library reads; a dict here, so that a word can be exchanged. And what goes with a plan:
+an operator's tensors and results."""
 
 from __future__ import annotations
 

@@ -415,10 +415,9 @@ def quantized_linear(
     only."""
     x, given = x.contiguous(), given_by(weight)
     plan = plan_text({"x": input_quantizer, "w_given": given})
+    made: torch.Tensor
     if torch.is_grad_enabled() and x.requires_grad:
-        made: torch.Tensor = _QuantizedLinear.apply(
-            x, bias, input_scale, given, plan, tuple(weight.shape), *weight.buffers()
-        )
+        made = _QuantizedLinear.apply(x, bias, input_scale, given, plan, tuple(weight.shape), *weight.buffers())
         return made
     made = ops.linear(x, parts_of(weight), bias, weight.shape, plan, input_scale)
     return made

@@ -87,6 +87,7 @@ def cases(device: str) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
     for text in ("fp8", "nvfp4+rht"):
         yield "amax", (make_tensor((5, 37), device), text), {}
     yield from linear_cases(device)
+    yield from expert_cases(device)
 
 
 def linear_cases(device: str) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
@@ -119,6 +120,38 @@ def linear_cases(device: str) -> Iterator[tuple[str, tuple[Any, ...], dict[str, 
         more = torch.ones(2, device=device), torch.ones(8, 2, device=device)
         state |= {"scale_bwd": more[0], "amax_history_bwd": more[1]}
         yield "linear_backward_changing", backward, {"amax": amax[0], **state}
+
+
+def expert_cases(device: str) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    """The handle-free inference forms, and what trains experts."""
+    bf16 = torch.bfloat16
+    x, w = make_tensor((5, 32), device, bf16), make_tensor((24, 32), device, bf16)
+    q = quantized("nvfp4", (24, 32), device, bf16)
+    yield "linear", (x, [w], None, w.shape, ""), {}
+    scale = {"input_scale": torch.tensor([3.0], device=device)}
+    yield "linear", (x, q.buffers(), w[:, 0].contiguous(), q.shape, "x=nvfp4 w_given=nvfp4"), scale
+    yield "random_state", (x,), {}
+    up, down = make_tensor((3, 32, 32), device, bf16), make_tensor((3, 32, 16), device, bf16)
+    ids = torch.tensor([[0, 2], [1, 1], [-1, 3], [2, 0], [0, 1]], device=device)
+    weights = torch.rand(5, 2, device=device)
+    for plan in ("act=silu", "act=swiglu_oai x=mxfp8 h=mxfp8 w=mxfp8"):
+        yield "mlp", (x, [up[0]], [down[0]], None, None, up[0].shape, down[0].shape, plan), {}
+        yield "moe", (x, weights, ids, [up], [down], None, None, up.shape, down.shape, plan), {}
+        one = (x, [up[0]], [down[0]], None, None, up[0].shape, down[0].shape, f"{plan} grad=xgdbc")
+        yield "mlp_forward", one, {}
+        y, h = ops.mlp_forward(*one)
+        gradients = (y, x, h, [up[0]], [down[0]], up[0].shape, down[0].shape, bf16, f"{plan} grad=xgdbc")
+        yield "mlp_backward", gradients, {}
+        many = (x, weights, ids, [up], [down], None, None, up.shape, down.shape, f"{plan} grad=xrgdbc")
+        yield "moe_forward", many, {}
+        y, h = ops.moe_forward(*many)
+        stacks = ([up], [down], None, up.shape, down.shape, bf16, f"{plan} grad=xrgdbc")
+        yield "moe_backward", (y, x, weights, ids, h, *stacks), {}
+    splits = torch.tensor([2, 0, 3])
+    for plan in ("grad=xwb", "x=nvfp4 w=nvfp4+2d dy=nvfp4 grad=xwb"):
+        yield "grouped_linear", (x, splits, [up], None, up.shape, plan), {}
+        y = ops.grouped_linear(x, splits, [up], None, up.shape, plan)
+        yield "grouped_linear_backward", (y, x, splits, [up], up.shape, bf16, plan), {}
 
 
 @pytest.mark.parametrize("name", NAMES)
