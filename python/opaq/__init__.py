@@ -25,17 +25,21 @@ if TYPE_CHECKING:
     from opaq.array import QuantizedArray, dequantize, quantize
     from opaq.linear import Linear
     from opaq.model import dequantize_, quantize_
+    from opaq.moe import MLP, GroupedLinear, MoE
     from opaq.packed import QuantizedLinear
     from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
     from opaq.tensor_proto import TensorProto, TensorSpec, to_tensor_proto
 
 __all__ = [
+    "MLP",
     "Buffer",
     "BufferRow",
     "Config",
     "Extent",
     "FormatRow",
+    "GroupedLinear",
     "Linear",
+    "MoE",
     "OpaqError",
     "QuantizedArray",
     "QuantizedLinear",
@@ -96,6 +100,7 @@ _LATER = {
     "opaq.array": ("QuantizedArray", "dequantize", "quantize"),
     "opaq.linear": ("Linear",),
     "opaq.model": ("dequantize_", "quantize_"),
+    "opaq.moe": ("MLP", "GroupedLinear", "MoE"),
     "opaq.packed": ("QuantizedLinear",),
     "opaq.quantized_tensor": ("QuantizedTensor", "quantize_tensor"),
     "opaq.tensor_proto": ("TensorProto", "TensorSpec", "to_tensor_proto"),

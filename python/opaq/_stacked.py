@@ -1,7 +1,8 @@
-"""Stacked expert weights of transformers' experts modules: parameters of three dimensions, one matrix per
-expert, that become QuantizedTensors (experts, out features, in features) under the same names.
+"""Modules that keep their class when their weights are packed: opaq's own (opaq.moe), and transformers'
+experts, whose parameters of three dimensions become QuantizedTensors (experts, out features, in features) under
+the same names.
 
-A packed module runs through transformers' experts interface, as the implementation "opaq" of
+Packed experts run through transformers' experts interface, as the implementation "opaq" of
 opaq.integrations.transformers. What that finds on the module: the packed parameters `gate_up_proj` (or
 `up_proj`, where nothing gates) and `down_proj`, never transposed; the biases as they were; `is_transposed`
 False; and how the inputs of the two products are quantized, `input_quantizer` and `hidden_quantizer`."""
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from opaq.packed import PackedModule, QuantizedLinear
 from opaq.quantized_tensor import QuantizedTensor
 
 _SEAM = ("config", "has_gate", "has_bias", "is_transposed")  # what transformers' decorator puts on a module
@@ -24,18 +26,23 @@ IMPLEMENTATION = "opaq"
 
 
 def weight_names(module: nn.Module) -> tuple[str, ...]:
-    """The stacked weights of an experts module; none of any other."""
+    """The weights of such a module; none of any other."""
+    if isinstance(module, PackedModule):
+        return () if isinstance(module, QuantizedLinear) else module.weight_names
     names = ("gate_up_proj" if "gate_up_proj" in module._parameters else "up_proj", "down_proj")
     found = [module._parameters.get(name) for name in names]
     return names if all(weight is not None and weight.dim() == 3 for weight in found) else ()
 
 
 def is_packed(module: nn.Module) -> bool:
-    return _RECORD in vars(module)
+    names = weight_names(module)
+    return bool(names) and all(isinstance(module._parameters[name], QuantizedTensor) for name in names)
 
 
-def why_not(module: nn.Module) -> str:
-    """Why an experts module cannot be packed; "" if it can."""
+def why_not(module: nn.Module, activations: str = "") -> str:
+    """Why a module's weights cannot be packed; "" if they can."""
+    if isinstance(module, PackedModule):
+        return "a recipe quantizes its inputs" if activations and not _has_inputs(module) else ""
     if not all(hasattr(module, name) for name in _SEAM):
         return f"{type(module).__name__} does not go through transformers' experts interface"
     try:
@@ -45,14 +52,22 @@ def why_not(module: nn.Module) -> str:
     return str(reason)
 
 
-def rowwise_shape(module: Any, weight: torch.Tensor) -> tuple[int, ...]:
+def _has_inputs(module: nn.Module) -> bool:
+    return hasattr(module, "hidden_quantizer")
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    return bool(getattr(module, "is_transposed", False))
+
+
+def rowwise_shape(module: nn.Module, weight: torch.Tensor) -> tuple[int, ...]:
     """Experts, out features, in features."""
-    experts, first, second = weight.shape
-    return (experts, second, first) if module.is_transposed else (experts, first, second)
+    *leading, first, second = weight.shape
+    return (*leading, second, first) if _is_transposed(module) else (*leading, first, second)
 
 
-def rowwise(module: Any, weight: torch.Tensor) -> torch.Tensor:
-    return weight.detach().transpose(1, 2) if module.is_transposed else weight.detach()
+def rowwise(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+    return weight.detach().mT if _is_transposed(module) else weight.detach()
 
 
 def _put(module: Any, parameters: dict[str, Any], attributes: dict[str, Any]) -> None:
@@ -76,25 +91,28 @@ def _exchange(module: Any, parameters: dict[str, Any], attributes: dict[str, Any
 
 def put(module: Any, packed: dict[str, QuantizedTensor], activations: str) -> Callable[[], None]:
     """Packed weights instead of the plain ones; returns what takes that back."""
+    for weight in packed.values():
+        if weight.dim() == 3 and weight.shape[0] > 1:
+            weight[:1]  # the library refuses experts that share a scale
     made = {name: nn.Parameter(weight, requires_grad=False) for name, weight in packed.items()}
+    inputs = {"input_quantizer": activations, "hidden_quantizer": activations}
+    if isinstance(module, PackedModule):
+        return _exchange(module, made, inputs if activations else {})
     config = copy.copy(module.config)  # its own: experts that stay plain run as they did
     config._experts_implementation_internal = IMPLEMENTATION
-    attributes = {
-        _RECORD: (module.is_transposed, module.config),
-        "config": config,
-        "is_transposed": False,
-        "input_quantizer": activations,
-        "hidden_quantizer": activations,
-    }
-    return _exchange(module, made, attributes)
+    record = {_RECORD: (module.is_transposed, module.config)}
+    return _exchange(module, made, {**record, **inputs, "config": config, "is_transposed": False})
 
 
 def take_back(module: Any) -> Callable[[], None]:
     """Plain weights instead of the packed ones; returns what undoes that."""
-    is_transposed, config = getattr(module, _RECORD)
+    is_transposed, config = getattr(module, _RECORD, (False, None))
     made = {}
     for name in weight_names(module):
         plain = getattr(module, name).dequantize()
-        made[name] = nn.Parameter(plain.transpose(1, 2).contiguous() if is_transposed else plain)
+        made[name] = nn.Parameter(plain.mT.contiguous() if is_transposed else plain)
+    if isinstance(module, PackedModule):
+        inputs = dict.fromkeys(("input_quantizer", "hidden_quantizer"), "")
+        return _exchange(module, made, inputs if _has_inputs(module) else {})
     gone = dict.fromkeys((_RECORD, "input_quantizer", "hidden_quantizer"))
     return _exchange(module, made, {**gone, "config": config, "is_transposed": is_transposed})

@@ -72,13 +72,13 @@ class _Job:
         return [self.modules[0]._parameters[key] for key in self.keys]
 
     def is_stacked(self) -> bool:
-        return self.keys != ("weight",)
+        return not isinstance(self.modules[0], nn.Linear)
 
     def label(self, key: str) -> str:
         return f"{self.name}.{key}" if self.is_stacked() else self.name
 
 
-def _find(model: nn.Module, ignore: Collection[str]) -> tuple[list[_Job], dict[str, str]]:
+def _find(model: nn.Module, ignore: Collection[str], activations: str) -> tuple[list[_Job], dict[str, str]]:
     """The work to do, and the modules that are left as they are, with the reason."""
     jobs: dict[Any, _Job] = {}
     left: dict[str, str] = {}
@@ -86,7 +86,7 @@ def _find(model: nn.Module, ignore: Collection[str]) -> tuple[list[_Job], dict[s
         keys = _stacked.weight_names(module)
         if (not keys and not isinstance(module, nn.Linear)) or _stacked.is_packed(module):
             continue
-        reason = _stacked.why_not(module) if keys else _why_not(module)
+        reason = _stacked.why_not(module, activations) if keys else _why_not(module)
         if _is_ignored(name, ignore):
             reason = "ignored"
         if reason:
@@ -230,7 +230,7 @@ def quantize_(
             )
     if isinstance(model, nn.Linear):
         raise ValueError("opaq.quantize_: the model is a linear layer itself; see QuantizedLinear.from_linear")
-    jobs, left = _find(model, (ignore,) if isinstance(ignore, str) else tuple(ignore))
+    jobs, left = _find(model, (ignore,) if isinstance(ignore, str) else tuple(ignore), inputs)
     total = len(jobs)
     keeps = not jobs or _packed_bytes(jobs, text) < _free_bytes(jobs[0].weights()[0].device)
     rows: list[QuantizedModule] = []

@@ -4,7 +4,7 @@ training what stands before it: gradients go to its input only."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -34,7 +34,49 @@ def input_quantizer_text(quantizer: Quantizer | str) -> str:
     return with_usage(str(Quantizer(str(quantizer))), True, False) if str(quantizer) else ""
 
 
-class QuantizedLinear(nn.Module):
+class PackedModule(nn.Module):
+    """Base of the modules whose weights may be QuantizedTensors. Scales of inputs, which checkpoints bring, are
+    buffers: float32 whatever the model is cast to, None where there are none."""
+
+    weight_names: ClassVar[tuple[str, ...]] = ()
+    scale_names: ClassVar[tuple[str, ...]] = ()
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """Weights keep their bytes by themselves."""
+        scales = {name: self._buffers[name] for name in self.scale_names}
+        self._buffers.update(dict.fromkeys(scales))
+        super()._apply(fn, recurse)
+        for name, scale in scales.items():
+            moved = None if scale is None else fn(scale)
+            if scale is not None and moved is not None and moved.dtype != scale.dtype:
+                moved = scale.to(moved.device)
+            self._buffers[name] = moved
+        return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, metadata: Any, *arguments: Any) -> None:
+        """A scale is taken even where there was none. A plain weight becomes what this one is."""
+        for name in self.scale_names:
+            given = state_dict.get(prefix + name)
+            if given is not None and self._buffers[name] is None:
+                self._buffers[name] = torch.empty_like(given, device=next(self.parameters()).device)
+        for name in self.weight_names if metadata.get("assign_to_params_buffers") else ():
+            given, mine = state_dict.get(prefix + name), self._parameters[name]
+            if isinstance(mine, QuantizedTensor) and given is not None and given.shape == mine.shape:
+                if not isinstance(given, QuantizedTensor):
+                    made = quantize_tensor(given.detach().contiguous(), mine._quantizer_text)
+                    state_dict[prefix + name] = nn.Parameter(made, requires_grad=mine.requires_grad)
+        super()._load_from_state_dict(state_dict, prefix, metadata, *arguments)
+
+
+def autocast_input(x: torch.Tensor) -> torch.Tensor:
+    """As torch.autocast wants it."""
+    kind = x.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
+
+
+class QuantizedLinear(PackedModule):
     """y = x w^T + bias with a packed weight.
 
     `weight` is a parameter that is a QuantizedTensor of shape (out_features, in_features), zeros at first.
@@ -46,6 +88,8 @@ class QuantizedLinear(nn.Module):
     weight: Any
     bias: Any
     input_scale: Any
+    weight_names = ("weight",)
+    scale_names = ("input_scale",)
 
     def __init__(
         self,
@@ -111,33 +155,13 @@ class QuantizedLinear(nn.Module):
         return str(self.weight._quantizer_text)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kind = x.device.type
-        if kind != "meta" and torch.is_autocast_enabled(kind):
-            x = x.to(torch.get_autocast_dtype(kind))
-        made: torch.Tensor = functional.quantized_linear(
-            x, self.weight, self.bias, input_quantizer=self.input_quantizer, input_scale=self.input_scale
+        return functional.quantized_linear(
+            autocast_input(x),
+            self.weight,
+            self.bias,
+            input_quantizer=self.input_quantizer,
+            input_scale=self.input_scale,
         )
-        return made
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantizedLinear:
-        """The scale stays float32 when a model is cast; the weight keeps its bytes by itself."""
-        scale, self._buffers["input_scale"] = self.input_scale, None
-        super()._apply(fn, recurse)
-        if scale is not None:
-            moved = fn(scale)
-            self.input_scale = moved if moved.dtype == scale.dtype else scale.to(moved.device)
-        return self
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, metadata: Any, *arguments: Any) -> None:
-        """An input scale is taken even where there was none. A plain weight is quantized."""
-        weight, scale = (state_dict.get(prefix + name) for name in ("weight", "input_scale"))
-        if scale is not None and self.input_scale is None:
-            self.input_scale = torch.empty(1, device=self.weight.device)
-        plain = isinstance(weight, torch.Tensor) and not isinstance(weight, QuantizedTensor)
-        if plain and metadata.get("assign_to_params_buffers") and weight.shape == self.weight.shape:
-            made = quantize_tensor(weight.detach().contiguous(), self.quantizer)
-            state_dict[prefix + "weight"] = nn.Parameter(made, requires_grad=False)
-        super()._load_from_state_dict(state_dict, prefix, metadata, *arguments)
 
     def extra_repr(self) -> str:
         said = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
