@@ -68,13 +68,25 @@ def _empty(like: _library.Tensor) -> torch.Tensor | None:
     return None if like.rank < 0 else torch.empty(like.shape[: like.rank], dtype=DTYPES[like.dtype])
 
 
+def _described(tensor: QuantizedTensor, rows: int) -> _library.Stored:
+    described = _library.Stored()
+    call("opaq_stored_describe", _proto(tensor), rows, described)
+    return described
+
+
+def stored_shapes(tensor: QuantizedTensor, rows: int) -> tuple[tuple[int, ...] | None, ...]:
+    """The shapes of (data, scale, global) of that many rows; the tensor itself may be without memory."""
+    described = _described(tensor, rows)
+    found = (getattr(described, name) for name in ("data", "scale", "global"))
+    return tuple(None if like.rank < 0 else tuple(like.shape[: like.rank]) for like in found)
+
+
 def export_rows(
     tensor: QuantizedTensor, first_row: int, rows: int, *, one_for_all: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Rows from `first_row` on as (data, scale, global), bytes as uint8. With `one_for_all` what each row has
     of its own (the scale of fp8row, the global of rowscaled) is one entry; rows that disagree are an error."""
-    described = _library.Stored()
-    call("opaq_stored_describe", _proto(tensor), rows, described)
+    described = _described(tensor, rows)
     parts: list[Any] = [_empty(getattr(described, name)) for name in ("data", "scale", "global")]
     if one_for_all and tensor.quantizer.format == "fp8row":
         parts[1] = torch.empty(1)
