@@ -191,6 +191,7 @@ int op_changes(Op*)
 enum op_form(Op*, Value*, int, Form*, Error*)
 enum stored_import(View*, int64_t, Stored*, Error*)
 enum stored_export(View*, int64_t, int64_t, Stored*, Error*)
+enum stored_check(Proto*, int64_t, Stored*, Error*)
 enum stored_describe(Proto*, int64_t, Stored*, Error*)
 """
 

@@ -4,6 +4,7 @@ handed over, on the CPU."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -68,17 +69,19 @@ def _empty(like: _library.Tensor) -> torch.Tensor | None:
     return None if like.rank < 0 else torch.empty(like.shape[: like.rank], dtype=DTYPES[like.dtype])
 
 
-def _described(tensor: QuantizedTensor, rows: int) -> _library.Stored:
-    described = _library.Stored()
-    call("opaq_stored_describe", _proto(tensor), rows, described)
-    return described
+def _header(dtype: torch.dtype, shape: Sequence[int]) -> _library.Tensor:
+    """A contiguous tensor without its memory."""
+    steps = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    return _library.Tensor(None, _number(dtype), len(shape), _CPU, tuple(shape[:8]), tuple(steps[:8]))
 
 
-def stored_shapes(tensor: QuantizedTensor, rows: int) -> tuple[tuple[int, ...] | None, ...]:
-    """The shapes of (data, scale, global) of that many rows; the tensor itself may be without memory."""
-    described = _described(tensor, rows)
-    found = (getattr(described, name) for name in ("data", "scale", "global"))
-    return tuple(None if like.rank < 0 else tuple(like.shape[: like.rank]) for like in found)
+def check_rows(
+    tensor: QuantizedTensor, first_row: int, headers: Sequence[tuple[torch.dtype, Sequence[int]] | None]
+) -> None:
+    """Whether import_rows would take (data, scale, global) of these dtypes and shapes; nobody needs memory."""
+    none = _library.Tensor(None, 0, -1, _CPU)
+    stored = _library.Stored(*(none if header is None else _header(*header) for header in headers))
+    call("opaq_stored_check", _proto(tensor), first_row, stored)
 
 
 def export_rows(
@@ -86,7 +89,8 @@ def export_rows(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Rows from `first_row` on as (data, scale, global), bytes as uint8. With `one_for_all` what each row has
     of its own (the scale of fp8row, the global of rowscaled) is one entry; rows that disagree are an error."""
-    described = _described(tensor, rows)
+    described = _library.Stored()
+    call("opaq_stored_describe", _proto(tensor), rows, described)
     parts: list[Any] = [_empty(getattr(described, name)) for name in ("data", "scale", "global")]
     if one_for_all and tensor.quantizer.format == "fp8row":
         parts[1] = torch.empty(1)
