@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from opaq._autocast import autocast, checkpoint_contexts, quantized_model_init
     from opaq._noise import sqnr
     from opaq._summary import Summary
-    from opaq.integrations.transformers import Config
     from opaq.array import QuantizedArray, dequantize, quantize
+    from opaq.integrations.transformers import Config
     from opaq.linear import Linear
     from opaq.model import dequantize_, quantize_
     from opaq.moe import MLP, GroupedLinear, MoE

@@ -1,16 +1,18 @@
-"""How quantized checkpoints are laid out, read from their `quantization_config`: which quantizer each weight has, which
-tensors hold it, how the layer's input is quantized. Nothing here knows a framework or opens a file; what the
-tensors hold is the library's business (docs/formats.md), which names they have is this file's."""
+"""How quantized checkpoints are laid out, read from their `quantization_config`: which quantizer each weight
+has, which tensors hold it, how its layer's input is quantized. Nothing here knows a framework or opens a file.
+Which names the tensors have is this file's business; what they hold is the library's (docs/formats.md)."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-_BYTES = ("U8", "F8_E8M0")  # a scale of the MX formats
-_FLOATS = ("F32", "BF16", "F16")
+from opaq._names import Names
+
+_PLAIN = ("F32", "BF16", "F16", "F64")
+_FLOATS = ("F32", "BF16")
+_EXPONENTS = ("U8", "F8_E8M0")
 
 
 class Header(NamedTuple):
@@ -19,102 +21,97 @@ class Header(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
 
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one kind of weight is stored and run. A tensor's name is the plain weight's name and a suffix; that of
-    the input's scale stands beside the weight."""
+    """How one kind of weight is stored and run."""
 
     weight: str  # the quantizer of a weight of its own
     stacked: str  # of several in one tensor, each with the scales it has
-    data: str  # suffixes
+    data: str  # what is added to the plain weight's name
     scale: str
     global_: str = ""
     input: str = ""  # how the input is quantized; "" if it is not
     input_given: str = ""  # the same, where the checkpoint has a scale for it
-    input_scale: str = ""  # that scale's name
+    input_scale: str = ""  # the name of that, beside the weight's
     data_dtypes: tuple[str, ...] = ("F8_E4M3",)
     scale_dtypes: tuple[str, ...] = _FLOATS
 
-    def tensors(self) -> dict[str, tuple[str, tuple[str, ...]]]:
-        """The tensors that a weight must have: by role, the suffix and the dtypes it can have."""
-        found = {"data": (self.data, self.data_dtypes), "scale": (self.scale, self.scale_dtypes)}
-        return found | ({"global": (self.global_, ("F32",))} if self.global_ else {})
+    def names(self, weight: str) -> dict[str, str]:
+        """The names of a weight's tensors by role, from the name it would have if it were plain."""
+        found = {"data": weight + self.data, "scale": weight + self.scale}
+        if self.global_:
+            found["global"] = weight + self.global_
+        if self.input_scale:
+            found["input"] = f"{weight.rpartition('.')[0]}.{self.input_scale}"
+        return found
+
+    def check(self, weight: str, headers: Mapping[str, Header]) -> None:
+        """All tensors are there, with dtypes they can have. The input's scale may be missing."""
+        dtypes = {"data": self.data_dtypes, "scale": self.scale_dtypes, "global": ("F32",), "input": _FLOATS}
+        names = self.names(weight)
+        for role, name in names.items():
+            if name not in headers and role != "input":
+                needed = ", ".join(n for r, n in names.items() if r != "input")
+                raise ValueError(
+                    f"opaq: the checkpoint has no {name}; a weight stored as {self.weight} needs {needed}"
+                )
+            if name in headers and headers[name].dtype not in dtypes[role]:
+                raise ValueError(
+                    f"opaq: {name} is {headers[name]}, expected {' or '.join(dtypes[role])} for a weight that "
+                    f"is stored as {self.weight}"
+                )
 
 
 @dataclass(frozen=True)
 class Layout:
     """A checkpoint's `quantization_config`, understood."""
 
-    method: str
-    schemes: tuple[tuple[tuple[str, ...], Scheme], ...]  # for modules that match one of these, the special first
-    ignore: tuple[str, ...]
+    schemes: tuple[tuple[Names, Scheme], ...]  # the first that means a module is its
+    ignore: Names
     weights: tuple[str, ...] = ("weight",)  # what a plain weight is called in its module
 
     def scheme(self, module: str) -> Scheme | None:
         """How this module's weight is stored; None if it is plain."""
-        if any(matches(pattern, module) for pattern in self.ignore):
+        if module in self.ignore:
             return None
-        return next((s for targets, s in self.schemes if any(matches(t, module) for t in targets)), None)
+        return next((scheme for names, scheme in self.schemes if module in names), None)
 
     def packed(self, headers: Mapping[str, Header]) -> dict[str, Scheme]:
-        """The weights that are stored quantized, by the name a plain one would have. What is stored plain stays
-        plain. A weight that lacks a tensor, has one of a wrong dtype, or is said to be plain, is an error."""
+        """The weights that are stored quantized, by the names they would have if they were plain. What is
+        stored plain stays plain. A weight that lacks a tensor, has one of a wrong dtype, or is said to be
+        plain, is an error."""
         found: dict[str, Scheme] = {}
-        suffixes = {t[0] for _, s in self.schemes for t in s.tensors().values()} - {""}
+        endings = {e for _, s in self.schemes for e in (s.data, s.scale, s.global_)} - {""}
         for name, header in headers.items():
-            plain = next((name.removesuffix(s) for s in suffixes if name.endswith(s)), "")
-            if plain.rpartition(".")[2] not in self.weights:
-                if name.rpartition(".")[2] not in self.weights or header.dtype in _FLOATS:
+            weights = [name.removesuffix(e) for e in endings if name.endswith(e)]
+            weights += [name] if header.dtype not in _PLAIN else []
+            for weight in weights:
+                module, _, leaf = weight.rpartition(".")
+                if leaf not in self.weights:
                     continue
-                plain = name
-            module = plain.rpartition(".")[0]
-            if (scheme := self.scheme(module)) is None:
-                raise ValueError(
-                    f"opaq: the checkpoint has {name} ({_said(header)}), but its quantization_config says that "
-                    f"{module} is not quantized"
-                )
-            found[plain] = scheme
-        for plain, scheme in found.items():
-            _check_tensors(plain, scheme, headers)
+                if (scheme := self.scheme(module)) is None:
+                    raise ValueError(
+                        f"opaq: the checkpoint has {name} ({header}), but its quantization_config says that "
+                        f"{module} is not quantized"
+                    )
+                found[weight] = scheme
+        for weight, scheme in found.items():
+            scheme.check(weight, headers)
         return found
 
 
-def _said(header: Header) -> str:
-    return f"{header.dtype} {list(header.shape)}"
-
-
-def input_scale_name(plain: str, scheme: Scheme) -> str:
-    """The name of the input's scale in the checkpoint; "" if the scheme has none."""
-    return f"{plain.rpartition('.')[0]}.{scheme.input_scale}" if scheme.input_scale else ""
-
-
-def _check_tensors(plain: str, scheme: Scheme, headers: Mapping[str, Header]) -> None:
-    wanted = {plain + suffix: dtypes for suffix, dtypes in scheme.tensors().values()}
-    if (name := input_scale_name(plain, scheme)) in headers:
-        wanted[name] = _FLOATS
-    for name, dtypes in wanted.items():
-        if name not in headers:
-            raise ValueError(
-                f"opaq: the checkpoint has no {name}: a weight stored as {scheme.weight} needs "
-                f"{', '.join(wanted)}"
-            )
-        if headers[name].dtype not in dtypes:
-            raise ValueError(
-                f"opaq: {name} is {_said(headers[name])}, expected {' or '.join(dtypes)} for a weight stored as "
-                f"{scheme.weight}"
-            )
-
-
-def matches(pattern: str, module: str) -> bool:
-    """`re:` and an expression, or whole parts of the dotted name, in which * stands for anything."""
-    if pattern.startswith("re:"):
-        return re.match(pattern[3:], module) is not None
-    text = re.escape(pattern).replace(r"\*", ".*")
-    return pattern == "Linear" or re.fullmatch(rf"(?:.*\.)?{text}(?:\..*)?", module) is not None
-
-
 # ---- the layouts ----
+
+
+def _layout(
+    schemes: Iterable[tuple[Iterable[str], Scheme]], ignore: Iterable[str] | None, *weights: str
+) -> Layout:
+    found = tuple((Names(names), scheme) for names, scheme in schemes)
+    return Layout(found, Names(ignore or ()), weights or ("weight",))
 
 
 def _with(text: str, rule: str) -> str:
@@ -136,12 +133,12 @@ def _nvfp4(rule: str, data: str, global_: str, **more: Any) -> Scheme:
 
 def _mxfp4(rule: str, data: str, scale: str, **more: Any) -> Scheme:
     text = _with("mxfp4", rule)
-    return Scheme(text, text, data, scale, data_dtypes=("U8",), scale_dtypes=_BYTES, **more)
+    return Scheme(text, text, data, scale, data_dtypes=("U8",), scale_dtypes=_EXPONENTS, **more)
 
 
 def _mxfp8(rule: str, scale: str, **more: Any) -> Scheme:
     text = _with("mxfp8", rule)
-    return Scheme(text, text, "", scale, scale_dtypes=_BYTES, **more)
+    return Scheme(text, text, "", scale, scale_dtypes=_EXPONENTS, **more)
 
 
 def _fp8(rule: str, form: str, scale: str, **more: Any) -> Scheme:
@@ -192,7 +189,9 @@ def _ct_input(entry: Mapping[str, Any] | None) -> dict[str, str]:
     if computed == "fp8" and not entry.get("dynamic"):
         return {"input": text, "input_given": _with("fp8+delayed", rule), "input_scale": "input_scale"}
     if not entry.get("dynamic"):
-        raise ValueError(f"opaq: the checkpoint's input activations are static {computed}, expected dynamic ones")
+        raise ValueError(
+            f"opaq: the checkpoint's input activations are static {computed}, expected dynamic ones"
+        )
     return {"input": text}
 
 
@@ -214,18 +213,19 @@ def _ct_scheme(group: Mapping[str, Any]) -> Scheme:
     raise ValueError(f"opaq: the checkpoint's weights are {found}, which no opaq format is")
 
 
+def _ct_targets(group: Mapping[str, Any]) -> list[str]:
+    """All weights that are stored quantized are those of linear layers."""
+    return ["*" if target == "Linear" else target for target in group["targets"]]
+
+
 def _read_compressed_tensors(config: Mapping[str, Any]) -> Layout:
     is_sparse = (config.get("sparsity_config") or {}).get("format", "dense") != "dense"
     if is_sparse or (config.get("transform_config") or {}).get("config_groups"):
         what = "is sparse" if is_sparse else "transforms its inputs (transform_config)"
         raise ValueError(f"opaq: the checkpoint {what}, which opaq does not do")
-    groups = config.get("config_groups") or {}
-    found = []
-    for group in groups.values():
-        if group.get("weights"):
-            found.append((tuple(group.get("targets", ())), _ct_scheme(group)))
-    found.sort(key=lambda pair: "Linear" in pair[0])  # a module's name decides before its class
-    return Layout("compressed-tensors", tuple(found), tuple(config.get("ignore") or ()))
+    groups = [group for group in (config.get("config_groups") or {}).values() if group.get("weights")]
+    groups.sort(key=lambda group: "Linear" in group["targets"])  # a module's name decides before its class
+    return _layout([(_ct_targets(group), _ct_scheme(group)) for group in groups], config.get("ignore"))
 
 
 _MODELOPT: dict[str, Callable[[], Scheme]] = {
@@ -264,13 +264,14 @@ def _modelopt_scheme(algorithm: Any) -> Scheme:
 def _read_modelopt(config: Mapping[str, Any]) -> Layout:
     """As it stands in config.json, or as in hf_quant_config.json, where it is called `quantization`."""
     config = {**config, **config.get("quantization", {})}
-    ignore = config.get("ignore") or config.get("exclude_modules") or ()
-    layers = config.get("quantized_layers")
-    if config.get("quant_algo") == "MIXED_PRECISION" and layers:
-        schemes = [((name,), _modelopt_scheme(layer.get("quant_algo"))) for name, layer in layers.items()]
-    else:
-        schemes = [(("Linear",), _modelopt_scheme(config.get("quant_algo")))]
-    return Layout("modelopt", tuple(schemes), tuple(ignore))
+    ignore = config.get("ignore") or config.get("exclude_modules")
+    algorithm, layers = config.get("quant_algo"), config.get("quantized_layers")
+    if algorithm != "MIXED_PRECISION" or not layers:
+        return _layout([(["*"], _modelopt_scheme(algorithm))], ignore)
+    named: dict[Any, list[str]] = {}
+    for name, layer in layers.items():
+        named.setdefault(layer.get("quant_algo"), []).append(name)
+    return _layout([(names, _modelopt_scheme(found)) for found, names in named.items()], ignore)
 
 
 def _read_deepseek(config: Mapping[str, Any]) -> Layout:
@@ -284,25 +285,26 @@ def _read_deepseek(config: Mapping[str, Any]) -> Layout:
         dtypes = (*_FLOATS, "F8_E8M0")
         scheme = _fp8("", "fp8blk2", "_scale_inv", input=text, scale_dtypes=dtypes)
     elif block == (1, 32):
-        scheme = _mxfp8("", "_scale_inv", input="mxfp8+rule=ocp")
+        scheme = _mxfp8("", "_scale_inv", input="mxfp8")
     elif block is None:
-        given = {} if dynamic else {"input_given": "fp8+delayed+rule=modelopt", "input_scale": "activation_scale"}
-        scheme = _fp8("modelopt", "fp8", "_scale_inv", input="fp8+rule=modelopt", **given)
+        given = "" if dynamic else "fp8+delayed+rule=modelopt"
+        name = "" if dynamic else "activation_scale"
+        scheme = _fp8(
+            "modelopt", "fp8", "_scale_inv", input="fp8+rule=modelopt", input_given=given, input_scale=name
+        )
     else:
         raise ValueError(f"opaq: the checkpoint's weight_block_size is {block}, expected [128, 128] or [1, 32]")
     if not dynamic and block is not None:
         raise ValueError("opaq: the checkpoint's activation_scheme is static, expected dynamic for blocks")
     if config.get("expert_dtype", "fp8") != "fp8":
         raise ValueError(f"opaq: the checkpoint's expert_dtype is {config['expert_dtype']!r}, expected 'fp8'")
-    ignore = config.get("modules_to_not_convert") or config.get("ignored_layers") or ()
-    return Layout(str(config["quant_method"]), ((("Linear",), scheme),), tuple(ignore))
+    return _layout([(["*"], scheme)], config.get("modules_to_not_convert") or config.get("ignored_layers"))
 
 
 def _read_mxfp4(config: Mapping[str, Any]) -> Layout:
     """gpt-oss: the experts only, each projection in one tensor of blocks and one of scales."""
     scheme = _mxfp4("", "_blocks", "_scales")
-    ignore = tuple(config.get("modules_to_not_convert") or ())
-    return Layout("mxfp4", ((("Linear",), scheme),), ignore, ("gate_up_proj", "down_proj"))
+    return _layout([(["*"], scheme)], config.get("modules_to_not_convert"), "gate_up_proj", "down_proj")
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], Layout]] = {
@@ -314,15 +316,12 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Layout]] = {
 }
 
 
-def methods() -> Sequence[str]:
-    """The values of `quant_method` that `read_layout` knows."""
-    return tuple(_READERS)
-
-
 def read_layout(config: Mapping[str, Any]) -> Layout:
     """The layout that a checkpoint's `quantization_config` describes."""
     method = config.get("quant_method")
     method = getattr(method, "value", method)
     if method not in _READERS:
-        raise ValueError(f"opaq: the checkpoint's quant_method is {method!r}, expected one of {', '.join(_READERS)}")
+        raise ValueError(
+            f"opaq: the checkpoint's quant_method is {method!r}, expected one of {', '.join(_READERS)}"
+        )
     return _READERS[method](config)

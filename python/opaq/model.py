@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from opaq import _stacked
-from opaq._names import is_named
+from opaq._names import Names
 from opaq._noise import sqnr
 from opaq._summary import QuantizedModule, Summary
 from opaq._tables import buffers_of, make_proto
@@ -68,12 +68,13 @@ def _find(model: nn.Module, ignore: Collection[str], activations: str) -> tuple[
     """The work to do, and the modules that are left as they are, with the reason."""
     jobs: dict[Any, _Job] = {}
     left: dict[str, str] = {}
+    names = Names(ignore)
     for name, module in model.named_modules():
         keys = _stacked.weight_names(module)
         if (not keys and not isinstance(module, nn.Linear)) or _stacked.is_packed(module):
             continue
         reason = _stacked.why_not(module, activations) if keys else _why_not(module)
-        if is_named(name, ignore):
+        if name in names:
             reason = "ignored"
         if reason:
             left[name] = reason

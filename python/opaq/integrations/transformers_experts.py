@@ -1,5 +1,5 @@
-"""Experts in transformers: its modules stay as they are, with packed weights (opaq/_stacked.py), and run through its
-experts interface under the name "opaq", as one operator."""
+"""Experts in transformers: its modules stay as they are, with packed weights (opaq/_stacked.py), and run
+through its experts interface under the name "opaq", as one operator."""
 
 from __future__ import annotations
 
