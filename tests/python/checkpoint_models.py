@@ -1,6 +1,6 @@
-"""Small models with random weights, and checkpoints of them in every layout that opaq loads. The quantized tensors
-come from compressed-tensors' own observers and compressors, or from a few lines of PyTorch; none from opaq. Each
-layout also says, in PyTorch, what its tensors stand for."""
+"""Small models with random weights, and checkpoints of them in every layout that opaq loads. The quantized
+tensors come from compressed-tensors' own observers and compressors, or from a few lines of PyTorch; none from
+opaq. Each layout also says, in PyTorch, what its tensors stand for."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from compressed_tensors.compressors.nvfp4 import NVFP4PackedCompressor  # noqa: 
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme  # noqa: E402
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam  # noqa: E402
 
+revert = need("transformers.core_model_loading").revert_weight_conversion
 Tensors = dict[str, Any]
 
 # ---- models ----
@@ -39,7 +40,7 @@ COMMON = {
     "tie_word_embeddings": False,
     "pad_token_id": 0,
     "bos_token_id": 1,
-    "eos_token_id": 2,
+    "eos_token_id": None,
 }
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -85,15 +86,20 @@ def config_of(name: str, **changes: Any) -> Any:
 
 
 def make_model(name: str, dtype: Any = torch.bfloat16, seed: int = 0, **changes: Any) -> Any:
-    """A model whose weights differ enough in size that each has a global scale of its own, and whose logits lie far
-    enough apart that rounding does not change a token."""
+    """A model whose weights differ enough in size that each has a global scale of its own, and whose logits lie
+    far enough apart that rounding does not change a token."""
     torch.manual_seed(seed)
     config = config_of(name, **changes)
     model = getattr(transformers, f"{MODELS[name][0]}ForCausalLM")(config).to(dtype).eval()
     with torch.no_grad():
-        for _, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.dim() >= 2:
                 parameter.normal_(0.0, 0.05 * (0.5 + torch.rand(()).item()))
+            else:
+                parameter.add_(torch.randn(parameter.shape) * 0.02)
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):  # transformers keeps it in float32
+                buffer.data = torch.randn(buffer.shape) * 0.1
         model.lm_head.weight.mul_(8)
     return model
 
@@ -156,7 +162,7 @@ def _blocks_of(args: Any, w: Any) -> Any:
     return w.unflatten(-1, (-1, args.group_size))
 
 
-def _ct_quantize(compressor: Any, args: Any, given: tuple[str, float] | None = None) -> Callable[[Any], Tensors]:
+def _ct_quantize(compressor: Any, args: Any, given: tuple[str, float] | None) -> Callable[[Any], Tensors]:
     def quantize(w: Any) -> Tensors:
         w = w.float()
         blocks, state = _blocks_of(args, w), {"weight": w}
@@ -195,13 +201,15 @@ def _ct_config(text: str, weights: Any, inputs: Any = None) -> dict[str, Any]:
     }
 
 
-def _ct(text: str, compressor: Any, dequantize: Any, weights: Any, inputs: Any = None, given: Any = None) -> Layout:
+def _ct(
+    text: str, compressor: Any, dequantize: Any, weights: Any, inputs: Any = None, given: Any = None
+) -> Layout:
     return Layout(_ct_quantize(compressor, weights, given), dequantize, _ct_config(text, weights, inputs))
 
 
 def _fp4_nearest(x: Any) -> Any:
     """E2M1 codes, ties to even, packed."""
-    magnitude = x.abs()
+    magnitude = x.abs().contiguous()
     code = torch.bucketize(magnitude, torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]))
     code += sum((magnitude == tie).long() for tie in (0.75, 1.75, 3.5))  # these go up, the others down
     code = (code + 8 * (x < 0).long()).to(torch.uint8)
@@ -365,28 +373,38 @@ def is_quantized(name: str, layout: Layout) -> bool:
     return last.endswith("_proj") or last in ("kv_a_proj_with_mqa", "kv_b_proj", "w1", "w2", "w3")
 
 
-def write_checkpoint(folder: Path, model: Any, layout: Layout, shard_bytes: int | None = None) -> Tensors:
-    """The model's checkpoint in this layout; returns its plain weights as the quantized ones stand for them, by their
-    names in the checkpoint."""
-    plain = folder / "plain"
-    model.save_pretrained(plain)
+def plain_tensors(model: Any) -> Tensors:
+    """The model's tensors as a plain checkpoint has them, experts one by one."""
+    return {name: tensor.detach().clone() for name, tensor in revert(model, model.state_dict()).items()}
+
+
+def quantize_tensors(plain: Tensors, layout: Layout) -> tuple[Tensors, Tensors]:
+    """A checkpoint's tensors, and what the quantized weights stand for, by the names of the plain ones."""
     stored, values = {}, {}
-    for name, tensor in safetensors.load_file(plain / "model.safetensors").items():
+    for name, tensor in plain.items():
         if not is_quantized(name, layout):
             stored[name] = tensor
             continue
         made = layout.quantize(tensor)
         values[name] = layout.dequantize(made)
-        beside = name.removesuffix("weight")
-        stored.update({beside + end: t.contiguous() for end, t in made.items()})
-    config = json.loads((plain / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": layout.config}))
-    (folder / "generation_config.json").write_text((plain / "generation_config.json").read_text())
+        stored |= {name.removesuffix("weight") + end: t.contiguous() for end, t in made.items()}
+    return stored, values
+
+
+def write_checkpoint(folder: Path, model: Any, layout: Layout, shard_bytes: int | None = None) -> Tensors:
+    """The model's checkpoint in this layout. Returns what its quantized weights stand for."""
+    stored, values = quantize_tensors(plain_tensors(model), layout)
+    write_config(folder, model, layout.config)
     write_tensors(folder, stored, shard_bytes)
-    for file in plain.iterdir():
-        file.unlink()
-    plain.rmdir()
     return values
+
+
+def write_config(folder: Path, model: Any, quantization: Any = None) -> None:
+    folder.mkdir(exist_ok=True)
+    model.config.architectures = [type(model).__name__]
+    config = {**model.config.to_dict(), "dtype": str(model.dtype).removeprefix("torch.")}
+    config |= {"quantization_config": quantization} if quantization else {}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def write_tensors(folder: Path, stored: Tensors, shard_bytes: int | None = None) -> None:

@@ -1,11 +1,11 @@
 """Hugging Face transformers: a registered quantizer. `from_pretrained` with the quantization_config
-`opaq.Config("nvfp4")` quantizes while it loads; checkpoints that are quantized already (opaq/checkpoint.py) stay
-packed, and `save_pretrained` writes them back: docs/transformers.md."""
+`opaq.Config("nvfp4")` quantizes while it loads; checkpoints that are quantized already (opaq/checkpoint.py)
+stay packed, and `save_pretrained` writes them back: docs/transformers.md."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -178,7 +178,7 @@ def _pack(model: Any, packings: Mapping[str, _Packing]) -> None:
         _pack_experts(name, model.get_submodule(name), both)
 
 
-def _makes(transform: Any, parameters: Sequence[str]) -> bool:
+def _makes(transform: Any, parameters: Iterable[str]) -> bool:
     """Whether a transform is a converter that makes one of these."""
     if not isinstance(transform, WeightConverter):
         return False
@@ -235,16 +235,17 @@ class OpaqHfQuantizer(HfQuantizer):
         _pack(model, dict.fromkeys(found, packing))
 
     def _pack_own(self, model: Any, headers: Mapping[str, Header]) -> None:
-        config = self.quantization_config
+        config, (target, _) = self.quantization_config, placer(model, get_model_conversion_mapping(model))
         names = buffer_names(config.quantizer)
-        found = {name.removesuffix(f".{b}") for name in headers for b in names if name.endswith(f".{b}")}
-        _pack(model, dict.fromkeys(found, _Packing(config.quantizer, config.activations)))
-        for name in found:
-            for buffer, like in zip(names, model.get_parameter(name).buffers(), strict=True):
+        saved = {name.removesuffix(f".{b}") for name in headers for b in names if name.endswith(f".{b}")}
+        found = {weight: parameter for weight in saved if (parameter := target(weight)[0]) is not None}
+        _pack(model, dict.fromkeys(found.values(), _Packing(config.quantizer, config.activations)))
+        for weight, parameter in found.items():
+            for buffer, like in zip(names, model.get_parameter(parameter).buffers(), strict=True):
                 expected = Header("U8" if like.dtype == torch.uint8 else "F32", tuple(like.shape))
-                if (header := headers.get(f"{name}.{buffer}")) != expected:
+                if (header := headers.get(f"{weight}.{buffer}")) != expected:
                     raise ValueError(
-                        f"opaq: {name}.{buffer} is {header} in the checkpoint, expected {expected}"
+                        f"opaq: {weight}.{buffer} is {header} in the checkpoint, expected {expected}"
                     )
 
     def _pack_parts(self, model: Any, layout: Layout, files: Files) -> None:
@@ -318,9 +319,9 @@ class OpaqHfQuantizer(HfQuantizer):
             if tuple(parameter.shape) != self.shapes[name]:
                 found = f"{tuple(parameter.shape)} in the checkpoint, expected {self.shapes[name]}"
                 raise ValueError(f"opaq: {name} is {found}")
-        # save_pretrained undoes these; packed parameters are undone here
-        packed = [name for name, p in model.named_parameters() if isinstance(p, QuantizedTensor)]
-        model._weight_conversions = [t for t in self._used() if not _makes(t, packed)]
+        # what save_pretrained undoes: not what made a parameter whose buffers are saved as they are
+        packed = {name for name, p in model.named_parameters() if isinstance(p, QuantizedTensor)}
+        model._weight_conversions = [t for t in self._used() if not _makes(t, packed - self.parts.keys())]
         return model
 
     def _used(self) -> list[Any]:

@@ -241,9 +241,10 @@ class Import(Load):
         found = {p: [t.to(dtype) if t.is_floating_point() else t for t in ts] for p, ts in input_dict.items()}
         if self.converter is None:
             return {name: next(iter(found.values()))}
-        patterns = self.converter.source_patterns, self.converter.target_patterns
+        for pattern in ("source_patterns", "target_patterns"):
+            more[pattern] = getattr(self.converter, pattern)
         for op in self.converter.operations:
-            found = op.convert(found, *patterns, full_layer_name=name, model=model, **more)
+            found = op.convert(found, full_layer_name=name, model=model, **more)
         return found
 
 
