@@ -155,6 +155,10 @@ class _Found(NamedTuple):
     group: int | None
     block: tuple[int, ...] | None
 
+    def __str__(self) -> str:
+        size = f", group {self.group}" if self.group else f", block {self.block}" if self.block else ""
+        return f"floats of {self.bits} bits, strategy {self.strategy}{size}"
+
 
 def _ct_entry(entry: Mapping[str, Any], what: str) -> _Found:
     if entry.get("type") != "float" or not entry.get("symmetric", True):

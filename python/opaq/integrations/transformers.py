@@ -172,8 +172,8 @@ def _pack(model: Any, packings: Mapping[str, _Packing]) -> None:
         elif leaf in _stacked.weight_names(module):
             experts.setdefault(name, {})[leaf] = packing
         else:
-            kind = f"a {type(module).__name__}, no linear layer and no experts"
-            raise NotImplementedError(f"opaq: {parameter} is quantized, but {name} is {kind}")
+            kind = f"{name} ({type(module).__name__}) is no linear layer and no experts"
+            raise NotImplementedError(f"opaq: {parameter} is quantized, but {kind}")
     for name, both in experts.items():
         _pack_experts(name, model.get_submodule(name), both)
 
