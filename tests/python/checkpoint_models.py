@@ -85,12 +85,16 @@ def config_of(name: str, **changes: Any) -> Any:
     return getattr(transformers, f"{family}Config")(**{**COMMON, **more, **changes})
 
 
+def make_empty(name: str, **changes: Any) -> Any:
+    """As transformers makes it."""
+    return getattr(transformers, f"{MODELS[name][0]}ForCausalLM")(config_of(name, **changes))
+
+
 def make_model(name: str, dtype: Any = torch.bfloat16, seed: int = 0, **changes: Any) -> Any:
     """A model whose weights differ enough in size that each has a global scale of its own, and whose logits lie
     far enough apart that rounding does not change a token."""
     torch.manual_seed(seed)
-    config = config_of(name, **changes)
-    model = getattr(transformers, f"{MODELS[name][0]}ForCausalLM")(config).to(dtype).eval()
+    model = make_empty(name, **changes).to(dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
