@@ -4,8 +4,8 @@
 
 #include "opaq/cpu.h"
 #include "opaq/element.h"
-#include "opaq/format.h"
 #include "opaq/experts.h"
+#include "opaq/format.h"
 #include "opaq/linear.h"
 #include "opaq/noise.h"
 #include "opaq/op.h"

@@ -88,23 +88,6 @@ static enum opaq_status check_elements(const char *name, const struct opaq_form 
                      opaq_element_info((enum opaq_element)element)->name);
 }
 
-/* Delayed scaling computes factors, and these rules take divisors. An input whose scale a checkpoint gives is never
- * updated. */
-static enum opaq_status check_delayed_rules(const struct opaq_linear_plan *plan, struct opaq_error *error) {
-    const struct opaq_form *const forms[] = {&plan->x, &plan->w, &plan->y, &plan->dy, &plan->dx};
-    static const char *const names[] = {"x", "w", "y", "dy", "dx"};
-    for (int i = plan->gradients == 0 ? 1 : 0; i < 5; ++i) {
-        if (has_option(forms[i], OPAQ_DELAYED) && forms[i]->spec.rule != OPAQ_RULE_TE) {
-            return opaq_fail(
-                error, OPAQ_ERROR_TEXT,
-                "plan: \"%s=\" is delayed under the rule %s, whose scale is a divisor, but delayed "
-                "scaling computes factors",
-                names[i], opaq_rule_name((enum opaq_rule)forms[i]->spec.rule));
-        }
-    }
-    return OPAQ_OK;
-}
-
 /* Words that say different things about the same. */
 static enum opaq_status check_plan(const struct opaq_linear_plan *plan, struct opaq_error *error) {
     const bool both_x = is_quantized(&plan->x) && is_quantized(&plan->x_given);
@@ -126,10 +109,7 @@ static enum opaq_status check_plan(const struct opaq_linear_plan *plan, struct o
             "%s is quantized again",
             delayed_x ? "x" : "w", delayed_x ? "x" : "w");
     }
-    enum opaq_status status = check_delayed_rules(plan, error);
-    if (status == OPAQ_OK) {
-        status = check_elements("w", &plan->w, plan_forward_element(plan), error);
-    }
+    enum opaq_status status = check_elements("w", &plan->w, plan_forward_element(plan), error);
     if (status == OPAQ_OK) {
         status = check_elements("y", &plan->y, plan_forward_element(plan), error);
     }
@@ -164,6 +144,27 @@ enum opaq_status plan_of_value(const struct opaq_value *text, struct opaq_linear
                                struct opaq_error *error) {
     static struct text_table table = {.mutex = PTHREAD_MUTEX_INITIALIZER};
     return plan_find_or_parse(&table, text, sizeof *plan, parse, plan, error);
+}
+
+static enum opaq_status check_delayed_rules(const struct opaq_linear_plan *plan, struct opaq_error *error) {
+    const struct opaq_form *const forms[] = {&plan->x, &plan->w, &plan->y, &plan->dy, &plan->dx};
+    static const char *const names[] = {"x", "w", "y", "dy", "dx"};
+    for (int i = 0; i < 5; ++i) {
+        if (has_option(forms[i], OPAQ_DELAYED) && forms[i]->spec.rule != OPAQ_RULE_TE) {
+            return opaq_fail(
+                error, OPAQ_ERROR_TEXT,
+                "plan: \"%s=\" is delayed under the rule %s, whose scale is a divisor, but delayed "
+                "scaling computes factors",
+                names[i], opaq_rule_name((enum opaq_rule)forms[i]->spec.rule));
+        }
+    }
+    return OPAQ_OK;
+}
+
+enum opaq_status plan_of_training(const struct opaq_value *text, struct opaq_linear_plan *plan,
+                                  struct opaq_error *error) {
+    const enum opaq_status status = plan_of_value(text, plan, error);
+    return status == OPAQ_OK ? check_delayed_rules(plan, error) : status;
 }
 
 /* ---- what is kept ---- */
