@@ -12,6 +12,7 @@
 #include "opaq/parallel.h"
 #include "opaq/proto.h"
 #include "opaq/quant.h"
+#include "opaq/runner.h"
 #include "opaq/spec.h"
 #include "opaq/status.h"
 #include "opaq/stored.h"

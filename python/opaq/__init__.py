@@ -61,6 +61,7 @@ __all__ = [
     "quantize_tensor",
     "quantized_model_init",
     "recipe",
+    "runner",
     "sqnr",
     "to_tensor_proto",
 ]
@@ -111,7 +112,7 @@ def __getattr__(name: str) -> Any:
     for module, names in _LATER.items():
         if name in names:
             return getattr(importlib.import_module(module), name)
-    if name in ("functional", "recipe"):
+    if name in ("functional", "recipe", "runner"):
         return importlib.import_module(f"opaq.{name}")
     raise AttributeError(f"module 'opaq' has no attribute {name!r}")
 

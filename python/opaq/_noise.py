@@ -9,32 +9,19 @@ import torch
 
 from opaq import _library
 from opaq._library import call, library
-from opaq._tables import element_of, make_proto
+from opaq._stored import quantized_view
+from opaq._tables import element_of
 from opaq.quantized_tensor import QuantizedTensor
-from opaq.quantizer import Quantizer
 
 _CPU = _library.Device(0, 0)
 _WORTH = 1 << 20  # elements from which on threads are started
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _plain_view(x: torch.Tensor) -> _library.View:
-    shape = (ctypes.c_int64 * x.dim())(*x.shape)
-    strides = (ctypes.c_int64 * x.dim())(*x.stride())
+    shape, strides = ((ctypes.c_int64 * x.dim())(*numbers) for numbers in (x.shape, x.stride()))
+    dtype = element_of(str(x.dtype).removeprefix("torch."))
     view = _library.View()
-    span = x.data_ptr(), x.numel() * x.element_size()
-    call("opaq_view_plain", shape, strides, x.dim(), element_of(_name(x.dtype)), _CPU, *span, view)
-    return view
-
-
-def _quantized_view(q: QuantizedTensor, buffers: list[torch.Tensor]) -> _library.View:
-    spans = (_library.Span * len(buffers))(*(_library.Span(b.data_ptr(), b.nbytes) for b in buffers))
-    made = make_proto(tuple(q.shape), _name(q.dtype), Quantizer(q._quantizer_text))
-    view = _library.View()
-    call("opaq_view_quantized", made, spans, len(buffers), view)
+    call("opaq_view_plain", shape, strides, x.dim(), dtype, _CPU, x.data_ptr(), x.nbytes, view)
     return view
 
 
@@ -43,9 +30,8 @@ def sqnr(x: torch.Tensor, quantized: QuantizedTensor) -> float:
     both summed in double. Infinite where they are equal."""
     if not isinstance(quantized, QuantizedTensor):
         raise TypeError(f"sqnr: quantized is a {type(quantized).__name__}, expected an opaq.QuantizedTensor")
-    plain = x.detach().to("cpu").contiguous()
-    buffers = [buffer.to("cpu").contiguous() for buffer in quantized.buffers()]
-    views = _plain_view(plain), _quantized_view(quantized, buffers)
+    plain, packed = x.detach().to("cpu").contiguous(), quantized.detach().to("cpu")
+    views = _plain_view(plain), quantized_view(packed)
     noise, pool = _library.Noise(), ctypes.c_void_p()
     parallel: Any = None
     try:

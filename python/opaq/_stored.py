@@ -42,7 +42,8 @@ def _proto(tensor: QuantizedTensor) -> _library.Proto:
     return make_proto(tensor.shape, str(tensor.dtype).removeprefix("torch."), tensor.quantizer)
 
 
-def _view(tensor: QuantizedTensor) -> _library.View:
+def quantized_view(tensor: QuantizedTensor) -> _library.View:
+    """A tensor on the CPU, borrowed."""
     buffers: Sequence[torch.Tensor] = [_on_cpu("the tensor", buffer) for buffer in tensor.buffers()]
     if not all(buffer.is_contiguous() for buffer in buffers):
         raise ValueError("opaq: the tensor's buffers are not contiguous")
@@ -62,7 +63,7 @@ def import_rows(
     """Writes stored rows over those from `first_row` on. Codes and scales of one byte may have any dtype of one
     byte. Padding is zero afterwards if the buffers were before."""
     stored = _library.Stored(_tensor("data", data), _tensor("scale", scale), _tensor("global_", global_))
-    call("opaq_stored_import", _view(tensor), first_row, stored)
+    call("opaq_stored_import", quantized_view(tensor), first_row, stored)
 
 
 def _empty(like: _library.Tensor) -> torch.Tensor | None:
@@ -98,5 +99,5 @@ def export_rows(
         parts[2] = torch.empty(1)
     names = ("data", "scale", "global_")
     stored = _library.Stored(*(_tensor(name, made) for name, made in zip(names, parts, strict=True)))
-    call("opaq_stored_export", _view(tensor), first_row, rows, stored)
+    call("opaq_stored_export", quantized_view(tensor), first_row, rows, stored)
     return parts[0], parts[1], parts[2]

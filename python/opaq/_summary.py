@@ -46,7 +46,8 @@ class Summary:
         for module in self.modules:
             kinds.setdefault((sub(r"(?<![^.])\d+(?![^.])", "*", module.name), module.shape), []).append(module)
         rows = [("weight", "number", "shape", "before", "after", "lowest SQNR")]
-        for (name, shape), members in kinds.items():
+        for (kind, shape), members in kinds.items():
+            name = kind if len(members) > 1 else members[0].name
             rows.append((name, str(len(members)), "x".join(map(str, shape)), *_figures(members)))
         rows.append(("all", str(len(self.modules)), "", *_figures(self.modules)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -41,7 +41,9 @@ def _why_not(module: nn.Linear) -> str:
         return "the module around it reads its weight itself"
     if weight is None:
         return "its weight is made of others"
-    if type(weight) is not nn.Parameter and not isinstance(weight, QuantizedTensor):
+    if isinstance(weight, QuantizedTensor):
+        return "its weight is quantized already"
+    if type(weight) is not nn.Parameter:
         return f"its weight is a {type(weight).__name__}"
     return ""
 

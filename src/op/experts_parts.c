@@ -91,7 +91,7 @@ static enum opaq_status read_routing(struct experts *experts, struct opaq_error 
                          (long long)slice.total);
     }
     return routing_read(&experts->linear, experts_argument(call, "topk_weights")->tensors,
-                        experts_argument(call, "topk_ids")->tensors, experts->rows, experts->gate_up.count,
+                        experts_argument(call, "topk_ids")->tensors, &experts->x.proto, experts->gate_up.count,
                         slice, &experts->routing, error);
 }
 

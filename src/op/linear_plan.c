@@ -1,6 +1,7 @@
 /* op/linear_plan.c: a plan's text, and which copies a plan keeps. Specification: docs/linear.md. */
 #include "op/linear_plan.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "op/plan_words.h"
@@ -39,6 +40,7 @@ static enum opaq_status read_history(const struct plan_word *word, int32_t *algo
 
 static enum opaq_status read_word(const struct plan_word *word, void *read, struct opaq_error *error) {
     struct opaq_linear_plan *plan = read;
+    assert(plan != NULL); /* which the analyzer doubts */
     struct opaq_form *form = form_field(word, plan);
     const bool has_value = word->value != NULL;
     if (form != NULL && has_value) {
@@ -140,10 +142,15 @@ static enum opaq_status parse(const char *text, size_t length, void *plan, struc
     return opaq_linear_plan_parse(text, length, plan, error);
 }
 
+static struct text_table table = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
 enum opaq_status plan_of_value(const struct opaq_value *text, struct opaq_linear_plan *plan,
                                struct opaq_error *error) {
-    static struct text_table table = {.mutex = PTHREAD_MUTEX_INITIALIZER};
     return plan_find_or_parse(&table, text, sizeof *plan, parse, plan, error);
+}
+
+bool plan_is_kept(const struct opaq_value *text) {
+    return text_table_find(&table, text->text, (size_t)text->count) != NULL;
 }
 
 static enum opaq_status check_delayed_rules(const struct opaq_linear_plan *plan, struct opaq_error *error) {

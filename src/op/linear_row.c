@@ -23,6 +23,12 @@ static enum opaq_status read_plan(struct linear *linear, struct opaq_error *erro
                          "%s: the plan has words beside x=, w= and w_given=, which linear_forward takes",
                          linear->operation);
     }
+    if (has_option(&plan->w, OPAQ_STOCHASTIC) || has_option(&plan->w, OPAQ_DELAYED)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: w= %s, which a weight that is quantized here cannot",
+                         linear->operation,
+                         has_option(&plan->w, OPAQ_DELAYED) ? "takes a scale (delayed)"
+                                                            : "rounds stochastically (sr)");
+    }
     return OPAQ_OK;
 }
 

@@ -57,6 +57,9 @@ static enum opaq_status check_tensor(const char *operation, const struct opaq_vi
                          "%s: the tensor is %s, expected one with a rowwise copy only", operation,
                          view->proto.spec.usage == OPAQ_BOTH ? "both" : "columnwise");
     }
+    if (view->proto.spec.options & OPAQ_TILED) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: the tensor is tiled; convert it", operation);
+    }
     locate(view, &stretch->job);
     stretch->copy = &stretch->job.copy[0];
     stretch->format = opaq_format_row((enum opaq_format)view->proto.spec.format);

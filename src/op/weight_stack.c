@@ -46,6 +46,7 @@ struct opaq_view weight_bias_at(const struct opaq_view *bias, int64_t index) {
     if (bias->proto.rank == 2) {
         row.proto.rank = 1;
         row.proto.shape[0] = bias->proto.shape[1];
+        row.proto.shape[1] = 0; /* beyond the rank */
         row.buffer[0].data = element_at(bias, index * bias->row_stride);
     }
     return row;
@@ -57,6 +58,7 @@ struct opaq_view weight_plain_at(const struct opaq_view *stack, int64_t index) {
         matrix.proto.rank = 2;
         matrix.proto.shape[0] = stack->proto.shape[1];
         matrix.proto.shape[1] = stack->proto.shape[2];
+        matrix.proto.shape[2] = 0; /* beyond the rank */
         matrix.buffer[0].data = element_at(stack, index * stack->proto.shape[1] * stack->row_stride);
         matrix.buffer[0].bytes = stack->buffer[0].bytes; /* at most */
     }
@@ -65,9 +67,11 @@ struct opaq_view weight_plain_at(const struct opaq_view *stack, int64_t index) {
 
 static enum opaq_status refuse_rows(const struct linear *linear, const struct weight_stack *stack,
                                     struct opaq_error *error) {
-    return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                     "%s: %s has %lld rows for each expert, of which some share a scale with the next expert's",
-                     linear->operation, stack->name, (long long)stack->rows);
+    return opaq_fail(
+        error, OPAQ_ERROR_UNSUPPORTED,
+        "%s: %s has %lld rows for each expert, expected a multiple of 128: else some share a scale, or "
+        "a tile of them, with the next expert's",
+        linear->operation, stack->name, (long long)stack->rows);
 }
 
 /* The rows of one matrix in a stack that came quantized. */
@@ -118,6 +122,7 @@ static enum opaq_status dequantize_one(struct linear *linear, const struct weigh
     shape.proto.rank = 2;
     shape.proto.shape[0] = stack->rows;
     shape.proto.shape[1] = stack->columns;
+    shape.proto.shape[2] = 0; /* beyond the rank */
     status = linear_scratch(linear, &shape, OPAQ_F32, plain, error);
     if (status == OPAQ_OK && !linear->is_measuring) {
         operand.job.copy[0].operand = quant_matrix_make(plain);

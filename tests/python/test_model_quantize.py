@@ -198,10 +198,12 @@ def test_layers_that_are_more_than_linear_stay() -> None:
             "ours": opaq.Linear(32, 32),
         }
     )
+    with opaq.quantized_model_init(recipe=opaq.recipe.MXFP8BlockScaling()):
+        model["made"] = opaq.Linear(32, 32)
     summary = opaq.quantize_(model, progress=False)
     assert [row.name for row in summary.modules] == ["named", "ours"]
     assert summary.left["doubled"] == "Doubled has a forward of its own"
-    assert set(summary.left) == {"doubled", "attention.out_proj", "normed", "returning"}
+    assert set(summary.left) == {"doubled", "attention.out_proj", "normed", "returning", "made"}
 
 
 def test_hooks_and_mode_stay() -> None:
