@@ -1,5 +1,5 @@
-"""A process that loads a checkpoint, runs it, and says what memory it took: the most that was ever resident, and
-the most that was its own and not pages of the checkpoint's files. Started by test_checkpoint_memory.py."""
+"""A process that loads a checkpoint, runs it, and says what memory it took: the most that was ever resident,
+and the most that was its own and not pages of the checkpoint's files. Started by test_checkpoint_memory.py."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def random_bits(shape: Any, dtype: Any = torch.uint8) -> Any:
 
 
 def write_packed(folder: Path, name: str) -> tuple[int, int, int]:
-    """A checkpoint of random bits. Returns the bytes it has, those of the weights in bf16, and of one layer's."""
+    """A checkpoint of random bits. Returns its bytes, those of the weights in bf16, and of one layer's."""
     layout = models.LAYOUTS["ct-nvfp4a16"]
     model, plain = shapes(name)
     stored, layers = {}, {}

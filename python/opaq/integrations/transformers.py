@@ -21,7 +21,7 @@ from opaq import _stacked
 from opaq._names import Names
 from opaq._operators import buffer_names
 from opaq.checkpoint import Header, Layout, Scheme, read_layout
-from opaq.integrations.transformers_experts import why_not
+from opaq.integrations.transformers_experts import InputScales, why_not
 from opaq.integrations.transformers_weights import (
     Assemble,
     Files,
@@ -155,11 +155,13 @@ def _pack_experts(name: str, module: Any, packings: Mapping[str, _Packing]) -> N
         plain = getattr(module, key)
         made[key] = zeros(_stacked.rowwise_shape(module, plain), packing.quantizer, plain.dtype, plain.device)
     _stacked.put(module, made, "")
+    module.input_scales = InputScales()
     for key, packing in packings.items():
         role = "hidden" if key == "down_proj" else "input"
-        scale = torch.empty(made[key].shape[0], device=made[key].device) if packing.has_scale else None
-        module.register_buffer(f"{role}_scale", scale)
         setattr(module, f"{role}_quantizer", packing.input_quantizer)
+        if packing.has_scale:
+            scale = torch.empty(made[key].shape[0], device=made[key].device)
+            setattr(module.input_scales, f"{role}_scale", scale)
 
 
 def _pack(model: Any, packings: Mapping[str, _Packing]) -> None:
@@ -319,6 +321,7 @@ class OpaqHfQuantizer(HfQuantizer):
             if tuple(parameter.shape) != self.shapes[name]:
                 found = f"{tuple(parameter.shape)} in the checkpoint, expected {self.shapes[name]}"
                 raise ValueError(f"opaq: {name} is {found}")
+        model.requires_grad_(False)  # packed weights have no gradients; who trains others says which
         # what save_pretrained undoes: not what made a parameter whose buffers are saved as they are
         packed = {name for name, p in model.named_parameters() if isinstance(p, QuantizedTensor)}
         model._weight_conversions = [t for t in self._used() if not _makes(t, packed - self.parts.keys())]

@@ -10,6 +10,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_
 
 from opaq import functional
 from opaq._stacked import IMPLEMENTATION
+from opaq.packed import PackedModule
 
 _ACTIVATIONS = {
     "SiLU": "silu",
@@ -45,6 +46,8 @@ def why_not(module: Any) -> str:
 
 def _activation(module: Any) -> dict[str, Any]:
     """What a module does between the two products, in the operator's words."""
+    if reason := why_not(module):
+        raise NotImplementedError(f"opaq: {reason}, which opaq does not do")
     kind = type(module).__name__
     if module.has_gate and kind in _GATES:
         name, limit, alpha = _GATES[kind]
@@ -54,23 +57,43 @@ def _activation(module: Any) -> dict[str, Any]:
     return {"activation": name if module.has_gate else f"{name}_no_mul"}
 
 
+class InputScales(PackedModule):
+    """A checkpoint's scales of the experts' inputs, one number for each expert, or None."""
+
+    input_scale: torch.Tensor | None
+    hidden_scale: torch.Tensor | None
+    scale_names = ("input_scale", "hidden_scale")
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in self.scale_names:
+            self.register_buffer(name, None)
+
+
+def _weight(module: Any, name: str) -> torch.Tensor:
+    """(experts, out features, in features). A packed weight is never transposed, a plain one may be."""
+    found: torch.Tensor = getattr(module, name)
+    return found.mT.contiguous() if module.is_transposed else found
+
+
 def experts_forward(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """What an experts module with packed weights does."""
+    """What an experts module does, with packed weights or plain ones."""
     first = "gate_up_proj" if module.has_gate else "up_proj"
+    scales = getattr(module, "input_scales", None)
     made: torch.Tensor = functional.moe(
         hidden_states,
         top_k_weights,
         top_k_index,
-        getattr(module, first),
-        module.down_proj,
+        _weight(module, first),
+        _weight(module, "down_proj"),
         getattr(module, f"{first}_bias") if module.has_bias else None,
         module.down_proj_bias if module.has_bias else None,
-        input_quantizer=module.input_quantizer,
-        hidden_quantizer=module.hidden_quantizer,
-        input_scale=getattr(module, "input_scale", None),
-        hidden_scale=getattr(module, "hidden_scale", None),
+        input_quantizer=getattr(module, "input_quantizer", ""),
+        hidden_quantizer=getattr(module, "hidden_quantizer", ""),
+        input_scale=None if scales is None else scales.input_scale,
+        hidden_scale=None if scales is None else scales.hidden_scale,
         **_activation(module),
     )
     return made

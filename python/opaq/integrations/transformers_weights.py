@@ -180,9 +180,11 @@ def check_parts(parameter: str, packed: QuantizedTensor, parts: Sequence[Part], 
 
 
 def scale_buffer(parameter: str) -> str:
-    """Where a parameter's module keeps the scale of its input."""
+    """Where a parameter's module keeps the scale of its input: a linear layer, or experts."""
     module, _, name = parameter.rpartition(".")
-    return f"{module}.{'hidden_scale' if name == 'down_proj' else 'input_scale'}"
+    if name == "weight":
+        return f"{module}.input_scale"
+    return f"{module}.input_scales.{'hidden' if name == 'down_proj' else 'input'}_scale"
 
 
 # ---- what transformers calls while it loads ----
