@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from opaq._noise import sqnr
     from opaq._summary import Summary
     from opaq.array import QuantizedArray, dequantize, quantize
+    from opaq.integrations.transformers import Config
     from opaq.linear import Linear
     from opaq.model import dequantize_, quantize_
     from opaq.moe import MLP, GroupedLinear, MoE
@@ -33,6 +34,7 @@ __all__ = [
     "MLP",
     "Buffer",
     "BufferRow",
+    "Config",
     "Extent",
     "FormatRow",
     "GroupedLinear",
@@ -95,6 +97,7 @@ _LATER = {
     "opaq._autocast": ("autocast", "checkpoint_contexts", "quantized_model_init"),
     "opaq._noise": ("sqnr",),
     "opaq._summary": ("Summary",),
+    "opaq.integrations.transformers": ("Config",),
     "opaq.array": ("QuantizedArray", "dequantize", "quantize"),
     "opaq.linear": ("Linear",),
     "opaq.model": ("dequantize_", "quantize_"),

@@ -217,6 +217,7 @@ enum runner_destroy(int64_t, Error*)
 int runner_count()
 enum stored_import(View*, int64_t, Stored*, Error*)
 enum stored_export(View*, int64_t, int64_t, Stored*, Error*)
+enum stored_check(Proto*, int64_t, Stored*, Error*)
 enum stored_describe(Proto*, int64_t, Stored*, Error*)
 """
 

@@ -39,6 +39,11 @@ def is_packed(module: nn.Module) -> bool:
     return bool(names) and all(isinstance(module._parameters[name], QuantizedTensor) for name in names)
 
 
+def was_transposed(module: nn.Module) -> bool:
+    """Whether a packed module's weights were (in features, out features) when they were plain."""
+    return is_packed(module) and bool(getattr(module, _RECORD)[0])
+
+
 def why_not(module: nn.Module, activations: str = "") -> str:
     """Why a module's weights cannot be packed; "" if they can."""
     if isinstance(module, PackedModule):

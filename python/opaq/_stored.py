@@ -4,6 +4,7 @@ handed over, on the CPU."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -67,6 +68,21 @@ def import_rows(
 
 def _empty(like: _library.Tensor) -> torch.Tensor | None:
     return None if like.rank < 0 else torch.empty(like.shape[: like.rank], dtype=DTYPES[like.dtype])
+
+
+def _header(dtype: torch.dtype, shape: Sequence[int]) -> _library.Tensor:
+    """A contiguous tensor without its memory."""
+    steps = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    return _library.Tensor(None, _number(dtype), len(shape), _CPU, tuple(shape[:8]), tuple(steps[:8]))
+
+
+def check_rows(
+    tensor: QuantizedTensor, first_row: int, headers: Sequence[tuple[torch.dtype, Sequence[int]] | None]
+) -> None:
+    """Whether import_rows would take (data, scale, global) of these dtypes and shapes; nobody needs memory."""
+    none = _library.Tensor(None, 0, -1, _CPU)
+    stored = _library.Stored(*(none if header is None else _header(*header) for header in headers))
+    call("opaq_stored_check", _proto(tensor), first_row, stored)
 
 
 def export_rows(

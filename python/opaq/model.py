@@ -4,10 +4,8 @@ at a time. dequantize_ is the way back."""
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from fnmatch import fnmatchcase
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import torch
 from torch import nn
 
 from opaq import _stacked
+from opaq._names import Names
 from opaq._noise import sqnr
 from opaq._summary import QuantizedModule, Summary
 from opaq._tables import buffers_of, make_proto
@@ -29,19 +28,6 @@ _HOOKS = [name for name in vars(nn.Module()) if "_hooks" in name and "state_dict
 
 
 # ---- which modules ----
-
-
-def _matches(name: str, pattern: str) -> bool:
-    """A regular expression after "re:", else a name or the end of one, with * and ? if there are any."""
-    if pattern.startswith("re:"):
-        return re.match(pattern[3:], name) is not None
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
-
-
-def _is_ignored(name: str, patterns: Collection[str]) -> bool:
-    """By its own name or by that of a module it is in."""
-    parts = name.split(".")
-    return any(_matches(".".join(parts[: i + 1]), pattern) for i in range(len(parts)) for pattern in patterns)
 
 
 def _why_not(module: nn.Linear) -> str:
@@ -84,12 +70,13 @@ def _find(model: nn.Module, ignore: Collection[str], activations: str) -> tuple[
     """The work to do, and the modules that are left as they are, with the reason."""
     jobs: dict[Any, _Job] = {}
     left: dict[str, str] = {}
+    names = Names(ignore)
     for name, module in model.named_modules():
         keys = _stacked.weight_names(module)
         if (not keys and not isinstance(module, nn.Linear)) or _stacked.is_packed(module):
             continue
         reason = _stacked.why_not(module, activations) if keys else _why_not(module)
-        if _is_ignored(name, ignore):
+        if name in names:
             reason = "ignored"
         if reason:
             left[name] = reason

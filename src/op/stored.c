@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "format/proto_layout.h"
 #include "op/op_tensor.h"
 #include "op/rearrange.h"
 #include "op/stored_cells.h"
@@ -234,6 +235,39 @@ static enum opaq_status check_values(const struct stretch *stretch, struct opaq_
         }
     }
     return stretch->job.spec.options & OPAQ_2D ? check_squares(stretch, error) : OPAQ_OK;
+}
+
+/* Stands for memory that nobody reads. */
+static void *no_memory(void) {
+    static _Alignas(64) char anchor[64];
+    return anchor;
+}
+
+enum opaq_status opaq_stored_check(const struct opaq_proto *to, int64_t first_row,
+                                   const struct opaq_stored *from, struct opaq_error *error) {
+    struct opaq_error reason;
+    if (from == NULL || opaq_proto_check(to, &reason) != OPAQ_OK) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "stored_check: %s",
+                         from == NULL ? "the stored rows are NULL" : reason.text);
+    }
+    struct opaq_view view;
+    memset(&view, 0, sizeof view);
+    view.proto = *to;
+    struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
+    const int count = proto_buffers(to, buffers);
+    for (int i = 0; i < count; ++i) {
+        view.buffer[i].data = no_memory();
+        view.buffer[i].bytes = buffers[i].bytes;
+    }
+    struct opaq_stored stored = *from;
+    struct opaq_tensor *const tensors[] = {&stored.data, &stored.scale, &stored.global};
+    for (int i = 0; i < 3; ++i) {
+        if (tensors[i]->rank != -1) {
+            tensors[i]->data = no_memory();
+        }
+    }
+    struct stretch stretch;
+    return check_all("stored_check", &view, first_row, -1, &stored, true, &stretch, error);
 }
 
 /* A row's codes in the tensor. */
