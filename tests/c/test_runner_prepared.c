@@ -159,7 +159,7 @@ static void weights_that_cannot_be_kept(void) {
     } cases[] = {{OPAQ_RUNNER_MOE, "act=silu w=nvfp4+2d", "quantize it first"},
                  {OPAQ_RUNNER_MOE, "act=silu w=nvfp4+sr", "rounds stochastically"},
                  {OPAQ_RUNNER_MLP, "act=silu w=fp8+delayed", "delayed scaling"},
-                 {OPAQ_RUNNER_LINEAR, "w=nvfp4+sr", "linear: w= rounds stochastically (sr)"},
+                 {OPAQ_RUNNER_LINEAR, "w=nvfp4+sr", "linear: the plan rounds stochastically (sr)"},
                  {OPAQ_RUNNER_LINEAR, "w=fp8+delayed", "linear: w= takes a scale (delayed)"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         struct runner_layer layer = runner_layer_make(cases[i].kind, OPAQ_BF16, "", cases[i].words);
