@@ -21,17 +21,17 @@
 
 static const struct opaq_buffer_row buffers_fp8[] = {
     {"_data",                 DATA,  ROW,       0, TILED, CODES,     2, {ROWS(1, 1), COLS(1, 1)}},
+    {"_tiles",                DATA,  ROW,       TILED, 0, CODES, 2, {ROWS(1, 32), COLS(1, 32)}},
     {"_transpose",            DATA,  COL,       0, 0, CODES,     2, {COLS(1, 1), ROWS(1, 1)}},
     {"_scale_inv",            SCALE, ROW | COL, 0, 0, OPAQ_F32,  1, {ONE, ONE}},
-    {"_tiles",                DATA,  ROW,       TILED, 0, CODES, 2, {ROWS(1, 32), COLS(1, 32)}},
 };
 
 static const struct opaq_buffer_row buffers_fp8row[] = {
     {"_rowwise_data",         DATA,  ROW, 0, TILED, CODES,     2, {ROWS(1, 1), COLS(1, 1)}},
+    {"_tiles",                DATA,  ROW, TILED, 0, CODES, 2, {ROWS(1, 32), COLS(1, 32)}},
     {"_rowwise_scale_inv",    SCALE, ROW, 0, 0, OPAQ_F32,  2, {ROWS(1, 1), ONE}},
     {"_columnwise_data",      DATA,  COL, 0, 0, CODES,     2, {COLS(1, 1), ROWS(1, 1)}},
     {"_columnwise_scale_inv", SCALE, COL, 0, 0, OPAQ_F32,  2, {COLS(1, 1), ONE}},
-    {"_tiles",                DATA,  ROW, TILED, 0, CODES, 2, {ROWS(1, 32), COLS(1, 32)}},
 };
 
 static const struct opaq_buffer_row buffers_fp8blk1[] = {
@@ -43,33 +43,35 @@ static const struct opaq_buffer_row buffers_fp8blk1[] = {
 
 static const struct opaq_buffer_row buffers_fp8blk2[] = {
     {"_rowwise_data",         DATA,  ROW, 0, TILED, CODES,     2, {ROWS(1, 1), COLS(1, 1)}},
+    {"_tiles",                DATA,  ROW, TILED, 0, CODES, 2, {ROWS(1, 32), COLS(1, 32)}},
     {"_rowwise_scale_inv",    SCALE, ROW, 0, 0, OPAQ_F32,  2, {ROWS(128, 1), COLS(128, 4)}},
     {"_columnwise_data",      DATA,  COL, 0, 0, CODES,     2, {COLS(1, 1), ROWS(1, 1)}},
     {"_columnwise_scale_inv", SCALE, COL, 0, 0, OPAQ_F32,  2, {COLS(128, 1), ROWS(128, 4)}},
-    {"_tiles",                DATA,  ROW, TILED, 0, CODES, 2, {ROWS(1, 32), COLS(1, 32)}},
 };
 
 static const struct opaq_buffer_row buffers_mxfp8[] = {
     {"_rowwise_data",         DATA,  ROW, 0, TILED, CODES,     2, {ROWS(1, 1), COLS(1, 1)}},
+    {"_tiles",                DATA,  ROW, TILED, 0, CODES,     2, {ROWS(1, 32), COLS(1, 32)}},
     {"_rowwise_scale_inv",    SCALE, ROW, 0, TILED, OPAQ_E8M0, 2, {ROWS(1, 128), COLS(32, 4)}},
+    {"_tile_scales",          SCALE, ROW, TILED, 0, OPAQ_E8M0, 2, {ROWS(1, 32), COLS(32, 1)}},
     {"_columnwise_data",      DATA,  COL, 0, 0, CODES,     2, {ROWS(1, 1), COLS(1, 1)}},
     {"_columnwise_scale_inv", SCALE, COL, 0, 0, OPAQ_E8M0, 2, {ROWS(32, 4), COLS(1, 128)}},
-    {"_tiles",                DATA,  ROW, TILED, 0, CODES,     2, {ROWS(1, 32), COLS(1, 32)}},
-    {"_tile_scales",          SCALE, ROW, TILED, 0, OPAQ_E8M0, 2, {ROWS(1, 32), COLS(32, 1)}},
 };
 
 static const struct opaq_buffer_row buffers_mxfp4[] = {
     {"_rowwise_data",         DATA,  ROW, 0, TILED, CODES,     2, {ROWS(1, 1), COLS(2, 16)}},
+    {"_tiles",                DATA,  ROW, TILED, 0, CODES,     2, {ROWS(1, 16), COLS(2, 32)}},
     {"_rowwise_scale_inv",    SCALE, ROW, 0, TILED, OPAQ_E8M0, 2, {ROWS(1, 128), COLS(32, 4)}},
+    {"_tile_scales",          SCALE, ROW, TILED, 0, OPAQ_E8M0, 2, {ROWS(1, 16), COLS(32, 2)}},
     {"_columnwise_data",      DATA,  COL, 0, 0, CODES,     2, {ROWS(1, 1), COLS(2, 16)}},
     {"_columnwise_scale_inv", SCALE, COL, 0, 0, OPAQ_E8M0, 2, {ROWS(32, 4), COLS(1, 128)}},
-    {"_tiles",                DATA,  ROW, TILED, 0, CODES,     2, {ROWS(1, 16), COLS(2, 32)}},
-    {"_tile_scales",          SCALE, ROW, TILED, 0, OPAQ_E8M0, 2, {ROWS(1, 16), COLS(32, 2)}},
 };
 
 static const struct opaq_buffer_row buffers_nvfp4[] = {
     {"_rowwise_data",         DATA,  ROW, 0, TILED, CODES,     2, {ROWS(1, 1), COLS(2, 8)}},
+    {"_tiles",                DATA,  ROW, TILED, 0, CODES,     2, {ROWS(1, 16), COLS(2, 32)}},
     {"_rowwise_scale_inv",    SCALE, ROW, 0, TILED, OPAQ_E4M3, 2, {ROWS(1, 128), COLS(16, 4)}},
+    {"_tile_scales",          SCALE, ROW, TILED, 0, OPAQ_E4M3, 2, {ROWS(1, 16), COLS(16, 4)}},
     {"_columnwise_data",      DATA,  COL, 0, 0, CODES,     2, {COLS(1, 1), ROWS(2, 8)}},
     {"_columnwise_scale_inv", SCALE, COL, 0, 0, OPAQ_E4M3, 2, {COLS(1, 128), ROWS(16, 4)}},
     {"_amax_rowwise",          AMAX,  ROW, 0, OPAQ_ROWSCALED | OPAQ_GLOBAL, OPAQ_F32, 1, {ONE, ONE}},
@@ -80,8 +82,6 @@ static const struct opaq_buffer_row buffers_nvfp4[] = {
     {"_global_rowwise",        AMAX,  ROW, OPAQ_GLOBAL | OPAQ_ROWSCALED, 0, OPAQ_F32, 1, {ROWS(1, 1), ONE}},
     {"_global_columnwise",     AMAX,  COL, OPAQ_GLOBAL, OPAQ_ROWSCALED, OPAQ_F32, 1, {ONE, ONE}},
     {"_global_columnwise",     AMAX,  COL, OPAQ_GLOBAL | OPAQ_ROWSCALED, 0, OPAQ_F32, 1, {COLS(1, 1), ONE}},
-    {"_tiles",                DATA,  ROW, TILED, 0, CODES,     2, {ROWS(1, 16), COLS(2, 32)}},
-    {"_tile_scales",          SCALE, ROW, TILED, 0, OPAQ_E4M3, 2, {ROWS(1, 16), COLS(16, 4)}},
 };
 
 #define FP8_ELEMENTS    (1u << OPAQ_E4M3 | 1u << OPAQ_E5M2)

@@ -45,13 +45,17 @@ static int64_t panel_columns(int64_t columns, int64_t depth) {
     return min_int64(min_int64(whole, PANEL_COLUMNS), round_up(columns, GEMM_TILE_COLUMN_LIMIT));
 }
 
+/* At least what run_tiles and run_panels take, in a form that grows with each size: a panel's columns do not, because
+ * they are cut to whole tiles, so its limit counts instead. */
 size_t gemm_workspace_bytes(const struct gemm_job *job) {
     const int64_t depth = gemm_depth(job);
     if (job->c.rows == 0 || job->c.columns == 0) {
         return 0;
     }
-    const int64_t floats = has_few_rows(job) ? job->c.rows * round_up(depth, GEMM_BLOCK)
-                                             : panel_columns(job->c.columns, depth) * depth;
+    const int64_t few = min_int64(job->c.rows, TASK_ROWS) * round_up(depth, GEMM_BLOCK);
+    const int64_t columns = min_int64(PANEL_COLUMNS, round_up(job->c.columns, GEMM_TILE_COLUMN_LIMIT));
+    const int64_t limit = max_int64(panel_bytes / (int64_t)sizeof(float), GEMM_TILE_COLUMN_LIMIT * depth);
+    const int64_t floats = has_few_rows(job) ? few : max_int64(few, min_int64(columns * depth, limit));
     return (size_t)floats * sizeof(float);
 }
 

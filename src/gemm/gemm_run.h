@@ -19,8 +19,8 @@
 #include "gemm/gemm_table.h"
 #include "opaq/parallel.h"
 
-/* The scratch memory that gemm_run needs; depends on the shapes only. At most 8 MiB, or 32 rows of K floats if that is
- * more. */
+/* The scratch memory that gemm_run needs; depends on the shapes only. At most 8 MiB, or 32 rows of K floats, rounded up to
+ * 256, if that is more. What is enough for one product is enough for one with fewer rows of a, rows of b or steps. */
 size_t gemm_workspace_bytes(const struct gemm_job *job);
 
 /* The job's parts have been checked and fit each other. The workspace is aligned to 64 and may be NULL if 0 bytes are

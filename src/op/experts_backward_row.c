@@ -153,8 +153,10 @@ static enum opaq_status backward_down(struct experts *experts, const struct expe
     struct opaq_view seen = *activated;
     struct linear_operand a;
     struct linear_operand b;
+    memset(&dy, 0, sizeof dy);
     enum opaq_status status = experts_gather(experts, group, &state->dy, true, false, &dy, error);
     weighted = dy;
+    quantized = dy;
     if (status == OPAQ_OK && has_weights && wants_dw) {
         status = experts_gather(experts, group, &state->dy, true, true, &weighted, error);
     }
@@ -321,6 +323,11 @@ static enum opaq_status read_gradients(const struct experts *experts, struct bac
     if (status == OPAQ_OK) {
         status = view_of_tensor(linear->operation, "h", h, &state->h, error);
     }
+    if (status == OPAQ_OK &&
+        (h->device.type != linear->device.type || h->device.index != linear->device.index)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: h is on another device than the first tensor",
+                         linear->operation);
+    }
     if (status == OPAQ_OK && (h->dtype != (int32_t)experts->dtype || opaq_proto_rows(&state->h.proto) != rows ||
                               opaq_proto_columns(&state->h.proto) != experts->width)) {
         char text[160];
@@ -337,7 +344,7 @@ static void store_router(const struct experts *experts, const float *result) {
     const struct opaq_view view = linear_plain_output(&experts->linear, DROUTER);
     struct quant_matrix to = quant_matrix_make(&view);
     const struct quant_matrix from = {(void *)(uintptr_t)result, OPAQ_F32, to.rows, to.columns, to.columns, 1};
-    routing_copy(&from, &to);
+    routing_copy(&from, &to, experts->linear.call->parallel);
 }
 
 /* Measures or runs. */
@@ -351,10 +358,10 @@ static enum opaq_status backward(struct experts *experts, struct opaq_error *err
         status = experts_sums(experts, &state.dx_sums, error);
     }
     if (status == OPAQ_OK && has_router) {
-        const size_t bytes = (size_t)(routing->tokens * routing->choices) * sizeof(float);
-        state.router_result = scratch_take(&experts->linear.scratch, bytes);
-        if (!experts->linear.is_measuring && bytes > 0) {
-            memset(state.router_result, 0, bytes);
+        const int64_t slots = routing->tokens * routing->choices;
+        state.router_result = scratch_take_array(&experts->linear.scratch, slots, sizeof(float));
+        if (!experts->linear.is_measuring && slots > 0) {
+            memset(state.router_result, 0, (size_t)slots * sizeof(float));
         }
     }
     if (status == OPAQ_OK) {

@@ -5,7 +5,6 @@
 
 #include "base/checked.h"
 #include "base/parallel_run.h"
-#include "gemm/gemm_decode.h"
 #include "gemm/plain_row.h"
 #include "op/op_tensor.h"
 #include "opaq/status.h"
@@ -105,6 +104,7 @@ enum opaq_status experts_begin(const struct opaq_call *call, bool is_measuring, 
     if (status != OPAQ_OK) {
         return opaq_fail(error, status, "%s: %s", call->op->name, reason.text);
     }
+    experts->linear.plan.precision = experts->plan.precision;
     if (!experts->is_routed &&
         (experts->plan.experts || experts->plan.first || experts->plan.weights_on_input ||
          (experts->plan.gradients & OPAQ_EXPERTS_ROUTER))) {
@@ -123,10 +123,18 @@ enum opaq_status experts_begin(const struct opaq_call *call, bool is_measuring, 
     if (status == OPAQ_OK && random != NULL) {
         status = random_of_tensor(call->op->name, random, &experts->random, error);
     }
-    if (status == OPAQ_OK && experts->random == NULL &&
-        (has_option(&experts->plan.w, OPAQ_STOCHASTIC) || has_option(&experts->plan.dy, OPAQ_STOCHASTIC))) {
-        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                           "%s: random is missing, but the plan rounds stochastically (sr)", call->op->name);
+    const struct opaq_experts_plan *plan = &experts->plan;
+    const bool rounds = has_option(&plan->w, OPAQ_STOCHASTIC) || has_option(&plan->dy, OPAQ_STOCHASTIC) ||
+                        has_option(&plan->x, OPAQ_STOCHASTIC) || has_option(&plan->h, OPAQ_STOCHASTIC);
+    if (status == OPAQ_OK && experts->random == NULL && rounds) {
+        return random == NULL
+                   ? opaq_fail(
+                         error, OPAQ_ERROR_ARGUMENT,
+                         "%s: the plan rounds stochastically (sr), for which %s_forward takes random numbers",
+                         call->op->name, call->op->name)
+                   : opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                               "%s: random is missing, but the plan rounds stochastically (sr)",
+                               call->op->name);
     }
     return status == OPAQ_OK && experts->is_routed ? read_routing(experts, error) : status;
 }
@@ -154,19 +162,9 @@ enum opaq_status experts_each(struct experts *experts,
     if (experts->gate_up.count == 0) {
         return OPAQ_OK;
     }
-    if (experts->linear.is_measuring || !experts->is_routed) { /* products of few rows work differently */
-        const int64_t sizes[2] = {all, min_int64(all, GEMM_DECODE_ROWS)};
-        size_t most = mark;
-        enum opaq_status status = OPAQ_OK;
-        for (int i = 0; status == OPAQ_OK && i < (experts->linear.is_measuring && experts->is_routed ? 2 : 1);
-             ++i) {
-            const struct experts_group group = group_of(experts, 0, sizes[i], NULL);
-            scratch->used = mark;
-            status = work(experts, &group, state, error);
-            most = scratch->used > most ? scratch->used : most;
-        }
-        scratch->used = most;
-        return status;
+    if (experts->linear.is_measuring || !experts->is_routed) { /* nothing needs more than all rows at once */
+        const struct experts_group group = group_of(experts, 0, all, NULL);
+        return work(experts, &group, state, error);
     }
     for (int64_t e = 0; e < routing->experts; ++e) {
         const int64_t first = routing->first[e];

@@ -52,8 +52,8 @@ struct experts_group {
     struct routing_gather by_token, by_slot; /* without weights */
 };
 
-/* Calls `work` for each expert that has rows, each time with the same scratch memory; while measuring for the sizes that
- * need most. `idle`, if there is one, for those without rows. */
+/* Calls `work` for each expert that has rows, each time with the same scratch memory; while measuring once, as if one
+ * expert had them all. `idle`, if there is one, for those without rows. */
 enum opaq_status experts_each(struct experts *experts,
                               enum opaq_status (*work)(struct experts *experts,
                                                        const struct experts_group *group, void *state,

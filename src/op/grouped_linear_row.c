@@ -43,11 +43,16 @@ static enum opaq_status check_splits(const struct grouped *grouped, struct opaq_
     char text[160];
     if ((splits->dtype != OPAQ_DTYPE_I32 && splits->dtype != OPAQ_DTYPE_I64) || splits->rank != 1 ||
         splits->shape[0] != grouped->weights.count || tensor_reach(splits) < 0 ||
-        splits->device.type != OPAQ_DEVICE_CPU || (tensor_reach(splits) > 0 && splits->data == NULL)) {
+        splits->device.type != OPAQ_DEVICE_CPU) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                          "%s: splits is %s%s, expected int32 or int64 [%lld] on the cpu", operation,
                          dtype_name(splits->dtype), shape_text(splits, text, sizeof text),
                          (long long)grouped->weights.count);
+    }
+    if (tensor_reach(splits) > 0 &&
+        (splits->data == NULL || (uintptr_t)splits->data % (uintptr_t)dtype_bytes(splits->dtype) != 0)) {
+        return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: splits is %s", operation,
+                         splits->data == NULL ? "NULL" : "not aligned to its elements");
     }
     int64_t left = rows;
     for (int64_t e = 0; !grouped->linear.is_measuring && e < grouped->weights.count; ++e) {
@@ -69,8 +74,9 @@ static enum opaq_status check_plan(const struct grouped *grouped, struct opaq_er
     const struct opaq_linear_plan *plan = &grouped->linear.plan;
     const bool is_delayed = has_option(&plan->x, OPAQ_DELAYED) || has_option(&plan->w, OPAQ_DELAYED) ||
                             has_option(&plan->dy, OPAQ_DELAYED);
-    if (plan->options || plan->saved || is_quantized(&plan->y) || is_quantized(&plan->dx) ||
-        is_quantized(&plan->x_given) || is_quantized(&plan->dy_given) || is_delayed) {
+    if (plan->options || plan->saved || plan->margin || plan->algorithm || is_quantized(&plan->y) ||
+        is_quantized(&plan->dx) || is_quantized(&plan->x_given) || is_quantized(&plan->dy_given) ||
+        is_delayed) {
         return opaq_fail(
             error, OPAQ_ERROR_UNSUPPORTED,
             "%s: the plan has words beside x=, w=, w_given=, dy=, grad= and backward=, or delayed scaling",
@@ -98,6 +104,10 @@ static enum opaq_status begin(const struct opaq_call *call, bool is_measuring, s
     enum opaq_status status = plan_of_value(argument(call, "plan"), &linear->plan, &reason);
     if (status != OPAQ_OK) {
         return opaq_fail(error, status, "%s: %s", call->op->name, reason.text);
+    }
+    if (x->rank < 1) {
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: x has no dimensions, expected at least one",
+                         call->op->name);
     }
     status = view_of_tensor(call->op->name, "x", x, &grouped->x, error);
     if (status == OPAQ_OK) {
@@ -135,6 +145,7 @@ static enum opaq_status begin(const struct opaq_call *call, bool is_measuring, s
 static struct opaq_view rows_of(const struct opaq_view *view, int64_t first, int64_t rows) {
     struct opaq_view part = *view;
     const int64_t columns = opaq_proto_columns(&view->proto);
+    memset(part.proto.shape, 0, sizeof part.proto.shape);
     part.proto.rank = 2;
     part.proto.shape[0] = rows;
     part.proto.shape[1] = columns;
@@ -161,18 +172,11 @@ static enum opaq_status each(struct grouped *grouped,
     struct scratch *scratch = &grouped->linear.scratch;
     const int64_t rows = opaq_proto_rows(&grouped->x.proto);
     const size_t mark = scratch->used;
-    enum opaq_status status = OPAQ_OK;
-    if (grouped->linear.is_measuring) { /* products of few rows work differently */
-        const struct group sizes[2] = {{0, 0, rows}, {0, 0, rows < 32 ? rows : 32}};
-        size_t most = mark;
-        for (int i = 0; status == OPAQ_OK && grouped->weights.count > 0 && i < 2; ++i) {
-            scratch->used = mark;
-            status = work(grouped, &sizes[i], error);
-            most = scratch->used > most ? scratch->used : most;
-        }
-        scratch->used = most;
-        return status;
+    if (grouped->linear.is_measuring) { /* nothing needs more than all rows at once */
+        const struct group all = {0, 0, rows};
+        return grouped->weights.count > 0 ? work(grouped, &all, error) : OPAQ_OK;
     }
+    enum opaq_status status = OPAQ_OK;
     struct group group = {0, 0, 0};
     for (; status == OPAQ_OK && group.index < grouped->weights.count; ++group.index) {
         group.rows = split_at(grouped->splits, group.index);

@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "format/proto_layout.h"
 #include "gemm/gemm_run.h"
+#include "gemm/packed_run.h"
 #include "op/op_describe.h"
 #include "op/op_tensor.h"
 #include "op/quantize_op.h"
@@ -18,6 +19,11 @@ void *scratch_take(struct scratch *scratch, size_t bytes) {
     const size_t rounded = bytes < limit ? (bytes + 63) / 64 * 64 : limit;
     scratch->used = rounded < limit - scratch->used ? scratch->used + rounded : limit;
     return piece;
+}
+
+void *scratch_take_array(struct scratch *scratch, int64_t count, size_t size) {
+    int64_t bytes;
+    return scratch_take(scratch, checked_multiply(count, (int64_t)size, &bytes) ? (size_t)bytes : SIZE_MAX);
 }
 
 /* "[4,128]" */
@@ -277,11 +283,6 @@ enum opaq_status linear_input_operand(struct linear *linear, const struct opaq_v
         .stream = input->stream,
         .random = input->random,
         .given = input->given == NULL ? NULL : input->given + (input->count == 1 ? 0 : index)};
-    if (has_option(input->form, OPAQ_STOCHASTIC) && input->random == NULL) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                         "%s: %s= rounds stochastically (sr), but there is no random", linear->operation,
-                         input->name);
-    }
     const enum opaq_status status = linear_quantize(linear, x, &how, &quantized, error);
     return status == OPAQ_OK ? linear_operand(linear, &quantized, OPAQ_ROWWISE, operand, error) : status;
 }
@@ -347,6 +348,10 @@ static void settle_hadamard(struct gemm_operand *a, struct gemm_operand *b) {
     }
 }
 
+_Static_assert((int)PACKED_NEAR == OPAQ_PRECISION_NEAR && (int)PACKED_FAST == OPAQ_PRECISION_FAST &&
+                   (int)PACKED_FAST32 == OPAQ_PRECISION_FAST32,
+               "a plan's precision is a kernel's");
+
 enum opaq_status linear_product(struct linear *linear, const struct linear_product *product,
                                 struct opaq_error *error) {
     const int64_t depth_limit = (int64_t)1 << 48; /* far from where the product's own sizes would overflow */
@@ -364,10 +369,19 @@ enum opaq_status linear_product(struct linear *linear, const struct linear_produ
                          (long long)job.a.plain.columns);
     }
     settle_hadamard(&job.a, &job.b);
+    const bool is_packed = packed_can_run(&job);
+    const enum packed_precision precision = (enum packed_precision)linear->plan.precision;
+    size_t bytes = is_packed ? packed_workspace_bytes(&job, precision) : 0;
+    if (!is_packed || linear->is_measuring) { /* whether memory is aligned shows in the run only */
+        const size_t other = gemm_workspace_bytes(&job);
+        bytes = other > bytes ? other : bytes;
+    }
     struct scratch scratch = linear->scratch; /* given back afterwards: products come one after another */
-    void *memory = scratch_take(&scratch, gemm_workspace_bytes(&job));
+    void *memory = scratch_take(&scratch, bytes);
     if (linear->is_measuring) {
         linear->scratch.used = scratch.used;
+    } else if (is_packed) {
+        packed_run(&job, precision, memory, linear->call->parallel);
     } else {
         gemm_run(&job, memory, linear->call->parallel);
     }

@@ -18,6 +18,9 @@ struct scratch {
 
 void *scratch_take(struct scratch *scratch, size_t bytes);
 
+/* The same for so many things of a size. */
+void *scratch_take_array(struct scratch *scratch, int64_t count, size_t size);
+
 /* One linear call, its sizes checked. */
 struct linear {
     const char *operation;
@@ -97,7 +100,7 @@ struct linear_input_form {
     const float *given; /* or NULL */
     int64_t count;
     int64_t stream;
-    const int64_t *random;
+    const int64_t *random; /* there, if the form rounds stochastically */
 };
 enum opaq_status linear_input_operand(struct linear *linear, const struct opaq_view *x,
                                       const struct linear_input_form *input, int64_t index,

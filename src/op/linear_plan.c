@@ -55,6 +55,9 @@ static enum opaq_status read_word(const struct plan_word *word, void *read, stru
     if (word_is(word, "backward") && has_value) {
         return word_read_backward(word, &plan->backward, error);
     }
+    if (word_is(word, "precision") && has_value) {
+        return word_read_precision(word, &plan->precision, error);
+    }
     if (word_is(word, "history") && has_value) {
         return read_history(word, &plan->algorithm, error);
     }
@@ -74,7 +77,7 @@ static enum opaq_status read_word(const struct plan_word *word, void *read, stru
     return word_refuse(
         word,
         "unknown; expected x=, w=, dy=, y=, dx=, x_given=, w_given=, dy_given=, grad=, save=, backward=, "
-        "history=, margin=, cache, bias_later, main_grad=add, main_grad=set or reduce",
+        "precision=, history=, margin=, cache, bias_later, main_grad=add, main_grad=set or reduce",
         error);
 }
 

@@ -16,18 +16,23 @@ static enum opaq_status read_plan(struct linear *linear, struct opaq_error *erro
     if (status != OPAQ_OK) {
         return opaq_fail(error, status, "%s: %s", linear->operation, reason.text);
     }
-    if (plan->gradients || plan->saved || plan->options || plan->backward || is_quantized(&plan->y) ||
-        is_quantized(&plan->dy) || is_quantized(&plan->dx) || is_quantized(&plan->x_given) ||
-        is_quantized(&plan->dy_given)) {
+    if (plan->gradients || plan->saved || plan->options || plan->backward || plan->margin || plan->algorithm ||
+        is_quantized(&plan->y) || is_quantized(&plan->dy) || is_quantized(&plan->dx) ||
+        is_quantized(&plan->x_given) || is_quantized(&plan->dy_given)) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                          "%s: the plan has words beside x=, w= and w_given=, which linear_forward takes",
                          linear->operation);
     }
-    if (has_option(&plan->w, OPAQ_STOCHASTIC) || has_option(&plan->w, OPAQ_DELAYED)) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: w= %s, which a weight that is quantized here cannot",
-                         linear->operation,
-                         has_option(&plan->w, OPAQ_DELAYED) ? "takes a scale (delayed)"
-                                                            : "rounds stochastically (sr)");
+    if (plan_forward_is_stochastic(plan)) {
+        return opaq_fail(
+            error, OPAQ_ERROR_ARGUMENT,
+            "%s: the plan rounds stochastically (sr), for which linear_forward takes random numbers",
+            linear->operation);
+    }
+    if (has_option(&plan->w, OPAQ_DELAYED)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "%s: w= takes a scale (delayed), which a weight that is quantized here has not",
+                         linear->operation);
     }
     return OPAQ_OK;
 }

@@ -42,12 +42,28 @@ static enum opaq_status check_memory(const char *operation, const char *name, co
     return OPAQ_OK;
 }
 
-/* [tokens, k], or the leading sizes of the tokens' tensor and k. */
+/* [tokens, k], or the leading sizes of the tokens' tensor and k; sizes of 1 do not count. */
 static bool fits_tokens(const struct opaq_tensor *ids, const struct opaq_proto *tokens) {
-    const int leading = tokens->rank > 0 ? tokens->rank - 1 : 0;
-    return ids->rank >= 1 && ((ids->rank == 2 && ids->shape[0] == opaq_proto_rows(tokens)) ||
-                              (ids->rank - 1 == leading &&
-                               memcmp(ids->shape, tokens->shape, (size_t)leading * sizeof ids->shape[0]) == 0));
+    const int64_t flat = opaq_proto_rows(tokens);
+    const int leading = ids->rank - 1;
+    int mine = 0;
+    int theirs = 0;
+    if (leading == 1 && ids->shape[0] == flat) {
+        return true;
+    }
+    for (;;) {
+        while (mine < leading && ids->shape[mine] == 1) {
+            ++mine;
+        }
+        while (theirs < tokens->rank - 1 && tokens->shape[theirs] == 1) {
+            ++theirs;
+        }
+        if (mine >= leading || theirs >= tokens->rank - 1 || ids->shape[mine] != tokens->shape[theirs]) {
+            return ids->rank >= 1 && mine == leading && theirs >= tokens->rank - 1;
+        }
+        ++mine;
+        ++theirs;
+    }
 }
 
 static enum opaq_status check_tensors(const struct linear *linear, const struct opaq_tensor *weights,
@@ -115,9 +131,9 @@ enum opaq_status routing_read(struct linear *linear, const struct opaq_tensor *w
     routing->tokens = opaq_proto_rows(tokens);
     routing->choices = ids->shape[ids->rank - 1];
     routing->experts = experts;
-    routing->first = scratch_take(&linear->scratch, (size_t)(experts + 1) * sizeof *routing->first);
-    routing->slot = scratch_take(&linear->scratch, (size_t)slots * sizeof *routing->slot);
-    routing->weight = scratch_take(&linear->scratch, (size_t)slots * sizeof *routing->weight);
+    routing->first = scratch_take_array(&linear->scratch, experts + 1, sizeof *routing->first);
+    routing->slot = scratch_take_array(&linear->scratch, slots, sizeof *routing->slot);
+    routing->weight = scratch_take_array(&linear->scratch, slots, sizeof *routing->weight);
     if (linear->is_measuring) {
         return OPAQ_OK;
     }
@@ -256,10 +272,18 @@ void routing_weigh(const struct routing_gather *gather, const float *weight, con
     parallel_run(parallel_if_worth(parallel, rows->rows * rows->columns), gather->count, &body);
 }
 
-void routing_copy(const struct quant_matrix *from, const struct quant_matrix *to) {
-    for (int64_t row = 0; row < to->rows; ++row) {
-        move_row(from, row, to, row, 1.0f);
+static void copy_rows(void *argument, int64_t begin, int64_t end) {
+    const struct row_task *task = argument;
+    for (int64_t row = begin; row < end; ++row) {
+        move_row(task->from, row, task->to, row, 1.0f);
     }
+}
+
+void routing_copy(const struct quant_matrix *from, const struct quant_matrix *to,
+                  const struct opaq_parallel *parallel) {
+    struct row_task task = {.from = from, .to = to};
+    const struct opaq_body body = {copy_rows, &task};
+    parallel_run(parallel_if_worth(parallel, to->rows * to->columns), to->rows, &body);
 }
 
 static void dot_rows(void *argument, int64_t begin, int64_t end) {

@@ -51,7 +51,8 @@ void routing_weigh(const struct routing_gather *gather, const float *weight, con
                    const struct opaq_parallel *parallel);
 
 /* A matrix into one of another dtype. */
-void routing_copy(const struct quant_matrix *from, const struct quant_matrix *to);
+void routing_copy(const struct quant_matrix *from, const struct quant_matrix *to,
+                  const struct opaq_parallel *parallel);
 
 /* The products of rows i of two matrices: result[slot i] is set to their sum over columns, or that is added to it. */
 struct routing_dot {

@@ -36,6 +36,14 @@ enum opaq_status weight_bias_read(const struct linear *linear, const char *name,
                      : OPAQ_OK;
 }
 
+/* A prototype's sizes, none left of what was there before. */
+static void set_shape(struct opaq_proto *proto, int rank, int64_t first, int64_t second) {
+    memset(proto->shape, 0, sizeof proto->shape);
+    proto->rank = rank;
+    proto->shape[0] = first;
+    proto->shape[1] = rank > 1 ? second : 0;
+}
+
 static void *element_at(const struct opaq_view *view, int64_t index) {
     char *data = view->buffer[0].data;
     return data == NULL ? NULL : data + index * (view->proto.dtype == OPAQ_F32 ? 4 : 2);
@@ -44,9 +52,7 @@ static void *element_at(const struct opaq_view *view, int64_t index) {
 struct opaq_view weight_bias_at(const struct opaq_view *bias, int64_t index) {
     struct opaq_view row = *bias;
     if (bias->proto.rank == 2) {
-        row.proto.rank = 1;
-        row.proto.shape[0] = bias->proto.shape[1];
-        row.proto.shape[1] = 0; /* beyond the rank */
+        set_shape(&row.proto, 1, bias->proto.shape[1], 0);
         row.buffer[0].data = element_at(bias, index * bias->row_stride);
     }
     return row;
@@ -55,10 +61,7 @@ struct opaq_view weight_bias_at(const struct opaq_view *bias, int64_t index) {
 struct opaq_view weight_plain_at(const struct opaq_view *stack, int64_t index) {
     struct opaq_view matrix = *stack;
     if (stack->proto.rank == 3) {
-        matrix.proto.rank = 2;
-        matrix.proto.shape[0] = stack->proto.shape[1];
-        matrix.proto.shape[1] = stack->proto.shape[2];
-        matrix.proto.shape[2] = 0; /* beyond the rank */
+        set_shape(&matrix.proto, 2, stack->proto.shape[1], stack->proto.shape[2]);
         matrix.buffer[0].data = element_at(stack, index * stack->proto.shape[1] * stack->row_stride);
         matrix.buffer[0].bytes = stack->buffer[0].bytes; /* at most */
     }
@@ -86,7 +89,9 @@ static enum opaq_status given_operand(struct linear *linear, const struct weight
     if (status != OPAQ_OK) {
         return status;
     }
-    return linear_operand_rows(&whole, index * stack->rows, stack->rows, operand)
+    /* the second one's tells for all: what is refused is refused whoever is asked for, and while measuring */
+    return linear_operand_rows(&whole, stack->count > 1 ? stack->rows : 0, stack->rows, operand) &&
+                   linear_operand_rows(&whole, index * stack->rows, stack->rows, operand)
                ? OPAQ_OK
                : refuse_rows(linear, stack, error);
 }
@@ -119,10 +124,7 @@ static enum opaq_status dequantize_one(struct linear *linear, const struct weigh
     if (status != OPAQ_OK) {
         return status;
     }
-    shape.proto.rank = 2;
-    shape.proto.shape[0] = stack->rows;
-    shape.proto.shape[1] = stack->columns;
-    shape.proto.shape[2] = 0; /* beyond the rank */
+    set_shape(&shape.proto, 2, stack->rows, stack->columns);
     status = linear_scratch(linear, &shape, OPAQ_F32, plain, error);
     if (status == OPAQ_OK && !linear->is_measuring) {
         operand.job.copy[0].operand = quant_matrix_make(plain);

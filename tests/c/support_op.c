@@ -69,15 +69,20 @@ enum opaq_status op_run_into(const char *name, const struct opaq_value *values, 
     return opaq_op_run(op, values, &outputs, (struct opaq_span){NULL, 0}, NULL, error);
 }
 
-size_t op_tensor_bytes(const struct opaq_tensor *tensor) {
-    size_t bytes = tensor->dtype == OPAQ_DTYPE_U8    ? 1
-                   : tensor->dtype == OPAQ_DTYPE_I64 ? 8
-                   : tensor->dtype == OPAQ_DTYPE_F32 ? 4
-                                                     : 2;
+int64_t op_tensor_elements(const struct opaq_tensor *tensor) {
+    int64_t elements = 1;
     for (int i = 0; i < tensor->rank; ++i) {
-        bytes *= (size_t)tensor->shape[i];
+        elements *= tensor->shape[i];
     }
-    return bytes;
+    return elements;
+}
+
+size_t op_tensor_bytes(const struct opaq_tensor *tensor) {
+    const size_t bytes = tensor->dtype == OPAQ_DTYPE_U8                                       ? 1
+                         : tensor->dtype == OPAQ_DTYPE_I64                                    ? 8
+                         : tensor->dtype == OPAQ_DTYPE_F32 || tensor->dtype == OPAQ_DTYPE_I32 ? 4
+                                                                                              : 2;
+    return bytes * (size_t)op_tensor_elements(tensor);
 }
 
 static void *allocate(size_t bytes) {

@@ -42,8 +42,9 @@ void op_result_free(struct op_result *result);
 /* The tensors of an output row; none if it is absent. */
 struct op_tensors op_result_row(const struct op_result *result, int output);
 
-/* Bytes of a contiguous tensor. */
+/* Bytes, and elements, of a contiguous tensor. */
 size_t op_tensor_bytes(const struct opaq_tensor *tensor);
+int64_t op_tensor_elements(const struct opaq_tensor *tensor);
 
 /* The first of an output row's tensors in which two results differ, -1 if none does. */
 int op_result_difference(const struct op_result *a, const struct op_result *b, int output);

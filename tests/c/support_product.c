@@ -75,8 +75,7 @@ double product_value(const struct opaq_tensor *tensor, int64_t i) {
                                                                          ((const uint16_t *)tensor->data)[i]);
 }
 
-/* How far rounding to a dtype moves a value at most. */
-static double rounding(int32_t dtype, double value) {
+double product_rounding(int32_t dtype, double value) {
     const double size = fabs(value);
     return dtype == OPAQ_DTYPE_F32    ? size * 0x1p-24
            : dtype == OPAQ_DTYPE_BF16 ? size * 0x1p-8
@@ -88,7 +87,7 @@ static bool within(const struct opaq_tensor *tensor, int64_t i, double exact, do
     const int64_t blocks = (depth + 255) / 256;
     const double steps = (double)((depth < 256 ? depth : 256) + blocks + 2);
     const double error = steps * 0x1.01p-24 * terms;
-    const double bound = error + rounding(tensor->dtype, fabs(exact) + error) + 0x1p-140;
+    const double bound = error + product_rounding(tensor->dtype, fabs(exact) + error) + 0x1p-140;
     const double value = product_value(tensor, i);
     return fabs(value - exact) <= bound ? true
                                         : CHECK_FAIL("%s: element %lld is %.9g, expected %.9g within %.3g",

@@ -35,4 +35,7 @@ bool product_check_sums(const struct opaq_tensor *sums, const struct product_mat
 /* Element i of a contiguous float tensor. */
 double product_value(const struct opaq_tensor *tensor, int64_t i);
 
+/* How far rounding to a dtype moves a value at most. */
+double product_rounding(int32_t dtype, double value);
+
 #endif

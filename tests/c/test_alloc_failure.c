@@ -6,9 +6,9 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "support_experts.h"
 #include "support_linear.h"
 #include "support_quant.h"
+#include "support_runner_layer.h"
 #include "support_spec.h"
 
 /* ---- requests that can be made to fail ---- */
@@ -314,7 +314,7 @@ static void linear_operators(void) {
 /* ---- runners ---- */
 
 /* A run asks for no memory and takes no lock, from the first one on. */
-static void check_run(enum opaq_runner_kind kind, int64_t handle, const struct experts_inputs *inputs,
+static void check_run(enum opaq_runner_kind kind, int64_t handle, const struct runner_inputs *inputs,
                       const struct op_result *expected, const char *what) {
     static _Alignas(64) char workspace[1 << 22];
     static _Alignas(64) char output[1 << 14];
@@ -349,7 +349,7 @@ static const struct {
 
 static void check_runners(int index, int *most) {
     const enum opaq_runner_kind kind = runner_cases[index].kind;
-    struct experts_inputs *inputs = experts_inputs_make(OPAQ_BF16);
+    struct runner_inputs *inputs = runner_inputs_make(OPAQ_BF16);
     int done = 0;
     for (int n = 0; n < MANY && !done; ++n) {
         char words[128];
@@ -360,29 +360,29 @@ static void check_runners(int index, int *most) {
         const int before = opaq_runner_count();
         (void)snprintf(words, sizeof words, "x=fp8row+eps=%de-30%s", 100 * (index + 1) + n,
                        runner_cases[index].words);
-        struct experts_layer layer = experts_layer_make(kind, OPAQ_BF16, runner_cases[index].weights, words);
-        experts_values(&layer, NULL, values);
+        struct runner_layer layer = runner_layer_make(kind, OPAQ_BF16, runner_cases[index].weights, words);
+        runner_values(&layer, NULL, values);
         fail_at(n);
-        enum opaq_status status = opaq_runner_create(experts_op(kind), values, NULL, &handle, &error);
+        enum opaq_status status = opaq_runner_create(runner_op(kind), values, NULL, &handle, &error);
         fail_never();
         done = !something_failed();
         if (status != OPAQ_OK) { /* nothing is left of it, and the next attempt works */
             check_status(status, &error, n, words);
             CHECK_EQ_INT(opaq_runner_count(), before);
             CHECK_EQ_INT(handle, 0);
-            status = opaq_runner_create(experts_op(kind), values, NULL, &handle, &error);
+            status = opaq_runner_create(runner_op(kind), values, NULL, &handle, &error);
         }
         CHECK_EQ_INT(status, OPAQ_OK);
-        experts_values(&layer, inputs, values);
-        CHECK_EQ_INT(op_call(experts_op(kind)->name, values, NULL, &expected, &error), OPAQ_OK);
-        experts_layer_free(&layer);
+        runner_values(&layer, inputs, values);
+        CHECK_EQ_INT(op_call(runner_op(kind)->name, values, NULL, &expected, &error), OPAQ_OK);
+        runner_layer_free(&layer);
         check_run(kind, handle, inputs, &expected, words);
         CHECK_EQ_INT(opaq_runner_destroy(handle, NULL), OPAQ_OK);
         op_result_free(&expected);
         *most = n;
     }
     CHECK(done);
-    experts_inputs_free(inputs);
+    runner_inputs_free(inputs);
 }
 
 static void runners(void) {

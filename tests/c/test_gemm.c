@@ -515,6 +515,30 @@ static void the_workspace_stays_small(void) {
     CHECK_EQ_INT(gemm_workspace_bytes(&job), 0);
 }
 
+/* Who measures the largest of several products has room for the others. */
+static void the_workspace_grows_with_the_sizes(void) {
+    static const int64_t sizes[] = {1,   15,  16,  31,  32,   33,   100,  255,  256,
+                                    257, 511, 512, 513, 4095, 4096, 4097, 8193, 131073};
+    enum { SIZES = sizeof sizes / sizeof sizes[0] };
+    struct gemm_job job;
+    memset(&job, 0, sizeof job);
+    for (int i = 0; i < SIZES * SIZES * SIZES; ++i) {
+        const int at[3] = {i % SIZES, i / SIZES % SIZES, i / SIZES / SIZES};
+        size_t bytes[4];
+        for (int grown = 0; grown < 4; ++grown) { /* the last is the one from which the others grow */
+            int64_t size[3];
+            for (int d = 0; d < 3; ++d) {
+                size[d] = sizes[at[d] + (d == grown && at[d] + 1 < SIZES)];
+            }
+            job.a.plain = (struct quant_matrix){.rows = size[0], .columns = size[2]};
+            job.b.plain = (struct quant_matrix){.rows = size[1], .columns = size[2]};
+            job.c = (struct quant_matrix){.rows = size[0], .columns = size[1]};
+            bytes[grown] = gemm_workspace_bytes(&job);
+        }
+        CHECK(bytes[0] >= bytes[3] && bytes[1] >= bytes[3] && bytes[2] >= bytes[3]);
+    }
+}
+
 static void the_best_table_is_the_first_that_runs(void) {
     int count;
     const struct gemm_table *const *tables = gemm_tables(&count);
@@ -541,5 +565,6 @@ static const struct test_case tests[] = {TEST(every_case_is_as_defined),
                                          TEST(hadamard_pair_needs_no_undoing),
                                          TEST(settings_of_the_caller_play_no_part),
                                          TEST(the_workspace_stays_small),
+                                         TEST(the_workspace_grows_with_the_sizes),
                                          TEST(the_best_table_is_the_first_that_runs)};
 TEST_MAIN(tests)

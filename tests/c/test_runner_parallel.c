@@ -6,8 +6,8 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "support_experts.h"
 #include "support_runner.h"
+#include "support_runner_layer.h"
 
 enum { PLACES = 5, THREADS = 6, TURNS = 3000 };
 
@@ -249,15 +249,15 @@ static void a_runner_lives_until_its_run_ends(void) {
 
 /* ---- prepared ones ---- */
 
-static struct experts_layer layers[3];
-static struct experts_inputs *inputs;
+static struct runner_layer layers[3];
+static struct runner_inputs *inputs;
 static struct op_result expected[3];
 
 static int64_t create_prepared(int kind) {
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
     int64_t handle = 0;
-    experts_values(&layers[kind], NULL, values);
-    (void)opaq_runner_create(experts_op((enum opaq_runner_kind)kind), values, NULL, &handle, NULL);
+    runner_values(&layers[kind], NULL, values);
+    (void)opaq_runner_create(runner_op((enum opaq_runner_kind)kind), values, NULL, &handle, NULL);
     return handle;
 }
 
@@ -278,7 +278,7 @@ static void *use_prepared(void *argument) {
         struct op_result got;
         struct opaq_error error = {OPAQ_OK, ""};
         const int64_t handle = at_place(kind);
-        if (experts_run((enum opaq_runner_kind)kind, handle, inputs, NULL, &got, &error) == OPAQ_OK) {
+        if (runner_run((enum opaq_runner_kind)kind, handle, inputs, NULL, &got, &error) == OPAQ_OK) {
             ++worker->runs;
             worker->wrong = op_result_difference(&got, &expected[kind], 0) < 0 ? worker->wrong : "other bytes";
             op_result_free(&got);
@@ -293,13 +293,13 @@ static void prepared_runners_too(void) {
     struct worker workers[THREADS];
     int runs = 0;
     int created = 3;
-    inputs = experts_inputs_make(OPAQ_BF16);
+    inputs = runner_inputs_make(OPAQ_BF16);
     for (int k = 0; k < 3; ++k) {
         struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
-        layers[k] = experts_layer_make((enum opaq_runner_kind)k, OPAQ_BF16, "",
-                                       k == 0 ? "x=mxfp8 w=nvfp4+rowscaled" : "act=silu x=mxfp8 w=mxfp4");
-        experts_values(&layers[k], inputs, values);
-        CHECK_EQ_INT(op_call(experts_op((enum opaq_runner_kind)k)->name, values, NULL, &expected[k], NULL),
+        layers[k] = runner_layer_make((enum opaq_runner_kind)k, OPAQ_BF16, "",
+                                      k == 0 ? "x=mxfp8 w=nvfp4+rowscaled" : "act=silu x=mxfp8 w=mxfp4");
+        runner_values(&layers[k], inputs, values);
+        CHECK_EQ_INT(op_call(runner_op((enum opaq_runner_kind)k)->name, values, NULL, &expected[k], NULL),
                      OPAQ_OK);
         (void)put_at_place(k, create_prepared(k));
     }
@@ -311,9 +311,9 @@ static void prepared_runners_too(void) {
     for (int k = 0; k < 3; ++k) {
         CHECK_EQ_INT(opaq_runner_destroy(put_at_place(k, 0), NULL), OPAQ_OK);
         op_result_free(&expected[k]);
-        experts_layer_free(&layers[k]);
+        runner_layer_free(&layers[k]);
     }
-    experts_inputs_free(inputs);
+    runner_inputs_free(inputs);
     CHECK_EQ_INT(opaq_runner_count(), 0);
     printf("  %d runners, %d runs\n", created, runs);
 }

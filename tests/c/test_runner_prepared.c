@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "support_experts.h"
+#include "support_runner_layer.h"
 #include "support_spec.h"
 
 static const enum opaq_runner_kind kinds[] = {OPAQ_RUNNER_LINEAR, OPAQ_RUNNER_MLP, OPAQ_RUNNER_MOE};
@@ -37,16 +37,16 @@ static const char *const formats[] = {"fp8",
 enum { FORMAT_COUNT = sizeof formats / sizeof formats[0] };
 
 /* A runner of a call that gives `result`, or a refusal with the call's own reason. 0 if there is none. */
-static int64_t create(const struct experts_layer *layer, const struct experts_inputs *inputs,
+static int64_t create(const struct runner_layer *layer, const struct runner_inputs *inputs,
                       struct op_result *result, const char *what) {
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
     struct opaq_error expected = {OPAQ_OK, ""};
     struct opaq_error error = {OPAQ_OK, ""};
     int64_t handle = 0;
-    experts_values(layer, inputs, values);
-    const enum opaq_status called = op_call(experts_op(layer->kind)->name, values, NULL, result, &expected);
-    experts_values(layer, NULL, values);
-    const enum opaq_status created = opaq_runner_create(experts_op(layer->kind), values, NULL, &handle, &error);
+    runner_values(layer, inputs, values);
+    const enum opaq_status called = op_call(runner_op(layer->kind)->name, values, NULL, result, &expected);
+    runner_values(layer, NULL, values);
+    const enum opaq_status created = opaq_runner_create(runner_op(layer->kind), values, NULL, &handle, &error);
     if (called != created || (called == OPAQ_OK) != (handle != 0)) {
         CHECK_FAIL("%s: the call says \"%s\", the runner \"%s\"", what, expected.text, error.text);
     } else if (called != OPAQ_OK && strstr(error.text, expected.text) == NULL) {
@@ -56,30 +56,30 @@ static int64_t create(const struct experts_layer *layer, const struct experts_in
 }
 
 /* The runner's result is the call's, after the layer is gone. */
-static void check_runner(struct experts_layer *layer, enum opaq_element dtype, const char *format,
+static void check_runner(struct runner_layer *layer, enum opaq_element dtype, const char *format,
                          const char *what) {
     const enum opaq_runner_kind kind = layer->kind;
-    struct experts_inputs *inputs = experts_inputs_make(dtype);
+    struct runner_inputs *inputs = runner_inputs_make(dtype);
     struct op_result expected;
     struct opaq_runner_info info = {0};
     const int64_t handle = create(layer, inputs, &expected, what);
-    experts_layer_free(layer);
+    runner_layer_free(layer);
     if (handle == 0) {
         op_result_free(&expected);
-        experts_inputs_free(inputs);
+        runner_inputs_free(inputs);
         return;
     }
     CHECK_EQ_INT(opaq_runner_query(handle, &info, NULL), OPAQ_OK);
     CHECK_EQ_INT(info.kind, kind);
-    CHECK_EQ_INT(info.in_features, EXPERTS_H);
-    CHECK_EQ_INT(info.out_features, kind == OPAQ_RUNNER_LINEAR ? EXPERTS_N : EXPERTS_H);
-    CHECK_EQ_INT(info.experts, kind == OPAQ_RUNNER_MOE ? EXPERTS_E : 0);
+    CHECK_EQ_INT(info.in_features, RUNNER_H);
+    CHECK_EQ_INT(info.out_features, kind == OPAQ_RUNNER_LINEAR ? RUNNER_N : RUNNER_H);
+    CHECK_EQ_INT(info.experts, kind == OPAQ_RUNNER_MOE ? RUNNER_E : 0);
     CHECK(info.bytes > 0 && strncmp(info.kernel, "gemm_", 5) == 0);
     CHECK_EQ_STR(info.format, format);
     for (int run = 0; run < 2; ++run) {
         struct op_result got;
         struct opaq_error error = {OPAQ_OK, ""};
-        if (experts_run(kind, handle, inputs, NULL, &got, &error) != OPAQ_OK) {
+        if (runner_run(kind, handle, inputs, NULL, &got, &error) != OPAQ_OK) {
             CHECK_FAIL("%s: %s", what, error.text);
             continue;
         }
@@ -90,7 +90,7 @@ static void check_runner(struct experts_layer *layer, enum opaq_element dtype, c
     }
     CHECK_EQ_INT(opaq_runner_destroy(handle, NULL), OPAQ_OK);
     op_result_free(&expected);
-    experts_inputs_free(inputs);
+    runner_inputs_free(inputs);
 }
 
 /* What a runner says its format is: the rowwise copy of how it comes. */
@@ -109,8 +109,8 @@ static void buffers_of_every_format(void) {
             const char *words = k == 0  ? (f % 2 ? "x=mxfp8" : "")
                                 : f % 2 ? "act=silu x=mxfp8 h=nvfp4"
                                         : "act=silu";
-            struct experts_layer layer = experts_layer_make(kinds[k], OPAQ_BF16, formats[f], words);
-            (void)snprintf(what, sizeof what, "%s \"%s\"", experts_op(kinds[k])->name, layer.plan);
+            struct runner_layer layer = runner_layer_make(kinds[k], OPAQ_BF16, formats[f], words);
+            (void)snprintf(what, sizeof what, "%s \"%s\"", runner_op(kinds[k])->name, layer.plan);
             check_runner(&layer, OPAQ_BF16, rowwise(formats[f], text, sizeof text), what);
         }
     }
@@ -133,7 +133,7 @@ static void plain_weights_that_the_plan_quantizes(void) {
                 continue; /* a stack that cannot be kept so: below */
             }
             (void)snprintf(words, sizeof words, "%sw=%s", k == 0 ? "x=fp8 " : "act=gelu_tanh ", formats[f]);
-            struct experts_layer layer = experts_layer_make(kinds[k], f % 2 ? OPAQ_F32 : OPAQ_F16, "", words);
+            struct runner_layer layer = runner_layer_make(kinds[k], f % 2 ? OPAQ_F32 : OPAQ_F16, "", words);
             check_runner(&layer, OPAQ_F16, text, words);
         }
     }
@@ -144,8 +144,8 @@ static void plain_weights_that_stay_plain(void) {
     static const char *const names[] = {"f32", "bf16", "f16"};
     for (int k = 0; k < 3; ++k) {
         for (int d = 0; d < 3; ++d) {
-            struct experts_layer layer =
-                experts_layer_make(kinds[k], dtypes[d], "", k == 0 ? "" : "act=silu_clamp limit=7 x=mxfp8");
+            struct runner_layer layer =
+                runner_layer_make(kinds[k], dtypes[d], "", k == 0 ? "" : "act=silu_clamp limit=7 x=mxfp8");
             check_runner(&layer, dtypes[d], names[d], names[d]);
         }
     }
@@ -157,44 +157,44 @@ static void weights_that_cannot_be_kept(void) {
         enum opaq_runner_kind kind;
         const char *words, *text;
     } cases[] = {{OPAQ_RUNNER_MOE, "act=silu w=nvfp4+2d", "quantize it first"},
-                 {OPAQ_RUNNER_MOE, "act=silu w=nvfp4+sr", "random is missing"},
+                 {OPAQ_RUNNER_MOE, "act=silu w=nvfp4+sr", "rounds stochastically"},
                  {OPAQ_RUNNER_MLP, "act=silu w=fp8+delayed", "delayed scaling"},
                  {OPAQ_RUNNER_LINEAR, "w=nvfp4+sr", "linear: w= rounds stochastically (sr)"},
                  {OPAQ_RUNNER_LINEAR, "w=fp8+delayed", "linear: w= takes a scale (delayed)"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
-        struct experts_layer layer = experts_layer_make(cases[i].kind, OPAQ_BF16, "", cases[i].words);
+        struct runner_layer layer = runner_layer_make(cases[i].kind, OPAQ_BF16, "", cases[i].words);
         struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
         struct opaq_error error = {OPAQ_OK, ""};
         int64_t handle = 0;
-        experts_values(&layer, NULL, values);
-        CHECK(opaq_runner_create(experts_op(cases[i].kind), values, NULL, &handle, &error) != OPAQ_OK);
+        runner_values(&layer, NULL, values);
+        CHECK(opaq_runner_create(runner_op(cases[i].kind), values, NULL, &handle, &error) != OPAQ_OK);
         if (strstr(error.text, cases[i].text) == NULL || strstr(error.text, "runner_create: ") != error.text) {
             CHECK_FAIL("\"%s\" does not say \"%s\"", error.text, cases[i].text);
         }
-        experts_layer_free(&layer);
+        runner_layer_free(&layer);
     }
 }
 
 /* Rows that lie apart, and a bias that is every other element, are copied together. */
 static void strided_tensors_are_copied(void) {
-    static float memory[EXPERTS_N][EXPERTS_H + 5];
-    static float bias_memory[EXPERTS_N];
-    static float together[EXPERTS_N][EXPERTS_H];
-    struct experts_inputs *inputs = experts_inputs_make(OPAQ_F32);
-    const int64_t shape[2] = {EXPERTS_N, EXPERTS_H};
-    for (int r = 0; r < EXPERTS_N; ++r) {
+    static float memory[RUNNER_N][RUNNER_H + 5];
+    static float bias_memory[RUNNER_N];
+    static float together[RUNNER_N][RUNNER_H];
+    struct runner_inputs *inputs = runner_inputs_make(OPAQ_F32);
+    const int64_t shape[2] = {RUNNER_N, RUNNER_H};
+    for (int r = 0; r < RUNNER_N; ++r) {
         bias_memory[r] = (float)r;
-        for (int c = 0; c < EXPERTS_H; ++c) {
+        for (int c = 0; c < RUNNER_H; ++c) {
             memory[r][c] = together[r][c] = (float)((r * 31 + c * 7) % 23) - 11.0f;
         }
     }
     struct opaq_tensor w = {.data = memory,
                             .dtype = OPAQ_DTYPE_F32,
                             .rank = 2,
-                            .shape = {EXPERTS_N, EXPERTS_H},
-                            .strides = {EXPERTS_H + 5, 1}};
+                            .shape = {RUNNER_N, RUNNER_H},
+                            .strides = {RUNNER_H + 5, 1}};
     struct opaq_tensor bias = {
-        .data = bias_memory, .dtype = OPAQ_DTYPE_F32, .rank = 1, .shape = {EXPERTS_N}, .strides = {1}};
+        .data = bias_memory, .dtype = OPAQ_DTYPE_F32, .rank = 1, .shape = {RUNNER_N}, .strides = {1}};
     float scale_memory = 3.5f;
     struct opaq_tensor scale = {
         .data = &scale_memory, .dtype = OPAQ_DTYPE_F32, .rank = 1, .shape = {1}, .strides = {1}};
@@ -213,34 +213,34 @@ static void strided_tensors_are_copied(void) {
     memset(memory, 0xEE, sizeof memory);
     memset(bias_memory, 0xEE, sizeof bias_memory);
     scale_memory = 0;
-    CHECK_EQ_INT(experts_run(OPAQ_RUNNER_LINEAR, handle, inputs, NULL, &got, &error), OPAQ_OK);
+    CHECK_EQ_INT(runner_run(OPAQ_RUNNER_LINEAR, handle, inputs, NULL, &got, &error), OPAQ_OK);
     CHECK(op_result_difference(&got, &expected, 0) < 0);
     CHECK_EQ_STR(error.text, "");
     CHECK_EQ_INT(opaq_runner_destroy(handle, NULL), OPAQ_OK);
     op_result_free(&got);
     op_result_free(&expected);
-    experts_inputs_free(inputs);
+    runner_inputs_free(inputs);
 }
 
 /* Any rows: none, one, many, in any rank; on threads too. */
 static void inputs_of_any_shape(void) {
-    struct experts_layer layer = experts_layer_make(OPAQ_RUNNER_LINEAR, OPAQ_BF16, "nvfp4", "x=nvfp4");
+    struct runner_layer layer = runner_layer_make(OPAQ_RUNNER_LINEAR, OPAQ_BF16, "nvfp4", "x=nvfp4");
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
     struct opaq_pool *pool = NULL;
     int64_t handle = 0;
     CHECK_EQ_INT(opaq_pool_create(3, &pool, NULL), OPAQ_OK);
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
-    experts_values(&layer, NULL, values);
+    runner_values(&layer, NULL, values);
     CHECK_EQ_INT(opaq_runner_create(opaq_op_find("linear"), values, &parallel, &handle, NULL), OPAQ_OK);
     const int64_t shapes[][4] = {
-        {1, EXPERTS_H}, {0, EXPERTS_H}, {200, EXPERTS_H}, {EXPERTS_H}, {2, 3, 5, EXPERTS_H}};
+        {1, RUNNER_H}, {0, RUNNER_H}, {200, RUNNER_H}, {RUNNER_H}, {2, 3, 5, RUNNER_H}};
     const int ranks[] = {2, 2, 2, 1, 4};
     for (int i = 0; i < 5; ++i) {
         int64_t rows = 1;
         for (int d = 0; d + 1 < ranks[i]; ++d) {
             rows *= shapes[i][d];
         }
-        struct tensor memory = tensor_make(rows, EXPERTS_H, OPAQ_BF16, NULL);
+        struct tensor memory = tensor_make(rows, RUNNER_H, OPAQ_BF16, NULL);
         tensor_fill(&memory, FILL_NORMAL, 5);
         struct opaq_tensor x = op_tensors_of(&memory).tensor[0];
         x.rank = ranks[i];
@@ -253,7 +253,7 @@ static void inputs_of_any_shape(void) {
         struct opaq_error error = {OPAQ_OK, ""};
         const struct op_means means = {.parallel = &parallel};
         const struct opaq_value gemm[OPAQ_OP_ARGUMENT_LIMIT] = {op_tensor_value(&x), op_int_value(handle),
-                                                                op_int_value(EXPERTS_N)};
+                                                                op_int_value(RUNNER_N)};
         values[0] = op_tensor_value(&x);
         CHECK_EQ_INT(op_call("linear", values, NULL, &expected, &error), OPAQ_OK);
         CHECK_EQ_INT(op_call("linear_gemm", gemm, &means, &got, &error), OPAQ_OK);
@@ -266,7 +266,7 @@ static void inputs_of_any_shape(void) {
     }
     CHECK_EQ_INT(opaq_runner_destroy(handle, NULL), OPAQ_OK);
     opaq_pool_destroy(pool);
-    experts_layer_free(&layer);
+    runner_layer_free(&layer);
 }
 
 /* ---- refusals ---- */
@@ -285,11 +285,11 @@ static void refuse(int line, const struct opaq_op *op, const struct opaq_value *
 }
 
 static void what_a_call_would_refuse_is_refused(void) {
-    struct experts_layer layer = experts_layer_make(OPAQ_RUNNER_LINEAR, OPAQ_BF16, "nvfp4", "x=nvfp4");
+    struct runner_layer layer = runner_layer_make(OPAQ_RUNNER_LINEAR, OPAQ_BF16, "nvfp4", "x=nvfp4");
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
     const struct opaq_op *op = opaq_op_find("linear");
     int64_t handle = 0;
-    experts_values(&layer, NULL, values);
+    runner_values(&layer, NULL, values);
     refuse(__LINE__, NULL, values, OPAQ_ERROR_ARGUMENT, "op is NULL");
     refuse(__LINE__, op, NULL, OPAQ_ERROR_ARGUMENT, "values is NULL");
     CHECK_EQ_INT(opaq_runner_create(op, values, NULL, NULL, NULL), OPAQ_ERROR_ARGUMENT);
@@ -304,20 +304,20 @@ static void what_a_call_would_refuse_is_refused(void) {
     refuse(__LINE__, op, values, OPAQ_ERROR_ARGUMENT, "words beside");
     values[4] = (struct opaq_value){0};
     refuse(__LINE__, op, values, OPAQ_ERROR_ARGUMENT, "plan is missing");
-    experts_values(&layer, NULL, values);
+    runner_values(&layer, NULL, values);
     values[1].count = 2;
     refuse(__LINE__, op, values, OPAQ_ERROR_ARGUMENT, "got 2 buffers, expected 3");
     values[1] = (struct opaq_value){.count = 3};
     refuse(__LINE__, op, values, OPAQ_ERROR_ARGUMENT, "w is missing");
-    experts_values(&layer, NULL, values);
-    const int64_t wrong[3] = {EXPERTS_N, EXPERTS_H + 16, 1};
+    runner_values(&layer, NULL, values);
+    const int64_t wrong[3] = {RUNNER_N, RUNNER_H + 16, 1};
     values[3] = op_sizes_value(wrong, 2);
     refuse(__LINE__, op, values, OPAQ_ERROR_SHAPE, "\"_rowwise_data\" is uint8[48,64], expected uint8[48,72]");
     values[3] = op_sizes_value(wrong, 3);
     refuse(__LINE__, op, values, OPAQ_ERROR_SHAPE, "w_shape has 3 sizes, expected two");
     values[3] = op_sizes_value(wrong, 0);
     refuse(__LINE__, op, values, OPAQ_ERROR_SHAPE, "which give no y");
-    experts_values(&layer, NULL, values);
+    runner_values(&layer, NULL, values);
     struct opaq_tensor bias = layer.bias_tensors[0];
     bias.shape[0] = 3;
     values[2] = op_tensor_value(&bias);
@@ -331,7 +331,7 @@ static void what_a_call_would_refuse_is_refused(void) {
     values[2] = (struct opaq_value){0}; /* and without a bias it is fine */
     CHECK_EQ_INT(opaq_runner_create(op, values, NULL, &handle, NULL), OPAQ_OK);
     CHECK_EQ_INT(opaq_runner_destroy(handle, NULL), OPAQ_OK);
-    experts_layer_free(&layer);
+    runner_layer_free(&layer);
 }
 
 static const struct test_case tests[] = {TEST(buffers_of_every_format),

@@ -1,0 +1,295 @@
+/* test_experts.c: the operators mlp and moe against loops over experts, bit for bit and in double: every activation,
+ * dtype and weight format, given scales; memory beforehand and the size of the workspace do not count, nor do threads and
+ * floating-point settings. */
+#include <fenv.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "support_experts_reference.h"
+#include "support_float.h"
+#include "support_quant.h"
+#include "support_spec.h"
+
+static const enum opaq_element dtypes[] = {OPAQ_BF16, OPAQ_F16, OPAQ_F32};
+
+/* Sizes that are no multiples of anything; and those that every block and tile fits into. */
+static const struct experts_sizes ragged_mlp = {13, -1, 1, 37, 22};
+static const struct experts_sizes ragged_moe = {13, 3, 5, 37, 22};
+static const struct experts_sizes whole_mlp = {9, -1, 1, 128, 64};
+static const struct experts_sizes whole_moe = {7, 2, 3, 128, 64};
+
+static void check_sizes(const struct experts_sizes *size, const char *plan, enum opaq_element dtype,
+                        const struct experts_given *given) {
+    struct experts_layer layer = experts_layer_make(size, plan, dtype);
+    experts_check_forward(&layer, plan, given);
+    experts_layer_free(&layer);
+}
+
+/* ---- activations ---- */
+
+static void every_activation(void) {
+    static const char *const numbers[] = {
+        "", " limit=2.5", " limit=1.25 alpha=0.75 beta=-0.5", " alpha=3", " limit=0.5", "", "", "", "", "", "",
+        ""};
+    for (int i = 0; i < OPAQ_ACTIVATION_COUNT; ++i) {
+        for (int d = 0; d < 3; ++d) {
+            char plan[96];
+            (void)snprintf(plan, sizeof plan, "act=%s%s", opaq_activation_name((enum opaq_activation)i),
+                           numbers[i]);
+            check_sizes(&ragged_mlp, plan, dtypes[d], NULL);
+            check_sizes(&ragged_moe, plan, dtypes[d], NULL);
+        }
+    }
+}
+
+static void biases_may_be_missing(void) {
+    for (int i = 1; i < 4; ++i) {
+        const struct experts_given given = {.no_gate_up_bias = i & 1, .no_down_bias = i & 2};
+        check_sizes(&ragged_mlp, "act=swiglu_oai", OPAQ_BF16, &given);
+        check_sizes(&ragged_moe, "", OPAQ_F32, &given);
+    }
+}
+
+static void weights_may_be_wider(void) {
+    struct experts_layer layer = experts_layer_make(&ragged_moe, "act=gelu", OPAQ_BF16);
+    struct experts_layer wide = experts_layer_make(&ragged_moe, "act=gelu", OPAQ_F32);
+    struct tensor *const mine[] = {&layer.gate_up, &layer.down, &layer.gate_up_bias, &layer.down_bias};
+    struct tensor *const theirs[] = {&wide.gate_up, &wide.down, &wide.gate_up_bias, &wide.down_bias};
+    for (int i = 0; i < 4; ++i) {
+        const struct tensor kept = *mine[i];
+        *mine[i] = *theirs[i];
+        *theirs[i] = kept;
+    }
+    experts_check_forward(&layer, "act=gelu", NULL);
+    experts_check_forward(&layer, "act=gelu w=mxfp8", NULL);
+    experts_layer_free(&layer);
+    experts_layer_free(&wide);
+}
+
+/* ---- formats ---- */
+
+/* Those whose rows stand by themselves, and those of which some share a scale. */
+static const char *const row_formats[] = {"nvfp4",
+                                          "nvfp4+rowscaled",
+                                          "mxfp8",
+                                          "mxfp4",
+                                          "fp8",
+                                          "fp8.e5m2",
+                                          "fp8row",
+                                          "fp8blk1",
+                                          "nvfp4+4over6",
+                                          "nvfp4+both",
+                                          "mxfp8.e5m2+rule=ocp",
+                                          "nvfp4+rule=modelopt",
+                                          "nvfp4+global+rowscaled+rule=compressed-tensors"};
+static const char *const block_formats[] = {"fp8blk2",       "fp8blk2+pow2",       "mxfp8+2d",
+                                            "mxfp4+2d",      "nvfp4+2d",           "nvfp4+swizzle",
+                                            "mxfp8+swizzle", "mxfp4+swizzle+both", "nvfp4+rowscaled+swizzle"};
+enum {
+    ROW_FORMATS = sizeof row_formats / sizeof row_formats[0],
+    BLOCK_FORMATS = sizeof block_formats / sizeof block_formats[0]
+};
+
+/* Weights that come quantized. */
+static void check_given(const struct experts_sizes *size, const char *up, const char *down, const char *rest,
+                        enum opaq_element dtype) {
+    char plan[256];
+    (void)snprintf(plan, sizeof plan, "gate_up_given=%s down_given=%s%s", up, down, rest);
+    struct experts_layer layer = experts_layer_make(size, plan, dtype);
+    const struct opaq_spec specs[2] = {spec_of(up), spec_of(down)};
+    struct tensor weights[2] = {quantized(&layer.gate_up, &specs[0], NULL),
+                                quantized(&layer.down, &specs[1], NULL)};
+    const struct experts_given given = {.gate_up = &weights[0], .down = &weights[1]};
+    experts_check_forward(&layer, plan, &given);
+    tensor_free(&weights[0]);
+    tensor_free(&weights[1]);
+    experts_layer_free(&layer);
+}
+
+static void weights_that_come_quantized(void) {
+    for (int i = 0; i < ROW_FORMATS; ++i) {
+        const char *other = row_formats[(i + 3) % ROW_FORMATS];
+        check_given(&ragged_mlp, row_formats[i], other, "", dtypes[i % 3]);
+        check_given(&ragged_moe, row_formats[i], other, "", dtypes[(i + 1) % 3]);
+        check_given(&ragged_moe, row_formats[i], row_formats[i], " x=mxfp8 h=nvfp4", dtypes[i % 3]);
+    }
+    for (int i = 0; i < BLOCK_FORMATS; ++i) {
+        const char *other = block_formats[(i + 2) % BLOCK_FORMATS];
+        check_given(&whole_mlp, block_formats[i], other, "", dtypes[i % 3]);
+        check_given(&whole_moe, block_formats[i], other, " x=fp8 h=fp8blk1", dtypes[(i + 1) % 3]);
+    }
+    check_given(&ragged_mlp, "fp8blk2", "mxfp8+swizzle", "", OPAQ_BF16); /* one matrix has no next one */
+    const struct experts_sizes one = {5, 2, 1, 37, 22};
+    check_given(&one, "nvfp4+swizzle", "fp8blk2", "", OPAQ_BF16);
+}
+
+static void one_of_the_weights_comes_quantized(void) {
+    struct experts_layer layer = experts_layer_make(&ragged_moe, "", OPAQ_BF16);
+    const struct opaq_spec spec = spec_of("nvfp4");
+    struct tensor up = quantized(&layer.gate_up, &spec, NULL);
+    struct tensor down = quantized(&layer.down, &spec, NULL);
+    const struct experts_given first = {.gate_up = &up};
+    const struct experts_given second = {.down = &down};
+    experts_check_forward(&layer, "gate_up_given=nvfp4 x=nvfp4", &first);
+    experts_check_forward(&layer, "down_given=nvfp4 act=silu_step limit=1", &second);
+    tensor_free(&up);
+    tensor_free(&down);
+    experts_layer_free(&layer);
+}
+
+static void everything_quantized_here(void) {
+    for (int i = 0; i < ROW_FORMATS + BLOCK_FORMATS; ++i) {
+        const char *format = i < ROW_FORMATS ? row_formats[i] : block_formats[i - ROW_FORMATS];
+        const char *other = row_formats[(i + 4) % ROW_FORMATS];
+        char plan[256];
+        (void)snprintf(plan, sizeof plan, "x=%s h=%s w=%s", format, other, format);
+        check_sizes(&ragged_mlp, plan, dtypes[i % 3], NULL);
+        check_sizes(&ragged_moe, plan, dtypes[i % 3], NULL); /* each expert's matrices by themselves */
+        (void)snprintf(plan, sizeof plan, "h=%s act=swiglu_oai weights=input", format);
+        check_sizes(&ragged_moe, plan, dtypes[(i + 1) % 3], NULL);
+    }
+}
+
+/* Each expert has numbers of its own for each of its tensors. */
+static void stochastic_rounding(void) {
+    static const int64_t random[2] = {0x123456789ABCDEF, 5000};
+    static const char *const plans[] = {"x=nvfp4+sr", "h=mxfp4+sr", "w=fp8+sr",
+                                        "x=fp8row+sr h=nvfp4+sr w=mxfp8+sr"};
+    const struct experts_given given = {.random = random};
+    for (int i = 0; i < 4; ++i) {
+        check_sizes(&ragged_mlp, plans[i], dtypes[i % 3], &given);
+        check_sizes(&ragged_moe, plans[i], dtypes[i % 3], &given);
+    }
+}
+
+/* What is beyond a tensor's rows and columns in its scales is zero by definition, and not read. */
+static void padding_is_not_read(void) {
+    static const char *const formats[] = {"nvfp4", "mxfp8", "mxfp4", "nvfp4+swizzle", "mxfp8+swizzle"};
+    for (int f = 0; f < 5; ++f) {
+        const struct experts_sizes size = {6, 2, f < 3 ? 3 : 1, 37, 22};
+        const struct opaq_spec spec = spec_of(formats[f]);
+        char plan[96];
+        (void)snprintf(plan, sizeof plan, "gate_up_given=%s down_given=%s", formats[f], formats[f]);
+        struct experts_layer layer = experts_layer_make(&size, plan, OPAQ_BF16);
+        for (int64_t i = 0; i < 200; ++i) { /* so that no block is all zero */
+            tensor_set(&layer.x, i % 6, i % 37, 1.0f);
+        }
+        struct tensor weights[2] = {quantized(&layer.gate_up, &spec, NULL),
+                                    quantized(&layer.down, &spec, NULL)};
+        const struct experts_given given = {.gate_up = &weights[0], .down = &weights[1]};
+        struct op_result expected = experts_call("moe", &layer, plan, &given);
+        int64_t poisoned = 0;
+        for (int w = 0; w < 2; ++w) {
+            const int scale = opaq_proto_find(&weights[w].view.proto, OPAQ_ROLE_SCALE, OPAQ_ROWWISE);
+            uint8_t *bytes = weights[w].view.buffer[scale].data;
+            for (size_t i = 0; i < weights[w].view.buffer[scale].bytes; ++i) {
+                poisoned += bytes[i] == 0;
+                bytes[i] = bytes[i] == 0 ? 0x7F : bytes[i]; /* a block of normal numbers has no such scale */
+            }
+        }
+        struct op_result result = experts_call("moe", &layer, plan, &given);
+        CHECK(poisoned > 0);
+        experts_check_same(&result, &expected, formats[f]);
+        op_result_free(&expected);
+        op_result_free(&result);
+        tensor_free(&weights[0]);
+        tensor_free(&weights[1]);
+        experts_layer_free(&layer);
+    }
+}
+
+/* ---- scales that are given ---- */
+
+static void given_scales(void) {
+    static const float scales[5] = {3.0f, 0.5f, 17.0f, 1.0f, 40.0f};
+    static const char *const plans[] = {"x=fp8+delayed h=fp8.e5m2+delayed", "x=nvfp4 h=nvfp4+rule=modelopt",
+                                        "x=fp8 h=fp8",
+                                        "x=fp8+delayed+rule=compressed-tensors h=nvfp4+global+rule=modelopt"};
+    for (int i = 0; i < 4; ++i) {
+        for (int count = 1; count <= 5; count += 4) {
+            const struct experts_given given = {.input_scale = scales,
+                                                .hidden_scale = scales + (count == 1 ? 2 : 0),
+                                                .input_scales = count,
+                                                .hidden_scales = count};
+            check_sizes(&ragged_moe, plans[i], dtypes[i % 3], &given);
+            if (count == 1) {
+                check_sizes(&ragged_mlp, plans[i], dtypes[i % 3], &given);
+            }
+        }
+        const struct experts_given mixed = {
+            .input_scale = scales, .hidden_scale = scales + 1, .input_scales = 5, .hidden_scales = 1};
+        check_sizes(&ragged_moe, plans[i], dtypes[i % 3], &mixed);
+    }
+    const struct experts_given one = {.hidden_scale = scales, .hidden_scales = 1};
+    check_sizes(&ragged_mlp, "h=nvfp4", OPAQ_BF16, &one);
+}
+
+/* ---- threads and settings ---- */
+
+static void the_number_of_threads_does_not_count(void) {
+    static const int threads[] = {1, 2, 4};
+    static const char *const plans[] = {"", "x=nvfp4 h=mxfp8 w=fp8row act=swiglu_oai",
+                                        "x=fp8 weights=input w=nvfp4"};
+    struct opaq_pool *pools[3] = {NULL};
+    for (int t = 0; t < 3; ++t) {
+        CHECK_EQ_INT(opaq_pool_create(threads[t], &pools[t], NULL), OPAQ_OK);
+    }
+    for (int i = 0; i < 6; ++i) {
+        const bool is_moe = i % 2 == 0;
+        const char *plan = is_moe ? plans[i / 2] : i == 5 ? "act=relu2" : plans[i / 2];
+        const struct experts_sizes size = {520, is_moe ? 2 : -1, is_moe ? 2 : 1, 80,
+                                           72}; /* enough to be shared */
+        struct experts_layer layer = experts_layer_make(&size, plan, dtypes[i % 3]);
+        const char *op = is_moe ? "moe_forward" : "mlp_forward";
+        struct op_result expected = experts_call(op, &layer, plan, NULL);
+        for (int t = 0; t < 3; ++t) {
+            const struct opaq_parallel parallel = opaq_pool_parallel(pools[t]);
+            const struct experts_given given = {.parallel = &parallel};
+            struct op_result result = experts_call(op, &layer, plan, &given);
+            experts_check_same(&result, &expected, plan);
+            op_result_free(&result);
+        }
+        op_result_free(&expected);
+        experts_layer_free(&layer);
+    }
+    for (int t = 0; t < 3; ++t) {
+        opaq_pool_destroy(pools[t]);
+    }
+}
+
+static void settings_of_the_caller_do_not_count(void) {
+    static const char *const plans[] = {"act=gelu", "x=nvfp4 h=fp8 w=mxfp8", "weights=input act=gelu_tanh"};
+    const struct float_setting before = float_setting_get();
+    for (int p = 0; p < 3; ++p) {
+        struct experts_layer layer = experts_layer_make(&ragged_moe, plans[p], OPAQ_F32);
+        for (int64_t t = 0; t < 6; ++t) {
+            for (int64_t c = 0; c < 37; ++c) {
+                tensor_set(&layer.x, t, c, 0x1p-135f * (float)(c + 1));
+            }
+            tensor_set(&layer.weights, t, 1, 0x1p-140f);
+        }
+        struct op_result expected = experts_call("moe_forward", &layer, plans[p], NULL);
+        (void)fesetround(FE_UPWARD);
+        (void)float_setting_flush_to_zero();
+        struct op_result result = experts_call("moe_forward", &layer, plans[p], NULL);
+        float_setting_put(before);
+        experts_check_same(&result, &expected, plans[p]);
+        op_result_free(&expected);
+        op_result_free(&result);
+        experts_layer_free(&layer);
+    }
+}
+
+static const struct test_case tests[] = {TEST(every_activation),
+                                         TEST(biases_may_be_missing),
+                                         TEST(weights_may_be_wider),
+                                         TEST(weights_that_come_quantized),
+                                         TEST(one_of_the_weights_comes_quantized),
+                                         TEST(everything_quantized_here),
+                                         TEST(stochastic_rounding),
+                                         TEST(padding_is_not_read),
+                                         TEST(given_scales),
+                                         TEST(the_number_of_threads_does_not_count),
+                                         TEST(settings_of_the_caller_do_not_count)};
+TEST_MAIN(tests)
