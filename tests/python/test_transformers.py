@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from conftest import ROOT, need, need_cxx
 torch = need("torch")
 transformers = need("transformers")
 models = need("checkpoint_models")
+experts_forward = need("opaq.integrations.transformers_experts").experts_forward
 Config = opaq.Config
 FP4 = ["ct-nvfp4", "ct-nvfp4a16", "ct-mxfp4"]
 DENSE = [layout for layout in models.LAYOUTS if not layout.startswith("gpt-oss")]
@@ -276,6 +278,52 @@ def test_plain_experts_run_too(name: str) -> None:
     expected = logits(model, prompt())
     model.set_experts_implementation("opaq")
     torch.testing.assert_close(logits(model, prompt()), expected, rtol=1e-4, atol=1e-3)
+
+
+class _Sizes(SimpleNamespace):
+    """Whatever an experts module asks of its configuration."""
+
+    def __getattr__(self, name: str) -> Any:
+        answers = {
+            "implementation": "eager",
+            "limit": 0.5,
+            "alpha": 1.702,
+            "act": "relu2" if self.plain else "silu",
+        }
+        answers |= {"expert": 4, "intermediate": 32, "hidden": 64}
+        return next((value for part, value in answers.items() if part in name), None)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("deepseek_v4", "DeepseekV4Experts"),
+        ("glm5_next", "Glm5NextTextExperts"),
+        ("gpt_oss", "GptOssExperts"),
+        ("hy_v4", "HYV4Experts"),
+        ("minimax_m3_vl", "MiniMaxM3VLExperts"),
+        ("nemotron_h", "NemotronHExperts"),
+        ("openai_privacy_filter", "OpenAIPrivacyFilterExperts"),
+    ],
+)
+def test_gates(family: str, kind: str) -> None:
+    """Each model's own code against the operator, with limits that many values reach."""
+    module = need(f"transformers.models.{family}.modeling_{family}")
+    torch.manual_seed(0)
+    experts = getattr(module, kind)(_Sizes(plain=family == "nemotron_h"))
+    for parameter in experts.parameters():
+        parameter.data.normal_(0, 0.3)
+    x, ids, weights = torch.randn(10, 64), torch.rand(10, 4).argsort(-1)[:, :2], torch.rand(10, 2)
+    with torch.no_grad():
+        expected = experts(x, ids, weights)
+        torch.testing.assert_close(experts_forward(experts, x, ids, weights), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "kind"), [("beam", "BeamExperts"), ("muse_spark", "MuseSparkExperts")])
+def test_gates_that_are_refused(family: str, kind: str) -> None:
+    experts = getattr(need(f"transformers.models.{family}.modeling_{family}"), kind)(_Sizes(plain=False))
+    with pytest.raises(NotImplementedError, match=kind):
+        experts_forward(experts, torch.randn(2, 64), torch.zeros(2, 1).long(), torch.ones(2, 1))
 
 
 def test_gradients_are_asked_for(tmp_path: Path) -> None:

@@ -14,7 +14,12 @@ from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers import HfQuantizer
-from transformers.quantizers.auto import AutoHfQuantizer, register_quantization_config, register_quantizer
+from transformers.quantizers.auto import (
+    AUTO_QUANTIZATION_CONFIG_MAPPING,
+    AutoHfQuantizer,
+    register_quantization_config,
+    register_quantizer,
+)
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from opaq import _stacked
@@ -50,7 +55,6 @@ METHOD = "opaq"
 
 
 @register_quantization_config(METHOD)
-@register_quantization_config("modelopt")
 class Config(QuantizationConfigMixin):
     """What `quantization_config` takes.
 
@@ -92,6 +96,9 @@ class Config(QuantizationConfigMixin):
         own = {"quantizer": self.quantizer, "activations": self.activations, "ignore": list(self.ignore)}
         return {"quant_method": METHOD, **own}
 
+
+if "modelopt" not in AUTO_QUANTIZATION_CONFIG_MAPPING:  # nobody else's
+    register_quantization_config("modelopt")(Config)
 
 _merge = AutoHfQuantizer.merge_quantization_configs
 

@@ -29,7 +29,6 @@ _GATES = {
     "DeepseekV4Experts": ("silu_clamp", "limit", ""),
     "HYV4Experts": ("silu_clamp", "swiglu_limit", ""),
     "Glm5NextTextExperts": ("silu_clamp", "swiglu_limit", ""),
-    "Step3p7Experts": ("silu_step", "limit", ""),
 }
 
 
