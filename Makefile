@@ -47,6 +47,9 @@ format: ## reformat the C and Python files in place
 demo: build ## run the demonstrations
 	@tools/demo.sh $(BUILD)
 
+evidence: build ## what quantizing costs in each projection, in cosines to bf16; also part of the demonstrations
+	@tools/demo.sh $(BUILD) demo/demo_projections.py
+
 bench: build ## run the benchmarks, with BENCH_ARGS; figures also go to build/bench/*.json
 	@tools/run_benches.sh $(BUILD)/bench $(BENCH_ARGS)
 
@@ -66,5 +69,5 @@ clean: ## remove everything that was built; .venv stays
 help: ## this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build test test-c test-sanitize test-python test-gpu fuzz fuzz-short check format demo bench \
-	bench-overhead golden install clean help
+.PHONY: build test test-c test-sanitize test-python test-gpu fuzz fuzz-short check format demo evidence \
+	bench bench-overhead golden install clean help

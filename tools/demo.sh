@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# demo.sh <build folder>: every demonstration: the C programs, then those that need PyTorch.
+# demo.sh <build folder> [file]: every demonstration: the C programs, then those that need PyTorch; or that file.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$1
+only=${2:-}
 
 has() { # <part>...: whether the first one is there; if not, python_env.sh said what is left out
     local status=0
@@ -14,16 +15,17 @@ has() { # <part>...: whether the first one is there; if not, python_env.sh said 
     esac
 }
 
-tools/run_programs.sh "$folder/demo"
+[ -n "$only" ] || tools/run_programs.sh "$folder/demo"
 has torch core || exit 0
 OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so
 export OPAQ_LIBRARY PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
-for program in demo/demo_*.py; do
+for program in ${only:-demo/demo_*.py}; do
     case $program in
     demo/demo_train.py)
         has demo || continue
         set -- --out "$folder/demo"
         ;;
+    demo/demo_projections.py) set -- --out "$folder/demo" ;;
     *) set -- ;;
     esac
     title "$(basename "$program")"

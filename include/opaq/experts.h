@@ -57,6 +57,7 @@ struct opaq_experts_plan {
     int32_t activation;                         /* enum opaq_activation */
     int32_t gradients;                          /* enum opaq_experts_gradient */
     int32_t backward;                           /* enum opaq_backward */
+    int32_t precision;                          /* enum opaq_precision */
     int32_t weights_on_input;                   /* router weights multiply the input instead of the output */
     float limit, alpha, beta;                   /* of the activation */
     int64_t experts; /* of which a stack may be a part; 0: as many as the stack has */

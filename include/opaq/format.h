@@ -43,9 +43,10 @@ enum opaq_option {
     OPAQ_ROWSCALED = 1 << 5,  /* NVFP4's float is per row instead of per tensor */
     OPAQ_4OVER6 = 1 << 6,     /* each block tries both 6 and 4 as the code of its largest value */
     OPAQ_SWIZZLED = 1 << 7,   /* block scales in the 128x4 tiles that GEMM hardware reads */
-    OPAQ_GLOBAL = 1 << 8      /* NVFP4's float is the rule's own global scale instead of the amax */
+    OPAQ_GLOBAL = 1 << 8,     /* NVFP4's float is the rule's own global scale instead of the amax */
+    OPAQ_TILED = 1 << 9       /* codes and block scales in the tiles that processors' kernels read */
 };
-#define OPAQ_OPTION_COUNT 9
+#define OPAQ_OPTION_COUNT 10
 
 /* How a scale is computed; their bytes differ. docs/formats.md, "Scale rules". */
 enum opaq_rule {

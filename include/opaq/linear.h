@@ -36,6 +36,15 @@ enum opaq_linear_option {
     OPAQ_LINEAR_REDUCE = 16 /* delayed scaling: amaxes are recorded only; an update follows their reduction */
 };
 
+/* What products with a tiled weight make of activations that are not quantized. A precision is a permission: what has no
+ * kernel for it is computed more precisely. */
+enum opaq_precision {
+    OPAQ_PRECISION_EXACT = 0, /* float32 as they are */
+    OPAQ_PRECISION_NEAR = 1,  /* int16, one scale for each row */
+    OPAQ_PRECISION_FAST = 2,  /* int8, one scale for each row */
+    OPAQ_PRECISION_FAST32 = 3 /* int8, one scale for each 32 columns of a row */
+};
+
 struct opaq_linear_plan {
     struct opaq_form x, w, dy, y, dx;            /* plain, or how it is quantized here; usages do not count */
     struct opaq_form x_given, w_given, dy_given; /* plain, or how it comes */
@@ -45,6 +54,7 @@ struct opaq_linear_plan {
     int32_t options;                             /* enum opaq_linear_option */
     int32_t margin;                              /* delayed scaling */
     int32_t algorithm;                           /* enum opaq_amax_algorithm */
+    int32_t precision;                           /* enum opaq_precision */
 };
 
 /* "x=mxfp8 w=mxfp8 dy=mxfp8.e5m2 grad=xw". Words in any order, one space between them, each at most once; the empty

@@ -40,6 +40,11 @@ OPAQ_API enum opaq_status opaq_stored_import(const struct opaq_view *to, int64_t
 OPAQ_API enum opaq_status opaq_stored_export(const struct opaq_view *from, int64_t first_row, int64_t rows,
                                              const struct opaq_stored *to, struct opaq_error *error);
 
+/* Whether an import would be refused for its shapes or dtypes, by the files' headers alone: what `data` points to does
+ * not matter and may be NULL. */
+OPAQ_API enum opaq_status opaq_stored_check(const struct opaq_proto *to, int64_t first_row,
+                                            const struct opaq_stored *from, struct opaq_error *error);
+
 /* What `rows` rows of a tensor like `proto` are stored as: dtypes, shapes and contiguous strides, data NULL. */
 OPAQ_API enum opaq_status opaq_stored_describe(const struct opaq_proto *proto, int64_t rows,
                                                struct opaq_stored *stored, struct opaq_error *error);

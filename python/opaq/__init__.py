@@ -19,34 +19,50 @@ from opaq.quantizer import Quantizer
 
 if TYPE_CHECKING:
     from opaq._autocast import autocast, checkpoint_contexts, quantized_model_init
+    from opaq._noise import sqnr
+    from opaq._summary import Summary
     from opaq.array import QuantizedArray, dequantize, quantize
+    from opaq.integrations.transformers import Config
     from opaq.linear import Linear
+    from opaq.model import dequantize_, quantize_
+    from opaq.moe import MLP, GroupedLinear, MoE
+    from opaq.packed import QuantizedLinear
     from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
     from opaq.tensor_proto import TensorProto, TensorSpec, to_tensor_proto
 
 __all__ = [
+    "MLP",
     "Buffer",
     "BufferRow",
+    "Config",
     "Extent",
     "FormatRow",
+    "GroupedLinear",
     "Linear",
+    "MoE",
     "OpaqError",
     "QuantizedArray",
+    "QuantizedLinear",
     "QuantizedTensor",
     "Quantizer",
+    "Summary",
     "TensorProto",
     "TensorSpec",
     "autocast",
     "checkpoint_contexts",
     "dequantize",
+    "dequantize_",
     "formats",
     "functional",
     "library_info",
     "proto",
     "quantize",
+    "quantize_",
     "quantize_tensor",
     "quantized_model_init",
     "recipe",
+    "runner",
+    "sqnr",
     "to_tensor_proto",
 ]
 
@@ -79,8 +95,14 @@ def library_info() -> dict[str, Any]:
 
 _LATER = {
     "opaq._autocast": ("autocast", "checkpoint_contexts", "quantized_model_init"),
+    "opaq._noise": ("sqnr",),
+    "opaq._summary": ("Summary",),
+    "opaq.integrations.transformers": ("Config",),
     "opaq.array": ("QuantizedArray", "dequantize", "quantize"),
     "opaq.linear": ("Linear",),
+    "opaq.model": ("dequantize_", "quantize_"),
+    "opaq.moe": ("MLP", "GroupedLinear", "MoE"),
+    "opaq.packed": ("QuantizedLinear",),
     "opaq.quantized_tensor": ("QuantizedTensor", "quantize_tensor"),
     "opaq.tensor_proto": ("TensorProto", "TensorSpec", "to_tensor_proto"),
 }
@@ -90,7 +112,7 @@ def __getattr__(name: str) -> Any:
     for module, names in _LATER.items():
         if name in names:
             return getattr(importlib.import_module(module), name)
-    if name in ("functional", "recipe"):
+    if name in ("functional", "recipe", "runner"):
         return importlib.import_module(f"opaq.{name}")
     raise AttributeError(f"module 'opaq' has no attribute {name!r}")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ ROLES = ("data", "scale", "amax")  # enum opaq_role
 DIMS = ("one", "rows", "columns")  # enum opaq_dim
 USAGES = {"rowwise": 1, "columnwise": 2, "both": 3}  # enum opaq_usage
 ELEMENT_OF_SPEC = -1
+RUNNER_KINDS = ("linear", "mlp", "moe")  # enum opaq_runner_kind
+RUNNER_ABI = 1
 _NAMED = {"void": None, "text": ctypes.c_char_p, "enum": ctypes.c_int, "size_t": ctypes.c_size_t}
 
 
@@ -115,6 +119,10 @@ class QuantizeArgs(ctypes.Structure):
     )
 
 
+class Noise(ctypes.Structure):
+    _fields_ = _fields("double signal; double noise")
+
+
 class ArgumentRow(ctypes.Structure):
     _fields_ = _fields("text name; enum kind; text default_text")
 
@@ -151,6 +159,23 @@ class Op(ctypes.Structure):
     )
 
 
+class RunnerInfo(ctypes.Structure):
+    _fields_ = _fields(
+        "int32_t kind; int64_t in_features; int64_t out_features; int64_t experts; size_t bytes;"
+        "char format[264]; char kernel[64]"
+    )
+
+
+class RunnerCall(ctypes.Structure):
+    _fields_ = _fields(
+        "Tensor* inputs; int32_t input_count; Tensor* output; Span workspace; Parallel* parallel"
+    )
+
+
+class RunnerFunctions(ctypes.Structure):
+    _fields_ = _fields("uint32_t abi; void* workspace; void* run; void* destroy")
+
+
 # What Python calls, without the opaq_. A function that ends in Error* returns a status.
 FUNCTIONS = """
 text version()
@@ -177,14 +202,22 @@ Parallel pool_parallel(void*)
 enum quantize(View*, QuantizeArgs*, View*, Error*)
 enum dequantize(View*, int, Parallel*, View*, Error*)
 int64_t amax_count(Proto*, enum)
+enum noise_measure(View*, View*, int, Parallel*, Noise*, Error*)
+double noise_sqnr(Noise*)
 text quantize_kernel(Spec*)
 text dequantize_kernel(Spec*)
 int op_count()
 Op* op_at(int)
 int op_changes(Op*)
 enum op_form(Op*, Value*, int, Form*, Error*)
+enum runner_create(Op*, Value*, Parallel*, int64_t*, Error*)
+enum runner_register(RunnerInfo*, RunnerFunctions*, void*, int64_t*, Error*)
+enum runner_query(int64_t, RunnerInfo*, Error*)
+enum runner_destroy(int64_t, Error*)
+int runner_count()
 enum stored_import(View*, int64_t, Stored*, Error*)
 enum stored_export(View*, int64_t, int64_t, Stored*, Error*)
+enum stored_check(Proto*, int64_t, Stored*, Error*)
 enum stored_describe(Proto*, int64_t, Stored*, Error*)
 """
 
@@ -238,3 +271,17 @@ def call(name: str, *arguments: Any) -> None:
     status = getattr(library, name)(*arguments, ctypes.byref(error))
     if status != 0:
         raise OpaqError(error.text.decode(errors="replace"), library.opaq_status_name(status).decode())
+
+
+@contextmanager
+def threads(count: int) -> Iterator[Any]:
+    """The argument of that many threads; 0 means one per processor."""
+    if count == 1:
+        yield None
+        return
+    pool = ctypes.c_void_p()
+    call("opaq_pool_create", count, pool)
+    try:
+        yield ctypes.pointer(library.opaq_pool_parallel(pool))
+    finally:
+        library.opaq_pool_destroy(pool)

@@ -21,6 +21,7 @@ from opaq.quantizer import Quantizer, text_of
 
 OLDEST = (2, 11)
 NAMESPACE = "opaq"
+ALIASES = "nvfp4"  # where some have a second name, unless another library had it first
 
 
 SHAPES = (  # enum opaq_shape_source
@@ -225,6 +226,7 @@ def _load() -> None:
     file = _library.path.with_name("libopaq_torch.so")
     if not file.exists():
         raise ImportError(f"opaq: there is no {file.name} beside {_library.path}.")
+    taken = {name for name in operators() if hasattr(getattr(torch.ops, ALIASES), name)}
     torch.ops.load_library(str(file))
     status = ctypes.CDLL(str(file)).opaq_torch_status
     status.restype = ctypes.c_char_p
@@ -232,6 +234,8 @@ def _load() -> None:
         raise ImportError(f"opaq: {reason.decode()}.")
     for op in operators().values():
         torch.library.register_fake(f"{NAMESPACE}::{op.name}", _make_fake(op))
+        if op.name not in taken and hasattr(getattr(torch.ops, ALIASES), op.name):
+            torch.library.register_fake(f"{ALIASES}::{op.name}", _make_fake(op))
     # These draw random numbers. A compiler that merges equal calls looks at this list and not at the tag, and
     # before PyTorch 2.12 only Python can give an operator the tag.
     for name in ("linear_forward_random", "random_state"):

@@ -4,6 +4,7 @@ handed over, on the CPU."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -41,7 +42,8 @@ def _proto(tensor: QuantizedTensor) -> _library.Proto:
     return make_proto(tensor.shape, str(tensor.dtype).removeprefix("torch."), tensor.quantizer)
 
 
-def _view(tensor: QuantizedTensor) -> _library.View:
+def quantized_view(tensor: QuantizedTensor) -> _library.View:
+    """A tensor on the CPU, borrowed."""
     buffers: Sequence[torch.Tensor] = [_on_cpu("the tensor", buffer) for buffer in tensor.buffers()]
     if not all(buffer.is_contiguous() for buffer in buffers):
         raise ValueError("opaq: the tensor's buffers are not contiguous")
@@ -61,11 +63,26 @@ def import_rows(
     """Writes stored rows over those from `first_row` on. Codes and scales of one byte may have any dtype of one
     byte. Padding is zero afterwards if the buffers were before."""
     stored = _library.Stored(_tensor("data", data), _tensor("scale", scale), _tensor("global_", global_))
-    call("opaq_stored_import", _view(tensor), first_row, stored)
+    call("opaq_stored_import", quantized_view(tensor), first_row, stored)
 
 
 def _empty(like: _library.Tensor) -> torch.Tensor | None:
     return None if like.rank < 0 else torch.empty(like.shape[: like.rank], dtype=DTYPES[like.dtype])
+
+
+def _header(dtype: torch.dtype, shape: Sequence[int]) -> _library.Tensor:
+    """A contiguous tensor without its memory."""
+    steps = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    return _library.Tensor(None, _number(dtype), len(shape), _CPU, tuple(shape[:8]), tuple(steps[:8]))
+
+
+def check_rows(
+    tensor: QuantizedTensor, first_row: int, headers: Sequence[tuple[torch.dtype, Sequence[int]] | None]
+) -> None:
+    """Whether import_rows would take (data, scale, global) of these dtypes and shapes; nobody needs memory."""
+    none = _library.Tensor(None, 0, -1, _CPU)
+    stored = _library.Stored(*(none if header is None else _header(*header) for header in headers))
+    call("opaq_stored_check", _proto(tensor), first_row, stored)
 
 
 def export_rows(
@@ -82,5 +99,5 @@ def export_rows(
         parts[2] = torch.empty(1)
     names = ("data", "scale", "global_")
     stored = _library.Stored(*(_tensor(name, made) for name, made in zip(names, parts, strict=True)))
-    call("opaq_stored_export", _view(tensor), first_row, rows, stored)
+    call("opaq_stored_export", quantized_view(tensor), first_row, rows, stored)
     return parts[0], parts[1], parts[2]

@@ -4,8 +4,7 @@ strides and pointers are handed over. bfloat16 arrays are those of ml_dtypes."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from opaq import _library
 from opaq._library import USAGES, call, library
+from opaq._library import threads as _threads
 from opaq._tables import buffers_of, element_of, make_proto
 from opaq.quantizer import Quantizer
 
@@ -60,20 +60,6 @@ def _quantized_view(made: _library.Proto, arrays: Sequence[NDArray[Any]]) -> _li
     view = _library.View()
     call("opaq_view_quantized", made, spans, len(arrays), view)
     return view
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[Any]:
-    """The argument of that many threads; 0 means one per processor."""
-    if count == 1:
-        yield None
-        return
-    pool = ctypes.c_void_p()
-    call("opaq_pool_create", count, pool)
-    try:
-        yield ctypes.pointer(library.opaq_pool_parallel(pool))
-    finally:
-        library.opaq_pool_destroy(pool)
 
 
 def _given_amax(value: Any, made: _library.Proto, usage: str) -> Any:

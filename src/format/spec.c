@@ -16,11 +16,12 @@ static const struct {
     uint16_t excludes;
 } exclusions[] = {
     {OPAQ_2D, OPAQ_HADAMARD},       {OPAQ_2D, OPAQ_ROWSCALED}, {OPAQ_4OVER6, OPAQ_HADAMARD},
-    {OPAQ_4OVER6, OPAQ_STOCHASTIC}, {OPAQ_DELAYED, OPAQ_POW2},
+    {OPAQ_4OVER6, OPAQ_STOCHASTIC}, {OPAQ_DELAYED, OPAQ_POW2}, {OPAQ_SWIZZLED, OPAQ_TILED},
+    {OPAQ_HADAMARD, OPAQ_TILED},
 };
 
 /* What goes with the rules of software that stores checkpoints. */
-enum { foreign_options = OPAQ_DELAYED | OPAQ_ROWSCALED | OPAQ_SWIZZLED | OPAQ_GLOBAL };
+enum { foreign_options = OPAQ_DELAYED | OPAQ_ROWSCALED | OPAQ_SWIZZLED | OPAQ_GLOBAL | OPAQ_TILED };
 
 /* By its bits: a float comparison would not see a subnormal one where the caller flushes those to zero. */
 static bool has_epsilon(const struct opaq_spec *spec) { return float_to_bits(spec->epsilon) != 0; }
@@ -158,6 +159,10 @@ enum opaq_status opaq_spec_check(const struct opaq_spec *spec, struct opaq_error
     if (spec->usage == 0 || (spec->usage & ~OPAQ_BOTH) != 0) {
         return opaq_fail(error, OPAQ_ERROR_SPEC,
                          "spec: usage is %d, expected 1 (rowwise), 2 (columnwise) or 3 (both)", spec->usage);
+    }
+    if ((spec->options & OPAQ_TILED) && spec->usage != OPAQ_ROWWISE) {
+        return opaq_fail(error, OPAQ_ERROR_SPEC, "spec: \"tiled\" does not go with \"%s\"",
+                         spec->usage == OPAQ_BOTH ? "both" : "columnwise");
     }
     enum opaq_status status = check_options(spec, row, error);
     if (status == OPAQ_OK) {

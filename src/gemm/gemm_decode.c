@@ -66,11 +66,32 @@ struct code_rows {
     int64_t row_step;
 };
 
+/* Out of tiles, as rows lie elsewhere. */
+static void load_tiled(const struct quant_copy *copy, int64_t row, int rows, int64_t k, int n,
+                       uint8_t *staged) {
+    for (int i = 0; i < rows; ++i) {
+        uint8_t codes[GEMM_BLOCK];
+        uint8_t *const to = staged + i * GEMM_BLOCK;
+        copy_load_codes(copy, row + i, k, n, codes);
+        if (!copy->is_packed) {
+            memcpy(to, codes, (size_t)n);
+            continue;
+        }
+        for (int c = 0; c < n; c += 2) {
+            to[c / 2] = (uint8_t)(codes[c] | (c + 1 < n ? codes[c + 1] << 4 : 0));
+        }
+    }
+}
+
 /* Where they are if they lie along the row, else gathered into `staged`. */
 static struct code_rows load_codes(const struct quant_copy *copy, int64_t row, int rows, int64_t k, int n,
                                    uint8_t *staged) {
     const int64_t start = row * copy->data_row_step + k * copy->data_column_step;
     const int packing = copy->is_packed ? 2 : 1;
+    if (copy->tile_rows != 0) {
+        load_tiled(copy, row, rows, k, n, staged);
+        return (struct code_rows){staged, GEMM_BLOCK};
+    }
     if (copy->data_column_step == 1) {
         assert(copy->data_row_step % packing == 0);
         return (struct code_rows){copy->data + start / packing, copy->data_row_step / packing};
@@ -127,9 +148,11 @@ static void decode_row(const struct gemm_decoder *decoder, int64_t row, int64_t 
     const int64_t scale_row = row / layout->row_per;
     int64_t scale_column = layout->column_step == 0 ? 0 : k / layout->column_per;
     for (int c = 0; c < n; c += length) {
-        const int64_t index = layout->swizzled_columns != 0
-                                  ? swizzle_offset(scale_row, scale_column, layout->swizzled_columns)
-                                  : scale_row * layout->row_step + scale_column * layout->column_step;
+        const int64_t index =
+            layout->tiled_columns != 0
+                ? tile_scale_offset(scale_row, scale_column, layout->tiled_columns, layout->tile_rows)
+            : layout->swizzled_columns != 0 ? swizzle_offset(scale_row, scale_column, layout->swizzled_columns)
+                                            : scale_row * layout->row_step + scale_column * layout->column_step;
         const float factor = decoder->has_factors ? decoder->factor[((const uint8_t *)copy->scale)[index]]
                                                   : decode_factor_at(decoder->operand->spec, copy, row, index);
         const int count = (int)min_int64(length, n - c);
@@ -155,7 +178,7 @@ static void decode_copy(const struct gemm_decoder *decoder, int64_t row, int row
     for (int i = 0; i < rows; ++i) {
         float *const values = to + i * GEMM_BLOCK;
         const uint8_t *const from = codes.data + i * codes.row_step;
-        if (copy->data_column_step == 1) {
+        if (copy->data_column_step == 1 && copy->tile_rows == 0) {
             const int packing = copy->is_packed ? 2 : 1;
             prefetch_next(from, n_stored / packing, (copy->data_columns - k - n_stored) / packing);
         }

@@ -5,6 +5,7 @@
 #include "op/activation.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "base/checked.h"
 #include "base/parallel_run.h"
@@ -188,6 +189,8 @@ static void load(const struct activation_task *task, const struct gate_places *a
     plain_row_load(task->h->data, task->h->dtype, at->gate, at->step, n, g);
     if (is_gated) {
         plain_row_load(task->h->data, task->h->dtype, at->factor, at->step, n, u);
+    } else {
+        memset(u, 0, (size_t)n * sizeof *u);
     }
 }
 

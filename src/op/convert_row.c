@@ -9,8 +9,8 @@
 /* Whether the two specs are the same quantizer but for usages and the order of scales. */
 static bool is_same_quantizer(struct opaq_spec a, struct opaq_spec b) {
     a.usage = b.usage;
-    a.options &= (uint16_t)~OPAQ_SWIZZLED;
-    b.options &= (uint16_t)~OPAQ_SWIZZLED;
+    a.options &= (uint16_t) ~(OPAQ_SWIZZLED | OPAQ_TILED);
+    b.options &= (uint16_t) ~(OPAQ_SWIZZLED | OPAQ_TILED);
     return opaq_spec_equal(&a, &b) != 0;
 }
 
@@ -42,9 +42,10 @@ enum opaq_status run_convert(const struct opaq_call *call, struct opaq_error *er
     }
     const struct opaq_spec *spec = &source.job.spec;
     if (!is_same_quantizer(*spec, target.job.spec)) {
-        return opaq_fail(error, OPAQ_ERROR_SPEC,
-                         "convert: from %.*s to %.*s would round again; only usages and swizzle may differ",
-                         (int)values[1].count, values[1].text, (int)values[2].count, values[2].text);
+        return opaq_fail(
+            error, OPAQ_ERROR_SPEC,
+            "convert: from %.*s to %.*s would round again; only usages, swizzle and tiled may differ",
+            (int)values[1].count, values[1].text, (int)values[2].count, values[2].text);
     }
     for (int i = 0; i < target.job.copy_count; ++i) {
         if (located_copy(&source.job, target.job.copy[i].usage) == NULL && !is_transposable(spec)) {

@@ -14,7 +14,7 @@ enum opaq_status run_delayed_update(const struct opaq_call *call, struct opaq_er
     struct opaq_error reason;
     const float *floats;
     char got[2][160];
-    enum opaq_status status = plan_of_value(&values[PLAN], &plan, &reason);
+    enum opaq_status status = plan_of_training(&values[PLAN], &plan, &reason);
     if (status != OPAQ_OK) {
         return opaq_fail(error, status, "delayed_update: %s", reason.text);
     }

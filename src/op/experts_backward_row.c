@@ -120,6 +120,23 @@ static enum opaq_status weight_gradient(struct experts *experts, const struct ex
     return status;
 }
 
+/* What the forward multiplied, where the backward is to differentiate just that. */
+static enum opaq_status seen_by_forward(struct experts *experts, const struct experts_group *group,
+                                        const struct opaq_view *activated, struct opaq_view *seen,
+                                        struct opaq_error *error) {
+    struct opaq_view quantized;
+    *seen = *activated;
+    if (experts->plan.backward != OPAQ_BACKWARD_DEQUANTIZED || !is_quantized(&experts->plan.h)) {
+        return OPAQ_OK;
+    }
+    const struct linear_quantize how = {.form = form_with_usage(&experts->plan.h, OPAQ_ROWWISE),
+                                        .output = -1,
+                                        .stream = EXPERTS_STREAMS * group->index + EXPERTS_H,
+                                        .random = experts->random};
+    const enum opaq_status status = linear_quantize(&experts->linear, activated, &how, &quantized, error);
+    return status == OPAQ_OK ? linear_plain(&experts->linear, &quantized, seen, error) : status;
+}
+
 /* The second product's gradients: da (times r), the router's, ddown. `weighted` is r dy, or dy where r is not here. */
 static enum opaq_status backward_down(struct experts *experts, const struct experts_group *group,
                                       const struct backward_state *state, const struct opaq_view *activated,
@@ -131,12 +148,15 @@ static enum opaq_status backward_down(struct experts *experts, const struct expe
     const struct weight_use use = experts_use(experts, group->index, EXPERTS_W2);
     struct opaq_view dy;
     struct opaq_view weighted;
-    struct opaq_view quantized = state->dy;
+    struct opaq_view quantized;
     struct opaq_view quantized_weighted;
+    struct opaq_view seen = *activated;
     struct linear_operand a;
     struct linear_operand b;
+    memset(&dy, 0, sizeof dy);
     enum opaq_status status = experts_gather(experts, group, &state->dy, true, false, &dy, error);
     weighted = dy;
+    quantized = dy;
     if (status == OPAQ_OK && has_weights && wants_dw) {
         status = experts_gather(experts, group, &state->dy, true, true, &weighted, error);
     }
@@ -163,8 +183,11 @@ static enum opaq_status backward_down(struct experts *experts, const struct expe
     if (status == OPAQ_OK) {
         status = linear_product(linear, &product, error);
     }
+    if (status == OPAQ_OK && wants_router) {
+        status = seen_by_forward(experts, group, activated, &seen, error);
+    }
     if (status == OPAQ_OK && has_weights && !linear->is_measuring) {
-        const struct quant_matrix left = quant_matrix_make(activated);
+        const struct quant_matrix left = quant_matrix_make(&seen);
         const struct quant_matrix right = quant_matrix_make(da);
         if (wants_router) {
             const struct routing_dot dot = {&left, &right, false};

@@ -144,9 +144,14 @@ static enum opaq_status forward(struct experts *experts, struct opaq_error *erro
     if (status == OPAQ_OK) {
         status = read_scale(experts, "hidden_scale", &state.hidden_scale, &state.hidden_scales, error);
     }
-    if (status == OPAQ_OK && !state.saves && experts->plan.gradients != 0) {
-        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: the plan has grad=, which %s_forward takes",
-                           call->op->name, call->op->name);
+    if (status == OPAQ_OK && !state.saves &&
+        (experts->plan.gradients != 0 || is_quantized(&experts->plan.dy) || experts->plan.backward != 0)) {
+        status =
+            opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: the plan has %s, which %s_forward takes", call->op->name,
+                      experts->plan.gradients != 0      ? "grad="
+                      : is_quantized(&experts->plan.dy) ? "dy="
+                                                        : "backward=",
+                      call->op->name);
     }
     if (status == OPAQ_OK && experts->is_routed) {
         status = experts_sums(experts, &state.sums, error);

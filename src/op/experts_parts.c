@@ -90,7 +90,7 @@ static enum opaq_status read_routing(struct experts *experts, struct opaq_error 
                          (long long)slice.total);
     }
     return routing_read(&experts->linear, experts_argument(call, "topk_weights")->tensors,
-                        experts_argument(call, "topk_ids")->tensors, experts->rows, experts->gate_up.count,
+                        experts_argument(call, "topk_ids")->tensors, &experts->x.proto, experts->gate_up.count,
                         slice, &experts->routing, error);
 }
 
@@ -104,6 +104,7 @@ enum opaq_status experts_begin(const struct opaq_call *call, bool is_measuring, 
     if (status != OPAQ_OK) {
         return opaq_fail(error, status, "%s: %s", call->op->name, reason.text);
     }
+    experts->linear.plan.precision = experts->plan.precision;
     if (!experts->is_routed &&
         (experts->plan.experts || experts->plan.first || experts->plan.weights_on_input ||
          (experts->plan.gradients & OPAQ_EXPERTS_ROUTER))) {

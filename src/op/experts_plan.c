@@ -1,6 +1,7 @@
 /* op/experts_plan.c: a plan of an MLP or a mixture from its text. Specification: docs/experts.md. */
 #include "op/experts_plan.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "base/float_bits.h"
@@ -84,6 +85,7 @@ static struct opaq_form *form_field(const struct plan_word *word, struct opaq_ex
 
 static enum opaq_status read_word(const struct plan_word *word, void *read, struct opaq_error *error) {
     struct opaq_experts_plan *plan = read;
+    assert(plan != NULL); /* which the analyzer doubts */
     struct opaq_form *form = word->value == NULL ? NULL : form_field(word, plan);
     if (form != NULL) {
         return word_read_form(word, form, error);
@@ -111,12 +113,15 @@ static enum opaq_status read_word(const struct plan_word *word, void *read, stru
         plan->weights_on_input = 1;
         return OPAQ_OK;
     }
+    if (word->value != NULL && word_is(word, "precision")) {
+        return word_read_precision(word, &plan->precision, error);
+    }
     if (word->value != NULL && word_is(word, "backward")) {
         return word_read_backward(word, &plan->backward, error);
     }
     return word_refuse(word,
                        "unknown; expected act=, limit=, alpha=, beta=, x=, h=, w=, dy=, gate_up_given=, "
-                       "down_given=, grad=, backward=, experts=, first= or weights=input",
+                       "down_given=, grad=, backward=, precision=, experts=, first= or weights=input",
                        error);
 }
 
@@ -190,8 +195,13 @@ static enum opaq_status parse(const char *text, size_t length, void *plan, struc
     return opaq_experts_plan_parse(text, length, plan, error);
 }
 
+static struct text_table table = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
 enum opaq_status experts_plan_of_value(const struct opaq_value *text, struct opaq_experts_plan *plan,
                                        struct opaq_error *error) {
-    static struct text_table table = {.mutex = PTHREAD_MUTEX_INITIALIZER};
     return plan_find_or_parse(&table, text, sizeof *plan, parse, plan, error);
+}
+
+bool experts_plan_is_kept(const struct opaq_value *text) {
+    return text_table_find(&table, text->text, (size_t)text->count) != NULL;
 }

@@ -13,7 +13,7 @@ enum { Y, X_SAVED, W_SAVED, AMAX, RANDOM };
 enum opaq_status form_linear_forward(const struct opaq_value *values, int output, struct opaq_form *form,
                                      struct opaq_error *error) {
     struct opaq_linear_plan plan;
-    const enum opaq_status status = plan_of_value(&values[PLAN], &plan, error);
+    const enum opaq_status status = plan_of_training(&values[PLAN], &plan, error);
     if (status != OPAQ_OK) {
         return status;
     }

@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "format/proto_layout.h"
 #include "gemm/gemm_run.h"
+#include "gemm/packed_run.h"
 #include "op/op_describe.h"
 #include "op/op_tensor.h"
 #include "op/quantize_op.h"
@@ -347,6 +348,10 @@ static void settle_hadamard(struct gemm_operand *a, struct gemm_operand *b) {
     }
 }
 
+_Static_assert((int)PACKED_NEAR == OPAQ_PRECISION_NEAR && (int)PACKED_FAST == OPAQ_PRECISION_FAST &&
+                   (int)PACKED_FAST32 == OPAQ_PRECISION_FAST32,
+               "a plan's precision is a kernel's");
+
 enum opaq_status linear_product(struct linear *linear, const struct linear_product *product,
                                 struct opaq_error *error) {
     const int64_t depth_limit = (int64_t)1 << 48; /* far from where the product's own sizes would overflow */
@@ -364,10 +369,19 @@ enum opaq_status linear_product(struct linear *linear, const struct linear_produ
                          (long long)job.a.plain.columns);
     }
     settle_hadamard(&job.a, &job.b);
+    const bool is_packed = packed_can_run(&job);
+    const enum packed_precision precision = (enum packed_precision)linear->plan.precision;
+    size_t bytes = is_packed ? packed_workspace_bytes(&job, precision) : 0;
+    if (!is_packed || linear->is_measuring) { /* whether memory is aligned shows in the run only */
+        const size_t other = gemm_workspace_bytes(&job);
+        bytes = other > bytes ? other : bytes;
+    }
     struct scratch scratch = linear->scratch; /* given back afterwards: products come one after another */
-    void *memory = scratch_take(&scratch, gemm_workspace_bytes(&job));
+    void *memory = scratch_take(&scratch, bytes);
     if (linear->is_measuring) {
         linear->scratch.used = scratch.used;
+    } else if (is_packed) {
+        packed_run(&job, precision, memory, linear->call->parallel);
     } else {
         gemm_run(&job, memory, linear->call->parallel);
     }

@@ -1,6 +1,7 @@
 /* op/linear_plan.c: a plan's text, and which copies a plan keeps. Specification: docs/linear.md. */
 #include "op/linear_plan.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "op/plan_words.h"
@@ -39,6 +40,7 @@ static enum opaq_status read_history(const struct plan_word *word, int32_t *algo
 
 static enum opaq_status read_word(const struct plan_word *word, void *read, struct opaq_error *error) {
     struct opaq_linear_plan *plan = read;
+    assert(plan != NULL); /* which the analyzer doubts */
     struct opaq_form *form = form_field(word, plan);
     const bool has_value = word->value != NULL;
     if (form != NULL && has_value) {
@@ -52,6 +54,9 @@ static enum opaq_status read_word(const struct plan_word *word, void *read, stru
     }
     if (word_is(word, "backward") && has_value) {
         return word_read_backward(word, &plan->backward, error);
+    }
+    if (word_is(word, "precision") && has_value) {
+        return word_read_precision(word, &plan->precision, error);
     }
     if (word_is(word, "history") && has_value) {
         return read_history(word, &plan->algorithm, error);
@@ -72,7 +77,7 @@ static enum opaq_status read_word(const struct plan_word *word, void *read, stru
     return word_refuse(
         word,
         "unknown; expected x=, w=, dy=, y=, dx=, x_given=, w_given=, dy_given=, grad=, save=, backward=, "
-        "history=, margin=, cache, bias_later, main_grad=add, main_grad=set or reduce",
+        "precision=, history=, margin=, cache, bias_later, main_grad=add, main_grad=set or reduce",
         error);
 }
 
@@ -86,22 +91,6 @@ static enum opaq_status check_elements(const char *name, const struct opaq_form 
                      "plan: \"%s=\" is delayed with the element %s, but another one in that direction with %s",
                      name, opaq_element_info((enum opaq_element)form->spec.element)->name,
                      opaq_element_info((enum opaq_element)element)->name);
-}
-
-/* Delayed scaling computes factors, and these rules take divisors. */
-static enum opaq_status check_delayed_rules(const struct opaq_linear_plan *plan, struct opaq_error *error) {
-    const struct opaq_form *const forms[] = {&plan->x, &plan->w, &plan->y, &plan->dy, &plan->dx};
-    static const char *const names[] = {"x", "w", "y", "dy", "dx"};
-    for (int i = 0; i < 5; ++i) {
-        if (has_option(forms[i], OPAQ_DELAYED) && forms[i]->spec.rule != OPAQ_RULE_TE) {
-            return opaq_fail(
-                error, OPAQ_ERROR_TEXT,
-                "plan: \"%s=\" is delayed under the rule %s, whose scale is a divisor, but delayed "
-                "scaling computes factors",
-                names[i], opaq_rule_name((enum opaq_rule)forms[i]->spec.rule));
-        }
-    }
-    return OPAQ_OK;
 }
 
 /* Words that say different things about the same. */
@@ -125,10 +114,7 @@ static enum opaq_status check_plan(const struct opaq_linear_plan *plan, struct o
             "%s is quantized again",
             delayed_x ? "x" : "w", delayed_x ? "x" : "w");
     }
-    enum opaq_status status = check_delayed_rules(plan, error);
-    if (status == OPAQ_OK) {
-        status = check_elements("w", &plan->w, plan_forward_element(plan), error);
-    }
+    enum opaq_status status = check_elements("w", &plan->w, plan_forward_element(plan), error);
     if (status == OPAQ_OK) {
         status = check_elements("y", &plan->y, plan_forward_element(plan), error);
     }
@@ -159,10 +145,36 @@ static enum opaq_status parse(const char *text, size_t length, void *plan, struc
     return opaq_linear_plan_parse(text, length, plan, error);
 }
 
+static struct text_table table = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
 enum opaq_status plan_of_value(const struct opaq_value *text, struct opaq_linear_plan *plan,
                                struct opaq_error *error) {
-    static struct text_table table = {.mutex = PTHREAD_MUTEX_INITIALIZER};
     return plan_find_or_parse(&table, text, sizeof *plan, parse, plan, error);
+}
+
+bool plan_is_kept(const struct opaq_value *text) {
+    return text_table_find(&table, text->text, (size_t)text->count) != NULL;
+}
+
+static enum opaq_status check_delayed_rules(const struct opaq_linear_plan *plan, struct opaq_error *error) {
+    const struct opaq_form *const forms[] = {&plan->x, &plan->w, &plan->y, &plan->dy, &plan->dx};
+    static const char *const names[] = {"x", "w", "y", "dy", "dx"};
+    for (int i = 0; i < 5; ++i) {
+        if (has_option(forms[i], OPAQ_DELAYED) && forms[i]->spec.rule != OPAQ_RULE_TE) {
+            return opaq_fail(
+                error, OPAQ_ERROR_TEXT,
+                "plan: \"%s=\" is delayed under the rule %s, whose scale is a divisor, but delayed "
+                "scaling computes factors",
+                names[i], opaq_rule_name((enum opaq_rule)forms[i]->spec.rule));
+        }
+    }
+    return OPAQ_OK;
+}
+
+enum opaq_status plan_of_training(const struct opaq_value *text, struct opaq_linear_plan *plan,
+                                  struct opaq_error *error) {
+    const enum opaq_status status = plan_of_value(text, plan, error);
+    return status == OPAQ_OK ? check_delayed_rules(plan, error) : status;
 }
 
 /* ---- what is kept ---- */

@@ -29,6 +29,11 @@ static enum opaq_status read_plan(struct linear *linear, struct opaq_error *erro
             "%s: the plan rounds stochastically (sr), for which linear_forward takes random numbers",
             linear->operation);
     }
+    if (has_option(&plan->w, OPAQ_DELAYED)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "%s: w= takes a scale (delayed), which a weight that is quantized here has not",
+                         linear->operation);
+    }
     return OPAQ_OK;
 }
 

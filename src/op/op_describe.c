@@ -223,6 +223,22 @@ static void integer_output(int64_t size, int32_t dtype, struct opaq_device devic
     tensor->strides[0] = 1;
 }
 
+/* Which argument gives an output no shape. */
+static enum opaq_status refuse_shape(const struct opaq_op *op, const struct opaq_output_row *output,
+                                     const struct opaq_value *values, struct opaq_error *error) {
+    const struct opaq_value *shaped = &values[output->shape_argument];
+    int argument = output->shape_argument;
+    int64_t count = is_of_tensor(output->shape_source) ? shaped->tensors->rank : shaped->count;
+    const int64_t least = output->shape_source == OPAQ_SHAPE_TENSOR_AND_OUTER ? 0 : 1;
+    if (count >= least && count < OPAQ_RANK_LIMIT) { /* then it is the other one */
+        argument = output->first_argument;
+        count = values[argument].count;
+    }
+    return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %s has %lld dimensions, which give no %s: %s", op->name,
+                     op->argument[argument].name, (long long)count, output->name,
+                     count >= OPAQ_RANK_LIMIT ? "at most 8 are allowed" : "too few");
+}
+
 static enum opaq_status describe_output(const struct opaq_op *op, const struct opaq_value *values, int index,
                                         struct opaq_proto *proto, struct opaq_outputs *outputs,
                                         struct opaq_error *error) {
@@ -242,11 +258,7 @@ static enum opaq_status describe_output(const struct opaq_op *op, const struct o
     }
     const int rank = output_shape(output, values, shape);
     if (rank < 0) {
-        const struct opaq_value *shaped = &values[output->shape_argument];
-        const int64_t count = is_of_tensor(output->shape_source) ? shaped->tensors->rank : shaped->count;
-        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %s has %lld dimensions, which give no %s: %s", op->name,
-                         op->argument[output->shape_argument].name, (long long)count, output->name,
-                         count >= OPAQ_RANK_LIMIT ? "at most 8 are allowed" : "too few");
+        return refuse_shape(op, output, values, error);
     }
     status = output_dtype(op, output, values, &dtype, error);
     if (status != OPAQ_OK) {

@@ -23,6 +23,7 @@
 #define RANDOM(name, count, device)                 {name, OPAQ_SHAPE_CONSTANT, count, 0, -1, OPAQ_DTYPE_I64, device, 0, 1}
 #define PRODUCT(name, sizes, first, dtype, device)  {name, OPAQ_SHAPE_LEADING_AND_FIRST, sizes, first, dtype, 0, device, 0, 0}
 #define OUTER(name, tensor, sizes)                  {name, OPAQ_SHAPE_LEADING_AND_OUTER, tensor, sizes, tensor, 0, tensor, 0, 0}
+#define SIZED(name, tensor, integer)                {name, OPAQ_SHAPE_LEADING_AND_INT, tensor, integer, tensor, 0, tensor, 0, 0}
 #define SLOTS(name, tensor, sizes, dtype)           {name, OPAQ_SHAPE_TENSOR_AND_OUTER, tensor, sizes, dtype, 0, tensor, 0, 0}
 #define PER_MATRIX(name, sizes, dtype, device)      {name, OPAQ_SHAPE_LEADING, sizes, 0, dtype, 0, device, 0, 0}
 #define PER_ROW(name, sizes, dtype, device, slots)  {name, OPAQ_SHAPE_FIRST, sizes, 0, dtype, 0, device, slots, 0}
@@ -156,6 +157,20 @@ static const struct opaq_op ops[] = {
      {TEXT("plan"), CHANGED("scale"), CHANGED("amax_history")},
      0, {{NULL, OPAQ_SHAPE_CONSTANT, 0, 0, 0, 0, 0, 0, 0}},
      NULL, NULL, run_delayed_update},
+    /* what a runner (opaq/runner.h) computes. The size is the runner's own; said here, a fake needs no runner. */
+    {"linear_gemm", 3,
+     {TENSOR("x"), INT("runner_id", NULL), INT("out_features", NULL)},
+     1, {SIZED("y", 0, 2)},
+     NULL, workspace_gemm, run_gemm},
+    {"mlp_gemm", 3,
+     {TENSOR("x"), INT("runner_id", NULL), INT("hidden_size", NULL)},
+     1, {SIZED("y", 0, 2)},
+     NULL, workspace_gemm, run_gemm},
+    /* topk_weights, topk_ids: [rows, k], or k for each row of hidden_states in its leading sizes */
+    {"moe_gemm", 5,
+     {TENSOR("hidden_states"), TENSOR("topk_weights"), TENSOR("topk_ids"), INT("runner_id", NULL), INT("hidden_size", NULL)},
+     1, {SIZED("y", 0, 4)},
+     NULL, workspace_gemm, run_gemm},
 };
 /* clang-format on */
 enum { OP_COUNT = sizeof ops / sizeof ops[0] };

@@ -34,6 +34,7 @@ enum opaq_status workspace_linear(const struct opaq_call *call, size_t *bytes, s
 
 enum opaq_status workspace_experts_forward(const struct opaq_call *call, size_t *bytes,
                                            struct opaq_error *error);
+enum opaq_status workspace_gemm(const struct opaq_call *call, size_t *bytes, struct opaq_error *error);
 
 enum opaq_status workspace_experts_backward(const struct opaq_call *call, size_t *bytes,
                                             struct opaq_error *error);
@@ -66,5 +67,8 @@ enum opaq_status run_experts_forward(const struct opaq_call *call, struct opaq_e
 enum opaq_status run_experts_backward(const struct opaq_call *call, struct opaq_error *error);
 enum opaq_status run_grouped_linear(const struct opaq_call *call, struct opaq_error *error);
 enum opaq_status run_grouped_linear_backward(const struct opaq_call *call, struct opaq_error *error);
+
+/* gemm_rows.c: linear_gemm, mlp_gemm and moe_gemm */
+enum opaq_status run_gemm(const struct opaq_call *call, struct opaq_error *error);
 
 #endif

@@ -86,6 +86,18 @@ enum opaq_status word_read_backward(const struct plan_word *word, int32_t *backw
                : word_refuse(word, "expected high_precision or dequantized", error);
 }
 
+enum opaq_status word_read_precision(const struct plan_word *word, int32_t *precision,
+                                     struct opaq_error *error) {
+    static const char *const names[] = {"exact", "near", "fast", "fast32"}; /* enum opaq_precision */
+    for (int32_t i = 0; i < 4; ++i) {
+        if (word_value_is(word, names[i])) {
+            *precision = i;
+            return OPAQ_OK;
+        }
+    }
+    return word_refuse(word, "expected exact, near, fast or fast32", error);
+}
+
 /* The word at *position, and on to the next. */
 static struct plan_word next_word(const char *text, size_t length, size_t *position) {
     const char *space = memchr(text + *position, ' ', length - *position);

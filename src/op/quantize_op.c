@@ -166,11 +166,10 @@ void dequantize_job(const struct quant_job *job, const struct opaq_parallel *par
 
 enum opaq_status dequantize_checked(const struct opaq_view *q, int usage, const struct opaq_parallel *parallel,
                                     const struct opaq_view *y, struct opaq_error *error) {
-    const int present = q->proto.spec.usage;
-    const int from = usage == 0 ? (present & OPAQ_ROWWISE ? OPAQ_ROWWISE : OPAQ_COLUMNWISE) : usage;
-    if ((from != OPAQ_ROWWISE && from != OPAQ_COLUMNWISE) || (from & present) == 0) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                         "dequantize: usage is %d, expected 0 or one that the tensor has (%d)", usage, present);
+    int from;
+    const enum opaq_status status = check_usage("dequantize", q, usage, &from, error);
+    if (status != OPAQ_OK) {
+        return status;
     }
     struct quant_job job;
     quant_job_make(y, q, from, &job);

@@ -42,8 +42,33 @@ static enum opaq_status check_memory(const char *operation, const char *name, co
     return OPAQ_OK;
 }
 
+/* [tokens, k], or the leading sizes of the tokens' tensor and k; sizes of 1 do not count. */
+static bool fits_tokens(const struct opaq_tensor *ids, const struct opaq_proto *tokens) {
+    const int64_t flat = opaq_proto_rows(tokens);
+    const int leading = ids->rank - 1;
+    int mine = 0;
+    int theirs = 0;
+    if (leading == 1 && ids->shape[0] == flat) {
+        return true;
+    }
+    for (;;) {
+        while (mine < leading && ids->shape[mine] == 1) {
+            ++mine;
+        }
+        while (theirs < tokens->rank - 1 && tokens->shape[theirs] == 1) {
+            ++theirs;
+        }
+        if (mine >= leading || theirs >= tokens->rank - 1 || ids->shape[mine] != tokens->shape[theirs]) {
+            return ids->rank >= 1 && mine == leading && theirs >= tokens->rank - 1;
+        }
+        ++mine;
+        ++theirs;
+    }
+}
+
 static enum opaq_status check_tensors(const struct linear *linear, const struct opaq_tensor *weights,
-                                      const struct opaq_tensor *ids, int64_t tokens, struct opaq_error *error) {
+                                      const struct opaq_tensor *ids, const struct opaq_proto *tokens,
+                                      struct opaq_error *error) {
     char got[160];
     char other[160];
     if (ids->dtype != OPAQ_DTYPE_I32 && ids->dtype != OPAQ_DTYPE_I64) {
@@ -54,13 +79,12 @@ static enum opaq_status check_tensors(const struct linear *linear, const struct 
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: topk_weights holds %s, expected f32, bf16 or f16",
                          linear->operation, dtype_name(weights->dtype));
     }
-    const int64_t elements = tensor_elements(ids);
-    int64_t expected = -1;
-    if (ids->rank == 0 || elements < 0 || !checked_multiply(tokens, ids->shape[ids->rank - 1], &expected) ||
-        elements != expected) {
-        return opaq_fail(error, OPAQ_ERROR_SHAPE,
-                         "%s: topk_ids has the shape %s, expected %lld tokens by choices", linear->operation,
-                         shape_text(ids, got, sizeof got), (long long)tokens);
+    if (tensor_elements(ids) < 0 || !fits_tokens(ids, tokens)) {
+        return opaq_fail(
+            error, OPAQ_ERROR_SHAPE,
+            "%s: topk_ids has the shape %s, expected %lld tokens by choices, or the tokens' own sizes "
+            "by choices",
+            linear->operation, shape_text(ids, got, sizeof got), (long long)opaq_proto_rows(tokens));
     }
     if (weights->rank != ids->rank ||
         memcmp(weights->shape, ids->shape, (size_t)ids->rank * sizeof ids->shape[0]) != 0) {
@@ -97,14 +121,14 @@ static int64_t local_expert(int64_t id, struct routing_slice slice, int64_t expe
 }
 
 enum opaq_status routing_read(struct linear *linear, const struct opaq_tensor *weights,
-                              const struct opaq_tensor *ids, int64_t tokens, int64_t experts,
+                              const struct opaq_tensor *ids, const struct opaq_proto *tokens, int64_t experts,
                               struct routing_slice slice, struct routing *routing, struct opaq_error *error) {
     const enum opaq_status status = check_tensors(linear, weights, ids, tokens, error);
     if (status != OPAQ_OK) {
         return status;
     }
     const int64_t slots = tensor_elements(ids);
-    routing->tokens = tokens;
+    routing->tokens = opaq_proto_rows(tokens);
     routing->choices = ids->shape[ids->rank - 1];
     routing->experts = experts;
     routing->first = scratch_take_array(&linear->scratch, experts + 1, sizeof *routing->first);

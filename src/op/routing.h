@@ -20,11 +20,11 @@ struct routing_slice {
     int64_t total, first;
 };
 
-/* Reads the ids and weights, both of one shape [..., k] for `tokens` tokens, into scratch. -1 and `total` are nobody's;
+/* Reads the ids and weights, both of one shape, [T, k] or the leading sizes of `tokens` and k, into scratch. -1 and `total` are nobody's;
  * other numbers outside [0, total) are an error; experts outside the slice are passed over. While measuring only the
  * scratch is taken. */
 enum opaq_status routing_read(struct linear *linear, const struct opaq_tensor *weights,
-                              const struct opaq_tensor *ids, int64_t tokens, int64_t experts,
+                              const struct opaq_tensor *ids, const struct opaq_proto *tokens, int64_t experts,
                               struct routing_slice slice, struct routing *routing, struct opaq_error *error);
 
 /* The rows of `from` that slots name, times their weights if those are given, one after another into `to`. by_token: a

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "format/proto_layout.h"
 #include "op/op_tensor.h"
 #include "op/rearrange.h"
 #include "op/stored_cells.h"
@@ -42,6 +43,8 @@ static enum opaq_status refuse_dtype(const char *operation, const char *what, in
 static enum opaq_status check_tensor(const char *operation, const struct opaq_view *view,
                                      const struct opaq_stored *stored, struct stretch *stretch,
                                      struct opaq_error *error) {
+    memset(stretch, 0, sizeof *stretch);
+    stretch->operation = operation;
     const enum opaq_status status = check_quantized_tensor(operation, "the tensor", view, error);
     if (status != OPAQ_OK) {
         return status;
@@ -54,8 +57,9 @@ static enum opaq_status check_tensor(const char *operation, const struct opaq_vi
                          "%s: the tensor is %s, expected one with a rowwise copy only", operation,
                          view->proto.spec.usage == OPAQ_BOTH ? "both" : "columnwise");
     }
-    memset(stretch, 0, sizeof *stretch);
-    stretch->operation = operation;
+    if (view->proto.spec.options & OPAQ_TILED) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: the tensor is tiled; convert it", operation);
+    }
     locate(view, &stretch->job);
     stretch->copy = &stretch->job.copy[0];
     stretch->format = opaq_format_row((enum opaq_format)view->proto.spec.format);
@@ -195,7 +199,7 @@ static enum opaq_status check_shared(const struct stretch *stretch, const char *
     return opaq_fail(
         error, OPAQ_ERROR_ARGUMENT,
         "%s: rows %lld to %lld come with the %s %.9g, but the tensor has one for all rows, and that is %.9g",
-        stretch->operation, (long long)stretch->first, (long long)(stretch->first + stretch->rows), what,
+        stretch->operation, (long long)stretch->first, (long long)stretch->first + stretch->rows, what,
         (double)given, (double)*there);
 }
 
@@ -210,7 +214,7 @@ static enum opaq_status check_squares(const struct stretch *stretch, struct opaq
                 return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                                  "%s: the scales of rows %lld and %lld in block %lld are %d and %d, but a "
                                  "square block (2d) has one",
-                                 stretch->operation, (long long)(r - r % block), (long long)r, (long long)c,
+                                 stretch->operation, (long long)r - r % block, (long long)r, (long long)c,
                                  first, here);
             }
         }
@@ -231,6 +235,39 @@ static enum opaq_status check_values(const struct stretch *stretch, struct opaq_
         }
     }
     return stretch->job.spec.options & OPAQ_2D ? check_squares(stretch, error) : OPAQ_OK;
+}
+
+/* Stands for memory that nobody reads. */
+static void *no_memory(void) {
+    static _Alignas(64) char anchor[64];
+    return anchor;
+}
+
+enum opaq_status opaq_stored_check(const struct opaq_proto *to, int64_t first_row,
+                                   const struct opaq_stored *from, struct opaq_error *error) {
+    struct opaq_error reason;
+    if (from == NULL || opaq_proto_check(to, &reason) != OPAQ_OK) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "stored_check: %s",
+                         from == NULL ? "the stored rows are NULL" : reason.text);
+    }
+    struct opaq_view view;
+    memset(&view, 0, sizeof view);
+    view.proto = *to;
+    struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
+    const int count = proto_buffers(to, buffers);
+    for (int i = 0; i < count; ++i) {
+        view.buffer[i].data = no_memory();
+        view.buffer[i].bytes = buffers[i].bytes;
+    }
+    struct opaq_stored stored = *from;
+    struct opaq_tensor *const tensors[] = {&stored.data, &stored.scale, &stored.global};
+    for (int i = 0; i < 3; ++i) {
+        if (tensors[i]->rank != -1) {
+            tensors[i]->data = no_memory();
+        }
+    }
+    struct stretch stretch;
+    return check_all("stored_check", &view, first_row, -1, &stored, true, &stretch, error);
 }
 
 /* A row's codes in the tensor. */
@@ -300,7 +337,7 @@ static enum opaq_status check_agreement(const struct stretch *stretch, const cha
                 error, OPAQ_ERROR_ARGUMENT,
                 "%s: %s has one entry for all rows, but that of row %lld is %.9g and that of row %lld %.9g",
                 stretch->operation, what, (long long)stretch->first, (double)values[0],
-                (long long)(stretch->first + r), (double)values[r]);
+                (long long)stretch->first + r, (double)values[r]);
         }
     }
     return OPAQ_OK;

@@ -36,6 +36,18 @@ enum opaq_status check_quantized_tensor(const char *operation, const char *what,
     return check_tensor(operation, what, view, 1, error);
 }
 
+enum opaq_status check_usage(const char *operation, const struct opaq_view *quantized, int usage, int *copy,
+                             struct opaq_error *error) {
+    const int present = quantized->proto.spec.usage;
+    *copy = usage == 0 ? (present & OPAQ_ROWWISE ? OPAQ_ROWWISE : OPAQ_COLUMNWISE) : usage;
+    if ((*copy != OPAQ_ROWWISE && *copy != OPAQ_COLUMNWISE) || (*copy & present) == 0) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "%s: usage is %d, expected 0 or one that the tensor has (%d)", operation, usage,
+                         present);
+    }
+    return OPAQ_OK;
+}
+
 /* The bytes from the first to the last that a plain view covers. */
 static size_t covered_bytes(const struct opaq_view *plain) {
     const int64_t rows = opaq_proto_rows(&plain->proto);

@@ -69,10 +69,13 @@ struct opaq_view weight_plain_at(const struct opaq_view *stack, int64_t index) {
 }
 
 static enum opaq_status refuse_rows(const struct linear *linear, const struct weight_stack *stack,
-                                    struct opaq_error *error) {
-    return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                     "%s: %s has %lld rows for each expert, of which some share a scale with the next expert's",
-                     linear->operation, stack->name, (long long)stack->rows);
+                                    const struct quant_copy *copy, struct opaq_error *error) {
+    return opaq_fail(
+        error, OPAQ_ERROR_UNSUPPORTED,
+        "%s: %s has %lld rows for each expert, expected a multiple of %lld: else some share a scale, "
+        "or a tile, with the next expert's",
+        linear->operation, stack->name, (long long)stack->rows,
+        (long long)(copy->tile_rows != 0 ? copy->tile_rows : 128));
 }
 
 /* The rows of one matrix in a stack that came quantized. */
@@ -91,7 +94,7 @@ static enum opaq_status given_operand(struct linear *linear, const struct weight
     return linear_operand_rows(&whole, stack->count > 1 ? stack->rows : 0, stack->rows, operand) &&
                    linear_operand_rows(&whole, index * stack->rows, stack->rows, operand)
                ? OPAQ_OK
-               : refuse_rows(linear, stack, error);
+               : refuse_rows(linear, stack, &whole.job.copy[0], error);
 }
 
 enum opaq_status weight_forward_operand(struct linear *linear, const struct weight_stack *stack,

@@ -67,6 +67,7 @@ static void locate_data(const struct opaq_view *view, const struct opaq_buffer *
     copy->data_column_step = layout.column_step;
     copy->is_packed = buffer.packing == 2;
     copy->data_columns = row->extent[0].dim == operand_rows ? inner : copy->operand.columns;
+    copy->tile_rows = view->proto.spec.options & OPAQ_TILED ? row->extent[0].to : 0;
 }
 
 static void locate_scale(const struct opaq_view *view, const struct opaq_buffer *buffers,
@@ -82,6 +83,10 @@ static void locate_scale(const struct opaq_view *view, const struct opaq_buffer 
         /* the tiles run over (operand rows, blocks), whichever way the plain buffer lies */
         const bool upright = row->extent[0].dim == operand_rows;
         copy->scale_layout.swizzled_columns = upright ? inner : buffer.shape[0];
+    }
+    if (row->options_needed & OPAQ_TILED) {
+        copy->scale_layout.tiled_columns = inner;
+        copy->scale_layout.tile_rows = row->extent[0].to;
     }
 }
 
@@ -125,16 +130,17 @@ void quant_job_make(const struct opaq_view *plain, const struct opaq_view *quant
 bool quant_copy_take_rows(struct quant_copy *copy, int64_t first, int64_t rows) {
     const struct scale_layout *layout = &copy->scale_layout;
     const bool is_swizzled = layout->swizzled_columns != 0;
-    const int64_t together = layout->row_step == 0 && !is_swizzled ? 1
-                             : is_swizzled                         ? SWIZZLE_ROWS
-                                                                   : layout->row_per;
+    const int64_t shared = layout->row_step == 0 ? 1 : layout->row_per;
+    const int64_t together = max_int64(copy->tile_rows, is_swizzled ? SWIZZLE_ROWS : shared);
     if (first % together != 0) {
         return false;
     }
-    const int64_t entries = is_swizzled ? swizzle_offset(first, 0, layout->swizzled_columns)
-                                        : first / layout->row_per * layout->row_step;
+    const int64_t entries = layout->tiled_columns != 0 ? first * layout->tiled_columns
+                            : is_swizzled              ? swizzle_offset(first, 0, layout->swizzled_columns)
+                                                       : first / layout->row_per * layout->row_step;
+    const int64_t row_codes = copy->tile_rows != 0 ? copy->data_columns : copy->data_row_step;
     if (copy->data != NULL) { /* a tensor that is only measured has no memory */
-        copy->data += first * copy->data_row_step / (copy->is_packed ? 2 : 1);
+        copy->data += first * row_codes / (copy->is_packed ? 2 : 1);
         copy->scale = (char *)copy->scale + entries * copy->scale_bytes;
     }
     if (copy->amax != NULL) {
@@ -145,7 +151,7 @@ bool quant_copy_take_rows(struct quant_copy *copy, int64_t first, int64_t rows) 
 }
 
 int64_t quant_panel_rows(const struct quant_copy *copy) {
-    const int64_t whole_bytes = copy->data_row_step == 1 && copy->is_packed ? 32 : 16;
+    const int64_t whole_bytes = copy->tile_rows != 0 || (copy->data_row_step == 1 && copy->is_packed) ? 32 : 16;
     return copy->block_rows > 1 && copy->block_rows <= 128 ? round_up(copy->block_rows, whole_bytes)
                                                            : whole_bytes;
 }

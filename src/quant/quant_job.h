@@ -29,6 +29,8 @@ struct scale_layout {
     int64_t column_per;
     int64_t column_step;
     int64_t swizzled_columns; /* 0: row-major with the steps above; else: 128x4 tiles over that many columns */
+    int64_t tiled_columns;    /* 0, or: by format/tile.h, over that many blocks */
+    int64_t tile_rows;
 };
 
 struct quant_copy {
@@ -41,6 +43,7 @@ struct quant_copy {
     int64_t data_column_step; /* in codes */
     int64_t data_columns;     /* codes in an operand row of the buffer, its padding included */
     bool is_packed;           /* two codes per byte, the even one low */
+    int64_t tile_rows;        /* 0, or: codes lie by format/tile.h, in tiles of so many rows */
     void *scale;
     int scale_bytes; /* of an entry */
     struct scale_layout scale_layout;

@@ -27,12 +27,14 @@ static void encode_block(const struct quant_job *job, const struct quant_copy *c
 /* One scale for the tensor, computed before and stored already. */
 void quantize_fp8_tensor_ref(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
                              int64_t r_end) {
+    copy_clear(copy, r, r_end - r);
     encode_block(job, copy, r, r_end, 0, job->tensor_scale);
 }
 
 void quantize_fp8_blocks_ref(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
                              int64_t r_end) {
     const float limit = fp8_scale_limit(&job->spec, copy->operand.dtype);
+    copy_clear(copy, r, r_end - r);
     for (int64_t row = r; row < r_end; row += copy->block_rows) {
         /* a row without elements still has its scale, and a tensor without columns has no 128-blocks */
         int64_t c = 0;

@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/philox.h"
 #include "format/swizzle.h"
+#include "format/tile.h"
 #include "quant/hadamard.h"
 #include "quant/quant_job.h"
 #include "quant/scale_rules.h"
@@ -185,34 +186,48 @@ static inline void segment_scale(float *values, int n, float apply, bool divide)
     }
 }
 
+/* The byte of code (r, c), and how far up in it the code lies. */
+static inline uint8_t *code_place(const struct quant_copy *copy, int64_t r, int64_t c, int *shift) {
+    if (copy->tile_rows != 0) {
+        *shift = 0;
+        return copy->data + (copy->is_packed ? tile4_offset(r, c, copy->data_columns, shift)
+                                             : tile8_offset(r, c, copy->data_columns));
+    }
+    const int64_t index = r * copy->data_row_step + c * copy->data_column_step;
+    *shift = copy->is_packed ? (int)(index % 2) * 4 : 0;
+    return copy->data + (copy->is_packed ? index / 2 : index);
+}
+
 /* Codes (r, c) to (r, c+n-1), without those beyond the buffer's row. Packed buffers are cleared before. */
 static inline void copy_store(const struct quant_copy *copy, int64_t r, int64_t c, int n,
                               const uint8_t *codes) {
-    const int64_t start = r * copy->data_row_step + c * copy->data_column_step;
     const int inside = (int)min_int64(n, copy->data_columns - c);
     for (int i = 0; i < inside; ++i) {
-        const int64_t index = start + i * copy->data_column_step;
-        if (copy->is_packed) {
-            uint8_t *pair = &copy->data[index / 2];
-            *pair = (uint8_t)(*pair | codes[i] << (index % 2 * 4));
-        } else {
-            copy->data[index] = codes[i];
-        }
+        int shift;
+        uint8_t *const byte = code_place(copy, r, c + i, &shift);
+        *byte = copy->is_packed ? (uint8_t)(*byte | codes[i] << shift) : codes[i];
     }
 }
 
 static inline void copy_load_codes(const struct quant_copy *copy, int64_t r, int64_t c, int n, uint8_t *codes) {
-    const int64_t start = r * copy->data_row_step + c * copy->data_column_step;
     const int inside = (int)min_int64(n, copy->data_columns - c);
     for (int i = 0; i < inside; ++i) {
-        const int64_t index = start + i * copy->data_column_step;
-        codes[i] = copy->is_packed ? copy->data[index / 2] >> (index % 2 * 4) & 15 : copy->data[index];
+        int shift;
+        const uint8_t byte = *code_place(copy, r, c + i, &shift);
+        codes[i] = copy->is_packed ? byte >> shift & 15 : byte;
     }
     memset(codes + inside, 0, (size_t)(n - inside));
 }
 
-/* Zeroes the bytes of operand rows [r, r+rows) of a packed buffer, so that codes can be or-ed in. */
+/* Zeroes the bytes of operand rows [r, r+rows) of a packed buffer, so that codes can be or-ed in, and of a tiled one,
+ * whose padding is zero. */
 static inline void copy_clear(const struct quant_copy *copy, int64_t r, int64_t rows) {
+    if (copy->tile_rows != 0) { /* r is at the beginning of a tile */
+        const int64_t codes = round_up(rows, copy->tile_rows) * copy->data_columns;
+        uint8_t *const first = copy->data + r * copy->data_columns / (copy->is_packed ? 2 : 1);
+        memset(first, 0, (size_t)(copy->is_packed ? codes / 2 : codes));
+        return;
+    }
     if (!copy->is_packed) {
         return;
     }
@@ -230,6 +245,9 @@ static inline void copy_clear(const struct quant_copy *copy, int64_t r, int64_t 
 
 static inline int64_t scale_index(const struct quant_copy *copy, int64_t r, int64_t c) {
     const struct scale_layout *layout = &copy->scale_layout;
+    if (layout->tiled_columns != 0) {
+        return tile_scale_offset(r, c / layout->column_per, layout->tiled_columns, layout->tile_rows);
+    }
     if (layout->swizzled_columns != 0) {
         return swizzle_offset(r / layout->row_per, c / layout->column_per, layout->swizzled_columns);
     }

@@ -1,8 +1,9 @@
 /* torch/torch_ops.c: registers opaq's operators with PyTorch, from plain C, and calls them.
  *
- * For each row of the operator table: a schema in the namespace "opaq" and one kernel for the CPU and CUDA keys. The
- * fakes are registered from Python, because LibTorch's C ABI has no symbolic sizes; they read the same rows. Compiled
- * with -fexceptions: aoti_torch_check throws through these frames, after everything has been freed. */
+ * For each row of the operator table: a schema in the namespace "opaq" and one kernel for the CPU and CUDA keys; for some
+ * a second name in another namespace. The fakes are registered from Python, because LibTorch's C ABI has no symbolic
+ * sizes; they read the same rows. Compiled with -fexceptions: aoti_torch_check throws through these frames, after
+ * everything has been freed. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -191,12 +192,72 @@ static int32_t define(struct torch_library *library, const struct opaq_op *op, c
     return aoti_torch_library_def(library, schema);
 }
 
+/* A namespace and the operators that it has; NULL: all. */
+struct name_space {
+    const char *name;
+    const char *const *ops;
+    bool may_be_taken; /* another library may have defined its operators; they stay that library's */
+};
+
+/* What code that was written for somebody else's nvfp4::linear_gemm and nvfp4::moe_gemm calls. */
+static const char *const nvfp4_ops[] = {"linear_gemm", "moe_gemm", NULL};
+static const struct name_space name_spaces[] = {{"opaq", NULL, false}, {"nvfp4", nvfp4_ops, true}};
+
+static bool has_op(const struct name_space *space, const char *name) {
+    for (int i = 0; space->ops != NULL && space->ops[i] != NULL; ++i) {
+        if (strcmp(space->ops[i], name) == 0) {
+            return true;
+        }
+    }
+    return space->ops == NULL;
+}
+
+/* Schemas; which operators are ours afterwards. */
+static enum opaq_status define_all(const struct name_space *space, bool defined[KERNEL_COUNT],
+                                   struct opaq_error *error) {
+    struct torch_library *library;
+    if (aoti_torch_library_init_fragment(space->name, __FILE__, __LINE__, &library) != 0) {
+        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused the namespace %s", space->name);
+    }
+    for (int i = 0; i < opaq_op_count(); ++i) {
+        char schema[OPAQ_OP_SCHEMA_BYTES];
+        const struct opaq_op *op = opaq_op_at(i);
+        defined[i] = has_op(space, op->name);
+        if (defined[i] &&
+            (opaq_op_schema(op, schema, sizeof schema, error) != OPAQ_OK || define(library, op, schema) != 0)) {
+            defined[i] = false;
+            if (!space->may_be_taken) {
+                return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused the schema %s", schema);
+            }
+        }
+    }
+    return OPAQ_OK;
+}
+
 /* The libraries are never deleted: that would take the operators away again. */
-static enum opaq_status register_all(struct opaq_error *error) {
+static enum opaq_status register_space(const struct name_space *space, struct opaq_error *error) {
     static const char *const keys[] = {"CPU", "CUDA"};
-    struct torch_library *schemas;
-    struct torch_library *implementations;
+    struct torch_library *library;
+    bool defined[KERNEL_COUNT] = {false};
+    const enum opaq_status status = define_all(space, defined, error);
+    for (int k = 0; status == OPAQ_OK && k < 2; ++k) {
+        if (aoti_torch_library_init_impl(space->name, keys[k], __FILE__, __LINE__, &library) != 0) {
+            return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused kernels for %s", keys[k]);
+        }
+        for (int i = 0; i < opaq_op_count(); ++i) {
+            const char *name = opaq_op_at(i)->name;
+            if (defined[i] && torch_library_impl(library, name, kernels[i], build_version) != 0) {
+                return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused %s::%s for %s", space->name, name,
+                                 keys[k]);
+            }
+        }
+    }
+    return status;
+}
+
+static enum opaq_status register_all(struct opaq_error *error) {
     const uint64_t running = aoti_torch_abi_version();
+    enum opaq_status status = OPAQ_OK;
     if (running < build_version) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "PyTorch %d.%d is running, opaq needs 2.11 or later",
                          (int)(running >> 56), (int)(running >> 48 & 0xFF));
@@ -205,28 +266,10 @@ static enum opaq_status register_all(struct opaq_error *error) {
         return opaq_fail(error, OPAQ_ERROR_LIMIT, "the table has %d operators, torch_ops.c has room for %d",
                          opaq_op_count(), KERNEL_COUNT);
     }
-    if (aoti_torch_library_init_fragment("opaq", __FILE__, __LINE__, &schemas) != 0) {
-        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused the namespace opaq");
+    for (size_t i = 0; status == OPAQ_OK && i < sizeof name_spaces / sizeof name_spaces[0]; ++i) {
+        status = register_space(&name_spaces[i], error);
     }
-    for (int i = 0; i < opaq_op_count(); ++i) {
-        char schema[OPAQ_OP_SCHEMA_BYTES];
-        if (opaq_op_schema(opaq_op_at(i), schema, sizeof schema, error) != OPAQ_OK ||
-            define(schemas, opaq_op_at(i), schema) != 0) {
-            return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused the schema %s", schema);
-        }
-    }
-    for (int k = 0; k < 2; ++k) {
-        if (aoti_torch_library_init_impl("opaq", keys[k], __FILE__, __LINE__, &implementations) != 0) {
-            return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused kernels for %s", keys[k]);
-        }
-        for (int i = 0; i < opaq_op_count(); ++i) {
-            if (torch_library_impl(implementations, opaq_op_at(i)->name, kernels[i], build_version) != 0) {
-                return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused %s for %s", opaq_op_at(i)->name,
-                                 keys[k]);
-            }
-        }
-    }
-    return OPAQ_OK;
+    return status;
 }
 
 __attribute__((constructor)) static void register_on_load(void) {

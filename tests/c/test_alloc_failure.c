@@ -9,6 +9,7 @@
 #include "support_experts.h"
 #include "support_linear.h"
 #include "support_quant.h"
+#include "support_runner_layer.h"
 #include "support_spec.h"
 
 /* ---- requests that can be made to fail ---- */
@@ -20,6 +21,7 @@ void *__real_aligned_alloc(size_t alignment, size_t size);
 int __real_posix_memalign(void **memory, size_t alignment, size_t size);
 int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
                           void *argument);
+int __real_pthread_mutex_lock(pthread_mutex_t *mutex);
 void *__wrap_malloc(size_t size);
 void *__wrap_calloc(size_t count, size_t size);
 void *__wrap_realloc(void *memory, size_t size);
@@ -27,10 +29,12 @@ void *__wrap_aligned_alloc(size_t alignment, size_t size);
 int __wrap_posix_memalign(void **memory, size_t alignment, size_t size);
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
                           void *argument);
+int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex);
 
 static atomic_int requests_left = -1; /* until one fails; below 0: none does */
 static atomic_int failed_memory;
 static atomic_int failed_threads;
+static atomic_int locks_taken;
 
 static int fails(atomic_int *kind) {
     if (atomic_load(&requests_left) < 0 || atomic_fetch_sub(&requests_left, 1) != 0) {
@@ -61,6 +65,12 @@ int __wrap_posix_memalign(void **memory, size_t alignment, size_t size) {
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
                           void *argument) {
     return fails(&failed_threads) ? EAGAIN : __real_pthread_create(thread, attributes, run, argument);
+}
+
+/* Does not fail, but is counted. */
+int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex) {
+    atomic_fetch_add(&locks_taken, 1);
+    return __real_pthread_mutex_lock(mutex);
 }
 
 static void fail_at(int n) {
@@ -337,6 +347,113 @@ static void experts_operators(void) {
     opaq_pool_destroy(pool);
 }
 
+/* ---- runners ---- */
+
+/* A run asks for no memory and takes no lock, from the first one on. */
+static void check_run(enum opaq_runner_kind kind, int64_t handle, const struct runner_inputs *inputs,
+                      const struct op_result *expected, const char *what) {
+    static _Alignas(64) char workspace[1 << 22];
+    static _Alignas(64) char output[1 << 14];
+    const int count = kind == OPAQ_RUNNER_MOE ? 3 : 1;
+    struct opaq_tensor y = expected->outputs.tensor[0];
+    struct opaq_error error = {OPAQ_OK, ""};
+    size_t bytes = 0;
+    y.data = output;
+    memset(output, 0, sizeof output);
+    atomic_store(&locks_taken, 0);
+    fail_at(0);
+    enum opaq_status status = opaq_runner_workspace(handle, inputs->tensors, count, &bytes, &error);
+    if (status == OPAQ_OK && bytes <= sizeof workspace) {
+        const struct opaq_span span = {workspace, bytes};
+        status = opaq_runner_run(handle, inputs->tensors, count, &y, span, NULL, &error);
+    }
+    fail_never();
+    if (status != OPAQ_OK || something_failed() || atomic_load(&locks_taken) != 0) {
+        CHECK_FAIL("%s: %s \"%s\", %d locks", what, opaq_status_name(status), error.text,
+                   atomic_load(&locks_taken));
+    }
+    CHECK_BYTES(output, expected->outputs.tensor[0].data, op_tensor_bytes(&y), "%s", what);
+}
+
+/* The words of the plans that are created here; a number in x= makes each a new text, to be kept. */
+static const struct {
+    enum opaq_runner_kind kind;
+    const char *weights, *words;
+} runner_cases[] = {{OPAQ_RUNNER_LINEAR, "nvfp4+both", ""},   {OPAQ_RUNNER_LINEAR, "", " w=mxfp4"},
+                    {OPAQ_RUNNER_MLP, "", " act=silu"},       {OPAQ_RUNNER_MOE, "mxfp8", " act=silu"},
+                    {OPAQ_RUNNER_MOE, "", " act=silu w=fp8"}, {OPAQ_RUNNER_MOE, "", " act=silu w=nvfp4"}};
+
+static void check_runners(int index, int *most) {
+    const enum opaq_runner_kind kind = runner_cases[index].kind;
+    struct runner_inputs *inputs = runner_inputs_make(OPAQ_BF16);
+    int done = 0;
+    for (int n = 0; n < MANY && !done; ++n) {
+        char words[128];
+        struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
+        struct op_result expected;
+        struct opaq_error error = {OPAQ_OK, ""};
+        int64_t handle = 0;
+        const int before = opaq_runner_count();
+        (void)snprintf(words, sizeof words, "x=fp8row+eps=%de-30%s", 100 * (index + 1) + n,
+                       runner_cases[index].words);
+        struct runner_layer layer = runner_layer_make(kind, OPAQ_BF16, runner_cases[index].weights, words);
+        runner_values(&layer, NULL, values);
+        fail_at(n);
+        enum opaq_status status = opaq_runner_create(runner_op(kind), values, NULL, &handle, &error);
+        fail_never();
+        done = !something_failed();
+        if (status != OPAQ_OK) { /* nothing is left of it, and the next attempt works */
+            check_status(status, &error, n, words);
+            CHECK_EQ_INT(opaq_runner_count(), before);
+            CHECK_EQ_INT(handle, 0);
+            status = opaq_runner_create(runner_op(kind), values, NULL, &handle, &error);
+        }
+        CHECK_EQ_INT(status, OPAQ_OK);
+        runner_values(&layer, inputs, values);
+        CHECK_EQ_INT(op_call(runner_op(kind)->name, values, NULL, &expected, &error), OPAQ_OK);
+        runner_layer_free(&layer);
+        check_run(kind, handle, inputs, &expected, words);
+        CHECK_EQ_INT(opaq_runner_destroy(handle, NULL), OPAQ_OK);
+        op_result_free(&expected);
+        *most = n;
+    }
+    CHECK(done);
+    runner_inputs_free(inputs);
+}
+
+static void runners(void) {
+    for (int i = 0; i < (int)(sizeof runner_cases / sizeof runner_cases[0]); ++i) {
+        int most = 0;
+        check_runners(i, &most);
+        CHECK(most >= 2); /* its own memory, and texts to be kept */
+        printf("  \"%s%s\": at most %d requests\n", runner_cases[i].weights, runner_cases[i].words, most);
+    }
+}
+
+static enum opaq_status first_run(void *state, const struct opaq_runner_call *call, struct opaq_error *error) {
+    (void)state;
+    (void)call;
+    (void)error;
+    return OPAQ_OK;
+}
+
+/* The first page of slots, in a program that has none yet: so this comes before all others. */
+static void first_runner(void) {
+    struct opaq_runner_info info = {.kind = OPAQ_RUNNER_LINEAR, .in_features = 1, .out_features = 1};
+    const struct opaq_runner_functions functions = {.abi = OPAQ_RUNNER_ABI, .run = first_run};
+    struct opaq_error error = {OPAQ_OK, ""};
+    int64_t handle = 0;
+    fail_at(0);
+    enum opaq_status status = opaq_runner_register(&info, &functions, NULL, &handle, &error);
+    fail_never();
+    CHECK(something_failed());
+    check_status(status, &error, 0, "runner_register");
+    CHECK_EQ_INT(handle, 0);
+    CHECK_EQ_INT(opaq_runner_count(), 0);
+    CHECK_EQ_INT(opaq_runner_register(&info, &functions, NULL, &handle, &error), OPAQ_OK);
+    CHECK_EQ_INT(opaq_runner_destroy(handle, &error), OPAQ_OK);
+}
+
 /* Reading and describing asks for no memory at all. */
 static void texts_need_no_memory(void) {
     struct opaq_spec spec = spec_of("nvfp4");
@@ -365,5 +482,7 @@ static const struct test_case tests[] = {TEST(pools),
                                          TEST(plans),
                                          TEST(linear_operators),
                                          TEST(experts_operators),
-                                         TEST(texts_need_no_memory)};
+                                         TEST(texts_need_no_memory),
+                                         TEST(first_runner),
+                                         TEST(runners)};
 TEST_MAIN(tests)

@@ -32,7 +32,7 @@ static const enum opaq_element dtypes[] = {OPAQ_F32, OPAQ_BF16, OPAQ_F16};
 
 /* A double as a float, beyond the largest one as infinity, which a conversion does not promise. */
 static float to_float(double value) {
-    return fabs(value) >= 0x1.ffffffp127 ? (float)copysign(INFINITY, value) : (float)value;
+    return fabs(value) >= 0x1.ffffffp127 ? (float)copysign((double)INFINITY, value) : (float)value;
 }
 
 static double rounded(enum opaq_element dtype, double value) {

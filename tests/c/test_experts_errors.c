@@ -242,7 +242,7 @@ static void quantized_weights(void) {
     tensor_free(&q[1]);
     refuse_quantized(__LINE__, "nvfp4+columnwise", 2, 16, 8, OPAQ_ERROR_UNSUPPORTED, " has no rowwise copy");
     refuse_quantized(__LINE__, "fp8blk2", 2, 128, 32, OPAQ_ERROR_UNSUPPORTED,
-                     "gate_up has 64 rows for each expert, of which some share a scale with the next expert's");
+                     "gate_up has 64 rows for each expert, expected a multiple of 128");
     refuse_quantized(__LINE__, "fp8blk2", 2, 64, 64, OPAQ_ERROR_UNSUPPORTED,
                      "down has 64 rows for each expert");
     refuse_quantized(__LINE__, "nvfp4+swizzle", 3, 128, 96, OPAQ_ERROR_UNSUPPORTED,

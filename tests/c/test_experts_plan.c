@@ -270,7 +270,7 @@ static void errors_name_the_word_and_its_position(void) {
         {"act=silu ", "\"\" at position 9: expected a word"},
         {"x=fp8  w=fp8", "\"\" at position 6: expected a word"},
         {"act", "\"act\" at position 0: unknown; expected act=, limit=, alpha=, beta=, x=, h=, w=, dy=, "
-                "gate_up_given=, down_given=, grad=, backward=, experts=, first= or weights=input"},
+                "gate_up_given=, down_given=, grad=, backward=, precision=, experts=, first= or weights=input"},
         {"limit", "\"limit\" at position 0: unknown"},
         {"alpha", "\"alpha\" at position 0: unknown"},
         {"beta", "\"beta\" at position 0: unknown"},

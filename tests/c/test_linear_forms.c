@@ -117,6 +117,12 @@ static void bad_forms_are_named(void) {
     text_only(0, "x=fp8 x=fp8", values);
     CHECK_EQ_INT(opaq_op_form(row, values, 0, &form, &error), OPAQ_ERROR_TEXT);
     CHECK_EQ_STR(error.text, "linear_forward: plan: \"x=fp8\" at position 6: came before");
+    for (int op = 0; op < 3; ++op) { /* a divisor, which delayed scaling cannot compute */
+        text_only(op, "x=fp8 w=fp8+delayed+rule=modelopt", values);
+        CHECK_EQ_INT(opaq_op_form(opaq_op_find(operators[op]), values, 0, &form, &error), OPAQ_ERROR_TEXT);
+        CHECK(strstr(error.text, "plan: \"w=\" is delayed under the rule modelopt, whose scale is a divisor") !=
+              NULL);
+    }
     text_only(0, "x=fp8", values);
     CHECK_EQ_INT(opaq_op_form(row, values, 5, &form, &error), OPAQ_ERROR_ARGUMENT);
     CHECK_EQ_STR(error.text, "linear_forward: output 5, expected 0 to 4");

@@ -219,7 +219,6 @@ static void contradictions_name_both_words(void) {
         {"x=fp8+delayed y=fp8.e5m2+delayed", "\"y=\" is delayed with the element e5m2"},
         {"w=fp8.e5m2+delayed y=fp8+delayed", "\"y=\" is delayed with the element e4m3"},
         {"dy=fp8.e5m2+delayed dx=fp8+delayed", "\"dx=\" is delayed with the element e4m3"},
-        {"x=fp8 w=fp8+delayed+rule=modelopt", "\"w=\" is delayed under the rule modelopt"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         refuse(cases[i][0], strlen(cases[i][0]), OPAQ_ERROR_TEXT, cases[i][1]);

@@ -181,6 +181,37 @@ static void wrong_tensors_are_refused(void) {
     tensor_free(&q);
 }
 
+/* By headers alone: the same answers without any memory. */
+static void checks_need_no_memory(void) {
+    struct tensor q = sample_of(256, 128, "fp8blk2", 1);
+    struct tensor both = sample_of(8, 32, "nvfp4+both", 1);
+    struct rows rows = rows_exported(&q, 0, 128);
+    struct opaq_error error = {OPAQ_OK, ""};
+    struct opaq_stored headers = rows.stored;
+    headers.data.data = NULL;
+    headers.scale.data = NULL;
+    CHECK(opaq_stored_check(&q.view.proto, 0, &headers, &error) == OPAQ_OK);
+    CHECK(opaq_stored_check(&q.view.proto, 128, &headers, &error) == OPAQ_OK);
+    check_refused(opaq_stored_check(&q.view.proto, 64, &headers, &error), OPAQ_ERROR_SHAPE, &error,
+                  "stored_check: ", "64");
+    headers.scale.dtype = OPAQ_DTYPE_F16;
+    check_refused(opaq_stored_check(&q.view.proto, 0, &headers, &error), OPAQ_ERROR_ARGUMENT, &error,
+                  "stored_check: ", "scale holds");
+    headers.scale = rows.stored.scale;
+    headers.data.shape[1] = 127;
+    check_refused(opaq_stored_check(&q.view.proto, 0, &headers, &error), OPAQ_ERROR_SHAPE, &error,
+                  "stored_check: ", "expected rows of 128 entries");
+    check_refused(opaq_stored_check(&q.view.proto, 0, NULL, &error), OPAQ_ERROR_ARGUMENT, &error,
+                  "stored_check: ", "the stored rows are NULL");
+    check_refused(opaq_stored_check(NULL, 0, &headers, &error), OPAQ_ERROR_ARGUMENT, &error,
+                  "stored_check: ", "NULL");
+    check_refused(opaq_stored_check(&both.view.proto, 0, &headers, &error), OPAQ_ERROR_ARGUMENT, &error,
+                  "stored_check: ", "rowwise copy only");
+    rows_free(&rows);
+    tensor_free(&both);
+    tensor_free(&q);
+}
+
 static void descriptions_are_refused(void) {
     struct tensor q = sample_of(8, 32, "nvfp4", 1);
     struct tensor both = sample_of(8, 32, "nvfp4+both", 1);
@@ -201,6 +232,7 @@ static void descriptions_are_refused(void) {
 static const struct test_case tests[] = {
     TEST(wrong_parts_are_refused),
     TEST(wrong_tensors_are_refused),
+    TEST(checks_need_no_memory),
     TEST(descriptions_are_refused),
 };
 TEST_MAIN(tests)

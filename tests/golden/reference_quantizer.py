@@ -133,6 +133,7 @@ class Spec:
     four_over_six: str | None = None  # "mae" or "mse"
     swizzle: bool = False
     global_: bool = False
+    tiled: bool = False
     e4m3_max: int = 448
     eps: str = "0"  # as printed: the fewest digits that give the float32 back
     rule: str = "te"
@@ -156,7 +157,7 @@ class Spec:
         parts += ["sr"] * self.sr + ["rowscaled"] * self.rowscaled
         if self.four_over_six:
             parts.append("4over6" if self.four_over_six == "mae" else "4over6=mse")
-        parts += ["swizzle"] * self.swizzle + ["global"] * self.global_
+        parts += ["swizzle"] * self.swizzle + ["global"] * self.global_ + ["tiled"] * self.tiled
         if self.format == "nvfp4" and self.e4m3_max != (256 if self.four_over_six else 448):
             parts.append(f"e4m3max={self.e4m3_max}")
         if F32(self.eps) != 0:
@@ -181,7 +182,7 @@ def parse(text: str) -> Spec:
         key, _, value = option.partition("=")
         if option in ("rowwise", "columnwise", "both"):
             spec = replace(spec, usage={"rowwise": ROWWISE, "columnwise": COLUMNWISE, "both": BOTH}[option])
-        elif option in ("delayed", "pow2", "2d", "sr", "rowscaled", "swizzle", "global"):
+        elif option in ("delayed", "pow2", "2d", "sr", "rowscaled", "swizzle", "global", "tiled"):
             flag: dict[str, Any] = {{"2d": "two_d", "global": "global_"}.get(option, option): True}
             spec = replace(spec, **flag)
         elif key == "rht":
@@ -451,7 +452,32 @@ def swizzle(scale: ByteArray) -> ByteArray:
     return out
 
 
+def tile_codes(s: Spec, codes: ByteArray) -> ByteArray:
+    """4-bit codes in tiles of 16 x 64: eight 64-byte stripes of 8 columns, in each of them four bytes a row,
+    the first four columns low and the others high. 8-bit codes in tiles of 32 x 32: pairs of columns, each two
+    bytes a row."""
+    if s.format not in ("nvfp4", "mxfp4"):
+        padded = pad(codes, round_up(codes.shape[0], 32), round_up(codes.shape[1], 32))
+        rows, columns = padded.shape
+        tiles = padded.reshape(rows // 32, 32, columns // 32, 16, 2).transpose(0, 2, 3, 1, 4)
+        return np.ascontiguousarray(tiles).reshape(rows, columns)
+    padded = pad(codes, round_up(codes.shape[0], 16), round_up(codes.shape[1], 64))
+    rows, columns = padded.shape
+    stripes = padded.reshape(rows // 16, 16, columns // 64, 8, 2, 4).transpose(0, 2, 3, 1, 4, 5)
+    packed = stripes[..., 0, :] | (stripes[..., 1, :] << 4)
+    return np.ascontiguousarray(packed).astype(np.uint8).reshape(rows, columns // 2)
+
+
+def tile_scales(scale: ByteArray, tile_rows: int) -> ByteArray:
+    """Block after block, in each the scales of a tile's rows."""
+    rows, blocks = scale.shape
+    made = scale.reshape(rows // tile_rows, tile_rows, blocks).transpose(0, 2, 1)
+    return np.ascontiguousarray(made).reshape(rows, blocks)
+
+
 def layout_data(s: Spec, copy: Copy, columnwise: bool) -> ByteArray:
+    if s.tiled:
+        return tile_codes(s, copy.codes)
     if s.format == "nvfp4":
         return pack(copy.codes, 16)
     codes = copy.codes.T if columnwise and s.is_mx else copy.codes
@@ -470,6 +496,10 @@ def layout_scale(s: Spec, copy: Copy, columnwise: bool) -> AnyArray:
         return pad(copy.scale, ceil_div(rows, 128), round_up(ceil_div(n, 128), 4))
     br, bc = block_shape(s, rows, n)
     each_row = np.repeat(copy.scale, br, axis=0)[:rows]
+    if s.tiled:
+        tile_rows, tile_columns = (32, 32) if s.format == "mxfp8" else (16, 64)
+        blocks = round_up(n, tile_columns) // bc
+        return tile_scales(pad(each_row, round_up(rows, tile_rows), blocks), tile_rows)
     matrix = pad(each_row, round_up(rows, 128), round_up(ceil_div(n, bc), 4))
     listed = matrix.T if s.is_mx and columnwise else matrix
     return swizzle(matrix).reshape(listed.shape) if s.swizzle else np.ascontiguousarray(listed)
@@ -510,9 +540,11 @@ def quantize(text: str, x: AnyArray, scale: float | None = None, seed: int = 0, 
             columnwise = usage == COLUMNWISE
             side = "_columnwise" if columnwise else "_rowwise"
             data = "_transpose" if columnwise else "_data"
-            buffers.append((data if s.format == "fp8" else side + "_data", layout_data(s, copy, columnwise)))
+            data = "_tiles" if s.tiled else data if s.format == "fp8" else side + "_data"
+            scales = "_tile_scales" if s.tiled and not s.is_fp8 else side + "_scale_inv"
+            buffers.append((data, layout_data(s, copy, columnwise)))
             if s.format != "fp8":
-                buffers.append((side + "_scale_inv", to_bytes(layout_scale(s, copy, columnwise))))
+                buffers.append((scales, to_bytes(layout_scale(s, copy, columnwise))))
         first = copies[usages[0]]
         if s.format == "fp8":
             buffers.append(("_scale_inv", to_bytes(layout_scale(s, first, False))))

@@ -130,10 +130,12 @@ SINGLES = {
         "fp8+both+eps=1e-12",
         "fp8+both+delayed+rule=compressed-tensors",
         "fp8+both+delayed+rule=modelopt",
+        "fp8+tiled",
+        "fp8.e5m2+sr+tiled",
     ),
-    "fp8row": ("fp8row+both+pow2+sr+eps=1e-12", "fp8row.e5m2+both+pow2"),
+    "fp8row": ("fp8row+both+pow2+sr+eps=1e-12", "fp8row.e5m2+both+pow2", "fp8row+tiled"),
     "fp8blk1": ("fp8blk1+both+pow2+eps=1e-12", "fp8blk1.e5m2+both+pow2+sr"),
-    "fp8blk2": ("fp8blk2+both+pow2+eps=1e-12", "fp8blk2.e5m2+both+pow2+sr"),
+    "fp8blk2": ("fp8blk2+both+pow2+eps=1e-12", "fp8blk2.e5m2+both+pow2+sr", "fp8blk2+tiled"),
     "mxfp8": (
         "mxfp8.e5m2+both+rule=ocp",
         "mxfp8.e5m2+both+rule=rceil",
@@ -142,6 +144,8 @@ SINGLES = {
         "mxfp8+both+2d+sr+rule=rceil",
         "mxfp8+both+swizzle+rule=compressed-tensors",
         "mxfp8+both+swizzle+rule=modelopt",
+        "mxfp8+tiled",
+        "mxfp8.e5m2+2d+tiled",
     ),
     "mxfp4": (
         "mxfp4+both+2d+sr+swizzle",
@@ -149,6 +153,8 @@ SINGLES = {
         "mxfp4+both+2d+rule=rceil",
         "mxfp4+both+swizzle+rule=compressed-tensors",
         "mxfp4+both+swizzle+rule=modelopt",
+        "mxfp4+tiled",
+        "mxfp4+tiled+rule=compressed-tensors",
     ),
     "nvfp4": (
         "nvfp4+both+rht=0x1234",
@@ -164,6 +170,9 @@ SINGLES = {
         "nvfp4+both+rowscaled+4over6=mse+e4m3max=448",
         "nvfp4+both+swizzle+rule=compressed-tensors",
         "nvfp4+both+swizzle+rule=modelopt",
+        "nvfp4+tiled",
+        "nvfp4+2d+tiled",
+        "nvfp4+rowscaled+global+tiled+rule=modelopt",
         *(
             f"nvfp4{usage}{option}+rule={rule}"
             for rule in ("compressed-tensors", "modelopt")

@@ -40,9 +40,11 @@ def is_valid(text: str) -> bool:
         s.e4m3_max == 256 and not s.four_over_six,
         s.delayed and (s.pow2 or has_eps),
         s.rule in ("ocp", "rceil") and not s.is_mx,
+        s.tiled and (s.swizzle or s.rht is not None or s.usage != 1),
     ]
     if s.rule in ("compressed-tensors", "modelopt"):
         kept = {"delayed": s.delayed, "rowscaled": s.rowscaled, "swizzle": s.swizzle, "global_": s.global_}
+        kept |= {"tiled": s.tiled}
         plain = Spec(s.format, s.element, s.usage, rule=s.rule, **kept)
         contradictions += [s.element == "e5m2", s != plain]
     else:

@@ -67,7 +67,8 @@ def test_properties_agree_with_the_text() -> None:
             "rht": spec.rht is not None,
             "4over6": bool(spec.four_over_six),
         }
-        flags |= {name: getattr(spec, name) for name in ("delayed", "pow2", "sr", "rowscaled", "swizzle")}
+        names = ("delayed", "pow2", "sr", "rowscaled", "swizzle", "tiled")
+        flags |= {name: getattr(spec, name) for name in names}
         assert {name for name, is_set in flags.items() if is_set} == set(quantizer.options)
 
 

@@ -157,6 +157,19 @@ def test_square_blocks_in_other_types() -> None:
         assert torch.equal(q.dequantize(), want)
 
 
+@pytest.mark.parametrize("rule", ["compressed-tensors", "modelopt"])
+def test_static_activation_scales(rule: str) -> None:
+    """A checkpoint's input_scale, or input_global_scale, is what x is quantized with."""
+    x, w = weight(5, 64, 1), weight(16, 64, 2)
+    for text, name in ((f"fp8+delayed+rule={rule}", "scale"), (f"nvfp4+global+rule={rule}", "amax_rowwise")):
+        packed = opaq.quantize_tensor(w, text.replace("+delayed", ""))
+        given = torch.tensor([0.03 if rule == "modelopt" or name == "scale" else 33.0])
+        y = opaq.functional.quantized_linear(x, packed, input_quantizer=text, input_scale=given)
+        q = opaq.quantize_tensor(x, text, **{name: given})
+        assert torch.equal(y, opaq.functional.quantized_linear(q.dequantize(), packed))
+        assert not torch.equal(y, opaq.functional.quantized_linear(x, packed))
+
+
 # ------------------------------------------------------------------------------------------ refusals
 
 

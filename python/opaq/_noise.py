@@ -1,0 +1,44 @@
+"""sqnr: what quantizing did to a tensor, measured by the library on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from opaq import _library
+from opaq._library import call, library
+from opaq._stored import quantized_view
+from opaq._tables import element_of
+from opaq.quantized_tensor import QuantizedTensor
+
+_CPU = _library.Device(0, 0)
+_WORTH = 1 << 20  # elements from which on threads are started
+
+
+def _plain_view(x: torch.Tensor) -> _library.View:
+    shape, strides = ((ctypes.c_int64 * x.dim())(*numbers) for numbers in (x.shape, x.stride()))
+    dtype = element_of(str(x.dtype).removeprefix("torch."))
+    view = _library.View()
+    call("opaq_view_plain", shape, strides, x.dim(), dtype, _CPU, x.data_ptr(), x.nbytes, view)
+    return view
+
+
+def sqnr(x: torch.Tensor, quantized: QuantizedTensor) -> float:
+    """The signal-to-noise ratio of a quantized tensor in decibels: the power of x over that of the difference,
+    both summed in double. Infinite where they are equal."""
+    if not isinstance(quantized, QuantizedTensor):
+        raise TypeError(f"sqnr: quantized is a {type(quantized).__name__}, expected an opaq.QuantizedTensor")
+    plain, packed = x.detach().to("cpu").contiguous(), quantized.detach().to("cpu")
+    views = _plain_view(plain), quantized_view(packed)
+    noise, pool = _library.Noise(), ctypes.c_void_p()
+    parallel: Any = None
+    try:
+        if x.numel() >= _WORTH and torch.get_num_threads() > 1:
+            call("opaq_pool_create", torch.get_num_threads(), pool)
+            parallel = ctypes.pointer(library.opaq_pool_parallel(pool))
+        call("opaq_noise_measure", *views, 0, parallel, noise)
+    finally:
+        library.opaq_pool_destroy(pool)
+    return float(library.opaq_noise_sqnr(noise))

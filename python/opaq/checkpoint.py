@@ -1,0 +1,331 @@
+"""How quantized checkpoints are laid out, read from their `quantization_config`: which quantizer each weight
+has, which tensors hold it, how its layer's input is quantized. Nothing here knows a framework or opens a file.
+Which names the tensors have is this file's business; what they hold is the library's (docs/formats.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from opaq._names import Names
+
+_PLAIN = ("F32", "BF16", "F16", "F64")
+_FLOATS = ("F32", "BF16")
+_EXPONENTS = ("U8", "F8_E8M0")
+
+
+class Header(NamedTuple):
+    """What a file says of a tensor without its data: the dtype by its name in safetensors, and the sizes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one kind of weight is stored and run."""
+
+    weight: str  # the quantizer of a weight of its own
+    stacked: str  # of several in one tensor, each with the scales it has
+    data: str  # what is added to the plain weight's name
+    scale: str
+    global_: str = ""
+    input: str = ""  # how the input is quantized; "" if it is not
+    input_given: str = ""  # the same, where the checkpoint has a scale for it
+    input_scale: str = ""  # the name of that, beside the weight's
+    data_dtypes: tuple[str, ...] = ("F8_E4M3",)
+    scale_dtypes: tuple[str, ...] = _FLOATS
+
+    def names(self, weight: str) -> dict[str, str]:
+        """The names of a weight's tensors by role, from the name it would have if it were plain."""
+        found = {"data": weight + self.data, "scale": weight + self.scale}
+        if self.global_:
+            found["global"] = weight + self.global_
+        if self.input_scale:
+            found["input"] = f"{weight.rpartition('.')[0]}.{self.input_scale}"
+        return found
+
+    def check(self, weight: str, headers: Mapping[str, Header]) -> None:
+        """All tensors are there, with dtypes they can have. The input's scale may be missing."""
+        dtypes = {"data": self.data_dtypes, "scale": self.scale_dtypes, "global": ("F32",), "input": _FLOATS}
+        names = self.names(weight)
+        for role, name in names.items():
+            if name not in headers and role != "input":
+                needed = ", ".join(n for r, n in names.items() if r != "input")
+                raise ValueError(
+                    f"opaq: the checkpoint has no {name}; a weight stored as {self.weight} needs {needed}"
+                )
+            if name in headers and headers[name].dtype not in dtypes[role]:
+                raise ValueError(
+                    f"opaq: {name} is {headers[name]}, expected {' or '.join(dtypes[role])} for a weight that "
+                    f"is stored as {self.weight}"
+                )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A checkpoint's `quantization_config`, understood."""
+
+    schemes: tuple[tuple[Names, Scheme], ...]  # the first that means a module is its
+    ignore: Names
+    weights: tuple[str, ...] = ("weight",)  # what a plain weight is called in its module
+
+    def scheme(self, module: str) -> Scheme | None:
+        """How this module's weight is stored; None if it is plain."""
+        if module in self.ignore:
+            return None
+        return next((scheme for names, scheme in self.schemes if module in names), None)
+
+    def packed(self, headers: Mapping[str, Header]) -> dict[str, Scheme]:
+        """The weights that are stored quantized, by the names they would have if they were plain. What is
+        stored plain stays plain. A weight that lacks a tensor, has one of a wrong dtype, or is said to be
+        plain, is an error."""
+        found: dict[str, Scheme] = {}
+        endings = {e for _, s in self.schemes for e in (s.data, s.scale, s.global_)} - {""}
+        for name, header in headers.items():
+            weights = [name.removesuffix(e) for e in endings if name.endswith(e)]
+            weights += [name] if header.dtype not in _PLAIN else []
+            for weight in weights:
+                module, _, leaf = weight.rpartition(".")
+                if leaf not in self.weights:
+                    continue
+                if (scheme := self.scheme(module)) is None:
+                    raise ValueError(
+                        f"opaq: the checkpoint has {name} ({header}), but its quantization_config says that "
+                        f"{module} is not quantized"
+                    )
+                found[weight] = scheme
+        for weight, scheme in found.items():
+            scheme.check(weight, headers)
+        return found
+
+
+# ---- the layouts ----
+
+
+def _layout(
+    schemes: Iterable[tuple[Iterable[str], Scheme]], ignore: Iterable[str] | None, *weights: str
+) -> Layout:
+    found = tuple((Names(names), scheme) for names, scheme in schemes)
+    return Layout(found, Names(ignore or ()), weights or ("weight",))
+
+
+def _with(text: str, rule: str) -> str:
+    return f"{text}+rule={rule}" if rule else text
+
+
+def _nvfp4(rule: str, data: str, global_: str, **more: Any) -> Scheme:
+    return Scheme(
+        _with("nvfp4+global", rule),
+        _with("nvfp4+rowscaled+global", rule),
+        data,
+        "_scale",
+        global_,
+        data_dtypes=("U8",),
+        scale_dtypes=("F8_E4M3",),
+        **more,
+    )
+
+
+def _mxfp4(rule: str, data: str, scale: str, **more: Any) -> Scheme:
+    text = _with("mxfp4", rule)
+    return Scheme(text, text, data, scale, data_dtypes=("U8",), scale_dtypes=_EXPONENTS, **more)
+
+
+def _mxfp8(rule: str, scale: str, **more: Any) -> Scheme:
+    text = _with("mxfp8", rule)
+    return Scheme(text, text, "", scale, scale_dtypes=_EXPONENTS, **more)
+
+
+def _fp8(rule: str, form: str, scale: str, **more: Any) -> Scheme:
+    """`form` is fp8, fp8row or fp8blk2. Stacked weights with a scale each have one for every row."""
+    stacked = "fp8row" if form == "fp8" else form
+    return Scheme(_with(form, rule), _with(stacked, rule), "", scale, **more)
+
+
+class _Found(NamedTuple):
+    """What an entry of compressed-tensors says, as far as it decides the format."""
+
+    bits: int
+    strategy: str
+    group: int | None
+    block: tuple[int, ...] | None
+
+    def __str__(self) -> str:
+        size = f", group {self.group}" if self.group else f", block {self.block}" if self.block else ""
+        return f"floats of {self.bits} bits, strategy {self.strategy}{size}"
+
+
+def _ct_entry(entry: Mapping[str, Any], what: str) -> _Found:
+    if entry.get("type") != "float" or not entry.get("symmetric", True):
+        kind = f"{'symmetric' if entry.get('symmetric', True) else 'asymmetric'} {entry.get('type')}"
+        raise ValueError(f"opaq: the checkpoint's {what} are {kind} numbers, expected symmetric float ones")
+    block = entry.get("block_structure")
+    return _Found(
+        entry.get("num_bits", 0),
+        str(entry.get("strategy")),
+        entry.get("group_size"),
+        tuple(block) if isinstance(block, (list, tuple)) else None,
+    )
+
+
+def _ct_input(entry: Mapping[str, Any] | None) -> dict[str, str]:
+    if entry is None:
+        return {}
+    found, rule = _ct_entry(entry, "input activations"), "compressed-tensors"
+    computed = {
+        (4, "tensor_group", 16): "nvfp4+global",
+        (4, "group", 32): "mxfp4",
+        (8, "group", 32): "mxfp8",
+        (8, "group", 128): "fp8blk1",
+        (8, "token", None): "fp8row",
+        (8, "tensor", None): "fp8",
+    }.get((found.bits, found.strategy, found.group))
+    if computed is None:
+        raise ValueError(f"opaq: the checkpoint's input activations are {found}, which no opaq format is")
+    text = _with(computed, rule)
+    if computed == "nvfp4+global":
+        return {"input": text, "input_given": text, "input_scale": "input_global_scale"}
+    if computed == "fp8" and not entry.get("dynamic"):
+        return {"input": text, "input_given": _with("fp8+delayed", rule), "input_scale": "input_scale"}
+    if not entry.get("dynamic"):
+        raise ValueError(
+            f"opaq: the checkpoint's input activations are static {computed}, expected dynamic ones"
+        )
+    return {"input": text}
+
+
+def _ct_scheme(group: Mapping[str, Any]) -> Scheme:
+    found, rule = _ct_entry(group["weights"], "weights"), "compressed-tensors"
+    more = _ct_input(group.get("input_activations"))
+    if group.get("output_activations"):
+        raise ValueError("opaq: the checkpoint quantizes output activations, which opaq does not")
+    if found[:3] == (4, "tensor_group", 16):
+        return _nvfp4(rule, "_packed", "_global_scale", **more)
+    if found[:3] == (4, "group", 32):
+        return _mxfp4(rule, "_packed", "_scale", **more)
+    if found[:3] == (8, "group", 32):
+        return _mxfp8(rule, "_scale", **more)
+    if found.bits == 8 and (found.strategy != "block" or found.block == (128, 128)):
+        form = {"channel": "fp8row", "tensor": "fp8", "block": "fp8blk2"}.get(found.strategy)
+        if form:
+            return _fp8(rule, form, "_scale", **more)
+    raise ValueError(f"opaq: the checkpoint's weights are {found}, which no opaq format is")
+
+
+def _ct_targets(group: Mapping[str, Any]) -> list[str]:
+    """All weights that are stored quantized are those of linear layers."""
+    return ["*" if target == "Linear" else target for target in group["targets"]]
+
+
+def _read_compressed_tensors(config: Mapping[str, Any]) -> Layout:
+    is_sparse = (config.get("sparsity_config") or {}).get("format", "dense") != "dense"
+    if is_sparse or (config.get("transform_config") or {}).get("config_groups"):
+        what = "is sparse" if is_sparse else "transforms its inputs (transform_config)"
+        raise ValueError(f"opaq: the checkpoint {what}, which opaq does not do")
+    groups = [group for group in (config.get("config_groups") or {}).values() if group.get("weights")]
+    groups.sort(key=lambda group: "Linear" in group["targets"])  # a module's name decides before its class
+    return _layout([(_ct_targets(group), _ct_scheme(group)) for group in groups], config.get("ignore"))
+
+
+_MODELOPT: dict[str, Callable[[], Scheme]] = {
+    "NVFP4": lambda: _nvfp4(
+        "modelopt",
+        "",
+        "_scale_2",
+        input="nvfp4+global+rule=modelopt",
+        input_given="nvfp4+global+rule=modelopt",
+        input_scale="input_scale",
+    ),
+    "W4A16_NVFP4": lambda: _nvfp4("modelopt", "", "_scale_2"),
+    "FP8": lambda: _fp8(
+        "modelopt",
+        "fp8",
+        "_scale",
+        input="fp8+rule=modelopt",
+        input_given="fp8+delayed+rule=modelopt",
+        input_scale="input_scale",
+    ),
+    "FP8_PER_CHANNEL_PER_TOKEN": lambda: _fp8("modelopt", "fp8row", "_scale", input="fp8row+rule=modelopt"),
+    "FP8_PB_WO": lambda: _fp8("modelopt", "fp8blk2", "_scale"),
+    "MXFP8": lambda: _mxfp8("modelopt", "_scale", input="mxfp8+rule=modelopt"),
+}
+
+
+def _modelopt_scheme(algorithm: Any) -> Scheme:
+    if algorithm not in _MODELOPT:
+        raise ValueError(
+            f"opaq: the checkpoint's quant_algo is {algorithm!r}, expected one of {', '.join(_MODELOPT)} or "
+            "MIXED_PRECISION"
+        )
+    return _MODELOPT[algorithm]()
+
+
+def _read_modelopt(config: Mapping[str, Any]) -> Layout:
+    """As it stands in config.json, or as in hf_quant_config.json, where it is called `quantization`."""
+    config = {**config, **config.get("quantization", {})}
+    ignore = config.get("ignore") or config.get("exclude_modules")
+    algorithm, layers = config.get("quant_algo"), config.get("quantized_layers")
+    if algorithm != "MIXED_PRECISION" or not layers:
+        return _layout([(["*"], _modelopt_scheme(algorithm))], ignore)
+    named: dict[Any, list[str]] = {}
+    for name, layer in layers.items():
+        named.setdefault(layer.get("quant_algo"), []).append(name)
+    return _layout([(names, _modelopt_scheme(found)) for found, names in named.items()], ignore)
+
+
+def _read_deepseek(config: Mapping[str, Any]) -> Layout:
+    """DeepSeek's blocks, and what transformers writes under the same name: one scale, or MXFP8."""
+    block = config.get("weight_block_size", (128, 128))
+    block = tuple(block) if block is not None else None
+    dynamic = config.get("activation_scheme", "dynamic") == "dynamic"
+    pow2 = config.get("scale_fmt") == "ue8m0"
+    if block == (128, 128):
+        text = "fp8blk1+pow2" if pow2 else "fp8blk1+rule=modelopt"
+        dtypes = (*_FLOATS, "F8_E8M0")
+        scheme = _fp8("", "fp8blk2", "_scale_inv", input=text, scale_dtypes=dtypes)
+    elif block == (1, 32):
+        scheme = _mxfp8("", "_scale_inv", input="mxfp8")
+    elif block is None:
+        given = "" if dynamic else "fp8+delayed+rule=modelopt"
+        name = "" if dynamic else "activation_scale"
+        scheme = _fp8(
+            "modelopt", "fp8", "_scale_inv", input="fp8+rule=modelopt", input_given=given, input_scale=name
+        )
+    else:
+        raise ValueError(f"opaq: the checkpoint's weight_block_size is {block}, expected [128, 128] or [1, 32]")
+    if not dynamic and block is not None:
+        raise ValueError("opaq: the checkpoint's activation_scheme is static, expected dynamic for blocks")
+    if config.get("expert_dtype", "fp8") != "fp8":
+        raise ValueError(f"opaq: the checkpoint's expert_dtype is {config['expert_dtype']!r}, expected 'fp8'")
+    return _layout([(["*"], scheme)], config.get("modules_to_not_convert") or config.get("ignored_layers"))
+
+
+def _read_mxfp4(config: Mapping[str, Any]) -> Layout:
+    """gpt-oss: the experts only, each projection in one tensor of blocks and one of scales."""
+    scheme = _mxfp4("", "_blocks", "_scales")
+    return _layout([(["*"], scheme)], config.get("modules_to_not_convert"), "gate_up_proj", "down_proj")
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any]], Layout]] = {
+    "compressed-tensors": _read_compressed_tensors,
+    "modelopt": _read_modelopt,
+    "fp8": _read_deepseek,
+    "mxfp8": _read_deepseek,
+    "mxfp4": _read_mxfp4,
+}
+
+
+def read_layout(config: Mapping[str, Any]) -> Layout:
+    """The layout that a checkpoint's `quantization_config` describes."""
+    method = config.get("quant_method")
+    method = getattr(method, "value", method)
+    if method not in _READERS:
+        raise ValueError(
+            f"opaq: the checkpoint's quant_method is {method!r}, expected one of {', '.join(_READERS)}"
+        )
+    return _READERS[method](config)

@@ -1,0 +1,101 @@
+"""Experts in transformers: its modules stay as they are, with packed weights (opaq/_stacked.py), and run
+through its experts interface under the name "opaq", as one operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
+
+from opaq import functional
+from opaq._stacked import IMPLEMENTATION
+from opaq.packed import PackedModule
+
+_ACTIVATIONS = {
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+    "ReLUSquaredActivation": "relu2",
+}
+
+# Gates of their own: what each is, and the attributes that have its limit and its alpha.
+_GATES = {
+    "GptOssExperts": ("swiglu_oai", "limit", "alpha"),
+    "OpenAIPrivacyFilterExperts": ("swiglu_oai_packed", "limit", "alpha"),
+    "MiniMaxM3VLExperts": ("swiglu_oai_packed", "swiglu_limit", "swiglu_alpha"),
+    "DeepseekV4Experts": ("silu_clamp", "limit", ""),
+    "HYV4Experts": ("silu_clamp", "swiglu_limit", ""),
+    "Glm5NextTextExperts": ("silu_clamp", "swiglu_limit", ""),
+}
+
+
+def why_not(module: Any) -> str:
+    """Why an experts module cannot run packed; "" if it can."""
+    kind = type(module).__name__
+    if getattr(module, "has_post_expert_norm", False):
+        return f"{kind} normalizes what each expert returns"
+    if module.has_gate and type(module)._apply_gate is not _default_apply_gate:
+        return "" if kind in _GATES else f"{kind} has a gate of its own"
+    act = type(module.act_fn).__name__
+    return "" if act in _ACTIVATIONS else f"{kind} has the activation {act}"
+
+
+def _activation(module: Any) -> dict[str, Any]:
+    """What a module does between the two products, in the operator's words."""
+    if reason := why_not(module):
+        raise NotImplementedError(f"opaq: {reason}, which opaq does not do")
+    kind = type(module).__name__
+    if module.has_gate and kind in _GATES:
+        name, limit, alpha = _GATES[kind]
+        found = {"limit": getattr(module, limit)} | ({"alpha": getattr(module, alpha)} if alpha else {})
+        return {"activation": name, **found}
+    name = _ACTIVATIONS[type(module.act_fn).__name__]
+    return {"activation": name if module.has_gate else f"{name}_no_mul"}
+
+
+class InputScales(PackedModule):
+    """A checkpoint's scales of the experts' inputs, one number for each expert, or None."""
+
+    input_scale: torch.Tensor | None
+    hidden_scale: torch.Tensor | None
+    scale_names = ("input_scale", "hidden_scale")
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in self.scale_names:
+            self.register_buffer(name, None)
+
+
+def _weight(module: Any, name: str) -> torch.Tensor:
+    """(experts, out features, in features). A packed weight is never transposed, a plain one may be."""
+    found: torch.Tensor = getattr(module, name)
+    return found.mT.contiguous() if module.is_transposed else found
+
+
+def experts_forward(
+    module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """What an experts module does, with packed weights or plain ones."""
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    scales = getattr(module, "input_scales", None)
+    made: torch.Tensor = functional.moe(
+        hidden_states,
+        top_k_weights,
+        top_k_index,
+        _weight(module, first),
+        _weight(module, "down_proj"),
+        getattr(module, f"{first}_bias") if module.has_bias else None,
+        module.down_proj_bias if module.has_bias else None,
+        input_quantizer=getattr(module, "input_quantizer", ""),
+        hidden_quantizer=getattr(module, "hidden_quantizer", ""),
+        input_scale=None if scales is None else scales.input_scale,
+        hidden_scale=None if scales is None else scales.hidden_scale,
+        **_activation(module),
+    )
+    return made
+
+
+ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_forward)

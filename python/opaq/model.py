@@ -1,0 +1,270 @@
+"""quantize_: the linear layers and stacked expert weights of a whole model become packed, in place, one module
+at a time. dequantize_ is the way back."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from opaq import _stacked
+from opaq._names import Names
+from opaq._noise import sqnr
+from opaq._summary import QuantizedModule, Summary
+from opaq._tables import buffers_of, make_proto
+from opaq.linear import Linear
+from opaq.packed import QuantizedLinear, input_quantizer_text, weight_quantizer
+from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
+from opaq.quantizer import Quantizer
+
+_Undo = Callable[[], None]
+_HOOKS = [name for name in vars(nn.Module()) if "_hooks" in name and "state_dict" not in name]
+
+
+# ---- which modules ----
+
+
+def _why_not(module: nn.Linear) -> str:
+    """Why a linear layer cannot be replaced; "" if it can."""
+    kind, weight = type(module), module._parameters.get("weight")
+    if isinstance(module, Linear) and (module.parallel.mode or module.return_bias):
+        return "an opaq.Linear that is parallel or returns its bias"
+    if kind.forward not in (nn.Linear.forward, Linear.forward) or "forward" in vars(module):
+        return f"{kind.__name__} has a forward of its own"
+    if kind.__name__ == "NonDynamicallyQuantizableLinear":
+        return "the module around it reads its weight itself"
+    if weight is None:
+        return "its weight is made of others"
+    if isinstance(weight, QuantizedTensor):
+        return "its weight is quantized already"
+    if type(weight) is not nn.Parameter:
+        return f"its weight is a {type(weight).__name__}"
+    return ""
+
+
+class _Job:
+    """Linear layers that share one weight, or one module of experts."""
+
+    def __init__(self, name: str, modules: list[nn.Module], keys: tuple[str, ...]) -> None:
+        self.name = name
+        self.modules = modules
+        self.keys = keys
+
+    def weights(self) -> list[Any]:
+        return [self.modules[0]._parameters[key] for key in self.keys]
+
+    def is_stacked(self) -> bool:
+        return not isinstance(self.modules[0], nn.Linear)
+
+    def label(self, key: str) -> str:
+        return f"{self.name}.{key}" if self.is_stacked() else self.name
+
+
+def _find(model: nn.Module, ignore: Collection[str], activations: str) -> tuple[list[_Job], dict[str, str]]:
+    """The work to do, and the modules that are left as they are, with the reason."""
+    jobs: dict[Any, _Job] = {}
+    left: dict[str, str] = {}
+    names = Names(ignore)
+    for name, module in model.named_modules():
+        keys = _stacked.weight_names(module)
+        if (not keys and not isinstance(module, nn.Linear)) or _stacked.is_packed(module):
+            continue
+        reason = _stacked.why_not(module, activations) if keys else _why_not(module)
+        if name in names:
+            reason = "ignored"
+        if reason:
+            left[name] = reason
+        elif keys:
+            jobs[name] = _Job(name, [module], keys)
+        else:
+            jobs.setdefault(id(module.weight), _Job(name, [], ("weight",))).modules.append(module)
+    # a weight that is also a parameter of something that stays plain: packed, it would be there twice
+    found = list(jobs.values())
+    packed = {(module, key) for job in found for module in job.modules for key in job.keys}
+    plain = {
+        id(parameter): f"{name}.{key}"
+        for name, module in model.named_modules()
+        for key, parameter in module._parameters.items()
+        if parameter is not None and (module, key) not in packed
+    }
+    kept = []
+    for job in found:
+        if tied := [plain[id(weight)] for weight in job.weights() if id(weight) in plain]:
+            left[job.name] = f"tied to {tied[0]}"
+        else:
+            kept.append(job)
+    return kept, left
+
+
+def _places(model: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
+    """Where each module stands: its parents, and its names there."""
+    found: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
+    for parent in model.modules():
+        for child, module in parent._modules.items():
+            if module is not None:
+                found.setdefault(module, []).append((parent, child))
+    return found
+
+
+# ---- replacing ----
+
+
+def _bar(total: int, what: str, shown: bool) -> Any:
+    if shown and total and importlib.util.find_spec("tqdm"):
+        from tqdm.auto import tqdm
+
+        return tqdm(total=total, desc=what, unit="module")
+    return None
+
+
+def _packed_bytes(jobs: list[_Job], quantizer: str) -> int:
+    """How much the packed weights will take. What the library refuses is refused here, before anything is
+    changed."""
+    total = 0
+    for job in jobs:
+        for key, weight in zip(job.keys, job.weights(), strict=True):
+            shape = _stacked.rowwise_shape(job.modules[0], weight) if job.is_stacked() else weight.shape
+            try:
+                made = make_proto(tuple(shape), str(weight.dtype).removeprefix("torch."), Quantizer(quantizer))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"opaq.quantize_: {job.label(key)}: {error}") from error
+            total += sum(buffer.bytes for buffer in buffers_of(made))
+    return total
+
+
+def _free_bytes(device: torch.device) -> float:
+    """The memory that is left, as far as that can be known."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return float(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return inf
+
+
+def _pack(name: str, weight: torch.Tensor, quantizer: str) -> tuple[QuantizedTensor, QuantizedModule]:
+    plain = weight.detach().contiguous()
+    packed = quantize_tensor(plain, quantizer)
+    size = sum(buffer.nbytes for buffer in packed.buffers())
+    ratio = None if plain.is_meta else sqnr(plain, packed)
+    return packed, QuantizedModule(name, tuple(plain.shape), plain.nbytes, size, ratio)
+
+
+def _replace(places: list[tuple[nn.Module, str]], old: nn.Module, new: nn.Module) -> _Undo:
+    """The new module in all places of the old one, with its hooks and its mode."""
+    new.train(old.training)
+    for hooks in _HOOKS:
+        setattr(new, hooks, getattr(old, hooks))
+
+    def put(module: nn.Module) -> None:
+        for parent, child in places:
+            setattr(parent, child, module)
+
+    put(new)
+    return lambda: put(old)
+
+
+def _undo_all(undo: list[_Undo]) -> None:
+    for step in reversed(undo):
+        step()
+
+
+def _quantize_job(
+    job: _Job, quantizer: str, activations: str, places: dict[nn.Module, Any]
+) -> tuple[list[QuantizedModule], list[_Undo]]:
+    """Packs one job's weights and puts them where they belong. Changes nothing if it fails."""
+    module = job.modules[0]
+    if job.is_stacked():
+        made, rows = {}, []
+        for key, weight in zip(job.keys, job.weights(), strict=True):
+            made[key], row = _pack(job.label(key), _stacked.rowwise(module, weight), quantizer)
+            rows.append(row)
+        return rows, [_stacked.put(module, made, activations)]
+    packed, row = _pack(job.name, job.weights()[0], quantizer)
+    new = [QuantizedLinear.from_weight(packed, module.bias, activations) for module in job.modules]
+    for layer in new[1:]:
+        layer.weight = new[0].weight  # shared as it was
+    return [row], [_replace(places.pop(old), old, layer) for old, layer in zip(job.modules, new, strict=True)]
+
+
+def quantize_(
+    model: nn.Module,
+    quantizer: Quantizer | str = "nvfp4",
+    *,
+    activations: Quantizer | str = "",
+    ignore: Iterable[str] = ("lm_head",),
+    progress: bool = True,
+) -> Summary:
+    """Quantizes the weights of a model's linear layers and stacked experts in place, and says what it did.
+
+    `activations` says how the layers quantize their inputs; "" leaves them as they are. `ignore` names modules
+    that stay as they are, with all that is in them: names or ends of names, which may have * and ? in them, and
+    regular expressions after "re:".
+
+    What cannot be done is found out before anything is changed, and weights are packed one at a time. Where
+    memory allows, the old ones are kept until all are done, so that a failure or an interruption leaves the
+    model as it was; where it does not, each is let go at once."""
+    text, inputs = weight_quantizer(quantizer), input_quantizer_text(activations)
+    for what, given in (("quantizer", text), ("activations", inputs)):
+        if "+delayed" in given:
+            raise ValueError(
+                f"opaq.quantize_: {what}={given!r} needs calibrated scales, and quantize_ calibrates nothing"
+            )
+    if isinstance(model, nn.Linear):
+        raise ValueError("opaq.quantize_: the model is a linear layer itself; see QuantizedLinear.from_linear")
+    jobs, left = _find(model, (ignore,) if isinstance(ignore, str) else tuple(ignore), inputs)
+    total = len(jobs)
+    keeps = not jobs or _packed_bytes(jobs, text) < _free_bytes(jobs[0].weights()[0].device)
+    rows: list[QuantizedModule] = []
+    undo: list[_Undo] = []
+    places, bar, waiting = _places(model), _bar(total, "quantizing", progress), deque(jobs)
+    del jobs
+    try:
+        while waiting:
+            made, steps = _quantize_job(waiting.popleft(), text, inputs, places)
+            rows += made
+            undo += steps if keeps else []
+            steps.clear()
+            if bar is not None:
+                bar.update()
+    except BaseException as error:
+        _undo_all(undo)
+        done = total - len(waiting) - 1
+        if keeps or not done or not isinstance(error, Exception):
+            raise
+        raise RuntimeError(
+            f"opaq.quantize_: stopped after {done} of {total} modules, which stay quantized: there was no "
+            f"memory to keep their weights as well: {error}"
+        ) from error
+    finally:
+        if bar is not None:
+            bar.close()
+    return Summary(text, inputs, tuple(rows), left)
+
+
+def dequantize_(model: nn.Module) -> int:
+    """Plain linear layers and experts again, with the values that the packed weights stand for. Returns how
+    many modules that were. A failure leaves the model as it was."""
+    undo: list[_Undo] = []
+    plain: dict[int, nn.Parameter] = {}
+    places = _places(model)
+    found = [m for m in model.modules() if isinstance(m, QuantizedLinear) or _stacked.is_packed(m)]
+    try:
+        for module in found:
+            if not isinstance(module, QuantizedLinear):
+                undo.append(_stacked.take_back(module))
+                continue
+            layer = module.to_linear(plain.get(id(module.weight)))
+            plain[id(module.weight)] = layer.weight  # shared as it was
+            undo.append(_replace(places[module], module, layer))
+    except BaseException:
+        _undo_all(undo)
+        raise
+    return len(found)

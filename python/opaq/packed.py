@@ -1,0 +1,169 @@
+"""QuantizedLinear: a linear layer whose weight is quantized once and stays packed. For inference, and for
+training what stands before it: gradients go to its input only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from opaq import functional
+from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
+from opaq.quantizer import Quantizer, with_usage
+from opaq.tensor_proto import TensorProto
+
+
+def zeros(shape: tuple[int, ...], quantizer: str, dtype: torch.dtype, device: Any = None) -> QuantizedTensor:
+    """A QuantizedTensor of zero bytes, which are zeros in every format."""
+    made = TensorProto(shape, dtype, Quantizer(quantizer), device=device).create_tensor()
+    assert isinstance(made, QuantizedTensor)
+    for buffer in made.buffers():
+        buffer.zero_()
+    return made
+
+
+def weight_quantizer(quantizer: Quantizer | str) -> str:
+    """The canonical text of how a weight is stored: with its rowwise copy, which a forward reads."""
+    return with_usage(str(Quantizer(str(quantizer))), True, None)
+
+
+def input_quantizer_text(quantizer: Quantizer | str) -> str:
+    """The canonical text of how an input is quantized; "" where it stays as it is."""
+    return with_usage(str(Quantizer(str(quantizer))), True, False) if str(quantizer) else ""
+
+
+class PackedModule(nn.Module):
+    """Base of the modules whose weights may be QuantizedTensors. Scales of inputs, which checkpoints bring, are
+    buffers: float32 whatever the model is cast to, None where there are none."""
+
+    weight_names: ClassVar[tuple[str, ...]] = ()
+    scale_names: ClassVar[tuple[str, ...]] = ()
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """Weights keep their bytes by themselves."""
+        scales = {name: self._buffers[name] for name in self.scale_names}
+        self._buffers.update(dict.fromkeys(scales))
+        super()._apply(fn, recurse)
+        for name, scale in scales.items():
+            moved = None if scale is None else fn(scale)
+            if scale is not None and moved is not None and moved.dtype != scale.dtype:
+                moved = scale.to(moved.device)
+            self._buffers[name] = moved
+        return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, metadata: Any, *arguments: Any) -> None:
+        """A scale is taken even where there was none. A plain weight becomes what this one is."""
+        for name in self.scale_names:
+            given = state_dict.get(prefix + name)
+            if given is not None and self._buffers[name] is None:
+                self._buffers[name] = torch.empty_like(given, device=next(self.parameters()).device)
+        for name in self.weight_names if metadata.get("assign_to_params_buffers") else ():
+            given, mine = state_dict.get(prefix + name), self._parameters[name]
+            if isinstance(mine, QuantizedTensor) and given is not None and given.shape == mine.shape:
+                if not isinstance(given, QuantizedTensor):
+                    made = quantize_tensor(given.detach().contiguous(), mine._quantizer_text)
+                    state_dict[prefix + name] = nn.Parameter(made, requires_grad=mine.requires_grad)
+        super()._load_from_state_dict(state_dict, prefix, metadata, *arguments)
+
+
+def autocast_input(x: torch.Tensor) -> torch.Tensor:
+    """As torch.autocast wants it."""
+    kind = x.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
+
+
+class QuantizedLinear(PackedModule):
+    """y = x w^T + bias with a packed weight.
+
+    `weight` is a parameter that is a QuantizedTensor of shape (out_features, in_features), zeros at first.
+    `input_quantizer` says how x is quantized; "" leaves it as it is. `input_scale`, a float32 buffer of one
+    number or None, is what a checkpoint was calibrated to: the scale of an `fp8+delayed` input, the amax (with
+    `+global` the global scale) of an `nvfp4` one. Without it each input's own is taken. `dtype` is the bias's
+    and what the weight dequantizes to."""
+
+    weight: Any
+    bias: Any
+    input_scale: Any
+    weight_names = ("weight",)
+    scale_names = ("input_scale",)
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        quantizer: Quantizer | str,
+        input_quantizer: Quantizer | str = "",
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        dtype = dtype or torch.get_default_dtype()
+        device = torch.get_default_device() if device is None else device
+        made = zeros((out_features, in_features), weight_quantizer(quantizer), dtype, device)
+        added = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
+        self._fill(made, added, input_quantizer_text(input_quantizer))
+
+    def _fill(self, weight: QuantizedTensor, bias: torch.Tensor | None, input_quantizer: str) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.input_quantizer = input_quantizer
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        given = "+delayed" in input_quantizer  # there is no input's own scale
+        self.register_buffer("input_scale", torch.ones(1, device=weight.device) if given else None)
+
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, quantizer: Quantizer | str, input_quantizer: Quantizer | str = ""
+    ) -> QuantizedLinear:
+        """A layer with the quantized weight of `linear` and the memory of its bias."""
+        weight = quantize_tensor(linear.weight.detach().contiguous(), weight_quantizer(quantizer))
+        made = cls.from_weight(weight, linear.bias, input_quantizer)
+        made.train(linear.training)
+        return made
+
+    @classmethod
+    def from_weight(
+        cls,
+        weight: QuantizedTensor,
+        bias: torch.Tensor | None = None,
+        input_quantizer: Quantizer | str = "",
+    ) -> QuantizedLinear:
+        """A layer around a weight that is quantized already."""
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made._fill(weight, bias, input_quantizer_text(input_quantizer))
+        return made
+
+    def to_linear(self, weight: nn.Parameter | None = None) -> nn.Linear:
+        """A plain layer with the dequantized weight, or the given one, and the memory of this layer's bias."""
+        weight = nn.Parameter(self.weight.dequantize()) if weight is None else weight
+        with torch.device("meta"):
+            made = nn.Linear(self.in_features, self.out_features, self.bias is not None, dtype=weight.dtype)
+        made.weight = weight
+        made.bias = None if self.bias is None else nn.Parameter(self.bias.detach())
+        return made.train(self.training)
+
+    @property
+    def quantizer(self) -> str:
+        """How the weight is stored."""
+        return str(self.weight._quantizer_text)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.quantized_linear(
+            autocast_input(x),
+            self.weight,
+            self.bias,
+            input_quantizer=self.input_quantizer,
+            input_scale=self.input_scale,
+        )
+
+    def extra_repr(self) -> str:
+        said = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        more = f", input_quantizer={self.input_quantizer!r}" if self.input_quantizer else ""
+        return f"{said}, quantizer={self.quantizer!r}{more}"

@@ -1,0 +1,325 @@
+"""Runners: prepared state behind an integer. A runner is made once, from weights; what runs afterwards is one
+of the operators `torch.ops.opaq.linear_gemm`, `mlp_gemm`, `moe_gemm` with its integer (docs/runners.md).
+
+Weights, plan and look-up are the library's. Python only describes the tensors, and lends its own objects to be
+runners."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+
+from opaq import _library
+from opaq._library import RUNNER_KINDS, call, library
+from opaq._operators import DTYPES, operators, ops
+from opaq._plan import given_by, parts_of, plan_text
+
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_ROWS = dict(zip(RUNNER_KINDS, (ops.linear_gemm, ops.mlp_gemm, ops.moe_gemm), strict=True))
+
+
+@dataclass(frozen=True)
+class RunnerInfo:
+    """What a runner is."""
+
+    kind: str  # "linear", "mlp" or "moe"
+    in_features: int
+    out_features: int
+    experts: int  # 0 but for "moe"
+    bytes: int
+    format: str  # the weights' quantizer, or "bf16", "f16", "f32"
+    kernel: str
+
+
+class Runner:
+    """A runner's handle. It lives until `destroy`, or the end of its `with`: its integer may be in graphs that
+    nobody sees, so it does not go with this object."""
+
+    def __init__(self, handle: int) -> None:
+        self.id = handle
+        found = self.info()
+        self.kind, self.out_features = found.kind, found.out_features
+        self._is_destroyed = False
+
+    def info(self) -> RunnerInfo:
+        found = _library.RunnerInfo()
+        call("opaq_runner_query", self.id, found)
+        return RunnerInfo(
+            RUNNER_KINDS[found.kind],
+            found.in_features,
+            found.out_features,
+            found.experts,
+            found.bytes,
+            found.format.decode(errors="replace"),
+            found.kernel.decode(errors="replace"),
+        )
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """x, or hidden states, router weights and expert ids."""
+        made: torch.Tensor = _ROWS[self.kind](*(x.contiguous() for x in inputs), self.id, self.out_features)
+        return made
+
+    def destroy(self) -> None:
+        """Takes the handle away; a run that is under way ends as if nothing had happened."""
+        call("opaq_runner_destroy", self.id)
+        self._is_destroyed = True
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_destroyed:
+            self.destroy()
+
+    def __repr__(self) -> str:
+        return f"Runner({self.id}, {self.kind!r})"
+
+
+def runner_count() -> int:
+    """How many there are in this process."""
+    found: int = library.opaq_runner_count()
+    return found
+
+
+# ---- from weights ----
+
+
+def _tensor_of(tensor: torch.Tensor) -> _library.Tensor:
+    made = _library.Tensor(data=tensor.data_ptr(), dtype=_CODES.get(tensor.dtype, -1), rank=tensor.dim())
+    made.device = _library.Device(int(tensor.device.type != "cpu"), tensor.device.index or 0)
+    if tensor.dim() > len(made.shape):
+        raise ValueError(
+            f"opaq.runner: a tensor has {tensor.dim()} dimensions, at most {len(made.shape)} are allowed"
+        )
+    made.shape[: tensor.dim()], made.strides[: tensor.dim()] = tuple(tensor.shape), tensor.stride()
+    return made
+
+
+def _fill(value: _library.Value, given: Any) -> None:
+    """An argument of the library's from one of PyTorch's; None stays empty."""
+    if isinstance(given, str):
+        text = given.encode(errors="surrogatepass")
+        value.text, value.count = text, len(text)
+    elif isinstance(given, torch.Size):
+        value.sizes, value.count = (ctypes.c_int64 * len(given))(*given), len(given)
+    elif given is not None:
+        tensors = given if isinstance(given, list) else [given]
+        value.tensors = (_library.Tensor * len(tensors))(*map(_tensor_of, tensors))
+        value.count = len(tensors)
+
+
+def _create(name: str, arguments: dict[str, Any], quantizes: bool) -> Runner:
+    """A runner from a call of an operator without its activations."""
+    row = operators()[name]
+    values = (_library.Value * len(row.arguments))()
+    for value, argument in zip(values, row.arguments, strict=True):
+        _fill(value, arguments.get(argument))
+    handle = ctypes.c_int64()
+    with _library.threads(torch.get_num_threads() if quantizes else 1) as parallel:
+        call("opaq_runner_create", library.opaq_op_at(row.index), values, parallel, handle)
+    return Runner(handle.value)
+
+
+def _plain(tensor: Any) -> torch.Tensor | None:
+    """A bias as it is; a scale, which may be a number, as float32."""
+    if tensor is None or isinstance(tensor, torch.Tensor):
+        return None if tensor is None else tensor.detach().contiguous()
+    return torch.tensor([tensor], dtype=torch.float32)
+
+
+def _weight(tensor: torch.Tensor) -> list[torch.Tensor]:
+    return [part.detach().contiguous() for part in parts_of(tensor)]
+
+
+def create_linear(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    quantizer: str = "",
+    input_quantizer: str = "",
+    input_scale: torch.Tensor | float | None = None,
+) -> Runner:
+    """x w^T + bias. `weight` [N, K] is a QuantizedTensor, or a plain tensor that `quantizer`, if there is one,
+    quantizes now. x is quantized by `input_quantizer` in every run, with `input_scale` instead of its own
+    amax."""
+    plan = plan_text({"x": input_quantizer, "w": quantizer, "w_given": given_by(weight)})
+    arguments = {
+        "w": _weight(weight),
+        "bias": _plain(bias),
+        "w_shape": weight.shape,
+        "plan": plan,
+        "input_scale": _plain(input_scale),
+    }
+    return _create("linear", arguments, bool(quantizer))
+
+
+def _create_experts(
+    name: str,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    biases: Sequence[torch.Tensor | None],
+    scales: Sequence[torch.Tensor | float | None],
+    words: dict[str, Any],
+) -> Runner:
+    words |= {"gate_up_given": given_by(gate_up), "down_given": given_by(down)}
+    arguments = {
+        "gate_up": _weight(gate_up),
+        "down": _weight(down),
+        "gate_up_bias": _plain(biases[0]),
+        "down_bias": _plain(biases[1]),
+        "gate_up_shape": gate_up.shape,
+        "down_shape": down.shape,
+        "plan": plan_text(words),
+        "input_scale": _plain(scales[0]),
+        "hidden_scale": _plain(scales[1]),
+    }
+    return _create(name, arguments, bool(words["w"]))
+
+
+def create_mlp(
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    *,
+    activation: str = "silu",
+    limit: float | None = None,
+    alpha: float | None = None,
+    beta: float | None = None,
+    quantizer: str = "",
+    input_quantizer: str = "",
+    hidden_quantizer: str = "",
+    input_scale: torch.Tensor | float | None = None,
+    hidden_scale: torch.Tensor | float | None = None,
+) -> Runner:
+    """What `opaq.functional.mlp` computes. Plain weights are quantized now by `quantizer`, the inputs of both
+    products in every run, by `input_quantizer` and `hidden_quantizer` (default: the same)."""
+    words = _words(activation, limit, alpha, beta, quantizer, input_quantizer, hidden_quantizer)
+    biases, scales = (gate_up_bias, down_bias), (input_scale, hidden_scale)
+    return _create_experts("mlp", gate_up, down, biases, scales, words)
+
+
+def create_moe(
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    *,
+    num_experts: int | None = None,
+    first_expert: int = 0,
+    weights_on_input: bool = False,
+    activation: str = "silu",
+    limit: float | None = None,
+    alpha: float | None = None,
+    beta: float | None = None,
+    quantizer: str = "",
+    input_quantizer: str = "",
+    hidden_quantizer: str = "",
+    input_scale: torch.Tensor | float | None = None,
+    hidden_scale: torch.Tensor | float | None = None,
+) -> Runner:
+    """What `opaq.functional.moe` computes. Plain weights are quantized now by `quantizer`, each expert's by
+    itself."""
+    words = _words(activation, limit, alpha, beta, quantizer, input_quantizer, hidden_quantizer)
+    words |= {
+        "experts": "" if num_experts is None else str(num_experts),
+        "first": str(first_expert) if first_expert else "",
+        "weights": "input" if weights_on_input else "",
+    }
+    biases, scales = (gate_up_bias, down_bias), (input_scale, hidden_scale)
+    return _create_experts("moe", gate_up, down, biases, scales, words)
+
+
+def _words(
+    activation: str,
+    limit: float | None,
+    alpha: float | None,
+    beta: float | None,
+    quantizer: str,
+    input_quantizer: str,
+    hidden_quantizer: str,
+) -> dict[str, Any]:
+    numbers = {"limit": limit, "alpha": alpha, "beta": beta}
+    return {
+        "act": activation,
+        **{name: "" if number is None else repr(float(number)) for name, number in numbers.items()},
+        "x": input_quantizer,
+        "h": hidden_quantizer or input_quantizer,
+        "w": quantizer,
+    }
+
+
+# ---- a Python object as a runner ----
+
+_objects: dict[int, Any] = {}  # by the state that the library keeps for us
+_states = count(1)
+
+
+def _borrowed(tensor: _library.Tensor) -> torch.Tensor:
+    """A tensor on memory that is somebody else's, for as long as the call lasts."""
+    shape, strides = tensor.shape[: tensor.rank], tensor.strides[: tensor.rank]
+    dtype = DTYPES[tensor.dtype]
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    memory = (ctypes.c_char * (reach * dtype.itemsize)).from_address(tensor.data)
+    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
+
+
+def _run_object(state: int, given: Any, error: Any) -> int:
+    try:
+        inputs = [_borrowed(given.contents.inputs[i]) for i in range(given.contents.input_count)]
+        output = _borrowed(given.contents.output.contents)
+        with torch.no_grad():
+            result = _objects[state].run(*inputs)
+            if not isinstance(result, torch.Tensor):
+                raise TypeError(f"run returned {type(result).__name__}, expected a tensor")
+            if (result.shape, result.dtype) != (output.shape, output.dtype):
+                raise ValueError(
+                    f"run returned {result.dtype} of shape {tuple(result.shape)}, expected {output.dtype} of "
+                    f"shape {tuple(output.shape)}"
+                )
+            output.copy_(result)
+    except BaseException as reason:  # an exception cannot pass through C
+        text = f"{type(reason).__name__}: {reason}".replace("\0", " ")
+        error.contents.text = text.encode("ascii", "backslashreplace")[: _library.Error.text.size - 1]
+        return 1  # OPAQ_ERROR_ARGUMENT
+    return 0
+
+
+def _forget_object(state: int) -> None:
+    _objects.pop(state, None)
+
+
+_RUN = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_library.RunnerCall), ctypes.POINTER(_library.Error)
+)(_run_object)
+_FORGET = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_forget_object)
+_FUNCTIONS = _library.RunnerFunctions(
+    _library.RUNNER_ABI, None, ctypes.cast(_RUN, ctypes.c_void_p), ctypes.cast(_FORGET, ctypes.c_void_p)
+)
+
+
+def register(obj: Any, kind: str, in_features: int, out_features: int, experts: int = 0) -> Runner:
+    """A Python object with a `run` method as a runner: run(x), or run(hidden_states, topk_weights, topk_ids),
+    returns the output. Its arguments are borrowed: they must not be changed, nor kept after it returns. An
+    exception becomes the operator's error."""
+    if not callable(getattr(obj, "run", None)):
+        raise TypeError(f"opaq.runner: {type(obj).__name__} has no run method")
+    if kind not in RUNNER_KINDS:
+        raise ValueError(f"opaq.runner: kind is {kind!r}, expected {', '.join(RUNNER_KINDS)}")
+    info = _library.RunnerInfo(RUNNER_KINDS.index(kind), in_features, out_features, experts)
+    info.kernel = type(obj).__name__.encode("ascii", "backslashreplace")[:63]
+    handle, state = ctypes.c_int64(), next(_states)
+    _objects[state] = obj
+    try:
+        call("opaq_runner_register", info, _FUNCTIONS, state, handle)
+    except BaseException:
+        _forget_object(state)
+        raise
+    return Runner(handle.value)

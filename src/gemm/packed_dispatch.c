@@ -1,0 +1,27 @@
+/* gemm/packed_dispatch.c: which packed kernel serves what on this processor. */
+#include <stddef.h>
+
+#include "gemm/packed_tables.h"
+#include "opaq/cpu.h"
+
+/* Fastest first; the reference needs nothing and stands last. */
+static const struct packed_table *const tables[] = {
+    &packed_table_ref,
+};
+enum { TABLE_COUNT = sizeof tables / sizeof tables[0] };
+
+const struct packed_table *const *packed_tables(int *count) {
+    *count = TABLE_COUNT;
+    return tables;
+}
+
+const struct packed_kernel *packed_kernel(enum packed_format format, enum packed_precision precision) {
+    const uint32_t features = opaq_cpu_features();
+    for (int i = 0; i < TABLE_COUNT; ++i) {
+        const struct packed_kernel *kernel = &tables[i]->kernel[format][precision];
+        if (kernel->run != NULL && (tables[i]->features & ~features) == 0) {
+            return kernel;
+        }
+    }
+    return NULL;
+}

@@ -1,0 +1,225 @@
+/* gemm/packed_rows.c: activations as packed kernels read them: float32, or integers with scales. */
+#include "gemm/packed_rows.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/float_bits.h"
+#include "base/fp_environment.h"
+#include "base/parallel_run.h"
+#include "gemm/gemm_decode.h"
+#include "gemm/gemm_table.h"
+#include "quant/decode_ref.h"
+
+static size_t rounded(int64_t bytes) { return (size_t)round_up(bytes, 64); }
+
+static int element_bytes(enum packed_precision precision) {
+    return precision == PACKED_EXACT ? 4 : precision == PACKED_NEAR ? 2 : 1;
+}
+
+/* Of a row: blocks that have a scale. CODES have as many as the finer weight needs. */
+static int64_t block_scales(enum packed_precision precision, int64_t padded) {
+    return precision == PACKED_FAST32 ? padded / 32 : precision == PACKED_CODES ? padded / 16 : 0;
+}
+
+static bool has_correction(enum packed_precision precision) {
+    return precision == PACKED_FAST || precision == PACKED_FAST32 || precision == PACKED_CODES;
+}
+
+size_t packed_rows_bytes(enum packed_precision precision, int64_t rows, int64_t padded) {
+    return rounded(rows * padded * element_bytes(precision)) +
+           rounded(has_correction(precision) ? rows * (padded / 16) * 4 : 0) +
+           rounded(rows * block_scales(precision, padded) * 4) + rounded(rows * 4);
+}
+
+/* What all rows share. */
+struct rows_task {
+    const struct gemm_operand *operand;
+    struct gemm_decoder decoder;
+    enum packed_format format;
+    int64_t first;
+    struct packed_rows *made;
+    char *elements;
+    int32_t *correction;
+    float *block_scale;
+    float *row_scale;
+};
+
+/* ---- floats to integers ---- */
+
+/* The largest |x|; NaN if one is NaN or infinite, so that a row that cannot be scaled shows. */
+static float finite_amax(const float *x, int64_t n) {
+    float amax = 0.0f;
+    bool is_finite = true;
+    for (int64_t i = 0; i < n; ++i) {
+        const float size = fabsf(x[i]);
+        amax = size > amax ? size : amax;
+        is_finite = is_finite && size <= 3.40282347e38f;
+    }
+    return is_finite ? amax : float_nan();
+}
+
+/* amax / largest, 0 for zeros; and what x is multiplied with. Where that would not be finite, all integers are 0. */
+static float scale_of(float amax, float largest, float *inverse) {
+    const float scale = amax / largest;
+    *inverse = largest / amax;
+    if (!(float_is_finite(*inverse))) {
+        *inverse = 0.0f;
+    }
+    return scale;
+}
+
+static inline float nearest(float x) {
+    const float shifter = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, ties to even */
+    return x + shifter - shifter;
+}
+
+static void to_int8(const float *restrict x, int64_t n, float inverse, int8_t *restrict q) {
+    for (int64_t i = 0; i < n; ++i) {
+        q[i] = (int8_t)nearest(x[i] * inverse);
+    }
+}
+
+static void to_int16(const float *restrict x, int64_t n, float inverse, int16_t *restrict q) {
+    for (int64_t i = 0; i < n; ++i) {
+        q[i] = (int16_t)nearest(x[i] * inverse);
+    }
+}
+
+static void correct(const int8_t *q, int64_t padded, int32_t *correction) {
+    for (int64_t b = 0; b < padded / 16; ++b) {
+        int32_t sum = 0;
+        for (int i = 0; i < 16; ++i) {
+            sum += q[b * 16 + i];
+        }
+        correction[b] = -12 * sum;
+    }
+}
+
+/* ---- rows ---- */
+
+/* A row of the operand as float32, in stretches that the decoder gives; zeros up to the end. */
+static void decode_floats(const struct rows_task *task, int64_t row, float *to) {
+    const int64_t padded = task->made->padded;
+    for (int64_t k = 0; k < padded; k += GEMM_BLOCK) {
+        float block[GEMM_BLOCK];
+        const int n = (int)min_int64(GEMM_BLOCK, padded - k);
+        gemm_decode(&task->decoder, task->first + row, 1, k, n, block);
+        memcpy(to + k, block, (size_t)n * sizeof *to);
+    }
+}
+
+/* Integers in stretches of so many columns that a scale covers, without a row of floats in between: the stretch is decoded
+ * twice where it is longer than a block. */
+static void make_integers(const struct rows_task *task, int64_t row) {
+    const struct packed_rows *made = task->made;
+    const int64_t padded = made->padded;
+    const float largest = made->precision == PACKED_NEAR ? 32767.0f : 127.0f;
+    const bool in_blocks = made->precision == PACKED_FAST32;
+    float block[GEMM_BLOCK];
+    float inverse = 0.0f;
+    float amax = 0.0f;
+    for (int64_t k = 0; !in_blocks && k < padded; k += GEMM_BLOCK) {
+        const int n = (int)min_int64(GEMM_BLOCK, padded - k);
+        gemm_decode(&task->decoder, task->first + row, 1, k, n, block);
+        const float here = finite_amax(block, n);
+        amax = here > amax || float_is_nan(here) ? here : amax;
+        if (float_is_nan(amax)) {
+            break;
+        }
+    }
+    task->row_scale[row] = scale_of(amax, largest, &inverse);
+    for (int64_t k = 0; k < padded; k += GEMM_BLOCK) {
+        const int n = (int)min_int64(GEMM_BLOCK, padded - k);
+        const int step = in_blocks ? 32 : n;
+        gemm_decode(&task->decoder, task->first + row, 1, k, n, block);
+        for (int i = 0; i < n; i += step) {
+            const int64_t at = row * padded + k + i;
+            if (in_blocks) {
+                task->block_scale[row * (padded / 32) + (k + i) / 32] =
+                    scale_of(finite_amax(block + i, 32), largest, &inverse);
+            }
+            if (float_is_nan(amax) || inverse == 0.0f) { /* the scale says all */
+                memset(task->elements + at * element_bytes(made->precision), 0,
+                       (size_t)step * (size_t)element_bytes(made->precision));
+            } else if (made->precision == PACKED_NEAR) {
+                to_int16(block + i, step, inverse, (int16_t *)(void *)task->elements + at);
+            } else {
+                to_int8(block + i, step, inverse, (int8_t *)task->elements + at);
+            }
+        }
+    }
+}
+
+/* 4-bit codes as integers, their values times 2, and their scales as floats. */
+static void make_codes(const struct rows_task *task, int64_t row) {
+    static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    const struct quant_copy *copy = task->operand->copy;
+    const int64_t padded = task->made->padded;
+    const int per = task->format == PACKED_NVFP4 ? 16 : 32;
+    const int64_t columns = copy->operand.columns;
+    int8_t *const q = (int8_t *)task->elements + row * padded;
+    float *const scales = task->block_scale + row * (padded / per);
+    memset(q, 0, (size_t)padded);
+    for (int64_t k = 0; k < padded; k += per) {
+        const int n = (int)min_int64(per, max_int64(columns - k, 0));
+        uint8_t codes[32];
+        scales[k / per] = 0.0f;
+        if (n > 0) {
+            copy_load_codes(copy, task->first + row, k, n, codes);
+            scales[k / per] = decode_factor(task->operand->spec, copy, task->first + row, k);
+        }
+        for (int i = 0; i < n; ++i) {
+            q[k + i] = values[codes[i]];
+        }
+    }
+}
+
+static void make_rows(void *argument, int64_t begin, int64_t end) {
+    const struct rows_task *task = argument;
+    const struct packed_rows *made = task->made;
+    for (int64_t row = begin; row < end; ++row) {
+        if (made->precision == PACKED_EXACT) {
+            decode_floats(task, row, (float *)(void *)task->elements + row * made->padded);
+        } else if (made->precision == PACKED_CODES) {
+            make_codes(task, row);
+        } else {
+            make_integers(task, row);
+        }
+        if (has_correction(made->precision)) {
+            correct((const int8_t *)task->elements + row * made->padded, made->padded,
+                    task->correction + row * (made->padded / 16));
+        }
+    }
+}
+
+void packed_rows_make(const struct gemm_operand *operand, int64_t first, int64_t rows, int64_t padded,
+                      enum packed_format format, enum packed_precision precision, void *memory,
+                      const struct opaq_parallel *parallel, struct packed_rows *made) {
+    struct rows_task task = {.operand = operand, .format = format, .first = first, .made = made};
+    char *at = memory;
+    assert(padded % 64 == 0);
+    const uint64_t saved = fp_environment_enter();
+    gemm_decoder_make(operand, &task.decoder);
+    fp_environment_leave(saved);
+    task.elements = at;
+    at += rounded(rows * padded * element_bytes(precision));
+    task.correction = (int32_t *)(void *)at;
+    at += rounded(has_correction(precision) ? rows * (padded / 16) * 4 : 0);
+    task.block_scale = (float *)(void *)at;
+    at += rounded(rows * block_scales(precision, padded) * 4);
+    task.row_scale = (float *)(void *)at;
+    *made = (struct packed_rows){.precision = precision,
+                                 .rows = rows,
+                                 .padded = padded,
+                                 .f32 = (const float *)(void *)task.elements,
+                                 .q16 = (const int16_t *)(void *)task.elements,
+                                 .q8 = (const int8_t *)task.elements,
+                                 .correction = task.correction,
+                                 .row_scale = task.row_scale,
+                                 .block_scale = task.block_scale};
+    const struct opaq_body body = {make_rows, &task};
+    parallel_run(parallel_if_worth(parallel, rows * padded), rows, &body);
+}

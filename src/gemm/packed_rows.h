@@ -1,0 +1,19 @@
+/* gemm/packed_rows.h: activations as packed kernels read them. Depends on packed.h, gemm_job.h. */
+#ifndef OPAQ_GEMM_PACKED_ROWS_H
+#define OPAQ_GEMM_PACKED_ROWS_H
+
+#include <stddef.h>
+
+#include "gemm/gemm_job.h"
+#include "gemm/packed.h"
+#include "opaq/parallel.h"
+
+/* What they need for `rows` rows of `padded` columns. */
+size_t packed_rows_bytes(enum packed_precision precision, int64_t rows, int64_t padded);
+
+/* Prepares rows [first, first + rows) of an operand in memory of that size. `format`: of the weight. */
+void packed_rows_make(const struct gemm_operand *operand, int64_t first, int64_t rows, int64_t padded,
+                      enum packed_format format, enum packed_precision precision, void *memory,
+                      const struct opaq_parallel *parallel, struct packed_rows *made);
+
+#endif

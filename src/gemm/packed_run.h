@@ -1,0 +1,28 @@
+/* gemm/packed_run.h: a product whose b is a tiled weight, on the kernels of packed.h. Depends on gemm_job.h. */
+#ifndef OPAQ_GEMM_PACKED_RUN_H
+#define OPAQ_GEMM_PACKED_RUN_H
+
+#include <stddef.h>
+
+#include "gemm/gemm_job.h"
+#include "gemm/packed.h"
+#include "opaq/parallel.h"
+
+/* Whether these kernels can do it: b is tiled, its memory aligned, nothing is added to c, a lies along its rows. */
+bool packed_can_run(const struct gemm_job *job);
+
+/* What becomes of a's rows: `wanted` where a is plain, or something more precise where there is no kernel for that; CODES
+ * where a and b are 4-bit codes of one format. */
+enum packed_precision packed_precision_of(const struct gemm_job *job, enum packed_precision wanted);
+
+/* The scratch memory that packed_run needs, aligned to 64; depends on the shapes, formats and the precision only. */
+size_t packed_workspace_bytes(const struct gemm_job *job, enum packed_precision wanted);
+
+void packed_run(const struct gemm_job *job, enum packed_precision wanted, void *workspace,
+                const struct opaq_parallel *parallel);
+
+/* The same with a kernel of one's choice, for the precision that packed_precision_of gives. */
+void packed_run_with(const struct packed_kernel *kernel, const struct gemm_job *job,
+                     enum packed_precision wanted, void *workspace, const struct opaq_parallel *parallel);
+
+#endif

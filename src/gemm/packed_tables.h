@@ -1,0 +1,9 @@
+/* gemm/packed_tables.h: the tables of packed kernels, each in files of its own. Depends on packed.h. */
+#ifndef OPAQ_GEMM_PACKED_TABLES_H
+#define OPAQ_GEMM_PACKED_TABLES_H
+
+#include "gemm/packed.h"
+
+extern const struct packed_table packed_table_ref;
+
+#endif
