@@ -251,6 +251,29 @@ static void tiles_made_here(void) {
     }
 }
 
+/* Activations that are tiled on the way are the same activations. */
+static void tiled_activations(void) {
+    static const char *const texts[] = {"nvfp4", "mxfp4", "mxfp8", "fp8row", "nvfp4+rowscaled", "fp8"};
+    static const char *const weights[] = {"", " w=nvfp4+tiled", " w=mxfp4+tiled", " w=mxfp8"};
+    static const struct experts_sizes sizes[] = {{21, 2, 3, 40, 24}, {1060, 1, 1, 16, 8}, {5, -1, 1, 70, 33}};
+    for (int s = 0; s < 3; ++s) {
+        for (int i = 0; i < 6 * 4; ++i) {
+            char plan[2][128];
+            (void)snprintf(plan[0], sizeof plan[0], "x=%s h=%s%s", texts[i / 4], texts[(i / 4 + 1) % 6],
+                           weights[i % 4]);
+            (void)snprintf(plan[1], sizeof plan[1], "x=%s+tiled h=%s+tiled%s", texts[i / 4],
+                           texts[(i / 4 + 1) % 6], weights[i % 4]);
+            struct experts_layer layer = experts_layer_make(&sizes[s], plan[0], OPAQ_BF16);
+            struct op_result expected = experts_call(layer.is_routed ? "moe" : "mlp", &layer, plan[0], NULL);
+            struct op_result result = experts_call(layer.is_routed ? "moe" : "mlp", &layer, plan[1], NULL);
+            experts_check_same(&result, &expected, plan[1]);
+            op_result_free(&expected);
+            op_result_free(&result);
+            experts_layer_free(&layer);
+        }
+    }
+}
+
 /* Rows by the million without a single column: nobody reads them, but results would not fit. */
 static void weights_of_endless_rows(void) {
     static _Alignas(64) char somewhere[64];
@@ -276,7 +299,7 @@ static void weights_of_endless_rows(void) {
     CHECK_EQ_STR(error.text, "linear: a tiled weight of 1152921504606846976 rows, at most 2^48 are possible");
 }
 
-static const struct test_case tests[] = {TEST(experts_are_linear), TEST(long_groups),
-                                         TEST(memory_and_precision_change_roundings_only),
-                                         TEST(tiles_made_here), TEST(weights_of_endless_rows)};
+static const struct test_case tests[] = {
+    TEST(experts_are_linear), TEST(long_groups),       TEST(memory_and_precision_change_roundings_only),
+    TEST(tiles_made_here),    TEST(tiled_activations), TEST(weights_of_endless_rows)};
 TEST_MAIN(tests)
