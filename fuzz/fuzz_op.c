@@ -32,7 +32,7 @@ static void fit_update(struct input *input, const struct opaq_op *op, struct cal
 /* Arguments that are anything, or that fit but for one. */
 static void take_call(struct input *input, const struct opaq_op *op, struct call *call) {
     const uint8_t kind = take(input);
-    const int is_linear = strncmp(op->name, "linear", 6) == 0;
+    const int is_linear = strncmp(op->name, "linear", 6) == 0 && argument_of(op, "plan") >= 0;
     for (int i = 0; i < op->argument_count && (!is_linear || kind % 8 == 0); ++i) {
         take_argument(input, op, i, call);
     }
