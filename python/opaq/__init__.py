@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opaq.array import QuantizedArray, dequantize, quantize
     from opaq.integrations.transformers import Config
     from opaq.linear import Linear
-    from opaq.model import dequantize_, quantize_
+    from opaq.model import dequantize_, quantize_, tile_
     from opaq.moe import MLP, GroupedLinear, MoE
     from opaq.packed import QuantizedLinear
     from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
@@ -63,6 +63,7 @@ __all__ = [
     "recipe",
     "runner",
     "sqnr",
+    "tile_",
     "to_tensor_proto",
 ]
 
@@ -100,7 +101,7 @@ _LATER = {
     "opaq.integrations.transformers": ("Config",),
     "opaq.array": ("QuantizedArray", "dequantize", "quantize"),
     "opaq.linear": ("Linear",),
-    "opaq.model": ("dequantize_", "quantize_"),
+    "opaq.model": ("dequantize_", "quantize_", "tile_"),
     "opaq.moe": ("MLP", "GroupedLinear", "MoE"),
     "opaq.packed": ("QuantizedLinear",),
     "opaq.quantized_tensor": ("QuantizedTensor", "quantize_tensor"),
