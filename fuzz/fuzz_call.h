@@ -9,7 +9,7 @@
 
 #include "opaq/opaq.h"
 
-enum { MEMORY_LIMIT = 1 << 16, TENSOR_LIMIT = 8, TEXT_LIMIT = OPAQ_LINEAR_PLAN_TEXT_BYTES };
+enum { MEMORY_LIMIT = 1 << 16, TENSOR_LIMIT = 8, TEXT_LIMIT = OPAQ_EXPERTS_PLAN_TEXT_BYTES };
 
 struct input {
     const uint8_t *data;
@@ -40,7 +40,10 @@ static inline uint8_t take(struct input *input) {
 }
 
 static inline int dtype_bytes(int32_t dtype) {
-    return dtype == OPAQ_DTYPE_U8 ? 1 : dtype == OPAQ_DTYPE_I64 ? 8 : dtype == OPAQ_DTYPE_F32 ? 4 : 2;
+    return dtype == OPAQ_DTYPE_U8                               ? 1
+           : dtype == OPAQ_DTYPE_I64                            ? 8
+           : dtype == OPAQ_DTYPE_F32 || dtype == OPAQ_DTYPE_I32 ? 4
+                                                                : 2;
 }
 
 /* The bytes a tensor reaches, or -1 for more than is worth allocating. */
@@ -59,6 +62,20 @@ static inline int64_t reach(const struct opaq_tensor *tensor) {
         last += (tensor->shape[i] - 1) * tensor->strides[i];
     }
     return last < MEMORY_LIMIT ? (last + 1) * dtype_bytes(tensor->dtype) : -1;
+}
+
+static inline int argument_of(const struct opaq_op *op, const char *name) {
+    for (int i = 0; i < op->argument_count; ++i) {
+        if (strcmp(op->argument[i].name, name) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static inline void add_word(char *text, const char *name, const char *value) {
+    const size_t length = strlen(text);
+    (void)snprintf(text + length, TEXT_LIMIT - length, "%s%s%s", length > 0 ? " " : "", name, value);
 }
 
 /* Takes the place of what an argument had. */
@@ -121,6 +138,22 @@ static inline void put_buffers(struct input *input, struct call *call, int index
         put_tensor(input, call, index, i, buffer.entry_bytes == 1 ? OPAQ_DTYPE_U8 : OPAQ_DTYPE_F32,
                    buffer.shape, buffer.rank);
     }
+}
+
+/* One plain tensor, or the buffers of a form. */
+static inline void put_form(struct input *input, struct call *call, int index, const struct opaq_form *form,
+                            int32_t dtype, const int64_t *shape, int rank) {
+    forget(call, index);
+    if (form->kind == OPAQ_FORM_QUANTIZED) {
+        put_buffers(input, call, index, &form->spec, shape, rank);
+    } else {
+        put_tensor(input, call, index, 0, dtype, shape, rank);
+    }
+}
+
+static inline int64_t take_small(struct input *input) {
+    const uint8_t kind = take(input);
+    return kind < 220 ? kind % 37 : kind < 250 ? kind - 100 : 260; /* more than a block, more than two */
 }
 
 #endif

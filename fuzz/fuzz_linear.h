@@ -5,20 +5,6 @@
 
 #include "fuzz_call.h"
 
-static inline int argument_of(const struct opaq_op *op, const char *name) {
-    for (int i = 0; i < op->argument_count; ++i) {
-        if (strcmp(op->argument[i].name, name) == 0) {
-            return i;
-        }
-    }
-    return -1;
-}
-
-static inline void add_word(char *text, const char *name, const char *value) {
-    const size_t length = strlen(text);
-    (void)snprintf(text + length, TEXT_LIMIT - length, "%s%s%s", length > 0 ? " " : "", name, value);
-}
-
 /* Nearly every plan that there is. */
 static inline void take_plan(struct input *input, char *text) {
     static const char *const specs[] = {"fp8",
@@ -79,17 +65,6 @@ static inline void take_plan(struct input *input, char *text) {
     }
 }
 
-/* One plain tensor, or the buffers of a form. */
-static inline void put_form(struct input *input, struct call *call, int index, const struct opaq_form *form,
-                            int32_t dtype, const int64_t *shape, int rank) {
-    forget(call, index);
-    if (form->kind == OPAQ_FORM_QUANTIZED) {
-        put_buffers(input, call, index, &form->spec, shape, rank);
-    } else {
-        put_tensor(input, call, index, 0, dtype, shape, rank);
-    }
-}
-
 /* What the backward is given of x (output 1 of the forward) or w (output 2). */
 static inline struct opaq_form kept_form(const struct call *call, int plan_index, const struct opaq_form *given,
                                          int output, int is_plain) {
@@ -128,11 +103,6 @@ static inline void fit_state(struct input *input, const struct opaq_op *op, cons
     put_floats(input, call, op, "amax_history_fwd", length, 3);
     put_floats(input, call, op, "scale_bwd", 0, 2);
     put_floats(input, call, op, "amax_history_bwd", length, 2);
-}
-
-static inline int64_t take_small(struct input *input) {
-    const uint8_t kind = take(input);
-    return kind < 220 ? kind % 37 : kind < 250 ? kind - 100 : 260; /* more than a block, more than two */
 }
 
 /* Replaces every argument by one that fits. */

@@ -1,33 +1,9 @@
 /* fuzz_plan.c: any bytes as a plan's text, or words put together to one. A refusal says why in one readable line; what is
  * accepted is the same in any order of its words, and the forms and outputs that follow from it fit together. libFuzzer;
  * the first byte chooses. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "opaq/opaq.h"
+#include "fuzz_words.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void expect(int condition) {
-    if (!condition) {
-        abort();
-    }
-}
-
-static int begins_with(const char *text, const char *start) { return strncmp(text, start, strlen(start)) == 0; }
-
-/* A refusal is terminated and readable, and begins with who refuses. */
-static void expect_refusal(enum opaq_status status, const struct opaq_error *error, const char *who) {
-    expect(error->status == status && begins_with(error->text, who));
-    const char *end = memchr(error->text, '\0', sizeof error->text);
-    expect(end != NULL);
-    for (const char *p = error->text; p < end; ++p) {
-        expect(*p >= ' ' && *p <= '~');
-    }
-}
-
-static int is_quantized(const struct opaq_form *form) { return form->kind == OPAQ_FORM_QUANTIZED; }
 
 static int has(const struct opaq_form *form, enum opaq_option option) {
     return is_quantized(form) && (form->spec.options & (unsigned)option) != 0;
@@ -38,10 +14,6 @@ static int same_but_usage(const struct opaq_form *a, const struct opaq_form *b) 
     struct opaq_spec spec = a->spec;
     spec.usage = b->spec.usage;
     return is_quantized(a) && is_quantized(b) && opaq_spec_equal(&spec, &b->spec);
-}
-
-static int same_form(const struct opaq_form *a, const struct opaq_form *b) {
-    return a->kind == b->kind && (!is_quantized(a) || opaq_spec_equal(&a->spec, &b->spec));
 }
 
 static int same_plan(const struct opaq_linear_plan *a, const struct opaq_linear_plan *b) {
@@ -56,21 +28,8 @@ static int same_plan(const struct opaq_linear_plan *a, const struct opaq_linear_
 static void expect_any_order(const char *text, size_t length, const struct opaq_linear_plan *plan) {
     char turned[OPAQ_LINEAR_PLAN_TEXT_BYTES];
     struct opaq_linear_plan same;
-    size_t written = 0;
-    size_t end = length;
-    while (end > 0) {
-        size_t begin = end;
-        while (begin > 0 && text[begin - 1] != ' ') {
-            --begin;
-        }
-        memcpy(turned + written, text + begin, end - begin);
-        written += end - begin;
-        turned[written++] = ' ';
-        end = begin > 0 ? begin - 1 : 0;
-    }
-    written -= written > 0;
-    expect(written == length);
-    expect(opaq_linear_plan_parse(turned, written, &same, NULL) == OPAQ_OK && same_plan(plan, &same));
+    turn_words(text, length, turned);
+    expect(opaq_linear_plan_parse(turned, length, &same, NULL) == OPAQ_OK && same_plan(plan, &same));
 }
 
 static void values_make(const struct opaq_op *op, const char *text, size_t length, struct opaq_value *values) {
@@ -220,26 +179,11 @@ static const char *const words[] = {"x=fp8",
                                     ""};
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    if (size == 0) {
-        return 0;
-    }
-    char *text = malloc(size * 32); /* as many words as there are bytes */
-    expect(text != NULL);
     size_t length = 0;
-    if (data[0] & 1) {
-        for (size_t i = 1; i < size; ++i) {
-            length += (size_t)snprintf(text + length, 32, "%s%s", i > 1 ? " " : "",
-                                       words[data[i] % (sizeof words / sizeof words[0])]);
-        }
-    } else {
-        memcpy(text, data + 1, size - 1);
-        length = size - 1;
+    char *text = text_of_input(data, size, words, sizeof words / sizeof words[0], &length);
+    if (text != NULL) {
+        fuzz_text(text, length);
+        free(text);
     }
-    char *exact = malloc(length + (length == 0)); /* for AddressSanitizer */
-    expect(exact != NULL);
-    memcpy(exact, text, length);
-    free(text);
-    fuzz_text(exact, length);
-    free(exact);
     return 0;
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "check.h"
+#include "support_experts.h"
 #include "support_linear.h"
 #include "support_quant.h"
 #include "support_runner_layer.h"
@@ -311,6 +312,41 @@ static void linear_operators(void) {
     opaq_pool_destroy(pool);
 }
 
+/* A mixture's forward and backward, likewise. */
+static void experts_operators(void) {
+    const struct experts_sizes size = {40, 2, 3, 48, 32};
+    struct opaq_pool *pool = NULL;
+    CHECK_EQ_INT(opaq_pool_create(3, &pool, NULL), OPAQ_OK);
+    const struct opaq_parallel parallel = opaq_pool_parallel(pool);
+    const struct op_means means = {.parallel = &parallel};
+    const char *plain = "x=fp8row w=fp8row dy=fp8row grad=xrgdbc";
+    struct experts_layer layer = experts_layer_make(&size, plain, OPAQ_BF16);
+    struct op_result forward = experts_call("moe_forward", &layer, plain, NULL);
+    const struct opaq_tensor h = forward.outputs.tensor[1];
+    const struct experts_given given = {.h = &h};
+    struct op_result expected = experts_call("moe_backward", &layer, plain, &given);
+    struct op_result backward = experts_call("moe_backward", &layer, plain, &given);
+    int done = 0;
+    for (int n = 0; n < MANY && !done; ++n) {
+        char text[128];
+        struct experts_arguments arguments;
+        (void)snprintf(text, sizeof text,
+                       "x=fp8row+eps=%de-31 w=fp8row+eps=%de-32 dy=fp8row+eps=%de-33 grad=xrgdbc", n + 1, n + 1,
+                       n + 1);
+        experts_arguments("moe_forward", &layer, text, NULL, &arguments);
+        done = !run_without_memory("moe_forward", arguments.value, &means, n, &forward);
+        experts_arguments("moe_backward", &layer, text, &given, &arguments);
+        done &= !run_without_memory("moe_backward", arguments.value, &means, n, &backward);
+        experts_check_same(&backward, &expected, text);
+    }
+    CHECK(done);
+    op_result_free(&forward);
+    op_result_free(&backward);
+    op_result_free(&expected);
+    experts_layer_free(&layer);
+    opaq_pool_destroy(pool);
+}
+
 /* ---- runners ---- */
 
 /* A run asks for no memory and takes no lock, from the first one on. */
@@ -440,7 +476,13 @@ static void texts_need_no_memory(void) {
     CHECK(!something_failed());
 }
 
-static const struct test_case tests[] = {TEST(pools),        TEST(interning),        TEST(operations),
-                                         TEST(plans),        TEST(linear_operators), TEST(texts_need_no_memory),
-                                         TEST(first_runner), TEST(runners)};
+static const struct test_case tests[] = {TEST(pools),
+                                         TEST(interning),
+                                         TEST(operations),
+                                         TEST(plans),
+                                         TEST(linear_operators),
+                                         TEST(experts_operators),
+                                         TEST(texts_need_no_memory),
+                                         TEST(first_runner),
+                                         TEST(runners)};
 TEST_MAIN(tests)

@@ -1,6 +1,6 @@
 /* test_experts.c: the operators mlp and moe against loops over experts, bit for bit and in double: every activation,
- * dtype and weight format, given scales; memory beforehand and the size of the workspace do not count, nor do threads and
- * floating-point settings. */
+ * dtype and weight format, given scales; memory beforehand and the size of the workspace do not count, nor do floating-point
+ * settings; test_experts_parallel.c has threads. */
 #include <fenv.h>
 #include <math.h>
 #include <stdlib.h>
@@ -225,38 +225,7 @@ static void given_scales(void) {
     check_sizes(&ragged_mlp, "h=nvfp4", OPAQ_BF16, &one);
 }
 
-/* ---- threads and settings ---- */
-
-static void the_number_of_threads_does_not_count(void) {
-    static const int threads[] = {1, 2, 4};
-    static const char *const plans[] = {"", "x=nvfp4 h=mxfp8 w=fp8row act=swiglu_oai",
-                                        "x=fp8 weights=input w=nvfp4"};
-    struct opaq_pool *pools[3] = {NULL};
-    for (int t = 0; t < 3; ++t) {
-        CHECK_EQ_INT(opaq_pool_create(threads[t], &pools[t], NULL), OPAQ_OK);
-    }
-    for (int i = 0; i < 6; ++i) {
-        const bool is_moe = i % 2 == 0;
-        const char *plan = is_moe ? plans[i / 2] : i == 5 ? "act=relu2" : plans[i / 2];
-        const struct experts_sizes size = {520, is_moe ? 2 : -1, is_moe ? 2 : 1, 80,
-                                           72}; /* enough to be shared */
-        struct experts_layer layer = experts_layer_make(&size, plan, dtypes[i % 3]);
-        const char *op = is_moe ? "moe_forward" : "mlp_forward";
-        struct op_result expected = experts_call(op, &layer, plan, NULL);
-        for (int t = 0; t < 3; ++t) {
-            const struct opaq_parallel parallel = opaq_pool_parallel(pools[t]);
-            const struct experts_given given = {.parallel = &parallel};
-            struct op_result result = experts_call(op, &layer, plan, &given);
-            experts_check_same(&result, &expected, plan);
-            op_result_free(&result);
-        }
-        op_result_free(&expected);
-        experts_layer_free(&layer);
-    }
-    for (int t = 0; t < 3; ++t) {
-        opaq_pool_destroy(pools[t]);
-    }
-}
+/* ---- settings ---- */
 
 static void settings_of_the_caller_do_not_count(void) {
     static const char *const plans[] = {"act=gelu", "x=nvfp4 h=fp8 w=mxfp8", "weights=input act=gelu_tanh"};
@@ -290,6 +259,5 @@ static const struct test_case tests[] = {TEST(every_activation),
                                          TEST(stochastic_rounding),
                                          TEST(padding_is_not_read),
                                          TEST(given_scales),
-                                         TEST(the_number_of_threads_does_not_count),
                                          TEST(settings_of_the_caller_do_not_count)};
 TEST_MAIN(tests)

@@ -1,5 +1,5 @@
 /* test_experts_backward.c: the gradients of mlp and moe against double, with bounds, for every activation, dtype and
- * option; that the reference itself is a derivative; experts that nobody chose; threads and settings. */
+ * option; that the reference itself is a derivative; experts that nobody chose; settings. */
 #include <fenv.h>
 #include <math.h>
 #include <stdlib.h>
@@ -12,7 +12,6 @@
 
 static const enum opaq_element dtypes[] = {OPAQ_BF16, OPAQ_F16, OPAQ_F32};
 
-static const int64_t random_numbers[2] = {0x123456789ABCDEF, 7000};
 static const struct experts_sizes ragged_mlp = {13, -1, 1, 37, 22};
 static const struct experts_sizes ragged_moe = {13, 3, 5, 37, 22};
 
@@ -243,34 +242,7 @@ static void idle_experts_have_no_gradient(void) {
     }
 }
 
-/* ---- threads and settings ---- */
-
-static void the_number_of_threads_does_not_count(void) {
-    static const int threads[] = {1, 2, 4};
-    static const char *const plans[] = {"grad=xgdbc", "x=nvfp4+rht h=mxfp8 w=fp8 dy=nvfp4+rht+sr grad=xgdbc",
-                                        "act=swiglu_oai dy=fp8row grad=xgdbc"};
-    for (int t = 0; t < 3; ++t) {
-        struct opaq_pool *pool = NULL;
-        CHECK_EQ_INT(opaq_pool_create(threads[t], &pool, NULL), OPAQ_OK);
-        const struct opaq_parallel parallel = opaq_pool_parallel(pool);
-        for (int i = 0; i < 6; ++i) {
-            const bool is_moe = i % 2 == 0;
-            const struct experts_sizes size = {420, is_moe ? 2 : -1, is_moe ? 2 : 1, 96, 72};
-            struct experts_layer layer = experts_layer_make(&size, plans[i / 2], dtypes[i % 3]);
-            const struct experts_given alone = {.random = random_numbers};
-            const struct experts_given many = {.random = random_numbers, .parallel = &parallel};
-            struct tensor h = experts_forward_h(&layer, plans[i / 2], &alone);
-            struct op_result expected = experts_backward(&layer, plans[i / 2], &alone, &h);
-            struct op_result result = experts_backward(&layer, plans[i / 2], &many, &h);
-            experts_check_same(&result, &expected, plans[i / 2]);
-            op_result_free(&expected);
-            op_result_free(&result);
-            tensor_free(&h);
-            experts_layer_free(&layer);
-        }
-        opaq_pool_destroy(pool);
-    }
-}
+/* ---- settings ---- */
 
 static void settings_of_the_caller_do_not_count(void) {
     static const char *const plans[] = {"act=gelu grad=xrgdbc", "x=nvfp4 h=fp8 w=mxfp8 dy=fp8 grad=xrgdbc",
@@ -307,6 +279,5 @@ static const struct test_case tests[] = {TEST(every_activation),
                                          TEST(the_reference_is_a_derivative),
                                          TEST(gradients_do_not_depend_on_each_other),
                                          TEST(idle_experts_have_no_gradient),
-                                         TEST(the_number_of_threads_does_not_count),
                                          TEST(settings_of_the_caller_do_not_count)};
 TEST_MAIN(tests)
