@@ -19,6 +19,7 @@ from opaq.quantizer import Quantizer
 
 if TYPE_CHECKING:
     from opaq._autocast import autocast, checkpoint_contexts, quantized_model_init
+    from opaq._explain import explain
     from opaq._noise import sqnr
     from opaq._summary import Summary
     from opaq.array import QuantizedArray, dequantize, quantize
@@ -52,6 +53,7 @@ __all__ = [
     "checkpoint_contexts",
     "dequantize",
     "dequantize_",
+    "explain",
     "formats",
     "functional",
     "library_info",
@@ -95,6 +97,7 @@ def library_info() -> dict[str, Any]:
 
 
 _LATER = {
+    "opaq._explain": ("explain",),
     "opaq._autocast": ("autocast", "checkpoint_contexts", "quantized_model_init"),
     "opaq._noise": ("sqnr",),
     "opaq._summary": ("Summary",),

@@ -151,3 +151,18 @@ def test_unknown_precisions_are_refused() -> None:
     weight = opaq.quantize_tensor(tensor((16, 64)), "nvfp4")
     with pytest.raises(RuntimeError, match="expected exact, near, fast or fast32"):
         functional.quantized_linear(tensor((1, 64)), weight, precision="quick")
+
+
+def test_explain_names_the_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    net = model()
+    opaq.quantize_(net, "nvfp4", progress=False)
+    assert all("not tiled" in row.why and row.kernel.startswith("gemm_") for row in opaq.explain(net))
+    opaq.tile_(net, "near")
+    assert [row.name for row in opaq.explain(net)] == ["0.weight", "2.weight"]
+    assert all(row.kernel.startswith("packed_nvfp4_near_") for row in opaq.explain(net))
+    with opaq.runner.create_linear(net[0].weight, precision="fast") as runner:
+        assert opaq.explain(runner)[0].kernel.startswith("packed_nvfp4_fast_")
+        x = tensor((3, 96))
+        want = functional.quantized_linear(x, net[0].weight, precision="fast")
+        assert torch.equal(torch.ops.opaq.linear_gemm(x, runner.id, 64), want)
+    assert "packed_nvfp4_near_" in capsys.readouterr().out
