@@ -91,10 +91,12 @@ class _Moe(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         plan, shapes, dtype, ups, downs, has_bias = ctx.constants
         x, weights, ids, h, *rest = ctx.saved_tensors
-        up, dn, rest = rest[:ups], rest[ups : ups + downs], rest[ups + downs :]
-        bias = rest.pop(0) if has_bias else None
-        random = rest[0] if rest else None
-        out = ops.moe_backward(dy.contiguous(), x, weights, ids, h, up, dn, bias, *shapes, dtype, plan, random)
+        up, dn, extra = rest[:ups], rest[ups : ups + downs], rest[ups + downs :]
+        bias, extra = (extra[0], extra[1:]) if has_bias else (None, extra)
+        random = extra[0] if extra else None
+        out = ops.moe_backward(
+            dy.contiguous(), x, weights, ids, h, list(up), list(dn), bias, *shapes, dtype, plan, random
+        )
         dx, dweights, *others = (_gradient(results_of("moe_backward", plan, out), i) for i in range(6))
         return dx, dweights, None, *others, None, None
 
