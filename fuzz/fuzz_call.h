@@ -87,18 +87,21 @@ static inline void forget(struct call *call, int index) {
     memset(&call->value[index], 0, sizeof call->value[index]);
 }
 
-/* Memory for tensor t of an argument, filled with bytes that repeat a few of the input's; none where that is too
- * much. */
+/* Memory for tensor t of an argument, filled with bytes that repeat a few of the input's, and aligned to 64 or not; none
+ * where that is too much. */
 static inline void allocate(struct input *input, struct call *call, int index, int t) {
     struct opaq_tensor *tensor = &call->tensor[index][t];
     const int64_t bytes = reach(tensor);
-    uint8_t *memory = bytes >= 0 ? malloc((size_t)bytes + (bytes == 0)) : NULL;
+    void *memory = NULL;
     uint8_t pattern[5];
     for (int i = 0; i < 5; ++i) {
         pattern[i] = take(input);
     }
+    if (bytes >= 0) {
+        expect(posix_memalign(&memory, pattern[0] % 2 ? 16 : 64, (size_t)bytes + (bytes == 0)) == 0);
+    }
     for (int64_t i = 0; i < bytes; ++i) {
-        memory[i] = pattern[i % 5];
+        ((uint8_t *)memory)[i] = pattern[i % 5];
     }
     call->memory[index][t] = memory;
     tensor->data = memory;

@@ -43,7 +43,14 @@ static const char *const specs[] = {"fp8",
                                     "fp8+sr",
                                     "mxfp4+sr",
                                     "nvfp4+rule=modelopt",
-                                    "nvfp4+rowscaled+global+rule=compressed-tensors"};
+                                    "nvfp4+rowscaled+global+rule=compressed-tensors",
+                                    "nvfp4+tiled",
+                                    "nvfp4+rowscaled+tiled",
+                                    "mxfp4+tiled",
+                                    "mxfp8+tiled",
+                                    "fp8+tiled",
+                                    "fp8row+tiled",
+                                    "fp8blk2+tiled"};
 enum { SPECS = sizeof specs / sizeof specs[0] };
 
 static void take_spec(struct input *input, const char *name, char *text) {
@@ -125,6 +132,9 @@ static void take_words(struct input *input, const struct layout *layout, char *t
     }
     if (layout->is_moe && rest / 16 % 4 == 1) {
         add_word(text, "first=", rest % 2 ? "1" : "3");
+    }
+    if (rest % 8 > 4) {
+        add_word(text, "precision=", rest % 8 == 5 ? "near" : rest % 8 == 6 ? "fast" : "fast32");
     }
     if (layout->is_training && rest / 64 > 1) {
         add_word(text, "backward=", rest / 64 == 2 ? "high_precision" : "dequantized");

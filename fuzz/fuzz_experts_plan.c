@@ -9,7 +9,7 @@ static int same_plan(const struct opaq_experts_plan *a, const struct opaq_expert
     return same_form(&a->x, &b->x) && same_form(&a->h, &b->h) && same_form(&a->w, &b->w) &&
            same_form(&a->dy, &b->dy) && same_form(&a->gate_up_given, &b->gate_up_given) &&
            same_form(&a->down_given, &b->down_given) && a->activation == b->activation &&
-           a->gradients == b->gradients && a->backward == b->backward &&
+           a->gradients == b->gradients && a->backward == b->backward && a->precision == b->precision &&
            a->weights_on_input == b->weights_on_input && a->limit == b->limit && a->alpha == b->alpha &&
            a->beta == b->beta && a->experts == b->experts && a->first == b->first;
 }
@@ -31,6 +31,7 @@ static void expect_consistent(const struct opaq_experts_plan *plan) {
     expect((has_limit && act != OPAQ_SILU_STEP) || (plan->alpha == 1.0f && plan->beta == 0.0f));
     expect(plan->alpha == plan->alpha && plan->beta == plan->beta);
     expect(plan->gradients >= 0 && plan->gradients < 64);
+    expect(plan->precision >= OPAQ_PRECISION_EXACT && plan->precision <= OPAQ_PRECISION_FAST32);
     expect(!given ||
            (!is_quantized(&plan->w) && (plan->gradients & (OPAQ_EXPERTS_GATE_UP | OPAQ_EXPERTS_DOWN)) == 0));
     expect(plan->experts >= 0 && plan->experts <= INT32_MAX && plan->first >= 0 && plan->first <= INT32_MAX);
@@ -142,6 +143,9 @@ static const char *const words[] = {"act=silu",
                                     "first=7",
                                     "first=99999999999",
                                     "weights=input",
+                                    "precision=near",
+                                    "precision=fast32",
+                                    "precision=",
                                     "weights=output",
                                     "save=x",
                                     "nothing",

@@ -74,6 +74,12 @@ static void every_word_is_read(void) {
     CHECK_EQ_INT(plan.gradients, 63);
     CHECK_EQ_INT(plan.backward, OPAQ_BACKWARD_DEQUANTIZED);
     CHECK(plan.experts == 256 && plan.first == 32 && plan.weights_on_input == 1);
+    CHECK_EQ_INT(plan.precision, OPAQ_PRECISION_EXACT);
+    static const char *const precisions[] = {"precision=exact", "precision=near", "precision=fast",
+                                             "precision=fast32"};
+    for (int i = 0; i < 4; ++i) {
+        CHECK_EQ_INT(plan_of(precisions[i]).precision, i);
+    }
     plan = plan_of("gate_up_given=nvfp4+rowscaled down_given=mxfp4+swizzle x=fp8+delayed h=fp8+delayed "
                    "backward=high_precision");
     check_form(&plan.gate_up_given, "nvfp4+rowscaled");
@@ -303,6 +309,9 @@ static void errors_name_the_word_and_its_position(void) {
         {"grad=xw", "\"grad=xw\" at position 0: expected letters of xrgdbc, each once"},
         {"backward=", "\"backward=\" at position 0: expected high_precision or dequantized"},
         {"backward=quantized", "expected high_precision or dequantized"},
+        {"precision=", "\"precision=\" at position 0: expected exact, near, fast or fast32"},
+        {"precision=faster", "\"precision=faster\" at position 0: expected exact, near, fast or fast32"},
+        {"precision", "\"precision\" at position 0: unknown"},
         {"act=sil\xC3\xA9", "\"act=sil??\" at position 0: expected silu"},
         {"act=silu\tx=fp8", "\"act=silu?x=fp8\" at position 0: expected silu"},
         /* words of linear's plan */
@@ -330,10 +339,22 @@ static void errors_name_the_word_and_its_position(void) {
 }
 
 static void each_word_comes_at_most_once(void) {
-    static const char *const words[] = {
-        "x=fp8",    "h=fp8",     "w=fp8",   "dy=fp8",        "gate_up_given=mxfp8",
-        "act=silu", "limit=1",   "alpha=1", "beta=1",        "down_given=mxfp8",
-        "grad=x",   "experts=4", "first=1", "weights=input", "backward=dequantized"};
+    static const char *const words[] = {"x=fp8",
+                                        "h=fp8",
+                                        "w=fp8",
+                                        "dy=fp8",
+                                        "gate_up_given=mxfp8",
+                                        "act=silu",
+                                        "limit=1",
+                                        "alpha=1",
+                                        "beta=1",
+                                        "down_given=mxfp8",
+                                        "grad=x",
+                                        "experts=4",
+                                        "first=1",
+                                        "precision=near",
+                                        "weights=input",
+                                        "backward=dequantized"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
         char text[128];
         char expected[128];
