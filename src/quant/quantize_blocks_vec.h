@@ -262,9 +262,11 @@ VEC_INLINE void quantize_block_rows(struct block_kind kind, const struct quant_c
     }
 }
 
-/* Whether the operand's rows lie along memory, as do their codes, and are taken as they are. */
+/* Whether the operand's rows lie along memory, as do their codes and scales, and are taken as they are. */
 VEC_INLINE bool is_along_rows(const struct quant_copy *copy) {
-    return copy->operand.column_step == 1 && copy->data_column_step == 1 && !copy->is_hadamard;
+    const struct scale_layout *layout = &copy->scale_layout;
+    return copy->operand.column_step == 1 && copy->data_column_step == 1 && !copy->is_hadamard &&
+           (layout->column_step == 1 || layout->swizzled_columns != 0);
 }
 
 #endif
