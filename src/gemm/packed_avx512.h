@@ -21,7 +21,7 @@
  * arguments. Loops over constants are written out, so that what they index stays in registers. */
 #define PACKED_INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
-#define PACKED_UNROLL _Pragma("unroll")
+#define PACKED_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define PACKED_UNROLL _Pragma("GCC unroll 16")
 #endif
@@ -81,7 +81,8 @@ struct packed_ways {
     float power;                                   /* sums are to be multiplied with this power of two */
 };
 
-enum { RECORDS_BYTES = 192 << 10 }; /* what a task has for records; a panel follows */
+/* What a task has for records and for sums, both to stay in the second-level cache; a panel follows. */
+enum { RECORDS_BYTES = 192 << 10, SUMS_BYTES = 256 << 10, WAYS_BYTES = RECORDS_BYTES + SUMS_BYTES };
 
 /* packed_kernel.run with these loops. */
 void packed_run_avx512(const struct packed_ways *ways, const struct packed_weight *weight,

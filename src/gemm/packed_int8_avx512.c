@@ -18,7 +18,7 @@ enum {
     STEP = 4, /* columns in one instruction */
     MOST_STEPS = 8,
     MOST_BLOCKS = 4, /* in the columns of a tile */
-    PANEL_COLUMNS = 8
+    PANEL_COLUMNS = 6
 };
 
 PACKED_INLINE int kind_blocks(struct kind kind) { return kind.is_nvfp4 ? 4 : 2; }
@@ -377,7 +377,7 @@ PACKED_INLINE void sweep(struct kind kind, const struct sweep_job *job, int rows
 
 /* ---- the kernels ---- */
 
-_Static_assert(RECORDS_BYTES + sizeof(struct panel) <= PACKED_INT8_BYTES_AVX512, "scratch memory of a task");
+_Static_assert(WAYS_BYTES + sizeof(struct panel) <= PACKED_SCRATCH_AVX512, "scratch memory of a task");
 
 /* The loops above for one kind, and its kernel. */
 #define KERNEL(name, is_nvfp4, has_block_scale)                                                                \

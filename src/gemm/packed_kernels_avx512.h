@@ -5,12 +5,22 @@
 
 #include "gemm/packed.h"
 
-/* As packed_kernel.run; scratch memory in bytes. */
+/* As packed_kernel.run. */
 typedef void packed_run_function(const struct packed_weight *weight, const struct packed_rows *x, int64_t begin,
                                  int64_t end, float *y, int64_t y_step, void *panel);
 
+/* Scratch memory of a task, in bytes. */
+enum { PACKED_SCRATCH_AVX512 = 512 << 10 };
+
+/* packed_float_avx512.c */
+packed_run_function packed_nvfp4_exact_avx512;
+packed_run_function packed_mxfp4_exact_avx512;
+
+/* packed_int16_avx512.c */
+packed_run_function packed_nvfp4_near_avx512;
+packed_run_function packed_mxfp4_near_avx512;
+
 /* packed_int8_avx512.c; fast32's serve codes as well: there is a scale for each block. */
-enum { PACKED_INT8_BYTES_AVX512 = 300 << 10 };
 packed_run_function packed_nvfp4_fast_avx512;
 packed_run_function packed_nvfp4_fast32_avx512;
 packed_run_function packed_mxfp4_fast_avx512;

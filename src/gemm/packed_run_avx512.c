@@ -38,6 +38,7 @@ struct task {
     int64_t begin, end;   /* tiles along the rows */
     int64_t first, count; /* tiles along the columns */
     uint8_t *records;
+    float *sums; /* [two tiles][group][tile][row][LANES] */
     void *panel;
 };
 
@@ -140,61 +141,64 @@ static void ask_for_part(const struct task *task, int64_t tile, int64_t i, int64
     }
 }
 
-static void ask_for_totals(const struct task *task, const struct tile_place *place, int64_t m) {
-    for (int64_t r = m; r < min_int64(m + GROUP_ROWS, task->x->rows); ++r) {
-        for (int t = 0; t < PANEL_TILES; ++t) {
-            _mm_prefetch((const char *)(place[t].y + r * task->y_step), _MM_HINT_T0);
-        }
-    }
-}
+/* Rows of x that are multiplied together; the last ones may be half a group. */
+static int rows_of_group(int64_t left) { return left <= GROUP_ROWS / 2 ? GROUP_ROWS / 2 : GROUP_ROWS; }
 
 /* Rows [m, m + rows) of x, of which the records are there, with two tiles. */
-static void sweep_tiles(const struct task *task, int64_t tile, int64_t m, int64_t rows) {
-    struct tile_place place[PANEL_TILES];
+static void sweep_tiles(const struct task *task, int64_t tile, int64_t m, int64_t rows, float *total) {
     int64_t tiles[PANEL_TILES];
     const int64_t groups = ceil_div(rows, GROUP_ROWS);
-    const int64_t group_bytes = task->ways->row_bytes * GROUP_ROWS * task->count;
     for (int t = 0; t < PANEL_TILES; ++t) {
         tiles[t] = min_int64(tile + t, task->end - 1);
-        place[t] = tile_place_make(task->weight, tiles[t], task->y, tile + t < task->end);
     }
     task->ways->panel_make(task->weight, tiles, task->first, task->count, task->panel);
-    for (int64_t g = 0; g < groups; ++g) {
-        float total[PANEL_TILES * GROUP_ROWS * LANES] __attribute__((aligned(LINE)));
-        const int64_t at = m + g * GROUP_ROWS;
-        const bool is_half = m + rows - at <= GROUP_ROWS / 2;
-        const int group_rows = is_half ? GROUP_ROWS / 2 : GROUP_ROWS;
-        ask_for_part(task, tile + PANEL_TILES, g, groups);
-        ask_for_totals(task, place, at + GROUP_ROWS);
-        for (int t = 0; t < PANEL_TILES; ++t) {
-            totals_begin(task, &place[t], at, group_rows, total + t * group_rows * LANES);
+    for (int64_t r = 0; r < rows; r += GROUP_ROWS) {
+        const int group_rows = rows_of_group(rows - r);
+        const struct sweep_job job = {task->panel, task->count,
+                                      task->records + r * task->ways->row_bytes * task->count,
+                                      total + r * PANEL_TILES * LANES};
+        ask_for_part(task, tile + PANEL_TILES, r / GROUP_ROWS, groups);
+        if (is_first(task)) {
+            memset(job.total, 0, (size_t)(group_rows * PANEL_TILES * LANES) * sizeof(float));
         }
-        const struct sweep_job job = {task->panel, task->count, task->records + g * group_bytes, total};
-        task->ways->sweep[is_half](&job);
-        for (int t = 0; t < PANEL_TILES; ++t) {
-            totals_end(task, &place[t], at, group_rows, total + t * group_rows * LANES);
+        task->ways->sweep[group_rows < GROUP_ROWS](&job);
+        for (int t = 0; t < PANEL_TILES && is_last(task); ++t) {
+            const struct tile_place place =
+                tile_place_make(task->weight, tiles[t], task->y, tile + t < task->end);
+            totals_end(task, &place, m + r, group_rows, job.total + t * group_rows * LANES);
         }
     }
 }
 
-/* As many rows of x at a time as there is memory for records, but no more than stay in the second-level cache. */
-static void run_many(struct task *task) {
+/* Rows [m, m + rows) of x with tiles [task->begin, task->end). */
+static void sweep_strip(struct task *task, int64_t m, int64_t rows) {
     const struct packed_ways *ways = task->ways;
-    const int64_t group_bytes = ways->row_bytes * GROUP_ROWS * ways->panel_columns;
-    const int64_t chunk = min_int64(RECORDS_BYTES / group_bytes * GROUP_ROWS, CHUNK_ROWS);
     const int64_t columns = task->weight->tile_columns;
+    for (task->first = 0; is_first(task) || task->first < columns; task->first += ways->panel_columns) {
+        task->count = min_int64(columns - task->first, ways->panel_columns);
+        for (int64_t r = 0; r < rows; r += GROUP_ROWS) {
+            ways->records_make(task->x, m + r, rows_of_group(rows - r), task->first, task->count,
+                               task->records + r * ways->row_bytes * task->count);
+        }
+        for (int64_t tile = task->begin; tile < task->end; tile += PANEL_TILES) {
+            sweep_tiles(task, tile, m, rows,
+                        task->sums + (tile - task->begin) * round_up(rows, GROUP_ROWS) * LANES);
+        }
+    }
+}
+
+/* As many rows of x at a time as there is memory for records, and as many tiles with them as there is for sums. */
+static void run_many(const struct task *task) {
+    const int64_t group_bytes = task->ways->row_bytes * GROUP_ROWS * task->ways->panel_columns;
+    const int64_t chunk = min_int64(RECORDS_BYTES / group_bytes * GROUP_ROWS, CHUNK_ROWS);
     for (int64_t m = 0; m < task->x->rows; m += chunk) {
         const int64_t rows = min_int64(task->x->rows - m, chunk);
-        for (task->first = 0; is_first(task) || task->first < columns; task->first += ways->panel_columns) {
-            task->count = min_int64(columns - task->first, ways->panel_columns);
-            for (int64_t r = 0; r < rows; r += GROUP_ROWS) {
-                const int group_rows = rows - r <= GROUP_ROWS / 2 ? GROUP_ROWS / 2 : GROUP_ROWS;
-                ways->records_make(task->x, m + r, group_rows, task->first, task->count,
-                                   task->records + r * ways->row_bytes * task->count);
-            }
-            for (int64_t tile = task->begin; tile < task->end; tile += PANEL_TILES) {
-                sweep_tiles(task, tile, m, rows);
-            }
+        const int64_t pairs = SUMS_BYTES / (PANEL_TILES * LINE * round_up(rows, GROUP_ROWS));
+        for (int64_t tile = task->begin; tile < task->end; tile += pairs * PANEL_TILES) {
+            struct task strip = *task;
+            strip.begin = tile;
+            strip.end = min_int64(tile + pairs * PANEL_TILES, task->end);
+            sweep_strip(&strip, m, rows);
         }
     }
 }
@@ -210,7 +214,8 @@ void packed_run_avx512(const struct packed_ways *ways, const struct packed_weigh
                         .begin = begin,
                         .end = end,
                         .records = scratch,
-                        .panel = (uint8_t *)scratch + RECORDS_BYTES};
+                        .sums = (float *)(void *)((uint8_t *)scratch + RECORDS_BYTES),
+                        .panel = (uint8_t *)scratch + RECORDS_BYTES + SUMS_BYTES};
     if (x->rows <= GROUP_ROWS) {
         run_few(&task);
     } else {
