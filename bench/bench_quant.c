@@ -2,7 +2,12 @@
  *
  * All cases are timed once per round, interleaved with the copy, so that a noisy neighbour hits all alike; the
  * figure is the best round, the spread is the median over the best. The floor is the time that moving the input
- * and the output once takes at the measured bandwidth. Prints a table; --json FILE writes the same as JSON. */
+ * and the output once takes at the measured bandwidth; the share is the floor over the figure. Where a quantizer takes an
+ * amax, quantizing is timed a second time with the amax given, so without the pass that finds it.
+ *
+ * Some rows have targets, for one thread and tensors larger than the caches: a share that they must have, and one to
+ * aim for. For two copies at once the target is how much faster that is than one after the other. The rows that miss
+ * what they must have are named at the end. Prints tables; --json FILE writes the same as JSON. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -25,6 +30,9 @@ struct settings {
     const char *json;
 };
 
+enum operation { QUANTIZE, QUANTIZE_GIVEN, DEQUANTIZE, OPERATION_COUNT };
+static const char *const operation_names[OPERATION_COUNT] = {"quantize", "quantize, amax given", "dequantize"};
+
 struct bench_case {
     const char *spec;
     enum opaq_element dtype;
@@ -33,9 +41,23 @@ struct bench_case {
     struct opaq_view y;
     size_t plain_bytes;
     size_t quantized_bytes;
-    struct timing quantize;
-    struct timing dequantize;
+    float *amax[2]; /* by usage less one; NULL where the quantizer takes none */
+    struct timing timing[OPERATION_COUNT];
 };
+
+/* Shares of the floor, for inputs of bf16. */
+struct target {
+    const char *spec;
+    enum operation operation;
+    double must;
+    double aim;
+};
+static const struct target targets[] = {
+    {"fp8", QUANTIZE, 0.25, 0.5},   {"mxfp8", QUANTIZE, 0.25, 0.5},  {"mxfp4", QUANTIZE, 0.25, 0.5},
+    {"nvfp4", QUANTIZE, 0.25, 0.5}, {"nvfp4", DEQUANTIZE, 0.5, 0.8},
+};
+static const double both_must = 1.3;
+static const double both_aim = 1.45;
 
 static void stop(const char *what, const struct opaq_error *error) {
     fprintf(stderr, "bench_quant: %s%s%s\n", what, error == NULL ? "" : ": ", error == NULL ? "" : error->text);
@@ -96,21 +118,37 @@ static void prepare(struct bench_case *one, const struct quant_case *from, const
     one->q = allocate(s, from->dtype, &spec);
     (void)opaq_proto_bytes(&one->q.proto, &one->quantized_bytes, NULL);
     (void)opaq_proto_bytes(&one->x.proto, &one->plain_bytes, NULL);
+    for (int usage = OPAQ_ROWWISE; usage <= OPAQ_COLUMNWISE; ++usage) {
+        const int64_t count = opaq_amax_count(&one->q.proto, (enum opaq_usage)usage);
+        if (count > 0) {
+            one->amax[usage - 1] = malloc((size_t)count * sizeof(float));
+            for (int64_t i = 0; one->amax[usage - 1] != NULL && i < count; ++i) {
+                one->amax[usage - 1][i] = 0.8f; /* about what fill() makes */
+            }
+        }
+    }
 }
 
-static void time_case(struct bench_case *one, const struct opaq_parallel *parallel, int round) {
+static bool is_timed(const struct bench_case *one, enum operation operation) {
+    return operation != QUANTIZE_GIVEN || one->amax[0] != NULL || one->amax[1] != NULL;
+}
+
+static void time_case(struct bench_case *one, enum operation operation, const struct opaq_parallel *parallel,
+                      int round) {
     struct opaq_error error;
-    const struct opaq_quantize_args args = {.random = {1, 2}, .parallel = parallel};
+    struct opaq_quantize_args args = {.random = {1, 2}, .parallel = parallel};
+    if (operation == QUANTIZE_GIVEN) {
+        args.amax_rowwise = one->amax[0];
+        args.amax_columnwise = one->amax[1];
+    }
     const double start = now();
-    if (opaq_quantize(&one->x, &args, &one->q, &error) != OPAQ_OK) {
+    const enum opaq_status status = operation == DEQUANTIZE
+                                        ? opaq_dequantize(&one->q, 0, parallel, &one->y, &error)
+                                        : opaq_quantize(&one->x, &args, &one->q, &error);
+    one->timing[operation].seconds[round] = now() - start;
+    if (status != OPAQ_OK) {
         stop(one->spec, &error);
     }
-    const double middle = now();
-    if (opaq_dequantize(&one->q, 0, parallel, &one->y, &error) != OPAQ_OK) {
-        stop(one->spec, &error);
-    }
-    one->quantize.seconds[round] = middle - start;
-    one->dequantize.seconds[round] = now() - middle;
 }
 
 static void progress(int done, int all) {
@@ -123,37 +161,124 @@ static void progress(int done, int all) {
 
 static const char *dtype_name(enum opaq_element dtype) { return opaq_element_info(dtype)->name; }
 
-/* One direction of one case: a line of the table and an object of the JSON. */
-static void report(const struct bench_case *one, bool quantizing, const struct settings *s, double bandwidth,
-                   FILE *json) {
+/* What is gathered for the end. */
+struct misses {
+    char text[4096];
+    int count;
+};
+
+static const char *judge(double value, double must, double aim, const char *spec, const char *what,
+                         struct misses *misses) {
+    if (value >= must) {
+        return value >= aim ? "aim" : "must";
+    }
+    const size_t length = strlen(misses->text);
+    (void)snprintf(misses->text + length, sizeof misses->text - length, "  %s %s: %.3f, must be %.2f\n", what,
+                   spec, value, must);
+    ++misses->count;
+    return "MISS";
+}
+
+/* One operation on one case: a line of the table and an object of the JSON. */
+static void report(const struct bench_case *one, enum operation operation, const struct settings *s,
+                   double bandwidth, struct misses *misses, FILE *json) {
     double spread;
-    const double seconds = best(quantizing ? &one->quantize : &one->dequantize, s->rounds, &spread);
+    const double seconds = best(&one->timing[operation], s->rounds, &spread);
     const double elements = (double)s->rows * (double)s->columns;
     /* dequantize reads one of two copies */
-    const double copies = !quantizing && one->q.proto.spec.usage == OPAQ_BOTH ? 2.0 : 1.0;
+    const double copies = operation == DEQUANTIZE && one->q.proto.spec.usage == OPAQ_BOTH ? 2.0 : 1.0;
     const double bytes = (double)one->plain_bytes + (double)one->quantized_bytes / copies;
     const double floor_seconds = bytes / bandwidth;
-    const char *kernel =
-        quantizing ? opaq_quantize_kernel(&one->q.proto.spec) : opaq_dequantize_kernel(&one->q.proto.spec);
-    printf("%-34s %-4s %-22s %9.1f %9.3f %9.3f %7.3f %7.2f\n", one->spec, dtype_name(one->dtype), kernel,
-           elements / seconds * 1e-6, seconds * 1e3, floor_seconds * 1e3, floor_seconds / seconds, spread);
+    const double share = floor_seconds / seconds;
+    const char *kernel = operation == DEQUANTIZE ? opaq_dequantize_kernel(&one->q.proto.spec)
+                                                 : opaq_quantize_kernel(&one->q.proto.spec);
+    const struct target *target = NULL;
+    for (size_t i = 0; i < sizeof targets / sizeof targets[0]; ++i) {
+        if (targets[i].operation == operation && strcmp(targets[i].spec, one->spec) == 0 &&
+            one->dtype == OPAQ_BF16) {
+            target = &targets[i];
+        }
+    }
+    const char *mark =
+        target == NULL ? ""
+                       : judge(share, target->must, target->aim, one->spec, operation_names[operation], misses);
+    printf("%-34s %-4s %-24s %9.1f %9.3f %9.3f %7.3f %7.2f", one->spec, dtype_name(one->dtype), kernel,
+           elements / seconds * 1e-6, seconds * 1e3, floor_seconds * 1e3, share, spread);
+    if (target != NULL) {
+        printf("  %.2f %.2f %s", target->must, target->aim, mark);
+    }
+    printf("\n");
     if (json != NULL) {
         fprintf(json,
                 ",\n    {\"operation\": \"%s\", \"spec\": \"%s\", \"dtype\": \"%s\", \"kernel\": \"%s\", "
                 "\"seconds\": %.9f, "
                 "\"elements_per_second\": %.1f, \"bytes_moved\": %.0f, \"floor_seconds\": %.9f, "
                 "\"share_of_floor\": %.5f, "
-                "\"median_over_best\": %.4f}",
-                quantizing ? "quantize" : "dequantize", one->spec, dtype_name(one->dtype), kernel, seconds,
-                elements / seconds, bytes, floor_seconds, floor_seconds / seconds, spread);
+                "\"median_over_best\": %.4f",
+                operation_names[operation], one->spec, dtype_name(one->dtype), kernel, seconds,
+                elements / seconds, bytes, floor_seconds, share, spread);
+        if (target != NULL) {
+            fprintf(json, ", \"must\": %.2f, \"aim\": %.2f, \"mark\": \"%s\"", target->must, target->aim, mark);
+        }
+        fprintf(json, "}");
+    }
+}
+
+static const struct bench_case *find_case(const struct bench_case *cases, int count, const char *base,
+                                          const char *ending) {
+    char text[64];
+    (void)snprintf(text, sizeof text, "%s%s", base, ending);
+    for (int i = 0; i < count; ++i) {
+        if (strcmp(cases[i].spec, text) == 0 && cases[i].dtype == OPAQ_BF16) {
+            return &cases[i];
+        }
+    }
+    return NULL;
+}
+
+/* Two copies at once against one after the other, for every format that was timed all three ways. */
+static void report_both(const struct bench_case *cases, int count, const struct settings *s,
+                        struct misses *misses, FILE *json) {
+    bool is_first = true;
+    for (int format = 0; format < OPAQ_FORMAT_COUNT; ++format) {
+        const char *name = opaq_format_row((enum opaq_format)format)->name;
+        const struct bench_case *row = find_case(cases, count, name, "");
+        const struct bench_case *column = find_case(cases, count, name, "+columnwise");
+        const struct bench_case *both = find_case(cases, count, name, "+both");
+        if (row == NULL || column == NULL || both == NULL) {
+            continue;
+        }
+        /* with the amax given where it can be, else the pass for it would be counted twice */
+        const enum operation operation = is_timed(both, QUANTIZE_GIVEN) ? QUANTIZE_GIVEN : QUANTIZE;
+        double spread;
+        const double apart = best(&row->timing[operation], s->rounds, &spread) +
+                             best(&column->timing[operation], s->rounds, &spread);
+        const double together = best(&both->timing[operation], s->rounds, &spread);
+        const char *mark = judge(apart / together, both_must, both_aim, name, "both copies of", misses);
+        if (is_first) {
+            printf("%-34s %9s %9s %7s\n", "both copies", "apart ms", "at once", "ratio");
+        }
+        printf("%-34s %9.3f %9.3f %7.3f  %.2f %.2f %s\n", name, apart * 1e3, together * 1e3, apart / together,
+               both_must, both_aim, mark);
+        if (json != NULL) {
+            fprintf(json,
+                    "%s\n    {\"format\": \"%s\", \"apart_seconds\": %.9f, \"both_seconds\": %.9f, \"ratio\": "
+                    "%.4f, "
+                    "\"must\": %.2f, \"aim\": %.2f, \"mark\": \"%s\"}",
+                    is_first ? "" : ",", name, apart, together, apart / together, both_must, both_aim, mark);
+        }
+        is_first = false;
+    }
+    if (!is_first) {
+        printf("\n");
     }
 }
 
 static void usage(FILE *stream) {
     fprintf(stream, "usage: bench_quant [options]\n"
                     "Times quantize and dequantize for every quantizer of the shared case list.\n\n"
-                    "  --rows N       rows of the tensor (default 2048)\n"
-                    "  --columns N    columns (default 2048)\n"
+                    "  --rows N       rows of the tensor (default 4096)\n"
+                    "  --columns N    columns (default 4096)\n"
                     "  --rounds N     rounds over all cases, at most 100 (default 5)\n"
                     "  --threads N    0 for one per processor (default 0)\n"
                     "  --only TEXT    only quantizers whose text contains TEXT\n"
@@ -172,7 +297,7 @@ static int64_t number(const char *text, int64_t low, int64_t high, const char *o
 }
 
 static struct settings read_arguments(int argc, char **argv) {
-    struct settings s = {2048, 2048, 5, 0, "", NULL};
+    struct settings s = {4096, 4096, 5, 0, "", NULL};
     for (int i = 1; i < argc; ++i) {
         const char *option = argv[i];
         if (strcmp(option, "--help") == 0) {
@@ -236,24 +361,29 @@ int main(int argc, char **argv) {
     }
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
     const int64_t copy_bytes = (int64_t)128 << 20; /* larger than any cache */
-    char *copy_from = malloc((size_t)copy_bytes);
-    char *copy_to = malloc((size_t)copy_bytes);
-    if (copy_from == NULL || copy_to == NULL) {
+    void *copy_from;
+    void *copy_to;
+    if (posix_memalign(&copy_from, 64, (size_t)copy_bytes) != 0 ||
+        posix_memalign(&copy_to, 64, (size_t)copy_bytes) != 0) {
         stop("no memory", NULL);
     }
     memset(copy_from, 1, (size_t)copy_bytes);
     memset(copy_to, 2, (size_t)copy_bytes);
     struct copy_task copy = {copy_to, copy_from};
-    const struct opaq_body copy_body = {copy_piece, &copy};
+    const struct opaq_body copy_body = {stream_piece, &copy};
     struct timing copy_timing;
     for (int round = -1; round < s.rounds; ++round) { /* round -1 warms up */
         const int slot = round < 0 ? 0 : round;
         const double start = now();
         parallel.run(parallel.context, copy_bytes / 4096, &copy_body);
         copy_timing.seconds[slot] = now() - start;
-        for (int i = 0; i < count; ++i) {
-            time_case(&cases[i], &parallel, slot);
-            progress((round + 1) * count + i + 1, (s.rounds + 1) * count);
+        for (int i = 0; i < OPERATION_COUNT * count;
+             ++i) { /* what is read has left the caches since it was written */
+            const enum operation operation = (enum operation)(i / count);
+            if (is_timed(&cases[i % count], operation)) {
+                time_case(&cases[i % count], operation, &parallel, slot);
+            }
+            progress((round + 1) * OPERATION_COUNT * count + i + 1, (s.rounds + 1) * OPERATION_COUNT * count);
         }
     }
     double copy_spread;
@@ -273,16 +403,24 @@ int main(int argc, char **argv) {
             opaq_version(), (long long)s.rows, (long long)s.columns, opaq_pool_threads(pool), s.rounds,
             features, bandwidth, copy_spread, 2.0 * (double)copy_bytes / bandwidth);
     }
-    for (int quantizing = 1; quantizing >= 0; --quantizing) {
-        printf("%-34s %-4s %-22s %9s %9s %9s %7s %7s\n", quantizing ? "quantize" : "dequantize", "from",
-               "kernel", "Melem/s", "best ms", "floor ms", "share", "spread");
+    struct misses misses = {"", 0};
+    for (int operation = 0; operation < OPERATION_COUNT; ++operation) {
+        printf("%-34s %-4s %-24s %9s %9s %9s %7s %7s  %s\n", operation_names[operation], "from", "kernel",
+               "Melem/s", "best ms", "floor ms", "share", "spread", "must, aim");
         for (int i = 0; i < count; ++i) {
-            report(&cases[i], quantizing, &s, bandwidth, json);
+            if (is_timed(&cases[i], (enum operation)operation)) {
+                report(&cases[i], (enum operation)operation, &s, bandwidth, &misses, json);
+            }
         }
         printf("\n");
     }
     if (json != NULL) {
-        fprintf(json, "\n  ]\n}\n");
+        fprintf(json, "\n  ],\n  \"both\": [");
+    }
+    report_both(cases, count, &s, &misses, json);
+    printf("%d rows miss what they must have%s\n%s", misses.count, misses.count == 0 ? "" : ":", misses.text);
+    if (json != NULL) {
+        fprintf(json, "\n  ],\n  \"misses\": %d\n}\n", misses.count);
         if (fclose(json) != 0) {
             stop("the JSON file cannot be written", NULL);
         }

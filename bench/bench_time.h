@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 enum { ROUND_LIMIT = 100 };
 
@@ -44,6 +47,28 @@ struct copy_task {
 static inline void copy_piece(void *argument, int64_t begin, int64_t end) {
     const struct copy_task *task = argument;
     memcpy(task->to + begin * 4096, task->from + begin * 4096, (size_t)(end - begin) * 4096);
+}
+
+/* The same past the caches, which is the fastest way to copy more than fits them. The memory is aligned to 16 bytes. */
+static inline void stream_piece(void *argument, int64_t begin, int64_t end) {
+#if defined(__SSE2__)
+    const struct copy_task *task = argument;
+    for (int64_t i = begin * 4096; i < end * 4096; i += 64) {
+        const __m128i *const from = (const __m128i *)(const void *)(task->from + i);
+        __m128i *const to = (__m128i *)(void *)(task->to + i);
+        const __m128i a = _mm_load_si128(from);
+        const __m128i b = _mm_load_si128(from + 1);
+        const __m128i c = _mm_load_si128(from + 2);
+        const __m128i d = _mm_load_si128(from + 3);
+        _mm_stream_si128(to, a);
+        _mm_stream_si128(to + 1, b);
+        _mm_stream_si128(to + 2, c);
+        _mm_stream_si128(to + 3, d);
+    }
+    _mm_sfence();
+#else
+    copy_piece(argument, begin, end);
+#endif
 }
 
 #endif

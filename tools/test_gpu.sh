@@ -15,5 +15,5 @@ OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so
 export OPAQ_LIBRARY PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
 # Without the AOTInductor host: loading a package, of any model, crashed in a CUDA build of PyTorch 2.11.
 mapfile -t files < <(ls tests/python/test_{torch,linear}_*.py \
-    tests/python/test_{autocast,quantized_tensor,recipe,runner,tensor_proto}.py | grep -v test_torch_aoti)
+    tests/python/test_{autocast,moe,moe_compile,moe_training,quantized_tensor,recipe,runner,tensor_proto,tiled}.py | grep -v test_torch_aoti)
 exec "$python" -m pytest -q "${files[@]}"

@@ -21,6 +21,8 @@ enum opaq_cpu_feature {
     OPAQ_CPU_NEON = 1 << 5
 };
 
+/* Found out once in a process. The environment variable OPAQ_CPU limits it: "avx2", "avx512" or another name of
+ * opaq_cpu_describe leaves that feature and those it stands on, "ref" leaves none; any other value is ignored. */
 OPAQ_API uint32_t opaq_cpu_features(void);
 
 /* Writes "avx2 avx512 ..." (terminated, cut if too long) and returns the length it wanted, as snprintf. */

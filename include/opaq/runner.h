@@ -39,7 +39,7 @@ struct opaq_runner_info {
     int64_t experts;      /* OPAQ_RUNNER_MOE: how many it holds; else 0 */
     size_t bytes;         /* of memory that it holds */
     char format[264]; /* the weights' quantizer, or "bf16", ...; two with a space between them if they differ */
-    char kernel[64];  /* "gemm_avx512" */
+    char kernel[64];  /* "packed_nvfp4_fast_avx512", "gemm_avx512" */
 };
 
 /* One run, as a runner's functions see it. Inputs and output are checked: sizes that fit the info, memory that is

@@ -19,12 +19,13 @@ from opaq.quantizer import Quantizer
 
 if TYPE_CHECKING:
     from opaq._autocast import autocast, checkpoint_contexts, quantized_model_init
+    from opaq._explain import explain
     from opaq._noise import sqnr
     from opaq._summary import Summary
     from opaq.array import QuantizedArray, dequantize, quantize
     from opaq.integrations.transformers import Config
     from opaq.linear import Linear
-    from opaq.model import dequantize_, quantize_
+    from opaq.model import dequantize_, quantize_, tile_
     from opaq.moe import MLP, GroupedLinear, MoE
     from opaq.packed import QuantizedLinear
     from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
@@ -52,6 +53,7 @@ __all__ = [
     "checkpoint_contexts",
     "dequantize",
     "dequantize_",
+    "explain",
     "formats",
     "functional",
     "library_info",
@@ -63,6 +65,7 @@ __all__ = [
     "recipe",
     "runner",
     "sqnr",
+    "tile_",
     "to_tensor_proto",
 ]
 
@@ -94,13 +97,14 @@ def library_info() -> dict[str, Any]:
 
 
 _LATER = {
+    "opaq._explain": ("explain",),
     "opaq._autocast": ("autocast", "checkpoint_contexts", "quantized_model_init"),
     "opaq._noise": ("sqnr",),
     "opaq._summary": ("Summary",),
     "opaq.integrations.transformers": ("Config",),
     "opaq.array": ("QuantizedArray", "dequantize", "quantize"),
     "opaq.linear": ("Linear",),
-    "opaq.model": ("dequantize_", "quantize_"),
+    "opaq.model": ("dequantize_", "quantize_", "tile_"),
     "opaq.moe": ("MLP", "GroupedLinear", "MoE"),
     "opaq.packed": ("QuantizedLinear",),
     "opaq.quantized_tensor": ("QuantizedTensor", "quantize_tensor"),

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from opaq._autocast import active
 from opaq._operators import ops
-from opaq._plan import given_by, parts_of, plan_text, results_of, wanted_gradients
+from opaq._plan import given_by, parts_of, plan_text, precision_word, results_of, wanted_gradients
 from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe
 
 
@@ -91,10 +91,12 @@ class _Moe(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         plan, shapes, dtype, ups, downs, has_bias = ctx.constants
         x, weights, ids, h, *rest = ctx.saved_tensors
-        up, dn, rest = rest[:ups], rest[ups : ups + downs], rest[ups + downs :]
-        bias = rest.pop(0) if has_bias else None
-        random = rest[0] if rest else None
-        out = ops.moe_backward(dy.contiguous(), x, weights, ids, h, up, dn, bias, *shapes, dtype, plan, random)
+        up, dn, extra = rest[:ups], rest[ups : ups + downs], rest[ups + downs :]
+        bias, extra = (extra[0], extra[1:]) if has_bias else (None, extra)
+        random = extra[0] if extra else None
+        out = ops.moe_backward(
+            dy.contiguous(), x, weights, ids, h, list(up), list(dn), bias, *shapes, dtype, plan, random
+        )
         dx, dweights, *others = (_gradient(results_of("moe_backward", plan, out), i) for i in range(6))
         return dx, dweights, None, *others, None, None
 
@@ -147,16 +149,18 @@ def mlp(
     hidden_quantizer: str = "",
     input_scale: torch.Tensor | None = None,
     hidden_scale: torch.Tensor | None = None,
+    precision: str = "exact",
 ) -> torch.Tensor:
     """activation(x gate_up^T + bias) down^T + bias under `recipe`, or the active autocast's. gate_up is [2I, H]
     ([I, H] for an activation without a gate), down [H, I]; both may be QuantizedTensors. The inputs of the two
     products stay as they are, or are quantized by `input_quantizer` and `hidden_quantizer` (default: the
-    recipe's), with a checkpoint's scales if those are given."""
+    recipe's), with a checkpoint's scales if those are given. `precision`: see quantized_linear."""
     x = x.contiguous()
     grad = wanted_gradients(x=x, g=gate_up, d=down, b=gate_up_bias, c=down_bias)
     numbers = {"limit": limit, "alpha": alpha, "beta": beta}
     quantizers = _quantizers("mlp", recipe)
     words = _words(gate_up, down, quantizers, grad, input_quantizer, hidden_quantizer, activation, numbers)
+    words["precision"] = precision_word(precision)
     made: torch.Tensor
     if grad:
         _refuse_scales("mlp", input_scale, hidden_scale)
@@ -193,6 +197,7 @@ def moe(
     hidden_quantizer: str = "",
     input_scale: torch.Tensor | None = None,
     hidden_scale: torch.Tensor | None = None,
+    precision: str = "exact",
 ) -> torch.Tensor:
     """Each token through its chosen experts, times their weights, summed up: like `mlp` for stacks gate_up
     [E, 2I, H] and down [E, H, I]. Ids -1 and `num_experts` are nobody's. The stacks may hold experts
@@ -202,6 +207,7 @@ def moe(
     numbers = {"limit": limit, "alpha": alpha, "beta": beta}
     quantizers = _quantizers("moe", recipe)
     words = _words(gate_up, down, quantizers, grad, input_quantizer, hidden_quantizer, activation, numbers)
+    words["precision"] = precision_word(precision)
     words |= {
         "experts": "" if num_experts is None else str(num_experts),
         "first": str(first_expert) if first_expert else "",

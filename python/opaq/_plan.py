@@ -46,3 +46,8 @@ def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
 def given_by(tensor: torch.Tensor | None) -> str:
     """How a tensor comes quantized; "" for a plain one."""
     return tensor._quantizer_text if isinstance(tensor, QuantizedTensor) else ""
+
+
+def precision_word(precision: str) -> str:
+    """The plan's word; none for what is the default."""
+    return "" if precision == "exact" else precision

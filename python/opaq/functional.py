@@ -26,7 +26,15 @@ from opaq._parallel import (
     reduce_rows,
     whole_shape,
 )
-from opaq._plan import given_by, is_delayed, parts_of, plan_text, plan_words, results_of
+from opaq._plan import (
+    given_by,
+    is_delayed,
+    parts_of,
+    plan_text,
+    plan_words,
+    precision_word,
+    results_of,
+)
 from opaq.quantized_tensor import QuantizedTensor, assemble
 from opaq.quantizer import with_usage
 from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe
@@ -409,12 +417,14 @@ def quantized_linear(
     *,
     input_quantizer: str = "",
     input_scale: torch.Tensor | None = None,
+    precision: str = "exact",
 ) -> torch.Tensor:
     """x w^T + bias with a packed weight, one operator. x stays as it is, or is quantized by `input_quantizer`;
-    `input_scale` is then a checkpoint's scale for it instead of one computed from the data. Gradients flow to x
+    `input_scale` is then a checkpoint's scale for it instead of one computed from the data. `precision` is what
+    a tiled weight's kernels may make of an x that stays as it is: docs/performance.md. Gradients flow to x
     only."""
     x, given = x.contiguous(), given_by(weight)
-    plan = plan_text({"x": input_quantizer, "w_given": given})
+    plan = plan_text({"x": input_quantizer, "w_given": given, "precision": precision_word(precision)})
     made: torch.Tensor
     if torch.is_grad_enabled() and x.requires_grad:
         made = _QuantizedLinear.apply(x, bias, input_scale, given, plan, tuple(weight.shape), *weight.buffers())

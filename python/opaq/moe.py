@@ -105,7 +105,7 @@ class _Experts(_Stacked):
 
     def _options(self) -> dict[str, Any]:
         """The arguments of functional.mlp and functional.moe that do not change."""
-        names = ("activation", "limit", "alpha", "beta", "input_quantizer", "hidden_quantizer")
+        names = ("activation", "limit", "alpha", "beta", "input_quantizer", "hidden_quantizer", "precision")
         return {name: getattr(self, name) for name in (*names, *self.scale_names)}
 
     def extra_repr(self) -> str:

@@ -40,6 +40,7 @@ class PackedModule(nn.Module):
 
     weight_names: ClassVar[tuple[str, ...]] = ()
     scale_names: ClassVar[tuple[str, ...]] = ()
+    precision = "exact"  # what kernels may make of inputs that are not quantized; tile_ sets it
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """Weights keep their bytes by themselves."""
@@ -161,9 +162,11 @@ class QuantizedLinear(PackedModule):
             self.bias,
             input_quantizer=self.input_quantizer,
             input_scale=self.input_scale,
+            precision=self.precision,
         )
 
     def extra_repr(self) -> str:
         said = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         more = f", input_quantizer={self.input_quantizer!r}" if self.input_quantizer else ""
+        more += f", precision={self.precision!r}" if self.precision != "exact" else ""
         return f"{said}, quantizer={self.quantizer!r}{more}"

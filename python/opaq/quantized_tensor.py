@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from opaq._library import version
 from opaq._operators import buffer_rows, ops
-from opaq.quantizer import Quantizer
+from opaq.quantizer import Quantizer, with_tiles
 
 aten = torch.ops.aten
 _HANDLERS: dict[Any, Callable[..., Any]] = {}
@@ -87,6 +87,15 @@ class QuantizedTensor(torch.Tensor):
     def update_usage(self, rowwise: bool | None = None, columnwise: bool | None = None) -> QuantizedTensor:
         """A tensor with these copies; one that is not there is made where that rounds nothing again."""
         target = str(self.quantizer.with_usage(rowwise, columnwise))
+        if target == self._quantizer_text:
+            return self
+        made: QuantizedTensor = _Convert.apply(self, target)
+        return made
+
+    def tiled(self, tiled: bool = True) -> QuantizedTensor:
+        """The same tensor with its codes and scales in the order that processors' kernels read, or in the usual
+        one (docs/formats.md, "Tiles")."""
+        target = with_tiles(self._quantizer_text, tiled)
         if target == self._quantizer_text:
             return self
         made: QuantizedTensor = _Convert.apply(self, target)
@@ -326,6 +335,8 @@ def _copy(function: Any, tensor: Any, source: torch.Tensor, non_blocking: bool =
         )
     if not isinstance(source, QuantizedTensor):
         source = quantize_tensor(source.to(tensor.device, tensor.dtype), tensor._quantizer_text)
+    if source.shape == tensor.shape:
+        source = source.tiled("tiled" in tensor.quantizer.options)
     if (source._quantizer_text, source.shape) != (tensor._quantizer_text, tensor.shape):
         raise NotImplementedError(f"opaq: {source!r} cannot be copied into {tensor!r}")
     for mine, theirs in zip(tensor.buffers(), source.buffers(), strict=True):

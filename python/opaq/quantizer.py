@@ -37,8 +37,19 @@ def with_usage(text: str, rowwise: bool | None, columnwise: bool | None) -> str:
     return text_of(spec)
 
 
+def with_tiles(text: str, tiled: bool) -> str:
+    """The same quantizer with its rowwise copy in tiles, or without tiles."""
+    spec = Quantizer(text).spec
+    bit, swizzle = (1 << OPTIONS.index(name) for name in ("tiled", "swizzle"))
+    if tiled:
+        spec.usage, spec.options = USAGES["rowwise"], spec.options & ~swizzle | bit
+    else:
+        spec.options &= ~bit
+    return text_of(spec)
+
+
 # Text to text, always the same: a compiler may take the result as a constant.
-for _function in (_canonical, with_usage):
+for _function in (_canonical, with_usage, with_tiles):
     setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010  # functions have no such attribute to mypy
 
 

@@ -17,7 +17,9 @@ import torch
 from opaq import _library
 from opaq._library import RUNNER_KINDS, call, library
 from opaq._operators import DTYPES, operators, ops
-from opaq._plan import given_by, parts_of, plan_text
+from opaq._plan import given_by, parts_of, plan_text, precision_word
+from opaq.quantized_tensor import QuantizedTensor
+from opaq.quantizer import with_tiles
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _ROWS = dict(zip(RUNNER_KINDS, (ops.linear_gemm, ops.mlp_gemm, ops.moe_gemm), strict=True))
@@ -136,6 +138,14 @@ def _weight(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [part.detach().contiguous() for part in parts_of(tensor)]
 
 
+def _tiled(precision: str | None, quantizer: str, *weights: torch.Tensor) -> tuple[Any, ...]:
+    """For a precision, how plain weights are quantized and packed ones themselves, in tiles."""
+    if precision is None:
+        return quantizer, *weights
+    tiles = [w.detach().tiled() if isinstance(w, QuantizedTensor) else w for w in weights]
+    return with_tiles(quantizer, True) if quantizer else "", *tiles
+
+
 def create_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -143,11 +153,14 @@ def create_linear(
     quantizer: str = "",
     input_quantizer: str = "",
     input_scale: torch.Tensor | float | None = None,
+    precision: str | None = None,
 ) -> Runner:
     """x w^T + bias. `weight` [N, K] is a QuantizedTensor, or a plain tensor that `quantizer`, if there is one,
     quantizes now. x is quantized by `input_quantizer` in every run, with `input_scale` instead of its own
-    amax."""
-    plan = plan_text({"x": input_quantizer, "w": quantizer, "w_given": given_by(weight)})
+    amax. With a `precision` (see `opaq.tile_`) the weight is kept in tiles, for speed on processors."""
+    quantizer, weight = _tiled(precision, quantizer, weight)
+    words = {"x": input_quantizer, "w": quantizer, "w_given": given_by(weight)}
+    plan = plan_text({**words, "precision": precision_word(precision or "exact")})
     arguments = {
         "w": _weight(weight),
         "bias": _plain(bias),
@@ -196,10 +209,13 @@ def create_mlp(
     hidden_quantizer: str = "",
     input_scale: torch.Tensor | float | None = None,
     hidden_scale: torch.Tensor | float | None = None,
+    precision: str | None = None,
 ) -> Runner:
     """What `opaq.functional.mlp` computes. Plain weights are quantized now by `quantizer`, the inputs of both
     products in every run, by `input_quantizer` and `hidden_quantizer` (default: the same)."""
+    quantizer, gate_up, down = _tiled(precision, quantizer, gate_up, down)
     words = _words(activation, limit, alpha, beta, quantizer, input_quantizer, hidden_quantizer)
+    words["precision"] = precision_word(precision or "exact")
     biases, scales = (gate_up_bias, down_bias), (input_scale, hidden_scale)
     return _create_experts("mlp", gate_up, down, biases, scales, words)
 
@@ -222,10 +238,13 @@ def create_moe(
     hidden_quantizer: str = "",
     input_scale: torch.Tensor | float | None = None,
     hidden_scale: torch.Tensor | float | None = None,
+    precision: str | None = None,
 ) -> Runner:
     """What `opaq.functional.moe` computes. Plain weights are quantized now by `quantizer`, each expert's by
     itself."""
+    quantizer, gate_up, down = _tiled(precision, quantizer, gate_up, down)
     words = _words(activation, limit, alpha, beta, quantizer, input_quantizer, hidden_quantizer)
+    words["precision"] = precision_word(precision or "exact")
     words |= {
         "experts": "" if num_experts is None else str(num_experts),
         "first": str(first_expert) if first_expert else "",

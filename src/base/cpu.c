@@ -1,7 +1,10 @@
 /* base/cpu.c: CPU features by cpuid. Compiled without any of the flags it detects. */
 #include "opaq/cpu.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
@@ -14,7 +17,7 @@ static uint64_t saved_registers(void) {
     return ((uint64_t)high << 32) | low;
 }
 
-uint32_t opaq_cpu_features(void) {
+static uint32_t detect(void) {
     unsigned a;
     unsigned b;
     unsigned c;
@@ -52,22 +55,57 @@ uint32_t opaq_cpu_features(void) {
 
 #elif defined(__aarch64__)
 
-uint32_t opaq_cpu_features(void) { return OPAQ_CPU_NEON; }
+static uint32_t detect(void) { return OPAQ_CPU_NEON; }
 
 #else
 
-uint32_t opaq_cpu_features(void) { return 0; }
+static uint32_t detect(void) { return 0; }
 
 #endif
 
+/* In the order of the bits. */
 static const char *const feature_names[] = {"avx2", "avx512", "avx512vbmi", "avx512vnni", "avx512bf16", "neon"};
+enum { FEATURE_COUNT = sizeof feature_names / sizeof feature_names[0] };
+
+/* What the environment leaves: the feature that OPAQ_CPU names and those that come before it on such processors, or
+ * nothing for "ref". Anything else is no limit. */
+static uint32_t allowed(void) {
+    static const uint32_t with[FEATURE_COUNT] = {OPAQ_CPU_AVX2,
+                                                 OPAQ_CPU_AVX2 | OPAQ_CPU_AVX512,
+                                                 OPAQ_CPU_AVX2 | OPAQ_CPU_AVX512 | OPAQ_CPU_AVX512_VBMI,
+                                                 OPAQ_CPU_AVX2 | OPAQ_CPU_AVX512 | OPAQ_CPU_AVX512_VNNI,
+                                                 OPAQ_CPU_AVX2 | OPAQ_CPU_AVX512 | OPAQ_CPU_AVX512_BF16,
+                                                 OPAQ_CPU_NEON};
+    const char *const name = getenv("OPAQ_CPU");
+    if (name == NULL) {
+        return ~0u;
+    }
+    for (int i = 0; i < FEATURE_COUNT; ++i) {
+        if (strcmp(name, feature_names[i]) == 0) {
+            return with[i];
+        }
+    }
+    return strcmp(name, "ref") == 0 ? 0 : ~0u;
+}
+
+/* Asked once. Two threads may both ask; they agree. */
+uint32_t opaq_cpu_features(void) {
+    static _Atomic uint32_t cache;
+    const uint32_t known = 0x80000000u;
+    uint32_t features = atomic_load_explicit(&cache, memory_order_relaxed);
+    if (features == 0) {
+        features = (detect() & allowed()) | known;
+        atomic_store_explicit(&cache, features, memory_order_relaxed);
+    }
+    return features & ~known;
+}
 
 size_t opaq_cpu_describe(uint32_t features, char *buffer, size_t capacity) {
     size_t length = 0;
     if (capacity > 0) {
         buffer[0] = '\0';
     }
-    for (unsigned i = 0; i < sizeof feature_names / sizeof feature_names[0]; ++i) {
+    for (unsigned i = 0; i < FEATURE_COUNT; ++i) {
         if (features & (1u << i)) {
             const size_t room = length < capacity ? capacity - length : 0;
             length += (size_t)snprintf(room ? buffer + length : NULL, room, "%s%s", length ? " " : "",

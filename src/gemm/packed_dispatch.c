@@ -6,6 +6,9 @@
 
 /* Fastest first; the reference needs nothing and stands last. */
 static const struct packed_table *const tables[] = {
+#if defined(__x86_64__)
+    &packed_table_avx512,
+#endif
     &packed_table_ref,
 };
 enum { TABLE_COUNT = sizeof tables / sizeof tables[0] };

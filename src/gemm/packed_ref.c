@@ -11,6 +11,11 @@ static int block_columns(enum packed_format format) {
     return format == PACKED_NVFP4 ? 16 : format == PACKED_FP8BLK ? 128 : 32;
 }
 
+/* What is summed by itself. Floats: in the smaller steps, so that sums are short. */
+static int step_columns(enum packed_format format, enum packed_precision precision) {
+    return format == PACKED_MXFP4 && precision == PACKED_EXACT ? 16 : block_columns(format);
+}
+
 /* A 4-bit code's value times 2. */
 static int twice_e2m1(const struct packed_weight *weight, int64_t n, int64_t k) {
     static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
@@ -27,7 +32,7 @@ static float value_at(const struct packed_weight *weight, int64_t n, int64_t k) 
     return weight->is_e5m2 ? decode_e5m2(code) : decode_e4m3(code);
 }
 
-/* Of the block that begins at column k. */
+/* Of the block that column k is in. */
 static float scale_at(const struct packed_weight *weight, int64_t n, int64_t k) {
     const bool is_4_bit = weight->format <= PACKED_MXFP4;
     const int64_t columns = weight->tile_columns * (is_4_bit ? TILE4_COLUMNS : TILE8_COLUMNS);
@@ -79,7 +84,7 @@ static float activation_scale(const struct packed_weight *weight, const struct p
 static void run_ref(const struct packed_weight *weight, const struct packed_rows *x, int64_t begin, int64_t end,
                     float *y, int64_t y_step, void *panel) {
     const int64_t tile_rows = weight->format <= PACKED_MXFP4 ? TILE4_ROWS : TILE8_ROWS;
-    const int per = block_columns(weight->format);
+    const int per = step_columns(weight->format, x->precision);
     (void)panel;
     for (int64_t n = begin * tile_rows; n < min_int64(end * tile_rows, weight->rows); ++n) {
         const float factor = weight->factor * (weight->row_factor == NULL ? 1.0f : weight->row_factor[n]);
@@ -87,8 +92,9 @@ static void run_ref(const struct packed_weight *weight, const struct packed_rows
             float total = 0.0f;
             for (int64_t k = 0; k < weight->columns; k += per) {
                 const int64_t k_end = min_int64(k + per, weight->columns);
-                const float scale = scale_at(weight, n, k) * activation_scale(weight, x, m, k);
-                total = fmaf(block_sum(weight, x, m, n, k, k_end), scale, total);
+                /* in this order, because a scale may be the smallest number there is */
+                const float sum = block_sum(weight, x, m, n, k, k_end) * activation_scale(weight, x, m, k);
+                total = fmaf(sum, scale_at(weight, n, k), total);
             }
             const bool has_row_scale = x->precision == PACKED_NEAR || x->precision == PACKED_FAST;
             y[m * y_step + n] = total * factor * (has_row_scale ? x->row_scale[m] : 1.0f);

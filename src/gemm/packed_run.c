@@ -43,12 +43,22 @@ bool packed_can_run(const struct gemm_job *job) {
            (job->a.copy == NULL || (!job->a.copy->is_hadamard && job->a.copy->usage == OPAQ_ROWWISE));
 }
 
-enum packed_precision packed_precision_of(const struct gemm_job *job, enum packed_precision wanted) {
-    const enum packed_format format = format_of(job->b.spec);
-    if (job->a.copy == NULL) {
+static enum packed_precision precision_for(const struct opaq_spec *b, const struct opaq_spec *a,
+                                           enum packed_precision wanted) {
+    const enum packed_format format = format_of(b);
+    if (a == NULL) {
         return is_4_bit(format) ? wanted : PACKED_EXACT;
     }
-    return is_4_bit(format) && job->a.spec->format == job->b.spec->format ? PACKED_CODES : PACKED_EXACT;
+    return is_4_bit(format) && a->format == b->format ? PACKED_CODES : PACKED_EXACT;
+}
+
+enum packed_precision packed_precision_of(const struct gemm_job *job, enum packed_precision wanted) {
+    return precision_for(job->b.spec, job->a.copy == NULL ? NULL : job->a.spec, wanted);
+}
+
+const char *packed_kernel_name(const struct opaq_spec *b, const struct opaq_spec *a,
+                               enum packed_precision wanted) {
+    return packed_kernel(format_of(b), precision_for(b, a, wanted))->name;
 }
 
 /* ---- the weight ---- */

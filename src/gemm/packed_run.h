@@ -25,4 +25,8 @@ void packed_run(const struct gemm_job *job, enum packed_precision wanted, void *
 void packed_run_with(const struct packed_kernel *kernel, const struct gemm_job *job,
                      enum packed_precision wanted, void *workspace, const struct opaq_parallel *parallel);
 
+/* Which kernel packed_run uses for a tiled weight and activations that are quantized (a) or not (NULL). */
+const char *packed_kernel_name(const struct opaq_spec *b, const struct opaq_spec *a,
+                               enum packed_precision wanted);
+
 #endif

@@ -5,5 +5,8 @@
 #include "gemm/packed.h"
 
 extern const struct packed_table packed_table_ref;
+#if defined(__x86_64__)
+extern const struct packed_table packed_table_avx512;
+#endif
 
 #endif

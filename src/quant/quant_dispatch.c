@@ -1,25 +1,25 @@
 /* quant/quant_dispatch.c: which table serves what on this processor. */
-#include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 
 #include "opaq/cpu.h"
+#include "quant/quant_table_avx2.h"
+#include "quant/quant_table_avx512.h"
 #include "quant/quant_table_ref.h"
 
 /* Fastest first; the reference is complete and stands last. */
-static const struct quant_table *const tables[] = {&quant_table_ref};
+static const struct quant_table *const tables[] = {
+#if defined(__x86_64__)
+    &quant_table_avx512,
+    &quant_table_avx2,
+#endif
+    &quant_table_ref,
+};
 enum { TABLE_COUNT = sizeof tables / sizeof tables[0] };
 
-/* opaq_cpu_features() with a bit that says it has been asked. Two threads may both ask; they agree. */
-static uint32_t cached_features(void) {
-    static _Atomic uint32_t cache;
-    const uint32_t known = 0x80000000u;
-    uint32_t features = atomic_load_explicit(&cache, memory_order_relaxed);
-    if (features == 0) {
-        features = opaq_cpu_features() | known;
-        atomic_store_explicit(&cache, features, memory_order_relaxed);
-    }
-    return features;
+const struct quant_table *const *quant_tables(int *count) {
+    *count = TABLE_COUNT;
+    return tables;
 }
 
 const struct quant_table *quant_table_choose(const struct quant_table *const *list, int count,
@@ -36,16 +36,16 @@ const struct quant_table *quant_table_choose(const struct quant_table *const *li
 
 const struct quant_kernel *quantize_kernel(enum opaq_format format) {
     const size_t offset = offsetof(struct quant_table, quantize) + (size_t)format * sizeof(struct quant_kernel);
-    return &quant_table_choose(tables, TABLE_COUNT, cached_features(), offset)->quantize[format];
+    return &quant_table_choose(tables, TABLE_COUNT, opaq_cpu_features(), offset)->quantize[format];
 }
 
 const struct quant_kernel *dequantize_kernel(enum opaq_format format) {
     const size_t offset =
         offsetof(struct quant_table, dequantize) + (size_t)format * sizeof(struct quant_kernel);
-    return &quant_table_choose(tables, TABLE_COUNT, cached_features(), offset)->dequantize[format];
+    return &quant_table_choose(tables, TABLE_COUNT, opaq_cpu_features(), offset)->dequantize[format];
 }
 
 const struct amax_kernel *amax_kernel(void) {
-    return &quant_table_choose(tables, TABLE_COUNT, cached_features(), offsetof(struct quant_table, amax))
+    return &quant_table_choose(tables, TABLE_COUNT, opaq_cpu_features(), offsetof(struct quant_table, amax))
                 ->amax;
 }

@@ -67,7 +67,11 @@ static void locate_data(const struct opaq_view *view, const struct opaq_buffer *
     copy->data_column_step = layout.column_step;
     copy->is_packed = buffer.packing == 2;
     copy->data_columns = row->extent[0].dim == operand_rows ? inner : copy->operand.columns;
-    copy->tile_rows = view->proto.spec.options & OPAQ_TILED ? row->extent[0].to : 0;
+    if (view->proto.spec.options & OPAQ_TILED) { /* no steps lead through tiles */
+        copy->tile_rows = row->extent[0].to;
+        copy->data_row_step = 0;
+        copy->data_column_step = 0;
+    }
 }
 
 static void locate_scale(const struct opaq_view *view, const struct opaq_buffer *buffers,

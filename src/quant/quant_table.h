@@ -31,6 +31,9 @@ struct quant_table {
     struct amax_kernel amax;
 };
 
+/* All tables of this build, the fastest first; the reference stands last. */
+const struct quant_table *const *quant_tables(int *count);
+
 /* The kernels for this machine. */
 const struct quant_kernel *quantize_kernel(enum opaq_format format);
 const struct quant_kernel *dequantize_kernel(enum opaq_format format);

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "gemm/gemm_run.h"
 #include "op/experts_plan.h"
 #include "op/op_tensor.h"
 #include "opaq/runner.h"
@@ -189,6 +188,28 @@ static enum opaq_status bind(const struct opaq_op *op, int activations, const st
     return status;
 }
 
+/* The kernel of the first product. */
+static const char *kernel_of(const struct binding *binding, const struct bound_plan *plan) {
+    struct opaq_linear_plan linear;
+    struct opaq_experts_plan experts;
+    const struct opaq_form *weight = &plan->weight[0].kept;
+    const struct opaq_form *x = NULL;
+    int32_t precision = OPAQ_PRECISION_EXACT;
+    if (binding->kind == OPAQ_RUNNER_LINEAR &&
+        opaq_linear_plan_parse(plan->text, plan->length, &linear, NULL) == OPAQ_OK) {
+        x = &linear.x;
+        precision = linear.precision;
+    } else if (binding->kind != OPAQ_RUNNER_LINEAR &&
+               opaq_experts_plan_parse(plan->text, plan->length, &experts, NULL) == OPAQ_OK) {
+        x = &experts.x;
+        precision = experts.precision;
+    }
+    const char *name =
+        opaq_linear_kernel(is_quantized(weight) ? &weight->spec : NULL,
+                           x != NULL && is_quantized(x) ? &x->spec : NULL, (enum opaq_precision)precision);
+    return name == NULL ? "" : name;
+}
+
 static enum opaq_status describe(const struct binding *binding, const struct bound_plan *plan, size_t bytes,
                                  struct opaq_runner_info *info, struct opaq_error *error) {
     const struct opaq_value *first = plan->weight[0].shape;
@@ -200,7 +221,7 @@ static enum opaq_status describe(const struct binding *binding, const struct bou
     info->out_features = last->sizes[last->count - 2];
     info->experts = binding->kind == OPAQ_RUNNER_MOE ? first->sizes[0] : 0;
     info->bytes = bytes;
-    (void)snprintf(info->kernel, sizeof info->kernel, "%s", gemm_kernel_name());
+    (void)snprintf(info->kernel, sizeof info->kernel, "%s", kernel_of(binding, plan));
     enum opaq_status status = OPAQ_OK;
     for (int i = 0; status == OPAQ_OK && i < plan->weight_count; ++i) {
         status = bound_weight_format(&plan->weight[i], text[i], sizeof text[i], error);

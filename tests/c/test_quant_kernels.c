@@ -1,87 +1,203 @@
-/* test_quant_kernels.c: what opaq_quantize and opaq_dequantize run on this machine, on a pool, against the
- * reference's kernels called one after another, byte for byte, on the list the benchmark walks. */
+/* test_quant_kernels.c: every table of kernels that this machine can run, and what opaq_quantize, opaq_dequantize and
+ * opaq_amax make of them on a pool, against the reference's kernels called one after another, byte for byte: on the list
+ * the benchmark walks, and on every spec there is. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/fp_environment.h"
 #include "check.h"
 #include "op/amax_op.h"
+#include "opaq/cpu.h"
 #include "quant/quant_table_ref.h"
 #include "quant/scale_rules.h"
+#include "support_quant.h"
+#include "support_spec.h"
 #include "support_tensor.h"
 
 #include "../cases/quant_cases.h"
 
-/* The steps of opaq_quantize in their plainest form: no threads, no dispatch. */
-static void quantize_by_reference(const struct tensor *x, const struct opaq_random *random, struct tensor *q) {
+/* A table with those that serve what it leaves out. */
+struct kernels {
+    const struct quant_table *const *tables;
+    int count;
+};
+
+static struct kernels reference_kernels(void) {
+    static const struct quant_table *const reference[] = {&quant_table_ref};
+    return (struct kernels){reference, 1};
+}
+
+/* The i-th table that works here, the fastest first; false after the last, which is the one before the reference. */
+static bool kernels_at(int i, struct kernels *kernels) {
+    int count;
+    const struct quant_table *const *tables = quant_tables(&count);
+    for (int t = 0; t + 1 < count; ++t) {
+        if ((tables[t]->features & ~opaq_cpu_features()) == 0 && i-- == 0) {
+            *kernels = (struct kernels){tables + t, count - t};
+            return true;
+        }
+    }
+    return false;
+}
+
+static const struct quant_table *table_at(struct kernels kernels, size_t offset) {
+    return quant_table_choose(kernels.tables, kernels.count, opaq_cpu_features(), offset);
+}
+
+/* ---- the steps of opaq_quantize in their plainest form: no threads, no dispatch ---- */
+
+struct given {
+    const float *amax;  /* of both copies, instead of what is computed */
+    const float *scale; /* fp8: instead of what follows from the amax */
+    struct opaq_random random;
+};
+
+static void settle(struct kernels kernels, struct quant_job *job, const struct given *given, int i) {
+    const struct quant_copy *copy = &job->copy[i];
+    const struct amax_kernel *amax = &table_at(kernels, offsetof(struct quant_table, amax))->amax;
+    if (job->spec.format == OPAQ_FP8) {
+        float value = 0.0f;
+        if (copy->operand.columns > 0) {
+            amax->run(copy, &job->spec, 0, copy->operand.rows, &value, 0);
+        }
+        value = given->amax != NULL ? *given->amax : value;
+        const struct fp8_scale scale = given->scale != NULL ? fp8_scale_given(&job->spec, *given->scale)
+                                                            : fp8_scale_from_amax(&job->spec, value, FLT_MAX);
+        job->tensor_scale = scale.apply;
+        *(float *)copy->scale = scale.stored;
+    } else if (copy->amax != NULL) {
+        const int64_t count = copy->amax_step == 0 ? 1 : copy->operand.rows;
+        memset(copy->amax, 0, (size_t)count * sizeof *copy->amax);
+        if (copy->operand.columns > 0) {
+            amax->run(copy, &job->spec, 0, copy->operand.rows, copy->amax, copy->amax_step);
+        }
+        for (int64_t k = 0; k < count; ++k) {
+            copy->amax[k] = given->amax != NULL ? *given->amax : nvfp4_stored(&job->spec, copy->amax[k]);
+        }
+    }
+}
+
+static void quantize_with(struct kernels kernels, const struct tensor *x, const struct given *given,
+                          struct tensor *q) {
     struct quant_job job;
     quant_job_make(&x->view, &q->view, q->view.proto.spec.usage, &job);
-    job.random = *random;
+    job.random = given->random;
     for (int i = 0; i < opaq_proto_buffer_count(&q->view.proto); ++i) {
         struct opaq_buffer buffer;
         (void)opaq_proto_buffer(&q->view.proto, i, &buffer, NULL);
         memset(q->view.buffer[i].data, 0, buffer.role == OPAQ_ROLE_SCALE ? buffer.bytes : 0);
     }
+    const size_t offset =
+        offsetof(struct quant_table, quantize) + job.spec.format * sizeof(struct quant_kernel);
+    const struct quant_kernel *kernel = &table_at(kernels, offset)->quantize[job.spec.format];
     for (int i = 0; i < job.copy_count; ++i) {
         const struct quant_copy *copy = &job.copy[i];
-        if (job.spec.format == OPAQ_FP8) {
-            float amax;
-            amax_ref(copy, &job.spec, 0, copy->operand.rows, &amax, 0);
-            const struct fp8_scale scale = fp8_scale_from_amax(&job.spec, amax, FLT_MAX);
-            job.tensor_scale = scale.apply;
-            *(float *)copy->scale = scale.stored;
-        } else if (copy->amax != NULL) {
-            amax_ref(copy, &job.spec, 0, copy->operand.rows, copy->amax, copy->amax_step);
-            for (int64_t k = 0; k < (copy->amax_step == 0 ? 1 : copy->operand.rows); ++k) {
-                copy->amax[k] = nvfp4_stored(&job.spec, copy->amax[k]);
-            }
-        }
+        settle(kernels, &job, given, i);
         const int64_t panel = quant_panel_rows(copy);
-        for (int64_t r = 0; r < copy->operand.rows; r += panel) {
+        const bool is_empty = copy->operand.columns == 0 && job.spec.format != OPAQ_FP8ROW;
+        for (int64_t r = 0; r < copy->operand.rows && !is_empty; r += panel) {
             const int64_t end = r + panel < copy->operand.rows ? r + panel : copy->operand.rows;
-            quant_table_ref.quantize[job.spec.format].run(&job, copy, r, end);
+            kernel->run(&job, copy, r, end);
         }
     }
 }
 
-static void dequantize_by_reference(const struct tensor *q, int usage, struct tensor *y) {
+static void dequantize_with(struct kernels kernels, const struct tensor *q, int usage, struct tensor *y) {
     struct quant_job job;
     quant_job_make(&y->view, &q->view, usage, &job);
-    quant_table_ref.dequantize[job.spec.format].run(&job, &job.copy[0], 0, job.copy[0].operand.rows);
+    const size_t offset =
+        offsetof(struct quant_table, dequantize) + job.spec.format * sizeof(struct quant_kernel);
+    table_at(kernels, offset)
+        ->dequantize[job.spec.format]
+        .run(&job, &job.copy[0], 0, job.copy[0].operand.columns == 0 ? 0 : job.copy[0].operand.rows);
 }
 
-static void compare(const struct tensor *actual, const struct tensor *expected, const char *spec,
-                    const int64_t *shape, enum tensor_fill fill, const char *what) {
+/* ---- comparing ---- */
+
+/* What a failure is printed with. */
+struct what {
+    const char *table;
+    const char *spec;
+    const char *data;
+};
+
+static void compare(const struct tensor *actual, const struct tensor *expected, const char *how,
+                    const struct what *what) {
     const int count = opaq_proto_buffer_count(&expected->view.proto);
+    const struct opaq_proto *proto = &expected->view.proto;
     for (int i = 0; i < count; ++i) {
         CHECK_BYTES(actual->view.buffer[i].data, expected->view.buffer[i].data, tensor_bytes(expected, i),
-                    "%s of %s, %lld x %lld, fill %d, buffer %d", what, spec, (long long)shape[0],
-                    (long long)shape[1], (int)fill, i);
+                    "%s: %s of %s, %lld x %lld of %s, %s, buffer %d", what->table, how, what->spec,
+                    (long long)opaq_proto_rows(proto), (long long)opaq_proto_columns(proto),
+                    opaq_element_info((enum opaq_element)proto->dtype)->name, what->data, i);
     }
 }
+
+static void check_back(const struct tensor *x, const struct tensor *q, int usage, struct what what) {
+    struct tensor y = tensor_make_proto(&x->view.proto);
+    dequantize_with(reference_kernels(), q, usage, &y);
+    struct kernels kernels;
+    for (int i = 0; kernels_at(i, &kernels); ++i) {
+        struct tensor z = tensor_make_proto(&x->view.proto);
+        dequantize_with(kernels, q, usage, &z);
+        what.table = kernels.tables[0]->name;
+        compare(&z, &y, usage == OPAQ_ROWWISE ? "dequantize" : "dequantize columnwise", &what);
+        tensor_free(&z);
+    }
+    tensor_free(&y);
+}
+
+/* Every table against the reference on one tensor, there and back. */
+static void check_tables(const struct tensor *x, const struct opaq_spec *spec, const struct given *given,
+                         struct what what) {
+    struct tensor expected = quantized_like(x, spec);
+    quantize_with(reference_kernels(), x, given, &expected);
+    struct kernels kernels;
+    for (int i = 0; kernels_at(i, &kernels); ++i) {
+        struct tensor actual = quantized_like(x, spec);
+        quantize_with(kernels, x, given, &actual);
+        what.table = kernels.tables[0]->name;
+        compare(&actual, &expected, "quantize", &what);
+        tensor_free(&actual);
+    }
+    for (int usage = OPAQ_ROWWISE; usage <= OPAQ_COLUMNWISE; ++usage) {
+        if (usage & spec->usage) {
+            check_back(x, &expected, usage, what);
+        }
+    }
+    tensor_free(&expected);
+}
+
+/* ---- the case list ---- */
+
+static const char *const fill_names[FILL_COUNT] = {"normal", "outliers", "zero",    "tiny",
+                                                   "huge",   "nan",      "infinity"};
 
 static void run_case(const struct quant_case *one, const int64_t *shape, enum tensor_fill fill,
                      const struct opaq_parallel *parallel) {
-    const struct opaq_random random = {.seed = 0x123456789ABCDEFu, .offset = 77};
-    const struct opaq_quantize_args args = {.random = random, .parallel = parallel};
+    const struct given given = {.random = {.seed = 0x123456789ABCDEFu, .offset = 77}};
+    const struct opaq_quantize_args args = {.random = given.random, .parallel = parallel};
+    const struct opaq_spec spec = spec_of(one->spec);
+    const struct what what = {"op", one->spec, fill_names[fill]};
     struct opaq_error error;
     struct tensor x = tensor_make(shape[0], shape[1], one->dtype, NULL);
-    struct tensor actual = tensor_make(shape[0], shape[1], one->dtype, one->spec);
-    struct tensor expected = tensor_make(shape[0], shape[1], one->dtype, one->spec);
+    struct tensor actual = quantized_like(&x, &spec);
+    struct tensor expected = quantized_like(&x, &spec);
     tensor_fill(&x, fill, 1);
-    quantize_by_reference(&x, &random, &expected);
+    quantize_with(reference_kernels(), &x, &given, &expected);
     if (opaq_quantize(&x.view, &args, &actual.view, &error) != OPAQ_OK) {
         CHECK_FAIL("%s: %s", one->spec, error.text);
     }
-    compare(&actual, &expected, one->spec, shape, fill, "quantize");
+    compare(&actual, &expected, "quantize", &what);
     for (int usage = OPAQ_ROWWISE; usage <= OPAQ_COLUMNWISE; ++usage) {
-        if (usage & expected.view.proto.spec.usage) {
+        if (usage & spec.usage) {
             struct tensor y = tensor_make(shape[0], shape[1], one->dtype, NULL);
             struct tensor z = tensor_make(shape[0], shape[1], one->dtype, NULL);
-            dequantize_by_reference(&expected, usage, &y);
+            dequantize_with(reference_kernels(), &expected, usage, &y);
             if (opaq_dequantize(&expected.view, usage, parallel, &z.view, &error) != OPAQ_OK) {
                 CHECK_FAIL("%s: %s", one->spec, error.text);
             }
-            compare(&z, &y, one->spec, shape, fill, "dequantize");
+            compare(&z, &y, "dequantize", &what);
             tensor_free(&y);
             tensor_free(&z);
         }
@@ -91,7 +207,7 @@ static void run_case(const struct quant_case *one, const int64_t *shape, enum te
     tensor_free(&expected);
 }
 
-static void every_case_equals_the_reference(void) {
+static void operations_equal_the_reference(void) {
     struct opaq_pool *pool = NULL;
     CHECK_EQ_INT(opaq_pool_create(3, &pool, NULL), OPAQ_OK);
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
@@ -107,5 +223,161 @@ static void every_case_equals_the_reference(void) {
     opaq_pool_destroy(pool);
 }
 
-static const struct test_case tests[] = {TEST(every_case_equals_the_reference)};
+static void every_table_equals_the_reference(void) {
+    const struct given given = {.random = {.seed = 0xFEDCBA987654321u, .offset = 99}};
+    for (int i = 0; i < QUANT_CASE_COUNT; ++i) {
+        const struct opaq_spec spec = spec_of(quant_cases[i].spec);
+        for (int s = 0; s < QUANT_CASE_SHAPE_COUNT; ++s) {
+            struct tensor x =
+                tensor_make(quant_case_shapes[s][0], quant_case_shapes[s][1], quant_cases[i].dtype, NULL);
+            for (int fill = 0; fill < FILL_COUNT; ++fill) {
+                tensor_fill(&x, (enum tensor_fill)fill, 2);
+                check_tables(&x, &spec, &given,
+                             (struct what){.spec = quant_cases[i].spec, .data = fill_names[fill]});
+            }
+            tensor_free(&x);
+        }
+    }
+}
+
+/* ---- every spec ---- */
+
+/* Any bits: NaNs of every kind, subnormals, infinities, and in between numbers that go together. */
+static void fill_bits(struct tensor *x, uint64_t seed) {
+    uint64_t state = seed + 1;
+    const bool is_wide = x->view.proto.dtype == OPAQ_F32;
+    const int64_t count = opaq_proto_rows(&x->view.proto) * opaq_proto_columns(&x->view.proto);
+    for (int64_t i = 0; i < count; ++i) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        const uint32_t bits = (uint32_t)(state >> 32);
+        const bool is_any = i / 64 % 3 != 0; /* else of one size, so that scales are of use */
+        if (is_wide) {
+            ((uint32_t *)x->view.buffer[0].data)[i] = is_any ? bits : (bits & 0x80FFFFFFu) | 0x3F000000u;
+        } else {
+            const uint32_t like = x->view.proto.dtype == OPAQ_BF16 ? 0x3F00u : 0x3800u;
+            const uint32_t free_bits = x->view.proto.dtype == OPAQ_BF16 ? 0x80FFu : 0x87FFu;
+            ((uint16_t *)x->view.buffer[0].data)[i] = (uint16_t)(is_any ? bits : (bits & free_bits) | like);
+        }
+    }
+}
+
+static void every_spec_equals_the_reference(void) {
+    static const enum opaq_element dtypes[] = {OPAQ_F32, OPAQ_BF16, OPAQ_F16};
+    static const int64_t shapes[][2] = {{33, 47}, {130, 300}, {17, 1100}, {300, 33}, {64, 128}};
+    struct spec_list list = spec_list_make(SPEC_DEFAULTS);
+    for (int i = 0; i < list.count; ++i) {
+        const struct spec_text text = spec_text(&list.spec[i]);
+        const float scale = 0.37f;
+        const struct given given = {.scale = list.spec[i].options & OPAQ_DELAYED ? &scale : NULL,
+                                    .random = {.seed = 3, .offset = (uint64_t)i}};
+        for (int d = 0; d < 3; ++d) {
+            const int64_t *shape = shapes[(i + d) % 5];
+            struct tensor x = tensor_make(shape[0], shape[1], dtypes[d], NULL);
+            fill_bits(&x, (uint64_t)i);
+            check_tables(&x, &list.spec[i], &given, (struct what){.spec = text.text, .data = "any bits"});
+            const enum tensor_fill fill = (enum tensor_fill)(i % FILL_COUNT);
+            tensor_fill(&x, fill, (uint64_t)i);
+            check_tables(&x, &list.spec[i], &given, (struct what){.spec = text.text, .data = fill_names[fill]});
+            tensor_free(&x);
+        }
+    }
+    printf("  %d specs\n", list.count);
+    spec_list_free(&list);
+}
+
+/* ---- what a caller may give ---- */
+
+static void strange_amaxes_and_scales(void) {
+    static const char *const texts[] = {"fp8+both+delayed",
+                                        "fp8.e5m2+delayed",
+                                        "fp8+delayed+rule=modelopt",
+                                        "fp8+delayed+rule=compressed-tensors",
+                                        "fp8+both",
+                                        "nvfp4+both",
+                                        "nvfp4+both+2d",
+                                        "nvfp4+both+rht",
+                                        "nvfp4+4over6",
+                                        "nvfp4+both+rowscaled",
+                                        "nvfp4+both+rule=compressed-tensors",
+                                        "nvfp4+both+rule=modelopt",
+                                        "nvfp4+global+rule=compressed-tensors",
+                                        "nvfp4+global+rule=modelopt"};
+    static const float values[] = {
+        0.0f,      -0.0f,    1.0f,    -1.0f,    448.0f,          0x1p-149f,        0x1p-126f,  -0x1p-130f,
+        0x1p-120f, 0x1p100f, FLT_MAX, -FLT_MAX, (float)INFINITY, -(float)INFINITY, (float)NAN, -(float)NAN};
+    for (size_t t = 0; t < sizeof texts / sizeof texts[0]; ++t) {
+        const struct opaq_spec spec = spec_of(texts[t]);
+        for (size_t v = 0; v < sizeof values / sizeof values[0]; ++v) {
+            const bool is_delayed = (spec.options & OPAQ_DELAYED) != 0;
+            const struct given given = {.amax = is_delayed ? NULL : &values[v],
+                                        .scale = is_delayed ? &values[v] : NULL};
+            struct tensor x = tensor_make(35, 300, v % 2 ? OPAQ_F32 : OPAQ_BF16, NULL);
+            char data[64];
+            (void)snprintf(data, sizeof data, "given %a", (double)values[v]);
+            fill_bits(&x, v);
+            check_tables(&x, &spec, &given, (struct what){.spec = texts[t], .data = data});
+            tensor_fill(&x, FILL_NORMAL, v);
+            check_tables(&x, &spec, &given, (struct what){.spec = texts[t], .data = data});
+            tensor_free(&x);
+        }
+    }
+}
+
+/* ---- amax ---- */
+
+static void check_amaxes(const struct tensor *x, const struct opaq_spec *spec, bool is_columnwise,
+                         const char *data) {
+    enum { ROW_LIMIT = 300 };
+    struct quant_copy copy = {.usage = OPAQ_ROWWISE, .operand = quant_matrix_make(&x->view)};
+    if (is_columnwise) {
+        copy.operand = quant_matrix_transposed(copy.operand);
+        copy.is_hadamard = (spec->options & OPAQ_HADAMARD) != 0;
+    }
+    const int64_t rows = copy.operand.rows < ROW_LIMIT ? copy.operand.rows : ROW_LIMIT;
+    struct kernels kernels;
+    for (int i = 0; copy.operand.columns > 0 && kernels_at(i, &kernels); ++i) {
+        const struct amax_kernel *kernel = &table_at(kernels, offsetof(struct quant_table, amax))->amax;
+        for (int step = 0; step <= 1; ++step) {
+            float actual[ROW_LIMIT] = {0};
+            float expected[ROW_LIMIT] = {0};
+            kernel->run(&copy, spec, rows / 3, rows, actual, step);
+            amax_ref(&copy, spec, rows / 3, rows, expected, step);
+            CHECK_BYTES(actual, expected, sizeof actual, "%s: %lld x %lld, %s, step %d", kernel->name,
+                        (long long)copy.operand.rows, (long long)copy.operand.columns, data, step);
+        }
+    }
+}
+
+static void amaxes_equal_the_reference(void) {
+    static const char *const texts[] = {"nvfp4", "nvfp4+rule=modelopt", "nvfp4+columnwise+rht"};
+    static const enum opaq_element dtypes[] = {OPAQ_F32, OPAQ_BF16, OPAQ_F16};
+    for (int i = 0; i < 3 * 3 * QUANT_CASE_SHAPE_COUNT; ++i) {
+        const struct opaq_spec spec = spec_of(texts[i % 3]);
+        const int64_t *shape = quant_case_shapes[i / 9];
+        struct tensor x = tensor_make(shape[0], shape[1], dtypes[i / 3 % 3], NULL);
+        for (int fill = 0; fill <= FILL_COUNT; ++fill) {
+            if (fill < FILL_COUNT) {
+                tensor_fill(&x, (enum tensor_fill)fill, 4);
+            } else {
+                fill_bits(&x, 4);
+            }
+            check_amaxes(&x, &spec, false, fill < FILL_COUNT ? fill_names[fill] : "any bits");
+            check_amaxes(&x, &spec, true, fill < FILL_COUNT ? fill_names[fill] : "any bits");
+        }
+        tensor_free(&x);
+    }
+}
+
+/* Which they were. */
+static void tables_are_named(void) {
+    struct kernels kernels;
+    for (int i = 0; kernels_at(i, &kernels); ++i) {
+        printf("  %s\n", kernels.tables[0]->name);
+    }
+}
+
+static const struct test_case tests[] = {
+    TEST(operations_equal_the_reference),  TEST(every_table_equals_the_reference),
+    TEST(every_spec_equals_the_reference), TEST(strange_amaxes_and_scales),
+    TEST(amaxes_equal_the_reference),      TEST(tables_are_named)};
 TEST_MAIN(tests)

@@ -76,10 +76,11 @@ static const struct quant_case quant_cases[] = {
 };
 enum { QUANT_CASE_COUNT = sizeof quant_cases / sizeof quant_cases[0] };
 
-/* Shapes for the tests: one element, less than a block, one block, ragged, odd, several panels, empty. */
-static const int64_t quant_case_shapes[][2] = {{1, 1},     {1, 15},    {3, 17},   {16, 16},
-                                               {31, 33},   {32, 64},   {127, 65}, {128, 128},
-                                               {129, 257}, {200, 100}, {0, 32},   {32, 0}};
+/* Shapes for the tests: one element, less than a block, one block, ragged, odd, several panels, one row or column,
+ * empty. */
+static const int64_t quant_case_shapes[][2] = {{1, 1},   {1, 15},   {3, 17},    {16, 16},   {31, 33},
+                                               {32, 64}, {127, 65}, {128, 128}, {129, 257}, {200, 100},
+                                               {150, 1}, {1, 2200}, {0, 32},    {32, 0}};
 enum { QUANT_CASE_SHAPE_COUNT = sizeof quant_case_shapes / sizeof quant_case_shapes[0] };
 
 #endif

@@ -351,6 +351,7 @@ class OpaqHfQuantizer(HfQuantizer):
             for part in self.parts.get(name, ()):
                 saved |= export(tensor, part, state.get(scale_buffer(name)))
             if name not in self.parts:
+                tensor = tensor.tiled("tiled" in self.quantization_config.quantizer)
                 saved |= {
                     f"{name}.{b}": t for b, t in zip(tensor.buffer_names(), tensor.buffers(), strict=True)
                 }

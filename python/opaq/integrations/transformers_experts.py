@@ -93,6 +93,7 @@ def experts_forward(
         hidden_quantizer=getattr(module, "hidden_quantizer", ""),
         input_scale=None if scales is None else scales.input_scale,
         hidden_scale=None if scales is None else scales.hidden_scale,
+        precision=getattr(module, "precision", "exact"),
         **_activation(module),
     )
     return made

@@ -288,7 +288,7 @@ def export(packed: QuantizedTensor, part: Part, input_scale: torch.Tensor | None
     """A part's tensors as they were in the checkpoint, by their names there."""
     # what the checkpoint has once, stacked weights have for every row
     one = prod(part.headers["global" if "global" in part.headers else "scale"].shape) == 1
-    found = _stored.export_rows(packed.cpu(), part.first_row, part.rows, one_for_all=one)
+    found = _stored.export_rows(packed.tiled(False).cpu(), part.first_row, part.rows, one_for_all=one)
     exported = dict(zip(("data", "scale", "global"), found, strict=True))
     exported["input"] = None if input_scale is None else input_scale[part.expert].clone()
     names, saved = part.scheme.names(part.name), {}

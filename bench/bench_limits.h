@@ -1,0 +1,104 @@
+/* bench_limits.h: what a thread of this machine can do at most: read memory, multiply and add floats, multiply bytes.
+ * Depends on opaq/cpu.h.
+ *
+ * Each is a function for an opaq_body; what it worked on is known to the caller. */
+#ifndef OPAQ_BENCH_BENCH_LIMITS_H
+#define OPAQ_BENCH_BENCH_LIMITS_H
+
+#include <stdint.h>
+
+#include "opaq/cpu.h"
+
+/* ---- reading ---- */
+
+enum { LIMIT_STREAMS = 8, LIMIT_LINE = 64, LIMIT_AHEAD = 2048, LIMIT_CHUNK = 8 * 4096 };
+
+struct limit_read {
+    const uint8_t *from; /* chunks of LIMIT_CHUNK bytes, the piece's unit */
+    _Atomic uint64_t sum;
+};
+
+/* A piece as eight streams, a word of every line of memory, with prefetches. */
+static inline void limit_read_piece(void *argument, int64_t begin, int64_t end) {
+    struct limit_read *read = argument;
+    const uint8_t *from = read->from + begin * LIMIT_CHUNK;
+    const int64_t step = (end - begin) * (LIMIT_CHUNK / LIMIT_STREAMS);
+    uint64_t sum[LIMIT_STREAMS] = {0};
+    for (int64_t i = 0; i < step; i += LIMIT_LINE) {
+        for (int s = 0; s < LIMIT_STREAMS; ++s) {
+            const uint8_t *const at = from + s * step + i;
+            __builtin_prefetch(at + LIMIT_AHEAD);
+            sum[s] += *(const uint64_t *)(const void *)at;
+        }
+    }
+    for (int s = 0; s < LIMIT_STREAMS; ++s) {
+        read->sum += sum[s];
+    }
+}
+
+/* ---- computing: LIMIT_REPEATS rounds of LIMIT_CHAINS independent instructions for each unit of a piece ---- */
+
+enum { LIMIT_CHAINS = 12, LIMIT_REPEATS = 4000 };
+
+#if defined(__x86_64__)
+/* One instruction on twelve registers, again and again; the registers begin as zero. */
+#define LIMIT_LOOP(name, step)                                                                               \
+    static inline void limit_##name(int64_t units) {                                                         \
+        int64_t count = units * LIMIT_REPEATS;                                                               \
+        __asm__ volatile("vzeroall\n"                                                                        \
+                         "1:\n" LIMIT_##step(0) LIMIT_##step(1) LIMIT_##step(2) LIMIT_##step(3)              \
+                             LIMIT_##step(4) LIMIT_##step(5) LIMIT_##step(6) LIMIT_##step(7) LIMIT_##step(8) \
+                                 LIMIT_##step(9) LIMIT_##step(10) LIMIT_##step(11) "dec %0\n"                \
+                                                                                   "jnz 1b\n"                \
+                                                                                   "vzeroupper\n"            \
+                         : "+r"(count)                                                                       \
+                         :                                                                                   \
+                         : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",     \
+                           "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");                    \
+    }
+#define LIMIT_FMA_512(i) "vfmadd231ps %%zmm14, %%zmm15, %%zmm" #i "\n"
+#define LIMIT_FMA_256(i) "vfmadd231ps %%ymm14, %%ymm15, %%ymm" #i "\n"
+#define LIMIT_BYTES_512(i) "vpdpbusd %%zmm14, %%zmm15, %%zmm" #i "\n"
+#define LIMIT_BYTES_256(i) "vpmaddubsw %%ymm14, %%ymm15, %%ymm" #i "\n"
+LIMIT_LOOP(fma_avx512, FMA_512)
+LIMIT_LOOP(fma_avx2, FMA_256)
+LIMIT_LOOP(bytes_avx512, BYTES_512)
+LIMIT_LOOP(bytes_avx2, BYTES_256)
+#endif
+
+/* A kind of computing and its operations (multiplications and additions) in a unit; 0 where this machine has none that
+ * is known here. */
+struct limit_compute {
+    void (*run)(int64_t units);
+    double operations;
+};
+
+static inline struct limit_compute limit_fma(void) {
+#if defined(__x86_64__)
+    if (opaq_cpu_features() & OPAQ_CPU_AVX512) {
+        return (struct limit_compute){limit_fma_avx512, 32.0 * LIMIT_CHAINS * LIMIT_REPEATS};
+    }
+    if (opaq_cpu_features() & OPAQ_CPU_AVX2) {
+        return (struct limit_compute){limit_fma_avx2, 16.0 * LIMIT_CHAINS * LIMIT_REPEATS};
+    }
+#endif
+    return (struct limit_compute){0, 0.0};
+}
+
+static inline struct limit_compute limit_bytes(void) {
+#if defined(__x86_64__)
+    if (opaq_cpu_features() & OPAQ_CPU_AVX512_VNNI) {
+        return (struct limit_compute){limit_bytes_avx512, 128.0 * LIMIT_CHAINS * LIMIT_REPEATS};
+    }
+    if (opaq_cpu_features() & OPAQ_CPU_AVX2) { /* without the additions of pairs */
+        return (struct limit_compute){limit_bytes_avx2, 64.0 * LIMIT_CHAINS * LIMIT_REPEATS};
+    }
+#endif
+    return (struct limit_compute){0, 0.0};
+}
+
+static inline void limit_compute_piece(void *argument, int64_t begin, int64_t end) {
+    ((const struct limit_compute *)argument)->run(end - begin);
+}
+
+#endif

@@ -1,0 +1,439 @@
+/* bench_packed.c: how fast products with tiled weights are, beside what this machine can do at most.
+ *
+ * Weights are cold: every run takes the next of many copies, more than any cache holds. In each round the limits (reading
+ * memory in eight streams, multiply-adds of floats, of bytes) and the cases are timed one after another, so that a noisy
+ * neighbour hits all alike; figures are the best of all rounds, the spread is the median over the best. A case has the
+ * share of its limit that it must reach and the one it aims at. Preparing the rows of x is not in the figures. Prints a
+ * table; --json FILE writes the same as JSON. */
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "opaq/opaq.h"
+
+#include "bench_limits.h"
+#include "bench_time.h"
+
+#include "../tests/cases/packed_operands.h"
+
+enum { ROWS = 4096, COLUMNS = 4096, COLD_BYTES = 300 << 20, SAMPLES_PER_ROUND = 4, UNITS_PER_PIECE = 8 };
+
+enum limit { LIMIT_READ, LIMIT_FMA, LIMIT_BYTES, LIMIT_GEMM, LIMIT_ONE_ROW };
+#define LIMIT_COUNT 3
+static const char *const limit_names[] = {"read", "fma", "bytes", "f32 gemm", "x of M=1"};
+
+/* What counts as the best product of floats: this share of the multiply-adds. */
+static const double gemm_share = 0.9;
+
+struct packed_bench {
+    const char *name;
+    enum packed_format format;
+    enum packed_precision precision;
+    int64_t rows;
+    enum limit limit;
+    double must; /* share of the limit; of LIMIT_ONE_ROW: times the time of the case with one row, at most */
+    double aim;
+};
+
+static const struct packed_bench cases[] = {
+    {"nvfp4 fast", PACKED_NVFP4, PACKED_FAST, 1, LIMIT_READ, 0.85, 0.95},
+    {"nvfp4 fast", PACKED_NVFP4, PACKED_FAST, 8, LIMIT_ONE_ROW, 2.5, 1.8},
+    {"nvfp4 fast", PACKED_NVFP4, PACKED_FAST, 64, LIMIT_BYTES, 0.42, 0.50},
+    {"nvfp4 fast", PACKED_NVFP4, PACKED_FAST, 512, LIMIT_BYTES, 0.50, 0.58},
+    {"nvfp4 fast32", PACKED_NVFP4, PACKED_FAST32, 1, LIMIT_READ, 0.85, 0.95},
+    {"nvfp4 fast32", PACKED_NVFP4, PACKED_FAST32, 512, LIMIT_BYTES, 0.42, 0.50},
+    {"nvfp4 codes", PACKED_NVFP4, PACKED_CODES, 1, LIMIT_READ, 0.85, 0.95},
+    {"nvfp4 codes", PACKED_NVFP4, PACKED_CODES, 512, LIMIT_BYTES, 0.40, 0.50},
+    {"nvfp4 near", PACKED_NVFP4, PACKED_NEAR, 1, LIMIT_READ, 0.80, 0.90},
+    {"nvfp4 near", PACKED_NVFP4, PACKED_NEAR, 512, LIMIT_GEMM, 1.20, 1.40},
+    {"nvfp4 exact", PACKED_NVFP4, PACKED_EXACT, 1, LIMIT_READ, 0.75, 0.85},
+    {"nvfp4 exact", PACKED_NVFP4, PACKED_EXACT, 8, LIMIT_ONE_ROW, 4.0, 3.0},
+    {"nvfp4 exact", PACKED_NVFP4, PACKED_EXACT, 512, LIMIT_FMA, 0.80, 0.88},
+    {"mxfp4 fast", PACKED_MXFP4, PACKED_FAST, 1, LIMIT_READ, 0.85, 0.95},
+    {"mxfp4 fast", PACKED_MXFP4, PACKED_FAST, 8, LIMIT_ONE_ROW, 2.5, 1.8},
+    {"mxfp4 fast", PACKED_MXFP4, PACKED_FAST, 512, LIMIT_BYTES, 0.60, 0.70},
+    {"mxfp4 fast32", PACKED_MXFP4, PACKED_FAST32, 512, LIMIT_BYTES, 0.55, 0.65},
+    {"mxfp4 codes", PACKED_MXFP4, PACKED_CODES, 512, LIMIT_BYTES, 0.55, 0.65},
+    {"mxfp4 near", PACKED_MXFP4, PACKED_NEAR, 512, LIMIT_GEMM, 1.20, 1.40},
+    {"mxfp4 exact", PACKED_MXFP4, PACKED_EXACT, 1, LIMIT_READ, 0.75, 0.85},
+    {"mxfp4 exact", PACKED_MXFP4, PACKED_EXACT, 512, LIMIT_FMA, 0.80, 0.88},
+    {"mxfp8 exact", PACKED_MXFP8, PACKED_EXACT, 1, LIMIT_READ, 0.75, 0.90},
+    {"mxfp8 exact", PACKED_MXFP8, PACKED_EXACT, 512, LIMIT_FMA, 0.80, 0.88},
+    {"fp8 exact", PACKED_FP8, PACKED_EXACT, 1, LIMIT_READ, 0.75, 0.90},
+    {"fp8 exact", PACKED_FP8, PACKED_EXACT, 512, LIMIT_FMA, 0.80, 0.88},
+    {"fp8blk exact", PACKED_FP8BLK, PACKED_EXACT, 1, LIMIT_READ, 0.75, 0.90},
+    {"fp8blk exact", PACKED_FP8BLK, PACKED_EXACT, 512, LIMIT_FMA, 0.80, 0.88},
+};
+enum { CASE_COUNT = sizeof cases / sizeof cases[0], MOST_ROWS = 512 };
+
+struct settings {
+    int rounds;
+    int threads; /* 0: one, and one for each processor */
+    const char *only;
+    const char *table;
+    const char *json;
+};
+
+/* Copies of one format's weight, codes and scales apart, as a tensor has them. */
+struct stock {
+    struct packed_case_weight made;
+    int64_t data_bytes;
+    int64_t scale_bytes;
+    int64_t copies;
+    uint8_t *data;
+    uint8_t *scale;
+    int64_t next;
+};
+
+/* One case on one number of threads. */
+struct measurement {
+    const struct packed_bench *from;
+    const struct packed_kernel *kernel;
+    struct stock *stock;
+    struct packed_case_rows x;
+    int sample_count;
+    struct timing timing;
+};
+
+struct limits {
+    double best[LIMIT_COUNT]; /* bytes or operations in a second */
+    struct limit_read read;
+    int64_t read_chunks; /* of a sample */
+    int64_t all_chunks;
+    int64_t next;
+};
+
+static void stop(const char *what) {
+    fprintf(stderr, "bench_packed: %s\n", what);
+    exit(1);
+}
+
+/* ---- operands ---- */
+
+static struct stock *stock_of(enum packed_format format) {
+    static struct stock stocks[PACKED_FORMAT_COUNT];
+    struct stock *const stock = &stocks[format];
+    if (stock->copies > 0) {
+        return stock;
+    }
+    const bool is_4_bit = packed_is_4_bit(format);
+    packed_case_weight_make(&stock->made, format, false, ROWS, COLUMNS, PACKED_FILL_USUAL, 1);
+    stock->data_bytes = is_4_bit ? (int64_t)ROWS * COLUMNS / 2 : (int64_t)ROWS * COLUMNS;
+    stock->scale_bytes = stock->made.code_scale == NULL ? 0 : (int64_t)ROWS * stock->made.blocks;
+    stock->copies = COLD_BYTES / (stock->data_bytes + stock->scale_bytes) + 1;
+    stock->data = packed_allocate(stock->copies * stock->data_bytes);
+    stock->scale = packed_allocate(stock->copies * stock->scale_bytes);
+    for (int64_t i = 0; i < stock->copies; ++i) {
+        memcpy(stock->data + i * stock->data_bytes, stock->made.tiled, (size_t)stock->data_bytes);
+        if (stock->scale_bytes > 0) {
+            memcpy(stock->scale + i * stock->scale_bytes, stock->made.tiled_scale, (size_t)stock->scale_bytes);
+        }
+    }
+    return stock;
+}
+
+static struct packed_weight next_weight(struct stock *stock) {
+    struct packed_weight weight = stock->made.weight;
+    const int64_t i = stock->next++ % stock->copies;
+    weight.data = stock->data + i * stock->data_bytes;
+    weight.scale = stock->scale + i * stock->scale_bytes;
+    return weight;
+}
+
+/* The kernel of a table by name, or the one this machine would take. */
+static const struct packed_kernel *kernel_of(const struct packed_bench *from, const char *table) {
+    int count;
+    const struct packed_table *const *tables = packed_tables(&count);
+    if (table[0] == '\0') {
+        return packed_kernel(from->format, from->precision);
+    }
+    for (int i = 0; i < count; ++i) {
+        const struct packed_kernel *kernel = &tables[i]->kernel[from->format][from->precision];
+        if (strcmp(tables[i]->name, table) == 0 && kernel->run != NULL &&
+            (tables[i]->features & ~opaq_cpu_features()) == 0) {
+            return kernel;
+        }
+    }
+    return NULL;
+}
+
+/* ---- timing ---- */
+
+struct product {
+    const struct packed_kernel *kernel;
+    struct packed_weight weight;
+    const struct packed_rows *x;
+    float *y;
+    int64_t tiles;
+};
+
+/* A piece in units of the kernel. The scratch memory stays with the thread. */
+static void product_piece(void *argument, int64_t begin, int64_t end) {
+    static _Thread_local void *panel;
+    static _Thread_local int64_t panel_bytes;
+    const struct product *product = argument;
+    const int64_t unit = product->kernel->unit;
+    if (panel == NULL || panel_bytes < product->kernel->panel_bytes) {
+        free(panel);
+        panel_bytes = product->kernel->panel_bytes;
+        panel = packed_allocate(panel_bytes);
+    }
+    product->kernel->run(&product->weight, product->x, begin * unit, min_int64(end * unit, product->tiles),
+                         product->y, ROWS, panel);
+}
+
+static void time_case(struct measurement *one, const struct opaq_parallel *parallel, float *y, bool counts) {
+    const int64_t tile_rows = packed_is_4_bit(one->from->format) ? TILE4_ROWS : TILE8_ROWS;
+    const int samples = one->from->rows <= 8 ? SAMPLES_PER_ROUND : 1;
+    for (int i = 0; i < samples; ++i) {
+        struct product product = {one->kernel, next_weight(one->stock), &one->x.rows, y, ROWS / tile_rows};
+        const struct opaq_body body = {product_piece, &product};
+        const double start = now();
+        parallel->run(parallel->context, ceil_div(product.tiles, one->kernel->unit), &body);
+        const double seconds = now() - start;
+        if (counts && one->sample_count < ROUND_LIMIT) {
+            one->timing.seconds[one->sample_count++] = seconds;
+        }
+    }
+}
+
+static void limits_make(struct limits *limits) {
+    const struct stock *stock = stock_of(PACKED_NVFP4);
+    memset(limits, 0, sizeof *limits);
+    limits->read_chunks = stock->data_bytes / LIMIT_CHUNK;
+    limits->all_chunks = stock->copies * stock->data_bytes / LIMIT_CHUNK;
+}
+
+static void keep_best(double *best_rate, double rate) { *best_rate = rate > *best_rate ? rate : *best_rate; }
+
+/* Measures once more and keeps the best. */
+static void limits_update(struct limits *limits, const struct opaq_parallel *parallel, int threads) {
+    const struct opaq_body read = {limit_read_piece, &limits->read};
+    for (int i = 0; i < SAMPLES_PER_ROUND; ++i) {
+        limits->next = (limits->next + limits->read_chunks) % (limits->all_chunks - limits->read_chunks);
+        limits->read.from = stock_of(PACKED_NVFP4)->data + limits->next * LIMIT_CHUNK;
+        const double start = now();
+        parallel->run(parallel->context, limits->read_chunks, &read);
+        keep_best(&limits->best[LIMIT_READ], (double)limits->read_chunks * LIMIT_CHUNK / (now() - start));
+    }
+    for (int kind = LIMIT_FMA; kind <= LIMIT_BYTES; ++kind) {
+        struct limit_compute compute = kind == LIMIT_FMA ? limit_fma() : limit_bytes();
+        const struct opaq_body body = {limit_compute_piece, &compute};
+        const int64_t units = (int64_t)threads * UNITS_PER_PIECE;
+        for (int i = 0; i < SAMPLES_PER_ROUND && compute.run != NULL; ++i) {
+            const double start = now();
+            parallel->run(parallel->context, units, &body);
+            keep_best(&limits->best[kind], (double)units * compute.operations / (now() - start));
+        }
+    }
+}
+
+/* ---- reporting ---- */
+
+static const struct measurement *case_with_one_row(const struct measurement *all, int count,
+                                                   const struct measurement *of) {
+    for (int i = 0; i < count; ++i) {
+        if (all[i].from->rows == 1 && strcmp(all[i].from->name, of->from->name) == 0) {
+            return &all[i];
+        }
+    }
+    return NULL;
+}
+
+/* The figure that is compared with must and aim; 0 where the limit is not known. */
+static double share_of(const struct measurement *one, const struct measurement *all, int count,
+                       const struct limits *limits) {
+    double spread;
+    const double seconds = best(&one->timing, one->sample_count, &spread);
+    const double operations = 2.0 * (double)one->from->rows * ROWS * COLUMNS;
+    const double bytes = (double)(one->stock->data_bytes + one->stock->scale_bytes);
+    const struct measurement *row;
+    switch (one->from->limit) {
+    case LIMIT_READ:
+        return bytes / seconds / limits->best[LIMIT_READ];
+    case LIMIT_FMA:
+        return limits->best[LIMIT_FMA] > 0.0 ? operations / seconds / limits->best[LIMIT_FMA] : 0.0;
+    case LIMIT_BYTES:
+        return limits->best[LIMIT_BYTES] > 0.0 ? operations / seconds / limits->best[LIMIT_BYTES] : 0.0;
+    case LIMIT_GEMM:
+        return limits->best[LIMIT_FMA] > 0.0 ? operations / seconds / (gemm_share * limits->best[LIMIT_FMA])
+                                             : 0.0;
+    default:
+        row = case_with_one_row(all, count, one);
+        return row == NULL ? 0.0 : seconds / best(&row->timing, row->sample_count, &spread);
+    }
+}
+
+static const char *verdict_of(const struct packed_bench *from, double share) {
+    const bool is_less_better = from->limit == LIMIT_ONE_ROW;
+    const bool reaches_aim = is_less_better ? share <= from->aim : share >= from->aim;
+    const bool reaches_must = is_less_better ? share <= from->must : share >= from->must;
+    return share <= 0.0 ? "unknown" : reaches_aim ? "aim" : reaches_must ? "must" : "MISSED";
+}
+
+static void report(const struct measurement *one, const struct measurement *all, int count, int threads,
+                   const struct limits *limits, FILE *json, bool *is_first) {
+    double spread;
+    const double seconds = best(&one->timing, one->sample_count, &spread);
+    const double operations = 2.0 * (double)one->from->rows * ROWS * COLUMNS;
+    const double bytes = (double)(one->stock->data_bytes + one->stock->scale_bytes);
+    const double share = share_of(one, all, count, limits);
+    const char *verdict = verdict_of(one->from, share);
+    printf("%-13s %4lld %2d %10.1f %7.2f %8.1f %7.3f %-9s %5.2f %5.2f %-8s %6.2f  %s\n", one->from->name,
+           (long long)one->from->rows, threads, seconds * 1e6, bytes / seconds * 1e-9,
+           operations / seconds * 1e-9, share, limit_names[one->from->limit], one->from->must, one->from->aim,
+           verdict, spread, one->kernel->name);
+    if (json != NULL) {
+        fprintf(json,
+                "%s\n    {\"case\": \"%s\", \"m\": %lld, \"n\": %d, \"k\": %d, \"kernel\": \"%s\", "
+                "\"threads\": %d, "
+                "\"seconds\": %.9f, \"bytes_per_second\": %.1f, \"operations_per_second\": %.1f, "
+                "\"limit\": \"%s\", \"share\": %.5f, \"must\": %.2f, \"aim\": %.2f, \"verdict\": \"%s\", "
+                "\"median_over_best\": %.4f}",
+                *is_first ? "" : ",", one->from->name, (long long)one->from->rows, ROWS, COLUMNS,
+                one->kernel->name, threads, seconds, bytes / seconds, operations / seconds,
+                limit_names[one->from->limit], share, one->from->must, one->from->aim, verdict, spread);
+    }
+    *is_first = false;
+}
+
+/* ---- the program ---- */
+
+/* All wanted cases on one number of threads. */
+static void run_threads(const struct settings *s, int threads, FILE *json, bool *is_first) {
+    static struct measurement all[CASE_COUNT];
+    static float *y;
+    struct opaq_pool *pool;
+    struct opaq_error error;
+    struct limits limits;
+    int count = 0;
+    if (opaq_pool_create(threads, &pool, &error) != OPAQ_OK) {
+        stop(error.text);
+    }
+    const struct opaq_parallel parallel = opaq_pool_parallel(pool);
+    y = y == NULL ? packed_allocate((int64_t)MOST_ROWS * ROWS * (int64_t)sizeof(float)) : y;
+    limits_make(&limits);
+    for (int i = 0; i < CASE_COUNT; ++i) {
+        const struct packed_kernel *kernel = kernel_of(&cases[i], s->table);
+        if (strstr(cases[i].name, s->only) != NULL && kernel != NULL &&
+            (strstr(kernel->name, "_ref") == NULL || strcmp(s->table, "ref") == 0)) {
+            struct measurement *one = &all[count++];
+            memset(one, 0, sizeof *one);
+            one->from = &cases[i];
+            one->kernel = kernel;
+            one->stock = stock_of(cases[i].format);
+            packed_case_rows_make(&one->x, cases[i].precision, cases[i].format, cases[i].rows, COLUMNS,
+                                  PACKED_FILL_USUAL, 2);
+        }
+    }
+    for (int round = -1; round < s->rounds; ++round) { /* round -1 warms up */
+        for (int i = 0; i < count; ++i) {
+            if (i % 4 == 0) {
+                limits_update(&limits, &parallel, threads);
+            }
+            time_case(&all[i], &parallel, y, round >= 0);
+        }
+    }
+    printf("%d threads: read %.2f GB/s, fma %.1f GFLOP/s, bytes %.1f GOP/s\n", threads,
+           limits.best[LIMIT_READ] * 1e-9, limits.best[LIMIT_FMA] * 1e-9, limits.best[LIMIT_BYTES] * 1e-9);
+    for (int i = 0; i < count; ++i) {
+        report(&all[i], all, count, threads, &limits, json, is_first);
+    }
+    for (int i = 0; i < count; ++i) {
+        packed_case_rows_free(&all[i].x);
+    }
+    printf("\n");
+    opaq_pool_destroy(pool);
+}
+
+static void usage(FILE *stream) {
+    fprintf(stream, "usage: bench_packed [options]\n"
+                    "Times y = x w^T for tiled weights w, 4096 x 4096, without preparing x.\n\n"
+                    "  --rounds N     rounds over all cases, at most 100 (default 10)\n"
+                    "  --threads N    0 for one, and then one per processor (default 0)\n"
+                    "  --only TEXT    only cases whose name contains TEXT\n"
+                    "  --table NAME   the kernels of that table instead of the fastest\n"
+                    "  --json FILE    also write the figures as JSON\n");
+}
+
+static int number(const char *text, int low, int high, const char *option) {
+    char *end;
+    const long value = strtol(text, &end, 10);
+    if (*text == '\0' || *end != '\0' || value < low || value > high) {
+        fprintf(stderr, "bench_packed: %s is \"%s\", expected a number from %d to %d\n", option, text, low,
+                high);
+        exit(2);
+    }
+    return (int)value;
+}
+
+static struct settings read_arguments(int argc, char **argv) {
+    struct settings s = {10, 0, "", "", NULL};
+    for (int i = 1; i < argc; ++i) {
+        const char *option = argv[i];
+        if (strcmp(option, "--help") == 0) {
+            usage(stdout);
+            exit(0);
+        }
+        if (i + 1 >= argc) {
+            usage(stderr);
+            exit(2);
+        }
+        const char *value = argv[++i];
+        if (strcmp(option, "--rounds") == 0) {
+            s.rounds = number(value, 1, ROUND_LIMIT, option);
+        } else if (strcmp(option, "--threads") == 0) {
+            s.threads = number(value, 0, 1024, option);
+        } else if (strcmp(option, "--only") == 0) {
+            s.only = value;
+        } else if (strcmp(option, "--table") == 0) {
+            s.table = value;
+        } else if (strcmp(option, "--json") == 0) {
+            s.json = value;
+        } else {
+            usage(stderr);
+            exit(2);
+        }
+    }
+    return s;
+}
+
+static int processors(void) {
+    struct opaq_pool *pool;
+    struct opaq_error error;
+    if (opaq_pool_create(0, &pool, &error) != OPAQ_OK) {
+        stop(error.text);
+    }
+    const int threads = opaq_pool_threads(pool);
+    opaq_pool_destroy(pool);
+    return threads;
+}
+
+int main(int argc, char **argv) {
+    const struct settings s = read_arguments(argc, argv);
+    char features[128];
+    bool is_first = true;
+    FILE *json = s.json == NULL ? NULL : fopen(s.json, "w");
+    if (s.json != NULL && json == NULL) {
+        stop("the JSON file cannot be written");
+    }
+    (void)opaq_cpu_describe(opaq_cpu_features(), features, sizeof features);
+    printf("opaq %s, %d rounds, %d x %d, cpu: %s\n\n", opaq_version(), s.rounds, ROWS, COLUMNS, features);
+    printf("%-13s %4s %2s %10s %7s %8s %7s %-9s %5s %5s %-8s %6s  %s\n", "case", "M", "T", "best us", "GB/s",
+           "GOP/s", "share", "of", "must", "aim", "reached", "spread", "kernel");
+    if (json != NULL) {
+        fprintf(json, "{\n  \"version\": \"%s\", \"rounds\": %d,\n  \"cpu\": \"%s\", \"results\": [",
+                opaq_version(), s.rounds, features);
+    }
+    run_threads(&s, s.threads == 0 ? 1 : s.threads, json, &is_first);
+    if (s.threads == 0 && processors() > 1) {
+        run_threads(&s, processors(), json, &is_first);
+    }
+    if (json != NULL) {
+        fprintf(json, "\n  ]\n}\n");
+        fclose(json);
+    }
+    return 0;
+}

@@ -1,0 +1,244 @@
+/* gemm/packed_float_avx512.c: 4-bit tiled weights times rows of float32 (exact). Products of 16 columns are added in order,
+ * their sum times the block's scale to the total. Depends on packed_avx512.h. */
+#include "gemm/packed_kernels_avx512.h"
+
+#if defined(__x86_64__)
+#include "gemm/packed_avx512.h"
+
+#include "base/checked.h"
+
+enum { GROUPS = TILE4_COLUMNS / TILE4_GROUP, ROW_BYTES = TILE4_COLUMNS * 4, PANEL_COLUMNS = 2 };
+
+/* All functions for both formats take is_nvfp4, constant wherever it is used. */
+PACKED_INLINE int64_t scale_bytes_of(bool is_nvfp4) { return TILE4_ROWS * (is_nvfp4 ? 4 : 2); }
+
+/* The scales of group g of a tile's columns. */
+PACKED_INLINE const uint8_t *scale_of_group(bool is_nvfp4, const uint8_t *scale, int g) {
+    return scale + (is_nvfp4 ? g : g / 2) * TILE4_ROWS;
+}
+
+/* ---- rows of x: [row][64] ---- */
+
+static void records_make(const struct packed_rows *x, int64_t m, int rows, int64_t first, int64_t count,
+                         uint8_t *to) {
+    for (int64_t column = first; column < first + count; ++column) {
+        for (int r = 0; r < rows; ++r) {
+            const int64_t from = min_int64(m + r, x->rows - 1);
+            memcpy(to, x->f32 + from * x->padded + column * TILE4_COLUMNS, ROW_BYTES);
+            to += ROW_BYTES;
+        }
+    }
+}
+
+PACKED_INLINE __m512 float_at(const uint8_t *record, int row, int column) {
+    return broadcast(record + row * ROW_BYTES + column * 4);
+}
+
+/* ---- scales and totals ---- */
+
+PACKED_INLINE struct scale_pair decode_scale(bool is_nvfp4, const uint8_t *codes) {
+    if (is_nvfp4) {
+        const __m512 scale = _mm512_mul_ps(decode_scale_e4m3(codes), _mm512_set1_ps(256.0f));
+        return (struct scale_pair){scale, scale};
+    }
+    return decode_scale_e8m0(codes, 0);
+}
+
+PACKED_INLINE void add_group(bool has_rest, __m512 sum, struct scale_pair scale, float *total) {
+    const __m512 value = has_rest ? _mm512_mul_ps(sum, scale.rest) : sum;
+    _mm512_store_ps(total, _mm512_fmadd_ps(value, scale.main, _mm512_load_ps(total)));
+}
+
+/* ---- few rows: the weight is streamed ---- */
+
+/* 16 columns of all tiles, whose instructions alternate, so that they need not wait for each other. */
+PACKED_INLINE void stream_group(bool is_nvfp4, const struct stream_job *job, const uint8_t *data,
+                                const uint8_t *scale, const uint8_t *data_ahead, const uint8_t *x, int streams,
+                                int rows) {
+    const __m512 table = table_of_floats();
+    __m512 sum[STREAMS][GROUP_ROWS];
+    PACKED_UNROLL
+    for (int i = 0; i < streams * rows; ++i) {
+        sum[i / rows][i % rows] = _mm512_setzero_ps();
+    }
+    PACKED_UNROLL
+    for (int h = 0; h < 2; ++h) {
+        __m512i codes[STREAMS];
+        PACKED_UNROLL
+        for (int t = 0; t < streams; ++t) {
+            ask_for(data_ahead + t * job->data_step + h * LINE);
+            codes[t] = load_codes(data + t * job->data_step + h * LINE);
+        }
+        PACKED_UNROLL
+        for (int k = 0; k < HALF_COLUMNS; ++k) {
+            PACKED_UNROLL
+            for (int t = 0; t < streams; ++t) {
+                const __m512 w = decode_float(table, codes[t], k);
+                PACKED_UNROLL
+                for (int r = 0; r < rows; ++r) {
+                    sum[t][r] = _mm512_fmadd_ps(w, float_at(x, r, h * HALF_COLUMNS + k), sum[t][r]);
+                }
+            }
+        }
+    }
+    PACKED_UNROLL
+    for (int t = 0; t < streams; ++t) {
+        const struct scale_pair factor = decode_scale(is_nvfp4, scale + t * job->scale_step);
+        PACKED_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            add_group(!is_nvfp4, sum[t][r], factor, job->total + (t * rows + r) * LANES);
+        }
+    }
+}
+
+PACKED_INLINE void stream(bool is_nvfp4, const struct stream_job *job, int streams, int rows) {
+    const uint8_t *data = job->data;
+    const uint8_t *scale = job->scale;
+    const uint8_t *record = job->record;
+    const uint8_t *data_ahead = data + STREAM_AHEAD * TILE4_BYTES;
+    const uint8_t *scale_ahead = scale + STREAM_AHEAD * scale_bytes_of(is_nvfp4);
+    for (int64_t left = job->count; left > 0; --left) {
+        if (left == STREAM_AHEAD) {
+            data_ahead += job->jump * TILE4_BYTES;
+            scale_ahead += job->jump * scale_bytes_of(is_nvfp4);
+        }
+        PACKED_UNROLL
+        for (int t = 0; t < streams; ++t) {
+            ask_for(scale_ahead + t * job->scale_step);
+        }
+        for (int g = 0; g < GROUPS; ++g) {
+            stream_group(is_nvfp4, job, data, scale_of_group(is_nvfp4, scale, g), data_ahead,
+                         record + g * TILE4_GROUP * 4, streams, rows);
+            data += TILE4_GROUP_BYTES;
+            data_ahead += TILE4_GROUP_BYTES;
+        }
+        scale += scale_bytes_of(is_nvfp4);
+        scale_ahead += scale_bytes_of(is_nvfp4);
+        record += rows * ROW_BYTES;
+    }
+}
+
+/* ---- many rows: the weight is decoded, two tiles and a panel of columns at a time ---- */
+
+/* Group by group of 16 columns: the weights [column][tile], the scales [tile], the second factors of these [tile]. */
+enum { GROUP_VECTORS = (TILE4_GROUP + 2) * PANEL_TILES };
+
+struct panel {
+    bool has_rest; /* whether any of the second factors is not 1 */
+    float groups[PANEL_COLUMNS * GROUPS][GROUP_VECTORS][LANES] __attribute__((aligned(LINE)));
+};
+
+PACKED_INLINE void panel_make(bool is_nvfp4, const struct packed_weight *weight, const int64_t *tile,
+                              int64_t first, int64_t count, struct panel *panel) {
+    const __m512 table = table_of_floats();
+    panel->has_rest = false;
+    for (int t = 0; t < PANEL_TILES; ++t) {
+        const int64_t at = tile[t] * weight->tile_columns + first;
+        const uint8_t *data = weight->data + at * TILE4_BYTES;
+        const uint8_t *scale = weight->scale + at * scale_bytes_of(is_nvfp4);
+        for (int64_t i = 0; i < count * GROUPS; ++i) {
+            for (int h = 0; h < 2; ++h) {
+                const __m512i codes = load_codes(data);
+                data += LINE;
+                PACKED_UNROLL
+                for (int k = 0; k < HALF_COLUMNS; ++k) {
+                    _mm512_store_ps(panel->groups[i][(h * HALF_COLUMNS + k) * PANEL_TILES + t],
+                                    decode_float(table, codes, k));
+                }
+            }
+            const struct scale_pair factor = decode_scale(is_nvfp4, scale_of_group(is_nvfp4, scale, (int)i));
+            _mm512_store_ps(panel->groups[i][TILE4_GROUP * PANEL_TILES + t], factor.main);
+            _mm512_store_ps(panel->groups[i][(TILE4_GROUP + 1) * PANEL_TILES + t], factor.rest);
+        }
+        for (int64_t i = 0; i < count && !is_nvfp4; ++i) {
+            panel->has_rest |= !is_plain_e8m0(scale + i * scale_bytes_of(is_nvfp4), 0, 1, 0);
+        }
+    }
+}
+
+/* The sums of all rows stay in registers while the weights of 16 columns pass by, the totals are in memory. */
+PACKED_INLINE void sweep_group(bool has_rest, const float w[GROUP_VECTORS][LANES], const uint8_t *x, int rows,
+                               float *total) {
+    __m512 sum[PANEL_TILES][GROUP_ROWS];
+    PACKED_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        sum[0][r] = _mm512_setzero_ps();
+        sum[1][r] = _mm512_setzero_ps();
+    }
+    for (int half = 0; half < TILE4_GROUP; half += HALF_COLUMNS) {
+        PACKED_UNROLL
+        for (int k = half; k < half + HALF_COLUMNS; ++k) {
+            const __m512 w0 = _mm512_load_ps(w[k * PANEL_TILES]);
+            const __m512 w1 = _mm512_load_ps(w[k * PANEL_TILES + 1]);
+            PACKED_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                const __m512 value = float_at(x, r, k);
+                sum[0][r] = _mm512_fmadd_ps(w0, value, sum[0][r]);
+                sum[1][r] = _mm512_fmadd_ps(w1, value, sum[1][r]);
+            }
+        }
+    }
+    PACKED_UNROLL
+    for (int t = 0; t < PANEL_TILES; ++t) {
+        const struct scale_pair factor = {_mm512_load_ps(w[TILE4_GROUP * PANEL_TILES + t]),
+                                          _mm512_load_ps(w[(TILE4_GROUP + 1) * PANEL_TILES + t])};
+        PACKED_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            add_group(has_rest, sum[t][r], factor, total + (t * rows + r) * LANES);
+        }
+    }
+}
+
+PACKED_INLINE void sweep_panel(bool has_rest, const struct sweep_job *job, int rows) {
+    const struct panel *panel = job->panel;
+    for (int64_t i = 0; i < job->count * GROUPS; ++i) {
+        sweep_group(has_rest, panel->groups[i],
+                    job->record + i / GROUPS * rows * ROW_BYTES + i % GROUPS * TILE4_GROUP * 4, rows,
+                    job->total);
+    }
+}
+
+PACKED_INLINE void sweep(const struct sweep_job *job, int rows) {
+    if (((const struct panel *)job->panel)->has_rest) {
+        sweep_panel(true, job, rows);
+    } else {
+        sweep_panel(false, job, rows);
+    }
+}
+
+static void sweep_8(const struct sweep_job *job) { sweep(job, 8); }
+
+static void sweep_4(const struct sweep_job *job) { sweep(job, 4); }
+
+/* ---- the kernels ---- */
+
+_Static_assert(WAYS_BYTES + sizeof(struct panel) <= PACKED_SCRATCH_AVX512, "scratch memory of a task");
+
+/* The loops above for one format, and its kernel. */
+#define KERNEL(name, is_nvfp4)                                                                             \
+    static void stream_##name##_1(const struct stream_job *job) { stream(is_nvfp4, job, 4, 1); }           \
+    static void stream_##name##_2(const struct stream_job *job) { stream(is_nvfp4, job, 4, 2); }           \
+    static void stream_##name##_4(const struct stream_job *job) { stream(is_nvfp4, job, 4, 4); }           \
+    static void stream_##name##_8(const struct stream_job *job) { stream(is_nvfp4, job, 2, 8); }           \
+    static void panel_##name(const struct packed_weight *weight, const int64_t *tile, int64_t first,       \
+                             int64_t count, void *panel) {                                                 \
+        panel_make(is_nvfp4, weight, tile, first, count, panel);                                           \
+    }                                                                                                      \
+    void packed_##name##_exact_avx512(const struct packed_weight *weight, const struct packed_rows *x,     \
+                                      int64_t begin, int64_t end, float *y, int64_t y_step, void *panel) { \
+        static const struct packed_ways ways = {                                                           \
+            .row_bytes = ROW_BYTES,                                                                        \
+            .records_make = records_make,                                                                  \
+            .stream = {stream_##name##_1, stream_##name##_2, stream_##name##_4, stream_##name##_8},        \
+            .streams = {4, 4, 4, 2},                                                                       \
+            .panel_make = panel_##name,                                                                    \
+            .sweep = {sweep_8, sweep_4},                                                                   \
+            .panel_columns = PANEL_COLUMNS,                                                                \
+            .scale_bytes = TILE4_ROWS * ((is_nvfp4) ? 4 : 2),                                              \
+            .power = 1.0f};                                                                                \
+        packed_run_avx512(&ways, weight, x, begin, end, y, y_step, panel);                                 \
+    }
+
+KERNEL(nvfp4, true)
+KERNEL(mxfp4, false)
+#endif

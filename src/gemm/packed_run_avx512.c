@@ -1,0 +1,225 @@
+/* gemm/packed_run_avx512.c: the loops around the innermost ones of the AVX-512 kernels for 4-bit tiled weights. Depends on
+ * packed_avx512.h. */
+#if defined(__x86_64__)
+#include "gemm/packed_avx512.h"
+
+#include "base/checked.h"
+
+enum { CHUNK_ROWS = 256 };
+
+/* Where the sums of one tile go. */
+struct tile_place {
+    float *y;
+    __mmask16 mask; /* rows of the weight that there are */
+    __m512 factor;
+};
+
+/* `is_counted` false: a tile that only fills up a group. */
+static struct tile_place tile_place_make(const struct packed_weight *weight, int64_t tile, float *y,
+                                         bool is_counted) {
+    const int64_t n = tile * TILE4_ROWS;
+    const int64_t rows = is_counted ? min_int64(weight->rows - n, TILE4_ROWS) : 0;
+    const __mmask16 mask = (__mmask16)((1u << rows) - 1);
+    const __m512 factor = _mm512_set1_ps(weight->factor);
+    return (struct tile_place){
+        y + n, mask,
+        weight->row_factor == NULL
+            ? factor
+            : _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(mask, weight->row_factor + n))};
+}
+
+/* A task, and which part of the columns it is at. */
+struct task {
+    const struct packed_ways *ways;
+    const struct packed_weight *weight;
+    const struct packed_rows *x;
+    float *y;
+    int64_t y_step;
+    int64_t begin, end;   /* tiles along the rows */
+    int64_t first, count; /* tiles along the columns */
+    uint8_t *records;
+    float *sums; /* [two tiles][group][tile][row][LANES] */
+    void *panel;
+};
+
+static bool is_first(const struct task *task) { return task->first == 0; }
+
+static bool is_last(const struct task *task) { return task->first + task->count == task->weight->tile_columns; }
+
+/* Sums of rows [m, m + rows) with one tile: none before the first columns, from y later. */
+static void totals_begin(const struct task *task, const struct tile_place *place, int64_t m, int rows,
+                         float *total) {
+    for (int r = 0; r < rows; ++r) {
+        const bool is_there = !is_first(task) && m + r < task->x->rows;
+        _mm512_store_ps(total + r * LANES,
+                        is_there ? _mm512_maskz_loadu_ps(place->mask, place->y + (m + r) * task->y_step)
+                                 : _mm512_setzero_ps());
+    }
+}
+
+/* Back to y; with their factors after the last columns. */
+static void totals_end(const struct task *task, const struct tile_place *place, int64_t m, int rows,
+                       const float *total) {
+    const float *row_scale = task->x->row_scale;
+    for (int r = 0; r < rows && m + r < task->x->rows; ++r) {
+        __m512 sum = _mm512_load_ps(total + r * LANES);
+        if (is_last(task)) {
+            sum = _mm512_mul_ps(_mm512_mul_ps(sum, _mm512_set1_ps(task->ways->power)), place->factor);
+            sum = row_scale == NULL ? sum : _mm512_mul_ps(sum, _mm512_set1_ps(row_scale[m + r]));
+        }
+        _mm512_mask_storeu_ps(place->y + (m + r) * task->y_step, place->mask, sum);
+    }
+}
+
+/* ---- few rows ---- */
+
+/* Tiles [tile, tile + streams), or less at the end: then some before them are read once more and not counted, and where
+ * there are none, the one tile is read so many times. Gives the number of tiles that are done. */
+static int64_t stream_group(const struct task *task, int64_t tile, int kind, int rows) {
+    float total[STREAMS * GROUP_ROWS * LANES] __attribute__((aligned(LINE)));
+    struct tile_place place[STREAMS];
+    const struct packed_ways *ways = task->ways;
+    const int streams = ways->streams[kind];
+    const int64_t columns = task->weight->tile_columns;
+    const bool is_whole = task->end - task->begin >= streams;
+    const int64_t from = is_whole ? min_int64(tile, task->end - streams) : tile;
+    const int64_t next = is_whole ? min_int64(tile + streams, task->end - streams) : tile + 1;
+    const int64_t step = is_whole ? columns : 0;
+    for (int t = 0; t < streams; ++t) {
+        const bool is_counted = is_whole ? from + t >= tile : t == 0;
+        place[t] = tile_place_make(task->weight, is_whole ? from + t : tile, task->y, is_counted);
+        totals_begin(task, &place[t], 0, rows, total + t * rows * LANES);
+    }
+    const int64_t at = from * columns + task->first;
+    const struct stream_job job = {.data = task->weight->data + at * TILE4_BYTES,
+                                   .scale = task->weight->scale + at * ways->scale_bytes,
+                                   .data_step = step * TILE4_BYTES,
+                                   .scale_step = step * ways->scale_bytes,
+                                   .count = task->count,
+                                   .jump = (next - from) * columns - task->count,
+                                   .record = task->records,
+                                   .total = total};
+    ways->stream[kind](&job);
+    for (int t = 0; t < streams; ++t) {
+        totals_end(task, &place[t], 0, rows, total + t * rows * LANES);
+    }
+    return is_whole ? streams : 1;
+}
+
+/* All rows of x at once. As many columns as there is memory for records. */
+static void run_few(struct task *task) {
+    const int64_t columns = task->weight->tile_columns;
+    const int64_t m = task->x->rows;
+    const int kind = m == 1 ? 0 : m == 2 ? 1 : m <= 4 ? 2 : 3;
+    const int rows = 1 << kind;
+    const int64_t chunk = RECORDS_BYTES / (task->ways->row_bytes * rows);
+    for (task->first = 0; is_first(task) || task->first < columns; task->first += chunk) {
+        task->count = min_int64(columns - task->first, chunk);
+        task->ways->records_make(task->x, 0, rows, task->first, task->count, task->records);
+        for (int64_t tile = task->begin; tile < task->end;) {
+            tile += stream_group(task, tile, kind, rows);
+        }
+    }
+}
+
+/* ---- many rows ---- */
+
+/* Part i of n of what the next panel is made from. */
+static void ask_for_part(const struct task *task, int64_t tile, int64_t i, int64_t n) {
+    const int64_t lines = task->count * TILE4_BYTES / LINE;
+    const int64_t scale_lines = task->count * task->ways->scale_bytes / LINE + 1;
+    for (int64_t t = tile; t < min_int64(tile + PANEL_TILES, task->end); ++t) {
+        const int64_t at = t * task->weight->tile_columns + task->first;
+        const uint8_t *data = task->weight->data + at * TILE4_BYTES;
+        const uint8_t *scale = task->weight->scale + at * task->ways->scale_bytes;
+        for (int64_t line = lines * i / n; line < lines * (i + 1) / n; ++line) {
+            ask_for(data + line * LINE);
+        }
+        for (int64_t line = scale_lines * i / n; line < scale_lines * (i + 1) / n; ++line) {
+            ask_for(scale + line * LINE);
+        }
+    }
+}
+
+/* Rows of x that are multiplied together; the last ones may be half a group. */
+static int rows_of_group(int64_t left) { return left <= GROUP_ROWS / 2 ? GROUP_ROWS / 2 : GROUP_ROWS; }
+
+/* Rows [m, m + rows) of x, of which the records are there, with two tiles. */
+static void sweep_tiles(const struct task *task, int64_t tile, int64_t m, int64_t rows, float *total) {
+    int64_t tiles[PANEL_TILES];
+    const int64_t groups = ceil_div(rows, GROUP_ROWS);
+    for (int t = 0; t < PANEL_TILES; ++t) {
+        tiles[t] = min_int64(tile + t, task->end - 1);
+    }
+    task->ways->panel_make(task->weight, tiles, task->first, task->count, task->panel);
+    for (int64_t r = 0; r < rows; r += GROUP_ROWS) {
+        const int group_rows = rows_of_group(rows - r);
+        const struct sweep_job job = {task->panel, task->count,
+                                      task->records + r * task->ways->row_bytes * task->count,
+                                      total + r * PANEL_TILES * LANES};
+        ask_for_part(task, tile + PANEL_TILES, r / GROUP_ROWS, groups);
+        if (is_first(task)) {
+            memset(job.total, 0, (size_t)(group_rows * PANEL_TILES * LANES) * sizeof(float));
+        }
+        task->ways->sweep[group_rows < GROUP_ROWS](&job);
+        for (int t = 0; t < PANEL_TILES && is_last(task); ++t) {
+            const struct tile_place place =
+                tile_place_make(task->weight, tiles[t], task->y, tile + t < task->end);
+            totals_end(task, &place, m + r, group_rows, job.total + t * group_rows * LANES);
+        }
+    }
+}
+
+/* Rows [m, m + rows) of x with tiles [task->begin, task->end). */
+static void sweep_strip(struct task *task, int64_t m, int64_t rows) {
+    const struct packed_ways *ways = task->ways;
+    const int64_t columns = task->weight->tile_columns;
+    for (task->first = 0; is_first(task) || task->first < columns; task->first += ways->panel_columns) {
+        task->count = min_int64(columns - task->first, ways->panel_columns);
+        for (int64_t r = 0; r < rows; r += GROUP_ROWS) {
+            ways->records_make(task->x, m + r, rows_of_group(rows - r), task->first, task->count,
+                               task->records + r * ways->row_bytes * task->count);
+        }
+        for (int64_t tile = task->begin; tile < task->end; tile += PANEL_TILES) {
+            sweep_tiles(task, tile, m, rows,
+                        task->sums + (tile - task->begin) * round_up(rows, GROUP_ROWS) * LANES);
+        }
+    }
+}
+
+/* As many rows of x at a time as there is memory for records, and as many tiles with them as there is for sums. */
+static void run_many(const struct task *task) {
+    const int64_t group_bytes = task->ways->row_bytes * GROUP_ROWS * task->ways->panel_columns;
+    const int64_t chunk = min_int64(RECORDS_BYTES / group_bytes * GROUP_ROWS, CHUNK_ROWS);
+    for (int64_t m = 0; m < task->x->rows; m += chunk) {
+        const int64_t rows = min_int64(task->x->rows - m, chunk);
+        const int64_t pairs = SUMS_BYTES / (PANEL_TILES * LINE * round_up(rows, GROUP_ROWS));
+        for (int64_t tile = task->begin; tile < task->end; tile += pairs * PANEL_TILES) {
+            struct task strip = *task;
+            strip.begin = tile;
+            strip.end = min_int64(tile + pairs * PANEL_TILES, task->end);
+            sweep_strip(&strip, m, rows);
+        }
+    }
+}
+
+void packed_run_avx512(const struct packed_ways *ways, const struct packed_weight *weight,
+                       const struct packed_rows *x, int64_t begin, int64_t end, float *y, int64_t y_step,
+                       void *scratch) {
+    struct task task = {.ways = ways,
+                        .weight = weight,
+                        .x = x,
+                        .y = y,
+                        .y_step = y_step,
+                        .begin = begin,
+                        .end = end,
+                        .records = scratch,
+                        .sums = (float *)(void *)((uint8_t *)scratch + RECORDS_BYTES),
+                        .panel = (uint8_t *)scratch + RECORDS_BYTES + SUMS_BYTES};
+    if (x->rows <= GROUP_ROWS) {
+        run_few(&task);
+    } else {
+        run_many(&task);
+    }
+}
+#endif

@@ -1,0 +1,16 @@
+/* op/linear_kernel.c: which kernel multiplies what. */
+#include <stddef.h>
+
+#include "gemm/gemm_run.h"
+#include "gemm/packed_run.h"
+#include "opaq/linear.h"
+
+const char *opaq_linear_kernel(const struct opaq_spec *w, const struct opaq_spec *x,
+                               enum opaq_precision precision) {
+    if ((w != NULL && opaq_spec_check(w, NULL) != OPAQ_OK) ||
+        (x != NULL && opaq_spec_check(x, NULL) != OPAQ_OK) || (unsigned)precision > OPAQ_PRECISION_FAST32) {
+        return NULL;
+    }
+    const bool is_tiled = w != NULL && (w->options & OPAQ_TILED) != 0;
+    return is_tiled ? packed_kernel_name(w, x, (enum packed_precision)precision) : gemm_kernel_name();
+}

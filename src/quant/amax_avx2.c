@@ -1,0 +1,13 @@
+/* quant/amax_avx2.c: amax_rows_vec.h, compiled for AVX2. */
+#include "quant/quant_table_avx2.h"
+
+#if defined(__x86_64__)
+#include "quant/vec_avx2.h"
+
+#include "quant/amax_rows_vec.h"
+
+void amax_avx2(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r, int64_t r_end,
+               float *amax, int64_t step) {
+    amax_vec(copy, spec, r, r_end, amax, step);
+}
+#endif

@@ -1,0 +1,22 @@
+/* quant/quant_table_avx2.c: the table for AVX2; what it leaves out, a slower one has. */
+#include "quant/quant_table_avx2.h"
+
+#include "opaq/cpu.h"
+
+#if defined(__x86_64__)
+const struct quant_table quant_table_avx2 = {
+    .name = "avx2",
+    .features = OPAQ_CPU_AVX2,
+    .quantize =
+        {
+            {"quantize_fp8_avx2", quantize_fp8_tensor_avx2},
+            {"quantize_fp8row_avx2", quantize_fp8_blocks_avx2},
+            {"quantize_fp8blk1_avx2", quantize_fp8_blocks_avx2},
+            {"quantize_fp8blk2_avx2", quantize_fp8_blocks_avx2},
+            {"quantize_mxfp8_avx2", quantize_mx_avx2},
+            {"quantize_mxfp4_avx2", quantize_mx_avx2},
+            {"quantize_nvfp4_avx2", quantize_nvfp4_avx2},
+        },
+    .amax = {"amax_avx2", amax_avx2},
+};
+#endif

@@ -1,0 +1,18 @@
+/* quant/quant_table_avx2.h: the kernels for AVX2. Depends on quant_table.h. */
+#ifndef OPAQ_QUANT_QUANT_TABLE_AVX2_H
+#define OPAQ_QUANT_QUANT_TABLE_AVX2_H
+
+#include "quant/quant_table.h"
+
+extern const struct quant_table quant_table_avx2;
+
+void quantize_fp8_tensor_avx2(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                              int64_t r_end);
+void quantize_fp8_blocks_avx2(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                              int64_t r_end);
+void quantize_mx_avx2(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end);
+void quantize_nvfp4_avx2(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end);
+void amax_avx2(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r, int64_t r_end,
+               float *amax, int64_t step);
+
+#endif

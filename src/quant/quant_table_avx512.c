@@ -1,0 +1,22 @@
+/* quant/quant_table_avx512.c: the table for AVX-512; what it leaves out, a slower one has. */
+#include "quant/quant_table_avx512.h"
+
+#include "opaq/cpu.h"
+
+#if defined(__x86_64__)
+const struct quant_table quant_table_avx512 = {
+    .name = "avx512",
+    .features = OPAQ_CPU_AVX512,
+    .quantize =
+        {
+            {"quantize_fp8_avx512", quantize_fp8_tensor_avx512},
+            {"quantize_fp8row_avx512", quantize_fp8_blocks_avx512},
+            {"quantize_fp8blk1_avx512", quantize_fp8_blocks_avx512},
+            {"quantize_fp8blk2_avx512", quantize_fp8_blocks_avx512},
+            {"quantize_mxfp8_avx512", quantize_mx_avx512},
+            {"quantize_mxfp4_avx512", quantize_mx_avx512},
+            {"quantize_nvfp4_avx512", quantize_nvfp4_avx512},
+        },
+    .amax = {"amax_avx512", amax_avx512},
+};
+#endif

@@ -1,0 +1,19 @@
+/* quant/quant_table_avx512.h: the kernels for AVX-512. Depends on quant_table.h. */
+#ifndef OPAQ_QUANT_QUANT_TABLE_AVX512_H
+#define OPAQ_QUANT_QUANT_TABLE_AVX512_H
+
+#include "quant/quant_table.h"
+
+extern const struct quant_table quant_table_avx512;
+
+void quantize_fp8_tensor_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                                int64_t r_end);
+void quantize_fp8_blocks_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                                int64_t r_end);
+void quantize_mx_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end);
+void quantize_nvfp4_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                           int64_t r_end);
+void amax_avx512(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r, int64_t r_end,
+                 float *amax, int64_t step);
+
+#endif

@@ -1,0 +1,272 @@
+/* quant/quantize_blocks_vec.h: mxfp8, mxfp4 and nvfp4 along rows that lie in memory, in vectors. Depends on fold_vec.h.
+ *
+ * A group is FLOATS blocks of a row: their scales are computed together, one in each lane. Square blocks are the same
+ * with the amax taken over several rows. What is left at the end of a row is copied to a group of its own, zeros behind
+ * it. */
+#ifndef OPAQ_QUANT_QUANTIZE_BLOCKS_VEC_H
+#define OPAQ_QUANT_QUANTIZE_BLOCKS_VEC_H
+
+#include "base/checked.h"
+#include "format/swizzle.h"
+#include "quant/fold_vec.h"
+#include "quant/quant_job.h"
+#include "quant/scale_rules.h"
+
+enum { BLOCK_ROW_LIMIT = 32, GROUPS_AT_ONCE = 8 };
+
+/* Which blocks; constants where it is used, except `spec`. */
+struct block_kind {
+    struct encode_how how;
+    int block;
+    bool is_nvfp4;
+    const struct opaq_spec *spec;
+};
+
+/* Scale codes in the low bytes, and what elements are multiplied with. */
+struct block_scales {
+    vec32 codes;
+    vecf factors;
+};
+
+/* NaN's code and NaN itself where `wanted` is NaN. */
+VEC_INLINE struct block_scales with_nans(struct block_scales scales, vecf wanted, uint32_t code) {
+    const mask32 nans = above32((vec32)wanted & 0x7FFFFFFFu, 0x7F800000u);
+    return (struct block_scales){replace32(nans, scales.codes, vec32_set(code)),
+                                 (vecf)replace32(nans, (vec32)scales.factors, vec32_set(0x7FC00000u))};
+}
+
+/* Floats that are not negative to E4M3, and what the codes stand for. */
+VEC_INLINE struct block_scales e4m3_scales(vecf wanted) {
+    const vecf kept = minf(wanted, vecf_set(448.0f));
+    const vecf grid = grid_of(kept, OPAQ_E4M3);
+    const vecf sum = kept + grid;
+    return (struct block_scales){codes_of_sum(sum, OPAQ_E4M3) - code_excess(OPAQ_E4M3), sum - grid};
+}
+
+/* nvfp4_block(), global being what nvfp4_global() gives, not negative and no NaN. */
+VEC_INLINE struct block_scales nvfp4_scales(vecf amax, float global, const struct opaq_spec *spec, bool is_te) {
+    if (is_te) {
+        struct block_scales scales = e4m3_scales(amax * (global * (1.0f / 6.0f)));
+        scales.factors = minf(1.0f / (scales.factors * (1.0f / global)), vecf_set(FLT_MAX));
+        return scales;
+    }
+    if (spec->rule == OPAQ_RULE_COMPRESSED_TENSORS) {
+        const vecf wanted = global * (amax / 6.0f);
+        struct block_scales scales = with_nans(e4m3_scales(wanted), wanted, 0x7F);
+        const mask32 zeros = equal32((vec32)scales.factors, 0);
+        scales.codes = replace32(zeros, scales.codes, vec32_set(0x20));
+        scales.factors = (vecf)replace32(zeros, (vec32)scales.factors, (vec32)vecf_set(0.125f));
+        scales.factors = scales.factors / global;
+        return scales;
+    }
+    const vecf wanted = global == 0.0f ? vecf_set(1.0f) : amax / (6.0f * global);
+    const mask32 zeros = equal32((vec32)wanted, 0);
+    const vecf at_least =
+        (vecf)replace32(zeros, max32((vec32)wanted, (vec32)vecf_set(0x1p-9f)), (vec32)vecf_set(1.0f));
+    struct block_scales scales = with_nans(e4m3_scales(at_least), wanted, 0x7F);
+    scales.factors = global == 0.0f ? (vecf)vec32_set(0x7F800000u) : scales.factors * global;
+    return scales;
+}
+
+/* mx_exponent() and mx_factor(). */
+VEC_INLINE struct block_scales mx_scales(vecf amax, enum opaq_element element, const struct opaq_spec *spec,
+                                         bool is_te) {
+    const uint32_t emax = element == OPAQ_E2M1 ? 2 : element == OPAQ_E4M3 ? 8 : 15;
+    vec32 codes;
+    if (!is_te && spec->rule == OPAQ_RULE_MODELOPT) {
+        float each[FLOATS];
+        uint32_t exponent[FLOATS];
+        vec_store(each, (vec32)amax);
+        for (int i = 0; i < FLOATS; ++i) {
+            exponent[i] = mx_exponent(spec, each[i]);
+        }
+        codes = vec_load(exponent);
+    } else if (is_te || spec->rule == OPAQ_RULE_RCEIL) {
+        const vec32 bits = (vec32)(amax * (1.0f / largest_value(element)));
+        /* up to the next power of two, of which the smallest is 2^-127, a subnormal number */
+        const mask32 normal = above32(bits, 0x7FFFFFu);
+        const vec32 up = bits + replace32(normal, vec32_set(0x3FFFFFu), vec32_set(0x7FFFFFu));
+        codes = min32(up >> 23, vec32_set(254));
+    } else {
+        const uint32_t add = spec->rule == OPAQ_RULE_OCP ? 0 : 0x200000u;
+        codes = max32(((vec32)amax + add) >> 23, vec32_set(emax)) - emax;
+    }
+    const vecf factors = (vecf)max32((254u - codes) << 23, vec32_set(0x400000u));
+    const struct block_scales scales = {codes, factors};
+    if (is_te || spec->rule == OPAQ_RULE_MODELOPT) {
+        return scales;
+    }
+    /* no longer finite, after what is added */
+    const uint32_t limit = spec->rule == OPAQ_RULE_COMPRESSED_TENSORS ? 0x7F5FFFFFu : 0x7F7FFFFFu;
+    const mask32 infinite = above32((vec32)amax, limit);
+    return (struct block_scales){replace32(infinite, codes, vec32_set(255)),
+                                 (vecf)replace32(infinite, (vec32)factors, vec32_set(0x7FC00000u))};
+}
+
+/* The scales of FLOATS blocks from column 0 of `rows` on. */
+VEC_INLINE struct block_scales group_scales(struct block_kind kind, const char *x, int64_t row_bytes, int rows,
+                                            float global) {
+    enum { PART_LIMIT = 32 };
+    vec32 key[PART_LIMIT];
+    const bool is_te = !kind.how.is_careful; /* rule te passes over NaNs, the others do not */
+    const int parts = kind.block * FLOATS * element_bytes(kind.how.dtype) / VEC_BYTES;
+    for (int i = 0; i < parts; ++i) {
+        key[i] = key_of(vec_load(x + i * VEC_BYTES), kind.how.dtype, is_te);
+    }
+    for (int row = 1; row < rows; ++row) {
+        for (int i = 0; i < parts; ++i) {
+            const vec32 part = vec_load(x + row * row_bytes + i * VEC_BYTES);
+            key[i] = key_max(key[i], key_of(part, kind.how.dtype, is_te), kind.how.dtype);
+        }
+    }
+    const vec32 folded = fold_keys(key, parts, kind.how.dtype);
+    const vec32 magnitude = key_magnitude(folded, kind.how.dtype, is_te);
+    const vecf amax = magnitudes_to_floats(magnitude, kind.how.dtype);
+    return kind.is_nvfp4 ? nvfp4_scales(amax, global, kind.spec, is_te)
+                         : mx_scales(amax, kind.how.element, kind.spec, is_te);
+}
+
+/* The factors of step i of a group. */
+VEC_INLINE vecf step_factors(const float *factors, int i, int block) {
+    return STEP > block ? set_halves(&factors[2 * i], &factors[2 * i + 1])
+                        : vecf_set(factors[i * STEP / block]);
+}
+
+/* A group of one row. */
+VEC_INLINE void encode_group(struct block_kind kind, const char *x, const float *factors, uint8_t *data) {
+    enum { STEPS = 4 };
+    const int64_t step_bytes = STEP * element_bytes(kind.how.dtype);
+    for (int i = 0; i < kind.block * FLOATS / STEP; i += STEPS) {
+        vec16 codes[STEPS];
+        for (int k = 0; k < STEPS; ++k) {
+            const vecf apply = step_factors(factors, i + k, kind.block);
+            const struct step step = step_load(x + (i + k) * step_bytes, kind.how.dtype);
+            codes[k] = encode_step(kind.how, step, apply, apply);
+        }
+        if (kind.how.element == OPAQ_E2M1) {
+            vec_store(data + i * STEP / 2, pack_nibbles(codes[0], codes[1], codes[2], codes[3]));
+        } else {
+            vec_store(data + i * STEP, pack_bytes(codes[0], codes[1]));
+            vec_store(data + (i + 2) * STEP, pack_bytes(codes[2], codes[3]));
+        }
+    }
+}
+
+/* `count` scale bytes of a row from block `block` on. */
+VEC_INLINE void store_scales(const struct quant_copy *copy, int64_t row, int64_t block, int64_t count,
+                             vec32 codes) {
+    uint8_t *const scale = copy->scale;
+    const struct scale_layout *layout = &copy->scale_layout;
+    uint8_t bytes[FLOATS];
+    if (layout->swizzled_columns == 0 && count == FLOATS) {
+        store_low_bytes(scale + row * layout->row_step + block, codes);
+        return;
+    }
+    store_low_bytes(bytes, codes);
+    if (layout->swizzled_columns == 0) {
+        memcpy(scale + row * layout->row_step + block, bytes, (size_t)count);
+        return;
+    }
+    for (int64_t i = 0; i < count; i += SWIZZLE_COLUMNS) {
+        memcpy(scale + swizzle_offset(row, block + i, layout->swizzled_columns), bytes + i,
+               (size_t)min_int64(SWIZZLE_COLUMNS, count - i));
+    }
+}
+
+/* n codes of a group that goes beyond the row. Bytes end where the row does; a packed row ends with a whole block, with
+ * code 0 behind its last element whatever the factor made of zeros. */
+VEC_INLINE void store_partly(uint8_t *data, uint8_t *codes, int64_t n, int packing, int64_t padded) {
+    if (packing == 1) {
+        memcpy(data, codes, (size_t)n);
+        return;
+    }
+    if (n % 2 != 0) {
+        codes[n / 2] &= 0x0F;
+    }
+    memcpy(data, codes, (size_t)ceil_div(n, 2));
+    memset(data + ceil_div(n, 2), 0, (size_t)(padded / 2 - ceil_div(n, 2)));
+}
+
+/* A stretch of rows that share their scales: where it is read, and where its codes go. */
+struct block_stretch {
+    const char *x;
+    int64_t row_bytes;
+    uint8_t *data;
+    int64_t data_row_bytes;
+    int rows;
+    int groups;
+};
+
+/* All scales come first: computing one takes long, but many are computed at a time. */
+VEC_INLINE void quantize_stretch(struct block_kind kind, const struct block_stretch *stretch,
+                                 const struct quant_copy *copy, int64_t r, int64_t block, int64_t blocks,
+                                 float global) {
+    float factors[GROUPS_AT_ONCE * FLOATS];
+    const int group = kind.block * FLOATS;
+    const int64_t group_bytes = (int64_t)group * element_bytes(kind.how.dtype);
+    for (int g = 0; g < stretch->groups; ++g) {
+        const struct block_scales scales =
+            group_scales(kind, stretch->x + g * group_bytes, stretch->row_bytes, stretch->rows, global);
+        vec_store(factors + g * FLOATS, (vec32)scales.factors);
+        for (int i = 0; i < stretch->rows; ++i) {
+            store_scales(copy, r + i, block + g * FLOATS, min_int64(blocks - g * FLOATS, FLOATS), scales.codes);
+        }
+    }
+    for (int i = 0; i < stretch->rows; ++i) {
+        const char *const x = stretch->x + i * stretch->row_bytes;
+        uint8_t *const data = stretch->data + i * stretch->data_row_bytes;
+        for (int g = 0; g < stretch->groups; ++g) {
+            const int64_t place = (int64_t)g * group / (kind.how.element == OPAQ_E2M1 ? 2 : 1);
+            encode_group(kind, x + g * group_bytes, factors + g * FLOATS, data + place);
+        }
+    }
+}
+
+/* Rows [r, r + rows), which share their scales. */
+VEC_INLINE void quantize_block_rows(struct block_kind kind, const struct quant_copy *copy, int64_t r, int rows,
+                                    float global) {
+    enum { GROUP_LIMIT = 32 * FLOATS };
+    char staged[BLOCK_ROW_LIMIT * GROUP_LIMIT * 4];
+    uint8_t staged_codes[BLOCK_ROW_LIMIT * GROUP_LIMIT];
+    const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;
+    const int64_t group = kind.block * FLOATS;
+    const int64_t bytes = element_bytes(kind.how.dtype);
+    const struct quant_matrix *m = &copy->operand;
+    const int64_t row_bytes = m->row_step * bytes;
+    int64_t n;
+    for (int64_t c = 0; c < m->columns; c += n) {
+        uint8_t *const data = copy->data + (r * copy->data_row_step + c) / packing;
+        const int64_t groups = min_int64(GROUPS_AT_ONCE, (m->columns - c) / group);
+        struct block_stretch stretch = {(const char *)m->data + r * row_bytes + c * bytes,
+                                        row_bytes,
+                                        data,
+                                        copy->data_row_step / packing,
+                                        rows,
+                                        (int)groups};
+        n = groups * group;
+        if (groups == 0) { /* the last few blocks */
+            n = m->columns - c;
+            for (int i = 0; i < rows; ++i) {
+                char *const to = staged + i * group * bytes;
+                memcpy(to, stretch.x + i * row_bytes, (size_t)(n * bytes));
+                memset(to + n * bytes, 0, (size_t)((group - n) * bytes));
+            }
+            stretch = (struct block_stretch){staged, group * bytes, staged_codes, group, rows, 1};
+        }
+        const int64_t blocks = ceil_div(n, kind.block);
+        quantize_stretch(kind, &stretch, copy, r, c / kind.block, blocks, global);
+        for (int i = 0; groups == 0 && i < rows; ++i) {
+            store_partly(data + i * (copy->data_row_step / packing), staged_codes + i * group, n, packing,
+                         blocks * kind.block);
+        }
+    }
+}
+
+/* Whether the operand's rows lie along memory, as do their codes and scales, and are taken as they are. */
+VEC_INLINE bool is_along_rows(const struct quant_copy *copy) {
+    const struct scale_layout *layout = &copy->scale_layout;
+    return copy->operand.column_step == 1 && copy->data_column_step == 1 && !copy->is_hadamard &&
+           (layout->column_step == 1 || layout->swizzled_columns != 0);
+}
+
+#endif

@@ -1,0 +1,13 @@
+/* quant/quantize_nvfp4_avx512.c: quantize_nvfp4_vec.h, compiled for AVX-512. */
+#include "quant/quant_table_avx512.h"
+
+#if defined(__x86_64__)
+#include "quant/vec_avx512.h"
+
+#include "quant/quantize_nvfp4_vec.h"
+
+void quantize_nvfp4_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                           int64_t r_end) {
+    quantize_nvfp4_vec(job, copy, r, r_end);
+}
+#endif

@@ -1,0 +1,186 @@
+/* quant/vec_avx512.h: the vectors that kernels are written in, 64 bytes wide. Depends on format.
+ *
+ * vec_avx2.h has the same names for 32 bytes; a kernel's body includes neither, and is compiled once behind each. What
+ * is the same arithmetic for any width is written with operators; here are the things that have none. A vector is
+ * LANES lanes of 16 bytes; `x` and `y` being vectors, x.1 is lane 1 of x. */
+#ifndef OPAQ_QUANT_VEC_AVX512_H
+#define OPAQ_QUANT_VEC_AVX512_H
+
+#include <immintrin.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#define VEC_INLINE static inline __attribute__((always_inline))
+
+enum { VEC_BYTES = 64, LANES = 4, FLOATS = 16, WORDS = 32 };
+
+typedef uint8_t vec8 __attribute__((vector_size(64)));
+typedef uint16_t vec16 __attribute__((vector_size(64)));
+typedef uint32_t vec32 __attribute__((vector_size(64)));
+typedef float vecf __attribute__((vector_size(64)));
+
+/* Which words, or which dwords, of a vector. */
+typedef __mmask32 mask16;
+typedef __mmask16 mask32;
+
+/* ---- memory ---- */
+
+VEC_INLINE vec32 vec_load(const void *from) {
+    vec32 v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+VEC_INLINE void vec_store(void *to, vec32 v) { memcpy(to, &v, sizeof v); }
+
+/* Past the caches; `to` is aligned. */
+VEC_INLINE void vec_stream(void *to, vec32 v) { _mm512_stream_si512(to, (__m512i)v); }
+
+/* The low bytes of the dwords. */
+VEC_INLINE void store_low_bytes(void *to, vec32 v) { _mm_storeu_si128(to, _mm512_cvtepi32_epi8((__m512i)v)); }
+
+/* FLOATS bytes, one in each dword. */
+VEC_INLINE vec32 load_bytes_as_dwords(const void *from) {
+    return (vec32)_mm512_cvtepu8_epi32(_mm_loadu_si128(from));
+}
+
+/* WORDS bytes, one in each word. */
+VEC_INLINE vec16 load_bytes_as_words(const void *from) {
+    return (vec16)_mm512_cvtepu8_epi16(_mm256_loadu_si256(from));
+}
+
+/* ---- arithmetic ---- */
+
+VEC_INLINE vec32 vec32_set(uint32_t value) { return (vec32)_mm512_set1_epi32((int)value); }
+VEC_INLINE vec16 vec16_set(uint16_t value) { return (vec16)_mm512_set1_epi16((short)value); }
+VEC_INLINE vecf vecf_set(float value) { return _mm512_set1_ps(value); }
+
+VEC_INLINE vec16 max16(vec16 a, vec16 b) { return (vec16)_mm512_max_epu16((__m512i)a, (__m512i)b); }
+VEC_INLINE vec32 max32(vec32 a, vec32 b) { return (vec32)_mm512_max_epu32((__m512i)a, (__m512i)b); }
+VEC_INLINE vec32 min32(vec32 a, vec32 b) { return (vec32)_mm512_min_epu32((__m512i)a, (__m512i)b); }
+VEC_INLINE vec16 subtract_to_zero16(vec16 a, vec16 b) {
+    return (vec16)_mm512_subs_epu16((__m512i)a, (__m512i)b);
+}
+
+/* b where a is a NaN. */
+VEC_INLINE vecf minf(vecf a, vecf b) { return _mm512_min_ps(a, b); }
+
+/* a * b + c, rounded once. */
+VEC_INLINE vecf multiply_add(vecf a, vecf b, vecf c) { return _mm512_fmadd_ps(a, b, c); }
+
+/* a | (b & c), and a & c | b & ~c. */
+VEC_INLINE vec32 or_and(vec32 a, vec32 b, vec32 c) {
+    return (vec32)_mm512_ternarylogic_epi32((__m512i)a, (__m512i)b, (__m512i)c, 0xF8);
+}
+VEC_INLINE vec32 choose_bits(vec32 a, vec32 b, vec32 c) {
+    return (vec32)_mm512_ternarylogic_epi32((__m512i)a, (__m512i)b, (__m512i)c, 0xE4);
+}
+
+VEC_INLINE vec32 to_integers(vecf v) { return (vec32)_mm512_cvttps_epi32(v); }
+VEC_INLINE vecf to_floats(vec32 v) { return _mm512_cvtepi32_ps((__m512i)v); }
+
+/* ---- masks ---- */
+
+VEC_INLINE mask16 above16(vec16 a, uint16_t limit) {
+    return _mm512_cmpgt_epu16_mask((__m512i)a, _mm512_set1_epi16((short)limit));
+}
+VEC_INLINE mask32 above32(vec32 a, uint32_t limit) {
+    return _mm512_cmpgt_epu32_mask((__m512i)a, _mm512_set1_epi32((int)limit));
+}
+VEC_INLINE mask32 equal32(vec32 a, uint32_t b) {
+    return _mm512_cmpeq_epi32_mask((__m512i)a, _mm512_set1_epi32((int)b));
+}
+VEC_INLINE bool any32(mask32 m) { return m != 0; }
+
+/* v without the marked ones, and b in their place. */
+VEC_INLINE vec16 clear16(mask16 m, vec16 v) { return (vec16)_mm512_maskz_mov_epi16((__mmask32)~m, (__m512i)v); }
+VEC_INLINE vec32 clear32(mask32 m, vec32 v) { return (vec32)_mm512_maskz_mov_epi32((__mmask16)~m, (__m512i)v); }
+VEC_INLINE vec16 replace16(mask16 m, vec16 v, vec16 b) {
+    return (vec16)_mm512_mask_mov_epi16((__m512i)v, m, (__m512i)b);
+}
+VEC_INLINE vec32 replace32(mask32 m, vec32 v, vec32 b) {
+    return (vec32)_mm512_mask_mov_epi32((__m512i)v, m, (__m512i)b);
+}
+
+/* The words whose dwords are marked: even ones by `even`, odd ones by `odd`. */
+VEC_INLINE mask16 join_masks(mask32 even, mask32 odd) {
+    return _mm512_movepi16_mask(
+        _mm512_mask_blend_epi16(0xAAAAAAAAu, _mm512_movm_epi32(even), _mm512_movm_epi32(odd)));
+}
+
+/* v + b where marked. */
+VEC_INLINE vec16 add16_where(mask16 m, vec16 v, vec16 b) {
+    return (vec16)_mm512_mask_add_epi16((__m512i)v, m, (__m512i)v, (__m512i)b);
+}
+
+/* ---- order ---- */
+
+/* Lanes x.0 x.2 y.0 y.2, and x.1 x.3 y.1 y.3. */
+VEC_INLINE vec32 lanes_even(vec32 x, vec32 y) {
+    return (vec32)_mm512_shuffle_i32x4((__m512i)x, (__m512i)y, 0x88);
+}
+VEC_INLINE vec32 lanes_odd(vec32 x, vec32 y) {
+    return (vec32)_mm512_shuffle_i32x4((__m512i)x, (__m512i)y, 0xDD);
+}
+/* Halves: the first of x and the first of y, and the second ones. */
+VEC_INLINE vec32 halves_first(vec32 x, vec32 y) {
+    return (vec32)_mm512_shuffle_i32x4((__m512i)x, (__m512i)y, 0x44);
+}
+VEC_INLINE vec32 halves_second(vec32 x, vec32 y) {
+    return (vec32)_mm512_shuffle_i32x4((__m512i)x, (__m512i)y, 0xEE);
+}
+/* In each lane: the first 8 bytes of x and of y, and the second ones. */
+VEC_INLINE vec32 quads_first(vec32 x, vec32 y) { return (vec32)_mm512_unpacklo_epi64((__m512i)x, (__m512i)y); }
+VEC_INLINE vec32 quads_second(vec32 x, vec32 y) { return (vec32)_mm512_unpackhi_epi64((__m512i)x, (__m512i)y); }
+/* In each lane: dwords 0 and 2 of x and of y, and 1 and 3. */
+VEC_INLINE vec32 dwords_even(vec32 x, vec32 y) { return (vec32)_mm512_shuffle_ps((__m512)x, (__m512)y, 0x88); }
+VEC_INLINE vec32 dwords_odd(vec32 x, vec32 y) { return (vec32)_mm512_shuffle_ps((__m512)x, (__m512)y, 0xDD); }
+
+/* Dwords dealt out by lane put in order: dword v * LANES + l from dword 4 * l + v. */
+VEC_INLINE vec32 gather_deal(vec32 x) {
+    const __m512i from = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return (vec32)_mm512_permutexvar_epi32(from, (__m512i)x);
+}
+
+/* The dwords of x followed by y at even places, and at odd ones. */
+VEC_INLINE vec32 split_even(vec32 x, vec32 y) {
+    const __m512i from = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return (vec32)_mm512_permutex2var_epi32((__m512i)x, from, (__m512i)y);
+}
+VEC_INLINE vec32 split_odd(vec32 x, vec32 y) {
+    const __m512i from = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    return (vec32)_mm512_permutex2var_epi32((__m512i)x, from, (__m512i)y);
+}
+
+/* even's low words at even places, odd's at odd ones. */
+VEC_INLINE vec16 join_words(vec32 even, vec32 odd) {
+    return (vec16)_mm512_mask_blend_epi16(0xAAAAAAAAu, (__m512i)even, (__m512i)(odd << 16));
+}
+
+/* Words below 256 to bytes, x's and then y's. */
+VEC_INLINE vec32 pack_bytes(vec16 x, vec16 y) {
+    const __m512i from = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    return (vec32)_mm512_permutexvar_epi64(from, _mm512_packus_epi16((__m512i)x, (__m512i)y));
+}
+
+/* Words below 16 of four vectors to nibbles, two in a byte, the first one low. */
+VEC_INLINE vec32 pack_nibbles(vec16 x0, vec16 x1, vec16 x2, vec16 x3) {
+    const __m512i weights = _mm512_set1_epi16(0x1001);
+    const __m512i first = _mm512_maddubs_epi16(_mm512_packus_epi16((__m512i)x0, (__m512i)x1), weights);
+    const __m512i second = _mm512_maddubs_epi16(_mm512_packus_epi16((__m512i)x2, (__m512i)x3), weights);
+    return gather_deal((vec32)_mm512_packus_epi16(first, second));
+}
+
+/* FLOATS of 16-bit floats, the first or the second half of a vector, to floats. */
+VEC_INLINE vecf from_halves(vec16 x, bool second) {
+    return _mm512_cvtph_ps(second ? _mm512_extracti64x4_epi64((__m512i)x, 1)
+                                  : _mm512_castsi512_si256((__m512i)x));
+}
+
+/* a in the first half of the vector, b in the second. */
+VEC_INLINE vecf set_halves(const float *a, const float *b) {
+    return _mm512_mask_broadcastss_ps(_mm512_set1_ps(*a), 0xFF00, _mm_load_ss(b));
+}
+
+#endif

@@ -1,0 +1,168 @@
+"""Tiled tensors and the precisions of their products: what changes with the order of codes, and what not."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+import opaq
+from conftest import need
+
+torch = need("torch")
+nn = torch.nn
+from opaq import functional  # noqa: E402
+
+QUANTIZERS = (
+    *("nvfp4", "nvfp4+2d", "nvfp4+rowscaled", "nvfp4+global+rule=modelopt", "mxfp4", "mxfp8", "mxfp8.e5m2"),
+    *("fp8", "fp8row", "fp8blk2", "nvfp4+rowscaled+global+rule=compressed-tensors"),
+)
+SHAPES = ((48, 96), (37, 70), (3, 32, 64), (130, 257), (1, 1), (0, 32), (5, 0))
+ERRORS = {"exact": 1e-6, "near": 1e-4, "fast": 2e-2, "fast32": 2e-2}
+
+
+def tensor(shape: tuple[int, ...], seed: int = 0) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float32)
+
+
+def far(got: Any, want: Any) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-30))
+
+
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
+def test_tiles_hold_the_same_codes(quantizer: str) -> None:
+    for shape in SHAPES:
+        x = tensor(shape).bfloat16()
+        plain = opaq.quantize_tensor(x, quantizer)
+        tiled = plain.tiled()
+        again = opaq.quantize_tensor(x, tiled.quantizer)
+        assert "tiled" in tiled.quantizer.options and tiled.tiled() is tiled
+        assert torch.equal(tiled.dequantize(), plain.dequantize())
+        for a, b in zip(tiled.buffers(), again.buffers(), strict=True):
+            assert torch.equal(a, b)
+        for a, b in zip(tiled.tiled(False).buffers(), plain.buffers(), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("precision", ERRORS)
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
+def test_products_with_tiles(quantizer: str, precision: str) -> None:
+    for rows, columns in ((48, 96), (37, 70), (130, 257), (64, 512), (16, 64)):
+        plain = opaq.quantize_tensor(tensor((rows, columns), 1), quantizer)
+        bias = tensor((rows,), 2)
+        for tokens in (1, 2, 7, 33):
+            x = tensor((tokens, columns), 3)
+            want = x.double() @ plain.dequantize(torch.float32).double().T + bias
+            got = functional.quantized_linear(x, plain.tiled(), bias, precision=precision)
+            assert far(got, want) < ERRORS[precision], (rows, columns, tokens)
+            half = functional.quantized_linear(x.bfloat16(), plain.tiled(), precision=precision)
+            assert half.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("quantizer", ["nvfp4", "mxfp4"])
+def test_codes_times_codes_are_exact(quantizer: str) -> None:
+    """4-bit times 4-bit in integers: what is left is the addition of blocks."""
+    weight = opaq.quantize_tensor(tensor((80, 320), 1), quantizer)
+    x = tensor((9, 320), 2)
+    seen = opaq.quantize_tensor(x, quantizer).dequantize(torch.float32).double()
+    want = seen @ weight.dequantize(torch.float32).double().T
+    got = functional.quantized_linear(x, weight.tiled(), input_quantizer=quantizer, precision="fast")
+    assert far(got, want) < 1e-6
+
+
+def test_rows_that_cannot_be_scaled_become_nan() -> None:
+    weight = opaq.quantize_tensor(tensor((32, 64)), "nvfp4").tiled()
+    x = tensor((4, 64))
+    x[1, 3], x[2, 5], x[3] = float("inf"), float("nan"), 0.0
+    for precision in ("near", "fast", "fast32"):
+        y = functional.quantized_linear(x, weight, precision=precision)
+        assert y[1:3].isnan().all() and y[0].isfinite().all() and (y[3] == 0).all()
+
+
+@pytest.mark.parametrize("precision", ERRORS)
+@pytest.mark.parametrize("quantizer", ["nvfp4", "nvfp4+rowscaled", "mxfp4", "mxfp8", "fp8row"])
+def test_mixtures_of_tiles(quantizer: str, precision: str) -> None:
+    up, down = tensor((4, 64, 96), 1), tensor((4, 96, 32), 2)
+    x, ids, weights = tensor((9, 96), 3), torch.arange(18).reshape(9, 2) % 4, torch.rand(9, 2)
+    packed = [opaq.quantize_tensor(w, quantizer) for w in (up, down)]
+    want = functional.moe(x, weights, ids, *packed)
+    got = functional.moe(x, weights, ids, *(w.tiled() for w in packed), precision=precision)
+    assert far(got, want) < 2 * ERRORS[precision]
+    want = functional.mlp(x, *(opaq.quantize_tensor(w[0], quantizer) for w in (up, down)))
+    tiles = (opaq.quantize_tensor(w[0], quantizer).tiled() for w in (up, down))
+    assert far(functional.mlp(x, *tiles, precision=precision), want) < 2 * ERRORS[precision]
+
+
+def test_experts_that_share_a_tile_are_refused() -> None:
+    up, down = (opaq.quantize_tensor(tensor(s), "nvfp4").tiled() for s in ((2, 24, 64), (2, 64, 12)))
+    with pytest.raises(RuntimeError, match="gate_up has 24 rows for each expert, expected a multiple of 16"):
+        functional.moe(tensor((3, 64)), torch.rand(3, 1), torch.zeros(3, 1, dtype=torch.int64), up, down)
+
+
+def test_threads_and_rows_do_not_count() -> None:
+    weight = opaq.quantize_tensor(tensor((200, 576)), "nvfp4").tiled()
+    x, threads = tensor((40, 576)), torch.get_num_threads()
+    try:
+        for precision in ERRORS:
+            found = []
+            for count in (1, 2):
+                torch.set_num_threads(count)
+                found.append(functional.quantized_linear(x, weight, precision=precision))
+            assert torch.equal(*found)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(96, 64), nn.GELU(), nn.Linear(64, 33))
+
+
+def test_a_model_is_tiled_in_place_and_back() -> None:
+    x, net = tensor((5, 96)), model()
+    opaq.quantize_(net, "nvfp4", progress=False)
+    before, plain = net(x), copy.deepcopy(net)
+    assert opaq.tile_(net, "near") == 2
+    assert net[0].quantizer == "nvfp4+tiled" and "precision='near'" in repr(net[0])
+    assert far(net(x), before) < 1e-4
+    plain.load_state_dict(net.state_dict())  # tiles or not, the codes are the same
+    assert torch.equal(plain(x), before)
+    opaq.dequantize_(net)
+    assert type(net[0]) is nn.Linear
+
+
+def test_quantize_with_a_precision() -> None:
+    x, net = tensor((5, 96)), model()
+    want = net(x).detach()
+    opaq.quantize_(net, "mxfp8", precision="exact", progress=False)
+    assert net[0].quantizer == "mxfp8+tiled" and far(net(x), want) < 0.05
+    step = torch.compile(net, fullgraph=True)
+    with torch.no_grad():
+        assert far(step(x), net(x)) < 1e-6
+
+
+def test_unknown_precisions_are_refused() -> None:
+    with pytest.raises(ValueError, match="precision is 'quick', expected one of exact, near, fast, fast32"):
+        opaq.tile_(model(), "quick")
+    with pytest.raises(ValueError, match="precision is 'quick', expected one of exact, near, fast, fast32"):
+        opaq.quantize_(model(), precision="quick")
+    weight = opaq.quantize_tensor(tensor((16, 64)), "nvfp4")
+    with pytest.raises(RuntimeError, match="expected exact, near, fast or fast32"):
+        functional.quantized_linear(tensor((1, 64)), weight, precision="quick")
+
+
+def test_explain_names_the_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    net = model()
+    opaq.quantize_(net, "nvfp4", progress=False)
+    assert all("not tiled" in row.why and row.kernel.startswith("gemm_") for row in opaq.explain(net))
+    opaq.tile_(net, "near")
+    assert [row.name for row in opaq.explain(net)] == ["0.weight", "2.weight"]
+    assert all(row.kernel.startswith("packed_nvfp4_near_") for row in opaq.explain(net))
+    with opaq.runner.create_linear(net[0].weight, precision="fast") as runner:
+        assert opaq.explain(runner)[0].kernel.startswith("packed_nvfp4_fast_")
+        x = tensor((3, 96))
+        want = functional.quantized_linear(x, net[0].weight, precision="fast")
+        assert torch.equal(torch.ops.opaq.linear_gemm(x, runner.id, 64), want)
+    assert "packed_nvfp4_near_" in capsys.readouterr().out
