@@ -64,7 +64,7 @@ struct packed_rows {
     /* 4-bit weights with int8: -12 times the sum of q8 over each 16 columns, [M][padded / 16]: kernels that add 12 to the
      * weights' values (times 2), so that these are not negative, begin their sums with it. */
     const int32_t *correction;
-    const float *row_scale; /* NEAR, FAST: [M] */
+    const float *row_scale; /* NEAR, FAST: [M]; else NULL */
     /* FAST32: [M][padded / 32]. CODES: [M][padded / 16] with NVFP4 weights, [M][padded / 32] with MXFP4 ones. */
     const float *block_scale;
 };

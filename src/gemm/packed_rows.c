@@ -19,6 +19,10 @@ static int element_bytes(enum packed_precision precision) {
     return precision == PACKED_EXACT ? 4 : precision == PACKED_NEAR ? 2 : 1;
 }
 
+static bool has_row_scale(enum packed_precision precision) {
+    return precision == PACKED_NEAR || precision == PACKED_FAST;
+}
+
 /* Of a row: blocks that have a scale. CODES have as many as the finer weight needs. */
 static int64_t block_scales(enum packed_precision precision, int64_t padded) {
     return precision == PACKED_FAST32 ? padded / 32 : precision == PACKED_CODES ? padded / 16 : 0;
@@ -218,7 +222,7 @@ void packed_rows_make(const struct gemm_operand *operand, int64_t first, int64_t
                                  .q16 = (const int16_t *)(void *)task.elements,
                                  .q8 = (const int8_t *)task.elements,
                                  .correction = task.correction,
-                                 .row_scale = task.row_scale,
+                                 .row_scale = has_row_scale(precision) ? task.row_scale : NULL,
                                  .block_scale = task.block_scale};
     const struct opaq_body body = {make_rows, &task};
     parallel_run(parallel_if_worth(parallel, rows * padded), rows, &body);
