@@ -8,6 +8,7 @@
 static const struct packed_table *const tables[] = {
 #if defined(__x86_64__)
     &packed_table_avx512,
+    &packed_table_avx2,
 #endif
     &packed_table_ref,
 };

@@ -7,6 +7,7 @@
 extern const struct packed_table packed_table_ref;
 #if defined(__x86_64__)
 extern const struct packed_table packed_table_avx512;
+extern const struct packed_table packed_table_avx2;
 #endif
 
 #endif

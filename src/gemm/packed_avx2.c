@@ -1,0 +1,196 @@
+/* gemm/packed_avx2.c: the walk of the AVX2 kernels over a 4-bit weight, scales to float32, and the kernels' table. */
+#include "gemm/packed_tables.h"
+#include "opaq/cpu.h"
+
+#if defined(__x86_64__)
+#include <string.h>
+
+#include "base/checked.h"
+#include "gemm/packed_avx2.h"
+
+enum {
+    AHEAD = 4, /* tiles along K that memory is asked for before they are used */
+    PANEL_BLOCKS = 64,
+    PANEL_BYTES = 16384 /* of a piece's weights: most of what the first cache has is left to x and y */
+};
+
+struct panel {
+    _Alignas(64) uint8_t weights[PANEL_BYTES];
+    float scale[PANEL_BLOCKS * TILE4_ROWS];
+    float lift[PANEL_BLOCKS * TILE4_ROWS];
+};
+
+static const struct packed_avx2_parts *const parts_of[PACKED_PRECISION_COUNT] = {
+    packed_exact_parts_avx2, packed_near_parts_avx2, packed_fast_parts_avx2, packed_fast32_parts_avx2,
+    packed_codes_parts_avx2};
+
+static int64_t block_columns(enum packed_format format) { return format == PACKED_NVFP4 ? 16 : 32; }
+
+/* ---- results ---- */
+
+/* Where the product of a tile goes; the pieces' other members are set on the way. */
+static struct packed_piece piece_of_tile(const struct packed_weight *weight, const struct packed_rows *x,
+                                         int64_t tile, float *factor, float *y, int64_t y_step) {
+    const int64_t n = tile * TILE4_ROWS;
+    const int64_t rows = min_int64(TILE4_ROWS, weight->rows - n);
+    for (int64_t i = 0; i < TILE4_ROWS; ++i) {
+        factor[i] =
+            weight->factor * (weight->row_factor == NULL || i >= rows ? 1.0f : weight->row_factor[n + i]);
+    }
+    return (struct packed_piece){
+        .x = x, .factor = factor, .y = y + n, .y_step = y_step, .rows = rows, .is_first = true};
+}
+
+/* ---- few rows of x ---- */
+
+/* 64 columns; of each 4 the middle ones change places. */
+static void load_swapped(const int16_t *from, int16_t *to) {
+    const __m256i order =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    for (int i = 0; i < TILE4_COLUMNS; i += 16) {
+        const __m256i some = _mm256_loadu_si256((const __m256i *)(from + i));
+        _mm256_store_si256((__m256i *)(to + i), _mm256_shuffle_epi8(some, order));
+    }
+}
+
+static void load_few(const struct packed_weight *weight, const struct packed_rows *x, int64_t tile_column,
+                     struct packed_few *few) {
+    const int64_t column = tile_column * TILE4_COLUMNS;
+    const int64_t per = block_columns(weight->format);
+    const int64_t scale_per = x->precision == PACKED_FAST32 ? 32 : per;
+    for (int64_t m = 0; m < x->rows; ++m) {
+        const int64_t at = m * x->padded + column;
+        if (x->precision == PACKED_EXACT) {
+            memcpy(few->f32[m], x->f32 + at, sizeof few->f32[m]);
+            continue;
+        }
+        if (x->precision == PACKED_NEAR) {
+            load_swapped(x->q16 + at, few->q16[m]);
+            continue;
+        }
+        memcpy(few->q8[m], x->q8 + at, sizeof few->q8[m]);
+        const int32_t *const correction = x->correction + at / TILE4_GROUP;
+        for (int b = 0; b < TILE4_COLUMNS / per; ++b) {
+            few->correction[m][b] = per == 16 ? correction[b] : correction[2 * b] + correction[2 * b + 1];
+            const bool has_scale = x->precision != PACKED_FAST && column + b * per < weight->columns;
+            few->scale[m][b] = has_scale ? x->block_scale[(at + b * per) / scale_per] : 0.0f;
+        }
+    }
+}
+
+/* How many tiles after one at `tile_column` the one stands that is asked for with it: in the same rows, or at the
+ * beginning of those that come next, if there are any. */
+static int64_t tiles_ahead(const struct packed_weight *weight, int64_t tile, int64_t tile_column) {
+    const int64_t columns = weight->tile_columns;
+    const bool is_same = tile_column + AHEAD < columns;
+    const int64_t ahead = is_same ? AHEAD : AHEAD + (PACKED_STREAMS - 1) * columns;
+    const int64_t all = ceil_div(weight->rows, TILE4_ROWS) * columns;
+    return (tile + PACKED_STREAMS - 1) * columns + tile_column + ahead < all ? ahead : 0;
+}
+
+/* The tiles [tile, tile + tiles), at most PACKED_STREAMS. */
+static void run_few(const struct packed_avx2_parts *parts, const struct packed_weight *weight,
+                    const struct packed_rows *x, int64_t tile, int64_t tiles, float *y, int64_t y_step) {
+    const int64_t columns = weight->tile_columns;
+    const int64_t tile_scales = TILE4_COLUMNS / block_columns(weight->format) * TILE4_ROWS;
+    __m256 total[PACKED_STREAMS][PACKED_FEW][PACKED_HALVES];
+    struct packed_few few;
+    struct packed_step step = {.codes = weight->data + tile * columns * TILE4_BYTES,
+                               .scales = weight->scale + tile * columns * tile_scales,
+                               .codes_step = columns * TILE4_BYTES,
+                               .scales_step = columns * tile_scales,
+                               .x = &few,
+                               .rows = x->rows,
+                               .tiles = tiles,
+                               .total = total};
+    memset(total, 0, sizeof total);
+    for (int64_t c = 0; c < columns; ++c) {
+        const int64_t ahead = tiles_ahead(weight, tile, c);
+        load_few(weight, x, c, &few);
+        step.codes_ahead = ahead * TILE4_BYTES;
+        step.scales_ahead = ahead * tile_scales;
+        parts->step(&step);
+        step.codes += TILE4_BYTES;
+        step.scales += tile_scales;
+    }
+    for (int64_t i = 0; i < tiles; ++i) {
+        float factor[TILE4_ROWS];
+        struct packed_piece piece = piece_of_tile(weight, x, tile + i, factor, y, y_step);
+        piece.is_last = true;
+        for (int64_t m = 0; m < x->rows; ++m) {
+            const __m256 unit = _mm256_set1_ps(parts->step_unit);
+            total[i][m][0] = _mm256_mul_ps(total[i][m][0], unit);
+            total[i][m][1] = _mm256_mul_ps(total[i][m][1], unit);
+            packed_totals_store(&piece, m, total[i][m]);
+        }
+    }
+}
+
+/* ---- many rows of x ---- */
+
+static void run_many(const struct packed_avx2_parts *parts, const struct packed_weight *weight,
+                     const struct packed_rows *x, int64_t tile, int64_t tiles, float *y, int64_t y_step,
+                     struct panel *panel) {
+    const int64_t per = block_columns(weight->format);
+    const int64_t piece_blocks = parts->piece_tiles * TILE4_COLUMNS / per;
+    const int64_t blocks = ceil_div(weight->columns, per);
+    const int64_t tile_scales = TILE4_COLUMNS / per * TILE4_ROWS;
+    float factor[PACKED_STREAMS][TILE4_ROWS];
+    struct packed_piece piece[PACKED_STREAMS];
+    for (int64_t i = 0; i < tiles; ++i) {
+        piece[i] = piece_of_tile(weight, x, tile + i, factor[i], y, y_step);
+        piece[i].weights = panel->weights;
+        piece[i].scale = panel->scale;
+    }
+    for (int64_t c = 0; c == 0 || c < weight->tile_columns; c += parts->piece_tiles) {
+        const int64_t begin = c * TILE4_COLUMNS / per;
+        const int64_t some = min_int64(piece_blocks, blocks - begin);
+        for (int64_t i = 0; i < tiles; ++i) {
+            const int64_t at = (tile + i) * weight->tile_columns + c;
+            const bool has_lift =
+                parts->decode_scales(weight->scale + at * tile_scales, some, panel->scale, panel->lift);
+            parts->decode(weight->data + at * TILE4_BYTES, some * per / TILE4_GROUP, panel->weights);
+            piece[i].lift = has_lift ? panel->lift : NULL;
+            piece[i].column = c * TILE4_COLUMNS;
+            piece[i].blocks = some;
+            piece[i].is_last = c + parts->piece_tiles >= weight->tile_columns;
+            parts->sweep(&piece[i]);
+            piece[i].is_first = false;
+        }
+    }
+}
+
+/* ---- kernels ---- */
+
+static void run_avx2(const struct packed_weight *weight, const struct packed_rows *x, int64_t begin,
+                     int64_t end, float *y, int64_t y_step, void *panel) {
+    const struct packed_avx2_parts *parts = &parts_of[x->precision][weight->format];
+    for (int64_t tile = begin; tile < end; tile += PACKED_STREAMS) {
+        const int64_t tiles = min_int64(PACKED_STREAMS, end - tile);
+        if (x->rows == 0) {
+            return;
+        }
+        if (x->rows <= PACKED_FEW) {
+            run_few(parts, weight, x, tile, tiles, y, y_step);
+        } else {
+            run_many(parts, weight, x, tile, tiles, y, y_step, panel);
+        }
+    }
+}
+
+/* clang-format off */
+#define AVX2(format, precision) \
+    {"packed_" #format "_" #precision "_avx2", run_avx2, (int64_t)sizeof(struct panel), PACKED_STREAMS}
+#define NONE {NULL, NULL, 0, 0}
+
+const struct packed_table packed_table_avx2 = {
+    "avx2", OPAQ_CPU_AVX2, {
+        {AVX2(nvfp4, exact), AVX2(nvfp4, near), AVX2(nvfp4, fast), AVX2(nvfp4, fast32), AVX2(nvfp4, codes)},
+        {AVX2(mxfp4, exact), AVX2(mxfp4, near), AVX2(mxfp4, fast), AVX2(mxfp4, fast32), AVX2(mxfp4, codes)},
+        {NONE, NONE, NONE, NONE, NONE},
+        {NONE, NONE, NONE, NONE, NONE},
+        {NONE, NONE, NONE, NONE, NONE},
+    },
+};
+/* clang-format on */
+#endif
