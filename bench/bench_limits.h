@@ -11,29 +11,33 @@
 
 /* ---- reading ---- */
 
-enum { LIMIT_STREAMS = 8, LIMIT_LINE = 64, LIMIT_AHEAD = 2048, LIMIT_CHUNK = 8 * 4096 };
+enum { LIMIT_STREAMS = 8, LIMIT_LINE = 64, LIMIT_AHEAD = 512, LIMIT_CHUNK = 8 * 4096 };
 
 struct limit_read {
     const uint8_t *from; /* chunks of LIMIT_CHUNK bytes, the piece's unit */
+    int streams;         /* LIMIT_STREAMS or half of that */
     _Atomic uint64_t sum;
 };
 
-/* A piece as eight streams, a word of every line of memory, with prefetches. */
+/* A piece in streams, a word of every line of memory, asked for some lines before. */
 static inline void limit_read_piece(void *argument, int64_t begin, int64_t end) {
     struct limit_read *read = argument;
     const uint8_t *from = read->from + begin * LIMIT_CHUNK;
-    const int64_t step = (end - begin) * (LIMIT_CHUNK / LIMIT_STREAMS);
-    uint64_t sum[LIMIT_STREAMS] = {0};
+    const int64_t step = (end - begin) * (LIMIT_CHUNK / read->streams);
+    uint64_t sum = 0;
     for (int64_t i = 0; i < step; i += LIMIT_LINE) {
-        for (int s = 0; s < LIMIT_STREAMS; ++s) {
+        for (int s = 0; s < LIMIT_STREAMS / 2; ++s) {
             const uint8_t *const at = from + s * step + i;
-            __builtin_prefetch(at + LIMIT_AHEAD);
-            sum[s] += *(const uint64_t *)(const void *)at;
+            __builtin_prefetch(at + LIMIT_AHEAD, 0, 2);
+            sum += *(const uint64_t *)(const void *)at;
+        }
+        for (int s = LIMIT_STREAMS / 2; s < read->streams; ++s) {
+            const uint8_t *const at = from + s * step + i;
+            __builtin_prefetch(at + LIMIT_AHEAD, 0, 2);
+            sum += *(const uint64_t *)(const void *)at;
         }
     }
-    for (int s = 0; s < LIMIT_STREAMS; ++s) {
-        read->sum += sum[s];
-    }
+    read->sum += sum;
 }
 
 /* ---- computing: LIMIT_REPEATS rounds of LIMIT_CHAINS independent instructions for each unit of a piece ---- */

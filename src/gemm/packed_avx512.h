@@ -28,13 +28,12 @@
 
 enum {
     LANES = 16,
-    GROUP_ROWS = 8,   /* rows of x that are multiplied at once, at most */
-    FEW_KINDS = 4,    /* groups of 1, 2, 4 or 8 rows have a loop of their own */
-    STREAMS = 4,      /* tiles side by side where the weight is streamed, at most */
-    STREAM_AHEAD = 2, /* tiles along the columns that are asked for before they are needed */
-    PANEL_TILES = 2,  /* tiles side by side where it is decoded into a panel */
-    LINE = 64,        /* bytes of memory that come together, and of a vector */
-    HALF_COLUMNS = 8  /* of a half of a group of codes: one line */
+    GROUP_ROWS = 8,  /* rows of x that are multiplied at once, at most */
+    FEW_KINDS = 4,   /* groups of 1, 2, 4 or 8 rows have a loop of their own */
+    STREAMS = 4,     /* tiles side by side where the weight is streamed, at most */
+    PANEL_TILES = 2, /* tiles side by side where it is decoded into a panel */
+    LINE = 64,       /* bytes of memory that come together, and of a vector */
+    HALF_COLUMNS = 8 /* of a half of a group of codes: one line */
 };
 _Static_assert(TILE4_ROWS - LANES == 0, "a tile's rows are the lanes");
 
@@ -82,7 +81,7 @@ struct packed_ways {
 };
 
 /* What a task has for records and for sums, both to stay in the second-level cache; a panel follows. */
-enum { RECORDS_BYTES = 192 << 10, SUMS_BYTES = 256 << 10, WAYS_BYTES = RECORDS_BYTES + SUMS_BYTES };
+enum { RECORDS_BYTES = 192 << 10, SUMS_BYTES = 512 << 10, WAYS_BYTES = RECORDS_BYTES + SUMS_BYTES };
 
 /* packed_kernel.run with these loops. */
 void packed_run_avx512(const struct packed_ways *ways, const struct packed_weight *weight,
@@ -102,10 +101,11 @@ PACKED_INLINE __m512i table_of_words(void) {
     return _mm512_broadcast_i64x4(_mm256_setr_epi16(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
 }
 
-/* For vpermps, which looks at four. */
-PACKED_INLINE __m512 table_of_floats(void) {
-    return _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
-                          -3.0f, -4.0f, -6.0f);
+/* The same with the upper halves of the values as floats, whose lower halves are zero. */
+PACKED_INLINE __m512i table_of_floats(void) {
+    const __m128i magnitude = _mm_setr_epi16(0, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0);
+    const __m128i negative = _mm_or_si128(magnitude, _mm_set1_epi16(INT16_MIN));
+    return _mm512_broadcast_i64x4(_mm256_set_m128i(negative, magnitude));
 }
 
 /* Codes of a half, loaded once, however often they are used. */
@@ -131,10 +131,15 @@ PACKED_INLINE void decode_words(__m512i table, const uint8_t *half, __m512i *w) 
     w[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), table);
 }
 
-/* Column k of a half of codes, as floats. */
-PACKED_INLINE __m512 decode_float(__m512 table, __m512i codes, int k) {
-    const unsigned shift = (unsigned)(k % 4 * 8 + k / 4 * 4);
-    return _mm512_permutexvar_ps(_mm512_srli_epi32(codes, shift), table);
+/* Of a half: columns 4 q to 4 q + 3 of each row, as floats. Two columns are looked up at once, as words of a lane. */
+PACKED_INLINE void decode_floats(__m512i table, __m512i codes, int q, __m512 *w) {
+    const __m512i upper = _mm512_set1_epi32(-0x10000);
+    const __m512i even = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, (unsigned)(4 * q)), table);
+    const __m512i odd = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, (unsigned)(4 * q + 8)), table);
+    w[0] = _mm512_castsi512_ps(_mm512_slli_epi32(even, 16));
+    w[1] = _mm512_castsi512_ps(_mm512_slli_epi32(odd, 16));
+    w[2] = _mm512_castsi512_ps(_mm512_and_si512(even, upper));
+    w[3] = _mm512_castsi512_ps(_mm512_and_si512(odd, upper));
 }
 
 /* ---- scales ---- */
@@ -218,6 +223,9 @@ PACKED_INLINE __m512i broadcast_integers(const uint8_t *from) {
 }
 
 /* ---- asking for memory ---- */
+
+/* Tiles along the columns that are asked for before they are needed. */
+PACKED_INLINE int64_t stream_ahead(int rows) { return rows <= 2 ? 2 : 4; }
 
 /* Into the second-level cache: asked for like this, more lines can be on their way than the first one keeps track of. */
 PACKED_INLINE void ask_for(const uint8_t *line) { _mm_prefetch((const char *)line, _MM_HINT_T1); }

@@ -24,6 +24,10 @@ static void records_make(const struct packed_rows *x, int64_t m, int rows, int64
     for (int64_t column = first; column < first + count; ++column) {
         for (int r = 0; r < rows; ++r) {
             const int64_t from = min_int64(m + r, x->rows - 1);
+            const int64_t later = min_int64(from + rows, x->rows - 1);
+            for (int i = 0; i < TILE4_COLUMNS; i += LINE / 4) {
+                ask_for((const uint8_t *)(x->f32 + later * x->padded + column * TILE4_COLUMNS + i));
+            }
             memcpy(to, x->f32 + from * x->padded + column * TILE4_COLUMNS, ROW_BYTES);
             to += ROW_BYTES;
         }
@@ -55,7 +59,7 @@ PACKED_INLINE void add_group(bool has_rest, __m512 sum, struct scale_pair scale,
 PACKED_INLINE void stream_group(bool is_nvfp4, const struct stream_job *job, const uint8_t *data,
                                 const uint8_t *scale, const uint8_t *data_ahead, const uint8_t *x, int streams,
                                 int rows) {
-    const __m512 table = table_of_floats();
+    const __m512i table = table_of_floats();
     __m512 sum[STREAMS][GROUP_ROWS];
     PACKED_UNROLL
     for (int i = 0; i < streams * rows; ++i) {
@@ -70,13 +74,19 @@ PACKED_INLINE void stream_group(bool is_nvfp4, const struct stream_job *job, con
             codes[t] = load_codes(data + t * job->data_step + h * LINE);
         }
         PACKED_UNROLL
-        for (int k = 0; k < HALF_COLUMNS; ++k) {
+        for (int q = 0; q < 2; ++q) {
+            __m512 w[STREAMS][4];
             PACKED_UNROLL
             for (int t = 0; t < streams; ++t) {
-                const __m512 w = decode_float(table, codes[t], k);
+                decode_floats(table, codes[t], q, w[t]);
+            }
+            PACKED_UNROLL
+            for (int i = 0; i < 4 * streams; ++i) {
                 PACKED_UNROLL
                 for (int r = 0; r < rows; ++r) {
-                    sum[t][r] = _mm512_fmadd_ps(w, float_at(x, r, h * HALF_COLUMNS + k), sum[t][r]);
+                    sum[i % streams][r] = _mm512_fmadd_ps(
+                        w[i % streams][i / streams], float_at(x, r, h * HALF_COLUMNS + q * 4 + i / streams),
+                        sum[i % streams][r]);
                 }
             }
         }
@@ -95,10 +105,10 @@ PACKED_INLINE void stream(bool is_nvfp4, const struct stream_job *job, int strea
     const uint8_t *data = job->data;
     const uint8_t *scale = job->scale;
     const uint8_t *record = job->record;
-    const uint8_t *data_ahead = data + STREAM_AHEAD * TILE4_BYTES;
-    const uint8_t *scale_ahead = scale + STREAM_AHEAD * scale_bytes_of(is_nvfp4);
+    const uint8_t *data_ahead = data + stream_ahead(rows) * TILE4_BYTES;
+    const uint8_t *scale_ahead = scale + stream_ahead(rows) * scale_bytes_of(is_nvfp4);
     for (int64_t left = job->count; left > 0; --left) {
-        if (left == STREAM_AHEAD) {
+        if (left == stream_ahead(rows)) {
             data_ahead += job->jump * TILE4_BYTES;
             scale_ahead += job->jump * scale_bytes_of(is_nvfp4);
         }
@@ -130,7 +140,7 @@ struct panel {
 
 PACKED_INLINE void panel_make(bool is_nvfp4, const struct packed_weight *weight, const int64_t *tile,
                               int64_t first, int64_t count, struct panel *panel) {
-    const __m512 table = table_of_floats();
+    const __m512i table = table_of_floats();
     panel->has_rest = false;
     for (int t = 0; t < PANEL_TILES; ++t) {
         const int64_t at = tile[t] * weight->tile_columns + first;
@@ -140,10 +150,12 @@ PACKED_INLINE void panel_make(bool is_nvfp4, const struct packed_weight *weight,
             for (int h = 0; h < 2; ++h) {
                 const __m512i codes = load_codes(data);
                 data += LINE;
+                __m512 w[HALF_COLUMNS];
+                decode_floats(table, codes, 0, w);
+                decode_floats(table, codes, 1, w + 4);
                 PACKED_UNROLL
                 for (int k = 0; k < HALF_COLUMNS; ++k) {
-                    _mm512_store_ps(panel->groups[i][(h * HALF_COLUMNS + k) * PANEL_TILES + t],
-                                    decode_float(table, codes, k));
+                    _mm512_store_ps(panel->groups[i][(h * HALF_COLUMNS + k) * PANEL_TILES + t], w[k]);
                 }
             }
             const struct scale_pair factor = decode_scale(is_nvfp4, scale_of_group(is_nvfp4, scale, (int)i));

@@ -107,15 +107,15 @@ PACKED_INLINE void stream(bool is_nvfp4, const struct stream_job *job, int strea
     const uint8_t *data = job->data;
     const uint8_t *scale = job->scale;
     const uint8_t *record = job->record;
-    const uint8_t *data_ahead = data + STREAM_AHEAD * TILE4_BYTES;
-    const uint8_t *scale_ahead = scale + STREAM_AHEAD * scale_bytes_of(is_nvfp4);
+    const uint8_t *data_ahead = data + stream_ahead(rows) * TILE4_BYTES;
+    const uint8_t *scale_ahead = scale + stream_ahead(rows) * scale_bytes_of(is_nvfp4);
     __m512 total[STREAMS][GROUP_ROWS];
     PACKED_UNROLL
     for (int i = 0; i < streams * rows; ++i) {
         total[i / rows][i % rows] = _mm512_load_ps(job->total + i * LANES);
     }
     for (int64_t left = job->count; left > 0; --left) {
-        if (left == STREAM_AHEAD) {
+        if (left == stream_ahead(rows)) {
             data_ahead += job->jump * TILE4_BYTES;
             scale_ahead += job->jump * scale_bytes_of(is_nvfp4);
         }

@@ -64,6 +64,8 @@ PACKED_INLINE void records_make(struct kind kind, const struct packed_rows *x, i
         uint8_t *scale = correction + rows * blocks * 4;
         for (int r = 0; r < rows; ++r) {
             const int64_t from = min_int64(m + r, x->rows - 1);
+            const int64_t later = min_int64(from + rows, x->rows - 1);
+            ask_for((const uint8_t *)x->q8 + later * x->padded + column * TILE4_COLUMNS);
             const int32_t *sums = x->correction + from * (x->padded / 16) + column * 4;
             memcpy(to + r * TILE4_COLUMNS, x->q8 + from * x->padded + column * TILE4_COLUMNS, TILE4_COLUMNS);
             for (int b = 0; b < blocks; ++b) {
@@ -172,8 +174,8 @@ PACKED_INLINE void stream(struct kind kind, const struct stream_job *job, int st
     const uint8_t *data = job->data;
     const uint8_t *scale = job->scale;
     const uint8_t *record = job->record;
-    const uint8_t *data_ahead = data + STREAM_AHEAD * TILE4_BYTES;
-    const uint8_t *scale_ahead = scale + STREAM_AHEAD * scale_bytes;
+    const uint8_t *data_ahead = data + stream_ahead(rows) * TILE4_BYTES;
+    const uint8_t *scale_ahead = scale + stream_ahead(rows) * scale_bytes;
     __m512 total[STREAMS][GROUP_ROWS];
     PACKED_UNROLL
     for (int t = 0; t < streams; ++t) {
@@ -183,7 +185,7 @@ PACKED_INLINE void stream(struct kind kind, const struct stream_job *job, int st
         }
     }
     for (int64_t left = job->count; left > 0; --left) {
-        if (left == STREAM_AHEAD) {
+        if (left == stream_ahead(rows)) {
             data_ahead += job->jump * TILE4_BYTES;
             scale_ahead += job->jump * scale_bytes;
         }

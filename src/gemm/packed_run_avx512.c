@@ -124,12 +124,16 @@ static void run_few(struct task *task) {
 
 /* ---- many rows ---- */
 
-/* Part i of n of what the next panel is made from. */
-static void ask_for_part(const struct task *task, int64_t tile, int64_t i, int64_t n) {
-    const int64_t lines = task->count * TILE4_BYTES / LINE;
-    const int64_t scale_lines = task->count * task->ways->scale_bytes / LINE + 1;
-    for (int64_t t = tile; t < min_int64(tile + PANEL_TILES, task->end); ++t) {
-        const int64_t at = t * task->weight->tile_columns + task->first;
+/* Part i of n of what the next panel is made from: the next tiles' columns, or the next columns of the first tiles. */
+static void ask_for_next(const struct task *task, int64_t tile, int64_t i, int64_t n) {
+    const bool is_there = tile + PANEL_TILES < task->end;
+    const int64_t first = is_there ? task->first : task->first + task->count;
+    const int64_t count = min_int64(task->weight->tile_columns - first, task->count);
+    const int64_t lines = count * TILE4_BYTES / LINE;
+    const int64_t scale_lines = ceil_div(count * task->ways->scale_bytes, LINE);
+    const int64_t next = is_there ? tile + PANEL_TILES : task->begin;
+    for (int64_t t = next; t < min_int64(next + PANEL_TILES, task->end); ++t) {
+        const int64_t at = t * task->weight->tile_columns + first;
         const uint8_t *data = task->weight->data + at * TILE4_BYTES;
         const uint8_t *scale = task->weight->scale + at * task->ways->scale_bytes;
         for (int64_t line = lines * i / n; line < lines * (i + 1) / n; ++line) {
@@ -144,6 +148,17 @@ static void ask_for_part(const struct task *task, int64_t tile, int64_t i, int64
 /* Rows of x that are multiplied together; the last ones may be half a group. */
 static int rows_of_group(int64_t left) { return left <= GROUP_ROWS / 2 ? GROUP_ROWS / 2 : GROUP_ROWS; }
 
+/* Where the sums of a group of rows and two tiles are going to be written. */
+static void ask_for_y(const struct task *task, int64_t tile, int64_t m, int rows) {
+    for (int64_t r = m; r < min_int64(m + rows, task->x->rows); ++r) {
+        const float *y = task->y + r * task->y_step + tile * TILE4_ROWS;
+        for (int64_t t = tile; t < min_int64(tile + PANEL_TILES, task->end); ++t) {
+            ask_for((const uint8_t *)y);
+            y += TILE4_ROWS;
+        }
+    }
+}
+
 /* Rows [m, m + rows) of x, of which the records are there, with two tiles. */
 static void sweep_tiles(const struct task *task, int64_t tile, int64_t m, int64_t rows, float *total) {
     int64_t tiles[PANEL_TILES];
@@ -157,7 +172,10 @@ static void sweep_tiles(const struct task *task, int64_t tile, int64_t m, int64_
         const struct sweep_job job = {task->panel, task->count,
                                       task->records + r * task->ways->row_bytes * task->count,
                                       total + r * PANEL_TILES * LANES};
-        ask_for_part(task, tile + PANEL_TILES, r / GROUP_ROWS, groups);
+        ask_for_next(task, tile, r / GROUP_ROWS, groups);
+        if (is_last(task)) {
+            ask_for_y(task, tile, m + r, group_rows);
+        }
         if (is_first(task)) {
             memset(job.total, 0, (size_t)(group_rows * PANEL_TILES * LANES) * sizeof(float));
         }

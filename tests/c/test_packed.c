@@ -3,7 +3,8 @@
  *
  * The bound, with u = 2^-24 and A = the sum of |x w|: (K / 8 + 16) u A where floats are multiplied, (blocks + 4) u A
  * where integers are; and a few of the smallest floats where sums are subnormal. Further: a row's bits do not depend on
- * the rows beside it nor on the tiles of a task, and nothing but n < N is written. */
+ * the rows beside it nor on the tiles of a task, with 4-bit weights they are the reference's, and nothing but n < N is
+ * written. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -216,6 +217,29 @@ static void check_kernel(const struct packed_kernel *kernel, const struct packed
     free(y);
 }
 
+/* Bit by bit, but any NaN is like another. */
+static void check_like_reference(const struct packed_kernel *kernel, const struct packed_case_weight *w,
+                                 const struct packed_case_rows *x) {
+    int count;
+    const struct packed_table *const *tables = packed_tables(&count);
+    const int64_t n_count = w->weight.rows;
+    float *const y = floats(x->rows.rows * n_count);
+    float *const reference = floats(x->rows.rows * n_count);
+    run(kernel, &w->weight, &x->rows, 0, y, n_count);
+    run(&tables[count - 1]->kernel[w->weight.format][x->rows.precision], &w->weight, &x->rows, 0, reference,
+        n_count);
+    for (int64_t i = 0; i < x->rows.rows * n_count; ++i) {
+        if (!(isnan(y[i]) && isnan(reference[i])) && memcmp(&y[i], &reference[i], sizeof y[i]) != 0) {
+            CHECK_FAIL("%s, %lld x %lld x %lld, y[%lld][%lld] is %a, the reference's %a", kernel->name,
+                       (long long)x->rows.rows, (long long)n_count, (long long)w->weight.columns,
+                       (long long)(i / n_count), (long long)(i % n_count), (double)y[i], (double)reference[i]);
+            break;
+        }
+    }
+    free(y);
+    free(reference);
+}
+
 /* Every kernel for the format and precision. */
 static void check_operands(const struct packed_case_weight *w, const struct packed_case_rows *x) {
     struct expected e = expected_make(w, x);
@@ -224,6 +248,9 @@ static void check_operands(const struct packed_case_weight *w, const struct pack
         const struct packed_kernel *kernel = &(*table)->kernel[w->weight.format][x->rows.precision];
         if (kernel->run != NULL) {
             check_kernel(kernel, w, x, &e);
+            if (packed_is_4_bit(w->weight.format)) {
+                check_like_reference(kernel, w, x);
+            }
         }
     }
     expected_free(&e);
