@@ -9,10 +9,10 @@ const struct quant_table quant_table_avx2 = {
     .features = OPAQ_CPU_AVX2,
     .quantize =
         {
-            {"quantize_fp8_avx2", quantize_fp8_tensor_avx2},
-            {"quantize_fp8row_avx2", quantize_fp8_blocks_avx2},
-            {"quantize_fp8blk1_avx2", quantize_fp8_blocks_avx2},
-            {"quantize_fp8blk2_avx2", quantize_fp8_blocks_avx2},
+            {"quantize_fp8_avx2", quantize_fp8_avx2},
+            {"quantize_fp8row_avx2", quantize_fp8_avx2},
+            {"quantize_fp8blk1_avx2", quantize_fp8_avx2},
+            {"quantize_fp8blk2_avx2", quantize_fp8_avx2},
             {"quantize_mxfp8_avx2", quantize_mx_avx2},
             {"quantize_mxfp4_avx2", quantize_mx_avx2},
             {"quantize_nvfp4_avx2", quantize_nvfp4_avx2},

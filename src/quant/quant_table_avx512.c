@@ -9,10 +9,10 @@ const struct quant_table quant_table_avx512 = {
     .features = OPAQ_CPU_AVX512,
     .quantize =
         {
-            {"quantize_fp8_avx512", quantize_fp8_tensor_avx512},
-            {"quantize_fp8row_avx512", quantize_fp8_blocks_avx512},
-            {"quantize_fp8blk1_avx512", quantize_fp8_blocks_avx512},
-            {"quantize_fp8blk2_avx512", quantize_fp8_blocks_avx512},
+            {"quantize_fp8_avx512", quantize_fp8_avx512},
+            {"quantize_fp8row_avx512", quantize_fp8_avx512},
+            {"quantize_fp8blk1_avx512", quantize_fp8_avx512},
+            {"quantize_fp8blk2_avx512", quantize_fp8_avx512},
             {"quantize_mxfp8_avx512", quantize_mx_avx512},
             {"quantize_mxfp4_avx512", quantize_mx_avx512},
             {"quantize_nvfp4_avx512", quantize_nvfp4_avx512},

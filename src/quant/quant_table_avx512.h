@@ -6,10 +6,7 @@
 
 extern const struct quant_table quant_table_avx512;
 
-void quantize_fp8_tensor_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
-                                int64_t r_end);
-void quantize_fp8_blocks_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
-                                int64_t r_end);
+void quantize_fp8_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end);
 void quantize_mx_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end);
 void quantize_nvfp4_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
                            int64_t r_end);

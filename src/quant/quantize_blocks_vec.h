@@ -12,7 +12,10 @@
 #include "quant/quant_job.h"
 #include "quant/scale_rules.h"
 
-enum { BLOCK_ROW_LIMIT = 32, GROUPS_AT_ONCE = 8 };
+enum { BLOCK_ROW_LIMIT = 32, STRETCH_ELEMENTS = 2048, STRETCH_GROUPS = STRETCH_ELEMENTS / (16 * FLOATS) };
+
+/* How far ahead memory is asked for. */
+enum { AHEAD_BYTES = 8192 };
 
 /* Which blocks; constants where it is used, except `spec`. */
 struct block_kind {
@@ -26,13 +29,14 @@ struct block_kind {
 struct block_scales {
     vec32 codes;
     vecf factors;
+    bool is_plain; /* no element is NaN, infinite or scaled beyond the largest value */
 };
 
 /* NaN's code and NaN itself where `wanted` is NaN. */
 VEC_INLINE struct block_scales with_nans(struct block_scales scales, vecf wanted, uint32_t code) {
     const mask32 nans = above32((vec32)wanted & 0x7FFFFFFFu, 0x7F800000u);
     return (struct block_scales){replace32(nans, scales.codes, vec32_set(code)),
-                                 (vecf)replace32(nans, (vec32)scales.factors, vec32_set(0x7FC00000u))};
+                                 (vecf)replace32(nans, (vec32)scales.factors, vec32_set(0x7FC00000u)), false};
 }
 
 /* Floats that are not negative to E4M3, and what the codes stand for. */
@@ -40,14 +44,20 @@ VEC_INLINE struct block_scales e4m3_scales(vecf wanted) {
     const vecf kept = minf(wanted, vecf_set(448.0f));
     const vecf grid = grid_of(kept, OPAQ_E4M3);
     const vecf sum = kept + grid;
-    return (struct block_scales){codes_of_sum(sum, OPAQ_E4M3) - code_excess(OPAQ_E4M3), sum - grid};
+    return (struct block_scales){codes_of_sum(sum, OPAQ_E4M3) - code_excess(OPAQ_E4M3), sum - grid, false};
 }
 
 /* nvfp4_block(), global being what nvfp4_global() gives, not negative and no NaN. */
 VEC_INLINE struct block_scales nvfp4_scales(vecf amax, float global, const struct opaq_spec *spec, bool is_te) {
     if (is_te) {
-        struct block_scales scales = e4m3_scales(amax * (global * (1.0f / 6.0f)));
+        const vecf wanted = amax * (global * (1.0f / 6.0f));
+        struct block_scales scales = e4m3_scales(wanted);
         scales.factors = minf(1.0f / (scales.factors * (1.0f / global)), vecf_set(FLT_MAX));
+        /* Where a scale is normal and 448 at most, or rounded down to it, it is at most a sixteenth too small, and what it
+         * scales to 6.4 still rounds to 6. A zero block is fine too. */
+        const uint32_t low = least_normal(OPAQ_E4M3);
+        const vec32 over_low = clear32(equal32((vec32)wanted, 0), (vec32)wanted - low);
+        scales.is_plain = !any32(above32(over_low, 0x43E80000u - low)) && global >= 0x1p-90f;
         return scales;
     }
     if (spec->rule == OPAQ_RULE_COMPRESSED_TENSORS) {
@@ -68,19 +78,24 @@ VEC_INLINE struct block_scales nvfp4_scales(vecf amax, float global, const struc
     return scales;
 }
 
+/* Exponents by the rule's own function, one after another. */
+VEC_INLINE vec32 mx_exponents(vecf amax, const struct opaq_spec *spec) {
+    float each[FLOATS];
+    uint32_t exponent[FLOATS];
+    vec_store(each, (vec32)amax);
+    for (int i = 0; i < FLOATS; ++i) {
+        exponent[i] = mx_exponent(spec, each[i]);
+    }
+    return vec_load(exponent);
+}
+
 /* mx_exponent() and mx_factor(). */
 VEC_INLINE struct block_scales mx_scales(vecf amax, enum opaq_element element, const struct opaq_spec *spec,
                                          bool is_te) {
     const uint32_t emax = element == OPAQ_E2M1 ? 2 : element == OPAQ_E4M3 ? 8 : 15;
     vec32 codes;
     if (!is_te && spec->rule == OPAQ_RULE_MODELOPT) {
-        float each[FLOATS];
-        uint32_t exponent[FLOATS];
-        vec_store(each, (vec32)amax);
-        for (int i = 0; i < FLOATS; ++i) {
-            exponent[i] = mx_exponent(spec, each[i]);
-        }
-        codes = vec_load(exponent);
+        codes = mx_exponents(amax, spec);
     } else if (is_te || spec->rule == OPAQ_RULE_RCEIL) {
         const vec32 bits = (vec32)(amax * (1.0f / largest_value(element)));
         /* up to the next power of two, of which the smallest is 2^-127, a subnormal number */
@@ -92,7 +107,7 @@ VEC_INLINE struct block_scales mx_scales(vecf amax, enum opaq_element element, c
         codes = max32(((vec32)amax + add) >> 23, vec32_set(emax)) - emax;
     }
     const vecf factors = (vecf)max32((254u - codes) << 23, vec32_set(0x400000u));
-    const struct block_scales scales = {codes, factors};
+    const struct block_scales scales = {codes, factors, !any32(above32((vec32)amax, 0x7F7FFFFFu))};
     if (is_te || spec->rule == OPAQ_RULE_MODELOPT) {
         return scales;
     }
@@ -100,30 +115,41 @@ VEC_INLINE struct block_scales mx_scales(vecf amax, enum opaq_element element, c
     const uint32_t limit = spec->rule == OPAQ_RULE_COMPRESSED_TENSORS ? 0x7F5FFFFFu : 0x7F7FFFFFu;
     const mask32 infinite = above32((vec32)amax, limit);
     return (struct block_scales){replace32(infinite, codes, vec32_set(255)),
-                                 (vecf)replace32(infinite, (vec32)factors, vec32_set(0x7FC00000u))};
+                                 (vecf)replace32(infinite, (vec32)factors, vec32_set(0x7FC00000u)), false};
 }
 
-/* The scales of FLOATS blocks from column 0 of `rows` on. */
-VEC_INLINE struct block_scales group_scales(struct block_kind kind, const char *x, int64_t row_bytes, int rows,
-                                            float global) {
+/* The amaxes of FLOATS blocks from column 0 of `rows` on. */
+VEC_INLINE vecf group_amax(struct block_kind kind, const char *x, int64_t row_bytes, int rows, bool drop_nan) {
     enum { PART_LIMIT = 32 };
     vec32 key[PART_LIMIT];
-    const bool is_te = !kind.how.is_careful; /* rule te passes over NaNs, the others do not */
-    const int parts = kind.block * FLOATS * element_bytes(kind.how.dtype) / VEC_BYTES;
+    const enum opaq_element dtype = kind.how.dtype;
+    const int parts = kind.block * FLOATS * element_bytes(dtype) / VEC_BYTES;
     for (int i = 0; i < parts; ++i) {
-        key[i] = key_of(vec_load(x + i * VEC_BYTES), kind.how.dtype, is_te);
+        key[i] = key_of(vec_load(x + i * VEC_BYTES), dtype, drop_nan);
     }
     for (int row = 1; row < rows; ++row) {
         for (int i = 0; i < parts; ++i) {
             const vec32 part = vec_load(x + row * row_bytes + i * VEC_BYTES);
-            key[i] = key_max(key[i], key_of(part, kind.how.dtype, is_te), kind.how.dtype);
+            key[i] = key_max(key[i], key_of(part, dtype, drop_nan), dtype);
         }
     }
-    const vec32 folded = fold_keys(key, parts, kind.how.dtype);
-    const vec32 magnitude = key_magnitude(folded, kind.how.dtype, is_te);
-    const vecf amax = magnitudes_to_floats(magnitude, kind.how.dtype);
-    return kind.is_nvfp4 ? nvfp4_scales(amax, global, kind.spec, is_te)
-                         : mx_scales(amax, kind.how.element, kind.spec, is_te);
+    return magnitudes_to_floats(key_magnitude(fold_keys(key, parts, dtype), dtype, drop_nan), dtype);
+}
+
+/* Their scales. Rule te passes over NaNs, which is done only where there are any. */
+VEC_INLINE struct block_scales group_scales(struct block_kind kind, const char *x, int64_t row_bytes, int rows,
+                                            float global) {
+    const bool is_te = !kind.how.is_careful;
+    vecf amax = group_amax(kind, x, row_bytes, rows, false);
+    bool has_nans = false;
+    if (is_te && any32(above32((vec32)amax, 0x7F800000u))) {
+        amax = group_amax(kind, x, row_bytes, rows, true);
+        has_nans = true;
+    }
+    struct block_scales scales = kind.is_nvfp4 ? nvfp4_scales(amax, global, kind.spec, is_te)
+                                               : mx_scales(amax, kind.how.element, kind.spec, is_te);
+    scales.is_plain = scales.is_plain && is_te && !has_nans;
+    return scales;
 }
 
 /* The factors of step i of a group. */
@@ -132,16 +158,20 @@ VEC_INLINE vecf step_factors(const float *factors, int i, int block) {
                         : vecf_set(factors[i * STEP / block]);
 }
 
-/* A group of one row. */
-VEC_INLINE void encode_group(struct block_kind kind, const char *x, const float *factors, uint8_t *data) {
-    enum { STEPS = 4 };
+/* `groups` groups of one row. */
+VEC_INLINE void encode_groups(struct block_kind kind, const char *x, int groups, const float *factors,
+                              bool is_plain, uint8_t *data) {
+    enum { AT_ONCE = 4 };
     const int64_t step_bytes = STEP * element_bytes(kind.how.dtype);
-    for (int i = 0; i < kind.block * FLOATS / STEP; i += STEPS) {
-        vec16 codes[STEPS];
-        for (int k = 0; k < STEPS; ++k) {
+    const int steps = groups * (kind.block * FLOATS / STEP);
+    for (int i = 0; i < steps; i += AT_ONCE) {
+        vec16 codes[AT_ONCE];
+        for (int k = 0; k < AT_ONCE; ++k) {
             const vecf apply = step_factors(factors, i + k, kind.block);
             const struct step step = step_load(x + (i + k) * step_bytes, kind.how.dtype);
-            codes[k] = encode_step(kind.how, step, apply, apply);
+            __builtin_prefetch(x + (i + k) * step_bytes + AHEAD_BYTES);
+            codes[k] = is_plain ? encode_plain(step, kind.how.dtype, kind.how.element, apply, apply)
+                                : encode_step(kind.how, step, apply, apply);
         }
         if (kind.how.element == OPAQ_E2M1) {
             vec_store(data + i * STEP / 2, pack_nibbles(codes[0], codes[1], codes[2], codes[3]));
@@ -153,22 +183,16 @@ VEC_INLINE void encode_group(struct block_kind kind, const char *x, const float 
 }
 
 /* `count` scale bytes of a row from block `block` on. */
-VEC_INLINE void store_scales(const struct quant_copy *copy, int64_t row, int64_t block, int64_t count,
-                             vec32 codes) {
+static void store_scales(const struct quant_copy *copy, int64_t row, int64_t block, int64_t count,
+                         const uint8_t *codes) {
     uint8_t *const scale = copy->scale;
     const struct scale_layout *layout = &copy->scale_layout;
-    uint8_t bytes[FLOATS];
-    if (layout->swizzled_columns == 0 && count == FLOATS) {
-        store_low_bytes(scale + row * layout->row_step + block, codes);
-        return;
-    }
-    store_low_bytes(bytes, codes);
     if (layout->swizzled_columns == 0) {
-        memcpy(scale + row * layout->row_step + block, bytes, (size_t)count);
+        memcpy(scale + row * layout->row_step + block, codes, (size_t)count);
         return;
     }
     for (int64_t i = 0; i < count; i += SWIZZLE_COLUMNS) {
-        memcpy(scale + swizzle_offset(row, block + i, layout->swizzled_columns), bytes + i,
+        memcpy(scale + swizzle_offset(row, block + i, layout->swizzled_columns), codes + i,
                (size_t)min_int64(SWIZZLE_COLUMNS, count - i));
     }
 }
@@ -197,27 +221,34 @@ struct block_stretch {
     int groups;
 };
 
-/* All scales come first: computing one takes long, but many are computed at a time. */
+/* All scales come first: computing one takes long, but many are computed at a time. Memory is asked for what comes after
+ * the next stretch while the codes are made, since it is not read then. */
 VEC_INLINE void quantize_stretch(struct block_kind kind, const struct block_stretch *stretch,
                                  const struct quant_copy *copy, int64_t r, int64_t block, int64_t blocks,
                                  float global) {
-    float factors[GROUPS_AT_ONCE * FLOATS];
-    const int group = kind.block * FLOATS;
-    const int64_t group_bytes = (int64_t)group * element_bytes(kind.how.dtype);
+    float factors[STRETCH_GROUPS * FLOATS];
+    uint8_t codes[STRETCH_GROUPS * FLOATS];
+    const int64_t group_bytes = (int64_t)kind.block * FLOATS * element_bytes(kind.how.dtype);
+    bool is_plain = true;
     for (int g = 0; g < stretch->groups; ++g) {
         const struct block_scales scales =
             group_scales(kind, stretch->x + g * group_bytes, stretch->row_bytes, stretch->rows, global);
         vec_store(factors + g * FLOATS, (vec32)scales.factors);
-        for (int i = 0; i < stretch->rows; ++i) {
-            store_scales(copy, r + i, block + g * FLOATS, min_int64(blocks - g * FLOATS, FLOATS), scales.codes);
-        }
+        store_low_bytes(codes + g * FLOATS, scales.codes);
+        is_plain &= scales.is_plain;
+    }
+    for (int g = 0; is_plain && g < stretch->groups; ++g) {
+        const vecf apply = (vecf)vec_load(factors + g * FLOATS) * plain_factor(kind.how.element);
+        vec_store(factors + g * FLOATS, (vec32)apply);
     }
     for (int i = 0; i < stretch->rows; ++i) {
         const char *const x = stretch->x + i * stretch->row_bytes;
         uint8_t *const data = stretch->data + i * stretch->data_row_bytes;
-        for (int g = 0; g < stretch->groups; ++g) {
-            const int64_t place = (int64_t)g * group / (kind.how.element == OPAQ_E2M1 ? 2 : 1);
-            encode_group(kind, x + g * group_bytes, factors + g * FLOATS, data + place);
+        store_scales(copy, r + i, block, blocks, codes);
+        if (is_plain) {
+            encode_groups(kind, x, stretch->groups, factors, true, data);
+        } else {
+            encode_groups(kind, x, stretch->groups, factors, false, data);
         }
     }
 }
@@ -236,7 +267,7 @@ VEC_INLINE void quantize_block_rows(struct block_kind kind, const struct quant_c
     int64_t n;
     for (int64_t c = 0; c < m->columns; c += n) {
         uint8_t *const data = copy->data + (r * copy->data_row_step + c) / packing;
-        const int64_t groups = min_int64(GROUPS_AT_ONCE, (m->columns - c) / group);
+        const int64_t groups = min_int64(STRETCH_ELEMENTS / group, (m->columns - c) / group);
         struct block_stretch stretch = {(const char *)m->data + r * row_bytes + c * bytes,
                                         row_bytes,
                                         data,

@@ -6,13 +6,7 @@
 
 #include "quant/quantize_fp8_vec.h"
 
-void quantize_fp8_tensor_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
-                                int64_t r_end) {
-    quantize_fp8_tensor_vec(job, copy, r, r_end);
-}
-
-void quantize_fp8_blocks_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
-                                int64_t r_end) {
-    quantize_fp8_blocks_vec(job, copy, r, r_end);
+void quantize_fp8_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end) {
+    quantize_fp8_vec(job, copy, r, r_end);
 }
 #endif
