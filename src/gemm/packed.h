@@ -10,8 +10,8 @@
  *              code's value times 2, an integer from -12 to 12
  * Sums of integers within a block of the weight are exact, and are multiplied with the activations' scale of the block
  * where there is one; blocks are added in float32, in the order of the columns, with one fused multiply-add each. With
- * floats and 4-bit weights, what is summed by itself is 16 columns, of mxfp4 as well. Each element of y is made by one
- * task, so threads do not show. */
+ * floats, what is summed by itself is 16 columns of 4-bit weights, of mxfp4 as well, and 32 columns of 8-bit ones, of
+ * fp8blk as well. Each element of y is made by one task, so threads do not show. */
 #ifndef OPAQ_GEMM_PACKED_H
 #define OPAQ_GEMM_PACKED_H
 

@@ -7,8 +7,7 @@
 /* Fastest first; the reference needs nothing and stands last. */
 static const struct packed_table *const tables[] = {
 #if defined(__x86_64__)
-    &packed_table_avx512,
-    &packed_table_avx2,
+    &packed_table_avx512, &packed_table_avx512_8bit, &packed_table_avx2, &packed_table_avx2_8bit,
 #endif
     &packed_table_ref,
 };

@@ -11,9 +11,9 @@ static int block_columns(enum packed_format format) {
     return format == PACKED_NVFP4 ? 16 : format == PACKED_FP8BLK ? 128 : 32;
 }
 
-/* What is summed by itself. Floats: in the smaller steps, so that sums are short. */
+/* What is summed by itself. Floats: in small steps, so that sums are short. */
 static int step_columns(enum packed_format format, enum packed_precision precision) {
-    return format == PACKED_MXFP4 && precision == PACKED_EXACT ? 16 : block_columns(format);
+    return precision != PACKED_EXACT ? block_columns(format) : format <= PACKED_MXFP4 ? 16 : 32;
 }
 
 /* A 4-bit code's value times 2. */

@@ -433,6 +433,39 @@ static void specials_of_x_come_through(void) {
     }
 }
 
+/* Sums of floats with 8-bit weights are in one order everywhere. */
+static void eight_bits_have_the_references_bits(void) {
+    static const int64_t shapes[][3] = {{1, 70, 300}, {2, 33, 32}, {5, 64, 130}, {8, 100, 96}, {29, 290, 420}};
+    int count;
+    const struct packed_table *const *tables = packed_tables(&count);
+    for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); ++i) {
+        for (int kind = 0; kind < 6; ++kind) {
+            struct packed_case_weight w;
+            struct packed_case_rows x;
+            const enum packed_format format = (enum packed_format)(PACKED_MXFP8 + kind / 2);
+            const size_t bytes = (size_t)(shapes[i][0] * shapes[i][1]) * sizeof(float);
+            packed_case_weight_make(&w, format, kind % 2, shapes[i][1], shapes[i][2], PACKED_FILL_USUAL, 8);
+            packed_case_rows_make(&x, PACKED_EXACT, format, shapes[i][0], shapes[i][2], PACKED_FILL_USUAL, 9);
+            float *const expected = packed_allocate((int64_t)bytes);
+            run(&tables[count - 1]->kernel[format][PACKED_EXACT], &w.weight, &x.rows, 0, expected,
+                shapes[i][1]);
+            const struct packed_table *const *table;
+            for (int t = 0; (table = runnable(t)) != NULL; ++t) {
+                const struct packed_kernel *kernel = &(*table)->kernel[format][PACKED_EXACT];
+                float *const y = packed_allocate((int64_t)bytes);
+                if (kernel->run != NULL) {
+                    run(kernel, &w.weight, &x.rows, 0, y, shapes[i][1]);
+                    CHECK_BYTES(y, expected, bytes, "%s, shape %d, e5m2 %d", kernel->name, i, kind % 2);
+                }
+                free(y);
+            }
+            free(expected);
+            packed_case_rows_free(&x);
+            packed_case_weight_free(&w);
+        }
+    }
+}
+
 static void tables_are_whole(void) {
     int count;
     const struct packed_table *const *tables = packed_tables(&count);
@@ -469,5 +502,6 @@ static const struct test_case tests[] = {TEST(small_shapes_are_within_the_bound)
                                          TEST(every_scale_is_exact),
                                          TEST(nan_stays_in_its_row),
                                          TEST(specials_of_x_come_through),
+                                         TEST(eight_bits_have_the_references_bits),
                                          TEST(tables_are_whole)};
 TEST_MAIN(tests)
