@@ -361,8 +361,8 @@ int main(int argc, char **argv) {
     }
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
     const int64_t copy_bytes = (int64_t)128 << 20; /* larger than any cache */
-    void *copy_from;
-    void *copy_to;
+    void *copy_from = NULL;
+    void *copy_to = NULL;
     if (posix_memalign(&copy_from, 64, (size_t)copy_bytes) != 0 ||
         posix_memalign(&copy_to, 64, (size_t)copy_bytes) != 0) {
         stop("no memory", NULL);

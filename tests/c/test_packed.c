@@ -229,7 +229,7 @@ static void check_like_reference(const struct packed_kernel *kernel, const struc
     run(&tables[count - 1]->kernel[w->weight.format][x->rows.precision], &w->weight, &x->rows, 0, reference,
         n_count);
     for (int64_t i = 0; i < x->rows.rows * n_count; ++i) {
-        if (!(isnan(y[i]) && isnan(reference[i])) && memcmp(&y[i], &reference[i], sizeof y[i]) != 0) {
+        if (!(isnan(y[i]) && isnan(reference[i])) && float_to_bits(y[i]) != float_to_bits(reference[i])) {
             CHECK_FAIL("%s, %lld x %lld x %lld, y[%lld][%lld] is %a, the reference's %a", kernel->name,
                        (long long)x->rows.rows, (long long)n_count, (long long)w->weight.columns,
                        (long long)(i / n_count), (long long)(i % n_count), (double)y[i], (double)reference[i]);
