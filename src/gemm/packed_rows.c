@@ -227,3 +227,25 @@ void packed_rows_make(const struct gemm_operand *operand, int64_t first, int64_t
     const struct opaq_body body = {make_rows, &task};
     parallel_run(parallel_if_worth(parallel, rows * padded), rows, &body);
 }
+
+struct packed_rows packed_rows_slice(const struct packed_rows *all, enum packed_format format, int64_t first,
+                                     int64_t rows) {
+    struct packed_rows slice = *all;
+    const int64_t scales = all->precision == PACKED_CODES && format == PACKED_MXFP4
+                               ? all->padded / 32
+                               : block_scales(all->precision, all->padded);
+    slice.rows = rows;
+    if (all->precision == PACKED_EXACT) {
+        slice.f32 += first * all->padded;
+    } else if (all->precision == PACKED_NEAR) {
+        slice.q16 += first * all->padded;
+    } else {
+        slice.q8 += first * all->padded;
+        slice.correction += first * (all->padded / 16);
+        slice.block_scale += first * scales;
+    }
+    if (all->row_scale != NULL) {
+        slice.row_scale += first;
+    }
+    return slice;
+}

@@ -16,4 +16,8 @@ void packed_rows_make(const struct gemm_operand *operand, int64_t first, int64_t
                       enum packed_format format, enum packed_precision precision, void *memory,
                       const struct opaq_parallel *parallel, struct packed_rows *made);
 
+/* Rows [first, first + rows) of prepared ones. */
+struct packed_rows packed_rows_slice(const struct packed_rows *all, enum packed_format format, int64_t first,
+                                     int64_t rows);
+
 #endif

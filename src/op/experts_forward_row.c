@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "op/activation.h"
+#include "op/experts_batch.h"
 #include "op/experts_parts.h"
 #include "op/op_table.h"
 #include "op/op_tensor.h"
@@ -135,6 +136,44 @@ static enum opaq_status forward_group(struct experts *experts, const struct expe
     return status == OPAQ_OK ? second_product(experts, group, state, &activated, error) : status;
 }
 
+/* Expert by expert. */
+static enum opaq_status forward_each(struct experts *experts, struct forward_state *state,
+                                     struct opaq_error *error) {
+    enum opaq_status status = experts->is_routed ? experts_sums(experts, &state->sums, error) : OPAQ_OK;
+    if (status == OPAQ_OK && experts->is_routed && state->saves && !experts->linear.is_measuring) {
+        const struct opaq_view kept = linear_plain_output(&experts->linear, H);
+        if (kept.buffer[0].bytes > 0) {
+            memset(kept.buffer[0].data, 0, kept.buffer[0].bytes); /* slots that are nobody's */
+        }
+    }
+    if (status == OPAQ_OK) {
+        status = experts_each(experts, forward_group, NULL, state, error);
+    }
+    if (status == OPAQ_OK && experts->is_routed && !experts->linear.is_measuring) {
+        experts_store_sums(experts, state->sums, Y);
+    }
+    return status;
+}
+
+/* Many experts at once where that can be done. What it takes is measured for both ways, because which it will be shows in
+ * the run. */
+static enum opaq_status forward_best(struct experts *experts, struct forward_state *state,
+                                     struct opaq_error *error) {
+    struct scratch *scratch = &experts->linear.scratch;
+    const size_t mark = scratch->used;
+    const bool at_once = !state->saves && state->input_scale == NULL && state->hidden_scale == NULL &&
+                         experts_batch_can_run(experts);
+    enum opaq_status status = at_once ? experts_batch_forward(experts, error) : OPAQ_OK;
+    const size_t used = scratch->used;
+    if (status != OPAQ_OK || (at_once && !experts->linear.is_measuring)) {
+        return status;
+    }
+    scratch->used = mark;
+    status = forward_each(experts, state, error);
+    scratch->used = used > scratch->used ? used : scratch->used;
+    return status;
+}
+
 /* Measures or runs. */
 static enum opaq_status forward(struct experts *experts, struct opaq_error *error) {
     const struct opaq_call *call = experts->linear.call;
@@ -153,22 +192,7 @@ static enum opaq_status forward(struct experts *experts, struct opaq_error *erro
                                                         : "backward=",
                       call->op->name);
     }
-    if (status == OPAQ_OK && experts->is_routed) {
-        status = experts_sums(experts, &state.sums, error);
-    }
-    if (status == OPAQ_OK && experts->is_routed && state.saves && !experts->linear.is_measuring) {
-        const struct opaq_view kept = linear_plain_output(&experts->linear, H);
-        if (kept.buffer[0].bytes > 0) {
-            memset(kept.buffer[0].data, 0, kept.buffer[0].bytes); /* slots that are nobody's */
-        }
-    }
-    if (status == OPAQ_OK) {
-        status = experts_each(experts, forward_group, NULL, &state, error);
-    }
-    if (status == OPAQ_OK && experts->is_routed && !experts->linear.is_measuring) {
-        experts_store_sums(experts, state.sums, Y);
-    }
-    return status;
+    return status == OPAQ_OK ? forward_best(experts, &state, error) : status;
 }
 
 enum opaq_status workspace_experts_forward(const struct opaq_call *call, size_t *bytes,

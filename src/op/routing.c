@@ -187,6 +187,13 @@ static int64_t row_of(const struct routing_gather *gather, int64_t i) {
 static void move_row(const struct quant_matrix *from, int64_t from_row, const struct quant_matrix *to,
                      int64_t to_row, float weight) {
     float values[STRETCH];
+    if (from->dtype == to->dtype && weight == 1.0f && to->columns > 0) {
+        const char *const start =
+            (const char *)from->data + plain_bytes(from->dtype, from_row * from->row_step);
+        memcpy((char *)to->data + plain_bytes(to->dtype, to_row * to->row_step), start,
+               (size_t)plain_bytes(to->dtype, to->columns));
+        return;
+    }
     for (int64_t c = 0; c < to->columns; c += STRETCH) {
         const int n = (int)min_int64(STRETCH, to->columns - c);
         plain_row_load(from->data, from->dtype, from_row * from->row_step + c, 1, n, values);

@@ -274,6 +274,69 @@ static void tiled_activations(void) {
     }
 }
 
+/* All experts at once, as mlp and moe run where weights came tiled, and one by one, as their training counterparts do. */
+static void check_at_once(const struct experts_sizes *size, const char *format, const char *words,
+                          const struct experts_given *how) {
+    char plan[256];
+    (void)snprintf(plan, sizeof plan, "gate_up_given=%s down_given=%s %s", format, format, words);
+    const struct opaq_spec spec = spec_of(format);
+    struct experts_layer layer = experts_layer_make(size, plan, size->hidden % 3 == 0 ? OPAQ_F32 : OPAQ_BF16);
+    struct tensor q[2] = {quantized(&layer.gate_up, &spec, NULL), quantized(&layer.down, &spec, NULL)};
+    void *memory[2][OPAQ_BUFFER_LIMIT] = {{NULL}};
+    struct tensor weights[2] = {aligned(&q[0], 0, memory[0]), aligned(&q[1], 0, memory[1])};
+    struct experts_given given = *how;
+    given.gate_up = &weights[0];
+    given.down = &weights[1];
+    struct op_result once = experts_call(layer.is_routed ? "moe" : "mlp", &layer, plan, &given);
+    struct op_result each = experts_call(layer.is_routed ? "moe_forward" : "mlp_forward", &layer, plan, &given);
+    if (CHECK_EQ_INT(once.outputs.count, 1) && CHECK_EQ_INT(each.outputs.count, 2)) {
+        CHECK_BYTES(once.outputs.tensor[0].data, each.outputs.tensor[0].data,
+                    op_tensor_bytes(&once.outputs.tensor[0]), "\"%s\", %lld rows", plan,
+                    (long long)size->tokens);
+    }
+    op_result_free(&once);
+    op_result_free(&each);
+    for (int w = 0; w < 2; ++w) {
+        for (int i = 0; i < OPAQ_BUFFER_LIMIT; ++i) {
+            free(memory[w][i]);
+        }
+        tensor_free(&q[w]);
+    }
+    experts_layer_free(&layer);
+}
+
+static void at_once_is_one_by_one(void) {
+    static const struct experts_sizes sizes[] = {
+        {1, 3, 7, 96, 64},    {40, 2, 5, 64, 96}, {19, 2, 3, 128, 128},  {700, 3, 4, 32, 32},
+        {2500, 1, 2, 32, 32}, {3, -1, 1, 50, 48}, {1100, -1, 1, 33, 32}, {9, -1, 1, 40, 24},
+        {0, 2, 3, 64, 32},    {0, -1, 1, 64, 32}};
+    static const char *const more[] = {"", " precision=fast", " weights=input precision=near",
+                                       " precision=fast32"};
+    struct opaq_pool *pool;
+    struct opaq_error error;
+    if (!CHECK_EQ_INT(opaq_pool_create(3, &pool, &error), OPAQ_OK)) {
+        return;
+    }
+    const struct opaq_parallel parallel = opaq_pool_parallel(pool);
+    int turn = 0;
+    for (int s = 0; s < (int)(sizeof sizes / sizeof sizes[0]); ++s) {
+        for (int a = 0; a < OPAQ_ACTIVATION_COUNT; ++a) {
+            char words[160];
+            const struct experts_given how = {.no_gate_up_bias = turn % 3 == 0,
+                                              .no_down_bias = turn % 4 == 0,
+                                              .parallel = turn % 2 == 0 ? &parallel : NULL};
+            const char *extra = more[turn % 4];
+            extra = sizes[s].choices < 0 && strstr(extra, "weights") != NULL ? " precision=near" : extra;
+            (void)snprintf(words, sizeof words, "%s%s", experts_activations[a], extra);
+            const bool has_blocks =
+                sizes[s].choices < 0 || sizes[s].hidden % 128 == 0; /* whole ones, for fp8blk2 */
+            check_at_once(&sizes[s], formats[turn % (has_blocks ? FORMATS : FORMATS - 1)], words, &how);
+            turn += 1 + (a % 5 == 4);
+        }
+    }
+    opaq_pool_destroy(pool);
+}
+
 /* Rows by the million without a single column: nobody reads them, but results would not fit. */
 static void weights_of_endless_rows(void) {
     static _Alignas(64) char somewhere[64];
@@ -300,6 +363,7 @@ static void weights_of_endless_rows(void) {
 }
 
 static const struct test_case tests[] = {
-    TEST(experts_are_linear), TEST(long_groups),       TEST(memory_and_precision_change_roundings_only),
-    TEST(tiles_made_here),    TEST(tiled_activations), TEST(weights_of_endless_rows)};
+    TEST(experts_are_linear),     TEST(long_groups),       TEST(memory_and_precision_change_roundings_only),
+    TEST(tiles_made_here),        TEST(tiled_activations), TEST(at_once_is_one_by_one),
+    TEST(weights_of_endless_rows)};
 TEST_MAIN(tests)

@@ -1,0 +1,10 @@
+/* op/activation_avx512.c: activations with 16 lanes; compiled with -mavx512f. */
+#include "op/activation_table.h"
+
+#if defined(__x86_64__)
+#include "op/activation_formulas.h"
+#include "opaq/cpu.h"
+
+const struct activation_table activation_table_avx512 = {
+    .name = "activation_avx512", .features = OPAQ_CPU_AVX512, .run = activate_stretch};
+#endif

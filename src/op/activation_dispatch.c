@@ -1,0 +1,38 @@
+/* op/activation_dispatch.c: which activation kernel serves this processor. */
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include "op/activation_table.h"
+#include "opaq/cpu.h"
+
+/* Fastest first; the reference needs nothing and stands last. */
+static const struct activation_table *const tables[] = {
+#if defined(__x86_64__)
+    &activation_table_avx512,
+    &activation_table_avx2,
+#endif
+    &activation_table_ref,
+};
+enum { TABLE_COUNT = sizeof tables / sizeof tables[0] };
+
+const struct activation_table *const *activation_tables(int *count) {
+    *count = TABLE_COUNT;
+    return tables;
+}
+
+static const struct activation_table *best_table(void) {
+    static _Atomic(const struct activation_table *) cache;
+    const struct activation_table *best = atomic_load_explicit(&cache, memory_order_relaxed);
+    for (int i = 0; best == NULL; ++i) {
+        if ((tables[i]->features & ~opaq_cpu_features()) == 0) {
+            best = tables[i];
+            atomic_store_explicit(&cache, best, memory_order_relaxed);
+        }
+    }
+    return best;
+}
+
+void activation_stretch(const struct opaq_experts_plan *plan, enum opaq_element dtype, float *g, float *u,
+                        int n, void *to) {
+    best_table()->run(plan, dtype, g, u, n, to);
+}

@@ -1,0 +1,24 @@
+/* op/activation_table.h: activations of stretches, for each instruction set in a file of its own, all with the same bits.
+ * Depends on activation.h. */
+#ifndef OPAQ_OP_ACTIVATION_TABLE_H
+#define OPAQ_OP_ACTIVATION_TABLE_H
+
+#include "op/activation.h"
+
+struct activation_table {
+    const char *name;  /* "activation_avx2" */
+    uint32_t features; /* bits of enum opaq_cpu_feature that it needs */
+    void (*run)(const struct opaq_experts_plan *plan, enum opaq_element dtype, float *g, float *u, int n,
+                void *to);
+};
+
+extern const struct activation_table activation_table_ref;
+#if defined(__x86_64__)
+extern const struct activation_table activation_table_avx2;
+extern const struct activation_table activation_table_avx512;
+#endif
+
+/* All tables that this build has, fastest first. */
+const struct activation_table *const *activation_tables(int *count);
+
+#endif
