@@ -6,6 +6,7 @@
 #include "opaq/element.h"
 #include "opaq/experts.h"
 #include "opaq/format.h"
+#include "opaq/kernel.h"
 #include "opaq/linear.h"
 #include "opaq/noise.h"
 #include "opaq/op.h"

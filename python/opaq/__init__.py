@@ -20,6 +20,7 @@ from opaq.quantizer import Quantizer
 if TYPE_CHECKING:
     from opaq._autocast import autocast, checkpoint_contexts, quantized_model_init
     from opaq._explain import explain
+    from opaq._kernels import force_kernels, forced_kernels, kernels
     from opaq._noise import sqnr
     from opaq._summary import Summary
     from opaq.array import QuantizedArray, dequantize, quantize
@@ -54,8 +55,11 @@ __all__ = [
     "dequantize",
     "dequantize_",
     "explain",
+    "force_kernels",
+    "forced_kernels",
     "formats",
     "functional",
+    "kernels",
     "library_info",
     "proto",
     "quantize",
@@ -98,6 +102,7 @@ def library_info() -> dict[str, Any]:
 
 _LATER = {
     "opaq._explain": ("explain",),
+    "opaq._kernels": ("force_kernels", "forced_kernels", "kernels"),
     "opaq._autocast": ("autocast", "checkpoint_contexts", "quantized_model_init"),
     "opaq._noise": ("sqnr",),
     "opaq._summary": ("Summary",),

@@ -34,6 +34,8 @@ def kernel_of(weight: str, given: str, precision: str) -> str:
 
 
 def _why(weight: str, given: str, precision: str, kernel: str) -> str:
+    if kernel in _library.library.opaq_kernel_forced().decode().replace(" ", "").split(","):
+        return "it is forced"
     if "+tiled" not in weight:
         return "the weight is not tiled: it is decoded to float32 in every call; opaq.tile_ makes tiles"
     if "_codes_" in kernel:

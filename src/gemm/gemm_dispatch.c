@@ -1,7 +1,7 @@
 /* gemm/gemm_dispatch.c: which tile kernel serves this processor. */
-#include <stdatomic.h>
 #include <stddef.h>
 
+#include "base/forced_kernels.h"
 #include "gemm/gemm_run.h"
 #include "gemm/gemm_tile_tables.h"
 #include "opaq/cpu.h"
@@ -21,22 +21,17 @@ const struct gemm_table *const *gemm_tables(int *count) {
     return tables;
 }
 
-static const struct gemm_table *choose(uint32_t features) {
+const struct gemm_table *gemm_table_best(void) {
+    const uint32_t features = opaq_cpu_features();
+    const struct gemm_table *best = NULL;
     for (int i = 0; i < TABLE_COUNT; ++i) {
-        if ((tables[i]->features & ~features) == 0) {
+        if ((tables[i]->features & ~features) != 0) {
+            continue;
+        }
+        if (kernel_is_forced(tables[i]->name)) {
             return tables[i];
         }
-    }
-    return &gemm_table_ref;
-}
-
-/* Two threads may both choose; they choose the same. */
-const struct gemm_table *gemm_table_best(void) {
-    static _Atomic(const struct gemm_table *) cache;
-    const struct gemm_table *best = atomic_load_explicit(&cache, memory_order_relaxed);
-    if (best == NULL) {
-        best = choose(opaq_cpu_features());
-        atomic_store_explicit(&cache, best, memory_order_relaxed);
+        best = best == NULL ? tables[i] : best;
     }
     return best;
 }

@@ -1,6 +1,7 @@
 /* gemm/packed_dispatch.c: which packed kernel serves what on this processor. */
 #include <stddef.h>
 
+#include "base/forced_kernels.h"
 #include "gemm/packed_tables.h"
 #include "opaq/cpu.h"
 
@@ -20,11 +21,16 @@ const struct packed_table *const *packed_tables(int *count) {
 
 const struct packed_kernel *packed_kernel(enum packed_format format, enum packed_precision precision) {
     const uint32_t features = opaq_cpu_features();
+    const struct packed_kernel *best = NULL;
     for (int i = 0; i < TABLE_COUNT; ++i) {
         const struct packed_kernel *kernel = &tables[i]->kernel[format][precision];
-        if (kernel->run != NULL && (tables[i]->features & ~features) == 0) {
+        if (kernel->run == NULL || (tables[i]->features & ~features) != 0) {
+            continue;
+        }
+        if (kernel_is_forced(kernel->name)) {
             return kernel;
         }
+        best = best == NULL ? kernel : best;
     }
-    return NULL;
+    return best;
 }

@@ -1,7 +1,7 @@
 /* op/activation_dispatch.c: which activation kernel serves this processor. */
-#include <stdatomic.h>
 #include <stddef.h>
 
+#include "base/forced_kernels.h"
 #include "op/activation_table.h"
 #include "opaq/cpu.h"
 
@@ -21,13 +21,16 @@ const struct activation_table *const *activation_tables(int *count) {
 }
 
 static const struct activation_table *best_table(void) {
-    static _Atomic(const struct activation_table *) cache;
-    const struct activation_table *best = atomic_load_explicit(&cache, memory_order_relaxed);
-    for (int i = 0; best == NULL; ++i) {
-        if ((tables[i]->features & ~opaq_cpu_features()) == 0) {
-            best = tables[i];
-            atomic_store_explicit(&cache, best, memory_order_relaxed);
+    const uint32_t features = opaq_cpu_features();
+    const struct activation_table *best = NULL;
+    for (int i = 0; i < TABLE_COUNT; ++i) {
+        if ((tables[i]->features & ~features) != 0) {
+            continue;
         }
+        if (kernel_is_forced(tables[i]->name)) {
+            return tables[i];
+        }
+        best = best == NULL ? tables[i] : best;
     }
     return best;
 }

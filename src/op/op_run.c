@@ -1,6 +1,7 @@
 /* op/op_run.c: the door: everything that can be wrong with a call before its row looks at it, then the row. */
 #include <stdbool.h>
 
+#include "op/kernel_list.h"
 #include "op/op_describe.h"
 #include "op/op_tensor.h"
 #include "opaq/status.h"
@@ -129,6 +130,9 @@ enum opaq_status opaq_op_run(const struct opaq_op *op, const struct opaq_value *
     struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT];
     struct opaq_outputs expected;
     enum opaq_status status = check_values(op, values, error);
+    if (status == OPAQ_OK) {
+        status = kernel_list_check(error);
+    }
     if (status == OPAQ_OK) {
         status = op_describe(op, values, protos, &expected, error);
     }

@@ -6,6 +6,7 @@
 #include "base/parallel_run.h"
 #include "format/proto_layout.h"
 #include "op/amax_op.h"
+#include "op/kernel_list.h"
 #include "op/quantize_op.h"
 #include "op/tensor_check.h"
 #include "opaq/status.h"
@@ -157,6 +158,9 @@ enum opaq_status opaq_quantize(const struct opaq_view *x, const struct opaq_quan
     if (status == OPAQ_OK) {
         status = check_pair("quantize", x, out, error);
     }
+    if (status == OPAQ_OK) {
+        status = kernel_list_check(error);
+    }
     return status == OPAQ_OK ? quantize_checked(x, args == NULL ? &no_args : args, out, error) : status;
 }
 
@@ -185,6 +189,9 @@ enum opaq_status opaq_dequantize(const struct opaq_view *q, int usage, const str
     }
     if (status == OPAQ_OK) {
         status = check_pair("dequantize", y, q, error);
+    }
+    if (status == OPAQ_OK) {
+        status = kernel_list_check(error);
     }
     return status == OPAQ_OK ? dequantize_checked(q, usage, parallel, y, error) : status;
 }

@@ -2,6 +2,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "base/forced_kernels.h"
 #include "opaq/cpu.h"
 #include "quant/quant_table_avx2.h"
 #include "quant/quant_table_avx512.h"
@@ -22,30 +23,44 @@ const struct quant_table *const *quant_tables(int *count) {
     return tables;
 }
 
+/* Both kinds of kernel begin with their name. */
+static const char *name_at(const struct quant_table *table, size_t offset) {
+    const char *name;
+    memcpy(&name, (const char *)table + offset, sizeof name);
+    return name;
+}
+
 const struct quant_table *quant_table_choose(const struct quant_table *const *list, int count,
                                              uint32_t features, size_t offset) {
     for (int i = 0; i + 1 < count; ++i) {
-        const char *name; /* both kinds of kernel begin with their name */
-        memcpy(&name, (const char *)list[i] + offset, sizeof name);
-        if (name != NULL && (list[i]->features & ~features) == 0) {
+        if (name_at(list[i], offset) != NULL && (list[i]->features & ~features) == 0) {
             return list[i];
         }
     }
     return list[count - 1];
 }
 
+/* The table whose kernel at `offset` is asked for by name, or the one that is chosen. */
+static const struct quant_table *table_for(size_t offset) {
+    const uint32_t features = opaq_cpu_features();
+    for (int i = 0; i < TABLE_COUNT; ++i) {
+        const char *name = name_at(tables[i], offset);
+        if (name != NULL && (tables[i]->features & ~features) == 0 && kernel_is_forced(name)) {
+            return tables[i];
+        }
+    }
+    return quant_table_choose(tables, TABLE_COUNT, features, offset);
+}
+
 const struct quant_kernel *quantize_kernel(enum opaq_format format) {
     const size_t offset = offsetof(struct quant_table, quantize) + (size_t)format * sizeof(struct quant_kernel);
-    return &quant_table_choose(tables, TABLE_COUNT, opaq_cpu_features(), offset)->quantize[format];
+    return &table_for(offset)->quantize[format];
 }
 
 const struct quant_kernel *dequantize_kernel(enum opaq_format format) {
     const size_t offset =
         offsetof(struct quant_table, dequantize) + (size_t)format * sizeof(struct quant_kernel);
-    return &quant_table_choose(tables, TABLE_COUNT, opaq_cpu_features(), offset)->dequantize[format];
+    return &table_for(offset)->dequantize[format];
 }
 
-const struct amax_kernel *amax_kernel(void) {
-    return &quant_table_choose(tables, TABLE_COUNT, opaq_cpu_features(), offsetof(struct quant_table, amax))
-                ->amax;
-}
+const struct amax_kernel *amax_kernel(void) { return &table_for(offsetof(struct quant_table, amax))->amax; }

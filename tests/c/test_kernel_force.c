@@ -1,0 +1,77 @@
+/* test_kernel_force.c: kernels have unique names; forcing one makes operations use it, and nothing else; names that do not
+ * exist, or cannot run, are errors that change nothing. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "gemm/gemm_run.h"
+#include "gemm/packed.h"
+#include "opaq/opaq.h"
+#include "quant/quant_table.h"
+#include "support_spec.h"
+
+static void names_are_unique(void) {
+    int count = 0;
+    for (const char *name = opaq_kernel_at(0, NULL); name != NULL; name = opaq_kernel_at(++count, NULL)) {
+        for (int i = 0; i < count; ++i) {
+            if (strcmp(opaq_kernel_at(i, NULL), name) == 0) {
+                CHECK_FAIL("kernels %d and %d are both called %s", i, count, name);
+            }
+        }
+    }
+    CHECK(count > 30);
+    CHECK(opaq_kernel_at(-1, NULL) == NULL);
+}
+
+/* The kernel that is used where `name` could be: whichever of these it belongs to. */
+static bool is_used(const char *name) {
+    for (int f = 0; f < OPAQ_FORMAT_COUNT; ++f) {
+        if (quantize_kernel((enum opaq_format)f)->name == name ||
+            dequantize_kernel((enum opaq_format)f)->name == name) {
+            return true;
+        }
+    }
+    for (int k = 0; k < PACKED_FORMAT_COUNT * PACKED_PRECISION_COUNT; ++k) {
+        const struct packed_kernel *kernel = packed_kernel((enum packed_format)(k / PACKED_PRECISION_COUNT),
+                                                           (enum packed_precision)(k % PACKED_PRECISION_COUNT));
+        if (kernel != NULL && kernel->name == name) {
+            return true;
+        }
+    }
+    return amax_kernel()->name == name || gemm_kernel_name() == name || strncmp(name, "activation_", 11) == 0;
+}
+
+static void each_can_be_forced(void) {
+    struct opaq_error error;
+    int can_run;
+    int count = 0;
+    for (const char *name = opaq_kernel_at(0, &can_run); name != NULL;
+         name = opaq_kernel_at(++count, &can_run)) {
+        const enum opaq_status status = opaq_kernel_force(name, &error);
+        CHECK_EQ_INT(status, can_run ? OPAQ_OK : OPAQ_ERROR_UNSUPPORTED);
+        if (can_run && !is_used(name)) {
+            CHECK_FAIL("%s is forced, but not used", name);
+        }
+    }
+    CHECK_EQ_INT(opaq_kernel_force("", &error), OPAQ_OK);
+    CHECK_EQ_STR(opaq_kernel_forced(), "");
+}
+
+static void several_and_none(void) {
+    struct opaq_error error;
+    const struct opaq_spec spec = spec_of("nvfp4+tiled");
+    CHECK_EQ_INT(opaq_kernel_force("gemm_ref, packed_nvfp4_near_ref", &error), OPAQ_OK);
+    CHECK_EQ_STR(gemm_kernel_name(), "gemm_ref");
+    CHECK_EQ_STR(opaq_linear_kernel(&spec, NULL, OPAQ_PRECISION_NEAR), "packed_nvfp4_near_ref");
+    CHECK_EQ_INT(opaq_kernel_force("gemm_ref,gemm_fast", &error), OPAQ_ERROR_ARGUMENT);
+    CHECK(strstr(error.text, "kernel_force: there is no kernel \"gemm_fast\"") == error.text);
+    CHECK_EQ_STR(opaq_kernel_forced(), "gemm_ref, packed_nvfp4_near_ref");
+    CHECK_EQ_INT(opaq_kernel_force(NULL, &error), OPAQ_OK);
+    if (opaq_cpu_features() & OPAQ_CPU_AVX2) {
+        CHECK(strcmp(gemm_kernel_name(), "gemm_ref") != 0);
+    }
+}
+
+static const struct test_case tests[] = {TEST(names_are_unique), TEST(each_can_be_forced),
+                                         TEST(several_and_none)};
+TEST_MAIN(tests)

@@ -1,0 +1,46 @@
+"""Kernels by name: forcing one changes what runs, and what explain says; the environment does the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import opaq
+
+
+def test_force() -> None:
+    x = torch.randn(3, 64)
+    layer = torch.nn.Sequential(torch.nn.Linear(64, 32))
+    opaq.quantize_(layer, "nvfp4", precision="fast")
+    usual = layer(x)
+    assert not opaq.explain(layer)[0].kernel.endswith("_ref") or not opaq.kernels()["gemm_avx2"]
+    with opaq.forced_kernels("packed_nvfp4_fast_ref"):
+        assert opaq.explain(layer)[0][-2:] == ("packed_nvfp4_fast_ref", "it is forced")
+        torch.testing.assert_close(layer(x), usual, rtol=1e-5, atol=1e-5)
+    assert opaq.explain(layer)[0].kernel != "packed_nvfp4_fast_ref" or not opaq.kernels()["gemm_avx2"]
+    with pytest.raises(opaq.OpaqError, match='there is no kernel "packed"'):
+        opaq.force_kernels("packed")
+
+
+def test_environment() -> None:
+    """The first word of OPAQ_KERNEL that is no kernel's name fails every operation, instead of being ignored."""
+    code = (
+        "import torch, opaq; print(opaq.quantize_tensor(torch.ones(16, 16), 'fp8').dequantize().sum().item())"
+    )
+    for names, expected in (
+        ("quantize_fp8_ref", "256.0"),
+        ("quantize_fp8_rev", 'there is no kernel "quantize_fp8_rev"'),
+    ):
+        run = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "OPAQ_KERNEL": names},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert expected in run.stdout + run.stderr
+        assert (run.returncode == 0) == (names == "quantize_fp8_ref")
