@@ -1,9 +1,9 @@
 /* bench_gemm.c: how fast matrix products are, per pair of operands and shape, beside this machine's limits.
  *
  * The cases of a shape and the limits are timed once per round, one after another, so that a noisy neighbour hits all
- * alike; the figure is the best round, the spread is the median over the best. The floor is what the multiplications and additions alone
- * take (the tile kernel on operands in the first-level cache, on all threads at once), or moving the operands and the
- * result once at the measured copy bandwidth, whichever is more. Prints a table; --json FILE writes the same as
+ * alike; the figure is the best round, the spread is the median over the best. The floor is what the fused multiply-adds
+ * alone take (in registers, on all threads at once), or moving the operands and the result once at the measured copy
+ * bandwidth, whichever is more. Prints a table; --json FILE writes the same as
  * JSON. */
 #include <stdbool.h>
 #include <stdint.h>
@@ -14,6 +14,7 @@
 
 #include "opaq/opaq.h"
 
+#include "bench_limits.h"
 #include "bench_time.h"
 
 #include "../tests/cases/gemm_cases.h"
@@ -51,31 +52,9 @@ static void stop(const char *what) {
 /* ---- limits ---- */
 
 enum {
-    PEAK_ROWS = 16,
-    PEAK_DEPTH = 128,
-    PEAK_REPEATS = 250,
     PEAK_PIECES = 16,    /* for each thread, as a product has */
     COPY_BYTES = 1 << 27 /* larger than any cache */
 };
-
-static void peak_piece(void *argument, int64_t begin, int64_t end) {
-    const struct gemm_table *table = argument;
-    float *const a = gemm_case_allocate(PEAK_ROWS * GEMM_BLOCK * sizeof(float));
-    float *const b = gemm_case_allocate((size_t)PEAK_DEPTH * (size_t)table->tile_columns * sizeof(float));
-    float *const total = gemm_case_allocate((size_t)PEAK_ROWS * (size_t)table->tile_columns * sizeof(float));
-    for (int i = 0; i < PEAK_ROWS * GEMM_BLOCK; ++i) {
-        a[i] = 1.0f;
-    }
-    for (int i = 0; i < PEAK_DEPTH * table->tile_columns; ++i) {
-        b[i] = 1.0f;
-    }
-    for (int64_t i = begin * PEAK_REPEATS; i < end * PEAK_REPEATS; ++i) {
-        table->run(a, PEAK_ROWS, b, PEAK_DEPTH, total, table->tile_columns);
-    }
-    free(a);
-    free(b);
-    free(total);
-}
 
 static struct limits limits_make(void) {
     return (struct limits){0.0, 0.0, {gemm_case_allocate(COPY_BYTES), gemm_case_allocate(COPY_BYTES)}};
@@ -83,13 +62,14 @@ static struct limits limits_make(void) {
 
 /* Measures once more and keeps the best. */
 static void limits_update(struct limits *limits, const struct opaq_parallel *parallel, int threads) {
-    struct gemm_table table = *gemm_table_best();
-    const struct opaq_body peak = {peak_piece, &table};
+    struct limit_compute compute = limit_fma();
+    const struct opaq_body peak = {limit_compute_piece, &compute};
     const struct opaq_body copy = {copy_piece, &limits->copy};
-    const double operations =
-        2.0 * threads * PEAK_PIECES * PEAK_REPEATS * PEAK_ROWS * PEAK_DEPTH * table.tile_columns;
+    const double operations = (double)threads * PEAK_PIECES * compute.operations;
     const double start = now();
-    parallel->run(parallel->context, threads * PEAK_PIECES, &peak);
+    if (compute.run != NULL) {
+        parallel->run(parallel->context, threads * PEAK_PIECES, &peak);
+    }
     const double middle = now();
     parallel->run(parallel->context, COPY_BYTES / 4096, &copy);
     const double rate = operations / (middle - start);

@@ -2,14 +2,14 @@
  *
  * Arithmetic, the same on every machine and with any number of threads: operands are decoded to float32 as
  * dequantization does. For each element of c the products a[i][k] * b[j][k] are summed up in float32 in the order of
- * k, one rounding for each product and one for each addition, in blocks of 256 that each start from 0; the blocks'
- * sums are added in order to a total that starts from 0. Then bias[j] is added, then the former c[i][j], and the
+ * k, each added with one rounding (a fused multiply-add), in blocks of 256 that each start from 0; the blocks' sums are
+ * added in order to a total that starts from 0. Then bias[j] is added, then the former c[i][j], and the
  * result is rounded once to c's dtype, every NaN being the canonical one.
  *
  * Without overflow and underflow the float32 total differs from the exact one by at most
  *     (min(K, 256) + ceil(K / 256) + 2) * 2^-24 * sum |a[i][k] b[j][k]|
- * to first order: a product meets one rounding of its own, one for each addition in its block and one for each
- * block; two more are left for the bias and c, whose sizes then count among the terms. */
+ * to first order: a product meets one rounding for each addition in its block and one for each block; two more are left
+ * for the bias and c, whose sizes then count among the terms. */
 #ifndef OPAQ_GEMM_GEMM_RUN_H
 #define OPAQ_GEMM_GEMM_RUN_H
 

@@ -2,10 +2,12 @@
  *
  * The file that includes it defines TILE_LANES (floats in a vector register), TILE_ROWS and TILE_VECTORS (the tile is
  * TILE_ROWS rows by TILE_VECTORS vectors, and its sums must fit the registers), and gets tile_run(). Vectors lie
- * along the columns of c, so every sum has a lane of its own and its order does not depend on the lanes. */
+ * along the columns of c, so every sum has a lane of its own and its order does not depend on the lanes. A product is
+ * added without being rounded first; TILE_FMA(factor, column, sum), if it is defined, does that for a vector. */
 #ifndef OPAQ_GEMM_GEMM_TILE_H
 #define OPAQ_GEMM_GEMM_TILE_H
 
+#include <math.h>
 #include <string.h>
 
 #include "gemm/gemm_table.h"
@@ -20,6 +22,22 @@ _Static_assert(TILE_ROWS - TILE_FEWER_ROWS >= 0, "sums are kept for TILE_ROWS ro
 struct tile_vector {
     float lane __attribute__((vector_size(TILE_LANES * sizeof(float))));
 };
+
+/* sum + factor * column, rounded once. */
+#if !defined(TILE_FMA)
+static inline struct tile_vector tile_fma(struct tile_vector sum, float factor, struct tile_vector column) {
+    for (int i = 0; i < TILE_LANES; ++i) {
+        sum.lane[i] = fmaf(factor, column.lane[i], sum.lane[i]);
+    }
+    return sum;
+}
+#else
+static inline __attribute__((always_inline)) struct tile_vector tile_fma(struct tile_vector sum, float factor,
+                                                                         struct tile_vector column) {
+    sum.lane = TILE_FMA(factor, column.lane, sum.lane);
+    return sum;
+}
+#endif
 
 static inline struct tile_vector tile_load(const float *from) {
     struct tile_vector vector;
@@ -41,7 +59,7 @@ static inline __attribute__((always_inline)) void tile_multiply(const float *a, 
         for (int row = 0; row < rows; ++row) {
             const float factor = a[row * GEMM_BLOCK + k];
             for (int v = 0; v < TILE_VECTORS; ++v) {
-                sum[row][v].lane += factor * column[v].lane;
+                sum[row][v] = tile_fma(sum[row][v], factor, column[v]);
             }
         }
     }

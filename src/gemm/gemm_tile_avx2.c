@@ -1,9 +1,12 @@
-/* gemm/gemm_tile_avx2.c: the tile kernel with 8 lanes; compiled with -mavx2. */
+/* gemm/gemm_tile_avx2.c: the tile kernel with 8 lanes; compiled with -mavx2 -mfma. */
 #include "gemm/gemm_tile_tables.h"
 #include "opaq/cpu.h"
 
 #if defined(__x86_64__)
-enum { TILE_LANES = 8, TILE_ROWS = 4, TILE_VECTORS = 2 };
+#include <immintrin.h>
+
+#define TILE_FMA(factor, column, sum) _mm256_fmadd_ps(_mm256_set1_ps(factor), column, sum)
+enum { TILE_LANES = 8, TILE_ROWS = 6, TILE_VECTORS = 2 };
 #include "gemm/gemm_tile.h"
 
 const struct gemm_table gemm_table_avx2 = {

@@ -3,6 +3,9 @@
 #include "opaq/cpu.h"
 
 #if defined(__x86_64__)
+#include <immintrin.h>
+
+#define TILE_FMA(factor, column, sum) _mm512_fmadd_ps(_mm512_set1_ps(factor), column, sum)
 enum { TILE_LANES = 16, TILE_ROWS = 16, TILE_VECTORS = 1 };
 #include "gemm/gemm_tile.h"
 

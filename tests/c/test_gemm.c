@@ -83,7 +83,7 @@ static float defined_total(const float *a, const float *b, int64_t depth) {
     for (int64_t k = 0; k < depth; k += 256) {
         float sum = 0.0f;
         for (int64_t i = k; i < depth && i < k + 256; ++i) {
-            sum += a[i] * b[i];
+            sum = fmaf(a[i], b[i], sum);
         }
         total += sum;
     }
