@@ -150,7 +150,8 @@ static void report(const struct bench_case *one, const int64_t *shape, const str
     const double operations = 2.0 * (double)shape[0] * (double)shape[1] * (double)shape[2];
     const double bytes =
         operand_bytes(&one->a) + operand_bytes(&one->b) + 2.0 * (double)shape[0] * (double)shape[1];
-    const double computing = operations / limits->operations_per_second;
+    const double computing =
+        limits->operations_per_second > 0.0 ? operations / limits->operations_per_second : 0.0;
     const double moving = bytes / limits->bytes_per_second;
     const double floor_seconds = computing > moving ? computing : moving;
     printf("%-20s %-20s %5lld x %5lld x %5lld %9.1f %9.3f %9.3f %-7s %7.3f %7.2f\n", one->from->a, one->from->b,
