@@ -89,11 +89,7 @@ VEC_INLINE struct step_floats held_amaxes(const struct step held[HELD_ROWS], enu
 
 /* ---- the Hadamard transform of the columns of HELD_ROWS rows ---- */
 
-/* hadamard_forward() in each lane, up to the rounding. */
-VEC_INLINE void transform_lanes(vecf v[HELD_ROWS], uint16_t mask) {
-    for (int i = 0; i < HELD_ROWS; ++i) {
-        v[i] = (vecf)((vec32)v[i] ^ ((uint32_t)(mask >> i & 1) << 31)) * 0.25f;
-    }
+VEC_INLINE void butterflies(vecf v[HELD_ROWS]) {
     for (int h = 1; h < HELD_ROWS; h *= 2) {
         for (int i = 0; i < HELD_ROWS; ++i) {
             if ((i & h) == 0) {
@@ -104,6 +100,14 @@ VEC_INLINE void transform_lanes(vecf v[HELD_ROWS], uint16_t mask) {
             }
         }
     }
+}
+
+/* hadamard_forward() in each lane, up to the rounding. */
+VEC_INLINE void transform_lanes(vecf v[HELD_ROWS], uint16_t mask) {
+    for (int i = 0; i < HELD_ROWS; ++i) {
+        v[i] = (vecf)((vec32)v[i] ^ ((uint32_t)(mask >> i & 1) << 31)) * 0.25f;
+    }
+    butterflies(v);
 }
 
 /* With its sign, and NaN as it is. */

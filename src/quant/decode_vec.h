@@ -76,31 +76,52 @@ VEC_INLINE void step_store(void *to, struct step step, enum opaq_element dtype, 
 
 /* ---- codes ---- */
 
-/* STEP codes of a byte each under one factor: finite, not 0, and small enough to be multiplied with 256, or `may_be_nan`
- * is given. Fields are moved to those of a 16-bit float, which for E4M3 makes the value 256 times too small; NaN codes
- * are looked at by themselves. */
-VEC_INLINE struct step decode_bytes(const uint8_t *codes, enum opaq_element element, enum opaq_element dtype,
-                                    float factor, bool may_be_nan) {
+/* Codes of a byte each, moved to the fields of a 16-bit float, which makes an E4M3 value 256 times too small; and which of
+ * them are NaN. */
+struct moved_codes {
+    vec16 halves;
+    mask16 nans;
+};
+
+VEC_INLINE struct moved_codes move_codes(const uint8_t *codes, enum opaq_element element) {
     const vec16 code = load_bytes_as_words(codes);
     const bool is_e4m3 = element == OPAQ_E4M3;
     const vec16 half = is_e4m3
                            ? (vec16)choose_bits((vec32)(code << 8), (vec32)(code << 7), vec32_set(0x80008000u))
                            : code << 8;
-    const vec16 moved = half & (uint16_t)(is_e4m3 ? 0xBF80 : 0xFF00);
-    const mask16 nans = above16(code & 0x7F, is_e4m3 ? 0x7E : 0x7C);
-    vecf first = from_halves(moved, false);
-    vecf second = from_halves(moved, true);
+    return (struct moved_codes){half & (uint16_t)(is_e4m3 ? 0xBF80 : 0xFF00),
+                                above16(code & 0x7F, is_e4m3 ? 0x7E : 0x7C)};
+}
+
+/* Two vectors, one after the other. */
+struct decoded {
+    vecf first;
+    vecf second;
+};
+
+/* What STEP codes of a byte each stand for. */
+VEC_INLINE struct decoded byte_values(const uint8_t *codes, enum opaq_element element) {
+    const struct moved_codes moved = move_codes(codes, element);
+    const vec16 halves = replace16(moved.nans, moved.halves, vec16_set(0x7E00));
+    const float up = element == OPAQ_E4M3 ? 256.0f : 1.0f;
+    return (struct decoded){from_halves(halves, false) * up, from_halves(halves, true) * up};
+}
+
+/* STEP codes of a byte each under one factor, which is finite, not 0, and small enough to be multiplied with 256, or
+ * `may_be_nan` is given. NaN codes are looked at by themselves. */
+VEC_INLINE struct step decode_bytes(const uint8_t *codes, enum opaq_element element, enum opaq_element dtype,
+                                    float factor, bool may_be_nan) {
     if (!may_be_nan && dtype != OPAQ_F32) {
-        const float apply = is_e4m3 ? factor * 256.0f : factor;
-        struct step step = step_of_values(first * apply, second * apply, dtype, false);
+        const struct moved_codes moved = move_codes(codes, element);
+        const float apply = element == OPAQ_E4M3 ? factor * 256.0f : factor;
+        struct step step = step_of_values(from_halves(moved.halves, false) * apply,
+                                          from_halves(moved.halves, true) * apply, dtype, false);
         const vec16 nan = vec16_set(dtype == OPAQ_BF16 ? 0x7FC0 : 0x7E00);
-        step.part[0] = (vec32)replace16(nans, (vec16)step.part[0], nan);
+        step.part[0] = (vec32)replace16(moved.nans, (vec16)step.part[0], nan);
         return step;
     }
-    const vec16 with_nans = replace16(nans, moved, vec16_set(0x7E00));
-    first = from_halves(with_nans, false) * (is_e4m3 ? 256.0f : 1.0f);
-    second = from_halves(with_nans, true) * (is_e4m3 ? 256.0f : 1.0f);
-    return step_of_values(first * factor, second * factor, dtype, true);
+    const struct decoded values = byte_values(codes, element);
+    return step_of_values(values.first * factor, values.second * factor, dtype, true);
 }
 
 /* STEP packed codes under the factors of their pairs, finite or `may_be_nan` is given. */

@@ -25,7 +25,7 @@ const struct quant_table *const *quant_tables(int *count) {
 const struct quant_table *quant_table_choose(const struct quant_table *const *list, int count,
                                              uint32_t features, size_t offset) {
     for (int i = 0; i + 1 < count; ++i) {
-        const char *name; /* both kinds of kernel begin with their name */
+        const char *name; /* all kinds of kernels begin with their name */
         memcpy(&name, (const char *)list[i] + offset, sizeof name);
         if (name != NULL && (list[i]->features & ~features) == 0) {
             return list[i];
@@ -48,4 +48,10 @@ const struct quant_kernel *dequantize_kernel(enum opaq_format format) {
 const struct amax_kernel *amax_kernel(void) {
     return &quant_table_choose(tables, TABLE_COUNT, opaq_cpu_features(), offsetof(struct quant_table, amax))
                 ->amax;
+}
+
+const struct decode_row_kernel *decode_row_kernel(void) {
+    return &quant_table_choose(tables, TABLE_COUNT, opaq_cpu_features(),
+                               offsetof(struct quant_table, decode_row))
+                ->decode_row;
 }

@@ -28,5 +28,6 @@ const struct quant_table quant_table_avx2 = {
             {"dequantize_nvfp4_avx2", dequantize_avx2},
         },
     .amax = {"amax_avx2", amax_avx2},
+    .decode_row = {"decode_row_avx2", decode_row_avx2},
 };
 #endif

@@ -28,5 +28,6 @@ const struct quant_table quant_table_avx512 = {
             {"dequantize_nvfp4_avx512", dequantize_avx512},
         },
     .amax = {"amax_avx512", amax_avx512},
+    .decode_row = {"decode_row_avx512", decode_row_avx512},
 };
 #endif

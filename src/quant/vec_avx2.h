@@ -189,4 +189,38 @@ VEC_INLINE vecf e2m1_values(vec32 codes) {
     return (vecf)((vec32)magnitudes | ((codes << 28) & 0x80000000u));
 }
 
+VEC_INLINE vecf e2m1_all(int part) {
+    const __m256 values = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+    return part == 0 ? values : _mm256_xor_ps(values, _mm256_set1_ps(-0.0f));
+}
+
+/* ---- sixteen words of which codes choose ---- */
+
+enum { LOOKUP_BYTES = 32 };
+
+/* Low bytes first, then high ones. */
+VEC_INLINE void lookup_store(uint8_t *tables, vec16 words) {
+    const __m256i parted = _mm256_shuffle_epi8(
+        (__m256i)words, _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8,
+                                         10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+    vec_store(tables, (vec32)_mm256_permute4x64_epi64(parted, 0xD8));
+}
+
+VEC_INLINE void lookup_block(const uint8_t *table, const uint8_t *codes, void *to, bool streams) {
+    const __m128i pairs = _mm_loadl_epi64((const __m128i *)codes);
+    const __m128i index =
+        _mm_and_si128(_mm_unpacklo_epi8(pairs, _mm_srli_epi16(pairs, 4)), _mm_set1_epi8(0x0F));
+    const __m128i low = _mm_shuffle_epi8(_mm_load_si128((const __m128i *)table), index);
+    const __m128i high = _mm_shuffle_epi8(_mm_load_si128((const __m128i *)(table + 16)), index);
+    const __m128i first = _mm_unpacklo_epi8(low, high);
+    const __m128i second = _mm_unpackhi_epi8(low, high);
+    if (streams) {
+        _mm_stream_si128(to, first);
+        _mm_stream_si128((__m128i *)to + 1, second);
+    } else {
+        _mm_storeu_si128(to, first);
+        _mm_storeu_si128((__m128i *)to + 1, second);
+    }
+}
+
 #endif

@@ -234,4 +234,30 @@ VEC_INLINE vecf e2m1_values(vec32 codes) {
     return _mm512_permutexvar_ps((__m512i)codes, values);
 }
 
+/* What the codes stand for that `part` counts: codes 0 to 15 lie in parts of FLOATS, of which there is one here. */
+VEC_INLINE vecf e2m1_all(int part) {
+    (void)part;
+    return _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
+                          -3.0f, -4.0f, -6.0f);
+}
+
+/* ---- sixteen words of which codes choose ---- */
+
+enum { LOOKUP_BYTES = 32 };
+
+/* The words of as many tables as there are in a vector, one table after the other. */
+VEC_INLINE void lookup_store(uint8_t *tables, vec16 words) { vec_store(tables, (vec32)words); }
+
+/* The words that 16 packed codes choose; `to` is aligned to 32 bytes if it is written past the caches. */
+VEC_INLINE void lookup_block(const uint8_t *table, const uint8_t *codes, void *to, bool streams) {
+    const __m256i pairs = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)codes));
+    const __m256i index = _mm256_or_si256(pairs, _mm256_slli_epi32(pairs, 12));
+    const __m256i words = _mm256_permutexvar_epi16(index, _mm256_load_si256((const __m256i *)table));
+    if (streams) {
+        _mm256_stream_si256(to, words);
+    } else {
+        _mm256_storeu_si256(to, words);
+    }
+}
+
 #endif
