@@ -1,5 +1,5 @@
-/* gemm/gemm_decode.c: operands to float32, value by value what dequantization gives. Codes go through a table, and a
- * scale is looked up once for its block. */
+/* gemm/gemm_decode.c: operands to float32, value by value what dequantization gives. Where there is no kernel for it, codes
+ * go through a table, and a scale is looked up once for its block. */
 #include "gemm/gemm_decode.h"
 
 #include "gemm/gemm_table.h"
@@ -23,7 +23,8 @@ int64_t gemm_depth(const struct gemm_job *job) {
 void gemm_decoder_make(const struct gemm_operand *operand, struct gemm_decoder *decoder) {
     const struct quant_copy *copy = operand->copy;
     decoder->operand = operand;
-    if (copy == NULL) {
+    decoder->kernel = decode_row_kernel();
+    if (copy == NULL || decoder->kernel->run != NULL) {
         return;
     }
     const enum opaq_format format = (enum opaq_format)operand->spec->format;
@@ -182,7 +183,11 @@ static void decode_copy(const struct gemm_decoder *decoder, int64_t row, int row
             const int packing = copy->is_packed ? 2 : 1;
             prefetch_next(from, n_stored / packing, (copy->data_columns - k - n_stored) / packing);
         }
-        decode_row(decoder, row + i, k, from, n_stored, values);
+        if (decoder->kernel->run != NULL) {
+            decoder->kernel->run(operand->spec, copy, row + i, k, from, n_stored, values);
+        } else {
+            decode_row(decoder, row + i, k, from, n_stored, values);
+        }
         for (int c = 0; transform && c < n_stored; c += HADAMARD_SIZE) {
             hadamard_inverse(values + c, operand->spec->hadamard_mask);
         }

@@ -3,6 +3,7 @@
 #define OPAQ_GEMM_GEMM_DECODE_H
 
 #include "gemm/gemm_job.h"
+#include "quant/quant_table.h"
 
 /* How far the contraction runs: the operands' columns, or, where a Hadamard transform is left in place, up to the end
  * of its last group, whose codes beyond the columns count. */
@@ -11,9 +12,10 @@ int64_t gemm_depth(const struct gemm_job *job);
 /* An operand and what its bytes are worth. */
 struct gemm_decoder {
     const struct gemm_operand *operand;
-    float value[256][2]; /* of a code before it is scaled; of two codes if they are packed */
-    float factor[256];   /* of a scale byte */
-    bool has_factors;    /* scales are bytes that mean the same in all rows */
+    float value[256][2];                    /* of a code before it is scaled; of two codes if they are packed */
+    float factor[256];                      /* of a scale byte */
+    const struct decode_row_kernel *kernel; /* what is used instead of these, if its run is not NULL */
+    bool has_factors;                       /* scales are bytes that mean the same in all rows */
 };
 
 /* This and gemm_decode run in the library's floating-point environment (base/fp_environment.h). */

@@ -34,6 +34,7 @@ static void pass_quant(struct search *search) {
             pass(search, tables[t]->dequantize[f].name, tables[t]->features);
         }
         pass(search, tables[t]->amax.name, tables[t]->features);
+        pass(search, tables[t]->decode_row.name, tables[t]->features);
     }
 }
 

@@ -72,8 +72,8 @@ struct panel_task {
 
 static void run_panels(void *argument, int64_t begin, int64_t end) {
     const struct panel_task *task = argument;
-    remap_ref(task->remap, task->first_row + begin * task->panel_rows,
-              task->first_row + min_int64(task->rows, end * task->panel_rows));
+    remap_rows(task->remap, task->first_row + begin * task->panel_rows,
+               task->first_row + min_int64(task->rows, end * task->panel_rows));
 }
 
 void remap_run(const struct remap *remap, int64_t row, int64_t rows, const struct opaq_parallel *parallel) {

@@ -4,7 +4,7 @@
 #define OPAQ_OP_REARRANGE_H
 
 #include "opaq/op.h"
-#include "quant/remap_ref.h"
+#include "quant/remap.h"
 
 /* A quantized tensor given as buffers, with the job that says where its copies lie. */
 struct located {

@@ -1,15 +1,15 @@
-/* quant/amax_rows_vec.h: the amax kernel, in vectors. Depends on amax_vec.h. */
+/* quant/amax_rows_vec.h: the amax kernel, in vectors. Depends on amax_vec.h and column_amax_vec.h. */
 #ifndef OPAQ_QUANT_AMAX_ROWS_VEC_H
 #define OPAQ_QUANT_AMAX_ROWS_VEC_H
 
 #include "quant/amax_vec.h"
+#include "quant/column_amax_vec.h"
 #include "quant/quant_table_ref.h"
 
 /* Over `rows` rows of n elements. */
-VEC_INLINE float amax_all(const struct quant_matrix *m, const char *x, int64_t rows, int64_t row_step,
-                          int64_t n, enum opaq_element dtype, bool drop_nan) {
+VEC_INLINE float amax_all(const char *x, int64_t rows, int64_t row_step, int64_t n, enum opaq_element dtype,
+                          bool drop_nan) {
     struct amax_keys keys = amax_keys_none();
-    (void)m;
     for (int64_t row = 0; row < rows; ++row) {
         amax_keys_add(&keys, x + row * row_step * element_bytes(dtype), n, dtype, drop_nan);
     }
@@ -20,40 +20,74 @@ VEC_INLINE void amax_rows(const struct quant_matrix *m, int64_t r, int64_t r_end
                           enum opaq_element dtype, bool drop_nan) {
     const char *const data = m->data;
     const int bytes = element_bytes(dtype);
-    if (step != 0) {
-        for (int64_t row = r; row < r_end; ++row) {
-            amax[row] =
-                float_from_bits(amax_run(data + row * m->row_step * bytes, m->columns, dtype, drop_nan));
-        }
-    } else if (m->column_step == 1) {
-        *amax =
-            amax_all(m, data + r * m->row_step * bytes, r_end - r, m->row_step, m->columns, dtype, drop_nan);
-    } else { /* the operand's rows lie across memory; for one maximum of all it does not matter */
-        *amax = amax_all(m, data + r * bytes, m->columns, m->column_step, r_end - r, dtype, drop_nan);
+    for (int64_t row = r; step != 0 && row < r_end; ++row) {
+        amax[row] = float_from_bits(amax_run(data + row * m->row_step * bytes, m->columns, dtype, drop_nan));
+    }
+    if (step == 0) {
+        *amax = amax_all(data + r * m->row_step * bytes, r_end - r, m->row_step, m->columns, dtype, drop_nan);
     }
 }
 
-VEC_INLINE void amax_dtype(const struct quant_matrix *m, int64_t r, int64_t r_end, float *amax, int64_t step,
-                           bool drop_nan) {
-    if (m->dtype == OPAQ_BF16) {
-        amax_rows(m, r, r_end, amax, step, OPAQ_BF16, drop_nan);
-    } else if (m->dtype == OPAQ_F16) {
-        amax_rows(m, r, r_end, amax, step, OPAQ_F16, drop_nan);
+/* The operand's rows lie side by side. */
+VEC_INLINE void amax_columns(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r,
+                             int64_t r_end, float *amax, int64_t step, enum opaq_element dtype, bool drop_nan) {
+    const struct quant_matrix *m = &copy->operand;
+    if (step == 0 && !copy->is_hadamard) { /* for one amax of all of them it does not matter how they lie */
+        *amax = amax_all((const char *)m->data + r * element_bytes(dtype), m->columns, m->column_step,
+                         r_end - r, dtype, drop_nan);
+        return;
+    }
+    uint32_t bits = 0;
+    for (int64_t c = r; c < r_end; c += AMAX_COLUMNS) {
+        float each[AMAX_COLUMNS];
+        const int64_t columns = min_int64(AMAX_COLUMNS, r_end - c);
+        if (copy->is_hadamard) {
+            transformed_amaxes(m, c, columns, dtype, spec->hadamard_mask, drop_nan, each);
+        } else {
+            column_amaxes(m, 0, m->columns, c, columns, dtype, drop_nan, each);
+        }
+        for (int64_t i = 0; i < columns; ++i) {
+            if (step != 0) {
+                amax[c + i] = each[i];
+            }
+            bits = float_to_bits(each[i]) > bits ? float_to_bits(each[i]) : bits;
+        }
+    }
+    if (step == 0) {
+        *amax = float_from_bits(bits);
+    }
+}
+
+VEC_INLINE void amax_dtype(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r,
+                           int64_t r_end, float *amax, int64_t step, enum opaq_element dtype, bool drop_nan) {
+    if (copy->operand.column_step == 1 && !copy->is_hadamard) {
+        amax_rows(&copy->operand, r, r_end, amax, step, dtype, drop_nan);
     } else {
-        amax_rows(m, r, r_end, amax, step, OPAQ_F32, drop_nan);
+        amax_columns(copy, spec, r, r_end, amax, step, dtype, drop_nan);
+    }
+}
+
+VEC_INLINE void amax_rule(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r, int64_t r_end,
+                          float *amax, int64_t step, enum opaq_element dtype) {
+    if (spec->rule == OPAQ_RULE_TE) {
+        amax_dtype(copy, spec, r, r_end, amax, step, dtype, true);
+    } else {
+        amax_dtype(copy, spec, r, r_end, amax, step, dtype, false);
     }
 }
 
 static inline void amax_vec(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r,
                             int64_t r_end, float *amax, int64_t step) {
     const struct quant_matrix *m = &copy->operand;
-    const bool is_along = m->column_step == 1 || (m->row_step == 1 && step == 0);
-    if (copy->is_hadamard || !is_along) {
+    const bool is_along_rows = m->column_step == 1 && !copy->is_hadamard;
+    if ((!is_along_rows && !is_along_columns(copy)) || m->columns == 0) {
         amax_ref(copy, spec, r, r_end, amax, step);
-    } else if (spec->rule == OPAQ_RULE_TE) {
-        amax_dtype(m, r, r_end, amax, step, true);
+    } else if (m->dtype == OPAQ_BF16) {
+        amax_rule(copy, spec, r, r_end, amax, step, OPAQ_BF16);
+    } else if (m->dtype == OPAQ_F16) {
+        amax_rule(copy, spec, r, r_end, amax, step, OPAQ_F16);
     } else {
-        amax_dtype(m, r, r_end, amax, step, false);
+        amax_rule(copy, spec, r, r_end, amax, step, OPAQ_F32);
     }
 }
 

@@ -23,7 +23,7 @@ const struct quant_table *const *quant_tables(int *count) {
     return tables;
 }
 
-/* Both kinds of kernel begin with their name. */
+/* All kinds of kernels begin with their name. */
 static const char *name_at(const struct quant_table *table, size_t offset) {
     const char *name;
     memcpy(&name, (const char *)table + offset, sizeof name);
@@ -64,3 +64,7 @@ const struct quant_kernel *dequantize_kernel(enum opaq_format format) {
 }
 
 const struct amax_kernel *amax_kernel(void) { return &table_for(offsetof(struct quant_table, amax))->amax; }
+
+const struct decode_row_kernel *decode_row_kernel(void) {
+    return &table_for(offsetof(struct quant_table, decode_row))->decode_row;
+}

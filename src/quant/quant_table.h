@@ -23,12 +23,22 @@ struct amax_kernel {
                 float *amax, int64_t step);
 };
 
+/* n codes of operand row `row` from column k on, which lie at `codes` one after another (a row that is packed begins with
+ * a whole byte), to floats: each what its code stands for times its factor. k is a multiple of 128, n at most 2048. The
+ * reference has none: gemm/gemm_decode.c does it with tables of its own. */
+struct decode_row_kernel {
+    const char *name;
+    void (*run)(const struct opaq_spec *spec, const struct quant_copy *copy, int64_t row, int64_t k,
+                const uint8_t *codes, int n, float *to);
+};
+
 struct quant_table {
     const char *name;  /* "ref", "avx2", ... */
     uint32_t features; /* bits of enum opaq_cpu_feature that it needs */
     struct quant_kernel quantize[OPAQ_FORMAT_COUNT];
     struct quant_kernel dequantize[OPAQ_FORMAT_COUNT];
     struct amax_kernel amax;
+    struct decode_row_kernel decode_row; /* run may be NULL */
 };
 
 /* All tables of this build, the fastest first; the reference stands last. */
@@ -38,9 +48,10 @@ const struct quant_table *const *quant_tables(int *count);
 const struct quant_kernel *quantize_kernel(enum opaq_format format);
 const struct quant_kernel *dequantize_kernel(enum opaq_format format);
 const struct amax_kernel *amax_kernel(void);
+const struct decode_row_kernel *decode_row_kernel(void);
 
 /* The rule behind them, on any list of tables that ends with a complete one: the first table whose features are
- * all there and whose entry at `offset` (of a struct quant_kernel or amax_kernel in struct quant_table) is not
+ * all there and whose entry at `offset` (of a kernel in struct quant_table) is not
  * empty. */
 const struct quant_table *quant_table_choose(const struct quant_table *const *tables, int count,
                                              uint32_t features, size_t offset);

@@ -9,7 +9,11 @@ extern const struct quant_table quant_table_avx2;
 void quantize_fp8_avx2(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end);
 void quantize_mx_avx2(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end);
 void quantize_nvfp4_avx2(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end);
+void dequantize_avx2(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end);
 void amax_avx2(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r, int64_t r_end,
                float *amax, int64_t step);
+
+void decode_row_avx2(const struct opaq_spec *spec, const struct quant_copy *copy, int64_t row, int64_t k,
+                     const uint8_t *codes, int n, float *to);
 
 #endif

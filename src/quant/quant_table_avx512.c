@@ -17,6 +17,17 @@ const struct quant_table quant_table_avx512 = {
             {"quantize_mxfp4_avx512", quantize_mx_avx512},
             {"quantize_nvfp4_avx512", quantize_nvfp4_avx512},
         },
+    .dequantize =
+        {
+            {"dequantize_fp8_avx512", dequantize_avx512},
+            {"dequantize_fp8row_avx512", dequantize_avx512},
+            {"dequantize_fp8blk1_avx512", dequantize_avx512},
+            {"dequantize_fp8blk2_avx512", dequantize_avx512},
+            {"dequantize_mxfp8_avx512", dequantize_avx512},
+            {"dequantize_mxfp4_avx512", dequantize_avx512},
+            {"dequantize_nvfp4_avx512", dequantize_avx512},
+        },
     .amax = {"amax_avx512", amax_avx512},
+    .decode_row = {"decode_row_avx512", decode_row_avx512},
 };
 #endif

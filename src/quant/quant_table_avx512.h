@@ -10,7 +10,11 @@ void quantize_fp8_avx512(const struct quant_job *job, const struct quant_copy *c
 void quantize_mx_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end);
 void quantize_nvfp4_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
                            int64_t r_end);
+void dequantize_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end);
 void amax_avx512(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r, int64_t r_end,
                  float *amax, int64_t step);
+
+void decode_row_avx512(const struct opaq_spec *spec, const struct quant_copy *copy, int64_t row, int64_t k,
+                       const uint8_t *codes, int n, float *to);
 
 #endif

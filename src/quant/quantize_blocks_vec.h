@@ -10,7 +10,7 @@
 #include "format/swizzle.h"
 #include "quant/fold_vec.h"
 #include "quant/quant_job.h"
-#include "quant/scale_rules.h"
+#include "quant/scales_vec.h"
 
 enum { BLOCK_ROW_LIMIT = 32, STRETCH_ELEMENTS = 2048, STRETCH_GROUPS = STRETCH_ELEMENTS / (16 * FLOATS) };
 
@@ -24,99 +24,6 @@ struct block_kind {
     bool is_nvfp4;
     const struct opaq_spec *spec;
 };
-
-/* Scale codes in the low bytes, and what elements are multiplied with. */
-struct block_scales {
-    vec32 codes;
-    vecf factors;
-    bool is_plain; /* no element is NaN, infinite or scaled beyond the largest value */
-};
-
-/* NaN's code and NaN itself where `wanted` is NaN. */
-VEC_INLINE struct block_scales with_nans(struct block_scales scales, vecf wanted, uint32_t code) {
-    const mask32 nans = above32((vec32)wanted & 0x7FFFFFFFu, 0x7F800000u);
-    return (struct block_scales){replace32(nans, scales.codes, vec32_set(code)),
-                                 (vecf)replace32(nans, (vec32)scales.factors, vec32_set(0x7FC00000u)), false};
-}
-
-/* Floats that are not negative to E4M3, and what the codes stand for. */
-VEC_INLINE struct block_scales e4m3_scales(vecf wanted) {
-    const vecf kept = minf(wanted, vecf_set(448.0f));
-    const vecf grid = grid_of(kept, OPAQ_E4M3);
-    const vecf sum = kept + grid;
-    return (struct block_scales){codes_of_sum(sum, OPAQ_E4M3) - code_excess(OPAQ_E4M3), sum - grid, false};
-}
-
-/* nvfp4_block(), global being what nvfp4_global() gives, not negative and no NaN. */
-VEC_INLINE struct block_scales nvfp4_scales(vecf amax, float global, const struct opaq_spec *spec, bool is_te) {
-    if (is_te) {
-        const vecf wanted = amax * (global * (1.0f / 6.0f));
-        struct block_scales scales = e4m3_scales(wanted);
-        scales.factors = minf(1.0f / (scales.factors * (1.0f / global)), vecf_set(FLT_MAX));
-        /* Where a scale is normal and 448 at most, or rounded down to it, it is at most a sixteenth too small, and what it
-         * scales to 6.4 still rounds to 6. A zero block is fine too. */
-        const uint32_t low = least_normal(OPAQ_E4M3);
-        const vec32 over_low = clear32(equal32((vec32)wanted, 0), (vec32)wanted - low);
-        scales.is_plain = !any32(above32(over_low, 0x43E80000u - low)) && global >= 0x1p-90f;
-        return scales;
-    }
-    if (spec->rule == OPAQ_RULE_COMPRESSED_TENSORS) {
-        const vecf wanted = global * (amax / 6.0f);
-        struct block_scales scales = with_nans(e4m3_scales(wanted), wanted, 0x7F);
-        const mask32 zeros = equal32((vec32)scales.factors, 0);
-        scales.codes = replace32(zeros, scales.codes, vec32_set(0x20));
-        scales.factors = (vecf)replace32(zeros, (vec32)scales.factors, (vec32)vecf_set(0.125f));
-        scales.factors = scales.factors / global;
-        return scales;
-    }
-    const vecf wanted = global == 0.0f ? vecf_set(1.0f) : amax / (6.0f * global);
-    const mask32 zeros = equal32((vec32)wanted, 0);
-    const vecf at_least =
-        (vecf)replace32(zeros, max32((vec32)wanted, (vec32)vecf_set(0x1p-9f)), (vec32)vecf_set(1.0f));
-    struct block_scales scales = with_nans(e4m3_scales(at_least), wanted, 0x7F);
-    scales.factors = global == 0.0f ? (vecf)vec32_set(0x7F800000u) : scales.factors * global;
-    return scales;
-}
-
-/* Exponents by the rule's own function, one after another. */
-VEC_INLINE vec32 mx_exponents(vecf amax, const struct opaq_spec *spec) {
-    float each[FLOATS];
-    uint32_t exponent[FLOATS];
-    vec_store(each, (vec32)amax);
-    for (int i = 0; i < FLOATS; ++i) {
-        exponent[i] = mx_exponent(spec, each[i]);
-    }
-    return vec_load(exponent);
-}
-
-/* mx_exponent() and mx_factor(). */
-VEC_INLINE struct block_scales mx_scales(vecf amax, enum opaq_element element, const struct opaq_spec *spec,
-                                         bool is_te) {
-    const uint32_t emax = element == OPAQ_E2M1 ? 2 : element == OPAQ_E4M3 ? 8 : 15;
-    vec32 codes;
-    if (!is_te && spec->rule == OPAQ_RULE_MODELOPT) {
-        codes = mx_exponents(amax, spec);
-    } else if (is_te || spec->rule == OPAQ_RULE_RCEIL) {
-        const vec32 bits = (vec32)(amax * (1.0f / largest_value(element)));
-        /* up to the next power of two, of which the smallest is 2^-127, a subnormal number */
-        const mask32 normal = above32(bits, 0x7FFFFFu);
-        const vec32 up = bits + replace32(normal, vec32_set(0x3FFFFFu), vec32_set(0x7FFFFFu));
-        codes = min32(up >> 23, vec32_set(254));
-    } else {
-        const uint32_t add = spec->rule == OPAQ_RULE_OCP ? 0 : 0x200000u;
-        codes = max32(((vec32)amax + add) >> 23, vec32_set(emax)) - emax;
-    }
-    const vecf factors = (vecf)max32((254u - codes) << 23, vec32_set(0x400000u));
-    const struct block_scales scales = {codes, factors, !any32(above32((vec32)amax, 0x7F7FFFFFu))};
-    if (is_te || spec->rule == OPAQ_RULE_MODELOPT) {
-        return scales;
-    }
-    /* no longer finite, after what is added */
-    const uint32_t limit = spec->rule == OPAQ_RULE_COMPRESSED_TENSORS ? 0x7F5FFFFFu : 0x7F7FFFFFu;
-    const mask32 infinite = above32((vec32)amax, limit);
-    return (struct block_scales){replace32(infinite, codes, vec32_set(255)),
-                                 (vecf)replace32(infinite, (vec32)factors, vec32_set(0x7FC00000u)), false};
-}
 
 /* The amaxes of FLOATS blocks from column 0 of `rows` on. */
 VEC_INLINE vecf group_amax(struct block_kind kind, const char *x, int64_t row_bytes, int rows, bool drop_nan) {
@@ -146,7 +53,7 @@ VEC_INLINE struct block_scales group_scales(struct block_kind kind, const char *
         amax = group_amax(kind, x, row_bytes, rows, true);
         has_nans = true;
     }
-    struct block_scales scales = kind.is_nvfp4 ? nvfp4_scales(amax, global, kind.spec, is_te)
+    struct block_scales scales = kind.is_nvfp4 ? nvfp4_scales(amax, vecf_set(global), kind.spec, is_te)
                                                : mx_scales(amax, kind.how.element, kind.spec, is_te);
     scales.is_plain = scales.is_plain && is_te && !has_nans;
     return scales;
@@ -253,9 +160,10 @@ VEC_INLINE void quantize_stretch(struct block_kind kind, const struct block_stre
     }
 }
 
-/* Rows [r, r + rows), which share their scales. */
+/* Columns [c, c_end) of rows [r, r + rows), which share their scales; c_end is the last one, or c_end - c a multiple of
+ * STRETCH_ELEMENTS. */
 VEC_INLINE void quantize_block_rows(struct block_kind kind, const struct quant_copy *copy, int64_t r, int rows,
-                                    float global) {
+                                    int64_t c, int64_t c_end, float global) {
     enum { GROUP_LIMIT = 32 * FLOATS };
     char staged[BLOCK_ROW_LIMIT * GROUP_LIMIT * 4];
     uint8_t staged_codes[BLOCK_ROW_LIMIT * GROUP_LIMIT];
@@ -265,9 +173,9 @@ VEC_INLINE void quantize_block_rows(struct block_kind kind, const struct quant_c
     const struct quant_matrix *m = &copy->operand;
     const int64_t row_bytes = m->row_step * bytes;
     int64_t n;
-    for (int64_t c = 0; c < m->columns; c += n) {
+    for (; c < c_end; c += n) {
         uint8_t *const data = copy->data + (r * copy->data_row_step + c) / packing;
-        const int64_t groups = min_int64(STRETCH_ELEMENTS / group, (m->columns - c) / group);
+        const int64_t groups = min_int64(STRETCH_ELEMENTS / group, (c_end - c) / group);
         struct block_stretch stretch = {(const char *)m->data + r * row_bytes + c * bytes,
                                         row_bytes,
                                         data,
@@ -276,7 +184,7 @@ VEC_INLINE void quantize_block_rows(struct block_kind kind, const struct quant_c
                                         (int)groups};
         n = groups * group;
         if (groups == 0) { /* the last few blocks */
-            n = m->columns - c;
+            n = c_end - c;
             for (int i = 0; i < rows; ++i) {
                 char *const to = staged + i * group * bytes;
                 memcpy(to, stretch.x + i * row_bytes, (size_t)(n * bytes));

@@ -1,12 +1,13 @@
-/* quant/quantize_fp8_vec.h: fp8, fp8row, fp8blk1 and fp8blk2 along rows that lie in memory, in vectors. Depends on
- * amax_vec.h. Specification: docs/formats.md. */
+/* quant/quantize_fp8_vec.h: fp8, fp8row, fp8blk1 and fp8blk2 in vectors. Depends on
+ * amax_vec.h and quantize_fp8_columns_vec.h. Specification: docs/formats.md. */
 #ifndef OPAQ_QUANT_QUANTIZE_FP8_VEC_H
 #define OPAQ_QUANT_QUANTIZE_FP8_VEC_H
 
 #include "base/checked.h"
 #include "quant/amax_vec.h"
 #include "quant/quant_table_ref.h"
-#include "quant/scale_rules.h"
+#include "quant/quantize_fp8_columns_vec.h"
+#include "quant/scales_vec.h"
 
 enum { FP8_BLOCK = 128, AHEAD_BYTES = 8192 };
 
@@ -109,30 +110,6 @@ VEC_INLINE void fp8_scaled_rows(struct encode_how how, const struct quant_job *j
 
 /* ---- one for each block of 1x128 or 128x128 ---- */
 
-struct fp8_scales {
-    vecf apply;
-    vecf stored;
-};
-
-/* fp8_scale_from_amax() */
-VEC_INLINE struct fp8_scales fp8_scales_from_amax(vecf amax, const struct opaq_spec *spec,
-                                                  struct encode_how how, float limit) {
-    if (how.is_careful) {
-        const vecf scale = amax / largest_value(how.element);
-        const vecf instead = vecf_set(spec->rule == OPAQ_RULE_MODELOPT ? 1.0f : FLT_EPSILON);
-        const vec32 used = replace32(equal32((vec32)scale, 0), (vec32)scale, (vec32)instead);
-        return (struct fp8_scales){(vecf)used, (vecf)used};
-    }
-    const vec32 floored = max32((vec32)amax, (vec32)vecf_set(spec->epsilon));
-    vec32 scale = (vec32)(largest_value(how.element) / (vecf)floored);
-    scale = replace32(above32(scale, 0x7F7FFFFFu), scale, (vec32)vecf_set(limit));
-    scale = spec->options & OPAQ_POW2 ? scale & 0xFF800000u : scale;
-    const vec32 no_scale = (vec32)vecf_set(1.0f);
-    scale = replace32(equal32(floored, 0), scale, no_scale);
-    scale = replace32(above32(floored, 0x7F7FFFFFu), scale, no_scale);
-    return (struct fp8_scales){(vecf)scale, 1.0f / (vecf)scale};
-}
-
 /* Blocks next to each other, `columns` elements wide. */
 struct fp8_group {
     const char *x;
@@ -223,7 +200,9 @@ VEC_INLINE void fp8_block_rows(struct encode_how how, const struct quant_job *jo
 
 VEC_INLINE void quantize_fp8_how(struct encode_how how, const struct quant_job *job,
                                  const struct quant_copy *copy, int64_t r, int64_t r_end) {
-    if (job->spec.format == OPAQ_FP8) {
+    if (copy->operand.column_step != 1) {
+        quantize_fp8_columns(how, job, copy, r, r_end);
+    } else if (job->spec.format == OPAQ_FP8) {
         fp8_tensor_rows(how, job, copy, r, r_end);
     } else if (job->spec.format == OPAQ_FP8ROW) {
         fp8_scaled_rows(how, job, copy, r, r_end);
@@ -268,9 +247,9 @@ static inline bool fp8_is_usual(const struct quant_job *job) {
 
 static inline void quantize_fp8_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
                                     int64_t r_end) {
-    const bool is_along_rows =
-        copy->operand.column_step == 1 && copy->data_column_step == 1 && copy->operand.columns > 0;
-    if (!is_along_rows || !fp8_is_usual(job) || (job->spec.options & OPAQ_STOCHASTIC)) {
+    const bool is_along = (copy->operand.column_step == 1 || copy->operand.row_step == 1) &&
+                          copy->data_column_step == 1 && copy->operand.columns > 0;
+    if (!is_along || !fp8_is_usual(job) || (job->spec.options & OPAQ_STOCHASTIC)) {
         (job->spec.format == OPAQ_FP8 ? quantize_fp8_tensor_ref : quantize_fp8_blocks_ref)(job, copy, r, r_end);
     } else if (copy->operand.dtype == OPAQ_BF16) {
         quantize_fp8_dtype(OPAQ_BF16, job, copy, r, r_end);

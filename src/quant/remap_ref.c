@@ -13,11 +13,12 @@ static uint8_t source_code(const struct remap *remap, int64_t r, int64_t c) {
     return code;
 }
 
-static void move_codes(const struct remap *remap, int64_t r) {
+/* From column `first` of the target on. */
+static void move_codes(const struct remap *remap, int64_t r, int64_t first) {
     const struct quant_copy *to = remap->to;
     /* a Hadamard group reaches over the operand's end, and its codes there count */
     const int64_t end = to->is_hadamard ? round_up(remap->column_end, HADAMARD_SIZE) : remap->column_end;
-    for (int64_t c = remap->column; c < end; ++c) {
+    for (int64_t c = first; c < end; ++c) {
         const uint8_t code = source_code(remap, r, c);
         copy_store(to, r, c, 1, &code);
     }
@@ -38,9 +39,15 @@ static void move_scales(const struct remap *remap, int64_t r) {
     }
 }
 
-void remap_ref(const struct remap *remap, int64_t r, int64_t r_end) {
+void remap_rest_ref(const struct remap *remap, int64_t r, int64_t r_end, int64_t column, bool has_scales) {
     for (int64_t row = r; row < r_end; ++row) {
-        move_codes(remap, row);
-        move_scales(remap, row);
+        move_codes(remap, row, column);
+        if (has_scales) {
+            move_scales(remap, row);
+        }
     }
+}
+
+void remap_ref(const struct remap *remap, int64_t r, int64_t r_end) {
+    remap_rest_ref(remap, r, r_end, remap->column, true);
 }

@@ -115,6 +115,17 @@ VEC_INLINE vec32 quads_second(vec32 x, vec32 y) { return (vec32)_mm256_unpackhi_
 VEC_INLINE vec32 dwords_even(vec32 x, vec32 y) { return (vec32)_mm256_shuffle_ps((__m256)x, (__m256)y, 0x88); }
 VEC_INLINE vec32 dwords_odd(vec32 x, vec32 y) { return (vec32)_mm256_shuffle_ps((__m256)x, (__m256)y, 0xDD); }
 
+/* A half that holds as many dwords as there is AVX-512's: here it is the vector. */
+VEC_INLINE vec32 max_in_halves(vec32 x) {
+    x = max32(x, (vec32)_mm256_permute2x128_si256((__m256i)x, (__m256i)x, 0x01));
+    x = max32(x, (vec32)_mm256_shuffle_epi32((__m256i)x, 0x4E));
+    return max32(x, (vec32)_mm256_shuffle_epi32((__m256i)x, 0xB1));
+}
+VEC_INLINE vec32 max_of_all(vec32 x) { return max_in_halves(x); }
+
+VEC_INLINE vec32 bytes_first(vec32 x, vec32 y) { return (vec32)_mm256_unpacklo_epi8((__m256i)x, (__m256i)y); }
+VEC_INLINE vec32 bytes_second(vec32 x, vec32 y) { return (vec32)_mm256_unpackhi_epi8((__m256i)x, (__m256i)y); }
+
 VEC_INLINE vec32 gather_deal(vec32 x) {
     return (vec32)_mm256_permutevar8x32_epi32((__m256i)x, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
@@ -148,6 +159,68 @@ VEC_INLINE vecf from_halves(vec16 x, bool second) {
 
 VEC_INLINE vecf set_halves(const float *a, const float *b) {
     return _mm256_insertf128_ps(_mm256_set1_ps(*a), _mm_set1_ps(*b), 1);
+}
+
+VEC_INLINE vec32 interleave_first(vec32 x, vec32 y) {
+    return halves_first((vec32)_mm256_unpacklo_epi32((__m256i)x, (__m256i)y),
+                        (vec32)_mm256_unpackhi_epi32((__m256i)x, (__m256i)y));
+}
+VEC_INLINE vec32 interleave_second(vec32 x, vec32 y) {
+    return halves_second((vec32)_mm256_unpacklo_epi32((__m256i)x, (__m256i)y),
+                         (vec32)_mm256_unpackhi_epi32((__m256i)x, (__m256i)y));
+}
+
+VEC_INLINE vec16 high_words(vec32 x, vec32 y) {
+    const __m256i words = _mm256_packus_epi32((__m256i)(x >> 16), (__m256i)(y >> 16));
+    return (vec16)_mm256_permute4x64_epi64(words, 0xD8);
+}
+
+VEC_INLINE vec16 to_halves(vecf x, vecf y) {
+    enum { NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC };
+    return (vec16)_mm256_inserti128_si256(_mm256_castsi128_si256(_mm256_cvtps_ph(x, NEAREST)),
+                                          _mm256_cvtps_ph(y, NEAREST), 1);
+}
+
+VEC_INLINE vec32 add_bit(vec32 v, vec32 w, int bit) { return v + (w >> bit & 1u); }
+
+VEC_INLINE vecf e2m1_values(vec32 codes) {
+    const __m256 values = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+    const __m256 magnitudes = _mm256_permutevar8x32_ps(values, (__m256i)codes);
+    return (vecf)((vec32)magnitudes | ((codes << 28) & 0x80000000u));
+}
+
+VEC_INLINE vecf e2m1_all(int part) {
+    const __m256 values = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+    return part == 0 ? values : _mm256_xor_ps(values, _mm256_set1_ps(-0.0f));
+}
+
+/* ---- sixteen words of which codes choose ---- */
+
+enum { LOOKUP_BYTES = 32 };
+
+/* Low bytes first, then high ones. */
+VEC_INLINE void lookup_store(uint8_t *tables, vec16 words) {
+    const __m256i parted = _mm256_shuffle_epi8(
+        (__m256i)words, _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8,
+                                         10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+    vec_store(tables, (vec32)_mm256_permute4x64_epi64(parted, 0xD8));
+}
+
+VEC_INLINE void lookup_block(const uint8_t *table, const uint8_t *codes, void *to, bool streams) {
+    const __m128i pairs = _mm_loadl_epi64((const __m128i *)codes);
+    const __m128i index =
+        _mm_and_si128(_mm_unpacklo_epi8(pairs, _mm_srli_epi16(pairs, 4)), _mm_set1_epi8(0x0F));
+    const __m128i low = _mm_shuffle_epi8(_mm_load_si128((const __m128i *)table), index);
+    const __m128i high = _mm_shuffle_epi8(_mm_load_si128((const __m128i *)(table + 16)), index);
+    const __m128i first = _mm_unpacklo_epi8(low, high);
+    const __m128i second = _mm_unpackhi_epi8(low, high);
+    if (streams) {
+        _mm_stream_si128(to, first);
+        _mm_stream_si128((__m128i *)to + 1, second);
+    } else {
+        _mm_storeu_si128(to, first);
+        _mm_storeu_si128((__m128i *)to + 1, second);
+    }
 }
 
 #endif

@@ -137,6 +137,20 @@ VEC_INLINE vec32 quads_second(vec32 x, vec32 y) { return (vec32)_mm512_unpackhi_
 VEC_INLINE vec32 dwords_even(vec32 x, vec32 y) { return (vec32)_mm512_shuffle_ps((__m512)x, (__m512)y, 0x88); }
 VEC_INLINE vec32 dwords_odd(vec32 x, vec32 y) { return (vec32)_mm512_shuffle_ps((__m512)x, (__m512)y, 0xDD); }
 
+/* The largest of each half's dwords, in all of that half; and of all dwords. */
+VEC_INLINE vec32 max_in_halves(vec32 x) {
+    x = max32(x, (vec32)_mm512_shuffle_i32x4((__m512i)x, (__m512i)x, 0xB1));
+    x = max32(x, (vec32)_mm512_shuffle_epi32((__m512i)x, 0x4E));
+    return max32(x, (vec32)_mm512_shuffle_epi32((__m512i)x, 0xB1));
+}
+VEC_INLINE vec32 max_of_all(vec32 x) {
+    return max_in_halves(max32(x, (vec32)_mm512_shuffle_i32x4((__m512i)x, (__m512i)x, 0x4E)));
+}
+
+/* In each lane: x's and y's bytes in turn, of their first 8, and of their second. */
+VEC_INLINE vec32 bytes_first(vec32 x, vec32 y) { return (vec32)_mm512_unpacklo_epi8((__m512i)x, (__m512i)y); }
+VEC_INLINE vec32 bytes_second(vec32 x, vec32 y) { return (vec32)_mm512_unpackhi_epi8((__m512i)x, (__m512i)y); }
+
 /* Dwords dealt out by lane put in order: dword v * LANES + l from dword 4 * l + v. */
 VEC_INLINE vec32 gather_deal(vec32 x) {
     const __m512i from = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
@@ -181,6 +195,69 @@ VEC_INLINE vecf from_halves(vec16 x, bool second) {
 /* a in the first half of the vector, b in the second. */
 VEC_INLINE vecf set_halves(const float *a, const float *b) {
     return _mm512_mask_broadcastss_ps(_mm512_set1_ps(*a), 0xFF00, _mm_load_ss(b));
+}
+
+/* x's and y's dwords in turn: of their first halves, and of their second ones. */
+VEC_INLINE vec32 interleave_first(vec32 x, vec32 y) {
+    const __m512i from = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    return (vec32)_mm512_permutex2var_epi32((__m512i)x, from, (__m512i)y);
+}
+VEC_INLINE vec32 interleave_second(vec32 x, vec32 y) {
+    const __m512i from = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return (vec32)_mm512_permutex2var_epi32((__m512i)x, from, (__m512i)y);
+}
+
+/* The high words of x's dwords, and then of y's. */
+VEC_INLINE vec16 high_words(vec32 x, vec32 y) {
+    const __m512i from = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31,
+                                          29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    return (vec16)_mm512_permutex2var_epi16((__m512i)x, from, (__m512i)y);
+}
+
+/* Floats to 16-bit floats, x's and then y's. */
+VEC_INLINE vec16 to_halves(vecf x, vecf y) {
+    enum { NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC };
+    return (vec16)_mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph(x, NEAREST)),
+                                     _mm512_cvtps_ph(y, NEAREST), 1);
+}
+
+/* v, one more where bit `bit` of w is set. */
+VEC_INLINE vec32 add_bit(vec32 v, vec32 w, int bit) {
+    const __mmask16 m = _mm512_test_epi32_mask((__m512i)w, _mm512_set1_epi32(1 << bit));
+    return (vec32)_mm512_mask_add_epi32((__m512i)v, m, (__m512i)v, _mm512_set1_epi32(1));
+}
+
+/* What the E2M1 codes in the dwords' low four bits stand for; other bits do not matter. */
+VEC_INLINE vecf e2m1_values(vec32 codes) {
+    const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f,
+                                         -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+    return _mm512_permutexvar_ps((__m512i)codes, values);
+}
+
+/* What the codes stand for that `part` counts: codes 0 to 15 lie in parts of FLOATS, of which there is one here. */
+VEC_INLINE vecf e2m1_all(int part) {
+    (void)part;
+    return _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
+                          -3.0f, -4.0f, -6.0f);
+}
+
+/* ---- sixteen words of which codes choose ---- */
+
+enum { LOOKUP_BYTES = 32 };
+
+/* The words of as many tables as there are in a vector, one table after the other. */
+VEC_INLINE void lookup_store(uint8_t *tables, vec16 words) { vec_store(tables, (vec32)words); }
+
+/* The words that 16 packed codes choose; `to` is aligned to 32 bytes if it is written past the caches. */
+VEC_INLINE void lookup_block(const uint8_t *table, const uint8_t *codes, void *to, bool streams) {
+    const __m256i pairs = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)codes));
+    const __m256i index = _mm256_or_si256(pairs, _mm256_slli_epi32(pairs, 12));
+    const __m256i words = _mm256_permutexvar_epi16(index, _mm256_load_si256((const __m256i *)table));
+    if (streams) {
+        _mm256_stream_si256(to, words);
+    } else {
+        _mm256_storeu_si256(to, words);
+    }
 }
 
 #endif

@@ -38,7 +38,7 @@ static bool is_used(const char *name) {
             return true;
         }
     }
-    return amax_kernel()->name == name || gemm_kernel_name() == name || strncmp(name, "activation_", 11) == 0;
+    return amax_kernel()->name == name || decode_row_kernel()->name == name || gemm_kernel_name() == name || strncmp(name, "activation_", 11) == 0;
 }
 
 static void each_can_be_forced(void) {

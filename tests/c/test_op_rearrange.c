@@ -52,6 +52,16 @@ static void convert_equals_quantizing(void) {
         {"nvfp4+both+rowscaled", "nvfp4+columnwise+rowscaled"},
         {"nvfp4+both+rowscaled+global+rule=modelopt", "nvfp4+rowscaled+swizzle+global+rule=modelopt"},
         {"nvfp4", "nvfp4+swizzle"},
+        {"nvfp4", "nvfp4+tiled"},
+        {"nvfp4+tiled", "nvfp4"},
+        {"nvfp4+swizzle", "nvfp4+tiled"},
+        {"mxfp4", "mxfp4+tiled"},
+        {"mxfp4+tiled", "mxfp4+swizzle"},
+        {"mxfp8", "mxfp8+tiled"},
+        {"mxfp8+tiled", "mxfp8"},
+        {"fp8", "fp8+tiled"},
+        {"fp8row+tiled", "fp8row"},
+        {"fp8blk2", "fp8blk2+tiled"},
     };
     static const int64_t shapes[][2] = {{1, 1}, {37, 53}, {128, 160}, {0, 32}, {5, 0}, {150, 40}};
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; ++s) {

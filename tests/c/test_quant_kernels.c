@@ -8,6 +8,7 @@
 #include "check.h"
 #include "op/amax_op.h"
 #include "opaq/cpu.h"
+#include "quant/decode_ref.h"
 #include "quant/quant_table_ref.h"
 #include "quant/scale_rules.h"
 #include "support_quant.h"
@@ -147,6 +148,40 @@ static void check_back(const struct tensor *x, const struct tensor *q, int usage
     tensor_free(&y);
 }
 
+/* Rows as a product decodes them: each code's value times its factor, bit for bit. */
+static void check_decoded_rows(const struct tensor *x, const struct tensor *q, int usage, struct what what) {
+    enum { AT_ONCE = 256 };
+    struct quant_job job;
+    struct kernels kernels;
+    quant_job_make(&x->view, &q->view, usage, &job);
+    const struct quant_copy *copy = &job.copy[0];
+    const int length = (int)min_int64(copy->block_columns, SEGMENT);
+    for (int i = 0; kernels_at(i, &kernels); ++i) {
+        const struct decode_row_kernel *kernel =
+            &table_at(kernels, offsetof(struct quant_table, decode_row))->decode_row;
+        for (int64_t row = 0; kernel->run != NULL && row < copy->operand.rows; row += 1 + row % 7) {
+            for (int64_t k = 0; k < copy->operand.columns; k += AT_ONCE) {
+                const int n = (int)min_int64(AT_ONCE, copy->operand.columns - k);
+                uint8_t codes[AT_ONCE];
+                uint8_t packed[AT_ONCE] = {0};
+                float actual[AT_ONCE];
+                float expected[AT_ONCE];
+                copy_load_codes(copy, row, k, n, codes);
+                for (int c = 0; c < n; ++c) {
+                    packed[c / 2] = (uint8_t)(packed[c / 2] | codes[c] << (c % 2 * 4));
+                }
+                for (int c = 0; c < n; c += length) {
+                    decode_codes(&job.spec, codes + c, (int)min_int64(length, n - c),
+                                 decode_factor(&job.spec, copy, row, k + c), expected + c);
+                }
+                kernel->run(&job.spec, copy, row, k, copy->is_packed ? packed : codes, n, actual);
+                CHECK_BYTES(actual, expected, (size_t)n * sizeof *actual, "%s: %s, %s, row %lld, column %lld",
+                            kernel->name, what.spec, what.data, (long long)row, (long long)k);
+            }
+        }
+    }
+}
+
 /* Every table against the reference on one tensor, there and back. */
 static void check_tables(const struct tensor *x, const struct opaq_spec *spec, const struct given *given,
                          struct what what) {
@@ -163,6 +198,7 @@ static void check_tables(const struct tensor *x, const struct opaq_spec *spec, c
     for (int usage = OPAQ_ROWWISE; usage <= OPAQ_COLUMNWISE; ++usage) {
         if (usage & spec->usage) {
             check_back(x, &expected, usage, what);
+            check_decoded_rows(x, &expected, usage, what);
         }
     }
     tensor_free(&expected);

@@ -1,0 +1,77 @@
+/* quant/column_amax_vec.h: amaxes of columns of x, in vectors. Depends on columns_vec.h. */
+#ifndef OPAQ_QUANT_COLUMN_AMAX_VEC_H
+#define OPAQ_QUANT_COLUMN_AMAX_VEC_H
+
+#include "quant/columns_vec.h"
+
+/* Columns that are done together: rows are read as far as that at a time. */
+enum { AMAX_COLUMNS = 512, AMAX_STEPS = AMAX_COLUMNS / STEP };
+
+/* Keys of steps of columns. */
+struct column_keys {
+    struct step step[AMAX_STEPS];
+};
+
+/* One row's columns, `columns` of them, joined to the keys. */
+VEC_INLINE void column_keys_add(struct column_keys *keys, const char *x, int64_t columns,
+                                enum opaq_element dtype, bool drop_nan) {
+    const int64_t bytes = element_bytes(dtype);
+    for (int64_t i = 0; i * STEP < columns; ++i) {
+        char staged[STEP * 4];
+        const char *from = x + i * STEP * bytes;
+        const int64_t inside = columns - i * STEP;
+        if (inside < STEP) {
+            memset(staged, 0, sizeof staged);
+            memcpy(staged, from, (size_t)(inside * bytes));
+            from = staged;
+        }
+        keys->step[i] = step_keys_max(keys->step[i], step_keys(step_load(from, dtype), dtype, drop_nan), dtype);
+    }
+}
+
+/* The amax of each of up to AMAX_COLUMNS columns of x from c on, over rows [row, row_end). */
+VEC_INLINE void column_amaxes(const struct quant_matrix *m, int64_t row, int64_t row_end, int64_t c,
+                              int64_t columns, enum opaq_element dtype, bool drop_nan,
+                              float amax[AMAX_COLUMNS]) {
+    const int64_t bytes = element_bytes(dtype);
+    struct column_keys keys;
+    memset(&keys, 0, sizeof keys);
+    for (int64_t i = row; i < row_end; ++i) {
+        column_keys_add(&keys, (const char *)m->data + (i * m->column_step + c) * bytes, columns, dtype,
+                        drop_nan);
+    }
+    for (int64_t i = 0; i * STEP < columns; ++i) {
+        const struct step_floats each = step_amaxes(keys.step[i], dtype, drop_nan);
+        vec_store(amax + i * STEP, interleave_first((vec32)each.even, (vec32)each.odd));
+        vec_store(amax + i * STEP + FLOATS, interleave_second((vec32)each.even, (vec32)each.odd));
+    }
+}
+
+/* The same after the Hadamard transform; with `is_one` the amax of all of them, in amax[0]. */
+VEC_INLINE void transformed_amaxes(const struct quant_matrix *m, int64_t c, int64_t columns,
+                                   enum opaq_element dtype, uint16_t mask, bool drop_nan,
+                                   float amax[AMAX_COLUMNS]) {
+    struct column_keys keys;
+    memset(&keys, 0, sizeof keys);
+    for (int64_t row = 0; row < m->columns; row += HELD_ROWS) {
+        const int64_t rows = min_int64(HELD_ROWS, m->columns - row);
+        for (int64_t i = 0; i * STEP < columns; ++i) {
+            char staged[HELD_ROWS * STEP * 4];
+            struct step held[HELD_ROWS];
+            const struct column_source source =
+                column_source_at(m, row, rows, c + i * STEP, columns - i * STEP, STEP, dtype, staged);
+            hold_rows(&source, 0, rows, 0, dtype, held);
+            transform_held(held, dtype, mask);
+            for (int k = 0; k < HELD_ROWS; ++k) {
+                keys.step[i] = step_keys_max(keys.step[i], step_keys(held[k], OPAQ_BF16, drop_nan), OPAQ_BF16);
+            }
+        }
+    }
+    for (int64_t i = 0; i * STEP < columns; ++i) {
+        const struct step_floats each = step_amaxes(keys.step[i], OPAQ_BF16, drop_nan);
+        vec_store(amax + i * STEP, interleave_first((vec32)each.even, (vec32)each.odd));
+        vec_store(amax + i * STEP + FLOATS, interleave_second((vec32)each.even, (vec32)each.odd));
+    }
+}
+
+#endif

@@ -1,0 +1,66 @@
+/* quant/transpose_vec.h: a square of bytes to its transpose, in vectors. Depends on nothing; vec_avx512.h or vec_avx2.h
+ * comes before it. */
+#ifndef OPAQ_QUANT_TRANSPOSE_VEC_H
+#define OPAQ_QUANT_TRANSPOSE_VEC_H
+
+/* The square has this many rows and columns: a row is a vector. */
+enum { TILE = VEC_BYTES };
+
+/* In each lane a square of 16 x 16. Bytes of rows i and i + 8 take turns: the row's highest bit becomes the lowest of the
+ * column, and the column's highest the lowest of the row; after four times rows are columns. */
+VEC_INLINE void transpose_lanes(vec32 row[16]) {
+    vec32 other[16];
+    for (int round = 0; round < 4; ++round) {
+        vec32 *const from = round % 2 == 0 ? row : other;
+        vec32 *const to = round % 2 == 0 ? other : row;
+        for (int i = 0; i < 8; ++i) {
+            to[2 * i] = bytes_first(from[i], from[i + 8]);
+            to[2 * i + 1] = bytes_second(from[i], from[i + 8]);
+        }
+    }
+}
+
+/* Lane l of each of LANES vectors, in column[l]. */
+VEC_INLINE void gather_lanes(const vec32 *from, vec32 column[LANES]) {
+    if (LANES == 2) {
+        column[0] = lanes_even(from[0], from[16]);
+        column[1] = lanes_odd(from[0], from[16]);
+        return;
+    }
+    const vec32 even[2] = {lanes_even(from[0], from[16]), lanes_even(from[32], from[48])};
+    const vec32 odd[2] = {lanes_odd(from[0], from[16]), lanes_odd(from[32], from[48])};
+    column[0] = lanes_even(even[0], even[1]);
+    column[1] = lanes_even(odd[0], odd[1]);
+    column[2] = lanes_odd(even[0], even[1]);
+    column[3] = lanes_odd(odd[0], odd[1]);
+}
+
+/* Column c of the tile, its first `rows` bytes, goes to to + c * to_step, for `columns` of them. */
+static inline void transpose_tile(const uint8_t tile[TILE * TILE], int64_t rows, int64_t columns, uint8_t *to,
+                                  int64_t to_step) {
+    vec32 part[TILE];
+    for (int group = 0; group < LANES; ++group) {
+        vec32 row[16];
+        for (int i = 0; i < 16; ++i) {
+            row[i] = vec_load(tile + (group * 16 + i) * TILE);
+        }
+        transpose_lanes(row);
+        for (int i = 0; i < 16; ++i) {
+            part[group * 16 + i] = row[i];
+        }
+    }
+    for (int i = 0; i < 16; ++i) {
+        vec32 column[LANES];
+        gather_lanes(part + i, column);
+        for (int lane = 0; lane < LANES; ++lane) {
+            const int64_t c = lane * 16 + i;
+            if (c < columns && rows == TILE) {
+                vec_store(to + c * to_step, column[lane]);
+            } else if (c < columns) {
+                memcpy(to + c * to_step, &column[lane], (size_t)rows);
+            }
+        }
+    }
+}
+
+#endif
