@@ -37,28 +37,43 @@ static enum packed_format format_of(const struct opaq_spec *spec) {
 static bool is_4_bit(enum packed_format format) { return format <= PACKED_MXFP4; }
 static int64_t tile_rows(enum packed_format format) { return is_4_bit(format) ? TILE4_ROWS : TILE8_ROWS; }
 
-bool packed_can_run(const struct gemm_job *job) {
-    const struct quant_copy *b = job->b.copy;
-    return b != NULL && b->tile_rows != 0 && (uintptr_t)b->data % 64 == 0 && !job->accumulate &&
-           (job->a.copy == NULL || (!job->a.copy->is_hadamard && job->a.copy->usage == OPAQ_ROWWISE));
-}
-
+/* `a` NULL: plain, of `dtype`. */
 static enum packed_precision precision_for(const struct opaq_spec *b, const struct opaq_spec *a,
-                                           enum packed_precision wanted) {
+                                           enum opaq_element dtype, enum packed_precision wanted) {
     const enum packed_format format = format_of(b);
-    if (a == NULL) {
-        return is_4_bit(format) ? wanted : PACKED_EXACT;
+    if (a != NULL) {
+        return is_4_bit(format) && a->format == b->format ? PACKED_CODES : PACKED_EXACT;
     }
-    return is_4_bit(format) && a->format == b->format ? PACKED_CODES : PACKED_EXACT;
+    if (is_4_bit(format) && wanted != PACKED_EXACT) {
+        return wanted;
+    }
+    return dtype == OPAQ_BF16 && !packed_is_reference(packed_kernel(format, PACKED_BF16)) ? PACKED_BF16
+                                                                                          : PACKED_EXACT;
 }
 
 enum packed_precision packed_precision_of(const struct gemm_job *job, enum packed_precision wanted) {
-    return precision_for(job->b.spec, job->a.copy == NULL ? NULL : job->a.spec, wanted);
+    const bool is_plain = job->a.copy == NULL;
+    return precision_for(job->b.spec, is_plain ? NULL : job->a.spec, job->a.plain.dtype, wanted);
 }
 
-const char *packed_kernel_name(const struct opaq_spec *b, const struct opaq_spec *a,
+/* Where there is only the reference's kernel, an exact product is faster with those for any weight. One in integers is
+ * still made with it, for what is said of its result. */
+static bool is_worth_it(enum packed_format format, enum packed_precision precision) {
+    return precision != PACKED_EXACT || !packed_is_reference(packed_kernel(format, precision));
+}
+
+bool packed_can_run(const struct gemm_job *job, enum packed_precision wanted) {
+    const struct quant_copy *b = job->b.copy;
+    return b != NULL && b->tile_rows != 0 && (uintptr_t)b->data % 64 == 0 && !job->accumulate &&
+           (job->a.copy == NULL || (!job->a.copy->is_hadamard && job->a.copy->usage == OPAQ_ROWWISE)) &&
+           is_worth_it(format_of(job->b.spec), packed_precision_of(job, wanted));
+}
+
+const char *packed_kernel_name(const struct opaq_spec *b, const struct opaq_spec *a, enum opaq_element dtype,
                                enum packed_precision wanted) {
-    return packed_kernel(format_of(b), precision_for(b, a, wanted))->name;
+    const enum packed_format format = format_of(b);
+    const enum packed_precision precision = precision_for(b, a, dtype, wanted);
+    return is_worth_it(format, precision) ? packed_kernel(format, precision)->name : NULL;
 }
 
 /* ---- the weight ---- */
