@@ -64,9 +64,9 @@ OPAQ_API enum opaq_status opaq_linear_plan_parse(const char *text, size_t length
                                                  struct opaq_error *error);
 
 /* The name of the kernel that multiplies a weight, "packed_nvfp4_fast_avx512" or "gemm_avx512", on this processor: with
- * x or NULL, where that is not quantized; w NULL for a plain one. NULL if a spec is not valid. */
+ * x or NULL, where that is not quantized but of x_dtype; w NULL for a plain one. NULL if a spec is not valid. */
 OPAQ_API const char *opaq_linear_kernel(const struct opaq_spec *w, const struct opaq_spec *x,
-                                        enum opaq_precision precision);
+                                        enum opaq_element x_dtype, enum opaq_precision precision);
 
 #ifdef __cplusplus
 }

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from opaq import _library, _stacked
+from opaq._operators import DTYPES
 from opaq.model import PRECISIONS
 from opaq.packed import PackedModule
 from opaq.quantized_tensor import QuantizedTensor
@@ -26,10 +28,11 @@ class Explained(NamedTuple):
     why: str
 
 
-def kernel_of(weight: str, given: str, precision: str) -> str:
-    """The library's kernel for quantizers of a weight and its input ("": plain)."""
+def kernel_of(weight: str, given: str, dtype: torch.dtype, precision: str) -> str:
+    """The library's kernel for quantizers of a weight and its input ("": plain, of that dtype)."""
     specs = [ctypes.byref(Quantizer(text).spec) if text else None for text in (weight, given)]
-    found = _library.library.opaq_linear_kernel(*specs, PRECISIONS.index(precision))
+    element = next(number for number, known in DTYPES.items() if known == dtype)
+    found = _library.library.opaq_linear_kernel(*specs, element, PRECISIONS.index(precision))
     return str(found.decode())
 
 
@@ -40,6 +43,10 @@ def _why(weight: str, given: str, precision: str, kernel: str) -> str:
         return "the weight is not tiled: it is decoded to float32 in every call; opaq.tile_ makes tiles"
     if "_codes_" in kernel:
         return "both are 4-bit codes: multiplied as integers"
+    if kernel.startswith("gemm_"):
+        return "there is no kernel for tiles on this processor: the weight is decoded to float32 in every call"
+    if "_bf16_" in kernel:
+        return "tiles; an input in bfloat16 is multiplied as it is, which is exact"
     if given:
         return "the input's codes are decoded to float32"
     if f"_{precision}_" not in kernel:
@@ -69,5 +76,5 @@ def explain(what: nn.Module | Runner) -> list[Explained]:
 def _row(name: str, module: Any, weight: QuantizedTensor, given: str) -> Explained:
     precision = getattr(module, "precision", "exact")
     text = weight._quantizer_text
-    kernel = kernel_of(text, given, precision)
+    kernel = kernel_of(text, given, weight.dtype, precision)
     return Explained(name, text, given, precision, kernel, _why(text, given, precision, kernel))

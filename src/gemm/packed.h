@@ -3,6 +3,7 @@
  *
  * Precisions, by what is made of the activations (rows of x):
  *     exact    float32 as they are
+ *     bf16     the same with bfloat16, where processors multiply these faster (exact is what a plan calls both)
  *     near     int16, one scale for each row: s = amax / 32767, q = round(x / s)
  *     fast     int8, one scale for each row: s = amax / 127
  *     fast32   int8, one scale for each 32 columns
@@ -10,8 +11,13 @@
  *              code's value times 2, an integer from -12 to 12
  * Sums of integers within a block of the weight are exact, and are multiplied with the activations' scale of the block
  * where there is one; blocks are added in float32, in the order of the columns, with one fused multiply-add each. With
- * floats, what is summed by itself is 16 columns of 4-bit weights, of mxfp4 as well, and 32 columns of 8-bit ones, of
- * fp8blk as well. Each element of y is made by one task, so threads do not show. */
+ * floats, what is summed by itself is 16 columns of 4-bit weights, of mxfp4 as well unless x is bf16, and 32 columns of
+ * 8-bit ones, of fp8blk as well. Each element of y is made by one task, so threads do not show.
+ *
+ * With bf16, the order within such a block is the kernel's, and subnormal numbers may count as 0, in x and in the sums of
+ * a block. With w the weights without scales, that changes an element of y by less than
+ *     2^-126 |factor| sum over blocks (|scale| sum over its columns (|w| + 1)),
+ * and a subnormal x times an infinite weight is NaN. */
 #ifndef OPAQ_GEMM_PACKED_H
 #define OPAQ_GEMM_PACKED_H
 
@@ -34,9 +40,10 @@ enum packed_precision {
     PACKED_NEAR = 1,
     PACKED_FAST = 2,
     PACKED_FAST32 = 3,
-    PACKED_CODES = 4
+    PACKED_CODES = 4,
+    PACKED_BF16 = 5
 };
-#define PACKED_PRECISION_COUNT 5
+#define PACKED_PRECISION_COUNT 6
 
 /* A tiled weight, N rows x K columns. Memory of codes is aligned to 64, padding is zero in codes and scales. */
 struct packed_weight {
@@ -58,9 +65,10 @@ struct packed_rows {
     enum packed_precision precision;
     int64_t rows; /* M */
     int64_t padded;
-    const float *f32;   /* EXACT: [M][padded] */
-    const int16_t *q16; /* NEAR: [M][padded] */
-    const int8_t *q8;   /* FAST, FAST32, CODES: [M][padded] */
+    const float *f32;     /* EXACT: [M][padded] */
+    const uint16_t *bf16; /* BF16: [M][padded], aligned to 4 */
+    const int16_t *q16;   /* NEAR: [M][padded] */
+    const int8_t *q8;     /* FAST, FAST32, CODES: [M][padded] */
     /* 4-bit weights with int8: -12 times the sum of q8 over each 16 columns, [M][padded / 16]: kernels that add 12 to the
      * weights' values (times 2), so that these are not negative, begin their sums with it. */
     const int32_t *correction;
@@ -89,6 +97,9 @@ struct packed_table {
 
 /* The kernel for this machine; NULL where the combination does not exist (integers with 8-bit weights). */
 const struct packed_kernel *packed_kernel(enum packed_format format, enum packed_precision precision);
+
+/* Whether it is one of the reference's, which are there to be compared with: they are slow. */
+bool packed_is_reference(const struct packed_kernel *kernel);
 
 /* All tables that this build has, fastest first. */
 const struct packed_table *const *packed_tables(int *count);

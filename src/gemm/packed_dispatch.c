@@ -8,7 +8,8 @@
 /* Fastest first; the reference needs nothing and stands last. */
 static const struct packed_table *const tables[] = {
 #if defined(__x86_64__)
-    &packed_table_avx512, &packed_table_avx512_8bit, &packed_table_avx2, &packed_table_avx2_8bit,
+    &packed_table_avx512_bf16, &packed_table_avx512_8bit_bf16, &packed_table_avx512, &packed_table_avx512_8bit,
+    &packed_table_avx2,        &packed_table_avx2_8bit,
 #endif
     &packed_table_ref,
 };
@@ -33,4 +34,15 @@ const struct packed_kernel *packed_kernel(enum packed_format format, enum packed
         best = best == NULL ? kernel : best;
     }
     return best;
+}
+
+bool packed_is_reference(const struct packed_kernel *kernel) {
+    for (int format = 0; format < PACKED_FORMAT_COUNT; ++format) {
+        for (int precision = 0; precision < PACKED_PRECISION_COUNT; ++precision) {
+            if (kernel == &packed_table_ref.kernel[format][precision]) {
+                return true;
+            }
+        }
+    }
+    return false;
 }

@@ -6,13 +6,16 @@
  *     SWEEP_TOKENS      rows of x (tokens) that are multiplied with a decoded strip at once, with two sums each
  *     DIRECT_BLOCKS     blocks of a tile that are multiplied side by side if there is one token, or no sum would be ready
  *     PREPARED_BYTES    what block_prepare() makes of a block, 0 for nothing
+ *     NUMBER_COLUMNS    columns of which a number of x holds the values: 2 of bfloat16. Then also the type `number`,
+ *                       numbers_of(), vector_product() and vector_dot(). If it is not made, x is float32.
  *     struct vector     and arithmetic on it
  *     struct decoder    with `shift`: values are decoded as 2^-shift times what they are
- *     block_prepare(), pair_load(), pair_column()    a tile's codes; two columns of a strip; one of them as floats
+ *     block_prepare(), pair_load(), pair_column()    a tile's codes; two columns of a strip; one of them as floats, or
+ *                                                    both as bfloat16
  *     scales_arrange(), sums_restore()               into the order that rows of a tile have there, and back
  * and gets run_packed_fp8().
  *
- * An element of y: 32 columns in order with one fused multiply-add each; such sums in order with one fused multiply-add
+ * An element of y, with float32: 32 columns in order with one fused multiply-add each; such sums in order with one fused multiply-add
  * each, which multiplies with the block's scale; one product with the factors. So it depends neither on M nor on the
  * instruction set, and its error is at most (min(K, 32) + ceil(K / 32) + 2) 2^-24 sum |x w|. */
 #ifndef OPAQ_GEMM_PACKED_FP8_H
@@ -28,6 +31,10 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+#ifndef NUMBER_COLUMNS
+#define NUMBER_COLUMNS 1
+#endif
+
 /* Before a loop over sums, which are in registers only if it is written out. Clang does so unasked. */
 #if defined(__clang__)
 #define UNROLL
@@ -37,6 +44,8 @@
 
 enum {
     BLOCK = TILE8_COLUMNS,
+    NUMBERS = BLOCK / NUMBER_COLUMNS, /* of a block */
+    PAIR_NUMBERS = 2 / NUMBER_COLUMNS,
     STRIP_ROWS = 2 * LANES,
     STRIPS = TILE8_ROWS / STRIP_ROWS, /* in a tile */
     /* few tokens */
@@ -44,10 +53,22 @@ enum {
     STREAMS = 4, /* tiles read side by side, a block of each in turn */
     /* many tokens */
     SWEEP_BLOCKS = 4, /* decoded at a time: 16 KiB of a tile */
-    SWEEP_COLUMNS = SWEEP_BLOCKS * BLOCK,
+    SWEEP_NUMBERS = SWEEP_BLOCKS * NUMBERS,
     SWEEP_TILES = 8,
     SWEEP_LIMIT = 512 /* tokens whose sums are kept while the columns are gone through */
 };
+
+#if NUMBER_COLUMNS == 1
+typedef float number;
+
+static inline const number *numbers_of(const struct packed_rows *x) { return x->f32; }
+
+static inline struct vector vector_product(struct vector w, struct vector x) { return vector_multiply(w, x); }
+
+static inline struct vector vector_dot(struct vector w, struct vector x, struct vector sum) {
+    return vector_fma(w, x, sum);
+}
+#endif
 
 /* ---- scales of a block ---- */
 
@@ -159,13 +180,17 @@ INLINE void add_block(struct vector (*sum)[2], int tokens, const struct block_sc
 }
 
 /* Rows of x beside each other: in x itself they may all lie in the same few sets of a cache. */
-INLINE void copy_columns(const float *x, int64_t x_step, int tokens, int columns, float *to, int step) {
+INLINE void copy_numbers(const number *x, int64_t x_step, int tokens, int count, number *to, int step) {
     for (int t = 0; t < tokens; ++t) {
-        for (int k = 0; k < columns; k += LANES) {
-            vector_store(to + t * step + k, vector_load_any(x + t * x_step + k));
+        for (int k = 0; k < count; k += LANES) {
+            vector_store((float *)(void *)(to + t * step + k),
+                         vector_load_any((const float *)(const void *)(x + t * x_step + k)));
         }
     }
 }
+
+/* From one row of x to the next. */
+INLINE int64_t numbers_step(const struct packed_rows *x) { return x->padded / NUMBER_COLUMNS; }
 
 /* A tile's sums, total[token * step + row], into y. */
 static void write_tile(const struct packed_weight *weight, int64_t tile, const float *total, int64_t step,
@@ -189,7 +214,7 @@ static void write_tile(const struct packed_weight *weight, int64_t tile, const f
 
 struct direct_panel {
     struct block_scale scale[STREAMS][DIRECT_BLOCKS];
-    _Alignas(64) float x[DIRECT_TOKENS][DIRECT_BLOCKS * BLOCK];
+    _Alignas(64) number x[DIRECT_TOKENS][DIRECT_BLOCKS * NUMBERS];
     float total[STREAMS][DIRECT_TOKENS][TILE8_ROWS];
     uint8_t prepared[DIRECT_BLOCKS][PREPARED_BYTES + 64];
 };
@@ -197,7 +222,7 @@ struct direct_panel {
 /* Strips [strip, strip + strips), counted through the blocks, times `tokens` tokens. Both counts are constants where this
  * is called, so that every loop but that over the columns is written out. */
 INLINE void direct_strips(const struct decoder *decoder, const uint8_t *const *block, int strip, int strips,
-                          const float *x, int tokens, const struct block_scale *scale, float *total) {
+                          const number *x, int tokens, const struct block_scale *scale, float *total) {
     struct vector sum[DIRECT_SUMS / 2][2];
     UNROLL
     for (int i = 0; i < strips * tokens; ++i) {
@@ -209,12 +234,13 @@ INLINE void direct_strips(const struct decoder *decoder, const uint8_t *const *b
             const int b = (strip + i) / STRIPS;
             const struct codes_pair codes = pair_load(decoder, block[b], pair, (strip + i) % STRIPS);
             UNROLL
-            for (int c = 0; c < 2; ++c) {
+            for (int c = 0; c < PAIR_NUMBERS; ++c) {
                 struct vector column[2];
                 pair_column(&codes, c, column);
                 UNROLL
                 for (int t = 0; t < tokens; ++t) {
-                    const float *const factor = x + (t * DIRECT_BLOCKS + b) * BLOCK + 2 * pair + c;
+                    const number *const factor =
+                        x + (t * DIRECT_BLOCKS + b) * NUMBERS + PAIR_NUMBERS * pair + c;
                     vector_add_product(&sum[i * tokens + t][0], column[0], factor);
                     vector_add_product(&sum[i * tokens + t][1], column[1], factor);
                 }
@@ -258,8 +284,8 @@ INLINE void run_direct(const struct packed_weight *weight, const struct packed_r
         memset(panel->total, 0, sizeof panel->total);
         for (int64_t block = 0; block < weight->tile_columns; block += at_once) {
             const int blocks = (int)min_int64(at_once, weight->tile_columns - block);
-            copy_columns(x->f32 + block * BLOCK, x->padded, tokens, blocks * BLOCK, panel->x[0],
-                         DIRECT_BLOCKS * BLOCK);
+            copy_numbers(numbers_of(x) + block * NUMBERS, numbers_step(x), tokens, blocks * NUMBERS,
+                         panel->x[0], DIRECT_BLOCKS * NUMBERS);
             for (int i = 0; i < tiles; ++i) {
                 const uint8_t *const codes = tile_codes(weight, tile + i, block);
                 for (int b = 0; b < blocks; ++b) {
@@ -284,8 +310,8 @@ INLINE void run_direct(const struct packed_weight *weight, const struct packed_r
 
 struct sweep_panel {
     struct block_scale scale[SWEEP_TILES][SWEEP_BLOCKS];
-    _Alignas(64) float weight[SWEEP_TILES][SWEEP_COLUMNS][TILE8_ROWS];
-    float x[SWEEP_TOKENS][SWEEP_COLUMNS];
+    _Alignas(64) float weight[SWEEP_TILES][SWEEP_NUMBERS][TILE8_ROWS]; /* or pairs of bfloat16 */
+    number x[SWEEP_TOKENS][SWEEP_NUMBERS];
     float total[SWEEP_LIMIT][SWEEP_TILES * TILE8_ROWS];
     uint8_t prepared[PREPARED_BYTES + 64];
 };
@@ -299,8 +325,9 @@ static void sweep_decode(const struct decoder *decoder, const uint8_t *codes, st
     for (int pair = 0; pair < BLOCK / 2; ++pair) {
         for (int strip = 0; strip < STRIPS; ++strip) {
             const struct codes_pair two = pair_load(decoder, prepared, pair, strip);
-            for (int c = 0; c < 2; ++c) {
-                float *const to = panel->weight[tile][block * BLOCK + 2 * pair + c] + strip * STRIP_ROWS;
+            for (int c = 0; c < PAIR_NUMBERS; ++c) {
+                float *const to =
+                    panel->weight[tile][block * NUMBERS + PAIR_NUMBERS * pair + c] + strip * STRIP_ROWS;
                 struct vector column[2];
                 pair_column(&two, c, column);
                 vector_store(to, column[0]);
@@ -312,26 +339,26 @@ static void sweep_decode(const struct decoder *decoder, const uint8_t *codes, st
 
 /* A strip, from `row` on, times `tokens` tokens; a constant, as above. */
 INLINE void sweep_strip(const float (*weight)[TILE8_ROWS], int row, const struct block_scale *scale, int blocks,
-                        const float *x, int tokens, float *total) {
+                        const number *x, int tokens, float *total) {
     for (int block = 0; block < blocks; ++block) {
         struct vector sum[SWEEP_TOKENS][2];
-        int k = block * BLOCK;
+        int k = block * NUMBERS;
         struct vector low = vector_load(weight[k] + row);
         struct vector high = vector_load(weight[k] + row + LANES);
         UNROLL
         for (int t = 0; t < tokens; ++t) {
-            const struct vector factor = vector_broadcast(x + t * SWEEP_COLUMNS + k);
-            sum[t][0] = vector_multiply(low, factor);
-            sum[t][1] = vector_multiply(high, factor);
+            const struct vector factor = vector_broadcast(x + t * SWEEP_NUMBERS + k);
+            sum[t][0] = vector_product(low, factor);
+            sum[t][1] = vector_product(high, factor);
         }
-        while (++k < (block + 1) * BLOCK) {
+        while (++k < (block + 1) * NUMBERS) {
             low = vector_load(weight[k] + row);
             high = vector_load(weight[k] + row + LANES);
             UNROLL
             for (int t = 0; t < tokens; ++t) {
-                const struct vector factor = vector_broadcast(x + t * SWEEP_COLUMNS + k);
-                sum[t][0] = vector_fma(low, factor, sum[t][0]);
-                sum[t][1] = vector_fma(high, factor, sum[t][1]);
+                const struct vector factor = vector_broadcast(x + t * SWEEP_NUMBERS + k);
+                sum[t][0] = vector_dot(low, factor, sum[t][0]);
+                sum[t][1] = vector_dot(high, factor, sum[t][1]);
             }
         }
         add_block(sum, tokens, &scale[block], row, total, SWEEP_TILES * TILE8_ROWS);
@@ -340,13 +367,13 @@ INLINE void sweep_strip(const float (*weight)[TILE8_ROWS], int row, const struct
 }
 
 /* Tokens from `token` on, of which `left` are left; `x` is at the first. */
-INLINE void sweep_tokens(struct sweep_panel *panel, int tiles, int blocks, const float *x, int64_t x_step,
+INLINE void sweep_tokens(struct sweep_panel *panel, int tiles, int blocks, const number *x, int64_t x_step,
                          int64_t token, int tokens, int64_t left) {
     const int next = (int)min_int64(left - tokens, SWEEP_TOKENS);
-    copy_columns(x, x_step, tokens, blocks * BLOCK, panel->x[0], SWEEP_COLUMNS);
+    copy_numbers(x, x_step, tokens, blocks * NUMBERS, panel->x[0], SWEEP_NUMBERS);
     for (int tile = 0; tile < tiles; ++tile) {
         for (int t = 0; t < next; ++t) { /* the tile-th part of what is copied next */
-            __builtin_prefetch(x + (tokens + t) * x_step + tile * (SWEEP_COLUMNS / SWEEP_TILES));
+            __builtin_prefetch(x + (tokens + t) * x_step + tile * (SWEEP_NUMBERS / SWEEP_TILES));
         }
         for (int row = 0; row < TILE8_ROWS; row += STRIP_ROWS) {
             sweep_strip((const float(*)[TILE8_ROWS])panel->weight[tile], row, panel->scale[tile], blocks,
@@ -356,7 +383,7 @@ INLINE void sweep_tokens(struct sweep_panel *panel, int tiles, int blocks, const
 }
 
 /* As many tokens as there are sums for, or fewer; says how many. */
-static int sweep_some(struct sweep_panel *panel, int tiles, int blocks, const float *x, int64_t x_step,
+static int sweep_some(struct sweep_panel *panel, int tiles, int blocks, const number *x, int64_t x_step,
                       int64_t token, int64_t left) {
     if (left >= SWEEP_TOKENS) {
         sweep_tokens(panel, tiles, blocks, x, x_step, token, SWEEP_TOKENS, left);
@@ -388,8 +415,8 @@ static void sweep_part(const struct packed_weight *weight, const struct decoder 
             }
         }
         for (int64_t t = 0; t < tokens;) {
-            const float *const from = x->f32 + (token + t) * x->padded + block * BLOCK;
-            t += sweep_some(panel, tiles, blocks, from, x->padded, t, tokens - t);
+            const number *const from = numbers_of(x) + (token + t) * numbers_step(x) + block * NUMBERS;
+            t += sweep_some(panel, tiles, blocks, from, numbers_step(x), t, tokens - t);
         }
     }
     for (int i = 0; i < tiles; ++i) {
@@ -449,7 +476,7 @@ static void run_packed_fp8(const struct packed_weight *weight, const struct pack
     }
 }
 
-#define KERNEL(format, isa) \
-    { "packed_" #format "_exact_" #isa, run_packed_fp8, sizeof(union fp8_panel), STREAMS }
+#define KERNEL(format, precision, isa) \
+    { "packed_" #format "_" #precision "_" #isa, run_packed_fp8, sizeof(union fp8_panel), STREAMS }
 
 #endif

@@ -113,9 +113,10 @@ static inline void sums_restore(const float *sums, float *to) { memcpy(to, sums,
 
 #include "gemm/packed_fp8.h"
 
-const struct packed_table packed_table_avx2_8bit = {.name = "avx2",
-                                                    .features = OPAQ_CPU_AVX2,
-                                                    .kernel = {[PACKED_MXFP8] = {KERNEL(mxfp8, avx2)},
-                                                               [PACKED_FP8] = {KERNEL(fp8, avx2)},
-                                                               [PACKED_FP8BLK] = {KERNEL(fp8blk, avx2)}}};
+const struct packed_table packed_table_avx2_8bit = {
+    .name = "avx2",
+    .features = OPAQ_CPU_AVX2,
+    .kernel = {[PACKED_MXFP8] = {KERNEL(mxfp8, exact, avx2)},
+               [PACKED_FP8] = {KERNEL(fp8, exact, avx2)},
+               [PACKED_FP8BLK] = {KERNEL(fp8blk, exact, avx2)}}};
 #endif

@@ -20,6 +20,10 @@ packed_run_function packed_mxfp4_exact_avx512;
 packed_run_function packed_nvfp4_near_avx512;
 packed_run_function packed_mxfp4_near_avx512;
 
+/* packed_bf16_avx512.c */
+packed_run_function packed_nvfp4_bf16_avx512;
+packed_run_function packed_mxfp4_bf16_avx512;
+
 /* packed_int8_avx512.c; fast32's serve codes as well: there is a scale for each block. */
 packed_run_function packed_nvfp4_fast_avx512;
 packed_run_function packed_nvfp4_fast32_avx512;

@@ -13,7 +13,10 @@ static int block_columns(enum packed_format format) {
 
 /* What is summed by itself. Floats: in small steps, so that sums are short. */
 static int step_columns(enum packed_format format, enum packed_precision precision) {
-    return precision != PACKED_EXACT ? block_columns(format) : format <= PACKED_MXFP4 ? 16 : 32;
+    if (precision == PACKED_EXACT) {
+        return format <= PACKED_MXFP4 ? 16 : 32;
+    }
+    return (int)min_int64(block_columns(format), 32);
 }
 
 /* A 4-bit code's value times 2. */
@@ -48,6 +51,10 @@ static float scale_at(const struct packed_weight *weight, int64_t n, int64_t k) 
 }
 
 /* The integers of row m, or the floats. */
+static float float_at(const struct packed_rows *x, int64_t m, int64_t k) {
+    return x->precision == PACKED_BF16 ? decode_bf16(x->bf16[m * x->padded + k]) : x->f32[m * x->padded + k];
+}
+
 static int integer_at(const struct packed_rows *x, int64_t m, int64_t k) {
     return x->precision == PACKED_NEAR ? x->q16[m * x->padded + k] : x->q8[m * x->padded + k];
 }
@@ -55,10 +62,10 @@ static int integer_at(const struct packed_rows *x, int64_t m, int64_t k) {
 /* One block's products: exact integers times 1/2, or float32 in order. */
 static float block_sum(const struct packed_weight *weight, const struct packed_rows *x, int64_t m, int64_t n,
                        int64_t k, int64_t end) {
-    if (x->precision == PACKED_EXACT) {
+    if (x->precision == PACKED_EXACT || x->precision == PACKED_BF16) {
         float sum = 0.0f;
         for (int64_t i = k; i < end; ++i) {
-            sum = fmaf(value_at(weight, n, i), x->f32[m * x->padded + i], sum);
+            sum = fmaf(value_at(weight, n, i), float_at(x, m, i), sum);
         }
         return sum;
     }
@@ -108,11 +115,11 @@ static void run_ref(const struct packed_weight *weight, const struct packed_rows
 
 const struct packed_table packed_table_ref = {
     "ref", 0, {
-        {REF(nvfp4, exact), REF(nvfp4, near), REF(nvfp4, fast), REF(nvfp4, fast32), REF(nvfp4, codes)},
-        {REF(mxfp4, exact), REF(mxfp4, near), REF(mxfp4, fast), REF(mxfp4, fast32), REF(mxfp4, codes)},
-        {REF(mxfp8, exact), NONE, NONE, NONE, NONE},
-        {REF(fp8, exact), NONE, NONE, NONE, NONE},
-        {REF(fp8blk, exact), NONE, NONE, NONE, NONE},
+        {REF(nvfp4, exact), REF(nvfp4, near), REF(nvfp4, fast), REF(nvfp4, fast32), REF(nvfp4, codes), REF(nvfp4, bf16)},
+        {REF(mxfp4, exact), REF(mxfp4, near), REF(mxfp4, fast), REF(mxfp4, fast32), REF(mxfp4, codes), REF(mxfp4, bf16)},
+        {REF(mxfp8, exact), NONE, NONE, NONE, NONE, REF(mxfp8, bf16)},
+        {REF(fp8, exact), NONE, NONE, NONE, NONE, REF(fp8, bf16)},
+        {REF(fp8blk, exact), NONE, NONE, NONE, NONE, REF(fp8blk, bf16)},
     },
 };
 /* clang-format on */

@@ -1,4 +1,4 @@
-/* gemm/packed_rows.c: activations as packed kernels read them: float32, or integers with scales. */
+/* gemm/packed_rows.c: activations as packed kernels read them: floats, or integers with scales. */
 #include "gemm/packed_rows.h"
 
 #include <assert.h>
@@ -16,7 +16,7 @@
 static size_t rounded(int64_t bytes) { return (size_t)round_up(bytes, 64); }
 
 static int element_bytes(enum packed_precision precision) {
-    return precision == PACKED_EXACT ? 4 : precision == PACKED_NEAR ? 2 : 1;
+    return precision == PACKED_EXACT ? 4 : precision == PACKED_NEAR || precision == PACKED_BF16 ? 2 : 1;
 }
 
 static bool has_row_scale(enum packed_precision precision) {
@@ -115,6 +115,20 @@ static void decode_floats(const struct rows_task *task, int64_t row, float *to) 
     }
 }
 
+/* A row of a bf16 operand as it is. */
+static void copy_bf16(const struct rows_task *task, int64_t row, uint16_t *to) {
+    const struct quant_matrix *plain = &task->operand->plain;
+    const uint16_t *from = (const uint16_t *)plain->data + (task->first + row) * plain->row_step;
+    const int64_t step = plain->column_step;
+    if (step == 1) {
+        memcpy(to, from, (size_t)plain->columns * sizeof *to);
+    }
+    for (int64_t k = 0; step != 1 && k < plain->columns; ++k) {
+        to[k] = from[k * step];
+    }
+    memset(to + plain->columns, 0, (size_t)(task->made->padded - plain->columns) * sizeof *to);
+}
+
 /* Integers in stretches of so many columns that a scale covers, without a row of floats in between: the stretch is decoded
  * twice where it is longer than a block. */
 static void make_integers(const struct rows_task *task, int64_t row) {
@@ -187,6 +201,8 @@ static void make_rows(void *argument, int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
         if (made->precision == PACKED_EXACT) {
             decode_floats(task, row, (float *)(void *)task->elements + row * made->padded);
+        } else if (made->precision == PACKED_BF16) {
+            copy_bf16(task, row, (uint16_t *)(void *)task->elements + row * made->padded);
         } else if (made->precision == PACKED_CODES) {
             make_codes(task, row);
         } else {
@@ -219,6 +235,7 @@ void packed_rows_make(const struct gemm_operand *operand, int64_t first, int64_t
                                  .rows = rows,
                                  .padded = padded,
                                  .f32 = (const float *)(void *)task.elements,
+                                 .bf16 = (const uint16_t *)(void *)task.elements,
                                  .q16 = (const int16_t *)(void *)task.elements,
                                  .q8 = (const int8_t *)task.elements,
                                  .correction = task.correction,
@@ -237,6 +254,8 @@ struct packed_rows packed_rows_slice(const struct packed_rows *all, enum packed_
     slice.rows = rows;
     if (all->precision == PACKED_EXACT) {
         slice.f32 += first * all->padded;
+    } else if (all->precision == PACKED_BF16) {
+        slice.bf16 += first * all->padded;
     } else if (all->precision == PACKED_NEAR) {
         slice.q16 += first * all->padded;
     } else {

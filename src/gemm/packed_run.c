@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/forced_kernels.h"
 #include "base/fp_environment.h"
 #include "base/parallel_run.h"
 #include "gemm/packed_rows.h"
@@ -17,27 +18,46 @@ enum {
     STRETCH = 512     /* columns of a result that are finished at a time */
 };
 
-bool packed_can_run(const struct gemm_job *job) {
-    return packed_weight_can_run(&job->b) && !job->accumulate &&
-           (job->a.copy == NULL || (!job->a.copy->is_hadamard && job->a.copy->usage == OPAQ_ROWWISE));
-}
-
+/* `a` NULL: plain, of `dtype`. */
 static enum packed_precision precision_for(const struct opaq_spec *b, const struct opaq_spec *a,
-                                           enum packed_precision wanted) {
+                                           enum opaq_element dtype, enum packed_precision wanted) {
     const enum packed_format format = packed_format_of(b);
-    if (a == NULL) {
-        return packed_format_is_4_bit(format) ? wanted : PACKED_EXACT;
+    if (a != NULL) {
+        return packed_format_is_4_bit(format) && a->format == b->format ? PACKED_CODES : PACKED_EXACT;
     }
-    return packed_format_is_4_bit(format) && a->format == b->format ? PACKED_CODES : PACKED_EXACT;
+    if (packed_format_is_4_bit(format) && wanted != PACKED_EXACT) {
+        return wanted;
+    }
+    if (dtype != OPAQ_BF16 || kernel_is_forced(packed_kernel(format, PACKED_EXACT)->name)) {
+        return PACKED_EXACT;
+    }
+    const struct packed_kernel *kernel = packed_kernel(format, PACKED_BF16);
+    return packed_is_reference(kernel) && !kernel_is_forced(kernel->name) ? PACKED_EXACT : PACKED_BF16;
 }
 
 enum packed_precision packed_precision_of(const struct gemm_job *job, enum packed_precision wanted) {
-    return precision_for(job->b.spec, job->a.copy == NULL ? NULL : job->a.spec, wanted);
+    const bool is_plain = job->a.copy == NULL;
+    return precision_for(job->b.spec, is_plain ? NULL : job->a.spec, job->a.plain.dtype, wanted);
 }
 
-const char *packed_kernel_name(const struct opaq_spec *b, const struct opaq_spec *a,
+/* Where there is only the reference's kernel, an exact product is faster with those for any weight. One in integers is
+ * still made with it, for what is said of its result. */
+static bool is_worth_it(enum packed_format format, enum packed_precision precision) {
+    const struct packed_kernel *kernel = packed_kernel(format, precision);
+    return precision != PACKED_EXACT || !packed_is_reference(kernel) || kernel_is_forced(kernel->name);
+}
+
+bool packed_can_run(const struct gemm_job *job, enum packed_precision wanted) {
+    return packed_weight_can_run(&job->b) && !job->accumulate &&
+           (job->a.copy == NULL || (!job->a.copy->is_hadamard && job->a.copy->usage == OPAQ_ROWWISE)) &&
+           is_worth_it(packed_format_of(job->b.spec), packed_precision_of(job, wanted));
+}
+
+const char *packed_kernel_name(const struct opaq_spec *b, const struct opaq_spec *a, enum opaq_element dtype,
                                enum packed_precision wanted) {
-    return packed_kernel(packed_format_of(b), precision_for(b, a, wanted))->name;
+    const enum packed_format format = packed_format_of(b);
+    const enum packed_precision precision = precision_for(b, a, dtype, wanted);
+    return is_worth_it(format, precision) ? packed_kernel(format, precision)->name : NULL;
 }
 
 /* ---- memory ---- */

@@ -18,5 +18,12 @@ const struct packed_table packed_table_avx512 = {
          ENTRY(mxfp4, fast32, fast32), ENTRY(mxfp4, codes, fast32)},
     },
 };
+
+const struct packed_table packed_table_avx512_bf16 = {
+    "avx512", OPAQ_CPU_AVX512 | OPAQ_CPU_AVX512_VBMI | OPAQ_CPU_AVX512_VNNI | OPAQ_CPU_AVX512_BF16, {
+        {[PACKED_BF16] = ENTRY(nvfp4, bf16, bf16)},
+        {[PACKED_BF16] = ENTRY(mxfp4, bf16, bf16)},
+    },
+};
 /* clang-format on */
 #endif

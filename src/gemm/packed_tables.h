@@ -7,8 +7,10 @@
 extern const struct packed_table packed_table_ref;
 #if defined(__x86_64__)
 extern const struct packed_table packed_table_avx512;
+extern const struct packed_table packed_table_avx512_bf16;
 extern const struct packed_table packed_table_avx2;
 extern const struct packed_table packed_table_avx512_8bit;
+extern const struct packed_table packed_table_avx512_8bit_bf16;
 extern const struct packed_table packed_table_avx2_8bit;
 #endif
 

@@ -9,7 +9,6 @@
 
 #include "base/checked.h"
 #include "gemm/packed_batch.h"
-#include "gemm/packed_weight.h"
 #include "gemm/plain_row.h"
 #include "op/activation.h"
 #include "opaq/status.h"
@@ -44,13 +43,19 @@ static int64_t partner_of(const struct experts *experts) {
     return is_gated(experts) && !is_interleaved(experts) ? experts->inner : 0;
 }
 
+/* Whether kernels for tiles multiply with a stack. */
 static bool is_tiled(struct experts *experts, const struct weight_stack *stack, struct linear_operand *whole) {
     const struct opaq_proto *proto = &stack->view.proto;
     struct opaq_error error;
-    return proto->is_quantized && (proto->spec.usage & OPAQ_ROWWISE) != 0 &&
-           linear_operand(&experts->linear, &stack->view, OPAQ_ROWWISE, whole, &error) == OPAQ_OK &&
-           whole->gemm.copy != NULL && whole->gemm.copy->tile_rows != 0 &&
-           (experts->linear.is_measuring || packed_weight_can_run(&whole->gemm));
+    if (!proto->is_quantized || (proto->spec.usage & OPAQ_ROWWISE) == 0 ||
+        linear_operand(&experts->linear, &stack->view, OPAQ_ROWWISE, whole, &error) != OPAQ_OK) {
+        return false;
+    }
+    if (experts->linear.is_measuring) {
+        whole->job.copy[0].data = NULL; /* as if it were aligned */
+    }
+    const struct gemm_job job = {.a = {.plain = {.dtype = experts->dtype}}, .b = whole->gemm};
+    return packed_can_run(&job, (enum packed_precision)experts->linear.plan.precision);
 }
 
 bool experts_batch_can_run(struct experts *experts) {

@@ -369,13 +369,13 @@ enum opaq_status linear_product(struct linear *linear, const struct linear_produ
                          (long long)job.a.plain.columns);
     }
     settle_hadamard(&job.a, &job.b);
-    const bool is_packed = packed_can_run(&job);
+    const enum packed_precision precision = (enum packed_precision)linear->plan.precision;
+    const bool is_packed = packed_can_run(&job, precision);
     if (is_packed && job.c.columns > depth_limit) { /* whose results and panels take memory by the column */
         return opaq_fail(error, OPAQ_ERROR_OVERFLOW,
                          "%s: a tiled weight of %lld rows, at most 2^48 are possible", linear->operation,
                          (long long)job.c.columns);
     }
-    const enum packed_precision precision = (enum packed_precision)linear->plan.precision;
     size_t bytes = is_packed ? packed_workspace_bytes(&job, precision) : 0;
     if (!is_packed || linear->is_measuring) { /* whether memory is aligned shows in the run only */
         const size_t other = gemm_workspace_bytes(&job);

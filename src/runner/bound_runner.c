@@ -188,8 +188,8 @@ static enum opaq_status bind(const struct opaq_op *op, int activations, const st
     return status;
 }
 
-/* The kernel of the first product. */
-static const char *kernel_of(const struct binding *binding, const struct bound_plan *plan) {
+/* The kernel of the first product, with activations of that dtype. */
+static const char *kernel_of(const struct binding *binding, const struct bound_plan *plan, int32_t dtype) {
     struct opaq_linear_plan linear;
     struct opaq_experts_plan experts;
     const struct opaq_form *weight = &plan->weight[0].kept;
@@ -204,14 +204,14 @@ static const char *kernel_of(const struct binding *binding, const struct bound_p
         x = &experts.x;
         precision = experts.precision;
     }
-    const char *name =
-        opaq_linear_kernel(is_quantized(weight) ? &weight->spec : NULL,
-                           x != NULL && is_quantized(x) ? &x->spec : NULL, (enum opaq_precision)precision);
+    const char *name = opaq_linear_kernel(is_quantized(weight) ? &weight->spec : NULL,
+                                          x != NULL && is_quantized(x) ? &x->spec : NULL,
+                                          (enum opaq_element)dtype, (enum opaq_precision)precision);
     return name == NULL ? "" : name;
 }
 
-static enum opaq_status describe(const struct binding *binding, const struct bound_plan *plan, size_t bytes,
-                                 struct opaq_runner_info *info, struct opaq_error *error) {
+static enum opaq_status describe(const struct binding *binding, const struct bound_plan *plan, int32_t dtype,
+                                 size_t bytes, struct opaq_runner_info *info, struct opaq_error *error) {
     const struct opaq_value *first = plan->weight[0].shape;
     const struct opaq_value *last = plan->weight[plan->weight_count - 1].shape;
     char text[2][OPAQ_SPEC_TEXT_BYTES] = {"", ""};
@@ -221,7 +221,7 @@ static enum opaq_status describe(const struct binding *binding, const struct bou
     info->out_features = last->sizes[last->count - 2];
     info->experts = binding->kind == OPAQ_RUNNER_MOE ? first->sizes[0] : 0;
     info->bytes = bytes;
-    (void)snprintf(info->kernel, sizeof info->kernel, "%s", kernel_of(binding, plan));
+    (void)snprintf(info->kernel, sizeof info->kernel, "%s", kernel_of(binding, plan, dtype));
     enum opaq_status status = OPAQ_OK;
     for (int i = 0; status == OPAQ_OK && i < plan->weight_count; ++i) {
         status = bound_weight_format(&plan->weight[i], text[i], sizeof text[i], error);
@@ -306,7 +306,7 @@ enum opaq_status opaq_runner_create(const struct opaq_op *op, const struct opaq_
     if (bound == NULL) {
         return status;
     }
-    status = describe(binding, &plan, bytes, &info, error);
+    status = describe(binding, &plan, activation_dtype(op, values, binding->activations), bytes, &info, error);
     if (status == OPAQ_OK) {
         status = opaq_runner_register(&info, &bound_functions, bound, handle, error);
     }

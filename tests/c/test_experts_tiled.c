@@ -353,11 +353,12 @@ static void weights_of_endless_rows(void) {
     const struct op_tensors list = op_tensors_of(&w);
     const struct opaq_tensor x = {
         .data = somewhere, .dtype = OPAQ_DTYPE_BF16, .rank = 2, .shape = {2, 0}, .strides = {0, 1}};
-    const struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {op_tensor_value(&x),
-                                                              op_list_value(&list),
-                                                              {.count = 0},
-                                                              op_sizes_value(w_shape, 2),
-                                                              op_text_value("w_given=nvfp4+tiled")};
+    const struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {
+        op_tensor_value(&x),
+        op_list_value(&list),
+        {.count = 0},
+        op_sizes_value(w_shape, 2),
+        op_text_value("w_given=nvfp4+tiled precision=near")};
     CHECK_EQ_INT(opaq_op_workspace(opaq_op_find("linear"), values, &bytes, &error), OPAQ_ERROR_OVERFLOW);
     CHECK_EQ_STR(error.text, "linear: a tiled weight of 1152921504606846976 rows, at most 2^48 are possible");
 }

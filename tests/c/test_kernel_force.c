@@ -38,7 +38,8 @@ static bool is_used(const char *name) {
             return true;
         }
     }
-    return amax_kernel()->name == name || decode_row_kernel()->name == name || gemm_kernel_name() == name || strncmp(name, "activation_", 11) == 0;
+    return amax_kernel()->name == name || decode_row_kernel()->name == name || gemm_kernel_name() == name ||
+           strncmp(name, "activation_", 11) == 0;
 }
 
 static void each_can_be_forced(void) {
@@ -62,7 +63,7 @@ static void several_and_none(void) {
     const struct opaq_spec spec = spec_of("nvfp4+tiled");
     CHECK_EQ_INT(opaq_kernel_force("gemm_ref, packed_nvfp4_near_ref", &error), OPAQ_OK);
     CHECK_EQ_STR(gemm_kernel_name(), "gemm_ref");
-    CHECK_EQ_STR(opaq_linear_kernel(&spec, NULL, OPAQ_PRECISION_NEAR), "packed_nvfp4_near_ref");
+    CHECK_EQ_STR(opaq_linear_kernel(&spec, NULL, OPAQ_BF16, OPAQ_PRECISION_NEAR), "packed_nvfp4_near_ref");
     CHECK_EQ_INT(opaq_kernel_force("gemm_ref,gemm_fast", &error), OPAQ_ERROR_ARGUMENT);
     CHECK(strstr(error.text, "kernel_force: there is no kernel \"gemm_fast\"") == error.text);
     CHECK_EQ_STR(opaq_kernel_forced(), "gemm_ref, packed_nvfp4_near_ref");

@@ -2,9 +2,10 @@
  * operands.
  *
  * The bound, with u = 2^-24 and A = the sum of |x w|: (K / 8 + 16) u A where floats are multiplied, (blocks + 4) u A
- * where integers are; and a few of the smallest floats where sums are subnormal. Further: a row's bits do not depend on
- * the rows beside it nor on the tiles of a task, with 4-bit weights they are the reference's, and nothing but n < N is
- * written. */
+ * where integers are; a few of the smallest floats where sums are subnormal; with bf16, what flushing subnormals to zero
+ * costs as packed.h has it. Further: a row's bits do not depend on
+ * the rows beside it nor on the tiles of a task, with 4-bit weights they are the reference's (but with bf16), and nothing
+ * but n < N is written. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -18,22 +19,26 @@
 
 /* ---- the definition ---- */
 
-static double weight_value(const struct packed_case_weight *w, int64_t n, int64_t k) {
+/* Without the scale of its block. */
+static double element_value(const struct packed_case_weight *w, int64_t n, int64_t k) {
     const uint8_t code = w->code[n * w->weight.columns + k];
+    return packed_is_4_bit(w->weight.format) ? (double)decode_e2m1(code)
+           : w->weight.is_e5m2               ? (double)decode_e5m2(code)
+                                             : (double)decode_e4m3(code);
+}
+
+static double scale_value(const struct packed_case_weight *w, int64_t n, int64_t k) {
     const int64_t block = k / w->per;
-    const double value = packed_is_4_bit(w->weight.format) ? (double)decode_e2m1(code)
-                         : w->weight.is_e5m2               ? (double)decode_e5m2(code)
-                                                           : (double)decode_e4m3(code);
     switch (w->weight.format) {
     case PACKED_NVFP4:
-        return value * (double)decode_e4m3(w->code_scale[n * w->blocks + block]);
+        return (double)decode_e4m3(w->code_scale[n * w->blocks + block]);
     case PACKED_MXFP4:
     case PACKED_MXFP8:
-        return value * (double)decode_e8m0(w->code_scale[n * w->blocks + block]);
+        return (double)decode_e8m0(w->code_scale[n * w->blocks + block]);
     case PACKED_FP8BLK:
-        return value * (double)w->block_scale[n / 128 * w->blocks + block];
+        return (double)w->block_scale[n / 128 * w->blocks + block];
     default:
-        return value;
+        return 1.0;
     }
 }
 
@@ -49,6 +54,8 @@ static double row_value(const struct packed_case_rows *x, int64_t m, int64_t k) 
         return (double)x->q8[i] * (double)x->block_scale[block];
     case PACKED_CODES:
         return 0.5 * (double)x->q8[i] * (double)x->block_scale[block];
+    case PACKED_BF16:
+        return (double)packed_widened(x->bf16[i]);
     default:
         return (double)x->f32[i];
     }
@@ -71,10 +78,11 @@ static struct expected expected_make(const struct packed_case_weight *w, const s
     double *const wide_w = doubles(n_count * k_count);
     double *const wide_x = doubles(rows * k_count);
     const struct expected e = {doubles(rows * n_count), doubles(rows * n_count)};
-    const bool is_exact = x->rows.precision == PACKED_EXACT;
-    const double roundings = is_exact ? (double)k_count / 8.0 + 16.0 : (double)w->blocks + 4.0;
+    const bool is_bf16 = x->rows.precision == PACKED_BF16;
+    const bool is_float = is_bf16 || x->rows.precision == PACKED_EXACT;
+    const double roundings = is_float ? (double)k_count / 8.0 + 16.0 : (double)w->blocks + 4.0;
     for (int64_t i = 0; i < n_count * k_count; ++i) {
-        wide_w[i] = weight_value(w, i / k_count, i % k_count);
+        wide_w[i] = element_value(w, i / k_count, i % k_count) * scale_value(w, i / k_count, i % k_count);
     }
     for (int64_t i = 0; i < rows * k_count; ++i) {
         wide_x[i] = row_value(x, i / k_count, i % k_count);
@@ -84,7 +92,9 @@ static struct expected expected_make(const struct packed_case_weight *w, const s
         const int64_t n = i % n_count;
         double sum = 0.0;
         double size = 0.0;
+        double flushed = 0.0;
         for (int64_t k = 0; k < k_count; ++k) {
+            flushed += is_bf16 ? fabs(wide_w[n * k_count + k]) + fabs(scale_value(w, n, k)) : 0.0;
             const double product = wide_x[m * k_count + k] * wide_w[n * k_count + k];
             sum += product;
             size += fabs(product);
@@ -94,7 +104,7 @@ static struct expected expected_make(const struct packed_case_weight *w, const s
         e.y[i] = sum * factor;
         const double row_scale = x->row_scale == NULL ? 1.0 : (double)x->row_scale[m];
         const int64_t blocks = k_count / 16 + 2;
-        e.bound[i] = roundings * ldexp(size * fabs(factor), -24) +
+        e.bound[i] = roundings * ldexp(size * fabs(factor), -24) + ldexp(flushed * fabs(factor), -126) +
                      (double)blocks * ldexp(1.0 + fabs(factor * row_scale), -149);
     }
     free(wide_w);
@@ -150,6 +160,7 @@ static struct packed_rows one_row(const struct packed_case_rows *x, int64_t m) {
     struct packed_rows one = x->rows;
     one.rows = 1;
     one.f32 = x->f32 == NULL ? NULL : x->f32 + m * one.padded;
+    one.bf16 = x->bf16 == NULL ? NULL : x->bf16 + m * one.padded;
     one.q16 = x->q16 == NULL ? NULL : x->q16 + m * one.padded;
     one.q8 = x->q8 == NULL ? NULL : x->q8 + m * one.padded;
     one.correction = x->correction == NULL ? NULL : x->correction + m * (one.padded / 16);
@@ -248,7 +259,7 @@ static void check_operands(const struct packed_case_weight *w, const struct pack
         const struct packed_kernel *kernel = &(*table)->kernel[w->weight.format][x->rows.precision];
         if (kernel->run != NULL) {
             check_kernel(kernel, w, x, &e);
-            if (packed_is_4_bit(w->weight.format)) {
+            if (packed_is_4_bit(w->weight.format) && x->rows.precision != PACKED_BF16) {
                 check_like_reference(kernel, w, x);
             }
         }
@@ -257,7 +268,7 @@ static void check_operands(const struct packed_case_weight *w, const struct pack
 }
 
 static bool is_combination(int format, int precision) {
-    return packed_is_4_bit((enum packed_format)format) || precision == PACKED_EXACT;
+    return packed_is_4_bit((enum packed_format)format) || precision == PACKED_EXACT || precision == PACKED_BF16;
 }
 
 static void check_shape(int64_t rows, int64_t n_count, int64_t k_count, enum packed_fill fill, uint64_t seed) {
@@ -334,6 +345,8 @@ static void check_scales_one_by_one(enum packed_format format, enum packed_preci
     for (int64_t m = 0; m < rows; ++m) {
         if (precision == PACKED_EXACT) {
             x.f32[m * x.rows.padded + 33] = 1.0f;
+        } else if (precision == PACKED_BF16) {
+            x.bf16[m * x.rows.padded + 33] = packed_cut(1.0f);
         } else if (precision == PACKED_NEAR) {
             x.q16[m * x.rows.padded + 33] = 1;
         } else {
@@ -374,6 +387,8 @@ static void every_scale_is_exact(void) {
             check_scales_one_by_one(PACKED_MXFP4, (enum packed_precision)precision, m, 1.0f);
             check_scales_one_by_one(PACKED_MXFP4, (enum packed_precision)precision, m, 0x1p30f);
         }
+        check_scales_one_by_one(PACKED_MXFP8, PACKED_BF16, m, 1.0f);
+        check_scales_one_by_one(PACKED_MXFP8, PACKED_BF16, m, 0x1p30f);
         check_scales_one_by_one(PACKED_MXFP8, PACKED_EXACT, m, 1.0f);
         check_scales_one_by_one(PACKED_MXFP8, PACKED_EXACT, m, 0x1p30f);
     }
@@ -407,26 +422,83 @@ static void nan_stays_in_its_row(void) {
     }
 }
 
+static void set_x(struct packed_case_rows *x, int64_t m, int64_t k, float value) {
+    if (x->bf16 != NULL) {
+        x->bf16[m * x->rows.padded + k] = packed_cut(value);
+    } else {
+        x->f32[m * x->rows.padded + k] = value;
+    }
+}
+
 /* Infinities and NaN of x come through where floats are multiplied; numbers near the limits do, too. */
+static void check_specials_of_x(enum packed_format format, enum packed_precision precision, int64_t rows) {
+    struct packed_case_weight w;
+    struct packed_case_rows x;
+    packed_case_weight_make(&w, format, false, 40, 130, PACKED_FILL_USUAL, 6);
+    packed_case_rows_make(&x, precision, format, rows, 130, PACKED_FILL_USUAL, 7);
+    for (int64_t n = 0; n < 40; ++n) { /* so that no product is 0 times infinity */
+        w.code[n * 130 + 100] = packed_is_4_bit(format) ? 3 : 0x3A;
+    }
+    packed_case_tile(&w);
+    set_x(&x, 0, 100, -INFINITY);
+    set_x(&x, 1, 100, INFINITY);
+    set_x(&x, 2, 100, NAN);
+    set_x(&x, 3, 100, -0x1p90f);
+    for (int64_t k = 0; k < 130; ++k) {
+        set_x(&x, 4, k, (float)row_value(&x, 4, k) * 0x1p-120f);
+        set_x(&x, 5, k, (float)row_value(&x, 5, k) * 0x1p100f);
+    }
+    for (int64_t k = 0; precision == PACKED_BF16 && k < 130; ++k) { /* whose bound includes subnormal numbers */
+        set_x(&x, 6, k, (float)row_value(&x, 6, k) * 0x1p-126f);
+        set_x(&x, 7, k, k % 2 == 0 ? 0x1p-133f : -0x1p-130f);
+    }
+    check_operands(&w, &x);
+    packed_case_rows_free(&x);
+    packed_case_weight_free(&w);
+}
+
 static void specials_of_x_come_through(void) {
     for (int format = 0; format < PACKED_FORMAT_COUNT; ++format) {
-        for (int64_t m = 6; m <= 18; m += 12) {
+        for (int64_t m = 8; m <= 18; m += 10) {
+            check_specials_of_x((enum packed_format)format, PACKED_EXACT, m);
+            check_specials_of_x((enum packed_format)format, PACKED_BF16, m);
+        }
+    }
+}
+
+/* Each 8-bit code in a row of its own times one x: nothing is rounded, the subnormal ones are what they are. */
+static void every_code_is_exact(void) {
+    for (int kind = 0; kind < 4; ++kind) {
+        for (int64_t m = 1; m <= 17; m += 8) {
+            const bool is_e5m2 = kind % 2 == 1;
+            const enum packed_precision precision = kind / 2 == 0 ? PACKED_EXACT : PACKED_BF16;
             struct packed_case_weight w;
             struct packed_case_rows x;
-            packed_case_weight_make(&w, (enum packed_format)format, false, 40, 130, PACKED_FILL_USUAL, 6);
-            packed_case_rows_make(&x, PACKED_EXACT, (enum packed_format)format, m, 130, PACKED_FILL_USUAL, 7);
-            for (int64_t n = 0; n < 40; ++n) { /* so that no product is 0 times infinity */
-                w.code[n * 130 + 100] = packed_is_4_bit((enum packed_format)format) ? 3 : 0x3A;
+            packed_case_weight_make(&w, PACKED_FP8, is_e5m2, 256, 70, PACKED_FILL_USUAL, 2);
+            packed_case_rows_make(&x, precision, PACKED_FP8, m, 70, PACKED_FILL_USUAL, 3);
+            w.weight.factor = 1.0f;
+            memset(w.code, 0, (size_t)(256 * 70));
+            for (int64_t n = 0; n < 256; ++n) {
+                w.code[n * 70 + 40 + n % 2] = (uint8_t)n;
+            }
+            for (int64_t i = 0; i < m; ++i) {
+                set_x(&x, i, 40, 1.0f);
+                set_x(&x, i, 41, 1.0f);
             }
             packed_case_tile(&w);
-            x.f32[1 * x.rows.padded + 100] = INFINITY;
-            x.f32[2 * x.rows.padded + 100] = NAN;
-            x.f32[3 * x.rows.padded + 100] = -0x1p90f;
-            for (int64_t k = 0; k < 130; ++k) {
-                x.f32[4 * x.rows.padded + k] *= 0x1p-120f;
-                x.f32[5 * x.rows.padded + k] *= 0x1p100f;
+            struct expected e = expected_make(&w, &x);
+            memset(e.bound, 0, (size_t)(m * 256) * sizeof(double));
+            const struct packed_table *const *table;
+            for (int i = 0; (table = runnable(i)) != NULL; ++i) {
+                const struct packed_kernel *kernel = &(*table)->kernel[PACKED_FP8][precision];
+                float *const y = floats(m * 256);
+                if (kernel->run != NULL) {
+                    run(kernel, &w.weight, &x.rows, 0, y, 256);
+                    check_values(kernel, &w, &x, &e, y, 256);
+                }
+                free(y);
             }
-            check_operands(&w, &x);
+            expected_free(&e);
             packed_case_rows_free(&x);
             packed_case_weight_free(&w);
         }
@@ -502,6 +574,7 @@ static const struct test_case tests[] = {TEST(small_shapes_are_within_the_bound)
                                          TEST(every_scale_is_exact),
                                          TEST(nan_stays_in_its_row),
                                          TEST(specials_of_x_come_through),
+                                         TEST(every_code_is_exact),
                                          TEST(eight_bits_have_the_references_bits),
                                          TEST(tables_are_whole)};
 TEST_MAIN(tests)

@@ -40,6 +40,7 @@ struct packed_case_rows {
     struct packed_rows rows;
     int per; /* columns of a scale in a block */
     float *f32;
+    uint16_t *bf16;
     int16_t *q16;
     int8_t *q8;
     int32_t *correction;
@@ -58,6 +59,20 @@ static inline void *packed_allocate(int64_t bytes) {
     }
     memset(memory, 0xA5, (size_t)bytes);
     return memory;
+}
+
+/* A float cut to a bfloat16, and back. */
+static inline uint16_t packed_cut(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (uint16_t)(bits >> 16);
+}
+
+static inline float packed_widened(uint16_t bf16) {
+    const uint32_t bits = (uint32_t)bf16 << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
 static inline uint32_t packed_random(uint64_t *state) {
@@ -212,6 +227,8 @@ static inline void packed_case_rows_make(struct packed_case_rows *x, enum packed
     static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     if (precision == PACKED_EXACT) {
         x->f32 = packed_allocate(rows * padded * (int64_t)sizeof(float));
+    } else if (precision == PACKED_BF16) {
+        x->bf16 = packed_allocate(rows * padded * (int64_t)sizeof(uint16_t));
     } else if (precision == PACKED_NEAR) {
         x->q16 = packed_allocate(rows * padded * (int64_t)sizeof(int16_t));
     } else {
@@ -223,8 +240,11 @@ static inline void packed_case_rows_make(struct packed_case_rows *x, enum packed
         const uint32_t a = packed_random(&state);
         const int extreme = a % 11 == 0 ? limit : a % 11 == 1 ? -limit : (int)lrintf(value * (float)limit);
         const int integer = is_padding ? 0 : fill == PACKED_FILL_WIDE ? extreme : (int)lrintf(value * 100.0f);
+        const float wide = fill == PACKED_FILL_WIDE ? ldexpf(value, (int)(a % 21) - 10) : value;
         if (precision == PACKED_EXACT) {
-            x->f32[i] = fill == PACKED_FILL_WIDE ? ldexpf(value, (int)(a % 21) - 10) : value;
+            x->f32[i] = wide;
+        } else if (precision == PACKED_BF16) {
+            x->bf16[i] = packed_cut(wide);
         } else if (precision == PACKED_NEAR) {
             x->q16[i] = (int16_t)integer;
         } else if (precision == PACKED_CODES) {
@@ -242,13 +262,14 @@ static inline void packed_case_rows_make(struct packed_case_rows *x, enum packed
         for (int64_t i = 0; i < rows; ++i) {
             x->row_scale[i] = 0.001f + fabsf(packed_random_float(&state));
         }
-    } else if (precision != PACKED_EXACT) {
+    } else if (precision != PACKED_EXACT && precision != PACKED_BF16) {
         x->block_scale = packed_allocate(rows * (padded / x->per) * (int64_t)sizeof(float));
         for (int64_t i = 0; i < rows * (padded / x->per); ++i) {
             x->block_scale[i] = 0.001f + fabsf(packed_random_float(&state));
         }
     }
     x->rows.f32 = x->f32;
+    x->rows.bf16 = x->bf16;
     x->rows.q16 = x->q16;
     x->rows.q8 = x->q8;
     x->rows.correction = x->correction;
@@ -258,6 +279,7 @@ static inline void packed_case_rows_make(struct packed_case_rows *x, enum packed
 
 static inline void packed_case_rows_free(struct packed_case_rows *x) {
     free(x->f32);
+    free(x->bf16);
     free(x->q16);
     free(x->q8);
     free(x->correction);

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -151,6 +154,46 @@ def test_unknown_precisions_are_refused() -> None:
     weight = opaq.quantize_tensor(tensor((16, 64)), "nvfp4")
     with pytest.raises(RuntimeError, match="expected exact, near, fast or fast32"):
         functional.quantized_linear(tensor((1, 64)), weight, precision="quick")
+
+
+@pytest.mark.parametrize("quantizer", ("nvfp4", "mxfp4", "mxfp8", "fp8.e5m2", "fp8row", "fp8blk2"))
+def test_exact_products_of_bfloat16(quantizer: str) -> None:
+    """What is exact stays so, whichever kernel multiplies bfloat16, and however the input lies in memory."""
+    weight = opaq.quantize_tensor(tensor((70, 192), 1), quantizer).tiled()
+    for tokens in (1, 3, 8, 40):
+        x = tensor((tokens, 2 * 192), 3).bfloat16()
+        for given in (x[:, :192], x[:, ::2], x[:, 192:]):
+            want = given.double() @ weight.dequantize(torch.float32).double().T
+            got = functional.quantized_linear(given, weight)
+            wide = functional.quantized_linear(given.float(), weight)
+            assert far(wide, want) < 1e-6
+            assert far(got, wide.bfloat16()) < 1e-3 and float((got.double() - want).abs().max()) < 0.5
+
+
+KERNELS = """
+import torch
+from opaq._explain import kernel_of
+for dtype in (torch.float32, torch.bfloat16):
+    print(kernel_of("nvfp4+tiled", "", dtype, "exact"), kernel_of("mxfp8+tiled", "", dtype, "exact"),
+          kernel_of("nvfp4+tiled", "", dtype, "fast"))
+"""
+
+
+@pytest.mark.parametrize("limit", ("ref", "avx2", ""))
+def test_kernels_by_processor(limit: str) -> None:
+    """Without kernels for tiles an exact product is one like any other; with those for bfloat16 they run."""
+    needed = {"ref": set(), "avx2": {"avx2"}, "": {"avx512vbmi", "avx512vnni", "avx512bf16"}}[limit]
+    if not needed <= set(opaq.library_info()["cpu"]):
+        pytest.skip(f"this processor does not have {needed}")
+    env = {**os.environ, "OPAQ_CPU": limit}
+    done = subprocess.run([sys.executable, "-c", KERNELS], env=env, capture_output=True, text=True, check=True)
+    isa = limit or "avx512"
+    names = [f"packed_nvfp4_exact_{isa} packed_mxfp8_exact_{isa} packed_nvfp4_fast_{isa}"] * 2
+    if limit == "ref":
+        names = ["gemm_ref gemm_ref packed_nvfp4_fast_ref"] * 2
+    elif not limit:
+        names[1] = names[1].replace("exact", "bf16")
+    assert done.stdout.splitlines() == names
 
 
 def test_explain_names_the_kernels(capsys: pytest.CaptureFixture[str]) -> None:
