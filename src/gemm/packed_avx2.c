@@ -103,15 +103,31 @@ static void run_few(const struct packed_avx2_parts *parts, const struct packed_w
                                .rows = x->rows,
                                .tiles = tiles,
                                .total = total};
+    const bool is_end = (tile + 2 * PACKED_STREAMS) * TILE4_ROWS > weight->rows;
+    const bool is_line = x->rows == 1 && tiles == PACKED_STREAMS && parts->line != NULL;
+    const int64_t whole =
+        is_line ? weight->columns / TILE4_COLUMNS : 0; /* x may have no scales after its columns */
+    const struct packed_line line = {.codes = step.codes,
+                                     .scales = step.scales,
+                                     .codes_step = step.codes_step,
+                                     .scales_step = step.scales_step,
+                                     .codes_next = is_end ? 0 : PACKED_STREAMS * step.codes_step,
+                                     .scales_next = is_end ? 0 : PACKED_STREAMS * step.scales_step,
+                                     .x = x,
+                                     .total = total};
     memset(total, 0, sizeof total);
     for (int64_t c = 0; c < columns; ++c) {
+        c = c < whole ? parts->line(&line, c, whole) : c;
+        if (c == columns) {
+            break;
+        }
         const int64_t ahead = tiles_ahead(weight, tile, c);
         load_few(weight, x, c, &few);
+        step.codes = line.codes + c * TILE4_BYTES;
+        step.scales = line.scales + c * tile_scales;
         step.codes_ahead = ahead * TILE4_BYTES;
         step.scales_ahead = ahead * tile_scales;
         parts->step(&step);
-        step.codes += TILE4_BYTES;
-        step.scales += tile_scales;
     }
     for (int64_t i = 0; i < tiles; ++i) {
         float factor[TILE4_ROWS];

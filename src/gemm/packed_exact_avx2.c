@@ -237,6 +237,6 @@ static bool scales_mxfp4(const uint8_t *codes, int64_t blocks, float *scale, flo
 }
 
 const struct packed_avx2_parts packed_exact_parts_avx2[2] = {
-    {1.0f, PIECE_TILES, step_nvfp4, decode, scales_nvfp4, sweep_nvfp4},
-    {1.0f, PIECE_TILES, step_mxfp4, decode, scales_mxfp4, sweep_mxfp4}};
+    {1.0f, PIECE_TILES, step_nvfp4, NULL, decode, scales_nvfp4, sweep_nvfp4},
+    {1.0f, PIECE_TILES, step_mxfp4, NULL, decode, scales_mxfp4, sweep_mxfp4}};
 #endif
