@@ -5,8 +5,8 @@
  * two ways through the weight, which give the same bits:
  *     up to 8 rows of x   the weight is read once, 4 tiles side by side; codes are decoded in registers and used for all
  *                         rows at once ("step": 64 columns of the tiles)
- *     more                some columns of a tile are decoded into the panel, then all rows of x go over them ("sweep");
- *                         between such pieces of the tile the totals wait in y
+ *     more                some columns of a few tiles are decoded into the panel, then all rows of x go over them, some
+ *                         rows at a time ("sweep"); between such pieces of the tile the totals wait in y
  * packed_avx2.c walks over tiles and columns; packed_exact_avx2.c, packed_near_avx2.c and packed_fast_avx2.c multiply.
  *
  * Scales of e8m0 reach down to subnormal floats, which some processors multiply very slowly. So a block's sum is first
@@ -41,7 +41,9 @@ enum {
     PACKED_STREAMS = 4, /* tiles of different rows that are read side by side */
     PACKED_FEW = 8,     /* rows of x that are multiplied while the weight is read */
     PACKED_GROUPS = TILE4_COLUMNS / TILE4_GROUP,
-    PACKED_AHEAD_BYTES = 256
+    PACKED_AHEAD_BYTES = 256,
+    PACKED_SWEEP_ROWS = 6,     /* of x that go over a piece together */
+    PACKED_SWEEP_COLUMNS = 256 /* of a piece for floats */
 };
 
 /* 64 columns of a few rows of x, together, so that their places are constants. Of int16 columns 1 and 2, 5 and 6 and so on
@@ -85,6 +87,8 @@ struct packed_line {
 /* A piece of a tile, decoded, and where its product goes. */
 struct packed_piece {
     const struct packed_rows *x;
+    const float
+        *copy; /* EXACT: [PACKED_SWEEP_ROWS][PACKED_SWEEP_COLUMNS], the rows and columns that are multiplied */
     const void *weights;
     const float *scale; /* [blocks][16] */
     const float *lift;  /* likewise, or NULL: all are 1 */
@@ -109,7 +113,8 @@ struct packed_avx2_parts {
     void (*decode)(const uint8_t *codes, int64_t groups, void *weights);
     /* Scales of blocks likewise. Returns whether any lift is not 1. */
     bool (*decode_scales)(const uint8_t *codes, int64_t blocks, float *scale, float *lift);
-    void (*sweep)(const struct packed_piece *piece);
+    /* Rows [m, m + rows) of x, at most PACKED_SWEEP_ROWS. */
+    void (*sweep)(const struct packed_piece *piece, int64_t m, int64_t rows);
 };
 
 extern const struct packed_avx2_parts packed_exact_parts_avx2[2]; /* by enum packed_format */

@@ -9,7 +9,7 @@
 #if defined(__x86_64__)
 #include "gemm/packed_avx2.h"
 
-enum { PIECE_TILES = 16, QUADS = 4 /* of columns in a group of 16 */, SWEEP_ROWS = 2 };
+enum { PIECE_TILES = 8, QUADS = 4 /* of columns in a group of 16 */, SWEEP_ROWS = 2 };
 
 static const int8_t unsigned_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
@@ -340,22 +340,22 @@ PACKED_INLINE void sweep_rows(enum packed_format format, enum packed_precision p
 }
 
 PACKED_INLINE void sweep_all(enum packed_format format, enum packed_precision precision, bool has_lift,
-                             const struct packed_piece *piece) {
-    int64_t m = 0;
-    for (; m + SWEEP_ROWS <= piece->x->rows; m += SWEEP_ROWS) {
+                             const struct packed_piece *piece, int64_t m, int64_t rows) {
+    const int64_t end = m + rows;
+    for (; m + SWEEP_ROWS <= end; m += SWEEP_ROWS) {
         sweep_rows(format, precision, has_lift, SWEEP_ROWS, piece, m);
     }
-    for (; m < piece->x->rows; ++m) {
+    for (; m < end; ++m) {
         sweep_rows(format, precision, has_lift, 1, piece, m);
     }
 }
 
 PACKED_INLINE void sweep_piece(enum packed_format format, enum packed_precision precision,
-                               const struct packed_piece *piece) {
+                               const struct packed_piece *piece, int64_t m, int64_t rows) {
     if (format == PACKED_MXFP4 && piece->lift != NULL) {
-        sweep_all(format, precision, true, piece);
+        sweep_all(format, precision, true, piece, m, rows);
     } else {
-        sweep_all(format, precision, false, piece);
+        sweep_all(format, precision, false, piece, m, rows);
     }
 }
 
@@ -387,20 +387,20 @@ static int64_t line_mxfp4_codes(const struct packed_line *line, int64_t begin, i
     return line_all(PACKED_MXFP4, 2, 32, line, begin, end);
 }
 
-static void sweep_nvfp4_fast(const struct packed_piece *piece) {
-    sweep_piece(PACKED_NVFP4, PACKED_FAST, piece);
+static void sweep_nvfp4_fast(const struct packed_piece *piece, int64_t m, int64_t rows) {
+    sweep_piece(PACKED_NVFP4, PACKED_FAST, piece, m, rows);
 }
-static void sweep_nvfp4_fast32(const struct packed_piece *piece) {
-    sweep_piece(PACKED_NVFP4, PACKED_FAST32, piece);
+static void sweep_nvfp4_fast32(const struct packed_piece *piece, int64_t m, int64_t rows) {
+    sweep_piece(PACKED_NVFP4, PACKED_FAST32, piece, m, rows);
 }
-static void sweep_nvfp4_codes(const struct packed_piece *piece) {
-    sweep_piece(PACKED_NVFP4, PACKED_CODES, piece);
+static void sweep_nvfp4_codes(const struct packed_piece *piece, int64_t m, int64_t rows) {
+    sweep_piece(PACKED_NVFP4, PACKED_CODES, piece, m, rows);
 }
-static void sweep_mxfp4_fast(const struct packed_piece *piece) {
-    sweep_piece(PACKED_MXFP4, PACKED_FAST, piece);
+static void sweep_mxfp4_fast(const struct packed_piece *piece, int64_t m, int64_t rows) {
+    sweep_piece(PACKED_MXFP4, PACKED_FAST, piece, m, rows);
 }
-static void sweep_mxfp4_scaled(const struct packed_piece *piece) {
-    sweep_piece(PACKED_MXFP4, PACKED_CODES, piece);
+static void sweep_mxfp4_scaled(const struct packed_piece *piece, int64_t m, int64_t rows) {
+    sweep_piece(PACKED_MXFP4, PACKED_CODES, piece, m, rows);
 }
 
 static bool scales_nvfp4(const uint8_t *codes, int64_t blocks, float *scale, float *lift) {
