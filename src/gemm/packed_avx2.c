@@ -9,15 +9,17 @@
 #include "gemm/packed_avx2.h"
 
 enum {
-    AHEAD = 4, /* tiles along K that memory is asked for before they are used */
-    PANEL_BLOCKS = 64,
+    AHEAD = 4,        /* tiles along K that memory is asked for before they are used */
+    PANEL_TILES = 16, /* whose pieces are decoded together: that often x is used when it has come from memory */
+    PANEL_BLOCKS = 32,
     PANEL_BYTES = 16384 /* of a piece's weights: most of what the first cache has is left to x and y */
 };
 
 struct panel {
-    _Alignas(64) uint8_t weights[PANEL_BYTES];
-    float scale[PANEL_BLOCKS * TILE4_ROWS];
-    float lift[PANEL_BLOCKS * TILE4_ROWS];
+    _Alignas(64) uint8_t weights[PANEL_TILES][PANEL_BYTES];
+    float scale[PANEL_TILES][PANEL_BLOCKS * TILE4_ROWS];
+    float lift[PANEL_TILES][PANEL_BLOCKS * TILE4_ROWS];
+    float x[PACKED_SWEEP_ROWS][PACKED_SWEEP_COLUMNS];
 };
 
 static const struct packed_avx2_parts *const parts_of[PACKED_PRECISION_COUNT] = {
@@ -103,15 +105,31 @@ static void run_few(const struct packed_avx2_parts *parts, const struct packed_w
                                .rows = x->rows,
                                .tiles = tiles,
                                .total = total};
+    const bool is_end = (tile + 2 * PACKED_STREAMS) * TILE4_ROWS > weight->rows;
+    const bool is_line = x->rows == 1 && tiles == PACKED_STREAMS && parts->line != NULL;
+    const int64_t whole =
+        is_line ? weight->columns / TILE4_COLUMNS : 0; /* x may have no scales after its columns */
+    const struct packed_line line = {.codes = step.codes,
+                                     .scales = step.scales,
+                                     .codes_step = step.codes_step,
+                                     .scales_step = step.scales_step,
+                                     .codes_next = is_end ? 0 : PACKED_STREAMS * step.codes_step,
+                                     .scales_next = is_end ? 0 : PACKED_STREAMS * step.scales_step,
+                                     .x = x,
+                                     .total = total};
     memset(total, 0, sizeof total);
     for (int64_t c = 0; c < columns; ++c) {
+        c = c < whole ? parts->line(&line, c, whole) : c;
+        if (c == columns) {
+            break;
+        }
         const int64_t ahead = tiles_ahead(weight, tile, c);
         load_few(weight, x, c, &few);
+        step.codes = line.codes + c * TILE4_BYTES;
+        step.scales = line.scales + c * tile_scales;
         step.codes_ahead = ahead * TILE4_BYTES;
         step.scales_ahead = ahead * tile_scales;
         parts->step(&step);
-        step.codes += TILE4_BYTES;
-        step.scales += tile_scales;
     }
     for (int64_t i = 0; i < tiles; ++i) {
         float factor[TILE4_ROWS];
@@ -128,34 +146,81 @@ static void run_few(const struct packed_avx2_parts *parts, const struct packed_w
 
 /* ---- many rows of x ---- */
 
+/* Pieces from tile column c on of all tiles. */
+static void decode_pieces(const struct packed_avx2_parts *parts, const struct packed_weight *weight,
+                          int64_t tile, int64_t tiles, int64_t c, struct panel *panel,
+                          struct packed_piece *piece) {
+    const int64_t per = block_columns(weight->format);
+    const int64_t begin = c * TILE4_COLUMNS / per;
+    const int64_t blocks =
+        min_int64(parts->piece_tiles * TILE4_COLUMNS / per, ceil_div(weight->columns, per) - begin);
+    const int64_t tile_scales = TILE4_COLUMNS / per * TILE4_ROWS;
+    for (int64_t i = 0; i < tiles; ++i) {
+        const int64_t at = (tile + i) * weight->tile_columns + c;
+        const bool has_lift =
+            parts->decode_scales(weight->scale + at * tile_scales, blocks, panel->scale[i], panel->lift[i]);
+        parts->decode(weight->data + at * TILE4_BYTES, blocks * per / TILE4_GROUP, panel->weights[i]);
+        piece[i].lift = has_lift ? panel->lift[i] : NULL;
+        piece[i].column = c * TILE4_COLUMNS;
+        piece[i].blocks = blocks;
+        piece[i].is_first = c == 0;
+        piece[i].is_last = c + parts->piece_tiles >= weight->tile_columns;
+    }
+}
+
+/* Floats of rows [m, m + rows) beside each other: in x itself they may all lie in the same few sets of a cache. */
+static void copy_rows(const struct packed_rows *x, int64_t m, int64_t rows, int64_t column,
+                      struct panel *panel) {
+    const int64_t columns = min_int64(PACKED_SWEEP_COLUMNS, x->padded - column);
+    for (int64_t i = 0; i < rows; ++i) {
+        memcpy(panel->x[i], x->f32 + (m + i) * x->padded + column, (size_t)columns * sizeof(float));
+    }
+}
+
+/* Asks for a part of the rows from m on, which come next: the part-th of PANEL_TILES. Processors leave out what is asked
+ * for on a page that they have not seen lately, so a byte of each row is read first. */
+static void prefetch_rows(const struct packed_avx2_parts *parts, const struct packed_rows *x, int64_t m,
+                          int64_t part, int64_t c) {
+    const int64_t bytes = x->precision == PACKED_EXACT ? 4 : x->precision == PACKED_NEAR ? 2 : 1;
+    const char *const all = x->precision == PACKED_EXACT  ? (const char *)x->f32
+                            : x->precision == PACKED_NEAR ? (const char *)x->q16
+                                                          : (const char *)x->q8;
+    const int64_t rows = min_int64(PACKED_SWEEP_ROWS, x->rows - m);
+    const int64_t columns = parts->piece_tiles * TILE4_COLUMNS / PANEL_TILES;
+    for (int64_t i = 0; i < rows; ++i) {
+        const char *const row = all + ((m + i) * x->padded + c * TILE4_COLUMNS) * bytes;
+        if (part == 0) {
+            (void)*(const volatile char *)row;
+        }
+        for (int64_t k = part * columns * bytes; k < (part + 1) * columns * bytes; k += 64) {
+            _mm_prefetch(row + k, _MM_HINT_T0);
+        }
+    }
+}
+
+/* The tiles [tile, tile + tiles), at most PANEL_TILES. */
 static void run_many(const struct packed_avx2_parts *parts, const struct packed_weight *weight,
                      const struct packed_rows *x, int64_t tile, int64_t tiles, float *y, int64_t y_step,
                      struct panel *panel) {
-    const int64_t per = block_columns(weight->format);
-    const int64_t piece_blocks = parts->piece_tiles * TILE4_COLUMNS / per;
-    const int64_t blocks = ceil_div(weight->columns, per);
-    const int64_t tile_scales = TILE4_COLUMNS / per * TILE4_ROWS;
-    float factor[PACKED_STREAMS][TILE4_ROWS];
-    struct packed_piece piece[PACKED_STREAMS];
+    float factor[PANEL_TILES][TILE4_ROWS];
+    struct packed_piece piece[PANEL_TILES];
     for (int64_t i = 0; i < tiles; ++i) {
         piece[i] = piece_of_tile(weight, x, tile + i, factor[i], y, y_step);
-        piece[i].weights = panel->weights;
-        piece[i].scale = panel->scale;
+        piece[i].weights = panel->weights[i];
+        piece[i].scale = panel->scale[i];
+        piece[i].copy = panel->x[0];
     }
     for (int64_t c = 0; c == 0 || c < weight->tile_columns; c += parts->piece_tiles) {
-        const int64_t begin = c * TILE4_COLUMNS / per;
-        const int64_t some = min_int64(piece_blocks, blocks - begin);
-        for (int64_t i = 0; i < tiles; ++i) {
-            const int64_t at = (tile + i) * weight->tile_columns + c;
-            const bool has_lift =
-                parts->decode_scales(weight->scale + at * tile_scales, some, panel->scale, panel->lift);
-            parts->decode(weight->data + at * TILE4_BYTES, some * per / TILE4_GROUP, panel->weights);
-            piece[i].lift = has_lift ? panel->lift : NULL;
-            piece[i].column = c * TILE4_COLUMNS;
-            piece[i].blocks = some;
-            piece[i].is_last = c + parts->piece_tiles >= weight->tile_columns;
-            parts->sweep(&piece[i]);
-            piece[i].is_first = false;
+        decode_pieces(parts, weight, tile, tiles, c, panel, piece);
+        for (int64_t m = 0; m < x->rows; m += PACKED_SWEEP_ROWS) {
+            const int64_t rows = min_int64(PACKED_SWEEP_ROWS, x->rows - m);
+            if (x->precision == PACKED_EXACT) {
+                copy_rows(x, m, rows, c * TILE4_COLUMNS, panel);
+            }
+            for (int64_t i = 0; i < tiles; ++i) {
+                prefetch_rows(parts, x, m + rows, i, c);
+                parts->sweep(&piece[i], m, rows);
+            }
         }
     }
 }
@@ -165,14 +230,13 @@ static void run_many(const struct packed_avx2_parts *parts, const struct packed_
 static void run_avx2(const struct packed_weight *weight, const struct packed_rows *x, int64_t begin,
                      int64_t end, float *y, int64_t y_step, void *panel) {
     const struct packed_avx2_parts *parts = &parts_of[x->precision][weight->format];
-    for (int64_t tile = begin; tile < end; tile += PACKED_STREAMS) {
-        const int64_t tiles = min_int64(PACKED_STREAMS, end - tile);
-        if (x->rows == 0) {
-            return;
-        }
-        if (x->rows <= PACKED_FEW) {
+    const bool is_few = x->rows <= PACKED_FEW;
+    const int64_t most = x->rows == 0 ? end - begin : is_few ? PACKED_STREAMS : PANEL_TILES;
+    for (int64_t tile = begin; tile < end; tile += most) {
+        const int64_t tiles = min_int64(most, end - tile);
+        if (x->rows > 0 && is_few) {
             run_few(parts, weight, x, tile, tiles, y, y_step);
-        } else {
+        } else if (x->rows > 0) {
             run_many(parts, weight, x, tile, tiles, y, y_step, panel);
         }
     }

@@ -5,8 +5,8 @@
  * two ways through the weight, which give the same bits:
  *     up to 8 rows of x   the weight is read once, 4 tiles side by side; codes are decoded in registers and used for all
  *                         rows at once ("step": 64 columns of the tiles)
- *     more                some columns of a tile are decoded into the panel, then all rows of x go over them ("sweep");
- *                         between such pieces of the tile the totals wait in y
+ *     more                some columns of a few tiles are decoded into the panel, then all rows of x go over them, some
+ *                         rows at a time ("sweep"); between such pieces of the tile the totals wait in y
  * packed_avx2.c walks over tiles and columns; packed_exact_avx2.c, packed_near_avx2.c and packed_fast_avx2.c multiply.
  *
  * Scales of e8m0 reach down to subnormal floats, which some processors multiply very slowly. So a block's sum is first
@@ -40,7 +40,10 @@ enum {
     PACKED_HALVES = TILE4_ROWS / PACKED_LANES,
     PACKED_STREAMS = 4, /* tiles of different rows that are read side by side */
     PACKED_FEW = 8,     /* rows of x that are multiplied while the weight is read */
-    PACKED_GROUPS = TILE4_COLUMNS / TILE4_GROUP
+    PACKED_GROUPS = TILE4_COLUMNS / TILE4_GROUP,
+    PACKED_AHEAD_BYTES = 256,
+    PACKED_SWEEP_ROWS = 6,     /* of x that go over a piece together */
+    PACKED_SWEEP_COLUMNS = 256 /* of a piece for floats */
 };
 
 /* 64 columns of a few rows of x, together, so that their places are constants. Of int16 columns 1 and 2, 5 and 6 and so on
@@ -69,9 +72,23 @@ struct packed_step {
     __m256 (*total)[PACKED_FEW][PACKED_HALVES]; /* [tiles][rows], added to */
 };
 
+/* Whole rows of PACKED_STREAMS neighbouring tiles times one row of x. */
+struct packed_line {
+    const uint8_t *codes; /* of the first tile */
+    const uint8_t *scales;
+    int64_t codes_step; /* bytes from tile to tile */
+    int64_t scales_step;
+    int64_t codes_next; /* bytes to the tiles that come after these */
+    int64_t scales_next;
+    const struct packed_rows *x;                /* of its first row */
+    __m256 (*total)[PACKED_FEW][PACKED_HALVES]; /* [tiles][0], added to, in units of step_unit */
+};
+
 /* A piece of a tile, decoded, and where its product goes. */
 struct packed_piece {
     const struct packed_rows *x;
+    const float
+        *copy; /* EXACT: [PACKED_SWEEP_ROWS][PACKED_SWEEP_COLUMNS], the rows and columns that are multiplied */
     const void *weights;
     const float *scale; /* [blocks][16] */
     const float *lift;  /* likewise, or NULL: all are 1 */
@@ -90,11 +107,14 @@ struct packed_avx2_parts {
     float step_unit;     /* what the totals of steps are in units of */
     int64_t piece_tiles; /* tiles along K in a piece */
     void (*step)(const struct packed_step *step);
+    /* Tiles [begin, end) along K. Returns the first that it has not done, because a scale there is rare: the step's. */
+    int64_t (*line)(const struct packed_line *line, int64_t begin, int64_t end);
     /* Groups of 16 columns into the panel. */
     void (*decode)(const uint8_t *codes, int64_t groups, void *weights);
     /* Scales of blocks likewise. Returns whether any lift is not 1. */
     bool (*decode_scales)(const uint8_t *codes, int64_t blocks, float *scale, float *lift);
-    void (*sweep)(const struct packed_piece *piece);
+    /* Rows [m, m + rows) of x, at most PACKED_SWEEP_ROWS. */
+    void (*sweep)(const struct packed_piece *piece, int64_t m, int64_t rows);
 };
 
 extern const struct packed_avx2_parts packed_exact_parts_avx2[2]; /* by enum packed_format */
@@ -217,6 +237,33 @@ PACKED_INLINE __m256 packed_lift(const struct packed_scales *scales, int64_t blo
     return packed_e8m0_lift(packed_load_codes(scales->codes + block * TILE4_ROWS + half * PACKED_LANES));
 }
 
+/* For lines. Whether all scales of PACKED_STREAMS tiles are normal numbers, so that their bits become a float's by a
+ * shift. */
+PACKED_INLINE bool packed_are_usual(enum packed_format format, const uint8_t *codes, int64_t step) {
+    const __m256i least = _mm256_set1_epi8(format == PACKED_NVFP4 ? 8 : 5);
+    const __m256i most = _mm256_set1_epi8((char)(format == PACKED_NVFP4 ? 126 : 254));
+    __m256i low = packed_load(codes);
+    __m256i high = low;
+    PACKED_UNROLL
+    for (int tile = 0; tile < PACKED_STREAMS; ++tile) {
+        const __m256i first = packed_load(codes + tile * step);
+        const __m256i second = format == PACKED_NVFP4 ? packed_load(codes + tile * step + 32) : first;
+        low = _mm256_min_epu8(low, _mm256_min_epu8(first, second));
+        high = _mm256_max_epu8(high, _mm256_max_epu8(first, second));
+    }
+    const __m256i usual = _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_max_epu8(low, least), low),
+                                           _mm256_cmpeq_epi8(_mm256_min_epu8(high, most), high));
+    return _mm256_movemask_epi8(usual) == -1;
+}
+
+/* 8 of them, times 2^-halvings. */
+PACKED_INLINE __m256 packed_usual_scale(enum packed_format format, int halvings, const uint8_t *codes) {
+    const int shift = format == PACKED_NVFP4 ? 20 : 23;
+    const int bias = format == PACKED_NVFP4 ? (127 - 7 - halvings) * 8 : -halvings;
+    const __m256i code = packed_load_codes(codes);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(code, _mm256_set1_epi32(bias)), shift));
+}
+
 /* ---- steps ---- */
 
 /* Asks for what will be needed soon of one tile. */
@@ -227,6 +274,50 @@ PACKED_INLINE void packed_prefetch(const struct packed_step *step, int64_t tile)
         _mm_prefetch(codes + i, _MM_HINT_T0);
     }
     _mm_prefetch((const char *)step->scales + tile * step->scales_step + step->scales_ahead, _MM_HINT_T0);
+}
+
+/* Likewise for lines, where the processor sees by itself what is read and only the last way is left; but not that rows end:
+ * there, the beginning of those that come next is asked for. */
+struct packed_ahead {
+    int64_t codes; /* bytes to what will be needed soon */
+    int64_t scales;
+};
+
+PACKED_INLINE struct packed_ahead packed_line_ahead(const struct packed_line *line, int64_t c,
+                                                    int64_t columns) {
+    const bool is_last = c + 1 == columns;
+    return (struct packed_ahead){is_last ? line->codes_next - c * TILE4_BYTES : PACKED_AHEAD_BYTES,
+                                 is_last ? line->scales_next - line->scales_step + 64 : 64};
+}
+
+/* A group of 16 columns. */
+PACKED_INLINE void packed_prefetch_group(const uint8_t *codes, struct packed_ahead ahead) {
+    _mm_prefetch((const char *)codes + ahead.codes, _MM_HINT_T0);
+    _mm_prefetch((const char *)codes + ahead.codes + 64, _MM_HINT_T0);
+}
+
+PACKED_INLINE void packed_prefetch_scales(const uint8_t *scales, int64_t step, struct packed_ahead ahead) {
+    PACKED_UNROLL
+    for (int tile = 0; tile < PACKED_STREAMS; ++tile) {
+        _mm_prefetch((const char *)scales + tile * step + ahead.scales, _MM_HINT_T0);
+    }
+}
+
+PACKED_INLINE void packed_line_totals_load(const struct packed_line *line, __m256 (*total)[PACKED_HALVES]) {
+    PACKED_UNROLL
+    for (int tile = 0; tile < PACKED_STREAMS; ++tile) {
+        total[tile][0] = line->total[tile][0][0];
+        total[tile][1] = line->total[tile][0][1];
+    }
+}
+
+PACKED_INLINE void packed_line_totals_store(const struct packed_line *line,
+                                            const __m256 (*total)[PACKED_HALVES]) {
+    PACKED_UNROLL
+    for (int tile = 0; tile < PACKED_STREAMS; ++tile) {
+        line->total[tile][0][0] = total[tile][0];
+        line->total[tile][0][1] = total[tile][1];
+    }
 }
 
 /* ---- totals of one row of x ---- */

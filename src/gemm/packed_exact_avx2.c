@@ -7,7 +7,7 @@
 #if defined(__x86_64__)
 #include "gemm/packed_avx2.h"
 
-enum { PIECE_TILES = 2, SWEEP_ROWS = 6 };
+enum { PIECE_TILES = PACKED_SWEEP_COLUMNS / TILE4_COLUMNS };
 
 /* The two bytes of each code's float. */
 static const int8_t upper_bytes[16] = {0, 0x3F, 0x3F, 0x3F, 0x40, 0x40, 0x40, 0x40,
@@ -153,18 +153,17 @@ static void decode(const uint8_t *codes, int64_t groups, void *weights) {
 
 PACKED_INLINE void sweep_rows(enum packed_format format, bool has_lift, int rows,
                               const struct packed_piece *piece, int64_t m) {
-    const struct packed_rows *x = piece->x;
     const int groups = format == PACKED_NVFP4 ? 1 : 2; /* in a block */
     const float *weights = piece->weights;
-    const float *from = x->f32 + m * x->padded + piece->column;
-    __m256 total[SWEEP_ROWS][PACKED_HALVES];
+    const float *x = piece->copy;
+    __m256 total[PACKED_SWEEP_ROWS][PACKED_HALVES];
     PACKED_UNROLL
     for (int i = 0; i < rows; ++i) {
         packed_totals_load(piece, m + i, total[i]);
     }
     for (int64_t group = 0; group < piece->blocks * groups; ++group) {
         const int64_t b = group / groups;
-        __m256 sum[SWEEP_ROWS][PACKED_HALVES];
+        __m256 sum[PACKED_SWEEP_ROWS][PACKED_HALVES];
         PACKED_UNROLL
         for (int i = 0; i < rows; ++i) {
             sum[i][0] = _mm256_setzero_ps();
@@ -175,12 +174,12 @@ PACKED_INLINE void sweep_rows(enum packed_format format, bool has_lift, int rows
             const __m256 w1 = _mm256_load_ps(weights + PACKED_LANES);
             PACKED_UNROLL
             for (int i = 0; i < rows; ++i) {
-                const __m256 one = _mm256_set1_ps(from[i * x->padded]);
+                const __m256 one = _mm256_set1_ps(x[i * PACKED_SWEEP_COLUMNS]);
                 sum[i][0] = _mm256_fmadd_ps(w0, one, sum[i][0]);
                 sum[i][1] = _mm256_fmadd_ps(w1, one, sum[i][1]);
             }
             weights += TILE4_ROWS;
-            ++from;
+            ++x;
         }
         PACKED_UNROLL
         for (int i = 0; i < rows; ++i) {
@@ -199,19 +198,26 @@ PACKED_INLINE void sweep_rows(enum packed_format format, bool has_lift, int rows
     }
 }
 
-PACKED_INLINE void sweep_all(enum packed_format format, bool has_lift, const struct packed_piece *piece) {
-    int64_t m = 0;
-    for (; m + SWEEP_ROWS <= piece->x->rows; m += SWEEP_ROWS) {
-        sweep_rows(format, has_lift, SWEEP_ROWS, piece, m);
-    }
-    for (; m + 4 <= piece->x->rows; m += 4) {
-        sweep_rows(format, has_lift, 4, piece, m);
-    }
-    for (; m + 2 <= piece->x->rows; m += 2) {
-        sweep_rows(format, has_lift, 2, piece, m);
-    }
-    for (; m < piece->x->rows; ++m) {
+PACKED_INLINE void sweep_all(enum packed_format format, bool has_lift, const struct packed_piece *piece,
+                             int64_t m, int64_t rows) {
+    switch (rows) {
+    case 1:
         sweep_rows(format, has_lift, 1, piece, m);
+        break;
+    case 2:
+        sweep_rows(format, has_lift, 2, piece, m);
+        break;
+    case 3:
+        sweep_rows(format, has_lift, 3, piece, m);
+        break;
+    case 4:
+        sweep_rows(format, has_lift, 4, piece, m);
+        break;
+    case 5:
+        sweep_rows(format, has_lift, 5, piece, m);
+        break;
+    default:
+        sweep_rows(format, has_lift, PACKED_SWEEP_ROWS, piece, m);
     }
 }
 
@@ -220,12 +226,14 @@ PACKED_INLINE void sweep_all(enum packed_format format, bool has_lift, const str
 static void step_nvfp4(const struct packed_step *step) { step_all(PACKED_NVFP4, step); }
 static void step_mxfp4(const struct packed_step *step) { step_all(PACKED_MXFP4, step); }
 
-static void sweep_nvfp4(const struct packed_piece *piece) { sweep_all(PACKED_NVFP4, false, piece); }
-static void sweep_mxfp4(const struct packed_piece *piece) {
+static void sweep_nvfp4(const struct packed_piece *piece, int64_t m, int64_t rows) {
+    sweep_all(PACKED_NVFP4, false, piece, m, rows);
+}
+static void sweep_mxfp4(const struct packed_piece *piece, int64_t m, int64_t rows) {
     if (piece->lift != NULL) {
-        sweep_all(PACKED_MXFP4, true, piece);
+        sweep_all(PACKED_MXFP4, true, piece, m, rows);
     } else {
-        sweep_all(PACKED_MXFP4, false, piece);
+        sweep_all(PACKED_MXFP4, false, piece, m, rows);
     }
 }
 
@@ -237,6 +245,6 @@ static bool scales_mxfp4(const uint8_t *codes, int64_t blocks, float *scale, flo
 }
 
 const struct packed_avx2_parts packed_exact_parts_avx2[2] = {
-    {1.0f, PIECE_TILES, step_nvfp4, decode, scales_nvfp4, sweep_nvfp4},
-    {1.0f, PIECE_TILES, step_mxfp4, decode, scales_mxfp4, sweep_mxfp4}};
+    {1.0f, PIECE_TILES, step_nvfp4, NULL, decode, scales_nvfp4, sweep_nvfp4},
+    {1.0f, PIECE_TILES, step_mxfp4, NULL, decode, scales_mxfp4, sweep_mxfp4}};
 #endif

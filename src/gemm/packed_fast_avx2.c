@@ -9,7 +9,7 @@
 #if defined(__x86_64__)
 #include "gemm/packed_avx2.h"
 
-enum { PIECE_TILES = 16, QUADS = 4 /* of columns in a group of 16 */, SWEEP_ROWS = 2 };
+enum { PIECE_TILES = 8, QUADS = 4 /* of columns in a group of 16 */, SWEEP_ROWS = 2 };
 
 static const int8_t unsigned_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
@@ -142,6 +142,103 @@ PACKED_INLINE void step_all(enum packed_format format, int halvings, bool has_sc
     }
 }
 
+/* ---- one row of x ---- */
+
+/* A group of 16 columns of x. */
+struct line_group {
+    __m256i four[QUADS];
+    __m256i correction;
+};
+
+PACKED_INLINE struct line_group line_group_load(const struct packed_rows *x, int64_t column) {
+    struct line_group group;
+    PACKED_UNROLL
+    for (int i = 0; i < QUADS; ++i) {
+        group.four[i] = broadcast4(x->q8 + column + 4 * i);
+    }
+    group.correction = _mm256_set1_epi32(x->correction[column / TILE4_GROUP]);
+    return group;
+}
+
+/* 8 rows of it. */
+PACKED_INLINE __m256i line_group_sum(const struct line_group *x, const uint8_t *codes, __m256i values) {
+    __m256i quad[QUADS];
+    decode_quads(codes, values, quad);
+    const __m256i first =
+        _mm256_add_epi16(_mm256_maddubs_epi16(quad[0], x->four[0]), _mm256_maddubs_epi16(quad[1], x->four[1]));
+    const __m256i last =
+        _mm256_add_epi16(_mm256_maddubs_epi16(quad[2], x->four[2]), _mm256_maddubs_epi16(quad[3], x->four[3]));
+    __m256i both = _mm256_add_epi16(first, last);
+    PACKED_HERE(both);
+    return _mm256_add_epi32(_mm256_madd_epi16(both, _mm256_set1_epi16(1)), x->correction);
+}
+
+/* A block of 8 rows, after its first group. `scale_columns`: for which x has a scale, or 0. */
+PACKED_INLINE __m256 line_block(enum packed_format format, int halvings, int scale_columns, __m256i sum,
+                                const uint8_t *scales, const float *x_scale, __m256 total) {
+    __m256 value = _mm256_cvtepi32_ps(sum);
+    if (scale_columns != 0) {
+        value = _mm256_mul_ps(value, _mm256_broadcast_ss(x_scale));
+    }
+    return _mm256_fmadd_ps(value, packed_usual_scale(format, halvings, scales), total);
+}
+
+/* 64 columns of all tiles. `scale_columns`: for which x has a scale, or 0. */
+PACKED_INLINE void line_column(enum packed_format format, int halvings, int scale_columns,
+                               const struct packed_line *line, int64_t c, struct packed_ahead ahead,
+                               __m256i values, __m256 (*total)[PACKED_HALVES]) {
+    const int groups = format == PACKED_NVFP4 ? 1 : 2;
+    const uint8_t *codes = line->codes + c * TILE4_BYTES;
+    const uint8_t *scales = line->scales + c * (PACKED_GROUPS / groups) * TILE4_ROWS;
+    for (int g = 0; g < PACKED_GROUPS; g += groups) {
+        const int64_t column = c * TILE4_COLUMNS + g * TILE4_GROUP;
+        const float *const x_scale = scale_columns == 0 ? NULL : line->x->block_scale + column / scale_columns;
+        const struct line_group first = line_group_load(line->x, column);
+        const struct line_group second = groups == 1 ? first : line_group_load(line->x, column + TILE4_GROUP);
+        PACKED_UNROLL
+        for (int tile = 0; tile < PACKED_STREAMS; ++tile) {
+            const uint8_t *const from = codes + tile * line->codes_step;
+            packed_prefetch_group(from, ahead);
+            if (groups == 2) {
+                packed_prefetch_group(from + TILE4_GROUP_BYTES, ahead);
+            }
+            PACKED_UNROLL
+            for (int h = 0; h < PACKED_HALVES; ++h) {
+                __m256i sum = line_group_sum(&first, from + h * 32, values);
+                if (groups == 2) {
+                    sum = _mm256_add_epi32(sum,
+                                           line_group_sum(&second, from + TILE4_GROUP_BYTES + h * 32, values));
+                }
+                total[tile][h] =
+                    line_block(format, halvings, scale_columns, sum,
+                               scales + tile * line->scales_step + h * PACKED_LANES, x_scale, total[tile][h]);
+            }
+        }
+        codes += groups * TILE4_GROUP_BYTES;
+        scales += TILE4_ROWS;
+    }
+}
+
+PACKED_INLINE int64_t line_all(enum packed_format format, int halvings, int scale_columns,
+                               const struct packed_line *line, int64_t begin, int64_t end) {
+    const int64_t scales_bytes = format == PACKED_NVFP4 ? 64 : 32; /* of a tile */
+    const __m256i values = packed_table16(unsigned_values);
+    __m256 total[PACKED_STREAMS][PACKED_HALVES];
+    int64_t c = begin;
+    packed_line_totals_load(line, total);
+    for (; c < end; ++c) {
+        const uint8_t *const scales = line->scales + c * scales_bytes;
+        const struct packed_ahead ahead = packed_line_ahead(line, c, end);
+        packed_prefetch_scales(scales, line->scales_step, ahead);
+        if (!packed_are_usual(format, scales, line->scales_step)) {
+            break;
+        }
+        line_column(format, halvings, scale_columns, line, c, ahead, values, total);
+    }
+    packed_line_totals_store(line, (const __m256(*)[PACKED_HALVES])total);
+    return c;
+}
+
 /* ---- many rows of x ---- */
 
 /* [group of 16 columns][quad][row][4 columns] */
@@ -243,22 +340,22 @@ PACKED_INLINE void sweep_rows(enum packed_format format, enum packed_precision p
 }
 
 PACKED_INLINE void sweep_all(enum packed_format format, enum packed_precision precision, bool has_lift,
-                             const struct packed_piece *piece) {
-    int64_t m = 0;
-    for (; m + SWEEP_ROWS <= piece->x->rows; m += SWEEP_ROWS) {
+                             const struct packed_piece *piece, int64_t m, int64_t rows) {
+    const int64_t end = m + rows;
+    for (; m + SWEEP_ROWS <= end; m += SWEEP_ROWS) {
         sweep_rows(format, precision, has_lift, SWEEP_ROWS, piece, m);
     }
-    for (; m < piece->x->rows; ++m) {
+    for (; m < end; ++m) {
         sweep_rows(format, precision, has_lift, 1, piece, m);
     }
 }
 
 PACKED_INLINE void sweep_piece(enum packed_format format, enum packed_precision precision,
-                               const struct packed_piece *piece) {
+                               const struct packed_piece *piece, int64_t m, int64_t rows) {
     if (format == PACKED_MXFP4 && piece->lift != NULL) {
-        sweep_all(format, precision, true, piece);
+        sweep_all(format, precision, true, piece, m, rows);
     } else {
-        sweep_all(format, precision, false, piece);
+        sweep_all(format, precision, false, piece, m, rows);
     }
 }
 
@@ -271,20 +368,39 @@ static void step_mxfp4_fast(const struct packed_step *step) { step_all(PACKED_MX
 static void step_mxfp4_fast32(const struct packed_step *step) { step_all(PACKED_MXFP4, 1, true, step); }
 static void step_mxfp4_codes(const struct packed_step *step) { step_all(PACKED_MXFP4, 2, true, step); }
 
-static void sweep_nvfp4_fast(const struct packed_piece *piece) {
-    sweep_piece(PACKED_NVFP4, PACKED_FAST, piece);
+static int64_t line_nvfp4_fast(const struct packed_line *line, int64_t begin, int64_t end) {
+    return line_all(PACKED_NVFP4, 8, 0, line, begin, end);
 }
-static void sweep_nvfp4_fast32(const struct packed_piece *piece) {
-    sweep_piece(PACKED_NVFP4, PACKED_FAST32, piece);
+static int64_t line_nvfp4_fast32(const struct packed_line *line, int64_t begin, int64_t end) {
+    return line_all(PACKED_NVFP4, 1, 32, line, begin, end);
 }
-static void sweep_nvfp4_codes(const struct packed_piece *piece) {
-    sweep_piece(PACKED_NVFP4, PACKED_CODES, piece);
+static int64_t line_nvfp4_codes(const struct packed_line *line, int64_t begin, int64_t end) {
+    return line_all(PACKED_NVFP4, 2, 16, line, begin, end);
 }
-static void sweep_mxfp4_fast(const struct packed_piece *piece) {
-    sweep_piece(PACKED_MXFP4, PACKED_FAST, piece);
+static int64_t line_mxfp4_fast(const struct packed_line *line, int64_t begin, int64_t end) {
+    return line_all(PACKED_MXFP4, 1, 0, line, begin, end);
 }
-static void sweep_mxfp4_scaled(const struct packed_piece *piece) {
-    sweep_piece(PACKED_MXFP4, PACKED_CODES, piece);
+static int64_t line_mxfp4_fast32(const struct packed_line *line, int64_t begin, int64_t end) {
+    return line_all(PACKED_MXFP4, 1, 32, line, begin, end);
+}
+static int64_t line_mxfp4_codes(const struct packed_line *line, int64_t begin, int64_t end) {
+    return line_all(PACKED_MXFP4, 2, 32, line, begin, end);
+}
+
+static void sweep_nvfp4_fast(const struct packed_piece *piece, int64_t m, int64_t rows) {
+    sweep_piece(PACKED_NVFP4, PACKED_FAST, piece, m, rows);
+}
+static void sweep_nvfp4_fast32(const struct packed_piece *piece, int64_t m, int64_t rows) {
+    sweep_piece(PACKED_NVFP4, PACKED_FAST32, piece, m, rows);
+}
+static void sweep_nvfp4_codes(const struct packed_piece *piece, int64_t m, int64_t rows) {
+    sweep_piece(PACKED_NVFP4, PACKED_CODES, piece, m, rows);
+}
+static void sweep_mxfp4_fast(const struct packed_piece *piece, int64_t m, int64_t rows) {
+    sweep_piece(PACKED_MXFP4, PACKED_FAST, piece, m, rows);
+}
+static void sweep_mxfp4_scaled(const struct packed_piece *piece, int64_t m, int64_t rows) {
+    sweep_piece(PACKED_MXFP4, PACKED_CODES, piece, m, rows);
 }
 
 static bool scales_nvfp4(const uint8_t *codes, int64_t blocks, float *scale, float *lift) {
@@ -301,12 +417,12 @@ static bool scales_mxfp4_codes(const uint8_t *codes, int64_t blocks, float *scal
 }
 
 const struct packed_avx2_parts packed_fast_parts_avx2[2] = {
-    {128.0f, PIECE_TILES, step_nvfp4_fast, decode, scales_nvfp4, sweep_nvfp4_fast},
-    {1.0f, PIECE_TILES, step_mxfp4_fast, decode, scales_mxfp4, sweep_mxfp4_fast}};
+    {128.0f, PIECE_TILES, step_nvfp4_fast, line_nvfp4_fast, decode, scales_nvfp4, sweep_nvfp4_fast},
+    {1.0f, PIECE_TILES, step_mxfp4_fast, line_mxfp4_fast, decode, scales_mxfp4, sweep_mxfp4_fast}};
 const struct packed_avx2_parts packed_fast32_parts_avx2[2] = {
-    {1.0f, PIECE_TILES, step_nvfp4_fast32, decode, scales_nvfp4, sweep_nvfp4_fast32},
-    {1.0f, PIECE_TILES, step_mxfp4_fast32, decode, scales_mxfp4, sweep_mxfp4_scaled}};
+    {1.0f, PIECE_TILES, step_nvfp4_fast32, line_nvfp4_fast32, decode, scales_nvfp4, sweep_nvfp4_fast32},
+    {1.0f, PIECE_TILES, step_mxfp4_fast32, line_mxfp4_fast32, decode, scales_mxfp4, sweep_mxfp4_scaled}};
 const struct packed_avx2_parts packed_codes_parts_avx2[2] = {
-    {1.0f, PIECE_TILES, step_nvfp4_codes, decode, scales_nvfp4_codes, sweep_nvfp4_codes},
-    {1.0f, PIECE_TILES, step_mxfp4_codes, decode, scales_mxfp4_codes, sweep_mxfp4_scaled}};
+    {1.0f, PIECE_TILES, step_nvfp4_codes, line_nvfp4_codes, decode, scales_nvfp4_codes, sweep_nvfp4_codes},
+    {1.0f, PIECE_TILES, step_mxfp4_codes, line_mxfp4_codes, decode, scales_mxfp4_codes, sweep_mxfp4_scaled}};
 #endif

@@ -211,12 +211,13 @@ PACKED_INLINE void sweep_rows(enum packed_format format, bool has_lift, int rows
     }
 }
 
-PACKED_INLINE void sweep_all(enum packed_format format, bool has_lift, const struct packed_piece *piece) {
-    int64_t m = 0;
-    for (; m + SWEEP_ROWS <= piece->x->rows; m += SWEEP_ROWS) {
+PACKED_INLINE void sweep_all(enum packed_format format, bool has_lift, const struct packed_piece *piece,
+                             int64_t m, int64_t rows) {
+    const int64_t end = m + rows;
+    for (; m + SWEEP_ROWS <= end; m += SWEEP_ROWS) {
         sweep_rows(format, has_lift, SWEEP_ROWS, piece, m);
     }
-    for (; m < piece->x->rows; ++m) {
+    for (; m < end; ++m) {
         sweep_rows(format, has_lift, 1, piece, m);
     }
 }
@@ -226,12 +227,14 @@ PACKED_INLINE void sweep_all(enum packed_format format, bool has_lift, const str
 static void step_nvfp4(const struct packed_step *step) { step_all(PACKED_NVFP4, step); }
 static void step_mxfp4(const struct packed_step *step) { step_all(PACKED_MXFP4, step); }
 
-static void sweep_nvfp4(const struct packed_piece *piece) { sweep_all(PACKED_NVFP4, false, piece); }
-static void sweep_mxfp4(const struct packed_piece *piece) {
+static void sweep_nvfp4(const struct packed_piece *piece, int64_t m, int64_t rows) {
+    sweep_all(PACKED_NVFP4, false, piece, m, rows);
+}
+static void sweep_mxfp4(const struct packed_piece *piece, int64_t m, int64_t rows) {
     if (piece->lift != NULL) {
-        sweep_all(PACKED_MXFP4, true, piece);
+        sweep_all(PACKED_MXFP4, true, piece, m, rows);
     } else {
-        sweep_all(PACKED_MXFP4, false, piece);
+        sweep_all(PACKED_MXFP4, false, piece, m, rows);
     }
 }
 
@@ -243,6 +246,6 @@ static bool scales_mxfp4(const uint8_t *codes, int64_t blocks, float *scale, flo
 }
 
 const struct packed_avx2_parts packed_near_parts_avx2[2] = {
-    {0.5f, PIECE_TILES, step_nvfp4, decode, scales_nvfp4, sweep_nvfp4},
-    {1.0f, PIECE_TILES, step_mxfp4, decode, scales_mxfp4, sweep_mxfp4}};
+    {0.5f, PIECE_TILES, step_nvfp4, NULL, decode, scales_nvfp4, sweep_nvfp4},
+    {1.0f, PIECE_TILES, step_mxfp4, NULL, decode, scales_mxfp4, sweep_mxfp4}};
 #endif
