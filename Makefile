@@ -50,8 +50,8 @@ demo: build ## run the demonstrations
 evidence: build ## what quantizing costs in each projection, in cosines to bf16; also part of the demonstrations
 	@tools/demo.sh $(BUILD) demo/demo_projections.py
 
-bench: build ## run the benchmarks, with BENCH_ARGS; figures also go to build/bench/*.json
-	@tools/run_benches.sh $(BUILD)/bench $(BENCH_ARGS)
+bench: build ## the benchmarks and one table of all targets; BENCH_ARGS="--rounds N --benches LIST --strict"; JSON in build/bench
+	@tools/run_benches.sh $(BUILD) $(BENCH_ARGS)
 
 bench-overhead: build ## what calling an operator from PyTorch costs; figures also go to build/bench/bench_overhead.json
 	@tools/bench_overhead.sh $(BUILD) $(BENCH_ARGS)

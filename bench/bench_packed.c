@@ -14,7 +14,7 @@
 
 #include "opaq/opaq.h"
 
-#include "bench_limits.h"
+#include "bench_peaks.h"
 #include "bench_time.h"
 
 #include "../tests/cases/packed_operands.h"
@@ -25,13 +25,10 @@ enum {
     SLICE_ROWS = 512, /* of the weight for each thread, where x has many */
     FEW_ROWS = 8,
     COLD_BYTES = 300 << 20,
-    READ_CHUNKS = (8 << 20) / LIMIT_CHUNK, /* of a sample */
-    SAMPLES_PER_ROUND = 4,
-    UNITS_PER_PIECE = 8
+    SAMPLES_PER_ROUND = 4
 };
 
 enum limit { LIMIT_READ, LIMIT_FMA, LIMIT_BYTES, LIMIT_GEMM, LIMIT_ONE_ROW };
-#define LIMIT_COUNT 3
 static const char *const limit_names[] = {"read", "fma", "bytes", "f32 gemm", "x of M=1"};
 
 /* What counts as the best product of floats: this share of the multiply-adds. */
@@ -117,13 +114,6 @@ struct measurement {
     struct packed_case_rows x;
     int sample_count;
     struct timing timing;
-};
-
-struct limits {
-    double best[LIMIT_COUNT]; /* bytes or operations in a second */
-    struct limit_read read;
-    const uint8_t *memory; /* of its own, so that nobody else leaves some of it in a cache */
-    int64_t next;          /* chunk */
 };
 
 static void stop(const char *what) {
@@ -220,36 +210,10 @@ static void time_case(struct measurement *one, const struct opaq_parallel *paral
     }
 }
 
-static void limits_make(struct limits *limits) {
+static struct peaks peaks_make(void) {
     static uint8_t *memory;
-    memory = memory == NULL ? packed_allocate(COLD_BYTES) : memory;
-    memset(limits, 0, sizeof *limits);
-    limits->memory = memory;
-}
-
-static void keep_best(double *best_rate, double rate) { *best_rate = rate > *best_rate ? rate : *best_rate; }
-
-/* Measures once more and keeps the best. */
-static void limits_update(struct limits *limits, const struct opaq_parallel *parallel, int threads) {
-    const struct opaq_body read = {limit_read_piece, &limits->read};
-    for (int i = 0; i < SAMPLES_PER_ROUND; ++i) {
-        limits->next = (limits->next + READ_CHUNKS) % (COLD_BYTES / LIMIT_CHUNK - READ_CHUNKS);
-        limits->read.from = limits->memory + limits->next * LIMIT_CHUNK;
-        limits->read.streams = i % 2 == 0 ? LIMIT_STREAMS : LIMIT_STREAMS / 2;
-        const double start = now();
-        parallel->run(parallel->context, READ_CHUNKS, &read);
-        keep_best(&limits->best[LIMIT_READ], (double)READ_CHUNKS * LIMIT_CHUNK / (now() - start));
-    }
-    for (int kind = LIMIT_FMA; kind <= LIMIT_BYTES; ++kind) {
-        struct limit_compute compute = kind == LIMIT_FMA ? limit_fma() : limit_bytes();
-        const struct opaq_body body = {limit_compute_piece, &compute};
-        const int64_t units = (int64_t)threads * UNITS_PER_PIECE;
-        for (int i = 0; i < SAMPLES_PER_ROUND && compute.run != NULL; ++i) {
-            const double start = now();
-            parallel->run(parallel->context, units, &body);
-            keep_best(&limits->best[kind], (double)units * compute.operations / (now() - start));
-        }
-    }
+    memory = memory == NULL ? packed_allocate(PEAK_MEMORY) : memory;
+    return (struct peaks){memory, 0, {0.0}};
 }
 
 /* ---- reporting ---- */
@@ -271,7 +235,7 @@ static const struct measurement *case_with_one_row(const struct measurement *all
 
 /* The figure that is compared with must and aim; 0 where the limit is not known. */
 static double share_of(const struct measurement *one, const struct measurement *all, int count,
-                       const struct limits *limits) {
+                       const struct peaks *peaks) {
     double spread;
     const double seconds = best(&one->timing, one->sample_count, &spread);
     const double operations = 2.0 * (double)(one->from->rows * one->weight_rows) * COLUMNS;
@@ -279,14 +243,13 @@ static double share_of(const struct measurement *one, const struct measurement *
     const struct measurement *row;
     switch (one->from->limit) {
     case LIMIT_READ:
-        return bytes / seconds / limits->best[LIMIT_READ];
+        return bytes / seconds / peaks->best[PEAK_READ];
     case LIMIT_FMA:
-        return limits->best[LIMIT_FMA] > 0.0 ? operations / seconds / limits->best[LIMIT_FMA] : 0.0;
+        return peaks->best[PEAK_FMA] > 0.0 ? operations / seconds / peaks->best[PEAK_FMA] : 0.0;
     case LIMIT_BYTES:
-        return limits->best[LIMIT_BYTES] > 0.0 ? operations / seconds / limits->best[LIMIT_BYTES] : 0.0;
+        return peaks->best[PEAK_BYTES] > 0.0 ? operations / seconds / peaks->best[PEAK_BYTES] : 0.0;
     case LIMIT_GEMM:
-        return limits->best[LIMIT_FMA] > 0.0 ? operations / seconds / (gemm_share * limits->best[LIMIT_FMA])
-                                             : 0.0;
+        return peaks->best[PEAK_FMA] > 0.0 ? operations / seconds / (gemm_share * peaks->best[PEAK_FMA]) : 0.0;
     default:
         row = case_with_one_row(all, count, one);
         return row == NULL ? 0.0 : seconds / best(&row->timing, row->sample_count, &spread);
@@ -301,12 +264,12 @@ static const char *verdict_of(const struct packed_bench *from, double share) {
 }
 
 static void report(const struct measurement *one, const struct measurement *all, int count, int threads,
-                   const struct limits *limits, FILE *json, bool *is_first) {
+                   const struct peaks *peaks, FILE *json, bool *is_first) {
     double spread;
     const double seconds = best(&one->timing, one->sample_count, &spread);
     const double operations = 2.0 * (double)(one->from->rows * one->weight_rows) * COLUMNS;
     const double bytes = bytes_of(one);
-    const double share = share_of(one, all, count, limits);
+    const double share = share_of(one, all, count, peaks);
     const char *verdict = verdict_of(one->from, share);
     printf("%-13s %4lld %2d %10.1f %7.2f %8.1f %7.3f %-9s %5.2f %5.2f %-8s %6.2f  %s\n", one->from->name,
            (long long)one->from->rows, threads, seconds * 1e6, bytes / seconds * 1e-9,
@@ -334,14 +297,13 @@ static void run_threads(const struct settings *s, int threads, FILE *json, bool 
     static float *y;
     struct opaq_pool *pool;
     struct opaq_error error;
-    struct limits limits;
     int count = 0;
     if (opaq_pool_create(threads, &pool, &error) != OPAQ_OK) {
         stop(error.text);
     }
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
     y = y == NULL ? packed_allocate((int64_t)MOST_ROWS * ROWS * (int64_t)sizeof(float)) : y;
-    limits_make(&limits);
+    struct peaks peaks = peaks_make();
     for (int i = 0; i < CASE_COUNT; ++i) {
         const struct packed_kernel *kernel = kernel_of(&cases[i], s->table);
         if (strstr(cases[i].name, s->only) != NULL && kernel != NULL &&
@@ -359,15 +321,15 @@ static void run_threads(const struct settings *s, int threads, FILE *json, bool 
     for (int round = -1; round < s->rounds; ++round) { /* round -1 warms up */
         for (int i = 0; i < count; ++i) {
             if (i % 4 == 0) {
-                limits_update(&limits, &parallel, threads);
+                peaks_update(&peaks, &parallel, threads);
             }
             time_case(&all[i], &parallel, y, round >= 0);
         }
     }
     printf("%d threads: read %.2f GB/s, fma %.1f GFLOP/s, bytes %.1f GOP/s\n", threads,
-           limits.best[LIMIT_READ] * 1e-9, limits.best[LIMIT_FMA] * 1e-9, limits.best[LIMIT_BYTES] * 1e-9);
+           peaks.best[PEAK_READ] * 1e-9, peaks.best[PEAK_FMA] * 1e-9, peaks.best[PEAK_BYTES] * 1e-9);
     for (int i = 0; i < count; ++i) {
-        report(&all[i], all, count, threads, &limits, json, is_first);
+        report(&all[i], all, count, threads, &peaks, json, is_first);
     }
     for (int i = 0; i < count; ++i) {
         packed_case_rows_free(&all[i].x);

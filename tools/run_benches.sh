@@ -1,19 +1,76 @@
 #!/usr/bin/env bash
-# run_benches.sh <folder> [arguments]: runs every benchmark that was built into the folder; each prints its table and
-# writes its figures beside itself as <folder>/<name>.json.
+# run_benches.sh <build folder> [options]: the benchmarks, each of which prints its table and writes
+# <folder>/bench/<name>.json, and then one table of all rows that have a target, with those that miss it. Those in Python
+# need PyTorch and are left out without it. Options:
+#     --rounds N      rounds of each benchmark, instead of what suits it
+#     --benches LIST  only these, separated by commas: peaks, packed, quant, gemm, linear, moe, llama, overhead
+#     --strict        exit 1 if a row misses what it must be
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$1
 shift
-count=0
-for program in "$folder"/bench_*; do
-    if [ -f "$program" ] && [ -x "$program" ]; then
-        title "$(basename "$program")"
-        "$program" --json "$program.json" "$@"
-        count=$((count + 1))
-    fi
+
+rounds=
+wanted=peaks,packed,quant,gemm,linear,moe,llama,overhead
+strict=()
+while [ $# -gt 0 ]; do
+    case $1 in
+    --rounds | --benches)
+        if [ $# -lt 2 ]; then
+            say "error: $1 needs a value." >&2
+            exit 2
+        fi
+        if [ "$1" = --rounds ]; then rounds=$2; else wanted=$2; fi
+        shift
+        ;;
+    --strict) strict=(--strict) ;;
+    *)
+        say "error: $1 is not an option, expected --rounds N, --benches LIST or --strict." >&2
+        exit 2
+        ;;
+    esac
+    shift
 done
-if [ "$count" = 0 ]; then
-    say "error: there are no benchmarks in $folder." >&2
-    exit 1
+
+is_wanted() { [[ ",$wanted," == *",$1,"* ]]; }
+
+# bench <name> <rounds> <command>...: runs it, for figures in <name>.json. Those of an earlier run do not count.
+bench() {
+    local name=$1 usual=$2
+    shift 2
+    title "$name"
+    rm -f "$folder/bench/$name.json"
+    "$@" --rounds "${rounds:-$usual}" --json "$folder/bench/$name.json"
+}
+
+mkdir -p "$folder/bench"
+programs=$folder/bench
+if is_wanted peaks; then bench bench_peaks 10 "$programs/bench_peaks"; fi
+if is_wanted packed; then
+    bench bench_packed 8 "$programs/bench_packed"
+    OPAQ_CPU=avx2 bench bench_packed_avx2 8 "$programs/bench_packed" --only nvfp4
 fi
+if is_wanted quant; then bench bench_quant 3 "$programs/bench_quant" --threads 1; fi
+if is_wanted gemm; then bench bench_gemm 3 "$programs/bench_gemm" --shape 512x1024x1024; fi
+
+if is_wanted linear || is_wanted moe || is_wanted llama || is_wanted overhead; then
+    status=0
+    tools/python_env.sh torch core || status=$?
+    if [ "$status" != 0 ] && [ "$status" != 3 ]; then # 3: it said what is left out
+        exit "$status"
+    fi
+    if [ "$status" = 0 ]; then
+        python=${PYTHON:-.venv/bin/python}
+        OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so
+        export OPAQ_LIBRARY PYTHONPATH=$PWD/python
+        if is_wanted linear; then bench bench_linear 4 "$python" bench/bench_linear.py; fi
+        if is_wanted moe; then bench bench_moe 5 "$python" bench/bench_moe.py; fi
+        if is_wanted llama; then bench bench_llama 5 "$python" bench/bench_llama.py --threads "$jobs"; fi
+        if is_wanted overhead; then
+            bench bench_overhead 20 "$python" bench/bench_overhead.py || say "note: the operators' overhead is too high." >&2
+        fi
+    fi
+fi
+
+title "all rows"
+python3 tools/bench_summary.py "$folder/bench" ${strict[@]+"${strict[@]}"}

@@ -16,13 +16,9 @@ from conftest import need
 torch = need("torch")
 nn = torch.nn
 from opaq import functional  # noqa: E402
+from tiled_cases import ERRORS, QUANTIZERS  # noqa: E402
 
-QUANTIZERS = (
-    *("nvfp4", "nvfp4+2d", "nvfp4+rowscaled", "nvfp4+global+rule=modelopt", "mxfp4", "mxfp8", "mxfp8.e5m2"),
-    *("fp8", "fp8row", "fp8blk2", "nvfp4+rowscaled+global+rule=compressed-tensors"),
-)
 SHAPES = ((48, 96), (37, 70), (3, 32, 64), (130, 257), (1, 1), (0, 32), (5, 0))
-ERRORS = {"exact": 1e-6, "near": 1e-4, "fast": 2e-2, "fast32": 2e-2}
 
 
 def tensor(shape: tuple[int, ...], seed: int = 0) -> Any:

@@ -1,0 +1,276 @@
+"""How fast linear layers with tiled weights are through the public operators, beside PyTorch's and NumPy's own.
+
+    bench_linear.py [--json FILE] [--rounds N] [--threads N] [--only TEXT] [--rows M,...]
+
+N = K = 4096; 1, 8, 64 and 512 rows of float32. Weights are cold: every call takes the next of so many copies
+that no cache holds them. Peers run in the same rounds:
+
+    torch f32, bf16    F.linear (MKL, oneDNN)
+    numpy f32          x @ w.T (the BLAS that NumPy brings)
+    torch int8         quantized::linear_dynamic: int8 weights, x to int8 in each call
+    torch int4         _weight_int4pack_mm_for_cpu: int4 weights in groups of 32, x in bf16
+
+Each number of threads is a process of its own, because some libraries read theirs when they start. A last pair
+of processes leaves opaq only AVX2 (OPAQ_CPU=avx2) while the peers keep everything. "best f32" is the faster of
+torch f32 and numpy f32. The floor is reading the weight, or computing at the peak of the kernel's kind,
+whichever is more. Every product that is timed is compared with the one of the dequantized weight first."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import measuring
+import opaq
+from measuring import Peaks, Turns, copies, figure, record
+from opaq._explain import kernel_of
+from opaq.functional import quantized_linear
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "cases"))
+from tiled_cases import ERRORS, TIMED, TIMED_CODES  # noqa: E402
+
+SIZE = 4096
+ROWS = (1, 8, 64, 512)
+BEST = "best f32"
+Call = Callable[[torch.Tensor], Any]
+
+# What a case must reach and aims at: (case, rows, of, must, aim).
+TARGETS = (
+    ("nvfp4 exact", 1, "torch f32", 5.0, 6.0),
+    *(
+        (f"{name} exact{how}", 1, "torch f32", 3.0, 3.6)
+        for name in ("fp8", "mxfp8")
+        for how in ("", ", subnormal")
+    ),
+    *((f"{name} exact, subnormal", 1, "read", 0.75, 0.9) for name in ("fp8", "mxfp8")),
+    ("nvfp4 fast", 512, BEST, 2.3, 2.7),
+    ("nvfp4 near", 512, BEST, 1.2, 1.4),
+    *((f"{name} exact", 512, BEST, 0.95, 0.95) for name in TIMED),
+    ("nvfp4 x nvfp4", 512, "VNNI peak", 0.40, 0.50),
+)
+AVX2_ROWS = (1, 512)
+TARGETS_AVX2 = (("nvfp4 fast", 512, BEST, 1.0, 1.3),)
+
+
+# ---- what is timed ----
+
+
+def subnormal_weight(quantizer: str) -> torch.Tensor:
+    """Values that are subnormal in e4m3, except for a large one in each block."""
+    weight = (torch.rand(SIZE, SIZE) * 2 - 1) * (2.0**-6 / 448)
+    weight[:, :: 32 if quantizer == "mxfp8" else SIZE] = 1.0
+    return weight
+
+
+def error_of(weight: Any, given: str, precision: str) -> float:
+    """Of a few rows' product with a part of a tiled weight, against sums in double."""
+    x = torch.randn(3, SIZE)
+    seen = opaq.quantize_tensor(x, given).dequantize(torch.float32) if given else x
+    want = seen.double() @ weight.dequantize(torch.float32)[: SIZE // 8].double().T
+    got = quantized_linear(x, weight, input_quantizer=given, precision=precision)[:, : SIZE // 8]
+    return float((got.double() - want).norm() / want.norm())
+
+
+class Case:
+    """A product with a tiled weight: copies that take turns, the kernel, the bytes of one copy."""
+
+    def __init__(self, name: str, weights: list[Any], given: str, precision: str) -> None:
+        self.name, self.weights, self.given, self.precision = name, weights, given, precision
+        self.kernel = kernel_of(weights[0]._quantizer_text, given, precision)
+        self.bytes = bytes_of(weights[0])
+        wrong = error_of(weights[0], given, precision)
+        if not wrong < ERRORS["exact" if given else precision]:
+            raise SystemExit(f"bench_linear: {name} is wrong: its error is {wrong:.1e}")
+
+    def call(self, x: torch.Tensor) -> Turns:
+        keywords = {"input_quantizer": self.given, "precision": self.precision}
+        return Turns(lambda weight: quantized_linear(x, weight, **keywords), self.weights)
+
+    def floor_s(self, rows: int, peaks: Peaks) -> float:
+        peak = peaks.floats if "_exact_" in self.kernel else peaks.bytes
+        return max(self.bytes / peaks.read, operations(rows) / peak)
+
+
+def operations(rows: int) -> float:
+    return 2.0 * rows * SIZE * SIZE
+
+
+def bytes_of(weight: Any) -> int:
+    return sum(buffer.nbytes for buffer in weight.buffers())
+
+
+def tiled_copies(weight: torch.Tensor, quantizer: str) -> list[Any]:
+    first = opaq.quantize_tensor(weight, quantizer).tiled()
+    return copies(first, bytes_of(first), lambda tensor: tensor.clone())
+
+
+def opaq_cases(weight: torch.Tensor, only: str) -> list[Case]:
+    cases = []
+    for quantizer, precisions in TIMED.items():
+        wanted = [name for name in precisions if only in f"{quantizer} {name}"]
+        codes = quantizer in TIMED_CODES and only in f"{quantizer} x {quantizer}"
+        if wanted or codes:
+            tiles = tiled_copies(weight, quantizer)
+            cases += [Case(f"{quantizer} {name}", tiles, "", name) for name in wanted]
+            cases += [Case(f"{quantizer} x {quantizer}", tiles, quantizer, "exact")] if codes else []
+    for quantizer in ("fp8", "mxfp8"):
+        name = f"{quantizer} exact, subnormal"
+        if only in name:
+            cases.append(Case(name, tiled_copies(subnormal_weight(quantizer), quantizer), "", "exact"))
+    return cases
+
+
+# ---- peers ----
+
+
+def with_input(call: Callable[[Any, Any], Any], x: Any, weights: list[Any]) -> Turns:
+    return Turns(lambda weight: call(x, weight), weights)
+
+
+def f32_peers(weight: torch.Tensor) -> dict[str, Callable[[torch.Tensor], Turns]]:
+    weights = copies(weight, weight.nbytes, lambda tensor: tensor.clone())
+    linear = torch.nn.functional.linear
+    peers = {"torch f32": lambda x: Turns(lambda w: linear(x, w), weights)}
+    try:
+        import numpy  # noqa: F401
+    except ImportError:
+        return peers
+    arrays = [one.numpy() for one in weights]
+    return peers | {"numpy f32": lambda x: with_input(lambda a, w: a @ w.T, x.numpy(), arrays)}
+
+
+def other_peers(weight: torch.Tensor) -> dict[str, Callable[[torch.Tensor], Turns]]:
+    linear, half = torch.nn.functional.linear, weight.bfloat16()
+    halves = copies(half, half.nbytes, lambda tensor: tensor.clone())
+
+    warnings.filterwarnings("ignore", message=".*deprecated.*")  # about how PyTorch makes int8 tensors
+
+    codes = torch.quantize_per_tensor(weight, float(weight.abs().max()) / 127, 0, torch.qint8)
+    pack_int8 = torch.ops.quantized.linear_prepack
+    int8 = copies(pack_int8(codes, None), SIZE**2, lambda _: pack_int8(codes, None))
+    nibbles = torch.randint(0, 16, (SIZE, SIZE), dtype=torch.int32)
+    packed = torch._convert_weight_to_int4pack_for_cpu(nibbles, 1)
+    int4 = copies(packed, packed.nbytes, lambda tensor: tensor.clone())
+    scales = torch.full((SIZE // 32, SIZE, 2), 0.01, dtype=torch.bfloat16)
+    dynamic, mixed = torch.ops.quantized.linear_dynamic, torch._weight_int4pack_mm_for_cpu
+    return {
+        "torch bf16": lambda x: with_input(linear, x.bfloat16(), halves),
+        "torch int8": lambda x: Turns(lambda w: dynamic(x, w, True), int8),
+        "torch int4": lambda x: with_input(lambda a, w: mixed(a, w, 32, scales), x.bfloat16(), int4),
+    }
+
+
+# ---- running ----
+
+
+def figures_of(
+    case: Case, rows: int, best: dict[str, float], peaks: Peaks, targets: Any
+) -> list[dict[str, Any]]:
+    """Times faster than each peer, and the shares that have a target."""
+    mine = best[case.name]
+    values = {name: seconds / mine for name, seconds in best.items() if name.startswith(("torch", "numpy"))}
+    values[BEST] = min(best[name] for name in best if name.endswith(" f32") and name in values) / mine
+    values["read"] = case.bytes / mine / peaks.read
+    values["VNNI peak"] = operations(rows) / mine / peaks.bytes
+    wanted = {of: (must, aim) for name, m, of, must, aim in targets if (name, m) == (case.name, rows)}
+    made = [figure(values[of], of, *limits) for of, limits in wanted.items()]
+    return made + [figure(values[name], name) for name in values if name not in wanted]
+
+
+def measure(
+    threads: int, rounds: int, only: str, all_rows: Sequence[int], is_avx2: bool
+) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    weight, peaks = torch.randn(SIZE, SIZE) * 0.02, Peaks(threads)
+    cases = opaq_cases(weight, only)
+    peers = f32_peers(weight) | ({} if is_avx2 else other_peers(weight))
+    records = []
+    for rows in all_rows:
+        x = torch.randn(rows, SIZE)
+        some = {
+            name: make(x) for name, make in peers.items() if rows < 512 or name != "torch int4"
+        }  # it takes long
+        mine = {case.name: case.call(x) for case in cases if rows in (1, 512) or "subnormal" not in case.name}
+        times = measuring.interleave(some | mine, rounds, peaks.update)
+        best = {name: min(seconds) for name, seconds in times.items()}
+        records += [record(name, rows, threads, times[name]) for name in some]
+        for case in cases:
+            if case.name in mine:
+                told = figures_of(case, rows, best, peaks, TARGETS_AVX2 if is_avx2 else TARGETS)
+                floor = case.floor_s(rows, peaks)
+                records.append(record(case.name, rows, threads, times[case.name], case.kernel, floor, told))
+    for one in records:
+        one["n"] = one["k"] = SIZE
+    return [*records, {"peaks": peaks.best, "threads": threads}]
+
+
+def in_process(threads: int, given: Any, avx2: bool) -> list[dict[str, Any]]:
+    """The same on so many threads, which some libraries are told before they start."""
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    environment = {**os.environ, **dict.fromkeys(names, str(threads))}
+    environment["OPENBLAS_THREAD_TIMEOUT"] = (
+        "4"  # else its threads stay awake and take time from the next subject
+    )
+    if avx2:
+        environment["OPAQ_CPU"] = "avx2"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "records.json"
+        command = [
+            sys.executable,
+            __file__,
+            "--child",
+            "--threads",
+            str(threads),
+            "--rounds",
+            str(given.rounds),
+        ]
+        command += ["--only", "nvfp4 fast" if avx2 else given.only, "--json", str(path)]
+        rows = [m for m in given.rows if m in AVX2_ROWS or not avx2]
+        command += ["--rows", ",".join(map(str, rows))]
+        subprocess.run(command, check=True, env=environment)
+        made: list[dict[str, Any]] = json.loads(path.read_text())
+    for one in made:
+        one["features"] = "avx2" if avx2 else ""
+    return made
+
+
+def main() -> None:
+    parser = measuring.arguments("Times linear layers with tiled weights beside their peers.")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--rows", type=lambda text: [int(m) for m in text.split(",")], default=ROWS)
+    parser.add_argument("--child", action="store_true", help="measure in this process; write a list of records")
+    given = parser.parse_args()
+    given.rounds = given.rounds or 4
+    if given.child:
+        is_avx2 = os.environ.get("OPAQ_CPU") == "avx2"
+        with torch.no_grad():
+            made = measure(given.threads, given.rounds, given.only, given.rows, is_avx2)
+        given.json.write_text(json.dumps(made))
+        return
+    counts = [given.threads] if given.threads else sorted({1, measuring.processors()})
+    records = [one for count in counts for one in in_process(count, given, False)]
+    if given.only in "nvfp4 fast" and "avx512" in measuring.machine(1)["features"]:
+        records += [one for count in counts for one in in_process(count, given, True)]
+    peaks = [one for one in records if "peaks" in one]
+    records = [one for one in records if "peaks" not in one]
+    about = measuring.machine(counts[-1]) | {"rounds": given.rounds}
+    print(f"opaq {about['version']}, torch {about['torch']}, {about['cpu']}, {given.rounds} rounds")
+    for features in ("", "avx2"):
+        if some := [one for one in records if one["features"] == features]:
+            print(f"\n{'opaq with AVX2 only' if features else 'all that the processor has'}")
+            measuring.show(some)
+    measuring.write(given.json, about | {"peaks": peaks, "results": records})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+#!/usr/bin/env python3
+"""bench_summary.py <folder> [--markdown] [--strict]: what the benchmarks wrote into the folder, as one table.
+
+Each row has a figure, what it must be and what it aims at; rows that miss it are named at the end. Where a
+row was measured on one thread and on all, both are shown and all threads decide. Writes <folder>/summary.json
+with the rows and everything they were taken from. --markdown prints the table for docs/performance.md from
+that file, instead. --strict: exit 1 if a row misses what it must be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SOURCES = (
+    *("bench_peaks", "bench_packed", "bench_packed_avx2", "bench_quant", "bench_gemm"),
+    *("bench_linear", "bench_moe", "bench_llama", "bench_overhead"),
+)
+
+
+class Entry(NamedTuple):
+    """One figure of one benchmark."""
+
+    source: str
+    case: str
+    m: int
+    of: str
+    threads: int
+    value: float
+    must: float
+    aim: float
+    seconds: float
+    floor_s: float
+    spread: float
+    kernel: str
+
+
+class Row(NamedTuple):
+    """Which figures a row of the table takes."""
+
+    title: str
+    source: str
+    case: str
+    m: int
+    of: str
+    must: float = 0.0  # instead of what the benchmark says
+    aim: float = 0.0
+
+
+FORMATS = ("nvfp4", "mxfp4", "mxfp8", "fp8", "fp8blk")
+ROWS = (
+    Row("NVFP4 M=1 fast", "bench_packed", "nvfp4 fast", 1, "read"),
+    Row("NVFP4 M=1 exact", "bench_packed", "nvfp4 exact", 1, "read"),
+    Row("NVFP4 M=1 exact", "bench_linear", "nvfp4 exact", 1, "torch f32"),
+    Row("MXFP4 M=1 fast", "bench_packed", "mxfp4 fast", 1, "read"),
+    *(
+        row
+        for name in ("fp8", "mxfp8")
+        for row in (
+            Row(f"{name.upper()} M=1 exact", "bench_packed", f"{name} exact", 1, "read"),
+            Row(f"{name.upper()} M=1 exact", "bench_linear", f"{name} exact", 1, "torch f32"),
+            Row(f"{name.upper()} M=1 exact", "bench_linear", f"{name} exact, subnormal", 1, "read"),
+            Row(f"{name.upper()} M=1 exact", "bench_linear", f"{name} exact, subnormal", 1, "torch f32"),
+        )
+    ),
+    Row("NVFP4 M=8 fast", "bench_packed", "nvfp4 fast", 8, "x of M=1"),
+    Row("NVFP4 M=64 fast", "bench_packed", "nvfp4 fast", 64, "bytes"),
+    Row("NVFP4 M=512 fast", "bench_packed", "nvfp4 fast", 512, "bytes"),
+    Row("NVFP4 M=512 fast", "bench_linear", "nvfp4 fast", 512, "best f32"),
+    Row("NVFP4 x NVFP4 M=512", "bench_linear", "nvfp4 x nvfp4", 512, "VNNI peak"),
+    Row("NVFP4 M=512 near", "bench_linear", "nvfp4 near", 512, "best f32"),
+    *(Row("M=512 exact", "bench_packed", f"{name} exact", 512, "fma") for name in FORMATS),
+    *(Row("M=512 exact", "bench_linear", f"{name} exact", 512, "best f32") for name in FORMATS[:-1]),
+    Row("M=512 exact", "bench_linear", "fp8blk2 exact", 512, "best f32"),
+    Row("MXFP4 M=512 fast", "bench_packed", "mxfp4 fast", 512, "bytes"),
+    Row("AVX2 NVFP4 M=1", "bench_packed_avx2", "nvfp4 fast", 1, "read", 0.75, 0.85),
+    Row("AVX2 NVFP4 M=512 fast", "bench_linear", "nvfp4 fast, avx2", 512, "best f32"),
+    *(
+        Row(f"bf16 -> {name.upper()}", "bench_quant", f"{name} quantize", 0, "copy")
+        for name in ("nvfp4", "mxfp4", "mxfp8", "fp8")
+    ),
+    *(
+        Row("row + column", "bench_quant", f"{name} both", 0, "two passes")
+        for name in ("nvfp4", "mxfp4", "mxfp8", "fp8", "fp8row", "fp8blk1", "fp8blk2")
+    ),
+    Row("NVFP4 -> bf16", "bench_quant", "nvfp4 dequantize", 0, "copy"),
+    Row("MoE M=1 fast", "bench_moe", "nvfp4 fast", 1, "read floor"),
+    Row("MoE M=64 fast", "bench_moe", "nvfp4 fast", 64, "torch f32 loop"),
+    Row("Llama decode fast", "bench_llama", "nvfp4 fast", 1, "torch f32"),
+    Row("Llama decode fast", "bench_llama", "nvfp4 fast", 1, "torch bf16"),
+)
+LESS_IS_BETTER = ("x of M=1",)
+
+
+# ---- reading ----
+
+
+def packed_entries(source: str, content: Any) -> list[Entry]:
+    made = []
+    for one in content["results"]:
+        of, share, seconds = one["limit"], one["share"], one["seconds"]
+        floor = seconds * share if of in ("read", "fma", "bytes") else 0.0
+        place = source, one["case"], one["m"], of, one["threads"]
+        figures = share, one["must"], one["aim"], seconds, floor
+        made.append(Entry(*place, *figures, one["median_over_best"], one["kernel"]))
+    return made
+
+
+def quant_entries(source: str, content: Any) -> list[Entry]:
+    made, kernels = [], {}
+    for one in content["results"]:
+        if one["operation"] == "copy" or one["dtype"] != "bf16":
+            continue
+        if one["operation"] == "quantize":
+            kernels[one["spec"]] = one["kernel"]
+        case = f"{one['spec']} {one['operation']}"
+        figures = one["share_of_floor"], one.get("must", 0.0), one.get("aim", 0.0), one["seconds"]
+        place = source, case, 0, "copy", content["threads"]
+        made.append(Entry(*place, *figures, one["floor_seconds"], one["median_over_best"], one["kernel"]))
+    for one in content["both"]:
+        place = source, f"{one['format']} both", 0, "two passes", content["threads"]
+        figures = one["ratio"], one["must"], one["aim"], one["both_seconds"]
+        made.append(Entry(*place, *figures, 0.0, 0.0, kernels.get(one["format"] + "+both", "")))
+    return made
+
+
+def figure_entries(source: str, content: Any) -> list[Entry]:
+    made = []
+    for one in content["results"]:
+        case = one["case"] + (", avx2" if one.get("features") else "")
+        for f in one["figures"]:
+            place = source, case, one["m"], f["of"], one["threads"]
+            figures = f["value"], f.get("must", 0.0), f.get("aim", 0.0), one["seconds"], one["floor_seconds"]
+            made.append(Entry(*place, *figures, one["median_over_best"], one["kernel"]))
+    return made
+
+
+READERS = {
+    "bench_packed": packed_entries,
+    "bench_packed_avx2": packed_entries,
+    "bench_quant": quant_entries,
+    "bench_linear": figure_entries,
+    "bench_moe": figure_entries,
+    "bench_llama": figure_entries,
+}
+
+
+# ---- judging ----
+
+
+def judge(entry: Entry, must: float, aim: float) -> str:
+    sign = -1.0 if entry.of in LESS_IS_BETTER else 1.0
+    value = sign * entry.value
+    return "aim" if value >= sign * aim else "must" if value >= sign * must else "MISSED"
+
+
+def summarize(contents: dict[str, Any]) -> dict[str, Any]:
+    entries = [
+        entry for name, read in READERS.items() if name in contents for entry in read(name, contents[name])
+    ]
+    rows = []
+    for row in ROWS:
+        found = [e for e in entries if (e.source, e.case, e.m, e.of) == (row.source, row.case, row.m, row.of)]
+        found.sort(key=lambda entry: entry.threads)
+        made: dict[str, Any] = {
+            "row": row.title,
+            "bench": row.source,
+            "case": row.case,
+            "m": row.m,
+            "of": row.of,
+        }
+        made |= {"reached": "not measured", "results": []}
+        for entry in found:
+            must, aim = row.must or entry.must, row.aim or entry.aim
+            made |= {
+                "must": must,
+                "aim": aim,
+                "reached": judge(entry, must, aim),
+            }  # the last is that of all threads
+            told = {"threads": entry.threads, "value": entry.value, "reached": made["reached"]}
+            told |= {"seconds": entry.seconds, "floor_seconds": entry.floor_s}
+            made["results"].append(told | {"median_over_best": entry.spread, "kernel": entry.kernel})
+        rows.append(made)
+    machine = contents.get("bench_linear") or contents.get("bench_packed") or {}
+    about = {name: machine[name] for name in ("version", "torch", "cpu", "features") if name in machine}
+    rounds = {name: content["rounds"] for name, content in contents.items() if "rounds" in content}
+    peaks = [contents["bench_peaks"]] if "bench_peaks" in contents else []
+    return {"machine": about, "rounds": rounds, "peaks": peaks, "rows": rows, "benches": contents}
+
+
+# ---- telling ----
+
+
+def title_of(row: dict[str, Any]) -> str:
+    """Which case of the row, where the title does not say it."""
+    return f"{row['row']}: {row['case']}" if row["row"] in ("M=512 exact", "row + column") else str(row["row"])
+
+
+def extra_of(row: dict[str, Any]) -> str:
+    return ", subnormal" if "subnormal" in row["case"] else ""
+
+
+def about(summary: dict[str, Any]) -> str:
+    machine = summary["machine"]
+    parts = [f"opaq {machine.get('version', '?')}", machine.get("cpu", ""), machine.get("features", "")]
+    parts += [f"torch {machine['torch']}"] if "torch" in machine else []
+    for one in summary["peaks"]:
+        read, copy = one["read_bytes_per_second"] * 1e-9, one["copy_bytes_per_second"] * 1e-9
+        floats, integers = one["float_operations_per_second"] * 1e-9, one["byte_operations_per_second"] * 1e-9
+        parts.append(f"{one['threads']} threads: read {read:.1f} GB/s, copy {copy:.1f} GB/s")
+        parts.append(f"{floats:.0f} GFLOP/s, {integers:.0f} GOP/s of bytes")
+    rounds = ", ".join(f"{name.removeprefix('bench_')} {count}" for name, count in summary["rounds"].items())
+    return "; ".join(part for part in parts if part) + f"\nrounds: {rounds}"
+
+
+def print_table(summary: dict[str, Any]) -> None:
+    print(about(summary))
+    head = ("row", "T", "us", "floor us", "figure", "of", "must", "aim", "reached", "spread", "kernel")
+    form = "{:36} {:>2} {:>10} {:>10} {:>7} {:15} {:>5} {:>5} {:10} {:>6}  {}"
+    print("\n" + form.format(*head))
+    for row in summary["rows"]:
+        title = title_of(row) + extra_of(row)
+        if not row["results"]:
+            print(form.format(title, "", "", "", "", row["of"], "", "", "not measured", "", ""))
+        for one in row["results"]:
+            decides = one is row["results"][-1]
+            floor = f"{one['floor_seconds'] * 1e6:.1f}" if one["floor_seconds"] else ""
+            spread = f"{one['median_over_best']:.2f}" if one["median_over_best"] else ""
+            reached = one["reached"] if decides else f"({one['reached'].lower()})"
+            numbers = one["threads"], f"{one['seconds'] * 1e6:.1f}", floor, f"{one['value']:.3f}", row["of"]
+            limits = f"{row['must']:g}", f"{row['aim']:g}", reached, spread, one["kernel"]
+            print(form.format(title, *numbers, *limits))
+            title = ""
+
+
+def misses(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in summary["rows"] if row["reached"] == "MISSED"]
+
+
+def print_misses(summary: dict[str, Any]) -> None:
+    missed = misses(summary)
+    left = [row for row in summary["rows"] if not row["results"]]
+    reached = len(summary["rows"]) - len(missed) - len(left)
+    print(f"\n{reached} of {len(summary['rows'])} rows are what they must be, {len(missed)} are not")
+    for row in missed:
+        value, how = row["results"][-1]["value"], "at most" if row["of"] in LESS_IS_BETTER else "at least"
+        print(f"  {title_of(row)}{extra_of(row)}: {value:.3f} of {row['of']}, {how} {row['must']:g}")
+    if left:
+        print(f"not measured: {', '.join(sorted({title_of(row) for row in left}))}")
+
+
+def print_markdown(summary: dict[str, Any]) -> None:
+    print(about(summary).replace("\n", "; ") + ".\n")
+    print("| row | figure, one thread | all threads | of | must | aim | reached | kernel |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in summary["rows"]:
+        if not row["results"]:
+            continue
+        last = row["results"][-1]
+        one = next((r for r in row["results"] if r["threads"] == 1), None)
+        single = f"{one['value']:.2f}" if one else ""
+        whole = f"{last['value']:.2f}" if last["threads"] != 1 else ""
+        limits = f"{row['must']:g} | {row['aim']:g} | {row['reached']} | `{last['kernel']}`"
+        print(f"| {title_of(row)}{extra_of(row)} | {single} | {whole} | {row['of']} | {limits} |")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What the benchmarks wrote into a folder, as one table.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--markdown", action="store_true", help="print the table of summary.json as Markdown")
+    parser.add_argument("--strict", action="store_true", help="exit 1 if a row misses what it must be")
+    given = parser.parse_args()
+    path = given.folder / "summary.json"
+    if given.markdown:
+        print_markdown(json.loads(path.read_text()))
+        return 0
+    files = {name: given.folder / f"{name}.json" for name in SOURCES}
+    contents = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    summary = summarize(contents)
+    path.write_text(json.dumps(summary, indent=1) + "\n")
+    print_table(summary)
+    print_misses(summary)
+    print(f"written: {path}")
+    return 1 if given.strict and misses(summary) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
