@@ -3,7 +3,7 @@
 #include "gemm/gemm_decode.h"
 
 #include "gemm/gemm_table.h"
-#include "gemm/plain_row.h"
+#include "gemm/plain_convert.h"
 #include "quant/decode_ref.h"
 
 static bool is_left_transformed(const struct gemm_operand *operand) {
@@ -55,7 +55,7 @@ static void decode_plain(const struct quant_matrix *plain, int64_t row, int rows
             prefetch_next((const char *)plain->data + plain_bytes(plain->dtype, start),
                           plain_bytes(plain->dtype, n), plain_bytes(plain->dtype, plain->columns - k - n));
         }
-        plain_row_load(plain->data, plain->dtype, start, plain->column_step, n, to + i * GEMM_BLOCK);
+        plain_load(plain->data, plain->dtype, start, plain->column_step, n, to + i * GEMM_BLOCK);
     }
 }
 

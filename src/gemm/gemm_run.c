@@ -13,7 +13,7 @@
 #include "base/fp_environment.h"
 #include "base/parallel_run.h"
 #include "gemm/gemm_decode.h"
-#include "gemm/plain_row.h"
+#include "gemm/plain_convert.h"
 #include "gemm/transpose.h"
 
 enum {
@@ -105,14 +105,14 @@ static void store_row(const struct gemm_job *job, int64_t row, int64_t column, i
     const int64_t start = row * c->row_step + column * c->column_step;
     const int inside = (int)min_int64(n, c->columns - column);
     if (job->bias != NULL) {
-        plain_row_load(job->bias, job->bias_dtype, column, 1, inside, other);
+        plain_load(job->bias, job->bias_dtype, column, 1, inside, other);
         add(other, inside, total);
     }
     if (job->accumulate) {
-        plain_row_load(c->data, c->dtype, start, c->column_step, inside, other);
+        plain_load(c->data, c->dtype, start, c->column_step, inside, other);
         add(other, inside, total);
     }
-    plain_row_store(c->data, c->dtype, start, c->column_step, inside, total);
+    plain_store(c->data, c->dtype, start, c->column_step, inside, total);
 }
 
 /* ---- many rows of a ---- */

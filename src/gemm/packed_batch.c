@@ -42,14 +42,14 @@ static struct batch_sizes sizes_of(const struct packed_batch *batch) {
     sizes.units = ceil_div(sizes.tiles, sizes.kernel->unit);
     sizes.chunks = min_int64(CHUNK_LIMIT, batch->count * sizes.units);
     sizes.panel_bytes = round_up(sizes.kernel->panel_bytes, 64);
-    sizes.row_factors = packed_rows_bytes(sizes.precision, batch->a.plain.rows, packed_padded_columns(b));
+    sizes.row_factors = packed_rows_bytes(sizes.precision, batch->rows, packed_padded_columns(b));
     sizes.panels = sizes.row_factors + (size_t)(batch->count * packed_row_factor_bytes(b));
     sizes.all = sizes.panels + (size_t)(sizes.chunks * sizes.panel_bytes);
     return sizes;
 }
 
 static bool is_empty(const struct packed_batch *batch) {
-    return batch->count == 0 || batch->a.plain.rows == 0 || batch->segments[0].b.plain.rows == 0;
+    return batch->count == 0 || batch->rows == 0 || batch->segments[0].b.plain.rows == 0;
 }
 
 size_t packed_batch_bytes(const struct packed_batch *batch) {
@@ -80,7 +80,8 @@ static void run_tiles(const struct batch_task *task, int64_t index, const struct
         (float *)(void *)(task->row_factors + index * packed_row_factor_bytes(&segment->b));
     const struct packed_weight weight = packed_weight_of(&segment->b, row_factors);
     packed_row_factors(&segment->b, begin * tile_rows, min_int64(end * tile_rows, columns), row_factors);
-    task->sizes->kernel->run(&weight, x, begin, end, task->batch->y + segment->first * columns, columns, panel);
+    task->sizes->kernel->run(&weight, x, begin, end, task->batch->y + segment->first * task->batch->y_step,
+                             task->batch->y_step, panel);
 }
 
 /* Units [begin, end) of a segment. */
@@ -137,8 +138,8 @@ void packed_batch_run(const struct packed_batch *batch, void *workspace, const s
         task.work += unit_work(batch->segments[i].rows) * sizes.units;
         rows += batch->segments[i].rows;
     }
-    packed_rows_make(&batch->a, 0, batch->a.plain.rows, packed_padded_columns(b), sizes.format, sizes.precision,
-                     memory, parallel, &x);
+    packed_rows_make(&batch->a, batch->first, batch->rows, packed_padded_columns(b), sizes.format,
+                     sizes.precision, memory, parallel, &x);
     const struct opaq_body body = {run_chunks, &task};
     const bool is_small = (double)rows * (double)b->plain.rows * (double)b->plain.columns < worth;
     parallel_run(is_small ? NULL : parallel, sizes.chunks, &body);

@@ -5,18 +5,20 @@
 
 #include "gemm/packed_run.h"
 
-/* Rows [first, first + rows) of the matrix times one weight. */
+/* Rows [first, first + rows), counted from the batch's first one, times one weight. */
 struct packed_segment {
     struct gemm_operand b; /* N x K */
     int64_t first, rows;
 };
 
 struct packed_batch {
-    struct gemm_operand a; /* M x K, plain */
+    struct gemm_operand a; /* K columns, along its rows */
+    int64_t first, rows;   /* of a */
     const struct packed_segment *segments;
     int64_t count;
     enum packed_precision wanted;
-    float *y; /* M x N, contiguous */
+    float *y; /* rows x N, rows y_step apart */
+    int64_t y_step;
     /* Columns from one to another that `finish` wants to have at once: half of N and whole tiles; 0: there is none. */
     int64_t partner;
     /* Called, where it is not NULL, on the thread that made them, for columns [begin, end) of a segment's rows and, with a

@@ -2,16 +2,13 @@
  * tiles. */
 #include "gemm/packed_run.h"
 
-#include <assert.h>
 #include <string.h>
 
 #include "base/checked.h"
 #include "base/forced_kernels.h"
-#include "base/fp_environment.h"
-#include "base/parallel_run.h"
-#include "gemm/packed_rows.h"
+#include "gemm/packed_batch.h"
 #include "gemm/packed_weight.h"
-#include "gemm/plain_row.h"
+#include "gemm/plain_convert.h"
 
 enum {
     CHUNK_ROWS = 512, /* of a, prepared and multiplied at a time */
@@ -60,127 +57,74 @@ const char *packed_kernel_name(const struct opaq_spec *b, const struct opaq_spec
     return is_worth_it(format, precision) ? packed_kernel(format, precision)->name : NULL;
 }
 
-/* ---- memory ---- */
-
-/* The pieces of the workspace. */
-struct pieces {
-    size_t rows, row_factors, results, panels, all;
-};
-
-static int64_t units_of(const struct gemm_job *job, const struct packed_kernel *kernel) {
-    return ceil_div(ceil_div(job->c.columns, packed_tile_rows(packed_format_of(job->b.spec))), kernel->unit);
-}
+/* ---- running ---- */
 
 /* Whether kernels can write where the result is wanted. */
 static bool is_direct(const struct gemm_job *job) {
     return job->c.dtype == OPAQ_F32 && job->c.column_step == 1 && job->bias == NULL;
 }
 
-static struct pieces pieces_of(const struct packed_kernel *kernel, const struct gemm_job *job,
-                               enum packed_precision precision) {
-    const int64_t rows = min_int64(job->c.rows, CHUNK_ROWS);
-    struct pieces pieces;
-    pieces.rows = 0;
-    pieces.row_factors = packed_rows_bytes(precision, rows, packed_padded_columns(&job->b));
-    pieces.results = pieces.row_factors + (size_t)packed_row_factor_bytes(&job->b);
-    pieces.panels = pieces.results + (is_direct(job) ? 0 : (size_t)round_up(rows * job->c.columns * 4, 64));
-    pieces.all = pieces.panels + (size_t)(units_of(job, kernel) * round_up(kernel->panel_bytes, 64));
-    return pieces;
+/* Some rows of the result, and where they are made. */
+struct packed_task {
+    const struct gemm_job *job;
+    const float *y;
+    int64_t y_step;
+    int64_t first; /* row of c */
+};
+
+/* Bias, rounding, and into place. */
+static void finish_columns(void *argument, const struct packed_segment *segment, int64_t begin, int64_t end) {
+    const struct packed_task *task = argument;
+    const struct gemm_job *job = task->job;
+    float values[STRETCH];
+    float bias[STRETCH];
+    for (int64_t n = begin; n < end; n += STRETCH) {
+        const int count = (int)min_int64(STRETCH, end - n);
+        if (job->bias != NULL) {
+            plain_load(job->bias, job->bias_dtype, n, 1, count, bias);
+        }
+        for (int64_t row = 0; row < segment->rows; ++row) {
+            memcpy(values, task->y + row * task->y_step + n, (size_t)count * sizeof *values);
+            for (int i = 0; job->bias != NULL && i < count; ++i) {
+                values[i] += bias[i];
+            }
+            const int64_t start = (task->first + row) * job->c.row_step + n * job->c.column_step;
+            plain_store(job->c.data, job->c.dtype, start, job->c.column_step, count, values);
+        }
+    }
+}
+
+/* Rows [first, first + rows) of the product. */
+static struct packed_batch batch_of(const struct gemm_job *job, enum packed_precision wanted,
+                                    struct packed_segment *segment, int64_t first, int64_t rows) {
+    *segment = (struct packed_segment){.b = job->b, .rows = rows};
+    return (struct packed_batch){
+        .a = job->a, .first = first, .rows = rows, .segments = segment, .count = 1, .wanted = wanted};
+}
+
+static size_t result_bytes(const struct gemm_job *job, int64_t rows) {
+    return is_direct(job) ? 0 : (size_t)round_up(rows * job->c.columns * (int64_t)sizeof(float), 64);
 }
 
 size_t packed_workspace_bytes(const struct gemm_job *job, enum packed_precision wanted) {
-    const enum packed_precision precision = packed_precision_of(job, wanted);
-    return job->c.rows == 0 || job->c.columns == 0
-               ? 0
-               : pieces_of(packed_kernel(packed_format_of(job->b.spec), precision), job, precision).all;
-}
-
-/* ---- running ---- */
-
-struct packed_task {
-    const struct packed_kernel *kernel;
-    const struct gemm_job *job;
-    const struct packed_weight *weight;
-    const struct packed_rows *x;
-    float *y;
-    int64_t y_step;
-    char *panels;
-    int64_t first_row; /* of c */
-};
-
-/* Unit: kernel->unit tiles of rows. A piece of units uses the memory of its first. */
-static void run_units(void *argument, int64_t begin, int64_t end) {
-    const struct packed_task *task = argument;
-    const struct packed_kernel *kernel = task->kernel;
-    const int64_t tiles = ceil_div(task->weight->rows, packed_tile_rows(task->weight->format));
-    void *const panel = task->panels + begin * round_up(kernel->panel_bytes, 64);
-    kernel->run(task->weight, task->x, begin * kernel->unit, min_int64(end * kernel->unit, tiles), task->y,
-                task->y_step, panel);
-}
-
-/* Bias, rounding, and into place. */
-static void finish_rows(void *argument, int64_t begin, int64_t end) {
-    const struct packed_task *task = argument;
-    const struct gemm_job *job = task->job;
-    float bias[STRETCH];
-    for (int64_t row = begin; row < end; ++row) {
-        for (int64_t n = 0; n < job->c.columns; n += STRETCH) {
-            const int count = (int)min_int64(STRETCH, job->c.columns - n);
-            float *const from = task->y + row * task->y_step + n;
-            if (job->bias != NULL) {
-                plain_row_load(job->bias, job->bias_dtype, n, 1, count, bias);
-                for (int i = 0; i < count; ++i) {
-                    from[i] += bias[i];
-                }
-            }
-            const int64_t start = (task->first_row + row) * job->c.row_step + n * job->c.column_step;
-            plain_row_store(job->c.data, job->c.dtype, start, job->c.column_step, count, from);
-        }
-    }
-}
-
-/* Whether waking threads would cost more than it saves. */
-static bool is_small(const struct packed_task *task) {
-    const double worth = 1 << 18; /* products; some 0.01 ms */
-    return (double)task->x->rows * (double)task->weight->rows * (double)task->weight->columns < worth;
-}
-
-void packed_run_with(const struct packed_kernel *kernel, const struct gemm_job *job,
-                     enum packed_precision wanted, void *workspace, const struct opaq_parallel *parallel) {
-    const enum packed_precision precision = packed_precision_of(job, wanted);
-    if (job->c.rows == 0 || job->c.columns == 0) {
-        return;
-    }
-    const struct pieces pieces = pieces_of(kernel, job, precision);
-    char *const memory = workspace;
-    const uint64_t saved = fp_environment_enter();
-    float *const row_factors = (float *)(void *)(memory + pieces.row_factors);
-    const struct packed_weight weight = packed_weight_of(&job->b, row_factors);
-    packed_row_factors(&job->b, 0, weight.rows, row_factors);
-    fp_environment_leave(saved);
-    struct packed_rows x;
-    struct packed_task task = {.kernel = kernel, .job = job, .weight = &weight, .x = &x};
-    const bool direct = is_direct(job);
-    task.panels = memory + pieces.panels;
-    task.y_step = direct ? job->c.row_step : job->c.columns;
-    const struct opaq_body run = {run_units, &task};
-    const struct opaq_body finish = {finish_rows, &task};
-    for (int64_t first = 0; first < job->c.rows; first += CHUNK_ROWS) {
-        const int64_t rows = min_int64(CHUNK_ROWS, job->c.rows - first);
-        packed_rows_make(&job->a, first, rows, packed_padded_columns(&job->b), weight.format, precision, memory,
-                         parallel, &x);
-        task.first_row = first;
-        task.y = direct ? (float *)job->c.data + first * job->c.row_step
-                        : (float *)(void *)(memory + pieces.results);
-        parallel_run(is_small(&task) ? NULL : parallel, units_of(job, kernel), &run);
-        if (!direct) {
-            parallel_run(parallel_if_worth(parallel, rows * job->c.columns), rows, &finish);
-        }
-    }
+    const int64_t rows = min_int64(job->c.rows, CHUNK_ROWS);
+    struct packed_segment segment;
+    const struct packed_batch batch = batch_of(job, wanted, &segment, 0, rows);
+    return job->c.rows == 0 || job->c.columns == 0 ? 0 : result_bytes(job, rows) + packed_batch_bytes(&batch);
 }
 
 void packed_run(const struct gemm_job *job, enum packed_precision wanted, void *workspace,
                 const struct opaq_parallel *parallel) {
-    const enum packed_precision precision = packed_precision_of(job, wanted);
-    packed_run_with(packed_kernel(packed_format_of(job->b.spec), precision), job, wanted, workspace, parallel);
+    const bool direct = is_direct(job);
+    for (int64_t first = 0; first < job->c.rows && job->c.columns > 0; first += CHUNK_ROWS) {
+        const int64_t rows = min_int64(CHUNK_ROWS, job->c.rows - first);
+        struct packed_segment segment;
+        struct packed_batch batch = batch_of(job, wanted, &segment, first, rows);
+        batch.y = direct ? (float *)job->c.data + first * job->c.row_step : workspace;
+        batch.y_step = direct ? job->c.row_step : job->c.columns;
+        struct packed_task task = {job, batch.y, batch.y_step, first};
+        batch.finish = finish_columns;
+        batch.argument = &task;
+        packed_batch_run(&batch, (char *)workspace + result_bytes(job, rows), parallel);
+    }
 }

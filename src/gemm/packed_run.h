@@ -23,10 +23,6 @@ size_t packed_workspace_bytes(const struct gemm_job *job, enum packed_precision 
 void packed_run(const struct gemm_job *job, enum packed_precision wanted, void *workspace,
                 const struct opaq_parallel *parallel);
 
-/* The same with a kernel of one's choice, for the precision that packed_precision_of gives. */
-void packed_run_with(const struct packed_kernel *kernel, const struct gemm_job *job,
-                     enum packed_precision wanted, void *workspace, const struct opaq_parallel *parallel);
-
 /* Which kernel packed_run uses for a tiled weight and activations that are quantized (a) or not (NULL: of `dtype`); NULL
  * where packed_can_run would say no. */
 const char *packed_kernel_name(const struct opaq_spec *b, const struct opaq_spec *a, enum opaq_element dtype,

@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "base/parallel_run.h"
+#include "gemm/plain_convert.h"
 #include "op/activation_formulas.h"
 #include "op/activation_table.h"
 
@@ -69,9 +70,9 @@ static struct gate_places places_of(const struct activation_task *task, const st
 
 static void load(const struct activation_task *task, const struct gate_places *at, int n, float *g, float *u) {
     const bool is_gated = opaq_activation_is_gated((enum opaq_activation)task->plan->activation) != 0;
-    plain_row_load(task->h->data, task->h->dtype, at->gate, at->step, n, g);
+    plain_load(task->h->data, task->h->dtype, at->gate, at->step, n, g);
     if (is_gated) {
-        plain_row_load(task->h->data, task->h->dtype, at->factor, at->step, n, u);
+        plain_load(task->h->data, task->h->dtype, at->factor, at->step, n, u);
     } else {
         memset(u, 0, (size_t)n * sizeof *u);
     }
@@ -105,7 +106,7 @@ static void backward_rows(void *argument, int64_t begin, int64_t end) {
             const int n = (int)min_int64(STRETCH, task->a->columns - c);
             const struct gate_places at = places_of(task, task->h, row, c);
             load(task, &at, n, g, u);
-            plain_row_load(task->a->data, task->a->dtype, row * task->a->row_step + c, 1, n, da);
+            plain_load(task->a->data, task->a->dtype, row * task->a->row_step + c, 1, n, da);
             for (int i = 0; i < n; ++i) {
                 const float gate = g[i];
                 const float upstream = da[i];
@@ -115,9 +116,9 @@ static void backward_rows(void *argument, int64_t begin, int64_t end) {
                 u[i] = has_limit(plan) && within(u[i], plan->limit) != u[i] ? 0.0f : upstream * value;
             }
             const struct gate_places to = places_of(task, task->dh, row, c);
-            plain_row_store(task->dh->data, task->dh->dtype, to.gate, to.step, n, g);
+            plain_store(task->dh->data, task->dh->dtype, to.gate, to.step, n, g);
             if (is_gated) {
-                plain_row_store(task->dh->data, task->dh->dtype, to.factor, to.step, n, u);
+                plain_store(task->dh->data, task->dh->dtype, to.factor, to.step, n, u);
             }
         }
     }

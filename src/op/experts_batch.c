@@ -9,7 +9,7 @@
 
 #include "base/checked.h"
 #include "gemm/packed_batch.h"
-#include "gemm/plain_row.h"
+#include "gemm/plain_convert.h"
 #include "op/activation.h"
 #include "opaq/status.h"
 
@@ -161,7 +161,7 @@ static void biased_results(const float *results, const struct opaq_view *bias, i
         to[i] = results[column + i * step];
     }
     if (bias != NULL) {
-        plain_row_load(bias->buffer[0].data, (enum opaq_element)bias->proto.dtype, column, step, n, added);
+        plain_load(bias->buffer[0].data, (enum opaq_element)bias->proto.dtype, column, step, n, added);
         for (int i = 0; i < n; ++i) {
             to[i] += added[i];
         }
@@ -219,14 +219,14 @@ static void conclude(void *argument, const struct packed_segment *segment, int64
         for (int64_t column = begin; column < end; column += STRETCH) {
             const int n = (int)min_int64(STRETCH, end - column);
             if (bias != NULL) {
-                plain_row_load(bias->buffer[0].data, (enum opaq_element)bias->proto.dtype, column, 1, n, added);
+                plain_load(bias->buffer[0].data, (enum opaq_element)bias->proto.dtype, column, 1, n, added);
                 for (int i = 0; i < n; ++i) {
                     y[column + i] += added[i];
                 }
             }
             if (!experts->is_routed) {
-                plain_row_store(output.buffer[0].data, experts->dtype,
-                                (lot->first + row) * experts->hidden + column, 1, n, y + column);
+                plain_store(output.buffer[0].data, experts->dtype,
+                            (lot->first + row) * experts->hidden + column, 1, n, y + column);
             }
         }
     }
@@ -248,6 +248,8 @@ static void run_products(struct lot *lot) {
     const enum packed_precision wanted = (enum packed_precision)experts->linear.plan.precision;
     const bool finishes = experts->has_down_bias || !experts->is_routed;
     const struct packed_batch up = {.a = {.plain = quant_matrix_make(&lot->x)},
+                                    .rows = lot->rows,
+                                    .y_step = experts->width,
                                     .segments = lot->up_segments,
                                     .count = lot->count,
                                     .wanted = wanted,
@@ -256,6 +258,8 @@ static void run_products(struct lot *lot) {
                                     .finish = activate,
                                     .argument = lot};
     const struct packed_batch down = {.a = {.plain = quant_matrix_make(&lot->a)},
+                                      .rows = lot->rows,
+                                      .y_step = experts->hidden,
                                       .segments = lot->down_segments,
                                       .count = lot->count,
                                       .wanted = wanted,

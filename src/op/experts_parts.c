@@ -5,7 +5,7 @@
 
 #include "base/checked.h"
 #include "base/parallel_run.h"
-#include "gemm/plain_row.h"
+#include "gemm/plain_convert.h"
 #include "op/op_tensor.h"
 #include "opaq/status.h"
 
@@ -261,8 +261,8 @@ static void store_rows(void *argument, int64_t begin, int64_t end) {
     const int64_t most = 1 << 20; /* in one call, which counts with int */
     for (int64_t row = begin; row < end; ++row) {
         for (int64_t c = 0; c < to->columns; c += most) {
-            plain_row_store(to->data, to->dtype, row * to->row_step + c, 1,
-                            (int)min_int64(most, to->columns - c), task->sums + row * to->columns + c);
+            plain_store(to->data, to->dtype, row * to->row_step + c, 1, (int)min_int64(most, to->columns - c),
+                        task->sums + row * to->columns + c);
         }
     }
 }

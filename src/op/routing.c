@@ -5,7 +5,7 @@
 
 #include "base/checked.h"
 #include "base/parallel_run.h"
-#include "gemm/plain_row.h"
+#include "gemm/plain_convert.h"
 #include "op/op_tensor.h"
 #include "opaq/status.h"
 
@@ -110,7 +110,7 @@ static int64_t id_at(const struct opaq_tensor *ids, int64_t slot) {
 
 static float weight_at(const struct opaq_tensor *weights, int64_t slot) {
     float weight;
-    plain_row_load(weights->data, (enum opaq_element)weights->dtype, offset_of(weights, slot), 1, 1, &weight);
+    plain_load(weights->data, (enum opaq_element)weights->dtype, offset_of(weights, slot), 1, 1, &weight);
     return weight;
 }
 
@@ -196,11 +196,11 @@ static void move_row(const struct quant_matrix *from, int64_t from_row, const st
     }
     for (int64_t c = 0; c < to->columns; c += STRETCH) {
         const int n = (int)min_int64(STRETCH, to->columns - c);
-        plain_row_load(from->data, from->dtype, from_row * from->row_step + c, 1, n, values);
+        plain_load(from->data, from->dtype, from_row * from->row_step + c, 1, n, values);
         for (int i = 0; i < n; ++i) {
             values[i] *= weight;
         }
-        plain_row_store(to->data, to->dtype, to_row * to->row_step + c, 1, n, values);
+        plain_store(to->data, to->dtype, to_row * to->row_step + c, 1, n, values);
     }
 }
 
@@ -244,7 +244,7 @@ static void add_columns(void *argument, int64_t begin, int64_t end) {
         for (int64_t i = 0; i < gather->count; ++i) {
             const float weight = gather->weight == NULL ? 1.0f : gather->weight[gather->slots[i]];
             float *const sum = task->sums + row_of(gather, i) * task->from->columns + c;
-            plain_row_load(task->from->data, task->from->dtype, i * task->from->row_step + c, 1, n, values);
+            plain_load(task->from->data, task->from->dtype, i * task->from->row_step + c, 1, n, values);
             for (int k = 0; k < n; ++k) {
                 sum[k] += weight * values[k];
             }
@@ -305,8 +305,8 @@ static void dot_rows(void *argument, int64_t begin, int64_t end) {
         for (int64_t c = 0; c < a->columns; c += STRETCH) {
             const int n = (int)min_int64(STRETCH, a->columns - c);
             float sum = 0.0f;
-            plain_row_load(a->data, a->dtype, i * a->row_step + c, 1, n, left);
-            plain_row_load(b->data, b->dtype, i * b->row_step + c, 1, n, right);
+            plain_load(a->data, a->dtype, i * a->row_step + c, 1, n, left);
+            plain_load(b->data, b->dtype, i * b->row_step + c, 1, n, right);
             for (int k = 0; k < n; ++k) {
                 sum += left[k] * right[k];
             }

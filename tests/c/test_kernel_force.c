@@ -39,7 +39,7 @@ static bool is_used(const char *name) {
         }
     }
     return amax_kernel()->name == name || decode_row_kernel()->name == name || gemm_kernel_name() == name ||
-           strncmp(name, "activation_", 11) == 0;
+           strncmp(name, "activation_", 11) == 0 || strncmp(name, "plain_", 6) == 0;
 }
 
 static void each_can_be_forced(void) {
