@@ -71,6 +71,10 @@ OPAQ_API enum opaq_status opaq_delayed_update(const struct opaq_delayed_state *s
                                               enum opaq_element element, int margin,
                                               enum opaq_amax_algorithm algorithm, struct opaq_error *error);
 
+/* The rows of a tensor's rowwise copy that share a scale or a tile: only at multiples of so many can it be cut, as a stack
+ * of weights is for its experts. 0 if the spec is not valid. */
+OPAQ_API int64_t opaq_rows_together(const struct opaq_spec *spec);
+
 /* The name of the kernel that serves a spec on this machine: "quantize_nvfp4_ref". NULL for a bad spec. */
 OPAQ_API const char *opaq_quantize_kernel(const struct opaq_spec *spec);
 OPAQ_API const char *opaq_dequantize_kernel(const struct opaq_spec *spec);

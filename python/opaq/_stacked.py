@@ -94,19 +94,22 @@ def _exchange(module: Any, parameters: dict[str, Any], attributes: dict[str, Any
     return lambda: _put(module, old, around)
 
 
-def put(module: Any, packed: dict[str, QuantizedTensor], activations: str) -> Callable[[], None]:
+def put(
+    module: Any, packed: dict[str, QuantizedTensor], activations: str, precision: str
+) -> Callable[[], None]:
     """Packed weights instead of the plain ones; returns what takes that back."""
     for weight in packed.values():
         if weight.dim() == 3 and weight.shape[0] > 1:
             weight[:1]  # the library refuses experts that share a scale
     made = {name: nn.Parameter(weight, requires_grad=False) for name, weight in packed.items()}
     inputs = {"input_quantizer": activations, "hidden_quantizer": activations}
+    how = {"precision": precision}
     if isinstance(module, PackedModule):
-        return _exchange(module, made, inputs if activations else {})
+        return _exchange(module, made, {**how, **inputs} if activations else how)
     config = copy.copy(module.config)  # its own: experts that stay plain run as they did
     config._experts_implementation_internal = IMPLEMENTATION
     record = {_RECORD: (module.is_transposed, module.config)}
-    return _exchange(module, made, {**record, **inputs, "config": config, "is_transposed": False})
+    return _exchange(module, made, {**record, **how, **inputs, "config": config, "is_transposed": False})
 
 
 def take_back(module: Any) -> Callable[[], None]:
@@ -119,5 +122,5 @@ def take_back(module: Any) -> Callable[[], None]:
     if isinstance(module, PackedModule):
         inputs = dict.fromkeys(("input_quantizer", "hidden_quantizer"), "")
         return _exchange(module, made, inputs if _has_inputs(module) else {})
-    gone = dict.fromkeys((_RECORD, "input_quantizer", "hidden_quantizer"))
+    gone = dict.fromkeys((_RECORD, "precision", "input_quantizer", "hidden_quantizer"))
     return _exchange(module, made, {**gone, "config": config, "is_transposed": is_transposed})

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from opaq import _stacked
+from opaq._library import library
 from opaq._names import Names
 from opaq._noise import sqnr
 from opaq._summary import QuantizedModule, Summary
@@ -21,7 +22,7 @@ from opaq._tables import buffers_of, make_proto
 from opaq.linear import Linear
 from opaq.packed import PackedModule, QuantizedLinear, input_quantizer_text, weight_quantizer
 from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
-from opaq.quantizer import Quantizer
+from opaq.quantizer import Quantizer, with_tiles
 
 PRECISIONS = ("exact", "near", "fast", "fast32")  # enum opaq_precision
 _Undo = Callable[[], None]
@@ -150,9 +151,27 @@ def _free_bytes(device: torch.device) -> float:
         return inf
 
 
-def _pack(name: str, weight: torch.Tensor, quantizer: str) -> tuple[QuantizedTensor, QuantizedModule]:
+def _is_plainly_rowwise(weight: QuantizedTensor) -> bool:
+    return weight.device.type == "cpu" and with_tiles(with_tiles(weight._quantizer_text, True), False) == str(
+        weight._quantizer_text
+    )
+
+
+def _can_be_tiled(weight: QuantizedTensor) -> bool:
+    """Tiles of a stack must not reach from one expert into the next."""
+    if weight.quantizer.format == "fp8blk1":
+        return False
+    tiled = Quantizer(with_tiles(weight._quantizer_text, True)).spec
+    return weight.dim() == 2 or weight.shape[-2] % library.opaq_rows_together(tiled) == 0
+
+
+def _pack(
+    name: str, weight: torch.Tensor, quantizer: str, tiles: bool
+) -> tuple[QuantizedTensor, QuantizedModule]:
     plain = weight.detach().contiguous()
     packed = quantize_tensor(plain, quantizer)
+    if tiles and _can_be_tiled(packed) and _is_plainly_rowwise(packed):
+        packed = packed.tiled()
     size = sum(buffer.nbytes for buffer in packed.buffers())
     ratio = None if plain.is_meta else sqnr(plain, packed)
     return packed, QuantizedModule(name, tuple(plain.shape), plain.nbytes, size, ratio)
@@ -178,20 +197,24 @@ def _undo_all(undo: list[_Undo]) -> None:
 
 
 def _quantize_job(
-    job: _Job, quantizer: str, activations: str, places: dict[nn.Module, Any]
+    job: _Job, quantizer: str, activations: str, precision: str | None, places: dict[nn.Module, Any]
 ) -> tuple[list[QuantizedModule], list[_Undo]]:
     """Packs one job's weights and puts them where they belong. Changes nothing if it fails."""
     module = job.modules[0]
     if job.is_stacked():
         made, rows = {}, []
         for key, weight in zip(job.keys, job.weights(), strict=True):
-            made[key], row = _pack(job.label(key), _stacked.rowwise(module, weight), quantizer)
+            made[key], row = _pack(
+                job.label(key), _stacked.rowwise(module, weight), quantizer, precision is not None
+            )
             rows.append(row)
-        return rows, [_stacked.put(module, made, activations)]
-    packed, row = _pack(job.name, job.weights()[0], quantizer)
+        return rows, [_stacked.put(module, made, activations, precision or "exact")]
+    packed, row = _pack(job.name, job.weights()[0], quantizer, precision is not None)
     new = [QuantizedLinear.from_weight(packed, module.bias, activations) for module in job.modules]
     for layer in new[1:]:
         layer.weight = new[0].weight  # shared as it was
+    for layer in new:
+        layer.precision = precision or "exact"
     return [row], [_replace(places.pop(old), old, layer) for old, layer in zip(job.modules, new, strict=True)]
 
 
@@ -201,15 +224,16 @@ def quantize_(
     *,
     activations: Quantizer | str = "",
     ignore: Iterable[str] = ("lm_head",),
-    precision: str | None = None,
+    precision: str | None = "exact",
     progress: bool = True,
 ) -> Summary:
     """Quantizes the weights of a model's linear layers and stacked experts in place, and says what it did.
 
     `activations` says how the layers quantize their inputs; "" leaves them as they are. `ignore` names modules
     that stay as they are, with all that is in them: names or ends of names, which may have * and ? in them, and
-    regular expressions after "re:". With a `precision` the weights are also tiled, for speed on processors (see
-    `tile_`); "near" is a good choice for serving.
+    regular expressions after "re:". With a `precision` the weights of a model on the processor are also tiled, for
+    speed (see `tile_`); "near" is a good choice for serving. None leaves them in rows, as do quantizers that say
+    more than that (`+columnwise`, `+swizzle`).
 
     What cannot be done is found out before anything is changed, and weights are packed one at a time. Where
     memory allows, the old ones are kept until all are done, so that a failure or an interruption leaves the
@@ -233,7 +257,7 @@ def quantize_(
     del jobs
     try:
         while waiting:
-            made, steps = _quantize_job(waiting.popleft(), text, inputs, places)
+            made, steps = _quantize_job(waiting.popleft(), text, inputs, precision, places)
             rows += made
             undo += steps if keeps else []
             steps.clear()
@@ -251,8 +275,6 @@ def quantize_(
     finally:
         if bar is not None:
             bar.close()
-    if precision is not None:
-        tile_(model, precision, progress=progress)
     return Summary(text, inputs, tuple(rows), left)
 
 
@@ -275,7 +297,7 @@ def tile_(model: nn.Module, precision: str = "exact", *, progress: bool = False)
     for module, name in found:
         weight = module._parameters[name]
         module.precision = precision
-        if id(weight) not in done and weight.quantizer.format != "fp8blk1":
+        if id(weight) not in done and _can_be_tiled(weight):
             done[id(weight)] = nn.Parameter(weight.detach().tiled(), requires_grad=weight.requires_grad)
         module.register_parameter(name, done.get(id(weight), weight))  # shared as it was
         if bar is not None:

@@ -196,6 +196,25 @@ enum opaq_status opaq_dequantize(const struct opaq_view *q, int usage, const str
     return status == OPAQ_OK ? dequantize_checked(q, usage, parallel, y, error) : status;
 }
 
+int64_t opaq_rows_together(const struct opaq_spec *spec) {
+    static const int64_t shape[2] = {1, 1};
+    struct opaq_view view = {.row_stride = 1};
+    struct opaq_view plain = {.row_stride = 1};
+    struct quant_job job;
+    struct opaq_spec rowwise;
+    if (opaq_spec_check(spec, NULL) != OPAQ_OK) {
+        return 0;
+    }
+    rowwise = *spec;
+    rowwise.usage |= OPAQ_ROWWISE;
+    if (opaq_proto_make(shape, 2, OPAQ_BF16, &rowwise, (struct opaq_device){0}, &view.proto, NULL) != OPAQ_OK ||
+        opaq_proto_make(shape, 2, OPAQ_BF16, NULL, (struct opaq_device){0}, &plain.proto, NULL) != OPAQ_OK) {
+        return 0;
+    }
+    quant_job_make(&plain, &view, OPAQ_ROWWISE, &job);
+    return quant_copy_rows_together(&job.copy[0]);
+}
+
 const char *opaq_quantize_kernel(const struct opaq_spec *spec) {
     return opaq_spec_check(spec, NULL) == OPAQ_OK ? quantize_kernel((enum opaq_format)spec->format)->name
                                                   : NULL;

@@ -74,9 +74,7 @@ static enum opaq_status refuse_rows(const struct linear *linear, const struct we
         error, OPAQ_ERROR_UNSUPPORTED,
         "%s: %s has %lld rows for each expert, expected a multiple of %lld: else some share a scale, "
         "or a tile, with the next expert's",
-        linear->operation, stack->name, (long long)stack->rows,
-        (long long)(copy->tile_rows != 0 && stack->view.proto.spec.format != OPAQ_FP8BLK2 ? copy->tile_rows
-                                                                                          : 128));
+        linear->operation, stack->name, (long long)stack->rows, (long long)quant_copy_rows_together(copy));
 }
 
 /* The rows of one matrix in a stack that came quantized. */

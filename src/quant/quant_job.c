@@ -131,12 +131,16 @@ void quant_job_make(const struct opaq_view *plain, const struct opaq_view *quant
     }
 }
 
+int64_t quant_copy_rows_together(const struct quant_copy *copy) {
+    const struct scale_layout *layout = &copy->scale_layout;
+    const int64_t shared = layout->row_step == 0 ? 1 : layout->row_per;
+    return max_int64(copy->tile_rows, layout->swizzled_columns != 0 ? SWIZZLE_ROWS : shared);
+}
+
 bool quant_copy_take_rows(struct quant_copy *copy, int64_t first, int64_t rows) {
     const struct scale_layout *layout = &copy->scale_layout;
     const bool is_swizzled = layout->swizzled_columns != 0;
-    const int64_t shared = layout->row_step == 0 ? 1 : layout->row_per;
-    const int64_t together = max_int64(copy->tile_rows, is_swizzled ? SWIZZLE_ROWS : shared);
-    if (first % together != 0) {
+    if (first % quant_copy_rows_together(copy) != 0) {
         return false;
     }
     const int64_t entries = layout->tiled_columns != 0 ? first * layout->tiled_columns

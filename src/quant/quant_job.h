@@ -64,6 +64,9 @@ struct quant_job {
 void quant_job_make(const struct opaq_view *plain, const struct opaq_view *quantized, int usage,
                     struct quant_job *job);
 
+/* Rows that share a scale or a tile: only at multiples of so many can a copy be cut. */
+int64_t quant_copy_rows_together(const struct quant_copy *copy);
+
 /* Makes a copy of rows first to first + rows - 1 of its operand. False, and nothing changed, if those share a scale with
  * other rows. The operand's data are the caller's to set. */
 bool quant_copy_take_rows(struct quant_copy *copy, int64_t first, int64_t rows);

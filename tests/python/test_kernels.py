@@ -27,7 +27,7 @@ def test_force() -> None:
 
 
 def test_environment() -> None:
-    """The first word of OPAQ_KERNEL that is no kernel's name fails every operation, instead of being ignored."""
+    """A word of OPAQ_KERNEL that is no kernel's name fails every operation, instead of being ignored."""
     code = (
         "import torch, opaq; print(opaq.quantize_tensor(torch.ones(16, 16), 'fp8').dequantize().sum().item())"
     )

@@ -76,8 +76,9 @@ def test_packs_every_linear_layer(text: str) -> None:
     for name, module in plain.named_modules():
         if name in LINEARS:
             made = model.get_submodule(name)
-            assert type(made) is opaq.QuantizedLinear and made.quantizer == text
-            assert same_buffers(made.weight.buffers(), opaq.quantize_tensor(module.weight, text).buffers())
+            assert type(made) is opaq.QuantizedLinear and made.quantizer == text + "+tiled"
+            rows = made.weight.tiled(False)
+            assert same_buffers(rows.buffers(), opaq.quantize_tensor(module.weight, text).buffers())
             module.weight = nn.Parameter(made.weight.dequantize())
     assert type(model.lm_head) is nn.Linear and type(model.embed) is nn.Embedding
     assert torch.allclose(model(IDS).float(), plain(IDS).float(), rtol=2**-5, atol=2**-5)
@@ -85,9 +86,19 @@ def test_packs_every_linear_layer(text: str) -> None:
     assert summary.quantizer == text and summary.activations == ""
 
 
-def test_what_it_says() -> None:
+@pytest.mark.parametrize("text", ["nvfp4", "nvfp4+both", "nvfp4+swizzle", "fp8blk1"])
+def test_what_stays_in_rows(text: str) -> None:
+    """Without a precision; with a quantizer that says more; and the one format that has no tiles."""
+    model = model_of()
+    opaq.quantize_(model, text, precision=None if text == "nvfp4" else "near", progress=False)
+    made = model.get_submodule(LINEARS[0])
+    assert made.quantizer == text and made.precision == ("exact" if text == "nvfp4" else "near")
+
+
+@pytest.mark.parametrize("precision", [None, "exact"])
+def test_what_it_says(precision: str | None) -> None:
     model, plain = model_of(), model_of()
-    summary = opaq.quantize_(model, progress=False)
+    summary = opaq.quantize_(model, precision=precision, progress=False)
     assert summary.bytes_before == sum(plain.get_submodule(name).weight.nbytes for name in LINEARS)
     packed = [buffer for name in LINEARS for buffer in model.get_submodule(name).weight.buffers()]
     assert summary.bytes_after == sum(buffer.nbytes for buffer in packed) < 0.35 * summary.bytes_before
@@ -122,7 +133,8 @@ def test_what_is_packed_is_passed_over() -> None:
     opaq.quantize_(model, "mxfp8", ignore=("lm_head", "*.mlp"), progress=False)
     summary = opaq.quantize_(model, "nvfp4", progress=False)
     assert [row.name for row in summary.modules] == [name for name in LINEARS if "mlp" in name]
-    assert model.layers[1].q_proj.quantizer == "mxfp8" and model.layers[1].mlp[0].quantizer == "nvfp4"
+    assert model.layers[1].q_proj.quantizer == "mxfp8+tiled"
+    assert model.layers[1].mlp[0].quantizer == "nvfp4+tiled"
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_kernels_by_processor(limit: str) -> None:
 
 def test_explain_names_the_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     net = model()
-    opaq.quantize_(net, "nvfp4", progress=False)
+    opaq.quantize_(net, "nvfp4", precision=None, progress=False)
     assert all("not tiled" in row.why and row.kernel.startswith("gemm_") for row in opaq.explain(net))
     opaq.tile_(net, "near")
     assert [row.name for row in opaq.explain(net)] == ["0.weight", "2.weight"]

@@ -161,7 +161,7 @@ def _pack_experts(name: str, module: Any, packings: Mapping[str, _Packing]) -> N
     for key, packing in packings.items():
         plain = getattr(module, key)
         made[key] = zeros(_stacked.rowwise_shape(module, plain), packing.quantizer, plain.dtype, plain.device)
-    _stacked.put(module, made, "")
+    _stacked.put(module, made, "", "exact")
     module.input_scales = InputScales()
     for key, packing in packings.items():
         role = "hidden" if key == "down_proj" else "input"
