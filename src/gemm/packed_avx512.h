@@ -210,10 +210,13 @@ PACKED_INLINE bool is_plain_e8m0(const uint8_t *scale, int64_t step, int tiles, 
 
 /* ---- rows of x ---- */
 
+typedef int32_t int32_alias __attribute__((may_alias));
+
+/* Written out, because the instruction for floats, which compilers prefer, takes a shuffle on some processors. */
 PACKED_INLINE __m512 broadcast(const uint8_t *from) {
-    float value;
-    memcpy(&value, from, sizeof value);
-    return _mm512_set1_ps(value);
+    __m512 vector;
+    __asm__("vpbroadcastd %1, %0" : "=v"(vector) : "m"(*(const int32_alias *)(const void *)from));
+    return vector;
 }
 
 PACKED_INLINE __m512i broadcast_integers(const uint8_t *from) {
@@ -224,7 +227,8 @@ PACKED_INLINE __m512i broadcast_integers(const uint8_t *from) {
 
 /* ---- asking for memory ---- */
 
-/* Tiles along the columns that are asked for before they are needed. */
+/* Tiles along the columns that are asked for before they are needed: with one row of bytes, which are multiplied faster
+ * than they come, more would be too much. */
 PACKED_INLINE int64_t stream_ahead(int rows) { return rows <= 2 ? 2 : 4; }
 
 /* Into the second-level cache: asked for like this, more lines can be on their way than the first one keeps track of. */

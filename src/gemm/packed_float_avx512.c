@@ -40,9 +40,14 @@ PACKED_INLINE __m512 float_at(const uint8_t *record, int row, int column) {
 
 /* ---- scales and totals ---- */
 
-PACKED_INLINE struct scale_pair decode_scale(bool is_nvfp4, const uint8_t *codes) {
+PACKED_INLINE struct scale_pair decode_scale(bool is_nvfp4, bool is_plain, const uint8_t *codes) {
     if (is_nvfp4) {
-        const __m512 scale = _mm512_mul_ps(decode_scale_e4m3(codes), _mm512_set1_ps(256.0f));
+        const __m512 part = is_plain ? decode_plain_scale_e4m3(codes) : decode_scale_e4m3(codes);
+        const __m512 scale = _mm512_mul_ps(part, _mm512_set1_ps(256.0f));
+        return (struct scale_pair){scale, scale};
+    }
+    if (is_plain) {
+        const __m512 scale = decode_plain_scale_e8m0(codes, 0);
         return (struct scale_pair){scale, scale};
     }
     return decode_scale_e8m0(codes, 0);
@@ -56,7 +61,7 @@ PACKED_INLINE void add_group(bool has_rest, __m512 sum, struct scale_pair scale,
 /* ---- few rows: the weight is streamed ---- */
 
 /* 16 columns of all tiles, whose instructions alternate, so that they need not wait for each other. */
-PACKED_INLINE void stream_group(bool is_nvfp4, const struct stream_job *job, const uint8_t *data,
+PACKED_INLINE void stream_group(bool is_nvfp4, bool is_plain, const struct stream_job *job, const uint8_t *data,
                                 const uint8_t *scale, const uint8_t *data_ahead, const uint8_t *x, int streams,
                                 int rows) {
     const __m512i table = table_of_floats();
@@ -93,11 +98,23 @@ PACKED_INLINE void stream_group(bool is_nvfp4, const struct stream_job *job, con
     }
     PACKED_UNROLL
     for (int t = 0; t < streams; ++t) {
-        const struct scale_pair factor = decode_scale(is_nvfp4, scale + t * job->scale_step);
+        const struct scale_pair factor = decode_scale(is_nvfp4, is_plain, scale + t * job->scale_step);
         PACKED_UNROLL
         for (int r = 0; r < rows; ++r) {
-            add_group(!is_nvfp4, sum[t][r], factor, job->total + (t * rows + r) * LANES);
+            add_group(!is_nvfp4 && !is_plain, sum[t][r], factor, job->total + (t * rows + r) * LANES);
         }
+    }
+}
+
+/* A column of tiles. */
+PACKED_INLINE void stream_column(bool is_nvfp4, bool is_plain, const struct stream_job *job,
+                                 const uint8_t *data, const uint8_t *scale, const uint8_t *data_ahead,
+                                 const uint8_t *record, int streams, int rows) {
+    for (int g = 0; g < GROUPS; ++g) {
+        stream_group(is_nvfp4, is_plain, job, data, scale_of_group(is_nvfp4, scale, g), data_ahead,
+                     record + g * TILE4_GROUP * 4, streams, rows);
+        data += TILE4_GROUP_BYTES;
+        data_ahead += TILE4_GROUP_BYTES;
     }
 }
 
@@ -116,12 +133,15 @@ PACKED_INLINE void stream(bool is_nvfp4, const struct stream_job *job, int strea
         for (int t = 0; t < streams; ++t) {
             ask_for(scale_ahead + t * job->scale_step);
         }
-        for (int g = 0; g < GROUPS; ++g) {
-            stream_group(is_nvfp4, job, data, scale_of_group(is_nvfp4, scale, g), data_ahead,
-                         record + g * TILE4_GROUP * 4, streams, rows);
-            data += TILE4_GROUP_BYTES;
-            data_ahead += TILE4_GROUP_BYTES;
+        const bool is_plain = is_nvfp4 ? is_plain_e4m3(scale, job->scale_step, streams)
+                                       : is_plain_e8m0(scale, job->scale_step, streams, 0);
+        if (is_plain) {
+            stream_column(is_nvfp4, true, job, data, scale, data_ahead, record, streams, rows);
+        } else {
+            stream_column(is_nvfp4, false, job, data, scale, data_ahead, record, streams, rows);
         }
+        data += TILE4_BYTES;
+        data_ahead += TILE4_BYTES;
         scale += scale_bytes_of(is_nvfp4);
         scale_ahead += scale_bytes_of(is_nvfp4);
         record += rows * ROW_BYTES;
@@ -158,7 +178,8 @@ PACKED_INLINE void panel_make(bool is_nvfp4, const struct packed_weight *weight,
                     _mm512_store_ps(panel->groups[i][(h * HALF_COLUMNS + k) * PANEL_TILES + t], w[k]);
                 }
             }
-            const struct scale_pair factor = decode_scale(is_nvfp4, scale_of_group(is_nvfp4, scale, (int)i));
+            const struct scale_pair factor =
+                decode_scale(is_nvfp4, false, scale_of_group(is_nvfp4, scale, (int)i));
             _mm512_store_ps(panel->groups[i][TILE4_GROUP * PANEL_TILES + t], factor.main);
             _mm512_store_ps(panel->groups[i][(TILE4_GROUP + 1) * PANEL_TILES + t], factor.rest);
         }

@@ -13,7 +13,7 @@
  *     block_prepare(), pair_load(), pair_column()    a tile's codes; two columns of a strip; one of them as floats, or
  *                                                    both as bfloat16
  *     scales_arrange(), sums_restore()               into the order that rows of a tile have there, and back
- * and gets run_packed_fp8().
+ * and gets run_packed_fp8(). It may make scales_write() itself, and HAS_SCALES_WRITE.
  *
  * An element of y, with float32: 32 columns in order with one fused multiply-add each; such sums in order with one fused multiply-add
  * each, which multiplies with the block's scale; one product with the factors. So it depends neither on M nor on the
@@ -96,19 +96,26 @@ static void scale_load_rare(const uint8_t *codes, int shift, struct block_scale 
     to->has_before = true;
 }
 
-INLINE void scale_load_e8m0(const uint8_t *codes, int shift, struct block_scale *to) {
-    uint8_t arranged[TILE8_ROWS];
+#if !defined(HAS_SCALES_WRITE)
+/* Arranged scales as floats, times 2^shift; says whether all are normal numbers. */
+INLINE bool scales_write(const uint8_t *arranged, int shift, float *to) {
     uint32_t bits[TILE8_ROWS];
     uint32_t rare = 0;
-    scales_arrange(codes, arranged);
     for (int row = 0; row < TILE8_ROWS; ++row) {
         const uint32_t exponent = arranged[row] + (uint32_t)shift;
         rare |= exponent - 1 > 253 ? 1 : 0;
         bits[row] = exponent << 23;
     }
-    memcpy(to->factor, bits, sizeof bits);
+    memcpy(to, bits, sizeof bits);
+    return rare == 0;
+}
+#endif
+
+INLINE void scale_load_e8m0(const uint8_t *codes, int shift, struct block_scale *to) {
+    uint8_t arranged[TILE8_ROWS];
+    scales_arrange(codes, arranged);
     to->has_before = false;
-    if (rare != 0) {
+    if (!scales_write(arranged, shift, to->factor)) {
         scale_load_rare(arranged, shift, to);
     }
 }
@@ -134,7 +141,7 @@ INLINE void scale_load(const struct packed_weight *weight, int64_t tile, int64_t
                        struct block_scale *to) {
     if (weight->format == PACKED_MXFP8) {
         const int64_t at = tile_scale_offset(tile * TILE8_ROWS, block, weight->tile_columns, TILE8_ROWS);
-        __builtin_prefetch(weight->scale + at + 4 * TILE8_ROWS);
+        __builtin_prefetch(weight->scale + at + 8 * TILE8_ROWS, 0, 2);
         scale_load_e8m0(weight->scale + at, shift, to);
     } else if (weight->format == PACKED_FP8BLK) {
         const int64_t at = tile * TILE8_ROWS / 128 * weight->block_scale_step + block * BLOCK / 128;

@@ -6,8 +6,11 @@
 #if defined(__x86_64__)
 #include "gemm/packed_fp8_avx512.h"
 
+/* Written out, because the instruction for floats, which compilers prefer, takes a shuffle on some processors. */
 static inline struct vector vector_broadcast(const float *from) {
-    return (struct vector){_mm512_set1_ps(*from)};
+    struct vector a;
+    __asm__("vpbroadcastd %1, %0" : "=v"(a.lane) : "m"(*from));
+    return a;
 }
 
 /* sum += a * *b. Some processors spend a shuffle on a broadcast of its own, and none on this one; compilers prefer to

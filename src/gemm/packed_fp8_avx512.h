@@ -93,7 +93,8 @@ static inline struct codes_pair pair_load(const struct decoder *decoder, const u
     const __m512i low = _mm512_permutex2var_epi8(decoder->low[0], codes, decoder->low[1]);
     const __m512i magnitude = _mm512_permutex2var_epi8(decoder->high[0], codes, decoder->high[1]);
     const __m512i high = _mm512_ternarylogic_epi64(magnitude, codes, _mm512_set1_epi8((char)0x80), 0xF8);
-    __builtin_prefetch(from + AHEAD_BYTES);
+    _mm_prefetch((const char *)from + AHEAD_BYTES,
+                 _MM_HINT_T1); /* the first level keeps track of fewer lines */
     (void)strip;
     return (struct codes_pair){{_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)}};
 }
@@ -102,6 +103,18 @@ static inline void scales_arrange(const uint8_t *codes, uint8_t *to) {
     const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
     const __m256i rows = _mm256_loadu_si256((const __m256i *)codes);
     _mm256_storeu_si256((__m256i *)to, _mm256_permutevar8x32_epi32(rows, order));
+}
+
+#define HAS_SCALES_WRITE
+static inline bool scales_write(const uint8_t *arranged, int shift, float *to) {
+    const __m256i codes = _mm256_loadu_si256((const __m256i *)arranged);
+    const __m512i low = _mm512_cvtepu8_epi32(_mm256_castsi256_si128(codes));
+    const __m512i high = _mm512_cvtepu8_epi32(_mm256_extracti128_si256(codes, 1));
+    const __m256i before = _mm256_sub_epi8(codes, _mm256_set1_epi8(1)); /* 0 becomes as large as NaN */
+    (void)shift;                                                        /* there is none here */
+    _mm512_store_si512(to, _mm512_slli_epi32(low, 23));
+    _mm512_store_si512(to + LANES, _mm512_slli_epi32(high, 23));
+    return _mm256_cmpge_epu8_mask(before, _mm256_set1_epi8((char)0xFE)) == 0;
 }
 
 static inline void sums_restore(const float *sums, float *to) {

@@ -11,6 +11,8 @@
 #include "base/parallel_run.h"
 #include "gemm/gemm_decode.h"
 #include "gemm/gemm_table.h"
+#include "gemm/packed_prepare.h"
+#include "gemm/plain_convert.h"
 #include "quant/decode_ref.h"
 
 static size_t rounded(int64_t bytes) { return (size_t)round_up(bytes, 64); }
@@ -42,6 +44,7 @@ size_t packed_rows_bytes(enum packed_precision precision, int64_t rows, int64_t 
 struct rows_task {
     const struct gemm_operand *operand;
     struct gemm_decoder decoder;
+    const struct packed_prepare *prepare;
     enum packed_format format;
     int64_t first;
     struct packed_rows *made;
@@ -53,18 +56,6 @@ struct rows_task {
 
 /* ---- floats to integers ---- */
 
-/* The largest |x|; NaN if one is NaN or infinite, so that a row that cannot be scaled shows. */
-static float finite_amax(const float *x, int64_t n) {
-    float amax = 0.0f;
-    bool is_finite = true;
-    for (int64_t i = 0; i < n; ++i) {
-        const float size = fabsf(x[i]);
-        amax = size > amax ? size : amax;
-        is_finite = is_finite && size <= 3.40282347e38f;
-    }
-    return is_finite ? amax : float_nan();
-}
-
 /* amax / largest, 0 for zeros; and what x is multiplied with. Where that would not be finite, all integers are 0. */
 static float scale_of(float amax, float largest, float *inverse) {
     const float scale = amax / largest;
@@ -75,43 +66,28 @@ static float scale_of(float amax, float largest, float *inverse) {
     return scale;
 }
 
-static inline float nearest(float x) {
-    const float shifter = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, ties to even */
-    return x + shifter - shifter;
-}
-
-static void to_int8(const float *restrict x, int64_t n, float inverse, int8_t *restrict q) {
-    for (int64_t i = 0; i < n; ++i) {
-        q[i] = (int8_t)nearest(x[i] * inverse);
-    }
-}
-
-static void to_int16(const float *restrict x, int64_t n, float inverse, int16_t *restrict q) {
-    for (int64_t i = 0; i < n; ++i) {
-        q[i] = (int16_t)nearest(x[i] * inverse);
-    }
-}
-
-static void correct(const int8_t *q, int64_t padded, int32_t *correction) {
-    for (int64_t b = 0; b < padded / 16; ++b) {
-        int32_t sum = 0;
-        for (int i = 0; i < 16; ++i) {
-            sum += q[b * 16 + i];
-        }
-        correction[b] = -12 * sum;
-    }
-}
-
 /* ---- rows ---- */
 
-/* A row of the operand as float32, in stretches that the decoder gives; zeros up to the end. */
+/* n values of a row of the operand from column k on, at most GEMM_BLOCK; zeros beyond the columns. */
+static void decode_block(const struct rows_task *task, int64_t row, int64_t k, int n, float *to) {
+    const struct gemm_operand *operand = task->operand;
+    const struct quant_matrix *plain = &operand->plain;
+    if (operand->copy != NULL) {
+        gemm_decode(&task->decoder, task->first + row, 1, k, n, to);
+        return;
+    }
+    const int inside = (int)max_int64(min_int64(n, plain->columns - k), 0);
+    if (inside > 0) {
+        plain_load(plain->data, plain->dtype, (task->first + row) * plain->row_step + k * plain->column_step,
+                   plain->column_step, inside, to);
+    }
+    memset(to + inside, 0, (size_t)(n - inside) * sizeof *to);
+}
+
 static void decode_floats(const struct rows_task *task, int64_t row, float *to) {
     const int64_t padded = task->made->padded;
     for (int64_t k = 0; k < padded; k += GEMM_BLOCK) {
-        float block[GEMM_BLOCK];
-        const int n = (int)min_int64(GEMM_BLOCK, padded - k);
-        gemm_decode(&task->decoder, task->first + row, 1, k, n, block);
-        memcpy(to + k, block, (size_t)n * sizeof *to);
+        decode_block(task, row, k, (int)min_int64(GEMM_BLOCK, padded - k), to + k);
     }
 }
 
@@ -141,8 +117,8 @@ static void make_integers(const struct rows_task *task, int64_t row) {
     float amax = 0.0f;
     for (int64_t k = 0; !in_blocks && k < padded; k += GEMM_BLOCK) {
         const int n = (int)min_int64(GEMM_BLOCK, padded - k);
-        gemm_decode(&task->decoder, task->first + row, 1, k, n, block);
-        const float here = finite_amax(block, n);
+        decode_block(task, row, k, n, block);
+        const float here = task->prepare->finite_amax(block, n);
         amax = here > amax || float_is_nan(here) ? here : amax;
         if (float_is_nan(amax)) {
             break;
@@ -152,46 +128,67 @@ static void make_integers(const struct rows_task *task, int64_t row) {
     for (int64_t k = 0; k < padded; k += GEMM_BLOCK) {
         const int n = (int)min_int64(GEMM_BLOCK, padded - k);
         const int step = in_blocks ? 32 : n;
-        gemm_decode(&task->decoder, task->first + row, 1, k, n, block);
+        decode_block(task, row, k, n, block);
         for (int i = 0; i < n; i += step) {
             const int64_t at = row * padded + k + i;
             if (in_blocks) {
                 task->block_scale[row * (padded / 32) + (k + i) / 32] =
-                    scale_of(finite_amax(block + i, 32), largest, &inverse);
+                    scale_of(task->prepare->finite_amax(block + i, 32), largest, &inverse);
             }
             if (float_is_nan(amax) || inverse == 0.0f) { /* the scale says all */
                 memset(task->elements + at * element_bytes(made->precision), 0,
                        (size_t)step * (size_t)element_bytes(made->precision));
             } else if (made->precision == PACKED_NEAR) {
-                to_int16(block + i, step, inverse, (int16_t *)(void *)task->elements + at);
+                task->prepare->to_int16(block + i, step, inverse, (int16_t *)(void *)task->elements + at);
             } else {
-                to_int8(block + i, step, inverse, (int8_t *)task->elements + at);
+                task->prepare->to_int8(block + i, step, inverse, (int8_t *)task->elements + at);
             }
         }
     }
 }
 
+static float factor_of_codes(const struct rows_task *task, int64_t row, int64_t k) {
+    const struct quant_copy *copy = task->operand->copy;
+    if (task->decoder.has_factors) {
+        return task->decoder.factor[((const uint8_t *)copy->scale)[scale_index(copy, row, k)]];
+    }
+    return decode_factor(task->operand->spec, copy, row, k);
+}
+
+/* Codes of a row in pairs, from an even column on; zero beyond the buffer's row. */
+static void load_pairs(const struct quant_copy *copy, int64_t row, int64_t k, int count, uint8_t *pairs) {
+    uint8_t codes[GEMM_BLOCK];
+    if (copy->tile_rows == 0 && copy->data_column_step == 1 && copy->data_row_step % 2 == 0) {
+        const int inside = (int)max_int64(min_int64(count, ceil_div(copy->data_columns - k, 2)), 0);
+        memcpy(pairs, copy->data + (row * copy->data_row_step + k) / 2, (size_t)inside);
+        memset(pairs + inside, 0, (size_t)(count - inside));
+        return;
+    }
+    copy_load_codes(copy, row, k, 2 * count, codes);
+    for (int i = 0; i < count; ++i) {
+        pairs[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
+    }
+}
+
 /* 4-bit codes as integers, their values times 2, and their scales as floats. */
 static void make_codes(const struct rows_task *task, int64_t row) {
-    static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     const struct quant_copy *copy = task->operand->copy;
     const int64_t padded = task->made->padded;
     const int per = task->format == PACKED_NVFP4 ? 16 : 32;
     const int64_t columns = copy->operand.columns;
     int8_t *const q = (int8_t *)task->elements + row * padded;
     float *const scales = task->block_scale + row * (padded / per);
-    memset(q, 0, (size_t)padded);
+    for (int64_t k = 0; k < padded; k += GEMM_BLOCK) {
+        uint8_t pairs[GEMM_BLOCK / 2] = {0};
+        const int n = (int)min_int64(GEMM_BLOCK, padded - k);
+        if (k < columns) {
+            load_pairs(copy, task->first + row, k, n / 2, pairs);
+        }
+        task->prepare->codes_to_int8(pairs, n / 2, q + k);
+    }
+    memset(q + columns, 0, (size_t)(padded - columns));
     for (int64_t k = 0; k < padded; k += per) {
-        const int n = (int)min_int64(per, max_int64(columns - k, 0));
-        uint8_t codes[32];
-        scales[k / per] = 0.0f;
-        if (n > 0) {
-            copy_load_codes(copy, task->first + row, k, n, codes);
-            scales[k / per] = decode_factor(task->operand->spec, copy, task->first + row, k);
-        }
-        for (int i = 0; i < n; ++i) {
-            q[k + i] = values[codes[i]];
-        }
+        scales[k / per] = k < columns ? factor_of_codes(task, task->first + row, k) : 0.0f;
     }
 }
 
@@ -209,8 +206,8 @@ static void make_rows(void *argument, int64_t begin, int64_t end) {
             make_integers(task, row);
         }
         if (has_correction(made->precision)) {
-            correct((const int8_t *)task->elements + row * made->padded, made->padded,
-                    task->correction + row * (made->padded / 16));
+            task->prepare->correct((const int8_t *)task->elements + row * made->padded, made->padded / 16,
+                                   task->correction + row * (made->padded / 16));
         }
     }
 }
@@ -218,7 +215,8 @@ static void make_rows(void *argument, int64_t begin, int64_t end) {
 void packed_rows_make(const struct gemm_operand *operand, int64_t first, int64_t rows, int64_t padded,
                       enum packed_format format, enum packed_precision precision, void *memory,
                       const struct opaq_parallel *parallel, struct packed_rows *made) {
-    struct rows_task task = {.operand = operand, .format = format, .first = first, .made = made};
+    struct rows_task task = {
+        .operand = operand, .prepare = packed_prepare_best(), .format = format, .first = first, .made = made};
     char *at = memory;
     assert(padded % 64 == 0);
     const uint64_t saved = fp_environment_enter();

@@ -7,6 +7,7 @@
 #include "base/forced_kernels.h"
 #include "gemm/gemm_table.h"
 #include "gemm/packed.h"
+#include "gemm/packed_prepare.h"
 #include "gemm/plain_convert.h"
 #include "op/activation_table.h"
 #include "opaq/cpu.h"
@@ -60,6 +61,10 @@ static void pass_others(struct search *search) {
     const struct plain_table *const *conversions = plain_tables(&count);
     for (int t = 0; t < count; ++t) {
         pass(search, conversions[t]->name, conversions[t]->features);
+    }
+    const struct packed_prepare *const *preparations = packed_prepare_tables(&count);
+    for (int t = 0; t < count; ++t) {
+        pass(search, preparations[t]->name, preparations[t]->features);
     }
     const struct activation_table *const *activations = activation_tables(&count);
     for (int t = 0; t < count; ++t) {

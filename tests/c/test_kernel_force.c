@@ -6,6 +6,7 @@
 #include "check.h"
 #include "gemm/gemm_run.h"
 #include "gemm/packed.h"
+#include "gemm/packed_prepare.h"
 #include "opaq/opaq.h"
 #include "quant/quant_table.h"
 #include "support_spec.h"
@@ -38,7 +39,8 @@ static bool is_used(const char *name) {
             return true;
         }
     }
-    return amax_kernel()->name == name || decode_row_kernel()->name == name || gemm_kernel_name() == name ||
+    return amax_kernel()->name == name || decode_row_kernel()->name == name ||
+           packed_prepare_best()->name == name || gemm_kernel_name() == name ||
            strncmp(name, "activation_", 11) == 0 || strncmp(name, "plain_", 6) == 0;
 }
 

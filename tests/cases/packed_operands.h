@@ -13,6 +13,8 @@
 
 #include "base/checked.h"
 #include "gemm/packed.h"
+#include "gemm/packed_prepare.h"
+#include "gemm/packed_rows.h"
 
 /* Kinds of contents; the same numbers on every machine. */
 enum packed_fill {
