@@ -54,6 +54,8 @@ ROWS = (
     Row("NVFP4 M=1 fast", "bench_packed", "nvfp4 fast", 1, "read"),
     Row("NVFP4 M=1 exact", "bench_packed", "nvfp4 exact", 1, "read"),
     Row("NVFP4 M=1 exact", "bench_linear", "nvfp4 exact", 1, "torch f32"),
+    Row("NVFP4 M=1 exact", "bench_packed", "nvfp4 bf16", 1, "read"),
+    Row("NVFP4 M=1 exact", "bench_linear", "nvfp4 exact, bf16", 1, "torch f32"),
     Row("MXFP4 M=1 fast", "bench_packed", "mxfp4 fast", 1, "read"),
     *(
         row
@@ -61,6 +63,8 @@ ROWS = (
         for row in (
             Row(f"{name.upper()} M=1 exact", "bench_packed", f"{name} exact", 1, "read"),
             Row(f"{name.upper()} M=1 exact", "bench_linear", f"{name} exact", 1, "torch f32"),
+            Row(f"{name.upper()} M=1 exact", "bench_packed", f"{name} bf16", 1, "read"),
+            Row(f"{name.upper()} M=1 exact", "bench_linear", f"{name} exact, bf16", 1, "torch f32"),
             Row(f"{name.upper()} M=1 exact", "bench_linear", f"{name} exact, subnormal", 1, "read"),
             Row(f"{name.upper()} M=1 exact", "bench_linear", f"{name} exact, subnormal", 1, "torch f32"),
         )
@@ -72,8 +76,12 @@ ROWS = (
     Row("NVFP4 x NVFP4 M=512", "bench_linear", "nvfp4 x nvfp4", 512, "VNNI peak"),
     Row("NVFP4 M=512 near", "bench_linear", "nvfp4 near", 512, "best f32"),
     *(Row("M=512 exact", "bench_packed", f"{name} exact", 512, "fma") for name in FORMATS),
-    *(Row("M=512 exact", "bench_linear", f"{name} exact", 512, "best f32") for name in FORMATS[:-1]),
-    Row("M=512 exact", "bench_linear", "fp8blk2 exact", 512, "best f32"),
+    *(Row("M=512 exact", "bench_packed", f"{name} bf16", 512, "fma", 0.80, 0.88) for name in FORMATS),
+    *(
+        Row("M=512 exact", "bench_linear", f"{name} exact{how}", 512, "best f32")
+        for how in ("", ", bf16")
+        for name in (*FORMATS[:-1], "fp8blk2")
+    ),
     Row("MXFP4 M=512 fast", "bench_packed", "mxfp4 fast", 512, "bytes"),
     Row("AVX2 NVFP4 M=1", "bench_packed_avx2", "nvfp4 fast", 1, "read", 0.75, 0.85),
     Row("AVX2 NVFP4 M=512 fast", "bench_linear", "nvfp4 fast, avx2", 512, "best f32"),
@@ -199,7 +207,9 @@ def title_of(row: dict[str, Any]) -> str:
 
 
 def extra_of(row: dict[str, Any]) -> str:
-    return ", subnormal" if "subnormal" in row["case"] else ""
+    if row["row"] in ("M=512 exact", "row + column"):
+        return ""
+    return ", subnormal" if "subnormal" in row["case"] else ", bf16" if "bf16" in row["case"] else ""
 
 
 def about(summary: dict[str, Any]) -> str:
