@@ -4,7 +4,8 @@
 Each row has a figure, what it must be and what it aims at; rows that miss it are named at the end. Where a
 row was measured on one thread and on all, both are shown and all threads decide. Writes <folder>/summary.json
 with the rows and everything they were taken from. --markdown prints the table for docs/performance.md from
-that file, instead. --strict: exit 1 if a row misses what it must be.
+that file, instead. --strict: exit 1 if a row misses what it must be. --others is the share of the processors'
+time that other programs had meanwhile: where that is more than a little, figures of all threads mean little.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ ROWS = (
     Row("Llama decode fast", "bench_llama", "nvfp4 fast", 1, "torch f32"),
     Row("Llama decode fast", "bench_llama", "nvfp4 fast", 1, "torch bf16"),
 )
+DISTURBED = 0.03  # from this share of other programs on, the table says so
 LESS_IS_BETTER = ("x of M=1",)
 
 
@@ -164,7 +166,7 @@ def judge(entry: Entry, must: float, aim: float) -> str:
     return "aim" if value >= sign * aim else "must" if value >= sign * must else "MISSED"
 
 
-def summarize(contents: dict[str, Any]) -> dict[str, Any]:
+def summarize(contents: dict[str, Any], others: float) -> dict[str, Any]:
     entries = [
         entry for name, read in READERS.items() if name in contents for entry in read(name, contents[name])
     ]
@@ -195,7 +197,8 @@ def summarize(contents: dict[str, Any]) -> dict[str, Any]:
     about = {name: machine[name] for name in ("version", "torch", "cpu", "features") if name in machine}
     rounds = {name: content["rounds"] for name, content in contents.items() if "rounds" in content}
     peaks = [contents["bench_peaks"]] if "bench_peaks" in contents else []
-    return {"machine": about, "rounds": rounds, "peaks": peaks, "rows": rows, "benches": contents}
+    made = {"machine": about, "others": others, "rounds": rounds, "peaks": peaks, "rows": rows}
+    return made | {"benches": contents}
 
 
 # ---- telling ----
@@ -222,7 +225,11 @@ def about(summary: dict[str, Any]) -> str:
         parts.append(f"{one['threads']} threads: read {read:.1f} GB/s, copy {copy:.1f} GB/s")
         parts.append(f"{floats:.0f} GFLOP/s, {integers:.0f} GOP/s of bytes")
     rounds = ", ".join(f"{name.removeprefix('bench_')} {count}" for name, count in summary["rounds"].items())
-    return "; ".join(part for part in parts if part) + f"\nrounds: {rounds}"
+    text = "; ".join(part for part in parts if part) + f"\nrounds: {rounds}"
+    if summary["others"] > DISTURBED:
+        share = f"{100 * summary['others']:.0f}%"
+        text += f"\nDISTURBED: other programs had {share} of the processors, so figures of all threads are low"
+    return text
 
 
 def print_table(summary: dict[str, Any]) -> None:
@@ -281,6 +288,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--markdown", action="store_true", help="print the table of summary.json as Markdown")
     parser.add_argument("--strict", action="store_true", help="exit 1 if a row misses what it must be")
+    parser.add_argument("--others", type=float, default=0.0, help="what other programs had of the processors")
     given = parser.parse_args()
     path = given.folder / "summary.json"
     if given.markdown:
@@ -288,7 +296,7 @@ def main() -> int:
         return 0
     files = {name: given.folder / f"{name}.json" for name in SOURCES}
     contents = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
-    summary = summarize(contents)
+    summary = summarize(contents, given.others)
     path.write_text(json.dumps(summary, indent=1) + "\n")
     print_table(summary)
     print_misses(summary)
