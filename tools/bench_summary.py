@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""bench_summary.py <folder> [--markdown] [--strict]: what the benchmarks wrote into the folder, as one table.
+"""bench_summary.py <folder> [options]: what the benchmarks wrote into the folder, as one table.
 
 Each row has a figure, what it must be and what it aims at; rows that miss it are named at the end. Where a
 row was measured on one thread and on all, both are shown and all threads decide. Writes <folder>/summary.json
-with the rows and everything they were taken from. --markdown prints the table for docs/performance.md from
-that file, instead. --strict: exit 1 if a row misses what it must be. --others is the share of the processors'
-time that other programs had meanwhile: where that is more than a little, figures of all threads mean little.
+with the rows and everything they were taken from. --markdown prints the table in Markdown from that file,
+instead; --into docs/performance.md puts it there, between its two marks. --strict: exit 1 if a row misses what
+it must be. --others is the share of the processors' time that other programs had meanwhile: where that is more
+than a little, figures of all threads mean little.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ ROWS = (
     Row("Llama decode fast", "bench_llama", "nvfp4 fast", 1, "torch bf16"),
 )
 DISTURBED = 0.03  # from this share of other programs on, the table says so
+MARKS = ("<!-- tools/bench_summary.py build/bench --into docs/performance.md -->\n", "<!-- end -->\n")
 LESS_IS_BETTER = ("x of M=1",)
 
 
@@ -268,10 +270,10 @@ def print_misses(summary: dict[str, Any]) -> None:
         print(f"not measured: {', '.join(sorted({title_of(row) for row in left}))}")
 
 
-def print_markdown(summary: dict[str, Any]) -> None:
-    print(about(summary).replace("\n", "; ") + ".\n")
-    print("| row | figure, one thread | all threads | of | must | aim | reached | kernel |")
-    print("|---|---|---|---|---|---|---|---|")
+def markdown(summary: dict[str, Any]) -> str:
+    lines = [about(summary).replace("\n", "; ") + ".", ""]
+    lines.append("| row | one thread | all threads | of | must | aim | reached | kernel |")
+    lines.append("|---|---|---|---|---|---|---|---|")
     for row in summary["rows"]:
         if not row["results"]:
             continue
@@ -280,19 +282,33 @@ def print_markdown(summary: dict[str, Any]) -> None:
         single = f"{one['value']:.2f}" if one else ""
         whole = f"{last['value']:.2f}" if last["threads"] != 1 else ""
         limits = f"{row['must']:g} | {row['aim']:g} | {row['reached']} | `{last['kernel']}`"
-        print(f"| {title_of(row)}{extra_of(row)} | {single} | {whole} | {row['of']} | {limits} |")
+        lines.append(f"| {title_of(row)}{extra_of(row)} | {single} | {whole} | {row['of']} | {limits} |")
+    return "\n".join(lines) + "\n"
+
+
+def put_into(path: Path, text: str) -> None:
+    """Between the line that names this program and the one that ends it."""
+    before, mark, rest = path.read_text().partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not end:
+        raise SystemExit(f"bench_summary.py: {path} has no {MARKS[0].strip()} with {MARKS[1].strip()} after it")
+    path.write_text(before + mark + text + end + after)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="What the benchmarks wrote into a folder, as one table.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--markdown", action="store_true", help="print the table of summary.json as Markdown")
+    parser.add_argument("--into", type=Path, help="put that table into this file, between its marks")
     parser.add_argument("--strict", action="store_true", help="exit 1 if a row misses what it must be")
     parser.add_argument("--others", type=float, default=0.0, help="what other programs had of the processors")
     given = parser.parse_args()
     path = given.folder / "summary.json"
+    if given.into:
+        put_into(given.into, markdown(json.loads(path.read_text())))
+        return 0
     if given.markdown:
-        print_markdown(json.loads(path.read_text()))
+        print(markdown(json.loads(path.read_text())), end="")
         return 0
     files = {name: given.folder / f"{name}.json" for name in SOURCES}
     contents = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
