@@ -85,4 +85,4 @@ if is_wanted linear || is_wanted moe || is_wanted llama || is_wanted overhead; t
 fi
 
 title "all rows"
-python3 tools/bench_summary.py "$folder/bench" --others "$(others)" ${strict[@]+"${strict[@]}"}
+"${PYTHON:-python3}" tools/bench_summary.py "$folder/bench" --others "$(others)" ${strict[@]+"${strict[@]}"}
