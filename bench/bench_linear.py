@@ -2,8 +2,8 @@
 
     bench_linear.py [--json FILE] [--rounds N] [--threads N] [--only TEXT] [--rows M,...]
 
-N = K = 4096; 1, 8, 64 and 512 rows of float32. Weights are cold: every call takes the next of so many copies
-that no cache holds them. Peers run in the same rounds:
+N = K = 4096; 1, 8, 64 and 512 rows of float32, or of bfloat16 where the case says so. Weights are cold: every
+call takes the next of so many copies that no cache holds them. Peers run in the same rounds:
 
     torch f32, bf16    F.linear (MKL, oneDNN)
     numpy f32          x @ w.T (the BLAS that NumPy brings)
@@ -45,16 +45,16 @@ Call = Callable[[torch.Tensor], Any]
 
 # What a case must reach and aims at: (case, rows, of, must, aim).
 TARGETS = (
-    ("nvfp4 exact", 1, "torch f32", 5.0, 6.0),
+    *((f"nvfp4 exact{how}", 1, "torch f32", 5.0, 6.0) for how in ("", ", bf16")),
     *(
         (f"{name} exact{how}", 1, "torch f32", 3.0, 3.6)
         for name in ("fp8", "mxfp8")
-        for how in ("", ", subnormal")
+        for how in ("", ", bf16", ", subnormal")
     ),
     *((f"{name} exact, subnormal", 1, "read", 0.75, 0.9) for name in ("fp8", "mxfp8")),
     ("nvfp4 fast", 512, BEST, 2.3, 2.7),
     ("nvfp4 near", 512, BEST, 1.2, 1.4),
-    *((f"{name} exact", 512, BEST, 0.95, 0.95) for name in TIMED),
+    *((f"{name} exact{how}", 512, BEST, 0.95, 0.95) for name in TIMED for how in ("", ", bf16")),
     ("nvfp4 x nvfp4", 512, "VNNI peak", 0.40, 0.50),
 )
 AVX2_ROWS = (1, 512)
@@ -71,9 +71,9 @@ def subnormal_weight(quantizer: str) -> torch.Tensor:
     return weight
 
 
-def error_of(weight: Any, given: str, precision: str) -> float:
+def error_of(weight: Any, given: str, dtype: torch.dtype, precision: str) -> float:
     """Of a few rows' product with a part of a tiled weight, against sums in double."""
-    x = torch.randn(3, SIZE)
+    x = torch.randn(3, SIZE).to(dtype)
     seen = opaq.quantize_tensor(x, given).dequantize(torch.float32) if given else x
     want = seen.double() @ weight.dequantize(torch.float32)[: SIZE // 8].double().T
     got = quantized_linear(x, weight, input_quantizer=given, precision=precision)[:, : SIZE // 8]
@@ -83,20 +83,24 @@ def error_of(weight: Any, given: str, precision: str) -> float:
 class Case:
     """A product with a tiled weight: copies that take turns, the kernel, the bytes of one copy."""
 
-    def __init__(self, name: str, weights: list[Any], given: str, precision: str) -> None:
+    def __init__(
+        self, name: str, weights: list[Any], given: str, precision: str, dtype: torch.dtype = torch.float32
+    ) -> None:
         self.name, self.weights, self.given, self.precision = name, weights, given, precision
-        self.kernel = kernel_of(weights[0]._quantizer_text, given, precision)
-        self.bytes = bytes_of(weights[0])
-        wrong = error_of(weights[0], given, precision)
-        if not wrong < ERRORS["exact" if given else precision]:
+        self.dtype, self.bytes = dtype, bytes_of(weights[0])
+        self.kernel = kernel_of(weights[0]._quantizer_text, given, dtype, precision)
+        wrong = error_of(weights[0], given, dtype, precision)
+        if not wrong < (ERRORS["exact" if given else precision] if dtype == torch.float32 else 2.0**-8):
             raise SystemExit(f"bench_linear: {name} is wrong: its error is {wrong:.1e}")
 
     def call(self, x: torch.Tensor) -> Turns:
-        keywords = {"input_quantizer": self.given, "precision": self.precision}
+        x, keywords = x.to(self.dtype), {"input_quantizer": self.given, "precision": self.precision}
         return Turns(lambda weight: quantized_linear(x, weight, **keywords), self.weights)
 
     def floor_s(self, rows: int, peaks: Peaks) -> float:
-        peak = peaks.floats if "_exact_" in self.kernel else peaks.bytes
+        """bfloat16 goes twice as fast as float32 where there is a kernel for it."""
+        rates = {"_exact_": peaks.floats, "_bf16_": 2 * peaks.floats}
+        peak = next((rate for part, rate in rates.items() if part in self.kernel), peaks.bytes)
         return max(self.bytes / peaks.read, operations(rows) / peak)
 
 
@@ -118,9 +122,11 @@ def opaq_cases(weight: torch.Tensor, only: str) -> list[Case]:
     for quantizer, precisions in TIMED.items():
         wanted = [name for name in precisions if only in f"{quantizer} {name}"]
         codes = quantizer in TIMED_CODES and only in f"{quantizer} x {quantizer}"
-        if wanted or codes:
+        half = f"{quantizer} exact, bf16"
+        if wanted or codes or only in half:
             tiles = tiled_copies(weight, quantizer)
             cases += [Case(f"{quantizer} {name}", tiles, "", name) for name in wanted]
+            cases += [Case(half, tiles, "", "exact", torch.bfloat16)] if only in half else []
             cases += [Case(f"{quantizer} x {quantizer}", tiles, quantizer, "exact")] if codes else []
     for quantizer in ("fp8", "mxfp8"):
         name = f"{quantizer} exact, subnormal"

@@ -202,7 +202,7 @@ def measure(threads: int, rounds: int, made: dict[str, Llama]) -> list[dict[str,
             precision = name.split()[1]
             targets = TARGETS if precision == "fast" else {}
             told = [figure(best[peer] / best[name], peer, *targets.get(peer, ())) for peer in TARGETS]
-            kernel = kernel_of(weights_of(model)[0]._quantizer_text, "", precision)
+            kernel = kernel_of(weights_of(model)[0]._quantizer_text, "", torch.float32, precision)
             parts = {part: best[f"{part} {precision}"] / best[name] for part in ("products", "calls")}
         floor = bytes_of(model) / peaks.read
         made_record = record(name, 1, threads, times[name], kernel, floor, told)

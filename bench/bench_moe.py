@@ -88,7 +88,7 @@ def measure(threads: int, rounds: int, plain: list[torch.Tensor], tiles: list[An
             of, *limits = TARGETS.get((precision, tokens), (LOOP,))
             told = [figure(values[of], of, *limits), *(figure(values[o], o) for o in values if o != of)]
             peak = peaks.floats if precision == "exact" else peaks.bytes
-            kernel = kernel_of(tiles[0]._quantizer_text, "", precision)
+            kernel = kernel_of(tiles[0]._quantizer_text, "", torch.float32, precision)
             floor = max(reading, operations / peak)
             records.append(record(name, tokens, threads, times[name], kernel, floor, told))
     return [*records, {"peaks": peaks.best, "threads": threads}]

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""bench_summary.py <folder> [--markdown] [--strict]: what the benchmarks wrote into the folder, as one table.
+"""bench_summary.py <folder> [options]: what the benchmarks wrote into the folder, as one table.
 
 Each row has a figure, what it must be and what it aims at; rows that miss it are named at the end. Where a
 row was measured on one thread and on all, both are shown and all threads decide. Writes <folder>/summary.json
-with the rows and everything they were taken from. --markdown prints the table for docs/performance.md from
-that file, instead. --strict: exit 1 if a row misses what it must be.
+with the rows and everything they were taken from. --markdown prints the table in Markdown from that file,
+instead; --into docs/performance.md puts it there, between its two marks. --strict: exit 1 if a row misses what
+it must be. --others is the share of the processors' time that other programs had meanwhile: where that is more
+than a little, figures of all threads mean little.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ ROWS = (
     Row("NVFP4 M=1 fast", "bench_packed", "nvfp4 fast", 1, "read"),
     Row("NVFP4 M=1 exact", "bench_packed", "nvfp4 exact", 1, "read"),
     Row("NVFP4 M=1 exact", "bench_linear", "nvfp4 exact", 1, "torch f32"),
+    Row("NVFP4 M=1 exact", "bench_packed", "nvfp4 bf16", 1, "read"),
+    Row("NVFP4 M=1 exact", "bench_linear", "nvfp4 exact, bf16", 1, "torch f32"),
     Row("MXFP4 M=1 fast", "bench_packed", "mxfp4 fast", 1, "read"),
     *(
         row
@@ -61,6 +65,8 @@ ROWS = (
         for row in (
             Row(f"{name.upper()} M=1 exact", "bench_packed", f"{name} exact", 1, "read"),
             Row(f"{name.upper()} M=1 exact", "bench_linear", f"{name} exact", 1, "torch f32"),
+            Row(f"{name.upper()} M=1 exact", "bench_packed", f"{name} bf16", 1, "read"),
+            Row(f"{name.upper()} M=1 exact", "bench_linear", f"{name} exact, bf16", 1, "torch f32"),
             Row(f"{name.upper()} M=1 exact", "bench_linear", f"{name} exact, subnormal", 1, "read"),
             Row(f"{name.upper()} M=1 exact", "bench_linear", f"{name} exact, subnormal", 1, "torch f32"),
         )
@@ -72,8 +78,12 @@ ROWS = (
     Row("NVFP4 x NVFP4 M=512", "bench_linear", "nvfp4 x nvfp4", 512, "VNNI peak"),
     Row("NVFP4 M=512 near", "bench_linear", "nvfp4 near", 512, "best f32"),
     *(Row("M=512 exact", "bench_packed", f"{name} exact", 512, "fma") for name in FORMATS),
-    *(Row("M=512 exact", "bench_linear", f"{name} exact", 512, "best f32") for name in FORMATS[:-1]),
-    Row("M=512 exact", "bench_linear", "fp8blk2 exact", 512, "best f32"),
+    *(Row("M=512 exact", "bench_packed", f"{name} bf16", 512, "fma", 0.80, 0.88) for name in FORMATS),
+    *(
+        Row("M=512 exact", "bench_linear", f"{name} exact{how}", 512, "best f32")
+        for how in ("", ", bf16")
+        for name in (*FORMATS[:-1], "fp8blk2")
+    ),
     Row("MXFP4 M=512 fast", "bench_packed", "mxfp4 fast", 512, "bytes"),
     Row("AVX2 NVFP4 M=1", "bench_packed_avx2", "nvfp4 fast", 1, "read", 0.75, 0.85),
     Row("AVX2 NVFP4 M=512 fast", "bench_linear", "nvfp4 fast, avx2", 512, "best f32"),
@@ -91,6 +101,8 @@ ROWS = (
     Row("Llama decode fast", "bench_llama", "nvfp4 fast", 1, "torch f32"),
     Row("Llama decode fast", "bench_llama", "nvfp4 fast", 1, "torch bf16"),
 )
+DISTURBED = 0.03  # from this share of other programs on, the table says so
+MARKS = ("<!-- tools/bench_summary.py build/bench --into docs/performance.md -->\n", "<!-- end -->\n")
 LESS_IS_BETTER = ("x of M=1",)
 
 
@@ -156,7 +168,7 @@ def judge(entry: Entry, must: float, aim: float) -> str:
     return "aim" if value >= sign * aim else "must" if value >= sign * must else "MISSED"
 
 
-def summarize(contents: dict[str, Any]) -> dict[str, Any]:
+def summarize(contents: dict[str, Any], others: float) -> dict[str, Any]:
     entries = [
         entry for name, read in READERS.items() if name in contents for entry in read(name, contents[name])
     ]
@@ -187,7 +199,8 @@ def summarize(contents: dict[str, Any]) -> dict[str, Any]:
     about = {name: machine[name] for name in ("version", "torch", "cpu", "features") if name in machine}
     rounds = {name: content["rounds"] for name, content in contents.items() if "rounds" in content}
     peaks = [contents["bench_peaks"]] if "bench_peaks" in contents else []
-    return {"machine": about, "rounds": rounds, "peaks": peaks, "rows": rows, "benches": contents}
+    made = {"machine": about, "others": others, "rounds": rounds, "peaks": peaks, "rows": rows}
+    return made | {"benches": contents}
 
 
 # ---- telling ----
@@ -199,7 +212,9 @@ def title_of(row: dict[str, Any]) -> str:
 
 
 def extra_of(row: dict[str, Any]) -> str:
-    return ", subnormal" if "subnormal" in row["case"] else ""
+    if row["row"] in ("M=512 exact", "row + column"):
+        return ""
+    return ", subnormal" if "subnormal" in row["case"] else ", bf16" if "bf16" in row["case"] else ""
 
 
 def about(summary: dict[str, Any]) -> str:
@@ -212,7 +227,11 @@ def about(summary: dict[str, Any]) -> str:
         parts.append(f"{one['threads']} threads: read {read:.1f} GB/s, copy {copy:.1f} GB/s")
         parts.append(f"{floats:.0f} GFLOP/s, {integers:.0f} GOP/s of bytes")
     rounds = ", ".join(f"{name.removeprefix('bench_')} {count}" for name, count in summary["rounds"].items())
-    return "; ".join(part for part in parts if part) + f"\nrounds: {rounds}"
+    text = "; ".join(part for part in parts if part) + f"\nrounds: {rounds}"
+    if summary["others"] > DISTURBED:
+        share = f"{100 * summary['others']:.0f}%"
+        text += f"\nDISTURBED: other programs had {share} of the processors, so figures of all threads are low"
+    return text
 
 
 def print_table(summary: dict[str, Any]) -> None:
@@ -251,10 +270,10 @@ def print_misses(summary: dict[str, Any]) -> None:
         print(f"not measured: {', '.join(sorted({title_of(row) for row in left}))}")
 
 
-def print_markdown(summary: dict[str, Any]) -> None:
-    print(about(summary).replace("\n", "; ") + ".\n")
-    print("| row | figure, one thread | all threads | of | must | aim | reached | kernel |")
-    print("|---|---|---|---|---|---|---|---|")
+def markdown(summary: dict[str, Any]) -> str:
+    lines = [about(summary).replace("\n", "; ") + ".", ""]
+    lines.append("| row | one thread | all threads | of | must | aim | reached | kernel |")
+    lines.append("|---|---|---|---|---|---|---|---|")
     for row in summary["rows"]:
         if not row["results"]:
             continue
@@ -263,22 +282,37 @@ def print_markdown(summary: dict[str, Any]) -> None:
         single = f"{one['value']:.2f}" if one else ""
         whole = f"{last['value']:.2f}" if last["threads"] != 1 else ""
         limits = f"{row['must']:g} | {row['aim']:g} | {row['reached']} | `{last['kernel']}`"
-        print(f"| {title_of(row)}{extra_of(row)} | {single} | {whole} | {row['of']} | {limits} |")
+        lines.append(f"| {title_of(row)}{extra_of(row)} | {single} | {whole} | {row['of']} | {limits} |")
+    return "\n".join(lines) + "\n"
+
+
+def put_into(path: Path, text: str) -> None:
+    """Between the line that names this program and the one that ends it."""
+    before, mark, rest = path.read_text().partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not end:
+        raise SystemExit(f"bench_summary.py: {path} has no {MARKS[0].strip()} with {MARKS[1].strip()} after it")
+    path.write_text(before + mark + text + end + after)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="What the benchmarks wrote into a folder, as one table.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--markdown", action="store_true", help="print the table of summary.json as Markdown")
+    parser.add_argument("--into", type=Path, help="put that table into this file, between its marks")
     parser.add_argument("--strict", action="store_true", help="exit 1 if a row misses what it must be")
+    parser.add_argument("--others", type=float, default=0.0, help="what other programs had of the processors")
     given = parser.parse_args()
     path = given.folder / "summary.json"
+    if given.into:
+        put_into(given.into, markdown(json.loads(path.read_text())))
+        return 0
     if given.markdown:
-        print_markdown(json.loads(path.read_text()))
+        print(markdown(json.loads(path.read_text())), end="")
         return 0
     files = {name: given.folder / f"{name}.json" for name in SOURCES}
     contents = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
-    summary = summarize(contents)
+    summary = summarize(contents, given.others)
     path.write_text(json.dumps(summary, indent=1) + "\n")
     print_table(summary)
     print_misses(summary)

@@ -43,6 +43,18 @@ bench() {
     "$@" --rounds "${rounds:-$usual}" --json "$folder/bench/$name.json"
 }
 
+# In hundredths of a second: what this machine's processors were busy or taken away, and what the benchmarks had of that.
+busy() { awk '/^cpu / { printf "%d", $2 + $3 + $4 + $7 + $8 + $9 }' /proc/stat 2>/dev/null || printf 0; }
+own() { awk '{ printf "%d", $16 + $17 }' "/proc/$$/stat" 2>/dev/null || printf 0; }
+
+# others: the share of the processors' time that went to somebody else since the start, as far as the system tells.
+others() {
+    awk -v busy="$(($(busy) - busy_before))" -v own="$(own)" -v all="$((SECONDS * jobs * 100))" \
+        'BEGIN { share = all > 0 ? (busy - own) / all : 0; printf "%.3f", (share > 0 ? share : 0) }'
+}
+busy_before=$(busy)
+SECONDS=0
+
 mkdir -p "$folder/bench"
 programs=$folder/bench
 if is_wanted peaks; then bench bench_peaks 10 "$programs/bench_peaks"; fi
@@ -73,4 +85,4 @@ if is_wanted linear || is_wanted moe || is_wanted llama || is_wanted overhead; t
 fi
 
 title "all rows"
-python3 tools/bench_summary.py "$folder/bench" ${strict[@]+"${strict[@]}"}
+"${PYTHON:-python3}" tools/bench_summary.py "$folder/bench" --others "$(others)" ${strict[@]+"${strict[@]}"}
