@@ -123,6 +123,31 @@ static void run_copies(const struct quant_job *job, const struct quant_kernel *k
     }
 }
 
+static void run_both(void *argument, int64_t begin, int64_t end) {
+    const struct quant_job *job = argument;
+    const int64_t rows = job->copy[0].operand.rows;
+    both_kernel((enum opaq_format)job->spec.format)
+        ->run(job, begin * QUANT_BOTH_ROWS, min_int64(rows, end * QUANT_BOTH_ROWS));
+}
+
+/* Both copies in one pass, if there is a kernel for it. */
+static bool quantize_both(struct quant_job *job, const struct opaq_parallel *parallel) {
+    const struct quant_matrix *x = &job->copy[0].operand;
+    const struct both_kernel *kernel = both_kernel((enum opaq_format)job->spec.format);
+    if (job->copy_count < 2 || x->rows == 0 || x->columns == 0 || kernel->run == NULL) {
+        return false;
+    }
+    const uint64_t saved = fp_environment_enter();
+    const bool is_covered = kernel->covers(job);
+    fp_environment_leave(saved);
+    if (!is_covered) {
+        return false;
+    }
+    const struct opaq_body body = {run_both, job};
+    parallel_run(parallel_if_worth(parallel, x->rows * x->columns), ceil_div(x->rows, QUANT_BOTH_ROWS), &body);
+    return true;
+}
+
 enum opaq_status quantize_checked(const struct opaq_view *x, const struct opaq_quantize_args *args,
                                   const struct opaq_view *out, struct opaq_error *error) {
     const enum opaq_status status = check_args(out, args, error);
@@ -143,7 +168,9 @@ enum opaq_status quantize_checked(const struct opaq_view *x, const struct opaq_q
     } else if (job.spec.format == OPAQ_NVFP4) {
         settle_amax(&job, args);
     }
-    run_copies(&job, quantize_kernel((enum opaq_format)job.spec.format), true, args->parallel);
+    if (!quantize_both(&job, args->parallel)) {
+        run_copies(&job, quantize_kernel((enum opaq_format)job.spec.format), true, args->parallel);
+    }
     return OPAQ_OK;
 }
 

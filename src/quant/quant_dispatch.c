@@ -45,6 +45,11 @@ const struct quant_kernel *dequantize_kernel(enum opaq_format format) {
     return &quant_table_choose(tables, TABLE_COUNT, opaq_cpu_features(), offset)->dequantize[format];
 }
 
+const struct both_kernel *both_kernel(enum opaq_format format) {
+    const size_t offset = offsetof(struct quant_table, both) + (size_t)format * sizeof(struct both_kernel);
+    return &quant_table_choose(tables, TABLE_COUNT, opaq_cpu_features(), offset)->both[format];
+}
+
 const struct amax_kernel *amax_kernel(void) {
     return &quant_table_choose(tables, TABLE_COUNT, opaq_cpu_features(), offsetof(struct quant_table, amax))
                 ->amax;

@@ -10,19 +10,18 @@
 #include "format/swizzle.h"
 #include "quant/fold_vec.h"
 #include "quant/quant_job.h"
+#include "quant/region_vec.h"
 #include "quant/scales_vec.h"
 
 enum { BLOCK_ROW_LIMIT = 32, STRETCH_ELEMENTS = 2048, STRETCH_GROUPS = STRETCH_ELEMENTS / (16 * FLOATS) };
 
-/* How far ahead memory is asked for. */
-enum { AHEAD_BYTES = 8192 };
-
-/* Which blocks; constants where it is used, except `spec`. */
+/* Which blocks; constants where it is used, except the last two. */
 struct block_kind {
     struct encode_how how;
     int block;
     bool is_nvfp4;
     const struct opaq_spec *spec;
+    int64_t ahead; /* bytes from what is read to what memory is asked for */
 };
 
 /* The amaxes of FLOATS blocks from column 0 of `rows` on. */
@@ -76,7 +75,7 @@ VEC_INLINE void encode_groups(struct block_kind kind, const char *x, int groups,
         for (int k = 0; k < AT_ONCE; ++k) {
             const vecf apply = step_factors(factors, i + k, kind.block);
             const struct step step = step_load(x + (i + k) * step_bytes, kind.how.dtype);
-            __builtin_prefetch(x + (i + k) * step_bytes + AHEAD_BYTES);
+            __builtin_prefetch(x + (i + k) * step_bytes + kind.ahead);
             codes[k] = is_plain ? encode_plain(step, kind.how.dtype, kind.how.element, apply, apply)
                                 : encode_step(kind.how, step, apply, apply);
         }
@@ -161,7 +160,7 @@ VEC_INLINE void quantize_stretch(struct block_kind kind, const struct block_stre
 }
 
 /* Columns [c, c_end) of rows [r, r + rows), which share their scales; c_end is the last one, or c_end - c a multiple of
- * STRETCH_ELEMENTS. */
+ * a group. */
 VEC_INLINE void quantize_block_rows(struct block_kind kind, const struct quant_copy *copy, int64_t r, int rows,
                                     int64_t c, int64_t c_end, float global) {
     enum { GROUP_LIMIT = 32 * FLOATS };

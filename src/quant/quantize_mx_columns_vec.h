@@ -23,11 +23,16 @@ struct mx_column_factors {
     bool is_plain;
 };
 
+/* Of a step of columns, which is kept where rows lie close together: those of x may all want the same place in the
+ * caches. */
 VEC_INLINE struct step_floats mx_column_amaxes(const struct column_source *source, int64_t rows, int64_t place,
-                                               enum opaq_element dtype, bool drop_nan) {
-    struct step keys = step_keys(step_load(source->x + place, dtype), dtype, drop_nan);
-    for (int64_t i = 1; i < rows; ++i) {
+                                               enum opaq_element dtype, bool drop_nan, char *kept) {
+    const int64_t row_bytes = MX_STRIP * element_bytes(dtype);
+    struct step keys = {{vec32_set(0), vec32_set(0)}};
+    for (int64_t i = 0; i < rows; ++i) {
         const struct step x = step_load(source->x + i * source->row_bytes + place, dtype);
+        __builtin_prefetch(source->x + i * source->row_bytes + place + row_bytes);
+        step_store(kept + i * row_bytes + place, x, dtype, false);
         keys = step_keys_max(keys, step_keys(x, dtype, drop_nan), dtype);
     }
     return step_amaxes(keys, dtype, drop_nan);
@@ -50,16 +55,16 @@ VEC_INLINE void mx_square_amaxes(struct step_floats amax[MX_STEPS]) {
 
 /* Scale codes of a strip, and its factors. */
 VEC_INLINE struct mx_column_factors mx_column_scales(struct mx_columns kind, const struct column_source *source,
-                                                     int64_t rows, uint8_t codes[MX_STRIP]) {
+                                                     int64_t rows, uint8_t codes[MX_STRIP], char *kept) {
     const bool is_te = !kind.how.is_careful;
     struct mx_column_factors factors = {.is_plain = is_te};
     struct step_floats amax[MX_STEPS];
     vec16 words[MX_STEPS];
     for (int s = 0; s < MX_STEPS; ++s) {
         const int64_t place = s * STEP * element_bytes(kind.how.dtype);
-        amax[s] = mx_column_amaxes(source, rows, place, kind.how.dtype, false);
+        amax[s] = mx_column_amaxes(source, rows, place, kind.how.dtype, false, kept);
         if (is_te && has_nans(amax[s])) {
-            amax[s] = mx_column_amaxes(source, rows, place, kind.how.dtype, true);
+            amax[s] = mx_column_amaxes(source, rows, place, kind.how.dtype, true, kept);
             factors.is_plain = false;
         }
     }
@@ -131,16 +136,17 @@ VEC_INLINE void store_row_partly(const uint8_t *codes, int64_t columns, enum opa
 VEC_INLINE void mx_column_strip(struct mx_columns kind, const struct quant_copy *copy, int64_t row, int64_t c,
                                 int64_t columns) {
     char staged[MX_BLOCK * MX_STRIP * 4];
+    char kept[MX_BLOCK * MX_STRIP * 4];
     uint8_t codes[MX_STRIP];
     const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;
     const int64_t rows = min_int64(MX_BLOCK, copy->operand.columns - row);
     const struct column_source source =
         column_source_at(&copy->operand, row, rows, c, columns, MX_STRIP, kind.how.dtype, staged);
-    const struct mx_column_factors factors = mx_column_scales(kind, &source, rows, codes);
+    const struct mx_column_factors factors = mx_column_scales(kind, &source, rows, codes, kept);
     store_mx_column_scales(copy, c, columns, row / MX_BLOCK, codes);
     for (int64_t i = 0; i < rows; ++i) {
         uint8_t *const data = copy->data + ((row + i) * copy->data_column_step + c) / packing;
-        const char *const x = source.x + i * source.row_bytes;
+        const char *const x = kept + i * MX_STRIP * element_bytes(kind.how.dtype);
         uint8_t *const to = columns < MX_STRIP ? codes : data;
         if (factors.is_plain) {
             mx_column_row(kind.how, x, &factors, true, to);
@@ -149,16 +155,6 @@ VEC_INLINE void mx_column_strip(struct mx_columns kind, const struct quant_copy 
         }
         if (columns < MX_STRIP) {
             store_row_partly(codes, columns, kind.how.element, data);
-        }
-    }
-}
-
-/* Rows [row, row_end) and columns [c, c_end) of x; row is a multiple of MX_BLOCK, c of MX_STRIP. */
-VEC_INLINE void mx_column_range(struct mx_columns kind, const struct quant_copy *copy, int64_t row,
-                                int64_t row_end, int64_t c, int64_t c_end) {
-    for (; row < row_end; row += MX_BLOCK) {
-        for (int64_t i = c; i < c_end; i += MX_STRIP) {
-            mx_column_strip(kind, copy, row, i, min_int64(MX_STRIP, c_end - i));
         }
     }
 }

@@ -13,6 +13,15 @@
 
 enum { NVFP4_TILE_ROWS = 2 * TILE, NVFP4_TILE_BLOCKS = NVFP4_TILE_ROWS / HELD_ROWS };
 
+/* A strip of this many columns is done at a time: its codes and scales as they lie in x, in rows of so many bytes, until
+ * there are enough of them to be turned. */
+enum { NVFP4_STRIP = 512, NVFP4_PITCH = NVFP4_STRIP + 64 };
+struct nvfp4_strip {
+    uint8_t codes[TILE * NVFP4_PITCH]; /* pairs of rows */
+    uint8_t scales[16 * NVFP4_PITCH];
+    float global[NVFP4_STRIP];
+};
+
 /* Constants where it is used, except `spec`. */
 struct nvfp4_columns {
     struct encode_how how; /* of what is encoded, which is bf16 after a Hadamard transform */
@@ -73,13 +82,13 @@ VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_columns kind
     return codes;
 }
 
-/* Scale bytes of `columns` columns from c on, from block `block` on; scales[i] is a row of TILE of them. */
+/* Scale bytes of up to TILE columns from c on, from block `block` on; scales[i * NVFP4_PITCH] is a row of them. */
 static inline void store_column_scales(const struct quant_copy *copy, int64_t c, int64_t columns, int64_t block,
-                                       int64_t blocks, const uint8_t scales[16 * TILE]) {
+                                       int64_t blocks, const uint8_t *scales) {
     vec32 row[16];
     uint8_t turned[16 * TILE];
     for (int i = 0; i < 16; ++i) {
-        row[i] = i < NVFP4_TILE_BLOCKS ? vec_load(scales + i * TILE) : vec32_set(0);
+        row[i] = i < NVFP4_TILE_BLOCKS ? vec_load(scales + i * NVFP4_PITCH) : vec32_set(0);
     }
     transpose_lanes(row);
     for (int i = 0; i < 16; ++i) {
@@ -109,60 +118,64 @@ VEC_INLINE struct step_floats nvfp4_column_globals(const float *globals) {
     return (struct step_floats){(vecf)split_even(first, second), (vecf)split_odd(first, second)};
 }
 
-/* Rows from `row` on, a tile of them, and up to TILE columns from c on. */
-VEC_INLINE void nvfp4_column_tile(struct nvfp4_columns kind, const struct quant_copy *copy, int64_t row,
-                                  int64_t c, int64_t columns, const float globals[TILE]) {
+static inline void nvfp4_strip_begin(struct nvfp4_strip *strip, const struct opaq_spec *spec,
+                                     const struct quant_copy *copy, int64_t c, int64_t columns) {
+    for (int k = 0; k < NVFP4_STRIP; ++k) { /* the last one's, beyond it */
+        const int64_t column = c + min_int64(k, columns - 1);
+        strip->global[k] = k > 0 && copy->amax_step == 0
+                               ? strip->global[0]
+                               : nvfp4_global_of_stored(spec, copy->amax[column * copy->amax_step]);
+    }
+}
+
+/* The codes of block `block` of a strip: `rows` rows from `row` on. */
+VEC_INLINE void nvfp4_strip_block(struct nvfp4_columns kind, const struct quant_copy *copy,
+                                  struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t rows,
+                                  int64_t c, int64_t columns, bool prefetches) {
     enum { STEPS = TILE / STEP };
-    char staged[NVFP4_TILE_ROWS * TILE * 4];
-    uint8_t tile[TILE * TILE];
-    uint8_t scales[16 * TILE];
-    const int64_t rows = min_int64(NVFP4_TILE_ROWS, copy->operand.columns - row);
-    const int64_t blocks = ceil_div(rows, HELD_ROWS);
-    const struct column_source source =
-        column_source_at(&copy->operand, row, rows, c, columns, TILE, kind.dtype, staged);
-    for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t bytes = element_bytes(kind.dtype);
+    char staged[HELD_ROWS * TILE * 4];
+    for (int64_t i = 0; i < columns; i += TILE) {
         struct nvfp4_column_codes codes[STEPS];
-        const int64_t here = min_int64(HELD_ROWS, rows - block * HELD_ROWS);
+        const struct column_source source =
+            column_source_at(&copy->operand, row, rows, c + i, columns - i, TILE, kind.dtype, staged);
         for (int s = 0; s < STEPS; ++s) {
             struct step held[HELD_ROWS];
-            const int64_t place = s * STEP * element_bytes(kind.dtype);
-            if (here == HELD_ROWS) {
-                hold_rows(&source, block * HELD_ROWS, HELD_ROWS, place, kind.dtype, held);
+            const int64_t place = s * STEP * bytes;
+            if (rows == HELD_ROWS) {
+                hold_rows(&source, 0, HELD_ROWS, place, kind.dtype, held);
             } else {
-                hold_rows(&source, block * HELD_ROWS, here, place, kind.dtype, held);
+                hold_rows(&source, 0, rows, place, kind.dtype, held);
+            }
+            if (prefetches) {
+                for (int k = 0; k < HELD_ROWS; ++k) {
+                    __builtin_prefetch(source.x + (k + HELD_ROWS) * source.row_bytes + place);
+                }
             }
             if (kind.is_hadamard) { /* a group is stored whole, beyond the last row too */
                 transform_held(held, kind.dtype, kind.spec->hadamard_mask);
             }
-            codes[s] = nvfp4_column_step(kind, held, kind.is_hadamard ? HELD_ROWS : here,
-                                         nvfp4_column_globals(globals + s * STEP));
+            codes[s] = nvfp4_column_step(kind, held, kind.is_hadamard ? HELD_ROWS : rows,
+                                         nvfp4_column_globals(strip->global + i + s * STEP));
         }
-        for (int i = 0; i < HELD_ROWS / 2; ++i) {
-            vec_store(tile + (block * (HELD_ROWS / 2) + i) * TILE,
-                      pack_bytes(codes[0].pair[i], codes[1].pair[i]));
+        for (int k = 0; k < HELD_ROWS / 2; ++k) {
+            vec_store(strip->codes + (block * (HELD_ROWS / 2) + k) * NVFP4_PITCH + i,
+                      pack_bytes(codes[0].pair[k], codes[1].pair[k]));
         }
-        vec_store(scales + block * TILE, pack_bytes(codes[0].scale, codes[1].scale));
+        vec_store(strip->scales + block * NVFP4_PITCH + i, pack_bytes(codes[0].scale, codes[1].scale));
     }
-    transpose_tile(tile, blocks * (HELD_ROWS / 2), columns, copy->data + (c * copy->data_row_step + row) / 2,
-                   copy->data_row_step / 2);
-    store_column_scales(copy, c, columns, row / HELD_ROWS, blocks, scales);
 }
 
-/* Rows [row, row_end) and columns [c, c_end) of x; row is a multiple of NVFP4_TILE_ROWS, c of TILE. */
-VEC_INLINE void nvfp4_column_range(struct nvfp4_columns kind, const struct quant_copy *copy, int64_t row,
-                                   int64_t row_end, int64_t c, int64_t c_end) {
-    for (; row < row_end; row += NVFP4_TILE_ROWS) {
-        for (int64_t i = c; i < c_end; i += TILE) {
-            float globals[TILE];
-            const int64_t columns = min_int64(TILE, c_end - i);
-            for (int k = 0; k < TILE; ++k) { /* the last one's, beyond it */
-                const int64_t column = i + min_int64(k, columns - 1);
-                globals[k] = k > 0 && copy->amax_step == 0
-                                 ? globals[0]
-                                 : nvfp4_global_of_stored(kind.spec, copy->amax[column * copy->amax_step]);
-            }
-            nvfp4_column_tile(kind, copy, row, i, columns, globals);
-        }
+/* A strip of `blocks` blocks from row `row` on to where it goes. */
+static inline void nvfp4_strip_end(const struct nvfp4_strip *strip, const struct quant_copy *copy, int64_t row,
+                                   int64_t blocks, int64_t c, int64_t columns) {
+    const int64_t step = copy->data_row_step / 2;
+    for (int64_t i = 0; i < columns; i += TILE) {
+        const int64_t here = min_int64(TILE, columns - i);
+        uint8_t *const to = copy->data + (c + i) * step + row / 2;
+        const bool streams = turns_past_caches(to, step, copy->operand.rows * step);
+        transpose_tile(strip->codes + i, NVFP4_PITCH, blocks * (HELD_ROWS / 2), here, true, to, step, streams);
+        store_column_scales(copy, c + i, here, row / HELD_ROWS, blocks, strip->scales + i);
     }
 }
 
