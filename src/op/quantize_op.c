@@ -81,7 +81,12 @@ static void settle_amax(const struct quant_job *job, const struct opaq_quantize_
         const struct quant_copy *copy = &job->copy[i];
         const float *given = copy->usage == OPAQ_ROWWISE ? args->amax_rowwise : args->amax_columnwise;
         const int64_t count = copy->amax_step == 0 ? 1 : copy->operand.rows;
-        if (given == NULL) {
+        const struct quant_copy *other = &job->copy[0];
+        const bool is_shared =
+            i > 0 && copy->amax_step == 0 && !copy->is_hadamard && args->amax_rowwise == NULL;
+        if (given == NULL && is_shared) {
+            copy->amax[0] = other->amax[0];
+        } else if (given == NULL) {
             amax_compute(copy, &job->spec, args->parallel, copy->amax, copy->amax_step);
             const uint64_t saved = fp_environment_enter();
             for (int64_t k = 0; k < count; ++k) {

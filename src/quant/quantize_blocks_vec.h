@@ -15,13 +15,14 @@
 
 enum { BLOCK_ROW_LIMIT = 32, STRETCH_ELEMENTS = 2048, STRETCH_GROUPS = STRETCH_ELEMENTS / (16 * FLOATS) };
 
-/* Which blocks; constants where it is used, except the last two. */
+/* Which blocks; constants where it is used, except the last three. */
 struct block_kind {
     struct encode_how how;
     int block;
     bool is_nvfp4;
     const struct opaq_spec *spec;
     int64_t ahead; /* bytes from what is read to what memory is asked for */
+    bool streams;  /* codes are written past the caches */
 };
 
 /* The amaxes of FLOATS blocks from column 0 of `rows` on. */
@@ -52,8 +53,9 @@ VEC_INLINE struct block_scales group_scales(struct block_kind kind, const char *
         amax = group_amax(kind, x, row_bytes, rows, true);
         has_nans = true;
     }
-    struct block_scales scales = kind.is_nvfp4 ? nvfp4_scales(amax, vecf_set(global), kind.spec, is_te)
-                                               : mx_scales(amax, kind.how.element, kind.spec, is_te);
+    struct block_scales scales =
+        kind.is_nvfp4 ? nvfp4_scales(amax, vecf_set(global), vecf_set(1.0f / global), kind.spec, is_te)
+                      : mx_scales(amax, kind.how.element, kind.spec, is_te);
     scales.is_plain = scales.is_plain && is_te && !has_nans;
     return scales;
 }
@@ -80,10 +82,10 @@ VEC_INLINE void encode_groups(struct block_kind kind, const char *x, int groups,
                                 : encode_step(kind.how, step, apply, apply);
         }
         if (kind.how.element == OPAQ_E2M1) {
-            vec_store(data + i * STEP / 2, pack_nibbles(codes[0], codes[1], codes[2], codes[3]));
+            vec_put(data + i * STEP / 2, pack_nibbles(codes[0], codes[1], codes[2], codes[3]), kind.streams);
         } else {
-            vec_store(data + i * STEP, pack_bytes(codes[0], codes[1]));
-            vec_store(data + (i + 2) * STEP, pack_bytes(codes[2], codes[3]));
+            vec_put(data + i * STEP, pack_bytes(codes[0], codes[1]), kind.streams);
+            vec_put(data + (i + 2) * STEP, pack_bytes(codes[2], codes[3]), kind.streams);
         }
     }
 }
@@ -192,6 +194,7 @@ VEC_INLINE void quantize_block_rows(struct block_kind kind, const struct quant_c
             stretch = (struct block_stretch){staged, group * bytes, staged_codes, group, rows, 1};
         }
         const int64_t blocks = ceil_div(n, kind.block);
+        kind.streams = kind.streams && groups != 0;
         quantize_stretch(kind, &stretch, copy, r, c / kind.block, blocks, global);
         for (int i = 0; groups == 0 && i < rows; ++i) {
             store_partly(data + i * (copy->data_row_step / packing), staged_codes + i * group, n, packing,

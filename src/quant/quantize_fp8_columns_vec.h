@@ -10,10 +10,10 @@
 #include "quant/scales_vec.h"
 #include "quant/transpose_vec.h"
 
-/* Codes that wait to be turned: TILE rows of so many columns. */
-enum { FP8_PITCH = AMAX_COLUMNS + 64 };
+/* Codes that wait to be turned, of so many rows: columns are written in runs, since each may lie in a page of its own. */
+enum { FP8_WIDTH = 1024, FP8_PITCH = FP8_WIDTH + 64, FP8_TURNED_ROWS = 128 };
 struct fp8_strip {
-    uint8_t codes[TILE * FP8_PITCH];
+    uint8_t codes[FP8_TURNED_ROWS * FP8_PITCH];
 };
 
 /* Columns that are done together: what each is multiplied with, and its amax, NaNs counting. */
@@ -26,16 +26,17 @@ struct fp8_columns {
 
 VEC_INLINE float fp8_half_beyond(enum opaq_element element) { return element == OPAQ_E4M3 ? 464.0f : 61440.0f; }
 
-/* Codes of up to TILE rows from `row` on, as they lie in x, to those of the copy. */
+/* Codes of `rows` rows from `row` on, as they lie in x, to those of the copy. */
 static inline void fp8_turn(const uint8_t *codes, int64_t step, bool may_read_beyond,
                             const struct quant_copy *copy, int64_t row, int64_t rows, int64_t c,
                             int64_t columns) {
+    uint8_t *const to = copy->data + c * copy->data_row_step + row;
+    const bool streams = turns_past_caches(to, copy->data_row_step, copy->operand.rows * copy->data_row_step);
     for (int64_t i = 0; i < columns; i += TILE) {
-        uint8_t *const to = copy->data + (c + i) * copy->data_row_step + row;
-        const bool streams =
-            turns_past_caches(to, copy->data_row_step, copy->operand.rows * copy->data_row_step);
-        transpose_tile(codes + i, step, rows, min_int64(TILE, columns - i), may_read_beyond, to,
-                       copy->data_row_step, streams);
+        for (int64_t r = 0; r < rows; r += TILE) {
+            transpose_tile(codes + r * step + i, step, min_int64(TILE, rows - r), min_int64(TILE, columns - i),
+                           may_read_beyond, to + i * copy->data_row_step + r, copy->data_row_step, streams);
+        }
     }
 }
 
@@ -76,24 +77,20 @@ VEC_INLINE void fp8_column_row(struct encode_how how, const char *x, int64_t col
     }
 }
 
+/* Codes of rows [row, row_end), to a strip. */
 VEC_INLINE void fp8_column_codes(struct encode_how how, const struct quant_copy *copy,
                                  const struct fp8_columns *together, int64_t row, int64_t row_end,
-                                 struct fp8_strip *strip) {
+                                 uint8_t *codes) {
     const struct quant_matrix *m = &copy->operand;
     const bool is_plain = fp8_columns_are_plain(how, together);
-    for (; row < row_end; row += TILE) {
-        const int64_t rows = min_int64(TILE, row_end - row);
-        for (int64_t i = 0; i < rows; ++i) {
-            const char *const x =
-                (const char *)m->data + ((row + i) * m->column_step + together->c) * element_bytes(how.dtype);
-            uint8_t *const codes = strip->codes + i * FP8_PITCH;
-            if (is_plain) {
-                fp8_column_row(how, x, together->columns, together->apply, true, codes);
-            } else {
-                fp8_column_row(how, x, together->columns, together->apply, false, codes);
-            }
+    for (int64_t i = row; i < row_end; ++i, codes += FP8_PITCH) {
+        const char *const x =
+            (const char *)m->data + (i * m->column_step + together->c) * element_bytes(how.dtype);
+        if (is_plain) {
+            fp8_column_row(how, x, together->columns, together->apply, true, codes);
+        } else {
+            fp8_column_row(how, x, together->columns, together->apply, false, codes);
         }
-        fp8_turn(strip->codes, FP8_PITCH, true, copy, row, rows, together->c, together->columns);
     }
 }
 
@@ -141,16 +138,24 @@ VEC_INLINE struct fp8_columns fp8_columns_at(int64_t c, int64_t c_end, float app
     return together;
 }
 
-/* Rows [row, row_end) and columns [c, c_end) of x, a scale for each column. */
+/* Rows [row, row_end) and up to AMAX_COLUMNS columns from c on, a scale for each column and `block` rows. */
 VEC_INLINE void fp8_scaled_columns(struct encode_how how, const struct quant_job *job,
-                                   const struct quant_copy *copy, int64_t row, int64_t row_end, int64_t c,
-                                   int64_t c_end, struct fp8_strip *strip) {
+                                   const struct quant_copy *copy, int64_t row, int64_t row_end, int64_t block,
+                                   int64_t c, int64_t c_end, struct fp8_strip *strip) {
     float stored[AMAX_COLUMNS];
-    for (; c < c_end; c += AMAX_COLUMNS) {
-        struct fp8_columns together = fp8_columns_at(c, c_end, 1.0f);
-        fp8_columns_scale(how, &job->spec, &copy->operand, row, row_end, &together, stored);
-        fp8_store_scales(copy, &together, row, stored);
-        fp8_column_codes(how, copy, &together, row, row_end, strip);
+    struct fp8_columns together = fp8_columns_at(c, c_end, 1.0f);
+    for (int64_t from = row; from < row_end; from += FP8_TURNED_ROWS) {
+        const int64_t end = min_int64(from + FP8_TURNED_ROWS, row_end);
+        for (int64_t r = from; r < end; r += min_int64(block, FP8_TURNED_ROWS)) {
+            if ((r - row) % block == 0) {
+                fp8_columns_scale(how, &job->spec, &copy->operand, r, min_int64(r + block, row_end), &together,
+                                  stored);
+                fp8_store_scales(copy, &together, r, stored);
+            }
+            fp8_column_codes(how, copy, &together, r, min_int64(r + block, end),
+                             strip->codes + (r - from) * FP8_PITCH);
+        }
+        fp8_turn(strip->codes, FP8_PITCH, true, copy, from, end - from, c, together.columns);
     }
 }
 

@@ -107,6 +107,7 @@ struct fp8_group {
     int64_t row_bytes;
     int64_t rows;
     int64_t columns;
+    int64_t ahead; /* bytes from what is read to what memory is asked for */
 };
 
 /* The amax of each block. */
@@ -129,6 +130,9 @@ VEC_INLINE vecf fp8_group_amax(const struct fp8_group *group, enum opaq_element 
                 from = staged;
             }
             for (int i = 0; i < parts; ++i) {
+                if (group->rows > 1) { /* else it is done while codes are made */
+                    __builtin_prefetch(from + group->ahead + i * VEC_BYTES);
+                }
                 key[b] = key_max(key[b], key_of(vec_load(from + i * VEC_BYTES), dtype, drop_nan), dtype);
             }
         }
@@ -142,13 +146,14 @@ struct fp8_target {
     int64_t data_step;
     float *scale[2];
     int64_t scale_step[2];
+    int64_t ahead; /* bytes from what is read to what memory is asked for */
 };
 
 /* Rows [r, r + rows) and columns [c, c_end) of x, at most as many as are done together. */
 VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, const struct quant_matrix *m,
                           int64_t r, int64_t rows, int64_t c, int64_t c_end, const struct fp8_target *target) {
     const struct fp8_group group = {operand_at(m, r, c, how.dtype), m->row_step * element_bytes(how.dtype),
-                                    rows, c_end - c};
+                                    rows, c_end - c, target->ahead};
     const vecf all = fp8_group_amax(&group, how.dtype, false);
     vecf amax = all;
     if (!how.is_careful && any32(above32((vec32)all, 0x7F800000u))) {
@@ -176,7 +181,7 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
             uint8_t *const data = target->data + i * target->data_step + place;
             const int64_t n = min_int64(FP8_BLOCK, group.columns - place);
             if (rows == 1) {
-                prefetch_run(x + AHEAD_BYTES, FP8_BLOCK * element_bytes(how.dtype));
+                prefetch_run(x + target->ahead, FP8_BLOCK * element_bytes(how.dtype));
             }
             if (n == FP8_BLOCK && is_plain_amax(how, each[b], apply[b])) {
                 encode_run(how, x, FP8_BLOCK, apply[b], true, data); /* a constant, so without a loop's end */
@@ -190,7 +195,7 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
 /* Blocks of 1x128 along rows [r, r_end), columns [c, c_end). */
 VEC_INLINE void fp8_block_rows(struct encode_how how, const struct quant_job *job,
                                const struct quant_copy *copy, int64_t r, int64_t r_end, int64_t c,
-                               int64_t c_end) {
+                               int64_t c_end, int64_t ahead) {
     const struct scale_layout *layout = &copy->scale_layout;
     for (int64_t row = r; row < r_end; ++row) {
         for (int64_t i = c; i < c_end; i += fp8_group_columns(1)) {
@@ -198,7 +203,8 @@ VEC_INLINE void fp8_block_rows(struct encode_how how, const struct quant_job *jo
                 copy->data + row * copy->data_row_step + i,
                 copy->data_row_step,
                 {(float *)copy->scale + row * layout->row_step + i / FP8_BLOCK * layout->column_step, NULL},
-                {layout->column_step, 0}};
+                {layout->column_step, 0},
+                ahead};
             fp8_group(how, job, &copy->operand, row, 1, i, min_int64(i + fp8_group_columns(1), c_end), &target);
         }
     }
@@ -218,8 +224,12 @@ VEC_INLINE void fp8_shared_codes(struct encode_how how, const struct quant_job *
     const struct quant_matrix m = region_matrix(part);
     if (job->spec.format == OPAQ_FP8) {
         for (int64_t row = part->row; row < part->row_end; ++row) {
-            encode_unseen(how, operand_at(&m, row, part->c, how.dtype), part->c_end - part->c,
-                          job->tensor_scale, target.data + (row - part->row) * target.data_step);
+            const char *const x = operand_at(&m, row, part->c, how.dtype);
+            if (part->columnwise != NULL) {
+                prefetch_run(x + target.ahead, (int)(part->c_end - part->c) * element_bytes(how.dtype));
+            }
+            encode_unseen(how, x, part->c_end - part->c, job->tensor_scale,
+                          target.data + (row - part->row) * target.data_step);
         }
         return;
     }
@@ -241,24 +251,34 @@ VEC_INLINE void fp8_shared_codes(struct encode_how how, const struct quant_job *
 /* Codes are made where the rowwise copy has them, or else beside, and turned from there. */
 VEC_INLINE void fp8_shared_region(struct encode_how how, const struct quant_job *job,
                                   struct quant_region region) {
-    uint8_t beside[FP8_BLOCK * FP8_PITCH];
+    struct fp8_strip beside;
     const struct quant_copy *rowwise = region.rowwise;
+    const struct quant_matrix m = region_matrix(&region);
     const bool is_alone = region.columnwise == NULL && job->spec.format == OPAQ_FP8;
-    const int64_t width = is_alone ? max_int64(region.c_end - region.c, 1) : fp8_group_columns(FP8_BLOCK);
-    for (int64_t row = region.row; row < region.row_end; row += FP8_BLOCK) {
+    const int64_t width = is_alone                       ? max_int64(region.c_end - region.c, 1)
+                          : job->spec.format == OPAQ_FP8 ? FP8_WIDTH
+                                                         : fp8_group_columns(FP8_BLOCK);
+    for (int64_t row = region.row; row < region.row_end; row += FP8_TURNED_ROWS) {
+        const int64_t row_end = min_int64(row + FP8_TURNED_ROWS, region.row_end);
         for (int64_t c = region.c; c < region.c_end; c += width) {
-            const int64_t row_end = min_int64(row + FP8_BLOCK, region.row_end);
             const int64_t c_end = min_int64(c + width, region.c_end);
-            const struct quant_region part = {rowwise, region.columnwise, row, row_end, c, c_end};
-            struct fp8_target target = {.data = beside, .data_step = FP8_PITCH};
+            struct fp8_target target = {.data = beside.codes,
+                                        .data_step = FP8_PITCH,
+                                        .ahead = 2 * m.row_step * element_bytes(how.dtype)};
             if (rowwise != NULL) {
                 target.data = rowwise->data + row * rowwise->data_row_step + c;
                 target.data_step = rowwise->data_row_step;
             }
-            fp8_shared_codes(how, job, &part, target);
-            for (int64_t r = row; region.columnwise != NULL && r < row_end; r += TILE) {
-                fp8_turn(target.data + (r - row) * target.data_step, target.data_step, rowwise == NULL,
-                         region.columnwise, r, min_int64(TILE, row_end - r), c, c_end - c);
+            uint8_t *const codes = target.data;
+            for (int64_t r = row; r < row_end; r += FP8_BLOCK) {
+                const struct quant_region part = {
+                    rowwise, region.columnwise, r, min_int64(r + FP8_BLOCK, row_end), c, c_end};
+                target.data = codes + (r - row) * target.data_step;
+                fp8_shared_codes(how, job, &part, target);
+            }
+            if (region.columnwise != NULL) {
+                fp8_turn(codes, target.data_step, rowwise == NULL, region.columnwise, row, row_end - row, c,
+                         c_end - c);
             }
         }
     }
@@ -269,19 +289,18 @@ VEC_INLINE void fp8_shared_region(struct encode_how how, const struct quant_job 
 /* Blocks of 128 along rows, or down columns. Where both are made, part of the columns is done before the next. */
 VEC_INLINE void fp8_block_region(struct encode_how how, const struct quant_job *job,
                                  struct quant_region region) {
-    enum { WIDTH = 1024 };
     struct fp8_strip strip;
-    const bool is_both = region.rowwise != NULL && region.columnwise != NULL;
-    const int64_t width = is_both ? WIDTH : max_int64(region.c_end - region.c, 1);
-    for (int64_t row = region.row; row < region.row_end; row += FP8_BLOCK) {
-        const int64_t row_end = min_int64(row + FP8_BLOCK, region.row_end);
+    const int64_t width = region.columnwise != NULL ? AMAX_COLUMNS : max_int64(region.c_end - region.c, 1);
+    for (int64_t row = region.row; row < region.row_end; row += FP8_TURNED_ROWS) {
+        const int64_t row_end = min_int64(row + FP8_TURNED_ROWS, region.row_end);
         for (int64_t c = region.c; c < region.c_end; c += width) {
             const int64_t c_end = min_int64(c + width, region.c_end);
             if (region.rowwise != NULL) {
-                fp8_block_rows(how, job, region.rowwise, row, row_end, c, c_end);
+                fp8_block_rows(how, job, region.rowwise, row, row_end, c, c_end,
+                               region.columnwise == NULL ? AHEAD_BYTES : ahead_bytes(region.rowwise, 2));
             }
             if (region.columnwise != NULL) {
-                fp8_scaled_columns(how, job, region.columnwise, row, row_end, c, c_end, &strip);
+                fp8_scaled_columns(how, job, region.columnwise, row, row_end, FP8_BLOCK, c, c_end, &strip);
             }
         }
     }
@@ -293,9 +312,9 @@ VEC_INLINE void fp8_row_region(struct encode_how how, const struct quant_job *jo
     if (region.rowwise != NULL) {
         fp8_scaled_rows(how, job, region.rowwise, region.row, region.row_end);
     }
-    if (region.columnwise != NULL) {
-        fp8_scaled_columns(how, job, region.columnwise, region.row, region.row_end, region.c, region.c_end,
-                           &strip);
+    for (int64_t c = region.c; region.columnwise != NULL && c < region.c_end; c += AMAX_COLUMNS) {
+        fp8_scaled_columns(how, job, region.columnwise, region.row, region.row_end,
+                           max_int64(region.row_end - region.row, 1), c, region.c_end, &strip);
     }
 }
 

@@ -8,18 +8,16 @@
 #include "quant/quantize_mx_columns_vec.h"
 #include "quant/region_vec.h"
 
-/* Columns that are done before the next ones where both copies are made: a group of blocks. */
-enum { MX_WIDTH = MX_BLOCK * FLOATS };
-
 /* Rows [row, row_end) and columns [c, c_end) of x, for the copies that are wanted; row is a multiple of MX_BLOCK. */
 VEC_INLINE void quantize_mx_how(struct encode_how how, const struct opaq_spec *spec,
                                 struct quant_region region) {
     const struct quant_copy *rowwise = region.rowwise;
     const struct quant_copy *columnwise = region.columnwise;
     const bool is_both = rowwise != NULL && columnwise != NULL;
-    const int64_t width = is_both ? MX_WIDTH : max_int64(region.c_end - region.c, 1);
-    struct block_kind kind = {how, MX_BLOCK, false, spec, 0};
-    kind.ahead = rowwise == NULL ? 0 : ahead_bytes(rowwise, is_both ? MX_BLOCK : 1);
+    const int64_t width = columnwise != NULL ? MX_WIDTH : max_int64(region.c_end - region.c, 1);
+    struct block_kind kind = {how, MX_BLOCK, false, spec, 0, rowwise != NULL && codes_stream(rowwise)};
+    kind.ahead = rowwise == NULL ? 0 : ahead_bytes(rowwise, is_both ? 2 : 1);
+    const bool streams = columnwise != NULL && codes_stream(columnwise);
     for (int64_t row = region.row; row < region.row_end; row += MX_BLOCK) {
         const int64_t row_end = min_int64(row + MX_BLOCK, region.row_end);
         for (int64_t c = region.c; c < region.c_end; c += width) {
@@ -28,9 +26,9 @@ VEC_INLINE void quantize_mx_how(struct encode_how how, const struct opaq_spec *s
             for (int64_t r = row; rowwise != NULL && r < row_end; r += block_rows) {
                 quantize_block_rows(kind, rowwise, r, (int)min_int64(block_rows, row_end - r), c, c_end, 0.0f);
             }
-            for (int64_t i = c; columnwise != NULL && i < c_end; i += MX_STRIP) {
-                mx_column_strip((struct mx_columns){how, columnwise->block_rows > 1, spec}, columnwise, row, i,
-                                min_int64(MX_STRIP, c_end - i));
+            if (columnwise != NULL) {
+                mx_column_part((struct mx_columns){how, columnwise->block_rows > 1, spec}, columnwise, row, c,
+                               c_end - c, streams);
             }
         }
     }
@@ -70,6 +68,7 @@ static void mx_quantize_region(const struct quant_job *job, struct quant_region 
     } else {
         quantize_mx_element(OPAQ_F32, &job->spec, region);
     }
+    finish_streams();
 }
 
 static inline bool mx_is_along_columns(const struct quant_copy *copy) {

@@ -11,15 +11,20 @@
 #include "quant/scales_vec.h"
 #include "quant/transpose_vec.h"
 
-enum { NVFP4_TILE_ROWS = 2 * TILE, NVFP4_TILE_BLOCKS = NVFP4_TILE_ROWS / HELD_ROWS };
-
 /* A strip of this many columns is done at a time: its codes and scales as they lie in x, in rows of so many bytes, until
- * there are enough of them to be turned. */
-enum { NVFP4_STRIP = 512, NVFP4_PITCH = NVFP4_STRIP + 64 };
+ * there are enough of them to be turned. Columns are written in runs, since each may lie in a page of its own. */
+enum {
+    NVFP4_STRIP = 512,
+    NVFP4_PITCH = NVFP4_STRIP + 64,
+    NVFP4_PAIRS = 256,
+    NVFP4_STRIP_ROWS = 2 * NVFP4_PAIRS,
+    NVFP4_BLOCKS = NVFP4_STRIP_ROWS / HELD_ROWS
+};
 struct nvfp4_strip {
-    uint8_t codes[TILE * NVFP4_PITCH]; /* pairs of rows */
-    uint8_t scales[16 * NVFP4_PITCH];
+    uint8_t codes[NVFP4_PAIRS * NVFP4_PITCH]; /* pairs of rows */
+    uint8_t scales[NVFP4_BLOCKS * NVFP4_PITCH];
     float global[NVFP4_STRIP];
+    float inverse[NVFP4_STRIP]; /* one over it */
 };
 
 /* Constants where it is used, except `spec`. */
@@ -61,7 +66,7 @@ VEC_INLINE void encode_held_pairs(struct encode_how how, const struct step held[
 
 VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_columns kind,
                                                        const struct step held[HELD_ROWS], int64_t rows,
-                                                       struct step_floats global) {
+                                                       struct step_floats global, struct step_floats inverse) {
     const bool is_te = !kind.how.is_careful;
     struct step_floats amax = held_amaxes(held, kind.how.dtype, false);
     const bool drops_nans = is_te && has_nans(amax);
@@ -69,8 +74,8 @@ VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_columns kind
         amax = held_amaxes(held, kind.how.dtype, true);
     }
     amax = square_amaxes(amax, kind.is_square);
-    const struct block_scales even = nvfp4_scales(amax.even, global.even, kind.spec, is_te);
-    const struct block_scales odd = nvfp4_scales(amax.odd, global.odd, kind.spec, is_te);
+    const struct block_scales even = nvfp4_scales(amax.even, global.even, inverse.even, kind.spec, is_te);
+    const struct block_scales odd = nvfp4_scales(amax.odd, global.odd, inverse.odd, kind.spec, is_te);
     struct nvfp4_column_codes codes;
     codes.scale = join_words(even.codes & 0xFFu, odd.codes & 0xFFu);
     if (is_te && even.is_plain && odd.is_plain && !drops_nans) {
@@ -82,13 +87,14 @@ VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_columns kind
     return codes;
 }
 
-/* Scale bytes of up to TILE columns from c on, from block `block` on; scales[i * NVFP4_PITCH] is a row of them. */
+/* Scale bytes of up to TILE columns from c on, from block `block` on, at most 16; scales[i * NVFP4_PITCH] is a row of
+ * them. */
 static inline void store_column_scales(const struct quant_copy *copy, int64_t c, int64_t columns, int64_t block,
                                        int64_t blocks, const uint8_t *scales) {
     vec32 row[16];
     uint8_t turned[16 * TILE];
     for (int i = 0; i < 16; ++i) {
-        row[i] = i < NVFP4_TILE_BLOCKS ? vec_load(scales + i * NVFP4_PITCH) : vec32_set(0);
+        row[i] = i < blocks ? vec_load(scales + i * NVFP4_PITCH) : vec32_set(0);
     }
     transpose_lanes(row);
     for (int i = 0; i < 16; ++i) {
@@ -103,15 +109,15 @@ static inline void store_column_scales(const struct quant_copy *copy, int64_t c,
                 memcpy(scale + swizzle_offset(c + i, block + b, layout->swizzled_columns), from + b,
                        (size_t)min_int64(SWIZZLE_COLUMNS, blocks - b));
             }
-        } else if (blocks == NVFP4_TILE_BLOCKS) {
-            memcpy(scale + (c + i) * layout->row_step + block, from, NVFP4_TILE_BLOCKS);
+        } else if (blocks == 16) {
+            memcpy(scale + (c + i) * layout->row_step + block, from, 16);
         } else {
             memcpy(scale + (c + i) * layout->row_step + block, from, (size_t)blocks);
         }
     }
 }
 
-/* G of the columns of a step. */
+/* G of the columns of a step, or one over it. */
 VEC_INLINE struct step_floats nvfp4_column_globals(const float *globals) {
     const vec32 first = vec_load(globals);
     const vec32 second = vec_load(globals + FLOATS);
@@ -125,6 +131,7 @@ static inline void nvfp4_strip_begin(struct nvfp4_strip *strip, const struct opa
         strip->global[k] = k > 0 && copy->amax_step == 0
                                ? strip->global[0]
                                : nvfp4_global_of_stored(spec, copy->amax[column * copy->amax_step]);
+        strip->inverse[k] = k > 0 && copy->amax_step == 0 ? strip->inverse[0] : 1.0f / strip->global[k];
     }
 }
 
@@ -156,7 +163,8 @@ VEC_INLINE void nvfp4_strip_block(struct nvfp4_columns kind, const struct quant_
                 transform_held(held, kind.dtype, kind.spec->hadamard_mask);
             }
             codes[s] = nvfp4_column_step(kind, held, kind.is_hadamard ? HELD_ROWS : rows,
-                                         nvfp4_column_globals(strip->global + i + s * STEP));
+                                         nvfp4_column_globals(strip->global + i + s * STEP),
+                                         nvfp4_column_globals(strip->inverse + i + s * STEP));
         }
         for (int k = 0; k < HELD_ROWS / 2; ++k) {
             vec_store(strip->codes + (block * (HELD_ROWS / 2) + k) * NVFP4_PITCH + i,
@@ -170,12 +178,19 @@ VEC_INLINE void nvfp4_strip_block(struct nvfp4_columns kind, const struct quant_
 static inline void nvfp4_strip_end(const struct nvfp4_strip *strip, const struct quant_copy *copy, int64_t row,
                                    int64_t blocks, int64_t c, int64_t columns) {
     const int64_t step = copy->data_row_step / 2;
+    const int64_t pairs = blocks * (HELD_ROWS / 2);
+    uint8_t *const to = copy->data + c * step + row / 2;
+    const bool streams = turns_past_caches(to, step, copy->operand.rows * step);
     for (int64_t i = 0; i < columns; i += TILE) {
         const int64_t here = min_int64(TILE, columns - i);
-        uint8_t *const to = copy->data + (c + i) * step + row / 2;
-        const bool streams = turns_past_caches(to, step, copy->operand.rows * step);
-        transpose_tile(strip->codes + i, NVFP4_PITCH, blocks * (HELD_ROWS / 2), here, true, to, step, streams);
-        store_column_scales(copy, c + i, here, row / HELD_ROWS, blocks, strip->scales + i);
+        for (int64_t r = 0; r < pairs; r += TILE) {
+            transpose_tile(strip->codes + r * NVFP4_PITCH + i, NVFP4_PITCH, min_int64(TILE, pairs - r), here,
+                           true, to + i * step + r, step, streams);
+        }
+        for (int64_t b = 0; b < blocks; b += 16) {
+            store_column_scales(copy, c + i, here, row / HELD_ROWS + b, min_int64(16, blocks - b),
+                                strip->scales + b * NVFP4_PITCH + i);
+        }
     }
 }
 

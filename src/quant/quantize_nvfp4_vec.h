@@ -17,8 +17,8 @@ VEC_INLINE struct encode_how nvfp4_how(enum opaq_element dtype, bool is_te) {
 VEC_INLINE void quantize_nvfp4_rows(enum opaq_element dtype, bool is_te, const struct quant_job *job,
                                     const struct quant_copy *copy, int64_t r, int64_t r_end, int64_t c,
                                     int64_t c_end, int64_t rows_ahead) {
-    const struct block_kind kind = {nvfp4_how(dtype, is_te), 16, true, &job->spec,
-                                    ahead_bytes(copy, rows_ahead)};
+    const struct block_kind kind = {
+        nvfp4_how(dtype, is_te), 16, true, &job->spec, ahead_bytes(copy, rows_ahead), codes_stream(copy)};
     for (int64_t row = r; row < r_end; row += copy->block_rows) {
         const float global = nvfp4_global_of_stored(&job->spec, copy->amax[row * copy->amax_step]);
         const int64_t rows = min_int64(copy->block_rows, r_end - row);
@@ -42,15 +42,15 @@ VEC_INLINE void quantize_nvfp4_columns(enum opaq_element dtype, bool is_te, cons
 }
 
 /* Rows [row, row_end) and columns [c, c_end) of x, for the copies that are wanted. For the columnwise one row is a
- * multiple of NVFP4_TILE_ROWS, and row_end too unless it is the last; c is a multiple of TILE. */
+ * multiple of NVFP4_STRIP_ROWS, and row_end too unless it is the last; c is a multiple of TILE. */
 VEC_INLINE void nvfp4_region(enum opaq_element dtype, bool is_te, const struct quant_job *job,
                              struct quant_region region) {
     const struct quant_copy *rowwise = region.rowwise;
     const struct quant_copy *columnwise = region.columnwise;
     const int64_t width = columnwise == NULL ? max_int64(region.c_end - region.c, 1) : NVFP4_STRIP;
     struct nvfp4_strip strip;
-    for (int64_t row = region.row; row < region.row_end; row += NVFP4_TILE_ROWS) {
-        const int64_t row_end = min_int64(row + NVFP4_TILE_ROWS, region.row_end);
+    for (int64_t row = region.row; row < region.row_end; row += NVFP4_STRIP_ROWS) {
+        const int64_t row_end = min_int64(row + NVFP4_STRIP_ROWS, region.row_end);
         for (int64_t c = region.c; c < region.c_end; c += width) {
             const int64_t c_end = min_int64(c + width, region.c_end);
             if (columnwise != NULL) {

@@ -348,6 +348,26 @@ static void every_spec_equals_the_reference(void) {
     spec_list_free(&list);
 }
 
+/* Sizes with several strips and stretches in both directions, and such as are written past the caches. */
+static void large_tensors_equal_the_reference(void) {
+    static const struct {
+        const char *spec;
+        int64_t rows;
+        int64_t columns;
+    } cases[] = {{"fp8+both", 1088, 4224},      {"fp8row+both", 300, 1100},      {"fp8blk1+both", 300, 2600},
+                 {"fp8blk2+both", 300, 2600},   {"mxfp8+both", 1088, 4224},      {"mxfp4+both", 2176, 4224},
+                 {"mxfp8+both+2d", 100, 4500},  {"nvfp4+both", 2176, 4224},      {"nvfp4+both+rht", 1100, 1100},
+                 {"nvfp4+both+2d", 1100, 1100}, {"nvfp4+both+rht+sr", 600, 1100}};
+    const struct given given = {.random = {.seed = 5, .offset = 6}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        const struct opaq_spec spec = spec_of(cases[i].spec);
+        struct tensor x = tensor_make(cases[i].rows, cases[i].columns, OPAQ_BF16, NULL);
+        tensor_fill(&x, FILL_OUTLIERS, i);
+        check_tables(&x, &spec, &given, (struct what){.spec = cases[i].spec, .data = "large"});
+        tensor_free(&x);
+    }
+}
+
 /* ---- what a caller may give ---- */
 
 static void strange_amaxes_and_scales(void) {
@@ -439,8 +459,11 @@ static void tables_are_named(void) {
     }
 }
 
-static const struct test_case tests[] = {
-    TEST(operations_equal_the_reference),  TEST(every_table_equals_the_reference),
-    TEST(every_spec_equals_the_reference), TEST(strange_amaxes_and_scales),
-    TEST(amaxes_equal_the_reference),      TEST(tables_are_named)};
+static const struct test_case tests[] = {TEST(operations_equal_the_reference),
+                                         TEST(every_table_equals_the_reference),
+                                         TEST(every_spec_equals_the_reference),
+                                         TEST(large_tensors_equal_the_reference),
+                                         TEST(strange_amaxes_and_scales),
+                                         TEST(amaxes_equal_the_reference),
+                                         TEST(tables_are_named)};
 TEST_MAIN(tests)
