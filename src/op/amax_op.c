@@ -50,13 +50,20 @@ void amax_compute(const struct quant_copy *copy, const struct opaq_spec *spec,
         return;
     }
     parallel = parallel_if_worth(parallel, copy->operand.rows * copy->operand.columns);
+    struct quant_copy along = *copy;
+    if (step == 0 && !copy->is_hadamard && copy->operand.column_step != 1) {
+        along.operand = quant_matrix_transposed(copy->operand); /* the same elements, as they lie in memory */
+        copy = &along;
+    }
     struct amax_task task = {.copy = copy, .spec = spec, .kernel = amax_kernel(), .amax = amax, .step = step};
     if (step != 0) {
         const struct opaq_body body = {amax_rows, &task};
         parallel_run(parallel, copy->operand.rows, &body);
         return;
     }
-    task.slots = max_int64(1, min_int64(SLOTS, copy->operand.rows));
+    /* columns that go through a transform are read side by side */
+    const int64_t together = copy->is_hadamard ? 512 : 1;
+    task.slots = max_int64(1, min_int64(SLOTS, copy->operand.rows / together));
     const struct opaq_body body = {amax_slots, &task};
     parallel_run(parallel, task.slots, &body);
     uint32_t bits = 0;

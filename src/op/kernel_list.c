@@ -34,6 +34,7 @@ static void pass_quant(struct search *search) {
         for (int f = 0; f < OPAQ_FORMAT_COUNT; ++f) {
             pass(search, tables[t]->quantize[f].name, tables[t]->features);
             pass(search, tables[t]->dequantize[f].name, tables[t]->features);
+            pass(search, tables[t]->both[f].name, tables[t]->features);
         }
         pass(search, tables[t]->amax.name, tables[t]->features);
         pass(search, tables[t]->decode_row.name, tables[t]->features);

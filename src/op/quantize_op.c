@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/forced_kernels.h"
 #include "base/fp_environment.h"
 #include "base/parallel_run.h"
 #include "format/proto_layout.h"
@@ -82,7 +83,12 @@ static void settle_amax(const struct quant_job *job, const struct opaq_quantize_
         const struct quant_copy *copy = &job->copy[i];
         const float *given = copy->usage == OPAQ_ROWWISE ? args->amax_rowwise : args->amax_columnwise;
         const int64_t count = copy->amax_step == 0 ? 1 : copy->operand.rows;
-        if (given == NULL) {
+        const struct quant_copy *other = &job->copy[0];
+        const bool is_shared =
+            i > 0 && copy->amax_step == 0 && !copy->is_hadamard && args->amax_rowwise == NULL;
+        if (given == NULL && is_shared) {
+            copy->amax[0] = other->amax[0];
+        } else if (given == NULL) {
             amax_compute(copy, &job->spec, args->parallel, copy->amax, copy->amax_step);
             const uint64_t saved = fp_environment_enter();
             for (int64_t k = 0; k < count; ++k) {
@@ -124,6 +130,32 @@ static void run_copies(const struct quant_job *job, const struct quant_kernel *k
     }
 }
 
+static void run_both(void *argument, int64_t begin, int64_t end) {
+    const struct quant_job *job = argument;
+    const int64_t rows = job->copy[0].operand.rows;
+    both_kernel((enum opaq_format)job->spec.format)
+        ->run(job, begin * QUANT_BOTH_ROWS, min_int64(rows, end * QUANT_BOTH_ROWS));
+}
+
+/* Both copies in one pass, if there is a kernel for it and nobody asks for that of single copies. */
+static bool quantize_both(struct quant_job *job, const struct opaq_parallel *parallel) {
+    const struct quant_matrix *x = &job->copy[0].operand;
+    const struct both_kernel *kernel = both_kernel((enum opaq_format)job->spec.format);
+    if (job->copy_count < 2 || x->rows == 0 || x->columns == 0 || kernel->run == NULL ||
+        kernel_is_forced(quantize_kernel((enum opaq_format)job->spec.format)->name)) {
+        return false;
+    }
+    const uint64_t saved = fp_environment_enter();
+    const bool is_covered = kernel->covers(job);
+    fp_environment_leave(saved);
+    if (!is_covered) {
+        return false;
+    }
+    const struct opaq_body body = {run_both, job};
+    parallel_run(parallel_if_worth(parallel, x->rows * x->columns), ceil_div(x->rows, QUANT_BOTH_ROWS), &body);
+    return true;
+}
+
 enum opaq_status quantize_checked(const struct opaq_view *x, const struct opaq_quantize_args *args,
                                   const struct opaq_view *out, struct opaq_error *error) {
     const enum opaq_status status = check_args(out, args, error);
@@ -144,7 +176,9 @@ enum opaq_status quantize_checked(const struct opaq_view *x, const struct opaq_q
     } else if (job.spec.format == OPAQ_NVFP4) {
         settle_amax(&job, args);
     }
-    run_copies(&job, quantize_kernel((enum opaq_format)job.spec.format), true, args->parallel);
+    if (!quantize_both(&job, args->parallel)) {
+        run_copies(&job, quantize_kernel((enum opaq_format)job.spec.format), true, args->parallel);
+    }
     return OPAQ_OK;
 }
 

@@ -5,20 +5,21 @@
 #include "quant/columns_vec.h"
 
 /* Columns that are done together: rows are read as far as that at a time. */
-enum { AMAX_COLUMNS = 512, AMAX_STEPS = AMAX_COLUMNS / STEP };
+enum { AMAX_COLUMNS = 512, AMAX_STEPS = AMAX_COLUMNS / STEP, AHEAD_ROWS = 8 };
 
 /* Keys of steps of columns. */
 struct column_keys {
     struct step step[AMAX_STEPS];
 };
 
-/* One row's columns, `columns` of them, joined to the keys. */
+/* One row's columns, `columns` of them, joined to the keys. Memory is asked for what lies `ahead` bytes on. */
 VEC_INLINE void column_keys_add(struct column_keys *keys, const char *x, int64_t columns,
-                                enum opaq_element dtype, bool drop_nan) {
+                                enum opaq_element dtype, bool drop_nan, int64_t ahead) {
     const int64_t bytes = element_bytes(dtype);
     for (int64_t i = 0; i * STEP < columns; ++i) {
         char staged[STEP * 4];
         const char *from = x + i * STEP * bytes;
+        __builtin_prefetch(from + ahead);
         const int64_t inside = columns - i * STEP;
         if (inside < STEP) {
             memset(staged, 0, sizeof staged);
@@ -38,7 +39,7 @@ VEC_INLINE void column_amaxes(const struct quant_matrix *m, int64_t row, int64_t
     memset(&keys, 0, sizeof keys);
     for (int64_t i = row; i < row_end; ++i) {
         column_keys_add(&keys, (const char *)m->data + (i * m->column_step + c) * bytes, columns, dtype,
-                        drop_nan);
+                        drop_nan, AHEAD_ROWS * m->column_step * bytes);
     }
     for (int64_t i = 0; i * STEP < columns; ++i) {
         const struct step_floats each = step_amaxes(keys.step[i], dtype, drop_nan);

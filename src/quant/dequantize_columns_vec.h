@@ -163,7 +163,7 @@ VEC_INLINE void turn_codes(const struct column_decode *how, const struct decode_
         }
     }
     memset(tile + together->columns * TILE, 0, (size_t)((TILE - together->columns) * TILE));
-    transpose_tile(tile, TILE, TILE, turned, TILE);
+    transpose_tile(tile, TILE, TILE, TILE, true, turned, TILE, false);
 }
 
 VEC_INLINE void dequantize_turned(const struct column_decode *how, struct decode_columns *together) {

@@ -63,6 +63,11 @@ const struct quant_kernel *dequantize_kernel(enum opaq_format format) {
     return &table_for(offset)->dequantize[format];
 }
 
+const struct both_kernel *both_kernel(enum opaq_format format) {
+    const size_t offset = offsetof(struct quant_table, both) + (size_t)format * sizeof(struct both_kernel);
+    return &table_for(offset)->both[format];
+}
+
 const struct amax_kernel *amax_kernel(void) { return &table_for(offsetof(struct quant_table, amax))->amax; }
 
 const struct decode_row_kernel *decode_row_kernel(void) {

@@ -15,6 +15,15 @@ struct quant_kernel {
     void (*run)(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end);
 };
 
+/* Both copies of rows [r, r_end) of x in one pass over it, where `covers` says so: it is asked once for the whole job, its
+ * amaxes being there. r is a multiple of QUANT_BOTH_ROWS, and r_end too unless it is the last. The reference has none. */
+enum { QUANT_BOTH_ROWS = 128 };
+struct both_kernel {
+    const char *name;
+    bool (*covers)(const struct quant_job *job);
+    void (*run)(const struct quant_job *job, int64_t r, int64_t r_end);
+};
+
 /* The amax of operand rows [r, r_end): one for all of them into *amax, or (step 1) one for each into
  * amax[r], ... */
 struct amax_kernel {
@@ -37,6 +46,7 @@ struct quant_table {
     uint32_t features; /* bits of enum opaq_cpu_feature that it needs */
     struct quant_kernel quantize[OPAQ_FORMAT_COUNT];
     struct quant_kernel dequantize[OPAQ_FORMAT_COUNT];
+    struct both_kernel both[OPAQ_FORMAT_COUNT]; /* may be empty */
     struct amax_kernel amax;
     struct decode_row_kernel decode_row; /* run may be NULL */
 };
@@ -47,6 +57,7 @@ const struct quant_table *const *quant_tables(int *count);
 /* The kernels for this machine. */
 const struct quant_kernel *quantize_kernel(enum opaq_format format);
 const struct quant_kernel *dequantize_kernel(enum opaq_format format);
+const struct both_kernel *both_kernel(enum opaq_format format);
 const struct amax_kernel *amax_kernel(void);
 const struct decode_row_kernel *decode_row_kernel(void);
 

@@ -27,6 +27,16 @@ const struct quant_table quant_table_avx2 = {
             {"dequantize_mxfp4_avx2", dequantize_avx2},
             {"dequantize_nvfp4_avx2", dequantize_avx2},
         },
+    .both =
+        {
+            {"quantize_both_fp8_avx2", covers_both_fp8_avx2, quantize_both_fp8_avx2},
+            {"quantize_both_fp8row_avx2", covers_both_fp8_avx2, quantize_both_fp8_avx2},
+            {"quantize_both_fp8blk1_avx2", covers_both_fp8_avx2, quantize_both_fp8_avx2},
+            {"quantize_both_fp8blk2_avx2", covers_both_fp8_avx2, quantize_both_fp8_avx2},
+            {"quantize_both_mxfp8_avx2", covers_both_mx_avx2, quantize_both_mx_avx2},
+            {"quantize_both_mxfp4_avx2", covers_both_mx_avx2, quantize_both_mx_avx2},
+            {"quantize_both_nvfp4_avx2", covers_both_nvfp4_avx2, quantize_both_nvfp4_avx2},
+        },
     .amax = {"amax_avx2", amax_avx2},
     .decode_row = {"decode_row_avx2", decode_row_avx2},
 };

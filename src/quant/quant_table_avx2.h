@@ -16,4 +16,11 @@ void amax_avx2(const struct quant_copy *copy, const struct opaq_spec *spec, int6
 void decode_row_avx2(const struct opaq_spec *spec, const struct quant_copy *copy, int64_t row, int64_t k,
                      const uint8_t *codes, int n, float *to);
 
+bool covers_both_fp8_avx2(const struct quant_job *job);
+void quantize_both_fp8_avx2(const struct quant_job *job, int64_t r, int64_t r_end);
+bool covers_both_mx_avx2(const struct quant_job *job);
+void quantize_both_mx_avx2(const struct quant_job *job, int64_t r, int64_t r_end);
+bool covers_both_nvfp4_avx2(const struct quant_job *job);
+void quantize_both_nvfp4_avx2(const struct quant_job *job, int64_t r, int64_t r_end);
+
 #endif

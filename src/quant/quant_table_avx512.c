@@ -27,6 +27,16 @@ const struct quant_table quant_table_avx512 = {
             {"dequantize_mxfp4_avx512", dequantize_avx512},
             {"dequantize_nvfp4_avx512", dequantize_avx512},
         },
+    .both =
+        {
+            {"quantize_both_fp8_avx512", covers_both_fp8_avx512, quantize_both_fp8_avx512},
+            {"quantize_both_fp8row_avx512", covers_both_fp8_avx512, quantize_both_fp8_avx512},
+            {"quantize_both_fp8blk1_avx512", covers_both_fp8_avx512, quantize_both_fp8_avx512},
+            {"quantize_both_fp8blk2_avx512", covers_both_fp8_avx512, quantize_both_fp8_avx512},
+            {"quantize_both_mxfp8_avx512", covers_both_mx_avx512, quantize_both_mx_avx512},
+            {"quantize_both_mxfp4_avx512", covers_both_mx_avx512, quantize_both_mx_avx512},
+            {"quantize_both_nvfp4_avx512", covers_both_nvfp4_avx512, quantize_both_nvfp4_avx512},
+        },
     .amax = {"amax_avx512", amax_avx512},
     .decode_row = {"decode_row_avx512", decode_row_avx512},
 };

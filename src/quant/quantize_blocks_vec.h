@@ -10,19 +10,19 @@
 #include "format/swizzle.h"
 #include "quant/fold_vec.h"
 #include "quant/quant_job.h"
+#include "quant/region_vec.h"
 #include "quant/scales_vec.h"
 
 enum { BLOCK_ROW_LIMIT = 32, STRETCH_ELEMENTS = 2048, STRETCH_GROUPS = STRETCH_ELEMENTS / (16 * FLOATS) };
 
-/* How far ahead memory is asked for. */
-enum { AHEAD_BYTES = 8192 };
-
-/* Which blocks; constants where it is used, except `spec`. */
+/* Which blocks; constants where it is used, except the last three. */
 struct block_kind {
     struct encode_how how;
     int block;
     bool is_nvfp4;
     const struct opaq_spec *spec;
+    int64_t ahead; /* bytes from what is read to what memory is asked for */
+    bool streams;  /* codes are written past the caches */
 };
 
 /* The amaxes of FLOATS blocks from column 0 of `rows` on. */
@@ -53,8 +53,9 @@ VEC_INLINE struct block_scales group_scales(struct block_kind kind, const char *
         amax = group_amax(kind, x, row_bytes, rows, true);
         has_nans = true;
     }
-    struct block_scales scales = kind.is_nvfp4 ? nvfp4_scales(amax, vecf_set(global), kind.spec, is_te)
-                                               : mx_scales(amax, kind.how.element, kind.spec, is_te);
+    struct block_scales scales =
+        kind.is_nvfp4 ? nvfp4_scales(amax, vecf_set(global), vecf_set(1.0f / global), kind.spec, is_te)
+                      : mx_scales(amax, kind.how.element, kind.spec, is_te);
     scales.is_plain = scales.is_plain && is_te && !has_nans;
     return scales;
 }
@@ -76,15 +77,15 @@ VEC_INLINE void encode_groups(struct block_kind kind, const char *x, int groups,
         for (int k = 0; k < AT_ONCE; ++k) {
             const vecf apply = step_factors(factors, i + k, kind.block);
             const struct step step = step_load(x + (i + k) * step_bytes, kind.how.dtype);
-            __builtin_prefetch(x + (i + k) * step_bytes + AHEAD_BYTES);
+            __builtin_prefetch(x + (i + k) * step_bytes + kind.ahead);
             codes[k] = is_plain ? encode_plain(step, kind.how.dtype, kind.how.element, apply, apply)
                                 : encode_step(kind.how, step, apply, apply);
         }
         if (kind.how.element == OPAQ_E2M1) {
-            vec_store(data + i * STEP / 2, pack_nibbles(codes[0], codes[1], codes[2], codes[3]));
+            vec_put(data + i * STEP / 2, pack_nibbles(codes[0], codes[1], codes[2], codes[3]), kind.streams);
         } else {
-            vec_store(data + i * STEP, pack_bytes(codes[0], codes[1]));
-            vec_store(data + (i + 2) * STEP, pack_bytes(codes[2], codes[3]));
+            vec_put(data + i * STEP, pack_bytes(codes[0], codes[1]), kind.streams);
+            vec_put(data + (i + 2) * STEP, pack_bytes(codes[2], codes[3]), kind.streams);
         }
     }
 }
@@ -161,7 +162,7 @@ VEC_INLINE void quantize_stretch(struct block_kind kind, const struct block_stre
 }
 
 /* Columns [c, c_end) of rows [r, r + rows), which share their scales; c_end is the last one, or c_end - c a multiple of
- * STRETCH_ELEMENTS. */
+ * a group. */
 VEC_INLINE void quantize_block_rows(struct block_kind kind, const struct quant_copy *copy, int64_t r, int rows,
                                     int64_t c, int64_t c_end, float global) {
     enum { GROUP_LIMIT = 32 * FLOATS };
@@ -193,6 +194,7 @@ VEC_INLINE void quantize_block_rows(struct block_kind kind, const struct quant_c
             stretch = (struct block_stretch){staged, group * bytes, staged_codes, group, rows, 1};
         }
         const int64_t blocks = ceil_div(n, kind.block);
+        kind.streams = kind.streams && groups != 0;
         quantize_stretch(kind, &stretch, copy, r, c / kind.block, blocks, global);
         for (int i = 0; groups == 0 && i < rows; ++i) {
             store_partly(data + i * (copy->data_row_step / packing), staged_codes + i * group, n, packing,

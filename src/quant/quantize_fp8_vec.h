@@ -7,9 +7,10 @@
 #include "quant/amax_vec.h"
 #include "quant/quant_table_ref.h"
 #include "quant/quantize_fp8_columns_vec.h"
+#include "quant/region_vec.h"
 #include "quant/scales_vec.h"
 
-enum { FP8_BLOCK = 128, AHEAD_BYTES = 8192 };
+enum { FP8_BLOCK = 128 };
 
 /* Blocks next to each other that are done together: their scales are computed in one vector. Square ones are read twice,
  * and must stay in the cache in between. */
@@ -77,16 +78,6 @@ VEC_INLINE const char *operand_at(const struct quant_matrix *m, int64_t r, int64
     return (const char *)m->data + (r * m->row_step + c) * element_bytes(dtype);
 }
 
-/* ---- one scale for the tensor ---- */
-
-VEC_INLINE void fp8_tensor_rows(struct encode_how how, const struct quant_job *job,
-                                const struct quant_copy *copy, int64_t r, int64_t r_end) {
-    for (int64_t row = r; row < r_end; ++row) {
-        encode_unseen(how, operand_at(&copy->operand, row, 0, how.dtype), copy->operand.columns,
-                      job->tensor_scale, copy->data + row * copy->data_row_step);
-    }
-}
-
 /* ---- one for each row ---- */
 
 VEC_INLINE void fp8_scaled_rows(struct encode_how how, const struct quant_job *job,
@@ -116,6 +107,7 @@ struct fp8_group {
     int64_t row_bytes;
     int64_t rows;
     int64_t columns;
+    int64_t ahead; /* bytes from what is read to what memory is asked for */
 };
 
 /* The amax of each block. */
@@ -138,6 +130,9 @@ VEC_INLINE vecf fp8_group_amax(const struct fp8_group *group, enum opaq_element 
                 from = staged;
             }
             for (int i = 0; i < parts; ++i) {
+                if (group->rows > 1) { /* else it is done while codes are made */
+                    __builtin_prefetch(from + group->ahead + i * VEC_BYTES);
+                }
                 key[b] = key_max(key[b], key_of(vec_load(from + i * VEC_BYTES), dtype, drop_nan), dtype);
             }
         }
@@ -145,12 +140,20 @@ VEC_INLINE vecf fp8_group_amax(const struct fp8_group *group, enum opaq_element 
     return magnitudes_to_floats(key_magnitude(fold_keys(key, FLOATS, dtype), dtype, drop_nan), dtype);
 }
 
-VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, const struct quant_copy *copy,
-                          int64_t r, int64_t c, int64_t rows) {
-    const struct quant_matrix *m = &copy->operand;
-    const struct scale_layout *layout = &copy->scale_layout;
+/* Where the codes of blocks go, and their scales: those of one row of blocks, by steps, in up to two places. */
+struct fp8_target {
+    uint8_t *data;
+    int64_t data_step;
+    float *scale[2];
+    int64_t scale_step[2];
+    int64_t ahead; /* bytes from what is read to what memory is asked for */
+};
+
+/* Rows [r, r + rows) and columns [c, c_end) of x, at most as many as are done together. */
+VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, const struct quant_matrix *m,
+                          int64_t r, int64_t rows, int64_t c, int64_t c_end, const struct fp8_target *target) {
     const struct fp8_group group = {operand_at(m, r, c, how.dtype), m->row_step * element_bytes(how.dtype),
-                                    rows, min_int64(fp8_group_columns(copy->block_rows), m->columns - c)};
+                                    rows, c_end - c, target->ahead};
     const vecf all = fp8_group_amax(&group, how.dtype, false);
     vecf amax = all;
     if (!how.is_careful && any32(above32((vec32)all, 0x7F800000u))) {
@@ -164,19 +167,21 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
     vec_store(each, (vec32)all);
     vec_store(apply, (vec32)scales.apply);
     vec_store(stored, (vec32)scales.stored);
-    float *const scale =
-        (float *)copy->scale + r / layout->row_per * layout->row_step + c / FP8_BLOCK * layout->column_step;
     for (int b = 0; b * FP8_BLOCK < group.columns; ++b) {
-        scale[b * layout->column_step] = stored[b];
+        for (int i = 0; i < 2; ++i) {
+            if (target->scale[i] != NULL) {
+                target->scale[i][b * target->scale_step[i]] = stored[b];
+            }
+        }
     }
     for (int64_t i = 0; i < rows; ++i) {
         for (int b = 0; b * FP8_BLOCK < group.columns; ++b) {
             const int64_t place = (int64_t)b * FP8_BLOCK;
             const char *const x = group.x + i * group.row_bytes + place * element_bytes(how.dtype);
-            uint8_t *const data = copy->data + (r + i) * copy->data_row_step + c + place;
+            uint8_t *const data = target->data + i * target->data_step + place;
             const int64_t n = min_int64(FP8_BLOCK, group.columns - place);
             if (rows == 1) {
-                prefetch_run(x + AHEAD_BYTES, FP8_BLOCK * element_bytes(how.dtype));
+                prefetch_run(x + target->ahead, FP8_BLOCK * element_bytes(how.dtype));
             }
             if (n == FP8_BLOCK && is_plain_amax(how, each[b], apply[b])) {
                 encode_run(how, x, FP8_BLOCK, apply[b], true, data); /* a constant, so without a loop's end */
@@ -187,52 +192,166 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
     }
 }
 
+/* Blocks of 1x128 along rows [r, r_end), columns [c, c_end). */
 VEC_INLINE void fp8_block_rows(struct encode_how how, const struct quant_job *job,
-                               const struct quant_copy *copy, int64_t r, int64_t r_end) {
-    for (int64_t row = r; row < r_end; row += copy->block_rows) {
-        for (int64_t c = 0; c < copy->operand.columns; c += fp8_group_columns(copy->block_rows)) {
-            fp8_group(how, job, copy, row, c, min_int64(copy->block_rows, r_end - row));
+                               const struct quant_copy *copy, int64_t r, int64_t r_end, int64_t c,
+                               int64_t c_end, int64_t ahead) {
+    const struct scale_layout *layout = &copy->scale_layout;
+    for (int64_t row = r; row < r_end; ++row) {
+        for (int64_t i = c; i < c_end; i += fp8_group_columns(1)) {
+            const struct fp8_target target = {
+                copy->data + row * copy->data_row_step + i,
+                copy->data_row_step,
+                {(float *)copy->scale + row * layout->row_step + i / FP8_BLOCK * layout->column_step, NULL},
+                {layout->column_step, 0},
+                ahead};
+            fp8_group(how, job, &copy->operand, row, 1, i, min_int64(i + fp8_group_columns(1), c_end), &target);
         }
+    }
+}
+
+/* ---- one code for both copies: a scale for the tensor, or for squares of 128x128 ---- */
+
+/* The matrix as it lies. */
+VEC_INLINE struct quant_matrix region_matrix(const struct quant_region *region) {
+    return region->rowwise != NULL ? region->rowwise->operand
+                                   : quant_matrix_transposed(region->columnwise->operand);
+}
+
+/* Codes and scales of up to FP8_BLOCK rows and fp8_group_columns() columns to target->data. */
+VEC_INLINE void fp8_shared_codes(struct encode_how how, const struct quant_job *job,
+                                 const struct quant_region *part, struct fp8_target target) {
+    const struct quant_matrix m = region_matrix(part);
+    if (job->spec.format == OPAQ_FP8) {
+        for (int64_t row = part->row; row < part->row_end; ++row) {
+            const char *const x = operand_at(&m, row, part->c, how.dtype);
+            if (part->columnwise != NULL) {
+                prefetch_run(x + target.ahead, (int)(part->c_end - part->c) * element_bytes(how.dtype));
+            }
+            encode_unseen(how, x, part->c_end - part->c, job->tensor_scale,
+                          target.data + (row - part->row) * target.data_step);
+        }
+        return;
+    }
+    if (part->rowwise != NULL) {
+        const struct scale_layout *layout = &part->rowwise->scale_layout;
+        target.scale[0] = (float *)part->rowwise->scale + part->row / FP8_BLOCK * layout->row_step +
+                          part->c / FP8_BLOCK * layout->column_step;
+        target.scale_step[0] = layout->column_step;
+    }
+    if (part->columnwise != NULL) {
+        const struct scale_layout *layout = &part->columnwise->scale_layout;
+        target.scale[1] = (float *)part->columnwise->scale + part->row / FP8_BLOCK * layout->column_step +
+                          part->c / FP8_BLOCK * layout->row_step;
+        target.scale_step[1] = layout->row_step;
+    }
+    fp8_group(how, job, &m, part->row, part->row_end - part->row, part->c, part->c_end, &target);
+}
+
+/* Codes are made where the rowwise copy has them, or else beside, and turned from there. */
+VEC_INLINE void fp8_shared_region(struct encode_how how, const struct quant_job *job,
+                                  struct quant_region region) {
+    struct fp8_strip beside;
+    const struct quant_copy *rowwise = region.rowwise;
+    const struct quant_matrix m = region_matrix(&region);
+    const bool is_alone = region.columnwise == NULL && job->spec.format == OPAQ_FP8;
+    const int64_t width = is_alone                       ? max_int64(region.c_end - region.c, 1)
+                          : job->spec.format == OPAQ_FP8 ? FP8_WIDTH
+                                                         : fp8_group_columns(FP8_BLOCK);
+    for (int64_t row = region.row; row < region.row_end; row += FP8_TURNED_ROWS) {
+        const int64_t row_end = min_int64(row + FP8_TURNED_ROWS, region.row_end);
+        for (int64_t c = region.c; c < region.c_end; c += width) {
+            const int64_t c_end = min_int64(c + width, region.c_end);
+            struct fp8_target target = {.data = beside.codes,
+                                        .data_step = FP8_PITCH,
+                                        .ahead = 2 * m.row_step * element_bytes(how.dtype)};
+            if (rowwise != NULL) {
+                target.data = rowwise->data + row * rowwise->data_row_step + c;
+                target.data_step = rowwise->data_row_step;
+            }
+            uint8_t *const codes = target.data;
+            for (int64_t r = row; r < row_end; r += FP8_BLOCK) {
+                const struct quant_region part = {
+                    rowwise, region.columnwise, r, min_int64(r + FP8_BLOCK, row_end), c, c_end};
+                target.data = codes + (r - row) * target.data_step;
+                fp8_shared_codes(how, job, &part, target);
+            }
+            if (region.columnwise != NULL) {
+                fp8_turn(codes, target.data_step, rowwise == NULL, region.columnwise, row, row_end - row, c,
+                         c_end - c);
+            }
+        }
+    }
+}
+
+/* ---- the others ---- */
+
+/* Blocks of 128 along rows, or down columns. Where both are made, part of the columns is done before the next. */
+VEC_INLINE void fp8_block_region(struct encode_how how, const struct quant_job *job,
+                                 struct quant_region region) {
+    struct fp8_strip strip;
+    const int64_t width = region.columnwise != NULL ? AMAX_COLUMNS : max_int64(region.c_end - region.c, 1);
+    for (int64_t row = region.row; row < region.row_end; row += FP8_TURNED_ROWS) {
+        const int64_t row_end = min_int64(row + FP8_TURNED_ROWS, region.row_end);
+        for (int64_t c = region.c; c < region.c_end; c += width) {
+            const int64_t c_end = min_int64(c + width, region.c_end);
+            if (region.rowwise != NULL) {
+                fp8_block_rows(how, job, region.rowwise, row, row_end, c, c_end,
+                               region.columnwise == NULL ? AHEAD_BYTES : ahead_bytes(region.rowwise, 2));
+            }
+            if (region.columnwise != NULL) {
+                fp8_scaled_columns(how, job, region.columnwise, row, row_end, FP8_BLOCK, c, c_end, &strip);
+            }
+        }
+    }
+}
+
+/* Whole rows, or whole columns. */
+VEC_INLINE void fp8_row_region(struct encode_how how, const struct quant_job *job, struct quant_region region) {
+    struct fp8_strip strip;
+    if (region.rowwise != NULL) {
+        fp8_scaled_rows(how, job, region.rowwise, region.row, region.row_end);
+    }
+    for (int64_t c = region.c; region.columnwise != NULL && c < region.c_end; c += AMAX_COLUMNS) {
+        fp8_scaled_columns(how, job, region.columnwise, region.row, region.row_end,
+                           max_int64(region.row_end - region.row, 1), c, region.c_end, &strip);
     }
 }
 
 /* ---- which of them ---- */
 
 VEC_INLINE void quantize_fp8_how(struct encode_how how, const struct quant_job *job,
-                                 const struct quant_copy *copy, int64_t r, int64_t r_end) {
-    if (copy->operand.column_step != 1) {
-        quantize_fp8_columns(how, job, copy, r, r_end);
-    } else if (job->spec.format == OPAQ_FP8) {
-        fp8_tensor_rows(how, job, copy, r, r_end);
-    } else if (job->spec.format == OPAQ_FP8ROW) {
-        fp8_scaled_rows(how, job, copy, r, r_end);
+                                 struct quant_region region) {
+    if (job->spec.format == OPAQ_FP8ROW) {
+        fp8_row_region(how, job, region);
+    } else if (job->spec.format == OPAQ_FP8BLK1) {
+        fp8_block_region(how, job, region);
     } else {
-        fp8_block_rows(how, job, copy, r, r_end);
+        fp8_shared_region(how, job, region);
     }
 }
 
 VEC_INLINE void quantize_fp8_rule(enum opaq_element dtype, enum opaq_element element,
-                                  const struct quant_job *job, const struct quant_copy *copy, int64_t r,
-                                  int64_t r_end) {
+                                  const struct quant_job *job, struct quant_region region) {
     if (job->spec.rule == OPAQ_RULE_TE) {
         const struct encode_how how = {.dtype = dtype, .element = element};
-        quantize_fp8_how(how, job, copy, r, r_end);
+        quantize_fp8_how(how, job, region);
     } else {
         const struct encode_how how = {.dtype = dtype,
                                        .element = element,
                                        .is_careful = true,
                                        .divides = true,
                                        .drops_zero_sign = job->spec.rule == OPAQ_RULE_COMPRESSED_TENSORS};
-        quantize_fp8_how(how, job, copy, r, r_end);
+        quantize_fp8_how(how, job, region);
     }
 }
 
 VEC_INLINE void quantize_fp8_dtype(enum opaq_element dtype, const struct quant_job *job,
-                                   const struct quant_copy *copy, int64_t r, int64_t r_end) {
+                                   struct quant_region region) {
     if (job->spec.element == OPAQ_E5M2) {
-        quantize_fp8_rule(dtype, OPAQ_E5M2, job, copy, r, r_end);
+        quantize_fp8_rule(dtype, OPAQ_E5M2, job, region);
     } else {
-        quantize_fp8_rule(dtype, OPAQ_E4M3, job, copy, r, r_end);
+        quantize_fp8_rule(dtype, OPAQ_E4M3, job, region);
     }
 }
 
@@ -245,19 +364,42 @@ static inline bool fp8_is_usual(const struct quant_job *job) {
                                            : float_to_bits(factor) >> 31 == 0);
 }
 
-static inline void quantize_fp8_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
-                                    int64_t r_end) {
+static void fp8_quantize_region(const struct quant_job *job, struct quant_region region) {
+    const enum opaq_element dtype = job->copy[0].operand.dtype;
+    if (dtype == OPAQ_BF16) {
+        quantize_fp8_dtype(OPAQ_BF16, job, region);
+    } else if (dtype == OPAQ_F16) {
+        quantize_fp8_dtype(OPAQ_F16, job, region);
+    } else {
+        quantize_fp8_dtype(OPAQ_F32, job, region);
+    }
+    finish_streams();
+}
+
+/* Whether vectors can do it. */
+static inline bool fp8_is_covered(const struct quant_job *job, const struct quant_copy *copy) {
     const bool is_along = (copy->operand.column_step == 1 || copy->operand.row_step == 1) &&
                           copy->data_column_step == 1 && copy->operand.columns > 0;
-    if (!is_along || !fp8_is_usual(job) || (job->spec.options & OPAQ_STOCHASTIC)) {
-        (job->spec.format == OPAQ_FP8 ? quantize_fp8_tensor_ref : quantize_fp8_blocks_ref)(job, copy, r, r_end);
-    } else if (copy->operand.dtype == OPAQ_BF16) {
-        quantize_fp8_dtype(OPAQ_BF16, job, copy, r, r_end);
-    } else if (copy->operand.dtype == OPAQ_F16) {
-        quantize_fp8_dtype(OPAQ_F16, job, copy, r, r_end);
+    return is_along && fp8_is_usual(job) && (job->spec.options & OPAQ_STOCHASTIC) == 0;
+}
+
+static inline void quantize_fp8_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                                    int64_t r_end) {
+    if (fp8_is_covered(job, copy)) {
+        fp8_quantize_region(job, region_of_copy(copy, copy->operand.column_step == 1, r, r_end));
     } else {
-        quantize_fp8_dtype(OPAQ_F32, job, copy, r, r_end);
+        (job->spec.format == OPAQ_FP8 ? quantize_fp8_tensor_ref : quantize_fp8_blocks_ref)(job, copy, r, r_end);
     }
+}
+
+static inline bool covers_both_fp8_vec(const struct quant_job *job) {
+    return job->spec.format != OPAQ_FP8ROW && fp8_is_covered(job, &job->copy[0]) &&
+           fp8_is_covered(job, &job->copy[1]) && job->copy[0].operand.column_step == 1 &&
+           job->copy[1].operand.row_step == 1;
+}
+
+static inline void quantize_both_fp8_vec(const struct quant_job *job, int64_t r, int64_t r_end) {
+    fp8_quantize_region(job, region_of_both(job, r, r_end));
 }
 
 #endif

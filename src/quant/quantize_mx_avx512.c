@@ -9,4 +9,10 @@
 void quantize_mx_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end) {
     quantize_mx_vec(job, copy, r, r_end);
 }
+
+bool covers_both_mx_avx512(const struct quant_job *job) { return covers_both_mx_vec(job); }
+
+void quantize_both_mx_avx512(const struct quant_job *job, int64_t r, int64_t r_end) {
+    quantize_both_mx_vec(job, r, r_end);
+}
 #endif

@@ -7,8 +7,9 @@
 #include "quant/columns_vec.h"
 #include "quant/scales_vec.h"
 
-/* A strip of this many columns is done at a time, which makes whole vectors of codes. */
-enum { MX_BLOCK = 32, MX_STEPS = 4, MX_STRIP = MX_STEPS * STEP };
+/* So many columns are done at a time, row by row, so that memory is read and written in long runs; codes are made in strips
+ * of whole vectors. */
+enum { MX_BLOCK = 32, MX_STEPS = 4, MX_STRIP = MX_STEPS * STEP, MX_WIDTH = 2048 };
 
 /* Constants where it is used, except `spec`. */
 struct mx_columns {
@@ -17,91 +18,94 @@ struct mx_columns {
     const struct opaq_spec *spec;
 };
 
-/* The factors of a strip, and whether all of its elements are plain. */
+/* What columns are multiplied with, step by step; before that their keys. */
 struct mx_column_factors {
-    struct step_floats step[MX_STEPS];
+    struct step_floats step[MX_WIDTH / STEP];
+    uint8_t codes[MX_WIDTH]; /* of the scales */
     bool is_plain;
 };
 
-VEC_INLINE struct step_floats mx_column_amaxes(const struct column_source *source, int64_t rows, int64_t place,
-                                               enum opaq_element dtype, bool drop_nan) {
-    struct step keys = step_keys(step_load(source->x + place, dtype), dtype, drop_nan);
-    for (int64_t i = 1; i < rows; ++i) {
-        const struct step x = step_load(source->x + i * source->row_bytes + place, dtype);
-        keys = step_keys_max(keys, step_keys(x, dtype, drop_nan), dtype);
+/* A step of a row of which `left` columns are there. */
+VEC_INLINE struct step load_step_partly(const char *x, int64_t left, enum opaq_element dtype) {
+    char staged[STEP * 4];
+    if (left >= STEP) {
+        return step_load(x, dtype);
     }
-    return step_amaxes(keys, dtype, drop_nan);
+    memset(staged, 0, sizeof staged);
+    memcpy(staged, x, (size_t)(max_int64(left, 0) * element_bytes(dtype)));
+    return step_load(staged, dtype);
+}
+
+/* The amaxes of `columns` columns, row by row. */
+VEC_INLINE void mx_column_amaxes(const struct column_source *source, int64_t rows, int64_t columns,
+                                 enum opaq_element dtype, bool drop_nan, struct step_floats *amax) {
+    struct step keys[MX_WIDTH / STEP];
+    const int64_t step_bytes = STEP * element_bytes(dtype);
+    const int64_t steps = round_up(columns, MX_STRIP) / STEP;
+    memset(keys, 0, (size_t)steps * sizeof keys[0]);
+    for (int64_t i = 0; i < rows; ++i) {
+        const char *const x = source->x + i * source->row_bytes;
+        for (int64_t s = 0; s < steps; ++s) {
+            const struct step step = load_step_partly(x + s * step_bytes, columns - s * STEP, dtype);
+            __builtin_prefetch(x + s * step_bytes + 2 * source->row_bytes);
+            keys[s] = step_keys_max(keys[s], step_keys(step, dtype, drop_nan), dtype);
+        }
+    }
+    for (int64_t s = 0; s < steps; ++s) {
+        amax[s] = step_amaxes(keys[s], dtype, drop_nan);
+    }
 }
 
 /* Square blocks: one amax for MX_BLOCK columns. */
-VEC_INLINE void mx_square_amaxes(struct step_floats amax[MX_STEPS]) {
+VEC_INLINE void mx_square_amaxes(struct step_floats *amax) {
     enum { TOGETHER = MX_BLOCK / STEP };
-    for (int s = 0; s < MX_STEPS; s += TOGETHER) {
-        vec32 all = max32((vec32)amax[s].even, (vec32)amax[s].odd);
-        for (int i = 1; i < TOGETHER; ++i) {
-            all = max32(all, max32((vec32)amax[s + i].even, (vec32)amax[s + i].odd));
-        }
-        all = max_of_all(all);
-        for (int i = 0; i < TOGETHER; ++i) {
-            amax[s + i] = (struct step_floats){(vecf)all, (vecf)all};
-        }
+    vec32 all = max32((vec32)amax[0].even, (vec32)amax[0].odd);
+    for (int i = 1; i < TOGETHER; ++i) {
+        all = max32(all, max32((vec32)amax[i].even, (vec32)amax[i].odd));
+    }
+    all = max_of_all(all);
+    for (int i = 0; i < TOGETHER; ++i) {
+        amax[i] = (struct step_floats){(vecf)all, (vecf)all};
     }
 }
 
-/* Scale codes of a strip, and its factors. */
-VEC_INLINE struct mx_column_factors mx_column_scales(struct mx_columns kind, const struct column_source *source,
-                                                     int64_t rows, uint8_t codes[MX_STRIP]) {
+/* Scale codes of columns, and their factors. */
+VEC_INLINE void mx_column_scales(struct mx_columns kind, const struct column_source *source, int64_t rows,
+                                 int64_t columns, struct mx_column_factors *factors) {
     const bool is_te = !kind.how.is_careful;
-    struct mx_column_factors factors = {.is_plain = is_te};
-    struct step_floats amax[MX_STEPS];
-    vec16 words[MX_STEPS];
-    for (int s = 0; s < MX_STEPS; ++s) {
-        const int64_t place = s * STEP * element_bytes(kind.how.dtype);
-        amax[s] = mx_column_amaxes(source, rows, place, kind.how.dtype, false);
-        if (is_te && has_nans(amax[s])) {
-            amax[s] = mx_column_amaxes(source, rows, place, kind.how.dtype, true);
-            factors.is_plain = false;
+    const int64_t steps = round_up(columns, MX_STRIP) / STEP;
+    bool is_plain = is_te;
+    mx_column_amaxes(source, rows, columns, kind.how.dtype, false, factors->step);
+    for (int64_t s = 0; is_te && s < steps; ++s) {
+        is_plain = is_plain && !has_nans(factors->step[s]);
+    }
+    if (is_te && !is_plain) {
+        mx_column_amaxes(source, rows, columns, kind.how.dtype, true, factors->step);
+    }
+    for (int64_t s = 0; kind.is_square && s < steps; s += MX_BLOCK / STEP) {
+        mx_square_amaxes(&factors->step[s]);
+    }
+    for (int64_t s = 0; s < steps; s += 2) {
+        vec16 words[2];
+        for (int i = 0; i < 2; ++i) {
+            const struct step_floats amax = factors->step[s + i];
+            const struct block_scales even = mx_scales(amax.even, kind.how.element, kind.spec, is_te);
+            const struct block_scales odd = mx_scales(amax.odd, kind.how.element, kind.spec, is_te);
+            words[i] = join_words(even.codes, odd.codes);
+            factors->step[s + i] = (struct step_floats){even.factors, odd.factors};
+            is_plain = is_plain && even.is_plain && odd.is_plain;
         }
+        vec_store(factors->codes + s * STEP, pack_bytes(words[0], words[1]));
     }
-    if (kind.is_square) {
-        mx_square_amaxes(amax);
+    for (int64_t s = 0; is_plain && s < steps; ++s) {
+        factors->step[s].even = factors->step[s].even * plain_factor(kind.how.element);
+        factors->step[s].odd = factors->step[s].odd * plain_factor(kind.how.element);
     }
-    for (int s = 0; s < MX_STEPS; ++s) {
-        const struct block_scales even = mx_scales(amax[s].even, kind.how.element, kind.spec, is_te);
-        const struct block_scales odd = mx_scales(amax[s].odd, kind.how.element, kind.spec, is_te);
-        words[s] = join_words(even.codes, odd.codes);
-        factors.step[s] = (struct step_floats){even.factors, odd.factors};
-        factors.is_plain = factors.is_plain && even.is_plain && odd.is_plain;
-    }
-    vec_store(codes, pack_bytes(words[0], words[1]));
-    vec_store(codes + 2 * STEP, pack_bytes(words[2], words[3]));
-    for (int s = 0; factors.is_plain && s < MX_STEPS; ++s) {
-        factors.step[s].even = factors.step[s].even * plain_factor(kind.how.element);
-        factors.step[s].odd = factors.step[s].odd * plain_factor(kind.how.element);
-    }
-    return factors;
-}
-
-/* A row of a strip. */
-VEC_INLINE void mx_column_row(struct encode_how how, const char *x, const struct mx_column_factors *factors,
-                              bool is_plain, uint8_t *data) {
-    vec16 codes[MX_STEPS];
-    for (int s = 0; s < MX_STEPS; ++s) {
-        const struct step step = step_load(x + s * STEP * element_bytes(how.dtype), how.dtype);
-        const struct step_floats apply = factors->step[s];
-        codes[s] = is_plain ? encode_plain(step, how.dtype, how.element, apply.even, apply.odd)
-                            : encode_step(how, step, apply.even, apply.odd);
-    }
-    if (how.element == OPAQ_E2M1) {
-        vec_store(data, pack_nibbles(codes[0], codes[1], codes[2], codes[3]));
-    } else {
-        vec_store(data, pack_bytes(codes[0], codes[1]));
-        vec_store(data + 2 * STEP, pack_bytes(codes[2], codes[3]));
-    }
+    factors->is_plain = is_plain;
 }
 
 static inline void store_mx_column_scales(const struct quant_copy *copy, int64_t c, int64_t columns,
-                                          int64_t block, const uint8_t codes[MX_STRIP]) {
+                                          int64_t block, const uint8_t *codes) {
     const struct scale_layout *layout = &copy->scale_layout;
     uint8_t *const scale = copy->scale;
     if (layout->swizzled_columns == 0) {
@@ -113,7 +117,7 @@ static inline void store_mx_column_scales(const struct quant_copy *copy, int64_t
     }
 }
 
-/* Codes of a row that ends within the strip; packed rows go on to the end of a block, with code 0. */
+/* Codes of a row that ends within a whole number of vectors; packed rows go on to the end of a block, with code 0. */
 VEC_INLINE void store_row_partly(const uint8_t *codes, int64_t columns, enum opaq_element element,
                                  uint8_t *data) {
     if (element != OPAQ_E2M1) {
@@ -127,38 +131,53 @@ VEC_INLINE void store_row_partly(const uint8_t *codes, int64_t columns, enum opa
     }
 }
 
-/* Rows from `row` on, up to MX_BLOCK of them, and up to MX_STRIP columns from c on. */
-VEC_INLINE void mx_column_strip(struct mx_columns kind, const struct quant_copy *copy, int64_t row, int64_t c,
-                                int64_t columns) {
-    char staged[MX_BLOCK * MX_STRIP * 4];
-    uint8_t codes[MX_STRIP];
-    const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;
-    const int64_t rows = min_int64(MX_BLOCK, copy->operand.columns - row);
-    const struct column_source source =
-        column_source_at(&copy->operand, row, rows, c, columns, MX_STRIP, kind.how.dtype, staged);
-    const struct mx_column_factors factors = mx_column_scales(kind, &source, rows, codes);
-    store_mx_column_scales(copy, c, columns, row / MX_BLOCK, codes);
-    for (int64_t i = 0; i < rows; ++i) {
-        uint8_t *const data = copy->data + ((row + i) * copy->data_column_step + c) / packing;
-        const char *const x = source.x + i * source.row_bytes;
-        uint8_t *const to = columns < MX_STRIP ? codes : data;
-        if (factors.is_plain) {
-            mx_column_row(kind.how, x, &factors, true, to);
-        } else {
-            mx_column_row(kind.how, x, &factors, false, to);
-        }
-        if (columns < MX_STRIP) {
-            store_row_partly(codes, columns, kind.how.element, data);
-        }
+/* Codes of a strip of a row, of which `left` columns are there. */
+VEC_INLINE void mx_column_codes(struct encode_how how, const char *x, int64_t left,
+                                const struct step_floats *factors, bool is_plain, bool streams, uint8_t *data) {
+    vec16 codes[MX_STEPS];
+    uint8_t staged[MX_STRIP];
+    uint8_t *const to = left < MX_STRIP ? staged : data;
+    const bool past_caches = streams && left >= MX_STRIP;
+    for (int s = 0; s < MX_STEPS; ++s) {
+        const struct step step =
+            load_step_partly(x + s * STEP * element_bytes(how.dtype), left - s * STEP, how.dtype);
+        const struct step_floats apply = factors[s];
+        codes[s] = is_plain ? encode_plain(step, how.dtype, how.element, apply.even, apply.odd)
+                            : encode_step(how, step, apply.even, apply.odd);
+    }
+    if (how.element == OPAQ_E2M1) {
+        vec_put(to, pack_nibbles(codes[0], codes[1], codes[2], codes[3]), past_caches);
+    } else {
+        vec_put(to, pack_bytes(codes[0], codes[1]), past_caches);
+        vec_put(to + 2 * STEP, pack_bytes(codes[2], codes[3]), past_caches);
+    }
+    if (left < MX_STRIP) {
+        store_row_partly(staged, left, how.element, data);
     }
 }
 
-/* Rows [row, row_end) and columns [c, c_end) of x; row is a multiple of MX_BLOCK, c of MX_STRIP. */
-VEC_INLINE void mx_column_range(struct mx_columns kind, const struct quant_copy *copy, int64_t row,
-                                int64_t row_end, int64_t c, int64_t c_end) {
-    for (; row < row_end; row += MX_BLOCK) {
-        for (int64_t i = c; i < c_end; i += MX_STRIP) {
-            mx_column_strip(kind, copy, row, i, min_int64(MX_STRIP, c_end - i));
+/* Rows from `row` on, up to MX_BLOCK of them, and up to MX_WIDTH columns from c on. */
+VEC_INLINE void mx_column_part(struct mx_columns kind, const struct quant_copy *copy, int64_t row, int64_t c,
+                               int64_t columns, bool streams) {
+    struct mx_column_factors factors;
+    const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;
+    const int64_t bytes = element_bytes(kind.how.dtype);
+    const int64_t rows = min_int64(MX_BLOCK, copy->operand.columns - row);
+    const struct column_source source =
+        column_source_at(&copy->operand, row, rows, c, 0, 0, kind.how.dtype, NULL);
+    mx_column_scales(kind, &source, rows, columns, &factors);
+    store_mx_column_scales(copy, c, columns, row / MX_BLOCK, factors.codes);
+    for (int64_t i = 0; i < rows; ++i) {
+        uint8_t *const data = copy->data + ((row + i) * copy->data_column_step + c) / packing;
+        const char *const x = source.x + i * source.row_bytes;
+        for (int64_t k = 0; k < columns; k += MX_STRIP) {
+            if (factors.is_plain && columns - k >= MX_STRIP) {
+                mx_column_codes(kind.how, x + k * bytes, MX_STRIP, &factors.step[k / STEP], true, streams,
+                                data + k / packing);
+            } else {
+                mx_column_codes(kind.how, x + k * bytes, columns - k, &factors.step[k / STEP], factors.is_plain,
+                                streams, data + k / packing);
+            }
         }
     }
 }

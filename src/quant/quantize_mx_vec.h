@@ -6,78 +6,98 @@
 #include "quant/quant_table_ref.h"
 #include "quant/quantize_blocks_vec.h"
 #include "quant/quantize_mx_columns_vec.h"
+#include "quant/region_vec.h"
 
-/* Along the rows of x. */
-VEC_INLINE void quantize_mx_rows(struct encode_how how, const struct opaq_spec *spec,
-                                 const struct quant_copy *copy, int64_t r, int64_t r_end, int64_t c,
-                                 int64_t c_end) {
-    const struct block_kind kind = {how, MX_BLOCK, false, spec};
-    for (int64_t row = r; row < r_end; row += copy->block_rows) {
-        const int64_t rows = min_int64(copy->block_rows, r_end - row);
-        quantize_block_rows(kind, copy, row, (int)rows, c, c_end, 0.0f);
-    }
-}
-
-/* Down its columns. */
-VEC_INLINE void quantize_mx_columns(struct encode_how how, const struct opaq_spec *spec,
-                                    const struct quant_copy *copy, int64_t row, int64_t row_end, int64_t c,
-                                    int64_t c_end) {
-    if (copy->block_rows > 1) {
-        mx_column_range((struct mx_columns){how, true, spec}, copy, row, row_end, c, c_end);
-    } else {
-        mx_column_range((struct mx_columns){how, false, spec}, copy, row, row_end, c, c_end);
-    }
-}
-
+/* Rows [row, row_end) and columns [c, c_end) of x, for the copies that are wanted; row is a multiple of MX_BLOCK. */
 VEC_INLINE void quantize_mx_how(struct encode_how how, const struct opaq_spec *spec,
-                                const struct quant_copy *copy, int64_t r, int64_t r_end) {
-    if (is_along_rows(copy)) {
-        quantize_mx_rows(how, spec, copy, r, r_end, 0, copy->operand.columns);
-    } else {
-        quantize_mx_columns(how, spec, copy, 0, copy->operand.columns, r, r_end);
+                                struct quant_region region) {
+    const struct quant_copy *rowwise = region.rowwise;
+    const struct quant_copy *columnwise = region.columnwise;
+    const bool is_both = rowwise != NULL && columnwise != NULL;
+    const int64_t width = columnwise != NULL ? MX_WIDTH : max_int64(region.c_end - region.c, 1);
+    struct block_kind kind = {how, MX_BLOCK, false, spec, 0, rowwise != NULL && codes_stream(rowwise)};
+    kind.ahead = rowwise == NULL ? 0 : ahead_bytes(rowwise, is_both ? 2 : 1);
+    const bool streams = columnwise != NULL && codes_stream(columnwise);
+    for (int64_t row = region.row; row < region.row_end; row += MX_BLOCK) {
+        const int64_t row_end = min_int64(row + MX_BLOCK, region.row_end);
+        for (int64_t c = region.c; c < region.c_end; c += width) {
+            const int64_t c_end = min_int64(c + width, region.c_end);
+            const int64_t block_rows = rowwise == NULL ? row_end - row : rowwise->block_rows;
+            for (int64_t r = row; rowwise != NULL && r < row_end; r += block_rows) {
+                quantize_block_rows(kind, rowwise, r, (int)min_int64(block_rows, row_end - r), c, c_end, 0.0f);
+            }
+            if (columnwise != NULL) {
+                mx_column_part((struct mx_columns){how, columnwise->block_rows > 1, spec}, columnwise, row, c,
+                               c_end - c, streams);
+            }
+        }
     }
 }
 
 VEC_INLINE void quantize_mx_dtype(enum opaq_element dtype, enum opaq_element element,
-                                  const struct opaq_spec *spec, const struct quant_copy *copy, int64_t r,
-                                  int64_t r_end) {
+                                  const struct opaq_spec *spec, struct quant_region region) {
     if (spec->rule == OPAQ_RULE_TE) {
         const struct encode_how how = {.dtype = dtype, .element = element};
-        quantize_mx_how(how, spec, copy, r, r_end);
+        quantize_mx_how(how, spec, region);
     } else {
         const struct encode_how how = {.dtype = dtype,
                                        .element = element,
                                        .is_careful = true,
                                        .drops_zero_sign = spec->rule == OPAQ_RULE_COMPRESSED_TENSORS};
-        quantize_mx_how(how, spec, copy, r, r_end);
+        quantize_mx_how(how, spec, region);
     }
 }
 
-VEC_INLINE void quantize_mx_element(enum opaq_element element, const struct opaq_spec *spec,
-                                    const struct quant_copy *copy, int64_t r, int64_t r_end) {
-    if (copy->operand.dtype == OPAQ_BF16) {
-        quantize_mx_dtype(OPAQ_BF16, element, spec, copy, r, r_end);
-    } else if (copy->operand.dtype == OPAQ_F16) {
-        quantize_mx_dtype(OPAQ_F16, element, spec, copy, r, r_end);
+VEC_INLINE void quantize_mx_element(enum opaq_element dtype, const struct opaq_spec *spec,
+                                    struct quant_region region) {
+    if (spec->element == OPAQ_E2M1) {
+        quantize_mx_dtype(dtype, OPAQ_E2M1, spec, region);
+    } else if (spec->element == OPAQ_E4M3) {
+        quantize_mx_dtype(dtype, OPAQ_E4M3, spec, region);
     } else {
-        quantize_mx_dtype(OPAQ_F32, element, spec, copy, r, r_end);
+        quantize_mx_dtype(dtype, OPAQ_E5M2, spec, region);
     }
+}
+
+static void mx_quantize_region(const struct quant_job *job, struct quant_region region) {
+    const enum opaq_element dtype = job->copy[0].operand.dtype;
+    if (dtype == OPAQ_BF16) {
+        quantize_mx_element(OPAQ_BF16, &job->spec, region);
+    } else if (dtype == OPAQ_F16) {
+        quantize_mx_element(OPAQ_F16, &job->spec, region);
+    } else {
+        quantize_mx_element(OPAQ_F32, &job->spec, region);
+    }
+    finish_streams();
+}
+
+static inline bool mx_is_along_columns(const struct quant_copy *copy) {
+    return copy->operand.row_step == 1 && copy->data_row_step == 1;
+}
+
+/* Whether vectors can do it. */
+static inline bool mx_is_covered(const struct opaq_spec *spec, const struct quant_copy *copy) {
+    const bool rounds_half_down = spec->rule == OPAQ_RULE_MODELOPT && spec->element == OPAQ_E2M1;
+    return (is_along_rows(copy) || mx_is_along_columns(copy)) && !rounds_half_down &&
+           (spec->options & OPAQ_STOCHASTIC) == 0;
 }
 
 static inline void quantize_mx_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
                                    int64_t r_end) {
-    const struct opaq_spec *spec = &job->spec;
-    const bool rounds_half_down = spec->rule == OPAQ_RULE_MODELOPT && spec->element == OPAQ_E2M1;
-    const bool is_along_columns = copy->operand.row_step == 1 && copy->data_row_step == 1;
-    if ((!is_along_rows(copy) && !is_along_columns) || rounds_half_down || (spec->options & OPAQ_STOCHASTIC)) {
-        quantize_mx_ref(job, copy, r, r_end);
-    } else if (spec->element == OPAQ_E2M1) {
-        quantize_mx_element(OPAQ_E2M1, spec, copy, r, r_end);
-    } else if (spec->element == OPAQ_E4M3) {
-        quantize_mx_element(OPAQ_E4M3, spec, copy, r, r_end);
+    if (mx_is_covered(&job->spec, copy)) {
+        mx_quantize_region(job, region_of_copy(copy, is_along_rows(copy), r, r_end));
     } else {
-        quantize_mx_element(OPAQ_E5M2, spec, copy, r, r_end);
+        quantize_mx_ref(job, copy, r, r_end);
     }
+}
+
+static inline bool covers_both_mx_vec(const struct quant_job *job) {
+    return is_along_rows(&job->copy[0]) && mx_is_along_columns(&job->copy[1]) &&
+           mx_is_covered(&job->spec, &job->copy[0]) && mx_is_covered(&job->spec, &job->copy[1]);
+}
+
+static inline void quantize_both_mx_vec(const struct quant_job *job, int64_t r, int64_t r_end) {
+    mx_quantize_region(job, region_of_both(job, r, r_end));
 }
 
 #endif

@@ -10,4 +10,10 @@ void quantize_nvfp4_avx512(const struct quant_job *job, const struct quant_copy 
                            int64_t r_end) {
     quantize_nvfp4_vec(job, copy, r, r_end);
 }
+
+bool covers_both_nvfp4_avx512(const struct quant_job *job) { return covers_both_nvfp4_vec(job); }
+
+void quantize_both_nvfp4_avx512(const struct quant_job *job, int64_t r, int64_t r_end) {
+    quantize_both_nvfp4_vec(job, r, r_end);
+}
 #endif

@@ -11,7 +11,21 @@
 #include "quant/scales_vec.h"
 #include "quant/transpose_vec.h"
 
-enum { NVFP4_TILE_ROWS = 2 * TILE, NVFP4_TILE_BLOCKS = NVFP4_TILE_ROWS / HELD_ROWS };
+/* A strip of this many columns is done at a time: its codes and scales as they lie in x, in rows of so many bytes, until
+ * there are enough of them to be turned. Columns are written in runs, since each may lie in a page of its own. */
+enum {
+    NVFP4_STRIP = 512,
+    NVFP4_PITCH = NVFP4_STRIP + 64,
+    NVFP4_PAIRS = 256,
+    NVFP4_STRIP_ROWS = 2 * NVFP4_PAIRS,
+    NVFP4_BLOCKS = NVFP4_STRIP_ROWS / HELD_ROWS
+};
+struct nvfp4_strip {
+    uint8_t codes[NVFP4_PAIRS * NVFP4_PITCH]; /* pairs of rows */
+    uint8_t scales[NVFP4_BLOCKS * NVFP4_PITCH];
+    float global[NVFP4_STRIP];
+    float inverse[NVFP4_STRIP]; /* one over it */
+};
 
 /* Constants where it is used, except `spec`. */
 struct nvfp4_columns {
@@ -52,7 +66,7 @@ VEC_INLINE void encode_held_pairs(struct encode_how how, const struct step held[
 
 VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_columns kind,
                                                        const struct step held[HELD_ROWS], int64_t rows,
-                                                       struct step_floats global) {
+                                                       struct step_floats global, struct step_floats inverse) {
     const bool is_te = !kind.how.is_careful;
     struct step_floats amax = held_amaxes(held, kind.how.dtype, false);
     const bool drops_nans = is_te && has_nans(amax);
@@ -60,8 +74,8 @@ VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_columns kind
         amax = held_amaxes(held, kind.how.dtype, true);
     }
     amax = square_amaxes(amax, kind.is_square);
-    const struct block_scales even = nvfp4_scales(amax.even, global.even, kind.spec, is_te);
-    const struct block_scales odd = nvfp4_scales(amax.odd, global.odd, kind.spec, is_te);
+    const struct block_scales even = nvfp4_scales(amax.even, global.even, inverse.even, kind.spec, is_te);
+    const struct block_scales odd = nvfp4_scales(amax.odd, global.odd, inverse.odd, kind.spec, is_te);
     struct nvfp4_column_codes codes;
     codes.scale = join_words(even.codes & 0xFFu, odd.codes & 0xFFu);
     if (is_te && even.is_plain && odd.is_plain && !drops_nans) {
@@ -73,13 +87,14 @@ VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_columns kind
     return codes;
 }
 
-/* Scale bytes of `columns` columns from c on, from block `block` on; scales[i] is a row of TILE of them. */
+/* Scale bytes of up to TILE columns from c on, from block `block` on, at most 16; scales[i * NVFP4_PITCH] is a row of
+ * them. */
 static inline void store_column_scales(const struct quant_copy *copy, int64_t c, int64_t columns, int64_t block,
-                                       int64_t blocks, const uint8_t scales[16 * TILE]) {
+                                       int64_t blocks, const uint8_t *scales) {
     vec32 row[16];
     uint8_t turned[16 * TILE];
     for (int i = 0; i < 16; ++i) {
-        row[i] = i < NVFP4_TILE_BLOCKS ? vec_load(scales + i * TILE) : vec32_set(0);
+        row[i] = i < blocks ? vec_load(scales + i * NVFP4_PITCH) : vec32_set(0);
     }
     transpose_lanes(row);
     for (int i = 0; i < 16; ++i) {
@@ -94,74 +109,87 @@ static inline void store_column_scales(const struct quant_copy *copy, int64_t c,
                 memcpy(scale + swizzle_offset(c + i, block + b, layout->swizzled_columns), from + b,
                        (size_t)min_int64(SWIZZLE_COLUMNS, blocks - b));
             }
-        } else if (blocks == NVFP4_TILE_BLOCKS) {
-            memcpy(scale + (c + i) * layout->row_step + block, from, NVFP4_TILE_BLOCKS);
+        } else if (blocks == 16) {
+            memcpy(scale + (c + i) * layout->row_step + block, from, 16);
         } else {
             memcpy(scale + (c + i) * layout->row_step + block, from, (size_t)blocks);
         }
     }
 }
 
-/* G of the columns of a step. */
+/* G of the columns of a step, or one over it. */
 VEC_INLINE struct step_floats nvfp4_column_globals(const float *globals) {
     const vec32 first = vec_load(globals);
     const vec32 second = vec_load(globals + FLOATS);
     return (struct step_floats){(vecf)split_even(first, second), (vecf)split_odd(first, second)};
 }
 
-/* Rows from `row` on, a tile of them, and up to TILE columns from c on. */
-VEC_INLINE void nvfp4_column_tile(struct nvfp4_columns kind, const struct quant_copy *copy, int64_t row,
-                                  int64_t c, int64_t columns, const float globals[TILE]) {
+static inline void nvfp4_strip_begin(struct nvfp4_strip *strip, const struct opaq_spec *spec,
+                                     const struct quant_copy *copy, int64_t c, int64_t columns) {
+    for (int k = 0; k < NVFP4_STRIP; ++k) { /* the last one's, beyond it */
+        const int64_t column = c + min_int64(k, columns - 1);
+        strip->global[k] = k > 0 && copy->amax_step == 0
+                               ? strip->global[0]
+                               : nvfp4_global_of_stored(spec, copy->amax[column * copy->amax_step]);
+        strip->inverse[k] = k > 0 && copy->amax_step == 0 ? strip->inverse[0] : 1.0f / strip->global[k];
+    }
+}
+
+/* The codes of block `block` of a strip: `rows` rows from `row` on. */
+VEC_INLINE void nvfp4_strip_block(struct nvfp4_columns kind, const struct quant_copy *copy,
+                                  struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t rows,
+                                  int64_t c, int64_t columns, bool prefetches) {
     enum { STEPS = TILE / STEP };
-    char staged[NVFP4_TILE_ROWS * TILE * 4];
-    uint8_t tile[TILE * TILE];
-    uint8_t scales[16 * TILE];
-    const int64_t rows = min_int64(NVFP4_TILE_ROWS, copy->operand.columns - row);
-    const int64_t blocks = ceil_div(rows, HELD_ROWS);
-    const struct column_source source =
-        column_source_at(&copy->operand, row, rows, c, columns, TILE, kind.dtype, staged);
-    for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t bytes = element_bytes(kind.dtype);
+    char staged[HELD_ROWS * TILE * 4];
+    for (int64_t i = 0; i < columns; i += TILE) {
         struct nvfp4_column_codes codes[STEPS];
-        const int64_t here = min_int64(HELD_ROWS, rows - block * HELD_ROWS);
+        const struct column_source source =
+            column_source_at(&copy->operand, row, rows, c + i, columns - i, TILE, kind.dtype, staged);
         for (int s = 0; s < STEPS; ++s) {
             struct step held[HELD_ROWS];
-            const int64_t place = s * STEP * element_bytes(kind.dtype);
-            if (here == HELD_ROWS) {
-                hold_rows(&source, block * HELD_ROWS, HELD_ROWS, place, kind.dtype, held);
+            const int64_t place = s * STEP * bytes;
+            if (rows == HELD_ROWS) {
+                hold_rows(&source, 0, HELD_ROWS, place, kind.dtype, held);
             } else {
-                hold_rows(&source, block * HELD_ROWS, here, place, kind.dtype, held);
+                hold_rows(&source, 0, rows, place, kind.dtype, held);
+            }
+            if (prefetches) {
+                for (int k = 0; k < HELD_ROWS; ++k) {
+                    __builtin_prefetch(source.x + (k + HELD_ROWS) * source.row_bytes + place);
+                }
             }
             if (kind.is_hadamard) { /* a group is stored whole, beyond the last row too */
                 transform_held(held, kind.dtype, kind.spec->hadamard_mask);
             }
-            codes[s] = nvfp4_column_step(kind, held, kind.is_hadamard ? HELD_ROWS : here,
-                                         nvfp4_column_globals(globals + s * STEP));
+            codes[s] = nvfp4_column_step(kind, held, kind.is_hadamard ? HELD_ROWS : rows,
+                                         nvfp4_column_globals(strip->global + i + s * STEP),
+                                         nvfp4_column_globals(strip->inverse + i + s * STEP));
         }
-        for (int i = 0; i < HELD_ROWS / 2; ++i) {
-            vec_store(tile + (block * (HELD_ROWS / 2) + i) * TILE,
-                      pack_bytes(codes[0].pair[i], codes[1].pair[i]));
+        for (int k = 0; k < HELD_ROWS / 2; ++k) {
+            vec_store(strip->codes + (block * (HELD_ROWS / 2) + k) * NVFP4_PITCH + i,
+                      pack_bytes(codes[0].pair[k], codes[1].pair[k]));
         }
-        vec_store(scales + block * TILE, pack_bytes(codes[0].scale, codes[1].scale));
+        vec_store(strip->scales + block * NVFP4_PITCH + i, pack_bytes(codes[0].scale, codes[1].scale));
     }
-    transpose_tile(tile, blocks * (HELD_ROWS / 2), columns, copy->data + (c * copy->data_row_step + row) / 2,
-                   copy->data_row_step / 2);
-    store_column_scales(copy, c, columns, row / HELD_ROWS, blocks, scales);
 }
 
-/* Rows [row, row_end) and columns [c, c_end) of x; row is a multiple of NVFP4_TILE_ROWS, c of TILE. */
-VEC_INLINE void nvfp4_column_range(struct nvfp4_columns kind, const struct quant_copy *copy, int64_t row,
-                                   int64_t row_end, int64_t c, int64_t c_end) {
-    for (; row < row_end; row += NVFP4_TILE_ROWS) {
-        for (int64_t i = c; i < c_end; i += TILE) {
-            float globals[TILE];
-            const int64_t columns = min_int64(TILE, c_end - i);
-            for (int k = 0; k < TILE; ++k) { /* the last one's, beyond it */
-                const int64_t column = i + min_int64(k, columns - 1);
-                globals[k] = k > 0 && copy->amax_step == 0
-                                 ? globals[0]
-                                 : nvfp4_global_of_stored(kind.spec, copy->amax[column * copy->amax_step]);
-            }
-            nvfp4_column_tile(kind, copy, row, i, columns, globals);
+/* A strip of `blocks` blocks from row `row` on to where it goes. */
+static inline void nvfp4_strip_end(const struct nvfp4_strip *strip, const struct quant_copy *copy, int64_t row,
+                                   int64_t blocks, int64_t c, int64_t columns) {
+    const int64_t step = copy->data_row_step / 2;
+    const int64_t pairs = blocks * (HELD_ROWS / 2);
+    uint8_t *const to = copy->data + c * step + row / 2;
+    const bool streams = turns_past_caches(to, step, copy->operand.rows * step);
+    for (int64_t i = 0; i < columns; i += TILE) {
+        const int64_t here = min_int64(TILE, columns - i);
+        for (int64_t r = 0; r < pairs; r += TILE) {
+            transpose_tile(strip->codes + r * NVFP4_PITCH + i, NVFP4_PITCH, min_int64(TILE, pairs - r), here,
+                           true, to + i * step + r, step, streams);
+        }
+        for (int64_t b = 0; b < blocks; b += 16) {
+            store_column_scales(copy, c + i, here, row / HELD_ROWS + b, min_int64(16, blocks - b),
+                                strip->scales + b * NVFP4_PITCH + i);
         }
     }
 }

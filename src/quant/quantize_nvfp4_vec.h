@@ -6,17 +6,19 @@
 #include "quant/quant_table_ref.h"
 #include "quant/quantize_blocks_vec.h"
 #include "quant/quantize_nvfp4_columns_vec.h"
+#include "quant/region_vec.h"
 
 VEC_INLINE struct encode_how nvfp4_how(enum opaq_element dtype, bool is_te) {
     return (struct encode_how){
         .dtype = dtype, .element = OPAQ_E2M1, .is_careful = !is_te, .divides = true, .drops_zero_sign = true};
 }
 
-/* Along the rows of x. */
+/* Along the rows of x. Memory is asked for `rows_ahead` rows before it is needed. */
 VEC_INLINE void quantize_nvfp4_rows(enum opaq_element dtype, bool is_te, const struct quant_job *job,
                                     const struct quant_copy *copy, int64_t r, int64_t r_end, int64_t c,
-                                    int64_t c_end) {
-    const struct block_kind kind = {nvfp4_how(dtype, is_te), 16, true, &job->spec};
+                                    int64_t c_end, int64_t rows_ahead) {
+    const struct block_kind kind = {
+        nvfp4_how(dtype, is_te), 16, true, &job->spec, ahead_bytes(copy, rows_ahead), codes_stream(copy)};
     for (int64_t row = r; row < r_end; row += copy->block_rows) {
         const float global = nvfp4_global_of_stored(&job->spec, copy->amax[row * copy->amax_step]);
         const int64_t rows = min_int64(copy->block_rows, r_end - row);
@@ -24,39 +26,73 @@ VEC_INLINE void quantize_nvfp4_rows(enum opaq_element dtype, bool is_te, const s
     }
 }
 
-/* Down its columns. */
+/* Down its columns: block `block` of a strip. */
 VEC_INLINE void quantize_nvfp4_columns(enum opaq_element dtype, bool is_te, const struct quant_job *job,
-                                       const struct quant_copy *copy, int64_t row, int64_t row_end, int64_t c,
-                                       int64_t c_end) {
-    struct nvfp4_columns kind = {nvfp4_how(dtype, is_te), dtype, false, false, &job->spec};
+                                       const struct quant_copy *copy, struct nvfp4_strip *strip, int64_t block,
+                                       int64_t row, int64_t row_end, int64_t c, int64_t c_end,
+                                       bool prefetches) {
+    struct nvfp4_columns kind = {nvfp4_how(dtype, is_te), dtype, false, copy->block_rows > 1, &job->spec};
     if (copy->is_hadamard) {
         kind.how.dtype = OPAQ_BF16;
         kind.is_hadamard = true;
-        nvfp4_column_range(kind, copy, row, row_end, c, c_end);
-    } else if (copy->block_rows > 1) {
-        kind.is_square = true;
-        nvfp4_column_range(kind, copy, row, row_end, c, c_end);
+        nvfp4_strip_block(kind, copy, strip, block, row, row_end - row, c, c_end - c, prefetches);
     } else {
-        nvfp4_column_range(kind, copy, row, row_end, c, c_end);
+        nvfp4_strip_block(kind, copy, strip, block, row, row_end - row, c, c_end - c, prefetches);
     }
 }
 
-VEC_INLINE void quantize_nvfp4_rule(enum opaq_element dtype, bool is_te, const struct quant_job *job,
-                                    const struct quant_copy *copy, int64_t r, int64_t r_end) {
-    if (is_along_rows(copy)) {
-        quantize_nvfp4_rows(dtype, is_te, job, copy, r, r_end, 0, copy->operand.columns);
-    } else {
-        quantize_nvfp4_columns(dtype, is_te, job, copy, 0, copy->operand.columns, r, r_end);
+/* Rows [row, row_end) and columns [c, c_end) of x, for the copies that are wanted. For the columnwise one row is a
+ * multiple of NVFP4_STRIP_ROWS, and row_end too unless it is the last; c is a multiple of TILE. */
+VEC_INLINE void nvfp4_region(enum opaq_element dtype, bool is_te, const struct quant_job *job,
+                             struct quant_region region) {
+    const struct quant_copy *rowwise = region.rowwise;
+    const struct quant_copy *columnwise = region.columnwise;
+    const int64_t width = columnwise == NULL ? max_int64(region.c_end - region.c, 1) : NVFP4_STRIP;
+    struct nvfp4_strip strip;
+    for (int64_t row = region.row; row < region.row_end; row += NVFP4_STRIP_ROWS) {
+        const int64_t row_end = min_int64(row + NVFP4_STRIP_ROWS, region.row_end);
+        for (int64_t c = region.c; c < region.c_end; c += width) {
+            const int64_t c_end = min_int64(c + width, region.c_end);
+            if (columnwise != NULL) {
+                nvfp4_strip_begin(&strip, &job->spec, columnwise, c, c_end - c);
+            }
+            for (int64_t r = row; r < row_end; r += HELD_ROWS) {
+                const int64_t r_end = min_int64(r + HELD_ROWS, row_end);
+                if (rowwise != NULL) {
+                    quantize_nvfp4_rows(dtype, is_te, job, rowwise, r, r_end, c, c_end,
+                                        columnwise == NULL ? 1 : HELD_ROWS);
+                }
+                if (columnwise != NULL) {
+                    quantize_nvfp4_columns(dtype, is_te, job, columnwise, &strip, (r - row) / HELD_ROWS, r,
+                                           r_end, c, c_end, rowwise == NULL);
+                }
+            }
+            if (columnwise != NULL) {
+                nvfp4_strip_end(&strip, columnwise, row, ceil_div(row_end - row, HELD_ROWS), c, c_end - c);
+            }
+        }
     }
 }
 
-VEC_INLINE void quantize_nvfp4_dtype(enum opaq_element dtype, const struct quant_job *job,
-                                     const struct quant_copy *copy, int64_t r, int64_t r_end) {
+VEC_INLINE void nvfp4_region_dtype(enum opaq_element dtype, const struct quant_job *job,
+                                   struct quant_region region) {
     if (job->spec.rule == OPAQ_RULE_TE) {
-        quantize_nvfp4_rule(dtype, true, job, copy, r, r_end);
+        nvfp4_region(dtype, true, job, region);
     } else {
-        quantize_nvfp4_rule(dtype, false, job, copy, r, r_end);
+        nvfp4_region(dtype, false, job, region);
     }
+}
+
+static void nvfp4_quantize_region(const struct quant_job *job, struct quant_region region) {
+    const enum opaq_element dtype = job->copy[0].operand.dtype;
+    if (dtype == OPAQ_BF16) {
+        nvfp4_region_dtype(OPAQ_BF16, job, region);
+    } else if (dtype == OPAQ_F16) {
+        nvfp4_region_dtype(OPAQ_F16, job, region);
+    } else {
+        nvfp4_region_dtype(OPAQ_F32, job, region);
+    }
+    finish_streams();
 }
 
 /* Whether vectors can do it. */
@@ -75,13 +111,21 @@ static inline void quantize_nvfp4_vec(const struct quant_job *job, const struct 
                                       int64_t r_end) {
     if (!nvfp4_is_covered(job, copy, r, r_end)) {
         quantize_nvfp4_ref(job, copy, r, r_end);
-    } else if (copy->operand.dtype == OPAQ_BF16) {
-        quantize_nvfp4_dtype(OPAQ_BF16, job, copy, r, r_end);
-    } else if (copy->operand.dtype == OPAQ_F16) {
-        quantize_nvfp4_dtype(OPAQ_F16, job, copy, r, r_end);
     } else {
-        quantize_nvfp4_dtype(OPAQ_F32, job, copy, r, r_end);
+        nvfp4_quantize_region(job, region_of_copy(copy, is_along_rows(copy), r, r_end));
     }
+}
+
+static inline bool covers_both_nvfp4_vec(const struct quant_job *job) {
+    const struct quant_copy *rowwise = &job->copy[0];
+    const struct quant_copy *columnwise = &job->copy[1];
+    return is_along_rows(rowwise) && !is_along_rows(columnwise) &&
+           nvfp4_is_covered(job, rowwise, 0, rowwise->operand.rows) &&
+           nvfp4_is_covered(job, columnwise, 0, columnwise->operand.rows);
+}
+
+static inline void quantize_both_nvfp4_vec(const struct quant_job *job, int64_t r, int64_t r_end) {
+    nvfp4_quantize_region(job, region_of_both(job, r, r_end));
 }
 
 #endif

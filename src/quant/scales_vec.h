@@ -28,12 +28,13 @@ VEC_INLINE struct block_scales e4m3_scales(vecf wanted) {
     return (struct block_scales){codes_of_sum(sum, OPAQ_E4M3) - code_excess(OPAQ_E4M3), sum - grid, false};
 }
 
-/* nvfp4_block(), global being what nvfp4_global() gives, as nvfp4_is_usual() wants it. */
-VEC_INLINE struct block_scales nvfp4_scales(vecf amax, vecf global, const struct opaq_spec *spec, bool is_te) {
+/* nvfp4_block(), global being what nvfp4_global() gives, as nvfp4_is_usual() wants it, and `inverse` one over it. */
+VEC_INLINE struct block_scales nvfp4_scales(vecf amax, vecf global, vecf inverse, const struct opaq_spec *spec,
+                                            bool is_te) {
     if (is_te) {
         const vecf wanted = amax * (global * (1.0f / 6.0f));
         struct block_scales scales = e4m3_scales(wanted);
-        scales.factors = minf(1.0f / (scales.factors * (1.0f / global)), vecf_set(FLT_MAX));
+        scales.factors = minf(1.0f / (scales.factors * inverse), vecf_set(FLT_MAX));
         /* Where a scale is normal and 448 at most, or rounded down to it, it is at most a sixteenth too small, and what it
          * scales to 6.4 still rounds to 6. A zero block is fine too. */
         const uint32_t low = least_normal(OPAQ_E4M3);

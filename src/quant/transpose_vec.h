@@ -35,14 +35,19 @@ VEC_INLINE void gather_lanes(const vec32 *from, vec32 column[LANES]) {
     column[3] = lanes_odd(odd[0], odd[1]);
 }
 
-/* Column c of the tile, its first `rows` bytes, goes to to + c * to_step, for `columns` of them. */
-static inline void transpose_tile(const uint8_t tile[TILE * TILE], int64_t rows, int64_t columns, uint8_t *to,
-                                  int64_t to_step) {
+/* Whether columns are written past the caches: whole lines only. */
+VEC_INLINE bool turns_past_caches(const uint8_t *to, int64_t to_step, int64_t bytes) {
+    const int64_t large = 4 << 20;
+    return VEC_BYTES == 64 && bytes >= large && (uintptr_t)to % VEC_BYTES == 0 && to_step % VEC_BYTES == 0;
+}
+
+VEC_INLINE void turn_whole(const uint8_t *from, int64_t from_step, int64_t rows, int64_t columns, uint8_t *to,
+                           int64_t to_step, bool streams) {
     vec32 part[TILE];
     for (int group = 0; group < LANES; ++group) {
         vec32 row[16];
         for (int i = 0; i < 16; ++i) {
-            row[i] = vec_load(tile + (group * 16 + i) * TILE);
+            row[i] = vec_load(from + (group * 16 + i) * from_step);
         }
         transpose_lanes(row);
         for (int i = 0; i < 16; ++i) {
@@ -55,12 +60,32 @@ static inline void transpose_tile(const uint8_t tile[TILE * TILE], int64_t rows,
         for (int lane = 0; lane < LANES; ++lane) {
             const int64_t c = lane * 16 + i;
             if (c < columns && rows == TILE) {
-                vec_store(to + c * to_step, column[lane]);
+                if (streams) {
+                    vec_stream(to + c * to_step, column[lane]);
+                } else {
+                    vec_store(to + c * to_step, column[lane]);
+                }
             } else if (c < columns) {
                 memcpy(to + c * to_step, &column[lane], (size_t)rows);
             }
         }
     }
+}
+
+/* Column c of a tile of `rows` x `columns`, up to TILE of each, goes to to + c * to_step. What lies beyond the tile may be
+ * read if `may_read_beyond`. */
+static inline void transpose_tile(const uint8_t *from, int64_t from_step, int64_t rows, int64_t columns,
+                                  bool may_read_beyond, uint8_t *to, int64_t to_step, bool streams) {
+    uint8_t staged[TILE * TILE];
+    if (!may_read_beyond && (rows < TILE || columns < TILE)) {
+        memset(staged, 0, sizeof staged);
+        for (int64_t i = 0; i < rows; ++i) {
+            memcpy(staged + i * TILE, from + i * from_step, (size_t)columns);
+        }
+        from = staged;
+        from_step = TILE;
+    }
+    turn_whole(from, from_step, rows, columns, to, to_step, streams);
 }
 
 #endif

@@ -33,6 +33,14 @@ VEC_INLINE void vec_store(void *to, vec32 v) { memcpy(to, &v, sizeof v); }
 
 VEC_INLINE void vec_stream(void *to, vec32 v) { _mm256_stream_si256(to, (__m256i)v); }
 
+VEC_INLINE void vec_put(void *to, vec32 v, bool streams) {
+    if (streams) {
+        vec_stream(to, v);
+    } else {
+        vec_store(to, v);
+    }
+}
+
 VEC_INLINE void store_low_bytes(void *to, vec32 v) {
     const __m256i first = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8,
                                            12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);

@@ -37,6 +37,14 @@ VEC_INLINE void vec_store(void *to, vec32 v) { memcpy(to, &v, sizeof v); }
 /* Past the caches; `to` is aligned. */
 VEC_INLINE void vec_stream(void *to, vec32 v) { _mm512_stream_si512(to, (__m512i)v); }
 
+VEC_INLINE void vec_put(void *to, vec32 v, bool streams) {
+    if (streams) {
+        vec_stream(to, v);
+    } else {
+        vec_store(to, v);
+    }
+}
+
 /* The low bytes of the dwords. */
 VEC_INLINE void store_low_bytes(void *to, vec32 v) { _mm_storeu_si128(to, _mm512_cvtepi32_epi8((__m512i)v)); }
 

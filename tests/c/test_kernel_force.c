@@ -28,7 +28,8 @@ static void names_are_unique(void) {
 static bool is_used(const char *name) {
     for (int f = 0; f < OPAQ_FORMAT_COUNT; ++f) {
         if (quantize_kernel((enum opaq_format)f)->name == name ||
-            dequantize_kernel((enum opaq_format)f)->name == name) {
+            dequantize_kernel((enum opaq_format)f)->name == name ||
+            both_kernel((enum opaq_format)f)->name == name) {
             return true;
         }
     }
