@@ -11,7 +11,7 @@
 enum {
     AHEAD = 4,        /* tiles along K that memory is asked for before they are used */
     PANEL_TILES = 16, /* whose pieces are decoded together: that often x is used when it has come from memory */
-    PANEL_BLOCKS = 32,
+    PANEL_BLOCKS = 64,
     PANEL_BYTES = 16384 /* of a piece's weights: most of what the first cache has is left to x and y */
 };
 
@@ -185,7 +185,7 @@ static void prefetch_rows(const struct packed_avx2_parts *parts, const struct pa
     const char *const all = x->precision == PACKED_EXACT  ? (const char *)x->f32
                             : x->precision == PACKED_NEAR ? (const char *)x->q16
                                                           : (const char *)x->q8;
-    const int64_t rows = min_int64(PACKED_SWEEP_ROWS, x->rows - m);
+    const int64_t rows = min_int64(parts->sweep_rows, x->rows - m);
     const int64_t columns = parts->piece_tiles * TILE4_COLUMNS / PANEL_TILES;
     for (int64_t i = 0; i < rows; ++i) {
         const char *const row = all + ((m + i) * x->padded + c * TILE4_COLUMNS) * bytes;
@@ -212,8 +212,8 @@ static void run_many(const struct packed_avx2_parts *parts, const struct packed_
     }
     for (int64_t c = 0; c == 0 || c < weight->tile_columns; c += parts->piece_tiles) {
         decode_pieces(parts, weight, tile, tiles, c, panel, piece);
-        for (int64_t m = 0; m < x->rows; m += PACKED_SWEEP_ROWS) {
-            const int64_t rows = min_int64(PACKED_SWEEP_ROWS, x->rows - m);
+        for (int64_t m = 0; m < x->rows; m += parts->sweep_rows) {
+            const int64_t rows = min_int64(parts->sweep_rows, x->rows - m);
             if (x->precision == PACKED_EXACT) {
                 copy_rows(x, m, rows, c * TILE4_COLUMNS, panel);
             }

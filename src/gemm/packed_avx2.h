@@ -42,7 +42,7 @@ enum {
     PACKED_FEW = 8,     /* rows of x that are multiplied while the weight is read */
     PACKED_GROUPS = TILE4_COLUMNS / TILE4_GROUP,
     PACKED_AHEAD_BYTES = 256,
-    PACKED_SWEEP_ROWS = 6,     /* of x that go over a piece together */
+    PACKED_SWEEP_ROWS = 6,     /* of floats that go over a piece together */
     PACKED_SWEEP_COLUMNS = 256 /* of a piece for floats */
 };
 
@@ -106,6 +106,7 @@ struct packed_piece {
 struct packed_avx2_parts {
     float step_unit;     /* what the totals of steps are in units of */
     int64_t piece_tiles; /* tiles along K in a piece */
+    int64_t sweep_rows;  /* of x that go over a piece together */
     void (*step)(const struct packed_step *step);
     /* Tiles [begin, end) along K. Returns the first that it has not done, because a scale there is rare: the step's. */
     int64_t (*line)(const struct packed_line *line, int64_t begin, int64_t end);
@@ -113,7 +114,7 @@ struct packed_avx2_parts {
     void (*decode)(const uint8_t *codes, int64_t groups, void *weights);
     /* Scales of blocks likewise. Returns whether any lift is not 1. */
     bool (*decode_scales)(const uint8_t *codes, int64_t blocks, float *scale, float *lift);
-    /* Rows [m, m + rows) of x, at most PACKED_SWEEP_ROWS. */
+    /* Rows [m, m + rows) of x, at most sweep_rows. */
     void (*sweep)(const struct packed_piece *piece, int64_t m, int64_t rows);
 };
 

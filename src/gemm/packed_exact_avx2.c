@@ -38,10 +38,12 @@ PACKED_INLINE void decode_four(__m256i indices, struct tables tables, __m256 *co
 
 /* Indices of 8 columns of 8 rows. The bytes of columns 0 and 1 of all rows come to the lower half of a lane first, from
  * which vpunpck takes them. */
+PACKED_INLINE __m256i lane_order(void) {
+    return _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+}
+
 PACKED_INLINE struct packed_nibbles load_eight(const uint8_t *codes) {
-    const __m256i order =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
-    return packed_split(_mm256_shuffle_epi8(packed_load(codes), order));
+    return packed_split(_mm256_shuffle_epi8(packed_load(codes), lane_order()));
 }
 
 /* ---- few rows of x ---- */
@@ -129,6 +131,111 @@ PACKED_INLINE void step_all(enum packed_format format, const struct packed_step 
     default:
         step_rows(format, 8, step);
     }
+}
+
+/* ---- one row of x ---- */
+
+/* Two tiles and their halves are summed side by side, column by column: a product waits for the one before it, and what
+ * waits takes the place of what could be decoded meanwhile. */
+enum { LINE_TILES = 2, LINE_CHAINS = LINE_TILES * PACKED_HALVES };
+
+/* Four columns of all chains, as pairs of words in each row's dword. */
+PACKED_INLINE void line_decode(const __m256i *indices, struct tables tables, __m256i *first, __m256i *last) {
+    PACKED_UNROLL
+    for (int i = 0; i < LINE_CHAINS; ++i) {
+        const __m256i upper = _mm256_shuffle_epi8(tables.upper, indices[i]);
+        const __m256i lower = _mm256_shuffle_epi8(tables.lower, indices[i]);
+        first[i] = _mm256_unpacklo_epi8(lower, upper);
+        last[i] = _mm256_unpackhi_epi8(lower, upper);
+        PACKED_HERE(first[i]);
+        PACKED_HERE(last[i]);
+    }
+}
+
+PACKED_INLINE void line_add_two(const __m256i *words, const float *x, __m256 *sum) {
+    const __m256i mask = _mm256_set1_epi32((int)0xFFFF0000);
+    const __m256 x0 = _mm256_broadcast_ss(x);
+    PACKED_UNROLL
+    for (int i = 0; i < LINE_CHAINS; ++i) {
+        sum[i] = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(words[i], 16)), x0, sum[i]);
+        PACKED_HERE(sum[i]);
+    }
+    const __m256 x1 = _mm256_broadcast_ss(x + 1);
+    PACKED_UNROLL
+    for (int i = 0; i < LINE_CHAINS; ++i) {
+        sum[i] = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(words[i], mask)), x1, sum[i]);
+        PACKED_HERE(sum[i]);
+    }
+}
+
+/* A group of 16 columns. */
+PACKED_INLINE void line_group(const uint8_t *codes, int64_t step, const float *x, struct tables tables,
+                              __m256 *sum) {
+    const __m256i nibble = _mm256_set1_epi8(15);
+    PACKED_UNROLL
+    for (int i = 0; i < LINE_CHAINS; ++i) {
+        sum[i] = _mm256_setzero_ps();
+    }
+    PACKED_UNROLL
+    for (int quad = 0; quad < TILE4_GROUP / 4; ++quad) {
+        __m256i indices[LINE_CHAINS];
+        __m256i first[LINE_CHAINS];
+        __m256i last[LINE_CHAINS];
+        PACKED_UNROLL
+        for (int i = 0; i < LINE_CHAINS; ++i) {
+            const uint8_t *const from =
+                codes + i / PACKED_HALVES * step + quad / 2 * 64 + i % PACKED_HALVES * 32;
+            __m256i some = _mm256_shuffle_epi8(packed_load(from), lane_order());
+            some = quad % 2 == 0 ? some : _mm256_srli_epi16(some, 4);
+            indices[i] = _mm256_and_si256(some, nibble);
+        }
+        line_decode(indices, tables, first, last);
+        line_add_two(first, x + quad * 4, sum);
+        line_add_two(last, x + quad * 4 + 2, sum);
+    }
+}
+
+PACKED_INLINE void line_tiles(enum packed_format format, const uint8_t *codes, int64_t codes_step,
+                              const uint8_t *scales, int64_t scales_step, const float *x, struct tables tables,
+                              struct packed_ahead ahead, __m256 (*total)[PACKED_FEW][PACKED_HALVES]) {
+    for (int g = 0; g < PACKED_GROUPS; ++g) {
+        const int b = format == PACKED_NVFP4 ? g : g / 2;
+        __m256 sum[LINE_CHAINS];
+        PACKED_UNROLL
+        for (int tile = 0; tile < LINE_TILES; ++tile) {
+            packed_prefetch_group(codes + tile * codes_step + g * TILE4_GROUP_BYTES, ahead);
+        }
+        line_group(codes + g * TILE4_GROUP_BYTES, codes_step, x + g * TILE4_GROUP, tables, sum);
+        PACKED_UNROLL
+        for (int i = 0; i < LINE_CHAINS; ++i) {
+            const int tile = i / PACKED_HALVES;
+            const int h = i % PACKED_HALVES;
+            const uint8_t *const from = scales + tile * scales_step + b * TILE4_ROWS + h * PACKED_LANES;
+            total[tile][0][h] = _mm256_fmadd_ps(sum[i], packed_usual_scale(format, 0, from), total[tile][0][h]);
+        }
+    }
+}
+
+PACKED_INLINE int64_t line_all(enum packed_format format, const struct packed_line *line, int64_t begin,
+                               int64_t end) {
+    const int64_t scales_bytes = format == PACKED_NVFP4 ? 64 : 32; /* of a tile */
+    const struct tables tables = tables_load();
+    int64_t c = begin;
+    for (; c < end; ++c) {
+        const uint8_t *const codes = line->codes + c * TILE4_BYTES;
+        const uint8_t *const scales = line->scales + c * scales_bytes;
+        const struct packed_ahead ahead = packed_line_ahead(line, c, end);
+        packed_prefetch_scales(scales, line->scales_step, ahead);
+        if (!packed_are_usual(format, scales, line->scales_step)) {
+            break;
+        }
+        for (int tile = 0; tile < PACKED_STREAMS; tile += LINE_TILES) {
+            line_tiles(format, codes + tile * line->codes_step, line->codes_step,
+                       scales + tile * line->scales_step, line->scales_step, line->x->f32 + c * TILE4_COLUMNS,
+                       tables, ahead, line->total + tile);
+        }
+    }
+    return c;
 }
 
 /* ---- many rows of x ---- */
@@ -226,6 +333,13 @@ PACKED_INLINE void sweep_all(enum packed_format format, bool has_lift, const str
 static void step_nvfp4(const struct packed_step *step) { step_all(PACKED_NVFP4, step); }
 static void step_mxfp4(const struct packed_step *step) { step_all(PACKED_MXFP4, step); }
 
+static int64_t line_nvfp4(const struct packed_line *line, int64_t begin, int64_t end) {
+    return line_all(PACKED_NVFP4, line, begin, end);
+}
+static int64_t line_mxfp4(const struct packed_line *line, int64_t begin, int64_t end) {
+    return line_all(PACKED_MXFP4, line, begin, end);
+}
+
 static void sweep_nvfp4(const struct packed_piece *piece, int64_t m, int64_t rows) {
     sweep_all(PACKED_NVFP4, false, piece, m, rows);
 }
@@ -245,6 +359,6 @@ static bool scales_mxfp4(const uint8_t *codes, int64_t blocks, float *scale, flo
 }
 
 const struct packed_avx2_parts packed_exact_parts_avx2[2] = {
-    {1.0f, PIECE_TILES, step_nvfp4, NULL, decode, scales_nvfp4, sweep_nvfp4},
-    {1.0f, PIECE_TILES, step_mxfp4, NULL, decode, scales_mxfp4, sweep_mxfp4}};
+    {1.0f, PIECE_TILES, PACKED_SWEEP_ROWS, step_nvfp4, line_nvfp4, decode, scales_nvfp4, sweep_nvfp4},
+    {1.0f, PIECE_TILES, PACKED_SWEEP_ROWS, step_mxfp4, line_mxfp4, decode, scales_mxfp4, sweep_mxfp4}};
 #endif

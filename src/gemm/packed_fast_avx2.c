@@ -9,7 +9,7 @@
 #if defined(__x86_64__)
 #include "gemm/packed_avx2.h"
 
-enum { PIECE_TILES = 8, QUADS = 4 /* of columns in a group of 16 */, SWEEP_ROWS = 2 };
+enum { PIECE_TILES = 16, QUADS = 4 /* of columns in a group of 16 */, SWEEP_ROWS = 2, ROWS_TOGETHER = 48 };
 
 static const int8_t unsigned_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
@@ -417,12 +417,18 @@ static bool scales_mxfp4_codes(const uint8_t *codes, int64_t blocks, float *scal
 }
 
 const struct packed_avx2_parts packed_fast_parts_avx2[2] = {
-    {128.0f, PIECE_TILES, step_nvfp4_fast, line_nvfp4_fast, decode, scales_nvfp4, sweep_nvfp4_fast},
-    {1.0f, PIECE_TILES, step_mxfp4_fast, line_mxfp4_fast, decode, scales_mxfp4, sweep_mxfp4_fast}};
+    {128.0f, PIECE_TILES, ROWS_TOGETHER, step_nvfp4_fast, line_nvfp4_fast, decode, scales_nvfp4,
+     sweep_nvfp4_fast},
+    {1.0f, PIECE_TILES, ROWS_TOGETHER, step_mxfp4_fast, line_mxfp4_fast, decode, scales_mxfp4,
+     sweep_mxfp4_fast}};
 const struct packed_avx2_parts packed_fast32_parts_avx2[2] = {
-    {1.0f, PIECE_TILES, step_nvfp4_fast32, line_nvfp4_fast32, decode, scales_nvfp4, sweep_nvfp4_fast32},
-    {1.0f, PIECE_TILES, step_mxfp4_fast32, line_mxfp4_fast32, decode, scales_mxfp4, sweep_mxfp4_scaled}};
+    {1.0f, PIECE_TILES, ROWS_TOGETHER, step_nvfp4_fast32, line_nvfp4_fast32, decode, scales_nvfp4,
+     sweep_nvfp4_fast32},
+    {1.0f, PIECE_TILES, ROWS_TOGETHER, step_mxfp4_fast32, line_mxfp4_fast32, decode, scales_mxfp4,
+     sweep_mxfp4_scaled}};
 const struct packed_avx2_parts packed_codes_parts_avx2[2] = {
-    {1.0f, PIECE_TILES, step_nvfp4_codes, line_nvfp4_codes, decode, scales_nvfp4_codes, sweep_nvfp4_codes},
-    {1.0f, PIECE_TILES, step_mxfp4_codes, line_mxfp4_codes, decode, scales_mxfp4_codes, sweep_mxfp4_scaled}};
+    {1.0f, PIECE_TILES, ROWS_TOGETHER, step_nvfp4_codes, line_nvfp4_codes, decode, scales_nvfp4_codes,
+     sweep_nvfp4_codes},
+    {1.0f, PIECE_TILES, ROWS_TOGETHER, step_mxfp4_codes, line_mxfp4_codes, decode, scales_mxfp4_codes,
+     sweep_mxfp4_scaled}};
 #endif

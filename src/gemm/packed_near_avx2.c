@@ -6,7 +6,7 @@
 #if defined(__x86_64__)
 #include "gemm/packed_avx2.h"
 
-enum { PIECE_TILES = 4, PAIRS = 8 /* of columns in a group of 16 */, SWEEP_ROWS = 2 };
+enum { PIECE_TILES = 8, PAIRS = 8 /* of columns in a group of 16 */, SWEEP_ROWS = 2, ROWS_TOGETHER = 48 };
 
 static const int8_t twice_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
@@ -246,6 +246,6 @@ static bool scales_mxfp4(const uint8_t *codes, int64_t blocks, float *scale, flo
 }
 
 const struct packed_avx2_parts packed_near_parts_avx2[2] = {
-    {0.5f, PIECE_TILES, step_nvfp4, NULL, decode, scales_nvfp4, sweep_nvfp4},
-    {1.0f, PIECE_TILES, step_mxfp4, NULL, decode, scales_mxfp4, sweep_mxfp4}};
+    {0.5f, PIECE_TILES, ROWS_TOGETHER, step_nvfp4, NULL, decode, scales_nvfp4, sweep_nvfp4},
+    {1.0f, PIECE_TILES, ROWS_TOGETHER, step_mxfp4, NULL, decode, scales_mxfp4, sweep_mxfp4}};
 #endif

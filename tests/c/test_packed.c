@@ -295,8 +295,8 @@ static void check_shape(int64_t rows, int64_t n_count, int64_t k_count, enum pac
 /* ---- tests ---- */
 
 static void small_shapes_are_within_the_bound(void) {
-    static const int64_t shapes[][2] = {{1, 1},   {16, 64},  {15, 16},  {17, 31},  {33, 100},
-                                        {64, 65}, {70, 128}, {130, 40}, {48, 200}, {31, 333}};
+    static const int64_t shapes[][2] = {{1, 1},    {16, 64},  {15, 16},  {17, 31},  {33, 100}, {64, 65},
+                                        {70, 128}, {130, 40}, {48, 200}, {31, 333}, {150, 192}};
     for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); ++i) {
         for (int64_t m = 1; m <= 9; ++m) {
             check_shape(m, shapes[i][0], shapes[i][1], (enum packed_fill)(i % PACKED_FILL_COUNT),
