@@ -12,17 +12,19 @@
 #include "quant/quant_job.h"
 #include "quant/region_vec.h"
 #include "quant/scales_vec.h"
+#include "quant/stochastic_vec.h"
 
 enum { BLOCK_ROW_LIMIT = 32, STRETCH_ELEMENTS = 2048, STRETCH_GROUPS = STRETCH_ELEMENTS / (16 * FLOATS) };
 
-/* Which blocks; constants where it is used, except the last three. */
+/* Which blocks; constants where it is used, except the last four. */
 struct block_kind {
     struct encode_how how;
     int block;
     bool is_nvfp4;
     const struct opaq_spec *spec;
-    int64_t ahead; /* bytes from what is read to what memory is asked for */
-    bool streams;  /* codes are written past the caches */
+    int64_t ahead;                      /* bytes from what is read to what memory is asked for */
+    bool streams;                       /* codes are written past the caches */
+    const struct random_source *random; /* or NULL: rounded to the nearest */
 };
 
 /* The amaxes of FLOATS blocks from column 0 of `rows` on. */
@@ -66,9 +68,9 @@ VEC_INLINE vecf step_factors(const float *factors, int i, int block) {
                         : vecf_set(factors[i * STEP / block]);
 }
 
-/* `groups` groups of one row. */
+/* `groups` groups of one row, with their random bytes if they are not rounded to the nearest. */
 VEC_INLINE void encode_groups(struct block_kind kind, const char *x, int groups, const float *factors,
-                              bool is_plain, uint8_t *data) {
+                              bool is_plain, const uint8_t *random, uint8_t *data) {
     enum { AT_ONCE = 4 };
     const int64_t step_bytes = STEP * element_bytes(kind.how.dtype);
     const int steps = groups * (kind.block * FLOATS / STEP);
@@ -78,8 +80,10 @@ VEC_INLINE void encode_groups(struct block_kind kind, const char *x, int groups,
             const vecf apply = step_factors(factors, i + k, kind.block);
             const struct step step = step_load(x + (i + k) * step_bytes, kind.how.dtype);
             __builtin_prefetch(x + (i + k) * step_bytes + kind.ahead);
-            codes[k] = is_plain ? encode_plain(step, kind.how.dtype, kind.how.element, apply, apply)
-                                : encode_step(kind.how, step, apply, apply);
+            codes[k] = random != NULL ? encode_stochastic(kind.how, step, apply, apply,
+                                                          random_of_bytes(random + (i + k) * STEP))
+                       : is_plain     ? encode_plain(step, kind.how.dtype, kind.how.element, apply, apply)
+                                      : encode_step(kind.how, step, apply, apply);
         }
         if (kind.how.element == OPAQ_E2M1) {
             vec_put(data + i * STEP / 2, pack_nibbles(codes[0], codes[1], codes[2], codes[3]), kind.streams);
@@ -137,7 +141,7 @@ VEC_INLINE void quantize_stretch(struct block_kind kind, const struct block_stre
     float factors[STRETCH_GROUPS * FLOATS];
     uint8_t codes[STRETCH_GROUPS * FLOATS];
     const int64_t group_bytes = (int64_t)kind.block * FLOATS * element_bytes(kind.how.dtype);
-    bool is_plain = true;
+    bool is_plain = kind.random == NULL;
     for (int g = 0; g < stretch->groups; ++g) {
         const struct block_scales scales =
             group_scales(kind, stretch->x + g * group_bytes, stretch->row_bytes, stretch->rows, global);
@@ -153,10 +157,15 @@ VEC_INLINE void quantize_stretch(struct block_kind kind, const struct block_stre
         const char *const x = stretch->x + i * stretch->row_bytes;
         uint8_t *const data = stretch->data + i * stretch->data_row_bytes;
         store_scales(copy, r + i, block, blocks, codes);
-        if (is_plain) {
-            encode_groups(kind, x, stretch->groups, factors, true, data);
+        if (!kind.how.is_careful && kind.random != NULL) {
+            uint8_t random[STRETCH_ELEMENTS];
+            const int64_t random_blocks = (int64_t)stretch->groups * FLOATS * kind.block / 16;
+            random_row(kind.random, r + i, block * kind.block / 16, random_blocks, random);
+            encode_groups(kind, x, stretch->groups, factors, false, random, data);
+        } else if (is_plain) {
+            encode_groups(kind, x, stretch->groups, factors, true, NULL, data);
         } else {
-            encode_groups(kind, x, stretch->groups, factors, false, data);
+            encode_groups(kind, x, stretch->groups, factors, false, NULL, data);
         }
     }
 }

@@ -15,7 +15,7 @@ VEC_INLINE void quantize_mx_how(struct encode_how how, const struct opaq_spec *s
     const struct quant_copy *columnwise = region.columnwise;
     const bool is_both = rowwise != NULL && columnwise != NULL;
     const int64_t width = columnwise != NULL ? MX_WIDTH : max_int64(region.c_end - region.c, 1);
-    struct block_kind kind = {how, MX_BLOCK, false, spec, 0, rowwise != NULL && codes_stream(rowwise)};
+    struct block_kind kind = {how, MX_BLOCK, false, spec, 0, rowwise != NULL && codes_stream(rowwise), NULL};
     kind.ahead = rowwise == NULL ? 0 : ahead_bytes(rowwise, is_both ? 2 : 1);
     const bool streams = columnwise != NULL && codes_stream(columnwise);
     for (int64_t row = region.row; row < region.row_end; row += MX_BLOCK) {

@@ -9,6 +9,7 @@
 #include "format/swizzle.h"
 #include "quant/columns_vec.h"
 #include "quant/scales_vec.h"
+#include "quant/stochastic_vec.h"
 #include "quant/transpose_vec.h"
 
 /* A strip of this many columns is done at a time: its codes and scales as they lie in x, in rows of so many bytes, until
@@ -27,13 +28,14 @@ struct nvfp4_strip {
     float inverse[NVFP4_STRIP]; /* one over it */
 };
 
-/* Constants where it is used, except `spec`. */
+/* Constants where it is used, except the last three. */
 struct nvfp4_columns {
     struct encode_how how; /* of what is encoded, which is bf16 after a Hadamard transform */
     enum opaq_element dtype;
     bool is_hadamard;
     bool is_square;
     const struct opaq_spec *spec;
+    const struct random_source *random; /* or NULL: rounded to the nearest */
 };
 
 /* Codes of a step of HELD_ROWS rows: those of rows 2i and 2i + 1 in the words of pair[i], and of the scales. */
@@ -64,9 +66,33 @@ VEC_INLINE void encode_held_pairs(struct encode_how how, const struct step held[
     }
 }
 
+/* The same with stochastic rounding: a column's block of random bits has a byte for each of the rows. */
+VEC_INLINE void encode_random_pairs(struct encode_how how, const struct step held[HELD_ROWS], int64_t rows,
+                                    vecf even, vecf odd, const struct random_source *source, int64_t c,
+                                    int64_t block, vec16 pair[HELD_ROWS / 2]) {
+    uint64_t number[2][FLOATS];
+    for (int i = 0; i < STEP; ++i) {
+        number[i % 2][i / 2] = (uint64_t)((c + i) * source->row_blocks + block);
+    }
+    const struct random_words even_words = random_blocks(source, number[0]);
+    const struct random_words odd_words = random_blocks(source, number[1]);
+    vec16 codes[HELD_ROWS];
+    for (int i = 0; i < HELD_ROWS; ++i) {
+        const int shift = i % 4 * 8;
+        const struct step_floats random = {to_floats(even_words.word[i / 4] >> shift & 0xFFu),
+                                           to_floats(odd_words.word[i / 4] >> shift & 0xFFu)};
+        codes[i] = i < rows ? encode_stochastic(how, held[i], even, odd, random) : vec16_set(0);
+    }
+    for (int i = 0; i < HELD_ROWS / 2; ++i) {
+        pair[i] = codes[2 * i] | codes[2 * i + 1] << 4;
+    }
+}
+
+/* A step of columns from c on; `block` counts blocks down the columns. */
 VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_columns kind,
                                                        const struct step held[HELD_ROWS], int64_t rows,
-                                                       struct step_floats global, struct step_floats inverse) {
+                                                       struct step_floats global, struct step_floats inverse,
+                                                       int64_t c, int64_t block) {
     const bool is_te = !kind.how.is_careful;
     struct step_floats amax = held_amaxes(held, kind.how.dtype, false);
     const bool drops_nans = is_te && has_nans(amax);
@@ -78,7 +104,9 @@ VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_columns kind
     const struct block_scales odd = nvfp4_scales(amax.odd, global.odd, inverse.odd, kind.spec, is_te);
     struct nvfp4_column_codes codes;
     codes.scale = join_words(even.codes & 0xFFu, odd.codes & 0xFFu);
-    if (is_te && even.is_plain && odd.is_plain && !drops_nans) {
+    if (is_te && kind.random != NULL) {
+        encode_random_pairs(kind.how, held, rows, even.factors, odd.factors, kind.random, c, block, codes.pair);
+    } else if (is_te && even.is_plain && odd.is_plain && !drops_nans) {
         const float down = plain_factor(OPAQ_E2M1);
         encode_held_pairs(kind.how, held, HELD_ROWS, even.factors * down, odd.factors * down, true, codes.pair);
     } else {
@@ -164,7 +192,8 @@ VEC_INLINE void nvfp4_strip_block(struct nvfp4_columns kind, const struct quant_
             }
             codes[s] = nvfp4_column_step(kind, held, kind.is_hadamard ? HELD_ROWS : rows,
                                          nvfp4_column_globals(strip->global + i + s * STEP),
-                                         nvfp4_column_globals(strip->inverse + i + s * STEP));
+                                         nvfp4_column_globals(strip->inverse + i + s * STEP), c + i + s * STEP,
+                                         row / HELD_ROWS);
         }
         for (int k = 0; k < HELD_ROWS / 2; ++k) {
             vec_store(strip->codes + (block * (HELD_ROWS / 2) + k) * NVFP4_PITCH + i,

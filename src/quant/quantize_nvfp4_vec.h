@@ -17,8 +17,14 @@ VEC_INLINE struct encode_how nvfp4_how(enum opaq_element dtype, bool is_te) {
 VEC_INLINE void quantize_nvfp4_rows(enum opaq_element dtype, bool is_te, const struct quant_job *job,
                                     const struct quant_copy *copy, int64_t r, int64_t r_end, int64_t c,
                                     int64_t c_end, int64_t rows_ahead) {
-    const struct block_kind kind = {
-        nvfp4_how(dtype, is_te), 16, true, &job->spec, ahead_bytes(copy, rows_ahead), codes_stream(copy)};
+    const struct random_source random = random_source(job, copy);
+    const struct block_kind kind = {nvfp4_how(dtype, is_te),
+                                    16,
+                                    true,
+                                    &job->spec,
+                                    ahead_bytes(copy, rows_ahead),
+                                    codes_stream(copy),
+                                    job->spec.options & OPAQ_STOCHASTIC ? &random : NULL};
     for (int64_t row = r; row < r_end; row += copy->block_rows) {
         const float global = nvfp4_global_of_stored(&job->spec, copy->amax[row * copy->amax_step]);
         const int64_t rows = min_int64(copy->block_rows, r_end - row);
@@ -31,7 +37,10 @@ VEC_INLINE void quantize_nvfp4_columns(enum opaq_element dtype, bool is_te, cons
                                        const struct quant_copy *copy, struct nvfp4_strip *strip, int64_t block,
                                        int64_t row, int64_t row_end, int64_t c, int64_t c_end,
                                        bool prefetches) {
-    struct nvfp4_columns kind = {nvfp4_how(dtype, is_te), dtype, false, copy->block_rows > 1, &job->spec};
+    const struct random_source random = random_source(job, copy);
+    struct nvfp4_columns kind = {
+        nvfp4_how(dtype, is_te), dtype,      false,
+        copy->block_rows > 1,    &job->spec, job->spec.options & OPAQ_STOCHASTIC ? &random : NULL};
     if (copy->is_hadamard) {
         kind.how.dtype = OPAQ_BF16;
         kind.is_hadamard = true;
@@ -104,7 +113,8 @@ static inline bool nvfp4_is_covered(const struct quant_job *job, const struct qu
         const float global = nvfp4_global_of_stored(&job->spec, copy->amax[row * copy->amax_step]);
         is_usual &= nvfp4_is_usual(global, job->spec.rule == OPAQ_RULE_TE);
     }
-    return is_along && is_usual && (job->spec.options & (OPAQ_STOCHASTIC | OPAQ_4OVER6)) == 0;
+    const bool is_nearest = (job->spec.options & OPAQ_STOCHASTIC) == 0 || job->spec.rule == OPAQ_RULE_TE;
+    return is_along && is_usual && is_nearest && (job->spec.options & OPAQ_4OVER6) == 0;
 }
 
 static inline void quantize_nvfp4_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,

@@ -79,6 +79,11 @@ VEC_INLINE vec32 choose_bits(vec32 a, vec32 b, vec32 c) { return (a & c) | (b & 
 VEC_INLINE vec32 to_integers(vecf v) { return (vec32)_mm256_cvttps_epi32(v); }
 VEC_INLINE vecf to_floats(vec32 v) { return _mm256_cvtepi32_ps((__m256i)v); }
 
+VEC_INLINE vec32 multiply_even(vec32 a, vec32 b) { return (vec32)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
+VEC_INLINE vec32 odd_to_even(vec32 a) { return (vec32)_mm256_srli_epi64((__m256i)a, 32); }
+VEC_INLINE vec32 even_to_odd(vec32 a) { return (vec32)_mm256_slli_epi64((__m256i)a, 32); }
+VEC_INLINE vec32 blend_odd(vec32 a, vec32 b) { return (vec32)_mm256_blend_epi32((__m256i)a, (__m256i)b, 0xAA); }
+
 /* ---- masks ---- */
 
 VEC_INLINE mask16 above16(vec16 a, uint16_t limit) {
@@ -120,6 +125,10 @@ VEC_INLINE vec32 halves_first(vec32 x, vec32 y) { return lanes_even(x, y); }
 VEC_INLINE vec32 halves_second(vec32 x, vec32 y) { return lanes_odd(x, y); }
 VEC_INLINE vec32 quads_first(vec32 x, vec32 y) { return (vec32)_mm256_unpacklo_epi64((__m256i)x, (__m256i)y); }
 VEC_INLINE vec32 quads_second(vec32 x, vec32 y) { return (vec32)_mm256_unpackhi_epi64((__m256i)x, (__m256i)y); }
+VEC_INLINE vec32 dwords_first(vec32 x, vec32 y) { return (vec32)_mm256_unpacklo_epi32((__m256i)x, (__m256i)y); }
+VEC_INLINE vec32 dwords_second(vec32 x, vec32 y) {
+    return (vec32)_mm256_unpackhi_epi32((__m256i)x, (__m256i)y);
+}
 VEC_INLINE vec32 dwords_even(vec32 x, vec32 y) { return (vec32)_mm256_shuffle_ps((__m256)x, (__m256)y, 0x88); }
 VEC_INLINE vec32 dwords_odd(vec32 x, vec32 y) { return (vec32)_mm256_shuffle_ps((__m256)x, (__m256)y, 0xDD); }
 

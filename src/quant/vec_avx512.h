@@ -88,6 +88,15 @@ VEC_INLINE vec32 choose_bits(vec32 a, vec32 b, vec32 c) {
 VEC_INLINE vec32 to_integers(vecf v) { return (vec32)_mm512_cvttps_epi32(v); }
 VEC_INLINE vecf to_floats(vec32 v) { return _mm512_cvtepi32_ps((__m512i)v); }
 
+/* The even dwords of a and b multiplied, 64 bits wide; odd dwords moved to even places, and back; and even ones of a
+ * beside odd ones of b. */
+VEC_INLINE vec32 multiply_even(vec32 a, vec32 b) { return (vec32)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
+VEC_INLINE vec32 odd_to_even(vec32 a) { return (vec32)_mm512_srli_epi64((__m512i)a, 32); }
+VEC_INLINE vec32 even_to_odd(vec32 a) { return (vec32)_mm512_slli_epi64((__m512i)a, 32); }
+VEC_INLINE vec32 blend_odd(vec32 a, vec32 b) {
+    return (vec32)_mm512_mask_mov_epi32((__m512i)a, 0xAAAA, (__m512i)b);
+}
+
 /* ---- masks ---- */
 
 VEC_INLINE mask16 above16(vec16 a, uint16_t limit) {
@@ -141,6 +150,11 @@ VEC_INLINE vec32 halves_second(vec32 x, vec32 y) {
 /* In each lane: the first 8 bytes of x and of y, and the second ones. */
 VEC_INLINE vec32 quads_first(vec32 x, vec32 y) { return (vec32)_mm512_unpacklo_epi64((__m512i)x, (__m512i)y); }
 VEC_INLINE vec32 quads_second(vec32 x, vec32 y) { return (vec32)_mm512_unpackhi_epi64((__m512i)x, (__m512i)y); }
+/* In each lane: x's and y's dwords in turn, of their first two, and of their second. */
+VEC_INLINE vec32 dwords_first(vec32 x, vec32 y) { return (vec32)_mm512_unpacklo_epi32((__m512i)x, (__m512i)y); }
+VEC_INLINE vec32 dwords_second(vec32 x, vec32 y) {
+    return (vec32)_mm512_unpackhi_epi32((__m512i)x, (__m512i)y);
+}
 /* In each lane: dwords 0 and 2 of x and of y, and 1 and 3. */
 VEC_INLINE vec32 dwords_even(vec32 x, vec32 y) { return (vec32)_mm512_shuffle_ps((__m512)x, (__m512)y, 0x88); }
 VEC_INLINE vec32 dwords_odd(vec32 x, vec32 y) { return (vec32)_mm512_shuffle_ps((__m512)x, (__m512)y, 0xDD); }
