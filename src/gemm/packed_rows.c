@@ -157,13 +157,13 @@ static float factor_of_codes(const struct rows_task *task, int64_t row, int64_t 
 
 /* Codes of a row in pairs, from an even column on; zero beyond the buffer's row. */
 static void load_pairs(const struct quant_copy *copy, int64_t row, int64_t k, int count, uint8_t *pairs) {
-    uint8_t codes[GEMM_BLOCK];
     if (copy->tile_rows == 0 && copy->data_column_step == 1 && copy->data_row_step % 2 == 0) {
         const int inside = (int)max_int64(min_int64(count, ceil_div(copy->data_columns - k, 2)), 0);
         memcpy(pairs, copy->data + (row * copy->data_row_step + k) / 2, (size_t)inside);
         memset(pairs + inside, 0, (size_t)(count - inside));
         return;
     }
+    uint8_t codes[GEMM_BLOCK] = {0};
     copy_load_codes(copy, row, k, 2 * count, codes);
     for (int i = 0; i < count; ++i) {
         pairs[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
