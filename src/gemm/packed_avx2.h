@@ -128,6 +128,9 @@ extern const struct packed_avx2_parts packed_codes_parts_avx2[2];
 
 PACKED_INLINE __m256i packed_load(const void *from) { return _mm256_load_si256((const __m256i *)from); }
 
+/* Scales need not be aligned. */
+PACKED_INLINE __m256i packed_load_any(const void *from) { return _mm256_loadu_si256((const __m256i *)from); }
+
 /* A table of bytes, one for each code, in both lanes of a vector. */
 PACKED_INLINE __m256i packed_table16(const int8_t *table) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
@@ -212,12 +215,12 @@ PACKED_INLINE void packed_scales_load(enum packed_format format, const uint8_t *
         return;
     }
     const __m256i one = _mm256_set1_epi8(1);
-    const __m256i unusual = _mm256_or_si256(_mm256_adds_epu8(packed_load(codes), one),
-                                            _mm256_adds_epu8(packed_load(codes + 32), one));
+    const __m256i unusual = _mm256_or_si256(_mm256_adds_epu8(packed_load_any(codes), one),
+                                            _mm256_adds_epu8(packed_load_any(codes + 32), one));
     const bool is_usual = _mm256_movemask_epi8(unusual) == 0;
     PACKED_UNROLL
     for (int i = 0; i < PACKED_GROUPS; ++i) {
-        const __m128i some = _mm_load_si128((const __m128i *)(codes + i * TILE4_ROWS));
+        const __m128i some = _mm_loadu_si128((const __m128i *)(codes + i * TILE4_ROWS));
         _mm256_store_si256((__m256i *)(scales->half + i * TILE4_ROWS),
                            is_usual ? packed_e4m3_to_half_quickly(some) : packed_e4m3_to_half(some));
     }
@@ -243,12 +246,12 @@ PACKED_INLINE __m256 packed_lift(const struct packed_scales *scales, int64_t blo
 PACKED_INLINE bool packed_are_usual(enum packed_format format, const uint8_t *codes, int64_t step) {
     const __m256i least = _mm256_set1_epi8(format == PACKED_NVFP4 ? 8 : 5);
     const __m256i most = _mm256_set1_epi8((char)(format == PACKED_NVFP4 ? 126 : 254));
-    __m256i low = packed_load(codes);
+    __m256i low = packed_load_any(codes);
     __m256i high = low;
     PACKED_UNROLL
     for (int tile = 0; tile < PACKED_STREAMS; ++tile) {
-        const __m256i first = packed_load(codes + tile * step);
-        const __m256i second = format == PACKED_NVFP4 ? packed_load(codes + tile * step + 32) : first;
+        const __m256i first = packed_load_any(codes + tile * step);
+        const __m256i second = format == PACKED_NVFP4 ? packed_load_any(codes + tile * step + 32) : first;
         low = _mm256_min_epu8(low, _mm256_min_epu8(first, second));
         high = _mm256_max_epu8(high, _mm256_max_epu8(first, second));
     }
