@@ -5,14 +5,16 @@ Each row has a figure, what it must be and what it aims at; rows that miss it ar
 row was measured on one thread and on all, both are shown and all threads decide. Writes <folder>/summary.json
 with the rows and everything they were taken from. --markdown prints the table in Markdown from that file,
 instead; --into docs/performance.md puts it there, between its two marks. --strict: exit 1 if a row misses what
-it must be. --others is the share of the processors' time that other programs had meanwhile: where that is more
-than a little, figures of all threads mean little.
+it must be. <name>.others beside a benchmark's figures is the share of the processors that other programs had
+meanwhile: where that is more than a little, figures of all threads mean little, and the table says so. It also
+says when the figures were measured, for those of one benchmark can be newer than those of another.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,7 +170,7 @@ def judge(entry: Entry, must: float, aim: float) -> str:
     return "aim" if value >= sign * aim else "must" if value >= sign * must else "MISSED"
 
 
-def summarize(contents: dict[str, Any], others: float) -> dict[str, Any]:
+def summarize(contents: dict[str, Any], measured: dict[str, str], others: dict[str, float]) -> dict[str, Any]:
     entries = [
         entry for name, read in READERS.items() if name in contents for entry in read(name, contents[name])
     ]
@@ -199,7 +201,14 @@ def summarize(contents: dict[str, Any], others: float) -> dict[str, Any]:
     about = {name: machine[name] for name in ("version", "torch", "cpu", "features") if name in machine}
     rounds = {name: content["rounds"] for name, content in contents.items() if "rounds" in content}
     peaks = [contents["bench_peaks"]] if "bench_peaks" in contents else []
-    made = {"machine": about, "others": others, "rounds": rounds, "peaks": peaks, "rows": rows}
+    made = {
+        "machine": about,
+        "measured": measured,
+        "others": others,
+        "rounds": rounds,
+        "peaks": peaks,
+        "rows": rows,
+    }
     return made | {"benches": contents}
 
 
@@ -228,9 +237,14 @@ def about(summary: dict[str, Any]) -> str:
         parts.append(f"{floats:.0f} GFLOP/s, {integers:.0f} GOP/s of bytes")
     rounds = ", ".join(f"{name.removeprefix('bench_')} {count}" for name, count in summary["rounds"].items())
     text = "; ".join(part for part in parts if part) + f"\nrounds: {rounds}"
-    if summary["others"] > DISTURBED:
-        share = f"{100 * summary['others']:.0f}%"
-        text += f"\nDISTURBED: other programs had {share} of the processors, so figures of all threads are low"
+    times = sorted(summary["measured"].values())
+    text += f"\nmeasured: {times[0]} to {times[-1]}" if times else ""
+    disturbed = {name: share for name, share in summary["others"].items() if share > DISTURBED}
+    if disturbed:
+        told = ", ".join(
+            f"{name.removeprefix('bench_')} {100 * share:.0f}%" for name, share in disturbed.items()
+        )
+        text += f"\nDISTURBED, figures of all threads are no use; other programs had of the processors: {told}"
     return text
 
 
@@ -301,7 +315,6 @@ def main() -> int:
     parser.add_argument("--markdown", action="store_true", help="print the table of summary.json as Markdown")
     parser.add_argument("--into", type=Path, help="put that table into this file, between its marks")
     parser.add_argument("--strict", action="store_true", help="exit 1 if a row misses what it must be")
-    parser.add_argument("--others", type=float, default=0.0, help="what other programs had of the processors")
     given = parser.parse_args()
     path = given.folder / "summary.json"
     if given.into:
@@ -312,7 +325,11 @@ def main() -> int:
         return 0
     files = {name: given.folder / f"{name}.json" for name in SOURCES}
     contents = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
-    summary = summarize(contents, given.others)
+    stamps = {name: datetime.fromtimestamp(files[name].stat().st_mtime) for name in contents}
+    measured = {name: stamp.isoformat(" ", "minutes") for name, stamp in stamps.items()}
+    notes = {name: files[name].with_suffix(".others") for name in contents}
+    others = {name: float(note.read_text()) for name, note in notes.items() if note.exists()}
+    summary = summarize(contents, measured, others)
     path.write_text(json.dumps(summary, indent=1) + "\n")
     print_table(summary)
     print_misses(summary)

@@ -34,26 +34,29 @@ done
 
 is_wanted() { [[ ",$wanted," == *",$1,"* ]]; }
 
-# bench <name> <rounds> <command>...: runs it, for figures in <name>.json. Those of an earlier run do not count.
-bench() {
-    local name=$1 usual=$2
-    shift 2
-    title "$name"
-    rm -f "$folder/bench/$name.json"
-    "$@" --rounds "${rounds:-$usual}" --json "$folder/bench/$name.json"
-}
-
 # In hundredths of a second: what this machine's processors were busy or taken away, and what the benchmarks had of that.
 busy() { awk '/^cpu / { printf "%d", $2 + $3 + $4 + $7 + $8 + $9 }' /proc/stat 2>/dev/null || printf 0; }
 own() { awk '{ printf "%d", $16 + $17 }' "/proc/$$/stat" 2>/dev/null || printf 0; }
 
-# others: the share of the processors' time that went to somebody else since the start, as far as the system tells.
+# others <busy> <own> <seconds>: the share of the processors' time that went to somebody else since these were taken, as
+# far as the system tells.
 others() {
-    awk -v busy="$(($(busy) - busy_before))" -v own="$(own)" -v all="$((SECONDS * jobs * 100))" \
-        'BEGIN { share = all > 0 ? (busy - own) / all : 0; printf "%.3f", (share > 0 ? share : 0) }'
+    awk -v busy="$(($(busy) - $1))" -v own="$(($(own) - $2))" -v all="$(((SECONDS - $3) * jobs * 100))" \
+        'BEGIN { share = all > 0 ? (busy - own) / all : 0; printf "%.3f\n", (share > 0 ? share : 0) }'
 }
-busy_before=$(busy)
-SECONDS=0
+
+# bench <name> <rounds> <command>...: runs it, for figures in <name>.json, and writes into <name>.others what other programs
+# had of the processors meanwhile. Those of an earlier run do not count.
+bench() {
+    local name=$1 usual=$2 busy_before own_before started=$SECONDS
+    shift 2
+    title "$name"
+    rm -f "$folder/bench/$name.json" "$folder/bench/$name.others"
+    busy_before=$(busy)
+    own_before=$(own)
+    "$@" --rounds "${rounds:-$usual}" --json "$folder/bench/$name.json"
+    others "$busy_before" "$own_before" "$started" >"$folder/bench/$name.others"
+}
 
 mkdir -p "$folder/bench"
 programs=$folder/bench
@@ -85,4 +88,4 @@ if is_wanted linear || is_wanted moe || is_wanted llama || is_wanted overhead; t
 fi
 
 title "all rows"
-"${PYTHON:-python3}" tools/bench_summary.py "$folder/bench" --others "$(others)" ${strict[@]+"${strict[@]}"}
+"${PYTHON:-python3}" tools/bench_summary.py "$folder/bench" ${strict[@]+"${strict[@]}"}

@@ -308,5 +308,25 @@ static void quantizers(void) {
     }
 }
 
-static const struct test_case tests[] = {TEST(products_with_tiles), TEST(other_products), TEST(quantizers)};
+/* Weights of a few rows or columns. */
+static void narrow_weights(void) {
+    static const int64_t shapes[][2] = {{1, 1000}, {1000, 1}, {5, 1000}, {1000, 5}};
+    int count;
+    const struct packed_table *const *tables = packed_tables(&count);
+    for (int i = 0; i < PACKED_FORMAT_COUNT * PACKED_PRECISION_COUNT; ++i) {
+        const enum packed_format format = (enum packed_format)(i / PACKED_PRECISION_COUNT);
+        const enum packed_precision precision = (enum packed_precision)(i % PACKED_PRECISION_COUNT);
+        for (size_t k = 0; k < sizeof shapes / sizeof shapes[0]; ++k) {
+            if (tables[count - 1]->kernel[format][precision].run != NULL) {
+                struct packed_case_weight w;
+                packed_case_weight_make(&w, format, false, shapes[k][0], shapes[k][1], PACKED_FILL_USUAL, 1);
+                check_products(&w, precision);
+                packed_case_weight_free(&w);
+            }
+        }
+    }
+}
+
+static const struct test_case tests[] = {TEST(products_with_tiles), TEST(narrow_weights), TEST(other_products),
+                                         TEST(quantizers)};
 TEST_MAIN(tests)
