@@ -116,9 +116,11 @@ static void run_panels(void *argument, int64_t begin, int64_t end) {
 
 /* Every copy that has anything to do. Without columns there are no codes; only fp8row's scales, which stand for whole
  * rows, are there nevertheless, when they are to be written. */
-static void run_copies(const struct quant_job *job, const struct quant_kernel *kernel, bool is_quantizing,
-                       const struct opaq_parallel *parallel) {
+static void run_copies(const struct quant_job *job, bool is_quantizing, const struct opaq_parallel *parallel) {
+    const enum opaq_format format = (enum opaq_format)job->spec.format;
     for (int i = 0; i < job->copy_count; ++i) {
+        const struct quant_kernel *kernel = is_quantizing ? quantize_kernel_for(&job->copy[i], format)
+                                                          : dequantize_kernel_for(&job->copy[i], format);
         const struct quant_matrix *operand = &job->copy[i].operand;
         if (operand->columns == 0 && !(is_quantizing && job->spec.format == OPAQ_FP8ROW)) {
             continue;
@@ -141,7 +143,8 @@ static void run_both(void *argument, int64_t begin, int64_t end) {
 static bool quantize_both(struct quant_job *job, const struct opaq_parallel *parallel) {
     const struct quant_matrix *x = &job->copy[0].operand;
     const struct both_kernel *kernel = both_kernel((enum opaq_format)job->spec.format);
-    if (job->copy_count < 2 || x->rows == 0 || x->columns == 0 || kernel->run == NULL ||
+    if (job->copy_count < 2 || quant_copy_is_narrow(&job->copy[0]) || quant_copy_is_narrow(&job->copy[1]) ||
+        kernel->run == NULL ||
         kernel_is_forced(quantize_kernel((enum opaq_format)job->spec.format)->name)) {
         return false;
     }
@@ -177,7 +180,7 @@ enum opaq_status quantize_checked(const struct opaq_view *x, const struct opaq_q
         settle_amax(&job, args);
     }
     if (!quantize_both(&job, args->parallel)) {
-        run_copies(&job, quantize_kernel((enum opaq_format)job.spec.format), true, args->parallel);
+        run_copies(&job, true, args->parallel);
     }
     return OPAQ_OK;
 }
@@ -199,7 +202,7 @@ enum opaq_status opaq_quantize(const struct opaq_view *x, const struct opaq_quan
 }
 
 void dequantize_job(const struct quant_job *job, const struct opaq_parallel *parallel) {
-    run_copies(job, dequantize_kernel((enum opaq_format)job->spec.format), false, parallel);
+    run_copies(job, false, parallel);
 }
 
 enum opaq_status dequantize_checked(const struct opaq_view *q, int usage, const struct opaq_parallel *parallel,

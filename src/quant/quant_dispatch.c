@@ -63,6 +63,18 @@ const struct quant_kernel *dequantize_kernel(enum opaq_format format) {
     return &table_for(offset)->dequantize[format];
 }
 
+const struct quant_kernel *quantize_kernel_for(const struct quant_copy *copy, enum opaq_format format) {
+    const struct quant_kernel *kernel = quantize_kernel(format);
+    const bool is_forced = kernel_is_forced(kernel->name);
+    return quant_copy_is_narrow(copy) && !is_forced ? &quant_table_ref.quantize[format] : kernel;
+}
+
+const struct quant_kernel *dequantize_kernel_for(const struct quant_copy *copy, enum opaq_format format) {
+    const struct quant_kernel *kernel = dequantize_kernel(format);
+    const bool is_forced = kernel_is_forced(kernel->name);
+    return quant_copy_is_narrow(copy) && !is_forced ? &quant_table_ref.dequantize[format] : kernel;
+}
+
 const struct both_kernel *both_kernel(enum opaq_format format) {
     const size_t offset = offsetof(struct quant_table, both) + (size_t)format * sizeof(struct both_kernel);
     return &table_for(offset)->both[format];

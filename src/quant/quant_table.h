@@ -61,6 +61,15 @@ const struct both_kernel *both_kernel(enum opaq_format format);
 const struct amax_kernel *amax_kernel(void);
 const struct decode_row_kernel *decode_row_kernel(void);
 
+/* Rows so short, or columns so few, that the reference is as fast as vectors are: it converts such copies. */
+static inline bool quant_copy_is_narrow(const struct quant_copy *copy) {
+    return copy->operand.columns < 16 || (copy->usage == OPAQ_COLUMNWISE && copy->operand.rows < 16);
+}
+
+/* The kernels for this machine and this copy. */
+const struct quant_kernel *quantize_kernel_for(const struct quant_copy *copy, enum opaq_format format);
+const struct quant_kernel *dequantize_kernel_for(const struct quant_copy *copy, enum opaq_format format);
+
 /* The rule behind them, on any list of tables that ends with a complete one: the first table whose features are
  * all there and whose entry at `offset` (of a kernel in struct quant_table) is not
  * empty. */

@@ -228,7 +228,7 @@ static void run_conversion(const struct contest *contest, bool is_reference) {
     const struct conversion *c = contest->argument;
     for (int i = 0; i < c->job->copy_count; ++i) {
         const struct quant_copy *copy = &c->job->copy[i];
-        (is_reference ? c->reference : c->run)(c->job, copy, 0, copy->operand.rows);
+        (is_reference || quant_copy_is_narrow(copy) ? c->reference : c->run)(c->job, copy, 0, copy->operand.rows);
     }
 }
 
@@ -327,6 +327,16 @@ static void narrow_weights(void) {
     }
 }
 
+/* Rows of less than a block, and columns of less than a vector, many of them. */
+static void narrow_tensors(void) {
+    static const int64_t shapes[][2] = {{1000, 1}, {1000, 5}, {1000, 9}, {1000, 17}, {1, 1000}, {5, 1000}};
+    for (int i = 0; i < QUANT_CASE_COUNT; ++i) {
+        for (size_t k = 0; k < sizeof shapes / sizeof shapes[0]; ++k) {
+            check_quantizer(&quant_cases[i], shapes[k][0], shapes[k][1]);
+        }
+    }
+}
+
 static const struct test_case tests[] = {TEST(products_with_tiles), TEST(narrow_weights), TEST(other_products),
-                                         TEST(quantizers)};
+                                         TEST(quantizers), TEST(narrow_tensors)};
 TEST_MAIN(tests)
