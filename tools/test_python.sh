@@ -13,4 +13,6 @@ elif [ "$status" != 0 ]; then
 fi
 OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so
 export OPAQ_LIBRARY PYTHONPATH=$PWD/python
-exec "${PYTHON:-.venv/bin/python}" -m pytest -q tests/python
+# One process for each processor, each with one thread: threads of several processes would wait for each other.
+export OMP_NUM_THREADS=1
+exec "${PYTHON:-.venv/bin/python}" -m pytest -q -n "$jobs" --dist worksteal tests/python

@@ -144,8 +144,7 @@ static bool quantize_both(struct quant_job *job, const struct opaq_parallel *par
     const struct quant_matrix *x = &job->copy[0].operand;
     const struct both_kernel *kernel = both_kernel((enum opaq_format)job->spec.format);
     if (job->copy_count < 2 || quant_copy_is_narrow(&job->copy[0]) || quant_copy_is_narrow(&job->copy[1]) ||
-        kernel->run == NULL ||
-        kernel_is_forced(quantize_kernel((enum opaq_format)job->spec.format)->name)) {
+        kernel->run == NULL || kernel_is_forced(quantize_kernel((enum opaq_format)job->spec.format)->name)) {
         return false;
     }
     const uint64_t saved = fp_environment_enter();

@@ -205,7 +205,7 @@ static inline void copy_store(const struct quant_copy *copy, int64_t r, int64_t 
     for (int i = 0; i < inside; ++i) {
         int shift;
         uint8_t *const byte = code_place(copy, r, c + i, &shift);
-        *byte = copy->is_packed ? (uint8_t)(*byte | codes[i] << shift) : codes[i];
+        *byte = (uint8_t)(copy->is_packed ? *byte | codes[i] << shift : codes[i]);
     }
 }
 
@@ -214,7 +214,7 @@ static inline void copy_load_codes(const struct quant_copy *copy, int64_t r, int
     for (int i = 0; i < inside; ++i) {
         int shift;
         const uint8_t byte = *code_place(copy, r, c + i, &shift);
-        codes[i] = copy->is_packed ? byte >> shift & 15 : byte;
+        codes[i] = (uint8_t)(copy->is_packed ? byte >> shift & 15 : byte);
     }
     memset(codes + inside, 0, (size_t)(n - inside));
 }

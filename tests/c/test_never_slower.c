@@ -228,7 +228,8 @@ static void run_conversion(const struct contest *contest, bool is_reference) {
     const struct conversion *c = contest->argument;
     for (int i = 0; i < c->job->copy_count; ++i) {
         const struct quant_copy *copy = &c->job->copy[i];
-        (is_reference || quant_copy_is_narrow(copy) ? c->reference : c->run)(c->job, copy, 0, copy->operand.rows);
+        (is_reference || quant_copy_is_narrow(copy) ? c->reference : c->run)(c->job, copy, 0,
+                                                                             copy->operand.rows);
     }
 }
 
