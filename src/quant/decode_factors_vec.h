@@ -91,6 +91,7 @@ VEC_INLINE void factors_of_floats(const struct quant_copy *copy, int64_t row, in
     const float *const scale = (const float *)copy->scale + row / layout->row_per * layout->row_step;
     const bool is_one = layout->column_step == 0;
     factors->is_usual = true;
+    factors->value[0] = 0.0f; /* of nothing, too */
     for (int64_t i = 0; i < ceil_div(n, 128); ++i) {
         const float value = scale[is_one ? 0 : (c / 128 + i) * layout->column_step];
         factors->value[i] = value;

@@ -146,11 +146,10 @@ static inline void dequantize_along_rows(const struct quant_job *job, const stru
 
 static inline void dequantize_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
                                   int64_t r_end) {
-    if (copy->tile_rows != 0) {
-        dequantize_ref(job, copy, r, r_end);
-    } else if (copy->operand.column_step == 1 && copy->data_column_step == 1 && !copy->is_hadamard) {
+    const bool is_tiled = copy->tile_rows != 0;
+    if (!is_tiled && copy->operand.column_step == 1 && copy->data_column_step == 1 && !copy->is_hadamard) {
         dequantize_along_rows(job, copy, r, r_end);
-    } else if (copy->operand.row_step == 1) {
+    } else if (!is_tiled && copy->operand.row_step == 1) {
         dequantize_columns(job, copy, r, r_end);
     } else {
         dequantize_ref(job, copy, r, r_end);
