@@ -232,8 +232,8 @@ def quantize_(
     `activations` says how the layers quantize their inputs; "" leaves them as they are. `ignore` names modules
     that stay as they are, with all that is in them: names or ends of names, which may have * and ? in them, and
     regular expressions after "re:". With a `precision` the weights of a model on the processor are also tiled,
-    for speed (see `tile_`); "near" is a good choice for serving. None leaves them in rows, as do quantizers that
-    say more than that (`+columnwise`, `+swizzle`).
+    for speed (see `tile_`); "near" is a good choice for serving. None leaves them in rows, as do quantizers
+    that say more than that (`+columnwise`, `+swizzle`).
 
     What cannot be done is found out before anything is changed, and weights are packed one at a time. Where
     memory allows, the old ones are kept until all are done, so that a failure or an interruption leaves the
