@@ -17,7 +17,7 @@ enum opaq_cpu_feature {
     OPAQ_CPU_AVX512 = 1 << 1,      /* AVX-512 F, BW, VL, DQ together */
     OPAQ_CPU_AVX512_VBMI = 1 << 2, /* byte permutes */
     OPAQ_CPU_AVX512_VNNI = 1 << 3, /* 8-bit and 16-bit dot products */
-    OPAQ_CPU_AVX512_BF16 = 1 << 4, /* dot products of bfloat16, where they are faster than floats': not on Intel */
+    OPAQ_CPU_AVX512_BF16 = 1 << 4, /* dot products of bfloat16, where they are fast: not on Intel */
     OPAQ_CPU_NEON = 1 << 5
 };
 

@@ -11,7 +11,7 @@ from opaq import _library
 
 def kernels() -> dict[str, bool]:
     """Every kernel of this build, and whether this processor can run it."""
-    found = {}
+    found: dict[str, bool] = {}
     can_run = ctypes.c_int()
     while name := _library.library.opaq_kernel_at(len(found), ctypes.byref(can_run)):
         found[name.decode()] = bool(can_run.value)

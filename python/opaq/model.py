@@ -162,7 +162,7 @@ def _can_be_tiled(weight: QuantizedTensor) -> bool:
     if weight.quantizer.format == "fp8blk1":
         return False
     tiled = Quantizer(with_tiles(weight._quantizer_text, True)).spec
-    return weight.dim() == 2 or weight.shape[-2] % library.opaq_rows_together(tiled) == 0
+    return bool(weight.dim() == 2 or weight.shape[-2] % library.opaq_rows_together(tiled) == 0)
 
 
 def _pack(

@@ -311,14 +311,26 @@ def moe(
 # ------------------------------------------------------------------------------------- bit for bit, as defined
 
 
+def fused(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c in float32, rounded once: a float64 holds the product, and of a sum that it does not hold the
+    neighbour whose last bit is odd, which float32's rounding cannot take for a tie."""
+    product, added = a.double() * b.double(), c.double()
+    total = product + added
+    back = total - product
+    error = (product - (total - back)) + (added - back)
+    beyond = torch.nextafter(total, torch.where(error > 0, torch.inf, -torch.inf).double())
+    even = (total.view(torch.int64) & 1) == 0
+    return torch.where((error != 0) & even, beyond, total).float()
+
+
 def defined_product(a: Any, w: Any, bias: Any) -> Any:
-    """docs/linear.md: float32 sums over k in blocks of 256, each operation rounded."""
+    """docs/linear.md: float32 sums over k in blocks of 256, each addition of a product rounded once."""
     a, w = a.float(), w.float()
     total = torch.zeros(a.shape[0], w.shape[0])
     for begin in range(0, a.shape[1], 256):
         part = torch.zeros_like(total)
         for k in range(begin, min(begin + 256, a.shape[1])):
-            part = part + a[:, k : k + 1] * w[:, k]
+            part = fused(a[:, k : k + 1], w[:, k], part)
         total = total + part
     return total if bias is None else total + bias.float()
 
