@@ -207,7 +207,7 @@ static void product_piece(void *argument, int64_t begin, int64_t end) {
 }
 
 static void time_case(struct measurement *one, const struct opaq_parallel *parallel, float *y, bool counts) {
-    const int64_t tile_rows = packed_is_4_bit(one->from->format) ? TILE4_ROWS : TILE8_ROWS;
+    const int64_t tile_rows = packed_tile_rows(one->from->format);
     for (int i = 0; i < SAMPLES_PER_ROUND; ++i) {
         struct product product = {one->kernel, next_weight(one->stock), &one->x.rows, y,
                                   one->weight_rows / tile_rows};

@@ -1,10 +1,7 @@
 /* gemm/gemm_dispatch.c: which tile kernel serves this processor. */
-#include <stddef.h>
-
 #include "base/forced_kernels.h"
 #include "gemm/gemm_run.h"
 #include "gemm/gemm_tile_tables.h"
-#include "opaq/cpu.h"
 
 /* Fastest first; the reference needs nothing and stands last. */
 static const struct gemm_table *const tables[] = {
@@ -21,19 +18,6 @@ const struct gemm_table *const *gemm_tables(int *count) {
     return tables;
 }
 
-const struct gemm_table *gemm_table_best(void) {
-    const uint32_t features = opaq_cpu_features();
-    const struct gemm_table *best = NULL;
-    for (int i = 0; i < TABLE_COUNT; ++i) {
-        if ((tables[i]->features & ~features) != 0) {
-            continue;
-        }
-        if (kernel_is_forced(tables[i]->name)) {
-            return tables[i];
-        }
-        best = best == NULL ? tables[i] : best;
-    }
-    return best;
-}
+const struct gemm_table *gemm_table_best(void) { return kernel_choose(tables, TABLE_COUNT); }
 
 const char *gemm_kernel_name(void) { return gemm_table_best()->name; }

@@ -35,6 +35,13 @@ enum packed_format {
 };
 #define PACKED_FORMAT_COUNT 5
 
+static inline bool packed_is_4_bit(enum packed_format format) { return format <= PACKED_MXFP4; }
+
+/* Rows of the weight in a tile. */
+static inline int64_t packed_tile_rows(enum packed_format format) {
+    return packed_is_4_bit(format) ? TILE4_ROWS : TILE8_ROWS;
+}
+
 enum packed_precision {
     PACKED_EXACT = 0,
     PACKED_NEAR = 1,

@@ -1,9 +1,6 @@
 /* gemm/packed_prepare.c: which table prepares rows on this processor. */
-#include <stddef.h>
-
 #include "base/forced_kernels.h"
 #include "gemm/packed_prepare_tables.h"
-#include "opaq/cpu.h"
 
 /* Fastest first; the last one needs nothing. */
 static const struct packed_prepare *const tables[] = {
@@ -20,17 +17,4 @@ const struct packed_prepare *const *packed_prepare_tables(int *count) {
     return tables;
 }
 
-const struct packed_prepare *packed_prepare_best(void) {
-    const uint32_t features = opaq_cpu_features();
-    const struct packed_prepare *best = NULL;
-    for (int i = 0; i < TABLE_COUNT; ++i) {
-        if ((tables[i]->features & ~features) != 0) {
-            continue;
-        }
-        if (kernel_is_forced(tables[i]->name)) {
-            return tables[i];
-        }
-        best = best == NULL ? tables[i] : best;
-    }
-    return best;
-}
+const struct packed_prepare *packed_prepare_best(void) { return kernel_choose(tables, TABLE_COUNT); }

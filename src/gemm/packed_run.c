@@ -20,9 +20,9 @@ static enum packed_precision precision_for(const struct opaq_spec *b, const stru
                                            enum opaq_element dtype, enum packed_precision wanted) {
     const enum packed_format format = packed_format_of(b);
     if (a != NULL) {
-        return packed_format_is_4_bit(format) && a->format == b->format ? PACKED_CODES : PACKED_EXACT;
+        return packed_is_4_bit(format) && a->format == b->format ? PACKED_CODES : PACKED_EXACT;
     }
-    if (packed_format_is_4_bit(format) && wanted != PACKED_EXACT) {
+    if (packed_is_4_bit(format) && wanted != PACKED_EXACT) {
         return wanted;
     }
     if (dtype != OPAQ_BF16 || kernel_is_forced(packed_kernel(format, PACKED_EXACT)->name)) {

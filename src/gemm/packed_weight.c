@@ -54,17 +54,17 @@ void packed_row_factors(const struct gemm_operand *b, int64_t begin, int64_t end
 struct packed_weight packed_weight_of(const struct gemm_operand *b, float *row_factors) {
     const struct quant_copy *copy = b->copy;
     const enum packed_format format = packed_format_of(b->spec);
-    struct packed_weight weight = {
-        .format = format,
-        .is_e5m2 = b->spec->element == OPAQ_E5M2,
-        .rows = b->plain.rows,
-        .columns = b->plain.columns,
-        .tile_columns = copy->data_columns / (packed_format_is_4_bit(format) ? TILE4_COLUMNS : TILE8_COLUMNS),
-        .data = copy->data,
-        .scale = copy->scale,
-        .block_scale = copy->scale,
-        .block_scale_step = copy->scale_layout.row_step,
-        .factor = 1.0f};
+    struct packed_weight weight = {.format = format,
+                                   .is_e5m2 = b->spec->element == OPAQ_E5M2,
+                                   .rows = b->plain.rows,
+                                   .columns = b->plain.columns,
+                                   .tile_columns = copy->data_columns /
+                                                   (packed_is_4_bit(format) ? TILE4_COLUMNS : TILE8_COLUMNS),
+                                   .data = copy->data,
+                                   .scale = copy->scale,
+                                   .block_scale = copy->scale,
+                                   .block_scale_step = copy->scale_layout.row_step,
+                                   .factor = 1.0f};
     if (makes_row_factors(b)) {
         weight.row_factor = row_factors;
     } else if (format == PACKED_NVFP4) {

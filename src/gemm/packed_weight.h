@@ -7,11 +7,6 @@
 
 enum packed_format packed_format_of(const struct opaq_spec *spec);
 
-static inline bool packed_format_is_4_bit(enum packed_format format) { return format <= PACKED_MXFP4; }
-static inline int64_t packed_tile_rows(enum packed_format format) {
-    return packed_format_is_4_bit(format) ? TILE4_ROWS : TILE8_ROWS;
-}
-
 /* Columns that rows of x have for it, padded with zeros. */
 int64_t packed_padded_columns(const struct gemm_operand *b);
 

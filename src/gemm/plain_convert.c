@@ -1,10 +1,7 @@
 /* gemm/plain_convert.c: which conversions serve this processor. */
 #include "gemm/plain_convert.h"
 
-#include <stddef.h>
-
 #include "base/forced_kernels.h"
-#include "opaq/cpu.h"
 
 /* Fastest first; the reference needs nothing and stands last. */
 static const struct plain_table *const tables[] = {
@@ -21,26 +18,13 @@ const struct plain_table *const *plain_tables(int *count) {
     return tables;
 }
 
-static const struct plain_table *best_table(void) {
-    const uint32_t features = opaq_cpu_features();
-    const struct plain_table *best = NULL;
-    for (int i = 0; i < TABLE_COUNT; ++i) {
-        if ((tables[i]->features & ~features) != 0) {
-            continue;
-        }
-        if (kernel_is_forced(tables[i]->name)) {
-            return tables[i];
-        }
-        best = best == NULL ? tables[i] : best;
-    }
-    return best;
-}
+const struct plain_table *plain_table_best(void) { return kernel_choose(tables, TABLE_COUNT); }
 
 void plain_load(const void *data, enum opaq_element dtype, int64_t start, int64_t step, int n, float *to) {
     if (step != 1 || n < FEW) {
         plain_row_load(data, dtype, start, step, n, to);
     } else {
-        best_table()->load((const char *)data + plain_bytes(dtype, start), dtype, n, to);
+        plain_table_best()->load((const char *)data + plain_bytes(dtype, start), dtype, n, to);
     }
 }
 
@@ -48,6 +32,6 @@ void plain_store(void *data, enum opaq_element dtype, int64_t start, int64_t ste
     if (step != 1 || n < FEW) {
         plain_row_store(data, dtype, start, step, n, from);
     } else {
-        best_table()->store((char *)data + plain_bytes(dtype, start), dtype, n, from);
+        plain_table_best()->store((char *)data + plain_bytes(dtype, start), dtype, n, from);
     }
 }

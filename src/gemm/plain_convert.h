@@ -19,6 +19,9 @@ struct plain_table {
     void (*store)(void *data, enum opaq_element dtype, int n, const float *from);
 };
 
+/* The table for this machine. */
+const struct plain_table *plain_table_best(void);
+
 /* All tables that this build has, fastest first. */
 const struct plain_table *const *plain_tables(int *count);
 

@@ -18,6 +18,9 @@ extern const struct activation_table activation_table_avx2;
 extern const struct activation_table activation_table_avx512;
 #endif
 
+/* The table for this machine. */
+const struct activation_table *activation_table_best(void);
+
 /* All tables that this build has, fastest first. */
 const struct activation_table *const *activation_tables(int *count);
 

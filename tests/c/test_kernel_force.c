@@ -7,6 +7,8 @@
 #include "gemm/gemm_run.h"
 #include "gemm/packed.h"
 #include "gemm/packed_prepare.h"
+#include "gemm/plain_convert.h"
+#include "op/activation_table.h"
 #include "opaq/opaq.h"
 #include "quant/quant_table.h"
 #include "support_spec.h"
@@ -42,7 +44,7 @@ static bool is_used(const char *name) {
     }
     return amax_kernel()->name == name || decode_row_kernel()->name == name ||
            packed_prepare_best()->name == name || gemm_kernel_name() == name ||
-           strncmp(name, "activation_", 11) == 0 || strncmp(name, "plain_", 6) == 0;
+           activation_table_best()->name == name || plain_table_best()->name == name;
 }
 
 static void each_can_be_forced(void) {

@@ -140,14 +140,12 @@ static const struct packed_table *const *runnable(int i) {
     return NULL;
 }
 
-static int64_t tile_rows_of(enum packed_format format) {
-    return packed_is_4_bit(format) ? TILE4_ROWS : TILE8_ROWS;
-}
+static int64_t packed_tile_rows(enum packed_format format) { return packed_tile_rows(format); }
 
 /* Runs tiles in pieces of `step` (0: all at once); y is [M][y_step], what is not written stays. */
 static void run(const struct packed_kernel *kernel, const struct packed_weight *weight,
                 const struct packed_rows *x, int64_t step, float *y, int64_t y_step) {
-    const int64_t tiles = ceil_div(weight->rows, tile_rows_of(weight->format));
+    const int64_t tiles = ceil_div(weight->rows, packed_tile_rows(weight->format));
     void *const panel = packed_allocate(kernel->panel_bytes);
     for (int64_t begin = 0; begin < tiles; begin += step == 0 ? tiles : step) {
         kernel->run(weight, x, begin, step == 0 ? tiles : min_int64(begin + step, tiles), y, y_step, panel);

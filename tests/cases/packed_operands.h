@@ -50,8 +50,6 @@ struct packed_case_rows {
     float *block_scale;
 };
 
-static inline bool packed_is_4_bit(enum packed_format format) { return format <= PACKED_MXFP4; }
-
 /* Aligned to 64 and of exactly that size, so that AddressSanitizer sees a byte too far; starts as 0xA5. */
 static inline void *packed_allocate(int64_t bytes) {
     void *memory;
