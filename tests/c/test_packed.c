@@ -140,8 +140,6 @@ static const struct packed_table *const *runnable(int i) {
     return NULL;
 }
 
-static int64_t packed_tile_rows(enum packed_format format) { return packed_tile_rows(format); }
-
 /* Runs tiles in pieces of `step` (0: all at once); y is [M][y_step], what is not written stays. */
 static void run(const struct packed_kernel *kernel, const struct packed_weight *weight,
                 const struct packed_rows *x, int64_t step, float *y, int64_t y_step) {
