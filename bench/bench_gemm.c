@@ -15,6 +15,7 @@
 #include "opaq/opaq.h"
 
 #include "bench_limits.h"
+#include "bench_options.h"
 #include "bench_time.h"
 
 #include "../tests/cases/gemm_cases.h"
@@ -190,16 +191,6 @@ static void usage(FILE *stream) {
                     "  --json FILE    also write the figures as JSON\n");
 }
 
-static int number(const char *text, int low, int high, const char *option) {
-    char *end;
-    const long value = strtol(text, &end, 10);
-    if (*text == '\0' || *end != '\0' || value < low || value > high) {
-        fprintf(stderr, "bench_gemm: %s is \"%s\", expected a number from %d to %d\n", option, text, low, high);
-        exit(2);
-    }
-    return (int)value;
-}
-
 static void read_shape(const char *text, int64_t *shape) {
     const char *at = text;
     for (int i = 0; i < 3; ++i) {
@@ -216,32 +207,14 @@ static void read_shape(const char *text, int64_t *shape) {
 
 static struct settings read_arguments(int argc, char **argv) {
     struct settings s = {5, 0, "", "", NULL};
-    for (int i = 1; i < argc; ++i) {
-        const char *option = argv[i];
-        if (strcmp(option, "--help") == 0) {
-            usage(stdout);
-            exit(0);
-        }
-        if (i + 1 >= argc) {
-            usage(stderr);
-            exit(2);
-        }
-        const char *value = argv[++i];
-        if (strcmp(option, "--rounds") == 0) {
-            s.rounds = number(value, 1, ROUND_LIMIT, option);
-        } else if (strcmp(option, "--threads") == 0) {
-            s.threads = number(value, 0, 1024, option);
-        } else if (strcmp(option, "--only") == 0) {
-            s.filter = value;
-        } else if (strcmp(option, "--shape") == 0) {
-            s.shape = value;
-        } else if (strcmp(option, "--json") == 0) {
-            s.json = value;
-        } else {
-            usage(stderr);
-            exit(2);
-        }
-    }
+    const struct bench_option options[] = {
+        {"--rounds", &s.rounds, 1, ROUND_LIMIT, NULL},
+        {"--threads", &s.threads, 0, 1024, NULL},
+        {"--only", NULL, 0, 0, &s.filter},
+        {"--shape", NULL, 0, 0, &s.shape},
+        {"--json", NULL, 0, 0, &s.json},
+    };
+    bench_options_read(argc, argv, "bench_gemm", usage, options, sizeof options / sizeof options[0]);
     return s;
 }
 

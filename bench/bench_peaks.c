@@ -6,6 +6,7 @@
 
 #include "opaq/opaq.h"
 
+#include "bench_options.h"
 #include "bench_peaks.h"
 
 struct settings {
@@ -28,41 +29,14 @@ static void usage(FILE *stream) {
             "  --json FILE    also write the figures as JSON; \"-\": instead, to the standard output\n");
 }
 
-static int number(const char *text, int low, int high, const char *option) {
-    char *end;
-    const long value = strtol(text, &end, 10);
-    if (*text == '\0' || *end != '\0' || value < low || value > high) {
-        fprintf(stderr, "bench_peaks: %s is \"%s\", expected a number from %d to %d\n", option, text, low,
-                high);
-        exit(2);
-    }
-    return (int)value;
-}
-
 static struct settings read_arguments(int argc, char **argv) {
     struct settings s = {10, 0, NULL};
-    for (int i = 1; i < argc; ++i) {
-        const char *option = argv[i];
-        if (strcmp(option, "--help") == 0) {
-            usage(stdout);
-            exit(0);
-        }
-        if (i + 1 >= argc) {
-            usage(stderr);
-            exit(2);
-        }
-        const char *value = argv[++i];
-        if (strcmp(option, "--rounds") == 0) {
-            s.rounds = number(value, 1, ROUND_LIMIT, option);
-        } else if (strcmp(option, "--threads") == 0) {
-            s.threads = number(value, 0, 1024, option);
-        } else if (strcmp(option, "--json") == 0) {
-            s.json = value;
-        } else {
-            usage(stderr);
-            exit(2);
-        }
-    }
+    const struct bench_option options[] = {
+        {"--rounds", &s.rounds, 1, ROUND_LIMIT, NULL},
+        {"--threads", &s.threads, 0, 1024, NULL},
+        {"--json", NULL, 0, 0, &s.json},
+    };
+    bench_options_read(argc, argv, "bench_peaks", usage, options, sizeof options / sizeof options[0]);
     return s;
 }
 

@@ -17,13 +17,14 @@
 
 #include "opaq/opaq.h"
 
+#include "bench_options.h"
 #include "bench_time.h"
 
 #include "../tests/cases/quant_cases.h"
 
 struct settings {
-    int64_t rows;
-    int64_t columns;
+    int rows;
+    int columns;
     int rounds;
     int threads;
     const char *filter;
@@ -285,47 +286,17 @@ static void usage(FILE *stream) {
                     "  --json FILE    also write the figures as JSON\n");
 }
 
-static int64_t number(const char *text, int64_t low, int64_t high, const char *option) {
-    char *end;
-    const long long value = strtoll(text, &end, 10);
-    if (*text == '\0' || *end != '\0' || value < low || value > high) {
-        fprintf(stderr, "bench_quant: %s is \"%s\", expected a number from %lld to %lld\n", option, text,
-                (long long)low, (long long)high);
-        exit(2);
-    }
-    return value;
-}
-
 static struct settings read_arguments(int argc, char **argv) {
     struct settings s = {4096, 4096, 5, 0, "", NULL};
-    for (int i = 1; i < argc; ++i) {
-        const char *option = argv[i];
-        if (strcmp(option, "--help") == 0) {
-            usage(stdout);
-            exit(0);
-        }
-        if (i + 1 >= argc) {
-            usage(stderr);
-            exit(2);
-        }
-        const char *value = argv[++i];
-        if (strcmp(option, "--rows") == 0) {
-            s.rows = number(value, 1, 1 << 20, option);
-        } else if (strcmp(option, "--columns") == 0) {
-            s.columns = number(value, 1, 1 << 20, option);
-        } else if (strcmp(option, "--rounds") == 0) {
-            s.rounds = (int)number(value, 1, ROUND_LIMIT, option);
-        } else if (strcmp(option, "--threads") == 0) {
-            s.threads = (int)number(value, 0, 1024, option);
-        } else if (strcmp(option, "--only") == 0) {
-            s.filter = value;
-        } else if (strcmp(option, "--json") == 0) {
-            s.json = value;
-        } else {
-            usage(stderr);
-            exit(2);
-        }
-    }
+    const struct bench_option options[] = {
+        {"--rows", &s.rows, 1, 1 << 20, NULL},
+        {"--columns", &s.columns, 1, 1 << 20, NULL},
+        {"--rounds", &s.rounds, 1, ROUND_LIMIT, NULL},
+        {"--threads", &s.threads, 0, 1024, NULL},
+        {"--only", NULL, 0, 0, &s.filter},
+        {"--json", NULL, 0, 0, &s.json},
+    };
+    bench_options_read(argc, argv, "bench_quant", usage, options, sizeof options / sizeof options[0]);
     return s;
 }
 
