@@ -18,7 +18,15 @@ LAYERS = ["base", "format", "quant", "gemm", "op", "runner"]
 LAST = {"torch", "cli"}  # on top of the layers, not of each other
 PUBLIC_ONLY = {"cli"}  # layers that use opaq as a stranger would
 PROGRAMS = ["demo", "bench", "examples", "fuzz"]
-MAY_REPEAT = {"__init__.py", "CMakeLists.txt", "README.md", "conftest.py", ".gitignore", ".clang-tidy", "LICENSE"}
+MAY_REPEAT = {
+    "__init__.py",
+    "CMakeLists.txt",
+    "README.md",
+    "conftest.py",
+    ".gitignore",
+    ".clang-tidy",
+    "LICENSE",
+}
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
 
 

@@ -7,6 +7,7 @@
 #include "opaq/experts.h"
 #include "opaq/format.h"
 #include "opaq/kernel.h"
+#include "opaq/layout.h"
 #include "opaq/linear.h"
 #include "opaq/noise.h"
 #include "opaq/op.h"

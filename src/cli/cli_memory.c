@@ -89,6 +89,4 @@ void text_free(struct text *text) {
     *text = (struct text){NULL, 0, 0};
 }
 
-const char *text_get(const struct text *text) {
-    return text->bytes == NULL ? "" : text->bytes;
-}
+const char *text_get(const struct text *text) { return text->bytes == NULL ? "" : text->bytes; }

@@ -16,9 +16,10 @@ enum exit_code {
 };
 
 struct option_row {
-    const char *name;    /* "format", for --format */
-    const char *value;   /* what stands for its value in the help: "NAME"; NULL for a switch */
-    const char *choices; /* "nvfp4|mxfp4|...": what is accepted and completed; NULL for anything. "FILE" and "DIR" as
+    const char *name;  /* "format", for --format */
+    const char *value; /* what stands for its value in the help: "NAME"; NULL for a switch */
+    const char
+        *choices; /* "nvfp4|mxfp4|...": what is accepted and completed; NULL for anything. "FILE" and "DIR" as
                             `value` complete paths */
     const char *help;
     bool repeats; /* may be given several times */
@@ -31,18 +32,19 @@ struct command_call {
     const struct command_row *row;
     const char *const *arguments; /* as many as the row wants */
     size_t argument_count;
-    const char *const *const *values; /* values[option]: a list that ends with NULL; a switch's is {"", NULL} if given */
+    const char *const *const
+        *values; /* values[option]: a list that ends with NULL; a switch's is {"", NULL} if given */
 };
 
 struct command_row {
     const char *name;
-    const char *summary;                  /* one line */
-    const char *arguments;                /* "SRC DST" */
+    const char *summary;   /* one line */
+    const char *arguments; /* "SRC DST" */
     size_t least_arguments;
     size_t most_arguments;
-    const struct option_row *options;     /* ends with a name of NULL */
-    const char *description;              /* paragraphs of the help and the manual page */
-    const char *const *examples;          /* command lines, each followed by what it does; ends with NULL */
+    const struct option_row *options; /* ends with a name of NULL */
+    const char *description;          /* paragraphs of the help and the manual page */
+    const char *const *examples;      /* command lines, each followed by what it does; ends with NULL */
     enum exit_code (*run)(const struct command_call *call);
 };
 

@@ -1,0 +1,53 @@
+/* cli/folder.h: reading files of one folder and nothing outside it. Names are names, not paths; links are refused unless
+ * the user allows them. Files are read with pread and not mapped: a file that shrinks meanwhile is then an error with a
+ * sentence and not a signal, and memory is what is asked for. */
+#ifndef OPAQ_CLI_FOLDER_H
+#define OPAQ_CLI_FOLDER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "opaq/status.h"
+
+struct folder {
+    int handle;
+    char *path;
+    bool follows_links;
+};
+
+struct input_file {
+    int handle;
+    char *path; /* for messages: the folder's and the name */
+    uint64_t bytes;
+    uint64_t stamp; /* changes when the file does: of its size, number and time of change */
+};
+
+enum opaq_status folder_open(const char *path, bool follows_links, struct folder *folder,
+                             struct opaq_error *error);
+void folder_close(struct folder *folder);
+
+/* Whether `name` can be a file of a folder: no separator, not "." or "..", no control characters, not too long. */
+bool folder_allows(const char *name);
+bool folder_has(const struct folder *folder, const char *name);
+
+/* A regular file. */
+enum opaq_status folder_open_file(const struct folder *folder, const char *name, struct input_file *file,
+                                  struct opaq_error *error);
+enum opaq_status input_open(const char *path, struct input_file *file, struct opaq_error *error);
+void input_close(struct input_file *file);
+
+/* Exactly `count` bytes from `offset` on; a file that has become shorter is an error. From any thread. */
+enum opaq_status input_read(const struct input_file *file, uint64_t offset, void *bytes, size_t count,
+                            struct opaq_error *error);
+
+/* A whole file of at most `limit` bytes, terminated; released with free(). */
+enum opaq_status folder_read(const struct folder *folder, const char *name, uint64_t limit, char **bytes,
+                             size_t *count, struct opaq_error *error);
+
+/* The names of a folder, sorted; released with folder_free_names. */
+enum opaq_status folder_list(const struct folder *folder, char ***names, size_t *count,
+                             struct opaq_error *error);
+void folder_free_names(char **names, size_t count);
+
+#endif
