@@ -81,12 +81,12 @@ static enum opaq_status read_scales(const struct model *model, const struct weig
     return OPAQ_OK;
 }
 
-static enum opaq_status decode_rows(const struct model *model, const struct weight *weight, int64_t matrix,
-                                    int64_t first, int64_t count, struct row_memory *memory,
-                                    struct opaq_view *rows, struct opaq_error *error) {
+enum opaq_status weight_decoded(const struct model *model, const struct weight *weight, int64_t matrix,
+                                int64_t first, int64_t count, enum opaq_element dtype, struct row_memory *memory,
+                                struct opaq_view *rows, struct opaq_error *error) {
     const int64_t shape[2] = {count, weight->columns};
     struct opaq_proto proto;
-    enum opaq_status status = opaq_proto_make(shape, 2, OPAQ_F32, &weight->spec, on_cpu, &proto, error);
+    enum opaq_status status = opaq_proto_make(shape, 2, dtype, &weight->spec, on_cpu, &proto, error);
     size_t bytes = 0;
     if (status == OPAQ_OK) {
         status = opaq_view_bind_bytes(&proto, &bytes, error);
@@ -118,8 +118,8 @@ static enum opaq_status decode_rows(const struct model *model, const struct weig
         status = opaq_stored_import(&view, 0, &stored, error);
     }
     if (status == OPAQ_OK) {
-        const size_t float_bytes = (size_t)(count * weight->columns) * sizeof(float);
-        status = opaq_view_plain(shape, NULL, 2, OPAQ_F32, on_cpu,
+        const size_t float_bytes = (size_t)(count * weight->columns) * (dtype == OPAQ_F32 ? 4 : 2);
+        status = opaq_view_plain(shape, NULL, 2, dtype, on_cpu,
                                  row_memory_take(memory, SLOT_FLOATS, float_bytes), float_bytes, rows, error);
     }
     return status != OPAQ_OK ? status : opaq_dequantize(&view, OPAQ_ROWWISE, NULL, rows, error);
@@ -129,7 +129,7 @@ enum opaq_status weight_rows(const struct model *model, const struct weight *wei
                              int64_t first, int64_t count, struct row_memory *memory, struct opaq_view *rows,
                              struct opaq_error *error) {
     if (weight->row != NULL) {
-        return decode_rows(model, weight, matrix, first, count, memory, rows, error);
+        return weight_decoded(model, weight, matrix, first, count, OPAQ_F32, memory, rows, error);
     }
     enum opaq_status status =
         read_entries(model, weight, weight->data, matrix, first, count, weight->rows, memory, SLOT_DATA, error);

@@ -1,0 +1,38 @@
+/* cli/checkpoint_job.h: what quantizing and converting have in common: a plan becomes a checkpoint, with its index,
+ * configuration and the source's other files. */
+#ifndef OPAQ_CLI_CHECKPOINT_JOB_H
+#define OPAQ_CLI_CHECKPOINT_JOB_H
+
+#include "cli/command.h"
+#include "cli/plan.h"
+
+/* Names of modules, each a text of its own. */
+struct module_list {
+    char **names;
+    size_t count;
+    size_t capacity;
+};
+void module_list_add(struct module_list *list, const char *name, size_t length);
+bool module_list_has(const struct module_list *list, const char *name);
+void module_list_free(struct module_list *list);
+
+struct checkpoint_job {
+    struct plan *plan;
+    const struct opaq_layout_row *row; /* NULL: nothing is quantized any more */
+    bool has_input_scales;
+    struct module_list ignored; /* modules that could be quantized and are not */
+    struct text settings;       /* for going on with a job, see destination.h */
+};
+
+/* The module of a weight's name: without ".weight". Returns the length, 0 if it ends otherwise. */
+size_t module_length(const char *weight);
+
+/* Whether a plain weight is a linear layer's as far as one can see: a matrix of floats called "weight", no embedding. */
+bool looks_linear(const struct weight *weight);
+
+/* Runs the job, or says what it would do (--dry-run), by the options that both commands have: threads, dry-run,
+ * overwrite, quiet. Says how it went; the plan must be finished. */
+enum exit_code checkpoint_run(const struct command_call *call, struct checkpoint_job *job, const char *path,
+                              const char *what);
+
+#endif

@@ -1,0 +1,282 @@
+/* cli/command_quantize.c: `opaq quantize`: which weights, in which format and layout. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/checkpoint_job.h"
+#include "cli/commands.h"
+#include "cli/name_pattern.h"
+
+/* Modules that engines expect plain: heads and embeddings, norms, routers, convolutions, the encoders of pictures and
+ * sound. */
+static const char *const usually_ignored[] = {
+    "*lm_head",         "*embed*", "*norm*",  "*router*", "gate",     "*.gate",   "*.gate.wg", "*shared_expert_gate",
+    "*conv1d",          "*.wte",   "*.wpe",   "wte",      "wpe",      "shared",   "*vision*",  "*visual*",
+    "*audio*",          "*mm_projector*",     "*multi_modal_projector*", "*relative_attention_bias",
+};
+static const char *const ignored_by_modelopt[] = {"*proj_out", "*output_layer", "output", "*.output"};
+static const char *const ignored_by_deepseek[] = {"*eh_proj", "*shared_head*", "*weights_proj", "*kv_norm*"};
+
+struct choice {
+    const struct opaq_layout_row *row;
+    struct opaq_spec spec;
+    struct name_patterns ignored;
+    struct name_patterns included;
+    bool splits_experts;
+};
+
+static enum opaq_status add_all(struct name_patterns *patterns, const char *const *texts, size_t count,
+                                struct opaq_error *error) {
+    enum opaq_status status = OPAQ_OK;
+    for (size_t i = 0; i < count && status == OPAQ_OK; ++i) {
+        status = patterns_add(patterns, texts[i], error);
+    }
+    return status;
+}
+
+static enum opaq_status add_given(struct name_patterns *patterns, const char *const *texts,
+                                  struct opaq_error *error) {
+    size_t count = 0;
+    while (texts[count] != NULL) {
+        ++count;
+    }
+    return add_all(patterns, texts, count, error);
+}
+
+static enum opaq_status add_usual(struct choice *choice, struct opaq_error *error) {
+    enum opaq_status status =
+        add_all(&choice->ignored, usually_ignored, sizeof usually_ignored / sizeof usually_ignored[0], error);
+    if (status == OPAQ_OK && choice->row->layout == OPAQ_LAYOUT_MODELOPT) {
+        status = add_all(&choice->ignored, ignored_by_modelopt,
+                         sizeof ignored_by_modelopt / sizeof ignored_by_modelopt[0], error);
+    }
+    if (status == OPAQ_OK && choice->row->layout == OPAQ_LAYOUT_DEEPSEEK) {
+        status = add_all(&choice->ignored, ignored_by_deepseek,
+                         sizeof ignored_by_deepseek / sizeof ignored_by_deepseek[0], error);
+    }
+    return status;
+}
+
+static void list_formats(enum opaq_layout layout, struct text *list) {
+    const struct opaq_layout_row *row = NULL;
+    for (int i = 0; (row = opaq_layout_row(i)) != NULL; ++i) {
+        if (row->layout == layout) {
+            text_print(list, "%s%s", list->length == 0 ? "" : ", ", opaq_format_row(row->format)->name);
+        }
+    }
+}
+
+static int find_rule(const char *name) {
+    for (int i = 0; i < OPAQ_RULE_COUNT; ++i) {
+        if (strcmp(opaq_rule_name((enum opaq_rule)i), name) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static enum opaq_status choose_spec(const struct command_call *call, struct choice *choice,
+                                    struct opaq_error *error) {
+    const char *const rule = call_value(call, "rule", opaq_rule_name(choice->row->rule));
+    enum opaq_status status = opaq_spec_make(choice->row->format, &choice->spec, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    const int number = find_rule(rule);
+    if (number < 0) {
+        return opaq_fail(error, OPAQ_ERROR_TEXT, "there is no scale rule \"%s\"", rule);
+    }
+    choice->spec.rule = (uint8_t)number;
+    if (choice->row->format == OPAQ_NVFP4 &&
+        (number == OPAQ_RULE_COMPRESSED_TENSORS || number == OPAQ_RULE_MODELOPT)) {
+        choice->spec.options |= OPAQ_GLOBAL;
+    }
+    return opaq_spec_check(&choice->spec, error);
+}
+
+static enum opaq_status choose(const struct command_call *call, struct choice *choice, struct opaq_error *error) {
+    const char *const format = call_value(call, "format", "nvfp4");
+    const char *const layout = call_value(call, "layout", "compressed-tensors");
+    choice->row = opaq_layout_find((enum opaq_layout)opaq_layout_number(layout),
+                                   (enum opaq_format)opaq_format_find(format));
+    if (choice->row == NULL) {
+        struct text list = {0};
+        list_formats((enum opaq_layout)opaq_layout_number(layout), &list);
+        const enum opaq_status status = opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                                                  "the layout %s does not have the format %s; it has %s", layout,
+                                                  format, text_get(&list));
+        text_free(&list);
+        return status;
+    }
+    choice->splits_experts = strcmp(call_value(call, "experts", "split"), "split") == 0;
+    enum opaq_status status = choose_spec(call, choice, error);
+    if (status == OPAQ_OK && !call_has(call, "no-default-ignore")) {
+        status = add_usual(choice, error);
+    }
+    if (status == OPAQ_OK) {
+        status = add_given(&choice->ignored, call_values(call, "ignore"), error);
+    }
+    return status != OPAQ_OK ? status : add_given(&choice->included, call_values(call, "include"), error);
+}
+
+static bool is_wanted(const struct choice *choice, const char *module) {
+    return !patterns_match(&choice->ignored, module) &&
+           (choice->included.count == 0 || patterns_match(&choice->included, module));
+}
+
+/* Engines read blocks that are whole; fp8's 128 x 128 may be ragged. */
+static bool has_whole_blocks(const struct choice *choice, int64_t columns) {
+    const int64_t block = opaq_format_row(choice->row->format)->block_columns;
+    return choice->row->format == OPAQ_FP8BLK2 || block == 0 || columns % block == 0;
+}
+
+static char *module_of(const char *weight) {
+    const size_t length = module_length(weight);
+    return copy_text(weight, length == 0 ? strlen(weight) : length);
+}
+
+static void keep(struct checkpoint_job *job, const struct weight *weight) {
+    if (weight->row != NULL) { /* what is not quantized is plain */
+        plan_decode(job->plan, weight, OPAQ_BF16);
+        const size_t length = module_length(weight->name);
+        module_list_add(&job->ignored, weight->name, length == 0 ? strlen(weight->name) : length);
+        return;
+    }
+    plan_copy(job->plan, weight->data, NULL, NULL, 0);
+    if (looks_linear(weight)) {
+        module_list_add(&job->ignored, weight->name, module_length(weight->name));
+    }
+}
+
+/* Each expert by its own name. The stack is kept as it is if any of its matrices is not wanted. */
+static enum opaq_status plan_experts(const struct choice *choice, struct checkpoint_job *job,
+                                     const struct weight *weight, bool *is_planned, struct opaq_error *error) {
+    struct weight_part *parts = NULL;
+    const size_t count = weight_parts(job->plan->weights->model, weight, &parts);
+    bool are_wanted = count != 0;
+    for (size_t i = 0; i < count && are_wanted; ++i) {
+        char *const module = module_of(parts[i].name);
+        are_wanted = is_wanted(choice, module) && has_whole_blocks(choice, parts[i].columns);
+        free(module);
+    }
+    *is_planned = are_wanted;
+    enum opaq_status status = OPAQ_OK;
+    if (are_wanted && choice->splits_experts) {
+        for (size_t i = 0; i < count && status == OPAQ_OK; ++i) {
+            struct weight_part part = parts[i];
+            part.name = copy_text(part.name, strlen(part.name));
+            status = plan_quantize(job->plan, part, choice->row, &choice->spec, error);
+        }
+    } else if (are_wanted && !parts[0].is_turned) {
+        status = plan_quantize_stack(job->plan, weight, choice->row, &choice->spec, error);
+    } else if (are_wanted) {
+        *is_planned = false;
+    }
+    weight_parts_free(parts, count);
+    return status;
+}
+
+static enum opaq_status plan_weight(const struct choice *choice, struct checkpoint_job *job,
+                                    const struct weight *weight, struct opaq_error *error) {
+    bool is_planned = false;
+    if (weight->row == NULL && weight->data->tensor->rank > 2) {
+        const enum opaq_status status = plan_experts(choice, job, weight, &is_planned, error);
+        if (status != OPAQ_OK || is_planned) {
+            return status;
+        }
+    }
+    const bool is_matrix = weight->row != NULL ? weight->stack == 1 : looks_linear(weight);
+    char *const module = module_of(weight->name);
+    const bool is_quantized = is_matrix && weight->rows > 0 && weight->columns > 0 && is_wanted(choice, module) &&
+                              has_whole_blocks(choice, weight->columns);
+    free(module);
+    if (!is_quantized) {
+        keep(job, weight);
+        return OPAQ_OK;
+    }
+    return plan_quantize(job->plan, weight_whole(weight), choice->row, &choice->spec, error);
+}
+
+/* A head that shares the embedding's weight is a module without a tensor. */
+static void ignore_tied_head(struct checkpoint_job *job) {
+    for (size_t i = 0; i < job->plan->target_count; ++i) {
+        if (strstr(job->plan->targets[i].part.name, "lm_head.weight") != NULL) {
+            return;
+        }
+    }
+    for (size_t i = 0; i < job->ignored.count; ++i) {
+        if (strstr(job->ignored.names[i], "lm_head") != NULL) {
+            return;
+        }
+    }
+    module_list_add(&job->ignored, "lm_head", strlen("lm_head"));
+}
+
+static void describe(const struct command_call *call, const struct choice *choice, struct checkpoint_job *job) {
+    char spec[OPAQ_SPEC_TEXT_BYTES] = "";
+    opaq_spec_print(&choice->spec, spec, sizeof spec, NULL);
+    text_print(&job->settings, "quantize %s %s experts=%d defaults=%d", spec, opaq_layout_name(choice->row->layout),
+               choice->splits_experts, !call_has(call, "no-default-ignore"));
+    for (size_t i = 0; i < 2; ++i) {
+        const char *const option = i == 0 ? "ignore" : "include";
+        for (const char *const *value = call_values(call, option); *value != NULL; ++value) {
+            text_print(&job->settings, " %s=%s", option, *value);
+        }
+    }
+}
+
+static enum opaq_status make_plan(const struct command_call *call, const struct choice *choice,
+                                  const struct weights *weights, struct checkpoint_job *job,
+                                  struct opaq_error *error) {
+    plan_begin(job->plan, weights);
+    enum opaq_status status = OPAQ_OK;
+    for (size_t i = 0; i < weights->count && status == OPAQ_OK; ++i) {
+        status = plan_weight(choice, job, &weights->items[i], error);
+    }
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    if (job->plan->target_count == 0) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "%s has no weight to quantize: of %zu tensors none is a matrix called \"weight\" that is "
+                         "meant and has whole blocks",
+                         weights->model->path, weights->model->tensor_count);
+    }
+    job->row = choice->row;
+    ignore_tied_head(job);
+    describe(call, choice, job);
+    return plan_finish(job->plan, error);
+}
+
+enum exit_code run_quantize(const struct command_call *call) {
+    struct opaq_error error;
+    struct model model = {0};
+    struct weights weights = {0};
+    struct choice choice = {0};
+    struct plan plan = {0};
+    struct checkpoint_job job = {.plan = &plan};
+    enum opaq_status status = choose(call, &choice, &error);
+    enum exit_code code = status == OPAQ_OK ? EXIT_TROUBLE : EXIT_USAGE;
+    if (status == OPAQ_OK) {
+        status = model_open(call->arguments[0], call_has(call, "follow-links"), &model, &error);
+    }
+    if (status == OPAQ_OK) {
+        status = weights_find(&model, &weights, &error);
+    }
+    if (status == OPAQ_OK) {
+        status = make_plan(call, &choice, &weights, &job, &error);
+    }
+    if (status == OPAQ_OK) {
+        code = checkpoint_run(call, &job, call->arguments[1], "quantizing");
+    } else {
+        complain(call, "%s", error.text);
+    }
+    plan_free(&plan);
+    module_list_free(&job.ignored);
+    text_free(&job.settings);
+    patterns_free(&choice.ignored);
+    patterns_free(&choice.included);
+    weights_free(&weights);
+    model_close(&model);
+    return code;
+}
