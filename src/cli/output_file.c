@@ -1,0 +1,260 @@
+/* cli/output_file.c: see output_file.h. Files that are open stand in a list, so that an exit() from anywhere takes
+ * them away. */
+#if defined(__linux__)
+#define _GNU_SOURCE /* fallocate: posix_fallocate writes into every block where the file system cannot reserve */
+#endif
+#include "cli/output_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "cli/cli_memory.h"
+#include "cli/units.h"
+
+struct output_file {
+    int folder;
+    int descriptor;
+    const char *path;
+    char *name;
+    char *partial; /* the temporary name */
+    struct stat identity;
+    struct output_file *next;
+};
+
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct output_file *open_files;
+static bool is_watching_exit;
+
+/* Whether the temporary file is there, and not one that somebody else has put in its place. Asked while the descriptor
+ * is open, because the number of a file that is gone may be given to another. */
+static bool is_still_ours(const struct output_file *file) {
+    struct stat there;
+    return fstatat(file->folder, file->partial, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
+           there.st_dev == file->identity.st_dev && there.st_ino == file->identity.st_ino;
+}
+
+static void remove_partial(const struct output_file *file) {
+    if (is_still_ours(file)) {
+        (void)unlinkat(file->folder, file->partial, 0);
+    }
+}
+
+static void remove_open_files(void) {
+    pthread_mutex_lock(&list_lock);
+    for (const struct output_file *file = open_files; file != NULL; file = file->next) {
+        remove_partial(file);
+    }
+    pthread_mutex_unlock(&list_lock);
+}
+
+static void enlist(struct output_file *file) {
+    pthread_mutex_lock(&list_lock);
+    if (!is_watching_exit) {
+        is_watching_exit = atexit(remove_open_files) == 0;
+    }
+    file->next = open_files;
+    open_files = file;
+    pthread_mutex_unlock(&list_lock);
+}
+
+static void delist(const struct output_file *file) {
+    pthread_mutex_lock(&list_lock);
+    struct output_file **place = &open_files;
+    while (*place != NULL && *place != file) {
+        place = &(*place)->next;
+    }
+    if (*place != NULL) {
+        *place = file->next;
+    }
+    pthread_mutex_unlock(&list_lock);
+}
+
+static enum opaq_status fail_at(const struct output_file *file, const char *operation, int number,
+                                struct opaq_error *error) {
+    return opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot %s %s/%s: %s", operation, file->path, file->name,
+                     strerror(number));
+}
+
+static enum opaq_status fail_to_reserve(const struct output_file *file, uint64_t bytes, int number,
+                                        struct opaq_error *error) {
+    struct statvfs system;
+    if (number == ENOSPC && fstatvfs(file->folder, &system) == 0) {
+        const uint64_t free_bytes = (uint64_t)system.f_bavail * system.f_frsize;
+        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot reserve %s for %s/%s: %s (%s are free)",
+                         size_text(bytes).text, file->path, file->name, strerror(number),
+                         size_text(free_bytes).text);
+    }
+    return opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot reserve %s for %s/%s: %s", size_text(bytes).text,
+                     file->path, file->name, strerror(number));
+}
+
+/* 0, or the number of an error. */
+static int allocate_blocks(int descriptor, uint64_t bytes) {
+#if defined(__linux__)
+    int result;
+    do {
+        result = fallocate(descriptor, 0, 0, (off_t)bytes);
+    } while (result != 0 && errno == EINTR);
+    return result == 0 ? 0 : errno;
+#else
+    (void)descriptor;
+    (void)bytes;
+    return EOPNOTSUPP;
+#endif
+}
+
+/* Where blocks cannot be reserved, at least what is free now is compared. */
+static int reserve(int descriptor, uint64_t bytes) {
+    if (bytes == 0) {
+        return 0;
+    }
+    if (bytes > INT64_MAX) {
+        return EFBIG;
+    }
+    const int number = allocate_blocks(descriptor, bytes);
+    if (number != EOPNOTSUPP && number != EINVAL && number != ENOSYS) {
+        return number;
+    }
+    struct statvfs system;
+    if (fstatvfs(descriptor, &system) == 0 && (uint64_t)system.f_bavail * system.f_frsize < bytes) {
+        return ENOSPC;
+    }
+    return ftruncate(descriptor, (off_t)bytes) == 0 ? 0 : errno;
+}
+
+static struct output_file *describe(int folder, const char *path, const char *name) {
+    struct output_file *const file = alloc_array(1, sizeof *file);
+    struct text partial = {NULL, 0, 0};
+    text_print(&partial, ".%s.opaq-partial", name);
+    file->folder = folder;
+    file->descriptor = -1;
+    file->path = path;
+    file->name = copy_text(name, strlen(name));
+    file->partial = partial.bytes;
+    return file;
+}
+
+static void release(struct output_file *file) {
+    if (file->descriptor >= 0) {
+        (void)close(file->descriptor);
+    }
+    free(file->name);
+    free(file->partial);
+    free(file);
+}
+
+/* A new file, not what stands there: that may be a link, a pipe, or somebody else's open file. */
+static int create(struct output_file *file) {
+    if (unlinkat(file->folder, file->partial, 0) != 0 && errno != ENOENT) {
+        return errno;
+    }
+    file->descriptor = openat(file->folder, file->partial,
+                              O_WRONLY | O_CREAT | O_EXCL | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    return file->descriptor >= 0 && fstat(file->descriptor, &file->identity) == 0 ? 0 : errno;
+}
+
+enum opaq_status output_open(int folder, const char *path, const char *name, uint64_t bytes,
+                             struct output_file **file, struct opaq_error *error) {
+    struct output_file *const made = describe(folder, path, name);
+    const int trouble = create(made);
+    if (trouble != 0) {
+        const enum opaq_status status = fail_at(made, "create", trouble, error);
+        release(made);
+        return status;
+    }
+    enlist(made);
+    const int shortage = reserve(made->descriptor, bytes);
+    if (shortage != 0) {
+        const enum opaq_status status = fail_to_reserve(made, bytes, shortage, error);
+        output_discard(made);
+        return status;
+    }
+    *file = made;
+    return OPAQ_OK;
+}
+
+enum opaq_status output_write(struct output_file *file, uint64_t offset, const void *bytes, size_t count,
+                              struct opaq_error *error) {
+    const char *next = bytes;
+    if (offset > INT64_MAX - count) {
+        return fail_at(file, "write", EFBIG, error);
+    }
+    while (count != 0) {
+        const ssize_t written = pwrite(file->descriptor, next, count, (off_t)offset);
+        if (written < 0 && errno == EINTR) {
+            continue;
+        }
+        if (written <= 0) {
+            return fail_at(file, "write", written == 0 ? EIO : errno, error);
+        }
+        next += written;
+        offset += (uint64_t)written;
+        count -= (size_t)written;
+    }
+    return OPAQ_OK;
+}
+
+/* Some file systems have nothing to flush and say so. */
+static int flush(int descriptor) {
+    while (fsync(descriptor) != 0) {
+        if (errno != EINTR) {
+            return errno == EINVAL || errno == ENOTSUP ? 0 : errno;
+        }
+    }
+    return 0;
+}
+
+static enum opaq_status put_in_place(struct output_file *file, struct opaq_error *error) {
+    int trouble = flush(file->descriptor);
+    if (trouble != 0) {
+        return fail_at(file, "flush", trouble, error);
+    }
+    if (!is_still_ours(file)) {
+        return opaq_fail(error, OPAQ_ERROR_SYSTEM,
+                         "cannot put %s/%s in place: another process has replaced %s meanwhile", file->path,
+                         file->name, file->partial);
+    }
+    if (renameat(file->folder, file->partial, file->folder, file->name) != 0) {
+        return fail_at(file, "put in place", errno, error);
+    }
+    trouble = flush(file->folder);
+    return trouble == 0 ? OPAQ_OK : fail_at(file, "flush the folder of", trouble, error);
+}
+
+enum opaq_status output_commit(struct output_file *file, struct opaq_error *error) {
+    const enum opaq_status status = put_in_place(file, error);
+    output_discard(file); /* after a rename there is nothing to remove */
+    return status;
+}
+
+void output_discard(struct output_file *file) {
+    if (file == NULL) {
+        return;
+    }
+    delist(file);
+    remove_partial(file);
+    release(file);
+}
+
+enum opaq_status output_text(int folder, const char *path, const char *name, const char *bytes, size_t count,
+                             struct opaq_error *error) {
+    struct output_file *file = NULL;
+    enum opaq_status status = output_open(folder, path, name, count, &file, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    status = output_write(file, 0, bytes, count, error);
+    if (status != OPAQ_OK) {
+        output_discard(file);
+        return status;
+    }
+    return output_commit(file, error);
+}
