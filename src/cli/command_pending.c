@@ -1,0 +1,17 @@
+/* cli/command_pending.c: commands that are not there yet. */
+#include "cli/commands.h"
+
+static enum exit_code pending(const struct command_call *call) {
+    complain(call, "this command is not there yet");
+    return EXIT_TROUBLE;
+}
+
+enum exit_code run_quantize(const struct command_call *call) { return pending(call); }
+
+enum exit_code run_convert(const struct command_call *call) { return pending(call); }
+
+enum exit_code run_inspect(const struct command_call *call) { return pending(call); }
+
+enum exit_code run_verify(const struct command_call *call) { return pending(call); }
+
+enum exit_code run_diff(const struct command_call *call) { return pending(call); }

@@ -1,0 +1,384 @@
+/* cli/command_table.c: all commands. The parser, the help, the manual page and the completion are made from these rows.
+ *
+ * A description is paragraphs, one for each line; lines that begin with two spaces are shown as they are. The choices of
+ * an option are added to its help. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/commands.h"
+#include "cli/nearest.h"
+
+/* Options that several commands have. */
+#define THREADS \
+    { "threads", "N", NULL, "Threads to work with; one for each processor if not given.", false }
+#define DRY_RUN \
+    { "dry-run", NULL, NULL, "Read the headers, say what would be written, and write nothing.", false }
+#define OVERWRITE \
+    { "overwrite", NULL, NULL, "Replace files that DST has already. Without it they are an error.", false }
+#define FOLLOW_LINKS                                                                                        \
+    {                                                                                                       \
+        "follow-links", NULL, NULL,                                                                         \
+            "Read files that are symbolic links, as those of a download cache are. Without it they are an " \
+            "error.",                                                                                       \
+            false                                                                                           \
+    }
+#define QUIET \
+    { "quiet", NULL, NULL, "No progress and no summary, only errors.", false }
+#define JSON \
+    { "json", NULL, NULL, "Print JSON instead of a table.", false }
+#define LAST_OPTION \
+    { NULL, NULL, NULL, NULL, false }
+
+#define CHECKPOINT                                                                                             \
+    "A checkpoint is a folder of safetensors files with their index and config.json, as it was downloaded or " \
+    "saved, or "                                                                                               \
+    "one .safetensors file.\n"
+
+#define ALL_OR_NOTHING                                                                                       \
+    "Files appear in DST whole or not at all: each is written under a temporary name (.NAME.opaq-partial), " \
+    "flushed to "                                                                                            \
+    "the disk and renamed. Space is reserved before the work begins. Ctrl-C stops the work and takes away "  \
+    "what is half "                                                                                          \
+    "written.\n"
+
+static const struct option_row quantize_options[] = {
+    {"format", "NAME", "nvfp4|mxfp4|mxfp8|fp8|fp8row|fp8blk2",
+     "What weights become; 'opaq formats' describes them. The default is nvfp4.", false},
+    {"layout", "NAME", "compressed-tensors|modelopt|deepseek",
+     "How the result is stored: tensors' names and the entries of config.json. The default is "
+     "compressed-tensors; "
+     "deepseek has fp8blk2 and mxfp8, modelopt all but mxfp4.",
+     false},
+    {"rule", "NAME", "te|ocp|rceil|compressed-tensors|modelopt",
+     "How scales are computed. The default is the layout's own, which gives the bytes that its software would "
+     "write.",
+     false},
+    {"ignore", "PATTERN", NULL,
+     "Leave these modules as they are, besides those that are left by default. May be given several times.",
+     true},
+    {"include", "PATTERN", NULL,
+     "Quantize only these modules, less those that are ignored. May be given several times.", true},
+    {"no-default-ignore", NULL, NULL,
+     "Leave nothing by default: output layers, embeddings and router gates are quantized too if they are "
+     "matrices.",
+     false},
+    {"experts", "HOW", "split|keep",
+     "What becomes of a stacked 3-D tensor of experts: split, the default, makes one weight for each expert, "
+     "as engines "
+     "load them; keep leaves the stack as it is.",
+     false},
+    THREADS,
+    DRY_RUN,
+    OVERWRITE,
+    FOLLOW_LINKS,
+    QUIET,
+    LAST_OPTION,
+};
+
+static const char *const quantize_examples[] = {
+    "opaq quantize Llama-3.1-8B Llama-3.1-8B-NVFP4",
+    "Weights as NVFP4 in the layout of compressed-tensors, which vLLM and transformers load.",
+    "opaq quantize --format fp8blk2 --layout deepseek Qwen3-8B Qwen3-8B-FP8",
+    "Blocks of 128x128 in FP8, stored as DeepSeek stores them.",
+    "opaq quantize --format mxfp4 --ignore '*.self_attn.*' --dry-run SRC DST",
+    "What would be written if attention stayed as it is.",
+    "opaq quantize --include 're:.*\\.experts\\..*' SRC DST",
+    "Only the experts.",
+    NULL,
+};
+
+static const struct option_row convert_options[] = {
+    {"layout", "NAME", "compressed-tensors|modelopt|deepseek|plain",
+     "How the result is stored. plain decodes the weights to --dtype.", false},
+    {"dtype", "NAME", "bf16|f16|f32", "With --layout plain: what weights are decoded to. The default is bf16.",
+     false},
+    THREADS,
+    DRY_RUN,
+    OVERWRITE,
+    FOLLOW_LINKS,
+    QUIET,
+    LAST_OPTION,
+};
+
+static const char *const convert_examples[] = {
+    "opaq convert --layout modelopt model-ct model-modelopt",
+    "The same codes and scales, under ModelOpt's names.",
+    "opaq convert --layout plain --dtype bf16 model-NVFP4 model-bf16",
+    "Plain weights, as the codes stand for them, for software that knows no NVFP4.",
+    NULL,
+};
+
+static const struct option_row inspect_options[] = {
+    JSON,
+    {"tensors", NULL, NULL, "List every tensor instead of groups of those that differ in numbers only.", false},
+    FOLLOW_LINKS,
+    LAST_OPTION,
+};
+
+static const char *const inspect_examples[] = {
+    "opaq inspect model-NVFP4",
+    "What is quantized how, in groups, and how many bits a weight takes.",
+    "opaq inspect --tensors --json model.safetensors",
+    "Every tensor, for other programs.",
+    NULL,
+};
+
+static const struct option_row verify_options[] = {
+    {"min-sqnr", "DB", NULL, "Exit with 1 if a weight's signal-to-quantization-noise ratio is lower, in dB.",
+     false},
+    {"min-cosine", "C", NULL, "Exit with 1 if a weight's cosine similarity is lower, from -1 to 1.", false},
+    JSON,
+    {"html", "FILE", NULL, "Also write a page with the figures of all weights.", false},
+    {"all", NULL, NULL, "List every weight instead of the worst.", false},
+    THREADS,
+    FOLLOW_LINKS,
+    QUIET,
+    LAST_OPTION,
+};
+
+static const char *const verify_examples[] = {
+    "opaq verify Llama-3.1-8B-NVFP4 Llama-3.1-8B",
+    "How much each weight lost, the worst first.",
+    "opaq verify --min-sqnr 18 --json Q ORIGINAL > figures.json",
+    "All figures for other programs; exits with 1 if a weight has less than 18 dB.",
+    NULL,
+};
+
+static const struct option_row diff_options[] = {
+    JSON,
+    {"values", NULL, NULL,
+     "Compare the numbers that weights stand for instead of bytes, so that two layouts of the same codes are "
+     "equal.",
+     false},
+    FOLLOW_LINKS,
+    LAST_OPTION,
+};
+
+static const char *const diff_examples[] = {
+    "opaq diff model-a model-b",
+    "Which tensors are in one only, and which differ in dtype, shape or bytes.",
+    "opaq diff --values model-ct model-modelopt",
+    "Whether two layouts hold the same weights.",
+    NULL,
+};
+
+static const struct option_row json_only[] = {JSON, LAST_OPTION};
+
+static const char *const formats_examples[] = {
+    "opaq formats", "A table.", "opaq formats --json", "The same for other programs.", NULL,
+};
+
+static const struct option_row bench_options[] = {
+    JSON,
+    {"seconds", "S", NULL, "How long to measure, about. The default is 3.", false},
+    {"threads", "N", NULL, "Threads beside one; one for each processor if not given.", false},
+    LAST_OPTION,
+};
+
+static const char *const bench_examples[] = {
+    "opaq bench",
+    "Rates of all formats, on one thread and on all.",
+    "opaq bench --seconds 20 --json > rates.json",
+    "Steadier figures, for other programs.",
+    NULL,
+};
+
+static const char *const version_examples[] = {
+    "opaq version",
+    "The version and what opaq uses of this processor.",
+    NULL,
+};
+
+const struct command_row command_table[] = {
+    {
+        "quantize",
+        "quantize the weights of a checkpoint",
+        "SRC DST",
+        2,
+        2,
+        quantize_options,
+        "Writes the checkpoint SRC to DST with the weights of its linear layers quantized, in a layout that "
+        "inference "
+        "engines load. Everything else (other tensors, config.json, the tokenizer's files) is carried over; "
+        "config.json and the index say what was done. Weights are read and written piece by piece, so the "
+        "model need "
+        "not fit into memory.\n" CHECKPOINT "Left as they are by default: lm_head, embeddings, router gates "
+                                            "and norms. A PATTERN of --ignore and --include "
+        "is one of\n"
+        "  lm_head              a module's name, or the end of one\n"
+        "  *.self_attn.*        a glob: * is anything, ? one letter\n"
+        "  re:.*mlp\\.gate$      a regular expression from the name's beginning on\n"
+        "and what is inside a module that a pattern names is meant too.\n" ALL_OR_NOTHING,
+        quantize_examples,
+        run_quantize,
+    },
+    {
+        "convert",
+        "store a quantized checkpoint in another layout",
+        "SRC DST",
+        2,
+        2,
+        convert_options,
+        "Writes the quantized checkpoint SRC to DST in another layout. Codes and scales are kept bit for bit; "
+        "what the "
+        "other layout cannot hold is an error that names the weight. With --layout plain weights are "
+        "decoded.\n" CHECKPOINT ALL_OR_NOTHING,
+        convert_examples,
+        run_convert,
+    },
+    {
+        "inspect",
+        "say what is in a checkpoint",
+        "PATH",
+        1,
+        1,
+        inspect_options,
+        "Reads the headers of a checkpoint, not its data, and says which tensors it has, how they are "
+        "quantized and "
+        "what they take.\n" CHECKPOINT,
+        inspect_examples,
+        run_inspect,
+    },
+    {
+        "verify",
+        "measure how much a quantized checkpoint lost",
+        "QUANTIZED ORIGINAL",
+        2,
+        2,
+        verify_options,
+        "Decodes every quantized weight, compares it with the original and prints the "
+        "signal-to-quantization-noise "
+        "ratio (SQNR, in dB, higher is better) and the cosine similarity. What is not quantized must be "
+        "equal.\n" CHECKPOINT "Exits with 1 if a figure is below --min-sqnr or --min-cosine, if a weight is "
+                              "missing, or if one that is not "
+        "quantized differs.\n",
+        verify_examples,
+        run_verify,
+    },
+    {
+        "diff",
+        "say how two checkpoints differ",
+        "A B",
+        2,
+        2,
+        diff_options,
+        "Compares the tensors of two checkpoints by name: which are in one only, and which differ in dtype, "
+        "shape or "
+        "contents.\n" CHECKPOINT "Exits with 0 if there is no difference and with 1 if there is one.\n",
+        diff_examples,
+        run_diff,
+    },
+    {
+        "formats",
+        "describe the formats",
+        "",
+        0,
+        0,
+        json_only,
+        "Lists every format with the bits that a weight of 4096x4096 takes, scales included, the block that "
+        "shares a "
+        "scale, what its codes are, the rules that its scales can follow and the layouts that store it.\n",
+        formats_examples,
+        run_formats,
+    },
+    {
+        "bench",
+        "measure how fast this machine quantizes",
+        "",
+        0,
+        0,
+        bench_options,
+        "Quantizes and dequantizes a 4096x4096 matrix of bf16 in memory, in every format, on one thread and on "
+        "all. "
+        "Rates are of the bf16 side; the share is the time that copying the same bytes (both sides) would take "
+        "over "
+        "the time it took.\n",
+        bench_examples,
+        run_bench,
+    },
+    {
+        "version",
+        "print the version and what is used of this processor",
+        "",
+        0,
+        0,
+        json_only,
+        "Prints the version, the instruction sets that kernels are chosen by, and the number of processors.\n",
+        version_examples,
+        run_version,
+    },
+    {NULL, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL},
+};
+
+static const struct option_row help_options[] = {
+    {"man", NULL, NULL, "Print the manual page, for man -l.", false},
+    LAST_OPTION,
+};
+
+static const char *const help_examples[] = {
+    "opaq help quantize",
+    "The same as 'opaq quantize --help'.",
+    "opaq help --man | man -l -",
+    "The manual page.",
+    NULL,
+};
+
+static const struct option_row no_options[] = {LAST_OPTION};
+
+static const char *const completion_examples[] = {
+    "source <(opaq completion bash)",
+    "Completes commands, options and their values in this shell.",
+    NULL,
+};
+
+const struct command_row hidden_command_table[] = {
+    {
+        "help",
+        "describe a command",
+        "[COMMAND]",
+        0,
+        1,
+        help_options,
+        "Describes a command, or lists them all.\n",
+        help_examples,
+        run_help,
+    },
+    {
+        "completion",
+        "print the completion of a shell",
+        "bash",
+        1,
+        1,
+        no_options,
+        "Prints what makes a shell complete opaq's commands, options and values. The shell is bash.\n",
+        completion_examples,
+        run_completion,
+    },
+    {NULL, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL},
+};
+
+static const struct command_row *find_in(const struct command_row *table, const char *name) {
+    for (; table->name != NULL; ++table) {
+        if (strcmp(table->name, name) == 0) {
+            return table;
+        }
+    }
+    return NULL;
+}
+
+const struct command_row *command_find(const char *name) {
+    const struct command_row *const row = find_in(command_table, name);
+    return row != NULL ? row : find_in(hidden_command_table, name);
+}
+
+enum exit_code command_unknown(const char *name) {
+    struct nearest nearest = nearest_begin(name);
+    for (const struct command_row *row = command_table; row->name != NULL; ++row) {
+        nearest_try(&nearest, row->name, strlen(row->name));
+    }
+    nearest_try(&nearest, "help", 4);
+    (void)fprintf(stderr, "opaq: there is no command \"%s\"%s%s%s\n'opaq --help' lists them.\n", name,
+                  nearest.best == NULL ? "" : "; did you mean ", nearest.best == NULL ? "" : nearest.best,
+                  nearest.best == NULL ? "" : "?");
+    return EXIT_USAGE;
+}
