@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # test_install.sh <cmake> <cc> <build folder> <version>: installs a build under a temporary prefix, then builds
-# programs against it the two ways a user would: with pkg-config and with find_package. Run by ctest.
+# programs against it the two ways a user would: with pkg-config and with find_package. The command opaq runs too, if the
+# build has it. Run by ctest.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cmake=$1 cc=$2 build=$3 version=$4
@@ -56,3 +57,18 @@ END
 expect_version "$work/consumer/with_shared"
 expect_version "$work/consumer/with_static"
 echo "find_package: opaq::shared and opaq::static link and run"
+
+if [ -e "$build/opaq" ]; then
+    command=$work/prefix/bin/opaq
+    if [ "$("$command" version | head -n 1)" != "opaq $version" ]; then
+        echo "the installed opaq printed '$("$command" version | head -n 1)', expected 'opaq $version'" >&2
+        exit 1
+    fi
+    for file in share/man/man1/opaq.1 share/bash-completion/completions/opaq; do
+        if [ -e "$build/opaq.1" ] && [ ! -s "$work/prefix/$file" ]; then
+            echo "$file was not installed" >&2
+            exit 1
+        fi
+    done
+    echo "the command opaq runs"
+fi

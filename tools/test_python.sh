@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_python.sh <build folder>: the Python tests, against the shared library in that folder.
+# test_python.sh <build folder>: the Python tests, against the shared library and the command in that folder.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$1
@@ -12,7 +12,8 @@ elif [ "$status" != 0 ]; then
     exit "$status"
 fi
 OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so
-export OPAQ_LIBRARY PYTHONPATH=$PWD/python
+OPAQ_COMMAND=$(absolute "$folder")/opaq
+export OPAQ_LIBRARY OPAQ_COMMAND PYTHONPATH=$PWD/python
 # One process for each processor, each with one thread: threads of several processes would wait for each other.
 export OMP_NUM_THREADS=1
 exec "${PYTHON:-.venv/bin/python}" -m pytest -q -n "$jobs" --dist worksteal tests/python

@@ -212,7 +212,8 @@ static void print_table(const struct bench *bench) {
     }
     printf("\n%-20s", "copy");
     for (int width = 0; width < bench->widths; ++width) {
-        printf(" %9.2f %8s", (double)bench->plain_bytes / bench->copy_seconds[width] * 1e-9, "");
+        printf(" %9.2f%*s", (double)bench->plain_bytes / bench->copy_seconds[width] * 1e-9,
+               width + 1 < bench->widths ? 9 : 0, "");
     }
     printf("\n");
     for (int i = 0; i < OPERATION_COUNT * OPAQ_FORMAT_COUNT; ++i) {

@@ -67,13 +67,13 @@ static void add_synopsis(struct text *page, const struct command_row *row) {
 
 static void add_option(struct text *page, const struct option_row *option) {
     text_print(page, ".TP\n");
-    text_print(page, option->value == NULL ? ".B \\-\\-" : ".BI \\-\\-");
+    text_print(page, "%s\"\\-\\-", option->value == NULL ? ".B " : ".BI ");
     add_escaped(page, option->name, strlen(option->name));
-    if (option->value != NULL) {
-        text_print(page, " \" \" ");
-        add_escaped(page, option->value, strlen(option->value));
+    if (option->value == NULL) {
+        text_print(page, "\"\n");
+    } else {
+        text_print(page, " \" %s\n", option->value);
     }
-    text_print(page, "\n");
     add_line(page, option->help);
     if (option->choices != NULL) {
         struct text choices = {NULL, 0, 0};
@@ -87,9 +87,8 @@ static void add_option(struct text *page, const struct option_row *option) {
 
 static void add_examples(struct text *page, const struct command_row *row) {
     for (const char *const *example = row->examples; *example != NULL; example += 2) {
-        text_print(page, ".TP\n.EX\n");
+        text_print(page, ".TP\n");
         add_line(page, example[0]);
-        text_print(page, ".EE\n");
         add_line(page, example[1]);
     }
 }
@@ -130,7 +129,7 @@ static void add_exit_status(struct text *page) {
 
 void help_manual(struct text *page) {
     text_print(page, ".\\\" Made by 'opaq help --man' from the table of commands.\n");
-    text_print(page, ".TH OPAQ 1 \"\" \"opaq %s\" \"User Commands\"\n", opaq_version());
+    text_print(page, ".TH OPAQ 1 \"\" \"opaq %s\" \"User Commands\"\n.nh\n.ad l\n", opaq_version());
     text_print(page, ".SH NAME\nopaq \\- checkpoints of quantized tensors\n.SH SYNOPSIS\n");
     for (const struct command_row *row = command_table; row->name != NULL; ++row) {
         add_synopsis(page, row);
