@@ -76,7 +76,8 @@ static enum opaq_status write_config(const struct checkpoint_job *job, const str
     yyjson_mut_obj_remove_key(root, "quantization_config");
     yyjson_mut_obj_remove_key(yyjson_mut_obj_get(root, "text_config"), "quantization_config");
     if (job->row != NULL) {
-        yyjson_mut_obj_add_val(document, root, "quantization_config", quantization_config(document, &quantization));
+        yyjson_mut_obj_add_val(document, root, "quantization_config",
+                               quantization_config(document, &quantization));
     }
     status = destination_write_json(destination, "config.json", document, error);
     yyjson_mut_doc_free(document);
@@ -161,18 +162,19 @@ static void summarize(const struct checkpoint_job *job, const char *path, bool i
         elements += (uint64_t)part->rows * (uint64_t)part->columns;
         ++made;
     }
-    printf("%s: %zu tensors in %zu file%s, %.3f GB of tensors (source: %.3f GB)\n", path, entries, plan->file_count,
-           plan->file_count == 1 ? "" : "s", (double)plan_tensor_bytes(plan) / 1e9,
+    printf("%s: %zu tensors in %zu file%s, %.3f GB of tensors (source: %.3f GB)\n", path, entries,
+           plan->file_count, plan->file_count == 1 ? "" : "s", (double)plan_tensor_bytes(plan) / 1e9,
            (double)source_tensor_bytes(plan->weights->model) / 1e9);
     if (made != 0) {
         printf("%s %zu matrices of %.3f billion weights as %s%s%s: %.3f bits a weight\n",
                is_dry ? "would write" : "wrote", made, (double)elements / 1e9,
-               job->row == NULL ? "floats" : opaq_format_row(job->row->format)->name, job->row == NULL ? "" : ", ",
-               job->row == NULL ? "" : opaq_layout_name(job->row->layout),
+               job->row == NULL ? "floats" : opaq_format_row(job->row->format)->name,
+               job->row == NULL ? "" : ", ", job->row == NULL ? "" : opaq_layout_name(job->row->layout),
                elements == 0 ? 0.0 : (double)bytes * 8.0 / (double)elements);
     }
     if (job->row != NULL && job->ignored.count != 0) {
-        printf("%zu linear module%s not quantized:", job->ignored.count, job->ignored.count == 1 ? " is" : "s are");
+        printf("%zu linear module%s not quantized:", job->ignored.count,
+               job->ignored.count == 1 ? " is" : "s are");
         const size_t shown = is_dry ? job->ignored.count : 4;
         for (size_t i = 0; i < job->ignored.count && i < shown; ++i) {
             printf("%s %s", i == 0 ? "" : ",", job->ignored.names[i]);
@@ -191,7 +193,10 @@ static void print_plan(const struct checkpoint_job *job) {
             memcpy(tensor.shape, entry->shape, sizeof tensor.shape);
             struct text what = {0};
             st_describe(&tensor, &what);
-            printf("  %-8s %s  %s\n", entry->copied != NULL ? "copy" : entry->given != NULL ? "convert" : "make",
+            printf("  %-8s %s  %s\n",
+                   entry->copied != NULL  ? "copy"
+                   : entry->given != NULL ? "convert"
+                                          : "make",
                    entry->name, text_get(&what));
             text_free(&what);
         }

@@ -6,10 +6,6 @@ static enum exit_code pending(const struct command_call *call) {
     return EXIT_TROUBLE;
 }
 
-enum exit_code run_quantize(const struct command_call *call) { return pending(call); }
-
-enum exit_code run_convert(const struct command_call *call) { return pending(call); }
-
 enum exit_code run_inspect(const struct command_call *call) { return pending(call); }
 
 enum exit_code run_verify(const struct command_call *call) { return pending(call); }

@@ -10,9 +10,26 @@
 /* Modules that engines expect plain: heads and embeddings, norms, routers, convolutions, the encoders of pictures and
  * sound. */
 static const char *const usually_ignored[] = {
-    "*lm_head",         "*embed*", "*norm*",  "*router*", "gate",     "*.gate",   "*.gate.wg", "*shared_expert_gate",
-    "*conv1d",          "*.wte",   "*.wpe",   "wte",      "wpe",      "shared",   "*vision*",  "*visual*",
-    "*audio*",          "*mm_projector*",     "*multi_modal_projector*", "*relative_attention_bias",
+    "*lm_head",
+    "*embed*",
+    "*norm*",
+    "*router*",
+    "gate",
+    "*.gate",
+    "*.gate.wg",
+    "*shared_expert_gate",
+    "*conv1d",
+    "*.wte",
+    "*.wpe",
+    "wte",
+    "wpe",
+    "shared",
+    "*vision*",
+    "*visual*",
+    "*audio*",
+    "*mm_projector*",
+    "*multi_modal_projector*",
+    "*relative_attention_bias",
 };
 static const char *const ignored_by_modelopt[] = {"*proj_out", "*output_layer", "output", "*.output"};
 static const char *const ignored_by_deepseek[] = {"*eh_proj", "*shared_head*", "*weights_proj", "*kv_norm*"};
@@ -94,7 +111,8 @@ static enum opaq_status choose_spec(const struct command_call *call, struct choi
     return opaq_spec_check(&choice->spec, error);
 }
 
-static enum opaq_status choose(const struct command_call *call, struct choice *choice, struct opaq_error *error) {
+static enum opaq_status choose(const struct command_call *call, struct choice *choice,
+                               struct opaq_error *error) {
     const char *const format = call_value(call, "format", "nvfp4");
     const char *const layout = call_value(call, "layout", "compressed-tensors");
     choice->row = opaq_layout_find((enum opaq_layout)opaq_layout_number(layout),
@@ -102,9 +120,9 @@ static enum opaq_status choose(const struct command_call *call, struct choice *c
     if (choice->row == NULL) {
         struct text list = {0};
         list_formats((enum opaq_layout)opaq_layout_number(layout), &list);
-        const enum opaq_status status = opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                                                  "the layout %s does not have the format %s; it has %s", layout,
-                                                  format, text_get(&list));
+        const enum opaq_status status =
+            opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "the layout %s does not have the format %s; it has %s",
+                      layout, format, text_get(&list));
         text_free(&list);
         return status;
     }
@@ -187,8 +205,8 @@ static enum opaq_status plan_weight(const struct choice *choice, struct checkpoi
     }
     const bool is_matrix = weight->row != NULL ? weight->stack == 1 : looks_linear(weight);
     char *const module = module_of(weight->name);
-    const bool is_quantized = is_matrix && weight->rows > 0 && weight->columns > 0 && is_wanted(choice, module) &&
-                              has_whole_blocks(choice, weight->columns);
+    const bool is_quantized = is_matrix && weight->rows > 0 && weight->columns > 0 &&
+                              is_wanted(choice, module) && has_whole_blocks(choice, weight->columns);
     free(module);
     if (!is_quantized) {
         keep(job, weight);
@@ -215,8 +233,9 @@ static void ignore_tied_head(struct checkpoint_job *job) {
 static void describe(const struct command_call *call, const struct choice *choice, struct checkpoint_job *job) {
     char spec[OPAQ_SPEC_TEXT_BYTES] = "";
     opaq_spec_print(&choice->spec, spec, sizeof spec, NULL);
-    text_print(&job->settings, "quantize %s %s experts=%d defaults=%d", spec, opaq_layout_name(choice->row->layout),
-               choice->splits_experts, !call_has(call, "no-default-ignore"));
+    text_print(&job->settings, "quantize %s %s experts=%d defaults=%d", spec,
+               opaq_layout_name(choice->row->layout), choice->splits_experts,
+               !call_has(call, "no-default-ignore"));
     for (size_t i = 0; i < 2; ++i) {
         const char *const option = i == 0 ? "ignore" : "include";
         for (const char *const *value = call_values(call, option); *value != NULL; ++value) {
@@ -237,10 +256,11 @@ static enum opaq_status make_plan(const struct command_call *call, const struct 
         return status;
     }
     if (job->plan->target_count == 0) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                         "%s has no weight to quantize: of %zu tensors none is a matrix called \"weight\" that is "
-                         "meant and has whole blocks",
-                         weights->model->path, weights->model->tensor_count);
+        return opaq_fail(
+            error, OPAQ_ERROR_ARGUMENT,
+            "%s has no weight to quantize: of %zu tensors none is a matrix called \"weight\" that is "
+            "meant and has whole blocks",
+            weights->model->path, weights->model->tensor_count);
     }
     job->row = choice->row;
     ignore_tied_head(job);

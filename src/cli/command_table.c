@@ -203,7 +203,7 @@ const struct command_row command_table[] = {
         "config.json and the index say what was done. Weights are read and written piece by piece, so the "
         "model need "
         "not fit into memory.\n" CHECKPOINT "Left as they are by default: lm_head, embeddings, router gates "
-                                            "and norms. A PATTERN of --ignore and --include "
+        "and norms. A PATTERN of --ignore and --include "
         "is one of\n"
         "  lm_head              a module's name, or the end of one\n"
         "  *.self_attn.*        a glob: * is anything, ? one letter\n"
@@ -250,7 +250,7 @@ const struct command_row command_table[] = {
         "signal-to-quantization-noise "
         "ratio (SQNR, in dB, higher is better) and the cosine similarity. What is not quantized must be "
         "equal.\n" CHECKPOINT "Exits with 1 if a figure is below --min-sqnr or --min-cosine, if a weight is "
-                              "missing, or if one that is not "
+        "missing, or if one that is not "
         "quantized differs.\n",
         verify_examples,
         run_verify,

@@ -34,8 +34,8 @@ static void describe_job(struct destination *destination, const struct plan *pla
     text_print(&destination->job, "opaq %s\n%s\n", opaq_version(), settings);
     for (size_t i = 0; i < model->file_count; ++i) {
         const struct input_file *const input = &model->files[i].input;
-        text_print(&destination->job, "%s %" PRIu64 " bytes, %016" PRIx64 "\n", model->files[i].name, input->bytes,
-                   input->stamp);
+        text_print(&destination->job, "%s %" PRIu64 " bytes, %016" PRIx64 "\n", model->files[i].name,
+                   input->bytes, input->stamp);
     }
 }
 
@@ -95,28 +95,31 @@ static enum opaq_status take_folder(struct destination *destination, struct plan
     char *job = NULL;
     size_t job_bytes = 0;
     const bool has_job = folder_has(&folder, job_name);
-    const bool is_same = has_job && folder_read(&folder, job_name, 1 << 24, &job, &job_bytes, NULL) == OPAQ_OK &&
-                         job_bytes == destination->job.length &&
-                         memcmp(job, destination->job.bytes, job_bytes) == 0;
+    const bool is_same =
+        has_job && folder_read(&folder, job_name, 1 << 24, &job, &job_bytes, NULL) == OPAQ_OK &&
+        job_bytes == destination->job.length && memcmp(job, destination->job.bytes, job_bytes) == 0;
     if (is_same) {
         find_done(destination, plan);
     } else if (overwrites) {
         remove_old_model(destination, names, count);
     } else if (has_job) {
-        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                           "%s holds the beginning of a job with other settings, another source or another version "
-                           "of opaq; --overwrite replaces it",
-                           destination->path);
+        status =
+            opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                      "%s holds the beginning of a job with other settings, another source or another version "
+                      "of opaq; --overwrite replaces it",
+                      destination->path);
     } else if (count != 0) {
-        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has files already (%s); --overwrite replaces a model in it",
-                           destination->path, names[0]);
+        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                           "%s has files already (%s); --overwrite replaces a model in it", destination->path,
+                           names[0]);
     }
     free(job);
     folder_free_names(names, count);
     return status;
 }
 
-static enum opaq_status open_folder(const char *path, struct destination *destination, struct opaq_error *error) {
+static enum opaq_status open_folder(const char *path, struct destination *destination,
+                                    struct opaq_error *error) {
     if (mkdir(path, 0777) != 0 && errno != EEXIST) {
         return opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot make the folder %s: %s", path, strerror(errno));
     }
@@ -232,22 +235,25 @@ static enum opaq_status copy_folder(const struct destination *destination, const
 
 /* NOLINTNEXTLINE(misc-no-recursion): as deep as FOLDER_DEPTH */
 static enum opaq_status copy_subfolder(const struct destination *destination, const struct folder *from, int to,
-                                       const char *to_path, const char *name, int depth, struct opaq_error *error) {
+                                       const char *to_path, const char *name, int depth,
+                                       struct opaq_error *error) {
     struct text from_path = {0};
     struct text path = {0};
     text_print(&from_path, "%s/%s", from->path, name);
     text_print(&path, "%s/%s", to_path, name);
-    struct folder inner = {openat(from->handle, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), from_path.bytes,
-                           from->follows_links};
+    struct folder inner = {openat(from->handle, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC),
+                           from_path.bytes, from->follows_links};
     enum opaq_status status = OPAQ_OK;
     int handle = -1;
     if (inner.handle < 0) {
-        status = opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot open the folder %s: %s", from_path.bytes, strerror(errno));
+        status = opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot open the folder %s: %s", from_path.bytes,
+                           strerror(errno));
     } else if (is_same_folder(inner.handle, destination->folder)) {
         status = OPAQ_OK; /* the destination lies in the source */
     } else if ((mkdirat(to, name, 0777) != 0 && errno != EEXIST) ||
                (handle = openat(to, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)) < 0) {
-        status = opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot make the folder %s: %s", path.bytes, strerror(errno));
+        status =
+            opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot make the folder %s: %s", path.bytes, strerror(errno));
     } else {
         status = copy_folder(destination, &inner, handle, path.bytes, NULL, depth + 1, error);
     }
@@ -302,8 +308,8 @@ enum opaq_status destination_write_json(const struct destination *destination, c
                                         yyjson_mut_doc *document, struct opaq_error *error) {
     size_t length = 0;
     yyjson_write_err why = {0};
-    char *const json = yyjson_mut_write_opts(document, YYJSON_WRITE_PRETTY_TWO_SPACES | YYJSON_WRITE_NEWLINE_AT_END,
-                                             NULL, &length, &why);
+    char *const json = yyjson_mut_write_opts(
+        document, YYJSON_WRITE_PRETTY_TWO_SPACES | YYJSON_WRITE_NEWLINE_AT_END, NULL, &length, &why);
     if (json == NULL) {
         return opaq_fail(error, OPAQ_ERROR_MEMORY, "cannot write %s: %s", name, why.msg);
     }

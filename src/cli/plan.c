@@ -42,6 +42,10 @@ void plan_free(struct plan *plan) {
     for (size_t i = 0; i < plan->set_count; ++i) {
         free(plan->sets[i].targets);
     }
+    for (size_t i = 0; i < plan->text_count; ++i) {
+        free(plan->texts[i]);
+    }
+    free(plan->texts);
     free(plan->files);
     free(plan->targets);
     free(plan->sets);
@@ -54,8 +58,13 @@ void plan_metadata(struct plan *plan, size_t file, const char *key, const char *
     to->metadata[to->metadata_count++] = (struct st_pair){key, value};
 }
 
-static size_t add_entry(struct plan *plan, size_t file, const char *name, enum st_dtype dtype, const int64_t *shape,
-                        int rank) {
+void plan_keep_text(struct plan *plan, char *text) {
+    plan->texts = realloc_array(plan->texts, plan->text_count + 1, sizeof *plan->texts);
+    plan->texts[plan->text_count++] = text;
+}
+
+static size_t add_entry(struct plan *plan, size_t file, const char *name, enum st_dtype dtype,
+                        const int64_t *shape, int rank) {
     struct plan_file *const to = &plan->files[file];
     to->entries = grow_array(to->entries, to->count, &to->capacity, sizeof *to->entries);
     struct plan_entry entry = {.name = copy_text(name, strlen(name)), .dtype = dtype, .rank = rank};
@@ -77,8 +86,8 @@ void plan_copy(struct plan *plan, const struct model_tensor *tensor, const char 
 
 void plan_give(struct plan *plan, size_t file, const char *name, enum st_dtype dtype, const int64_t *shape,
                int rank, const void *bytes) {
-    struct plan_entry *const entry =
-        &plan->files[file].entries[add_entry(plan, file, name, dtype, shape, rank)];
+    const size_t number = add_entry(plan, file, name, dtype, shape, rank);
+    struct plan_entry *const entry = &plan->files[file].entries[number];
     entry->given = alloc_array(entry->bytes, 1);
     memcpy(entry->given, bytes, entry->bytes);
 }
@@ -98,14 +107,15 @@ int layout_shape(const char *letters, enum opaq_format format, int64_t rows, int
 }
 
 static struct plan_target *add_target(struct plan *plan, struct weight_part part) {
-    plan->targets = grow_array(plan->targets, plan->target_count, &plan->target_capacity, sizeof *plan->targets);
+    plan->targets =
+        grow_array(plan->targets, plan->target_count, &plan->target_capacity, sizeof *plan->targets);
     struct plan_target *const target = &plan->targets[plan->target_count++];
     *target = (struct plan_target){.part = part, .file = part.weight->data->file, .set = NO_SET};
     return target;
 }
 
-static size_t add_suffixed(struct plan *plan, size_t file, const char *name, const char *suffix, const char *dtypes,
-                           const int64_t *shape, int rank) {
+static size_t add_suffixed(struct plan *plan, size_t file, const char *name, const char *suffix,
+                           const char *dtypes, const int64_t *shape, int rank) {
     struct text full = {0};
     struct text dtype = {0};
     text_print(&full, "%s%s", name, suffix);
@@ -128,15 +138,15 @@ static int stacked(int64_t stack, bool is_stack, const int64_t *inner, int rank,
 }
 
 /* The entries of a quantized matrix or a stack of them; places are those of the first matrix. */
-static enum opaq_status add_quantized(struct plan *plan, const char *name, size_t file, int64_t stack, bool is_stack,
-                                      int64_t rows, int64_t columns, const struct opaq_layout_row *row,
-                                      const struct opaq_spec *spec, struct plan_target *places,
-                                      struct opaq_error *error) {
+static enum opaq_status add_quantized(struct plan *plan, const char *name, size_t file, int64_t stack,
+                                      bool is_stack, int64_t rows, int64_t columns,
+                                      const struct opaq_layout_row *row, const struct opaq_spec *spec,
+                                      struct plan_target *places, struct opaq_error *error) {
     const int64_t matrix[2] = {rows, columns};
     struct opaq_proto proto;
     struct opaq_stored stored;
-    enum opaq_status status = opaq_proto_make(matrix, 2, OPAQ_F32, spec,
-                                              (struct opaq_device){OPAQ_DEVICE_CPU, 0}, &proto, error);
+    enum opaq_status status =
+        opaq_proto_make(matrix, 2, OPAQ_F32, spec, (struct opaq_device){OPAQ_DEVICE_CPU, 0}, &proto, error);
     if (status == OPAQ_OK) {
         status = opaq_stored_describe(&proto, rows, &stored, error);
     }
@@ -147,7 +157,8 @@ static enum opaq_status add_quantized(struct plan *plan, const char *name, size_
     int64_t shape[ST_RANK_LIMIT];
     int rank = stacked(stack, is_stack, stored.data.shape, stored.data.rank, shape);
     places->data.entry = add_suffixed(plan, file, name, row->data, row->data_dtypes, shape, rank);
-    rank = stacked(stack, is_stack, inner, layout_shape(row->scale_shape, row->format, rows, columns, inner), shape);
+    rank = stacked(stack, is_stack, inner, layout_shape(row->scale_shape, row->format, rows, columns, inner),
+                   shape);
     places->scale.entry = add_suffixed(plan, file, name, row->scale, row->scale_dtypes, shape, rank);
     if (*row->global != '\0') {
         rank = is_stack ? stacked(stack, true, NULL, 0, shape)
@@ -169,16 +180,16 @@ enum opaq_status plan_quantize(struct plan *plan, struct weight_part part, const
     struct plan_target *const target = add_target(plan, part);
     target->row = row;
     target->spec = *spec;
-    return add_quantized(plan, part.name, target->file, 1, false, part.rows, part.columns, row, spec, target, error);
+    return add_quantized(plan, part.name, target->file, 1, false, part.rows, part.columns, row, spec, target,
+                         error);
 }
 
 enum opaq_status plan_quantize_stack(struct plan *plan, const struct weight *weight,
                                      const struct opaq_layout_row *row, const struct opaq_spec *spec,
                                      struct opaq_error *error) {
     struct plan_target places = {0};
-    const enum opaq_status status =
-        add_quantized(plan, weight->name, weight->data->file, weight->stack, true, weight->rows, weight->columns, row,
-                      spec, &places, error);
+    const enum opaq_status status = add_quantized(plan, weight->name, weight->data->file, weight->stack, true,
+                                                  weight->rows, weight->columns, row, spec, &places, error);
     for (int64_t i = 0; i < weight->stack && status == OPAQ_OK; ++i) {
         struct weight_part part = weight_whole(weight);
         part.matrix = i;
@@ -187,10 +198,10 @@ enum opaq_status plan_quantize_stack(struct plan *plan, const struct weight *wei
         const uint64_t count = (uint64_t)weight->stack;
         target->row = row;
         target->spec = *spec;
-        target->data = (struct plan_place){places.data.entry,
-                                           (uint64_t)i * (entries[places.data.entry].bytes / count)};
-        target->scale = (struct plan_place){places.scale.entry,
-                                            (uint64_t)i * (entries[places.scale.entry].bytes / count)};
+        target->data =
+            (struct plan_place){places.data.entry, (uint64_t)i * (entries[places.data.entry].bytes / count)};
+        target->scale =
+            (struct plan_place){places.scale.entry, (uint64_t)i * (entries[places.scale.entry].bytes / count)};
         target->global = (struct plan_place){places.global.entry, (uint64_t)i * sizeof(float)};
         target->data_row_bytes = places.data_row_bytes;
         target->scale_row_bytes = places.scale_row_bytes;
@@ -226,9 +237,14 @@ void plan_decode(struct plan *plan, const struct weight *weight, enum opaq_eleme
 
 /* Projections that engines join along their rows. */
 static const char *const joined[][3] = {
-    {"q_proj", "k_proj", "v_proj"},          {"gate_proj", "up_proj"},        {"w1", "w3"},
-    {"q_a_proj", "kv_a_proj_with_mqa"},      {"wq_a", "wkv_a_with_mqa"},      {"wq", "wk", "wv"},
-    {"query", "key", "value"},               {"query_proj", "key_proj", "value_proj"},
+    {"q_proj", "k_proj", "v_proj"},
+    {"gate_proj", "up_proj"},
+    {"w1", "w3"},
+    {"q_a_proj", "kv_a_proj_with_mqa"},
+    {"wq_a", "wkv_a_with_mqa"},
+    {"wq", "wk", "wv"},
+    {"query", "key", "value"},
+    {"query_proj", "key_proj", "value_proj"},
 };
 
 /* The same text for targets that share: the names of the modules they are in, and which of the lists above. */
@@ -243,7 +259,8 @@ static char *shared_name(const struct plan_target *target, size_t number) {
     }
     for (size_t i = 0; i < sizeof joined / sizeof joined[0] && target->spec.format == OPAQ_NVFP4; ++i) {
         for (size_t k = 0; k < 3 && joined[i][k] != NULL; ++k) {
-            if (strlen(joined[i][k]) == module - leaf && memcmp(plain + leaf, joined[i][k], module - leaf) == 0) {
+            if (strlen(joined[i][k]) == module - leaf &&
+                memcmp(plain + leaf, joined[i][k], module - leaf) == 0) {
                 text_print(&name, "%.*s %zu", (int)leaf, plain, i);
                 return name.bytes;
             }
@@ -296,7 +313,8 @@ static void find_sets(struct plan *plan) {
 /* ---- places ---- */
 
 static int compare_entries(const void *first, const void *second) {
-    return strcmp((*(const struct plan_entry *const *)first)->name, (*(const struct plan_entry *const *)second)->name);
+    return strcmp((*(const struct plan_entry *const *)first)->name,
+                  (*(const struct plan_entry *const *)second)->name);
 }
 
 static int compare_tensors(const void *first, const void *second) {

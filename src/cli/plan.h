@@ -30,7 +30,7 @@ struct plan_target {
     const struct opaq_layout_row *row; /* NULL: decoded */
     struct opaq_spec spec;
     enum opaq_element dtype; /* decoded: to this */
-    size_t set;              /* with whom it shares its amax; NO_SET if its format has no scale for the tensor */
+    size_t set; /* with whom it shares its amax; NO_SET if its format has no scale for the tensor */
     struct plan_place data;
     struct plan_place scale;
     struct plan_place global;
@@ -67,6 +67,8 @@ struct plan {
     size_t target_capacity;
     struct plan_set *sets;
     size_t set_count;
+    char **texts; /* that metadata point to */
+    size_t text_count;
 };
 
 /* Files like the model's, empty. The weights must outlive the plan. */
@@ -96,8 +98,9 @@ void plan_decode(struct plan *plan, const struct weight *weight, enum opaq_eleme
 /* After the last: who shares scales, headers, places. Refuses two tensors of one name. */
 enum opaq_status plan_finish(struct plan *plan, struct opaq_error *error);
 
-/* Adds to a file's metadata; both texts are kept by the plan's owner. */
+/* Adds to a file's metadata; both texts live as long as the plan: plan_keep_text takes one over. */
 void plan_metadata(struct plan *plan, size_t file, const char *key, const char *value);
+void plan_keep_text(struct plan *plan, char *text);
 
 uint64_t plan_bytes(const struct plan *plan);        /* of all files */
 uint64_t plan_tensor_bytes(const struct plan *plan); /* of all tensors */

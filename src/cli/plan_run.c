@@ -15,8 +15,8 @@
 #include "opaq/stored.h"
 
 enum {
-    PIECE_ELEMENTS = 1 << 20,       /* at most, and fewer where there are many threads */
-    ALL_ELEMENTS = 5 << 20,         /* of all pieces under way */
+    PIECE_ELEMENTS = 1 << 20, /* at most, and fewer where there are many threads */
+    ALL_ELEMENTS = 5 << 20,   /* of all pieces under way */
     LEAST_ELEMENTS = 1 << 16,
     COPY_BYTES = 2 << 20,
     BATCH_BYTES = 512 << 20 /* amaxes are found for so much of the source before it is read again */
@@ -85,9 +85,10 @@ static enum opaq_status find_amax(struct run *run, const struct piece *piece, st
         status = opaq_amax(&rows, &spec, OPAQ_ROWWISE, NULL, &amax, 1, error);
     }
     if (status == OPAQ_OK && !isfinite(amax)) {
-        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                           "%s has infinities or NaNs in its rows %" PRId64 " to %" PRId64 ": no scale fits them",
-                           target->part.name, piece->first, piece->first + piece->count - 1);
+        status =
+            opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                      "%s has infinities or NaNs in its rows %" PRId64 " to %" PRId64 ": no scale fits them",
+                      target->part.name, piece->first, piece->first + piece->count - 1);
     }
     if (status == OPAQ_OK) {
         struct plan_set *const set = &run->plan->sets[target->set];
@@ -98,18 +99,19 @@ static enum opaq_status find_amax(struct run *run, const struct piece *piece, st
     return status;
 }
 
-static enum opaq_status decode_rows(struct run *run, const struct plan_target *target, const struct piece *piece,
-                                    struct worker *worker, struct opaq_error *error) {
+static enum opaq_status decode_rows(struct run *run, const struct plan_target *target,
+                                    const struct piece *piece, struct worker *worker,
+                                    struct opaq_error *error) {
     struct opaq_view rows;
     const enum opaq_status status =
         weight_decoded(run->plan->weights->model, target->part.weight, target->part.matrix, piece->first,
                        piece->count, target->dtype, &worker->in, &rows, error);
-    return status != OPAQ_OK
-               ? status
-               : output_write(run->output,
-                              run->file->entries[target->data.entry].begin + target->data.offset +
-                                  (uint64_t)piece->first * target->data_row_bytes,
-                              rows.buffer[0].data, (size_t)((uint64_t)piece->count * target->data_row_bytes), error);
+    return status != OPAQ_OK ? status
+                             : output_write(run->output,
+                                            run->file->entries[target->data.entry].begin + target->data.offset +
+                                                (uint64_t)piece->first * target->data_row_bytes,
+                                            rows.buffer[0].data,
+                                            (size_t)((uint64_t)piece->count * target->data_row_bytes), error);
 }
 
 static size_t tensor_bytes(const struct opaq_tensor *tensor) {
@@ -158,16 +160,17 @@ static enum opaq_status write_rows(struct run *run, const struct plan_target *ta
     return status;
 }
 
-static enum opaq_status quantize_rows(struct run *run, const struct plan_target *target, const struct piece *piece,
-                                      struct worker *worker, struct opaq_error *error) {
+static enum opaq_status quantize_rows(struct run *run, const struct plan_target *target,
+                                      const struct piece *piece, struct worker *worker,
+                                      struct opaq_error *error) {
     struct opaq_view x;
-    enum opaq_status status = part_rows(run->plan->weights->model, &target->part, piece->first, piece->count,
-                                        &worker->in, &x, error);
+    enum opaq_status status =
+        part_rows(run->plan->weights->model, &target->part, piece->first, piece->count, &worker->in, &x, error);
     struct opaq_proto proto;
     size_t bytes = 0;
     if (status == OPAQ_OK) {
-        status = opaq_proto_make(x.proto.shape, 2, (enum opaq_element)x.proto.dtype, &target->spec, x.proto.device,
-                                 &proto, error);
+        status = opaq_proto_make(x.proto.shape, 2, (enum opaq_element)x.proto.dtype, &target->spec,
+                                 x.proto.device, &proto, error);
     }
     if (status == OPAQ_OK) {
         status = opaq_view_bind_bytes(&proto, &bytes, error);
@@ -181,7 +184,8 @@ static enum opaq_status quantize_rows(struct run *run, const struct plan_target 
         status = shared_scale_of(&target->spec, target->row, run->plan->sets[target->set].amax, &scale, error);
     }
     if (status == OPAQ_OK) {
-        const struct opaq_quantize_args arguments = {.amax_rowwise = target->set == NO_SET ? NULL : &scale.given};
+        const struct opaq_quantize_args arguments = {.amax_rowwise =
+                                                         target->set == NO_SET ? NULL : &scale.given};
         status = opaq_quantize(&x, &arguments, &view, error);
     }
     return status != OPAQ_OK ? status : write_rows(run, target, piece, &view, worker, scale.stored, error);
@@ -227,8 +231,9 @@ static void work(void *argument, int64_t begin, int64_t end) {
          i = atomic_fetch_add(&run->next, 1)) {
         struct opaq_error error = {OPAQ_OK, ""};
         if (interrupt_seen()) {
-            opaq_fail(&error, OPAQ_ERROR_SYSTEM, "stopped; what was half written is removed, and running it again "
-                                                 "goes on with the files that are missing");
+            opaq_fail(&error, OPAQ_ERROR_SYSTEM,
+                      "stopped; what was half written is removed, and running it again "
+                      "goes on with the files that are missing");
             fail(run, &error);
         } else if (do_piece(run, &run->pieces->items[i], &worker, &error) != OPAQ_OK) {
             fail(run, &error);
@@ -260,8 +265,9 @@ static uint64_t source_bytes(const struct plan_target *target, int64_t rows) {
     const struct weight *const weight = target->part.weight;
     const uint64_t elements = (uint64_t)(weight->stack * weight->rows) * (uint64_t)weight->columns;
     const uint64_t all = weight->data->tensor->bytes;
-    return elements == 0 ? 0
-                         : (uint64_t)((double)rows * (double)target->part.columns * (double)all / (double)elements);
+    return elements == 0
+               ? 0
+               : (uint64_t)((double)rows * (double)target->part.columns * (double)all / (double)elements);
 }
 
 /* What is read twice counts half each time. */
@@ -355,7 +361,8 @@ static enum opaq_status run_file(struct run *run, size_t number, int folder, con
 static uint64_t work_bytes(const struct plan *plan, const bool *is_done) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < plan->target_count; ++i) {
-        bytes += is_done[plan->targets[i].file] ? 0 : source_bytes(&plan->targets[i], plan->targets[i].part.rows);
+        bytes +=
+            is_done[plan->targets[i].file] ? 0 : source_bytes(&plan->targets[i], plan->targets[i].part.rows);
     }
     for (size_t i = 0; i < plan->file_count; ++i) {
         for (size_t k = 0; k < plan->files[i].count && !is_done[i]; ++k) {
@@ -375,7 +382,9 @@ enum opaq_status plan_run(struct plan *plan, int folder, const char *path, const
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
     struct run run = {.plan = plan, .parallel = &parallel, .threads = opaq_pool_threads(pool)};
     const int64_t share = ALL_ELEMENTS / run.threads;
-    run.piece_elements = share > PIECE_ELEMENTS ? PIECE_ELEMENTS : share < LEAST_ELEMENTS ? LEAST_ELEMENTS : share;
+    run.piece_elements = share > PIECE_ELEMENTS   ? PIECE_ELEMENTS
+                         : share < LEAST_ELEMENTS ? LEAST_ELEMENTS
+                                                  : share;
     pthread_mutex_init(&run.lock, NULL);
     run.progress = progress_begin(options->what, work_bytes(plan, is_done), options->is_quiet);
     for (size_t i = 0; i < plan->file_count && status == OPAQ_OK; ++i) {

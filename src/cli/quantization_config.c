@@ -101,7 +101,8 @@ static yyjson_mut_val *ct_config(yyjson_mut_doc *document, const struct quantiza
     yyjson_mut_obj_add_null(document, group, "output_activations");
     yyjson_mut_val *const targets = yyjson_mut_obj_add_arr(document, group, "targets");
     yyjson_mut_arr_add_str(document, targets, "Linear");
-    yyjson_mut_val *const weights = ct_arguments(document, row->bits, row->strategy, row->group, row->scale_dtype);
+    yyjson_mut_val *const weights =
+        ct_arguments(document, row->bits, row->strategy, row->group, row->scale_dtype);
     yyjson_mut_obj_add_bool(document, weights, "dynamic", false);
     yyjson_mut_obj_add_val(document, group, "weights", weights);
     yyjson_mut_obj_add_str(document, config, "format", quantization->row->method);
@@ -117,8 +118,9 @@ static yyjson_mut_val *ct_config(yyjson_mut_doc *document, const struct quantiza
 
 /* Without scales for the inputs nvfp4 is for weights only, which has a name of its own. */
 static const char *modelopt_algorithm(const struct quantization *quantization) {
-    return quantization->row->format == OPAQ_NVFP4 && !quantization->has_input_scales ? "W4A16_NVFP4"
-                                                                                      : quantization->row->method;
+    return quantization->row->format == OPAQ_NVFP4 && !quantization->has_input_scales
+               ? "W4A16_NVFP4"
+               : quantization->row->method;
 }
 
 static int modelopt_group(const struct quantization *quantization) {
@@ -146,17 +148,20 @@ static yyjson_mut_val *modelopt_numbers(yyjson_mut_doc *document, int bits, int 
     return to;
 }
 
-static yyjson_mut_val *modelopt_quantization(yyjson_mut_doc *document, const struct quantization *quantization) {
+static yyjson_mut_val *modelopt_quantization(yyjson_mut_doc *document,
+                                             const struct quantization *quantization) {
     const enum opaq_format format = quantization->row->format;
     const int bits = format == OPAQ_NVFP4 ? 4 : 8;
     const int group = modelopt_group(quantization);
     yyjson_mut_val *const config = yyjson_mut_obj(document);
     yyjson_mut_val *const groups = yyjson_mut_obj_add_obj(document, config, "config_groups");
     yyjson_mut_val *const only = yyjson_mut_obj_add_obj(document, groups, "group_0");
-    const bool quantizes_inputs = format == OPAQ_NVFP4 ? quantization->has_input_scales : format != OPAQ_FP8BLK2;
+    const bool quantizes_inputs =
+        format == OPAQ_NVFP4 ? quantization->has_input_scales : format != OPAQ_FP8BLK2;
     if (quantizes_inputs) {
-        yyjson_mut_obj_add_val(document, only, "input_activations",
-                               modelopt_numbers(document, bits, group, format != OPAQ_NVFP4 && format != OPAQ_FP8));
+        yyjson_mut_obj_add_val(
+            document, only, "input_activations",
+            modelopt_numbers(document, bits, group, format != OPAQ_NVFP4 && format != OPAQ_FP8));
     }
     yyjson_mut_obj_add_val(document, only, "weights", modelopt_numbers(document, bits, group, false));
     yyjson_mut_val *const targets = yyjson_mut_obj_add_arr(document, only, "targets");
@@ -196,7 +201,8 @@ static yyjson_mut_val *deepseek_config(yyjson_mut_doc *document, const struct qu
     if (quantization->has_exponents) {
         yyjson_mut_obj_add_str(document, config, "scale_fmt", "ue8m0");
     }
-    yyjson_mut_obj_add_val(document, config, "weight_block_size", yyjson_mut_arr_with_sint32(document, block, 2));
+    yyjson_mut_obj_add_val(document, config, "weight_block_size",
+                           yyjson_mut_arr_with_sint32(document, block, 2));
     yyjson_mut_obj_add_val(document, config, "modules_to_not_convert", names(document, quantization));
     return config;
 }

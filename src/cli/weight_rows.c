@@ -82,8 +82,8 @@ static enum opaq_status read_scales(const struct model *model, const struct weig
 }
 
 enum opaq_status weight_decoded(const struct model *model, const struct weight *weight, int64_t matrix,
-                                int64_t first, int64_t count, enum opaq_element dtype, struct row_memory *memory,
-                                struct opaq_view *rows, struct opaq_error *error) {
+                                int64_t first, int64_t count, enum opaq_element dtype,
+                                struct row_memory *memory, struct opaq_view *rows, struct opaq_error *error) {
     const int64_t shape[2] = {count, weight->columns};
     struct opaq_proto proto;
     enum opaq_status status = opaq_proto_make(shape, 2, dtype, &weight->spec, on_cpu, &proto, error);

@@ -20,8 +20,8 @@ enum opaq_status weight_rows(const struct model *model, const struct weight *wei
 
 /* A quantized weight's as bf16 or f16 too. */
 enum opaq_status weight_decoded(const struct model *model, const struct weight *weight, int64_t matrix,
-                                int64_t first, int64_t count, enum opaq_element dtype, struct row_memory *memory,
-                                struct opaq_view *rows, struct opaq_error *error);
+                                int64_t first, int64_t count, enum opaq_element dtype,
+                                struct row_memory *memory, struct opaq_view *rows, struct opaq_error *error);
 
 /* The same as float32 whatever it is. */
 enum opaq_status weight_floats(const struct model *model, const struct weight *weight, int64_t matrix,
