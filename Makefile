@@ -56,6 +56,9 @@ bench: build ## the benchmarks and one table of all targets; BENCH_ARGS="--round
 bench-overhead: build ## what calling an operator from PyTorch costs; figures also go to build/bench/bench_overhead.json
 	@tools/bench_overhead.sh $(BUILD) $(BENCH_ARGS)
 
+bench-checkpoint: build ## quantizing a checkpoint of 2 GB beside cp and beside compressed-tensors; takes minutes and 10 GB
+	@tools/bench_checkpoint.sh $(BUILD) $(BENCH_ARGS)
+
 golden: ## make the files in tests/golden again, from other people's encoders
 	@tools/golden.sh
 
@@ -70,4 +73,4 @@ help: ## this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build test test-c test-sanitize test-python test-gpu fuzz fuzz-short check format demo evidence \
-	bench bench-overhead golden install clean help
+	bench bench-overhead bench-checkpoint golden install clean help

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# bench_checkpoint.sh <build folder> [options of bench/bench_checkpoint.py]: its figures also go to
+# <folder>/bench/bench_checkpoint.json.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+folder=$1
+shift
+
+status=0
+tools/python_env.sh torch peers core || status=$?
+if [ "$status" = 3 ]; then
+    exit 0 # it said what is left out
+elif [ "$status" != 0 ]; then
+    exit "$status"
+fi
+mkdir -p "$folder/bench"
+OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so PYTHONPATH=$PWD/python \
+    "${PYTHON:-.venv/bin/python}" bench/bench_checkpoint.py --command "$folder/opaq" --folder "$folder/bench" \
+    --json "$folder/bench/bench_checkpoint.json" "$@"
