@@ -1,0 +1,67 @@
+/* test_cli_interrupt.c: what signals do to the command, each in a process of its own. */
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "cli/interrupt.h"
+
+/* How a process that runs `body` ends: its exit code, or the negative number of the signal. */
+static int ending_of(void (*body)(void)) {
+    (void)fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        (void)signal(SIGINT, SIG_DFL); /* whatever the tests are run by has made of them */
+        (void)signal(SIGHUP, SIG_DFL);
+        body();
+        _exit(0);
+    }
+    int status = 0;
+    if (child < 0 || waitpid(child, &status, 0) != child) {
+        return 1000;
+    }
+    return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+static void first_then_second(void) {
+    interrupt_watch();
+    if (interrupt_seen()) {
+        _exit(1);
+    }
+    (void)raise(SIGINT);
+    if (!interrupt_seen()) {
+        _exit(2);
+    }
+    (void)raise(SIGTERM);
+}
+
+static void the_second_ends_the_program(void) { CHECK_EQ_INT(ending_of(first_then_second), -SIGTERM); }
+
+static void one_of_each_is_enough(int number) {
+    interrupt_watch();
+    (void)raise(number);
+    _exit(interrupt_seen() ? 7 : 0);
+}
+static void once_interrupt(void) { one_of_each_is_enough(SIGINT); }
+static void once_terminate(void) { one_of_each_is_enough(SIGTERM); }
+static void once_hang_up(void) { one_of_each_is_enough(SIGHUP); }
+static void once_pipe(void) { one_of_each_is_enough(SIGPIPE); }
+
+static void the_first_is_noticed(void) {
+    CHECK_EQ_INT(ending_of(once_interrupt), 7);
+    CHECK_EQ_INT(ending_of(once_terminate), 7);
+    CHECK_EQ_INT(ending_of(once_hang_up), 7);
+    CHECK_EQ_INT(ending_of(once_pipe), 0);
+}
+
+static void under_nohup(void) {
+    (void)signal(SIGHUP, SIG_IGN);
+    once_hang_up();
+}
+
+static void what_is_ignored_stays_ignored(void) { CHECK_EQ_INT(ending_of(under_nohup), 0); }
+
+static const struct test_case tests[] = {TEST(the_first_is_noticed), TEST(the_second_ends_the_program),
+                                         TEST(what_is_ignored_stays_ignored)};
+TEST_MAIN(tests)

@@ -1,0 +1,266 @@
+/* test_cli_output_file.c: files of the command appear whole or not at all, and what cannot be written is named. */
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "cli/interrupt.h"
+#include "cli/output_file.h"
+
+static const char partial_name[] = ".x.opaq-partial";
+
+/* A folder of the test's own. */
+struct place {
+    char path[64];
+    int folder;
+};
+
+static struct place place_make(void) {
+    struct place place = {"/tmp/opaq-test-XXXXXX", -1};
+    if (mkdtemp(place.path) == NULL || (place.folder = open(place.path, O_RDONLY | O_DIRECTORY)) < 0) {
+        perror("place_make");
+        exit(1);
+    }
+    return place;
+}
+
+/* Says if there is something in it that the test has not named. */
+static void place_remove(const struct place *place) {
+    (void)unlinkat(place->folder, "x", 0);
+    (void)close(place->folder);
+    CHECK(rmdir(place->path) == 0);
+}
+
+static bool is_there(const struct place *place, const char *name) {
+    struct stat status;
+    return fstatat(place->folder, name, &status, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+/* Up to 63 bytes of a file; "(none)" if it is not there. */
+struct contents {
+    char text[64];
+};
+static struct contents contents_of(const struct place *place, const char *name) {
+    struct contents contents = {"(none)"};
+    const int file = openat(place->folder, name, O_RDONLY);
+    if (file >= 0) {
+        const ssize_t length = read(file, contents.text, sizeof contents.text - 1);
+        contents.text[length < 0 ? 0 : length] = '\0';
+        (void)close(file);
+    }
+    return contents;
+}
+
+static void put(const struct place *place, const char *name, const char *text) {
+    const int file = openat(place->folder, name, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    CHECK(file >= 0 && write(file, text, strlen(text)) == (ssize_t)strlen(text) && close(file) == 0);
+}
+
+static struct output_file *open_x(const struct place *place, uint64_t bytes) {
+    struct output_file *file = NULL;
+    struct opaq_error error = {OPAQ_OK, ""};
+    if (!CHECK_EQ_INT(output_open(place->folder, place->path, "x", bytes, &file, &error), OPAQ_OK)) {
+        printf("  %s\n", error.text);
+        exit(1);
+    }
+    return file;
+}
+
+static void appears_whole(void) {
+    const struct place place = place_make();
+    struct output_file *const file = open_x(&place, 6);
+    CHECK_EQ_INT(output_write(file, 3, "def", 3, NULL), OPAQ_OK);
+    CHECK_EQ_INT(output_write(file, 0, "abc", 3, NULL), OPAQ_OK);
+    CHECK(!is_there(&place, "x") && is_there(&place, partial_name));
+    CHECK_EQ_INT(output_commit(file, NULL), OPAQ_OK);
+    CHECK_EQ_STR(contents_of(&place, "x").text, "abcdef");
+    CHECK(!is_there(&place, partial_name));
+    place_remove(&place);
+}
+
+static void replaces_what_was_there(void) {
+    const struct place place = place_make();
+    put(&place, "x", "something longer");
+    put(&place, partial_name, "left by an earlier run");
+    CHECK_EQ_INT(output_text(place.folder, place.path, "x", "new", 3, NULL), OPAQ_OK);
+    CHECK_EQ_STR(contents_of(&place, "x").text, "new");
+    CHECK_EQ_INT(output_text(place.folder, place.path, "x", "", 0, NULL), OPAQ_OK);
+    CHECK_EQ_STR(contents_of(&place, "x").text, "");
+    CHECK(!is_there(&place, partial_name));
+    place_remove(&place);
+}
+
+static void does_not_follow_links(void) {
+    const struct place place = place_make();
+    put(&place, "victim", "precious");
+    CHECK_EQ_INT(symlinkat("victim", place.folder, partial_name), 0);
+    CHECK_EQ_INT(symlinkat("victim", place.folder, "x"), 0);
+    CHECK_EQ_INT(output_text(place.folder, place.path, "x", "new", 3, NULL), OPAQ_OK);
+    CHECK_EQ_STR(contents_of(&place, "victim").text, "precious");
+    CHECK_EQ_STR(contents_of(&place, "x").text, "new");
+    CHECK_EQ_INT(unlinkat(place.folder, "victim", 0), 0);
+    place_remove(&place);
+}
+
+static void discarding_leaves_what_was_there(void) {
+    const struct place place = place_make();
+    put(&place, "x", "old");
+    struct output_file *const file = open_x(&place, 3);
+    CHECK_EQ_INT(output_write(file, 0, "new", 3, NULL), OPAQ_OK);
+    output_discard(file);
+    output_discard(NULL);
+    CHECK_EQ_STR(contents_of(&place, "x").text, "old");
+    CHECK(!is_there(&place, partial_name));
+    place_remove(&place);
+}
+
+static void another_process_is_noticed(void) {
+    const struct place place = place_make();
+    struct opaq_error error;
+    struct output_file *const file = open_x(&place, 3);
+    CHECK_EQ_INT(unlinkat(place.folder, partial_name, 0), 0);
+    put(&place, partial_name, "theirs");
+    CHECK_EQ_INT(output_commit(file, &error), OPAQ_ERROR_SYSTEM);
+    CHECK(strstr(error.text, "another process has replaced .x.opaq-partial") != NULL);
+    CHECK(!is_there(&place, "x"));
+    CHECK_EQ_STR(contents_of(&place, partial_name).text, "theirs");
+    CHECK_EQ_INT(unlinkat(place.folder, partial_name, 0), 0);
+    place_remove(&place);
+}
+
+/* "cannot OPERATION FOLDER/x: REASON" */
+static void check_sentence(const struct place *place, const char *text, const char *operation,
+                           const char *reason) {
+    char expected[256];
+    (void)snprintf(expected, sizeof expected, "cannot %s %s/x: %s", operation, place->path, reason);
+    CHECK(strncmp(text, expected, strlen(expected)) == 0 || CHECK_FAIL("\"%s\" is not \"%s\"", text, expected));
+}
+
+static void too_large_is_refused_at_once(void) {
+    const struct place place = place_make();
+    struct output_file *file = NULL;
+    struct opaq_error error;
+    CHECK_EQ_INT(output_open(place.folder, place.path, "x", UINT64_MAX, &file, &error), OPAQ_ERROR_SYSTEM);
+    check_sentence(&place, error.text, "reserve 18 EB for", "File too large");
+    CHECK_EQ_INT(output_open(place.folder, place.path, "x", 1200000000000000000, &file, &error),
+                 OPAQ_ERROR_SYSTEM);
+    check_sentence(&place, error.text, "reserve 1.2 EB for", ""); /* the file system chooses the reason */
+    CHECK(file == NULL && !is_there(&place, partial_name));
+    place_remove(&place);
+}
+
+static void limits_are_named(void) {
+    const struct place place = place_make();
+    struct output_file *file = NULL;
+    struct opaq_error error;
+    struct rlimit before;
+    interrupt_watch(); /* a limit is no signal then */
+    CHECK_EQ_INT(getrlimit(RLIMIT_FSIZE, &before), 0);
+    const struct rlimit small = {100000, before.rlim_max};
+    CHECK_EQ_INT(setrlimit(RLIMIT_FSIZE, &small), 0);
+    CHECK_EQ_INT(output_open(place.folder, place.path, "x", 1000000, &file, &error), OPAQ_ERROR_SYSTEM);
+    check_sentence(&place, error.text, "reserve 1.0 MB for", "File too large");
+    file = open_x(&place, 100000);
+    CHECK_EQ_INT(output_write(file, 100000, "x", 1, &error), OPAQ_ERROR_SYSTEM);
+    check_sentence(&place, error.text, "write", "File too large");
+    CHECK_EQ_INT(output_write(file, UINT64_MAX, "x", 1, &error), OPAQ_ERROR_SYSTEM);
+    check_sentence(&place, error.text, "write", "File too large");
+    output_discard(file);
+    CHECK_EQ_INT(setrlimit(RLIMIT_FSIZE, &before), 0);
+    place_remove(&place);
+}
+
+static void names_that_cannot_be_are_named(void) {
+    const struct place place = place_make();
+    struct output_file *file = NULL;
+    struct opaq_error error;
+    CHECK_EQ_INT(mkdirat(place.folder, "x", 0777), 0);
+    CHECK_EQ_INT(output_text(place.folder, place.path, "x", "new", 3, &error), OPAQ_ERROR_SYSTEM);
+    check_sentence(&place, error.text, "put in place", "Is a directory");
+    CHECK_EQ_INT(unlinkat(place.folder, "x", AT_REMOVEDIR), 0);
+    CHECK_EQ_INT(mkdirat(place.folder, partial_name, 0777), 0);
+    CHECK_EQ_INT(output_open(place.folder, place.path, "x", 1, &file, &error), OPAQ_ERROR_SYSTEM);
+    check_sentence(&place, error.text, "create", "");
+    CHECK_EQ_INT(unlinkat(place.folder, partial_name, AT_REMOVEDIR), 0);
+    CHECK_EQ_INT(output_open(place.folder, place.path, "no/x", 1, &file, &error), OPAQ_ERROR_SYSTEM);
+    CHECK(strstr(error.text, "/no/x: No such file or directory") != NULL);
+    place_remove(&place);
+}
+
+static void exits_take_open_files_away(void) {
+    const struct place place = place_make();
+    (void)fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        struct output_file *file = open_x(&place, 3);
+        (void)file;
+        if (!is_there(&place, partial_name)) {
+            _exit(1);
+        }
+        exit(3);
+    }
+    int status = 0;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 3);
+    CHECK(!is_there(&place, partial_name));
+    place_remove(&place);
+}
+
+struct writer {
+    struct output_file *file;
+    uint64_t first;
+};
+
+enum { WRITERS = 4, BLOCK = 1000, BLOCKS = 50 };
+
+static void *write_blocks(void *argument) {
+    const struct writer *const writer = argument;
+    char block[BLOCK];
+    for (uint64_t i = writer->first; i < BLOCKS; i += WRITERS) {
+        memset(block, 'a' + (int)(i % 26), sizeof block);
+        CHECK_EQ_INT(output_write(writer->file, i * BLOCK, block, sizeof block, NULL), OPAQ_OK);
+    }
+    return NULL;
+}
+
+static void any_thread_may_write(void) {
+    const struct place place = place_make();
+    struct output_file *const file = open_x(&place, BLOCK * BLOCKS);
+    pthread_t threads[WRITERS];
+    struct writer writers[WRITERS];
+    for (uint64_t i = 0; i < WRITERS; ++i) {
+        writers[i] = (struct writer){file, i};
+        CHECK_EQ_INT(pthread_create(&threads[i], NULL, write_blocks, &writers[i]), 0);
+    }
+    for (size_t i = 0; i < WRITERS; ++i) {
+        CHECK_EQ_INT(pthread_join(threads[i], NULL), 0);
+    }
+    CHECK_EQ_INT(output_commit(file, NULL), OPAQ_OK);
+    char bytes[BLOCK * BLOCKS + 1];
+    const int read_back = openat(place.folder, "x", O_RDONLY);
+    CHECK_EQ_INT(read(read_back, bytes, sizeof bytes), BLOCK * BLOCKS);
+    for (int i = 0; i < BLOCK * BLOCKS; ++i) {
+        if (!CHECK_EQ_INT(bytes[i], 'a' + i / BLOCK % 26)) {
+            break;
+        }
+    }
+    (void)close(read_back);
+    place_remove(&place);
+}
+
+static const struct test_case tests[] = {TEST(appears_whole),
+                                         TEST(replaces_what_was_there),
+                                         TEST(does_not_follow_links),
+                                         TEST(discarding_leaves_what_was_there),
+                                         TEST(another_process_is_noticed),
+                                         TEST(too_large_is_refused_at_once),
+                                         TEST(limits_are_named),
+                                         TEST(names_that_cannot_be_are_named),
+                                         TEST(exits_take_open_files_away),
+                                         TEST(any_thread_may_write)};
+TEST_MAIN(tests)
