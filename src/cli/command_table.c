@@ -8,71 +8,67 @@
 #include "cli/commands.h"
 #include "cli/nearest.h"
 
+/* clang-format off */
+
 /* Options that several commands have. */
-#define THREADS \
-    { "threads", "N", NULL, "Threads to work with; one for each processor if not given.", false }
-#define DRY_RUN \
-    { "dry-run", NULL, NULL, "Read the headers, say what would be written, and write nothing.", false }
-#define OVERWRITE \
-    { "overwrite", NULL, NULL, "Replace files that DST has already. Without it they are an error.", false }
-#define FOLLOW_LINKS                                                                                        \
-    {                                                                                                       \
-        "follow-links", NULL, NULL,                                                                         \
-            "Read files that are symbolic links, as those of a download cache are. Without it they are an " \
-            "error.",                                                                                       \
-            false                                                                                           \
-    }
-#define QUIET \
-    { "quiet", NULL, NULL, "No progress and no summary, only errors.", false }
-#define JSON \
-    { "json", NULL, NULL, "Print JSON instead of a table.", false }
-#define LAST_OPTION \
-    { NULL, NULL, NULL, NULL, false }
+#define LAST_OPTION     {NULL, NULL, NULL, NULL, false}
+#define SWITCH(name, help)              {name, NULL, NULL, help, false}
+#define VALUE(name, value, help)        {name, value, NULL, help, false}
+#define CHOICE(name, value, choices, help) {name, value, choices, help, false}
+#define REPEATED(name, value, help)     {name, value, NULL, help, true}
 
-#define CHECKPOINT                                                                                             \
+#define THREADS         VALUE("threads", "N", "Threads to work with; one for each processor if not given.")
+#define JSON            SWITCH("json", "Print JSON instead of a table.")
+#define QUIET           SWITCH("quiet", "No progress and no summary, only errors.")
+#define DRY_RUN         SWITCH("dry-run", "Read the headers, say what would be written, and write nothing.")
+#define OVERWRITE       SWITCH("overwrite", "Replace files that DST has already. Without it they are an error.")
+#define FOLLOW_LINKS    SWITCH("follow-links", \
+    "Read files that are symbolic links, as those of a download cache are. Without it they are an error.")
+
+#define CHECKPOINT \
     "A checkpoint is a folder of safetensors files with their index and config.json, as it was downloaded or " \
-    "saved, or "                                                                                               \
-    "one .safetensors file.\n"
+    "saved, or one .safetensors file.\n"
 
-#define ALL_OR_NOTHING                                                                                       \
+#define ALL_OR_NOTHING \
     "Files appear in DST whole or not at all: each is written under a temporary name (.NAME.opaq-partial), " \
-    "flushed to "                                                                                            \
-    "the disk and renamed. Space is reserved before the work begins. Ctrl-C stops the work and takes away "  \
-    "what is half "                                                                                          \
-    "written.\n"
+    "flushed to the disk and renamed. Space is reserved before the work begins. Ctrl-C stops the work and takes " \
+    "away what is half written.\n"
+
+/* ---- quantize */
+
+static const char quantize_description[] =
+    "Writes the checkpoint SRC to DST with the weights of its linear layers quantized, in a layout that inference "
+    "engines load. Everything else (other tensors, config.json, the tokenizer's files) is carried over; "
+    "config.json and the index say what was done. Weights are read and written piece by piece, so the model need "
+    "not fit into memory.\n"
+    CHECKPOINT
+    "Left as they are by default: lm_head, embeddings, router gates and norms. A PATTERN of --ignore and "
+    "--include is matched with the whole name of a module and is one of\n"
+    "  model.layers.0.mlp.down_proj    a name\n"
+    "  *.self_attn.*                   a glob: * is anything, ? one letter\n"
+    "  re:.*layers\\.[0-3]\\.            a regular expression (POSIX, extended) that\n"
+    "                                  matches from the name's beginning\n"
+    ALL_OR_NOTHING;
 
 static const struct option_row quantize_options[] = {
-    {"format", "NAME", "nvfp4|mxfp4|mxfp8|fp8|fp8row|fp8blk2",
-     "What weights become; 'opaq formats' describes them. The default is nvfp4.", false},
-    {"layout", "NAME", "compressed-tensors|modelopt|deepseek",
-     "How the result is stored: tensors' names and the entries of config.json. The default is "
-     "compressed-tensors; "
-     "deepseek has fp8blk2 and mxfp8, modelopt all but mxfp4.",
-     false},
-    {"rule", "NAME", "te|ocp|rceil|compressed-tensors|modelopt",
-     "How scales are computed. The default is the layout's own, which gives the bytes that its software would "
-     "write.",
-     false},
-    {"ignore", "PATTERN", NULL,
-     "Leave these modules as they are, besides those that are left by default. May be given several times.",
-     true},
-    {"include", "PATTERN", NULL,
-     "Quantize only these modules, less those that are ignored. May be given several times.", true},
-    {"no-default-ignore", NULL, NULL,
-     "Leave nothing by default: output layers, embeddings and router gates are quantized too if they are "
-     "matrices.",
-     false},
-    {"experts", "HOW", "split|keep",
-     "What becomes of a stacked 3-D tensor of experts: split, the default, makes one weight for each expert, "
-     "as engines "
-     "load them; keep leaves the stack as it is.",
-     false},
-    THREADS,
-    DRY_RUN,
-    OVERWRITE,
-    FOLLOW_LINKS,
-    QUIET,
-    LAST_OPTION,
+    CHOICE("format", "NAME", "nvfp4|mxfp4|mxfp8|fp8|fp8row|fp8blk2",
+        "What weights become; 'opaq formats' describes them. The default is nvfp4."),
+    CHOICE("layout", "NAME", "compressed-tensors|modelopt|deepseek",
+        "How the result is stored: tensors' names and the entries of config.json. The default is "
+        "compressed-tensors. 'opaq formats' says which layout has which formats."),
+    CHOICE("rule", "NAME", "te|ocp|rceil|compressed-tensors|modelopt",
+        "How scales are computed. The default is the layout's own, which gives the bytes that its software would "
+        "write."),
+    REPEATED("ignore", "PATTERN",
+        "Leave these modules as they are, besides those that are left by default. May be given several times."),
+    REPEATED("include", "PATTERN",
+        "Quantize only these modules, less those that are ignored. May be given several times."),
+    SWITCH("no-default-ignore",
+        "Leave nothing by default: output layers, embeddings and router gates are quantized too."),
+    CHOICE("experts", "HOW", "split|keep",
+        "What becomes of a stacked 3-D tensor of experts: split, the default, makes one weight for each expert, as "
+        "engines load them; keep leaves the stack as it is."),
+    THREADS, DRY_RUN, OVERWRITE, FOLLOW_LINKS, QUIET, LAST_OPTION,
 };
 
 static const char *const quantize_examples[] = {
@@ -82,22 +78,25 @@ static const char *const quantize_examples[] = {
     "Blocks of 128x128 in FP8, stored as DeepSeek stores them.",
     "opaq quantize --format mxfp4 --ignore '*.self_attn.*' --dry-run SRC DST",
     "What would be written if attention stayed as it is.",
-    "opaq quantize --include 're:.*\\.experts\\..*' SRC DST",
+    "opaq quantize --include '*.experts.*' SRC DST",
     "Only the experts.",
     NULL,
 };
 
+/* ---- convert */
+
+static const char convert_description[] =
+    "Writes the quantized checkpoint SRC to DST in another layout. Codes and scales are kept bit for bit; what the "
+    "other layout cannot hold is an error that names the weight. With --layout plain weights are decoded.\n"
+    CHECKPOINT
+    ALL_OR_NOTHING;
+
 static const struct option_row convert_options[] = {
-    {"layout", "NAME", "compressed-tensors|modelopt|deepseek|plain",
-     "How the result is stored. plain decodes the weights to --dtype.", false},
-    {"dtype", "NAME", "bf16|f16|f32", "With --layout plain: what weights are decoded to. The default is bf16.",
-     false},
-    THREADS,
-    DRY_RUN,
-    OVERWRITE,
-    FOLLOW_LINKS,
-    QUIET,
-    LAST_OPTION,
+    CHOICE("layout", "NAME", "compressed-tensors|modelopt|deepseek|plain",
+        "How the result is stored. plain decodes the weights to --dtype."),
+    CHOICE("dtype", "NAME", "bf16|f16|f32",
+        "With --layout plain: what weights are decoded to. The default is bf16."),
+    THREADS, DRY_RUN, OVERWRITE, FOLLOW_LINKS, QUIET, LAST_OPTION,
 };
 
 static const char *const convert_examples[] = {
@@ -108,11 +107,17 @@ static const char *const convert_examples[] = {
     NULL,
 };
 
+/* ---- inspect */
+
+static const char inspect_description[] =
+    "Reads the headers of a checkpoint, not its data, and says which tensors it has, how they are quantized and "
+    "what they take.\n"
+    CHECKPOINT;
+
 static const struct option_row inspect_options[] = {
     JSON,
-    {"tensors", NULL, NULL, "List every tensor instead of groups of those that differ in numbers only.", false},
-    FOLLOW_LINKS,
-    LAST_OPTION,
+    SWITCH("tensors", "List every tensor instead of groups of those that differ in numbers only."),
+    FOLLOW_LINKS, LAST_OPTION,
 };
 
 static const char *const inspect_examples[] = {
@@ -123,17 +128,22 @@ static const char *const inspect_examples[] = {
     NULL,
 };
 
+/* ---- verify */
+
+static const char verify_description[] =
+    "Decodes every quantized weight, compares it with the original and prints the signal-to-quantization-noise "
+    "ratio (SQNR, in dB, higher is better) and the cosine similarity. What is not quantized must be equal.\n"
+    CHECKPOINT
+    "Exits with 1 if a figure is below --min-sqnr or --min-cosine, if a weight is missing, or if one that is not "
+    "quantized differs.\n";
+
 static const struct option_row verify_options[] = {
-    {"min-sqnr", "DB", NULL, "Exit with 1 if a weight's signal-to-quantization-noise ratio is lower, in dB.",
-     false},
-    {"min-cosine", "C", NULL, "Exit with 1 if a weight's cosine similarity is lower, from -1 to 1.", false},
+    VALUE("min-sqnr", "DB", "Exit with 1 if a weight's signal-to-quantization-noise ratio is lower, in dB."),
+    VALUE("min-cosine", "C", "Exit with 1 if a weight's cosine similarity is lower, from -1 to 1."),
     JSON,
-    {"html", "FILE", NULL, "Also write a page with the figures of all weights.", false},
-    {"all", NULL, NULL, "List every weight instead of the worst.", false},
-    THREADS,
-    FOLLOW_LINKS,
-    QUIET,
-    LAST_OPTION,
+    VALUE("html", "FILE", "Also write a page with the figures of all weights."),
+    SWITCH("all", "List every weight instead of the worst."),
+    THREADS, FOLLOW_LINKS, QUIET, LAST_OPTION,
 };
 
 static const char *const verify_examples[] = {
@@ -144,14 +154,20 @@ static const char *const verify_examples[] = {
     NULL,
 };
 
+/* ---- diff */
+
+static const char diff_description[] =
+    "Compares the tensors of two checkpoints by name: which are in one only, and which differ in dtype, shape or "
+    "contents.\n"
+    CHECKPOINT
+    "Exits with 0 if there is no difference and with 1 if there is one.\n";
+
 static const struct option_row diff_options[] = {
     JSON,
-    {"values", NULL, NULL,
-     "Compare the numbers that weights stand for instead of bytes, so that two layouts of the same codes are "
-     "equal.",
-     false},
-    FOLLOW_LINKS,
-    LAST_OPTION,
+    SWITCH("values",
+        "Compare the numbers that weights stand for instead of bytes, so that two layouts of the same codes are "
+        "equal."),
+    FOLLOW_LINKS, LAST_OPTION,
 };
 
 static const char *const diff_examples[] = {
@@ -162,16 +178,31 @@ static const char *const diff_examples[] = {
     NULL,
 };
 
+/* ---- formats, bench, version */
+
+static const char formats_description[] =
+    "Lists every format with the bits that a weight takes in a matrix of 4096x4096, scales included, the block "
+    "that shares a scale, what its codes are, the layouts that store it and the rules that its scales can follow.\n";
+
 static const struct option_row json_only[] = {JSON, LAST_OPTION};
 
 static const char *const formats_examples[] = {
-    "opaq formats", "A table.", "opaq formats --json", "The same for other programs.", NULL,
+    "opaq formats",
+    "A table.",
+    "opaq formats --json",
+    "The same for other programs.",
+    NULL,
 };
+
+static const char bench_description[] =
+    "Quantizes and dequantizes a 4096x4096 matrix of bf16 in memory, in every format, on one thread and on all. "
+    "Rates are of the bf16 side; the share is the time that copying the same bytes (both sides) would take over "
+    "the time it took.\n";
 
 static const struct option_row bench_options[] = {
     JSON,
-    {"seconds", "S", NULL, "How long to measure, about. The default is 3.", false},
-    {"threads", "N", NULL, "Threads beside one; one for each processor if not given.", false},
+    VALUE("seconds", "S", "How long to measure, about. The default is 3."),
+    VALUE("threads", "N", "Threads beside one; one for each processor if not given."),
     LAST_OPTION,
 };
 
@@ -183,135 +214,21 @@ static const char *const bench_examples[] = {
     NULL,
 };
 
+static const char version_description[] =
+    "Prints the version, the instruction sets that kernels are chosen by, and the number of processors.\n";
+
 static const char *const version_examples[] = {
     "opaq version",
     "The version and what opaq uses of this processor.",
     NULL,
 };
 
-const struct command_row command_table[] = {
-    {
-        "quantize",
-        "quantize the weights of a checkpoint",
-        "SRC DST",
-        2,
-        2,
-        quantize_options,
-        "Writes the checkpoint SRC to DST with the weights of its linear layers quantized, in a layout that "
-        "inference "
-        "engines load. Everything else (other tensors, config.json, the tokenizer's files) is carried over; "
-        "config.json and the index say what was done. Weights are read and written piece by piece, so the "
-        "model need "
-        "not fit into memory.\n" CHECKPOINT "Left as they are by default: lm_head, embeddings, router gates "
-        "and norms. A PATTERN of --ignore and --include "
-        "is one of\n"
-        "  lm_head              a module's name, or the end of one\n"
-        "  *.self_attn.*        a glob: * is anything, ? one letter\n"
-        "  re:.*mlp\\.gate$      a regular expression from the name's beginning on\n"
-        "and what is inside a module that a pattern names is meant too.\n" ALL_OR_NOTHING,
-        quantize_examples,
-        run_quantize,
-    },
-    {
-        "convert",
-        "store a quantized checkpoint in another layout",
-        "SRC DST",
-        2,
-        2,
-        convert_options,
-        "Writes the quantized checkpoint SRC to DST in another layout. Codes and scales are kept bit for bit; "
-        "what the "
-        "other layout cannot hold is an error that names the weight. With --layout plain weights are "
-        "decoded.\n" CHECKPOINT ALL_OR_NOTHING,
-        convert_examples,
-        run_convert,
-    },
-    {
-        "inspect",
-        "say what is in a checkpoint",
-        "PATH",
-        1,
-        1,
-        inspect_options,
-        "Reads the headers of a checkpoint, not its data, and says which tensors it has, how they are "
-        "quantized and "
-        "what they take.\n" CHECKPOINT,
-        inspect_examples,
-        run_inspect,
-    },
-    {
-        "verify",
-        "measure how much a quantized checkpoint lost",
-        "QUANTIZED ORIGINAL",
-        2,
-        2,
-        verify_options,
-        "Decodes every quantized weight, compares it with the original and prints the "
-        "signal-to-quantization-noise "
-        "ratio (SQNR, in dB, higher is better) and the cosine similarity. What is not quantized must be "
-        "equal.\n" CHECKPOINT "Exits with 1 if a figure is below --min-sqnr or --min-cosine, if a weight is "
-        "missing, or if one that is not "
-        "quantized differs.\n",
-        verify_examples,
-        run_verify,
-    },
-    {
-        "diff",
-        "say how two checkpoints differ",
-        "A B",
-        2,
-        2,
-        diff_options,
-        "Compares the tensors of two checkpoints by name: which are in one only, and which differ in dtype, "
-        "shape or "
-        "contents.\n" CHECKPOINT "Exits with 0 if there is no difference and with 1 if there is one.\n",
-        diff_examples,
-        run_diff,
-    },
-    {
-        "formats",
-        "describe the formats",
-        "",
-        0,
-        0,
-        json_only,
-        "Lists every format with the bits that a weight of 4096x4096 takes, scales included, the block that "
-        "shares a "
-        "scale, what its codes are, the rules that its scales can follow and the layouts that store it.\n",
-        formats_examples,
-        run_formats,
-    },
-    {
-        "bench",
-        "measure how fast this machine quantizes",
-        "",
-        0,
-        0,
-        bench_options,
-        "Quantizes and dequantizes a 4096x4096 matrix of bf16 in memory, in every format, on one thread and on "
-        "all. "
-        "Rates are of the bf16 side; the share is the time that copying the same bytes (both sides) would take "
-        "over "
-        "the time it took.\n",
-        bench_examples,
-        run_bench,
-    },
-    {
-        "version",
-        "print the version and what is used of this processor",
-        "",
-        0,
-        0,
-        json_only,
-        "Prints the version, the instruction sets that kernels are chosen by, and the number of processors.\n",
-        version_examples,
-        run_version,
-    },
-    {NULL, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL},
-};
+/* ---- help, completion */
+
+static const char help_description[] = "Describes a command, or lists them all.\n";
 
 static const struct option_row help_options[] = {
-    {"man", NULL, NULL, "Print the manual page, for man -l.", false},
+    SWITCH("man", "Print the manual page, for man -l."),
     LAST_OPTION,
 };
 
@@ -323,6 +240,9 @@ static const char *const help_examples[] = {
     NULL,
 };
 
+static const char completion_description[] =
+    "Prints what makes a shell complete opaq's commands, options and values. The shell is bash.\n";
+
 static const struct option_row no_options[] = {LAST_OPTION};
 
 static const char *const completion_examples[] = {
@@ -331,31 +251,29 @@ static const char *const completion_examples[] = {
     NULL,
 };
 
-const struct command_row hidden_command_table[] = {
-    {
-        "help",
-        "describe a command",
-        "[COMMAND]",
-        0,
-        1,
-        help_options,
-        "Describes a command, or lists them all.\n",
-        help_examples,
-        run_help,
-    },
-    {
-        "completion",
-        "print the completion of a shell",
-        "bash",
-        1,
-        1,
-        no_options,
-        "Prints what makes a shell complete opaq's commands, options and values. The shell is bash.\n",
-        completion_examples,
-        run_completion,
-    },
-    {NULL, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL},
+/* The options, description, examples and function of a command carry its name. */
+#define ROW(name, summary, arguments, least, most, options) \
+    {#name, summary, arguments, least, most, options, name##_description, name##_examples, run_##name}
+#define LAST_ROW {NULL, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL}
+
+const struct command_row command_table[] = {
+    ROW(quantize, "quantize the weights of a checkpoint",           "SRC DST", 2, 2, quantize_options),
+    ROW(convert,  "store a quantized checkpoint in another layout", "SRC DST", 2, 2, convert_options),
+    ROW(inspect,  "say what is in a checkpoint",                    "PATH",    1, 1, inspect_options),
+    ROW(verify,   "measure how much a quantized checkpoint lost",   "QUANTIZED ORIGINAL", 2, 2, verify_options),
+    ROW(diff,     "say how two checkpoints differ",                 "A B",     2, 2, diff_options),
+    ROW(formats,  "describe the formats",                           "",        0, 0, json_only),
+    ROW(bench,    "measure how fast this machine quantizes",        "",        0, 0, bench_options),
+    ROW(version,  "print the version and what is used of this processor", "",  0, 0, json_only),
+    LAST_ROW,
 };
+
+const struct command_row hidden_command_table[] = {
+    ROW(help,       "describe a command",              "[COMMAND]", 0, 1, help_options),
+    ROW(completion, "print the completion of a shell", "bash",      1, 1, no_options),
+    LAST_ROW,
+};
+/* clang-format on */
 
 static const struct command_row *find_in(const struct command_row *table, const char *name) {
     for (; table->name != NULL; ++table) {

@@ -5,6 +5,7 @@
 #endif
 #include "cli/output_file.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -251,6 +252,7 @@ enum opaq_status output_text(int folder, const char *path, const char *name, con
     if (status != OPAQ_OK) {
         return status;
     }
+    assert(file != NULL);
     status = output_write(file, 0, bytes, count, error);
     if (status != OPAQ_OK) {
         output_discard(file);
