@@ -21,7 +21,7 @@
 #define JSON            SWITCH("json", "Print JSON instead of a table.")
 #define QUIET           SWITCH("quiet", "No progress and no summary, only errors.")
 #define DRY_RUN         SWITCH("dry-run", "Read the headers, say what would be written, and write nothing.")
-#define OVERWRITE       SWITCH("overwrite", "Replace files that DST has already. Without it they are an error.")
+#define OVERWRITE       SWITCH("overwrite", "Replace the model that DST holds. Without it that is an error.")
 #define FOLLOW_LINKS    SWITCH("follow-links", \
     "Read files that are symbolic links, as those of a download cache are. Without it they are an error.")
 
@@ -30,9 +30,10 @@
     "saved, or one .safetensors file.\n"
 
 #define ALL_OR_NOTHING \
-    "Files appear in DST whole or not at all: each is written under a temporary name (.NAME.opaq-partial), " \
-    "flushed to the disk and renamed. Space is reserved before the work begins. Ctrl-C stops the work and takes " \
-    "away what is half written.\n"
+    "DST is a folder if SRC is one, and is made if need be; otherwise it is a file. Files appear in it whole or not " \
+    "at all: each is written under a temporary name (.NAME.opaq-partial), flushed to the disk and renamed. Space is " \
+    "reserved before the work begins. Ctrl-C stops the work and takes away what is half written; the same command " \
+    "again goes on with the files that are missing. config.json comes last, so a folder that has it is complete.\n"
 
 /* ---- quantize */
 
@@ -42,8 +43,9 @@ static const char quantize_description[] =
     "config.json and the index say what was done. Weights are read and written piece by piece, so the model need "
     "not fit into memory.\n"
     CHECKPOINT
-    "Left as they are by default: lm_head, embeddings, router gates and norms. A PATTERN of --ignore and "
-    "--include is matched with the whole name of a module and is one of\n"
+    "Left as they are by default: lm_head, embeddings, router gates, norms, convolutions and the encoders of "
+    "pictures and sound; always: matrices whose rows are not whole blocks. A PATTERN of --ignore and --include is "
+    "matched with the whole name of a module and is one of\n"
     "  model.layers.0.mlp.down_proj    a name\n"
     "  *.self_attn.*                   a glob: * is anything, ? one letter\n"
     "  re:.*layers\\.[0-3]\\.            a regular expression (POSIX, extended) that\n"
@@ -64,10 +66,10 @@ static const struct option_row quantize_options[] = {
     REPEATED("include", "PATTERN",
         "Quantize only these modules, less those that are ignored. May be given several times."),
     SWITCH("no-default-ignore",
-        "Leave nothing by default: output layers, embeddings and router gates are quantized too."),
+        "Leave only what --ignore says: output layers and router gates are quantized too."),
     CHOICE("experts", "HOW", "split|keep",
         "What becomes of a stacked 3-D tensor of experts: split, the default, makes one weight for each expert, as "
-        "engines load them; keep leaves the stack as it is."),
+        "engines load them; keep makes one tensor of codes and one of scales for the stack."),
     THREADS, DRY_RUN, OVERWRITE, FOLLOW_LINKS, QUIET, LAST_OPTION,
 };
 
@@ -86,14 +88,15 @@ static const char *const quantize_examples[] = {
 /* ---- convert */
 
 static const char convert_description[] =
-    "Writes the quantized checkpoint SRC to DST in another layout. Codes and scales are kept bit for bit; what the "
-    "other layout cannot hold is an error that names the weight. With --layout plain weights are decoded.\n"
+    "Writes the quantized checkpoint SRC to DST in another layout, without rounding anything: codes stay as they "
+    "are, and scales that the other layout cannot hold exactly are an error. With --layout plain weights are decoded "
+    "to floats.\n"
     CHECKPOINT
     ALL_OR_NOTHING;
 
 static const struct option_row convert_options[] = {
     CHOICE("layout", "NAME", "compressed-tensors|modelopt|deepseek|plain",
-        "How the result is stored. plain decodes the weights to --dtype."),
+        "How the result is stored. plain, the default, decodes the weights to --dtype."),
     CHOICE("dtype", "NAME", "bf16|f16|f32",
         "With --layout plain: what weights are decoded to. The default is bf16."),
     THREADS, DRY_RUN, OVERWRITE, FOLLOW_LINKS, QUIET, LAST_OPTION,
@@ -290,6 +293,10 @@ const struct command_row *command_find(const char *name) {
 }
 
 enum exit_code command_unknown(const char *name) {
+    if (name[0] == '-') {
+        (void)fprintf(stderr, "opaq: expected a command before %s\n'opaq --help' lists them.\n", name);
+        return EXIT_USAGE;
+    }
     struct nearest nearest = nearest_begin(name);
     for (const struct command_row *row = command_table; row->name != NULL; ++row) {
         nearest_try(&nearest, row->name, strlen(row->name));
