@@ -17,8 +17,10 @@ yyjson_mut_doc *json_begin(void) {
 enum exit_code json_finish(const struct command_call *call, yyjson_mut_doc *document) {
     yyjson_write_err error = {0, NULL};
     size_t length = 0;
-    char *const text = yyjson_mut_write_opts(
-        document, YYJSON_WRITE_PRETTY_TWO_SPACES | YYJSON_WRITE_NEWLINE_AT_END, NULL, &length, &error);
+    /* a path of the command line need not be UTF-8 */
+    const yyjson_write_flag flags = YYJSON_WRITE_PRETTY_TWO_SPACES | YYJSON_WRITE_NEWLINE_AT_END |
+                                    YYJSON_WRITE_INF_AND_NAN_AS_NULL | YYJSON_WRITE_ALLOW_INVALID_UNICODE;
+    char *const text = yyjson_mut_write_opts(document, flags, NULL, &length, &error);
     yyjson_mut_doc_free(document);
     if (text == NULL) {
         complain(call, "cannot write JSON: %s", error.msg);
@@ -27,4 +29,16 @@ enum exit_code json_finish(const struct command_call *call, yyjson_mut_doc *docu
     (void)fwrite(text, 1, length, stdout);
     free(text);
     return EXIT_FINE;
+}
+
+void json_add_text(yyjson_mut_doc *document, yyjson_mut_val *object, const char *key, const char *text) {
+    yyjson_mut_val *const value = text == NULL ? yyjson_mut_null(document) : yyjson_mut_strcpy(document, text);
+    yyjson_mut_obj_add_val(document, object, key, value);
+}
+
+void json_add_shape(yyjson_mut_doc *document, yyjson_mut_val *object, const int64_t *shape, int rank) {
+    yyjson_mut_val *const sizes = yyjson_mut_obj_add_arr(document, object, "shape");
+    for (int i = 0; i < rank; ++i) {
+        yyjson_mut_arr_add_sint(document, sizes, shape[i]);
+    }
 }

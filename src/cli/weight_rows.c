@@ -162,25 +162,27 @@ static void widen_f16(const uint16_t *from, size_t count, float *to) {
     }
 }
 
+const float *rows_floats(const struct opaq_view *rows, struct row_memory *memory) {
+    const size_t elements = (size_t)(rows->proto.shape[0] * rows->proto.shape[1]);
+    if (rows->proto.dtype == OPAQ_F32) {
+        return rows->buffer[0].data;
+    }
+    float *const wide = row_memory_take(memory, SLOT_FLOATS, elements * sizeof(float));
+    if (rows->proto.dtype == OPAQ_BF16) {
+        widen_bf16(rows->buffer[0].data, elements, wide);
+    } else {
+        widen_f16(rows->buffer[0].data, elements, wide);
+    }
+    return wide;
+}
+
 enum opaq_status weight_floats(const struct model *model, const struct weight *weight, int64_t matrix,
                                int64_t first, int64_t count, struct row_memory *memory, const float **floats,
                                struct opaq_error *error) {
     struct opaq_view rows;
     const enum opaq_status status = weight_rows(model, weight, matrix, first, count, memory, &rows, error);
-    if (status != OPAQ_OK) {
-        return status;
+    if (status == OPAQ_OK) {
+        *floats = rows_floats(&rows, memory);
     }
-    const size_t elements = (size_t)(count * weight->columns);
-    if (rows.proto.dtype == OPAQ_F32) {
-        *floats = rows.buffer[0].data;
-        return OPAQ_OK;
-    }
-    float *const wide = row_memory_take(memory, SLOT_FLOATS, elements * sizeof(float));
-    if (rows.proto.dtype == OPAQ_BF16) {
-        widen_bf16(rows.buffer[0].data, elements, wide);
-    } else {
-        widen_f16(rows.buffer[0].data, elements, wide);
-    }
-    *floats = wide;
-    return OPAQ_OK;
+    return status;
 }

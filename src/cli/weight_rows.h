@@ -28,6 +28,9 @@ enum opaq_status weight_floats(const struct model *model, const struct weight *w
                                int64_t first, int64_t count, struct row_memory *memory, const float **floats,
                                struct opaq_error *error);
 
+/* What weight_rows or part_rows gave, as float32; may use the memory that they used. */
+const float *rows_floats(const struct opaq_view *rows, struct row_memory *memory);
+
 /* So many rows that a piece has about `bytes` bytes in the file: at least one, and whole blocks. */
 int64_t rows_in(const struct weight *weight, uint64_t bytes);
 
