@@ -12,6 +12,7 @@
 #include "cli/model_notes.h"
 #include "cli/number_text.h"
 #include "cli/report_table.h"
+#include "cli/units.h"
 
 struct inspection {
     struct checkpoint checkpoint;
@@ -56,11 +57,10 @@ static void print_head(const struct inspection *found) {
 
 static void print_files(const struct model *model) {
     struct report_table *const table = table_begin("file|tensors|size", "lrr");
-    char text[NUMBER_TEXT_BYTES];
     for (size_t i = 0; i < model->file_count; ++i) {
         table_cell(table, "%s", model->files[i].name);
         table_cell(table, "%zu", model->files[i].header.count);
-        table_cell(table, "%s", number_bytes(model->files[i].input.bytes, text));
+        table_cell(table, "%s", size_text(model->files[i].input.bytes).text);
     }
     printf("\n");
     table_end(table, stdout);
@@ -71,7 +71,7 @@ static void tally_cells(struct report_table *table, const char *kind, const stru
     table_cell(table, "%s", kind);
     table_cell(table, "%s", number_count(tally->count, text));
     table_cell(table, "%s", number_count(tally->elements, text));
-    table_cell(table, "%s", number_bytes(tally->bytes, text));
+    table_cell(table, "%s", size_text(tally->bytes).text);
     table_cell(table, "%s", number_bits(tally->bytes, tally->elements, text));
 }
 
@@ -231,10 +231,10 @@ static void add_head(yyjson_mut_doc *document, yyjson_mut_val *root, const struc
     }
 }
 
-static void print_json(const struct inspection *found, bool has_tensors) {
-    yyjson_mut_doc *const document = yyjson_mut_doc_new(NULL);
-    yyjson_mut_val *const root = yyjson_mut_obj(document);
-    yyjson_mut_doc_set_root(document, root);
+static enum exit_code print_json(const struct command_call *call, const struct inspection *found,
+                                 bool has_tensors) {
+    yyjson_mut_doc *const document = json_begin();
+    yyjson_mut_val *const root = yyjson_mut_doc_get_root(document);
     add_head(document, root, found);
     add_totals(document, root, found);
     add_groups(document, root, &found->inventory);
@@ -245,23 +245,24 @@ static void print_json(const struct inspection *found, bool has_tensors) {
     for (size_t i = 0; i < found->notes.count; ++i) {
         yyjson_mut_arr_add_strcpy(document, notes, found->notes.lines[i]);
     }
-    json_print(document);
+    return json_finish(call, document);
 }
 
-static void print_all(const struct command_call *call, const struct inspection *found) {
+static enum exit_code print_all(const struct command_call *call, const struct inspection *found) {
     const bool has_tensors = call_has(call, "tensors");
     if (call_has(call, "json")) {
-        print_json(found, has_tensors);
-        return;
+        return print_json(call, found, has_tensors);
     }
     print_head(found);
     print_files(&found->checkpoint.model);
     print_kinds(&found->inventory);
-    print_groups(&found->inventory);
     if (has_tensors) {
         print_tensors(found);
+    } else {
+        print_groups(&found->inventory);
     }
     print_notes(&found->notes);
+    return EXIT_FINE;
 }
 
 enum exit_code run_inspect(const struct command_call *call) {
@@ -276,11 +277,10 @@ enum exit_code run_inspect(const struct command_call *call) {
     } else {
         inventory_make(&found.checkpoint.weights, &found.inventory);
         found.parts = checkpoint_parts(&found.checkpoint);
-        print_all(call, &found);
+        code = print_all(call, &found);
         free(found.parts);
         inventory_free(&found.inventory);
         model_notes_free(&found.notes);
-        code = EXIT_FINE;
     }
     checkpoint_close(&found.checkpoint);
     return code;

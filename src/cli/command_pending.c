@@ -6,8 +6,4 @@ static enum exit_code pending(const struct command_call *call) {
     return EXIT_TROUBLE;
 }
 
-enum exit_code run_inspect(const struct command_call *call) { return pending(call); }
-
-enum exit_code run_verify(const struct command_call *call) { return pending(call); }
-
 enum exit_code run_diff(const struct command_call *call) { return pending(call); }

@@ -47,7 +47,10 @@ static enum exit_code report(const struct command_call *call, const struct weigh
         }
     }
     if (call_has(call, "json")) {
-        verify_print_json(pairs, judgement);
+        const enum exit_code code = verify_print_json(call, pairs, judgement);
+        if (code != EXIT_FINE) {
+            return code;
+        }
     } else {
         verify_print(pairs, judgement, call_has(call, "all"));
     }

@@ -6,19 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *number_bytes(uint64_t bytes, char text[NUMBER_TEXT_BYTES]) {
-    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
-    enum { STEP = 1000 };
-    double value = (double)bytes;
-    size_t unit = 0;
-    while (value >= STEP && unit + 1 < sizeof units / sizeof units[0]) {
-        value /= STEP;
-        ++unit;
-    }
-    snprintf(text, NUMBER_TEXT_BYTES, unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);
-    return text;
-}
-
 const char *number_count(uint64_t count, char text[NUMBER_TEXT_BYTES]) {
     char digits[NUMBER_TEXT_BYTES];
     const int length = snprintf(digits, sizeof digits, "%" PRIu64, count);

@@ -1,4 +1,4 @@
-/* cli/number_text.h: numbers as people read them. */
+/* cli/number_text.h: numbers and shapes as people read them; sizes and times are in units.h. */
 #ifndef OPAQ_CLI_NUMBER_TEXT_H
 #define OPAQ_CLI_NUMBER_TEXT_H
 
@@ -9,9 +9,6 @@
 #define NUMBER_TEXT_BYTES 32
 
 /* Each writes into `text` and returns it, so that it can stand among the arguments of printf. */
-
-/* "14.96 GB", "812 B". */
-const char *number_bytes(uint64_t bytes, char text[NUMBER_TEXT_BYTES]);
 
 /* "8,030,261,248". */
 const char *number_count(uint64_t count, char text[NUMBER_TEXT_BYTES]);

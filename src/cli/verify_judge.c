@@ -74,8 +74,7 @@ static struct kind_summary *summary_of(struct judgement *judgement, const struct
             return &judgement->kinds[i];
         }
     }
-    judgement->kinds =
-        realloc_array(judgement->kinds, judgement->kind_count + 1, sizeof *judgement->kinds);
+    judgement->kinds = realloc_array(judgement->kinds, judgement->kind_count + 1, sizeof *judgement->kinds);
     struct kind_summary *const added = &judgement->kinds[judgement->kind_count++];
     *added = (struct kind_summary){.kind = judged->kind, .is_quantized = is_quantized(judged->comparison)};
     if (added->is_quantized) {
@@ -141,7 +140,8 @@ void judge(const struct comparison *comparisons, size_t count, struct limit give
         const struct weight_pair *const pair = comparisons[i].pair;
         struct judged *const judged = &judgement->items[i];
         judged->comparison = &comparisons[i];
-        judged->kind = weight_kind(pair->quantized.weight != NULL ? pair->quantized.weight : pair->original.weight);
+        judged->kind =
+            weight_kind(pair->quantized.weight != NULL ? pair->quantized.weight : pair->original.weight);
         judged->verdict = verdict_of(&comparisons[i], given);
         judgement->failed += judged->verdict != VERDICT_PASS;
         summary_add(summary_of(judgement, judged, given), judged);

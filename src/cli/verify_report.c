@@ -177,10 +177,10 @@ static void add_kinds(yyjson_mut_doc *document, yyjson_mut_val *root, const stru
     }
 }
 
-void verify_print_json(const struct weight_pairs *pairs, const struct judgement *judgement) {
-    yyjson_mut_doc *const document = yyjson_mut_doc_new(NULL);
-    yyjson_mut_val *const root = yyjson_mut_obj(document);
-    yyjson_mut_doc_set_root(document, root);
+enum exit_code verify_print_json(const struct command_call *call, const struct weight_pairs *pairs,
+                                 const struct judgement *judgement) {
+    yyjson_mut_doc *const document = json_begin();
+    yyjson_mut_val *const root = yyjson_mut_doc_get_root(document);
     json_add_text(document, root, "quantized", pairs->quantized->model.path);
     json_add_text(document, root, "original", pairs->original->model.path);
     yyjson_mut_obj_add_bool(document, root, "pass", judgement->failed == 0);
@@ -200,5 +200,5 @@ void verify_print_json(const struct weight_pairs *pairs, const struct judgement 
             add_error(document, weight, comparison);
         }
     }
-    json_print(document);
+    return json_finish(call, document);
 }

@@ -63,11 +63,11 @@ static enum opaq_status compare_bytes_of(const struct weight_pairs *pairs, struc
     void *const a = row_memory_take(&worker->original, 0, count);
     void *const b = row_memory_take(&worker->quantized, 0, count);
     const uint64_t first = (uint64_t)piece->first;
-    enum opaq_status status = model_read(&pairs->original->model, pair->original.weight->data, first, a, count,
-                                         &worker->error);
+    enum opaq_status status =
+        model_read(&pairs->original->model, pair->original.weight->data, first, a, count, &worker->error);
     if (status == OPAQ_OK) {
-        status = model_read(&pairs->quantized->model, pair->quantized.weight->data, first, b, count,
-                            &worker->error);
+        status =
+            model_read(&pairs->quantized->model, pair->quantized.weight->data, first, b, count, &worker->error);
     }
     if (status == OPAQ_OK) {
         piece->different_bytes = count_different(a, b, count);
@@ -87,8 +87,8 @@ static enum opaq_status compare_rows_of(const struct weight_pairs *pairs, struct
     enum opaq_status status = part_rows(&pairs->original->model, &original, piece->first, piece->count,
                                         &worker->original, &original_rows, &worker->error);
     if (status == OPAQ_OK) {
-        status = part_rows(&pairs->quantized->model, &quantized, piece->first, piece->count,
-                           &worker->quantized, &quantized_rows, &worker->error);
+        status = part_rows(&pairs->quantized->model, &quantized, piece->first, piece->count, &worker->quantized,
+                           &quantized_rows, &worker->error);
     }
     if (status != OPAQ_OK) {
         return status;
@@ -156,7 +156,10 @@ static int64_t rows_of_piece(const struct weight_pair *pair) {
     const int64_t columns = pair->quantized.columns == 0 ? 1 : pair->quantized.columns;
     const int64_t rows = PIECE_ELEMENTS / columns;
     const bool needs_blocks = is_block_format(pair->original.weight) || is_block_format(pair->quantized.weight);
-    return rows >= BLOCK_ROWS ? rows / BLOCK_ROWS * BLOCK_ROWS : needs_blocks ? BLOCK_ROWS : rows < 1 ? 1 : rows;
+    return rows >= BLOCK_ROWS ? rows / BLOCK_ROWS * BLOCK_ROWS
+           : needs_blocks     ? BLOCK_ROWS
+           : rows < 1         ? 1
+                              : rows;
 }
 
 /* Sets the next piece and moves on; false at the end. */

@@ -119,7 +119,8 @@ void weight_pairs_make(const struct checkpoint *original, const struct checkpoin
             take(&making, same);
             pair_whole(&making, weight, same);
         } else if (!pair_parts(&making, weight) && !is_calibration(weight)) {
-            add_pair(&making, (struct weight_pair){.original = weight_whole(weight), .matrices = weight->stack});
+            add_pair(&making,
+                     (struct weight_pair){.original = weight_whole(weight), .matrices = weight->stack});
         }
     }
     for (size_t i = 0; i < quantized->weights.count; ++i) {

@@ -7,7 +7,7 @@
 #include "cli/weight_part.h"
 
 struct weight_pair {
-    const char *name; /* of the part that has one, the quantized side's if both have */
+    const char *name;             /* of the part that has one, the quantized side's if both have */
     struct weight_part original;  /* its weight is NULL if there is none */
     struct weight_part quantized; /* likewise */
     int64_t matrices; /* from the parts' own on; the shapes of both are the same unless is_other_shape */
