@@ -213,9 +213,10 @@ static void finish_pair(const struct error_sums *sums, struct comparison *result
     result->has_error = pair_is_floats(result->pair);
     if (result->has_error) {
         weight_error_of(sums, &result->error);
+        result->different_elements = sums->elements - sums->exact - sums->agreeing;
     }
-    const bool has_same_values = result->has_error && sums->error2 == 0 && sums->skipped == 0;
-    result->is_equal = pair_is_bytes(result->pair) ? result->different_bytes == 0 : has_same_values;
+    result->is_equal =
+        pair_is_bytes(result->pair) ? result->different_bytes == 0 : result->different_elements == 0;
 }
 
 static enum opaq_status run_batch(struct comparing *comparing, int threads, struct opaq_pool *pool,

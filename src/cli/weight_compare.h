@@ -9,9 +9,10 @@
 
 struct comparison {
     const struct weight_pair *pair;
-    bool has_error;           /* both were read as floats: `error` is set */
-    bool is_equal;            /* byte for byte, or in all values if the dtypes differ */
-    uint64_t different_bytes; /* where bytes were compared */
+    bool has_error;              /* both were read as floats: `error` is set */
+    bool is_equal;               /* byte for byte, or in all values if the dtypes differ */
+    uint64_t different_bytes;    /* where bytes were compared */
+    uint64_t different_elements; /* where values were */
     struct weight_error error;
 };
 

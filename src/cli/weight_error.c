@@ -45,6 +45,7 @@ void error_sums_add(struct error_sums *sums, const float *original, const float 
             ++sums->skipped;
             sums->original_not_finite += !isfinite(x);
             sums->quantized_not_finite += !isfinite(y);
+            sums->agreeing += x == y || (isnan(x) && isnan(y));
             continue;
         }
         const double error = fabs(x - y);
@@ -77,6 +78,7 @@ void error_sums_join(struct error_sums *sums, const struct error_sums *later) {
     sums->elements += later->elements;
     sums->exact += later->exact;
     sums->skipped += later->skipped;
+    sums->agreeing += later->agreeing;
     sums->original_not_finite += later->original_not_finite;
     sums->quantized_not_finite += later->quantized_not_finite;
     if (later->largest > sums->largest) {

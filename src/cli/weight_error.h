@@ -23,6 +23,7 @@ struct error_sums {
     uint64_t exact; /* errors of zero */
     /* NaNs and infinities; elements with one are skipped in all of the above */
     uint64_t skipped;
+    uint64_t agreeing; /* of those that were skipped: the same on both sides */
     uint64_t original_not_finite;
     uint64_t quantized_not_finite;
     uint64_t magnitudes[MAGNITUDE_BINS]; /* of |error| as a float */
