@@ -12,7 +12,7 @@ what_needs() { # <part>: what is left out without it, for the sentence
     case $1 in
     core) say "the Python tests and golden files are" ;;
     torch) say "everything that needs PyTorch is" ;;
-    peers) say "the comparisons with torchao and compressed-tensors are" ;;
+    peers) say "the comparisons with torchao, compressed-tensors and nvidia-modelopt are" ;;
     demo) say "the training demonstration is" ;;
     *) say "what needs requirements/$1.txt is" ;;
     esac
@@ -22,7 +22,7 @@ modules_of() { # <part>: what a given interpreter must be able to import
     case $1 in
     core) say "numpy ml_dtypes pytest" ;;
     torch) say "torch" ;;
-    peers) say "torchao compressed_tensors" ;;
+    peers) say "torchao compressed_tensors modelopt" ;;
     demo) say "matplotlib tqdm" ;;
     dev) say "mypy" ;;
     esac
