@@ -32,7 +32,9 @@ enum opaq_status {
 
 struct opaq_error {
     enum opaq_status status;
-    char text[OPAQ_ERROR_TEXT_BYTES]; /* always terminated; cut with "..." when too long */
+    /* Always terminated; cut with "..." when too long. UTF-8 without control characters: '?' stands for what is none,
+     * whatever was quoted. */
+    char text[OPAQ_ERROR_TEXT_BYTES];
 };
 
 /* "OK", "ARGUMENT", ...; "UNKNOWN" for a number that is not a status. */

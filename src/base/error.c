@@ -6,6 +6,34 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The bytes of the character that begins here, 0 if it is none: a control character, or no UTF-8. */
+static size_t character(const unsigned char *text) {
+    if (text[0] < 0x80) {
+        return text[0] >= 0x20 && text[0] != 0x7F;
+    }
+    if (text[0] < 0xC2 || text[0] > 0xF4 || (text[0] == 0xC2 && text[1] < 0xA0)) {
+        return 0;
+    }
+    const size_t length = text[0] < 0xE0 ? 2 : text[0] < 0xF0 ? 3 : 4;
+    for (size_t i = 1; i < length; ++i) {
+        if ((text[i] & 0xC0) != 0x80) {
+            return 0;
+        }
+    }
+    return length;
+}
+
+/* What was quoted may come from a hostile file: a terminal must not obey it. */
+static void make_printable(char *text) {
+    while (*text != '\0') {
+        const size_t length = character((const unsigned char *)text);
+        if (length == 0) {
+            *text = '?';
+        }
+        text += length == 0 ? 1 : length;
+    }
+}
+
 enum opaq_status opaq_fail(struct opaq_error *error, enum opaq_status status, const char *format, ...) {
     if (error == NULL) {
         return status;
@@ -21,6 +49,7 @@ enum opaq_status opaq_fail(struct opaq_error *error, enum opaq_status status, co
     } else if ((size_t)wanted >= sizeof error->text) {
         memcpy(error->text + sizeof error->text - 4, "...", 4);
     }
+    make_printable(error->text);
     errno = saved_errno;
     return status;
 }

@@ -37,14 +37,34 @@ static enum opaq_status check_keys(yyjson_val *object, const char *file, struct 
     return status;
 }
 
+/* Before anything is parsed: a hundred million brackets would cost the parser sixteen bytes each. */
+static enum opaq_status check_depth(const char *bytes, size_t count, const char *file,
+                                    struct opaq_error *error) {
+    int depth = 0;
+    bool is_text = false;
+    for (size_t i = 0; i < count; ++i) {
+        if (is_text) {
+            is_text = bytes[i] != '"';
+            i += bytes[i] == '\\';
+        } else if (bytes[i] == '"') {
+            is_text = true;
+        } else if (bytes[i] == '[' || bytes[i] == '{') {
+            if (++depth > JSON_DEPTH_LIMIT) {
+                return opaq_fail(error, OPAQ_ERROR_LIMIT,
+                                 "%s: JSON is nested deeper than %d levels at byte %zu of %zu", file,
+                                 JSON_DEPTH_LIMIT, i, count);
+            }
+        } else if (bytes[i] == ']' || bytes[i] == '}') {
+            --depth;
+        }
+    }
+    return OPAQ_OK;
+}
+
 /* NOLINTNEXTLINE(misc-no-recursion): as deep as the limit */
-static enum opaq_status check_value(yyjson_val *value, int depth, const char *file, struct opaq_error *error) {
+static enum opaq_status check_value(yyjson_val *value, const char *file, struct opaq_error *error) {
     if (!yyjson_is_ctn(value)) {
         return OPAQ_OK;
-    }
-    if (depth > JSON_DEPTH_LIMIT) {
-        return opaq_fail(error, OPAQ_ERROR_LIMIT, "%s: JSON is nested deeper than %d levels", file,
-                         JSON_DEPTH_LIMIT);
     }
     enum opaq_status status = OPAQ_OK;
     size_t index = 0;
@@ -53,7 +73,7 @@ static enum opaq_status check_value(yyjson_val *value, int depth, const char *fi
     yyjson_val *inner = NULL;
     if (yyjson_is_arr(value)) {
         yyjson_arr_foreach(value, index, count, inner) {
-            status = check_value(inner, depth + 1, file, error);
+            status = check_value(inner, file, error);
             if (status != OPAQ_OK) {
                 return status;
             }
@@ -61,7 +81,7 @@ static enum opaq_status check_value(yyjson_val *value, int depth, const char *fi
         return OPAQ_OK;
     }
     yyjson_obj_foreach(value, index, count, key, inner) {
-        status = check_value(inner, depth + 1, file, error);
+        status = check_value(inner, file, error);
         if (status != OPAQ_OK) {
             return status;
         }
@@ -71,6 +91,10 @@ static enum opaq_status check_value(yyjson_val *value, int depth, const char *fi
 
 enum opaq_status json_read(const char *bytes, size_t count, const char *file, yyjson_doc **document,
                            struct opaq_error *error) {
+    const enum opaq_status deep = check_depth(bytes, count, file, error);
+    if (deep != OPAQ_OK) {
+        return deep;
+    }
     yyjson_read_err why = {0};
     /* without the flag YYJSON_READ_INSITU the reader does not write to its input */
     char *const input = (char *)(uintptr_t)bytes;
@@ -81,7 +105,7 @@ enum opaq_status json_read(const char *bytes, size_t count, const char *file, yy
                          why.code == YYJSON_READ_ERROR_MEMORY_ALLOCATION ? OPAQ_ERROR_MEMORY : OPAQ_ERROR_TEXT,
                          "%s: no JSON: %s at byte %zu of %zu", file, reason, why.pos, count);
     }
-    const enum opaq_status status = check_value(yyjson_doc_get_root(doc), 1, file, error);
+    const enum opaq_status status = check_value(yyjson_doc_get_root(doc), file, error);
     if (status != OPAQ_OK) {
         yyjson_doc_free(doc);
         return status;
@@ -106,18 +130,22 @@ bool json_natural(yyjson_val *value, uint64_t *number) {
 }
 
 const char *json_text(yyjson_val *value) {
-    return yyjson_is_raw(value) ? yyjson_get_raw(value) : yyjson_get_str(value);
+    const char *const text = yyjson_is_raw(value) ? yyjson_get_raw(value) : yyjson_get_str(value);
+    return text == NULL || strlen(text) != yyjson_get_len(value) ? NULL : text;
 }
 
 const char *json_member_text(yyjson_val *object, const char *key) {
-    return yyjson_get_str(yyjson_obj_get(object, key));
+    yyjson_val *const value = yyjson_obj_get(object, key);
+    return yyjson_is_str(value) ? json_text(value) : NULL;
 }
 
 bool json_is_clean(yyjson_val *value) {
     const char *const text = yyjson_get_str(value);
     const size_t length = yyjson_get_len(value);
     for (size_t i = 0; i < length; ++i) {
-        if ((unsigned char)text[i] < 0x20 || text[i] == 0x7F) {
+        const unsigned char byte = (unsigned char)text[i];
+        /* the second 32 are U+0080 to U+009F, of which terminals obey some; a text ends with a zero */
+        if (byte < 0x20 || byte == 0x7F || (byte == 0xC2 && (unsigned char)text[i + 1] < 0xA0)) {
             return false;
         }
     }

@@ -20,7 +20,8 @@ enum opaq_status json_read(const char *bytes, size_t count, const char *file, yy
 /* A number without sign, fraction and exponent that fits; false for anything else. */
 bool json_natural(yyjson_val *value, uint64_t *number);
 
-/* The value of a key if it is a text, else NULL. The text of a number or a text of `value` itself. */
+/* The value of a key if it is a text, else NULL. The text of a number or a text of `value` itself. One with a zero in it
+ * is none. */
 const char *json_member_text(yyjson_val *object, const char *key);
 const char *json_text(yyjson_val *value);
 

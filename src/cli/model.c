@@ -101,7 +101,8 @@ enum opaq_status model_check_index(yyjson_doc *index, const char *file, struct o
     yyjson_obj_foreach(map, at, count, key, value) {
         if (!json_is_clean(key)) {
             return opaq_fail(error, OPAQ_ERROR_TEXT,
-                             "%s: the name of a tensor is empty or has control characters", file);
+                             "%s: the name of a tensor, \"%.100s\", is empty or has control characters", file,
+                             yyjson_get_str(key));
         }
         if (!json_is_clean(value) || !folder_allows(yyjson_get_str(value))) {
             return opaq_fail(error, OPAQ_ERROR_TEXT,
@@ -114,7 +115,10 @@ enum opaq_status model_check_index(yyjson_doc *index, const char *file, struct o
 }
 
 static enum opaq_status add_index_files(struct model *model, struct opaq_error *error) {
-    enum opaq_status status = model_check_index(model->index, model->index_name, error);
+    struct text path = {0};
+    text_print(&path, "%s/%s", model->folder.path, model->index_name);
+    enum opaq_status status = model_check_index(model->index, text_get(&path), error);
+    text_free(&path);
     size_t at = 0;
     size_t count = 0;
     yyjson_val *key = NULL;
@@ -139,7 +143,7 @@ static enum opaq_status compare_with_index(const struct model *model, struct opa
     yyjson_obj_foreach(map, at, count, key, value) {
         const struct model_tensor *const found = model_find(model, yyjson_get_str(key));
         if (found == NULL || strcmp(model->files[found->file].name, yyjson_get_str(value)) != 0) {
-            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s/%s says that %s lies in %s, but it %s%s",
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s/%s says that %.160s lies in %s, but it %s%s",
                              model->folder.path, model->index_name, yyjson_get_str(key), yyjson_get_str(value),
                              found == NULL ? "is in no file" : "lies in ",
                              found == NULL ? "" : model->files[found->file].name);
@@ -174,7 +178,7 @@ static enum opaq_status gather_tensors(struct model *model, struct opaq_error *e
     qsort(model->tensors, count, sizeof *model->tensors, compare_tensors);
     for (size_t i = 1; i < count; ++i) {
         if (compare_tensors(&model->tensors[i - 1], &model->tensors[i]) == 0) {
-            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is in %s and in %s", model->path,
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %.160s is in %s and in %s", model->path,
                              model->tensors[i].tensor->name, model->files[model->tensors[i - 1].file].name,
                              model->files[model->tensors[i].file].name);
         }
@@ -188,7 +192,7 @@ static enum opaq_status find_files(struct model *model, struct opaq_error *error
     size_t count = 0;
     enum opaq_status status = folder_list(&model->folder, &names, &count, error);
     for (size_t i = 0; i < count && status == OPAQ_OK; ++i) {
-        if (ends_with(names[i], ".safetensors.index.json")) {
+        if (ends_with(names[i], ".safetensors.index.json") && names[i][0] != '.') {
             if (model->index_name != NULL) {
                 status = opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has two indexes: %s and %s", model->path,
                                    model->index_name, names[i]);

@@ -12,12 +12,10 @@ int st_elements(const int64_t *shape, int rank, uint64_t *elements) {
     bool is_empty = false;
     for (int i = 0; i < rank; ++i) {
         is_empty |= shape[i] == 0;
-    }
-    for (int i = 0; i < rank && !is_empty; ++i) {
-        if ((uint64_t)shape[i] > INT64_MAX / product) {
+        if (shape[i] != 0 && (uint64_t)shape[i] > ST_SIZE_LIMIT / product) {
             return 0;
         }
-        product *= (uint64_t)shape[i];
+        product *= shape[i] == 0 ? 1 : (uint64_t)shape[i];
     }
     *elements = is_empty ? 0 : product;
     return 1;
@@ -26,7 +24,7 @@ int st_elements(const int64_t *shape, int rank, uint64_t *elements) {
 int st_bytes(enum st_dtype dtype, const int64_t *shape, int rank, uint64_t *bytes) {
     uint64_t elements = 0;
     const uint64_t bits = (uint64_t)st_dtype_bits(dtype);
-    if (!st_elements(shape, rank, &elements) || elements > INT64_MAX / bits || elements * bits % 8 != 0) {
+    if (!st_elements(shape, rank, &elements) || elements * bits % 8 != 0) {
         return 0;
     }
     *bytes = elements * bits / 8;
@@ -83,8 +81,8 @@ static char *keep_text(struct reading *reading, yyjson_val *value) {
 static enum opaq_status read_shape(const struct reading *reading, yyjson_val *value, struct st_tensor *tensor) {
     const size_t rank = yyjson_arr_size(value);
     if (!yyjson_is_arr(value) || rank > ST_RANK_LIMIT) {
-        return opaq_fail(reading->error, OPAQ_ERROR_SHAPE, "%s: %s: its shape %s", reading->file, tensor->name,
-                         yyjson_is_arr(value) ? "has more than 16 dimensions" : "is no list");
+        return opaq_fail(reading->error, OPAQ_ERROR_SHAPE, "%s: %.160s: its shape %s", reading->file,
+                         tensor->name, yyjson_is_arr(value) ? "has more than 16 dimensions" : "is no list");
     }
     tensor->rank = (int)rank;
     size_t index = 0;
@@ -94,7 +92,7 @@ static enum opaq_status read_shape(const struct reading *reading, yyjson_val *va
         uint64_t number = 0;
         if (!json_natural(size, &number) || number > INT64_MAX) {
             return opaq_fail(reading->error, OPAQ_ERROR_SHAPE,
-                             "%s: %s: size %zu of its shape is %s, expected a number from 0 to 2^63-1",
+                             "%s: %.160s: size %zu of its shape is %.40s, expected a number from 0 to 2^63-1",
                              reading->file, tensor->name, index,
                              json_text(size) == NULL ? "no number" : json_text(size));
         }
@@ -109,12 +107,12 @@ static enum opaq_status read_place(const struct reading *reading, yyjson_val *va
     if (yyjson_arr_size(value) != 2 || !json_natural(yyjson_arr_get(value, 0), &begin) ||
         !json_natural(yyjson_arr_get(value, 1), &end)) {
         return opaq_fail(reading->error, OPAQ_ERROR_TEXT,
-                         "%s: %s: data_offsets must be two numbers from 0 on, the begin and the end",
+                         "%s: %.160s: data_offsets must be two numbers from 0 on, the begin and the end",
                          reading->file, tensor->name);
     }
     if (begin > end || end > reading->data_bytes) {
         return opaq_fail(reading->error, OPAQ_ERROR_BUFFER,
-                         "%s: %s: its bytes go from %" PRIu64 " to %" PRIu64 ", but the file has %" PRIu64
+                         "%s: %.160s: its bytes go from %" PRIu64 " to %" PRIu64 ", but the file has %" PRIu64
                          " bytes of data",
                          reading->file, tensor->name, begin, end, reading->data_bytes);
     }
@@ -122,9 +120,10 @@ static enum opaq_status read_place(const struct reading *reading, yyjson_val *va
     if (!st_bytes(tensor->dtype, tensor->shape, tensor->rank, &bytes)) {
         struct text what = {0};
         st_describe(tensor, &what);
-        const enum opaq_status status = opaq_fail(reading->error, OPAQ_ERROR_OVERFLOW,
-                                                  "%s: %s: %s has more than 2^63 bytes, or no whole bytes",
-                                                  reading->file, tensor->name, text_get(&what));
+        const enum opaq_status status =
+            opaq_fail(reading->error, OPAQ_ERROR_OVERFLOW,
+                      "%s: %.160s: %s has more than 2^56 elements, or no whole bytes", reading->file,
+                      tensor->name, text_get(&what));
         text_free(&what);
         return status;
     }
@@ -133,8 +132,8 @@ static enum opaq_status read_place(const struct reading *reading, yyjson_val *va
         st_describe(tensor, &what);
         const enum opaq_status status =
             opaq_fail(reading->error, OPAQ_ERROR_BUFFER,
-                      "%s: %s: %s needs %" PRIu64 " bytes, but data_offsets give it %" PRIu64, reading->file,
-                      tensor->name, text_get(&what), bytes, end - begin);
+                      "%s: %.160s: %s needs %" PRIu64 " bytes, but data_offsets give it %" PRIu64,
+                      reading->file, tensor->name, text_get(&what), bytes, end - begin);
         text_free(&what);
         return status;
     }
@@ -145,29 +144,36 @@ static enum opaq_status read_place(const struct reading *reading, yyjson_val *va
 
 static enum opaq_status read_tensor(struct reading *reading, yyjson_val *key, yyjson_val *value,
                                     struct st_tensor *tensor) {
-    if (!json_is_clean(key)) {
+    if (!json_is_clean(key) || yyjson_get_len(key) > ST_NAME_LIMIT) {
         return opaq_fail(reading->error, OPAQ_ERROR_TEXT,
-                         "%s: the name of a tensor is empty or has control characters", reading->file);
+                         "%s: the name of a tensor, \"%.100s\" of %zu bytes, %s", reading->file,
+                         yyjson_get_str(key), yyjson_get_len(key),
+                         json_is_clean(key) ? "is longer than 1000" : "is empty or has control characters");
     }
     tensor->name = keep_text(reading, key);
+    if (!yyjson_is_obj(value)) {
+        return opaq_fail(reading->error, OPAQ_ERROR_TEXT,
+                         "%s: %.160s: is no object with dtype, shape and data_offsets", reading->file,
+                         tensor->name);
+    }
     size_t index = 0;
     size_t count = 0;
     yyjson_val *member = NULL;
     yyjson_val *inner = NULL;
     yyjson_obj_foreach(value, index, count, member, inner) {
-        const char *const name = yyjson_get_str(member);
-        if (strcmp(name, "dtype") != 0 && strcmp(name, "shape") != 0 && strcmp(name, "data_offsets") != 0) {
+        if (!yyjson_equals_str(member, "dtype") && !yyjson_equals_str(member, "shape") &&
+            !yyjson_equals_str(member, "data_offsets")) {
             return opaq_fail(reading->error, OPAQ_ERROR_TEXT,
-                             "%s: %s: has a member \"%.100s\", expected dtype, shape and data_offsets only",
-                             reading->file, tensor->name, name);
+                             "%s: %.160s: has a member \"%.100s\", expected dtype, shape and data_offsets only",
+                             reading->file, tensor->name, yyjson_get_str(member));
         }
     }
     const char *const dtype = json_member_text(value, "dtype");
     const int found = dtype == NULL ? -1 : st_dtype_find(dtype);
     if (found < 0) {
         return opaq_fail(reading->error, OPAQ_ERROR_TEXT,
-                         "%s: %s: its dtype is %.100s, which safetensors does not have", reading->file,
-                         tensor->name, dtype == NULL ? "missing" : dtype);
+                         "%s: %.160s: its dtype is %.100s, which safetensors does not have", reading->file,
+                         tensor->name, dtype == NULL ? "no text" : dtype);
     }
     tensor->dtype = (enum st_dtype)found;
     enum opaq_status status = read_shape(reading, yyjson_obj_get(value, "shape"), tensor);
@@ -216,7 +222,7 @@ static enum opaq_status check_places(const struct reading *reading, struct st_he
         const struct st_tensor *const tensor = &header->tensors[i];
         if (tensor->begin != end) {
             return opaq_fail(reading->error, OPAQ_ERROR_BUFFER,
-                             "%s: %s: its bytes begin at %" PRIu64 ", but those before it end at %" PRIu64
+                             "%s: %.160s: its bytes begin at %" PRIu64 ", but those before it end at %" PRIu64
                              ": %s",
                              reading->file, tensor->name, tensor->begin, end,
                              tensor->begin < end ? "tensors overlap" : "there is a gap");

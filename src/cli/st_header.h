@@ -12,6 +12,9 @@
 
 #define ST_HEADER_LIMIT 100000000 /* bytes of JSON, as in the safetensors package */
 #define ST_RANK_LIMIT 16
+#define ST_NAME_LIMIT 1000 /* bytes of a tensor's name */
+#define ST_SIZE_LIMIT \
+    ((uint64_t)1 << 56) /* elements; sizes can then be multiplied by small numbers without a look */
 #define ST_LENGTH_BYTES 8
 
 struct st_tensor {
@@ -48,7 +51,8 @@ enum opaq_status st_header_parse(const char *json, uint64_t length, uint64_t fil
                                  struct st_header *header, struct opaq_error *error);
 void st_header_free(struct st_header *header);
 
-/* Elements of a shape and bytes of a tensor; false if they do not fit in 63 bits, or are no whole bytes. */
+/* Elements of a shape and bytes of a tensor; false if the sizes other than 0 have a product above ST_SIZE_LIMIT, or if it
+ * is no whole bytes. */
 int st_elements(const int64_t *shape, int rank, uint64_t *elements);
 int st_bytes(enum st_dtype dtype, const int64_t *shape, int rank, uint64_t *bytes);
 

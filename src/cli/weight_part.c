@@ -75,8 +75,8 @@ size_t weight_parts(const struct model *model, const struct weight *weight, stru
     size_t prefix = 0;
     const int stack = find_stack(weight->name, &prefix);
     *parts = NULL;
-    if (stack < 0 || weight->data->tensor->rank < 3 || weight->row != NULL || !weight_is_float(weight) ||
-        is_interleaved(model)) {
+    if (stack < 0 || weight->data->tensor->rank < 3 || weight->data->tensor->bytes == 0 ||
+        weight->row != NULL || !weight_is_float(weight) || is_interleaved(model)) {
         return 0;
     }
     const bool is_output =

@@ -135,13 +135,22 @@ static const struct model_tensor *sibling(const struct model *model, const char 
     return found;
 }
 
-static const struct model_tensor *input_of(const struct model *model, const char *weight, const char *input) {
-    const char *const dot = strrchr(weight, '.');
+/* Of the module whose weight it is: one number, or one for each matrix. */
+static const struct model_tensor *input_of(const struct model *model, const struct weight *weight) {
+    const char *const dot = strrchr(weight->name, '.');
+    const char *const last = dot == NULL ? weight->name : dot + 1;
+    if (*weight->row->input == '\0' || strcmp(last, "weight") != 0) {
+        return NULL;
+    }
     struct text name = {0};
-    text_print(&name, "%.*s%s", dot == NULL ? 0 : (int)(dot - weight + 1), weight, input);
-    const struct model_tensor *const found = *input == '\0' ? NULL : model_find(model, text_get(&name));
+    text_print(&name, "%.*s%s", (int)(last - weight->name), weight->name, weight->row->input);
+    const struct model_tensor *const found = model_find(model, text_get(&name));
     text_free(&name);
-    return found;
+    const uint64_t entry = found == NULL ? 0 : (uint64_t)st_dtype_bits(found->tensor->dtype) / 8;
+    const bool fits =
+        found != NULL && (found->tensor->dtype == ST_F32 || found->tensor->dtype == ST_BF16) &&
+        (found->tensor->bytes == entry || found->tensor->bytes == entry * (uint64_t)weight->stack);
+    return fits ? found : NULL;
 }
 
 static bool ends_with(const char *text, size_t length, const char *end) {
@@ -149,37 +158,99 @@ static bool ends_with(const char *text, size_t length, const char *end) {
     return length >= end_length && memcmp(text + length - end_length, end, end_length) == 0;
 }
 
-/* Fills a weight whose codes are `data` by a row of the table, if they can be that. */
-static bool matches(const struct model *model, const struct opaq_layout_row *row,
-                    const struct model_tensor *data, bool is_strict, struct weight *weight) {
-    const char *const name = data->tensor->name;
-    const size_t length = strlen(name);
+/* Whether `data` can be the codes of a weight by a row of the table: its name, dtype and rank. */
+static bool is_data(const struct opaq_layout_row *row, const struct st_tensor *data) {
+    const size_t length = strlen(data->name);
     const char *const plain_end = row->layout == OPAQ_LAYOUT_GPT_OSS ? "_proj" : "weight";
-    if (!ends_with(name, length, row->data) || data->tensor->rank < 2 || data->tensor->rank > 4 ||
-        !has_word(row->data_dtypes, st_dtype_name(data->tensor->dtype)) ||
-        !ends_with(name, length - strlen(row->data), plain_end)) {
+    return ends_with(data->name, length, row->data) && data->rank >= 2 && data->rank <= 4 &&
+           has_word(row->data_dtypes, st_dtype_name(data->dtype)) &&
+           ends_with(data->name, length - strlen(row->data), plain_end);
+}
+
+/* A weight of these codes with the tensors that belong to it, if there is a tensor that can be its scales. The name is
+ * the caller's to release. */
+static bool gather(const struct model *model, const struct opaq_layout_row *row,
+                   const struct model_tensor *data, struct weight *weight) {
+    if (!is_data(row, data->tensor)) {
         return false;
     }
     struct weight found = {.row = row, .data = data};
-    found.name = copy_text(name, length - strlen(row->data));
+    found.name = copy_text(data->tensor->name, strlen(data->tensor->name) - strlen(row->data));
     found.scale = sibling(model, found.name, row->scale);
-    found.global = *row->global == '\0' ? NULL : sibling(model, found.name, row->global);
-    found.input = input_of(model, found.name, row->input);
-    set_shape(&found);
-    const bool is_gpt_oss = row->layout == OPAQ_LAYOUT_GPT_OSS;
-    const bool fits =
-        found.scale != NULL && has_word(row->scale_dtypes, st_dtype_name(found.scale->tensor->dtype)) &&
-        (!is_gpt_oss || data->tensor->shape[data->tensor->rank - 1] == GPT_OSS_BYTES) &&
-        (has_shape(&found, found.scale->tensor, row->scale_shape) ||
-         (!is_strict && has_entries(&found, found.scale->tensor, row->scale_shape))) &&
-        (*row->global == '\0' || (found.global != NULL && found.global->tensor->dtype == ST_F32 &&
-                                  found.global->tensor->bytes == sizeof(float) * (uint64_t)found.stack));
-    if (!fits) {
+    if (found.scale == NULL || !has_word(row->scale_dtypes, st_dtype_name(found.scale->tensor->dtype))) {
         free(found.name);
         return false;
     }
+    found.global = *row->global == '\0' ? NULL : sibling(model, found.name, row->global);
+    set_shape(&found);
+    found.input = input_of(model, &found);
     *weight = found;
     return true;
+}
+
+static bool scales_fit(const struct weight *weight, bool is_strict) {
+    const struct st_tensor *const data = weight->data->tensor;
+    const struct st_tensor *const scale = weight->scale->tensor;
+    const char *const letters = weight->row->scale_shape;
+    const bool is_gpt_oss = weight->row->layout == OPAQ_LAYOUT_GPT_OSS;
+    return (!is_gpt_oss || data->shape[data->rank - 1] == GPT_OSS_BYTES) &&
+           (has_shape(weight, scale, letters) ||
+            (!is_strict && data->bytes != 0 && has_entries(weight, scale, letters)));
+}
+
+static bool global_fits(const struct weight *weight) {
+    return *weight->row->global == '\0' ||
+           (weight->global != NULL && weight->global->tensor->dtype == ST_F32 &&
+            weight->global->tensor->bytes == sizeof(float) * (uint64_t)weight->stack);
+}
+
+/* Fills a weight whose codes are `data` by a row of the table, if they can be that. */
+static bool matches(const struct model *model, const struct opaq_layout_row *row,
+                    const struct model_tensor *data, bool is_strict, struct weight *weight) {
+    if (!gather(model, row, data, weight)) {
+        return false;
+    }
+    if (!scales_fit(weight, is_strict) || !global_fits(weight)) {
+        free(weight->name);
+        return false;
+    }
+    return true;
+}
+
+static enum opaq_status refuse(const struct model *model, const struct weight *weight,
+                               struct opaq_error *error) {
+    struct text what = {0};
+    text_print(&what, "%.160s is ", weight->data->tensor->name);
+    st_describe(weight->data->tensor, &what);
+    text_print(&what, " with scales ");
+    st_describe(weight->scale->tensor, &what);
+    if (!scales_fit(weight, false)) {
+        text_print(&what, ", which fits no format that opaq knows");
+    } else if (weight->global == NULL) {
+        text_print(&what, ", but without weight%s", weight->row->global);
+    } else {
+        text_print(&what, " and weight%s ", weight->row->global);
+        st_describe(weight->global->tensor, &what);
+        text_print(&what, ", expected one F32 for each matrix");
+    }
+    const enum opaq_status status = opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %s", model->path, text_get(&what));
+    text_free(&what);
+    return status;
+}
+
+/* Codes with scales that do not go with them are no plain tensor: whoever took them for one would lose the scales. */
+static enum opaq_status check_plain(const struct model *model, const struct model_tensor *data,
+                                    struct opaq_error *error) {
+    const struct opaq_layout_row *row = NULL;
+    for (int i = 0; (row = opaq_layout_row(i)) != NULL; ++i) {
+        struct weight weight;
+        if (gather(model, row, data, &weight)) {
+            const enum opaq_status status = refuse(model, &weight, error);
+            free(weight.name);
+            return status;
+        }
+    }
+    return OPAQ_OK;
 }
 
 static bool find_row(const struct model *model, int preferred, const struct model_tensor *data,
@@ -221,7 +292,7 @@ static enum opaq_status check_names(const struct weights *weights, struct opaq_e
         const struct weight *const a = &weights->items[i - 1];
         const struct weight *const b = &weights->items[i];
         if (strcmp(a->name, b->name) == 0) {
-            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has %s twice: as %s and as %s",
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has %.120s twice: as %.120s and as %.120s",
                              weights->model->path, a->name, a->data->tensor->name, b->data->tensor->name);
         }
     }
@@ -248,6 +319,7 @@ enum opaq_status weights_find(const struct model *model, struct weights *weights
     }
     for (size_t i = 0; i < model->tensor_count && status == OPAQ_OK; ++i) {
         if (!is_taken[i]) {
+            status = check_plain(model, &model->tensors[i], error);
             const char *const name = model->tensors[i].tensor->name;
             struct weight plain = {.name = copy_text(name, strlen(name)), .data = &model->tensors[i]};
             set_shape(&plain);
