@@ -141,7 +141,7 @@ const char *json_member_text(yyjson_val *object, const char *key) {
 
 bool json_is_clean(yyjson_val *value) {
     const char *const text = yyjson_get_str(value);
-    const size_t length = yyjson_get_len(value);
+    const size_t length = text == NULL ? 0 : yyjson_get_len(value);
     for (size_t i = 0; i < length; ++i) {
         const unsigned char byte = (unsigned char)text[i];
         /* the second 32 are U+0080 to U+009F, of which terminals obey some; a text ends with a zero */
@@ -149,5 +149,5 @@ bool json_is_clean(yyjson_val *value) {
             return false;
         }
     }
-    return text != NULL && length != 0;
+    return length != 0;
 }

@@ -212,7 +212,10 @@ static enum opaq_status find_files(struct model *model, struct opaq_error *error
     }
     folder_free_names(names, count);
     if (status == OPAQ_OK && model->file_count == 0) {
-        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has no safetensors file", model->path);
+        status =
+            model->index == NULL
+                ? opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has no safetensors file", model->path)
+                : opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s/%s names no file", model->path, model->index_name);
     }
     return status;
 }

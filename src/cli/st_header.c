@@ -94,7 +94,7 @@ static enum opaq_status read_shape(const struct reading *reading, yyjson_val *va
             return opaq_fail(reading->error, OPAQ_ERROR_SHAPE,
                              "%s: %.160s: size %zu of its shape is %.40s, expected a number from 0 to 2^63-1",
                              reading->file, tensor->name, index,
-                             json_text(size) == NULL ? "no number" : json_text(size));
+                             yyjson_is_raw(size) ? yyjson_get_raw(size) : "no number");
         }
         tensor->shape[index] = (int64_t)number;
     }
@@ -171,9 +171,9 @@ static enum opaq_status read_tensor(struct reading *reading, yyjson_val *key, yy
     const char *const dtype = json_member_text(value, "dtype");
     const int found = dtype == NULL ? -1 : st_dtype_find(dtype);
     if (found < 0) {
-        return opaq_fail(reading->error, OPAQ_ERROR_TEXT,
-                         "%s: %.160s: its dtype is %.100s, which safetensors does not have", reading->file,
-                         tensor->name, dtype == NULL ? "no text" : dtype);
+        return opaq_fail(reading->error, OPAQ_ERROR_TEXT, "%s: %.160s: its dtype is %.100s%s", reading->file,
+                         tensor->name, dtype == NULL ? "missing or no text" : dtype,
+                         dtype == NULL ? "" : ", which safetensors does not have");
     }
     tensor->dtype = (enum st_dtype)found;
     enum opaq_status status = read_shape(reading, yyjson_obj_get(value, "shape"), tensor);
