@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,8 +28,12 @@ struct output_file {
     char *name;
     char *partial; /* the temporary name */
     struct stat identity;
+    atomic_uint_fast64_t
+        waiting; /* bytes that were written and that the system was not asked to send to the disk */
     struct output_file *next;
 };
+
+enum { SEND_BYTES = 32 << 20 };
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct output_file *open_files;
@@ -182,9 +187,23 @@ enum opaq_status output_open(int folder, const char *path, const char *name, uin
     return OPAQ_OK;
 }
 
+/* Asks the system to begin with what was written, so that making the file durable does not begin when all is done. */
+static void send_ahead(struct output_file *file, size_t count) {
+#if defined(__linux__)
+    if (atomic_fetch_add(&file->waiting, count) + count >= SEND_BYTES) {
+        atomic_store(&file->waiting, 0);
+        (void)sync_file_range(file->descriptor, 0, 0, SYNC_FILE_RANGE_WRITE);
+    }
+#else
+    (void)file;
+    (void)count;
+#endif
+}
+
 enum opaq_status output_write(struct output_file *file, uint64_t offset, const void *bytes, size_t count,
                               struct opaq_error *error) {
     const char *next = bytes;
+    const size_t all = count;
     if (offset > INT64_MAX - count) {
         return fail_at(file, "write", EFBIG, error);
     }
@@ -200,6 +219,7 @@ enum opaq_status output_write(struct output_file *file, uint64_t offset, const v
         offset += (uint64_t)written;
         count -= (size_t)written;
     }
+    send_ahead(file, all);
     return OPAQ_OK;
 }
 

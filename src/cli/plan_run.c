@@ -353,9 +353,30 @@ static enum opaq_status run_file(struct run *run, size_t number, int folder, con
     }
     if (status != OPAQ_OK) {
         output_discard(run->output);
-        return status;
     }
-    return output_commit(run->output, error);
+    return status;
+}
+
+/* A file that is written waits for the disk while the next one is computed. */
+static enum opaq_status run_files(struct run *run, int folder, const char *path, const bool *is_done,
+                                  struct opaq_error *error) {
+    struct output_file *written = NULL;
+    enum opaq_status status = OPAQ_OK;
+    for (size_t i = 0; i < run->plan->file_count && status == OPAQ_OK; ++i) {
+        if (is_done[i]) {
+            continue;
+        }
+        status = run_file(run, i, folder, path, error);
+        if (status == OPAQ_OK) {
+            struct output_file *const before = written;
+            written = run->output;
+            status = before == NULL ? OPAQ_OK : output_commit(before, error);
+        }
+    }
+    /* also after an error: it is whole, and a later run need not make it again */
+    const enum opaq_status last =
+        written == NULL ? OPAQ_OK : output_commit(written, status == OPAQ_OK ? error : NULL);
+    return status != OPAQ_OK ? status : last;
 }
 
 static uint64_t work_bytes(const struct plan *plan, const bool *is_done) {
@@ -387,11 +408,7 @@ enum opaq_status plan_run(struct plan *plan, int folder, const char *path, const
                                                   : share;
     pthread_mutex_init(&run.lock, NULL);
     run.progress = progress_begin(options->what, work_bytes(plan, is_done), options->is_quiet);
-    for (size_t i = 0; i < plan->file_count && status == OPAQ_OK; ++i) {
-        if (!is_done[i]) {
-            status = run_file(&run, i, folder, path, error);
-        }
-    }
+    status = run_files(&run, folder, path, is_done, error);
     progress_end(run.progress, status == OPAQ_OK);
     pthread_mutex_destroy(&run.lock);
     opaq_pool_destroy(pool);
