@@ -23,16 +23,15 @@ enum opaq_layout {
 struct opaq_layout_row {
     enum opaq_layout layout;
     enum opaq_format format;
-    const char
-        *method; /* what the configuration calls it: compressed-tensors' format, ModelOpt's quant_algo, the
-                           quant_method of the others */
+    /* What the configuration calls it: compressed-tensors' format, ModelOpt's quant_algo, the quant_method of others. */
+    const char *method;
     /* A weight that would be called W if it were plain is in the tensors W + data, W + scale and, if there is one, W +
      * global ("" if not). */
     const char *data;
     const char *scale;
     const char *global;
-    const char
-        *input; /* the input's scale, a tensor of the weight's module: "input_scale"; "" if it has none */
+    /* The input's scale, a tensor of the weight's module: "input_scale"; "" if it has none. */
+    const char *input;
     /* Dtypes by their names in safetensors, separated by spaces: all that are read, the first is written. */
     const char *data_dtypes;
     const char *scale_dtypes;
@@ -40,7 +39,8 @@ struct opaq_layout_row {
      * columns, '1' one. */
     const char *scale_shape;
     const char *global_shape;
-    enum opaq_rule rule; /* by which the layout's own software makes its scales */
+    /* By which the layout's own software makes its scales. */
+    enum opaq_rule rule;
 };
 
 /* The rows one after another, those of a layout together; NULL beyond the last. */

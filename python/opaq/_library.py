@@ -72,6 +72,13 @@ class FormatRow(ctypes.Structure):
     )
 
 
+class LayoutRow(ctypes.Structure):
+    _fields_ = _fields(
+        "enum layout; enum format; text method; text data; text scale; text global; text input;"
+        "text data_dtypes; text scale_dtypes; text scale_shape; text global_shape; enum rule"
+    )
+
+
 class Spec(ctypes.Structure):
     _fields_ = _fields(
         "uint8_t format; uint8_t element; uint8_t usage; uint8_t rule; uint16_t options;"
@@ -187,6 +194,8 @@ void element_decode_array(enum, void*, int64_t, float*)
 void element_encode_array(enum, float*, int64_t, enum, void*)
 void element_encode_stochastic_array(enum, float*, uint32_t*, int64_t, void*)
 FormatRow* format_row(enum)
+LayoutRow* layout_row(int)
+text layout_name(enum)
 text option_name(enum)
 text rule_name(enum)
 enum spec_parse(text, size_t, Spec*, Error*)

@@ -75,6 +75,22 @@ class FormatRow:
 
 
 @dataclass(frozen=True)
+class LayoutRow:
+    """How a layout of checkpoints names a weight's tensors in a format; dtypes by their names in safetensors."""
+
+    layout: str
+    format: str
+    method: str
+    data: str
+    scale: str
+    global_: str
+    input: str
+    data_dtypes: tuple[str, ...]
+    scale_dtypes: tuple[str, ...]
+    rule: str
+
+
+@dataclass(frozen=True)
 class Buffer:
     """One buffer of a tensor, evaluated by the library; shape and strides are in stored entries."""
 
@@ -141,6 +157,30 @@ def formats() -> tuple[FormatRow, ...]:
     rows: list[FormatRow] = []
     while pointer := library.opaq_format_row(len(rows)):
         rows.append(_format_row(pointer.contents))
+    return tuple(rows)
+
+
+def _layout_row(row: _library.LayoutRow) -> LayoutRow:
+    return LayoutRow(
+        layout=library.opaq_layout_name(row.layout).decode(),
+        format=formats()[row.format].name,
+        method=row.method.decode(),
+        data=row.data.decode(),
+        scale=row.scale.decode(),
+        global_=getattr(row, "global").decode(),
+        input=row.input.decode(),
+        data_dtypes=tuple(row.data_dtypes.decode().split()),
+        scale_dtypes=tuple(row.scale_dtypes.decode().split()),
+        rule=RULES[row.rule],
+    )
+
+
+@cache
+def layouts() -> tuple[LayoutRow, ...]:
+    """How checkpoints lay weights out, the rows of a layout together."""
+    rows: list[LayoutRow] = []
+    while pointer := library.opaq_layout_row(len(rows)):
+        rows.append(_layout_row(pointer.contents))
     return tuple(rows)
 
 

@@ -1,6 +1,6 @@
 """How quantized checkpoints are laid out, read from their `quantization_config`: which quantizer each weight
 has, which tensors hold it, how its layer's input is quantized. Nothing here knows a framework or opens a file.
-Which names the tensors have is this file's business; what they hold is the library's (docs/formats.md)."""
+The names and dtypes of the tensors are the library's table (opaq/layout.h)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from opaq._names import Names
+from opaq._tables import layouts
 
 _PLAIN = ("F32", "BF16", "F16", "F64")
 _FLOATS = ("F32", "BF16")
-_EXPONENTS = ("U8", "F8_E8M0")
 
 
 class Header(NamedTuple):
@@ -115,36 +115,26 @@ def _layout(
 
 
 def _with(text: str, rule: str) -> str:
-    return f"{text}+rule={rule}" if rule else text
+    return text if rule == "te" else f"{text}+rule={rule}"
 
 
-def _nvfp4(rule: str, data: str, global_: str, **more: Any) -> Scheme:
+def _scheme(layout: str, form: str, **more: Any) -> Scheme:
+    """A row of the library's table. Weights that are stacked and have one scale each have one for every row."""
+    row = next(row for row in layouts() if (row.layout, row.format) == (layout, form))
+    texts = {"nvfp4": ("nvfp4+global", "nvfp4+rowscaled+global"), "fp8": ("fp8", "fp8row")}.get(
+        form, (form, form)
+    )
+    weight, stacked = (_with(text, row.rule) for text in texts)
     return Scheme(
-        _with("nvfp4+global", rule),
-        _with("nvfp4+rowscaled+global", rule),
-        data,
-        "_scale",
-        global_,
-        data_dtypes=("U8",),
-        scale_dtypes=("F8_E4M3",),
+        weight,
+        stacked,
+        row.data,
+        row.scale,
+        row.global_,
+        data_dtypes=row.data_dtypes,
+        scale_dtypes=row.scale_dtypes,
         **more,
     )
-
-
-def _mxfp4(rule: str, data: str, scale: str, **more: Any) -> Scheme:
-    text = _with("mxfp4", rule)
-    return Scheme(text, text, data, scale, data_dtypes=("U8",), scale_dtypes=_EXPONENTS, **more)
-
-
-def _mxfp8(rule: str, scale: str, **more: Any) -> Scheme:
-    text = _with("mxfp8", rule)
-    return Scheme(text, text, "", scale, scale_dtypes=_EXPONENTS, **more)
-
-
-def _fp8(rule: str, form: str, scale: str, **more: Any) -> Scheme:
-    """`form` is fp8, fp8row or fp8blk2. Stacked weights with a scale each have one for every row."""
-    stacked = "fp8row" if form == "fp8" else form
-    return Scheme(_with(form, rule), _with(stacked, rule), "", scale, **more)
 
 
 class _Found(NamedTuple):
@@ -200,20 +190,17 @@ def _ct_input(entry: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def _ct_scheme(group: Mapping[str, Any]) -> Scheme:
-    found, rule = _ct_entry(group["weights"], "weights"), "compressed-tensors"
+    found = _ct_entry(group["weights"], "weights")
     more = _ct_input(group.get("input_activations"))
     if group.get("output_activations"):
         raise ValueError("opaq: the checkpoint quantizes output activations, which opaq does not")
-    if found[:3] == (4, "tensor_group", 16):
-        return _nvfp4(rule, "_packed", "_global_scale", **more)
-    if found[:3] == (4, "group", 32):
-        return _mxfp4(rule, "_packed", "_scale", **more)
-    if found[:3] == (8, "group", 32):
-        return _mxfp8(rule, "_scale", **more)
+    form = {(4, "tensor_group", 16): "nvfp4", (4, "group", 32): "mxfp4", (8, "group", 32): "mxfp8"}.get(
+        found[:3]
+    )
     if found.bits == 8 and (found.strategy != "block" or found.block == (128, 128)):
-        form = {"channel": "fp8row", "tensor": "fp8", "block": "fp8blk2"}.get(found.strategy)
-        if form:
-            return _fp8(rule, form, "_scale", **more)
+        form = form or {"channel": "fp8row", "tensor": "fp8", "block": "fp8blk2"}.get(found.strategy)
+    if form:
+        return _scheme("compressed-tensors", form, **more)
     raise ValueError(f"opaq: the checkpoint's weights are {found}, which no opaq format is")
 
 
@@ -232,37 +219,27 @@ def _read_compressed_tensors(config: Mapping[str, Any]) -> Layout:
     return _layout([(_ct_targets(group), _ct_scheme(group)) for group in groups], config.get("ignore"))
 
 
-_MODELOPT: dict[str, Callable[[], Scheme]] = {
-    "NVFP4": lambda: _nvfp4(
-        "modelopt",
-        "",
-        "_scale_2",
-        input="nvfp4+global+rule=modelopt",
-        input_given="nvfp4+global+rule=modelopt",
-        input_scale="input_scale",
-    ),
-    "W4A16_NVFP4": lambda: _nvfp4("modelopt", "", "_scale_2"),
-    "FP8": lambda: _fp8(
-        "modelopt",
-        "fp8",
-        "_scale",
-        input="fp8+rule=modelopt",
-        input_given="fp8+delayed+rule=modelopt",
-        input_scale="input_scale",
-    ),
-    "FP8_PER_CHANNEL_PER_TOKEN": lambda: _fp8("modelopt", "fp8row", "_scale", input="fp8row+rule=modelopt"),
-    "FP8_PB_WO": lambda: _fp8("modelopt", "fp8blk2", "_scale"),
-    "MXFP8": lambda: _mxfp8("modelopt", "_scale", input="mxfp8+rule=modelopt"),
+# How inputs are quantized: as they come, and with the checkpoint's scale.
+_MODELOPT_INPUTS = {
+    "NVFP4": {"input": "nvfp4+global+rule=modelopt", "input_given": "nvfp4+global+rule=modelopt"},
+    "FP8": {"input": "fp8+rule=modelopt", "input_given": "fp8+delayed+rule=modelopt"},
+    "FP8_PER_CHANNEL_PER_TOKEN": {"input": "fp8row+rule=modelopt"},
+    "MXFP8": {"input": "mxfp8+rule=modelopt"},
 }
+_MODELOPT_WEIGHTS_ONLY = {"W4A16_NVFP4": "NVFP4"}
 
 
 def _modelopt_scheme(algorithm: Any) -> Scheme:
-    if algorithm not in _MODELOPT:
+    rows = {row.method: row for row in layouts() if row.layout == "modelopt"}
+    row = rows.get(_MODELOPT_WEIGHTS_ONLY.get(algorithm, algorithm))
+    if row is None:
+        expected = ", ".join([*rows, *_MODELOPT_WEIGHTS_ONLY])
         raise ValueError(
-            f"opaq: the checkpoint's quant_algo is {algorithm!r}, expected one of {', '.join(_MODELOPT)} or "
-            "MIXED_PRECISION"
+            f"opaq: the checkpoint's quant_algo is {algorithm!r}, expected one of {expected} or MIXED_PRECISION"
         )
-    return _MODELOPT[algorithm]()
+    inputs = _MODELOPT_INPUTS.get(algorithm, {})
+    named = {"input_scale": row.input} if "input_given" in inputs else {}
+    return _scheme("modelopt", row.format, **inputs, **named)
 
 
 def _read_modelopt(config: Mapping[str, Any]) -> Layout:
@@ -286,16 +263,14 @@ def _read_deepseek(config: Mapping[str, Any]) -> Layout:
     pow2 = config.get("scale_fmt") == "ue8m0"
     if block == (128, 128):
         text = "fp8blk1+pow2" if pow2 else "fp8blk1+rule=modelopt"
-        dtypes = (*_FLOATS, "F8_E8M0")
-        scheme = _fp8("", "fp8blk2", "_scale_inv", input=text, scale_dtypes=dtypes)
+        scheme = _scheme("deepseek", "fp8blk2", input=text)
     elif block == (1, 32):
-        scheme = _mxfp8("", "_scale_inv", input="mxfp8")
+        scheme = _scheme("deepseek", "mxfp8", input="mxfp8")
     elif block is None:
         given = "" if dynamic else "fp8+delayed+rule=modelopt"
         name = "" if dynamic else "activation_scale"
-        scheme = _fp8(
-            "modelopt", "fp8", "_scale_inv", input="fp8+rule=modelopt", input_given=given, input_scale=name
-        )
+        weights = ("fp8+rule=modelopt", "fp8row+rule=modelopt", "", "_scale_inv")  # transformers' own
+        scheme = Scheme(*weights, input="fp8+rule=modelopt", input_given=given, input_scale=name)
     else:
         raise ValueError(f"opaq: the checkpoint's weight_block_size is {block}, expected [128, 128] or [1, 32]")
     if not dynamic and block is not None:
@@ -307,7 +282,7 @@ def _read_deepseek(config: Mapping[str, Any]) -> Layout:
 
 def _read_mxfp4(config: Mapping[str, Any]) -> Layout:
     """gpt-oss: the experts only, each projection in one tensor of blocks and one of scales."""
-    scheme = _mxfp4("", "_blocks", "_scales")
+    scheme = _scheme("gpt-oss", "mxfp4")
     return _layout([(["*"], scheme)], config.get("modules_to_not_convert"), "gate_up_proj", "down_proj")
 
 
