@@ -31,7 +31,7 @@ title "TSan"
 if works -fsanitize=thread; then
     sanitized_build build-tsan thread
     TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1} \
-        tools/run_ctest.sh build-tsan --tests-regex 'intern|pool|parallel'
+        tools/run_ctest.sh build-tsan --tests-regex 'intern|pool|parallel|cli_progress|cli_output_file'
 else
     left_out "${CC:-cc} cannot build or run with -fsanitize=thread, so the tests did not run under it."
 fi

@@ -1,6 +1,8 @@
 /* cli/progress_line.c: see progress_line.h. */
 #include "cli/progress_line.h"
 
+#include <stdio.h>
+
 #include "cli/units.h"
 
 enum { LEAST_BAR = 8, MOST_BAR = 40 };
@@ -26,6 +28,16 @@ static void add_bar(struct text *line, int percent, int width) {
     text_print(line, "]");
 }
 
+/* Whole seconds while there are few: what comes behind the point would only flicker. */
+static struct unit_text left_text(double seconds) {
+    struct unit_text unit;
+    if (seconds >= 59.0) {
+        return time_text(seconds);
+    }
+    (void)snprintf(unit.text, sizeof unit.text, "%d s", (int)seconds + 1);
+    return unit;
+}
+
 /* The rate and the time left, where they are known. */
 static void add_speed(struct text *line, const struct progress_figures *figures, const char *between) {
     if (figures->rate <= 0.0) {
@@ -34,7 +46,7 @@ static void add_speed(struct text *line, const struct progress_figures *figures,
     text_print(line, "%s%s", between, rate_text(figures->rate).text);
     if (figures->done < figures->total) {
         const double left = (double)(figures->total - figures->done) / figures->rate;
-        text_print(line, "%s%s left", between, time_text(left).text);
+        text_print(line, "%s%s left", between, left_text(left).text);
     }
 }
 

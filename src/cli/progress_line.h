@@ -14,11 +14,11 @@ struct progress_figures {
     double seconds; /* since the beginning */
 };
 
-/* "quantizing  37% [=====>      ] 1.2 GB/3.2 GB  812 MB/s  2.1 s left", in less than `columns` columns: first the bar
+/* "quantizing  37% [=====>      ] 1.2 GB/3.2 GB  812 MB/s  3 s left", in less than `columns` columns: first the bar
  * goes, then what is last. Replaces what `line` held. */
 void progress_bar_line(const struct progress_figures *figures, int columns, struct text *line);
 
-/* "quantizing: 37%, 1.2 GB of 3.2 GB, 812 MB/s, 2.1 s left" */
+/* "quantizing: 37%, 1.2 GB of 3.2 GB, 812 MB/s, 3 s left" */
 void progress_plain_line(const struct progress_figures *figures, struct text *line);
 
 /* "quantizing: 3.2 GB in 4.0 s, 810 MB/s" */
