@@ -135,18 +135,21 @@ static const char *const inspect_examples[] = {
 
 static const char verify_description[] =
     "Decodes every quantized weight, compares it with the original and prints the signal-to-quantization-noise "
-    "ratio (SQNR, in dB, higher is better) and the cosine similarity. What is not quantized must be equal.\n"
+    "ratio (SQNR, in dB, higher is better) and the cosine similarity.\n"
     CHECKPOINT
-    "Exits with 1 if a figure is below --min-sqnr or --min-cosine, if a weight is missing, or if one that is not "
-    "quantized differs.\n";
+    "A quantized weight passes if it has at least 14 dB and a cosine of 0.98 in a format of 4 bits, 25 dB and 0.998 "
+    "in one of 8 bits, or what --min-sqnr and --min-cosine say. Everything else must be equal. Exits with 1 if a "
+    "weight does not pass, is in one checkpoint only or has another shape.\n";
 
 static const struct option_row verify_options[] = {
-    VALUE("min-sqnr", "DB", "Exit with 1 if a weight's signal-to-quantization-noise ratio is lower, in dB."),
-    VALUE("min-cosine", "C", "Exit with 1 if a weight's cosine similarity is lower, from -1 to 1."),
+    VALUE("min-sqnr", "DB", "The least signal-to-quantization-noise ratio that passes, in dB."),
+    VALUE("min-cosine", "C", "The least cosine similarity that passes, from -1 to 1."),
     JSON,
     VALUE("html", "FILE", "Also write a page with the figures of all weights."),
     SWITCH("all", "List every weight instead of the worst."),
-    THREADS, FOLLOW_LINKS, QUIET, LAST_OPTION,
+    THREADS, FOLLOW_LINKS,
+    SWITCH("quiet", "No progress."),
+    LAST_OPTION,
 };
 
 static const char *const verify_examples[] = {
@@ -161,7 +164,7 @@ static const char *const verify_examples[] = {
 
 static const char diff_description[] =
     "Compares the tensors of two checkpoints by name: which are in one only, and which differ in dtype, shape or "
-    "contents.\n"
+    "contents; and the entries of their configurations and metadata.\n"
     CHECKPOINT
     "Exits with 0 if there is no difference and with 1 if there is one.\n";
 
@@ -169,7 +172,7 @@ static const struct option_row diff_options[] = {
     JSON,
     SWITCH("values",
         "Compare the numbers that weights stand for instead of bytes, so that two layouts of the same codes are "
-        "equal."),
+        "equal; configurations and metadata do not count then."),
     FOLLOW_LINKS, LAST_OPTION,
 };
 
