@@ -316,7 +316,7 @@ static double share(const struct kind_summary *kind, size_t bin) {
 
 /* Half octaves that matter, and the largest share; false if there are none. */
 static bool error_range(const struct judgement *judgement, size_t *first, size_t *last, double *most) {
-    const double least_share = 0.01; /* percent */
+    const double least_share = 0.1; /* percent */
     *first = ERROR_BINS;
     *last = 0;
     *most = 0;
