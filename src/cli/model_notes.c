@@ -37,6 +37,8 @@ struct finding {
     const char *first;
 };
 
+static const char *plural(size_t count) { return count == 1 ? "" : "s"; }
+
 static void find(struct finding *finding, const char *name) {
     if (finding->count++ == 0) {
         finding->first = name;
@@ -60,19 +62,22 @@ static void look_at_tensors(const struct weights *weights, struct model_notes *n
             find(ends_with(weight->name, "_scale") ? &scales : &fp8, weight->name);
         } else if (ends_with(weight->name, "_packed") || ends_with(weight->name, "_blocks")) {
             find(&packed, weight->name);
-        } else if (strstr(weight->name, "weight_scale") != NULL || ends_with(weight->name, "_scales")) {
+        } else if (strstr(weight->name, "weight_scale") != NULL ||
+                   ends_with(weight->name, "weight_global_scale") || ends_with(weight->name, "_scales")) {
             find(&scales, weight->name);
         }
     }
     if (fp8.count != 0) {
-        note(notes, "fp8 codes without scales that fit: %zu tensors, the first %s", fp8.count, fp8.first);
+        note(notes, "fp8 codes without scales that fit: %zu tensor%s, the first %s", fp8.count,
+             plural(fp8.count), fp8.first);
     }
     if (packed.count != 0) {
-        note(notes, "packed codes without scales that fit: %zu tensors, the first %s", packed.count,
-             packed.first);
+        note(notes, "packed codes without scales that fit: %zu tensor%s, the first %s", packed.count,
+             plural(packed.count), packed.first);
     }
     if (scales.count != 0) {
-        note(notes, "scales without codes that fit: %zu tensors, the first %s", scales.count, scales.first);
+        note(notes, "scales without codes that fit: %zu tensor%s, the first %s", scales.count,
+             plural(scales.count), scales.first);
     }
 }
 
@@ -125,9 +130,9 @@ static void look_at_ignored(const struct weights *weights, yyjson_val *quantizat
     }
     if (found.count != 0) {
         note(notes,
-             "quantized, but on the configuration's list of modules to leave: %zu weights, the first %s "
+             "quantized, but on the configuration's list of modules to leave: %zu weight%s, the first %s "
              "(by \"%s\")",
-             found.count, found.first, entry);
+             found.count, plural(found.count), found.first, entry);
     }
     ignore_list_free(&ignored);
 }
@@ -191,9 +196,9 @@ static enum opaq_status compare_globals(const struct weights *weights, const cha
     }
     text_free(&ending);
     if (found.count != 0) {
-        note(notes, "global scales differ within %s, %s%s%s, which engines join: %zu times, the first at %s",
+        note(notes, "global scales differ within %s, %s%s%s, which engines join: %zu time%s, the first at %s",
              modules[0], modules[1], modules[2] == NULL ? "" : ", ", modules[2] == NULL ? "" : modules[2],
-             found.count, found.first);
+             found.count, plural(found.count), found.first);
     }
     return status;
 }

@@ -123,6 +123,7 @@ def write_model(
 ) -> Path:
     """A folder with config.json and the tensors in so many files, with an index where there are several."""
     folder.mkdir(parents=True, exist_ok=True)
+    tensors = {key: tensor.clone() for key, tensor in tensors.items()}  # files hold nothing twice
     config: dict[str, Any] = {"model_type": "llama", "hidden_size": 256}
     if quantization is not None:
         config["quantization_config"] = quantization
@@ -140,3 +141,29 @@ def write_model(
     index = {"metadata": {"total_size": total}, "weight_map": place}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
+
+
+# ---- what quantized tensors stand for ----
+
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def unpack_e2m1(packed: Any) -> Any:
+    values = torch.tensor(E2M1 + [-value for value in E2M1])
+    return values[torch.stack([packed & 15, packed >> 4], -1).flatten(-2).long()]
+
+
+def dequantized(tensors: dict[str, Any], name: str, format_name: str) -> Any:
+    """The weight `name` out of tensors that quantized_tensors made, in float32."""
+    scale = tensors[name + "_scale"]
+    if format_name == "nvfp4":
+        factors = scale.float() / tensors[name + "_global_scale"]
+        return unpack_e2m1(tensors[name + "_packed"]) * factors.repeat_interleave(16, -1)
+    if format_name.startswith("mx"):
+        factors = torch.exp2(scale.float() - 127).repeat_interleave(32, -1)
+        codes = unpack_e2m1(tensors[name + "_packed"]) if format_name == "mxfp4" else tensors[name].float()
+        return codes * factors
+    codes = tensors[name].float()
+    if format_name == "fp8blk2":
+        scale = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[: codes.shape[0], : codes.shape[1]]
+    return codes * scale.float()
