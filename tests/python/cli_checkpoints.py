@@ -1,5 +1,6 @@
-"""Small checkpoints for the tests of the command, made with the packages of others: safetensors writes the files,
-compressed-tensors the quantized weights. Also how the command is called, and how its output is compared with a file.
+"""Small checkpoints for the tests of the command, made with the packages of others: safetensors writes the
+files, compressed-tensors the quantized weights. Also how the command is called, and how its output is compared
+with a file.
 
 OPAQ_COMMAND names the program; OPAQ_REWRITE=1 rewrites the expectations in tests/cli instead of comparing."""
 
