@@ -114,8 +114,14 @@ static const char *const convert_examples[] = {
 
 static const char inspect_description[] =
     "Reads the headers of a checkpoint, not its data, and says which tensors it has, how they are quantized and "
-    "what they take.\n"
-    CHECKPOINT;
+    "what they take. Bits per weight count all tensors of a weight. At the end stand notes on what looks wrong: "
+    "codes without scales, a configuration that says something else, global scales that differ within what engines "
+    "join.\n"
+    CHECKPOINT
+    "With --json one object: path, layout, formats, config (method, format, layout), files (name, tensors, bytes), "
+    "totals (tensors, weights, parameters, bytes, bits_per_weight, quantized: the same of quantized weights), kinds, "
+    "groups (pattern, first, weights, kind, shape), notes; with --tensors also tensors (name, dtype, shape, bytes, "
+    "file, role, weight, layout, format).\n";
 
 static const struct option_row inspect_options[] = {
     JSON,
@@ -135,20 +141,24 @@ static const char *const inspect_examples[] = {
 
 static const char verify_description[] =
     "Decodes every quantized weight, compares it with the original and prints the signal-to-quantization-noise "
-    "ratio (SQNR, in dB, higher is better) and the cosine similarity.\n"
+    "ratio (SQNR, in dB, higher is better) and the cosine similarity. What is not quantized must be equal.\n"
     CHECKPOINT
-    "A quantized weight passes if it has at least 14 dB and a cosine of 0.98 in a format of 4 bits, 25 dB and 0.998 "
-    "in one of 8 bits, or what --min-sqnr and --min-cosine say. Everything else must be equal. Exits with 1 if a "
-    "weight does not pass, is in one checkpoint only or has another shape.\n";
+    "Exits with 1 if a figure is below --min-sqnr or --min-cosine, if a weight is missing or has no original, has "
+    "NaNs or infinities, or if one that is not quantized differs. Without these options 14 dB and 0.98 are asked of "
+    "4 bits, 25 dB and 0.998 of 8 bits, which normal numbers exceed by 4 dB or more.\n"
+    "With --json one object: quantized, original, pass, failed, kinds, weights (the worst first: name, kind, verdict, "
+    "equal, sqnr_db, cosine, relative_error, rms, largest_error, largest_at, original_not_finite, "
+    "quantized_not_finite, exact, histogram). What is infinite is null. A histogram counts |error| / rms in half "
+    "octaves from 2^histogram_first_octave on, exact counts errors of zero.\n";
 
 static const struct option_row verify_options[] = {
-    VALUE("min-sqnr", "DB", "The least signal-to-quantization-noise ratio that passes, in dB."),
-    VALUE("min-cosine", "C", "The least cosine similarity that passes, from -1 to 1."),
+    VALUE("min-sqnr", "DB", "Exit with 1 if a weight's signal-to-quantization-noise ratio is lower, in dB."),
+    VALUE("min-cosine", "C", "Exit with 1 if a weight's cosine similarity is lower, from -1 to 1."),
     JSON,
     VALUE("html", "FILE", "Also write a page with the figures of all weights."),
     SWITCH("all", "List every weight instead of the worst."),
     THREADS, FOLLOW_LINKS,
-    SWITCH("quiet", "No progress."),
+    SWITCH("quiet", "No progress, only the report."),
     LAST_OPTION,
 };
 
@@ -164,15 +174,17 @@ static const char *const verify_examples[] = {
 
 static const char diff_description[] =
     "Compares the tensors of two checkpoints by name: which are in one only, and which differ in dtype, shape or "
-    "contents; and the entries of their configurations and metadata.\n"
+    "contents; also config.json and the files' metadata. In which file a tensor lies is no difference.\n"
     CHECKPOINT
-    "Exits with 0 if there is no difference and with 1 if there is one.\n";
+    "Exits with 0 if there is no difference and with 1 if there is one; with --values only the values count.\n"
+    "With --json one object: a, b, equal, values, compared, only_in_a, only_in_b, other_type, different (name, a, b, "
+    "bytes or elements, of, largest, sqnr_db), config, metadata, quantization_config_equal.\n";
 
 static const struct option_row diff_options[] = {
     JSON,
     SWITCH("values",
         "Compare the numbers that weights stand for instead of bytes, so that two layouts of the same codes are "
-        "equal; configurations and metadata do not count then."),
+        "equal."),
     FOLLOW_LINKS, LAST_OPTION,
 };
 
