@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes tests/cli/hostile: small files and folders that a reader of checkpoints must refuse, or take although they
-look odd. tests/python/test_cli_hostile.py runs the command on each. What a file system or git may not keep (links,
-pipes, names with control characters, a hundred million brackets) the test makes itself."""
+"""Writes tests/cli/hostile: small files and folders that a reader of checkpoints must refuse, or take although
+they look odd. tests/python/test_cli_hostile.py runs the command on each. What a file system or git may not keep
+(links, pipes, names with control characters, a hundred million brackets) the test makes itself."""
 
 from __future__ import annotations
 

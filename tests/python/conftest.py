@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
-sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "cases"), str(GOLDEN)]
+sys.path[:0] = [str(ROOT / "python"), *(str(ROOT / "tests" / name) for name in ("cases", "cli")), str(GOLDEN)]
 
 
 def leave_out(reason: str) -> NoReturn:

@@ -1,0 +1,229 @@
+"""Files and folders that must be refused, each with one sentence and exit 3, and odd ones that must be taken.
+
+tests/cli/hostile has them, expected.json the sentences; OPAQ_REWRITE=1 writes both again. What is wrong with a
+file by itself the safetensors package must refuse too, or TAKEN_BY_OTHERS says why it does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import make_hostile
+from cli_run import command, run
+from conftest import ROOT, need
+
+safetensors = need("safetensors")
+command()
+
+HOSTILE = ROOT / "tests" / "cli" / "hostile"
+EXPECTED = HOSTILE / "expected.json"
+REWRITE = os.environ.get("OPAQ_REWRITE") == "1"
+MEMORY = 400_000_000  # address space: no size that a small file claims is allocated
+FILES = dict(make_hostile.files())
+CASES = [f"{name}.safetensors" for name in FILES] + [name for name, _ in make_hostile.folders()]
+
+# Refused by opaq and read by safetensors 0.8.
+TAKEN_BY_OTHERS = {
+    "name_twice": "the last one wins",
+    "name_twice_escaped": "the last one wins",
+    "name_empty": "any name will do",
+    "name_with_zero": "any name will do",
+    "name_with_escape": "any name will do",
+    "name_with_c1": "any name will do",
+    "name_with_newline": "any name will do",
+    "name_of_1001_bytes": "any name will do",
+    "member_unknown": "passed over",
+    "member_with_zero": "passed over",
+    "metadata_with_zero": "any text will do",
+    "size_huge_and_empty": "nothing overflows with the zero in front",
+    "rank_17": "any rank will do",
+    "space_in_front": "its own description forbids it",
+}
+TOGETHER = ("scale_", "global_", "packed_", "blocks_")  # wrong as weights, right as files
+
+
+def wrong_as_file(name: str) -> bool:
+    return not name.startswith(("right_", *TOGETHER))
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, str]:
+    if REWRITE:
+        make_hostile.main()
+        sentences = {}
+        for case in CASES:
+            done = run("inspect", case, folder=HOSTILE, memory=MEMORY)
+            sentences[case] = done.stderr.removeprefix("opaq inspect: ").removesuffix("\n")
+        EXPECTED.write_text(json.dumps(sentences, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    found: dict[str, str] = json.loads(EXPECTED.read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_folder_is_what_the_program_makes(expected: dict[str, str]) -> None:
+    kept = {str(path.relative_to(HOSTILE)) for path in HOSTILE.rglob("*") if path.is_file()}
+    made = make_hostile.made()
+    assert kept == {*made, EXPECTED.name}
+    assert [path for path, data in made.items() if (HOSTILE / path).read_bytes() != data] == []
+    assert list(expected) == CASES
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_inspect(case: str, expected: dict[str, str]) -> None:
+    done = run("inspect", case, folder=HOSTILE, memory=MEMORY)
+    if case.startswith("right_"):
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert (done.returncode, done.stdout) == (3, "")
+        assert done.stderr == f"opaq inspect: {expected[case]}\n"
+        assert expected[case].startswith((case, f"cannot open {case}")), "the sentence names the file"
+        assert done.stderr[:-1].isprintable()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_commands_that_write(case: str, expected: dict[str, str], tmp_path: Path) -> None:
+    """The same sentence, and nothing is written."""
+    for words in (["quantize"], ["convert", "--layout", "plain"]):
+        done = run(*words, "--quiet", HOSTILE / case, tmp_path / "to", memory=MEMORY)
+        if case.startswith("right_"):
+            assert done.returncode in (0, 3) and done.stdout == ""
+            assert (done.stderr == "") == (done.returncode == 0) and "\n" not in done.stderr[:-1]
+        else:
+            assert (done.returncode, done.stdout) == (3, "")
+            where = f"{HOSTILE}/{case}"
+            assert done.stderr == f"opaq {words[0]}: {expected[case].replace(case, where, 1)}\n"
+            assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_safetensors_says_the_same(name: str) -> None:
+    """A file that others cannot read is refused here, and the other way round but for what is listed."""
+    try:
+        with safetensors.safe_open(HOSTILE / f"{name}.safetensors", "np") as file:
+            file.keys()
+        taken = True
+    except safetensors.SafetensorError:
+        taken = False
+    assert taken == (not wrong_as_file(name) or name in TAKEN_BY_OTHERS)
+
+
+# ---- what is made here ----
+
+GOOD = make_hostile.PLAIN
+
+
+def refused(path: Path, sentence: str, *options: str, memory: int = MEMORY) -> None:
+    """Inspecting it ends with this sentence, {} standing for the path."""
+    done = run("inspect", *options, path, memory=memory)
+    assert (done.returncode, done.stderr) == (3, f"opaq inspect: {sentence.format(path)}\n")
+
+
+def as_link(target: Path) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
+
+
+def as_socket(path: Path) -> None:
+    here = Path.cwd()
+    try:  # the name of a socket may have 107 bytes only
+        os.chdir(path.parent)
+        with socket.socket(socket.AF_UNIX) as unix:
+            unix.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "socket", "dangling link", "link to itself"])
+def test_no_regular_file(name: str, kind: str, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(GOOD if name == "model.safetensors" else b"{}")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(GOOD)
+    path = folder / name
+    path.unlink(missing_ok=True)
+    make: dict[str, Callable[[Path], None]] = {
+        "link": as_link(outside),
+        "pipe": os.mkfifo,
+        "folder": Path.mkdir,
+        "socket": as_socket,
+        "dangling link": as_link(tmp_path / "nothing"),
+        "link to itself": as_link(path),
+    }
+    make[kind](path)
+    sentences = {
+        "pipe": f"{path} is no regular file",
+        "folder": f"{path} is no regular file",
+        "socket": f"cannot open {path}: No such device or address",
+    }
+    link = f"{path} is a link, which may lead out of the folder; --follow-links allows it"
+    refused(folder, sentences.get(kind, link))
+
+
+def test_links_are_followed_if_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(GOOD)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").symlink_to(tmp_path / "blob")
+    assert run("inspect", "--follow-links", folder).returncode == 0
+    (folder / "config.json").symlink_to(tmp_path / "nothing")
+    refused(folder, f"cannot open {folder}/config.json: No such file or directory", "--follow-links")
+
+
+def test_a_pipe_by_itself(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "pipe", "{} is no regular file")
+    refused(Path("/dev/null"), "{} is no regular file")
+    refused(tmp_path / "nothing", "cannot open {}: No such file or directory")
+
+
+def test_a_name_that_a_terminal_would_obey(tmp_path: Path) -> None:
+    (tmp_path / "\x1b[2J\n.safetensors").write_bytes(GOOD)
+    refused(tmp_path, '{}: "?[2J?.safetensors" is not the name of a file in this folder')
+
+
+@pytest.mark.parametrize("bracket", [b"[", b'{"a":'])
+def test_a_hundred_million_brackets(bracket: bytes, tmp_path: Path) -> None:
+    """Refused before anything is parsed: the memory is that of the text."""
+    count = 100_000_000 - 5
+    text = b'{"a":' + bracket * (count // len(bracket))
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(make_hostile.file_of(text))
+    where = 5 + 63 * len(bracket)
+    sentence = f"JSON is nested deeper than 64 levels at byte {where} of {len(text)}"
+    refused(path, f"{{}}: {sentence}")
+    path.write_bytes(GOOD)
+    (tmp_path / "config.json").write_bytes(text)
+    refused(tmp_path, f"{{}}/config.json: {sentence}")
+
+
+def test_a_configuration_of_gigabytes(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(GOOD)
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(1 << 34)
+    refused(tmp_path, "{}/config.json has 17179869184 bytes, at most 268435456 are read")
+
+
+def test_a_header_of_zeros(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(make_hostile.file_of(b"", length=100_000_000))
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)
+    refused(path, "{}: its header does not begin with '{{': no safetensors file")
+
+
+def test_ten_thousand_tensors_of_nothing(tmp_path: Path) -> None:
+    """A header with many entries costs a multiple of its bytes, and stacks of nothing cost nothing."""
+    shape = [1 << 50, 0, 64]
+    entries: dict[str, make_hostile.Entry] = {
+        f"model.layers.{i}.mlp.experts.gate_up_proj": ("BF16", shape, 0) for i in range(10_000)
+    }
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(make_hostile.tensors(entries))
+    assert run("inspect", path, memory=MEMORY).returncode == 0
+    done = run("quantize", "--quiet", path, tmp_path / "to.safetensors", memory=2 * MEMORY)
+    assert done.returncode == 3 and "has no weight to quantize" in done.stderr
