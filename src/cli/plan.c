@@ -247,6 +247,12 @@ static const char *const joined[][3] = {
     {"query_proj", "key_proj", "value_proj"},
 };
 
+/* ModelOpt also gives the projections that are joined one scale where a tensor has only one. */
+static bool shares(const struct plan_target *target) {
+    return target->spec.format == OPAQ_NVFP4 ||
+           (target->spec.format == OPAQ_FP8 && target->row->layout == OPAQ_LAYOUT_MODELOPT);
+}
+
 /* The same text for targets that share: the names of the modules they are in, and which of the lists above. */
 static char *shared_name(const struct plan_target *target, size_t number) {
     struct text name = {0};
@@ -257,7 +263,7 @@ static char *shared_name(const struct plan_target *target, size_t number) {
     while (leaf > 0 && plain[leaf - 1] != '.') {
         --leaf;
     }
-    for (size_t i = 0; i < sizeof joined / sizeof joined[0] && target->spec.format == OPAQ_NVFP4; ++i) {
+    for (size_t i = 0; i < sizeof joined / sizeof joined[0] && shares(target); ++i) {
         for (size_t k = 0; k < 3 && joined[i][k] != NULL; ++k) {
             if (strlen(joined[i][k]) == module - leaf &&
                 memcmp(plain + leaf, joined[i][k], module - leaf) == 0) {

@@ -58,13 +58,16 @@ def blocks_of(name: str, w: torch.Tensor) -> torch.Tensor:
     return w.unflatten(-1, (-1, {"fp8blk1": 128, "mxfp8": 32, "mxfp4": 32, "nvfp4": 16}[name]))
 
 
-def compressed_state(peer: SimpleNamespace, name: str, w: torch.Tensor) -> dict[str, Any]:
-    """The state that compressed-tensors writes for a weight."""
+def compressed_state(
+    peer: SimpleNamespace, name: str, w: torch.Tensor, global_scale: torch.Tensor | None = None
+) -> dict[str, Any]:
+    """The state that compressed-tensors writes for a weight, which may share its global scale with others."""
     args = peer.args[name]
     blocks = blocks_of(name, w)
     state = {"weight": w}
     if name == "nvfp4":
-        state["weight_global_scale"] = peer.gparam(w.min(), w.max())
+        own = peer.gparam(w.min(), w.max())
+        state["weight_global_scale"] = own if global_scale is None else global_scale
     state["weight_scale"], state["weight_zero_point"] = peer.qparams(
         blocks.amin(-1), blocks.amax(-1), args, global_scale=state.get("weight_global_scale")
     )

@@ -1,0 +1,237 @@
+"""What `opaq quantize` writes, byte for byte against the packages whose layouts these are, and read by them.
+
+compressed-tensors and nvidia-modelopt get the same weights as float32; the bytes must be theirs, shared global
+scales included. The values that compressed-tensors, ModelOpt, transformers and opaq's own loader read must be those
+that `opaq convert --layout plain` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cli_llama
+from cli_llama import BLOCK, DTYPES, JOINED, KINDS, LAYERS, PAIRS, Jobs, is_quantized, same, tensors
+from cli_run import command
+from conftest import need
+
+torch = need("torch")
+need("compressed_tensors")
+peer_compressor = need("peer_compressor")
+safetensors = need("safetensors")
+command()
+
+EVERY = [(layout, name, dtype) for layout, name in PAIRS for dtype in DTYPES]
+CT = cli_llama.FORMATS["compressed-tensors"]
+MODELOPT = cli_llama.FORMATS["modelopt"]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    return Jobs(tmp_path_factory.mktemp("jobs"))
+
+
+@pytest.fixture(scope="module")
+def peer() -> Any:
+    return peer_compressor.compressed_tensors()
+
+
+def groups(kind: str) -> list[list[str]]:
+    """Weights that engines multiply as one matrix."""
+    if kind != "llama":
+        return []
+    return [
+        [f"model.layers.{layer}.{module}.{name}.weight" for name in names]
+        for layer in range(LAYERS)
+        for module, names in JOINED
+    ]
+
+
+def quantized_names(kind: str, dtype: str, name: str) -> Iterator[tuple[str, Any]]:
+    for key, tensor in KINDS[kind](dtype).items():
+        if is_quantized(key, tensor, name):
+            yield key, tensor
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("layout", "name", "dtype"), EVERY)
+def test_files(jobs: Jobs, kind: str, layout: str, name: str, dtype: str) -> None:
+    """safetensors opens them, and every tensor that is not quantized is as it was."""
+    found = tensors(jobs.quantized(kind, dtype, layout, name))
+    source = KINDS[kind](dtype)
+    kept = {key for key, tensor in source.items() if not is_quantized(key, tensor, name)}
+    assert kept and kept <= set(found)
+    for key in kept:
+        same(found[key], source[key], key)
+    made = set(found) - kept
+    weights = {key for key in source if key not in kept}
+    assert all(any(key.startswith(weight) for weight in weights) for key in made)
+    assert len(made) == len(weights) * (3 if name == "nvfp4" else 2)
+
+
+@pytest.mark.parametrize(("layout", "name"), PAIRS)
+def test_headers_are_those_of_safetensors(jobs: Jobs, layout: str, name: str, tmp_path: Path) -> None:
+    """The file, byte for byte as the package writes the same tensors and metadata."""
+    path = jobs.quantized("odd", "bf16", layout, name) / "model.safetensors"
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    cli_llama.safetensors.save_file(tensors(path.parent), tmp_path / "again.safetensors", metadata=metadata)
+    assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
+
+
+# ---- compressed-tensors ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CT)
+def test_bytes_of_compressed_tensors(jobs: Jobs, peer: Any, kind: str, dtype: str, name: str) -> None:
+    found = tensors(jobs.quantized(kind, dtype, "compressed-tensors", name))
+    source = KINDS[kind](dtype)
+    shared: dict[str, Any] = {}
+    for group in groups(kind):  # as llm-compressor does it: the least of them
+        own = [peer.gparam(source[key].float().min(), source[key].float().max()) for key in group]
+        shared |= dict.fromkeys(group, torch.stack(own).min(0).values)
+    for key, tensor in quantized_names(kind, dtype, name):
+        state = peer_compressor.compressed_state(peer, name, tensor.float(), shared.get(key))
+        state.pop("weight_zero_point", None)
+        if name == "nvfp4":
+            state["weight_global_scale"] = state["weight_global_scale"].reshape(1)
+        for part, wanted in state.items():
+            same(found[key.removesuffix("weight") + part], wanted, f"{key} {part}")
+
+
+def decompressed(peer: Any, name: str, state: dict[str, Any]) -> Any:
+    """What compressed-tensors makes of a weight's tensors; of nvfp4 in float32, which its compressor rounds."""
+    compressor, scheme = peer.compressor(name), peer.scheme(peer.args[name])
+    if name != "nvfp4":
+        return compressor.decompress(state, scheme)["weight"].float()
+    packed = state["weight_packed"]
+    unpacked = peer.unpack(packed, packed.shape[0], packed.shape[1] * 2, torch.float32)
+    scale, divisor = state["weight_scale"].float(), state["weight_global_scale"]
+    exact = peer.dequantize(unpacked, scale, args=peer.args[name], global_scale=divisor)
+    rounded = compressor.decompress(state, scheme)["weight"].float()
+    torch.testing.assert_close(rounded, exact, rtol=2**-6, atol=0)
+    return exact
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CT)
+def test_compressed_tensors_reads_the_values(jobs: Jobs, peer: Any, kind: str, dtype: str, name: str) -> None:
+    found = tensors(jobs.quantized(kind, dtype, "compressed-tensors", name))
+    plain = tensors(jobs.plain(kind, dtype, "compressed-tensors", name))
+    assert set(plain) == set(KINDS[kind](dtype))
+    for key, _ in quantized_names(kind, dtype, name):
+        module = key.removesuffix("weight")
+        state = {k.removeprefix(module): t for k, t in found.items() if k.startswith(module)}
+        assert torch.equal(decompressed(peer, name, state), plain[key]), key
+
+
+# ---- nvidia-modelopt ----
+
+
+def modelopt_takes(name: str, tensor: Any) -> bool:
+    """Blocks of 128 x 128 it wants whole; with a scale for each row it wants more than one."""
+    rows, columns = tensor.shape
+    return (name != "fp8blk2" or rows % 128 == columns % 128 == 0) and (name != "fp8row" or rows > 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MODELOPT)
+def test_bytes_of_modelopt(jobs: Jobs, kind: str, dtype: str, name: str) -> None:
+    modelopt = need("peer_modelopt")
+    found = tensors(jobs.quantized(kind, dtype, "modelopt", name))
+    given = [(key, w.float()) for key, w in quantized_names(kind, dtype, name) if modelopt_takes(name, w)]
+    if not given:
+        assert name == "fp8blk2" and kind == "odd"
+        return
+    keys = [key for key, _ in given]
+    fused = [[keys.index(key) for key in group] for group in groups(kind)]
+    for key, state in zip(keys, modelopt.modelopt_states(name, [w for _, w in given], fused), strict=True):
+        for part, wanted in state.items():
+            same(found[key.removesuffix("weight") + part], wanted, f"{key} {part}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_deepseek_is_modelopt_with_other_names(jobs: Jobs, dtype: str) -> None:
+    theirs = tensors(jobs.quantized("llama", dtype, "modelopt", "fp8blk2"))
+    found = tensors(jobs.quantized("llama", dtype, "deepseek", "fp8blk2"))
+    for key, _ in quantized_names("llama", dtype, "fp8blk2"):
+        same(found[key], theirs[key], key)
+        same(found[key + "_scale_inv"], theirs[key + "_scale"].squeeze(-1).squeeze(1), key)
+
+
+# ---- all of it again, given as it is: what opaq's Python package makes of one weight ----
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("layout", "name"), PAIRS)
+def test_values_are_those_of_the_package(jobs: Jobs, layout: str, name: str, dtype: str) -> None:
+    opaq = need("opaq")
+    rule = {"compressed-tensors": "compressed-tensors", "modelopt": "modelopt", "deepseek": "modelopt"}[layout]
+    rule = "te" if (layout, name) == ("deepseek", "mxfp8") else rule
+    options = "+global" if name == "nvfp4" else ""
+    plain = tensors(jobs.plain("odd", dtype, layout, name))
+    for key, w in quantized_names("odd", dtype, name):
+        spec = f"{name}{options}+rule={rule}" if rule != "te" else name
+        q = opaq.quantize(w.float().numpy(), opaq.Quantizer(spec))
+        same(plain[key], torch.from_numpy(opaq.dequantize(q)), key)
+
+
+# ---- transformers ----
+
+
+def logits(model: Any) -> Any:
+    with torch.no_grad():
+        return model(torch.arange(2, 34).reshape(2, 16)).logits.float()
+
+
+def cosine(a: Any, b: Any) -> float:
+    return float(torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0))
+
+
+@pytest.mark.parametrize("rounds", [True, False], ids=["as it is", "inputs in bf16"])
+@pytest.mark.parametrize("name", CT)
+def test_transformers_loads_compressed_tensors(jobs: Jobs, name: str, rounds: bool) -> None:
+    """Its own loader. The configuration has layers round their inputs, as engines do; without that the logits are
+    those of the plain weights but for bf16."""
+    transformers = need("transformers")
+    folder = jobs.quantized("llama", "bf16", "compressed-tensors", name)
+    auto = transformers.AutoModelForCausalLM
+    config = transformers.AutoConfig.from_pretrained(folder)
+    if not rounds:
+        for group in config.quantization_config["config_groups"].values():
+            group["input_activations"] = None
+    model = auto.from_pretrained(folder, config=config, dtype=torch.bfloat16)
+    path = jobs.plain("llama", "bf16", "compressed-tensors", name)
+    plain = auto.from_pretrained(path, dtype=torch.bfloat16)
+    found = logits(model)  # decompresses the weights too
+    assert cosine(found, logits(plain)) > (0.9 if rounds else 0.9998)
+    for key, _ in quantized_names("llama", "bf16", name):
+        a, b = model.get_parameter(key), plain.get_parameter(key)
+        torch.testing.assert_close(a, b, rtol=2**-6 if name == "nvfp4" else 2**-8, atol=0)
+
+
+@pytest.mark.parametrize(("layout", "name"), PAIRS)
+def test_opaq_config_loads_it(jobs: Jobs, layout: str, name: str) -> None:
+    transformers, opaq = need("transformers"), need("opaq")
+    folder = jobs.quantized("llama", "bf16", layout, name)
+    plain = tensors(jobs.plain("llama", "bf16", layout, name))
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, quantization_config=opaq.Config()
+    )
+    seen = 0
+    for key, _ in quantized_names("llama", "bf16", name):
+        parameter = model.get_parameter(key)
+        assert isinstance(parameter, opaq.QuantizedTensor), key
+        same(parameter.dequantize(torch.float32), plain[key], key)
+        seen += 1
+    assert seen == 7 * LAYERS and BLOCK.get(name, 16) % 16 == 0
+    assert bool(torch.isfinite(logits(model)).all())
