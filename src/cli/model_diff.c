@@ -135,7 +135,7 @@ enum opaq_status diff_tensors(const struct checkpoint *a, const struct checkpoin
             status = diff_pair(a, of_a, b, of_b, &memory, progress, diff, error);
         } else if (of_a != NULL) {
             add_difference(diff, of_a->tensor->name, ONLY_IN_A)->a = describe_tensor(of_a);
-        } else {
+        } else if (of_b != NULL) {
             add_difference(diff, of_b->tensor->name, ONLY_IN_B)->b = describe_tensor(of_b);
         }
         *is_stopped = interrupt_seen();

@@ -158,7 +158,7 @@ static const struct weight *neighbour(const struct weights *weights, const struc
 
 static enum opaq_status has_other_scale(const struct weights *weights, const struct weight *a,
                                         const struct weight *b, bool *is_other, struct opaq_error *error) {
-    float scales[2] = {0, 0};
+    uint32_t scales[2] = {0, 0}; /* the floats' bits */
     const struct weight *const both[] = {a, b};
     if (b == NULL || b->global == NULL || a->stack != 1 || b->stack != 1) {
         return OPAQ_OK;
@@ -170,7 +170,7 @@ static enum opaq_status has_other_scale(const struct weights *weights, const str
             return status;
         }
     }
-    *is_other |= memcmp(&scales[0], &scales[1], sizeof scales[0]) != 0;
+    *is_other |= scales[0] != scales[1];
     return OPAQ_OK;
 }
 

@@ -4,7 +4,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 const char *number_count(uint64_t count, char text[NUMBER_TEXT_BYTES]) {
     char digits[NUMBER_TEXT_BYTES];
@@ -22,18 +21,20 @@ const char *number_count(uint64_t count, char text[NUMBER_TEXT_BYTES]) {
 
 const char *number_bits(uint64_t bytes, uint64_t elements, char text[NUMBER_TEXT_BYTES]) {
     if (elements == 0) {
-        return strcpy(text, "-");
+        snprintf(text, NUMBER_TEXT_BYTES, "-");
+    } else {
+        snprintf(text, NUMBER_TEXT_BYTES, "%.3f", (double)bytes * 8 / (double)elements);
     }
-    snprintf(text, NUMBER_TEXT_BYTES, "%.3f", (double)bytes * 8 / (double)elements);
     return text;
 }
 
 const char *number_decibels(double decibels, char text[NUMBER_TEXT_BYTES]) {
     if (isfinite(decibels)) {
         snprintf(text, NUMBER_TEXT_BYTES, "%.2f", decibels);
-        return text;
+    } else {
+        snprintf(text, NUMBER_TEXT_BYTES, "%s", isnan(decibels) ? "nan" : decibels > 0 ? "inf" : "-inf");
     }
-    return strcpy(text, isnan(decibels) ? "nan" : decibels > 0 ? "inf" : "-inf");
+    return text;
 }
 
 void number_shape(const int64_t *shape, int rank, struct text *text) {
