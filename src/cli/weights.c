@@ -158,13 +158,22 @@ static bool ends_with(const char *text, size_t length, const char *end) {
     return length >= end_length && memcmp(text + length - end_length, end, end_length) == 0;
 }
 
+/* Whether the first `length` characters of a name can be a plain weight's: "....weight", or a stack of experts
+ * ("....experts.down_proj"), which has no such ending. */
+static bool is_weight_name(const struct opaq_layout_row *row, const struct st_tensor *data, size_t length) {
+    if (row->layout == OPAQ_LAYOUT_GPT_OSS) {
+        return ends_with(data->name, length, "_proj");
+    }
+    return ends_with(data->name, length, "weight") ||
+           (data->rank > 2 && strstr(data->name, ".experts.") != NULL);
+}
+
 /* Whether `data` can be the codes of a weight by a row of the table: its name, dtype and rank. */
 static bool is_data(const struct opaq_layout_row *row, const struct st_tensor *data) {
     const size_t length = strlen(data->name);
-    const char *const plain_end = row->layout == OPAQ_LAYOUT_GPT_OSS ? "_proj" : "weight";
     return ends_with(data->name, length, row->data) && data->rank >= 2 && data->rank <= 4 &&
            has_word(row->data_dtypes, st_dtype_name(data->dtype)) &&
-           ends_with(data->name, length - strlen(row->data), plain_end);
+           is_weight_name(row, data, length - strlen(row->data));
 }
 
 /* A weight of these codes with the tensors that belong to it, if there is a tensor that can be its scales. The name is
