@@ -88,9 +88,9 @@ static const char *const quantize_examples[] = {
 /* ---- convert */
 
 static const char convert_description[] =
-    "Writes the quantized checkpoint SRC to DST in another layout, without rounding anything: codes stay as they "
-    "are, and scales that the other layout cannot hold exactly are an error. With --layout plain weights are decoded "
-    "to floats.\n"
+    "Writes the quantized checkpoint SRC to DST in another layout without quantizing again: codes and block scales "
+    "stay as they are, and a global scale becomes one over it where one layout divides and the other multiplies. "
+    "Converting back gives the same bytes. With --layout plain weights are decoded to floats.\n"
     CHECKPOINT
     ALL_OR_NOTHING;
 
