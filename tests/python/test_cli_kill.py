@@ -38,9 +38,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name = f"model-{number + 1:05}-of-{FILES:05}.safetensors"
         bits = torch.Generator().manual_seed(number)
         tensors = {
-            f"model.layers.{number}.mlp.w{i}.weight": torch.randn(
-                ROWS, COLUMNS, generator=random_bits
-            ).bfloat16()
+            f"model.layers.{number}.mlp.w{i}.weight": torch.randn(ROWS, COLUMNS, generator=bits).bfloat16()
             for i in range(WEIGHTS)
         }
         save_file(tensors, folder / name, metadata={"format": "pt"})
