@@ -53,7 +53,7 @@ def problem(path: Path, target: str, allowed: set[str]) -> str | None:
     if parts[0] == "opaq":
         return None if (ROOT / "include" / target).is_file() else "is not a public header"
     if len(parts) == 1:
-        if allowed:  # in src a private header is named with its layer
+        if path.is_relative_to(ROOT / "src"):  # there a private header is named with its layer
             return "has no layer in front"
         return None if (path.parent / target).is_file() else "is not beside the file"
     if parts[0] not in allowed:
@@ -79,7 +79,7 @@ def check(path: Path, allowed: set[str]) -> list[str]:
 def repeated_names() -> list[str]:
     places = defaultdict(list)
     for path in tracked():
-        if path.name in MAY_REPEAT or "seeds" in path.parts:
+        if path.name in MAY_REPEAT or {"seeds", "hostile"} & set(path.parts):
             continue
         places[path.name].append(str(path.relative_to(ROOT)))
     return [f"the name is used more than once: {', '.join(sorted(p))}" for p in places.values() if len(p) > 1]
