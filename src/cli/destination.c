@@ -92,6 +92,10 @@ static enum opaq_status take_folder(struct destination *destination, struct plan
     if (status != OPAQ_OK) {
         return status;
     }
+    const char *other = NULL;
+    for (size_t i = 0; i < count && other == NULL; ++i) {
+        other = is_own_file(names[i]) ? NULL : names[i]; /* a job may have been killed when it had just begun */
+    }
     char *job = NULL;
     size_t job_bytes = 0;
     const bool has_job = folder_has(&folder, job_name);
@@ -108,10 +112,10 @@ static enum opaq_status take_folder(struct destination *destination, struct plan
                       "%s holds the beginning of a job with other settings, another source or another version "
                       "of opaq; --overwrite replaces it",
                       destination->path);
-    } else if (count != 0) {
+    } else if (other != NULL) {
         status = opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                            "%s has files already (%s); --overwrite replaces a model in it", destination->path,
-                           names[0]);
+                           other);
     }
     free(job);
     folder_free_names(names, count);
