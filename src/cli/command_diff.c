@@ -84,7 +84,11 @@ static void print_diff(const struct checkpoint *a, const struct checkpoint *b, c
     print_keys("metadata: ", &diff->metadata);
     printf("\nquantization_config: %s\n", diff->is_quantization_equal ? "equal" : "different");
     if (diff->count == 0) {
-        printf("all %zu %s are equal\n", diff->compared, what);
+        printf("all %zu %s are equal", diff->compared, what);
+        if (diff->rounded != 0) {
+            printf(", %zu of them up to the rounding of float32", diff->rounded);
+        }
+        printf("\n");
         return;
     }
     size_t counts[SORTS] = {0};
@@ -147,6 +151,7 @@ static enum exit_code print_json(const struct command_call *call, const struct c
     yyjson_mut_obj_add_bool(document, root, "equal", is_equal(diff));
     yyjson_mut_obj_add_bool(document, root, "values", diff->has_values);
     yyjson_mut_obj_add_uint(document, root, "compared", diff->compared);
+    yyjson_mut_obj_add_uint(document, root, "rounded", diff->rounded);
     add_tensors(document, diff);
     add_keys(document, "config", &diff->config);
     add_keys(document, "metadata", &diff->metadata);

@@ -177,7 +177,8 @@ static const char diff_description[] =
     "contents; also config.json and the files' metadata. In which file a tensor lies is no difference.\n"
     CHECKPOINT
     "Exits with 0 if there is no difference and with 1 if there is one; with --values only the values count.\n"
-    "With --json one object: a, b, equal, values, compared, only_in_a, only_in_b, other_type, different (name, a, b, "
+    "With --json one object: a, b, equal, values, compared, rounded (equal up to the rounding of float32: layouts "
+    "divide by the global scale or multiply), only_in_a, only_in_b, other_type, different (name, a, b, "
     "bytes or elements, of, largest, sqnr_db), config, metadata, quantization_config_equal.\n";
 
 static const struct option_row diff_options[] = {

@@ -159,13 +159,28 @@ static char *describe_weight(const struct weight *weight) {
     return text.bytes;
 }
 
+static bool is_equal(const struct comparison *comparison) {
+    return comparison->has_error ? comparison->different_elements == 0 : comparison->is_equal;
+}
+
+/* The same format in another layout, and nothing but rounding between them. */
+static bool is_other_layout(const struct comparison *comparison) {
+    const struct opaq_layout_row *const a = comparison->pair->original.weight->row;
+    const struct opaq_layout_row *const b = comparison->pair->quantized.weight->row;
+    return a != NULL && b != NULL && a != b && a->format == b->format && comparison->has_error &&
+           comparison->different_elements == comparison->rounded_elements;
+}
+
 static void add_comparison(struct model_diff *diff, const struct comparison *comparison) {
     const struct weight_pair *const pair = comparison->pair;
     const struct weight *const a = pair->original.weight;
     const struct weight *const b = pair->quantized.weight;
     diff->compared += a != NULL && b != NULL;
-    if (a != NULL && b != NULL &&
-        (comparison->has_error ? comparison->different_elements == 0 : comparison->is_equal)) {
+    if (a != NULL && b != NULL && is_equal(comparison)) {
+        return;
+    }
+    if (a != NULL && b != NULL && is_other_layout(comparison)) {
+        ++diff->rounded;
         return;
     }
     const bool is_read = comparison->has_error || (a != NULL && b != NULL && pair_is_bytes(pair));

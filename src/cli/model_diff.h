@@ -33,6 +33,8 @@ struct key_differences {
 struct model_diff {
     bool has_values; /* weights were compared by what they stand for, else tensors by their bytes */
     size_t compared; /* in both */
+    size_t
+        rounded; /* of these: equal codes in two layouts, and values that differ in float32's rounding only */
     struct tensor_difference *tensors; /* by name */
     size_t count;
     size_t capacity;

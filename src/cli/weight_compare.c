@@ -214,6 +214,7 @@ static void finish_pair(const struct error_sums *sums, struct comparison *result
     if (result->has_error) {
         weight_error_of(sums, &result->error);
         result->different_elements = sums->elements - sums->exact - sums->agreeing;
+        result->rounded_elements = sums->rounded;
     }
     result->is_equal =
         pair_is_bytes(result->pair) ? result->different_bytes == 0 : result->different_elements == 0;

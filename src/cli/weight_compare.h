@@ -13,6 +13,7 @@ struct comparison {
     bool is_equal;               /* byte for byte, or in all values if the dtypes differ */
     uint64_t different_bytes;    /* where bytes were compared */
     uint64_t different_elements; /* where values were */
+    uint64_t rounded_elements;   /* of these: by a few roundings of float32 only */
     struct weight_error error;
 };
 

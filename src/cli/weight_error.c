@@ -7,6 +7,10 @@
 
 enum { MAGNITUDE_SHIFT = 20 }; /* of a float's bits to its bin */
 
+/* Two layouts of the same codes differ by this much: one divides by the global scale, the other multiplies with its
+ * inverse. Five roundings, 2^-24 each. */
+static const double rounding = 0x1p-21;
+
 void error_sums_clear(struct error_sums *sums) {
     memset(sums, 0, sizeof *sums);
     sums->largest_at = -1;
@@ -58,6 +62,7 @@ void error_sums_add(struct error_sums *sums, const float *original, const float 
             continue;
         }
         ++sums->magnitudes[magnitude_bin(error)];
+        sums->rounded += error <= rounding * fabs(x);
         if (error > sums->largest) {
             sums->largest = error;
             sums->largest_at = first + (int64_t)i;
@@ -77,6 +82,7 @@ void error_sums_join(struct error_sums *sums, const struct error_sums *later) {
     sums->error2 += later->error2;
     sums->elements += later->elements;
     sums->exact += later->exact;
+    sums->rounded += later->rounded;
     sums->skipped += later->skipped;
     sums->agreeing += later->agreeing;
     sums->original_not_finite += later->original_not_finite;

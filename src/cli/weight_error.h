@@ -20,7 +20,8 @@ struct error_sums {
     double largest; /* |error|, and its element; -1 if there is none */
     int64_t largest_at;
     uint64_t elements;
-    uint64_t exact; /* errors of zero */
+    uint64_t exact;   /* errors of zero */
+    uint64_t rounded; /* errors that are not zero, but within what a few roundings of float32 make */
     /* NaNs and infinities; elements with one are skipped in all of the above */
     uint64_t skipped;
     uint64_t agreeing; /* of those that were skipped: the same on both sides */

@@ -102,11 +102,18 @@ def test_layouts_of_the_same_codes(tmp_path: Path) -> None:
     assert not cli.run_json("diff", a, b, code=1)["equal"]
     found = cli.run_json("diff", "--values", a, b)
     assert found["equal"] and not found["quantization_config_equal"]
+    assert found["rounded"] == 0
+    third = torch.tensor(3000.0)  # whose inverse is rounded
+    stored[Q + "_global_scale"], other[Q + "_scale_2"] = third.reshape(1), 1 / third
+    cli.write_model(a, stored, cli.ct_config("nvfp4"))
+    cli.write_model(b, other, {"quant_method": "modelopt", "quant_algo": "NVFP4"})
+    found = cli.run_json("diff", "--values", a, b)
+    assert found["equal"] and found["rounded"] == 1
     other[Q] = other[Q] ^ 0x10
     cli.write_model(b, other, {"quant_method": "modelopt", "quant_algo": "NVFP4"})
     found = cli.run_json("diff", "--values", a, b, code=1)
     assert names(found) == {"different": [Q]}
-    assert 0 < found["different"][0]["elements"] <= stored[Q + "_packed"].numel()
+    assert 0 < found["different"][0]["elements"] <= 2 * stored[Q + "_packed"].numel()
 
 
 def test_not_finite(tmp_path: Path) -> None:

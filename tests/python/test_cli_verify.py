@@ -197,6 +197,27 @@ def test_stacked_experts(tmp_path: Path) -> None:
     assert found["weights"][0]["verdict"] == "missing"
 
 
+@pytest.mark.parametrize("name", sorted(cli.CT_METHODS))
+def test_quantized_stacks(tmp_path: Path, name: str) -> None:
+    """A stack of experts whose codes and scales are stacks too."""
+    stack = "model.layers.0.mlp.experts.down_proj"
+    x = torch.randn(3, 256, 64, generator=torch.Generator().manual_seed(4)).bfloat16()
+    single = [cli.quantized_tensors({Q: x[expert]}, name) for expert in range(3)]
+    stored = {
+        key.replace(Q, stack): torch.stack([each[key].reshape(each[key].shape or (1,)) for each in single])
+        for key in single[0]
+    }
+    if name == "nvfp4":
+        stored[stack + "_global_scale"] = stored[stack + "_global_scale"].reshape(3)
+    found = cli.run_json("verify", *pair(tmp_path, {stack: x}, stored, name))
+    y = torch.stack([cli.dequantized(each, Q, name) for each in single])
+    weight = found["weights"][0]
+    assert weight["kind"] == name
+    assert weight["sqnr_db"] == pytest.approx(figures(x, y)["sqnr_db"], rel=1e-9)
+    matrix, row, column = weight["largest_at"]
+    assert abs(float(x[matrix, row, column].double() - y[matrix, row, column])) == weight["largest_error"]
+
+
 def test_gpt_oss(tmp_path: Path) -> None:
     """Its plain experts are held transposed."""
     name = "model.layers.0.mlp.experts.down_proj"
