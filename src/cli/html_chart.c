@@ -78,7 +78,7 @@ static bool split_name(const char *name, struct point *point) {
         if (is_number(part, length)) {
             point->layer = has_layer ? point->layer : strtoll(part, NULL, 10);
             has_layer = true;
-        } else if (length != 0 && strncmp(part, "weight", length) != 0) {
+        } else if (length != 0 && (length != strlen("weight") || strncmp(part, "weight", length) != 0)) {
             module = part;
             module_length = length;
         }

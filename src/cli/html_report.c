@@ -138,7 +138,7 @@ static void add_kinds(const struct judgement *judgement, struct text *page) {
  * point, or all that count if `is_short`. */
 static void add_number(struct text *page, bool is_there, int digits, bool is_short, double value) {
     const double largest = 1e308;
-    text_print(page, "<td data-v=\"%.9g\">", is_there && value < largest ? value : largest);
+    text_print(page, "<td data-v=\"%.9g\">", is_there ? fmax(-largest, fmin(value, largest)) : largest);
     if (!is_there) {
         text_print(page, "-");
     } else if (!isfinite(value)) {
