@@ -69,8 +69,9 @@ static void print_sort(const struct model_diff *diff, enum difference_sort sort)
 
 static void print_keys(const char *title, const struct key_differences *keys) {
     for (size_t i = 0; i < keys->count; ++i) {
-        printf("%s%s\"%s\": %s\n", i == 0 ? "\n" : "", title, keys->items[i].key,
-               sorts[keys->items[i].sort].title);
+        printf("%s%s\"", i == 0 ? "\n" : "", title);
+        print_shown(keys->items[i].key, stdout);
+        printf("\": %s\n", sorts[keys->items[i].sort].title);
     }
 }
 

@@ -50,8 +50,11 @@ static void print_head(const struct inspection *found) {
     if (quantization != NULL) {
         const char *const method = method_of(quantization);
         const char *const format = json_member_text(quantization, "format");
-        printf("  config   %s%s%s\n", method == NULL ? "no quant_method" : method, format == NULL ? "" : ", ",
-               format == NULL ? "" : format);
+        printf("  config   ");
+        print_shown(method == NULL ? "no quant_method" : method, stdout);
+        print_shown(format == NULL ? "" : ", ", stdout);
+        print_shown(format == NULL ? "" : format, stdout);
+        printf("\n");
     }
 }
 
@@ -133,7 +136,9 @@ static void print_tensors(const struct inspection *found) {
 
 static void print_notes(const struct model_notes *notes) {
     for (size_t i = 0; i < notes->count; ++i) {
-        printf("%snote: %s\n", i == 0 ? "\n" : "", notes->lines[i]);
+        printf("%snote: ", i == 0 ? "\n" : "");
+        print_shown(notes->lines[i], stdout);
+        printf("\n");
     }
 }
 

@@ -2,6 +2,7 @@
 #include "cli/report_table.h"
 
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,4 +83,16 @@ void table_end(struct report_table *table, FILE *file) {
     free(table->cells);
     free(widths);
     free(table);
+}
+
+void print_shown(const char *text, FILE *file) {
+    for (; *text != '\0'; ++text) {
+        const unsigned char byte = (unsigned char)*text;
+        const bool is_high_control =
+            byte == 0xC2 && (unsigned char)text[1] >= 0x80 && (unsigned char)text[1] < 0xA0;
+        if (is_high_control) { /* U+0080 to U+009F */
+            ++text;
+        }
+        fputc(byte < 0x20 || byte == 0x7F || is_high_control ? '?' : byte, file);
+    }
 }

@@ -160,6 +160,19 @@ def test_trouble(tmp_path: Path) -> None:
     assert "its header would have" in cli.run("inspect", tmp_path, code=3)
 
 
+def test_control_characters(tmp_path: Path) -> None:
+    """Terminals obey them; JSON escapes them."""
+    method = "gptq\x1b[31m\x9bred\nline"
+    folder = cli.write_model(tmp_path, {"x": torch.ones(2)}, {"quant_method": method, "\x1b[2J": 1})
+    assert "gptq?[31m?red?line" in cli.run("inspect", folder)
+    assert cli.run_json("inspect", folder)["config"]["method"] == method
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "\x1b[2J": 2}))
+    other = cli.write_model(tmp_path / "other", {"x": torch.ones(2)})
+    told = cli.run("diff", folder, other, code=1)
+    assert 'config.json: "?[2J": only in A' in told and "\x1b" not in told
+
+
 def test_empty(tmp_path: Path) -> None:
     found = cli.run_json("inspect", cli.write_model(tmp_path, {"a": torch.zeros(0, 5), "b": torch.zeros(())}))
     assert found["totals"]["parameters"] == 1
