@@ -186,9 +186,7 @@ static enum exit_code compare(const struct command_call *call, const struct chec
     progress_end(progress, status == OPAQ_OK);
     enum exit_code code = is_stopped ? EXIT_STOPPED : EXIT_TROUBLE;
     if (status != OPAQ_OK) {
-        if (!is_stopped) {
-            complain(call, "%s", error.text);
-        }
+        complain(call, "%s", error.text);
     } else {
         diff_keys(a, b, &diff);
         code = EXIT_FINE;

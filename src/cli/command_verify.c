@@ -80,7 +80,7 @@ static enum exit_code verify(const struct command_call *call, const struct check
         code = report(call, &pairs, &judgement);
         judgement_free(&judgement);
         free(comparisons);
-    } else if (!is_stopped) {
+    } else {
         complain(call, "%s", error.text);
     }
     weight_pairs_free(&pairs);
