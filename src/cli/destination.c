@@ -73,11 +73,23 @@ static void find_done(struct destination *destination, const struct plan *plan) 
     }
 }
 
+/* A file that opaq did not leave half written; NULL if there is none. Such a file may be all that is there: a run that was
+ * killed while it wrote down its job. */
+static const char *find_other_file(char **names, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+        if (!is_own_file(names[i])) {
+            return names[i];
+        }
+    }
+    return NULL;
+}
+
 /* What an earlier model left would be loaded with this one. */
 static void remove_old_model(const struct destination *destination, char **names, size_t count) {
     for (size_t i = 0; i < count; ++i) {
-        if (ends_with(names[i], ".safetensors") || ends_with(names[i], ".safetensors.index.json") ||
-            strcmp(names[i], "config.json") == 0 || strcmp(names[i], "hf_quant_config.json") == 0) {
+        if (is_own_file(names[i]) || ends_with(names[i], ".safetensors") ||
+            ends_with(names[i], ".safetensors.index.json") || strcmp(names[i], "config.json") == 0 ||
+            strcmp(names[i], "hf_quant_config.json") == 0) {
             unlinkat(destination->folder, names[i], 0);
         }
     }
@@ -91,10 +103,6 @@ static enum opaq_status take_folder(struct destination *destination, struct plan
     enum opaq_status status = folder_list(&folder, &names, &count, error);
     if (status != OPAQ_OK) {
         return status;
-    }
-    const char *other = NULL;
-    for (size_t i = 0; i < count && other == NULL; ++i) {
-        other = is_own_file(names[i]) ? NULL : names[i]; /* a job may have been killed when it had just begun */
     }
     char *job = NULL;
     size_t job_bytes = 0;
@@ -112,10 +120,10 @@ static enum opaq_status take_folder(struct destination *destination, struct plan
                       "%s holds the beginning of a job with other settings, another source or another version "
                       "of opaq; --overwrite replaces it",
                       destination->path);
-    } else if (other != NULL) {
+    } else if (find_other_file(names, count) != NULL) {
         status = opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                            "%s has files already (%s); --overwrite replaces a model in it", destination->path,
-                           other);
+                           find_other_file(names, count));
     }
     free(job);
     folder_free_names(names, count);
