@@ -79,6 +79,8 @@ def llama(dtype: str) -> Tensors:
     return {name: tensor.to(DTYPES[dtype]) for name, tensor in made.items()}
 
 
+OTHERS = """bool uint8 int8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex64
+    float8_e5m2 float8_e4m3fn float8_e8m0fnu float8_e4m3fnuz float8_e5m2fnuz float4_e2m1fn_x2""".split()
 ODD = {"a": (5, 48), "b": (7, 32), "c": (130, 144), "d": (3, 16), "e": (129, 256), "f": (64, 40), "g": (1, 128)}
 
 
@@ -90,7 +92,11 @@ def odd(dtype: str) -> Tensors:
         w = values.matrix(rows, padded, seed, low=-12, high=-6)[:, :columns]
         made[f"model.layers.0.{name}.weight"] = torch.from_numpy(w.copy()).to(DTYPES[dtype])
     made["model.layers.0.bias"] = torch.ones(7, dtype=DTYPES[dtype])
-    made["model.positions"] = torch.arange(12).reshape(3, 4)
+    for name in OTHERS:
+        other = getattr(torch, name)
+        made[f"model.as_{name}"] = torch.arange(8 * other.itemsize, dtype=torch.uint8).view(other).reshape(2, 4)
+    made['model.scalar \\ "重'] = torch.tensor(1.5)
+    made["model.empty"] = torch.zeros(3, 0, 5)
     return made
 
 
