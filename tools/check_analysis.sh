@@ -27,7 +27,7 @@ if [ -n "$tidy" ]; then
     # Fuzz targets are not in the database; clang-tidy takes the flags of a neighbour for them. Assertions are
     # switched on, because they tell the analyzer what always holds.
     printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P "$jobs" "$tidy" -p "$database" --quiet --extra-arg=-UNDEBUG \
-        2>build-tidy.log || {
+        --extra-arg=-isystem"$PWD/third_party/yyjson" 2>build-tidy.log || {
         grep -v 'warnings\? generated' build-tidy.log || true
         rm -f build-tidy.log
         exit 1

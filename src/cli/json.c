@@ -20,12 +20,13 @@ static enum opaq_status check_keys(yyjson_val *object, const char *file, struct 
     if (count < 2) {
         return OPAQ_OK;
     }
-    yyjson_val **const keys = alloc_array(count, sizeof *keys);
+    const size_t bytes = sizeof(yyjson_val *); /* NOLINT(bugprone-sizeof-expression): pointers are sorted */
+    yyjson_val **const keys = alloc_array(count, bytes);
     yyjson_obj_iter iterator = yyjson_obj_iter_with(object);
     for (size_t i = 0; i < count; ++i) {
         keys[i] = yyjson_obj_iter_next(&iterator);
     }
-    qsort(keys, count, sizeof *keys, compare_keys);
+    qsort(keys, count, bytes, compare_keys);
     enum opaq_status status = OPAQ_OK;
     for (size_t i = 1; i < count && status == OPAQ_OK; ++i) {
         if (compare_keys(&keys[i - 1], &keys[i]) == 0) {

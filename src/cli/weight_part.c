@@ -27,7 +27,10 @@ static const struct {
 };
 
 static yyjson_val *config_member(const struct model *model, const char *key) {
-    yyjson_val *const root = model->config == NULL ? NULL : yyjson_doc_get_root(model->config);
+    if (model->config == NULL) {
+        return NULL;
+    }
+    yyjson_val *const root = yyjson_doc_get_root(model->config);
     yyjson_val *const found = yyjson_obj_get(root, key);
     return found != NULL ? found : yyjson_obj_get(yyjson_obj_get(root, "text_config"), key);
 }
