@@ -86,7 +86,7 @@ def check_partial(target: Path, finished: Folder) -> int:
 
 def wait_for_work(process: subprocess.Popen[str] | subprocess.Popen[bytes], target: Path) -> None:
     """Until a file is being written, or it has ended."""
-    while process.poll() is None and not list(target.glob(".*.opaq-partial")):
+    while process.poll() is None and not list(target.glob(".*.safetensors.opaq-partial")):
         time.sleep(0.001)
 
 
@@ -194,7 +194,7 @@ def test_a_source_that_shrinks(source: Path, finished: tuple[Folder, float], tmp
     assert process.returncode == 3, error
     assert error.startswith(f"opaq quantize: {last} has become shorter while it was read"), error
     assert check_partial(target, finished[0]) < FILES
-    assert not (target / last.name).exists() and list(target.glob(".*.opaq-partial")) == []
+    assert not (target / last.name).exists() and list(target.glob(".*.safetensors.opaq-partial")) == []
 
 
 def test_a_source_that_changes_between_runs(
