@@ -194,7 +194,7 @@ def test_a_source_that_shrinks(source: Path, finished: tuple[Folder, float], tmp
     assert process.returncode == 3, error
     assert error.startswith(f"opaq quantize: {last} has become shorter while it was read"), error
     assert check_partial(target, finished[0]) < FILES
-    assert not (target / last.name).exists() and list(target.glob(".*.safetensors.opaq-partial")) == []
+    assert not (target / last.name).exists() and list(target.glob(".*.opaq-partial")) == []
 
 
 def test_a_source_that_changes_between_runs(
