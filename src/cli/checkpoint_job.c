@@ -11,6 +11,7 @@
 #include "cli/interrupt.h"
 #include "cli/plan_run.h"
 #include "cli/quantization_config.h"
+#include "cli/units.h"
 
 static const char weight_end[] = ".weight";
 
@@ -162,12 +163,12 @@ static void summarize(const struct checkpoint_job *job, const char *path, bool i
         elements += (uint64_t)part->rows * (uint64_t)part->columns;
         ++made;
     }
-    printf("%s: %zu tensors in %zu file%s, %.3f GB of tensors (source: %.3f GB)\n", path, entries,
-           plan->file_count, plan->file_count == 1 ? "" : "s", (double)plan_tensor_bytes(plan) / 1e9,
-           (double)source_tensor_bytes(plan->weights->model) / 1e9);
+    printf("%s: %zu tensors in %zu file%s, %s (source: %s)\n", path, entries, plan->file_count,
+           plan->file_count == 1 ? "" : "s", size_text(plan_tensor_bytes(plan)).text,
+           size_text(source_tensor_bytes(plan->weights->model)).text);
     if (made != 0) {
-        printf("%s %zu matrices of %.3f billion weights as %s%s%s: %.3f bits a weight\n",
-               is_dry ? "would write" : "wrote", made, (double)elements / 1e9,
+        printf("%s %zu matrices of %.1f million weights as %s%s%s: %.3f bits a weight\n",
+               is_dry ? "would write" : "wrote", made, (double)elements / 1e6,
                job->row == NULL ? "floats" : opaq_format_row(job->row->format)->name,
                job->row == NULL ? "" : ", ", job->row == NULL ? "" : opaq_layout_name(job->row->layout),
                elements == 0 ? 0.0 : (double)bytes * 8.0 / (double)elements);
