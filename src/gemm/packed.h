@@ -85,15 +85,24 @@ struct packed_rows {
 };
 
 /* Tiles [begin, end) of the weight's rows (16 or 32 each) times all rows of x, into float32 y[m * y_step + n]; only n
- * below the weight's rows are written. `panel` is scratch of packed_kernel.panel_bytes, aligned to 64. The result
+ * below the weight's rows are written. `panel` is scratch of packed_panel_bytes, aligned to 64. The result
  * includes all scales and factors. */
 struct packed_kernel {
     const char *name; /* "packed_nvfp4_fast_avx512" */
     void (*run)(const struct packed_weight *weight, const struct packed_rows *x, int64_t begin, int64_t end,
                 float *y, int64_t y_step, void *panel);
-    int64_t panel_bytes; /* for each task; does not depend on sizes */
+    int64_t panel_bytes; /* for each task */
+    int64_t few_bytes;   /* the same where x has few rows */
     int64_t unit;        /* tiles that a task should take at least, a power of two: streams read side by side */
 };
+
+enum { PACKED_FEW_ROWS = 8 };
+
+/* Scratch memory of a task whose x has so many rows. What is asked for by every call should be small: large memory comes
+ * from the system each time, page by page. */
+static inline int64_t packed_panel_bytes(const struct packed_kernel *kernel, int64_t rows) {
+    return rows <= PACKED_FEW_ROWS ? kernel->few_bytes : kernel->panel_bytes;
+}
 
 /* One for each instruction set; entries may be empty, the reference's are not. */
 struct packed_table {

@@ -244,8 +244,8 @@ static void run_avx2(const struct packed_weight *weight, const struct packed_row
 
 /* clang-format off */
 #define AVX2(format, precision) \
-    {"packed_" #format "_" #precision "_avx2", run_avx2, (int64_t)sizeof(struct panel), PACKED_STREAMS}
-#define NONE {NULL, NULL, 0, 0}
+    {"packed_" #format "_" #precision "_avx2", run_avx2, (int64_t)sizeof(struct panel), 0, PACKED_STREAMS}
+#define NONE {NULL, NULL, 0, 0, 0}
 
 const struct packed_table packed_table_avx2 = {
     "avx2", OPAQ_CPU_AVX2, {

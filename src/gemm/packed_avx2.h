@@ -38,8 +38,8 @@
 enum {
     PACKED_LANES = 8,
     PACKED_HALVES = TILE4_ROWS / PACKED_LANES,
-    PACKED_STREAMS = 4, /* tiles of different rows that are read side by side */
-    PACKED_FEW = 8,     /* rows of x that are multiplied while the weight is read */
+    PACKED_STREAMS = 4,           /* tiles of different rows that are read side by side */
+    PACKED_FEW = PACKED_FEW_ROWS, /* rows of x that are multiplied while the weight is read */
     PACKED_GROUPS = TILE4_COLUMNS / TILE4_GROUP,
     PACKED_AHEAD_BYTES = 256,
     PACKED_SWEEP_ROWS = 6,     /* of floats that go over a piece together */

@@ -28,12 +28,12 @@
 
 enum {
     LANES = 16,
-    GROUP_ROWS = 8,  /* rows of x that are multiplied at once, at most */
-    FEW_KINDS = 4,   /* groups of 1, 2, 4 or 8 rows have a loop of their own */
-    STREAMS = 4,     /* tiles side by side where the weight is streamed, at most */
-    PANEL_TILES = 2, /* tiles side by side where it is decoded into a panel */
-    LINE = 64,       /* bytes of memory that come together, and of a vector */
-    HALF_COLUMNS = 8 /* of a half of a group of codes: one line */
+    GROUP_ROWS = PACKED_FEW_ROWS, /* rows of x that are multiplied at once, at most */
+    FEW_KINDS = 4,                /* groups of 1, 2, 4 or 8 rows have a loop of their own */
+    STREAMS = 4,                  /* tiles side by side where the weight is streamed, at most */
+    PANEL_TILES = 2,              /* tiles side by side where it is decoded into a panel */
+    LINE = 64,                    /* bytes of memory that come together, and of a vector */
+    HALF_COLUMNS = 8              /* of a half of a group of codes: one line */
 };
 _Static_assert(TILE4_ROWS - LANES == 0, "a tile's rows are the lanes");
 

@@ -41,7 +41,7 @@ static struct batch_sizes sizes_of(const struct packed_batch *batch) {
     sizes.tiles = ceil_div(batch->partner != 0 ? batch->partner : b->plain.rows, sizes.tile_rows);
     sizes.units = ceil_div(sizes.tiles, sizes.kernel->unit);
     sizes.chunks = min_int64(CHUNK_LIMIT, batch->count * sizes.units);
-    sizes.panel_bytes = round_up(sizes.kernel->panel_bytes, 64);
+    sizes.panel_bytes = round_up(packed_panel_bytes(sizes.kernel, batch->rows), 64);
     sizes.row_factors = packed_rows_bytes(sizes.precision, batch->rows, packed_padded_columns(b));
     sizes.panels = sizes.row_factors + (size_t)(batch->count * packed_row_factor_bytes(b));
     sizes.all = sizes.panels + (size_t)(sizes.chunks * sizes.panel_bytes);

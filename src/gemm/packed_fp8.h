@@ -49,7 +49,7 @@ enum {
     STRIP_ROWS = 2 * LANES,
     STRIPS = TILE8_ROWS / STRIP_ROWS, /* in a tile */
     /* few tokens */
-    DIRECT_TOKENS = 8,
+    DIRECT_TOKENS = PACKED_FEW_ROWS,
     STREAMS = 4, /* tiles read side by side, a block of each in turn */
     /* many tokens */
     SWEEP_BLOCKS = 4, /* decoded at a time: 16 KiB of a tile */
@@ -483,7 +483,10 @@ static void run_packed_fp8(const struct packed_weight *weight, const struct pack
     }
 }
 
-#define KERNEL(format, precision, isa) \
-    { "packed_" #format "_" #precision "_" #isa, run_packed_fp8, sizeof(union fp8_panel), STREAMS }
+#define KERNEL(format, precision, isa)                                                      \
+    {                                                                                       \
+        "packed_" #format "_" #precision "_" #isa, run_packed_fp8, sizeof(union fp8_panel), \
+            sizeof(struct direct_panel), STREAMS                                            \
+    }
 
 #endif

@@ -110,8 +110,8 @@ static void run_ref(const struct packed_weight *weight, const struct packed_rows
 }
 
 /* clang-format off */
-#define REF(format, precision) {"packed_" #format "_" #precision "_ref", run_ref, 0, 1}
-#define NONE                   {NULL, NULL, 0, 0}
+#define REF(format, precision) {"packed_" #format "_" #precision "_ref", run_ref, 0, 0, 1}
+#define NONE                   {NULL, NULL, 0, 0, 0}
 
 const struct packed_table packed_table_ref = {
     "ref", 0, {

@@ -4,8 +4,10 @@
 #include "gemm/packed_avx512.h"
 
 #include "base/checked.h"
+#include "gemm/packed_kernels_avx512.h"
 
 enum { CHUNK_ROWS = 256 };
+_Static_assert(RECORDS_BYTES - PACKED_FEW_SCRATCH_AVX512 == 0, "few rows need records only");
 
 /* Where the sums of one tile go. */
 struct tile_place {

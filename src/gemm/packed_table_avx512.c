@@ -6,7 +6,8 @@
 #if defined(__x86_64__)
 /* clang-format off */
 #define ENTRY(format, precision, run) \
-    {"packed_" #format "_" #precision "_avx512", packed_##format##_##run##_avx512, PACKED_SCRATCH_AVX512, 4}
+    {"packed_" #format "_" #precision "_avx512", packed_##format##_##run##_avx512, PACKED_SCRATCH_AVX512, \
+     PACKED_FEW_SCRATCH_AVX512, 4}
 
 const struct packed_table packed_table_avx512 = {
     "avx512", OPAQ_CPU_AVX512 | OPAQ_CPU_AVX512_VBMI | OPAQ_CPU_AVX512_VNNI, {

@@ -144,7 +144,7 @@ static const struct packed_table *const *runnable(int i) {
 static void run(const struct packed_kernel *kernel, const struct packed_weight *weight,
                 const struct packed_rows *x, int64_t step, float *y, int64_t y_step) {
     const int64_t tiles = ceil_div(weight->rows, packed_tile_rows(weight->format));
-    void *const panel = packed_allocate(kernel->panel_bytes);
+    void *const panel = packed_allocate(packed_panel_bytes(kernel, x->rows));
     for (int64_t begin = 0; begin < tiles; begin += step == 0 ? tiles : step) {
         kernel->run(weight, x, begin, step == 0 ? tiles : min_int64(begin + step, tiles), y, y_step, panel);
     }
@@ -548,6 +548,8 @@ static void tables_are_whole(void) {
                     CHECK(one->name != NULL && strstr(one->name, tables[t]->name) != NULL);
                     CHECK(one->unit >= 1 && (one->unit & (one->unit - 1)) == 0);
                     CHECK(one->panel_bytes >= 0 && one->panel_bytes <= 1 << 20);
+                    CHECK(one->few_bytes >= 0 && one->few_bytes <= 1 << 18 &&
+                          one->few_bytes <= one->panel_bytes);
                 }
             }
             const struct packed_table *const *table;
