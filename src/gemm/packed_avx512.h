@@ -131,15 +131,16 @@ PACKED_INLINE void decode_words(__m512i table, const uint8_t *half, __m512i *w) 
     w[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), table);
 }
 
-/* Of a half: columns 4 q to 4 q + 3 of each row, as floats. Two columns are looked up at once, as words of a lane. */
-PACKED_INLINE void decode_floats(__m512i table, __m512i codes, int q, __m512 *w) {
-    const __m512i upper = _mm512_set1_epi32(-0x10000);
-    const __m512i even = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, (unsigned)(4 * q)), table);
-    const __m512i odd = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, (unsigned)(4 * q + 8)), table);
-    w[0] = _mm512_castsi512_ps(_mm512_slli_epi32(even, 16));
-    w[1] = _mm512_castsi512_ps(_mm512_slli_epi32(odd, 16));
-    w[2] = _mm512_castsi512_ps(_mm512_and_si512(even, upper));
-    w[3] = _mm512_castsi512_ps(_mm512_and_si512(odd, upper));
+/* Of a half: columns c and c + 2 of each row, as words of a lane; c is 0, 1, 4 or 5. */
+PACKED_INLINE __m512i look_up_pair(__m512i table, __m512i codes, int c) {
+    return _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, (unsigned)(c % 4 * 8 + c / 4 * 4)), table);
+}
+
+/* The first or the second of these, as floats. */
+PACKED_INLINE __m512 first_of_pair(__m512i pair) { return _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)); }
+
+PACKED_INLINE __m512 second_of_pair(__m512i pair) {
+    return _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(-0x10000)));
 }
 
 /* ---- scales ---- */
@@ -160,6 +161,12 @@ PACKED_INLINE __m512 decode_scale_e4m3(const uint8_t *codes) {
 /* The same where no scale is negative or NaN. */
 PACKED_INLINE __m512 decode_plain_scale_e4m3(const uint8_t *codes) {
     return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_scale_codes(codes)), 7));
+}
+
+/* The value itself where all scales are positive and normal in their format. */
+PACKED_INLINE __m512 decode_normal_scale_e4m3(const uint8_t *codes) {
+    const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(load_scale_codes(codes)), 20);
+    return _mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32((127 - 7) << 23)));
 }
 
 /* e8m0 as two factors, of which the second is 1 unless the scale is too small for a normal float: no product has a
@@ -195,6 +202,17 @@ PACKED_INLINE bool is_plain_e4m3(const uint8_t *scale, int64_t step, int tiles) 
         largest = _mm512_max_epu8(largest, _mm512_loadu_si512(scale + t * step));
     }
     return _mm512_cmpge_epu8_mask(largest, _mm512_set1_epi8(0x7F)) == 0;
+}
+
+/* Whether they are positive and normal in their format. */
+PACKED_INLINE bool is_normal_e4m3(const uint8_t *scale, int64_t step, int tiles) {
+    const __m512i lowest = _mm512_set1_epi8(8);
+    __m512i largest = _mm512_setzero_si512();
+    PACKED_UNROLL
+    for (int t = 0; t < tiles; ++t) { /* what is less becomes large */
+        largest = _mm512_max_epu8(largest, _mm512_sub_epi8(_mm512_loadu_si512(scale + t * step), lowest));
+    }
+    return _mm512_cmpge_epu8_mask(largest, _mm512_set1_epi8(0x7F - 8)) == 0;
 }
 
 PACKED_INLINE bool is_plain_e8m0(const uint8_t *scale, int64_t step, int tiles, int halvings) {

@@ -42,8 +42,8 @@ PACKED_INLINE __m512 float_at(const uint8_t *record, int row, int column) {
 
 PACKED_INLINE struct scale_pair decode_scale(bool is_nvfp4, bool is_plain, const uint8_t *codes) {
     if (is_nvfp4) {
-        const __m512 part = is_plain ? decode_plain_scale_e4m3(codes) : decode_scale_e4m3(codes);
-        const __m512 scale = _mm512_mul_ps(part, _mm512_set1_ps(256.0f));
+        const __m512 scale = is_plain ? decode_normal_scale_e4m3(codes)
+                                      : _mm512_mul_ps(decode_scale_e4m3(codes), _mm512_set1_ps(256.0f));
         return (struct scale_pair){scale, scale};
     }
     if (is_plain) {
@@ -60,10 +60,37 @@ PACKED_INLINE void add_group(bool has_rest, __m512 sum, struct scale_pair scale,
 
 /* ---- few rows: the weight is streamed ---- */
 
-/* 16 columns of all tiles, whose instructions alternate, so that they need not wait for each other. */
+enum {
+    STEP = 4,
+    STEPS = TILE4_GROUP / STEP
+}; /* columns that are looked up before those before them are multiplied */
+
+/* The next STEP columns of all tiles: the codes they are among, and what was looked up. */
+struct ahead {
+    __m512i codes[STREAMS];
+    __m512i pair[2][STREAMS];
+};
+
+PACKED_INLINE void load_ahead(const struct stream_job *job, const uint8_t *half, int streams,
+                              struct ahead *ahead) {
+    PACKED_UNROLL
+    for (int t = 0; t < streams; ++t) {
+        ahead->codes[t] = load_codes(half + t * job->data_step);
+    }
+}
+
+/* Part i of 2 * streams of looking up the columns from `column` of a half on. */
+PACKED_INLINE void look_up_ahead(__m512i table, int column, int i, int streams, struct ahead *ahead) {
+    const int t = i % streams;
+    ahead->pair[i / streams][t] = look_up_pair(table, ahead->codes[t], column + i / streams);
+    __asm__("" : "+v"(ahead->pair[i / streams][t])); /* here, between the multiplications */
+}
+
+/* 16 columns of all tiles, whose instructions alternate, so that they need not wait for each other. `next` is where the
+ * columns after these begin. */
 PACKED_INLINE void stream_group(bool is_nvfp4, bool is_plain, const struct stream_job *job, const uint8_t *data,
-                                const uint8_t *scale, const uint8_t *data_ahead, const uint8_t *x, int streams,
-                                int rows) {
+                                const uint8_t *next, const uint8_t *scale, const uint8_t *data_ahead,
+                                const uint8_t *x, int streams, int rows, struct ahead *ahead) {
     const __m512i table = table_of_floats();
     __m512 sum[STREAMS][GROUP_ROWS];
     PACKED_UNROLL
@@ -71,27 +98,31 @@ PACKED_INLINE void stream_group(bool is_nvfp4, bool is_plain, const struct strea
         sum[i / rows][i % rows] = _mm512_setzero_ps();
     }
     PACKED_UNROLL
-    for (int h = 0; h < 2; ++h) {
-        __m512i codes[STREAMS];
-        PACKED_UNROLL
-        for (int t = 0; t < streams; ++t) {
-            ask_for(data_ahead + t * job->data_step + h * LINE);
-            codes[t] = load_codes(data + t * job->data_step + h * LINE);
-        }
-        PACKED_UNROLL
-        for (int q = 0; q < 2; ++q) {
-            __m512 w[STREAMS][4];
+    for (int s = 0; s < STEPS; ++s) {
+        const struct ahead now = *ahead;
+        if (s % 2 == 1) {
             PACKED_UNROLL
             for (int t = 0; t < streams; ++t) {
-                decode_floats(table, codes[t], q, w[t]);
+                ask_for(data_ahead + t * job->data_step + s / 2 * LINE);
+            }
+            load_ahead(job, s == 1 ? data + LINE : next, streams, ahead);
+        }
+        PACKED_UNROLL
+        for (int c = 0; c < STEP; ++c) {
+            __m512 w[STREAMS];
+            PACKED_UNROLL
+            for (int t = 0; t < streams; ++t) {
+                w[t] = c < 2 ? first_of_pair(now.pair[c][t]) : second_of_pair(now.pair[c - 2][t]);
+                if (t % 2 == 0) {
+                    look_up_ahead(table, (s + 1) % 2 * STEP, (c * streams + t) / 2, streams, ahead);
+                }
             }
             PACKED_UNROLL
-            for (int i = 0; i < 4 * streams; ++i) {
+            for (int r = 0; r < rows; ++r) {
+                const __m512 value = float_at(x, r, s * STEP + c);
                 PACKED_UNROLL
-                for (int r = 0; r < rows; ++r) {
-                    sum[i % streams][r] = _mm512_fmadd_ps(
-                        w[i % streams][i / streams], float_at(x, r, h * HALF_COLUMNS + q * 4 + i / streams),
-                        sum[i % streams][r]);
+                for (int t = 0; t < streams; ++t) {
+                    sum[t][r] = _mm512_fmadd_ps(w[t], value, sum[t][r]);
                 }
             }
         }
@@ -106,24 +137,36 @@ PACKED_INLINE void stream_group(bool is_nvfp4, bool is_plain, const struct strea
     }
 }
 
-/* A column of tiles. */
+/* A column of tiles. `last` is the job's last group, which has none after it. */
 PACKED_INLINE void stream_column(bool is_nvfp4, bool is_plain, const struct stream_job *job,
-                                 const uint8_t *data, const uint8_t *scale, const uint8_t *data_ahead,
-                                 const uint8_t *record, int streams, int rows) {
+                                 const uint8_t *data, const uint8_t *last, const uint8_t *scale,
+                                 const uint8_t *data_ahead, const uint8_t *record, int streams, int rows,
+                                 struct ahead *ahead) {
     for (int g = 0; g < GROUPS; ++g) {
-        stream_group(is_nvfp4, is_plain, job, data, scale_of_group(is_nvfp4, scale, g), data_ahead,
-                     record + g * TILE4_GROUP * 4, streams, rows);
+        const uint8_t *const next = data == last ? data : data + TILE4_GROUP_BYTES;
+        stream_group(is_nvfp4, is_plain, job, data, next, scale_of_group(is_nvfp4, scale, g), data_ahead,
+                     record + g * TILE4_GROUP * 4, streams, rows, ahead);
         data += TILE4_GROUP_BYTES;
         data_ahead += TILE4_GROUP_BYTES;
     }
 }
 
 PACKED_INLINE void stream(bool is_nvfp4, const struct stream_job *job, int streams, int rows) {
+    if (job->count == 0) {
+        return;
+    }
     const uint8_t *data = job->data;
+    const uint8_t *const last = data + job->count * TILE4_BYTES - TILE4_GROUP_BYTES;
     const uint8_t *scale = job->scale;
     const uint8_t *record = job->record;
     const uint8_t *data_ahead = data + stream_ahead(rows) * TILE4_BYTES;
     const uint8_t *scale_ahead = scale + stream_ahead(rows) * scale_bytes_of(is_nvfp4);
+    struct ahead ahead;
+    load_ahead(job, data, streams, &ahead);
+    PACKED_UNROLL
+    for (int i = 0; i < 2 * streams; ++i) {
+        look_up_ahead(table_of_floats(), 0, i, streams, &ahead);
+    }
     for (int64_t left = job->count; left > 0; --left) {
         if (left == stream_ahead(rows)) {
             data_ahead += job->jump * TILE4_BYTES;
@@ -133,12 +176,12 @@ PACKED_INLINE void stream(bool is_nvfp4, const struct stream_job *job, int strea
         for (int t = 0; t < streams; ++t) {
             ask_for(scale_ahead + t * job->scale_step);
         }
-        const bool is_plain = is_nvfp4 ? is_plain_e4m3(scale, job->scale_step, streams)
+        const bool is_plain = is_nvfp4 ? is_normal_e4m3(scale, job->scale_step, streams)
                                        : is_plain_e8m0(scale, job->scale_step, streams, 0);
         if (is_plain) {
-            stream_column(is_nvfp4, true, job, data, scale, data_ahead, record, streams, rows);
+            stream_column(is_nvfp4, true, job, data, last, scale, data_ahead, record, streams, rows, &ahead);
         } else {
-            stream_column(is_nvfp4, false, job, data, scale, data_ahead, record, streams, rows);
+            stream_column(is_nvfp4, false, job, data, last, scale, data_ahead, record, streams, rows, &ahead);
         }
         data += TILE4_BYTES;
         data_ahead += TILE4_BYTES;
@@ -170,12 +213,12 @@ PACKED_INLINE void panel_make(bool is_nvfp4, const struct packed_weight *weight,
             for (int h = 0; h < 2; ++h) {
                 const __m512i codes = load_codes(data);
                 data += LINE;
-                __m512 w[HALF_COLUMNS];
-                decode_floats(table, codes, 0, w);
-                decode_floats(table, codes, 1, w + 4);
                 PACKED_UNROLL
-                for (int k = 0; k < HALF_COLUMNS; ++k) {
-                    _mm512_store_ps(panel->groups[i][(h * HALF_COLUMNS + k) * PANEL_TILES + t], w[k]);
+                for (int k = 0; k < HALF_COLUMNS; k += k % 4 == 1 ? 3 : 1) { /* 0, 1, 4, 5 */
+                    const __m512i pair = look_up_pair(table, codes, k);
+                    float *const to = panel->groups[i][(h * HALF_COLUMNS + k) * PANEL_TILES + t];
+                    _mm512_store_ps(to, first_of_pair(pair));
+                    _mm512_store_ps(to + 2 * PANEL_TILES * LANES, second_of_pair(pair));
                 }
             }
             const struct scale_pair factor =
@@ -251,7 +294,7 @@ _Static_assert(WAYS_BYTES + sizeof(struct panel) <= PACKED_SCRATCH_AVX512, "scra
 #define KERNEL(name, is_nvfp4)                                                                             \
     static void stream_##name##_1(const struct stream_job *job) { stream(is_nvfp4, job, 4, 1); }           \
     static void stream_##name##_2(const struct stream_job *job) { stream(is_nvfp4, job, 4, 2); }           \
-    static void stream_##name##_4(const struct stream_job *job) { stream(is_nvfp4, job, 4, 4); }           \
+    static void stream_##name##_4(const struct stream_job *job) { stream(is_nvfp4, job, 2, 4); }           \
     static void stream_##name##_8(const struct stream_job *job) { stream(is_nvfp4, job, 2, 8); }           \
     static void panel_##name(const struct packed_weight *weight, const int64_t *tile, int64_t first,       \
                              int64_t count, void *panel) {                                                 \
@@ -263,7 +306,7 @@ _Static_assert(WAYS_BYTES + sizeof(struct panel) <= PACKED_SCRATCH_AVX512, "scra
             .row_bytes = ROW_BYTES,                                                                        \
             .records_make = records_make,                                                                  \
             .stream = {stream_##name##_1, stream_##name##_2, stream_##name##_4, stream_##name##_8},        \
-            .streams = {4, 4, 4, 2},                                                                       \
+            .streams = {4, 4, 2, 2},                                                                       \
             .panel_make = panel_##name,                                                                    \
             .sweep = {sweep_8, sweep_4},                                                                   \
             .panel_columns = PANEL_COLUMNS,                                                                \
