@@ -93,10 +93,14 @@ static void run_units(const struct batch_task *task, int64_t index, int64_t begi
     const int64_t first = begin * sizes->kernel->unit;
     const int64_t last = min_int64(end * sizes->kernel->unit, sizes->tiles);
     const int64_t columns = batch->partner != 0 ? batch->partner : segment->b.plain.rows;
-    run_tiles(task, index, &x, first, last, panel);
-    if (batch->partner != 0) {
-        const int64_t ahead = batch->partner / sizes->tile_rows;
-        run_tiles(task, index, &x, first + ahead, last + ahead, panel);
+    const int64_t ahead = batch->partner / sizes->tile_rows;
+    if (last - first == ahead) { /* the partners come right after */
+        run_tiles(task, index, &x, first, last + ahead, panel);
+    } else {
+        run_tiles(task, index, &x, first, last, panel);
+        if (batch->partner != 0) {
+            run_tiles(task, index, &x, first + ahead, last + ahead, panel);
+        }
     }
     if (batch->finish != NULL) {
         batch->finish(batch->argument, segment, first * sizes->tile_rows,

@@ -75,37 +75,67 @@ static void totals_end(const struct task *task, const struct tile_place *place, 
 
 /* ---- few rows ---- */
 
-/* Tiles [tile, tile + streams), or less at the end: then some before them are read once more and not counted, and where
- * there are none, the one tile is read so many times. Gives the number of tiles that are done. */
-static int64_t stream_group(const struct task *task, int64_t tile, int kind, int rows) {
+/* Tiles that are read side by side, from `first` on and `step` apart, of which the first `skipped` are read
+ * once more and not counted. */
+struct tile_group {
+    int64_t first, step;
+    int skipped;
+};
+
+/* The group that is read when `tiles` of a task's tiles are done. Its tiles are as far apart as possible, so that each
+ * group begins in memory where the one before it ends. What is left at the end is read with some tiles before it, and
+ * where there are none, the one tile is read so many times. */
+static struct tile_group tile_group_at(const struct task *task, int64_t tiles, int streams) {
+    const int64_t all = task->end - task->begin;
+    const int64_t apart = all / streams;
+    if (tiles < apart * streams) {
+        return (struct tile_group){task->begin + tiles / streams, apart, 0};
+    }
+    if (apart > 0) {
+        return (struct tile_group){task->end - streams, 1, streams - (int)(all - tiles)};
+    }
+    return (struct tile_group){task->begin + tiles, 0, streams - 1};
+}
+
+/* Multiplies a group with `rows` rows of x. While its last columns are read, those of the next one are asked for. */
+static void stream_group(const struct task *task, const struct tile_group *group, const struct tile_group *next,
+                         int kind, int rows) {
     float total[STREAMS * GROUP_ROWS * LANES] __attribute__((aligned(LINE)));
     struct tile_place place[STREAMS];
     const struct packed_ways *ways = task->ways;
     const int streams = ways->streams[kind];
     const int64_t columns = task->weight->tile_columns;
-    const bool is_whole = task->end - task->begin >= streams;
-    const int64_t from = is_whole ? min_int64(tile, task->end - streams) : tile;
-    const int64_t next = is_whole ? min_int64(tile + streams, task->end - streams) : tile + 1;
-    const int64_t step = is_whole ? columns : 0;
     for (int t = 0; t < streams; ++t) {
-        const bool is_counted = is_whole ? from + t >= tile : t == 0;
-        place[t] = tile_place_make(task->weight, is_whole ? from + t : tile, task->y, is_counted);
+        place[t] = tile_place_make(task->weight, group->first + t * group->step, task->y, t >= group->skipped);
         totals_begin(task, &place[t], 0, rows, total + t * rows * LANES);
     }
-    const int64_t at = from * columns + task->first;
+    const int64_t at = group->first * columns + task->first;
     const struct stream_job job = {.data = task->weight->data + at * TILE4_BYTES,
                                    .scale = task->weight->scale + at * ways->scale_bytes,
-                                   .data_step = step * TILE4_BYTES,
-                                   .scale_step = step * ways->scale_bytes,
+                                   .data_step = group->step * columns * TILE4_BYTES,
+                                   .scale_step = group->step * columns * ways->scale_bytes,
                                    .count = task->count,
-                                   .jump = (next - from) * columns - task->count,
+                                   .jump = (next->first - group->first) * columns - task->count,
                                    .record = task->records,
                                    .total = total};
     ways->stream[kind](&job);
     for (int t = 0; t < streams; ++t) {
         totals_end(task, &place[t], 0, rows, total + t * rows * LANES);
     }
-    return is_whole ? streams : 1;
+}
+
+/* All tiles, with the columns whose records are there. */
+static void stream_tiles(const struct task *task, int kind, int rows) {
+    const int streams = task->ways->streams[kind];
+    const int64_t all = task->end - task->begin;
+    struct tile_group group = tile_group_at(task, 0, streams);
+    for (int64_t tiles = 0; tiles < all;) {
+        const int64_t done = tiles + streams - group.skipped;
+        const struct tile_group next = done < all ? tile_group_at(task, done, streams) : group;
+        stream_group(task, &group, &next, kind, rows);
+        group = next;
+        tiles = done;
+    }
 }
 
 /* All rows of x at once. As many columns as there is memory for records. */
@@ -118,9 +148,7 @@ static void run_few(struct task *task) {
     for (task->first = 0; is_first(task) || task->first < columns; task->first += chunk) {
         task->count = min_int64(columns - task->first, chunk);
         task->ways->records_make(task->x, 0, rows, task->first, task->count, task->records);
-        for (int64_t tile = task->begin; tile < task->end;) {
-            tile += stream_group(task, tile, kind, rows);
-        }
+        stream_tiles(task, kind, rows);
     }
 }
 
