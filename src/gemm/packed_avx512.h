@@ -81,7 +81,7 @@ struct packed_ways {
 };
 
 /* What a task has for records and for sums, both to stay in the second-level cache; a panel follows. */
-enum { RECORDS_BYTES = 192 << 10, SUMS_BYTES = 512 << 10, WAYS_BYTES = RECORDS_BYTES + SUMS_BYTES };
+enum { RECORDS_BYTES = 128 << 10, SUMS_BYTES = 256 << 10, WAYS_BYTES = RECORDS_BYTES + SUMS_BYTES };
 
 /* packed_kernel.run with these loops. */
 void packed_run_avx512(const struct packed_ways *ways, const struct packed_weight *weight,
