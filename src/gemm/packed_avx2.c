@@ -80,41 +80,43 @@ static void load_few(const struct packed_weight *weight, const struct packed_row
     }
 }
 
+/* Tiles that are read side by side, at most PACKED_STREAMS; after them those that are `next` further on, if it is not 0. */
+struct tile_group {
+    int64_t first, step, count, next;
+};
+
 /* How many tiles after one at `tile_column` the one stands that is asked for with it: in the same rows, or at the
- * beginning of those that come next, if there are any. */
-static int64_t tiles_ahead(const struct packed_weight *weight, int64_t tile, int64_t tile_column) {
-    const int64_t columns = weight->tile_columns;
-    const bool is_same = tile_column + AHEAD < columns;
-    const int64_t ahead = is_same ? AHEAD : AHEAD + (PACKED_STREAMS - 1) * columns;
-    const int64_t all = ceil_div(weight->rows, TILE4_ROWS) * columns;
-    return (tile + PACKED_STREAMS - 1) * columns + tile_column + ahead < all ? ahead : 0;
+ * beginning of those that come next. */
+static int64_t tiles_ahead(const struct tile_group *group, int64_t columns, int64_t tile_column) {
+    if (tile_column + AHEAD < columns) {
+        return AHEAD;
+    }
+    return group->next == 0 ? 0 : AHEAD + (group->next - 1) * columns;
 }
 
-/* The tiles [tile, tile + tiles), at most PACKED_STREAMS. */
 static void run_few(const struct packed_avx2_parts *parts, const struct packed_weight *weight,
-                    const struct packed_rows *x, int64_t tile, int64_t tiles, float *y, int64_t y_step) {
+                    const struct packed_rows *x, const struct tile_group *group, float *y, int64_t y_step) {
     const int64_t columns = weight->tile_columns;
     const int64_t tile_scales = TILE4_COLUMNS / block_columns(weight->format) * TILE4_ROWS;
     __m256 total[PACKED_STREAMS][PACKED_FEW][PACKED_HALVES];
     struct packed_few few;
-    struct packed_step step = {.codes = weight->data + tile * columns * TILE4_BYTES,
-                               .scales = weight->scale + tile * columns * tile_scales,
-                               .codes_step = columns * TILE4_BYTES,
-                               .scales_step = columns * tile_scales,
+    struct packed_step step = {.codes = weight->data + group->first * columns * TILE4_BYTES,
+                               .scales = weight->scale + group->first * columns * tile_scales,
+                               .codes_step = group->step * columns * TILE4_BYTES,
+                               .scales_step = group->step * columns * tile_scales,
                                .x = &few,
                                .rows = x->rows,
-                               .tiles = tiles,
+                               .tiles = group->count,
                                .total = total};
-    const bool is_end = (tile + 2 * PACKED_STREAMS) * TILE4_ROWS > weight->rows;
-    const bool is_line = x->rows == 1 && tiles == PACKED_STREAMS && parts->line != NULL;
+    const bool is_line = x->rows == 1 && group->count == PACKED_STREAMS && parts->line != NULL;
     const int64_t whole =
         is_line ? weight->columns / TILE4_COLUMNS : 0; /* x may have no scales after its columns */
     const struct packed_line line = {.codes = step.codes,
                                      .scales = step.scales,
                                      .codes_step = step.codes_step,
                                      .scales_step = step.scales_step,
-                                     .codes_next = is_end ? 0 : PACKED_STREAMS * step.codes_step,
-                                     .scales_next = is_end ? 0 : PACKED_STREAMS * step.scales_step,
+                                     .codes_next = group->next * columns * TILE4_BYTES,
+                                     .scales_next = group->next * columns * tile_scales,
                                      .x = x,
                                      .total = total};
     memset(total, 0, sizeof total);
@@ -123,7 +125,7 @@ static void run_few(const struct packed_avx2_parts *parts, const struct packed_w
         if (c == columns) {
             break;
         }
-        const int64_t ahead = tiles_ahead(weight, tile, c);
+        const int64_t ahead = tiles_ahead(group, columns, c);
         load_few(weight, x, c, &few);
         step.codes = line.codes + c * TILE4_BYTES;
         step.scales = line.scales + c * tile_scales;
@@ -131,9 +133,9 @@ static void run_few(const struct packed_avx2_parts *parts, const struct packed_w
         step.scales_ahead = ahead * tile_scales;
         parts->step(&step);
     }
-    for (int64_t i = 0; i < tiles; ++i) {
+    for (int64_t i = 0; i < group->count; ++i) {
         float factor[TILE4_ROWS];
-        struct packed_piece piece = piece_of_tile(weight, x, tile + i, factor, y, y_step);
+        struct packed_piece piece = piece_of_tile(weight, x, group->first + i * group->step, factor, y, y_step);
         piece.is_last = true;
         for (int64_t m = 0; m < x->rows; ++m) {
             const __m256 unit = _mm256_set1_ps(parts->step_unit);
@@ -227,18 +229,35 @@ static void run_many(const struct packed_avx2_parts *parts, const struct packed_
 
 /* ---- kernels ---- */
 
+/* With one row of x, which is bound by memory, the tiles of a group are as far apart as possible, so that they are few long
+ * pieces of it; with more they are neighbours. */
+static void run_few_groups(const struct packed_avx2_parts *parts, const struct packed_weight *weight,
+                           const struct packed_rows *x, int64_t begin, int64_t end, float *y, int64_t y_step) {
+    const int64_t groups = (end - begin) / PACKED_STREAMS;
+    const int64_t step = x->rows == 1 ? groups : 1;
+    const int64_t next = x->rows == 1 ? 1 : PACKED_STREAMS;
+    const struct tile_group rest = {begin + groups * PACKED_STREAMS, 1, (end - begin) % PACKED_STREAMS, 0};
+    for (int64_t i = 0; i < groups; ++i) {
+        const struct tile_group group = {begin + i * next, step, PACKED_STREAMS, i + 1 < groups ? next : 0};
+        run_few(parts, weight, x, &group, y, y_step);
+    }
+    if (rest.count > 0) {
+        run_few(parts, weight, x, &rest, y, y_step);
+    }
+}
+
 static void run_avx2(const struct packed_weight *weight, const struct packed_rows *x, int64_t begin,
                      int64_t end, float *y, int64_t y_step, void *panel) {
     const struct packed_avx2_parts *parts = &parts_of[x->precision][weight->format];
-    const bool is_few = x->rows <= PACKED_FEW;
-    const int64_t most = x->rows == 0 ? end - begin : is_few ? PACKED_STREAMS : PANEL_TILES;
-    for (int64_t tile = begin; tile < end; tile += most) {
-        const int64_t tiles = min_int64(most, end - tile);
-        if (x->rows > 0 && is_few) {
-            run_few(parts, weight, x, tile, tiles, y, y_step);
-        } else if (x->rows > 0) {
-            run_many(parts, weight, x, tile, tiles, y, y_step, panel);
-        }
+    if (x->rows == 0) {
+        return;
+    }
+    if (x->rows <= PACKED_FEW) {
+        run_few_groups(parts, weight, x, begin, end, y, y_step);
+        return;
+    }
+    for (int64_t tile = begin; tile < end; tile += PANEL_TILES) {
+        run_many(parts, weight, x, tile, min_int64(PANEL_TILES, end - tile), y, y_step, panel);
     }
 }
 

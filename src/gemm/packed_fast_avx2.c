@@ -34,46 +34,62 @@ PACKED_INLINE void decode_quads(const uint8_t *codes, __m256i values, __m256i *q
     }
 }
 
-/* The sum over 16 columns, plus 12 times that of x. */
-PACKED_INLINE __m256i group_sum(const __m256i *quad, const int8_t *q) {
-    __m256i sum = _mm256_maddubs_epi16(quad[0], broadcast4(q));
+/* The sums of both halves, plus 12 times that of x. */
+PACKED_INLINE void group_sum_of_halves(__m256i quad[PACKED_HALVES][QUADS], const int8_t *q, __m256i *sum) {
     PACKED_UNROLL
-    for (int i = 1; i < QUADS; ++i) {
-        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(quad[i], broadcast4(q + 4 * i)));
-        PACKED_HERE(sum);
+    for (int i = 0; i < QUADS; ++i) {
+        const __m256i four = broadcast4(q + 4 * i);
+        PACKED_UNROLL
+        for (int h = 0; h < PACKED_HALVES; ++h) {
+            const __m256i product = _mm256_maddubs_epi16(quad[h][i], four);
+            sum[h] = i == 0 ? product : _mm256_add_epi16(sum[h], product);
+            PACKED_HERE(sum[h]);
+        }
     }
-    return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+    PACKED_UNROLL
+    for (int h = 0; h < PACKED_HALVES; ++h) {
+        sum[h] = _mm256_madd_epi16(sum[h], _mm256_set1_epi16(1));
+    }
 }
 
-/* One half of a block. */
-PACKED_INLINE void step_block(enum packed_format format, int halvings, bool has_scale, int rows,
-                              const uint8_t *codes, const struct packed_scales *scales,
-                              const struct packed_few *x, __m256i values, int64_t b, int h, __m256 *total) {
+/* Both halves of a block, which share what is loaded of x. The totals stay in memory: registers hold the weights. */
+PACKED_INLINE void step_block_of_halves(enum packed_format format, int halvings, bool has_scale, int rows,
+                                        const uint8_t *codes, const struct packed_scales *scales,
+                                        const struct packed_few *x, __m256i values, int64_t b,
+                                        __m256 (*total)[PACKED_HALVES]) {
     const int groups = format == PACKED_NVFP4 ? 1 : 2;
-    const __m256 scale = packed_scale(format, halvings, scales, b, h);
-    __m256i sum[PACKED_FEW];
+    const __m256 scale[PACKED_HALVES] = {packed_scale(format, halvings, scales, b, 0),
+                                         packed_scale(format, halvings, scales, b, 1)};
+    __m256i before[PACKED_FEW][PACKED_HALVES]; /* sums of the first of two groups */
     PACKED_UNROLL
     for (int g = 0; g < groups; ++g) {
         const int64_t group = b * groups + g;
-        __m256i quad[QUADS];
-        decode_quads(codes + group * TILE4_GROUP_BYTES + h * 32, values, quad);
+        __m256i quad[PACKED_HALVES][QUADS];
+        decode_quads(codes + group * TILE4_GROUP_BYTES, values, quad[0]);
+        decode_quads(codes + group * TILE4_GROUP_BYTES + 32, values, quad[1]);
         PACKED_UNROLL
         for (int m = 0; m < rows; ++m) {
-            const __m256i before = g == 0 ? _mm256_set1_epi32(x->correction[m][b]) : sum[m];
-            sum[m] = _mm256_add_epi32(group_sum(quad, x->q8[m] + group * TILE4_GROUP), before);
-            PACKED_HERE(sum[m]);
+            __m256i sum[PACKED_HALVES];
+            group_sum_of_halves(quad, x->q8[m] + group * TILE4_GROUP, sum);
+            PACKED_UNROLL
+            for (int h = 0; h < PACKED_HALVES; ++h) {
+                const __m256i other = g == 0 ? _mm256_set1_epi32(x->correction[m][b]) : before[m][h];
+                sum[h] = _mm256_add_epi32(sum[h], other);
+                if (g + 1 < groups) {
+                    before[m][h] = sum[h];
+                    continue;
+                }
+                __m256 value = _mm256_cvtepi32_ps(sum[h]);
+                if (has_scale) {
+                    value = _mm256_mul_ps(value, _mm256_set1_ps(x->scale[m][b]));
+                }
+                if (format == PACKED_MXFP4) {
+                    value = _mm256_mul_ps(value, packed_lift(scales, b, h));
+                }
+                total[m][h] = _mm256_fmadd_ps(value, scale[h], total[m][h]);
+            }
+            __asm__ volatile("" : : : "memory"); /* a row's totals are written before the next row's are read */
         }
-    }
-    PACKED_UNROLL
-    for (int m = 0; m < rows; ++m) {
-        __m256 value = _mm256_cvtepi32_ps(sum[m]);
-        if (has_scale) {
-            value = _mm256_mul_ps(value, _mm256_set1_ps(x->scale[m][b]));
-        }
-        if (format == PACKED_MXFP4) {
-            value = _mm256_mul_ps(value, packed_lift(scales, b, h));
-        }
-        total[m] = _mm256_fmadd_ps(value, scale, total[m]);
     }
 }
 
@@ -84,31 +100,11 @@ PACKED_INLINE void step_rows(enum packed_format format, int halvings, bool has_s
     for (int64_t tile = 0; tile < step->tiles; ++tile) {
         const uint8_t *const codes = step->codes + tile * step->codes_step;
         struct packed_scales scales;
-        __m256 total[PACKED_HALVES][PACKED_FEW];
         packed_prefetch(step, tile);
         packed_scales_load(format, step->scales + tile * step->scales_step, &scales);
-        PACKED_UNROLL
-        for (int m = 0; m < rows; ++m) {
-            total[0][m] = step->total[tile][m][0];
-            total[1][m] = step->total[tile][m][1];
-        }
-        if (rows <= 2) { /* more work that does not wait for other work */
-            for (int b = 0; b < blocks; ++b) {
-                step_block(format, halvings, has_scale, rows, codes, &scales, step->x, values, b, 0, total[0]);
-                step_block(format, halvings, has_scale, rows, codes, &scales, step->x, values, b, 1, total[1]);
-            }
-        } else { /* fewer registers */
-            for (int b = 0; b < blocks; ++b) {
-                step_block(format, halvings, has_scale, rows, codes, &scales, step->x, values, b, 0, total[0]);
-            }
-            for (int b = 0; b < blocks; ++b) {
-                step_block(format, halvings, has_scale, rows, codes, &scales, step->x, values, b, 1, total[1]);
-            }
-        }
-        PACKED_UNROLL
-        for (int m = 0; m < rows; ++m) {
-            step->total[tile][m][0] = total[0][m];
-            step->total[tile][m][1] = total[1][m];
+        for (int b = 0; b < blocks; ++b) {
+            step_block_of_halves(format, halvings, has_scale, rows, codes, &scales, step->x, values, b,
+                                 step->total[tile]);
         }
     }
 }
