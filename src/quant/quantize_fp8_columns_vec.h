@@ -13,7 +13,7 @@
 /* Codes that wait to be turned, of so many rows: columns are written in runs, since each may lie in a page of its own. */
 enum { FP8_WIDTH = 1024, FP8_PITCH = FP8_WIDTH + 64, FP8_TURNED_ROWS = 128 };
 struct fp8_strip {
-    uint8_t codes[FP8_TURNED_ROWS * FP8_PITCH];
+    _Alignas(VEC_BYTES) uint8_t codes[FP8_TURNED_ROWS * FP8_PITCH];
 };
 
 /* Columns that are done together: what each is multiplied with, and its amax, NaNs counting. */
@@ -26,18 +26,56 @@ struct fp8_columns {
 
 VEC_INLINE float fp8_half_beyond(enum opaq_element element) { return element == OPAQ_E4M3 ? 464.0f : 61440.0f; }
 
-/* Codes of `rows` rows from `row` on, as they lie in x, to those of the copy. */
+/* Codes of `rows` rows from `row` on, as they lie in x, to those of the copy: tile by tile, so that it can be done
+ * between other things. */
+struct fp8_turning {
+    const uint8_t *codes;
+    int64_t step;
+    bool may_read_beyond;
+    uint8_t *to;
+    int64_t to_step;
+    int64_t rows;
+    int64_t columns;
+    int64_t done; /* tiles */
+    int64_t tiles;
+    bool streams;
+};
+
+static inline struct fp8_turning fp8_turning_begin(const uint8_t *codes, int64_t step, bool may_read_beyond,
+                                                   const struct quant_copy *copy, int64_t row, int64_t rows,
+                                                   int64_t c, int64_t columns) {
+    uint8_t *const to = copy->data + c * copy->data_row_step + row;
+    return (struct fp8_turning){
+        codes,
+        step,
+        may_read_beyond,
+        to,
+        copy->data_row_step,
+        rows,
+        columns,
+        0,
+        ceil_div(rows, TILE) * ceil_div(columns, TILE),
+        turns_past_caches(to, copy->data_row_step, copy->operand.rows * copy->data_row_step)};
+}
+
+/* Until so many tiles are done. */
+static inline void fp8_turning_go(struct fp8_turning *turning, int64_t tiles) {
+    const int64_t down = ceil_div(turning->rows, TILE);
+    for (; turning->done < min_int64(tiles, turning->tiles); ++turning->done) {
+        const int64_t i = turning->done / down * TILE;
+        const int64_t r = turning->done % down * TILE;
+        transpose_tile(turning->codes + r * turning->step + i, turning->step,
+                       min_int64(TILE, turning->rows - r), min_int64(TILE, turning->columns - i),
+                       turning->may_read_beyond, turning->to + i * turning->to_step + r, turning->to_step,
+                       turning->streams);
+    }
+}
+
 static inline void fp8_turn(const uint8_t *codes, int64_t step, bool may_read_beyond,
                             const struct quant_copy *copy, int64_t row, int64_t rows, int64_t c,
                             int64_t columns) {
-    uint8_t *const to = copy->data + c * copy->data_row_step + row;
-    const bool streams = turns_past_caches(to, copy->data_row_step, copy->operand.rows * copy->data_row_step);
-    for (int64_t i = 0; i < columns; i += TILE) {
-        for (int64_t r = 0; r < rows; r += TILE) {
-            transpose_tile(codes + r * step + i, step, min_int64(TILE, rows - r), min_int64(TILE, columns - i),
-                           may_read_beyond, to + i * copy->data_row_step + r, copy->data_row_step, streams);
-        }
-    }
+    struct fp8_turning turning = fp8_turning_begin(codes, step, may_read_beyond, copy, row, rows, c, columns);
+    fp8_turning_go(&turning, turning.tiles);
 }
 
 /* Whether no element is NaN, infinite or scaled beyond the largest value. */

@@ -1,16 +1,14 @@
 /* quant/quantize_fp8_vec.h: fp8, fp8row, fp8blk1 and fp8blk2 in vectors. Depends on
- * amax_vec.h and quantize_fp8_columns_vec.h. Specification: docs/formats.md. */
+ * amax_vec.h and quantize_fp8_both_vec.h. Specification: docs/formats.md. */
 #ifndef OPAQ_QUANT_QUANTIZE_FP8_VEC_H
 #define OPAQ_QUANT_QUANTIZE_FP8_VEC_H
 
 #include "base/checked.h"
 #include "quant/amax_vec.h"
 #include "quant/quant_table_ref.h"
-#include "quant/quantize_fp8_columns_vec.h"
+#include "quant/quantize_fp8_both_vec.h"
 #include "quant/region_vec.h"
 #include "quant/scales_vec.h"
-
-enum { FP8_BLOCK = 128 };
 
 /* Blocks next to each other that are done together: their scales are computed in one vector. Square ones are read twice,
  * and must stay in the cache in between. */
@@ -24,7 +22,7 @@ VEC_INLINE void prefetch_run(const char *x, int bytes) {
 
 /* n elements under one factor. Plain ones take fewer instructions; the factor is as usual. */
 VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, float factor, bool is_plain,
-                           uint8_t *data) {
+                           int64_t ahead, uint8_t *data) {
     enum { AT_ONCE = 2 * STEP };
     const int bytes = element_bytes(how.dtype);
     const vecf apply = vecf_set(is_plain ? factor * plain_factor(how.element) : factor);
@@ -36,6 +34,9 @@ VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, floa
             memset(staged, 0, sizeof staged);
             memcpy(staged, from, (size_t)(inside * bytes));
             from = staged;
+        }
+        for (int k = 0; ahead != 0 && k < AT_ONCE * bytes; k += 64) {
+            __builtin_prefetch(x + i * bytes + ahead + k);
         }
         const struct step first = step_load(from, how.dtype);
         const struct step second = step_load(from + STEP * bytes, how.dtype);
@@ -60,16 +61,17 @@ VEC_INLINE bool is_plain_amax(struct encode_how how, float amax, float factor) {
 }
 
 /* The same for elements whose amax is not known. */
-VEC_INLINE void encode_unseen(struct encode_how how, const char *x, int64_t n, float factor, uint8_t *data) {
+VEC_INLINE void encode_unseen(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
+                              uint8_t *data) {
     enum { AT_ONCE = 2048 };
     for (int64_t i = 0; i < n; i += AT_ONCE) {
         const char *const from = x + i * element_bytes(how.dtype);
         const int64_t count = min_int64(AT_ONCE, n - i);
         const uint32_t amax = how.is_careful ? 0 : amax_run(from, count, how.dtype, false);
         if (is_plain_amax(how, float_from_bits(amax), factor)) {
-            encode_run(how, from, count, factor, true, data + i);
+            encode_run(how, from, count, factor, true, ahead, data + i);
         } else {
-            encode_run(how, from, count, factor, false, data + i);
+            encode_run(how, from, count, factor, false, ahead, data + i);
         }
     }
 }
@@ -92,9 +94,9 @@ VEC_INLINE void fp8_scaled_rows(struct encode_how how, const struct quant_job *j
         const struct fp8_scale scale = fp8_scale_from_amax(&job->spec, amax, FLT_MAX);
         ((float *)copy->scale)[row * copy->scale_layout.row_step] = scale.stored;
         if (is_plain_amax(how, all, scale.apply)) {
-            encode_run(how, x, m->columns, scale.apply, true, data);
+            encode_run(how, x, m->columns, scale.apply, true, 0, data);
         } else {
-            encode_run(how, x, m->columns, scale.apply, false, data);
+            encode_run(how, x, m->columns, scale.apply, false, 0, data);
         }
     }
 }
@@ -184,9 +186,10 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
                 prefetch_run(x + target->ahead, FP8_BLOCK * element_bytes(how.dtype));
             }
             if (n == FP8_BLOCK && is_plain_amax(how, each[b], apply[b])) {
-                encode_run(how, x, FP8_BLOCK, apply[b], true, data); /* a constant, so without a loop's end */
+                encode_run(how, x, FP8_BLOCK, apply[b], true, 0,
+                           data); /* a constant, so without a loop's end */
             } else {
-                encode_run(how, x, n, apply[b], false, data);
+                encode_run(how, x, n, apply[b], false, 0, data);
             }
         }
     }
@@ -228,7 +231,7 @@ VEC_INLINE void fp8_shared_codes(struct encode_how how, const struct quant_job *
             if (part->columnwise != NULL) {
                 prefetch_run(x + target.ahead, (int)(part->c_end - part->c) * element_bytes(how.dtype));
             }
-            encode_unseen(how, x, part->c_end - part->c, job->tensor_scale,
+            encode_unseen(how, x, part->c_end - part->c, job->tensor_scale, 0,
                           target.data + (row - part->row) * target.data_step);
         }
         return;
@@ -246,6 +249,46 @@ VEC_INLINE void fp8_shared_codes(struct encode_how how, const struct quant_job *
         target.scale_step[1] = layout->row_step;
     }
     fp8_group(how, job, &m, part->row, part->row_end - part->row, part->c, part->c_end, &target);
+}
+
+VEC_INLINE void put_row(const uint8_t *codes, int64_t columns, bool streams, uint8_t *to) {
+    const int64_t whole = columns / VEC_BYTES * VEC_BYTES;
+    for (int64_t i = 0; i < whole; i += VEC_BYTES) {
+        vec_put(to + i, vec_load(codes + i), streams);
+    }
+    memcpy(to + whole, codes + whole, (size_t)(columns - whole));
+}
+
+/* One scale for the tensor: rows of codes are made beside, put where the rowwise copy has them, and turned while the
+ * next ones are made, so that memory is read and written all the time. */
+VEC_INLINE void fp8_tensor_region(struct encode_how how, const struct quant_job *job,
+                                  struct quant_region region) {
+    struct fp8_strip strip[2];
+    int used = 0;
+    struct fp8_turning turning = {.tiles = 0};
+    const struct quant_copy *rowwise = region.rowwise;
+    const struct quant_matrix m = region_matrix(&region);
+    const bool streams = rowwise != NULL && codes_stream(rowwise);
+    const int64_t ahead = 2 * m.row_step * element_bytes(how.dtype);
+    for (int64_t row = region.row; row < region.row_end; row += FP8_TURNED_ROWS) {
+        const int64_t rows = min_int64(FP8_TURNED_ROWS, region.row_end - row);
+        for (int64_t c = region.c; c < region.c_end; c += FP8_WIDTH) {
+            const int64_t columns = min_int64(FP8_WIDTH, region.c_end - c);
+            for (int64_t r = 0; r < rows; ++r) {
+                uint8_t *const codes = strip[used].codes + r * FP8_PITCH;
+                encode_unseen(how, operand_at(&m, row + r, c, how.dtype), columns, job->tensor_scale, ahead,
+                              codes);
+                if (rowwise != NULL) {
+                    put_row(codes, columns, streams, rowwise->data + (row + r) * rowwise->data_row_step + c);
+                }
+                fp8_turning_go(&turning, turning.tiles * (r + 1) / rows);
+            }
+            turning =
+                fp8_turning_begin(strip[used].codes, FP8_PITCH, true, region.columnwise, row, rows, c, columns);
+            used = 1 - used;
+        }
+    }
+    fp8_turning_go(&turning, turning.tiles);
 }
 
 /* Codes are made where the rowwise copy has them, or else beside, and turned from there. */
@@ -290,11 +333,21 @@ VEC_INLINE void fp8_shared_region(struct encode_how how, const struct quant_job 
 VEC_INLINE void fp8_block_region(struct encode_how how, const struct quant_job *job,
                                  struct quant_region region) {
     struct fp8_strip strip;
+    const bool is_usual = region.rowwise != NULL && region.columnwise != NULL && !how.is_careful;
     const int64_t width = region.columnwise != NULL ? AMAX_COLUMNS : max_int64(region.c_end - region.c, 1);
     for (int64_t row = region.row; row < region.row_end; row += FP8_TURNED_ROWS) {
         const int64_t row_end = min_int64(row + FP8_TURNED_ROWS, region.row_end);
         for (int64_t c = region.c; c < region.c_end; c += width) {
             const int64_t c_end = min_int64(c + width, region.c_end);
+            if (is_usual && row_end - row == FP8_BLOCK && c_end - c == FP8_BOTH_COLUMNS) {
+                const int64_t next = c_end < region.c_end
+                                         ? FP8_BOTH_COLUMNS
+                                         : FP8_BLOCK * region.rowwise->operand.row_step + region.c - c;
+                if (fp8_both_part(how, &job->spec, region.rowwise, region.columnwise, row, c,
+                                  next * element_bytes(how.dtype), &strip)) {
+                    continue;
+                }
+            }
             if (region.rowwise != NULL) {
                 fp8_block_rows(how, job, region.rowwise, row, row_end, c, c_end,
                                region.columnwise == NULL ? AHEAD_BYTES : ahead_bytes(region.rowwise, 2));
@@ -326,6 +379,8 @@ VEC_INLINE void quantize_fp8_how(struct encode_how how, const struct quant_job *
         fp8_row_region(how, job, region);
     } else if (job->spec.format == OPAQ_FP8BLK1) {
         fp8_block_region(how, job, region);
+    } else if (job->spec.format == OPAQ_FP8 && region.columnwise != NULL) {
+        fp8_tensor_region(how, job, region);
     } else {
         fp8_shared_region(how, job, region);
     }
@@ -392,10 +447,12 @@ static inline void quantize_fp8_vec(const struct quant_job *job, const struct qu
     }
 }
 
+/* fp8row's columns have to be seen whole first. What is not usual of fp8blk1 goes faster apart. */
 static inline bool covers_both_fp8_vec(const struct quant_job *job) {
-    return job->spec.format != OPAQ_FP8ROW && fp8_is_covered(job, &job->copy[0]) &&
-           fp8_is_covered(job, &job->copy[1]) && job->copy[0].operand.column_step == 1 &&
-           job->copy[1].operand.row_step == 1;
+    const bool is_apart =
+        job->spec.format == OPAQ_FP8ROW || (job->spec.format == OPAQ_FP8BLK1 && job->spec.rule != OPAQ_RULE_TE);
+    return !is_apart && fp8_is_covered(job, &job->copy[0]) && fp8_is_covered(job, &job->copy[1]) &&
+           job->copy[0].operand.column_step == 1 && job->copy[1].operand.row_step == 1;
 }
 
 static inline void quantize_both_fp8_vec(const struct quant_job *job, int64_t r, int64_t r_end) {

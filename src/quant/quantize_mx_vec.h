@@ -1,11 +1,9 @@
-/* quant/quantize_mx_vec.h: mxfp8 and mxfp4 in vectors. Depends on quantize_blocks_vec.h and
- * quantize_mx_columns_vec.h. Specification: docs/formats.md. */
+/* quant/quantize_mx_vec.h: mxfp8 and mxfp4 in vectors. Depends on quantize_mx_both_vec.h. Specification: docs/formats.md. */
 #ifndef OPAQ_QUANT_QUANTIZE_MX_VEC_H
 #define OPAQ_QUANT_QUANTIZE_MX_VEC_H
 
 #include "quant/quant_table_ref.h"
-#include "quant/quantize_blocks_vec.h"
-#include "quant/quantize_mx_columns_vec.h"
+#include "quant/quantize_mx_both_vec.h"
 #include "quant/region_vec.h"
 
 /* Rows [row, row_end) and columns [c, c_end) of x, for the copies that are wanted; row is a multiple of MX_BLOCK. */
@@ -14,7 +12,10 @@ VEC_INLINE void quantize_mx_how(struct encode_how how, const struct opaq_spec *s
     const struct quant_copy *rowwise = region.rowwise;
     const struct quant_copy *columnwise = region.columnwise;
     const bool is_both = rowwise != NULL && columnwise != NULL;
-    const int64_t width = columnwise != NULL ? MX_WIDTH : max_int64(region.c_end - region.c, 1);
+    const bool is_usual = is_both && !how.is_careful && rowwise->block_rows == 1;
+    const int64_t width = is_usual             ? BOTH_COLUMNS
+                          : columnwise != NULL ? MX_WIDTH
+                                               : max_int64(region.c_end - region.c, 1);
     struct block_kind kind = {how, MX_BLOCK, false, spec, 0, rowwise != NULL && codes_stream(rowwise), NULL};
     kind.ahead = rowwise == NULL ? 0 : ahead_bytes(rowwise, is_both ? 2 : 1);
     const bool streams = columnwise != NULL && codes_stream(columnwise);
@@ -22,6 +23,16 @@ VEC_INLINE void quantize_mx_how(struct encode_how how, const struct opaq_spec *s
         const int64_t row_end = min_int64(row + MX_BLOCK, region.row_end);
         for (int64_t c = region.c; c < region.c_end; c += width) {
             const int64_t c_end = min_int64(c + width, region.c_end);
+            if (is_usual && row_end - row == MX_BLOCK && c_end - c == BOTH_COLUMNS) {
+                const int64_t next =
+                    c_end < region.c_end ? BOTH_COLUMNS : MX_BLOCK * rowwise->operand.row_step + region.c - c;
+                struct block_kind part = kind;
+                part.ahead = next * element_bytes(how.dtype);
+                part.streams = kind.streams && streams;
+                if (mx_both_part(part, rowwise, columnwise, row, c)) {
+                    continue;
+                }
+            }
             const int64_t block_rows = rowwise == NULL ? row_end - row : rowwise->block_rows;
             for (int64_t r = row; rowwise != NULL && r < row_end; r += block_rows) {
                 quantize_block_rows(kind, rowwise, r, (int)min_int64(block_rows, row_end - r), c, c_end, 0.0f);

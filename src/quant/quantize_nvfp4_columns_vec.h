@@ -22,7 +22,7 @@ enum {
     NVFP4_BLOCKS = NVFP4_STRIP_ROWS / HELD_ROWS
 };
 struct nvfp4_strip {
-    uint8_t codes[NVFP4_PAIRS * NVFP4_PITCH]; /* pairs of rows */
+    _Alignas(VEC_BYTES) uint8_t codes[NVFP4_PAIRS * NVFP4_PITCH]; /* pairs of rows */
     uint8_t scales[NVFP4_BLOCKS * NVFP4_PITCH];
     float global[NVFP4_STRIP];
     float inverse[NVFP4_STRIP]; /* one over it */

@@ -1,11 +1,9 @@
-/* quant/quantize_nvfp4_vec.h: nvfp4 in vectors. Depends on quantize_blocks_vec.h and
- * quantize_nvfp4_columns_vec.h. Specification: docs/formats.md. */
+/* quant/quantize_nvfp4_vec.h: nvfp4 in vectors. Depends on quantize_nvfp4_both_vec.h. Specification: docs/formats.md. */
 #ifndef OPAQ_QUANT_QUANTIZE_NVFP4_VEC_H
 #define OPAQ_QUANT_QUANTIZE_NVFP4_VEC_H
 
 #include "quant/quant_table_ref.h"
-#include "quant/quantize_blocks_vec.h"
-#include "quant/quantize_nvfp4_columns_vec.h"
+#include "quant/quantize_nvfp4_both_vec.h"
 #include "quant/region_vec.h"
 
 VEC_INLINE struct encode_how nvfp4_how(enum opaq_element dtype, bool is_te) {
@@ -57,6 +55,13 @@ VEC_INLINE void nvfp4_region(enum opaq_element dtype, bool is_te, const struct q
     const struct quant_copy *rowwise = region.rowwise;
     const struct quant_copy *columnwise = region.columnwise;
     const int64_t width = columnwise == NULL ? max_int64(region.c_end - region.c, 1) : NVFP4_STRIP;
+    const bool is_usual = rowwise != NULL && columnwise != NULL && is_te && rowwise->block_rows == 1 &&
+                          !columnwise->is_hadamard && (job->spec.options & OPAQ_STOCHASTIC) == 0;
+    struct block_kind usual = {nvfp4_how(dtype, true), 16, true, &job->spec, 0, false, NULL};
+    if (is_usual) {
+        usual.ahead = ahead_bytes(rowwise, HELD_ROWS);
+        usual.streams = codes_stream(rowwise);
+    }
     struct nvfp4_strip strip;
     for (int64_t row = region.row; row < region.row_end; row += NVFP4_STRIP_ROWS) {
         const int64_t row_end = min_int64(row + NVFP4_STRIP_ROWS, region.row_end);
@@ -67,6 +72,10 @@ VEC_INLINE void nvfp4_region(enum opaq_element dtype, bool is_te, const struct q
             }
             for (int64_t r = row; r < row_end; r += HELD_ROWS) {
                 const int64_t r_end = min_int64(r + HELD_ROWS, row_end);
+                if (is_usual && r_end - r == HELD_ROWS && c_end - c == BOTH_COLUMNS &&
+                    nvfp4_both_part(usual, rowwise, &strip, (r - row) / HELD_ROWS, r, c)) {
+                    continue;
+                }
                 if (rowwise != NULL) {
                     quantize_nvfp4_rows(dtype, is_te, job, rowwise, r, r_end, c, c_end,
                                         columnwise == NULL ? 1 : HELD_ROWS);

@@ -377,6 +377,38 @@ static void large_tensors_equal_the_reference(void) {
     }
 }
 
+/* Parts that one pass makes of both copies together, and rows and columns that are left beside them; of any data, and
+ * of numbers that go together except in one place. */
+static void parts_of_both_equal_the_reference(void) {
+    static const char *const texts[] = {"fp8+both",           "fp8blk1+both",       "fp8blk1.e5m2+both+pow2",
+                                        "mxfp8+both",         "mxfp8.e5m2+both",    "mxfp8+both+swizzle",
+                                        "mxfp4+both",         "nvfp4+both",         "nvfp4+both+rowscaled",
+                                        "nvfp4+both+swizzle", "nvfp4+both+2d",      "mxfp4+both+2d",
+                                        "nvfp4+both+rht",     "mxfp8+both+rule=ocp"};
+    static const enum opaq_element dtypes[] = {OPAQ_F32, OPAQ_BF16, OPAQ_F16};
+    static const float strange[] = {0.0f, 1e-30f, 3e4f, (float)INFINITY, (float)NAN};
+    const struct given given = {.random = {.seed = 8, .offset = 9}};
+    for (size_t i = 0; i < 3 * sizeof texts / sizeof texts[0]; ++i) {
+        const struct opaq_spec spec = spec_of(texts[i / 3]);
+        struct tensor x = tensor_make(161, 1100, dtypes[i % 3], NULL);
+        for (int fill = 0; fill < FILL_COUNT; ++fill) {
+            tensor_fill(&x, (enum tensor_fill)fill, i);
+            check_tables(&x, &spec, &given, (struct what){.spec = texts[i / 3], .data = fill_names[fill]});
+        }
+        for (size_t k = 0; k < sizeof strange / sizeof strange[0]; ++k) {
+            const uint32_t code = opaq_element_encode(dtypes[i % 3], strange[k], OPAQ_IEEE);
+            tensor_fill(&x, FILL_NORMAL, i + k);
+            if (dtypes[i % 3] == OPAQ_F32) {
+                ((uint32_t *)x.view.buffer[0].data)[77 * 1100 + 600] = code;
+            } else {
+                ((uint16_t *)x.view.buffer[0].data)[77 * 1100 + 600] = (uint16_t)code;
+            }
+            check_tables(&x, &spec, &given, (struct what){.spec = texts[i / 3], .data = "one strange number"});
+        }
+        tensor_free(&x);
+    }
+}
+
 /* ---- what a caller may give ---- */
 
 static void strange_amaxes_and_scales(void) {
@@ -468,11 +500,9 @@ static void tables_are_named(void) {
     }
 }
 
-static const struct test_case tests[] = {TEST(operations_equal_the_reference),
-                                         TEST(every_table_equals_the_reference),
-                                         TEST(every_spec_equals_the_reference),
-                                         TEST(large_tensors_equal_the_reference),
-                                         TEST(strange_amaxes_and_scales),
-                                         TEST(amaxes_equal_the_reference),
-                                         TEST(tables_are_named)};
+static const struct test_case tests[] = {
+    TEST(operations_equal_the_reference),    TEST(every_table_equals_the_reference),
+    TEST(every_spec_equals_the_reference),   TEST(large_tensors_equal_the_reference),
+    TEST(parts_of_both_equal_the_reference), TEST(strange_amaxes_and_scales),
+    TEST(amaxes_equal_the_reference),        TEST(tables_are_named)};
 TEST_MAIN(tests)
