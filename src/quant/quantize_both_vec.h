@@ -3,7 +3,7 @@
  *
  * A part of x is a block of rows, so many rows as a block is long, and BOTH_COLUMNS columns. It is read once for the amaxes
  * of both copies and once for their codes, while memory is asked for the next part. That is for what is usual: rule te,
- * blocks of one row or column, no element NaN, infinite or scaled beyond the largest value. */
+ * blocks of one row or column, no NaN. */
 #ifndef OPAQ_QUANT_QUANTIZE_BOTH_VEC_H
 #define OPAQ_QUANT_QUANTIZE_BOTH_VEC_H
 
@@ -19,7 +19,11 @@ struct both_scales {
     uint8_t row_codes[BOTH_COLUMNS];
     struct step_floats column_factors[BOTH_STEPS];
     uint8_t column_codes[BOTH_COLUMNS];
-    bool is_plain;
+    /* no element is NaN, infinite or scaled beyond the largest value; of columns, in two steps from an even one on */
+    bool row_is_plain[BLOCK_ROW_LIMIT];
+    bool column_is_plain[BOTH_STEPS];
+    bool is_plain; /* all of them */
+    bool has_nans;
 };
 
 /* G of each row and each column of a part, and one over it; nvfp4 only. */
@@ -36,7 +40,7 @@ VEC_INLINE struct block_scales both_scales_of(struct block_kind kind, vecf amax,
 
 /* FLOATS blocks of a row; their keys are joined to those of the columns. */
 VEC_INLINE void both_row_group(struct block_kind kind, const char *x, float global, vec32 *column_keys,
-                               float *factors, uint8_t *codes, bool *is_plain) {
+                               float *factors, uint8_t *codes, bool *is_plain, bool *has_nans) {
     enum { PART_LIMIT = 32 };
     vec32 key[PART_LIMIT];
     const enum opaq_element dtype = kind.how.dtype;
@@ -49,7 +53,8 @@ VEC_INLINE void both_row_group(struct block_kind kind, const char *x, float glob
     const struct block_scales scales = both_scales_of(kind, amax, vecf_set(global), vecf_set(1.0f / global));
     vec_store(factors, (vec32)(scales.factors * plain_factor(kind.how.element)));
     store_low_bytes(codes, scales.codes);
-    *is_plain = *is_plain && scales.is_plain && !any32(above32((vec32)amax, 0x7F7FFFFFu));
+    *is_plain = *is_plain && scales.is_plain;
+    *has_nans = *has_nans || any32(above32((vec32)amax, 0x7F800000u));
 }
 
 VEC_INLINE struct step_floats both_globals_of(const float *globals) {
@@ -87,36 +92,49 @@ VEC_INLINE void both_find_scales(struct block_kind kind, const char *x, int64_t 
     const int64_t bytes = element_bytes(kind.how.dtype);
     const int step_parts = kind.how.dtype == OPAQ_F32 ? 2 : 1;
     const int blocks = BOTH_COLUMNS / kind.block;
-    bool is_plain = true;
     vec32 keys[PARTS];
     memset(keys, 0, sizeof keys);
+    scales->is_plain = true;
+    scales->has_nans = false;
     for (int row = 0; row < kind.block; ++row) {
+        scales->row_is_plain[row] = true;
         for (int b = 0; b < blocks; b += FLOATS) {
             const int64_t place = b * kind.block * bytes;
             both_row_group(kind, x + row * row_bytes + place, kind.is_nvfp4 ? globals->row[row] : 1.0f,
                            keys + place / VEC_BYTES, scales->row_factors + row * blocks + b,
-                           scales->row_codes + row * blocks + b, &is_plain);
+                           scales->row_codes + row * blocks + b, &scales->row_is_plain[row], &scales->has_nans);
         }
+        scales->is_plain = scales->is_plain && scales->row_is_plain[row];
     }
     for (int s = 0; s < BOTH_STEPS; s += 2) {
         const vec32 *const first = keys + s * step_parts;
         const struct step steps[2] = {{{first[0], first[step_parts - 1]}},
                                       {{first[step_parts], first[2 * step_parts - 1]}}};
+        scales->column_is_plain[s] = true;
         both_column_steps(kind, steps, s * STEP, globals, &scales->column_factors[s],
-                          scales->column_codes + s * STEP, &is_plain);
+                          scales->column_codes + s * STEP, &scales->column_is_plain[s]);
+        scales->is_plain = scales->is_plain && scales->column_is_plain[s];
     }
-    scales->is_plain = is_plain;
 }
 
-/* Codes of a step of a row, for the rowwise copy. */
-VEC_INLINE vec16 both_along(struct block_kind kind, struct step step, const float *row_factors, int s) {
+/* Codes of a step under factors that were multiplied with plain_factor(), which does not round. */
+VEC_INLINE vec16 both_encode(struct encode_how how, struct step step, vecf even, vecf odd, bool is_plain) {
+    const float up = 1.0f / plain_factor(how.element);
+    return is_plain ? encode_plain(step, how.dtype, how.element, even, odd)
+                    : encode_step(how, step, even * up, odd * up);
+}
+
+/* For the rowwise copy. */
+VEC_INLINE vec16 both_along(struct block_kind kind, struct step step, const float *row_factors, int s,
+                            bool is_plain) {
     const vecf factor = step_factors(row_factors, s, kind.block);
-    return encode_plain(step, kind.how.dtype, kind.how.element, factor, factor);
+    return both_encode(kind.how, step, factor, factor, is_plain);
 }
 
-/* The same for the columnwise copy. */
-VEC_INLINE vec16 both_down(struct block_kind kind, struct step step, const struct step_floats *factors, int s) {
-    return encode_plain(step, kind.how.dtype, kind.how.element, factors[s].even, factors[s].odd);
+/* For the columnwise copy. */
+VEC_INLINE vec16 both_down(struct block_kind kind, struct step step, const struct step_floats *factors, int s,
+                           bool is_plain) {
+    return both_encode(kind.how, step, factors[s].even, factors[s].odd, is_plain);
 }
 
 /* Memory is asked for a step that comes later. */

@@ -27,8 +27,8 @@ VEC_INLINE void mx_both_row(struct block_kind kind, const char *x, const char *n
         for (int k = 0; k < MX_STEPS; ++k) {
             const struct step step = step_load(x + (s + k) * step_bytes, kind.how.dtype);
             prefetch_step(next + (s + k) * step_bytes, kind.how.dtype);
-            along[k] = both_along(kind, step, row_factors, s + k);
-            down[k] = both_down(kind, step, column_factors, s + k);
+            along[k] = both_along(kind, step, row_factors, s + k, true);
+            down[k] = both_down(kind, step, column_factors, s + k, true);
         }
         mx_put(along, kind.how.element, kind.streams, rowwise + s * STEP / packing);
         mx_put(down, kind.how.element, kind.streams, columnwise + s * STEP / packing);
@@ -36,7 +36,7 @@ VEC_INLINE void mx_both_row(struct block_kind kind, const char *x, const char *n
 }
 
 /* MX_BLOCK rows and BOTH_COLUMNS columns from (row, c) on; what comes next lies `kind.ahead` bytes on. False, and
- * nothing is written, if they are not as usual. */
+ * nothing is written, if they are not plain, which is all or nothing here: scales do not let anything beyond. */
 VEC_INLINE bool mx_both_part(struct block_kind kind, const struct quant_copy *rowwise,
                              const struct quant_copy *columnwise, int64_t row, int64_t c) {
     const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;

@@ -8,40 +8,57 @@
 
 _Static_assert((int)NVFP4_STRIP == (int)BOTH_COLUMNS, "a strip is as wide as a part");
 
-/* Codes of two rows of both copies: each row's for the rowwise one, and pairs of theirs for the columnwise one. */
-VEC_INLINE void nvfp4_both_rows(struct block_kind kind, const char *x, int64_t row_bytes,
-                                const float *row_factors, const struct step_floats *column_factors,
-                                uint8_t *rowwise, int64_t rowwise_step, uint8_t *pairs) {
-    enum { AT_ONCE = 4, BLOCKS = BOTH_COLUMNS / HELD_ROWS };
+/* So many steps of a row make a vector of codes. */
+enum { NVFP4_BOTH_STEPS = 4, NVFP4_BOTH_BLOCKS = BOTH_COLUMNS / HELD_ROWS };
+
+/* Codes of NVFP4_BOTH_STEPS steps from s on, of two rows of both copies: each row's for the rowwise one, and pairs of
+ * theirs for the columnwise one. */
+VEC_INLINE void nvfp4_both_steps(struct block_kind kind, const char *x, int64_t row_bytes, int s,
+                                 const float *row_factors, const struct step_floats *column_factors,
+                                 bool is_plain, uint8_t *rowwise, int64_t rowwise_step, uint8_t *pairs) {
     const int64_t step_bytes = STEP * element_bytes(kind.how.dtype);
-    for (int s = 0; s < BOTH_STEPS; s += AT_ONCE) {
-        vec16 along[2][AT_ONCE];
-        vec16 down[AT_ONCE];
-        for (int k = 0; k < AT_ONCE; ++k) {
-            const char *const from = x + (s + k) * step_bytes;
-            const struct step first = step_load(from, kind.how.dtype);
-            const struct step second = step_load(from + row_bytes, kind.how.dtype);
-            prefetch_step(from + kind.ahead, kind.how.dtype);
-            prefetch_step(from + kind.ahead + row_bytes, kind.how.dtype);
-            along[0][k] = both_along(kind, first, row_factors, s + k);
-            along[1][k] = both_along(kind, second, row_factors + BLOCKS, s + k);
-            down[k] = both_down(kind, first, column_factors, s + k) |
-                      both_down(kind, second, column_factors, s + k) << 4;
+    vec16 along[2][NVFP4_BOTH_STEPS];
+    vec16 down[NVFP4_BOTH_STEPS];
+    for (int k = 0; k < NVFP4_BOTH_STEPS; ++k) {
+        const char *const from = x + (s + k) * step_bytes;
+        const struct step first = step_load(from, kind.how.dtype);
+        const struct step second = step_load(from + row_bytes, kind.how.dtype);
+        prefetch_step(from + kind.ahead, kind.how.dtype);
+        prefetch_step(from + kind.ahead + row_bytes, kind.how.dtype);
+        along[0][k] = both_along(kind, first, row_factors, s + k, is_plain);
+        along[1][k] = both_along(kind, second, row_factors + NVFP4_BOTH_BLOCKS, s + k, is_plain);
+        down[k] = both_down(kind, first, column_factors, s + k, is_plain) |
+                  both_down(kind, second, column_factors, s + k, is_plain) << 4;
+    }
+    for (int i = 0; i < 2; ++i) {
+        vec_put(rowwise + i * rowwise_step + s * STEP / 2,
+                pack_nibbles(along[i][0], along[i][1], along[i][2], along[i][3]), kind.streams);
+    }
+    vec_store(pairs + s * STEP, pack_bytes(down[0], down[1]));
+    vec_store(pairs + (s + 2) * STEP, pack_bytes(down[2], down[3]));
+}
+
+/* Rows i and i + 1 of a part. */
+VEC_INLINE void nvfp4_both_rows(struct block_kind kind, const char *x, int64_t row_bytes,
+                                const struct both_scales *scales, int i, uint8_t *rowwise, int64_t rowwise_step,
+                                uint8_t *pairs) {
+    const float *const row_factors = scales->row_factors + i * NVFP4_BOTH_BLOCKS;
+    const bool rows_are_plain = scales->row_is_plain[i] && scales->row_is_plain[i + 1];
+    for (int s = 0; s < BOTH_STEPS; s += NVFP4_BOTH_STEPS) {
+        if (rows_are_plain && scales->column_is_plain[s] && scales->column_is_plain[s + 2]) {
+            nvfp4_both_steps(kind, x, row_bytes, s, row_factors, scales->column_factors, true, rowwise,
+                             rowwise_step, pairs);
+        } else {
+            nvfp4_both_steps(kind, x, row_bytes, s, row_factors, scales->column_factors, false, rowwise,
+                             rowwise_step, pairs);
         }
-        for (int i = 0; i < 2; ++i) {
-            vec_put(rowwise + i * rowwise_step + s * STEP / 2,
-                    pack_nibbles(along[i][0], along[i][1], along[i][2], along[i][3]), kind.streams);
-        }
-        vec_store(pairs + s * STEP, pack_bytes(down[0], down[1]));
-        vec_store(pairs + (s + 2) * STEP, pack_bytes(down[2], down[3]));
     }
 }
 
 /* HELD_ROWS rows and BOTH_COLUMNS columns from (row, c) on, block `block` of the strip; what comes next lies `kind.ahead`
- * bytes on. False, and nothing is written, if they are not as usual. */
+ * bytes on. False, and nothing is written, if there is a NaN. */
 VEC_INLINE bool nvfp4_both_part(struct block_kind kind, const struct quant_copy *rowwise,
                                 struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t c) {
-    enum { BLOCKS = BOTH_COLUMNS / HELD_ROWS };
     const int64_t bytes = element_bytes(kind.how.dtype);
     const int64_t row_bytes = rowwise->operand.row_step * bytes;
     const int64_t data_step = rowwise->data_row_step / 2;
@@ -52,15 +69,17 @@ VEC_INLINE bool nvfp4_both_part(struct block_kind kind, const struct quant_copy 
         globals.row[i] = nvfp4_global_of_stored(kind.spec, rowwise->amax[(row + i) * rowwise->amax_step]);
     }
     both_find_scales(kind, x, row_bytes, &globals, &scales);
-    if (!scales.is_plain) {
+    if (scales.has_nans) {
         return false;
     }
     memcpy(strip->scales + block * NVFP4_PITCH, scales.column_codes, BOTH_COLUMNS);
     for (int i = 0; i < HELD_ROWS; i += 2) {
-        store_scales(rowwise, row + i, c / HELD_ROWS, BLOCKS, scales.row_codes + i * BLOCKS);
-        store_scales(rowwise, row + i + 1, c / HELD_ROWS, BLOCKS, scales.row_codes + (i + 1) * BLOCKS);
-        nvfp4_both_rows(kind, x + i * row_bytes, row_bytes, scales.row_factors + i * BLOCKS,
-                        scales.column_factors, rowwise->data + (row + i) * data_step + c / 2, data_step,
+        store_scales(rowwise, row + i, c / HELD_ROWS, NVFP4_BOTH_BLOCKS,
+                     scales.row_codes + i * NVFP4_BOTH_BLOCKS);
+        store_scales(rowwise, row + i + 1, c / HELD_ROWS, NVFP4_BOTH_BLOCKS,
+                     scales.row_codes + (i + 1) * NVFP4_BOTH_BLOCKS);
+        nvfp4_both_rows(kind, x + i * row_bytes, row_bytes, &scales, i,
+                        rowwise->data + (row + i) * data_step + c / 2, data_step,
                         strip->codes + (block * (HELD_ROWS / 2) + i / 2) * NVFP4_PITCH);
     }
     return true;
