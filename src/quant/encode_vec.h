@@ -183,6 +183,7 @@ struct encode_how {
     bool is_careful;      /* the factor may be 0, infinite or NaN; else it is above 0 and finite */
     bool divides;         /* careful: x over the factor */
     bool drops_zero_sign; /* careful: what is scaled to zero has no sign */
+    bool halves_down; /* careful, E2M1: halfway between two codes goes to the smaller one, and zero is code 8 */
 };
 
 /* Codes without signs to codes; `nans` are those that stand for NaN, `unsigned_ones` those without sign, NaNs among
@@ -206,6 +207,19 @@ VEC_INLINE mask16 scaled_nans_and_zeros(struct step_floats a) {
     return join_masks(above32((vec32)a.even - 1u, 0x7F7FFFFFu), above32((vec32)a.odd - 1u, 0x7F7FFFFFu));
 }
 
+/* Halfway between two codes of E2M1, of which the even one is the larger. */
+VEC_INLINE mask32 halves_upwards(vecf a) {
+    const vec32 bits = (vec32)a;
+    return equal32(bits, 0x3F400000u) | equal32(bits, 0x3FE00000u) | equal32(bits, 0x40600000u);
+}
+
+VEC_INLINE vec16 codes_halves_down(struct step_floats a, vec16 signs, mask16 nans) {
+    const mask16 zeros = join_masks(equal32((vec32)a.even, 0), equal32((vec32)a.odd, 0));
+    const mask16 halves = join_masks(halves_upwards(a.even), halves_upwards(a.odd));
+    const vec16 codes = add16_where(halves, encode_magnitudes(a, OPAQ_E2M1), vec16_set(0xFFFF));
+    return replace16(zeros, finish_codes(codes, signs, nans, nans, OPAQ_E2M1), vec16_set(8));
+}
+
 /* Codes, as words, of a step under the factors of its even and its odd elements. */
 VEC_INLINE vec16 encode_step(struct encode_how how, struct step x, vecf even, vecf odd) {
     struct step_floats a = step_magnitudes(x, how.dtype);
@@ -218,6 +232,9 @@ VEC_INLINE vec16 encode_step(struct encode_how how, struct step x, vecf even, ve
     a = how.divides ? (struct step_floats){a.even / even, a.odd / odd}
                     : (struct step_floats){a.even * even, a.odd * odd};
     const mask16 nans = scaled_nans(a);
+    if (how.element == OPAQ_E2M1 && how.halves_down) {
+        return codes_halves_down(a, signs, nans);
+    }
     const mask16 unsigned_ones = how.drops_zero_sign ? scaled_nans_and_zeros(a) : nans;
     return finish_codes(encode_magnitudes(a, how.element), signs, nans, unsigned_ones, how.element);
 }

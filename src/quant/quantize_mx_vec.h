@@ -54,7 +54,8 @@ VEC_INLINE void quantize_mx_dtype(enum opaq_element dtype, enum opaq_element ele
         const struct encode_how how = {.dtype = dtype,
                                        .element = element,
                                        .is_careful = true,
-                                       .drops_zero_sign = spec->rule == OPAQ_RULE_COMPRESSED_TENSORS};
+                                       .drops_zero_sign = spec->rule == OPAQ_RULE_COMPRESSED_TENSORS,
+                                       .halves_down = spec->rule == OPAQ_RULE_MODELOPT};
         quantize_mx_how(how, spec, region);
     }
 }
@@ -88,9 +89,7 @@ static inline bool mx_is_along_columns(const struct quant_copy *copy) {
 
 /* Whether vectors can do it. */
 static inline bool mx_is_covered(const struct opaq_spec *spec, const struct quant_copy *copy) {
-    const bool rounds_half_down = spec->rule == OPAQ_RULE_MODELOPT && spec->element == OPAQ_E2M1;
-    return (is_along_rows(copy) || mx_is_along_columns(copy)) && !rounds_half_down &&
-           (spec->options & OPAQ_STOCHASTIC) == 0;
+    return (is_along_rows(copy) || mx_is_along_columns(copy)) && (spec->options & OPAQ_STOCHASTIC) == 0;
 }
 
 static inline void quantize_mx_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
