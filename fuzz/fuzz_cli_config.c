@@ -1,5 +1,6 @@
 /* fuzz_cli_config.c: any bytes as config.json and as hf_quant_config.json. Everything that reads a configuration
  * without writing files runs on it, beside weights that it could speak of. */
+#include "cli/config_ignore.h"
 #include "cli/json.h"
 #include "cli/weight_part.h"
 #include "fuzz_cli.h"
@@ -31,6 +32,17 @@ static void expect_parts(const struct model *model, const struct weight *weight)
     weight_parts_free(parts, count);
 }
 
+/* Patterns of others, some of them expressions: none takes long, and what is found is an entry of the list. */
+static void expect_ignored(yyjson_val *quantization) {
+    struct ignore_list list;
+    ignore_list_make(quantization, &list);
+    for (size_t i = 0; i < STACKS; ++i) {
+        const char *const found = ignore_list_find(&list, stacks[i].name);
+        expect(found == NULL || list.count != 0);
+    }
+    ignore_list_free(&list);
+}
+
 static void use(yyjson_doc *document) {
     static char path[] = "model";
     struct model_tensor tensors[STACKS];
@@ -46,6 +58,7 @@ static void use(yyjson_doc *document) {
                                     .modelopt = kind == 0 ? NULL : document};
         const int layout = layout_of_config(model_quantization(&model));
         expect(layout >= -1 && layout < OPAQ_LAYOUT_COUNT);
+        expect_ignored(model_quantization(&model));
         struct weights weights;
         expect(weights_find(&model, &weights, &error) == OPAQ_OK && weights.count == STACKS - 1);
         for (size_t i = 0; i < weights.count; ++i) {

@@ -67,7 +67,11 @@ void ignore_list_make(yyjson_val *quantization, struct ignore_list *list) {
         size_t index = 0;
         size_t count = 0;
         yyjson_val *entry = NULL;
-        yyjson_arr_foreach(yyjson_obj_get(quantization, keys[k]), index, count, entry) {
+        yyjson_val *const entries = yyjson_obj_get(quantization, keys[k]);
+        if (entries == NULL) { /* the loop is undefined for it */
+            continue;
+        }
+        yyjson_arr_foreach(entries, index, count, entry) {
             if (yyjson_is_str(entry) && yyjson_get_len(entry) <= LONGEST_ENTRY) {
                 add_entry(list, yyjson_get_str(entry));
             }

@@ -17,9 +17,10 @@ yyjson_mut_doc *json_begin(void) {
 enum exit_code json_finish(const struct command_call *call, yyjson_mut_doc *document) {
     yyjson_write_err error = {0, NULL};
     size_t length = 0;
-    /* a path of the command line need not be UTF-8 */
+    /* a path of the command line need not be UTF-8; texts of a checkpoint may have what terminals obey (U+009B) */
     const yyjson_write_flag flags = YYJSON_WRITE_PRETTY_TWO_SPACES | YYJSON_WRITE_NEWLINE_AT_END |
-                                    YYJSON_WRITE_INF_AND_NAN_AS_NULL | YYJSON_WRITE_ALLOW_INVALID_UNICODE;
+                                    YYJSON_WRITE_INF_AND_NAN_AS_NULL | YYJSON_WRITE_ALLOW_INVALID_UNICODE |
+                                    YYJSON_WRITE_ESCAPE_UNICODE;
     char *const text = yyjson_mut_write_opts(document, flags, NULL, &length, &error);
     yyjson_mut_doc_free(document);
     if (text == NULL) {

@@ -119,6 +119,9 @@ static enum opaq_status add_index_files(struct model *model, struct opaq_error *
     text_print(&path, "%s/%s", model->folder.path, model->index_name);
     enum opaq_status status = model_check_index(model->index, text_get(&path), error);
     text_free(&path);
+    if (status != OPAQ_OK) {
+        return status;
+    }
     size_t at = 0;
     size_t count = 0;
     yyjson_val *key = NULL;

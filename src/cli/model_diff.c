@@ -227,22 +227,28 @@ static void add_key(struct key_differences *keys, const char *key, enum differen
     keys->items[keys->count++] = (struct key_difference){copy_text(key, strlen(key)), sort};
 }
 
-static void diff_objects(yyjson_val *a, yyjson_val *b, struct key_differences *keys) {
+/* Members of `from` that `other` has not, or with another value if `compares`. Both may be NULL. */
+static void diff_members(yyjson_val *from, yyjson_val *other, bool compares, enum difference_sort only,
+                         struct key_differences *keys) {
     size_t index = 0;
     size_t count = 0;
     yyjson_val *key = NULL;
     yyjson_val *value = NULL;
-    yyjson_obj_foreach(a, index, count, key, value) {
-        yyjson_val *const other = yyjson_obj_getn(b, yyjson_get_str(key), yyjson_get_len(key));
-        if (other == NULL || !yyjson_equals(value, other)) {
-            add_key(keys, yyjson_get_str(key), other == NULL ? ONLY_IN_A : OTHER_CONTENT);
+    if (from == NULL) { /* the loop is undefined for it */
+        return;
+    }
+    yyjson_obj_foreach(from, index, count, key, value) {
+        yyjson_val *const found =
+            other == NULL ? NULL : yyjson_obj_getn(other, yyjson_get_str(key), yyjson_get_len(key));
+        if (found == NULL || (compares && !yyjson_equals(value, found))) {
+            add_key(keys, yyjson_get_str(key), found == NULL ? only : OTHER_CONTENT);
         }
     }
-    yyjson_obj_foreach(b, index, count, key, value) {
-        if (yyjson_obj_getn(a, yyjson_get_str(key), yyjson_get_len(key)) == NULL) {
-            add_key(keys, yyjson_get_str(key), ONLY_IN_B);
-        }
-    }
+}
+
+static void diff_objects(yyjson_val *a, yyjson_val *b, struct key_differences *keys) {
+    diff_members(a, b, true, ONLY_IN_A, keys);
+    diff_members(b, a, false, ONLY_IN_B, keys);
 }
 
 /* The first file's value for a key; NULL if no file has it. */

@@ -194,7 +194,6 @@ static enum opaq_status quantize_rows(struct run *run, const struct plan_target 
 static enum opaq_status do_piece(struct run *run, const struct piece *piece, struct worker *worker,
                                  struct opaq_error *error) {
     const struct plan_entry *const entries = run->file->entries;
-    const struct plan_target *const target = &run->plan->targets[piece->index];
     switch (piece->kind) {
     case PIECE_HEADER:
         return output_write(run->output, 0, run->file->header.bytes, run->file->header.length, error);
@@ -208,6 +207,7 @@ static enum opaq_status do_piece(struct run *run, const struct piece *piece, str
     case PIECE_ROWS:
         break;
     }
+    const struct plan_target *const target = &run->plan->targets[piece->index];
     return target->row == NULL ? decode_rows(run, target, piece, worker, error)
                                : quantize_rows(run, target, piece, worker, error);
 }

@@ -227,3 +227,59 @@ def test_ten_thousand_tensors_of_nothing(tmp_path: Path) -> None:
     assert run("inspect", path, memory=MEMORY).returncode == 0
     done = run("quantize", "--quiet", path, tmp_path / "to.safetensors", memory=2 * MEMORY)
     assert done.returncode == 3 and "has no weight to quantize" in done.stderr
+
+
+ESCAPE = "\x1b[2J\x1b]0;title\x07\u009b31m\n"
+
+
+def loud(folder: Path, mark: str) -> Path:
+    """A checkpoint that is fine, with what a terminal would obey wherever a text may be anything."""
+    folder.mkdir()
+    entries: dict[str, make_hostile.Entry] = {
+        "x.weight": ("F8_E4M3", [128, 128], 16384),
+        "x.weight_scale": ("F32", [1], 4),
+        "y.weight": ("BF16", [4, 64], 512),
+    }
+    metadata = {ESCAPE + mark: ESCAPE, "format": ESCAPE + mark}
+    (folder / "model.safetensors").write_bytes(make_hostile.tensors(entries, metadata))
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": ESCAPE + mark,
+        "ignore": [ESCAPE, "y"],
+        "config_groups": {ESCAPE: {"targets": [ESCAPE]}},
+    }
+    config = {
+        "model_type": ESCAPE,
+        ESCAPE + mark: 1,
+        "architectures": [ESCAPE],
+        "quantization_config": quantization,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_nothing_that_a_terminal_would_obey_is_printed(tmp_path: Path) -> None:
+    loud(tmp_path / "a", "1")
+    loud(tmp_path / "b", "2")
+    for words in (
+        "inspect a",
+        "inspect --tensors a",
+        "inspect --json a",
+        "diff a b",
+        "diff --json a b",
+        "diff --values a b",
+        "verify a b",
+        "verify --json --html page.html a b",
+        "convert --layout plain --dry-run a c",
+        "convert --layout plain a c",
+        "quantize --dry-run --format fp8row a d",
+        "quantize --format fp8row a d",
+    ):
+        done = run(*words.split(), folder=tmp_path)
+        assert done.returncode in (0, 1), (words, done.stderr)
+        printed = (done.stdout + done.stderr).replace("\n", "")
+        assert printed.isprintable(), (words, printed)
+    for words in ("inspect", "diff a", "verify a", "quantize a"):
+        done = run(*words.split(), f"{ESCAPE}/to", folder=tmp_path)
+        assert done.returncode == 3, words
+        assert done.stderr.replace("\n", "").isprintable(), words
