@@ -14,7 +14,7 @@ import pytest
 
 import cli_llama
 from cli_llama import BLOCK, DTYPES, JOINED, KINDS, LAYERS, PAIRS, Jobs, is_quantized, same, tensors
-from cli_run import command
+from cli_run import command, run_well
 from conftest import need
 
 torch = need("torch")
@@ -117,7 +117,7 @@ def decompressed(peer: Any, name: str, state: dict[str, Any]) -> Any:
     scale, divisor = state["weight_scale"].float(), state["weight_global_scale"]
     exact = peer.dequantize(unpacked, scale, args=peer.args[name], global_scale=divisor)
     rounded = compressor.decompress(state, scheme)["weight"].float()
-    torch.testing.assert_close(rounded, exact, rtol=2**-6, atol=0)
+    torch.testing.assert_close(rounded, exact, rtol=2**-6, atol=0, equal_nan=True)
     return exact
 
 
@@ -132,6 +132,52 @@ def test_compressed_tensors_reads_the_values(jobs: Jobs, peer: Any, kind: str, d
         module = key.removesuffix("weight")
         state = {k.removeprefix(module): t for k, t in found.items() if k.startswith(module)}
         assert torch.equal(decompressed(peer, name, state), plain[key]), key
+
+
+@pytest.mark.parametrize("name", CT)
+def test_any_bytes_mean_the_same(peer: Any, name: str, tmp_path: Path) -> None:
+    """Codes and scales that no quantizer writes: NaNs, zeros, negative and huge scales."""
+    random = torch.Generator().manual_seed(len(name))
+
+    def any_bytes(*shape: int, most: int = 256) -> Any:
+        return torch.randint(0, most, shape, dtype=torch.uint8, generator=random)
+
+    rows, columns = 130, 160
+    fp8 = torch.float8_e4m3fn
+    shapes = {"fp8": (1,), "fp8row": (rows, 1), "fp8blk2": (2, 2)}
+    if name in shapes:  # whatever a float32 can be
+        scale = any_bytes(*shapes[name], 4).view(torch.float32).squeeze(-1)
+        state = {"weight": any_bytes(rows, columns).view(fp8), "weight_scale": scale}
+    elif name == "nvfp4":
+        state = {
+            "weight_packed": any_bytes(rows, columns // 2),
+            "weight_scale": any_bytes(rows, columns // 16).view(fp8),
+            "weight_global_scale": torch.tensor([-3.7e-5]),
+        }
+    else:  # what bf16 holds, to which these are decompressed; 255 is NaN for OCP, and 2^128 for compressed-tensors
+        packed = any_bytes(rows, columns // 2) if name == "mxfp4" else any_bytes(rows, columns).view(fp8)
+        state = {"weight_packed" if name == "mxfp4" else "weight": packed}
+        state["weight_scale"] = any_bytes(rows, columns // 32, most=225) + 20
+    path = tmp_path / "model.safetensors"
+    cli_llama.safetensors.save_file({f"x.{part}": t.contiguous() for part, t in state.items()}, path)
+    run_well("convert", "--quiet", "--layout", "plain", "--dtype", "f32", path, tmp_path / "plain.safetensors")
+    found = cli_llama.safetensors.load_file(tmp_path / "plain.safetensors")["x.weight"]
+    wanted = decompressed(peer, name, state)
+    assert torch.equal(found.isnan(), wanted.isnan())
+    assert torch.equal(found.nan_to_num(7), wanted.nan_to_num(7))
+
+
+@pytest.mark.parametrize("name", CT)
+def test_nothing_but_zeros(peer: Any, name: str, tmp_path: Path) -> None:
+    zeros = torch.zeros(128, 128)
+    zeros[::3] = -0.0
+    path = tmp_path / "model.safetensors"
+    cli_llama.safetensors.save_file({"x.weight": zeros}, path)
+    run_well("quantize", "--quiet", "--format", name, path, tmp_path / "to.safetensors")
+    found = cli_llama.safetensors.load_file(tmp_path / "to.safetensors")
+    for part, wanted in peer_compressor.compressed_state(peer, name, zeros).items():
+        if part != "weight_zero_point":
+            same(found[f"x.{part}"].reshape(wanted.shape), wanted, part)
 
 
 # ---- nvidia-modelopt ----
