@@ -154,7 +154,7 @@ def test_any_bytes_mean_the_same(peer: Any, name: str, tmp_path: Path) -> None:
             "weight_scale": any_bytes(rows, columns // 16).view(fp8),
             "weight_global_scale": torch.tensor([-3.7e-5]),
         }
-    else:  # what bf16 holds, to which these are decompressed; 255 is NaN for OCP, and 2^128 for compressed-tensors
+    else:  # what bf16 holds, which these are decompressed to; 255 is NaN for OCP, 2^128 for compressed-tensors
         packed = any_bytes(rows, columns // 2) if name == "mxfp4" else any_bytes(rows, columns).view(fp8)
         state = {"weight_packed" if name == "mxfp4" else "weight": packed}
         state["weight_scale"] = any_bytes(rows, columns // 32, most=225) + 20
