@@ -206,18 +206,18 @@ static void print_plan(const struct checkpoint_job *job) {
 
 /* ---- running ---- */
 
+/* The small files first: what cannot be copied is then known before the work. */
 static enum opaq_status write_all(const struct checkpoint_job *job, const struct destination *destination,
                                   const struct run_options *options, struct opaq_error *error) {
-    const struct model *const model = job->plan->weights->model;
-    enum opaq_status status =
-        plan_run(job->plan, destination->folder, destination->path, destination->is_done, options, error);
+    enum opaq_status status = destination_copy_others(destination, job->plan->weights->model, error);
+    if (status == OPAQ_OK) {
+        status =
+            plan_run(job->plan, destination->folder, destination->path, destination->is_done, options, error);
+    }
     if (status != OPAQ_OK || !destination->is_folder) {
         return status;
     }
-    status = destination_copy_others(destination, model, error);
-    if (status == OPAQ_OK) {
-        status = write_index(job, destination, error);
-    }
+    status = write_index(job, destination, error);
     if (status == OPAQ_OK) {
         status = write_config(job, destination, error);
     }

@@ -7,13 +7,25 @@
 
 #include "cli/cli_memory.h"
 
-enum { LONGEST_ENTRY = 1000 };
+enum { LONGEST_ENTRY = 1000, MOST_REPETITIONS = 10 };
+
+/* Each repetition of a repetition doubles what the C library's compiler does: "a****" would never end. */
+static bool is_costly(const char *python) {
+    int repetitions = 0;
+    for (const char *at = python; *at != '\0'; ++at) {
+        repetitions += strchr("*+?", *at) != NULL;
+        if (strchr("*+?", *at) != NULL && at[1] != '\0' && strchr("*+?", at[1]) != NULL) {
+            return true;
+        }
+    }
+    return repetitions > MOST_REPETITIONS;
+}
 
 /* Python's notation in POSIX's, as far as configurations use it. False for what is costly or different: nothing is then
  * known. */
 static bool translate(const char *python, struct text *posix) {
     text_add(posix, "^(", 2); /* re.match holds at the start only */
-    if (strchr(python, '{') != NULL) {
+    if (strchr(python, '{') != NULL || is_costly(python)) {
         return false;
     }
     for (; *python != '\0'; ++python) {

@@ -267,6 +267,14 @@ def folders() -> Iterator[tuple[str, dict[str, bytes]]]:
             "config.json": b'{"quantization_config":{"quant_method":"fp8\\u0000"}}',
         },
     )
+    endless = {"quant_method": "compressed-tensors", "ignore": ["re:(a|b)" + "*" * 100, "re:" + "(" * 500]}
+    yield (
+        "right_ignore_that_takes_forever",
+        {
+            model: PLAIN,
+            "config.json": json.dumps({"quantization_config": endless}).encode(),
+        },
+    )
     yield "right_hidden_index", {model: PLAIN, "._model.safetensors.index.json": b"\0\5\26\7"}
 
 

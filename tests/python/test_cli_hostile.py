@@ -174,6 +174,22 @@ def test_links_are_followed_if_that_is_said(tmp_path: Path) -> None:
     refused(folder, f"cannot open {folder}/config.json: No such file or directory", "--follow-links")
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe", "name"])
+def test_other_files_are_looked_at_before_the_work(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(make_hostile.tensors({"x.weight": ("BF16", [4, 32], 256)}))
+    make: dict[str, Callable[[], None]] = {
+        "link": lambda: (folder / "README.md").symlink_to("/etc/hostname"),
+        "pipe": lambda: os.mkfifo(folder / "README.md"),
+        "name": (folder / "a\nb").touch,
+    }
+    make[kind]()
+    done = run("quantize", "--quiet", folder, tmp_path / "to", seconds=20)
+    assert done.returncode == 3 and str(folder) in done.stderr and done.stderr.count("\n") == 1
+    assert [path.name for path in (tmp_path / "to").iterdir()] in ([], [".opaq-job"])
+
+
 def test_a_pipe_by_itself(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     refused(tmp_path / "pipe", "{} is no regular file")

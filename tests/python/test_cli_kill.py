@@ -72,7 +72,7 @@ def finished(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Fo
 
 
 def check_partial(target: Path, finished: Folder) -> int:
-    """Whatever stands under a final name is whole; gives how many do."""
+    """Whatever stands under a final name is whole; gives how many files of the model do."""
     names = [path for path in target.glob("*") if not path.name.startswith(".")] if target.exists() else []
     for path in names:
         if path.suffix == ".safetensors":
@@ -81,7 +81,7 @@ def check_partial(target: Path, finished: Folder) -> int:
         assert path.read_bytes() == finished[path.name], path.name
     if (target / "config.json").exists():  # the last to come: a folder that loads is complete
         assert {path.name for path in names} == set(finished)
-    return len(names)
+    return sum(path.suffix == ".safetensors" for path in names)
 
 
 def wait_for_work(process: subprocess.Popen[str] | subprocess.Popen[bytes], target: Path) -> None:
