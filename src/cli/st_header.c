@@ -306,7 +306,9 @@ static void write_tensor(yyjson_mut_doc *document, yyjson_mut_val *root, const s
 
 void st_header_write(struct st_tensor *tensors, size_t count, const struct st_pair *metadata,
                      size_t metadata_count, struct text *bytes) {
-    qsort(tensors, count, sizeof *tensors, compare_for_writing);
+    if (count != 0) {
+        qsort(tensors, count, sizeof *tensors, compare_for_writing);
+    }
     uint64_t end = 0;
     for (size_t i = 0; i < count; ++i) {
         tensors[i].begin = end;
