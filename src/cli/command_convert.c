@@ -54,12 +54,12 @@ static enum opaq_status convert_weight(struct plan *plan, const struct weight *w
     struct text name = {0};
     if (status == OPAQ_OK && weight->global != NULL) {
         name_of(weight, row->global, &name);
-        status = scale_form_global(plan, weight->global, row, weight->stack, turns, text_get(&name), error);
+        status = scale_form_global(plan, weight->global, row, turns, text_get(&name), error);
     }
     text_free(&name);
     if (status == OPAQ_OK && weight->input != NULL && *row->input != '\0') {
         input_name(weight, row->input, &name);
-        status = scale_form_global(plan, weight->input, row, 1, turns, text_get(&name), error);
+        status = scale_form_global(plan, weight->input, row, turns, text_get(&name), error);
     }
     text_free(&name);
     return status;

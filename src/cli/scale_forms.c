@@ -155,20 +155,15 @@ static bool read_floats(const char *text, const float *now, size_t count, float 
 }
 
 enum opaq_status scale_form_global(struct plan *plan, const struct model_tensor *global,
-                                   const struct opaq_layout_row *row, int64_t stack, bool turns,
-                                   const char *name, struct opaq_error *error) {
-    int64_t shape[ST_RANK_LIMIT] = {stack};
-    const int rank =
-        global->tensor->bytes > sizeof(float) ? 1 : layout_shape(row->global_shape, row->format, 1, 1, shape);
+                                   const struct opaq_layout_row *row, bool turns, const char *name,
+                                   struct opaq_error *error) {
+    const size_t count = (size_t)(global->tensor->bytes * 8 / (uint64_t)st_dtype_bits(global->tensor->dtype));
+    int64_t shape[ST_RANK_LIMIT] = {(int64_t)count};
+    const int rank = count == 1 ? layout_shape(row->global_shape, row->format, 1, 1, shape) : 1;
     if (!turns || global->tensor->dtype != ST_F32) {
-        if (global->tensor->bytes > sizeof(float)) {
-            plan_copy(plan, global, name, NULL, 0);
-        } else {
-            plan_copy(plan, global, name, shape, rank);
-        }
+        plan_copy(plan, global, name, count == 1 ? shape : NULL, rank);
         return OPAQ_OK;
     }
-    const size_t count = global->tensor->bytes / sizeof(float);
     void *bytes = NULL;
     const enum opaq_status status = read_all(plan, global, &bytes, error);
     float *const turned = alloc_array(count, sizeof *turned);

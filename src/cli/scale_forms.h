@@ -14,8 +14,8 @@ enum opaq_status scale_form_convert(struct plan *plan, const struct model_tensor
 
 /* A global scale, or the scale of an input: one float, or one for each of a stack. `turns`: one over it. */
 enum opaq_status scale_form_global(struct plan *plan, const struct model_tensor *global,
-                                   const struct opaq_layout_row *row, int64_t stack, bool turns,
-                                   const char *name, struct opaq_error *error);
+                                   const struct opaq_layout_row *row, bool turns, const char *name,
+                                   struct opaq_error *error);
 
 /* What the source's files keep for the way back goes no further. */
 void scale_forms_forget(struct plan *plan);

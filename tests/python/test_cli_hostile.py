@@ -299,3 +299,58 @@ def test_nothing_that_a_terminal_would_obey_is_printed(tmp_path: Path) -> None:
         done = run(*words.split(), f"{ESCAPE}/to", folder=tmp_path)
         assert done.returncode == 3, words
         assert done.stderr.replace("\n", "").isprintable(), words
+
+
+# Right, and seldom: stacks with scales of their own, entries in other shapes, nothing at all.
+SELDOM: dict[str, tuple[str, dict[str, make_hostile.Entry]]] = {
+    "stack": (
+        "compressed-tensors",
+        {
+            "x.weight_packed": ("U8", [2, 4, 16], 128),
+            "x.weight_scale": ("F8_E4M3", [2, 4, 2], 16),
+            "x.weight_global_scale": ("F32", [2], 8),
+            "x.input_global_scale": ("F32", [2], 8),
+        },
+    ),
+    "stack of nothing": (
+        "compressed-tensors",
+        {
+            "x.weight_packed": ("U8", [0, 4, 16], 0),
+            "x.weight_scale": ("F8_E4M3", [0, 4, 2], 0),
+            "x.weight_global_scale": ("F32", [0], 0),
+            "x.input_global_scale": ("F32", [0], 0),
+        },
+    ),
+    "two inputs in bf16": (
+        "modelopt",
+        {
+            "x.weight": ("F8_E4M3", [2, 4, 64], 512),
+            "x.weight_scale": ("F32", [2], 8),
+            "x.input_scale": ("BF16", [2], 4),
+        },
+    ),
+    "exponents": (
+        "deepseek",
+        {"x.weight": ("F8_E4M3", [2, 130, 64], 16640), "x.weight_scale_inv": ("F8_E8M0", [2, 2, 1], 4)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SELDOM)
+@pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt", "deepseek"])
+def test_there_and_back(case: str, layout: str, tmp_path: Path) -> None:
+    """What another layout makes of it others can read, and it leads back to the same tensors."""
+    home, entries = SELDOM[case]
+    names = [tmp_path / f"{name}.safetensors" for name in ("from", "there", "back")]
+    names[0].write_bytes(make_hostile.tensors(entries))
+    done = run("convert", "--quiet", "--layout", layout, names[0], names[1])
+    if done.returncode != 0:
+        assert done.returncode == 3 and f"cannot become {layout}" in done.stderr
+        return
+    assert run("convert", "--quiet", "--layout", home, names[1], names[2]).returncode == 0
+    parts = []
+    for path in names:
+        assert run("inspect", path).returncode == 0
+        with path.open("rb") as file:
+            parts.append(dict(safetensors.deserialize(file.read())))
+    assert parts[0] == parts[2] and len(parts[1]) == len(parts[0])
