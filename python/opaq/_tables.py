@@ -76,7 +76,7 @@ class FormatRow:
 
 @dataclass(frozen=True)
 class LayoutRow:
-    """How a layout of checkpoints names a weight's tensors in a format; dtypes by their names in safetensors."""
+    """How a layout of checkpoints names a weight's tensors in a format; dtypes as safetensors names them."""
 
     layout: str
     format: str

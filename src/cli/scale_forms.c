@@ -8,6 +8,14 @@
 
 static const char was[] = "opaq.was:";
 
+static bool has_same_bits(float a, float b) {
+    uint32_t a_bits = 0;
+    uint32_t b_bits = 0;
+    memcpy(&a_bits, &a, sizeof a);
+    memcpy(&b_bits, &b, sizeof b);
+    return a_bits == b_bits;
+}
+
 /* ---- what a file keeps ---- */
 
 static const char *kept(const struct plan *plan, const struct model_tensor *tensor) {
@@ -73,7 +81,7 @@ static bool narrow_exponents(const float *from, size_t count, uint8_t *to) {
     for (size_t i = 0; i < count; ++i) {
         to[i] = (uint8_t)opaq_element_encode(OPAQ_E8M0, from[i], OPAQ_SATURATE);
         const float back = opaq_element_decode(OPAQ_E8M0, to[i]);
-        if (memcmp(&back, &from[i], sizeof back) != 0) {
+        if (!has_same_bits(back, from[i])) {
             return false;
         }
     }
@@ -124,7 +132,7 @@ enum opaq_status scale_form_convert(struct plan *plan, const struct model_tensor
 static bool turn_over(float from, float *to) {
     *to = 1.0f / from;
     const float back = 1.0f / *to;
-    return memcmp(&back, &from, sizeof back) == 0;
+    return has_same_bits(back, from);
 }
 
 static void print_floats(const float *floats, size_t count, struct text *text) {
@@ -147,7 +155,7 @@ static bool read_floats(const char *text, const float *now, size_t count, float 
         const uint32_t bits = (uint32_t)strtoul(digits, &end, 16);
         memcpy(&floats[i], &bits, sizeof bits);
         const float turned = 1.0f / floats[i];
-        if (*end != '\0' || memcmp(&turned, &now[i], sizeof turned) != 0) {
+        if (*end != '\0' || !has_same_bits(turned, now[i])) {
             return false;
         }
     }
