@@ -20,15 +20,6 @@ void module_list_add(struct module_list *list, const char *name, size_t length) 
     list->names[list->count++] = copy_text(name, length);
 }
 
-bool module_list_has(const struct module_list *list, const char *name) {
-    for (size_t i = 0; i < list->count; ++i) {
-        if (strcmp(list->names[i], name) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 void module_list_free(struct module_list *list) {
     for (size_t i = 0; i < list->count; ++i) {
         free(list->names[i]);

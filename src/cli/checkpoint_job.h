@@ -13,7 +13,6 @@ struct module_list {
     size_t capacity;
 };
 void module_list_add(struct module_list *list, const char *name, size_t length);
-bool module_list_has(const struct module_list *list, const char *name);
 void module_list_free(struct module_list *list);
 
 struct checkpoint_job {

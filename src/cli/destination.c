@@ -12,16 +12,12 @@
 
 #include "cli/interrupt.h"
 #include "cli/output_file.h"
+#include "cli/words.h"
 
 enum { FOLDER_DEPTH = 16, COPY_BYTES = 2 << 20 };
 
 static const char job_name[] = ".opaq-job";
 static const char partial_end[] = ".opaq-partial";
-
-static bool ends_with(const char *text, const char *end) {
-    const size_t length = strlen(text);
-    return length >= strlen(end) && strcmp(text + length - strlen(end), end) == 0;
-}
 
 static bool is_own_file(const char *name) {
     return strcmp(name, job_name) == 0 || (name[0] == '.' && ends_with(name, partial_end));

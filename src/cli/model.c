@@ -8,12 +8,7 @@
 #include <sys/stat.h>
 
 #include "cli/json.h"
-
-static bool ends_with(const char *text, const char *end) {
-    const size_t length = strlen(text);
-    const size_t end_length = strlen(end);
-    return length >= end_length && strcmp(text + length - end_length, end) == 0;
-}
+#include "cli/words.h"
 
 /* ---- files ---- */
 

@@ -8,6 +8,7 @@
 
 #include "cli/config_ignore.h"
 #include "cli/json.h"
+#include "cli/words.h"
 
 static void note(struct model_notes *notes, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -23,12 +24,6 @@ static void note(struct model_notes *notes, const char *format, ...) {
     va_end(arguments);
     notes->lines = realloc_array(notes->lines, notes->count + 1, sizeof *notes->lines);
     notes->lines[notes->count++] = line;
-}
-
-static bool ends_with(const char *text, const char *end) {
-    const size_t length = strlen(text);
-    const size_t end_length = strlen(end);
-    return length >= end_length && strcmp(text + length - end_length, end) == 0;
 }
 
 /* Findings of one sort: how many, and the first. */

@@ -1,5 +1,6 @@
 /* cli/scale_forms.c: see scale_forms.h. */
 #include "cli/scale_forms.h"
+#include "cli/words.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -52,16 +53,6 @@ void scale_forms_forget(struct plan *plan) {
 }
 
 /* ---- block scales ---- */
-
-static bool has_word(const char *words, const char *word) {
-    const size_t length = strlen(word);
-    for (const char *at = strstr(words, word); at != NULL; at = strstr(at + 1, word)) {
-        if ((at == words || at[-1] == ' ') && (at[length] == ' ' || at[length] == '\0')) {
-            return true;
-        }
-    }
-    return false;
-}
 
 static enum opaq_status read_all(const struct plan *plan, const struct model_tensor *tensor, void **bytes,
                                  struct opaq_error *error) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli/json.h"
+#include "cli/words.h"
 #include "opaq/stored.h"
 
 enum { GPT_OSS_BLOCK = 32, GPT_OSS_BYTES = 16 };
@@ -117,16 +118,6 @@ static bool has_entries(const struct weight *weight, const struct st_tensor *ten
 
 /* ---- which tensors belong together ---- */
 
-static bool has_word(const char *words, const char *word) {
-    const size_t length = strlen(word);
-    for (const char *at = strstr(words, word); at != NULL; at = strstr(at + 1, word)) {
-        if ((at == words || at[-1] == ' ') && (at[length] == ' ' || at[length] == '\0')) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static const struct model_tensor *sibling(const struct model *model, const char *weight, const char *ending) {
     struct text name = {0};
     text_print(&name, "%s%s", weight, ending);
@@ -153,25 +144,20 @@ static const struct model_tensor *input_of(const struct model *model, const stru
     return fits ? found : NULL;
 }
 
-static bool ends_with(const char *text, size_t length, const char *end) {
-    const size_t end_length = strlen(end);
-    return length >= end_length && memcmp(text + length - end_length, end, end_length) == 0;
-}
-
 /* Whether the first `length` characters of a name can be a plain weight's: "....weight", or a stack of experts
  * ("....experts.down_proj"), which has no such ending. */
 static bool is_weight_name(const struct opaq_layout_row *row, const struct st_tensor *data, size_t length) {
     if (row->layout == OPAQ_LAYOUT_GPT_OSS) {
-        return ends_with(data->name, length, "_proj");
+        return part_ends_with(data->name, length, "_proj");
     }
-    return ends_with(data->name, length, "weight") ||
+    return part_ends_with(data->name, length, "weight") ||
            (data->rank > 2 && strstr(data->name, ".experts.") != NULL);
 }
 
 /* Whether `data` can be the codes of a weight by a row of the table: its name, dtype and rank. */
 static bool is_data(const struct opaq_layout_row *row, const struct st_tensor *data) {
     const size_t length = strlen(data->name);
-    return ends_with(data->name, length, row->data) && data->rank >= 2 && data->rank <= 4 &&
+    return part_ends_with(data->name, length, row->data) && data->rank >= 2 && data->rank <= 4 &&
            has_word(row->data_dtypes, st_dtype_name(data->dtype)) &&
            is_weight_name(row, data, length - strlen(row->data));
 }
