@@ -89,7 +89,7 @@ static enum opaq_status plan_layout(struct checkpoint_job *job, const struct wei
                                     const char *layout, struct opaq_error *error) {
     const struct opaq_layout_row *from = NULL;
     enum opaq_status status = common_format(weights, &from, error);
-    if (status != OPAQ_OK) {
+    if (status != OPAQ_OK || from == NULL) {
         return status;
     }
     job->row = opaq_layout_find((enum opaq_layout)opaq_layout_number(layout), from->format);

@@ -141,7 +141,7 @@ enum opaq_status input_read(const struct input_file *file, uint64_t offset, void
 
 enum opaq_status folder_read(const struct folder *folder, const char *name, uint64_t limit, char **bytes,
                              size_t *count, struct opaq_error *error) {
-    struct input_file file;
+    struct input_file file = {-1, NULL, 0, 0};
     enum opaq_status status = folder_open_file(folder, name, &file, error);
     if (status != OPAQ_OK) {
         return status;

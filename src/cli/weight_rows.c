@@ -179,7 +179,7 @@ const float *rows_floats(const struct opaq_view *rows, struct row_memory *memory
 enum opaq_status weight_floats(const struct model *model, const struct weight *weight, int64_t matrix,
                                int64_t first, int64_t count, struct row_memory *memory, const float **floats,
                                struct opaq_error *error) {
-    struct opaq_view rows;
+    struct opaq_view rows = {0};
     const enum opaq_status status = weight_rows(model, weight, matrix, first, count, memory, &rows, error);
     if (status == OPAQ_OK) {
         *floats = rows_floats(&rows, memory);
