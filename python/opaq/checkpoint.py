@@ -194,9 +194,8 @@ def _ct_scheme(group: Mapping[str, Any]) -> Scheme:
     more = _ct_input(group.get("input_activations"))
     if group.get("output_activations"):
         raise ValueError("opaq: the checkpoint quantizes output activations, which opaq does not")
-    form = {(4, "tensor_group", 16): "nvfp4", (4, "group", 32): "mxfp4", (8, "group", 32): "mxfp8"}.get(
-        found[:3]
-    )
+    blocks = {(4, "tensor_group", 16): "nvfp4", (4, "group", 32): "mxfp4", (8, "group", 32): "mxfp8"}
+    form = blocks.get((found.bits, found.strategy, found.group or 0))
     if found.bits == 8 and (found.strategy != "block" or found.block == (128, 128)):
         form = form or {"channel": "fp8row", "tensor": "fp8", "block": "fp8blk2"}.get(found.strategy)
     if form:
