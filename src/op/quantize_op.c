@@ -139,6 +139,24 @@ static void run_both(void *argument, int64_t begin, int64_t end) {
         ->run(job, begin * QUANT_BOTH_ROWS, min_int64(rows, end * QUANT_BOTH_ROWS));
 }
 
+static void run_amaxes(void *argument, int64_t begin, int64_t end) {
+    const struct quant_job *job = argument;
+    const int64_t rows = job->copy[0].operand.rows;
+    both_kernel((enum opaq_format)job->spec.format)
+        ->amaxes->find(job, begin * QUANT_BOTH_ROWS, min_int64(rows, end * QUANT_BOTH_ROWS));
+}
+
+/* Where both copies' amaxes have to be there first. False if they are not as usual. */
+static bool find_amaxes(struct quant_job *job, const struct both_amaxes *amaxes,
+                        const struct opaq_parallel *parallel) {
+    const struct opaq_body body = {run_amaxes, job};
+    parallel_run(parallel, ceil_div(job->copy[0].operand.rows, QUANT_BOTH_ROWS), &body);
+    const uint64_t saved = fp_environment_enter();
+    const bool are_usual = amaxes->are_usual(job);
+    fp_environment_leave(saved);
+    return are_usual;
+}
+
 /* Both copies in one pass, if there is a kernel for it and nobody asks for that of single copies. */
 static bool quantize_both(struct quant_job *job, const struct opaq_parallel *parallel) {
     const struct quant_matrix *x = &job->copy[0].operand;
@@ -153,8 +171,17 @@ static bool quantize_both(struct quant_job *job, const struct opaq_parallel *par
     if (!is_covered) {
         return false;
     }
+    const struct opaq_parallel *threads = parallel_if_worth(parallel, x->rows * x->columns);
+    if (kernel->amaxes != NULL && !find_amaxes(job, kernel->amaxes, threads)) {
+        return false;
+    }
     const struct opaq_body body = {run_both, job};
-    parallel_run(parallel_if_worth(parallel, x->rows * x->columns), ceil_div(x->rows, QUANT_BOTH_ROWS), &body);
+    parallel_run(threads, ceil_div(x->rows, QUANT_BOTH_ROWS), &body);
+    if (kernel->amaxes != NULL) {
+        const uint64_t entered = fp_environment_enter();
+        kernel->amaxes->finish(job);
+        fp_environment_leave(entered);
+    }
     return true;
 }
 

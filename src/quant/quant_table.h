@@ -22,6 +22,18 @@ struct both_kernel {
     const char *name;
     bool (*covers)(const struct quant_job *job);
     void (*run)(const struct quant_job *job, int64_t r, int64_t r_end);
+    const struct both_amaxes *amaxes; /* NULL, or what has to be done beside */
+};
+
+/* A scale for each row and each column of x: the amaxes of all have to be there first, and lie where scales go later. */
+struct both_amaxes {
+    /* Those of rows [r, r_end), and of what these rows have of the columns: they are joined to what is there, zeros at
+     * first, of other threads too. */
+    void (*find)(const struct quant_job *job, int64_t r, int64_t r_end);
+    /* When all are there: whether the kernel can do with them. If not, the copies are to be made apart. */
+    bool (*are_usual)(const struct quant_job *job);
+    /* When the kernel has run: columns' scales in the place of their amaxes. Those of rows are there already. */
+    void (*finish)(const struct quant_job *job);
 };
 
 /* The amax of operand rows [r, r_end): one for all of them into *amax, or (step 1) one for each into

@@ -1,6 +1,8 @@
 /* quant/quant_table_avx2.c: the table for AVX2; what it leaves out, a slower one has. */
 #include "quant/quant_table_avx2.h"
 
+#include <stddef.h>
+
 #include "opaq/cpu.h"
 
 #if defined(__x86_64__)
@@ -29,13 +31,13 @@ const struct quant_table quant_table_avx2 = {
         },
     .both =
         {
-            {"quantize_both_fp8_avx2", covers_both_fp8_avx2, quantize_both_fp8_avx2},
-            {"quantize_both_fp8row_avx2", covers_both_fp8_avx2, quantize_both_fp8_avx2},
-            {"quantize_both_fp8blk1_avx2", covers_both_fp8_avx2, quantize_both_fp8_avx2},
-            {"quantize_both_fp8blk2_avx2", covers_both_fp8_avx2, quantize_both_fp8_avx2},
-            {"quantize_both_mxfp8_avx2", covers_both_mx_avx2, quantize_both_mx_avx2},
-            {"quantize_both_mxfp4_avx2", covers_both_mx_avx2, quantize_both_mx_avx2},
-            {"quantize_both_nvfp4_avx2", covers_both_nvfp4_avx2, quantize_both_nvfp4_avx2},
+            {"quantize_both_fp8_avx2", covers_both_fp8_avx2, quantize_both_fp8_avx2, NULL},
+            {"quantize_both_fp8row_avx2", covers_both_fp8_avx2, quantize_both_fp8_avx2, &amaxes_fp8row_avx2},
+            {"quantize_both_fp8blk1_avx2", covers_both_fp8_avx2, quantize_both_fp8_avx2, NULL},
+            {"quantize_both_fp8blk2_avx2", covers_both_fp8_avx2, quantize_both_fp8_avx2, NULL},
+            {"quantize_both_mxfp8_avx2", covers_both_mx_avx2, quantize_both_mx_avx2, NULL},
+            {"quantize_both_mxfp4_avx2", covers_both_mx_avx2, quantize_both_mx_avx2, NULL},
+            {"quantize_both_nvfp4_avx2", covers_both_nvfp4_avx2, quantize_both_nvfp4_avx2, NULL},
         },
     .amax = {"amax_avx2", amax_avx2},
     .decode_row = {"decode_row_avx2", decode_row_avx2},

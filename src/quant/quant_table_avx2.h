@@ -18,6 +18,7 @@ void decode_row_avx2(const struct opaq_spec *spec, const struct quant_copy *copy
 
 bool covers_both_fp8_avx2(const struct quant_job *job);
 void quantize_both_fp8_avx2(const struct quant_job *job, int64_t r, int64_t r_end);
+extern const struct both_amaxes amaxes_fp8row_avx2;
 bool covers_both_mx_avx2(const struct quant_job *job);
 void quantize_both_mx_avx2(const struct quant_job *job, int64_t r, int64_t r_end);
 bool covers_both_nvfp4_avx2(const struct quant_job *job);

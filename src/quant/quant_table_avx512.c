@@ -1,6 +1,8 @@
 /* quant/quant_table_avx512.c: the table for AVX-512; what it leaves out, a slower one has. */
 #include "quant/quant_table_avx512.h"
 
+#include <stddef.h>
+
 #include "opaq/cpu.h"
 
 #if defined(__x86_64__)
@@ -29,13 +31,14 @@ const struct quant_table quant_table_avx512 = {
         },
     .both =
         {
-            {"quantize_both_fp8_avx512", covers_both_fp8_avx512, quantize_both_fp8_avx512},
-            {"quantize_both_fp8row_avx512", covers_both_fp8_avx512, quantize_both_fp8_avx512},
-            {"quantize_both_fp8blk1_avx512", covers_both_fp8_avx512, quantize_both_fp8_avx512},
-            {"quantize_both_fp8blk2_avx512", covers_both_fp8_avx512, quantize_both_fp8_avx512},
-            {"quantize_both_mxfp8_avx512", covers_both_mx_avx512, quantize_both_mx_avx512},
-            {"quantize_both_mxfp4_avx512", covers_both_mx_avx512, quantize_both_mx_avx512},
-            {"quantize_both_nvfp4_avx512", covers_both_nvfp4_avx512, quantize_both_nvfp4_avx512},
+            {"quantize_both_fp8_avx512", covers_both_fp8_avx512, quantize_both_fp8_avx512, NULL},
+            {"quantize_both_fp8row_avx512", covers_both_fp8_avx512, quantize_both_fp8_avx512,
+             &amaxes_fp8row_avx512},
+            {"quantize_both_fp8blk1_avx512", covers_both_fp8_avx512, quantize_both_fp8_avx512, NULL},
+            {"quantize_both_fp8blk2_avx512", covers_both_fp8_avx512, quantize_both_fp8_avx512, NULL},
+            {"quantize_both_mxfp8_avx512", covers_both_mx_avx512, quantize_both_mx_avx512, NULL},
+            {"quantize_both_mxfp4_avx512", covers_both_mx_avx512, quantize_both_mx_avx512, NULL},
+            {"quantize_both_nvfp4_avx512", covers_both_nvfp4_avx512, quantize_both_nvfp4_avx512, NULL},
         },
     .amax = {"amax_avx512", amax_avx512},
     .decode_row = {"decode_row_avx512", decode_row_avx512},

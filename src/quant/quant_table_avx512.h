@@ -19,6 +19,7 @@ void decode_row_avx512(const struct opaq_spec *spec, const struct quant_copy *co
 
 bool covers_both_fp8_avx512(const struct quant_job *job);
 void quantize_both_fp8_avx512(const struct quant_job *job, int64_t r, int64_t r_end);
+extern const struct both_amaxes amaxes_fp8row_avx512;
 bool covers_both_mx_avx512(const struct quant_job *job);
 void quantize_both_mx_avx512(const struct quant_job *job, int64_t r, int64_t r_end);
 bool covers_both_nvfp4_avx512(const struct quant_job *job);

@@ -1,84 +1,19 @@
 /* quant/quantize_fp8_vec.h: fp8, fp8row, fp8blk1 and fp8blk2 in vectors. Depends on
- * amax_vec.h and quantize_fp8_both_vec.h. Specification: docs/formats.md. */
+ * encode_run_vec.h, quantize_fp8_both_vec.h and quantize_fp8row_both_vec.h. Specification: docs/formats.md. */
 #ifndef OPAQ_QUANT_QUANTIZE_FP8_VEC_H
 #define OPAQ_QUANT_QUANTIZE_FP8_VEC_H
 
 #include "base/checked.h"
-#include "quant/amax_vec.h"
+#include "quant/encode_run_vec.h"
 #include "quant/quant_table_ref.h"
 #include "quant/quantize_fp8_both_vec.h"
+#include "quant/quantize_fp8row_both_vec.h"
 #include "quant/region_vec.h"
 #include "quant/scales_vec.h"
 
 /* Blocks next to each other that are done together: their scales are computed in one vector. Square ones are read twice,
  * and must stay in the cache in between. */
 VEC_INLINE int64_t fp8_group_columns(int64_t block_rows) { return (block_rows == 1 ? FLOATS : 4) * FP8_BLOCK; }
-
-VEC_INLINE void prefetch_run(const char *x, int bytes) {
-    for (int i = 0; i < bytes; i += 64) {
-        __builtin_prefetch(x + i);
-    }
-}
-
-/* n elements under one factor. Plain ones take fewer instructions; the factor is as usual. */
-VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, float factor, bool is_plain,
-                           int64_t ahead, uint8_t *data) {
-    enum { AT_ONCE = 2 * STEP };
-    const int bytes = element_bytes(how.dtype);
-    const vecf apply = vecf_set(is_plain ? factor * plain_factor(how.element) : factor);
-    for (int64_t i = 0; i < n; i += AT_ONCE) {
-        char staged[4 * VEC_BYTES];
-        const char *from = x + i * bytes;
-        const int64_t inside = min_int64(AT_ONCE, n - i);
-        if (inside < AT_ONCE) {
-            memset(staged, 0, sizeof staged);
-            memcpy(staged, from, (size_t)(inside * bytes));
-            from = staged;
-        }
-        for (int k = 0; ahead != 0 && k < AT_ONCE * bytes; k += 64) {
-            __builtin_prefetch(x + i * bytes + ahead + k);
-        }
-        const struct step first = step_load(from, how.dtype);
-        const struct step second = step_load(from + STEP * bytes, how.dtype);
-        const vec32 codes = is_plain ? pack_bytes(encode_plain(first, how.dtype, how.element, apply, apply),
-                                                  encode_plain(second, how.dtype, how.element, apply, apply))
-                                     : pack_bytes(encode_step(how, first, apply, apply),
-                                                  encode_step(how, second, apply, apply));
-        if (inside < AT_ONCE) {
-            vec_store(staged, codes);
-            memcpy(data + i, staged, (size_t)inside);
-        } else {
-            vec_store(data + i, codes);
-        }
-    }
-}
-
-/* Whether elements up to this one (NaN standing for any) are plain under a factor. What is scaled to less than half a
- * step beyond the largest value rounds to it. */
-VEC_INLINE bool is_plain_amax(struct encode_how how, float amax, float factor) {
-    const float half_beyond = how.element == OPAQ_E4M3 ? 464.0f : 61440.0f;
-    return !how.is_careful && factor >= 0x1p-90f && amax * factor < half_beyond;
-}
-
-/* The same for elements whose amax is not known. */
-VEC_INLINE void encode_unseen(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
-                              uint8_t *data) {
-    enum { AT_ONCE = 2048 };
-    for (int64_t i = 0; i < n; i += AT_ONCE) {
-        const char *const from = x + i * element_bytes(how.dtype);
-        const int64_t count = min_int64(AT_ONCE, n - i);
-        const uint32_t amax = how.is_careful ? 0 : amax_run(from, count, how.dtype, false);
-        if (is_plain_amax(how, float_from_bits(amax), factor)) {
-            encode_run(how, from, count, factor, true, ahead, data + i);
-        } else {
-            encode_run(how, from, count, factor, false, ahead, data + i);
-        }
-    }
-}
-
-VEC_INLINE const char *operand_at(const struct quant_matrix *m, int64_t r, int64_t c, enum opaq_element dtype) {
-    return (const char *)m->data + (r * m->row_step + c) * element_bytes(dtype);
-}
 
 /* ---- one for each row ---- */
 
@@ -359,9 +294,13 @@ VEC_INLINE void fp8_block_region(struct encode_how how, const struct quant_job *
     }
 }
 
-/* Whole rows, or whole columns. */
+/* Whole rows, or whole columns; or both, whose amaxes are there. */
 VEC_INLINE void fp8_row_region(struct encode_how how, const struct quant_job *job, struct quant_region region) {
     struct fp8_strip strip;
+    if (region.rowwise != NULL && region.columnwise != NULL) {
+        fp8row_both_region(how, &job->spec, &region, &strip);
+        return;
+    }
     if (region.rowwise != NULL) {
         fp8_scaled_rows(how, job, region.rowwise, region.row, region.row_end);
     }
@@ -447,12 +386,14 @@ static inline void quantize_fp8_vec(const struct quant_job *job, const struct qu
     }
 }
 
-/* fp8row's columns have to be seen whole first. What is not usual of fp8blk1 goes faster apart. */
+/* What is not usual of fp8row and fp8blk1 goes faster apart. */
 static inline bool covers_both_fp8_vec(const struct quant_job *job) {
-    const bool is_apart =
-        job->spec.format == OPAQ_FP8ROW || (job->spec.format == OPAQ_FP8BLK1 && job->spec.rule != OPAQ_RULE_TE);
-    return !is_apart && fp8_is_covered(job, &job->copy[0]) && fp8_is_covered(job, &job->copy[1]) &&
-           job->copy[0].operand.column_step == 1 && job->copy[1].operand.row_step == 1;
+    const struct quant_copy *copy = job->copy;
+    const bool is_row = job->spec.format == OPAQ_FP8ROW;
+    const bool is_apart = (is_row || job->spec.format == OPAQ_FP8BLK1) && job->spec.rule != OPAQ_RULE_TE;
+    const bool has_places = copy[0].scale_layout.row_step == 1 && copy[1].scale_layout.row_step == 1;
+    return !is_apart && (has_places || !is_row) && fp8_is_covered(job, &copy[0]) &&
+           fp8_is_covered(job, &copy[1]) && copy[0].operand.column_step == 1 && copy[1].operand.row_step == 1;
 }
 
 static inline void quantize_both_fp8_vec(const struct quant_job *job, int64_t r, int64_t r_end) {

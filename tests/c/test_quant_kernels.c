@@ -86,8 +86,17 @@ static bool run_both(struct kernels kernels, const struct quant_job *job) {
     if (job->copy_count < 2 || x->columns == 0 || kernel->run == NULL || !kernel->covers(job)) {
         return false;
     }
+    for (int64_t r = 0; kernel->amaxes != NULL && r < x->rows; r += QUANT_BOTH_ROWS) {
+        kernel->amaxes->find(job, r, min_int64(r + QUANT_BOTH_ROWS, x->rows));
+    }
+    if (kernel->amaxes != NULL && !kernel->amaxes->are_usual(job)) {
+        return false;
+    }
     for (int64_t r = 0; r < x->rows; r += QUANT_BOTH_ROWS) {
         kernel->run(job, r, min_int64(r + QUANT_BOTH_ROWS, x->rows));
+    }
+    if (kernel->amaxes != NULL) {
+        kernel->amaxes->finish(job);
     }
     return true;
 }
@@ -363,7 +372,7 @@ static void large_tensors_equal_the_reference(void) {
         const char *spec;
         int64_t rows;
         int64_t columns;
-    } cases[] = {{"fp8+both", 1088, 4224},      {"fp8row+both", 300, 1100},      {"fp8blk1+both", 300, 2600},
+    } cases[] = {{"fp8+both", 1088, 4224},      {"fp8row+both", 1088, 4224},     {"fp8blk1+both", 300, 2600},
                  {"fp8blk2+both", 300, 2600},   {"mxfp8+both", 1088, 4224},      {"mxfp4+both", 2176, 4224},
                  {"mxfp8+both+2d", 100, 4500},  {"nvfp4+both", 2176, 4224},      {"nvfp4+both+rht", 1100, 1100},
                  {"nvfp4+both+2d", 1100, 1100}, {"nvfp4+both+rht+sr", 600, 1100}};
@@ -380,11 +389,12 @@ static void large_tensors_equal_the_reference(void) {
 /* Parts that one pass makes of both copies together, and rows and columns that are left beside them; of any data, and
  * of numbers that go together except in one place. */
 static void parts_of_both_equal_the_reference(void) {
-    static const char *const texts[] = {"fp8+both",           "fp8blk1+both",       "fp8blk1.e5m2+both+pow2",
-                                        "mxfp8+both",         "mxfp8.e5m2+both",    "mxfp8+both+swizzle",
-                                        "mxfp4+both",         "nvfp4+both",         "nvfp4+both+rowscaled",
-                                        "nvfp4+both+swizzle", "nvfp4+both+2d",      "mxfp4+both+2d",
-                                        "nvfp4+both+rht",     "mxfp8+both+rule=ocp"};
+    static const char *const texts[] = {"fp8+both",           "fp8blk1+both",          "fp8blk1.e5m2+both+pow2",
+                                        "fp8row+both",        "fp8row.e5m2+both+pow2", "mxfp8+both",
+                                        "mxfp8.e5m2+both",    "mxfp8+both+swizzle",    "mxfp4+both",
+                                        "nvfp4+both",         "nvfp4+both+rowscaled",  "nvfp4+both+swizzle",
+                                        "nvfp4+both+2d",      "mxfp4+both+2d",         "nvfp4+both+rht",
+                                        "mxfp8+both+rule=ocp"};
     static const enum opaq_element dtypes[] = {OPAQ_F32, OPAQ_BF16, OPAQ_F16};
     static const float strange[] = {0.0f, 1e-30f, 3e4f, (float)INFINITY, (float)NAN};
     const struct given given = {.random = {.seed = 8, .offset = 9}};

@@ -1,0 +1,75 @@
+/* quant/encode_run_vec.h: codes of elements that lie one after another, under one factor, in vectors. Depends on amax_vec.h.
+ */
+#ifndef OPAQ_QUANT_ENCODE_RUN_VEC_H
+#define OPAQ_QUANT_ENCODE_RUN_VEC_H
+
+#include "base/checked.h"
+#include "quant/amax_vec.h"
+
+VEC_INLINE void prefetch_run(const char *x, int bytes) {
+    for (int i = 0; i < bytes; i += 64) {
+        __builtin_prefetch(x + i);
+    }
+}
+
+/* n elements under one factor. Plain ones take fewer instructions; the factor is as usual. */
+VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, float factor, bool is_plain,
+                           int64_t ahead, uint8_t *data) {
+    enum { AT_ONCE = 2 * STEP };
+    const int bytes = element_bytes(how.dtype);
+    const vecf apply = vecf_set(is_plain ? factor * plain_factor(how.element) : factor);
+    for (int64_t i = 0; i < n; i += AT_ONCE) {
+        char staged[4 * VEC_BYTES];
+        const char *from = x + i * bytes;
+        const int64_t inside = min_int64(AT_ONCE, n - i);
+        if (inside < AT_ONCE) {
+            memset(staged, 0, sizeof staged);
+            memcpy(staged, from, (size_t)(inside * bytes));
+            from = staged;
+        }
+        for (int k = 0; ahead != 0 && k < AT_ONCE * bytes; k += 64) {
+            __builtin_prefetch(x + i * bytes + ahead + k);
+        }
+        const struct step first = step_load(from, how.dtype);
+        const struct step second = step_load(from + STEP * bytes, how.dtype);
+        const vec32 codes = is_plain ? pack_bytes(encode_plain(first, how.dtype, how.element, apply, apply),
+                                                  encode_plain(second, how.dtype, how.element, apply, apply))
+                                     : pack_bytes(encode_step(how, first, apply, apply),
+                                                  encode_step(how, second, apply, apply));
+        if (inside < AT_ONCE) {
+            vec_store(staged, codes);
+            memcpy(data + i, staged, (size_t)inside);
+        } else {
+            vec_store(data + i, codes);
+        }
+    }
+}
+
+/* Whether elements up to this one (NaN standing for any) are plain under a factor. What is scaled to less than half a
+ * step beyond the largest value rounds to it. */
+VEC_INLINE bool is_plain_amax(struct encode_how how, float amax, float factor) {
+    const float half_beyond = how.element == OPAQ_E4M3 ? 464.0f : 61440.0f;
+    return !how.is_careful && factor >= 0x1p-90f && amax * factor < half_beyond;
+}
+
+/* The same for elements whose amax is not known. */
+VEC_INLINE void encode_unseen(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
+                              uint8_t *data) {
+    enum { AT_ONCE = 2048 };
+    for (int64_t i = 0; i < n; i += AT_ONCE) {
+        const char *const from = x + i * element_bytes(how.dtype);
+        const int64_t count = min_int64(AT_ONCE, n - i);
+        const uint32_t amax = how.is_careful ? 0 : amax_run(from, count, how.dtype, false);
+        if (is_plain_amax(how, float_from_bits(amax), factor)) {
+            encode_run(how, from, count, factor, true, ahead, data + i);
+        } else {
+            encode_run(how, from, count, factor, false, ahead, data + i);
+        }
+    }
+}
+
+VEC_INLINE const char *operand_at(const struct quant_matrix *m, int64_t r, int64_t c, enum opaq_element dtype) {
+    return (const char *)m->data + (r * m->row_step + c) * element_bytes(dtype);
+}
+
+#endif
