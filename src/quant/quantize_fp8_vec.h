@@ -294,13 +294,9 @@ VEC_INLINE void fp8_block_region(struct encode_how how, const struct quant_job *
     }
 }
 
-/* Whole rows, or whole columns; or both, whose amaxes are there. */
+/* Whole rows, or whole columns. */
 VEC_INLINE void fp8_row_region(struct encode_how how, const struct quant_job *job, struct quant_region region) {
     struct fp8_strip strip;
-    if (region.rowwise != NULL && region.columnwise != NULL) {
-        fp8row_both_region(how, &job->spec, &region, &strip);
-        return;
-    }
     if (region.rowwise != NULL) {
         fp8_scaled_rows(how, job, region.rowwise, region.row, region.row_end);
     }
@@ -397,7 +393,11 @@ static inline bool covers_both_fp8_vec(const struct quant_job *job) {
 }
 
 static inline void quantize_both_fp8_vec(const struct quant_job *job, int64_t r, int64_t r_end) {
-    fp8_quantize_region(job, region_of_both(job, r, r_end));
+    if (job->spec.format == OPAQ_FP8ROW) {
+        fp8row_quantize_both(job, region_of_both(job, r, r_end));
+    } else {
+        fp8_quantize_region(job, region_of_both(job, r, r_end));
+    }
 }
 
 #endif

@@ -232,4 +232,28 @@ VEC_INLINE void fp8row_both_region(struct encode_how how, const struct opaq_spec
     }
 }
 
+VEC_INLINE void fp8row_both_dtype(enum opaq_element dtype, const struct opaq_spec *spec,
+                                  const struct quant_region *region, struct fp8_strip *strip) {
+    if (spec->element == OPAQ_E5M2) {
+        const struct encode_how how = {.dtype = dtype, .element = OPAQ_E5M2};
+        fp8row_both_region(how, spec, region, strip);
+    } else {
+        const struct encode_how how = {.dtype = dtype, .element = OPAQ_E4M3};
+        fp8row_both_region(how, spec, region, strip);
+    }
+}
+
+static void fp8row_quantize_both(const struct quant_job *job, struct quant_region region) {
+    struct fp8_strip strip;
+    const enum opaq_element dtype = job->copy[0].operand.dtype;
+    if (dtype == OPAQ_BF16) {
+        fp8row_both_dtype(OPAQ_BF16, &job->spec, &region, &strip);
+    } else if (dtype == OPAQ_F16) {
+        fp8row_both_dtype(OPAQ_F16, &job->spec, &region, &strip);
+    } else {
+        fp8row_both_dtype(OPAQ_F32, &job->spec, &region, &strip);
+    }
+    finish_streams();
+}
+
 #endif
