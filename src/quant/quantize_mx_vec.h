@@ -87,9 +87,14 @@ static inline bool mx_is_along_columns(const struct quant_copy *copy) {
     return copy->operand.row_step == 1 && copy->data_row_step == 1;
 }
 
-/* Whether vectors can do it. */
+/* Whether vectors can do it, and not slower: ModelOpt's scales take a logarithm for each lane, of which a narrow tensor
+ * has few blocks to fill. */
 static inline bool mx_is_covered(const struct opaq_spec *spec, const struct quant_copy *copy) {
-    return (is_along_rows(copy) || mx_is_along_columns(copy)) && (spec->options & OPAQ_STOCHASTIC) == 0;
+    enum { MODELOPT_COLUMNS = 128 };
+    const bool is_wide = spec->rule != OPAQ_RULE_MODELOPT || spec->element != OPAQ_E2M1 ||
+                         copy->operand.columns >= MODELOPT_COLUMNS;
+    return (is_along_rows(copy) || mx_is_along_columns(copy)) && (spec->options & OPAQ_STOCHASTIC) == 0 &&
+           is_wide;
 }
 
 static inline void quantize_mx_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
