@@ -197,8 +197,7 @@ VEC_INLINE void put_row(const uint8_t *codes, int64_t columns, bool streams, uin
 /* One scale for the tensor: rows of codes are made beside, put where the rowwise copy has them, and turned while the
  * next ones are made, so that memory is read and written all the time. */
 VEC_INLINE void fp8_tensor_region(struct encode_how how, const struct quant_job *job,
-                                  struct quant_region region) {
-    struct fp8_strip strip[2];
+                                  struct quant_region region, struct fp8_strip *strip) {
     int used = 0;
     struct fp8_turning turning = {.tiles = 0};
     const struct quant_copy *rowwise = region.rowwise;
@@ -228,8 +227,7 @@ VEC_INLINE void fp8_tensor_region(struct encode_how how, const struct quant_job 
 
 /* Codes are made where the rowwise copy has them, or else beside, and turned from there. */
 VEC_INLINE void fp8_shared_region(struct encode_how how, const struct quant_job *job,
-                                  struct quant_region region) {
-    struct fp8_strip beside;
+                                  struct quant_region region, struct fp8_strip *strip) {
     const struct quant_copy *rowwise = region.rowwise;
     const struct quant_matrix m = region_matrix(&region);
     const bool is_alone = region.columnwise == NULL && job->spec.format == OPAQ_FP8;
@@ -240,7 +238,7 @@ VEC_INLINE void fp8_shared_region(struct encode_how how, const struct quant_job 
         const int64_t row_end = min_int64(row + FP8_TURNED_ROWS, region.row_end);
         for (int64_t c = region.c; c < region.c_end; c += width) {
             const int64_t c_end = min_int64(c + width, region.c_end);
-            struct fp8_target target = {.data = beside.codes,
+            struct fp8_target target = {.data = strip->codes,
                                         .data_step = FP8_PITCH,
                                         .ahead = 2 * m.row_step * element_bytes(how.dtype)};
             if (rowwise != NULL) {
@@ -265,9 +263,8 @@ VEC_INLINE void fp8_shared_region(struct encode_how how, const struct quant_job 
 /* ---- the others ---- */
 
 /* Blocks of 128 along rows, or down columns. Where both are made, part of the columns is done before the next. */
-VEC_INLINE void fp8_block_region(struct encode_how how, const struct quant_job *job,
-                                 struct quant_region region) {
-    struct fp8_strip strip;
+VEC_INLINE void fp8_block_region(struct encode_how how, const struct quant_job *job, struct quant_region region,
+                                 struct fp8_strip *strip) {
     const bool is_usual = region.rowwise != NULL && region.columnwise != NULL && !how.is_careful;
     const int64_t width = region.columnwise != NULL ? AMAX_COLUMNS : max_int64(region.c_end - region.c, 1);
     for (int64_t row = region.row; row < region.row_end; row += FP8_TURNED_ROWS) {
@@ -279,7 +276,7 @@ VEC_INLINE void fp8_block_region(struct encode_how how, const struct quant_job *
                                          ? FP8_BOTH_COLUMNS
                                          : FP8_BLOCK * region.rowwise->operand.row_step + region.c - c;
                 if (fp8_both_part(how, &job->spec, region.rowwise, region.columnwise, row, c,
-                                  next * element_bytes(how.dtype), &strip)) {
+                                  next * element_bytes(how.dtype), strip)) {
                     continue;
                 }
             }
@@ -288,60 +285,61 @@ VEC_INLINE void fp8_block_region(struct encode_how how, const struct quant_job *
                                region.columnwise == NULL ? AHEAD_BYTES : ahead_bytes(region.rowwise, 2));
             }
             if (region.columnwise != NULL) {
-                fp8_scaled_columns(how, job, region.columnwise, row, row_end, FP8_BLOCK, c, c_end, &strip);
+                fp8_scaled_columns(how, job, region.columnwise, row, row_end, FP8_BLOCK, c, c_end, strip);
             }
         }
     }
 }
 
 /* Whole rows, or whole columns. */
-VEC_INLINE void fp8_row_region(struct encode_how how, const struct quant_job *job, struct quant_region region) {
-    struct fp8_strip strip;
+VEC_INLINE void fp8_row_region(struct encode_how how, const struct quant_job *job, struct quant_region region,
+                               struct fp8_strip *strip) {
     if (region.rowwise != NULL) {
         fp8_scaled_rows(how, job, region.rowwise, region.row, region.row_end);
     }
     for (int64_t c = region.c; region.columnwise != NULL && c < region.c_end; c += AMAX_COLUMNS) {
         fp8_scaled_columns(how, job, region.columnwise, region.row, region.row_end,
-                           max_int64(region.row_end - region.row, 1), c, region.c_end, &strip);
+                           max_int64(region.row_end - region.row, 1), c, region.c_end, strip);
     }
 }
 
 /* ---- which of them ---- */
 
-VEC_INLINE void quantize_fp8_how(struct encode_how how, const struct quant_job *job,
-                                 struct quant_region region) {
+VEC_INLINE void quantize_fp8_how(struct encode_how how, const struct quant_job *job, struct quant_region region,
+                                 struct fp8_strip *strip) {
     if (job->spec.format == OPAQ_FP8ROW) {
-        fp8_row_region(how, job, region);
+        fp8_row_region(how, job, region, strip);
     } else if (job->spec.format == OPAQ_FP8BLK1) {
-        fp8_block_region(how, job, region);
+        fp8_block_region(how, job, region, strip);
     } else if (job->spec.format == OPAQ_FP8 && region.columnwise != NULL) {
-        fp8_tensor_region(how, job, region);
+        fp8_tensor_region(how, job, region, strip);
     } else {
-        fp8_shared_region(how, job, region);
+        fp8_shared_region(how, job, region, strip);
     }
 }
 
 VEC_INLINE void quantize_fp8_rule(enum opaq_element dtype, enum opaq_element element,
-                                  const struct quant_job *job, struct quant_region region) {
+                                  const struct quant_job *job, struct quant_region region,
+                                  struct fp8_strip *strip) {
     if (job->spec.rule == OPAQ_RULE_TE) {
         const struct encode_how how = {.dtype = dtype, .element = element};
-        quantize_fp8_how(how, job, region);
+        quantize_fp8_how(how, job, region, strip);
     } else {
         const struct encode_how how = {.dtype = dtype,
                                        .element = element,
                                        .is_careful = true,
                                        .divides = true,
                                        .drops_zero_sign = job->spec.rule == OPAQ_RULE_COMPRESSED_TENSORS};
-        quantize_fp8_how(how, job, region);
+        quantize_fp8_how(how, job, region, strip);
     }
 }
 
 VEC_INLINE void quantize_fp8_dtype(enum opaq_element dtype, const struct quant_job *job,
-                                   struct quant_region region) {
+                                   struct quant_region region, struct fp8_strip *strip) {
     if (job->spec.element == OPAQ_E5M2) {
-        quantize_fp8_rule(dtype, OPAQ_E5M2, job, region);
+        quantize_fp8_rule(dtype, OPAQ_E5M2, job, region, strip);
     } else {
-        quantize_fp8_rule(dtype, OPAQ_E4M3, job, region);
+        quantize_fp8_rule(dtype, OPAQ_E4M3, job, region, strip);
     }
 }
 
@@ -355,13 +353,14 @@ static inline bool fp8_is_usual(const struct quant_job *job) {
 }
 
 static void fp8_quantize_region(const struct quant_job *job, struct quant_region region) {
+    struct fp8_strip strip[2]; /* here, because every variant below would have its own on the stack */
     const enum opaq_element dtype = job->copy[0].operand.dtype;
     if (dtype == OPAQ_BF16) {
-        quantize_fp8_dtype(OPAQ_BF16, job, region);
+        quantize_fp8_dtype(OPAQ_BF16, job, region, strip);
     } else if (dtype == OPAQ_F16) {
-        quantize_fp8_dtype(OPAQ_F16, job, region);
+        quantize_fp8_dtype(OPAQ_F16, job, region, strip);
     } else {
-        quantize_fp8_dtype(OPAQ_F32, job, region);
+        quantize_fp8_dtype(OPAQ_F32, job, region, strip);
     }
     finish_streams();
 }
