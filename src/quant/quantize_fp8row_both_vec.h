@@ -92,7 +92,7 @@ VEC_INLINE void fp8row_strip_amaxes(const struct quant_job *job, int64_t row, in
         const vec32 *const first = keys + i / STEP * step_parts;
         const struct step_floats each =
             step_amaxes((struct step){{first[0], first[step_parts - 1]}}, dtype, false);
-        float found[STEP];
+        _Alignas(VEC_BYTES) float found[STEP];
         vec_store(found, interleave_first((vec32)each.even, (vec32)each.odd));
         vec_store(found + FLOATS, interleave_second((vec32)each.even, (vec32)each.odd));
         fp8row_join(found, min_int64(STEP, columns - i), (float *)job->copy[1].scale + c + i);
@@ -117,7 +117,7 @@ static inline void fp8row_find_amaxes(const struct quant_job *job, int64_t r, in
 
 /* Of up to FLOATS amaxes. Behind them are zeros. */
 VEC_INLINE vecf fp8row_load(const float *amax, int64_t n) {
-    float each[FLOATS] = {0};
+    _Alignas(VEC_BYTES) float each[FLOATS] = {0};
     memcpy(each, amax, (size_t)min_int64(FLOATS, n) * sizeof *each);
     return (vecf)vec_load(each);
 }
@@ -147,7 +147,7 @@ static inline bool fp8row_amaxes_are_usual(const struct quant_job *job) {
 VEC_INLINE void fp8row_settle(struct encode_how how, const struct opaq_spec *spec, float *amax, int64_t n,
                               float *apply) {
     for (int64_t i = 0; i < n; i += FLOATS) {
-        float stored[FLOATS];
+        _Alignas(VEC_BYTES) float stored[FLOATS];
         const struct fp8_scales scales = fp8_scales_from_amax(fp8row_load(amax + i, n - i), spec, how, FLT_MAX);
         vec_store(stored, (vec32)scales.stored);
         memcpy(amax + i, stored, (size_t)min_int64(FLOATS, n - i) * sizeof *stored);
