@@ -137,7 +137,24 @@ def test_asked_to_stop(source: Path, finished: tuple[Folder, float], tmp_path: P
             assert [path.name for path in target.glob(".*") if path.name != ".opaq-job"] == []
             assert run(*words(source, target)[1:]).returncode == 0
             assert contents(target) == whole
-    assert 130 in codes
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
+def test_asked_to_stop_in_long_work(tmp_path: Path, number: int) -> None:
+    """With so much left to do that a signal cannot come too late."""
+    weights = {f"m{i}.weight": torch.ones(4096, 4096, dtype=torch.bfloat16) for i in range(16)}
+    save_file(weights, tmp_path / "source.safetensors")
+    target = tmp_path / "made.safetensors"
+    process = subprocess.Popen(
+        [PROGRAM, "quantize", "--threads", "1", str(tmp_path / "source.safetensors"), str(target)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_work(process, tmp_path)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130 and "stopped" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["source.safetensors"]
 
 
 def with_limit(limit: Callable[[], None], *arguments: str) -> subprocess.CompletedProcess[str]:
