@@ -18,7 +18,6 @@ enum {
     PIECE_ELEMENTS = 1 << 20, /* at most, and fewer where there are many threads */
     ALL_ELEMENTS = 5 << 20,   /* of all pieces under way */
     LEAST_ELEMENTS = 1 << 16,
-    COPY_BYTES = 2 << 20,
     BATCH_BYTES = 512 << 20 /* amaxes are found for so much of the source before it is read again */
 };
 
@@ -245,11 +244,24 @@ static void work(void *argument, int64_t begin, int64_t end) {
     row_memory_free(&worker.out);
 }
 
+/* As many threads as there is memory for: pieces of wide matrices in square blocks cannot be made small. */
+static int64_t workers(const struct run *run, const struct pieces *pieces) {
+    int64_t largest = 1;
+    for (size_t i = 0; i < pieces->count; ++i) {
+        const struct piece *const piece = &pieces->items[i];
+        const bool has_rows = piece->kind == PIECE_AMAX || piece->kind == PIECE_ROWS;
+        const int64_t elements = has_rows ? piece->count * run->plan->targets[piece->index].part.columns : 0;
+        largest = elements > largest ? elements : largest;
+    }
+    const int64_t fitting = ALL_ELEMENTS / largest;
+    return fitting < 1 ? 1 : fitting < run->threads ? fitting : run->threads;
+}
+
 static enum opaq_status run_pieces(struct run *run, const struct pieces *pieces, struct opaq_error *error) {
     run->pieces = pieces;
     atomic_store(&run->next, 0);
     const struct opaq_body body = {work, run};
-    run->parallel->run(run->parallel->context, run->threads, &body);
+    run->parallel->run(run->parallel->context, workers(run, pieces), &body);
     if (atomic_load(&run->has_failed)) {
         return opaq_fail(error, run->error.status, "%s", run->error.text);
     }
@@ -270,13 +282,22 @@ static uint64_t source_bytes(const struct plan_target *target, int64_t rows) {
                : (uint64_t)((double)rows * (double)target->part.columns * (double)all / (double)elements);
 }
 
+/* Rows that only go together: those of a block of the source, or of what it becomes. */
+static int64_t rows_together(const struct plan_target *target) {
+    const struct opaq_layout_row *const from = target->part.weight->row;
+    const struct opaq_layout_row *const to = target->row;
+    const bool has_square =
+        (from != NULL && from->format == OPAQ_FP8BLK2) || (to != NULL && to->format == OPAQ_FP8BLK2);
+    return has_square ? opaq_format_row(OPAQ_FP8BLK2)->block_rows : 1;
+}
+
 /* What is read twice counts half each time. */
 static void add_rows(const struct run *run, struct pieces *pieces, enum piece_kind kind, size_t index) {
     const struct plan_target *const target = &run->plan->targets[index];
     const int64_t columns = target->part.columns < 1 ? 1 : target->part.columns;
-    enum { TOGETHER = 128 }; /* the largest block's rows */
     const int64_t fitting = run->piece_elements / columns;
-    const int64_t step = fitting < TOGETHER ? TOGETHER : fitting / TOGETHER * TOGETHER;
+    const int64_t together = rows_together(target);
+    const int64_t step = fitting < together ? together : fitting / together * together;
     for (int64_t row = 0; row < target->part.rows; row += step) {
         const int64_t count = target->part.rows - row < step ? target->part.rows - row : step;
         const uint64_t bytes = source_bytes(target, count);
@@ -330,8 +351,9 @@ static enum opaq_status run_entries(struct run *run, struct opaq_error *error) {
         if (entry->given != NULL) {
             add_piece(&pieces, (struct piece){PIECE_GIVEN, i, 0, 0, 0});
         }
-        for (uint64_t at = 0; entry->copied != NULL && at < entry->bytes; at += COPY_BYTES) {
-            const uint64_t count = entry->bytes - at < COPY_BYTES ? entry->bytes - at : COPY_BYTES;
+        const uint64_t step = (uint64_t)run->piece_elements * 2;
+        for (uint64_t at = 0; entry->copied != NULL && at < entry->bytes; at += step) {
+            const uint64_t count = entry->bytes - at < step ? entry->bytes - at : step;
             add_piece(&pieces, (struct piece){PIECE_COPY, i, (int64_t)at, (int64_t)count, count});
         }
     }

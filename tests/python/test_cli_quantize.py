@@ -3,7 +3,10 @@ test_cli_peers.py's business."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -311,3 +314,21 @@ def test_threads_do_not_matter(tmp_path: Path) -> None:
         run("quantize", source, tmp_path / threads, "--threads", threads)
     made = {(tmp_path / threads / "model.safetensors").read_bytes() for threads in ("1", "2", "7")}
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "fp8blk2", "fp8"])
+def test_memory(tmp_path: Path, name: str) -> None:
+    """Under two of the largest tensor and 64 MB, with many threads too."""
+    weights = {f"m{i}.weight": torch.ones(1024, 2048, dtype=torch.bfloat16) for i in range(80)}
+    source = write_model(tmp_path / "source", weights)
+    command = [checkpoints.program(), "quantize", "--quiet", "--threads", "64", "--format", name]
+    process = subprocess.Popen([*command, str(source), str(tmp_path / "to")])
+    seen = []
+    while process.poll() is None:
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            if lines[0].split()[1] == "opaq":  # before that it is a copy of this process
+                seen += [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]
+        time.sleep(0.001)
+    assert process.returncode == 0
+    assert max(seen) < 2 * (4 << 20) + (64 << 20)
