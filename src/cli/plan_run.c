@@ -246,14 +246,14 @@ static void work(void *argument, int64_t begin, int64_t end) {
 
 /* As many threads as there is memory for: pieces of wide matrices in square blocks cannot be made small. */
 static int64_t workers(const struct run *run, const struct pieces *pieces) {
-    int64_t largest = 1;
+    int64_t largest = 0;
     for (size_t i = 0; i < pieces->count; ++i) {
         const struct piece *const piece = &pieces->items[i];
         const bool has_rows = piece->kind == PIECE_AMAX || piece->kind == PIECE_ROWS;
         const int64_t elements = has_rows ? piece->count * run->plan->targets[piece->index].part.columns : 0;
         largest = elements > largest ? elements : largest;
     }
-    const int64_t fitting = ALL_ELEMENTS / largest;
+    const int64_t fitting = largest < 1 ? run->threads : ALL_ELEMENTS / largest;
     return fitting < 1 ? 1 : fitting < run->threads ? fitting : run->threads;
 }
 
@@ -288,7 +288,8 @@ static int64_t rows_together(const struct plan_target *target) {
     const struct opaq_layout_row *const to = target->row;
     const bool has_square =
         (from != NULL && from->format == OPAQ_FP8BLK2) || (to != NULL && to->format == OPAQ_FP8BLK2);
-    return has_square ? opaq_format_row(OPAQ_FP8BLK2)->block_rows : 1;
+    enum { SQUARE_ROWS = 128 };
+    return has_square ? SQUARE_ROWS : 1;
 }
 
 /* What is read twice counts half each time. */
