@@ -82,8 +82,8 @@ def write_plain(folder: Path, name: str) -> tuple[int, int, int]:
 
 
 def run(folder: Path, quantizer: str = "") -> dict[str, Any]:
-    if not Path("/proc/self/clear_refs").exists():
-        leave_out("there is no /proc/self/clear_refs, so a process cannot tell its peak")
+    if not Path("/proc/self/smaps").exists():
+        leave_out("there is no /proc/self/smaps, so a process cannot tell what it holds")
     program = Path(__file__).with_name("checkpoint_process.py")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
     environment["MALLOC_MMAP_THRESHOLD_"] = str(MIB)  # glibc gives back what is freed
