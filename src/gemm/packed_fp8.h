@@ -5,6 +5,7 @@
  *     DIRECT_SUMS       vectors of sums that fit the registers beside what decoding needs
  *     SWEEP_TOKENS      rows of x (tokens) that are multiplied with a decoded strip at once, with two sums each
  *     DIRECT_BLOCKS     blocks of a tile that are multiplied side by side if there is one token, or no sum would be ready
+ *     DIRECT_TILES      or tiles
  *     PREPARED_BYTES    what block_prepare() makes of a block, 0 for nothing
  *     NUMBER_COLUMNS    columns of which a number of x holds the values: 2 of bfloat16. Then also the type `number`,
  *                       numbers_of(), vector_product() and vector_dot(). If it is not made, x is float32.
@@ -219,65 +220,100 @@ static void write_tile(const struct packed_weight *weight, int64_t tile, const f
 
 /* ---- few tokens: codes are decoded into registers ---- */
 
+enum { DIRECT_PARTS = DIRECT_TILES * DIRECT_BLOCKS };
+_Static_assert(DIRECT_TILES == 1 || DIRECT_BLOCKS == 1, "tiles or blocks are multiplied side by side");
+
 struct direct_panel {
     struct block_scale scale[STREAMS][DIRECT_BLOCKS];
     _Alignas(64) number x[DIRECT_TOKENS][DIRECT_BLOCKS * NUMBERS];
     float total[STREAMS][DIRECT_TOKENS][TILE8_ROWS];
-    uint8_t prepared[DIRECT_BLOCKS][PREPARED_BYTES + 64];
+    uint8_t prepared[DIRECT_PARTS][PREPARED_BYTES + 64];
 };
 
-/* Strips [strip, strip + strips), counted through the blocks, times `tokens` tokens. Both counts are constants where this
- * is called, so that every loop but that over the columns is written out. */
-INLINE void direct_strips(const struct decoder *decoder, const uint8_t *const *block, int strip, int strips,
-                          const number *x, int tokens, const struct block_scale *scale, float *total) {
+/* A block of a tile: its codes, as block_prepare() left them, and what they are multiplied with and added to. */
+struct direct_part {
+    const uint8_t *codes;
+    const number *x; /* DIRECT_BLOCKS * NUMBERS from one token to the next */
+    const struct block_scale *scale;
+    float *total;
+};
+
+/* Strips [strip, strip + strips), counted through the parts, times tokens [token, token + tokens). All counts are constants
+ * where this is called, so that every loop but that over the columns is written out. */
+INLINE void direct_strips(const struct decoder *decoder, const struct direct_part *part, int strip, int strips,
+                          int token, int tokens) {
+    const bool is_shared = DIRECT_TILES > 1 && tokens == 1; /* the numbers of x, by all tiles */
     struct vector sum[DIRECT_SUMS / 2][2];
     UNROLL
     for (int i = 0; i < strips * tokens; ++i) {
         sum[i][0] = sum[i][1] = vector_zero();
     }
     for (int pair = 0; pair < BLOCK / 2; ++pair) {
+        struct vector factor[PAIR_NUMBERS];
+        for (int c = 0; c < PAIR_NUMBERS && is_shared; ++c) {
+            factor[c] = vector_broadcast(part->x + PAIR_NUMBERS * pair + c);
+        }
         UNROLL
         for (int i = 0; i < strips; ++i) {
-            const int b = (strip + i) / STRIPS;
-            const struct codes_pair codes = pair_load(decoder, block[b], pair, (strip + i) % STRIPS);
+            const struct direct_part *const from = &part[(strip + i) / STRIPS];
+            const struct codes_pair codes = pair_load(decoder, from->codes, pair, (strip + i) % STRIPS);
             UNROLL
             for (int c = 0; c < PAIR_NUMBERS; ++c) {
                 struct vector column[2];
                 pair_column(&codes, c, column);
                 UNROLL
                 for (int t = 0; t < tokens; ++t) {
-                    const number *const factor =
-                        x + (t * DIRECT_BLOCKS + b) * NUMBERS + PAIR_NUMBERS * pair + c;
-                    vector_add_product(&sum[i * tokens + t][0], column[0], factor);
-                    vector_add_product(&sum[i * tokens + t][1], column[1], factor);
+                    struct vector *const to = sum[i * tokens + t];
+                    if (is_shared) {
+                        to[0] = vector_dot(column[0], factor[c], to[0]);
+                        to[1] = vector_dot(column[1], factor[c], to[1]);
+                    } else {
+                        const number *const x =
+                            from->x + (token + t) * DIRECT_BLOCKS * NUMBERS + PAIR_NUMBERS * pair + c;
+                        vector_add_product(&to[0], column[0], x);
+                        vector_add_product(&to[1], column[1], x);
+                    }
                 }
             }
         }
     }
     UNROLL
     for (int i = 0; i < strips; ++i) {
-        add_block(sum + i * tokens, tokens, &scale[(strip + i) / STRIPS], (strip + i) % STRIPS * STRIP_ROWS,
-                  total, TILE8_ROWS);
+        const struct direct_part *const to = &part[(strip + i) / STRIPS];
+        add_block(sum + i * tokens, tokens, to->scale, (strip + i) % STRIPS * STRIP_ROWS,
+                  to->total + token * TILE8_ROWS, TILE8_ROWS);
     }
 }
 
-INLINE void direct_blocks(const struct decoder *decoder, const uint8_t *codes, int blocks, int tokens,
-                          struct direct_panel *panel, int tile) {
-    const int first = tokens > DIRECT_SUMS / 2 ? (tokens + 1) / 2 : tokens; /* the rest goes after them */
-    const int most = DIRECT_SUMS / 2 / first;
-    const int strips = most >= blocks * STRIPS ? blocks * STRIPS : most >= STRIPS ? STRIPS : 1;
-    struct block_scale *const scale = panel->scale[tile];
-    const uint8_t *block[DIRECT_BLOCKS];
-    for (int b = 0; b < blocks; ++b) {
-        if (block_prepare(decoder, codes + b * TILE8_BYTES, panel->prepared[b], &block[b])) {
-            scale_mark_nan(codes + b * TILE8_BYTES, &scale[b]);
+/* Tokens that share a decoded code; the rest goes after them. */
+INLINE int direct_first(int tokens) { return tokens > DIRECT_SUMS / 2 ? (tokens + 1) / 2 : tokens; }
+
+/* Strips side by side. */
+INLINE int direct_most(int parts, int tokens) {
+    const int most = DIRECT_SUMS / 2 / direct_first(tokens);
+    return most >= parts * STRIPS ? parts * STRIPS : most >= STRIPS ? STRIPS : 1;
+}
+
+/* `blocks` blocks from `block` on of `tiles` tiles from the panel's i-th on; its first is `tile`. */
+INLINE void direct_blocks(const struct packed_weight *weight, const struct decoder *decoder, int64_t tile,
+                          int tiles, int64_t block, int blocks, int tokens, struct direct_panel *panel, int i) {
+    const int first = direct_first(tokens);
+    const int strips = direct_most(tiles * blocks, tokens);
+    struct direct_part part[DIRECT_PARTS];
+    for (int p = 0; p < tiles * blocks; ++p) {
+        const int t = p / blocks;
+        const int b = p % blocks;
+        const uint8_t *const codes = tile_codes(weight, tile + i + t, block + b);
+        struct block_scale *const scale = &panel->scale[i + t][b];
+        part[p] = (struct direct_part){NULL, panel->x[0] + b * NUMBERS, scale, panel->total[i + t][0]};
+        if (block_prepare(decoder, codes, panel->prepared[p], &part[p].codes)) {
+            scale_mark_nan(codes, scale);
         }
     }
-    for (int strip = 0; strip < blocks * STRIPS; strip += strips) {
-        direct_strips(decoder, block, strip, strips, panel->x[0], first, scale, panel->total[tile][0]);
+    for (int strip = 0; strip < tiles * blocks * STRIPS; strip += strips) {
+        direct_strips(decoder, part, strip, strips, 0, first);
         if (first < tokens) {
-            direct_strips(decoder, block, strip, strips, panel->x[first], tokens - first, scale,
-                          panel->total[tile][first]);
+            direct_strips(decoder, part, strip, strips, first, tokens - first);
         }
     }
 }
@@ -286,6 +322,7 @@ INLINE void run_direct(const struct packed_weight *weight, const struct packed_r
                        int64_t end, float *y, int64_t y_step, struct direct_panel *panel, int tokens) {
     const struct decoder decoder = decoder_make(weight->is_e5m2);
     const int at_once = tokens == 1 ? DIRECT_BLOCKS : 1;
+    const int side = tokens == 1 ? DIRECT_TILES : 1;
     for (int64_t tile = begin; tile < end; tile += STREAMS) {
         const int tiles = (int)min_int64(STREAMS, end - tile);
         memset(panel->total, 0, sizeof panel->total);
@@ -293,18 +330,16 @@ INLINE void run_direct(const struct packed_weight *weight, const struct packed_r
             const int blocks = (int)min_int64(at_once, weight->tile_columns - block);
             copy_numbers(numbers_of(x) + block * NUMBERS, numbers_step(x), tokens, blocks * NUMBERS,
                          panel->x[0], DIRECT_BLOCKS * NUMBERS);
-            for (int i = 0; i < tiles; ++i) {
-                const uint8_t *const codes = tile_codes(weight, tile + i, block);
-                for (int b = 0; b < blocks; ++b) {
-                    if (scale_changes(weight, block)) {
-                        scale_load(weight, tile + i, block + b, decoder.shift, &panel->scale[i][b]);
-                    }
-                }
-                if (blocks == at_once) {
-                    direct_blocks(&decoder, codes, at_once, tokens, panel, i);
-                } else {
-                    direct_blocks(&decoder, codes, 1, tokens, panel, i);
-                }
+            for (int i = 0; i < tiles * blocks && scale_changes(weight, block); ++i) {
+                scale_load(weight, tile + i / blocks, block + i % blocks, decoder.shift,
+                           &panel->scale[i / blocks][i % blocks]);
+            }
+            int i = 0;
+            for (; blocks == at_once && tiles - i >= side; i += side) {
+                direct_blocks(weight, &decoder, tile, side, block, at_once, tokens, panel, i);
+            }
+            for (; i < tiles; ++i) { /* fewer tiles, or a block */
+                direct_blocks(weight, &decoder, tile, 1, block, 1, tokens, panel, i);
             }
         }
         for (int i = 0; i < tiles; ++i) {

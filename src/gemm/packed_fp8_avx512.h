@@ -16,6 +16,7 @@ enum {
     LANES = 16,
     DIRECT_SUMS = 16,
     DIRECT_BLOCKS = 1,
+    DIRECT_TILES = 4,
     SWEEP_TOKENS = 12,
     PREPARED_BYTES = 0,
     AHEAD_BYTES = TILE8_BYTES
@@ -89,7 +90,8 @@ struct codes_pair {
 static inline struct codes_pair pair_load(const struct decoder *decoder, const uint8_t *block, int pair,
                                           int strip) {
     const uint8_t *const from = block + pair * TILE8_PAIR_BYTES;
-    const __m512i codes = _mm512_load_si512(from);
+    __m512i codes = _mm512_load_si512(from);
+    __asm__("" : "+v"(codes)); /* loaded once, however often it is used */
     const __m512i low = _mm512_permutex2var_epi8(decoder->low[0], codes, decoder->low[1]);
     const __m512i magnitude = _mm512_permutex2var_epi8(decoder->high[0], codes, decoder->high[1]);
     const __m512i high = _mm512_ternarylogic_epi64(magnitude, codes, _mm512_set1_epi8((char)0x80), 0xF8);
