@@ -207,7 +207,7 @@ def measure(
             name: make(x) for name, make in peers.items() if rows < 512 or name != "torch int4"
         }  # it takes long
         mine = {case.name: case.call(x) for case in cases if rows in (1, 512) or "subnormal" not in case.name}
-        times = measuring.interleave(some | mine, rounds, peaks.update)
+        times = measuring.interleave(some | mine, measuring.rounds_of(rows, rounds), peaks.update)
         best = {name: min(seconds) for name, seconds in times.items()}
         records += [record(name, rows, threads, times[name]) for name in some]
         for case in cases:

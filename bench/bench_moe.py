@@ -76,7 +76,7 @@ def measure(threads: int, rounds: int, plain: list[torch.Tensor], tiles: list[An
             far = float((run(precision)(chosen[0]) - want).norm() / want.norm())
             if not far < ERRORS[precision]:
                 raise SystemExit(f"bench_moe: {precision} is wrong: its error is {far:.1e}")
-        times = measuring.interleave(subjects, rounds, peaks.update)
+        times = measuring.interleave(subjects, measuring.rounds_of(tokens, rounds), peaks.update)
         best = {name: min(seconds) for name, seconds in times.items()}
         operations = 2.0 * tokens * TOP * 3 * HIDDEN * INTER
         reading = visited * bytes_of_expert(*tiles) / peaks.read

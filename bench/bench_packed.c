@@ -5,8 +5,9 @@
  * a noisy neighbour hits all alike; figures are the best of all rounds, the spread is the median over the best. Products
  * with many rows are timed on some rows of the weight, for a short time is more often an undisturbed one. A case has the
  * share of its limit that it must reach and the one it aims at. Preparing the rows of x, bf16 in memory, is not in the
- * figures of products: it has cases of its own, which are compared with the time of the product. Prints a table; --json
- * FILE writes the same as JSON. */
+ * figures of products: it has cases of its own, which are compared with the time of the product. With --hot a small weight
+ * stays in the second-level cache: what the instructions alone take. Prints a table; --json FILE writes the same as
+ * JSON. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -22,12 +23,13 @@
 #include "../tests/cases/packed_operands.h"
 
 enum {
-    ROWS = 4096,
+    COLD_ROWS = 4096,
+    HOT_ROWS = 128,
     COLUMNS = 4096,
     SLICE_ROWS = 512, /* of the weight for each thread, where x has many */
     FEW_ROWS = 8,
     COLD_BYTES = 300 << 20,
-    SAMPLES_PER_ROUND = 4
+    SAMPLES_PER_ROUND = 4, /* twice that where x has few rows */
 };
 
 enum limit { LIMIT_READ, LIMIT_FMA, LIMIT_BYTES, LIMIT_GEMM, LIMIT_ONE_ROW, LIMIT_PRODUCT };
@@ -98,7 +100,8 @@ enum { CASE_COUNT = sizeof cases / sizeof cases[0], MOST_ROWS = 512 };
 
 struct settings {
     int rounds;
-    int threads; /* 0: one, and one for each processor */
+    int threads;  /* 0: one, and one for each processor */
+    int64_t rows; /* of the weight */
     const char *only;
     const char *table;
     const char *json;
@@ -107,6 +110,7 @@ struct settings {
 /* Copies of one format's weight, codes and scales apart, as a tensor has them. */
 struct stock {
     struct packed_case_weight made;
+    int64_t rows;
     int64_t data_bytes;
     int64_t scale_bytes;
     int64_t copies;
@@ -135,17 +139,18 @@ static void stop(const char *what) {
 
 /* ---- operands ---- */
 
-static struct stock *stock_of(enum packed_format format) {
+static struct stock *stock_of(enum packed_format format, int64_t rows) {
     static struct stock stocks[PACKED_FORMAT_COUNT];
     struct stock *const stock = &stocks[format];
     if (stock->copies > 0) {
         return stock;
     }
-    const bool is_4_bit = packed_is_4_bit(format);
-    packed_case_weight_make(&stock->made, format, false, ROWS, COLUMNS, PACKED_FILL_USUAL, 1);
-    stock->data_bytes = is_4_bit ? (int64_t)ROWS * COLUMNS / 2 : (int64_t)ROWS * COLUMNS;
-    stock->scale_bytes = stock->made.code_scale == NULL ? 0 : (int64_t)ROWS * stock->made.blocks;
-    stock->copies = COLD_BYTES / (stock->data_bytes + stock->scale_bytes) + 1;
+    const int64_t elements = rows * COLUMNS;
+    packed_case_weight_make(&stock->made, format, false, rows, COLUMNS, PACKED_FILL_USUAL, 1);
+    stock->rows = rows;
+    stock->data_bytes = packed_is_4_bit(format) ? elements / 2 : elements;
+    stock->scale_bytes = stock->made.code_scale == NULL ? 0 : rows * stock->made.blocks;
+    stock->copies = rows == HOT_ROWS ? 1 : COLD_BYTES / (stock->data_bytes + stock->scale_bytes) + 1;
     stock->data = packed_allocate(stock->copies * stock->data_bytes);
     stock->scale = packed_allocate(stock->copies * stock->scale_bytes);
     for (int64_t i = 0; i < stock->copies; ++i) {
@@ -190,6 +195,7 @@ struct product {
     const struct packed_rows *x;
     float *y;
     int64_t tiles;
+    int64_t y_step;
 };
 
 /* A piece in units of the kernel. The scratch memory stays with the thread. */
@@ -204,14 +210,15 @@ static void product_piece(void *argument, int64_t begin, int64_t end) {
         panel = packed_allocate(panel_bytes);
     }
     product->kernel->run(&product->weight, product->x, begin * unit, min_int64(end * unit, product->tiles),
-                         product->y, ROWS, panel);
+                         product->y, product->y_step, panel);
 }
 
 static void time_case(struct measurement *one, const struct opaq_parallel *parallel, float *y, bool counts) {
     const int64_t tile_rows = packed_tile_rows(one->from->format);
-    for (int i = 0; i < SAMPLES_PER_ROUND; ++i) {
-        struct product product = {one->kernel, next_weight(one->stock), &one->x.rows, y,
-                                  one->weight_rows / tile_rows};
+    const int samples = one->from->rows <= FEW_ROWS ? 2 * SAMPLES_PER_ROUND : SAMPLES_PER_ROUND;
+    for (int i = 0; i < samples; ++i) {
+        struct product product = {one->kernel, next_weight(one->stock),      &one->x.rows,
+                                  y,           one->weight_rows / tile_rows, one->stock->rows};
         const struct opaq_body body = {product_piece, &product};
         const double start = now();
         parallel->run(parallel->context, ceil_div(product.tiles, one->kernel->unit), &body);
@@ -252,7 +259,8 @@ static struct peaks peaks_make(void) {
 
 /* Bytes of the weight that are read. */
 static double bytes_of(const struct measurement *one) {
-    return (double)(one->stock->data_bytes + one->stock->scale_bytes) * (double)one->weight_rows / ROWS;
+    return (double)(one->stock->data_bytes + one->stock->scale_bytes) * (double)one->weight_rows /
+           (double)one->stock->rows;
 }
 
 /* The product of the same name with so many rows of x. */
@@ -286,9 +294,9 @@ static double share_of(const struct measurement *one, const struct measurement *
         return peaks->best[PEAK_FMA] > 0.0 ? operations / seconds / (gemm_share * peaks->best[PEAK_FMA]) : 0.0;
     case LIMIT_PRODUCT:
         row = product_with_rows(all, count, one, one->from->rows);
-        return row == NULL
-                   ? 0.0
-                   : seconds * (double)row->weight_rows / ROWS / best(&row->timing, row->sample_count, &spread);
+        return row == NULL ? 0.0
+                           : seconds * (double)row->weight_rows / COLD_ROWS /
+                                 best(&row->timing, row->sample_count, &spread);
     default:
         row = product_with_rows(all, count, one, 1);
         return row == NULL ? 0.0 : seconds / best(&row->timing, row->sample_count, &spread);
@@ -354,18 +362,20 @@ static void run_threads(const struct settings *s, int threads, FILE *json, bool 
         stop(error.text);
     }
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
-    y = y == NULL ? packed_allocate((int64_t)MOST_ROWS * ROWS * (int64_t)sizeof(float)) : y;
+    y = y == NULL ? packed_allocate(MOST_ROWS * s->rows * (int64_t)sizeof(float)) : y;
     struct peaks peaks = peaks_make();
     for (int i = 0; i < CASE_COUNT; ++i) {
         const struct packed_kernel *kernel = kernel_of(&cases[i], s->table);
-        if (strstr(cases[i].name, s->only) != NULL && kernel != NULL &&
+        const bool is_wanted =
+            s->rows == COLD_ROWS || (cases[i].rows <= FEW_ROWS && cases[i].limit != LIMIT_PRODUCT);
+        if (is_wanted && strstr(cases[i].name, s->only) != NULL && kernel != NULL &&
             (strstr(kernel->name, "_ref") == NULL || strcmp(s->table, "ref") == 0)) {
             struct measurement *one = &all[count++];
             memset(one, 0, sizeof *one);
             one->from = &cases[i];
             one->kernel = kernel;
-            one->weight_rows = cases[i].rows <= FEW_ROWS ? ROWS : min_int64(SLICE_ROWS * threads, ROWS);
-            one->stock = stock_of(cases[i].format);
+            one->weight_rows = cases[i].rows <= FEW_ROWS ? s->rows : min_int64(SLICE_ROWS * threads, s->rows);
+            one->stock = stock_of(cases[i].format, s->rows);
             if (cases[i].limit == LIMIT_PRODUCT) {
                 plain_make(one);
             } else {
@@ -407,19 +417,23 @@ static void usage(FILE *stream) {
                     "  --threads N    0 for one, and then one per processor (default 0)\n"
                     "  --only TEXT    only cases whose name contains TEXT\n"
                     "  --table NAME   the kernels of that table instead of the fastest\n"
+                    "  --hot 1        128 rows of the weight, which stay in a cache, and few rows of x\n"
                     "  --json FILE    also write the figures as JSON\n");
 }
 
 static struct settings read_arguments(int argc, char **argv) {
-    struct settings s = {10, 0, "", "", NULL};
+    struct settings s = {10, 0, COLD_ROWS, "", "", NULL};
+    int is_hot = 0;
     const struct bench_option options[] = {
         {"--rounds", &s.rounds, 1, ROUND_LIMIT, NULL},
         {"--threads", &s.threads, 0, 1024, NULL},
+        {"--hot", &is_hot, 0, 1, NULL},
         {"--only", NULL, 0, 0, &s.only},
         {"--table", NULL, 0, 0, &s.table},
         {"--json", NULL, 0, 0, &s.json},
     };
     bench_options_read(argc, argv, "bench_packed", usage, options, sizeof options / sizeof options[0]);
+    s.rows = is_hot ? HOT_ROWS : COLD_ROWS;
     return s;
 }
 
@@ -443,7 +457,8 @@ int main(int argc, char **argv) {
         stop("the JSON file cannot be written");
     }
     (void)opaq_cpu_describe(opaq_cpu_features(), features, sizeof features);
-    printf("opaq %s, %d rounds, %d x %d, cpu: %s\n\n", opaq_version(), s.rounds, ROWS, COLUMNS, features);
+    printf("opaq %s, %d rounds, %lld x %d, cpu: %s\n\n", opaq_version(), s.rounds, (long long)s.rows, COLUMNS,
+           features);
     printf("%-13s %4s %2s %10s %7s %8s %7s %-9s %5s %5s %-8s %6s  %s\n", "case", "M", "T", "best us", "GB/s",
            "GOP/s", "share", "of", "must", "aim", "reached", "spread", "kernel");
     if (json != NULL) {
