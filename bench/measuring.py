@@ -119,7 +119,7 @@ def interleave(
 
 
 def rounds_of(rows: int, rounds: int) -> int:
-    """One row takes so little time, and depends so much on the memory's best moments, that it has more rounds."""
+    """One row takes little time, and depends on the memory's best moments: it has more rounds."""
     return 4 * rounds if rows == 1 else rounds
 
 

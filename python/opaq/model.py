@@ -285,6 +285,17 @@ def tile_(model: nn.Module, precision: str = "exact", *, progress: bool = False)
     (int8, one for each 32 columns). docs/performance.md has their errors and speeds."""
     if precision not in PRECISIONS:
         raise ValueError(f"opaq.tile_: precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
+    return _tile(model, precision, _can_be_tiled, progress)
+
+
+def tile_loaded(model: nn.Module, precision: str) -> None:
+    """What `quantize_` would have tiled, in a model whose weights came packed."""
+    _tile(model, precision, lambda weight: _can_be_tiled(weight) and _is_plainly_rowwise(weight), False)
+
+
+def _tile(
+    model: nn.Module, precision: str, is_wanted: Callable[[QuantizedTensor], bool], progress: bool
+) -> int:
     found = [
         (module, name)
         for module in model.modules()
@@ -297,7 +308,7 @@ def tile_(model: nn.Module, precision: str = "exact", *, progress: bool = False)
     for module, name in found:
         weight = module._parameters[name]
         module.precision = precision
-        if id(weight) not in done and _can_be_tiled(weight):
+        if id(weight) not in done and is_wanted(weight):
             done[id(weight)] = nn.Parameter(weight.detach().tiled(), requires_grad=weight.requires_grad)
         module.register_parameter(name, done.get(id(weight), weight))  # shared as it was
         if bar is not None:

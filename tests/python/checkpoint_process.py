@@ -1,6 +1,6 @@
-"""A process that loads a checkpoint, runs it, and says what memory that took: the most that was its own, and the
-most that was its own or pages of the checkpoint's files. Pages of libraries are not counted: the kernel takes them
-away and gives them back as it likes. Started by test_checkpoint_memory.py."""
+"""A process that loads a checkpoint, runs it, and says what memory that took: the most that was its own, and
+the most that was its own or pages of the checkpoint's files. Pages of libraries are not counted: the kernel
+takes them away and gives them back as it likes. Started by test_checkpoint_memory.py."""
 
 from __future__ import annotations
 

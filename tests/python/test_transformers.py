@@ -360,8 +360,8 @@ def test_mixed_schemes_and_files_of_modelopt(tmp_path: Path) -> None:
     config.quantization_config = {"quant_method": "modelopt", "quantization": found}
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, config=config)
     layer = model.model.layers[0]
-    assert layer.mlp.up_proj.quantizer == "nvfp4+global+rule=modelopt"
-    assert layer.self_attn.q_proj.quantizer == "fp8+rule=modelopt"
+    assert layer.mlp.up_proj.quantizer == "nvfp4+global+tiled+rule=modelopt"
+    assert layer.self_attn.q_proj.quantizer == "fp8+tiled+rule=modelopt"
     assert cosine(logits(model, prompt()), logits(plain, prompt())) > 0.8
 
 
@@ -390,13 +390,34 @@ def test_quantizes_while_it_loads(name: str, tmp_path: Path) -> None:
             continue
         value = parameter.detach()
         value = value.mT.contiguous() if is_expert and name == "gpt_oss" else value
-        assert isinstance(found, opaq.QuantizedTensor) and found._quantizer_text == "nvfp4"
-        assert torch.equal(found, opaq.quantize_tensor(value, "nvfp4")), key
+        assert isinstance(found, opaq.QuantizedTensor) and found._quantizer_text == "nvfp4+tiled"
+        assert torch.equal(found.tiled(False), opaq.quantize_tensor(value, "nvfp4")), key
     model.save_pretrained(tmp_path / "own")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "own")
     assert torch.equal(logits(model, prompt()), logits(again, prompt()))
     again.save_pretrained(tmp_path / "once_more")
     assert_same_files(tmp_path / "own", tmp_path / "once_more")
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_precision_says_whether_there_are_tiles(name: str, tmp_path: Path) -> None:
+    models.make_model(name).save_pretrained(tmp_path / "in")
+    load(tmp_path / "in", Config("mxfp8")).save_pretrained(tmp_path / "own")
+    rows, exact, near = (load(tmp_path / "own", Config(precision=p)) for p in (None, "exact", "near"))
+    for model, quantizer, precision in ((rows, "mxfp8", "exact"), (near, "mxfp8+tiled", "near")):
+        packed = [p for p in model.parameters() if isinstance(p, opaq.QuantizedTensor)]
+        assert packed and {p._quantizer_text for p in packed} == {quantizer}
+        modules = [m for m in model.modules() if hasattr(m, "precision") and m._parameters]
+        assert modules and {m.precision for m in modules} == {precision}
+        assert "precision" not in model.config.quantization_config.to_dict()
+    want = logits(rows, prompt())
+    for model in (exact, near):
+        torch.testing.assert_close(logits(model, prompt()), want, rtol=0, atol=float(want.abs().max()) / 50)
+    for model in (rows, near):
+        model.save_pretrained(tmp_path / "again")
+        assert_same_files(tmp_path / "own", tmp_path / "again")
+    with pytest.raises(ValueError, match="'quick', expected None or one of exact, near"):
+        Config(precision="quick")
 
 
 def test_what_is_ignored_or_tied_stays_plain(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from opaq.integrations.transformers_weights import (
     scale_buffer,
     stacks,
 )
-from opaq.model import dequantize_
+from opaq.model import PRECISIONS, dequantize_, tile_loaded
 from opaq.packed import QuantizedLinear, zeros
 from opaq.quantized_tensor import QuantizedTensor
 from opaq.quantizer import Quantizer
@@ -60,7 +60,9 @@ class Config(QuantizationConfigMixin):
 
     `Config("nvfp4")` quantizes a checkpoint in high precision while it loads: all linear layers and experts but
     those that `ignore` names, their inputs by the quantizer `activations` or not at all. `Config()` is for a
-    checkpoint that is quantized already: its own configuration says how."""
+    checkpoint that is quantized already: its own configuration says how. With a `precision` the weights of a
+    model on the processor are tiled once they are loaded, as `opaq.quantize_` does; None leaves them in rows.
+    That is how a model runs and not what it is, so it is not saved."""
 
     def __init__(
         self,
@@ -68,10 +70,15 @@ class Config(QuantizationConfigMixin):
         *,
         activations: str | Quantizer = "",
         ignore: Sequence[str] = ("lm_head",),
+        precision: str | None = "exact",
         checkpoint: Mapping[str, Any] | None = None,
         quant_method: str = METHOD,
     ) -> None:
         self.quant_method = METHOD
+        if precision not in (None, *PRECISIONS):
+            known = ", ".join(PRECISIONS)
+            raise ValueError(f"opaq.Config: precision is {precision!r}, expected None or one of {known}")
+        self.precision = precision
         self.quantizer, self.activations = (
             str(Quantizer(str(text))) if str(text) else "" for text in (quantizer, activations)
         )
@@ -113,7 +120,9 @@ def _merge_configs(stored: Any, given: Any) -> Any:
             f"opaq: the checkpoint is quantized already, so opaq.Config({given.quantizer!r}) cannot quantize "
             "it; opaq.Config() loads it as it is"
         )
-    return Config.from_dict(stored if isinstance(stored, Mapping) else stored.to_dict())
+    made = Config.from_dict(stored if isinstance(stored, Mapping) else stored.to_dict())
+    made.precision = given.precision
+    return made
 
 
 AutoHfQuantizer.merge_quantization_configs = staticmethod(_merge_configs)
@@ -332,6 +341,8 @@ class OpaqHfQuantizer(HfQuantizer):
         # what save_pretrained undoes: not what made a parameter whose buffers are saved as they are
         packed = {name for name, p in model.named_parameters() if isinstance(p, QuantizedTensor)}
         model._weight_conversions = [t for t in self._used() if not _makes(t, packed - self.parts.keys())]
+        if self.quantization_config.precision is not None:
+            tile_loaded(model, self.quantization_config.precision)
         return model
 
     def _used(self) -> list[Any]:
