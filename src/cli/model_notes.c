@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cli/config_ignore.h"
+#include "cli/joined.h"
 #include "cli/json.h"
 #include "cli/words.h"
 
@@ -134,12 +135,6 @@ static void look_at_ignored(const struct weights *weights, yyjson_val *quantizat
 
 /* ---- global scales of modules that engines join ---- */
 
-static const char *const joined[][3] = {
-    {"q_proj", "k_proj", "v_proj"},
-    {"gate_proj", "up_proj", NULL},
-    {"w1", "w3", NULL},
-};
-
 /* The weight beside `weight` whose module is called `other` where its own is called `module`. */
 static const struct weight *neighbour(const struct weights *weights, const struct weight *weight,
                                       const char *module, const char *other) {
@@ -181,7 +176,7 @@ static enum opaq_status compare_globals(const struct weights *weights, const cha
         if (weight->global == NULL || !ends_with(weight->name, text_get(&ending))) {
             continue;
         }
-        for (int other = 1; other < 3 && modules[other] != NULL && status == OPAQ_OK; ++other) {
+        for (int other = 1; other < JOINED_MOST && modules[other] != NULL && status == OPAQ_OK; ++other) {
             status = has_other_scale(weights, weight, neighbour(weights, weight, modules[0], modules[other]),
                                      &is_other, error);
         }
@@ -207,8 +202,8 @@ enum opaq_status model_notes_make(const struct checkpoint *checkpoint, struct mo
     look_at_ignored(weights, quantization, notes);
     look_at_tensors(weights, notes);
     enum opaq_status status = OPAQ_OK;
-    for (size_t i = 0; i < sizeof joined / sizeof joined[0] && status == OPAQ_OK; ++i) {
-        status = compare_globals(weights, joined[i], notes, error);
+    for (size_t i = 0; i < joined_count && status == OPAQ_OK; ++i) {
+        status = compare_globals(weights, joined_projections[i], notes, error);
     }
     if (status != OPAQ_OK) {
         model_notes_free(notes);

@@ -6,6 +6,8 @@
 
 #include "opaq/stored.h"
 
+#include "cli/joined.h"
+
 /* ---- entries ---- */
 
 void plan_begin(struct plan *plan, const struct weights *weights) {
@@ -235,25 +237,13 @@ void plan_decode(struct plan *plan, const struct weight *weight, enum opaq_eleme
 
 /* ---- who shares scales ---- */
 
-/* Projections that engines join along their rows. */
-static const char *const joined[][3] = {
-    {"q_proj", "k_proj", "v_proj"},
-    {"gate_proj", "up_proj"},
-    {"w1", "w3"},
-    {"q_a_proj", "kv_a_proj_with_mqa"},
-    {"wq_a", "wkv_a_with_mqa"},
-    {"wq", "wk", "wv"},
-    {"query", "key", "value"},
-    {"query_proj", "key_proj", "value_proj"},
-};
-
 /* ModelOpt also gives the projections that are joined one scale where a tensor has only one. */
 static bool shares(const struct plan_target *target) {
     return target->spec.format == OPAQ_NVFP4 ||
            (target->spec.format == OPAQ_FP8 && target->row->layout == OPAQ_LAYOUT_MODELOPT);
 }
 
-/* The same text for targets that share: the names of the modules they are in, and which of the lists above. */
+/* The same text for targets that share: the names of the modules they are in, and which of the joined ones. */
 static char *shared_name(const struct plan_target *target, size_t number) {
     struct text name = {0};
     const char *const plain = target->part.name;
@@ -263,10 +253,10 @@ static char *shared_name(const struct plan_target *target, size_t number) {
     while (leaf > 0 && plain[leaf - 1] != '.') {
         --leaf;
     }
-    for (size_t i = 0; i < sizeof joined / sizeof joined[0] && shares(target); ++i) {
-        for (size_t k = 0; k < 3 && joined[i][k] != NULL; ++k) {
-            if (strlen(joined[i][k]) == module - leaf &&
-                memcmp(plain + leaf, joined[i][k], module - leaf) == 0) {
+    for (size_t i = 0; i < joined_count && shares(target); ++i) {
+        for (size_t k = 0; k < JOINED_MOST && joined_projections[i][k] != NULL; ++k) {
+            const char *const projection = joined_projections[i][k];
+            if (strlen(projection) == module - leaf && memcmp(plain + leaf, projection, module - leaf) == 0) {
                 text_print(&name, "%.*s %zu", (int)leaf, plain, i);
                 return name.bytes;
             }
