@@ -18,7 +18,8 @@ enum opaq_cpu_feature {
     OPAQ_CPU_AVX512_VBMI = 1 << 2, /* byte permutes */
     OPAQ_CPU_AVX512_VNNI = 1 << 3, /* 8-bit and 16-bit dot products */
     OPAQ_CPU_AVX512_BF16 = 1 << 4, /* dot products of bfloat16, where they are fast: not on Intel */
-    OPAQ_CPU_NEON = 1 << 5
+    OPAQ_CPU_NEON = 1 << 5,        /* of AArch64: all of them have it */
+    OPAQ_CPU_DOTPROD = 1 << 6      /* 8-bit dot products of NEON */
 };
 
 /* Found out once in a process. The environment variable OPAQ_CPU limits it: "avx2", "avx512" or another name of

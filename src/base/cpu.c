@@ -1,4 +1,4 @@
-/* base/cpu.c: CPU features by cpuid. Compiled without any of the flags it detects. */
+/* base/cpu.c: CPU features, by cpuid or from the operating system. Compiled without any of the flags it detects. */
 #include "opaq/cpu.h"
 
 #include <stdatomic.h>
@@ -64,8 +64,21 @@ static uint32_t detect(void) {
 }
 
 #elif defined(__aarch64__)
+#if defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
-static uint32_t detect(void) { return OPAQ_CPU_NEON; }
+/* Every such processor has NEON. What came later Linux knows; elsewhere it is what the compiler was told to expect. */
+static uint32_t detect(void) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    return OPAQ_CPU_NEON | OPAQ_CPU_DOTPROD;
+#elif defined(__linux__)
+    const unsigned long asimd_dot_products = 1ul << 20; /* HWCAP_ASIMDDP */
+    return OPAQ_CPU_NEON | (getauxval(AT_HWCAP) & asimd_dot_products ? OPAQ_CPU_DOTPROD : 0);
+#else
+    return OPAQ_CPU_NEON;
+#endif
+}
 
 #else
 
@@ -74,7 +87,8 @@ static uint32_t detect(void) { return 0; }
 #endif
 
 /* In the order of the bits. */
-static const char *const feature_names[] = {"avx2", "avx512", "avx512vbmi", "avx512vnni", "avx512bf16", "neon"};
+static const char *const feature_names[] = {"avx2",       "avx512", "avx512vbmi", "avx512vnni",
+                                            "avx512bf16", "neon",   "dotprod"};
 enum { FEATURE_COUNT = sizeof feature_names / sizeof feature_names[0] };
 
 /* What the environment leaves: the feature that OPAQ_CPU names and those that come before it on such processors, or
@@ -85,7 +99,8 @@ static uint32_t allowed(void) {
                                                  OPAQ_CPU_AVX2 | OPAQ_CPU_AVX512 | OPAQ_CPU_AVX512_VBMI,
                                                  OPAQ_CPU_AVX2 | OPAQ_CPU_AVX512 | OPAQ_CPU_AVX512_VNNI,
                                                  OPAQ_CPU_AVX2 | OPAQ_CPU_AVX512 | OPAQ_CPU_AVX512_BF16,
-                                                 OPAQ_CPU_NEON};
+                                                 OPAQ_CPU_NEON,
+                                                 OPAQ_CPU_NEON | OPAQ_CPU_DOTPROD};
     const char *const name = getenv("OPAQ_CPU");
     if (name == NULL) {
         return ~0u;

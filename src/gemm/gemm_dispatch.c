@@ -8,6 +8,8 @@ static const struct gemm_table *const tables[] = {
 #if defined(__x86_64__)
     &gemm_table_avx512,
     &gemm_table_avx2,
+#elif defined(__aarch64__)
+    &gemm_table_neon,
 #endif
     &gemm_table_ref,
 };

@@ -8,6 +8,8 @@ extern const struct gemm_table gemm_table_ref;
 #if defined(__x86_64__)
 extern const struct gemm_table gemm_table_avx2;
 extern const struct gemm_table gemm_table_avx512;
+#elif defined(__aarch64__)
+extern const struct gemm_table gemm_table_neon;
 #endif
 
 #endif

@@ -10,6 +10,9 @@ static const struct packed_table *const tables[] = {
 #if defined(__x86_64__)
     &packed_table_avx512_bf16, &packed_table_avx512_8bit_bf16, &packed_table_avx512, &packed_table_avx512_8bit,
     &packed_table_avx2,        &packed_table_avx2_8bit,
+#elif defined(__aarch64__)
+    &packed_table_dotprod,   &packed_table_neon_exact, &packed_table_neon_near,
+    &packed_table_neon_fast, &packed_table_neon_8bit,
 #endif
     &packed_table_ref,
 };

@@ -4,6 +4,8 @@
  * joins them to words, and a shift or a mask makes floats of these. For 8 columns and 8 rows (32 bytes):
  *     1 vpshufb (order) + 3 (nibbles) + 4 vpshufb + 4 vpunpck + 4 vpslld + 4 vpand = 20 instructions, and 8 vfmadd
  * for each row of x. A block's 16 or 32 products are added in the order of the columns, beginning from 0. */
+#include "gemm/packed.h"
+
 #if defined(__x86_64__)
 #include "gemm/packed_avx2.h"
 

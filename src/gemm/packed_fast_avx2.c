@@ -6,6 +6,8 @@
  * takes the 12 away again. For 16 columns, 8 rows and a row of x:
  *     4 vpmaddubsw + 3 vpaddw + vpmaddwd + vpaddd + vcvtdq2ps + vfmadd = 11 instructions for 128 multiplications
  * of which 7 are for the two ports that multiply; vpmaddubsw alone would be 4. */
+#include "gemm/packed.h"
+
 #if defined(__x86_64__)
 #include "gemm/packed_avx2.h"
 

@@ -1,5 +1,7 @@
 /* gemm/packed_int16_avx512.c: 4-bit tiled weights times rows of int16 (near), with vpdpwssd: two products of signed words
  * for each row of a tile. Depends on packed_words_avx512.h. */
+#include "gemm/packed.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 

@@ -3,6 +3,8 @@
  * vpmaddwd multiplies int16 and adds neighbours in int32. The weights' values times 2 are within -12 to 12, so 32 columns
  * make at most 32 * 12 * 32767 < 2^24: sums are exact in int32, and as floats. For 16 columns, 8 rows and a row of x:
  *     8 vpmaddwd + 7 vpaddd + vcvtdq2ps + vfmadd = 17 instructions for 128 multiplications. */
+#include "gemm/packed.h"
+
 #if defined(__x86_64__)
 #include "gemm/packed_avx2.h"
 

@@ -1,5 +1,7 @@
 /* gemm/packed_run_avx512.c: the loops around the innermost ones of the AVX-512 kernels for 4-bit tiled weights. Depends on
  * packed_avx512.h. */
+#include "gemm/packed.h"
+
 #if defined(__x86_64__)
 #include "gemm/packed_avx512.h"
 

@@ -12,6 +12,12 @@ extern const struct packed_table packed_table_avx2;
 extern const struct packed_table packed_table_avx512_8bit;
 extern const struct packed_table packed_table_avx512_8bit_bf16;
 extern const struct packed_table packed_table_avx2_8bit;
+#elif defined(__aarch64__)
+extern const struct packed_table packed_table_dotprod;
+extern const struct packed_table packed_table_neon_exact;
+extern const struct packed_table packed_table_neon_near;
+extern const struct packed_table packed_table_neon_fast;
+extern const struct packed_table packed_table_neon_8bit;
 #endif
 
 #endif

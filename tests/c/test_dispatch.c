@@ -125,6 +125,8 @@ static void features_are_described(void) {
     CHECK_EQ_INT(opaq_cpu_describe(OPAQ_CPU_AVX2 | OPAQ_CPU_NEON, text, 7), 9);
     CHECK_EQ_STR(text, "avx2 n");
     CHECK_EQ_INT(opaq_cpu_describe(OPAQ_CPU_AVX2, NULL, 0), 4);
+    CHECK_EQ_INT(opaq_cpu_describe(OPAQ_CPU_NEON | OPAQ_CPU_DOTPROD, text, sizeof text), 12);
+    CHECK_EQ_STR(text, "neon dotprod");
     CHECK_EQ_INT(opaq_cpu_features(), opaq_cpu_features());
 }
 
