@@ -10,7 +10,7 @@
 
 #define IS_FLOAT 1
 
-enum { FEW_SUMS = 16, SWEEP_SUMS = 16 };
+enum { FEW_SUMS = 12, SWEEP_SUMS = 16 };
 
 typedef float number;
 

@@ -8,7 +8,7 @@
 
 #define IS_FLOAT 0
 
-enum { FEW_SUMS = 16, SWEEP_SUMS = 16 };
+enum { FEW_SUMS = 12, SWEEP_SUMS = 16 };
 
 typedef int8_t number;
 

@@ -9,7 +9,7 @@
 
 #define IS_FLOAT 0
 
-enum { FEW_SUMS = 8, SWEEP_SUMS = 8 }; /* of two registers each */
+enum { FEW_SUMS = 6, SWEEP_SUMS = 8 }; /* of two registers each */
 
 typedef int8_t number;
 

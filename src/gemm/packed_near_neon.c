@@ -9,7 +9,7 @@
 
 #define IS_FLOAT 0
 
-enum { FEW_SUMS = 16, SWEEP_SUMS = 16 };
+enum { FEW_SUMS = 12, SWEEP_SUMS = 16 };
 
 typedef int16_t number;
 

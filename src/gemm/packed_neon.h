@@ -121,27 +121,53 @@ static void columns_load(const struct packed_weight *weight, const struct packed
 
 /* ---- products ---- */
 
-/* Columns that are summed by themselves, of one tile and some rows of x. */
-struct step {
-    const uint8_t *codes;     /* of the first group, if they are not decoded */
+/* Some groups of 16 columns of a tile, and some rows of x. */
+struct product {
+    const uint8_t *codes;     /* if they are not decoded */
     const struct quad *quads; /* [group][quad][vector], if they are */
-    int groups;               /* of 16 columns */
-    const float *scale;       /* [16], the weight's */
-    const struct columns *x;  /* [rows] */
-    int64_t column;           /* in these, of the first group */
-    int64_t block;            /* in these, or -1: x has no scales for blocks */
-    float *total;             /* [rows][total_step], 16 of each are added to */
+    int groups;
+    int block_groups;        /* in a block of the weight: 1 or 2 */
+    const float *scale;      /* the weight's, [block][16] */
+    const struct columns *x; /* [rows] */
+    bool has_block_scales;   /* of x */
+    float *total;            /* [rows][total_step], 16 of each are added to */
     int64_t total_step;
 };
 
 /* A quad of a group, of the rows of a vector. */
-INLINE struct quad quad_from_codes(const uint8_t *codes, int quad, int vector) {
-    const uint8x16_t both = vld1q_u8(codes + quad / 2 * 64 + vector * 16);
+INLINE struct quad quad_from_codes(const uint8_t *codes, int64_t group, int quad, int vector) {
+    const uint8x16_t both = vld1q_u8(codes + group * TILE4_GROUP_BYTES + quad / 2 * 64 + vector * 16);
     return quad_decode(quad % 2 == 0 ? vandq_u8(both, vdupq_n_u8(15)) : vshrq_n_u8(both, 4));
 }
 
-/* The rows of `vectors` vectors from `first` on. The first four arguments are constants. */
-INLINE void add_step(bool is_decoded, int rows, int vectors, int first, const struct step *step) {
+/* Sums of groups [begin, end), of `vectors` vectors from `first` on. */
+INLINE void add_groups(bool is_decoded, int rows, int vectors, int first, const struct product *p, int begin,
+                       int end, struct sum (*sum)[VECTORS]) {
+    for (int g = begin; g < end; ++g) {
+        UNROLL
+        for (int q = 0; q < QUADS; ++q) {
+            struct factor factor[FEW];
+            UNROLL
+            for (int m = 0; m < rows; ++m) {
+                factor[m] = factor_load(p->x[m].x + g * TILE4_GROUP + q * 4);
+            }
+            UNROLL
+            for (int v = 0; v < vectors; ++v) {
+                const struct quad quad = is_decoded ? p->quads[(g * QUADS + q) * VECTORS + first + v]
+                                                    : quad_from_codes(p->codes, g, q, first + v);
+                UNROLL
+                for (int m = 0; m < rows; ++m) {
+                    sum[m][v] = sum_add(sum[m][v], &quad, factor[m]);
+                }
+            }
+        }
+    }
+}
+
+/* The same for what is summed by itself, times scales, to the totals. */
+INLINE void add_block(bool is_decoded, int rows, int vectors, int first, const struct product *p, int begin,
+                      int end) {
+    const int block = begin / p->block_groups;
     struct sum sum[FEW][VECTORS];
     UNROLL
     for (int m = 0; m < rows; ++m) {
@@ -150,70 +176,54 @@ INLINE void add_step(bool is_decoded, int rows, int vectors, int first, const st
             sum[m][v] = sum_zero();
         }
     }
-    for (int g = 0; g < step->groups; ++g) {
-        UNROLL
-        for (int q = 0; q < QUADS; ++q) {
-            struct factor factor[FEW];
-            UNROLL
-            for (int m = 0; m < rows; ++m) {
-                factor[m] = factor_load(step->x[m].x + step->column + g * TILE4_GROUP + q * 4);
-            }
-            UNROLL
-            for (int v = 0; v < vectors; ++v) {
-                const struct quad quad =
-                    is_decoded ? step->quads[(g * QUADS + q) * VECTORS + first + v]
-                               : quad_from_codes(step->codes + g * TILE4_GROUP_BYTES, q, first + v);
-                UNROLL
-                for (int m = 0; m < rows; ++m) {
-                    sum[m][v] = sum_add(sum[m][v], &quad, factor[m]);
-                }
-            }
-        }
-    }
+    add_groups(is_decoded, rows, vectors, first, p, begin, end, sum);
     UNROLL
-    for (int m = 0; m < rows; ++m) {
+    for (int v = 0; v < vectors; ++v) {
+        const float32x4_t scale = vld1q_f32(p->scale + block * TILE4_ROWS + (first + v) * LANES);
         UNROLL
-        for (int v = 0; v < vectors; ++v) {
-            float *const place = step->total + m * step->total_step + (first + v) * LANES;
+        for (int m = 0; m < rows; ++m) {
+            float *const place = p->total + m * p->total_step + (first + v) * LANES;
             float32x4_t value = sum_value(sum[m][v]);
-            if (step->block >= 0) {
-                value = vmulq_n_f32(value, step->x[m].scale[step->block]);
+            if (p->has_block_scales) {
+                value = vmulq_n_f32(value, p->x[m].scale[block]);
             }
-            const float32x4_t scale = vld1q_f32(step->scale + (first + v) * LANES);
             vst1q_f32(place, vfmaq_f32(vld1q_f32(place), value, scale));
         }
     }
 }
 
-/* All rows of a tile. */
-INLINE void add_step_of_tile(bool is_decoded, int rows, const struct step *step) {
+INLINE void multiply(bool is_decoded, int rows, const struct product *p) {
     const int sums = is_decoded ? SWEEP_SUMS : FEW_SUMS;
     const int vectors = rows * VECTORS <= sums ? VECTORS : rows * 2 <= sums ? 2 : 1;
-    UNROLL
-    for (int first = 0; first < VECTORS; first += vectors) {
-        add_step(is_decoded, rows, vectors, first, step);
-    }
-}
-
-/* `groups` groups of 16 columns. What differs from step to step is set on the way; the scales are those of the first
- * group's block and those after it, the totals are there. */
-INLINE void add_columns(bool is_decoded, int rows, enum packed_format format, bool has_scales, int groups,
-                        struct step step) {
-    const int block_groups = block_columns(format) / TILE4_GROUP;
-    const float *const scales = step.scale;
-    step.groups = IS_FLOAT ? 1 : block_groups;
-    for (int g = 0; g < groups; g += step.groups) {
-        step.scale = scales + g / block_groups * TILE4_ROWS;
-        step.column = g * TILE4_GROUP;
-        step.block = has_scales ? g / block_groups : -1;
-        add_step_of_tile(is_decoded, rows, &step);
-        if (is_decoded) {
-            step.quads += step.groups * QUADS * VECTORS;
-        } else {
-            step.codes += step.groups * TILE4_GROUP_BYTES;
+    const int step = IS_FLOAT ? 1 : p->block_groups;
+    for (int begin = 0; begin < p->groups; begin += step) {
+        UNROLL
+        for (int first = 0; first < VECTORS; first += vectors) {
+            add_block(is_decoded, rows, vectors, first, p, begin, begin + step);
         }
     }
 }
+
+/* Functions of their own, as compilers give registers to each by itself. */
+static void few_1(const struct product *p) { multiply(false, 1, p); }
+static void few_2(const struct product *p) { multiply(false, 2, p); }
+static void few_3(const struct product *p) { multiply(false, 3, p); }
+static void few_4(const struct product *p) { multiply(false, 4, p); }
+static void few_5(const struct product *p) { multiply(false, 5, p); }
+static void few_6(const struct product *p) { multiply(false, 6, p); }
+static void few_7(const struct product *p) { multiply(false, 7, p); }
+static void few_8(const struct product *p) { multiply(false, 8, p); }
+
+static void sweep_1(const struct product *p) { multiply(true, 1, p); }
+static void sweep_2(const struct product *p) { multiply(true, 2, p); }
+static void sweep_3(const struct product *p) { multiply(true, 3, p); }
+static void sweep_4(const struct product *p) { multiply(true, 4, p); }
+
+/* By the rows of x less one. */
+static void (*const multiply_few[FEW])(const struct product *p) = {few_1, few_2, few_3, few_4,
+                                                                   few_5, few_6, few_7, few_8};
+static void (*const multiply_decoded[SWEEP_ROWS])(const struct product *p) = {sweep_1, sweep_2, sweep_3,
+                                                                              sweep_4};
 
 /* A tile's sums, total[m * step + row], into y. */
 static void write_tile(const struct packed_weight *weight, const struct packed_rows *x, int64_t tile,
@@ -243,29 +253,32 @@ static const uint8_t *tile_scales(const struct packed_weight *weight, int64_t ti
 
 /* ---- few rows of x ---- */
 
-INLINE void run_few(int rows, const struct packed_weight *weight, const struct packed_rows *x, int64_t begin,
-                    int64_t end, float *y, int64_t y_step) {
+static void run_few(const struct packed_weight *weight, const struct packed_rows *x, int64_t begin, int64_t end,
+                    float *y, int64_t y_step) {
+    const int per = block_columns(weight->format);
     float total[STREAMS][FEW * TILE4_ROWS];
     float scale[GROUPS * TILE4_ROWS];
     struct columns columns[FEW];
+    struct product product = {.groups = GROUPS,
+                              .block_groups = per / TILE4_GROUP,
+                              .scale = scale,
+                              .x = columns,
+                              .has_block_scales = has_block_scales(x),
+                              .total_step = TILE4_ROWS};
     for (int64_t tile = begin; tile < end; tile += STREAMS) {
         const int64_t tiles = min_int64(STREAMS, end - tile);
         memset(total, 0, sizeof total);
         for (int64_t c = 0; c < weight->tile_columns; ++c) {
-            columns_load(weight, x, 0, rows, c * TILE4_COLUMNS, TILE4_COLUMNS, columns);
+            columns_load(weight, x, 0, x->rows, c * TILE4_COLUMNS, TILE4_COLUMNS, columns);
             for (int64_t i = 0; i < tiles; ++i) {
-                scales_decode(weight->format, tile_scales(weight, tile + i, c),
-                              TILE4_COLUMNS / block_columns(weight->format), scale);
-                const struct step step = {.codes = tile_codes(weight, tile + i, c),
-                                          .scale = scale,
-                                          .x = columns,
-                                          .total = total[i],
-                                          .total_step = TILE4_ROWS};
-                add_columns(false, rows, weight->format, has_block_scales(x), GROUPS, step);
+                scales_decode(weight->format, tile_scales(weight, tile + i, c), TILE4_COLUMNS / per, scale);
+                product.codes = tile_codes(weight, tile + i, c);
+                product.total = total[i];
+                multiply_few[x->rows - 1](&product);
             }
         }
         for (int64_t i = 0; i < tiles; ++i) {
-            write_tile(weight, x, tile + i, total[i], TILE4_ROWS, 0, rows, y, y_step);
+            write_tile(weight, x, tile + i, total[i], TILE4_ROWS, 0, x->rows, y, y_step);
         }
     }
 }
@@ -290,7 +303,7 @@ static void decode_piece(const struct packed_weight *weight, int64_t tile, int64
         for (int64_t g = 0; g < count * GROUPS; ++g) {
             for (int q = 0; q < QUADS; ++q) {
                 for (int v = 0; v < VECTORS; ++v) {
-                    *to++ = quad_from_codes(codes + g * TILE4_GROUP_BYTES, q, v);
+                    *to++ = quad_from_codes(codes, g, q, v);
                 }
             }
         }
@@ -298,32 +311,18 @@ static void decode_piece(const struct packed_weight *weight, int64_t tile, int64
 }
 
 /* So many rows of x, from that of `total` on, over what is decoded. */
-INLINE void sweep_rows(int rows, const struct packed_weight *weight, bool has_scales, int64_t tiles, int groups,
-                       struct panel *panel, float *total) {
+static void sweep(const struct packed_weight *weight, const struct packed_rows *x, int64_t rows, int64_t tiles,
+                  int groups, struct panel *panel, float *total) {
+    struct product product = {.groups = groups,
+                              .block_groups = block_columns(weight->format) / TILE4_GROUP,
+                              .x = panel->columns,
+                              .has_block_scales = has_block_scales(x),
+                              .total_step = SWEEP_TILES * TILE4_ROWS};
     for (int64_t i = 0; i < tiles; ++i) {
-        const struct step step = {.quads = panel->quads[i],
-                                  .scale = panel->scale[i],
-                                  .x = panel->columns,
-                                  .total = total + i * TILE4_ROWS,
-                                  .total_step = SWEEP_TILES * TILE4_ROWS};
-        add_columns(true, rows, weight->format, has_scales, groups, step);
-    }
-}
-
-static void sweep(int64_t rows, const struct packed_weight *weight, bool has_scales, int64_t tiles, int groups,
-                  struct panel *panel, float *total) {
-    switch (rows) {
-    case 1:
-        sweep_rows(1, weight, has_scales, tiles, groups, panel, total);
-        break;
-    case 2:
-        sweep_rows(2, weight, has_scales, tiles, groups, panel, total);
-        break;
-    case 3:
-        sweep_rows(3, weight, has_scales, tiles, groups, panel, total);
-        break;
-    default:
-        sweep_rows(SWEEP_ROWS, weight, has_scales, tiles, groups, panel, total);
+        product.quads = panel->quads[i];
+        product.scale = panel->scale[i];
+        product.total = total + i * TILE4_ROWS;
+        multiply_decoded[rows - 1](&product);
     }
 }
 
@@ -337,7 +336,7 @@ static void run_part(const struct packed_weight *weight, const struct packed_row
         for (int64_t r = 0; r < rows; r += SWEEP_ROWS) {
             const int64_t some = min_int64(SWEEP_ROWS, rows - r);
             columns_load(weight, x, m + r, some, c * TILE4_COLUMNS, count * TILE4_COLUMNS, panel->columns);
-            sweep(some, weight, has_block_scales(x), tiles, (int)count * GROUPS, panel, panel->total[r]);
+            sweep(weight, x, some, tiles, (int)count * GROUPS, panel, panel->total[r]);
         }
     }
     for (int64_t i = 0; i < tiles; ++i) {
@@ -360,33 +359,10 @@ static void run_many(const struct packed_weight *weight, const struct packed_row
 
 static void run_packed_neon(const struct packed_weight *weight, const struct packed_rows *x, int64_t begin,
                             int64_t end, float *y, int64_t y_step, void *panel) {
-    switch (x->rows) {
-    case 1:
-        run_few(1, weight, x, begin, end, y, y_step);
-        break;
-    case 2:
-        run_few(2, weight, x, begin, end, y, y_step);
-        break;
-    case 3:
-        run_few(3, weight, x, begin, end, y, y_step);
-        break;
-    case 4:
-        run_few(4, weight, x, begin, end, y, y_step);
-        break;
-    case 5:
-        run_few(5, weight, x, begin, end, y, y_step);
-        break;
-    case 6:
-        run_few(6, weight, x, begin, end, y, y_step);
-        break;
-    case 7:
-        run_few(7, weight, x, begin, end, y, y_step);
-        break;
-    case FEW:
-        run_few(FEW, weight, x, begin, end, y, y_step);
-        break;
-    default:
+    if (x->rows > FEW) {
         run_many(weight, x, begin, end, y, y_step, panel);
+    } else if (x->rows > 0) {
+        run_few(weight, x, begin, end, y, y_step);
     }
 }
 
