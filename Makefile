@@ -26,6 +26,9 @@ test-c: build ## the C tests, examples and installation, in Release
 test-sanitize: ## the C tests under ASan and UBSan, those with threads under TSan
 	@tools/test_sanitize.sh
 
+test-neon: ## the C tests for AArch64, under emulation; needs a cross compiler and qemu-aarch64
+	@tools/test_neon.sh
+
 test-python: build ## the Python tests
 	@tools/test_python.sh $(BUILD)
 
@@ -72,5 +75,5 @@ clean: ## remove everything that was built; .venv stays
 help: ## this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build test test-c test-sanitize test-python test-gpu fuzz fuzz-short check format demo evidence \
-	bench bench-overhead bench-checkpoint golden install clean help
+.PHONY: build test test-c test-sanitize test-neon test-python test-gpu fuzz fuzz-short check format demo \
+	evidence bench bench-overhead bench-checkpoint golden install clean help
