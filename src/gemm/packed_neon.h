@@ -141,9 +141,9 @@ INLINE struct quad quad_from_codes(const uint8_t *codes, int64_t group, int quad
 }
 
 /* Sums of groups [begin, end), of `vectors` vectors from `first` on. */
-INLINE void add_groups(bool is_decoded, int rows, int vectors, int first, const struct product *p, int begin,
-                       int end, struct sum (*sum)[VECTORS]) {
-    for (int g = begin; g < end; ++g) {
+INLINE void add_groups(bool is_decoded, int rows, int vectors, int first, const struct product *p,
+                       int64_t begin, int64_t end, struct sum (*sum)[VECTORS]) {
+    for (int64_t g = begin; g < end; ++g) {
         UNROLL
         for (int q = 0; q < QUADS; ++q) {
             struct factor factor[FEW];
@@ -160,64 +160,71 @@ INLINE void add_groups(bool is_decoded, int rows, int vectors, int first, const 
                     sum[m][v] = sum_add(sum[m][v], &quad, factor[m]);
                 }
             }
+            __asm__ volatile("" : : : "memory"); /* else compilers load too early and run out of registers */
         }
     }
 }
 
 /* The same for what is summed by itself, times scales, to the totals. */
-INLINE void add_block(bool is_decoded, int rows, int vectors, int first, const struct product *p, int begin,
-                      int end) {
-    const int block = begin / p->block_groups;
+INLINE void add_block(bool is_decoded, int rows, int vectors, int first, const struct product *p, int64_t begin,
+                      int64_t end) {
+    const int64_t block = p->block_groups == 1 ? begin : begin / 2;
     struct sum sum[FEW][VECTORS];
+    float32x4_t value[FEW][VECTORS];
     UNROLL
-    for (int m = 0; m < rows; ++m) {
-        UNROLL
-        for (int v = 0; v < vectors; ++v) {
-            sum[m][v] = sum_zero();
-        }
+    for (int i = 0; i < rows * vectors; ++i) {
+        sum[i / vectors][i % vectors] = sum_zero();
     }
     add_groups(is_decoded, rows, vectors, first, p, begin, end, sum);
+    UNROLL
+    for (int i = 0; i < rows * vectors; ++i) {
+        value[i / vectors][i % vectors] = sum_value(sum[i / vectors][i % vectors]);
+    }
+    if (!IS_FLOAT && p->has_block_scales) {
+        UNROLL
+        for (int i = 0; i < rows * vectors; ++i) {
+            float32x4_t *const one = &value[i / vectors][i % vectors];
+            *one = vmulq_n_f32(*one, p->x[i / vectors].scale[block]);
+        }
+    }
     UNROLL
     for (int v = 0; v < vectors; ++v) {
         const float32x4_t scale = vld1q_f32(p->scale + block * TILE4_ROWS + (first + v) * LANES);
         UNROLL
         for (int m = 0; m < rows; ++m) {
             float *const place = p->total + m * p->total_step + (first + v) * LANES;
-            float32x4_t value = sum_value(sum[m][v]);
-            if (p->has_block_scales) {
-                value = vmulq_n_f32(value, p->x[m].scale[block]);
-            }
-            vst1q_f32(place, vfmaq_f32(vld1q_f32(place), value, scale));
+            vst1q_f32(place, vfmaq_f32(vld1q_f32(place), value[m][v], scale));
         }
     }
 }
 
-INLINE void multiply(bool is_decoded, int rows, const struct product *p) {
+/* The product is a copy, so that compilers know that it does not change. */
+INLINE void multiply(bool is_decoded, int rows, const struct product p) {
     const int sums = is_decoded ? SWEEP_SUMS : FEW_SUMS;
     const int vectors = rows * VECTORS <= sums ? VECTORS : rows * 2 <= sums ? 2 : 1;
-    const int step = IS_FLOAT ? 1 : p->block_groups;
-    for (int begin = 0; begin < p->groups; begin += step) {
+    const int64_t step = IS_FLOAT ? 1 : p.block_groups;
+    for (int64_t begin = 0; begin < p.groups; begin += step) {
         UNROLL
         for (int first = 0; first < VECTORS; first += vectors) {
-            add_block(is_decoded, rows, vectors, first, p, begin, begin + step);
+            add_block(is_decoded, rows, vectors, first, &p, begin, begin + step);
         }
     }
 }
 
 /* Functions of their own, as compilers give registers to each by itself. */
-static void few_1(const struct product *p) { multiply(false, 1, p); }
-static void few_2(const struct product *p) { multiply(false, 2, p); }
-static void few_3(const struct product *p) { multiply(false, 3, p); }
-static void few_4(const struct product *p) { multiply(false, 4, p); }
-static void few_5(const struct product *p) { multiply(false, 5, p); }
-static void few_6(const struct product *p) { multiply(false, 6, p); }
-static void few_7(const struct product *p) { multiply(false, 7, p); }
-static void few_8(const struct product *p) { multiply(false, 8, p); }
+static void few_1(const struct product *p) { multiply(false, 1, *p); }
+static void few_2(const struct product *p) { multiply(false, 2, *p); }
+static void few_3(const struct product *p) { multiply(false, 3, *p); }
+static void few_4(const struct product *p) { multiply(false, 4, *p); }
+static void few_5(const struct product *p) { multiply(false, 5, *p); }
+static void few_6(const struct product *p) { multiply(false, 6, *p); }
+static void few_7(const struct product *p) { multiply(false, 7, *p); }
+static void few_8(const struct product *p) { multiply(false, 8, *p); }
 
-static void sweep_1(const struct product *p) { multiply(true, 1, p); }
-static void sweep_2(const struct product *p) { multiply(true, 2, p); }
-static void sweep_3(const struct product *p) { multiply(true, 3, p); }
-static void sweep_4(const struct product *p) { multiply(true, 4, p); }
+static void sweep_1(const struct product *p) { multiply(true, 1, *p); }
+static void sweep_2(const struct product *p) { multiply(true, 2, *p); }
+static void sweep_3(const struct product *p) { multiply(true, 3, *p); }
+static void sweep_4(const struct product *p) { multiply(true, 4, *p); }
 
 /* By the rows of x less one. */
 static void (*const multiply_few[FEW])(const struct product *p) = {few_1, few_2, few_3, few_4,
