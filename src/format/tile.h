@@ -2,7 +2,8 @@
  * "Tiles".
  *
  * Tiles are what processors' kernels read: the rows of a tile are the lanes of vectors, so a weight is streamed once,
- * in order, and no sum crosses lanes. AVX2 reads the halves of what AVX-512 reads, from the same bytes. */
+ * in order, and no sum crosses lanes. AVX2 and NEON read halves and quarters of what AVX-512 reads,
+ * from the same bytes. */
 #ifndef OPAQ_FORMAT_TILE_H
 #define OPAQ_FORMAT_TILE_H
 

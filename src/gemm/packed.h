@@ -106,7 +106,7 @@ static inline int64_t packed_panel_bytes(const struct packed_kernel *kernel, int
 
 /* One for each instruction set; entries may be empty, the reference's are not. */
 struct packed_table {
-    const char *name;  /* "ref", "avx2", "avx512" */
+    const char *name;  /* "ref", "avx2", "neon", ... */
     uint32_t features; /* bits of enum opaq_cpu_feature that it needs */
     struct packed_kernel kernel[PACKED_FORMAT_COUNT][PACKED_PRECISION_COUNT];
 };

@@ -307,6 +307,12 @@ static void many_rows_are_within_the_bound(void) {
     }
 }
 
+/* Kernels keep the sums of some hundred rows at a time. */
+static void hundreds_of_rows_are_within_the_bound(void) {
+    check_shape(257, 20, 70, PACKED_FILL_USUAL, 11);
+    check_shape(530, 40, 33, PACKED_FILL_USUAL, 12);
+}
+
 static void many_columns_are_within_the_bound(void) {
     static const int64_t columns[] = {511, 513, 1024, 1100, 4160};
     for (int i = 0; i < (int)(sizeof columns / sizeof columns[0]); ++i) {
@@ -567,6 +573,7 @@ static void tables_are_whole(void) {
 
 static const struct test_case tests[] = {TEST(small_shapes_are_within_the_bound),
                                          TEST(many_rows_are_within_the_bound),
+                                         TEST(hundreds_of_rows_are_within_the_bound),
                                          TEST(many_columns_are_within_the_bound),
                                          TEST(every_fill_is_within_the_bound),
                                          TEST(every_scale_is_exact),
