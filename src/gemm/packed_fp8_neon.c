@@ -68,10 +68,13 @@ static inline bool block_prepare(const struct decoder *decoder, const uint8_t *c
     uint8x16_t largest = sign;
     (void)scratch;
     *prepared = codes;
+    if (decoder->is_e5m2) {
+        return false;
+    }
     for (int i = 0; i < TILE8_BYTES; i += 16) {
         largest = vmaxq_u8(largest, vorrq_u8(vld1q_u8(codes + i), sign));
     }
-    return !decoder->is_e5m2 && vmaxvq_u8(largest) == 0xFF;
+    return vmaxvq_u8(largest) == 0xFF;
 }
 
 /* Halves of the first of two columns, and of the second. */

@@ -237,12 +237,13 @@ static void write_tile(const struct packed_weight *weight, const struct packed_r
                        const float *total, int64_t step, int64_t m, int64_t rows, float *y, int64_t y_step) {
     const int64_t n = tile * TILE4_ROWS;
     const int64_t count = min_int64(TILE4_ROWS, weight->rows - n);
+    const bool has_scale = x->precision == PACKED_NEAR || x->precision == PACKED_FAST;
     float factor[TILE4_ROWS];
     for (int64_t i = 0; i < count; ++i) {
         factor[i] = weight->factor * (weight->row_factor == NULL ? 1.0f : weight->row_factor[n + i]);
     }
     for (int64_t r = 0; r < rows; ++r) {
-        const float scale = x->row_scale == NULL ? 1.0f : x->row_scale[m + r];
+        const float scale = has_scale ? x->row_scale[m + r] : 1.0f;
         for (int64_t i = 0; i < count; ++i) {
             y[(m + r) * y_step + n + i] = total[r * step + i] * factor[i] * scale;
         }
