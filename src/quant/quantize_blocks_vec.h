@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "format/swizzle.h"
 #include "quant/fold_vec.h"
+#include "quant/four_over_six_vec.h"
 #include "quant/quant_job.h"
 #include "quant/region_vec.h"
 #include "quant/scales_vec.h"
@@ -25,6 +26,12 @@ struct block_kind {
     int64_t ahead;                      /* bytes from what is read to what memory is asked for */
     bool streams;                       /* codes are written past the caches */
     const struct random_source *random; /* or NULL: rounded to the nearest */
+};
+
+/* What nvfp4 has beside amaxes of blocks: G, and the tensor's or the row's amax. */
+struct block_globals {
+    float global;
+    float stored;
 };
 
 /* The amaxes of FLOATS blocks from column 0 of `rows` on. */
@@ -47,7 +54,7 @@ VEC_INLINE vecf group_amax(struct block_kind kind, const char *x, int64_t row_by
 
 /* Their scales. Rule te passes over NaNs, which is done only where there are any. */
 VEC_INLINE struct block_scales group_scales(struct block_kind kind, const char *x, int64_t row_bytes, int rows,
-                                            float global) {
+                                            struct block_globals globals) {
     const bool is_te = !kind.how.is_careful;
     vecf amax = group_amax(kind, x, row_bytes, rows, false);
     bool has_nans = false;
@@ -55,9 +62,16 @@ VEC_INLINE struct block_scales group_scales(struct block_kind kind, const char *
         amax = group_amax(kind, x, row_bytes, rows, true);
         has_nans = true;
     }
-    struct block_scales scales =
-        kind.is_nvfp4 ? nvfp4_scales(amax, vecf_set(global), vecf_set(1.0f / global), kind.spec, is_te)
-                      : mx_scales(amax, kind.how.element, kind.spec, is_te);
+    const float global = globals.global;
+    struct block_scales scales;
+    if (kind.is_nvfp4 && is_te && (kind.spec->options & OPAQ_4OVER6) != 0) {
+        scales =
+            four_over_six_blocks(x, row_bytes, rows, amax, global, globals.stored, kind.spec, kind.how.dtype);
+    } else if (kind.is_nvfp4) {
+        scales = nvfp4_scales(amax, vecf_set(global), vecf_set(1.0f / global), kind.spec, is_te);
+    } else {
+        scales = mx_scales(amax, kind.how.element, kind.spec, is_te);
+    }
     scales.is_plain = scales.is_plain && is_te && !has_nans;
     return scales;
 }
@@ -137,14 +151,14 @@ struct block_stretch {
  * the next stretch while the codes are made, since it is not read then. */
 VEC_INLINE void quantize_stretch(struct block_kind kind, const struct block_stretch *stretch,
                                  const struct quant_copy *copy, int64_t r, int64_t block, int64_t blocks,
-                                 float global) {
+                                 struct block_globals globals) {
     float factors[STRETCH_GROUPS * FLOATS];
     uint8_t codes[STRETCH_GROUPS * FLOATS];
     const int64_t group_bytes = (int64_t)kind.block * FLOATS * element_bytes(kind.how.dtype);
     bool is_plain = kind.random == NULL;
     for (int g = 0; g < stretch->groups; ++g) {
         const struct block_scales scales =
-            group_scales(kind, stretch->x + g * group_bytes, stretch->row_bytes, stretch->rows, global);
+            group_scales(kind, stretch->x + g * group_bytes, stretch->row_bytes, stretch->rows, globals);
         vec_store(factors + g * FLOATS, (vec32)scales.factors);
         store_low_bytes(codes + g * FLOATS, scales.codes);
         is_plain &= scales.is_plain;
@@ -173,7 +187,7 @@ VEC_INLINE void quantize_stretch(struct block_kind kind, const struct block_stre
 /* Columns [c, c_end) of rows [r, r + rows), which share their scales; c_end is the last one, or c_end - c a multiple of
  * a group. */
 VEC_INLINE void quantize_block_rows(struct block_kind kind, const struct quant_copy *copy, int64_t r, int rows,
-                                    int64_t c, int64_t c_end, float global) {
+                                    int64_t c, int64_t c_end, struct block_globals globals) {
     enum { GROUP_LIMIT = 32 * FLOATS };
     char staged[BLOCK_ROW_LIMIT * GROUP_LIMIT * 4];
     uint8_t staged_codes[BLOCK_ROW_LIMIT * GROUP_LIMIT];
@@ -204,7 +218,7 @@ VEC_INLINE void quantize_block_rows(struct block_kind kind, const struct quant_c
         }
         const int64_t blocks = ceil_div(n, kind.block);
         kind.streams = kind.streams && groups != 0;
-        quantize_stretch(kind, &stretch, copy, r, c / kind.block, blocks, global);
+        quantize_stretch(kind, &stretch, copy, r, c / kind.block, blocks, globals);
         for (int i = 0; groups == 0 && i < rows; ++i) {
             store_partly(data + i * (copy->data_row_step / packing), staged_codes + i * group, n, packing,
                          blocks * kind.block);

@@ -35,7 +35,8 @@ VEC_INLINE void quantize_mx_how(struct encode_how how, const struct opaq_spec *s
             }
             const int64_t block_rows = rowwise == NULL ? row_end - row : rowwise->block_rows;
             for (int64_t r = row; rowwise != NULL && r < row_end; r += block_rows) {
-                quantize_block_rows(kind, rowwise, r, (int)min_int64(block_rows, row_end - r), c, c_end, 0.0f);
+                quantize_block_rows(kind, rowwise, r, (int)min_int64(block_rows, row_end - r), c, c_end,
+                                    (struct block_globals){0.0f, 0.0f});
             }
             if (columnwise != NULL) {
                 mx_column_part((struct mx_columns){how, columnwise->block_rows > 1, spec}, columnwise, row, c,

@@ -8,6 +8,7 @@
 
 #include "format/swizzle.h"
 #include "quant/columns_vec.h"
+#include "quant/four_over_six_vec.h"
 #include "quant/scales_vec.h"
 #include "quant/stochastic_vec.h"
 #include "quant/transpose_vec.h"
@@ -26,6 +27,7 @@ struct nvfp4_strip {
     uint8_t scales[NVFP4_BLOCKS * NVFP4_PITCH];
     float global[NVFP4_STRIP];
     float inverse[NVFP4_STRIP]; /* one over it */
+    float stored[NVFP4_STRIP];  /* the amax behind it */
 };
 
 /* Constants where it is used, except the last three. */
@@ -88,11 +90,70 @@ VEC_INLINE void encode_random_pairs(struct encode_how how, const struct step hel
     }
 }
 
+/* G of the columns of a step, one over it, and the amax behind it. */
+struct nvfp4_column_globals {
+    struct step_floats global;
+    struct step_floats inverse;
+    struct step_floats stored;
+};
+
+/* The scales of a step of columns. */
+struct nvfp4_column_scales {
+    struct block_scales even;
+    struct block_scales odd;
+};
+
+/* The errors of a step of columns, its even or its odd ones. */
+VEC_INLINE struct candidate_errors held_errors(const struct step held[HELD_ROWS], enum opaq_element dtype,
+                                               bool is_odd, const struct candidates *candidates, bool is_mse) {
+    struct candidate_errors errors = no_errors();
+    for (int i = 0; i < HELD_ROWS; ++i) {
+        const struct step_floats magnitudes = step_magnitudes(held[i], dtype);
+        add_errors(&errors, candidates, is_odd ? magnitudes.odd : magnitudes.even, is_mse);
+    }
+    return errors;
+}
+
+/* With the option 4over6. A square block's errors are summed over its columns, as a tree. */
+VEC_INLINE struct nvfp4_column_scales four_over_six_columns(struct nvfp4_columns kind,
+                                                            const struct step held[HELD_ROWS],
+                                                            struct step_floats amax,
+                                                            const struct nvfp4_column_globals *globals,
+                                                            bool is_mse) {
+    const struct candidates even =
+        candidates_of(amax.even, globals->global.even, globals->inverse.even, globals->stored.even, kind.spec);
+    const struct candidates odd =
+        candidates_of(amax.odd, globals->global.odd, globals->inverse.odd, globals->stored.odd, kind.spec);
+    struct candidate_errors even_errors = held_errors(held, kind.how.dtype, false, &even, is_mse);
+    struct candidate_errors odd_errors = held_errors(held, kind.how.dtype, true, &odd, is_mse);
+    if (kind.is_square) {
+        even_errors.six = sum_in_halves(even_errors.six) + sum_in_halves(odd_errors.six);
+        even_errors.four = sum_in_halves(even_errors.four) + sum_in_halves(odd_errors.four);
+        odd_errors = even_errors;
+    }
+    return (struct nvfp4_column_scales){better_scales(&even, &even_errors), better_scales(&odd, &odd_errors)};
+}
+
+VEC_INLINE struct nvfp4_column_scales nvfp4_column_scales(struct nvfp4_columns kind,
+                                                          const struct step held[HELD_ROWS],
+                                                          struct step_floats amax,
+                                                          const struct nvfp4_column_globals *globals) {
+    const bool is_te = !kind.how.is_careful;
+    if (is_te && !kind.is_hadamard && (kind.spec->options & OPAQ_4OVER6) != 0) {
+        return kind.spec->error_mode == OPAQ_ERROR_MODE_MSE
+                   ? four_over_six_columns(kind, held, amax, globals, true)
+                   : four_over_six_columns(kind, held, amax, globals, false);
+    }
+    return (struct nvfp4_column_scales){
+        nvfp4_scales(amax.even, globals->global.even, globals->inverse.even, kind.spec, is_te),
+        nvfp4_scales(amax.odd, globals->global.odd, globals->inverse.odd, kind.spec, is_te)};
+}
+
 /* A step of columns from c on; `block` counts blocks down the columns. */
 VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_columns kind,
                                                        const struct step held[HELD_ROWS], int64_t rows,
-                                                       struct step_floats global, struct step_floats inverse,
-                                                       int64_t c, int64_t block) {
+                                                       const struct nvfp4_column_globals *globals, int64_t c,
+                                                       int64_t block) {
     const bool is_te = !kind.how.is_careful;
     struct step_floats amax = held_amaxes(held, kind.how.dtype, false);
     const bool drops_nans = is_te && has_nans(amax);
@@ -100,8 +161,9 @@ VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_columns kind
         amax = held_amaxes(held, kind.how.dtype, true);
     }
     amax = square_amaxes(amax, kind.is_square);
-    const struct block_scales even = nvfp4_scales(amax.even, global.even, inverse.even, kind.spec, is_te);
-    const struct block_scales odd = nvfp4_scales(amax.odd, global.odd, inverse.odd, kind.spec, is_te);
+    const struct nvfp4_column_scales scales = nvfp4_column_scales(kind, held, amax, globals);
+    const struct block_scales even = scales.even;
+    const struct block_scales odd = scales.odd;
     struct nvfp4_column_codes codes;
     codes.scale = join_words(even.codes & 0xFFu, odd.codes & 0xFFu);
     if (is_te && kind.random != NULL) {
@@ -145,10 +207,10 @@ static inline void store_column_scales(const struct quant_copy *copy, int64_t c,
     }
 }
 
-/* G of the columns of a step, or one over it. */
-VEC_INLINE struct step_floats nvfp4_column_globals(const float *globals) {
-    const vec32 first = vec_load(globals);
-    const vec32 second = vec_load(globals + FLOATS);
+/* A number for each column of a step. */
+VEC_INLINE struct step_floats split_columns(const float *numbers) {
+    const vec32 first = vec_load(numbers);
+    const vec32 second = vec_load(numbers + FLOATS);
     return (struct step_floats){(vecf)split_even(first, second), (vecf)split_odd(first, second)};
 }
 
@@ -159,6 +221,7 @@ static inline void nvfp4_strip_begin(struct nvfp4_strip *strip, const struct opa
         strip->global[k] = k > 0 && copy->amax_step == 0
                                ? strip->global[0]
                                : nvfp4_global_of_stored(spec, copy->amax[column * copy->amax_step]);
+        strip->stored[k] = copy->amax[column * copy->amax_step];
         strip->inverse[k] = k > 0 && copy->amax_step == 0 ? strip->inverse[0] : 1.0f / strip->global[k];
     }
 }
@@ -190,10 +253,11 @@ VEC_INLINE void nvfp4_strip_block(struct nvfp4_columns kind, const struct quant_
             if (kind.is_hadamard) { /* a group is stored whole, beyond the last row too */
                 transform_held(held, kind.dtype, kind.spec->hadamard_mask);
             }
-            codes[s] = nvfp4_column_step(kind, held, kind.is_hadamard ? HELD_ROWS : rows,
-                                         nvfp4_column_globals(strip->global + i + s * STEP),
-                                         nvfp4_column_globals(strip->inverse + i + s * STEP), c + i + s * STEP,
-                                         row / HELD_ROWS);
+            const struct nvfp4_column_globals globals = {split_columns(strip->global + i + s * STEP),
+                                                         split_columns(strip->inverse + i + s * STEP),
+                                                         split_columns(strip->stored + i + s * STEP)};
+            codes[s] = nvfp4_column_step(kind, held, kind.is_hadamard ? HELD_ROWS : rows, &globals,
+                                         c + i + s * STEP, row / HELD_ROWS);
         }
         for (int k = 0; k < HELD_ROWS / 2; ++k) {
             vec_store(strip->codes + (block * (HELD_ROWS / 2) + k) * NVFP4_PITCH + i,

@@ -24,9 +24,10 @@ VEC_INLINE void quantize_nvfp4_rows(enum opaq_element dtype, bool is_te, const s
                                     codes_stream(copy),
                                     job->spec.options & OPAQ_STOCHASTIC ? &random : NULL};
     for (int64_t row = r; row < r_end; row += copy->block_rows) {
-        const float global = nvfp4_global_of_stored(&job->spec, copy->amax[row * copy->amax_step]);
+        const float stored = copy->amax[row * copy->amax_step];
+        const struct block_globals globals = {nvfp4_global_of_stored(&job->spec, stored), stored};
         const int64_t rows = min_int64(copy->block_rows, r_end - row);
-        quantize_block_rows(kind, copy, row, (int)rows, c, c_end, global);
+        quantize_block_rows(kind, copy, row, (int)rows, c, c_end, globals);
     }
 }
 
@@ -56,7 +57,8 @@ VEC_INLINE void nvfp4_region(enum opaq_element dtype, bool is_te, const struct q
     const struct quant_copy *columnwise = region.columnwise;
     const int64_t width = columnwise == NULL ? max_int64(region.c_end - region.c, 1) : NVFP4_STRIP;
     const bool is_usual = rowwise != NULL && columnwise != NULL && is_te && rowwise->block_rows == 1 &&
-                          !columnwise->is_hadamard && (job->spec.options & OPAQ_STOCHASTIC) == 0;
+                          !columnwise->is_hadamard &&
+                          (job->spec.options & (OPAQ_STOCHASTIC | OPAQ_4OVER6)) == 0;
     struct block_kind usual = {nvfp4_how(dtype, true), 16, true, &job->spec, 0, false, NULL};
     if (is_usual) {
         usual.ahead = ahead_bytes(rowwise, HELD_ROWS);
@@ -117,13 +119,16 @@ static void nvfp4_quantize_region(const struct quant_job *job, struct quant_regi
 static inline bool nvfp4_is_covered(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
                                     int64_t r_end) {
     const bool is_along = is_along_rows(copy) || (is_along_columns(copy) && copy->data_column_step == 1);
+    const bool is_4over6 = (job->spec.options & OPAQ_4OVER6) != 0;
     bool is_usual = true;
     for (int64_t row = r; row < (copy->amax_step == 0 ? r + 1 : r_end); ++row) {
-        const float global = nvfp4_global_of_stored(&job->spec, copy->amax[row * copy->amax_step]);
-        is_usual &= nvfp4_is_usual(global, job->spec.rule == OPAQ_RULE_TE);
+        const float stored = copy->amax[row * copy->amax_step];
+        const float global = nvfp4_global_of_stored(&job->spec, stored);
+        is_usual &= nvfp4_is_usual(global, job->spec.rule == OPAQ_RULE_TE) &&
+                    (!is_4over6 || four_over_six_is_usual(stored));
     }
     const bool is_nearest = (job->spec.options & OPAQ_STOCHASTIC) == 0 || job->spec.rule == OPAQ_RULE_TE;
-    return is_along && is_usual && is_nearest && (job->spec.options & OPAQ_4OVER6) == 0;
+    return is_along && is_usual && is_nearest;
 }
 
 static inline void quantize_nvfp4_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,

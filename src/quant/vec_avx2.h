@@ -98,6 +98,11 @@ VEC_INLINE mask32 equal32(vec32 a, uint32_t b) {
     return (mask32)_mm256_cmpeq_epi32((__m256i)a, _mm256_set1_epi32((int)b));
 }
 VEC_INLINE bool any32(mask32 m) { return _mm256_movemask_ps((__m256)m) != 0; }
+VEC_INLINE mask32 below(vecf a, vecf b) { return (mask32)_mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+
+VEC_INLINE vecf where_bit(vec32 w, int bit, vecf a, vecf b) {
+    return _mm256_blendv_ps(a, b, (__m256)(w << (31 - bit)));
+}
 
 VEC_INLINE vec16 clear16(mask16 m, vec16 v) { return ~m & v; }
 VEC_INLINE vec32 clear32(mask32 m, vec32 v) { return ~m & v; }
@@ -140,11 +145,21 @@ VEC_INLINE vec32 max_in_halves(vec32 x) {
 }
 VEC_INLINE vec32 max_of_all(vec32 x) { return max_in_halves(x); }
 
+VEC_INLINE vecf sum_in_halves(vecf x) {
+    x = x + (vecf)_mm256_permute2x128_si256((__m256i)x, (__m256i)x, 0x01);
+    x = x + (vecf)_mm256_shuffle_epi32((__m256i)x, 0x4E);
+    return x + (vecf)_mm256_shuffle_epi32((__m256i)x, 0xB1);
+}
+
 VEC_INLINE vec32 bytes_first(vec32 x, vec32 y) { return (vec32)_mm256_unpacklo_epi8((__m256i)x, (__m256i)y); }
 VEC_INLINE vec32 bytes_second(vec32 x, vec32 y) { return (vec32)_mm256_unpackhi_epi8((__m256i)x, (__m256i)y); }
 
 VEC_INLINE vec32 gather_deal(vec32 x) {
     return (vec32)_mm256_permutevar8x32_epi32((__m256i)x, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+VEC_INLINE vec32 deal_out(vec32 x) {
+    return (vec32)_mm256_permutevar8x32_epi32((__m256i)x, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
 }
 
 VEC_INLINE vec32 split_even(vec32 x, vec32 y) {

@@ -110,6 +110,14 @@ VEC_INLINE mask32 equal32(vec32 a, uint32_t b) {
 }
 VEC_INLINE bool any32(mask32 m) { return m != 0; }
 
+/* a < b, which no NaN is. */
+VEC_INLINE mask32 below(vecf a, vecf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+
+/* b where bit `bit` of w is set, else a. */
+VEC_INLINE vecf where_bit(vec32 w, int bit, vecf a, vecf b) {
+    return _mm512_mask_mov_ps(a, _mm512_test_epi32_mask((__m512i)w, _mm512_set1_epi32(1 << bit)), b);
+}
+
 /* v without the marked ones, and b in their place. */
 VEC_INLINE vec16 clear16(mask16 m, vec16 v) { return (vec16)_mm512_maskz_mov_epi16((__mmask32)~m, (__m512i)v); }
 VEC_INLINE vec32 clear32(mask32 m, vec32 v) { return (vec32)_mm512_maskz_mov_epi32((__mmask16)~m, (__m512i)v); }
@@ -169,6 +177,13 @@ VEC_INLINE vec32 max_of_all(vec32 x) {
     return max_in_halves(max32(x, (vec32)_mm512_shuffle_i32x4((__m512i)x, (__m512i)x, 0x4E)));
 }
 
+/* The sum of each half's dwords, in all of that half: of those 4 apart first, then 2, then 1. */
+VEC_INLINE vecf sum_in_halves(vecf x) {
+    x = x + (vecf)_mm512_shuffle_i32x4((__m512i)x, (__m512i)x, 0xB1);
+    x = x + (vecf)_mm512_shuffle_epi32((__m512i)x, 0x4E);
+    return x + (vecf)_mm512_shuffle_epi32((__m512i)x, 0xB1);
+}
+
 /* In each lane: x's and y's bytes in turn, of their first 8, and of their second. */
 VEC_INLINE vec32 bytes_first(vec32 x, vec32 y) { return (vec32)_mm512_unpacklo_epi8((__m512i)x, (__m512i)y); }
 VEC_INLINE vec32 bytes_second(vec32 x, vec32 y) { return (vec32)_mm512_unpackhi_epi8((__m512i)x, (__m512i)y); }
@@ -178,6 +193,9 @@ VEC_INLINE vec32 gather_deal(vec32 x) {
     const __m512i from = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return (vec32)_mm512_permutexvar_epi32(from, (__m512i)x);
 }
+
+/* And back: dealt out by lane. It is the same turning of four by four. */
+VEC_INLINE vec32 deal_out(vec32 x) { return gather_deal(x); }
 
 /* The dwords of x followed by y at even places, and at odd ones. */
 VEC_INLINE vec32 split_even(vec32 x, vec32 y) {

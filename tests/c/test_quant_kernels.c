@@ -372,10 +372,25 @@ static void large_tensors_equal_the_reference(void) {
         const char *spec;
         int64_t rows;
         int64_t columns;
-    } cases[] = {{"fp8+both", 1088, 4224},      {"fp8row+both", 1088, 4224},     {"fp8blk1+both", 300, 2600},
-                 {"fp8blk2+both", 300, 2600},   {"mxfp8+both", 1088, 4224},      {"mxfp4+both", 2176, 4224},
-                 {"mxfp8+both+2d", 100, 4500},  {"nvfp4+both", 2176, 4224},      {"nvfp4+both+rht", 1100, 1100},
-                 {"nvfp4+both+2d", 1100, 1100}, {"nvfp4+both+rht+sr", 600, 1100}};
+    } cases[] = {{"fp8+both", 1088, 4224},
+                 {"fp8row+both", 1088, 4224},
+                 {"fp8blk1+both", 300, 2600},
+                 {"fp8blk2+both", 300, 2600},
+                 {"mxfp8+both", 1088, 4224},
+                 {"mxfp4+both", 2176, 4224},
+                 {"mxfp8+both+2d", 100, 4500},
+                 {"nvfp4+both", 2176, 4224},
+                 {"nvfp4+both+rht", 1100, 1100},
+                 {"nvfp4+both+2d", 1100, 1100},
+                 {"nvfp4+both+rht+sr", 600, 1100},
+                 {"nvfp4+both+4over6", 1100, 4224},
+                 {"nvfp4+both+2d+4over6=mse", 600, 1100},
+                 {"fp8+both+sr", 1088, 4224},
+                 {"fp8row+both+sr", 300, 2600},
+                 {"fp8blk1+both+sr", 300, 2600},
+                 {"fp8blk2+both+sr", 300, 2600},
+                 {"mxfp8+both+sr", 1088, 4224},
+                 {"mxfp4+both+sr", 2176, 4224}};
     const struct given given = {.random = {.seed = 5, .offset = 6}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         const struct opaq_spec spec = spec_of(cases[i].spec);
@@ -419,6 +434,81 @@ static void parts_of_both_equal_the_reference(void) {
     }
 }
 
+/* ---- options that have vectors of their own ---- */
+
+/* Ragged in both directions, one strip and a little more, fewer rows than a square has, one row or column. */
+static const int64_t option_shapes[][2] = {{37, 531}, {1, 2100}, {130, 70}, {15, 257}, {273, 18}, {160, 1056}};
+enum { OPTION_SHAPE_COUNT = sizeof option_shapes / sizeof option_shapes[0] };
+
+/* Every dtype, every kind of data, every usage. */
+static void check_options(const char *const *texts, int count) {
+    static const enum opaq_element dtypes[] = {OPAQ_F32, OPAQ_BF16, OPAQ_F16};
+    static const char *const usages[] = {"", "+columnwise", "+both"};
+    for (int i = 0; i < count * 9; ++i) {
+        char text[64];
+        (void)snprintf(text, sizeof text, "%s%s", texts[i / 9], usages[i / 3 % 3]);
+        const struct opaq_spec spec = spec_of(text);
+        const int64_t *shape = option_shapes[(i / 9 + i % 9) % OPTION_SHAPE_COUNT];
+        struct tensor x = tensor_make(shape[0], shape[1], dtypes[i % 3], NULL);
+        for (int fill = 0; fill <= FILL_COUNT; ++fill) {
+            /* the counter of random blocks goes beyond 32 bits, as does the offset */
+            const struct given given = {
+                .random = {.seed = 0xABCDEF0123456789u, .offset = 0x123456789u * (uint64_t)(i + fill)}};
+            if (fill < FILL_COUNT) {
+                tensor_fill(&x, (enum tensor_fill)fill, (uint64_t)i);
+            } else {
+                fill_bits(&x, (uint64_t)i);
+            }
+            const char *const data = fill < FILL_COUNT ? fill_names[fill] : "any bits";
+            check_tables(&x, &spec, &given, (struct what){.spec = text, .data = data});
+        }
+        tensor_free(&x);
+    }
+}
+
+static void four_over_six_equals_the_reference(void) {
+    static const char *const texts[] = {"nvfp4+4over6",
+                                        "nvfp4+4over6=mse",
+                                        "nvfp4+4over6+e4m3max=448",
+                                        "nvfp4+4over6=mse+e4m3max=448",
+                                        "nvfp4+2d+4over6",
+                                        "nvfp4+2d+4over6=mse",
+                                        "nvfp4+2d+4over6+e4m3max=448",
+                                        "nvfp4+rowscaled+4over6",
+                                        "nvfp4+rowscaled+4over6=mse",
+                                        "nvfp4+swizzle+4over6",
+                                        "nvfp4+rowscaled+swizzle+4over6=mse",
+                                        "nvfp4+2d+swizzle+4over6=mse"};
+    check_options(texts, (int)(sizeof texts / sizeof texts[0]));
+}
+
+static void stochastic_rounding_equals_the_reference(void) {
+    static const char *const texts[] = {"fp8+sr",
+                                        "fp8.e5m2+sr",
+                                        "fp8row+sr",
+                                        "fp8row.e5m2+pow2+sr",
+                                        "fp8blk1+sr",
+                                        "fp8blk1.e5m2+sr",
+                                        "fp8blk1+pow2+sr",
+                                        "fp8blk2+sr",
+                                        "fp8blk2.e5m2+pow2+sr",
+                                        "mxfp8+sr",
+                                        "mxfp8.e5m2+sr",
+                                        "mxfp8+swizzle+sr",
+                                        "mxfp8+2d+sr",
+                                        "mxfp8+sr+rule=ocp",
+                                        "mxfp8.e5m2+sr+rule=rceil",
+                                        "mxfp4+sr",
+                                        "mxfp4+2d+sr",
+                                        "mxfp4+swizzle+sr",
+                                        "mxfp4+sr+rule=ocp",
+                                        "mxfp4+2d+sr+rule=rceil",
+                                        "nvfp4+sr",
+                                        "nvfp4+2d+sr",
+                                        "nvfp4+rowscaled+sr"};
+    check_options(texts, (int)(sizeof texts / sizeof texts[0]));
+}
+
 /* ---- what a caller may give ---- */
 
 static void strange_amaxes_and_scales(void) {
@@ -430,7 +520,10 @@ static void strange_amaxes_and_scales(void) {
                                         "nvfp4+both",
                                         "nvfp4+both+2d",
                                         "nvfp4+both+rht",
-                                        "nvfp4+4over6",
+                                        "nvfp4+both+4over6",
+                                        "nvfp4+both+2d+4over6=mse",
+                                        "nvfp4+both+rowscaled+4over6",
+                                        "fp8+both+delayed+sr",
                                         "nvfp4+both+rowscaled",
                                         "nvfp4+both+rule=compressed-tensors",
                                         "nvfp4+both+rule=modelopt",
@@ -510,9 +603,14 @@ static void tables_are_named(void) {
     }
 }
 
-static const struct test_case tests[] = {
-    TEST(operations_equal_the_reference),    TEST(every_table_equals_the_reference),
-    TEST(every_spec_equals_the_reference),   TEST(large_tensors_equal_the_reference),
-    TEST(parts_of_both_equal_the_reference), TEST(strange_amaxes_and_scales),
-    TEST(amaxes_equal_the_reference),        TEST(tables_are_named)};
+static const struct test_case tests[] = {TEST(operations_equal_the_reference),
+                                         TEST(every_table_equals_the_reference),
+                                         TEST(every_spec_equals_the_reference),
+                                         TEST(large_tensors_equal_the_reference),
+                                         TEST(parts_of_both_equal_the_reference),
+                                         TEST(four_over_six_equals_the_reference),
+                                         TEST(stochastic_rounding_equals_the_reference),
+                                         TEST(strange_amaxes_and_scales),
+                                         TEST(amaxes_equal_the_reference),
+                                         TEST(tables_are_named)};
 TEST_MAIN(tests)
