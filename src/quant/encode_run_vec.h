@@ -1,10 +1,11 @@
-/* quant/encode_run_vec.h: codes of elements that lie one after another, under one factor, in vectors. Depends on amax_vec.h.
- */
+/* quant/encode_run_vec.h: codes of elements that lie one after another, under one factor, in vectors. Depends on amax_vec.h and
+ * random_bytes_vec.h. */
 #ifndef OPAQ_QUANT_ENCODE_RUN_VEC_H
 #define OPAQ_QUANT_ENCODE_RUN_VEC_H
 
 #include "base/checked.h"
 #include "quant/amax_vec.h"
+#include "quant/random_bytes_vec.h"
 
 VEC_INLINE void prefetch_run(const char *x, int bytes) {
     for (int i = 0; i < bytes; i += 64) {
@@ -12,9 +13,18 @@ VEC_INLINE void prefetch_run(const char *x, int bytes) {
     }
 }
 
-/* n elements under one factor. Plain ones take fewer instructions; the factor is as usual. */
+/* Codes of a step under one factor, with its random bytes if it is not rounded to the nearest. */
+VEC_INLINE vec16 encode_one(struct encode_how how, struct step step, vecf apply, bool is_plain,
+                            const uint8_t *random) {
+    return random != NULL ? encode_stochastic(how, step, apply, apply, random_of_bytes(random))
+           : is_plain     ? encode_plain(step, how.dtype, how.element, apply, apply)
+                          : encode_step(how, step, apply, apply);
+}
+
+/* n elements under one factor, with their random bytes if they are not rounded to the nearest. Plain ones take fewer
+ * instructions; the factor is as usual. */
 VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, float factor, bool is_plain,
-                           int64_t ahead, uint8_t *data) {
+                           const uint8_t *random, int64_t ahead, uint8_t *data) {
     enum { AT_ONCE = 2 * STEP };
     const int bytes = element_bytes(how.dtype);
     const vecf apply = vecf_set(is_plain ? factor * plain_factor(how.element) : factor);
@@ -32,10 +42,9 @@ VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, floa
         }
         const struct step first = step_load(from, how.dtype);
         const struct step second = step_load(from + STEP * bytes, how.dtype);
-        const vec32 codes = is_plain ? pack_bytes(encode_plain(first, how.dtype, how.element, apply, apply),
-                                                  encode_plain(second, how.dtype, how.element, apply, apply))
-                                     : pack_bytes(encode_step(how, first, apply, apply),
-                                                  encode_step(how, second, apply, apply));
+        const vec32 codes =
+            pack_bytes(encode_one(how, first, apply, is_plain, random == NULL ? NULL : random + i),
+                       encode_one(how, second, apply, is_plain, random == NULL ? NULL : random + i + STEP));
         if (inside < AT_ONCE) {
             vec_store(staged, codes);
             memcpy(data + i, staged, (size_t)inside);
@@ -61,10 +70,21 @@ VEC_INLINE void encode_unseen(struct encode_how how, const char *x, int64_t n, f
         const int64_t count = min_int64(AT_ONCE, n - i);
         const uint32_t amax = how.is_careful ? 0 : amax_run(from, count, how.dtype, false);
         if (is_plain_amax(how, float_from_bits(amax), factor)) {
-            encode_run(how, from, count, factor, true, ahead, data + i);
+            encode_run(how, from, count, factor, true, NULL, ahead, data + i);
         } else {
-            encode_run(how, from, count, factor, false, ahead, data + i);
+            encode_run(how, from, count, factor, false, NULL, ahead, data + i);
         }
+    }
+}
+
+/* Elements of row `row` of x from column c on, rounded stochastically. */
+VEC_INLINE void encode_randomly(struct encode_how how, struct random_bytes *random, int64_t row, int64_t c,
+                                const char *x, int64_t n, float factor, int64_t ahead, uint8_t *data) {
+    const int64_t at_once = random_columns(random);
+    for (int64_t i = 0; i < n; i += at_once) {
+        const int64_t count = min_int64(at_once, n - i);
+        encode_run(how, x + i * element_bytes(how.dtype), count, factor, false,
+                   random_bytes(random, row, c + i, count), ahead, data + i);
     }
 }
 

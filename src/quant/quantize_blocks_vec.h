@@ -171,7 +171,7 @@ VEC_INLINE void quantize_stretch(struct block_kind kind, const struct block_stre
         const char *const x = stretch->x + i * stretch->row_bytes;
         uint8_t *const data = stretch->data + i * stretch->data_row_bytes;
         store_scales(copy, r + i, block, blocks, codes);
-        if (!kind.how.is_careful && kind.random != NULL) {
+        if (!(kind.how.is_careful && kind.is_nvfp4) && kind.random != NULL) {
             uint8_t random[STRETCH_ELEMENTS];
             const int64_t random_blocks = (int64_t)stretch->groups * FLOATS * kind.block / 16;
             random_row(kind.random, r + i, block * kind.block / 16, random_blocks, random);

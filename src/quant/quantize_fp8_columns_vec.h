@@ -1,5 +1,5 @@
 /* quant/quantize_fp8_columns_vec.h: the columnwise copies of fp8row and fp8blk1, in vectors. Depends on column_amax_vec.h,
- * scales_vec.h and transpose_vec.h. Specification: docs/formats.md.
+ * random_bytes_vec.h, scales_vec.h and transpose_vec.h. Specification: docs/formats.md.
  *
  * Codes are made row by row of x, and turned then, because the copy is stored transposed. */
 #ifndef OPAQ_QUANT_QUANTIZE_FP8_COLUMNS_VEC_H
@@ -7,6 +7,7 @@
 
 #include "base/float_bits.h"
 #include "quant/column_amax_vec.h"
+#include "quant/random_bytes_vec.h"
 #include "quant/scales_vec.h"
 #include "quant/transpose_vec.h"
 
@@ -14,6 +15,7 @@
 enum { FP8_WIDTH = 1024, FP8_PITCH = FP8_WIDTH + 64, FP8_TURNED_ROWS = 128 };
 struct fp8_strip {
     _Alignas(VEC_BYTES) uint8_t codes[FP8_TURNED_ROWS * FP8_PITCH];
+    struct random_bytes random; /* of the first strip only */
 };
 
 /* Columns that are done together: what each is multiplied with, and its amax, NaNs counting. */
@@ -88,9 +90,9 @@ static inline bool fp8_columns_are_plain(struct encode_how how, const struct fp8
     return is_plain;
 }
 
-/* Codes of a row of x. */
+/* Codes of a row of x, with its random bytes if they are not rounded to the nearest. */
 VEC_INLINE void fp8_column_row(struct encode_how how, const char *x, int64_t columns, const float *apply,
-                               bool is_plain, uint8_t *codes) {
+                               bool is_plain, const uint8_t *random, uint8_t *codes) {
     const int64_t bytes = element_bytes(how.dtype);
     const vecf down = vecf_set(is_plain ? plain_factor(how.element) : 1.0f);
     for (int64_t i = 0; i < columns; i += 2 * STEP) {
@@ -108,8 +110,10 @@ VEC_INLINE void fp8_column_row(struct encode_how how, const char *x, int64_t col
             const vecf even = (vecf)split_even(first, second) * down;
             const vecf odd = (vecf)split_odd(first, second) * down;
             const struct step step = step_load(from + s * STEP * bytes, how.dtype);
-            words[s] = is_plain ? encode_plain(step, how.dtype, how.element, even, odd)
-                                : encode_step(how, step, even, odd);
+            words[s] = random != NULL
+                           ? encode_stochastic(how, step, even, odd, random_of_bytes(random + i + s * STEP))
+                       : is_plain ? encode_plain(step, how.dtype, how.element, even, odd)
+                                  : encode_step(how, step, even, odd);
         }
         vec_store(codes + i, pack_bytes(words[0], words[1]));
     }
@@ -118,16 +122,19 @@ VEC_INLINE void fp8_column_row(struct encode_how how, const char *x, int64_t col
 /* Codes of rows [row, row_end), to a strip. */
 VEC_INLINE void fp8_column_codes(struct encode_how how, const struct quant_copy *copy,
                                  const struct fp8_columns *together, int64_t row, int64_t row_end,
-                                 uint8_t *codes) {
+                                 struct random_bytes *random, uint8_t *codes) {
     const struct quant_matrix *m = &copy->operand;
     const bool is_plain = fp8_columns_are_plain(how, together);
     for (int64_t i = row; i < row_end; ++i, codes += FP8_PITCH) {
         const char *const x =
             (const char *)m->data + (i * m->column_step + together->c) * element_bytes(how.dtype);
-        if (is_plain) {
-            fp8_column_row(how, x, together->columns, together->apply, true, codes);
+        if (!how.is_careful && random->is_used) {
+            fp8_column_row(how, x, together->columns, together->apply, false,
+                           random_bytes(random, i, together->c, together->columns), codes);
+        } else if (is_plain) {
+            fp8_column_row(how, x, together->columns, together->apply, true, NULL, codes);
         } else {
-            fp8_column_row(how, x, together->columns, together->apply, false, codes);
+            fp8_column_row(how, x, together->columns, together->apply, false, NULL, codes);
         }
     }
 }
@@ -190,7 +197,7 @@ VEC_INLINE void fp8_scaled_columns(struct encode_how how, const struct quant_job
                                   stored);
                 fp8_store_scales(copy, &together, r, stored);
             }
-            fp8_column_codes(how, copy, &together, r, min_int64(r + block, end),
+            fp8_column_codes(how, copy, &together, r, min_int64(r + block, end), &strip->random,
                              strip->codes + (r - from) * FP8_PITCH);
         }
         fp8_turn(strip->codes, FP8_PITCH, true, copy, from, end - from, c, together.columns);

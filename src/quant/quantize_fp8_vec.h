@@ -18,7 +18,8 @@ VEC_INLINE int64_t fp8_group_columns(int64_t block_rows) { return (block_rows ==
 /* ---- one for each row ---- */
 
 VEC_INLINE void fp8_scaled_rows(struct encode_how how, const struct quant_job *job,
-                                const struct quant_copy *copy, int64_t r, int64_t r_end) {
+                                const struct quant_copy *copy, int64_t r, int64_t r_end,
+                                struct random_bytes *random) {
     const struct quant_matrix *m = &copy->operand;
     for (int64_t row = r; row < r_end; ++row) {
         const char *const x = operand_at(m, row, 0, how.dtype);
@@ -28,10 +29,12 @@ VEC_INLINE void fp8_scaled_rows(struct encode_how how, const struct quant_job *j
         const float amax = passes_over ? float_from_bits(amax_run(x, m->columns, how.dtype, true)) : all;
         const struct fp8_scale scale = fp8_scale_from_amax(&job->spec, amax, FLT_MAX);
         ((float *)copy->scale)[row * copy->scale_layout.row_step] = scale.stored;
-        if (is_plain_amax(how, all, scale.apply)) {
-            encode_run(how, x, m->columns, scale.apply, true, 0, data);
+        if (!how.is_careful && random->is_used) {
+            encode_randomly(how, random, row, 0, x, m->columns, scale.apply, 0, data);
+        } else if (is_plain_amax(how, all, scale.apply)) {
+            encode_run(how, x, m->columns, scale.apply, true, NULL, 0, data);
         } else {
-            encode_run(how, x, m->columns, scale.apply, false, 0, data);
+            encode_run(how, x, m->columns, scale.apply, false, NULL, 0, data);
         }
     }
 }
@@ -84,6 +87,7 @@ struct fp8_target {
     float *scale[2];
     int64_t scale_step[2];
     int64_t ahead; /* bytes from what is read to what memory is asked for */
+    struct random_bytes *random;
 };
 
 /* Rows [r, r + rows) and columns [c, c_end) of x, at most as many as are done together. */
@@ -112,6 +116,9 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
         }
     }
     for (int64_t i = 0; i < rows; ++i) {
+        const uint8_t *const random = !how.is_careful && target->random->is_used
+                                          ? random_bytes(target->random, r + i, c, group.columns)
+                                          : NULL;
         for (int b = 0; b * FP8_BLOCK < group.columns; ++b) {
             const int64_t place = (int64_t)b * FP8_BLOCK;
             const char *const x = group.x + i * group.row_bytes + place * element_bytes(how.dtype);
@@ -120,11 +127,13 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
             if (rows == 1) {
                 prefetch_run(x + target->ahead, FP8_BLOCK * element_bytes(how.dtype));
             }
-            if (n == FP8_BLOCK && is_plain_amax(how, each[b], apply[b])) {
-                encode_run(how, x, FP8_BLOCK, apply[b], true, 0,
+            if (random != NULL) {
+                encode_run(how, x, n, apply[b], false, random + place, 0, data);
+            } else if (n == FP8_BLOCK && is_plain_amax(how, each[b], apply[b])) {
+                encode_run(how, x, FP8_BLOCK, apply[b], true, NULL, 0,
                            data); /* a constant, so without a loop's end */
             } else {
-                encode_run(how, x, n, apply[b], false, 0, data);
+                encode_run(how, x, n, apply[b], false, NULL, 0, data);
             }
         }
     }
@@ -133,7 +142,7 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
 /* Blocks of 1x128 along rows [r, r_end), columns [c, c_end). */
 VEC_INLINE void fp8_block_rows(struct encode_how how, const struct quant_job *job,
                                const struct quant_copy *copy, int64_t r, int64_t r_end, int64_t c,
-                               int64_t c_end, int64_t ahead) {
+                               int64_t c_end, int64_t ahead, struct random_bytes *random) {
     const struct scale_layout *layout = &copy->scale_layout;
     for (int64_t row = r; row < r_end; ++row) {
         for (int64_t i = c; i < c_end; i += fp8_group_columns(1)) {
@@ -142,7 +151,8 @@ VEC_INLINE void fp8_block_rows(struct encode_how how, const struct quant_job *jo
                 copy->data_row_step,
                 {(float *)copy->scale + row * layout->row_step + i / FP8_BLOCK * layout->column_step, NULL},
                 {layout->column_step, 0},
-                ahead};
+                ahead,
+                random};
             fp8_group(how, job, &copy->operand, row, 1, i, min_int64(i + fp8_group_columns(1), c_end), &target);
         }
     }
@@ -156,6 +166,17 @@ VEC_INLINE struct quant_matrix region_matrix(const struct quant_region *region) 
                                    : quant_matrix_transposed(region->columnwise->operand);
 }
 
+/* Codes of n elements under the tensor's factor, from (row, c) of x on. */
+VEC_INLINE void fp8_tensor_codes(struct encode_how how, const struct quant_job *job,
+                                 struct random_bytes *random, int64_t row, int64_t c, const char *x, int64_t n,
+                                 int64_t ahead, uint8_t *data) {
+    if (!how.is_careful && random->is_used) {
+        encode_randomly(how, random, row, c, x, n, job->tensor_scale, ahead, data);
+    } else {
+        encode_unseen(how, x, n, job->tensor_scale, ahead, data);
+    }
+}
+
 /* Codes and scales of up to FP8_BLOCK rows and fp8_group_columns() columns to target->data. */
 VEC_INLINE void fp8_shared_codes(struct encode_how how, const struct quant_job *job,
                                  const struct quant_region *part, struct fp8_target target) {
@@ -166,8 +187,8 @@ VEC_INLINE void fp8_shared_codes(struct encode_how how, const struct quant_job *
             if (part->columnwise != NULL) {
                 prefetch_run(x + target.ahead, (int)(part->c_end - part->c) * element_bytes(how.dtype));
             }
-            encode_unseen(how, x, part->c_end - part->c, job->tensor_scale, 0,
-                          target.data + (row - part->row) * target.data_step);
+            fp8_tensor_codes(how, job, target.random, row, part->c, x, part->c_end - part->c, 0,
+                             target.data + (row - part->row) * target.data_step);
         }
         return;
     }
@@ -210,8 +231,8 @@ VEC_INLINE void fp8_tensor_region(struct encode_how how, const struct quant_job 
             const int64_t columns = min_int64(FP8_WIDTH, region.c_end - c);
             for (int64_t r = 0; r < rows; ++r) {
                 uint8_t *const codes = strip[used].codes + r * FP8_PITCH;
-                encode_unseen(how, operand_at(&m, row + r, c, how.dtype), columns, job->tensor_scale, ahead,
-                              codes);
+                fp8_tensor_codes(how, job, &strip->random, row + r, c, operand_at(&m, row + r, c, how.dtype),
+                                 columns, ahead, codes);
                 if (rowwise != NULL) {
                     put_row(codes, columns, streams, rowwise->data + (row + r) * rowwise->data_row_step + c);
                 }
@@ -240,7 +261,8 @@ VEC_INLINE void fp8_shared_region(struct encode_how how, const struct quant_job 
             const int64_t c_end = min_int64(c + width, region.c_end);
             struct fp8_target target = {.data = strip->codes,
                                         .data_step = FP8_PITCH,
-                                        .ahead = 2 * m.row_step * element_bytes(how.dtype)};
+                                        .ahead = 2 * m.row_step * element_bytes(how.dtype),
+                                        .random = &strip->random};
             if (rowwise != NULL) {
                 target.data = rowwise->data + row * rowwise->data_row_step + c;
                 target.data_step = rowwise->data_row_step;
@@ -282,7 +304,8 @@ VEC_INLINE void fp8_block_region(struct encode_how how, const struct quant_job *
             }
             if (region.rowwise != NULL) {
                 fp8_block_rows(how, job, region.rowwise, row, row_end, c, c_end,
-                               region.columnwise == NULL ? AHEAD_BYTES : ahead_bytes(region.rowwise, 2));
+                               region.columnwise == NULL ? AHEAD_BYTES : ahead_bytes(region.rowwise, 2),
+                               &strip->random);
             }
             if (region.columnwise != NULL) {
                 fp8_scaled_columns(how, job, region.columnwise, row, row_end, FP8_BLOCK, c, c_end, strip);
@@ -295,7 +318,7 @@ VEC_INLINE void fp8_block_region(struct encode_how how, const struct quant_job *
 VEC_INLINE void fp8_row_region(struct encode_how how, const struct quant_job *job, struct quant_region region,
                                struct fp8_strip *strip) {
     if (region.rowwise != NULL) {
-        fp8_scaled_rows(how, job, region.rowwise, region.row, region.row_end);
+        fp8_scaled_rows(how, job, region.rowwise, region.row, region.row_end, &strip->random);
     }
     for (int64_t c = region.c; region.columnwise != NULL && c < region.c_end; c += AMAX_COLUMNS) {
         fp8_scaled_columns(how, job, region.columnwise, region.row, region.row_end,
@@ -355,6 +378,8 @@ static inline bool fp8_is_usual(const struct quant_job *job) {
 static void fp8_quantize_region(const struct quant_job *job, struct quant_region region) {
     struct fp8_strip strip[2]; /* here, because every variant below would have its own on the stack */
     const enum opaq_element dtype = job->copy[0].operand.dtype;
+    const bool is_across = region.rowwise == NULL;
+    random_bytes_begin(&strip->random, job, is_across ? region.columnwise : region.rowwise, is_across);
     if (dtype == OPAQ_BF16) {
         quantize_fp8_dtype(OPAQ_BF16, job, region, strip);
     } else if (dtype == OPAQ_F16) {
@@ -369,7 +394,7 @@ static void fp8_quantize_region(const struct quant_job *job, struct quant_region
 static inline bool fp8_is_covered(const struct quant_job *job, const struct quant_copy *copy) {
     const bool is_along = (copy->operand.column_step == 1 || copy->operand.row_step == 1) &&
                           copy->data_column_step == 1 && copy->operand.columns > 0;
-    return is_along && fp8_is_usual(job) && (job->spec.options & OPAQ_STOCHASTIC) == 0;
+    return is_along && fp8_is_usual(job);
 }
 
 static inline void quantize_fp8_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
@@ -381,11 +406,13 @@ static inline void quantize_fp8_vec(const struct quant_job *job, const struct qu
     }
 }
 
-/* What is not usual of fp8row and fp8blk1 goes faster apart. */
+/* What is not usual of fp8row and fp8blk1 goes faster apart. So does what has random bits, which fp8's copies share. */
 static inline bool covers_both_fp8_vec(const struct quant_job *job) {
     const struct quant_copy *copy = job->copy;
     const bool is_row = job->spec.format == OPAQ_FP8ROW;
-    const bool is_apart = (is_row || job->spec.format == OPAQ_FP8BLK1) && job->spec.rule != OPAQ_RULE_TE;
+    const bool is_stochastic = (job->spec.options & OPAQ_STOCHASTIC) != 0;
+    const bool is_apart = ((is_row || job->spec.format == OPAQ_FP8BLK1) && job->spec.rule != OPAQ_RULE_TE) ||
+                          (is_stochastic && job->spec.format != OPAQ_FP8);
     const bool has_places = copy[0].scale_layout.row_step == 1 && copy[1].scale_layout.row_step == 1;
     return !is_apart && (has_places || !is_row) && fp8_is_covered(job, &copy[0]) &&
            fp8_is_covered(job, &copy[1]) && copy[0].operand.column_step == 1 && copy[1].operand.row_step == 1;

@@ -200,8 +200,8 @@ VEC_INLINE void fp8row_both_part(struct encode_how how, const struct quant_regio
             }
             fp8_both_row(how, from, from + ahead, along, down->plain, streams, to, beside);
         } else {
-            encode_run(how, from, columns, row_apply[i], true, 0, to);
-            fp8_column_row(how, from, columns, down->apply, true, beside);
+            encode_run(how, from, columns, row_apply[i], true, NULL, 0, to);
+            fp8_column_row(how, from, columns, down->apply, true, NULL, beside);
         }
     }
     fp8_turn(strip->codes, FP8_PITCH, true, part->columnwise, part->row, part->row_end - part->row, part->c,

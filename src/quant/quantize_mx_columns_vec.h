@@ -5,17 +5,19 @@
 
 #include "format/swizzle.h"
 #include "quant/columns_vec.h"
+#include "quant/random_bytes_vec.h"
 #include "quant/scales_vec.h"
 
 /* So many columns are done at a time, row by row, so that memory is read and written in long runs; codes are made in strips
  * of whole vectors. */
 enum { MX_BLOCK = 32, MX_STEPS = 4, MX_STRIP = MX_STEPS * STEP, MX_WIDTH = 2048 };
 
-/* Constants where it is used, except `spec`. */
+/* Constants where it is used, except the last two. */
 struct mx_columns {
     struct encode_how how;
     bool is_square;
     const struct opaq_spec *spec;
+    struct random_bytes *random;
 };
 
 /* What columns are multiplied with, step by step; before that their keys. */
@@ -74,12 +76,14 @@ VEC_INLINE void mx_column_scales(struct mx_columns kind, const struct column_sou
                                  int64_t columns, struct mx_column_factors *factors) {
     const bool is_te = !kind.how.is_careful;
     const int64_t steps = round_up(columns, MX_STRIP) / STEP;
-    bool is_plain = is_te;
+    bool is_plain = is_te && !kind.random->is_used;
     mx_column_amaxes(source, rows, columns, kind.how.dtype, false, factors->step);
+    bool drops_nans = false;
     for (int64_t s = 0; is_te && s < steps; ++s) {
-        is_plain = is_plain && !has_nans(factors->step[s]);
+        drops_nans = drops_nans || has_nans(factors->step[s]);
     }
-    if (is_te && !is_plain) {
+    is_plain = is_plain && !drops_nans;
+    if (drops_nans) {
         mx_column_amaxes(source, rows, columns, kind.how.dtype, true, factors->step);
     }
     for (int64_t s = 0; kind.is_square && s < steps; s += MX_BLOCK / STEP) {
@@ -131,9 +135,11 @@ VEC_INLINE void store_row_partly(const uint8_t *codes, int64_t columns, enum opa
     }
 }
 
-/* Codes of a strip of a row, of which `left` columns are there. */
+/* Codes of a strip of a row, of which `left` columns are there; with their random bytes if they are not rounded to the
+ * nearest. */
 VEC_INLINE void mx_column_codes(struct encode_how how, const char *x, int64_t left,
-                                const struct step_floats *factors, bool is_plain, bool streams, uint8_t *data) {
+                                const struct step_floats *factors, bool is_plain, const uint8_t *random,
+                                bool streams, uint8_t *data) {
     vec16 codes[MX_STEPS];
     uint8_t staged[MX_STRIP];
     uint8_t *const to = left < MX_STRIP ? staged : data;
@@ -142,8 +148,10 @@ VEC_INLINE void mx_column_codes(struct encode_how how, const char *x, int64_t le
         const struct step step =
             load_step_partly(x + s * STEP * element_bytes(how.dtype), left - s * STEP, how.dtype);
         const struct step_floats apply = factors[s];
-        codes[s] = is_plain ? encode_plain(step, how.dtype, how.element, apply.even, apply.odd)
-                            : encode_step(how, step, apply.even, apply.odd);
+        codes[s] = random != NULL
+                       ? encode_stochastic(how, step, apply.even, apply.odd, random_of_bytes(random + s * STEP))
+                   : is_plain ? encode_plain(step, how.dtype, how.element, apply.even, apply.odd)
+                              : encode_step(how, step, apply.even, apply.odd);
     }
     if (how.element == OPAQ_E2M1) {
         vec_put(to, pack_nibbles(codes[0], codes[1], codes[2], codes[3]), past_caches);
@@ -170,13 +178,19 @@ VEC_INLINE void mx_column_part(struct mx_columns kind, const struct quant_copy *
     for (int64_t i = 0; i < rows; ++i) {
         uint8_t *const data = copy->data + ((row + i) * copy->data_column_step + c) / packing;
         const char *const x = source.x + i * source.row_bytes;
+        const uint8_t *const random =
+            kind.random->is_used ? random_bytes(kind.random, row + i, c, columns) : NULL;
         for (int64_t k = 0; k < columns; k += MX_STRIP) {
-            if (factors.is_plain && columns - k >= MX_STRIP) {
-                mx_column_codes(kind.how, x + k * bytes, MX_STRIP, &factors.step[k / STEP], true, streams,
+            const struct step_floats *const apply = &factors.step[k / STEP];
+            if (random != NULL) {
+                mx_column_codes(kind.how, x + k * bytes, columns - k, apply, false, random + k, streams,
+                                data + k / packing);
+            } else if (factors.is_plain && columns - k >= MX_STRIP) {
+                mx_column_codes(kind.how, x + k * bytes, MX_STRIP, apply, true, NULL, streams,
                                 data + k / packing);
             } else {
-                mx_column_codes(kind.how, x + k * bytes, columns - k, &factors.step[k / STEP], factors.is_plain,
-                                streams, data + k / packing);
+                mx_column_codes(kind.how, x + k * bytes, columns - k, apply, factors.is_plain, NULL, streams,
+                                data + k / packing);
             }
         }
     }

@@ -7,16 +7,25 @@
 #include "quant/region_vec.h"
 
 /* Rows [row, row_end) and columns [c, c_end) of x, for the copies that are wanted; row is a multiple of MX_BLOCK. */
-VEC_INLINE void quantize_mx_how(struct encode_how how, const struct opaq_spec *spec,
-                                struct quant_region region) {
+VEC_INLINE void quantize_mx_how(struct encode_how how, const struct quant_job *job, struct quant_region region,
+                                struct random_bytes *random) {
+    const struct opaq_spec *const spec = &job->spec;
     const struct quant_copy *rowwise = region.rowwise;
     const struct quant_copy *columnwise = region.columnwise;
     const bool is_both = rowwise != NULL && columnwise != NULL;
-    const bool is_usual = is_both && !how.is_careful && rowwise->block_rows == 1;
-    const int64_t width = is_usual             ? BOTH_COLUMNS
-                          : columnwise != NULL ? MX_WIDTH
-                                               : max_int64(region.c_end - region.c, 1);
+    const bool is_stochastic = (spec->options & OPAQ_STOCHASTIC) != 0;
+    const bool is_usual = is_both && !how.is_careful && rowwise->block_rows == 1 && !is_stochastic;
+    const int64_t width = is_usual                              ? BOTH_COLUMNS
+                          : columnwise != NULL && is_stochastic ? RANDOM_DOWN
+                          : columnwise != NULL                  ? MX_WIDTH
+                                                                : max_int64(region.c_end - region.c, 1);
     struct block_kind kind = {how, MX_BLOCK, false, spec, 0, rowwise != NULL && codes_stream(rowwise), NULL};
+    const struct random_source along =
+        rowwise == NULL ? (struct random_source){.row_blocks = 0} : random_source(job, rowwise);
+    kind.random = is_stochastic ? &along : NULL;
+    if (columnwise != NULL) {
+        random_bytes_begin(random, job, columnwise, true);
+    }
     kind.ahead = rowwise == NULL ? 0 : ahead_bytes(rowwise, is_both ? 2 : 1);
     const bool streams = columnwise != NULL && codes_stream(columnwise);
     for (int64_t row = region.row; row < region.row_end; row += MX_BLOCK) {
@@ -39,47 +48,50 @@ VEC_INLINE void quantize_mx_how(struct encode_how how, const struct opaq_spec *s
                                     (struct block_globals){0.0f, 0.0f});
             }
             if (columnwise != NULL) {
-                mx_column_part((struct mx_columns){how, columnwise->block_rows > 1, spec}, columnwise, row, c,
-                               c_end - c, streams);
+                mx_column_part((struct mx_columns){how, columnwise->block_rows > 1, spec, random}, columnwise,
+                               row, c, c_end - c, streams);
             }
         }
     }
 }
 
 VEC_INLINE void quantize_mx_dtype(enum opaq_element dtype, enum opaq_element element,
-                                  const struct opaq_spec *spec, struct quant_region region) {
+                                  const struct quant_job *job, struct quant_region region,
+                                  struct random_bytes *random) {
+    const struct opaq_spec *const spec = &job->spec;
     if (spec->rule == OPAQ_RULE_TE) {
         const struct encode_how how = {.dtype = dtype, .element = element};
-        quantize_mx_how(how, spec, region);
+        quantize_mx_how(how, job, region, random);
     } else {
         const struct encode_how how = {.dtype = dtype,
                                        .element = element,
                                        .is_careful = true,
                                        .drops_zero_sign = spec->rule == OPAQ_RULE_COMPRESSED_TENSORS,
                                        .halves_down = spec->rule == OPAQ_RULE_MODELOPT};
-        quantize_mx_how(how, spec, region);
+        quantize_mx_how(how, job, region, random);
     }
 }
 
-VEC_INLINE void quantize_mx_element(enum opaq_element dtype, const struct opaq_spec *spec,
-                                    struct quant_region region) {
-    if (spec->element == OPAQ_E2M1) {
-        quantize_mx_dtype(dtype, OPAQ_E2M1, spec, region);
-    } else if (spec->element == OPAQ_E4M3) {
-        quantize_mx_dtype(dtype, OPAQ_E4M3, spec, region);
+VEC_INLINE void quantize_mx_element(enum opaq_element dtype, const struct quant_job *job,
+                                    struct quant_region region, struct random_bytes *random) {
+    if (job->spec.element == OPAQ_E2M1) {
+        quantize_mx_dtype(dtype, OPAQ_E2M1, job, region, random);
+    } else if (job->spec.element == OPAQ_E4M3) {
+        quantize_mx_dtype(dtype, OPAQ_E4M3, job, region, random);
     } else {
-        quantize_mx_dtype(dtype, OPAQ_E5M2, spec, region);
+        quantize_mx_dtype(dtype, OPAQ_E5M2, job, region, random);
     }
 }
 
 static void mx_quantize_region(const struct quant_job *job, struct quant_region region) {
+    struct random_bytes random; /* here, because every variant below would have its own on the stack */
     const enum opaq_element dtype = job->copy[0].operand.dtype;
     if (dtype == OPAQ_BF16) {
-        quantize_mx_element(OPAQ_BF16, &job->spec, region);
+        quantize_mx_element(OPAQ_BF16, job, region, &random);
     } else if (dtype == OPAQ_F16) {
-        quantize_mx_element(OPAQ_F16, &job->spec, region);
+        quantize_mx_element(OPAQ_F16, job, region, &random);
     } else {
-        quantize_mx_element(OPAQ_F32, &job->spec, region);
+        quantize_mx_element(OPAQ_F32, job, region, &random);
     }
     finish_streams();
 }
@@ -94,8 +106,7 @@ static inline bool mx_is_covered(const struct opaq_spec *spec, const struct quan
     enum { MODELOPT_COLUMNS = 128 };
     const bool is_wide = spec->rule != OPAQ_RULE_MODELOPT || spec->element != OPAQ_E2M1 ||
                          copy->operand.columns >= MODELOPT_COLUMNS;
-    return (is_along_rows(copy) || mx_is_along_columns(copy)) && (spec->options & OPAQ_STOCHASTIC) == 0 &&
-           is_wide;
+    return (is_along_rows(copy) || mx_is_along_columns(copy)) && is_wide;
 }
 
 static inline void quantize_mx_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,

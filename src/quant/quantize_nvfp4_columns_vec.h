@@ -72,12 +72,10 @@ VEC_INLINE void encode_held_pairs(struct encode_how how, const struct step held[
 VEC_INLINE void encode_random_pairs(struct encode_how how, const struct step held[HELD_ROWS], int64_t rows,
                                     vecf even, vecf odd, const struct random_source *source, int64_t c,
                                     int64_t block, vec16 pair[HELD_ROWS / 2]) {
-    uint64_t number[2][FLOATS];
-    for (int i = 0; i < STEP; ++i) {
-        number[i % 2][i / 2] = (uint64_t)((c + i) * source->row_blocks + block);
-    }
-    const struct random_words even_words = random_blocks(source, number[0]);
-    const struct random_words odd_words = random_blocks(source, number[1]);
+    const uint64_t step = (uint64_t)source->row_blocks;
+    const uint64_t first = (uint64_t)c * step + (uint64_t)block;
+    const struct random_words even_words = random_blocks(source, first, 2 * step);
+    const struct random_words odd_words = random_blocks(source, first + step, 2 * step);
     vec16 codes[HELD_ROWS];
     for (int i = 0; i < HELD_ROWS; ++i) {
         const int shift = i % 4 * 8;
