@@ -32,7 +32,7 @@ static inline void random_bytes_begin(struct random_bytes *random, const struct 
 }
 
 /* Those of 16 rows from `row` on: a block runs down a column. */
-static inline void random_down(struct random_bytes *random, int64_t row, int64_t c, int64_t columns) {
+static void random_down(struct random_bytes *random, int64_t row, int64_t c, int64_t columns) {
     for (int64_t i = 0; i < columns; i += FLOATS) {
         const uint64_t step = (uint64_t)random->source.row_blocks;
         const struct random_words words =

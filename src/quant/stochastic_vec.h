@@ -7,20 +7,29 @@
 #include "quant/encode_vec.h"
 #include "quant/quant_job.h"
 
+enum { RANDOM_ROUNDS = 10, RANDOM_PAIRS = VEC_BYTES / 8 };
+
 /* Where a copy's random bits come from: a block of 16 bytes for every 16 columns of an operand row. fp8's columnwise copy
  * is its rowwise one transposed, random bits and all: its blocks are `mirrored`, for 16 rows of an operand column. */
 struct random_source {
-    struct opaq_random random;
-    uint32_t high_bit;
+    uint64_t offset; /* the counter's second half */
     bool is_mirrored;
     int64_t row_blocks;
+    uint32_t key[RANDOM_ROUNDS][2]; /* of each round */
 };
 
 static inline struct random_source random_source(const struct quant_job *job, const struct quant_copy *copy) {
     const bool is_columnwise = copy->usage == OPAQ_COLUMNWISE;
     const bool is_mirrored = is_columnwise && job->spec.format == OPAQ_FP8;
-    return (struct random_source){job->random, is_columnwise && !is_mirrored ? 0x80000000u : 0, is_mirrored,
-                                  ceil_div(is_mirrored ? copy->operand.rows : copy->operand.columns, 16)};
+    struct random_source source = {job->random.offset | (is_columnwise && !is_mirrored ? (uint64_t)1 << 63 : 0),
+                                   is_mirrored,
+                                   ceil_div(is_mirrored ? copy->operand.rows : copy->operand.columns, 16),
+                                   {{(uint32_t)job->random.seed, (uint32_t)(job->random.seed >> 32)}}};
+    for (int round = 1; round < RANDOM_ROUNDS; ++round) {
+        source.key[round][0] = source.key[round - 1][0] + 0x9E3779B9u;
+        source.key[round][1] = source.key[round - 1][1] + 0xBB67AE85u;
+    }
+    return source;
 }
 
 /* The four words of blocks. */
@@ -28,30 +37,25 @@ struct random_words {
     vec32 word[4];
 };
 
-enum { RANDOM_PAIRS = VEC_BYTES / 8 };
-
-/* philox() of RANDOM_PAIRS blocks whose numbers are given: words in the even dwords, with anything beside them. */
-VEC_INLINE struct random_words random_even(const struct random_source *source,
-                                           const uint64_t number[RANDOM_PAIRS]) {
-    const vec32 first = vec32_set(0xD2511F53u);
-    const vec32 second = vec32_set(0xCD9E8D57u);
-    vec32 a = vec_load(number);
-    vec32 b = odd_to_even(a);
-    vec32 c = vec32_set((uint32_t)source->random.offset);
-    vec32 d = vec32_set((uint32_t)(source->random.offset >> 32) | source->high_bit);
-    uint32_t key0 = (uint32_t)source->random.seed;
-    uint32_t key1 = (uint32_t)(source->random.seed >> 32);
-    for (int round = 0; round < 10; ++round) {
-        const vec32 left = multiply_even(a, first);
-        const vec32 right = multiply_even(c, second);
-        a = odd_to_even(right) ^ b ^ vec32_set(key0);
-        c = odd_to_even(left) ^ d ^ vec32_set(key1);
-        b = right;
-        d = left;
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
+/* philox() of two times RANDOM_PAIRS blocks whose numbers are given: words in the even dwords, with anything beside them. */
+VEC_INLINE void random_even(const struct random_source *source, uint64_t number[2][RANDOM_PAIRS],
+                            struct random_words words[2]) {
+    for (int i = 0; i < 2; ++i) {
+        words[i] = (struct random_words){{vec_load(number[i]), odd_to_even(vec_load(number[i])),
+                                          vec32_set((uint32_t)source->offset),
+                                          vec32_set((uint32_t)(source->offset >> 32))}};
     }
-    return (struct random_words){{a, b, c, d}};
+    for (int round = 0; round < RANDOM_ROUNDS; ++round) {
+        for (int i = 0; i < 2; ++i) {
+            vec32 *const word = words[i].word;
+            const vec32 left = multiply_even(word[0], vec32_set(0xD2511F53u));
+            const vec32 right = multiply_even(word[2], vec32_set(0xCD9E8D57u));
+            word[0] = odd_to_even(right) ^ word[1] ^ vec32_set(source->key[round][0]);
+            word[2] = odd_to_even(left) ^ word[3] ^ vec32_set(source->key[round][1]);
+            word[1] = right;
+            word[3] = left;
+        }
+    }
 }
 
 /* The words of FLOATS blocks: `first`, and so many after it each. */
@@ -62,30 +66,31 @@ VEC_INLINE struct random_words random_blocks(const struct random_source *source,
         number[0][i] = first + 2 * i * step;
         number[1][i] = first + (2 * i + 1) * step;
     }
-    const struct random_words even = random_even(source, number[0]);
-    const struct random_words odd = random_even(source, number[1]);
+    struct random_words half[2];
     struct random_words words;
+    random_even(source, number, half);
     for (int i = 0; i < 4; ++i) {
-        words.word[i] = blend_odd(even.word[i], even_to_odd(odd.word[i]));
+        words.word[i] = blend_odd(half[0].word[i], even_to_odd(half[1].word[i]));
     }
     return words;
 }
 
 /* The bytes of `count` blocks of a row from block `block` on; up to FLOATS blocks more are written. */
-static inline void random_row(const struct random_source *source, int64_t row, int64_t block, int64_t count,
-                              uint8_t *bytes) {
+static void random_row(const struct random_source *source, int64_t row, int64_t block, int64_t count,
+                       uint8_t *bytes) {
     for (int64_t i = 0; i < count; i += FLOATS) {
         const uint64_t first = (uint64_t)(row * source->row_blocks + block + i);
-        for (uint64_t half = 0; half < 2; ++half) {
-            /* in an order that leaves LANES of them in a vector */
-            uint64_t number[RANDOM_PAIRS];
-            for (uint64_t k = 0; k < RANDOM_PAIRS; ++k) {
-                number[k] = first + half * RANDOM_PAIRS + k % 2 * LANES + k / 2;
-            }
-            const struct random_words words = random_even(source, number);
-            const vec32 low = blend_odd(words.word[0], even_to_odd(words.word[1]));
-            const vec32 high = blend_odd(words.word[2], even_to_odd(words.word[3]));
-            uint8_t *const to = bytes + (i + (int64_t)half * RANDOM_PAIRS) * 16;
+        uint64_t number[2][RANDOM_PAIRS];
+        struct random_words words[2];
+        for (uint64_t k = 0; k < RANDOM_PAIRS; ++k) { /* in an order that leaves LANES of them in a vector */
+            number[0][k] = first + k % 2 * LANES + k / 2;
+            number[1][k] = number[0][k] + RANDOM_PAIRS;
+        }
+        random_even(source, number, words);
+        for (int half = 0; half < 2; ++half) {
+            const vec32 low = blend_odd(words[half].word[0], even_to_odd(words[half].word[1]));
+            const vec32 high = blend_odd(words[half].word[2], even_to_odd(words[half].word[3]));
+            uint8_t *const to = bytes + (i + half * RANDOM_PAIRS) * 16;
             vec_store(to, quads_first(low, high));
             vec_store(to + VEC_BYTES, quads_second(low, high));
         }
