@@ -1,6 +1,6 @@
 /* test_quant_kernels.c: every table of kernels that this machine can run, and what opaq_quantize, opaq_dequantize and
  * opaq_amax make of them on a pool, against the reference's kernels called one after another, byte for byte: on the list
- * the benchmark walks, and on every spec there is. */
+ * the benchmark walks, and on every spec there is. It is long because all tests share one way to run kernels. */
 #include <math.h>
 #include <stdlib.h>
 
