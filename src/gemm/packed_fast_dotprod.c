@@ -4,25 +4,9 @@
 #include "opaq/cpu.h"
 
 #if defined(__aarch64__)
-#include <arm_neon.h>
-
-#define IS_FLOAT 0
+#include "gemm/packed_int8_neon.h"
 
 enum { FEW_SUMS = 12, SWEEP_SUMS = 16 };
-
-typedef int8_t number;
-
-static inline const number *numbers_of(const struct packed_rows *x) { return x->q8; }
-
-/* Values times 2, row by row. */
-struct quad {
-    int8x16_t value;
-};
-
-static inline struct quad quad_decode(uint8x16_t codes) {
-    static const int8_t twice_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    return (struct quad){vqtbl1q_s8(vld1q_s8(twice_values), codes)};
-}
 
 /* The columns, for each row. */
 struct factor {
@@ -30,9 +14,7 @@ struct factor {
 };
 
 static inline struct factor factor_load(const number *x) {
-    int32_t four;
-    __builtin_memcpy(&four, x, sizeof four);
-    return (struct factor){vreinterpretq_s8_s32(vdupq_n_s32(four))};
+    return (struct factor){vreinterpretq_s8_s32(vdupq_n_s32(four_columns(x)))};
 }
 
 struct sum {
@@ -53,10 +35,5 @@ static inline float32x4_t sum_value(struct sum sum) { return vcvtq_n_f32_s32(sum
 const struct packed_table packed_table_dotprod = {
     .name = "dotprod",
     .features = OPAQ_CPU_NEON | OPAQ_CPU_DOTPROD,
-    .kernel = {[PACKED_NVFP4] = {[PACKED_FAST] = KERNEL(nvfp4, fast, dotprod),
-                                 [PACKED_FAST32] = KERNEL(nvfp4, fast32, dotprod),
-                                 [PACKED_CODES] = KERNEL(nvfp4, codes, dotprod)},
-               [PACKED_MXFP4] = {[PACKED_FAST] = KERNEL(mxfp4, fast, dotprod),
-                                 [PACKED_FAST32] = KERNEL(mxfp4, fast32, dotprod),
-                                 [PACKED_CODES] = KERNEL(mxfp4, codes, dotprod)}}};
+    .kernel = {[PACKED_NVFP4] = INT8_KERNELS(nvfp4, dotprod), [PACKED_MXFP4] = INT8_KERNELS(mxfp4, dotprod)}};
 #endif
