@@ -1,10 +1,9 @@
 /* bench_gemm.c: how fast matrix products are, per pair of operands and shape, beside this machine's limits.
  *
- * The cases of a shape and the limits are timed once per round, one after another, so that a noisy neighbour hits all
- * alike; the figure is the best round, the spread is the median over the best. The floor is what the fused multiply-adds
- * alone take (in registers, on all threads at once), or moving the operands and the result once at the measured copy
- * bandwidth, whichever is more. Prints a table; --json FILE writes the same as
- * JSON. */
+ * In a round a case and its limits are timed in turns. The floor is what the fused multiply-adds alone take (in
+ * registers, on all threads at once), or copying as many bytes as the operands and the result have, whichever is more;
+ * the share of it is the median of the rounds (bench_rounds.h). Times are the best of all rounds, the spread is the
+ * median over the best. Prints a table; --json FILE writes the same as JSON. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -14,8 +13,9 @@
 
 #include "opaq/opaq.h"
 
-#include "bench_limits.h"
 #include "bench_options.h"
+#include "bench_peaks.h"
+#include "bench_rounds.h"
 #include "bench_time.h"
 
 #include "../tests/cases/gemm_cases.h"
@@ -35,48 +35,16 @@ struct bench_case {
     struct gemm_case_operand b;
     struct opaq_view c;
     struct gemm_job job;
-    struct timing timing;
+    double operations;
+    double bytes; /* of the operands and the result */
+    struct rounds rounds;
 };
 
-/* What this machine can do at most, as far as measured. */
-struct limits {
-    double operations_per_second;
-    double bytes_per_second;
-    struct copy_task copy;
-};
+enum { TURNS = 2 /* of a case in a round */ };
 
 static void stop(const char *what) {
     fprintf(stderr, "bench_gemm: %s\n", what);
     exit(1);
-}
-
-/* ---- limits ---- */
-
-enum {
-    PEAK_PIECES = 16,    /* for each thread, as a product has */
-    COPY_BYTES = 1 << 27 /* larger than any cache */
-};
-
-static struct limits limits_make(void) {
-    return (struct limits){0.0, 0.0, {gemm_case_allocate(COPY_BYTES), gemm_case_allocate(COPY_BYTES)}};
-}
-
-/* Measures once more and keeps the best. */
-static void limits_update(struct limits *limits, const struct opaq_parallel *parallel, int threads) {
-    struct limit_compute compute = limit_fma();
-    const struct opaq_body peak = {limit_compute_piece, &compute};
-    const struct opaq_body copy = {copy_piece, &limits->copy};
-    const double operations = (double)threads * PEAK_PIECES * compute.operations;
-    const double start = now();
-    if (compute.run != NULL) {
-        parallel->run(parallel->context, threads * PEAK_PIECES, &peak);
-    }
-    const double middle = now();
-    parallel->run(parallel->context, COPY_BYTES / 4096, &copy);
-    const double rate = operations / (middle - start);
-    const double bandwidth = 2.0 * COPY_BYTES / (now() - middle);
-    limits->operations_per_second = rate > limits->operations_per_second ? rate : limits->operations_per_second;
-    limits->bytes_per_second = bandwidth > limits->bytes_per_second ? bandwidth : limits->bytes_per_second;
 }
 
 /* ---- cases ---- */
@@ -110,6 +78,13 @@ static void prepare_operand(struct gemm_case_operand *o, const char *text, int64
     }
 }
 
+static double operand_bytes(const struct gemm_case_operand *o) {
+    const struct opaq_view *view = o->operand.copy != NULL ? &o->q : &o->x;
+    size_t bytes = 0;
+    (void)opaq_proto_bytes(&view->proto, &bytes, NULL);
+    return (double)bytes;
+}
+
 /* A Hadamard transform on one side only has to be undone. */
 static void prepare(struct bench_case *one, const struct gemm_case *from, const int64_t *shape,
                     const struct opaq_parallel *parallel) {
@@ -121,6 +96,9 @@ static void prepare(struct bench_case *one, const struct gemm_case *from, const 
     one->b.operand.undo_hadamard = !pair;
     one->c = gemm_case_tensor(shape[0], shape[1], OPAQ_BF16, NULL);
     one->job = (struct gemm_job){.a = one->a.operand, .b = one->b.operand, .c = quant_matrix_make(&one->c)};
+    one->operations = 2.0 * (double)shape[0] * (double)shape[1] * (double)shape[2];
+    one->bytes = operand_bytes(&one->a) + operand_bytes(&one->b) + 2.0 * (double)shape[0] * (double)shape[1];
+    one->rounds.count = 0;
 }
 
 static void release(struct bench_case *one) {
@@ -129,45 +107,45 @@ static void release(struct bench_case *one) {
     gemm_case_tensor_free(&one->c);
 }
 
-static void time_case(struct bench_case *one, const struct opaq_parallel *parallel, int round) {
+/* One round of a case. */
+static void time_case(struct bench_case *one, struct peaks *peaks, const struct opaq_parallel *parallel,
+                      bool counts) {
     void *workspace = gemm_case_allocate(gemm_workspace_bytes(&one->job));
-    const double start = now();
-    gemm_run(&one->job, workspace, parallel);
-    one->timing.seconds[round] = now() - start;
+    for (int turn = 0; turn < TURNS; ++turn) {
+        const double computing = peaks_sample(peaks, PEAK_FMA, one->operations, parallel);
+        const double moving = peaks_sample(peaks, PEAK_COPY, one->bytes, parallel);
+        const double start = now();
+        gemm_run(&one->job, workspace, parallel);
+        const double seconds = now() - start;
+        if (counts) {
+            rounds_turn(&one->rounds, turn, seconds, computing > moving ? computing : moving);
+        }
+    }
     free(workspace);
 }
 
-static double operand_bytes(const struct gemm_case_operand *o) {
-    const struct opaq_view *view = o->operand.copy != NULL ? &o->q : &o->x;
-    size_t bytes = 0;
-    (void)opaq_proto_bytes(&view->proto, &bytes, NULL);
-    return (double)bytes;
-}
-
-static void report(const struct bench_case *one, const int64_t *shape, const struct settings *s,
-                   const struct limits *limits, FILE *json, bool is_first) {
+static void report(const struct bench_case *one, const int64_t *shape, const struct peaks *peaks, FILE *json,
+                   bool is_first) {
     double spread;
-    const double seconds = best(&one->timing, s->rounds, &spread);
-    const double operations = 2.0 * (double)shape[0] * (double)shape[1] * (double)shape[2];
-    const double bytes =
-        operand_bytes(&one->a) + operand_bytes(&one->b) + 2.0 * (double)shape[0] * (double)shape[1];
-    const double computing =
-        limits->operations_per_second > 0.0 ? operations / limits->operations_per_second : 0.0;
-    const double moving = bytes / limits->bytes_per_second;
-    const double floor_seconds = computing > moving ? computing : moving;
-    printf("%-20s %-20s %5lld x %5lld x %5lld %9.1f %9.3f %9.3f %-7s %7.3f %7.2f\n", one->from->a, one->from->b,
-           (long long)shape[0], (long long)shape[1], (long long)shape[2], operations / seconds * 1e-9,
-           seconds * 1e3, floor_seconds * 1e3, computing > moving ? "compute" : "memory",
-           floor_seconds / seconds, spread);
+    const double seconds = rounds_best(&one->rounds, &spread);
+    const struct figure share = rounds_figure(&one->rounds, 1.0, false);
+    const double rate = peaks->best[PEAK_FMA];
+    const bool is_compute = rate > 0.0 && one->operations / rate > one->bytes / peaks->best[PEAK_COPY];
+    printf("%-20s %-20s %5lld x %5lld x %5lld %9.1f %9.3f %-7s %7.3f %5.2f-%4.2f %7.2f\n", one->from->a,
+           one->from->b, (long long)shape[0], (long long)shape[1], (long long)shape[2],
+           one->operations / seconds * 1e-9, seconds * 1e3, is_compute ? "compute" : "memory", share.value,
+           share.low, share.high, spread);
     if (json != NULL) {
-        fprintf(
-            json,
-            "%s\n    {\"a\": \"%s\", \"b\": \"%s\", \"m\": %lld, \"n\": %lld, \"k\": %lld, \"kernel\": \"%s\", "
-            "\"seconds\": %.9f, \"operations_per_second\": %.1f, \"bytes_moved\": %.0f, "
-            "\"floor_seconds\": %.9f, \"share_of_floor\": %.5f, \"median_over_best\": %.4f}",
-            is_first ? "" : ",", one->from->a, one->from->b, (long long)shape[0], (long long)shape[1],
-            (long long)shape[2], gemm_kernel_name(), seconds, operations / seconds, bytes, floor_seconds,
-            floor_seconds / seconds, spread);
+        fprintf(json,
+                "%s\n    {\"a\": \"%s\", \"b\": \"%s\", \"m\": %lld, \"n\": %lld, \"k\": %lld, "
+                "\"kernel\": \"%s\", \"seconds\": %.9f, \"operations_per_second\": %.1f, "
+                "\"bytes_moved\": %.0f, \"floor\": \"%s\", \"share_of_floor\": %.5f, "
+                "\"median_over_best\": %.4f, ",
+                is_first ? "" : ",", one->from->a, one->from->b, (long long)shape[0], (long long)shape[1],
+                (long long)shape[2], gemm_kernel_name(), seconds, one->operations / seconds, one->bytes,
+                is_compute ? "compute" : "memory", share.value, spread);
+        figure_json(json, &share);
+        fprintf(json, "}");
     }
 }
 
@@ -224,7 +202,7 @@ static bool is_wanted(const struct gemm_case *one, const struct settings *s) {
 
 /* All wanted cases of one shape; gives how many there were. */
 static int run_shape(const int64_t *shape, const struct settings *s, const struct opaq_parallel *parallel,
-                     int threads, struct limits *limits, FILE *json, bool is_first) {
+                     struct peaks *peaks, FILE *json, bool is_first) {
     static struct bench_case cases[GEMM_CASE_COUNT];
     int count = 0;
     for (int i = 0; i < GEMM_CASE_COUNT; ++i) {
@@ -233,14 +211,13 @@ static int run_shape(const int64_t *shape, const struct settings *s, const struc
         }
     }
     for (int round = -1; round < s->rounds; ++round) { /* round -1 warms up */
-        limits_update(limits, parallel, threads);
         for (int i = 0; i < count; ++i) {
-            time_case(&cases[i], parallel, round < 0 ? 0 : round);
+            time_case(&cases[i], peaks, parallel, round >= 0);
             progress((round + 1) * count + i + 1, (s->rounds + 1) * count);
         }
     }
     for (int i = 0; i < count; ++i) {
-        report(&cases[i], shape, s, limits, json, is_first && i == 0);
+        report(&cases[i], shape, peaks, json, is_first && i == 0);
         release(&cases[i]);
     }
     printf("\n");
@@ -265,12 +242,15 @@ int main(int argc, char **argv) {
     }
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
     const int threads = opaq_pool_threads(pool);
-    struct limits limits = limits_make();
+    struct peaks peaks = peaks_make();
+    if (peaks.memory == NULL) {
+        stop("no memory");
+    }
     (void)opaq_cpu_describe(opaq_cpu_features(), features, sizeof features);
     printf("opaq %s, %s, %d threads, %d rounds, cpu: %s\n\n", opaq_version(), gemm_kernel_name(), threads,
            s.rounds, features);
-    printf("%-20s %-20s %21s %9s %9s %9s %-7s %7s %7s\n", "a", "b", "M x N x K", "GFLOP/s", "best ms",
-           "floor ms", "is", "share", "spread");
+    printf("%-20s %-20s %21s %9s %9s %-7s %7s %10s %7s\n", "a", "b", "M x N x K", "GFLOP/s", "best ms", "floor",
+           "share", "quartiles", "spread");
     if (json != NULL) {
         fprintf(json,
                 "{\n  \"version\": \"%s\", \"kernel\": \"%s\", \"threads\": %d, \"rounds\": %d,\n"
@@ -279,26 +259,25 @@ int main(int argc, char **argv) {
     }
     int count = 0;
     if (s.shape[0] != '\0') {
-        count = run_shape(given_shape, &s, &parallel, threads, &limits, json, true);
+        count = run_shape(given_shape, &s, &parallel, &peaks, json, true);
     }
     for (int i = 0; s.shape[0] == '\0' && i < GEMM_BENCH_SHAPE_COUNT; ++i) {
-        count += run_shape(gemm_bench_shapes[i], &s, &parallel, threads, &limits, json, count == 0);
+        count += run_shape(gemm_bench_shapes[i], &s, &parallel, &peaks, json, count == 0);
     }
     if (count == 0) {
         stop("no operand's text contains what --only asks for");
     }
     printf("multiply and add: %.1f GFLOP/s, copy bandwidth (read + write): %.2f GB/s\n",
-           limits.operations_per_second * 1e-9, limits.bytes_per_second * 1e-9);
+           peaks.best[PEAK_FMA] * 1e-9, peaks.best[PEAK_COPY] * 1e-9);
     if (json != NULL) {
         fprintf(json, "\n  ],\n  \"operations_per_second\": %.1f, \"copy_bytes_per_second\": %.1f\n}\n",
-                limits.operations_per_second, limits.bytes_per_second);
+                peaks.best[PEAK_FMA], peaks.best[PEAK_COPY]);
         if (fclose(json) != 0) {
             stop("the JSON file cannot be written");
         }
         printf("written: %s\n", s.json);
     }
-    free(limits.copy.to);
-    free(limits.copy.from);
+    free(peaks.memory);
     opaq_pool_destroy(pool);
     return 0;
 }

@@ -1,11 +1,15 @@
-/* bench_limits.h: what a thread of this machine can do at most: read memory, multiply and add floats, multiply bytes.
- * Depends on opaq/cpu.h.
+/* bench_limits.h: what a thread of this machine can do at most: read memory, copy it, multiply and add floats, multiply
+ * bytes. Depends on opaq/cpu.h.
  *
  * Each is a function for an opaq_body; what it worked on is known to the caller. */
 #ifndef OPAQ_BENCH_BENCH_LIMITS_H
 #define OPAQ_BENCH_BENCH_LIMITS_H
 
 #include <stdint.h>
+#include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #include "opaq/cpu.h"
 
@@ -38,6 +42,36 @@ static inline void limit_read_piece(void *argument, int64_t begin, int64_t end) 
         }
     }
     read->sum += sum;
+}
+
+/* ---- copying ---- */
+
+struct limit_copy {
+    uint8_t *to; /* aligned to 16 bytes, as is `from`; chunks as above */
+    const uint8_t *from;
+};
+
+/* Past the caches, which is the fastest way to copy more than fits them. */
+static inline void limit_copy_piece(void *argument, int64_t begin, int64_t end) {
+    const struct limit_copy *copy = argument;
+#if defined(__SSE2__)
+    for (int64_t i = begin * LIMIT_CHUNK; i < end * LIMIT_CHUNK; i += LIMIT_LINE) {
+        const __m128i *const from = (const __m128i *)(const void *)(copy->from + i);
+        __m128i *const to = (__m128i *)(void *)(copy->to + i);
+        const __m128i a = _mm_load_si128(from);
+        const __m128i b = _mm_load_si128(from + 1);
+        const __m128i c = _mm_load_si128(from + 2);
+        const __m128i d = _mm_load_si128(from + 3);
+        _mm_stream_si128(to, a);
+        _mm_stream_si128(to + 1, b);
+        _mm_stream_si128(to + 2, c);
+        _mm_stream_si128(to + 3, d);
+    }
+    _mm_sfence();
+#else
+    memcpy(copy->to + begin * LIMIT_CHUNK, copy->from + begin * LIMIT_CHUNK,
+           (size_t)((end - begin) * LIMIT_CHUNK));
+#endif
 }
 
 /* ---- computing: LIMIT_REPEATS rounds of LIMIT_CHAINS independent instructions for each unit of a piece ---- */

@@ -12,8 +12,9 @@ call takes the next of so many copies that no cache holds them. Peers run in the
 
 Each number of threads is a process of its own, because some libraries read theirs when they start. A last pair
 of processes leaves opaq only AVX2 (OPAQ_CPU=avx2) while the peers keep everything. "best f32" is the faster of
-torch f32 and numpy f32. The floor is reading the weight, or computing at the peak of the kernel's kind,
-whichever is more. Every product that is timed is compared with the one of the dequantized weight first."""
+torch f32 and numpy f32 in each round. The floor is reading the weight, or computing at the peak of the kernel's
+kind, whichever is more, at their best of all rounds. Every product that is timed is compared with the one of
+the dequantized weight first."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ import torch
 
 import measuring
 import opaq
-from measuring import Peaks, Turns, copies, figure, record
+from measuring import Limits, Turns, copies, figure, ratio, record
 from opaq._explain import kernel_of
 from opaq.functional import quantized_linear
 
@@ -97,11 +98,11 @@ class Case:
         x, keywords = x.to(self.dtype), {"input_quantizer": self.given, "precision": self.precision}
         return Turns(lambda weight: quantized_linear(x, weight, **keywords), self.weights)
 
-    def floor_s(self, rows: int, peaks: Peaks) -> float:
+    def floor_s(self, rows: int, limits: Limits) -> float:
         """bfloat16 goes twice as fast as float32 where there is a kernel for it."""
-        rates = {"_exact_": peaks.floats, "_bf16_": 2 * peaks.floats}
-        peak = next((rate for part, rate in rates.items() if part in self.kernel), peaks.bytes)
-        return max(self.bytes / peaks.read, operations(rows) / peak)
+        rates = {"_exact_": limits.floats, "_bf16_": 2 * limits.floats}
+        peak = next((rate for part, rate in rates.items() if part in self.kernel), limits.bytes)
+        return max(self.bytes / limits.read, operations(rows) / peak)
 
 
 def operations(rows: int) -> float:
@@ -178,18 +179,34 @@ def other_peers(weight: torch.Tensor) -> dict[str, Callable[[torch.Tensor], Turn
 # ---- running ----
 
 
-def figures_of(
-    case: Case, rows: int, best: dict[str, float], peaks: Peaks, targets: Any
-) -> list[dict[str, Any]]:
+LIMITS = {"read": "read", "VNNI peak": "bytes"}  # of figures, and their kinds
+
+
+def targets_of(case: Case, rows: int, targets: Any) -> dict[str, tuple[float, float]]:
+    return {of: (must, aim) for name, m, of, must, aim in targets if (name, m) == (case.name, rows)}
+
+
+def subjects_of(case: Case, x: torch.Tensor, limits: Limits, targets: Any) -> dict[str, Callable[[], Any]]:
+    """The product, and before it those of its limits that it has a target for."""
+    work = {"read": case.bytes, "bytes": operations(len(x))}
+    wanted = [of for of in targets_of(case, len(x), targets) if of in LIMITS]
+    made = {f"{of}, {case.name}": limits.sample(LIMITS[of], work[LIMITS[of]]) for of in wanted}
+    return made | {case.name: case.call(x)}
+
+
+def figures_of(case: Case, rows: int, times: dict[str, list[float]], targets: Any) -> list[dict[str, Any]]:
     """Times faster than each peer, and the shares that have a target."""
-    mine = best[case.name]
-    values = {name: seconds / mine for name, seconds in best.items() if name.startswith(("torch", "numpy"))}
-    values[BEST] = min(best[name] for name in best if name.endswith(" f32") and name in values) / mine
-    values["read"] = case.bytes / mine / peaks.read
-    values["VNNI peak"] = operations(rows) / mine / peaks.bytes
-    wanted = {of: (must, aim) for name, m, of, must, aim in targets if (name, m) == (case.name, rows)}
-    made = [figure(values[of], of, *limits) for of, limits in wanted.items()]
-    return made + [figure(values[name], name) for name in values if name not in wanted]
+    mine = times[case.name]
+    peers = [name for name in times if name.startswith(("torch", "numpy"))]
+    ratios = {name: ratio(times[name], mine) for name in peers}
+    fastest = [
+        min(each) for each in zip(*(times[name] for name in peers if name.endswith(" f32")), strict=True)
+    ]
+    ratios[BEST] = ratio(fastest, mine)
+    wanted = targets_of(case, rows, targets)
+    ratios |= {of: ratio(times[f"{of}, {case.name}"], mine) for of in wanted if of in LIMITS}
+    made = [figure(ratios[of], of, *limits) for of, limits in wanted.items()]
+    return made + [figure(ratios[name], name) for name in ratios if name not in wanted]
 
 
 def measure(
@@ -197,8 +214,8 @@ def measure(
 ) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     torch.set_num_threads(threads)
-    weight, peaks = torch.randn(SIZE, SIZE) * 0.02, Peaks(threads)
-    cases = opaq_cases(weight, only)
+    weight, limits = torch.randn(SIZE, SIZE) * 0.02, Limits(threads)
+    cases, targets = opaq_cases(weight, only), TARGETS_AVX2 if is_avx2 else TARGETS
     peers = f32_peers(weight) | ({} if is_avx2 else other_peers(weight))
     records = []
     for rows in all_rows:
@@ -206,18 +223,18 @@ def measure(
         some = {
             name: make(x) for name, make in peers.items() if rows < 512 or name != "torch int4"
         }  # it takes long
-        mine = {case.name: case.call(x) for case in cases if rows in (1, 512) or "subnormal" not in case.name}
-        times = measuring.interleave(some | mine, measuring.rounds_of(rows, rounds), peaks.update)
-        best = {name: min(seconds) for name, seconds in times.items()}
+        mine = [case for case in cases if rows in (1, 512) or "subnormal" not in case.name]
+        subjects: dict[str, Callable[[], Any]] = {**limits.samples(), **some}
+        for case in mine:
+            subjects |= subjects_of(case, x, limits, targets)
+        times = measuring.interleave(subjects, measuring.rounds_of(rows, rounds))
         records += [record(name, rows, threads, times[name]) for name in some]
-        for case in cases:
-            if case.name in mine:
-                told = figures_of(case, rows, best, peaks, TARGETS_AVX2 if is_avx2 else TARGETS)
-                floor = case.floor_s(rows, peaks)
-                records.append(record(case.name, rows, threads, times[case.name], case.kernel, floor, told))
+        for case in mine:
+            told, floor = figures_of(case, rows, times, targets), case.floor_s(rows, limits)
+            records.append(record(case.name, rows, threads, times[case.name], case.kernel, floor, told))
     for one in records:
         one["n"] = one["k"] = SIZE
-    return [*records, {"peaks": peaks.best, "threads": threads}]
+    return [*records, {"peaks": limits.best, "threads": threads}]
 
 
 def in_process(threads: int, given: Any, avx2: bool) -> list[dict[str, Any]]:

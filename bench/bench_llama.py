@@ -25,7 +25,7 @@ from torch import nn
 
 import measuring
 import opaq
-from measuring import Peaks, figure, record
+from measuring import Limits, figure, ratio, record
 from opaq._explain import kernel_of
 from opaq.functional import quantized_linear
 
@@ -176,7 +176,7 @@ def bytes_of(model: nn.Module) -> int:
 def measure(threads: int, rounds: int, made: dict[str, Llama]) -> list[dict[str, Any]]:
     torch.set_num_threads(threads)
     torch.compiler.reset()
-    peaks, decoders = Peaks(threads), {}
+    limits, decoders = Limits(threads), {}
     said: dict[str, list[int]] = {}
     for name, model in made.items():
         for layer in model.layers:
@@ -187,29 +187,31 @@ def measure(threads: int, rounds: int, made: dict[str, Llama]) -> list[dict[str,
         said[name] = decoders[name].said(said.get("torch f32"))
         print(f"{name}, {threads} threads: ready after {time.perf_counter() - start:.1f} s", flush=True)
     agree = {name: sum(a == b for a, b in zip(said[name], said["torch f32"], strict=True)) for name in said}
-    subjects: dict[str, Callable[[], Any]] = dict(decoders)
+    subjects: dict[str, Callable[[], Any]] = {**limits.samples(), **decoders}
     tiny = opaq.quantize_tensor(torch.randn(16, 64), "nvfp4").tiled()
     for precision in PRECISIONS:
         weights = weights_of(made[f"nvfp4 {precision}"])
         subjects[f"products {precision}"] = products(weights, precision)
         subjects[f"calls {precision}"] = products([tiny] * len(weights), precision)
-    times = measuring.interleave(subjects, rounds, peaks.update, sample_s=0.1)
-    best = {name: min(seconds) for name, seconds in times.items()}
+    times = measuring.interleave(subjects, rounds, sample_s=0.1)
     records = []
     for name, model in made.items():
         told, kernel, parts = [], "", {}
         if name.startswith("nvfp4"):
             precision = name.split()[1]
             targets = TARGETS if precision == "fast" else {}
-            told = [figure(best[peer] / best[name], peer, *targets.get(peer, ())) for peer in TARGETS]
+            told = [figure(ratio(times[peer], times[name]), peer, *targets.get(peer, ())) for peer in TARGETS]
             kernel = kernel_of(weights_of(model)[0]._quantizer_text, "", torch.float32, precision)
-            parts = {part: best[f"{part} {precision}"] / best[name] for part in ("products", "calls")}
-        floor = bytes_of(model) / peaks.read
+            parts = {
+                part: ratio(times[f"{part} {precision}"], times[name])["value"]
+                for part in ("products", "calls")
+            }
+        floor = bytes_of(model) / limits.read
         made_record = record(name, 1, threads, times[name], kernel, floor, told)
         records.append(made_record | {"agree": agree[name], "tokens": TOKENS, "shares": parts})
     if agree["nvfp4 exact"] != TOKENS:
         raise SystemExit(f"bench_llama: exact says {said['nvfp4 exact']}, expected {said['torch f32']}")
-    return [*records, {"peaks": peaks.best, "threads": threads}]
+    return [*records, {"peaks": limits.best, "threads": threads}]
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
 
 128 experts of hidden size 2048 and intermediate size 768, each token goes through 8 of them. The token of M = 1
 has other experts in every call, so that they are cold; 64 tokens visit nearly all of them. "read floor" is
-reading the experts that are visited at the bandwidth that is measured between the rounds; the floor is that,
+reading as many bytes as the experts that are visited have, in the same rounds; the floor is that at its best,
 or the multiplications and additions at the peak of the kernel's kind, whichever is more. "torch f32 loop" is
 the same routing with plain float32 weights: for each expert the tokens that chose it, two products and the
 activation, added up. The results of both are compared first."""
@@ -18,7 +18,7 @@ import torch
 
 import measuring
 import opaq
-from measuring import Peaks, Turns, figure, record
+from measuring import Limits, Turns, figure, ratio, record
 from opaq._explain import kernel_of
 from opaq.functional import moe
 
@@ -59,7 +59,7 @@ def bytes_of_expert(*stacks: Any) -> float:
 
 def measure(threads: int, rounds: int, plain: list[torch.Tensor], tiles: list[Any]) -> list[dict[str, Any]]:
     torch.set_num_threads(threads)
-    peaks, records = Peaks(threads), []
+    limits, records = Limits(threads), []
     for tokens in (1, 64):
         x, chosen = torch.randn(tokens, HIDDEN), routings(tokens)
         visited = sum(len(ids.unique()) for ids, _ in chosen) / len(chosen)
@@ -67,31 +67,32 @@ def measure(threads: int, rounds: int, plain: list[torch.Tensor], tiles: list[An
         def run(precision: str, x: torch.Tensor = x) -> Callable[[Any], Any]:
             return lambda one: moe(x, one[1], one[0], *tiles, precision=precision)
 
-        subjects: dict[str, Callable[[], Any]] = {
-            LOOP: Turns(lambda one, x=x: loop(x, one[1], one[0], *plain), chosen),
-            **{f"nvfp4 {precision}": Turns(run(precision), chosen) for precision in PRECISIONS},
-        }
+        bytes_read = visited * bytes_of_expert(*tiles)
+        subjects: dict[str, Callable[[], Any]] = limits.samples()
+        subjects[LOOP] = Turns(lambda one, x=x: loop(x, one[1], one[0], *plain), chosen)
+        for precision in PRECISIONS:
+            subjects[f"reading, {precision}"] = limits.sample("read", bytes_read)
+            subjects[f"nvfp4 {precision}"] = Turns(run(precision), chosen)
         want = loop(x, chosen[0][1], chosen[0][0], *plain)
         for precision in PRECISIONS:
             far = float((run(precision)(chosen[0]) - want).norm() / want.norm())
             if not far < ERRORS[precision]:
                 raise SystemExit(f"bench_moe: {precision} is wrong: its error is {far:.1e}")
-        times = measuring.interleave(subjects, measuring.rounds_of(tokens, rounds), peaks.update)
-        best = {name: min(seconds) for name, seconds in times.items()}
+        times = measuring.interleave(subjects, measuring.rounds_of(tokens, rounds))
         operations = 2.0 * tokens * TOP * 3 * HIDDEN * INTER
-        reading = visited * bytes_of_expert(*tiles) / peaks.read
-        loop_floor = max(visited * 3 * HIDDEN * INTER * 4 / peaks.read, operations / peaks.floats)
+        loop_floor = max(visited * 3 * HIDDEN * INTER * 4 / limits.read, operations / limits.floats)
         records.append(record(LOOP, tokens, threads, times[LOOP], "", loop_floor))
         for precision in PRECISIONS:
             name = f"nvfp4 {precision}"
-            values = {LOOP: best[LOOP] / best[name], "read floor": reading / best[name]}
-            of, *limits = TARGETS.get((precision, tokens), (LOOP,))
-            told = [figure(values[of], of, *limits), *(figure(values[o], o) for o in values if o != of)]
-            peak = peaks.floats if precision == "exact" else peaks.bytes
+            ratios = {LOOP: ratio(times[LOOP], times[name])}
+            ratios["read floor"] = ratio(times[f"reading, {precision}"], times[name])
+            of, *wanted = TARGETS.get((precision, tokens), (LOOP,))
+            told = [figure(ratios[of], of, *wanted), *(figure(ratios[o], o) for o in ratios if o != of)]
+            peak = limits.floats if precision == "exact" else limits.bytes
             kernel = kernel_of(tiles[0]._quantizer_text, "", torch.float32, precision)
-            floor = max(reading, operations / peak)
+            floor = max(bytes_read / limits.read, operations / peak)
             records.append(record(name, tokens, threads, times[name], kernel, floor, told))
-    return [*records, {"peaks": peaks.best, "threads": threads}]
+    return [*records, {"peaks": limits.best, "threads": threads}]
 
 
 def main() -> None:

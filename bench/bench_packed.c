@@ -1,13 +1,13 @@
 /* bench_packed.c: how fast products with tiled weights are, beside what this machine can do at most.
  *
- * Weights are cold: every run takes the next of many copies, more than any cache holds. In each round the limits (reading
- * memory in eight or four streams, multiply-adds of floats, of bytes) and the cases are timed one after another, so that
- * a noisy neighbour hits all alike; figures are the best of all rounds, the spread is the median over the best. Products
- * with many rows are timed on some rows of the weight, for a short time is more often an undisturbed one. A case has the
- * share of its limit that it must reach and the one it aims at. Preparing the rows of x, bf16 in memory, is not in the
- * figures of products: it has cases of its own, which are compared with the time of the product. With --hot a small weight
- * stays in the second-level cache: what the instructions alone take. Prints a table; --json FILE writes the same as
- * JSON. */
+ * Weights are cold: every run takes the next of many copies, more than any cache holds. In each round a case and its
+ * limit (reading as many bytes in eight or four streams, as many multiply-adds of floats, or of bytes) are timed in turns;
+ * the share is the median of the rounds (bench_rounds.h). Times are the best of all rounds, the spread is the median over
+ * the best. Products with many rows are timed on some rows of the weight, for a short time is more often an undisturbed
+ * one. A case has the share of its limit that it must reach and the one it aims at. Preparing the rows of x, bf16 in
+ * memory, is not in the figures of products: it has cases of its own, which are compared with the time of the product.
+ * With --hot a small weight stays in the second-level cache: what the instructions alone take, without limits. Prints a
+ * table; --json FILE writes the same as JSON. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,6 +18,7 @@
 
 #include "bench_options.h"
 #include "bench_peaks.h"
+#include "bench_rounds.h"
 #include "bench_time.h"
 
 #include "../tests/cases/packed_operands.h"
@@ -26,10 +27,13 @@ enum {
     COLD_ROWS = 4096,
     HOT_ROWS = 128,
     COLUMNS = 4096,
-    SLICE_ROWS = 512, /* of the weight for each thread, where x has many */
+    SLICE_ROWS = 256, /* of the weight for each thread, where x has many */
     FEW_ROWS = 8,
     COLD_BYTES = 300 << 20,
-    SAMPLES_PER_ROUND = 4, /* twice that where x has few rows */
+    TURNS = 3, /* of a case in a round */
+    /* where x has few rows, a product takes little time, and there are more turns and more rounds */
+    FEW_ROWS_TURNS = 8,
+    FEW_ROWS_ROUNDS = 4,
 };
 
 enum limit { LIMIT_READ, LIMIT_FMA, LIMIT_BYTES, LIMIT_GEMM, LIMIT_ONE_ROW, LIMIT_PRODUCT };
@@ -128,8 +132,8 @@ struct measurement {
     struct packed_case_rows x;
     uint16_t *plain; /* of LIMIT_PRODUCT: what is prepared, and where to */
     void *memory;
-    int sample_count;
-    struct timing timing;
+    const struct measurement *product; /* of LIMIT_ONE_ROW and LIMIT_PRODUCT: what it is compared with */
+    struct rounds rounds;
 };
 
 static void stop(const char *what) {
@@ -213,49 +217,9 @@ static void product_piece(void *argument, int64_t begin, int64_t end) {
                          product->y, product->y_step, panel);
 }
 
-static void time_case(struct measurement *one, const struct opaq_parallel *parallel, float *y, bool counts) {
-    const int64_t tile_rows = packed_tile_rows(one->from->format);
-    const int samples = one->from->rows <= FEW_ROWS ? 2 * SAMPLES_PER_ROUND : SAMPLES_PER_ROUND;
-    for (int i = 0; i < samples; ++i) {
-        struct product product = {one->kernel, next_weight(one->stock),      &one->x.rows,
-                                  y,           one->weight_rows / tile_rows, one->stock->rows};
-        const struct opaq_body body = {product_piece, &product};
-        const double start = now();
-        parallel->run(parallel->context, ceil_div(product.tiles, one->kernel->unit), &body);
-        const double seconds = now() - start;
-        if (counts && one->sample_count < ROUND_LIMIT) {
-            one->timing.seconds[one->sample_count++] = seconds;
-        }
-    }
+static double operations_of(const struct measurement *one) {
+    return 2.0 * (double)(one->from->rows * one->weight_rows) * COLUMNS;
 }
-
-static void time_preparing(struct measurement *one, const struct opaq_parallel *parallel, bool counts) {
-    const struct packed_bench *from = one->from;
-    const struct gemm_operand operand = {.plain = {.data = one->plain,
-                                                   .dtype = OPAQ_BF16,
-                                                   .rows = from->rows,
-                                                   .columns = COLUMNS,
-                                                   .row_step = COLUMNS,
-                                                   .column_step = 1}};
-    for (int i = 0; i < SAMPLES_PER_ROUND; ++i) {
-        struct packed_rows made;
-        const double start = now();
-        packed_rows_make(&operand, 0, from->rows, COLUMNS, from->format, from->precision, one->memory, parallel,
-                         &made);
-        const double seconds = now() - start;
-        if (counts && one->sample_count < ROUND_LIMIT) {
-            one->timing.seconds[one->sample_count++] = seconds;
-        }
-    }
-}
-
-static struct peaks peaks_make(void) {
-    static uint8_t *memory;
-    memory = memory == NULL ? packed_allocate(PEAK_MEMORY) : memory;
-    return (struct peaks){memory, 0, {0.0}};
-}
-
-/* ---- reporting ---- */
 
 /* Bytes of the weight that are read. */
 static double bytes_of(const struct measurement *one) {
@@ -263,77 +227,106 @@ static double bytes_of(const struct measurement *one) {
            (double)one->stock->rows;
 }
 
-/* The product of the same name with so many rows of x. */
-static const struct measurement *product_with_rows(const struct measurement *all, int count,
-                                                   const struct measurement *of, int64_t rows) {
-    for (int i = 0; i < count; ++i) {
-        if (all[i].from->rows == rows && all[i].from->limit != LIMIT_PRODUCT &&
-            strcmp(all[i].from->name, of->from->name) == 0) {
-            return &all[i];
+static double time_product(const struct measurement *one, const struct opaq_parallel *parallel, float *y) {
+    const int64_t tile_rows = packed_tile_rows(one->from->format);
+    struct product product = {one->kernel, next_weight(one->stock),      &one->x.rows,
+                              y,           one->weight_rows / tile_rows, one->stock->rows};
+    const struct opaq_body body = {product_piece, &product};
+    const double start = now();
+    parallel->run(parallel->context, ceil_div(product.tiles, one->kernel->unit), &body);
+    return now() - start;
+}
+
+static double time_preparing(const struct measurement *one, const struct opaq_parallel *parallel) {
+    const struct packed_bench *from = one->from;
+    const struct gemm_operand operand = {.plain = {.data = one->plain,
+                                                   .dtype = OPAQ_BF16,
+                                                   .rows = from->rows,
+                                                   .columns = COLUMNS,
+                                                   .row_step = COLUMNS,
+                                                   .column_step = 1}};
+    struct packed_rows made;
+    const double start = now();
+    packed_rows_make(&operand, 0, from->rows, COLUMNS, from->format, from->precision, one->memory, parallel,
+                     &made);
+    return now() - start;
+}
+
+/* What the case is compared with, once; 0 where there is nothing. */
+static double time_limit(const struct measurement *one, struct peaks *peaks,
+                         const struct opaq_parallel *parallel, float *y) {
+    if (one->product != NULL) {
+        return time_product(one->product, parallel, y);
+    }
+    if (peaks->memory == NULL || one->from->limit == LIMIT_ONE_ROW || one->from->limit == LIMIT_PRODUCT) {
+        return 0.0;
+    }
+    return one->from->limit == LIMIT_READ    ? peaks_sample(peaks, PEAK_READ, bytes_of(one), parallel)
+           : one->from->limit == LIMIT_BYTES ? peaks_sample(peaks, PEAK_BYTES, operations_of(one), parallel)
+                                             : peaks_sample(peaks, PEAK_FMA, operations_of(one), parallel);
+}
+
+/* One round of a case. */
+static void time_case(struct measurement *one, struct peaks *peaks, const struct opaq_parallel *parallel,
+                      float *y, bool counts) {
+    const int turns = one->from->rows <= FEW_ROWS ? FEW_ROWS_TURNS : TURNS;
+    for (int turn = 0; turn < turns; ++turn) {
+        const double limit = time_limit(one, peaks, parallel, y);
+        const double seconds =
+            one->plain != NULL ? time_preparing(one, parallel) : time_product(one, parallel, y);
+        if (counts) {
+            rounds_turn(&one->rounds, turn, seconds, limit);
         }
     }
-    return NULL;
+}
+
+/* ---- reporting ---- */
+
+static bool is_less_better(const struct packed_bench *from) {
+    return from->limit == LIMIT_ONE_ROW || from->limit == LIMIT_PRODUCT;
 }
 
 /* The figure that is compared with must and aim; 0 where the limit is not known. */
-static double share_of(const struct measurement *one, const struct measurement *all, int count,
-                       const struct peaks *peaks) {
-    double spread;
-    const double seconds = best(&one->timing, one->sample_count, &spread);
-    const double operations = 2.0 * (double)(one->from->rows * one->weight_rows) * COLUMNS;
-    const double bytes = bytes_of(one);
-    const struct measurement *row;
-    switch (one->from->limit) {
-    case LIMIT_READ:
-        return bytes / seconds / peaks->best[PEAK_READ];
-    case LIMIT_FMA:
-        return peaks->best[PEAK_FMA] > 0.0 ? operations / seconds / peaks->best[PEAK_FMA] : 0.0;
-    case LIMIT_BYTES:
-        return peaks->best[PEAK_BYTES] > 0.0 ? operations / seconds / peaks->best[PEAK_BYTES] : 0.0;
-    case LIMIT_GEMM:
-        return peaks->best[PEAK_FMA] > 0.0 ? operations / seconds / (gemm_share * peaks->best[PEAK_FMA]) : 0.0;
-    case LIMIT_PRODUCT:
-        row = product_with_rows(all, count, one, one->from->rows);
-        return row == NULL ? 0.0
-                           : seconds * (double)row->weight_rows / COLD_ROWS /
-                                 best(&row->timing, row->sample_count, &spread);
-    default:
-        row = product_with_rows(all, count, one, 1);
-        return row == NULL ? 0.0 : seconds / best(&row->timing, row->sample_count, &spread);
-    }
+static struct figure share_of(const struct measurement *one) {
+    const double factor = one->from->limit == LIMIT_GEMM ? 1.0 / gemm_share
+                          : one->from->limit == LIMIT_PRODUCT && one->product != NULL
+                              ? (double)one->product->weight_rows / COLD_ROWS
+                              : 1.0;
+    return rounds_figure(&one->rounds, factor, is_less_better(one->from));
 }
 
 static const char *verdict_of(const struct packed_bench *from, double share) {
-    const bool is_less_better = from->limit == LIMIT_ONE_ROW || from->limit == LIMIT_PRODUCT;
-    const bool reaches_aim = is_less_better ? share <= from->aim : share >= from->aim;
-    const bool reaches_must = is_less_better ? share <= from->must : share >= from->must;
+    const bool reaches_aim = is_less_better(from) ? share <= from->aim : share >= from->aim;
+    const bool reaches_must = is_less_better(from) ? share <= from->must : share >= from->must;
     return share <= 0.0 ? "unknown" : reaches_aim ? "aim" : reaches_must ? "must" : "MISSED";
 }
 
-static void report(const struct measurement *one, const struct measurement *all, int count, int threads,
-                   const struct peaks *peaks, FILE *json, bool *is_first) {
+static void report(const struct measurement *one, int threads, FILE *json, bool *is_first) {
     double spread;
-    const double seconds = best(&one->timing, one->sample_count, &spread);
+    const double seconds = rounds_best(&one->rounds, &spread);
     const bool is_product = one->from->limit != LIMIT_PRODUCT;
     const char *kernel = is_product ? one->kernel->name : packed_prepare_best()->name;
-    const double operations = is_product ? 2.0 * (double)(one->from->rows * one->weight_rows) * COLUMNS : 0.0;
+    const double operations = is_product ? operations_of(one) : 0.0;
     const double bytes = is_product ? bytes_of(one) : 2.0 * (double)one->from->rows * COLUMNS;
-    const double share = share_of(one, all, count, peaks);
-    const char *verdict = verdict_of(one->from, share);
-    printf("%-13s %4lld %2d %10.1f %7.2f %8.1f %7.3f %-9s %5.2f %5.2f %-8s %6.2f  %s\n", one->from->name,
-           (long long)one->from->rows, threads, seconds * 1e6, bytes / seconds * 1e-9,
-           operations / seconds * 1e-9, share, limit_names[one->from->limit], one->from->must, one->from->aim,
-           verdict, spread, kernel);
+    const struct figure share = share_of(one);
+    const char *verdict = verdict_of(one->from, share.value);
+    printf("%-13s %4lld %2d %10.1f %7.2f %8.1f %7.3f %5.2f-%4.2f %6.2f  %-9s %5.2f %5.2f %-8s %6.2f  %s\n",
+           one->from->name, (long long)one->from->rows, threads, seconds * 1e6, bytes / seconds * 1e-9,
+           operations / seconds * 1e-9, share.value, share.low, share.high, share.minima,
+           limit_names[one->from->limit], one->from->must, one->from->aim, verdict, spread, kernel);
     if (json != NULL) {
         fprintf(json,
                 "%s\n    {\"case\": \"%s\", \"m\": %lld, \"n\": %lld, \"k\": %d, \"kernel\": \"%s\", "
                 "\"threads\": %d, "
                 "\"seconds\": %.9f, \"bytes_per_second\": %.1f, \"operations_per_second\": %.1f, "
                 "\"limit\": \"%s\", \"share\": %.5f, \"must\": %.2f, \"aim\": %.2f, \"verdict\": \"%s\", "
-                "\"median_over_best\": %.4f}",
+                "\"median_over_best\": %.4f, \"rounds\": %d, ",
                 *is_first ? "" : ",", one->from->name, (long long)one->from->rows, (long long)one->weight_rows,
                 COLUMNS, kernel, threads, seconds, bytes / seconds, operations / seconds,
-                limit_names[one->from->limit], share, one->from->must, one->from->aim, verdict, spread);
+                limit_names[one->from->limit], share.value, one->from->must, one->from->aim, verdict, spread,
+                one->rounds.count);
+        figure_json(json, &share);
+        fprintf(json, "}");
     }
     *is_first = false;
 }
@@ -351,6 +344,18 @@ static void plain_make(struct measurement *one) {
     }
 }
 
+/* The product of the same name with so many rows of x. */
+static const struct measurement *product_with_rows(const struct measurement *all, int count,
+                                                   const struct measurement *of, int64_t rows) {
+    for (int i = 0; i < count; ++i) {
+        if (all[i].from->rows == rows && all[i].from->limit != LIMIT_PRODUCT &&
+            strcmp(all[i].from->name, of->from->name) == 0) {
+            return &all[i];
+        }
+    }
+    return NULL;
+}
+
 /* All wanted cases on one number of threads. */
 static void run_threads(const struct settings *s, int threads, FILE *json, bool *is_first) {
     static struct measurement all[CASE_COUNT];
@@ -363,7 +368,11 @@ static void run_threads(const struct settings *s, int threads, FILE *json, bool 
     }
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
     y = y == NULL ? packed_allocate(MOST_ROWS * s->rows * (int64_t)sizeof(float)) : y;
-    struct peaks peaks = peaks_make();
+    static struct peaks peaks;
+    if (s->rows == COLD_ROWS && peaks.memory == NULL) {
+        peaks = peaks_make();
+    }
+    memset(peaks.best, 0, sizeof peaks.best);
     for (int i = 0; i < CASE_COUNT; ++i) {
         const struct packed_kernel *kernel = kernel_of(&cases[i], s->table);
         const bool is_wanted =
@@ -384,22 +393,23 @@ static void run_threads(const struct settings *s, int threads, FILE *json, bool 
             }
         }
     }
-    for (int round = -1; round < s->rounds; ++round) { /* round -1 warms up */
+    for (int i = 0; i < count; ++i) {
+        if (is_less_better(all[i].from)) {
+            all[i].product = product_with_rows(all, count, &all[i],
+                                               all[i].from->limit == LIMIT_ONE_ROW ? 1 : all[i].from->rows);
+        }
+    }
+    for (int round = -1; round < FEW_ROWS_ROUNDS * s->rounds; ++round) { /* round -1 warms up */
         for (int i = 0; i < count; ++i) {
-            if (i % 4 == 0) {
-                peaks_update(&peaks, &parallel, threads);
-            }
-            if (all[i].plain != NULL) {
-                time_preparing(&all[i], &parallel, round >= 0);
-            } else {
-                time_case(&all[i], &parallel, y, round >= 0);
+            if (round % FEW_ROWS_ROUNDS <= 0 || all[i].from->rows <= FEW_ROWS) {
+                time_case(&all[i], &peaks, &parallel, y, round >= 0);
             }
         }
     }
     printf("%d threads: read %.2f GB/s, fma %.1f GFLOP/s, bytes %.1f GOP/s\n", threads,
            peaks.best[PEAK_READ] * 1e-9, peaks.best[PEAK_FMA] * 1e-9, peaks.best[PEAK_BYTES] * 1e-9);
     for (int i = 0; i < count; ++i) {
-        report(&all[i], all, count, threads, &peaks, json, is_first);
+        report(&all[i], threads, json, is_first);
     }
     for (int i = 0; i < count; ++i) {
         packed_case_rows_free(&all[i].x);
@@ -411,18 +421,19 @@ static void run_threads(const struct settings *s, int threads, FILE *json, bool 
 }
 
 static void usage(FILE *stream) {
-    fprintf(stream, "usage: bench_packed [options]\n"
-                    "Times y = x w^T for tiled weights w, 4096 x 4096, and preparing x apart.\n\n"
-                    "  --rounds N     rounds over all cases, at most 100 (default 10)\n"
-                    "  --threads N    0 for one, and then one per processor (default 0)\n"
-                    "  --only TEXT    only cases whose name contains TEXT\n"
-                    "  --table NAME   the kernels of that table instead of the fastest\n"
-                    "  --hot 1        128 rows of the weight, which stay in a cache, and few rows of x\n"
-                    "  --json FILE    also write the figures as JSON\n");
+    fprintf(stream,
+            "usage: bench_packed [options]\n"
+            "Times y = x w^T for tiled weights w, 4096 x 4096, and preparing x apart.\n\n"
+            "  --rounds N     rounds over all cases, at most 100 (default 8); four times that for few rows\n"
+            "  --threads N    0 for one, and then one per processor (default 0)\n"
+            "  --only TEXT    only cases whose name contains TEXT\n"
+            "  --table NAME   the kernels of that table instead of the fastest\n"
+            "  --hot 1        128 rows of the weight, which stay in a cache, and few rows of x\n"
+            "  --json FILE    also write the figures as JSON\n");
 }
 
 static struct settings read_arguments(int argc, char **argv) {
-    struct settings s = {10, 0, COLD_ROWS, "", "", NULL};
+    struct settings s = {8, 0, COLD_ROWS, "", "", NULL};
     int is_hot = 0;
     const struct bench_option options[] = {
         {"--rounds", &s.rounds, 1, ROUND_LIMIT, NULL},
@@ -459,8 +470,8 @@ int main(int argc, char **argv) {
     (void)opaq_cpu_describe(opaq_cpu_features(), features, sizeof features);
     printf("opaq %s, %d rounds, %lld x %d, cpu: %s\n\n", opaq_version(), s.rounds, (long long)s.rows, COLUMNS,
            features);
-    printf("%-13s %4s %2s %10s %7s %8s %7s %-9s %5s %5s %-8s %6s  %s\n", "case", "M", "T", "best us", "GB/s",
-           "GOP/s", "share", "of", "must", "aim", "reached", "spread", "kernel");
+    printf("%-13s %4s %2s %10s %7s %8s %7s %10s %6s  %-9s %5s %5s %-8s %6s  %s\n", "case", "M", "T", "best us",
+           "GB/s", "GOP/s", "share", "quartiles", "minima", "of", "must", "aim", "reached", "spread", "kernel");
     if (json != NULL) {
         fprintf(json, "{\n  \"version\": \"%s\", \"rounds\": %d,\n  \"cpu\": \"%s\", \"results\": [",
                 opaq_version(), s.rounds, features);

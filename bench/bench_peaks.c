@@ -1,5 +1,5 @@
 /* bench_peaks.c: what this machine can do at most, on one number of threads: reading memory, copying it past the caches,
- * multiply-adds of floats and of bytes. Benchmarks that are not written in C run it between their rounds. */
+ * multiply-adds of floats and of bytes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +8,7 @@
 
 #include "bench_options.h"
 #include "bench_peaks.h"
+#include "bench_rounds.h"
 
 struct settings {
     int rounds;
@@ -53,23 +54,19 @@ static void write_json(FILE *file, const struct peaks *peaks, int threads, int r
 
 int main(int argc, char **argv) {
     const struct settings s = read_arguments(argc, argv);
-    struct peaks peaks = {NULL, 0, {0.0}};
+    struct peaks peaks = peaks_make();
     struct opaq_pool *pool;
     struct opaq_error error;
-    void *memory;
     if (opaq_pool_create(s.threads, &pool, &error) != OPAQ_OK) {
         stop(error.text);
     }
-    if (posix_memalign(&memory, 64, PEAK_MEMORY) != 0) {
+    if (peaks.memory == NULL) {
         stop("no memory");
     }
-    memset(memory, 1, PEAK_MEMORY);
-    peaks.memory = memory;
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
     const int threads = opaq_pool_threads(pool);
     for (int round = 0; round < s.rounds; ++round) {
         peaks_update(&peaks, &parallel, threads);
-        peaks_update_copy(&peaks, &parallel);
     }
     if (s.json == NULL || strcmp(s.json, "-") != 0) {
         printf(
@@ -88,7 +85,7 @@ int main(int argc, char **argv) {
             stop("the JSON file cannot be written");
         }
     }
-    free(memory);
+    free(peaks.memory);
     opaq_pool_destroy(pool);
     return 0;
 }

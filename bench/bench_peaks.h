@@ -1,80 +1,93 @@
-/* bench_peaks.h: the best that was seen of this machine's limits, measured again and again between the cases of a
- * benchmark. Depends on opaq/parallel.h, bench_limits.h, bench_time.h. */
+/* bench_peaks.h: samples of this machine's limits, to be taken between those of what is measured, and the best that was
+ * seen. Depends on opaq/parallel.h, bench_limits.h, bench_time.h. */
 #ifndef OPAQ_BENCH_BENCH_PEAKS_H
 #define OPAQ_BENCH_BENCH_PEAKS_H
 
 #include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "opaq/parallel.h"
 
 #include "bench_limits.h"
 #include "bench_time.h"
 
-/* In bytes or operations for each second. */
+/* In bytes (of copying: read and written ones) or operations. */
 enum peak { PEAK_READ, PEAK_FMA, PEAK_BYTES, PEAK_COPY, PEAK_COUNT };
 
 enum {
-    PEAK_MEMORY = 300 << 20, /* larger than any cache */
-    PEAK_CHUNKS =
-        (16 << 20) / LIMIT_CHUNK, /* of a sample: what an 8-bit weight of the benchmarks has, for a peak that
-                                             * lasts shorter than a product is one that no product could reach */
-    PEAK_SAMPLES = 4,
-    PEAK_UNITS = 8
+    PEAK_CHUNKS = (300 << 20) / LIMIT_CHUNK, /* of memory, which is more than any cache */
+    PEAK_SAMPLES = 4,                        /* of peaks_update(), of so many bytes and operations: */
+    PEAK_SAMPLE_BYTES = 16 << 20,
+    PEAK_SAMPLE_UNITS = 8 /* for each thread */
 };
 
 struct peaks {
-    uint8_t *memory; /* PEAK_MEMORY bytes, written to before, aligned to 64 */
+    uint8_t *memory; /* PEAK_CHUNKS, written to before */
     int64_t next;    /* chunk */
-    double best[PEAK_COUNT];
+    int64_t samples;
+    double best[PEAK_COUNT]; /* for each second */
 };
 
-static inline void peaks_keep(struct peaks *peaks, enum peak kind, double rate) {
-    peaks->best[kind] = rate > peaks->best[kind] ? rate : peaks->best[kind];
+/* Without memory there is none in `memory`. */
+static inline struct peaks peaks_make(void) {
+    struct peaks peaks = {NULL, 0, 0, {0.0}};
+    void *memory;
+    if (posix_memalign(&memory, LIMIT_LINE, (size_t)PEAK_CHUNKS * LIMIT_CHUNK) == 0) {
+        memset(memory, 1, (size_t)PEAK_CHUNKS * LIMIT_CHUNK);
+        peaks.memory = memory;
+    }
+    return peaks;
 }
 
 /* So many chunks that nobody has touched for a long time. */
 static inline uint8_t *peaks_next(struct peaks *peaks, int64_t chunks) {
+    peaks->next = peaks->next + chunks > PEAK_CHUNKS ? 0 : peaks->next;
     uint8_t *const at = peaks->memory + peaks->next * LIMIT_CHUNK;
-    peaks->next = (peaks->next + chunks) % (PEAK_MEMORY / LIMIT_CHUNK - 4 * PEAK_CHUNKS);
+    peaks->next += chunks;
     return at;
 }
 
-static inline void peaks_update_compute(struct peaks *peaks, enum peak kind, struct limit_compute compute,
-                                        const struct opaq_parallel *parallel, int threads) {
-    const struct opaq_body body = {limit_compute_piece, &compute};
-    const int64_t units = (int64_t)threads * PEAK_UNITS;
-    for (int i = 0; i < PEAK_SAMPLES && compute.run != 0; ++i) {
-        const double start = now();
-        parallel->run(parallel->context, units, &body);
-        peaks_keep(peaks, kind, (double)units * compute.operations / (now() - start));
+/* How many seconds so much work would take, going by a sample of about as much. 0 where the limit is not known. */
+static inline double peaks_sample(struct peaks *peaks, enum peak kind, double work,
+                                  const struct opaq_parallel *parallel) {
+    struct limit_compute compute = kind == PEAK_FMA ? limit_fma() : limit_bytes();
+    struct limit_read read = {.streams = peaks->samples++ % 2 == 0 ? LIMIT_STREAMS : LIMIT_STREAMS / 2};
+    struct limit_copy copy;
+    struct opaq_body body = {limit_compute_piece, &compute};
+    double unit = compute.operations;
+    int64_t units;
+    if (kind == PEAK_READ || kind == PEAK_COPY) {
+        unit = kind == PEAK_COPY ? 2.0 * LIMIT_CHUNK : LIMIT_CHUNK;
+    } else if (compute.run == NULL) {
+        return 0.0;
     }
+    units = (int64_t)(work / unit + 0.5) > 1 ? (int64_t)(work / unit + 0.5) : 1;
+    if (kind == PEAK_READ) {
+        units = units > PEAK_CHUNKS ? PEAK_CHUNKS : units;
+        read.from = peaks_next(peaks, units);
+        body = (struct opaq_body){limit_read_piece, &read};
+    } else if (kind == PEAK_COPY) {
+        units = units > PEAK_CHUNKS / 2 ? PEAK_CHUNKS / 2 : units;
+        copy.to = peaks_next(peaks, 2 * units);
+        copy.from = copy.to + units * LIMIT_CHUNK;
+        body = (struct opaq_body){limit_copy_piece, &copy};
+    }
+    const double start = now();
+    parallel->run(parallel->context, units, &body);
+    const double rate = (double)units * unit / (now() - start);
+    peaks->best[kind] = rate > peaks->best[kind] ? rate : peaks->best[kind];
+    return work / rate;
 }
 
-/* Reading, multiply-adds of floats and of bytes, once more. */
+/* Some samples of each. */
 static inline void peaks_update(struct peaks *peaks, const struct opaq_parallel *parallel, int threads) {
-    struct limit_read read = {.streams = LIMIT_STREAMS};
-    const struct opaq_body body = {limit_read_piece, &read};
+    const double units = (double)threads * PEAK_SAMPLE_UNITS;
     for (int i = 0; i < PEAK_SAMPLES; ++i) {
-        read.from = peaks_next(peaks, PEAK_CHUNKS);
-        read.streams = i % 2 == 0 ? LIMIT_STREAMS : LIMIT_STREAMS / 2;
-        const double start = now();
-        parallel->run(parallel->context, PEAK_CHUNKS, &body);
-        peaks_keep(peaks, PEAK_READ, (double)PEAK_CHUNKS * LIMIT_CHUNK / (now() - start));
-    }
-    peaks_update_compute(peaks, PEAK_FMA, limit_fma(), parallel, threads);
-    peaks_update_compute(peaks, PEAK_BYTES, limit_bytes(), parallel, threads);
-}
-
-/* Copying past the caches, once more; bytes are read and written ones. */
-static inline void peaks_update_copy(struct peaks *peaks, const struct opaq_parallel *parallel) {
-    const int64_t chunks = PEAK_CHUNKS;
-    for (int i = 0; i < PEAK_SAMPLES; ++i) {
-        uint8_t *const from = peaks_next(peaks, 2 * chunks);
-        struct copy_task copy = {(char *)from + chunks * LIMIT_CHUNK, (char *)from};
-        const struct opaq_body body = {stream_piece, &copy};
-        const double start = now();
-        parallel->run(parallel->context, chunks * LIMIT_CHUNK / 4096, &body);
-        peaks_keep(peaks, PEAK_COPY, 2.0 * (double)(chunks * LIMIT_CHUNK) / (now() - start));
+        (void)peaks_sample(peaks, PEAK_READ, PEAK_SAMPLE_BYTES, parallel);
+        (void)peaks_sample(peaks, PEAK_COPY, 2.0 * PEAK_SAMPLE_BYTES, parallel);
+        (void)peaks_sample(peaks, PEAK_FMA, units * limit_fma().operations, parallel);
+        (void)peaks_sample(peaks, PEAK_BYTES, units * limit_bytes().operations, parallel);
     }
 }
 

@@ -1,20 +1,22 @@
-"""What the benchmarks in Python share: rounds that visit every subject, this machine's limits between them,
-figures that are compared with what they must be, a table and JSON.
+"""What the benchmarks in Python share: rounds that visit every subject and this machine's limits, figures that
+are compared with what they must be, a table and JSON.
 
-A figure is made of minima over all rounds; the spread beside it is the median over the minimum. Nothing here
-knows a format: shapes, bytes and kernels are asked from opaq."""
+Machines are noisy, and a best moment hits one subject and not another. So a round calls every subject some
+times, one after another, and keeps the minimum of each; a figure is the median of the rounds' ratios, with the
+quartiles and the ratio of the minima of all rounds beside it. A time is the minimum of all rounds; its spread
+is the median over that. Nothing here knows a format: shapes, bytes and kernels are asked from opaq."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import io
 import json
 import os
 import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,34 +49,61 @@ def cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
-class Peaks:
-    """The best seen of this machine's limits on so many threads, with everything it has: OPAQ_CPU does not
-    limit them. bench_peaks lies beside the library, in bench/."""
+class Limits:
+    """Samples of what this machine can do at most on so many threads, and the best that was seen. The library
+    is built beside that of opaq, in bench/; its threads are its own."""
+
+    KINDS = ("read", "floats", "bytes", "copy")  # as bench_peaks.h has them
 
     def __init__(self, threads: int) -> None:
-        self.program = Path(_library.path).resolve().parent / "bench" / "bench_peaks"
-        self.threads = threads
-        self.best: dict[str, float] = {}
+        library = ctypes.CDLL(str(Path(_library.path).resolve().parent / "bench" / "libbench_limits.so"))
+        library.bench_limits_open.restype = ctypes.c_void_p
+        library.bench_limits_sample.restype = library.bench_limits_best.restype = ctypes.c_double
+        library.bench_limits_sample.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_double]
+        library.bench_limits_best.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        self.library, self.handle = library, library.bench_limits_open(threads)
+        if self.handle is None:
+            raise SystemExit("measuring: no memory for the limits of this machine")
 
-    def update(self) -> None:
-        command = [str(self.program), "--threads", str(self.threads), "--rounds", "2", "--json", "-"]
-        environment = {name: value for name, value in os.environ.items() if name != "OPAQ_CPU"}
-        made = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        for name, value in json.loads(made.stdout).items():
-            if name.endswith("_per_second"):
-                self.best[name] = max(value, self.best.get(name, 0.0))
+    def sample(self, kind: str, work: float) -> Sample:
+        """A subject: about so many bytes or operations."""
+        return Sample(lambda: self.library.bench_limits_sample(self.handle, self.KINDS.index(kind), work))
+
+    def samples(self) -> dict[str, Sample]:
+        """What is read and computed in every round, so that all limits are known."""
+        return {"read": self.sample("read", 16 << 20)} | {
+            kind: self.sample(kind, 1e8) for kind in ("floats", "bytes")
+        }
+
+    @property
+    def best(self) -> dict[str, float]:
+        """In a second."""
+        return {
+            f"{kind}_per_second": self.library.bench_limits_best(self.handle, i)
+            for i, kind in enumerate(self.KINDS)
+        }
 
     @property
     def read(self) -> float:
-        return self.best["read_bytes_per_second"]
+        return self.best["read_per_second"]
 
     @property
     def floats(self) -> float:
-        return self.best["float_operations_per_second"]
+        return self.best["floats_per_second"]
 
     @property
     def bytes(self) -> float:
-        return self.best["byte_operations_per_second"]
+        return self.best["bytes_per_second"]
+
+
+class Sample:
+    """A subject that tells its seconds itself."""
+
+    def __init__(self, call: Callable[[], float]) -> None:
+        self.call = call
+
+    def __call__(self) -> float:
+        return self.call()
 
 
 class Turns:
@@ -94,32 +123,32 @@ def copies(first: Any, size: int, copy: Callable[[Any], Any]) -> list[Any]:
 
 
 def interleave(
-    subjects: dict[str, Callable[[], Any]], rounds: int, between: Callable[[], None], sample_s: float = 0.02
+    subjects: dict[str, Callable[[], Any]], rounds: int, sample_s: float = 0.02
 ) -> dict[str, list[float]]:
-    """Seconds of each call. A round calls every subject for sample_s, at least once and at most eight times."""
+    """For each subject the least seconds of each round, in which it is called for sample_s, at least once and
+    at most eight times."""
     times: dict[str, list[float]] = {name: [] for name in subjects}
     gc.collect()
     gc.disable()
     for current in range(-1, rounds):  # -1 warms up
-        between()
         for name, call in subjects.items():
             time.sleep(PAUSE_S)
-            spent = 0.0
+            spent, taken = 0.0, []
             for _ in range(8):
                 start = time.perf_counter()
-                call()
-                seconds = time.perf_counter() - start
-                spent += seconds
-                if current >= 0:
-                    times[name].append(seconds)
+                told = call()
+                taken.append(told if isinstance(call, Sample) else time.perf_counter() - start)
+                spent += taken[-1]
                 if spent > sample_s:
                     break
+            if current >= 0:
+                times[name].append(min(taken))
     gc.enable()
     return times
 
 
 def rounds_of(rows: int, rounds: int) -> int:
-    """One row takes little time, and depends on the memory's best moments: it has more rounds."""
+    """One row takes little time, and has more rounds."""
     return 4 * rounds if rows == 1 else rounds
 
 
@@ -127,13 +156,22 @@ def spread(seconds: Sequence[float]) -> float:
     return statistics.median(seconds) / min(seconds)
 
 
-def figure(value: float, of: str, must: float = 0.0, aim: float = 0.0) -> dict[str, Any]:
-    """One number and what it is a share or a multiple of. Without `must` it is only told."""
-    made: dict[str, Any] = {"value": value, "of": of}
+def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
+    """Of times that were taken in the same rounds."""
+    each = sorted(a / b for a, b in zip(above, below, strict=True))
+    quarter = (len(each) + 1) // 4
+    made = {"value": statistics.median(each), "low": each[quarter], "high": each[-1 - quarter]}
+    return made | {"of_minima": min(above) / min(below)}
+
+
+def figure(made: dict[str, float], of: str, must: float = 0.0, aim: float = 0.0) -> dict[str, Any]:
+    """A ratio and what it is a share or a multiple of. Without `must` it is only told."""
+    told: dict[str, Any] = {**made, "of": of}
     if must:
-        reached = "aim" if value >= aim else "must" if value >= must else "MISSED"
-        made |= {"must": must, "aim": aim, "reached": reached}
-    return made
+        value = made["value"]
+        told |= {"must": must, "aim": aim}
+        told["reached"] = "aim" if value >= aim else "must" if value >= must else "MISSED"
+    return told
 
 
 def record(
@@ -146,7 +184,7 @@ def record(
     figures: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     made: dict[str, Any] = {"case": case, "m": m, "threads": threads, "kernel": kernel}
-    made |= {"seconds": min(seconds), "samples": len(seconds), "median_over_best": spread(seconds)}
+    made |= {"seconds": min(seconds), "rounds": len(seconds), "median_over_best": spread(seconds)}
     made |= {"floor_seconds": floor_s, "share_of_floor": floor_s / min(seconds), "figures": list(figures)}
     return made
 
@@ -159,7 +197,7 @@ def show(records: Sequence[dict[str, Any]]) -> None:
             if "must" not in f and f["of"] not in TOLD:
                 continue
             limits = f" (must {f['must']:g}, aim {f['aim']:g}: {f['reached']})" if "must" in f else ""
-            told.append(f"{f['value']:.2f} of {f['of']}{limits}")
+            told.append(f"{f['value']:.2f} ({f['low']:.2f}-{f['high']:.2f}) of {f['of']}{limits}")
         floor = f"{one['floor_seconds'] * 1e6:10.1f} {one['share_of_floor']:6.2f}"
         print(
             f"{one['case']:34} {one['m']:4} {one['threads']:2} {one['seconds'] * 1e6:10.1f} "

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """bench_summary.py <folder> [options]: what the benchmarks wrote into the folder, as one table.
 
-Each row has a figure, what it must be and what it aims at; rows that miss it are named at the end. Where a
-row was measured on one thread and on all, both are shown and all threads decide. Writes <folder>/summary.json
-with the rows and everything they were taken from. --markdown prints the table in Markdown from that file,
-instead; --into docs/performance.md puts it there, between its two marks. --strict: exit 1 if a row misses what
-it must be. <name>.others beside a benchmark's figures is the share of the processors that other programs had
-meanwhile: where that is more than a little, figures of all threads mean little, and the table says so. It also
-says when the figures were measured, for those of one benchmark can be newer than those of another.
+Each row has a figure, the median of rounds in which it and what it is compared with were timed in turns, their
+quartiles, the ratio of the minima of all rounds, what it must be and what it aims at; the median decides, and
+rows that miss are named at the end. Where a row was measured on one thread and on all, both are shown and all
+threads decide. Writes <folder>/summary.json with the rows and everything they were taken from. --markdown
+prints the table in Markdown from that file, instead; --into docs/performance.md puts it there, between its two
+marks. --strict: exit 1 if a row misses what it must be. <name>.others beside a benchmark's figures is the share
+of the processors that other programs had meanwhile: where that is more than a little, figures of all threads
+mean little, and the table says so. It also says when the figures were measured, for those of one benchmark can
+be newer than those of another.
 """
 
 from __future__ import annotations
@@ -24,6 +26,15 @@ SOURCES = (
 )
 
 
+class Ratio(NamedTuple):
+    """The median of all rounds, their quartiles, and the ratio of the minima of all rounds."""
+
+    value: float
+    low: float
+    high: float
+    of_minima: float
+
+
 class Entry(NamedTuple):
     """One figure of one benchmark."""
 
@@ -32,7 +43,7 @@ class Entry(NamedTuple):
     m: int
     of: str
     threads: int
-    value: float
+    ratio: Ratio
     must: float
     aim: float
     seconds: float
@@ -111,14 +122,18 @@ LESS_IS_BETTER = ("x of M=1",)
 # ---- reading ----
 
 
+def ratio_of(one: Any, name: str) -> Ratio:
+    return Ratio(one[name], one["low"], one["high"], one["of_minima"])
+
+
 def packed_entries(source: str, content: Any) -> list[Entry]:
     made = []
     for one in content["results"]:
-        of, share, seconds = one["limit"], one["share"], one["seconds"]
-        floor = seconds * share if of in ("read", "fma", "bytes") else 0.0
+        of, ratio = one["limit"], ratio_of(one, "share")
+        floor = one["seconds"] * ratio.of_minima if of in ("read", "fma", "bytes") else 0.0
         place = source, one["case"], one["m"], of, one["threads"]
-        figures = share, one["must"], one["aim"], seconds, floor
-        made.append(Entry(*place, *figures, one["median_over_best"], one["kernel"]))
+        limits, times = (one["must"], one["aim"]), (one["seconds"], floor, one["median_over_best"])
+        made.append(Entry(*place, ratio, *limits, *times, one["kernel"]))
     return made
 
 
@@ -130,13 +145,15 @@ def quant_entries(source: str, content: Any) -> list[Entry]:
         if one["operation"] == "quantize":
             kernels[one["spec"]] = one["kernel"]
         case = f"{one['spec']} {one['operation']}"
-        figures = one["share_of_floor"], one.get("must", 0.0), one.get("aim", 0.0), one["seconds"]
+        ratio, limits = ratio_of(one, "share_of_floor"), (one.get("must", 0.0), one.get("aim", 0.0))
         place = source, case, 0, "copy", content["threads"]
-        made.append(Entry(*place, *figures, one["floor_seconds"], one["median_over_best"], one["kernel"]))
+        times = one["seconds"], one["seconds"] * ratio.of_minima, one["median_over_best"]
+        made.append(Entry(*place, ratio, *limits, *times, one["kernel"]))
     for one in content["both"]:
         place = source, f"{one['format']} both", 0, "two passes", content["threads"]
-        figures = one["ratio"], one["must"], one["aim"], one["both_seconds"]
-        made.append(Entry(*place, *figures, 0.0, 0.0, kernels.get(one["format"] + "+both", "")))
+        limits, times = (one["must"], one["aim"]), (one["both_seconds"], 0.0, one["median_over_best"])
+        kernel = kernels.get(one["format"] + "+both", "")
+        made.append(Entry(*place, ratio_of(one, "ratio"), *limits, *times, kernel))
     return made
 
 
@@ -146,8 +163,9 @@ def figure_entries(source: str, content: Any) -> list[Entry]:
         case = one["case"] + (", avx2" if one.get("features") else "")
         for f in one["figures"]:
             place = source, case, one["m"], f["of"], one["threads"]
-            figures = f["value"], f.get("must", 0.0), f.get("aim", 0.0), one["seconds"], one["floor_seconds"]
-            made.append(Entry(*place, *figures, one["median_over_best"], one["kernel"]))
+            limits = f.get("must", 0.0), f.get("aim", 0.0)
+            times = one["seconds"], one["floor_seconds"], one["median_over_best"]
+            made.append(Entry(*place, ratio_of(f, "value"), *limits, *times, one["kernel"]))
     return made
 
 
@@ -166,7 +184,7 @@ READERS = {
 
 def judge(entry: Entry, must: float, aim: float) -> str:
     sign = -1.0 if entry.of in LESS_IS_BETTER else 1.0
-    value = sign * entry.value
+    value = sign * entry.ratio.value
     return "aim" if value >= sign * aim else "must" if value >= sign * must else "MISSED"
 
 
@@ -193,7 +211,7 @@ def summarize(contents: dict[str, Any], measured: dict[str, str], others: dict[s
                 "aim": aim,
                 "reached": judge(entry, must, aim),
             }  # the last is that of all threads
-            told = {"threads": entry.threads, "value": entry.value, "reached": made["reached"]}
+            told = {"threads": entry.threads, **entry.ratio._asdict(), "reached": made["reached"]}
             told |= {"seconds": entry.seconds, "floor_seconds": entry.floor_s}
             made["results"].append(told | {"median_over_best": entry.spread, "kernel": entry.kernel})
         rows.append(made)
@@ -250,19 +268,22 @@ def about(summary: dict[str, Any]) -> str:
 
 def print_table(summary: dict[str, Any]) -> None:
     print(about(summary))
-    head = ("row", "T", "us", "floor us", "figure", "of", "must", "aim", "reached", "spread", "kernel")
-    form = "{:36} {:>2} {:>10} {:>10} {:>7} {:15} {:>5} {:>5} {:10} {:>6}  {}"
+    head = ["row", "T", "us", "floor us", "figure", "quartiles", "minima", "of"]
+    head += ["must", "aim", "reached", "spread", "kernel"]
+    form = "{:36} {:>2} {:>10} {:>10} {:>7} {:>11} {:>6} {:15} {:>5} {:>5} {:10} {:>6}  {}"
     print("\n" + form.format(*head))
     for row in summary["rows"]:
         title = title_of(row) + extra_of(row)
         if not row["results"]:
-            print(form.format(title, "", "", "", "", row["of"], "", "", "not measured", "", ""))
+            print(form.format(title, "", "", "", "", "", "", row["of"], "", "", "not measured", "", ""))
         for one in row["results"]:
             decides = one is row["results"][-1]
             floor = f"{one['floor_seconds'] * 1e6:.1f}" if one["floor_seconds"] else ""
             spread = f"{one['median_over_best']:.2f}" if one["median_over_best"] else ""
             reached = one["reached"] if decides else f"({one['reached'].lower()})"
-            numbers = one["threads"], f"{one['seconds'] * 1e6:.1f}", floor, f"{one['value']:.3f}", row["of"]
+            quartiles, minima = f"{one['low']:.2f}-{one['high']:.2f}", f"{one['of_minima']:.2f}"
+            times = f"{one['seconds'] * 1e6:.1f}", floor
+            numbers = one["threads"], *times, f"{one['value']:.3f}", quartiles, minima, row["of"]
             limits = f"{row['must']:g}", f"{row['aim']:g}", reached, spread, one["kernel"]
             print(form.format(title, *numbers, *limits))
             title = ""
@@ -286,8 +307,8 @@ def print_misses(summary: dict[str, Any]) -> None:
 
 def markdown(summary: dict[str, Any]) -> str:
     lines = [about(summary).replace("\n", "; ") + ".", ""]
-    lines.append("| row | one thread | all threads | of | must | aim | reached | kernel |")
-    lines.append("|---|---|---|---|---|---|---|---|")
+    lines.append("| row | one thread | all threads | quartiles | minima | of | must | aim | reached | kernel |")
+    lines.append("|---|---|---|---|---|---|---|---|---|---|")
     for row in summary["rows"]:
         if not row["results"]:
             continue
@@ -296,7 +317,10 @@ def markdown(summary: dict[str, Any]) -> str:
         single = f"{one['value']:.2f}" if one else ""
         whole = f"{last['value']:.2f}" if last["threads"] != 1 else ""
         limits = f"{row['must']:g} | {row['aim']:g} | {row['reached']} | `{last['kernel']}`"
-        lines.append(f"| {title_of(row)}{extra_of(row)} | {single} | {whole} | {row['of']} | {limits} |")
+        beside = f"{last['low']:.2f}-{last['high']:.2f} | {last['of_minima']:.2f}"
+        lines.append(
+            f"| {title_of(row)}{extra_of(row)} | {single} | {whole} | {beside} | {row['of']} | {limits} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -65,7 +65,7 @@ if is_wanted packed; then
     bench bench_packed 8 "$programs/bench_packed"
     OPAQ_CPU=avx2 bench bench_packed_avx2 8 "$programs/bench_packed" --only nvfp4
 fi
-if is_wanted quant; then bench bench_quant 3 "$programs/bench_quant" --threads 1; fi
+if is_wanted quant; then bench bench_quant 4 "$programs/bench_quant" --threads 1; fi
 if is_wanted gemm; then bench bench_gemm 3 "$programs/bench_gemm" --shape 512x1024x1024; fi
 
 if is_wanted linear || is_wanted moe || is_wanted llama || is_wanted overhead; then
