@@ -21,12 +21,13 @@
 #include "bench_rounds.h"
 #include "bench_time.h"
 
+#include "../tests/cases/packed_cases.h"
 #include "../tests/cases/packed_operands.h"
 
 enum {
     COLD_ROWS = 4096,
     HOT_ROWS = 128,
-    COLUMNS = 4096,
+    COLUMNS = PACKED_CASE_COLUMNS,
     SLICE_ROWS = 256, /* of the weight for each thread, where x has many */
     FEW_ROWS = 8,
     COLD_BYTES = 300 << 20,
@@ -36,71 +37,10 @@ enum {
     FEW_ROWS_ROUNDS = 4,
 };
 
-enum limit { LIMIT_READ, LIMIT_FMA, LIMIT_BYTES, LIMIT_GEMM, LIMIT_ONE_ROW, LIMIT_PRODUCT };
 static const char *const limit_names[] = {"read", "fma", "bytes", "f32 gemm", "x of M=1", "product"};
 
 /* What counts as the best product of floats: this share of the multiply-adds. */
 static const double gemm_share = 0.9;
-
-struct packed_bench {
-    const char *name;
-    enum packed_format format;
-    enum packed_precision precision;
-    int64_t rows;
-    enum limit limit;
-    /* Share of the limit. LIMIT_ONE_ROW: times the time of the case with one row, at most. LIMIT_PRODUCT, of preparing x:
-     * share of the time of the product, at most. */
-    double must;
-    double aim;
-};
-
-static const struct packed_bench cases[] = {
-    {"nvfp4 fast", PACKED_NVFP4, PACKED_FAST, 1, LIMIT_READ, 0.85, 0.95},
-    {"nvfp4 fast", PACKED_NVFP4, PACKED_FAST, 8, LIMIT_ONE_ROW, 2.5, 1.8},
-    {"nvfp4 fast", PACKED_NVFP4, PACKED_FAST, 1, LIMIT_PRODUCT, 0.05, 0.01},
-    {"nvfp4 fast", PACKED_NVFP4, PACKED_FAST, 512, LIMIT_PRODUCT, 0.04, 0.02},
-    {"nvfp4 fast", PACKED_NVFP4, PACKED_FAST, 64, LIMIT_BYTES, 0.42, 0.50},
-    {"nvfp4 fast", PACKED_NVFP4, PACKED_FAST, 512, LIMIT_BYTES, 0.50, 0.58},
-    {"nvfp4 fast32", PACKED_NVFP4, PACKED_FAST32, 1, LIMIT_READ, 0.85, 0.95},
-    {"nvfp4 fast32", PACKED_NVFP4, PACKED_FAST32, 512, LIMIT_BYTES, 0.42, 0.50},
-    {"nvfp4 fast32", PACKED_NVFP4, PACKED_FAST32, 512, LIMIT_PRODUCT, 0.04, 0.02},
-    {"nvfp4 codes", PACKED_NVFP4, PACKED_CODES, 1, LIMIT_READ, 0.85, 0.95},
-    {"nvfp4 codes", PACKED_NVFP4, PACKED_CODES, 512, LIMIT_BYTES, 0.40, 0.50},
-    {"nvfp4 near", PACKED_NVFP4, PACKED_NEAR, 1, LIMIT_READ, 0.80, 0.90},
-    {"nvfp4 near", PACKED_NVFP4, PACKED_NEAR, 512, LIMIT_GEMM, 1.20, 1.40},
-    {"nvfp4 near", PACKED_NVFP4, PACKED_NEAR, 1, LIMIT_PRODUCT, 0.05, 0.01},
-    {"nvfp4 near", PACKED_NVFP4, PACKED_NEAR, 512, LIMIT_PRODUCT, 0.04, 0.02},
-    {"nvfp4 exact", PACKED_NVFP4, PACKED_EXACT, 1, LIMIT_READ, 0.75, 0.85},
-    {"nvfp4 exact", PACKED_NVFP4, PACKED_EXACT, 8, LIMIT_FMA, 0.70, 0.80},
-    {"nvfp4 exact", PACKED_NVFP4, PACKED_EXACT, 512, LIMIT_FMA, 0.80, 0.88},
-    {"nvfp4 bf16", PACKED_NVFP4, PACKED_BF16, 1, LIMIT_READ, 0.75, 0.85},
-    {"nvfp4 bf16", PACKED_NVFP4, PACKED_BF16, 8, LIMIT_FMA, 1.00, 1.20},
-    {"nvfp4 bf16", PACKED_NVFP4, PACKED_BF16, 512, LIMIT_FMA, 1.20, 1.50},
-    {"nvfp4 bf16", PACKED_NVFP4, PACKED_BF16, 512, LIMIT_PRODUCT, 0.04, 0.02},
-    {"mxfp4 fast", PACKED_MXFP4, PACKED_FAST, 1, LIMIT_READ, 0.85, 0.95},
-    {"mxfp4 fast", PACKED_MXFP4, PACKED_FAST, 8, LIMIT_ONE_ROW, 2.5, 1.8},
-    {"mxfp4 fast", PACKED_MXFP4, PACKED_FAST, 512, LIMIT_BYTES, 0.60, 0.70},
-    {"mxfp4 fast32", PACKED_MXFP4, PACKED_FAST32, 512, LIMIT_BYTES, 0.55, 0.65},
-    {"mxfp4 codes", PACKED_MXFP4, PACKED_CODES, 512, LIMIT_BYTES, 0.55, 0.65},
-    {"mxfp4 near", PACKED_MXFP4, PACKED_NEAR, 512, LIMIT_GEMM, 1.20, 1.40},
-    {"mxfp4 exact", PACKED_MXFP4, PACKED_EXACT, 1, LIMIT_READ, 0.75, 0.85},
-    {"mxfp4 exact", PACKED_MXFP4, PACKED_EXACT, 512, LIMIT_FMA, 0.80, 0.88},
-    {"mxfp4 bf16", PACKED_MXFP4, PACKED_BF16, 1, LIMIT_READ, 0.75, 0.85},
-    {"mxfp4 bf16", PACKED_MXFP4, PACKED_BF16, 512, LIMIT_FMA, 1.20, 1.50},
-    {"mxfp8 exact", PACKED_MXFP8, PACKED_EXACT, 1, LIMIT_READ, 0.75, 0.90},
-    {"mxfp8 exact", PACKED_MXFP8, PACKED_EXACT, 512, LIMIT_FMA, 0.80, 0.88},
-    {"mxfp8 bf16", PACKED_MXFP8, PACKED_BF16, 1, LIMIT_READ, 0.75, 0.90},
-    {"mxfp8 bf16", PACKED_MXFP8, PACKED_BF16, 512, LIMIT_FMA, 1.20, 1.50},
-    {"fp8 exact", PACKED_FP8, PACKED_EXACT, 1, LIMIT_READ, 0.75, 0.90},
-    {"fp8 exact", PACKED_FP8, PACKED_EXACT, 512, LIMIT_FMA, 0.80, 0.88},
-    {"fp8 bf16", PACKED_FP8, PACKED_BF16, 1, LIMIT_READ, 0.75, 0.90},
-    {"fp8 bf16", PACKED_FP8, PACKED_BF16, 512, LIMIT_FMA, 1.20, 1.50},
-    {"fp8blk bf16", PACKED_FP8BLK, PACKED_BF16, 1, LIMIT_READ, 0.75, 0.90},
-    {"fp8blk bf16", PACKED_FP8BLK, PACKED_BF16, 512, LIMIT_FMA, 1.20, 1.50},
-    {"fp8blk exact", PACKED_FP8BLK, PACKED_EXACT, 1, LIMIT_READ, 0.75, 0.90},
-    {"fp8blk exact", PACKED_FP8BLK, PACKED_EXACT, 512, LIMIT_FMA, 0.80, 0.88},
-};
-enum { CASE_COUNT = sizeof cases / sizeof cases[0], MOST_ROWS = 512 };
 
 struct settings {
     int rounds;
@@ -125,7 +65,7 @@ struct stock {
 
 /* One case on one number of threads. */
 struct measurement {
-    const struct packed_bench *from;
+    const struct packed_case *from;
     int64_t weight_rows; /* of which it is timed */
     const struct packed_kernel *kernel;
     struct stock *stock;
@@ -175,7 +115,7 @@ static struct packed_weight next_weight(struct stock *stock) {
 }
 
 /* The kernel of a table by name, or the one this machine would take. */
-static const struct packed_kernel *kernel_of(const struct packed_bench *from, const char *table) {
+static const struct packed_kernel *kernel_of(const struct packed_case *from, const char *table) {
     int count;
     const struct packed_table *const *tables = packed_tables(&count);
     if (table[0] == '\0') {
@@ -238,7 +178,7 @@ static double time_product(const struct measurement *one, const struct opaq_para
 }
 
 static double time_preparing(const struct measurement *one, const struct opaq_parallel *parallel) {
-    const struct packed_bench *from = one->from;
+    const struct packed_case *from = one->from;
     const struct gemm_operand operand = {.plain = {.data = one->plain,
                                                    .dtype = OPAQ_BF16,
                                                    .rows = from->rows,
@@ -282,7 +222,7 @@ static void time_case(struct measurement *one, struct peaks *peaks, const struct
 
 /* ---- reporting ---- */
 
-static bool is_less_better(const struct packed_bench *from) {
+static bool is_less_better(const struct packed_case *from) {
     return from->limit == LIMIT_ONE_ROW || from->limit == LIMIT_PRODUCT;
 }
 
@@ -295,7 +235,7 @@ static struct figure share_of(const struct measurement *one) {
     return rounds_figure(&one->rounds, factor, is_less_better(one->from));
 }
 
-static const char *verdict_of(const struct packed_bench *from, double share) {
+static const char *verdict_of(const struct packed_case *from, double share) {
     const bool reaches_aim = is_less_better(from) ? share <= from->aim : share >= from->aim;
     const bool reaches_must = is_less_better(from) ? share <= from->must : share >= from->must;
     return share <= 0.0 ? "unknown" : reaches_aim ? "aim" : reaches_must ? "must" : "MISSED";
@@ -358,7 +298,7 @@ static const struct measurement *product_with_rows(const struct measurement *all
 
 /* All wanted cases on one number of threads. */
 static void run_threads(const struct settings *s, int threads, FILE *json, bool *is_first) {
-    static struct measurement all[CASE_COUNT];
+    static struct measurement all[PACKED_CASE_COUNT];
     static float *y;
     struct opaq_pool *pool;
     struct opaq_error error;
@@ -367,29 +307,30 @@ static void run_threads(const struct settings *s, int threads, FILE *json, bool 
         stop(error.text);
     }
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
-    y = y == NULL ? packed_allocate(MOST_ROWS * s->rows * (int64_t)sizeof(float)) : y;
+    y = y == NULL ? packed_allocate(PACKED_CASE_MOST_ROWS * s->rows * (int64_t)sizeof(float)) : y;
     static struct peaks peaks;
     if (s->rows == COLD_ROWS && peaks.memory == NULL) {
         peaks = peaks_make();
     }
     memset(peaks.best, 0, sizeof peaks.best);
-    for (int i = 0; i < CASE_COUNT; ++i) {
-        const struct packed_kernel *kernel = kernel_of(&cases[i], s->table);
-        const bool is_wanted =
-            s->rows == COLD_ROWS || (cases[i].rows <= FEW_ROWS && cases[i].limit != LIMIT_PRODUCT);
-        if (is_wanted && strstr(cases[i].name, s->only) != NULL && kernel != NULL &&
+    for (int i = 0; i < PACKED_CASE_COUNT; ++i) {
+        const struct packed_kernel *kernel = kernel_of(&packed_cases[i], s->table);
+        const bool is_wanted = s->rows == COLD_ROWS ||
+                               (packed_cases[i].rows <= FEW_ROWS && packed_cases[i].limit != LIMIT_PRODUCT);
+        if (is_wanted && strstr(packed_cases[i].name, s->only) != NULL && kernel != NULL &&
             (strstr(kernel->name, "_ref") == NULL || strcmp(s->table, "ref") == 0)) {
             struct measurement *one = &all[count++];
             memset(one, 0, sizeof *one);
-            one->from = &cases[i];
+            one->from = &packed_cases[i];
             one->kernel = kernel;
-            one->weight_rows = cases[i].rows <= FEW_ROWS ? s->rows : min_int64(SLICE_ROWS * threads, s->rows);
-            one->stock = stock_of(cases[i].format, s->rows);
-            if (cases[i].limit == LIMIT_PRODUCT) {
+            one->weight_rows =
+                packed_cases[i].rows <= FEW_ROWS ? s->rows : min_int64(SLICE_ROWS * threads, s->rows);
+            one->stock = stock_of(packed_cases[i].format, s->rows);
+            if (packed_cases[i].limit == LIMIT_PRODUCT) {
                 plain_make(one);
             } else {
-                packed_case_rows_make(&one->x, cases[i].precision, cases[i].format, cases[i].rows, COLUMNS,
-                                      PACKED_FILL_USUAL, 2);
+                packed_case_rows_make(&one->x, packed_cases[i].precision, packed_cases[i].format,
+                                      packed_cases[i].rows, COLUMNS, PACKED_FILL_USUAL, 2);
             }
         }
     }

@@ -3,14 +3,14 @@
  *
  * The bound, with u = 2^-24 and A = the sum of |x w|: (K / 8 + 16) u A where floats are multiplied, (blocks + 4) u A
  * where integers are; a few of the smallest floats where sums are subnormal; with bf16, what flushing subnormals to zero
- * costs as packed.h has it. Further: a row's bits do not depend on
- * the rows beside it nor on the tiles of a task, with 4-bit weights they are the reference's (but with bf16), and nothing
- * but n < N is written. */
+ * costs as packed.h has it. Further: a row's bits do not depend on the rows beside it nor on the tiles of a task, with
+ * 4-bit weights they are the reference's (but with bf16), and nothing but n < N is written. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "../cases/packed_cases.h"
 #include "../cases/packed_operands.h"
 #include "base/float_bits.h"
 #include "check.h"
@@ -263,6 +263,14 @@ static void check_operands(const struct packed_case_weight *w, const struct pack
     expected_free(&e);
 }
 
+static void check_rows(const struct packed_case_weight *w, enum packed_precision precision, int64_t rows,
+                       enum packed_fill fill, uint64_t seed) {
+    struct packed_case_rows x;
+    packed_case_rows_make(&x, precision, w->weight.format, rows, w->weight.columns, fill, seed);
+    check_operands(w, &x);
+    packed_case_rows_free(&x);
+}
+
 static bool is_combination(int format, int precision) {
     return packed_is_4_bit((enum packed_format)format) || precision == PACKED_EXACT || precision == PACKED_BF16;
 }
@@ -275,11 +283,7 @@ static void check_shape(int64_t rows, int64_t n_count, int64_t k_count, enum pac
             packed_case_weight_make(&w, (enum packed_format)format, is_e5m2, n_count, k_count, fill, seed);
             for (int precision = 0; precision < PACKED_PRECISION_COUNT; ++precision) {
                 if (is_combination(format, precision)) {
-                    struct packed_case_rows x;
-                    packed_case_rows_make(&x, (enum packed_precision)precision, (enum packed_format)format,
-                                          rows, k_count, fill, seed + 1);
-                    check_operands(&w, &x);
-                    packed_case_rows_free(&x);
+                    check_rows(&w, (enum packed_precision)precision, rows, fill, seed + 1);
                 }
             }
             packed_case_weight_free(&w);
@@ -319,6 +323,20 @@ static void many_columns_are_within_the_bound(void) {
         for (int64_t m = 1; m <= 17; m += 8) {
             check_shape(m, 37, columns[i], (enum packed_fill)((i + m) % PACKED_FILL_COUNT), (uint64_t)i);
         }
+    }
+}
+
+/* With as many columns as the benchmark has, a tile or more and a part of one, and not all of hundreds of rows. */
+static void timed_cases_are_within_the_bound(void) {
+    for (int i = 0; i < PACKED_CASE_COUNT; ++i) {
+        const struct packed_case *one = &packed_cases[i];
+        struct packed_case_weight w;
+        packed_case_weight_make(&w, one->format, false, one->rows > 8 ? 17 : 50, PACKED_CASE_COLUMNS,
+                                PACKED_FILL_USUAL, 1);
+        if (one->limit != LIMIT_PRODUCT) {
+            check_rows(&w, one->precision, min_int64(one->rows, 200), PACKED_FILL_USUAL, 2);
+        }
+        packed_case_weight_free(&w);
     }
 }
 
@@ -575,6 +593,7 @@ static const struct test_case tests[] = {TEST(small_shapes_are_within_the_bound)
                                          TEST(many_rows_are_within_the_bound),
                                          TEST(hundreds_of_rows_are_within_the_bound),
                                          TEST(many_columns_are_within_the_bound),
+                                         TEST(timed_cases_are_within_the_bound),
                                          TEST(every_fill_is_within_the_bound),
                                          TEST(every_scale_is_exact),
                                          TEST(nan_stays_in_its_row),
