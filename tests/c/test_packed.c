@@ -4,7 +4,8 @@
  * The bound, with u = 2^-24 and A = the sum of |x w|: (K / 8 + 16) u A where floats are multiplied, (blocks + 4) u A
  * where integers are; a few of the smallest floats where sums are subnormal; with bf16, what flushing subnormals to zero
  * costs as packed.h has it. Further: a row's bits do not depend on the rows beside it nor on the tiles of a task, with
- * 4-bit weights they are the reference's (but with bf16), and nothing but n < N is written. */
+ * 4-bit weights they are the reference's (but with bf16), and nothing but n < N is written. It is long because all tests
+ * share one definition of the product. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
