@@ -89,23 +89,42 @@ VEC_INLINE struct step_floats held_amaxes(const struct step held[HELD_ROWS], enu
 
 /* ---- the Hadamard transform of the columns of HELD_ROWS rows ---- */
 
-VEC_INLINE void butterflies(vecf v[HELD_ROWS]) {
-    for (int h = 1; h < HELD_ROWS; h *= 2) {
-        for (int i = 0; i < HELD_ROWS; ++i) {
-            if ((i & h) == 0) {
-                const vecf a = v[i];
-                const vecf b = v[i + h];
-                v[i] = a + b;
-                v[i + h] = a - b;
-            }
+/* `h` is a constant where it is used, so that the rows stay in registers. */
+VEC_INLINE void butterflies_of(vecf v[HELD_ROWS], int h) {
+    for (int i = 0; i < HELD_ROWS; ++i) {
+        if ((i & h) == 0) {
+            const vecf a = v[i];
+            const vecf b = v[i + h];
+            v[i] = a + b;
+            v[i + h] = a - b;
         }
     }
 }
 
-/* hadamard_forward() in each lane, up to the rounding. */
-VEC_INLINE void transform_lanes(vecf v[HELD_ROWS], uint16_t mask) {
+VEC_INLINE void butterflies(vecf v[HELD_ROWS]) {
+    butterflies_of(v, 1);
+    butterflies_of(v, 2);
+    butterflies_of(v, 4);
+    butterflies_of(v, 8);
+}
+
+/* What rows are multiplied with first: a quarter, with the sign that the mask has for the row. */
+struct hadamard_quarters {
+    float row[HELD_ROWS];
+};
+
+VEC_INLINE struct hadamard_quarters hadamard_quarters(uint16_t mask) {
+    struct hadamard_quarters quarters;
     for (int i = 0; i < HELD_ROWS; ++i) {
-        v[i] = (vecf)((vec32)v[i] ^ ((uint32_t)(mask >> i & 1) << 31)) * 0.25f;
+        quarters.row[i] = mask >> i & 1 ? -0.25f : 0.25f;
+    }
+    return quarters;
+}
+
+/* hadamard_forward() in each lane, up to the rounding. */
+VEC_INLINE void transform_lanes(vecf v[HELD_ROWS], const struct hadamard_quarters *quarters) {
+    for (int i = 0; i < HELD_ROWS; ++i) {
+        v[i] = v[i] * quarters->row[i];
     }
     butterflies(v);
 }
@@ -124,19 +143,30 @@ VEC_INLINE struct step_floats step_values(struct step x, enum opaq_element dtype
     return (struct step_floats){(vecf)split_even(first, second), (vecf)split_odd(first, second)};
 }
 
-/* hadamard_forward() of held rows, whatever their dtype, to rows of bf16. */
-VEC_INLINE void transform_held(struct step held[HELD_ROWS], enum opaq_element dtype, uint16_t mask) {
-    vecf even[HELD_ROWS];
-    vecf odd[HELD_ROWS];
+/* The same of the even or the odd elements of held rows. */
+VEC_INLINE void transform_half(const struct step held[HELD_ROWS], enum opaq_element dtype, bool is_odd,
+                               const struct hadamard_quarters *quarters, vecf v[HELD_ROWS]) {
     for (int i = 0; i < HELD_ROWS; ++i) {
         const struct step_floats values = step_values(held[i], dtype);
-        even[i] = values.even;
-        odd[i] = values.odd;
+        v[i] = is_odd ? values.odd : values.even;
     }
-    transform_lanes(even, mask);
-    transform_lanes(odd, mask);
+    transform_lanes(v, quarters);
+}
+
+/* hadamard_forward() of held rows, whatever their dtype, to rows of bf16. One half comes after the other, since all
+ * registers would not hold both. */
+VEC_INLINE void transform_held(struct step held[HELD_ROWS], enum opaq_element dtype,
+                               const struct hadamard_quarters *quarters) {
+    vecf v[HELD_ROWS];
+    vec32 low[HELD_ROWS];
+    transform_half(held, dtype, false, quarters, v);
     for (int i = 0; i < HELD_ROWS; ++i) {
-        held[i] = step_of_pairs(even[i], odd[i], OPAQ_BF16, true);
+        low[i] = round_to_bf16(v[i], true) >> 16;
+    }
+    transform_half(held, dtype, true, quarters, v);
+    for (int i = 0; i < HELD_ROWS; ++i) {
+        held[i] =
+            (struct step){{choose_bits(low[i], round_to_bf16(v[i], true), vec32_set(0xFFFFu)), vec32_set(0)}};
     }
 }
 

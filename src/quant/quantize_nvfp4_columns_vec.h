@@ -231,6 +231,7 @@ VEC_INLINE void nvfp4_strip_block(struct nvfp4_columns kind, const struct quant_
     enum { STEPS = TILE / STEP };
     const int64_t bytes = element_bytes(kind.dtype);
     char staged[HELD_ROWS * TILE * 4];
+    const struct hadamard_quarters quarters = hadamard_quarters(kind.spec->hadamard_mask);
     for (int64_t i = 0; i < columns; i += TILE) {
         struct nvfp4_column_codes codes[STEPS];
         const struct column_source source =
@@ -249,7 +250,7 @@ VEC_INLINE void nvfp4_strip_block(struct nvfp4_columns kind, const struct quant_
                 }
             }
             if (kind.is_hadamard) { /* a group is stored whole, beyond the last row too */
-                transform_held(held, kind.dtype, kind.spec->hadamard_mask);
+                transform_held(held, kind.dtype, &quarters);
             }
             const struct nvfp4_column_globals globals = {split_columns(strip->global + i + s * STEP),
                                                          split_columns(strip->inverse + i + s * STEP),
