@@ -146,21 +146,26 @@ VEC_INLINE vec32 round_to_codes(vecf a, enum opaq_element element, uint32_t down
 /* ---- plain elements: finite, and not scaled beyond the largest value ---- */
 
 /* Factors for plain elements are divided by 2^this, which makes the excess a multiple of the sign's bit, so that it need
- * not be subtracted. */
+ * not be subtracted. E2M1 has no excess there. */
 VEC_INLINE uint32_t plain_down(enum opaq_element element) {
-    return element == OPAQ_E2M1 ? 1 : element == OPAQ_E4M3 ? 13 : 6;
+    return element == OPAQ_E2M1 ? 0 : element == OPAQ_E4M3 ? 13 : 6;
 }
 
 VEC_INLINE float plain_factor(enum opaq_element element) {
-    return element == OPAQ_E2M1 ? 0x1p-1f : element == OPAQ_E4M3 ? 0x1p-13f : 0x1p-6f;
+    return element == OPAQ_E2M1 ? 1.0f : element == OPAQ_E4M3 ? 0x1p-13f : 0x1p-6f;
+}
+
+/* Codes, in the low words, of magnitudes under factors that were multiplied with plain_factor(). */
+VEC_INLINE vec32 plain_codes(vecf magnitudes, vecf factors, enum opaq_element element) {
+    return element == OPAQ_E2M1 ? (vec32)(magnitudes * factors + e2m1_grid(magnitudes, factors))
+                                : round_to_codes(magnitudes * factors, element, plain_down(element));
 }
 
 /* Codes, as words, of a step under factors that were multiplied with plain_factor(). */
 VEC_INLINE vec16 encode_plain(struct step x, enum opaq_element dtype, enum opaq_element element, vecf even,
                               vecf odd) {
     const struct step_floats a = step_magnitudes(x, dtype);
-    const vec16 codes = join_words(round_to_codes(a.even * even, element, plain_down(element)),
-                                   round_to_codes(a.odd * odd, element, plain_down(element)));
+    const vec16 codes = join_words(plain_codes(a.even, even, element), plain_codes(a.odd, odd, element));
     const bool is_e2m1 = element == OPAQ_E2M1;
     const vec16 signs = step_signs(x, dtype) >> (is_e2m1 ? 12 : 8);
     return (vec16)choose_bits((vec32)codes, (vec32)signs, (vec32)vec16_set(is_e2m1 ? 0x7 : 0x7F));

@@ -36,17 +36,22 @@ VEC_INLINE vec32 fold_keys(vec32 *key, int count, enum opaq_element dtype) {
     return gather_deal(folded);
 }
 
-/* A magnitude in each dword to floats; NaN becomes the one NaN there is. */
-VEC_INLINE vecf magnitudes_to_floats(vec32 magnitude, enum opaq_element dtype) {
-    vec32 bits = magnitude;
+/* A magnitude in each dword to floats; a NaN stays one. */
+VEC_INLINE vecf magnitudes_as_floats(vec32 magnitude, enum opaq_element dtype) {
     if (dtype == OPAQ_BF16) {
-        bits = magnitude << 16;
-    } else if (dtype ==
-               OPAQ_F16) { /* the exponent is moved; a subnormal number becomes normal by the product */
+        return (vecf)(magnitude << 16);
+    }
+    if (dtype == OPAQ_F16) { /* the exponent is moved; a subnormal number becomes normal by the product */
         const vec32 infinite = (magnitude << 13) | 0x7F800000u;
         const vecf finite = (vecf)(magnitude << 13) * vecf_set(0x1p112f);
-        bits = replace32(above32(magnitude, 0x7BFF), (vec32)finite, infinite);
+        return (vecf)replace32(above32(magnitude, 0x7BFF), (vec32)finite, infinite);
     }
+    return (vecf)magnitude;
+}
+
+/* The same, and NaN becomes the one NaN there is. */
+VEC_INLINE vecf magnitudes_to_floats(vec32 magnitude, enum opaq_element dtype) {
+    const vec32 bits = (vec32)magnitudes_as_floats(magnitude, dtype);
     return (vecf)replace32(above32(bits, 0x7F800000u), bits, vec32_set(0x7FC00000u));
 }
 

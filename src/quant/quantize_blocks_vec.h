@@ -34,7 +34,7 @@ struct block_globals {
     float stored;
 };
 
-/* The amaxes of FLOATS blocks from column 0 of `rows` on. */
+/* The amaxes of FLOATS blocks from column 0 of `rows` on. Under rule te a NaN is any. */
 VEC_INLINE vecf group_amax(struct block_kind kind, const char *x, int64_t row_bytes, int rows, bool drop_nan) {
     enum { PART_LIMIT = 32 };
     vec32 key[PART_LIMIT];
@@ -49,46 +49,22 @@ VEC_INLINE vecf group_amax(struct block_kind kind, const char *x, int64_t row_by
             key[i] = key_max(key[i], key_of(part, dtype, drop_nan), dtype);
         }
     }
-    return magnitudes_to_floats(key_magnitude(fold_keys(key, parts, dtype), dtype, drop_nan), dtype);
-}
-
-/* Their scales. Rule te passes over NaNs, which is done only where there are any. */
-VEC_INLINE struct block_scales group_scales(struct block_kind kind, const char *x, int64_t row_bytes, int rows,
-                                            struct block_globals globals) {
-    const bool is_te = !kind.how.is_careful;
-    vecf amax = group_amax(kind, x, row_bytes, rows, false);
-    bool has_nans = false;
-    if (is_te && any32(above32((vec32)amax, 0x7F800000u))) {
-        amax = group_amax(kind, x, row_bytes, rows, true);
-        has_nans = true;
-    }
-    const float global = globals.global;
-    struct block_scales scales;
-    if (kind.is_nvfp4 && is_te && (kind.spec->options & OPAQ_4OVER6) != 0) {
-        scales =
-            four_over_six_blocks(x, row_bytes, rows, amax, global, globals.stored, kind.spec, kind.how.dtype);
-    } else if (kind.is_nvfp4) {
-        scales = nvfp4_scales(amax, vecf_set(global), vecf_set(1.0f / global), kind.spec, is_te);
-    } else {
-        scales = mx_scales(amax, kind.how.element, kind.spec, is_te);
-    }
-    scales.is_plain = scales.is_plain && is_te && !has_nans;
-    return scales;
+    const vec32 magnitude = key_magnitude(fold_keys(key, parts, dtype), dtype, drop_nan);
+    return kind.how.is_careful ? magnitudes_to_floats(magnitude, dtype)
+                               : magnitudes_as_floats(magnitude, dtype);
 }
 
 /* The factors of step i of a group. */
 VEC_INLINE vecf step_factors(const float *factors, int i, int block) {
-    return STEP > block ? set_halves(&factors[2 * i], &factors[2 * i + 1])
-                        : vecf_set(factors[i * STEP / block]);
+    return STEP > block ? load_halves(factors, i) : vecf_set(factors[i * STEP / block]);
 }
 
-/* `groups` groups of one row, with their random bytes if they are not rounded to the nearest. */
-VEC_INLINE void encode_groups(struct block_kind kind, const char *x, int groups, const float *factors,
-                              bool is_plain, const uint8_t *random, uint8_t *data) {
+/* A group of a row, with its random bytes if it is not rounded to the nearest. */
+VEC_INLINE void encode_group(struct block_kind kind, const char *x, const float *factors, bool is_plain,
+                             const uint8_t *random, uint8_t *data) {
     enum { AT_ONCE = 4 };
     const int64_t step_bytes = STEP * element_bytes(kind.how.dtype);
-    const int steps = groups * (kind.block * FLOATS / STEP);
-    for (int i = 0; i < steps; i += AT_ONCE) {
+    for (int i = 0; i < kind.block * FLOATS / STEP; i += AT_ONCE) {
         vec16 codes[AT_ONCE];
         for (int k = 0; k < AT_ONCE; ++k) {
             const vecf apply = step_factors(factors, i + k, kind.block);
@@ -105,6 +81,17 @@ VEC_INLINE void encode_groups(struct block_kind kind, const char *x, int groups,
             vec_put(data + i * STEP, pack_bytes(codes[0], codes[1]), kind.streams);
             vec_put(data + (i + 2) * STEP, pack_bytes(codes[2], codes[3]), kind.streams);
         }
+    }
+}
+
+/* `groups` groups of one row. */
+VEC_INLINE void encode_groups(struct block_kind kind, const char *x, int groups, const float *factors,
+                              bool is_plain, const uint8_t *random, uint8_t *data) {
+    const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;
+    const int64_t group = kind.block * FLOATS;
+    for (int g = 0; g < groups; ++g) {
+        encode_group(kind, x + g * group * element_bytes(kind.how.dtype), factors + g * FLOATS, is_plain,
+                     random == NULL ? NULL : random + g * group, data + g * group / packing);
     }
 }
 
@@ -147,22 +134,73 @@ struct block_stretch {
     int groups;
 };
 
+VEC_INLINE int64_t group_bytes(struct block_kind kind) {
+    return (int64_t)kind.block * FLOATS * element_bytes(kind.how.dtype);
+}
+
+/* The amaxes of a stretch's blocks. Whether there is a NaN. */
+VEC_INLINE bool find_amaxes(struct block_kind kind, const struct block_stretch *stretch, int rows,
+                            bool drop_nan, float *amaxes) {
+    vec32 largest = vec32_set(0);
+    for (int g = 0; g < stretch->groups; ++g) {
+        const vecf amax =
+            group_amax(kind, stretch->x + g * group_bytes(kind), stretch->row_bytes, rows, drop_nan);
+        vec_store(amaxes + g * FLOATS, (vec32)amax);
+        largest = max32(largest, (vec32)amax);
+    }
+    return any32(above32(largest, 0x7F800000u));
+}
+
+/* The same. Rule te passes over NaNs, which is done only where there are any. */
+VEC_INLINE bool stretch_amaxes(struct block_kind kind, const struct block_stretch *stretch, float *amaxes) {
+    const bool has_nans = stretch->rows == 1 ? find_amaxes(kind, stretch, 1, false, amaxes)
+                                             : find_amaxes(kind, stretch, stretch->rows, false, amaxes);
+    if (!kind.how.is_careful && has_nans) {
+        find_amaxes(kind, stretch, stretch->rows, true, amaxes);
+    }
+    return has_nans;
+}
+
+/* The scales of group g from its amaxes. */
+VEC_INLINE struct block_scales group_scales(struct block_kind kind, const struct block_stretch *stretch, int g,
+                                            vecf amax, struct block_globals globals, bool is_4over6) {
+    const float global = globals.global;
+    if (is_4over6) {
+        return four_over_six_blocks(stretch->x + g * group_bytes(kind), stretch->row_bytes, stretch->rows, amax,
+                                    global, globals.stored, kind.spec, kind.how.dtype);
+    }
+    const bool is_te = !kind.how.is_careful;
+    return kind.is_nvfp4 ? nvfp4_scales(amax, vecf_set(global), vecf_set(1.0f / global), kind.spec, is_te)
+                         : mx_scales(amax, kind.how.element, kind.spec, is_te);
+}
+
+/* From amaxes to factors, in their place, and codes of scales. Whether all blocks are plain. */
+VEC_INLINE bool stretch_scales(struct block_kind kind, const struct block_stretch *stretch,
+                               struct block_globals globals, bool is_4over6, float *factors, uint8_t *codes) {
+    bool is_plain = true;
+    for (int g = 0; g < stretch->groups; ++g) {
+        const vecf amax = (vecf)vec_load(factors + g * FLOATS);
+        const struct block_scales scales = group_scales(kind, stretch, g, amax, globals, is_4over6);
+        vec_store(factors + g * FLOATS, (vec32)scales.factors);
+        store_low_bytes(codes + g * FLOATS, scales.codes);
+        is_plain = is_plain && scales.is_plain;
+    }
+    return is_plain;
+}
+
 /* All scales come first: computing one takes long, but many are computed at a time. Memory is asked for what comes after
  * the next stretch while the codes are made, since it is not read then. */
 VEC_INLINE void quantize_stretch(struct block_kind kind, const struct block_stretch *stretch,
                                  const struct quant_copy *copy, int64_t r, int64_t block, int64_t blocks,
                                  struct block_globals globals) {
-    float factors[STRETCH_GROUPS * FLOATS];
+    _Alignas(VEC_BYTES) float factors[STRETCH_GROUPS * FLOATS];
     uint8_t codes[STRETCH_GROUPS * FLOATS];
-    const int64_t group_bytes = (int64_t)kind.block * FLOATS * element_bytes(kind.how.dtype);
-    bool is_plain = kind.random == NULL;
-    for (int g = 0; g < stretch->groups; ++g) {
-        const struct block_scales scales =
-            group_scales(kind, stretch->x + g * group_bytes, stretch->row_bytes, stretch->rows, globals);
-        vec_store(factors + g * FLOATS, (vec32)scales.factors);
-        store_low_bytes(codes + g * FLOATS, scales.codes);
-        is_plain &= scales.is_plain;
-    }
+    const bool has_nans = stretch_amaxes(kind, stretch, factors);
+    const bool is_4over6 =
+        kind.is_nvfp4 && !kind.how.is_careful && (kind.spec->options & OPAQ_4OVER6) != 0;
+    bool is_plain = is_4over6 ? stretch_scales(kind, stretch, globals, true, factors, codes)
+                              : stretch_scales(kind, stretch, globals, false, factors, codes);
+    is_plain = is_plain && !kind.how.is_careful && !has_nans && kind.random == NULL;
     for (int g = 0; is_plain && g < stretch->groups; ++g) {
         const vecf apply = (vecf)vec_load(factors + g * FLOATS) * plain_factor(kind.how.element);
         vec_store(factors + g * FLOATS, (vec32)apply);

@@ -127,7 +127,9 @@ VEC_INLINE vec16 both_encode(struct encode_how how, struct step step, vecf even,
 /* For the rowwise copy. */
 VEC_INLINE vec16 both_along(struct block_kind kind, struct step step, const float *row_factors, int s,
                             bool is_plain) {
-    const vecf factor = step_factors(row_factors, s, kind.block);
+    const int group_steps = kind.block * FLOATS / STEP;
+    const vecf factor =
+        step_factors(row_factors + s / group_steps * FLOATS, s % group_steps, kind.block);
     return both_encode(kind.how, step, factor, factor, is_plain);
 }
 

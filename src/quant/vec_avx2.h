@@ -193,6 +193,8 @@ VEC_INLINE vecf set_halves(const float *a, const float *b) {
     return _mm256_insertf128_ps(_mm256_set1_ps(*a), _mm_set1_ps(*b), 1);
 }
 
+VEC_INLINE vecf load_halves(const float *floats, int i) { return set_halves(&floats[2 * i], &floats[2 * i + 1]); }
+
 VEC_INLINE vec32 interleave_first(vec32 x, vec32 y) {
     return halves_first((vec32)_mm256_unpacklo_epi32((__m256i)x, (__m256i)y),
                         (vec32)_mm256_unpackhi_epi32((__m256i)x, (__m256i)y));
@@ -219,6 +221,14 @@ VEC_INLINE vecf e2m1_values(vec32 codes) {
     const __m256 values = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
     const __m256 magnitudes = _mm256_permutevar8x32_ps(values, (__m256i)codes);
     return (vecf)((vec32)magnitudes | ((codes << 28) & 0x80000000u));
+}
+
+/* By 13/16 of the product: up to 1 that is up to 1.8, up to 3 it is up to 4.3. */
+VEC_INLINE vecf e2m1_grid(vecf magnitudes, vecf factors) {
+    const __m256 grids = _mm256_setr_ps(0x1p22f, 0x1p22f, 0x1.000004p23f, 0x1.000004p23f, 0x1.000008p24f,
+                                        0x1.000008p24f, 0x1.000008p24f, 0x1.000008p24f);
+    return _mm256_permutevar8x32_ps(
+        grids, (__m256i)multiply_add(magnitudes, factors * vecf_set(0.8125f), vecf_set(0x1.8p23f)));
 }
 
 VEC_INLINE vecf e2m1_all(int part) {

@@ -209,7 +209,9 @@ VEC_INLINE vec32 split_odd(vec32 x, vec32 y) {
 
 /* even's low words at even places, odd's at odd ones. */
 VEC_INLINE vec16 join_words(vec32 even, vec32 odd) {
-    return (vec16)_mm512_mask_blend_epi16(0xAAAAAAAAu, (__m512i)even, (__m512i)(odd << 16));
+    const __m512i from = _mm512_set_epi16(62, 30, 60, 28, 58, 26, 56, 24, 54, 22, 52, 20, 50, 18, 48, 16, 46,
+                                          14, 44, 12, 42, 10, 40, 8, 38, 6, 36, 4, 34, 2, 32, 0);
+    return (vec16)_mm512_permutex2var_epi16((__m512i)even, from, (__m512i)odd);
 }
 
 /* Words below 256 to bytes, x's and then y's. */
@@ -235,6 +237,14 @@ VEC_INLINE vecf from_halves(vec16 x, bool second) {
 /* a in the first half of the vector, b in the second. */
 VEC_INLINE vecf set_halves(const float *a, const float *b) {
     return _mm512_mask_broadcastss_ps(_mm512_set1_ps(*a), 0xFF00, _mm_load_ss(b));
+}
+
+/* Element 2 * i of FLOATS floats in the first half of the vector, element 2 * i + 1 in the second; i is a constant. */
+VEC_INLINE vecf load_halves(const float *floats, int i) {
+    const int a = 2 * i;
+    const int b = 2 * i + 1;
+    const __m512i from = _mm512_setr_epi32(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b);
+    return _mm512_permutexvar_ps(from, (vecf)vec_load(floats));
 }
 
 /* x's and y's dwords in turn: of their first halves, and of their second ones. */
@@ -272,6 +282,17 @@ VEC_INLINE vecf e2m1_values(vec32 codes) {
     const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f,
                                          -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
     return _mm512_permutexvar_ps((__m512i)codes, values);
+}
+
+/* Magnitudes times factors, up to 7: what has to be added to their products so that they are rounded to E2M1 and their
+ * codes are the low words of the sums. It is chosen by twice the product, rounded to an integer: up to 4, up to 8, and
+ * above. Around 2 and 4, where one of them gives way to the next, both round to the same. */
+VEC_INLINE vecf e2m1_grid(vecf magnitudes, vecf factors) {
+    const __m512 grids =
+        _mm512_setr_ps(0x1p22f, 0x1p22f, 0x1p22f, 0x1p22f, 0x1p22f, 0x1.000004p23f, 0x1.000004p23f,
+                       0x1.000004p23f, 0x1.000004p23f, 0x1.000008p24f, 0x1.000008p24f, 0x1.000008p24f,
+                       0x1.000008p24f, 0x1.000008p24f, 0x1.000008p24f, 0x1.000008p24f);
+    return _mm512_permutexvar_ps((__m512i)multiply_add(magnitudes, factors, vecf_set(0x1.8p22f)), grids);
 }
 
 /* What the codes stand for that `part` counts: codes 0 to 15 lie in parts of FLOATS, of which there is one here. */
