@@ -38,23 +38,50 @@ VEC_INLINE struct block_scales both_scales_of(struct block_kind kind, vecf amax,
                          : mx_scales(amax, kind.how.element, kind.spec, true);
 }
 
-/* FLOATS blocks of a row; their keys are joined to those of the columns. */
-VEC_INLINE void both_row_group(struct block_kind kind, const char *x, float global, vec32 *column_keys,
-                               float *factors, uint8_t *codes, bool *is_plain, bool *has_nans) {
+/* So many vectors have FLOATS blocks of a row; at most 32. */
+VEC_INLINE int both_parts(struct block_kind kind) {
+    return kind.block * FLOATS * element_bytes(kind.how.dtype) / VEC_BYTES;
+}
+
+/* The amaxes of FLOATS blocks in each row; they are joined to the keys of the columns. A NaN stays one. */
+VEC_INLINE void both_amaxes(struct block_kind kind, const char *x, int64_t row_bytes, vec32 *column_keys,
+                            float *amaxes, int amax_step) {
     enum { PART_LIMIT = 32 };
-    vec32 key[PART_LIMIT];
     const enum opaq_element dtype = kind.how.dtype;
-    const int parts = kind.block * FLOATS * element_bytes(dtype) / VEC_BYTES;
-    for (int i = 0; i < parts; ++i) {
-        key[i] = key_of(vec_load(x + i * VEC_BYTES), dtype, false);
-        column_keys[i] = key_max(column_keys[i], key[i], dtype);
+    vec32 columns[PART_LIMIT];
+    for (int i = 0; i < both_parts(kind); ++i) {
+        columns[i] = vec32_set(0);
     }
-    const vecf amax = magnitudes_to_floats(fold_keys(key, parts, dtype), dtype);
-    const struct block_scales scales = both_scales_of(kind, amax, vecf_set(global), vecf_set(1.0f / global));
-    vec_store(factors, (vec32)(scales.factors * plain_factor(kind.how.element)));
-    store_low_bytes(codes, scales.codes);
-    *is_plain = *is_plain && scales.is_plain;
-    *has_nans = *has_nans || any32(above32((vec32)amax, 0x7F800000u));
+    for (int row = 0; row < kind.block; ++row) {
+        vec32 key[PART_LIMIT];
+        for (int i = 0; i < both_parts(kind); ++i) {
+            key[i] = key_of(vec_load(x + row * row_bytes + i * VEC_BYTES), dtype, false);
+            columns[i] = key_max(columns[i], key[i], dtype);
+        }
+        const vec32 folded = fold_keys(key, both_parts(kind), dtype);
+        vec_store(amaxes + row * amax_step, (vec32)magnitudes_as_floats(folded, dtype));
+    }
+    for (int i = 0; i < both_parts(kind); ++i) {
+        column_keys[i] = columns[i];
+    }
+}
+
+/* From the amaxes of `blocks` blocks of a row to their factors, in the same place, and codes. */
+VEC_INLINE void both_row_scales(struct block_kind kind, int blocks, float global, float *factors,
+                                uint8_t *codes, bool *is_plain, bool *has_nans) {
+    bool all_are_plain = true;
+    vec32 largest = vec32_set(0);
+    for (int b = 0; b < blocks; b += FLOATS) {
+        const vecf amax = (vecf)vec_load(factors + b);
+        const struct block_scales scales =
+            both_scales_of(kind, amax, vecf_set(global), vecf_set(1.0f / global));
+        vec_store(factors + b, (vec32)(scales.factors * plain_factor(kind.how.element)));
+        store_low_bytes(codes + b, scales.codes);
+        all_are_plain = all_are_plain && scales.is_plain;
+        largest = max32(largest, (vec32)amax);
+    }
+    *is_plain = all_are_plain;
+    *has_nans = *has_nans || any32(above32(largest, 0x7F800000u));
 }
 
 VEC_INLINE struct step_floats both_globals_of(const float *globals) {
@@ -93,17 +120,15 @@ VEC_INLINE void both_find_scales(struct block_kind kind, const char *x, int64_t 
     const int step_parts = kind.how.dtype == OPAQ_F32 ? 2 : 1;
     const int blocks = BOTH_COLUMNS / kind.block;
     vec32 keys[PARTS];
-    memset(keys, 0, sizeof keys);
     scales->is_plain = true;
     scales->has_nans = false;
+    for (int b = 0; b < blocks; b += FLOATS) {
+        const int64_t place = b * kind.block * bytes;
+        both_amaxes(kind, x + place, row_bytes, keys + place / VEC_BYTES, scales->row_factors + b, blocks);
+    }
     for (int row = 0; row < kind.block; ++row) {
-        scales->row_is_plain[row] = true;
-        for (int b = 0; b < blocks; b += FLOATS) {
-            const int64_t place = b * kind.block * bytes;
-            both_row_group(kind, x + row * row_bytes + place, kind.is_nvfp4 ? globals->row[row] : 1.0f,
-                           keys + place / VEC_BYTES, scales->row_factors + row * blocks + b,
-                           scales->row_codes + row * blocks + b, &scales->row_is_plain[row], &scales->has_nans);
-        }
+        both_row_scales(kind, blocks, kind.is_nvfp4 ? globals->row[row] : 1.0f, scales->row_factors + row * blocks,
+                        scales->row_codes + row * blocks, &scales->row_is_plain[row], &scales->has_nans);
         scales->is_plain = scales->is_plain && scales->row_is_plain[row];
     }
     for (int s = 0; s < BOTH_STEPS; s += 2) {
@@ -127,9 +152,8 @@ VEC_INLINE vec16 both_encode(struct encode_how how, struct step step, vecf even,
 /* For the rowwise copy. */
 VEC_INLINE vec16 both_along(struct block_kind kind, struct step step, const float *row_factors, int s,
                             bool is_plain) {
-    const int group_steps = kind.block * FLOATS / STEP;
     const vecf factor =
-        step_factors(row_factors + s / group_steps * FLOATS, s % group_steps, kind.block);
+        STEP > kind.block ? load_two(&row_factors[2 * s]) : vecf_set(row_factors[s * STEP / kind.block]);
     return both_encode(kind.how, step, factor, factor, is_plain);
 }
 

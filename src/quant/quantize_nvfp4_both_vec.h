@@ -8,49 +8,49 @@
 
 _Static_assert((int)NVFP4_STRIP == (int)BOTH_COLUMNS, "a strip is as wide as a part");
 
-/* So many steps of a row make a vector of codes. */
-enum { NVFP4_BOTH_STEPS = 4, NVFP4_BOTH_BLOCKS = BOTH_COLUMNS / HELD_ROWS };
+/* So many steps of a row make a vector of codes, and codes of so many rows a word. */
+enum { NVFP4_BOTH_STEPS = 4, NVFP4_BOTH_ROWS = 4, NVFP4_BOTH_BLOCKS = BOTH_COLUMNS / HELD_ROWS };
 
-/* Codes of NVFP4_BOTH_STEPS steps from s on, of two rows of both copies: each row's for the rowwise one, and pairs of
- * theirs for the columnwise one. */
+/* Codes of NVFP4_BOTH_STEPS steps from s on, of NVFP4_BOTH_ROWS rows of both copies: each row's for the rowwise one, and
+ * words of theirs for the columnwise one. */
 VEC_INLINE void nvfp4_both_steps(struct block_kind kind, const char *x, int64_t row_bytes, int s,
                                  const float *row_factors, const struct step_floats *column_factors,
-                                 bool is_plain, uint8_t *rowwise, int64_t rowwise_step, uint8_t *pairs) {
+                                 bool is_plain, uint8_t *rowwise, int64_t rowwise_step, uint8_t *words) {
     const int64_t step_bytes = STEP * element_bytes(kind.how.dtype);
-    vec16 along[2][NVFP4_BOTH_STEPS];
-    vec16 down[NVFP4_BOTH_STEPS];
-    for (int k = 0; k < NVFP4_BOTH_STEPS; ++k) {
-        const char *const from = x + (s + k) * step_bytes;
-        const struct step first = step_load(from, kind.how.dtype);
-        const struct step second = step_load(from + row_bytes, kind.how.dtype);
-        prefetch_step(from + kind.ahead, kind.how.dtype);
-        prefetch_step(from + kind.ahead + row_bytes, kind.how.dtype);
-        along[0][k] = both_along(kind, first, row_factors, s + k, is_plain);
-        along[1][k] = both_along(kind, second, row_factors + NVFP4_BOTH_BLOCKS, s + k, is_plain);
-        down[k] = both_down(kind, first, column_factors, s + k, is_plain) |
-                  both_down(kind, second, column_factors, s + k, is_plain) << 4;
-    }
-    for (int i = 0; i < 2; ++i) {
+    vec16 down[NVFP4_BOTH_STEPS] = {vec16_set(0), vec16_set(0), vec16_set(0), vec16_set(0)};
+    for (int i = NVFP4_BOTH_ROWS - 1; i >= 0; --i) {
+        vec16 along[NVFP4_BOTH_STEPS];
+        for (int k = 0; k < NVFP4_BOTH_STEPS; ++k) {
+            const char *const from = x + i * row_bytes + (s + k) * step_bytes;
+            const struct step step = step_load(from, kind.how.dtype);
+            prefetch_step(from + kind.ahead, kind.how.dtype);
+            along[k] = both_along(kind, step, row_factors + i * NVFP4_BOTH_BLOCKS, s + k, is_plain);
+            down[k] = down[k] << 4 | both_down(kind, step, column_factors, s + k, is_plain);
+        }
         vec_put(rowwise + i * rowwise_step + s * STEP / 2,
-                pack_nibbles(along[i][0], along[i][1], along[i][2], along[i][3]), kind.streams);
+                pack_nibbles(along[0], along[1], along[2], along[3]), kind.streams);
     }
-    vec_store(pairs + s * STEP, pack_bytes(down[0], down[1]));
-    vec_store(pairs + (s + 2) * STEP, pack_bytes(down[2], down[3]));
+    for (int k = 0; k < NVFP4_BOTH_STEPS; ++k) {
+        vec_store(words + 2 * (s + k) * STEP, (vec32)down[k]);
+    }
 }
 
-/* Rows i and i + 1 of a part. */
+/* NVFP4_BOTH_ROWS rows from row i of a part on. */
 VEC_INLINE void nvfp4_both_rows(struct block_kind kind, const char *x, int64_t row_bytes,
                                 const struct both_scales *scales, int i, uint8_t *rowwise, int64_t rowwise_step,
-                                uint8_t *pairs) {
+                                uint8_t *words) {
     const float *const row_factors = scales->row_factors + i * NVFP4_BOTH_BLOCKS;
-    const bool rows_are_plain = scales->row_is_plain[i] && scales->row_is_plain[i + 1];
+    bool rows_are_plain = true;
+    for (int k = 0; k < NVFP4_BOTH_ROWS; ++k) {
+        rows_are_plain = rows_are_plain && scales->row_is_plain[i + k];
+    }
     for (int s = 0; s < BOTH_STEPS; s += NVFP4_BOTH_STEPS) {
         if (rows_are_plain && scales->column_is_plain[s] && scales->column_is_plain[s + 2]) {
             nvfp4_both_steps(kind, x, row_bytes, s, row_factors, scales->column_factors, true, rowwise,
-                             rowwise_step, pairs);
+                             rowwise_step, words);
         } else {
             nvfp4_both_steps(kind, x, row_bytes, s, row_factors, scales->column_factors, false, rowwise,
-                             rowwise_step, pairs);
+                             rowwise_step, words);
         }
     }
 }
@@ -72,15 +72,15 @@ VEC_INLINE bool nvfp4_both_part(struct block_kind kind, const struct quant_copy 
     if (scales.has_nans) {
         return false;
     }
-    memcpy(strip->scales + block * NVFP4_PITCH, scales.column_codes, BOTH_COLUMNS);
-    for (int i = 0; i < HELD_ROWS; i += 2) {
+    memcpy(strip->scales + block * NVFP4_SCALE_PITCH, scales.column_codes, BOTH_COLUMNS);
+    for (int i = 0; i < HELD_ROWS; ++i) {
         store_scales(rowwise, row + i, c / HELD_ROWS, NVFP4_BOTH_BLOCKS,
                      scales.row_codes + i * NVFP4_BOTH_BLOCKS);
-        store_scales(rowwise, row + i + 1, c / HELD_ROWS, NVFP4_BOTH_BLOCKS,
-                     scales.row_codes + (i + 1) * NVFP4_BOTH_BLOCKS);
+    }
+    for (int i = 0; i < HELD_ROWS; i += NVFP4_BOTH_ROWS) {
         nvfp4_both_rows(kind, x + i * row_bytes, row_bytes, &scales, i,
                         rowwise->data + (row + i) * data_step + c / 2, data_step,
-                        strip->codes + (block * (HELD_ROWS / 2) + i / 2) * NVFP4_PITCH);
+                        strip_codes(strip, block, i / NVFP4_BOTH_ROWS, 0));
     }
     return true;
 }

@@ -1,7 +1,7 @@
 /* quant/quantize_nvfp4_columns_vec.h: nvfp4's columnwise copy, in vectors. Depends on columns_vec.h, scales_vec.h and
  * transpose_vec.h. Specification: docs/formats.md.
  *
- * Codes are made row by row of x, two rows to a byte, into a tile that is then transposed, because the copy is stored
+ * Codes are made row by row of x, four rows to a word, into a strip that is then transposed, because the copy is stored
  * transposed. */
 #ifndef OPAQ_QUANT_QUANTIZE_NVFP4_COLUMNS_VEC_H
 #define OPAQ_QUANT_QUANTIZE_NVFP4_COLUMNS_VEC_H
@@ -17,18 +17,23 @@
  * there are enough of them to be turned. Columns are written in runs, since each may lie in a page of its own. */
 enum {
     NVFP4_STRIP = 512,
-    NVFP4_PITCH = NVFP4_STRIP + 64,
-    NVFP4_PAIRS = 256,
-    NVFP4_STRIP_ROWS = 2 * NVFP4_PAIRS,
-    NVFP4_BLOCKS = NVFP4_STRIP_ROWS / HELD_ROWS
+    NVFP4_STRIP_ROWS = 512,
+    NVFP4_BLOCKS = NVFP4_STRIP_ROWS / HELD_ROWS,
+    NVFP4_QUADS = HELD_ROWS / 4, /* of rows, in a block */
+    NVFP4_PITCH = 2 * NVFP4_STRIP + 64,
+    NVFP4_SCALE_PITCH = NVFP4_STRIP + 64
 };
 struct nvfp4_strip {
-    _Alignas(VEC_BYTES) uint8_t codes[NVFP4_PAIRS * NVFP4_PITCH]; /* pairs of rows */
-    uint8_t scales[NVFP4_BLOCKS * NVFP4_PITCH];
+    _Alignas(VEC_BYTES) uint8_t codes[NVFP4_BLOCKS * NVFP4_QUADS * NVFP4_PITCH]; /* words, of four rows each */
+    uint8_t scales[NVFP4_BLOCKS * NVFP4_SCALE_PITCH];
     float global[NVFP4_STRIP];
     float inverse[NVFP4_STRIP]; /* one over it */
     float stored[NVFP4_STRIP];  /* the amax behind it */
 };
+
+VEC_INLINE uint8_t *strip_codes(struct nvfp4_strip *strip, int64_t block, int quad, int64_t c) {
+    return strip->codes + (block * NVFP4_QUADS + quad) * NVFP4_PITCH + 2 * c;
+}
 
 /* Constants where it is used, except the last three. */
 struct nvfp4_columns {
@@ -40,9 +45,9 @@ struct nvfp4_columns {
     const struct random_source *random; /* or NULL: rounded to the nearest */
 };
 
-/* Codes of a step of HELD_ROWS rows: those of rows 2i and 2i + 1 in the words of pair[i], and of the scales. */
+/* Codes of a step of HELD_ROWS rows: those of rows 4i to 4i + 3 in the words of quad[i], and of the scales. */
 struct nvfp4_column_codes {
-    vec16 pair[HELD_ROWS / 2];
+    vec16 quad[NVFP4_QUADS];
     vec16 scale;
 };
 
@@ -58,20 +63,26 @@ VEC_INLINE vec16 encode_held(struct encode_how how, struct step x, vecf even, ve
     return is_plain ? encode_plain(x, how.dtype, how.element, even, odd) : encode_step(how, x, even, odd);
 }
 
-VEC_INLINE void encode_held_pairs(struct encode_how how, const struct step held[HELD_ROWS], int64_t rows,
-                                  vecf even, vecf odd, bool is_plain, vec16 pair[HELD_ROWS / 2]) {
-    for (int i = 0; i < HELD_ROWS / 2; ++i) {
-        const vec16 first = encode_held(how, held[2 * i], even, odd, is_plain);
-        const vec16 second = encode_held(how, held[2 * i + 1], even, odd, is_plain);
-        /* beyond the last row there is code 0, whatever the factor makes of zero */
-        pair[i] = 2 * i + 1 < rows ? first | second << 4 : 2 * i < rows ? first : vec16_set(0);
+VEC_INLINE void join_quads(const vec16 codes[HELD_ROWS], vec16 quad[NVFP4_QUADS]) {
+    for (int i = 0; i < NVFP4_QUADS; ++i) {
+        quad[i] = codes[4 * i] | codes[4 * i + 1] << 4 | codes[4 * i + 2] << 8 | codes[4 * i + 3] << 12;
     }
 }
 
+/* Beyond the last row there is code 0, whatever the factor makes of zero. */
+VEC_INLINE void encode_held_quads(struct encode_how how, const struct step held[HELD_ROWS], int64_t rows,
+                                  vecf even, vecf odd, bool is_plain, vec16 quad[NVFP4_QUADS]) {
+    vec16 codes[HELD_ROWS];
+    for (int i = 0; i < HELD_ROWS; ++i) {
+        codes[i] = i < rows ? encode_held(how, held[i], even, odd, is_plain) : vec16_set(0);
+    }
+    join_quads(codes, quad);
+}
+
 /* The same with stochastic rounding: a column's block of random bits has a byte for each of the rows. */
-VEC_INLINE void encode_random_pairs(struct encode_how how, const struct step held[HELD_ROWS], int64_t rows,
+VEC_INLINE void encode_random_quads(struct encode_how how, const struct step held[HELD_ROWS], int64_t rows,
                                     vecf even, vecf odd, const struct random_source *source, int64_t c,
-                                    int64_t block, vec16 pair[HELD_ROWS / 2]) {
+                                    int64_t block, vec16 quad[NVFP4_QUADS]) {
     const uint64_t step = (uint64_t)source->row_blocks;
     const uint64_t first = (uint64_t)c * step + (uint64_t)block;
     const struct random_words even_words = random_blocks(source, first, 2 * step);
@@ -83,9 +94,7 @@ VEC_INLINE void encode_random_pairs(struct encode_how how, const struct step hel
                                            to_floats(odd_words.word[i / 4] >> shift & 0xFFu)};
         codes[i] = i < rows ? encode_stochastic(how, held[i], even, odd, random) : vec16_set(0);
     }
-    for (int i = 0; i < HELD_ROWS / 2; ++i) {
-        pair[i] = codes[2 * i] | codes[2 * i + 1] << 4;
-    }
+    join_quads(codes, quad);
 }
 
 /* G of the columns of a step, one over it, and the amax behind it. */
@@ -165,24 +174,24 @@ VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_columns kind
     struct nvfp4_column_codes codes;
     codes.scale = join_words(even.codes & 0xFFu, odd.codes & 0xFFu);
     if (is_te && kind.random != NULL) {
-        encode_random_pairs(kind.how, held, rows, even.factors, odd.factors, kind.random, c, block, codes.pair);
+        encode_random_quads(kind.how, held, rows, even.factors, odd.factors, kind.random, c, block, codes.quad);
     } else if (is_te && even.is_plain && odd.is_plain && !drops_nans) {
         const float down = plain_factor(OPAQ_E2M1);
-        encode_held_pairs(kind.how, held, HELD_ROWS, even.factors * down, odd.factors * down, true, codes.pair);
+        encode_held_quads(kind.how, held, HELD_ROWS, even.factors * down, odd.factors * down, true, codes.quad);
     } else {
-        encode_held_pairs(kind.how, held, rows, even.factors, odd.factors, false, codes.pair);
+        encode_held_quads(kind.how, held, rows, even.factors, odd.factors, false, codes.quad);
     }
     return codes;
 }
 
-/* Scale bytes of up to TILE columns from c on, from block `block` on, at most 16; scales[i * NVFP4_PITCH] is a row of
- * them. */
+/* Scale bytes of up to TILE columns from c on, from block `block` on, at most 16; scales[i * NVFP4_SCALE_PITCH] is a row
+ * of them. */
 static inline void store_column_scales(const struct quant_copy *copy, int64_t c, int64_t columns, int64_t block,
                                        int64_t blocks, const uint8_t *scales) {
     vec32 row[16];
     uint8_t turned[16 * TILE];
     for (int i = 0; i < 16; ++i) {
-        row[i] = i < blocks ? vec_load(scales + i * NVFP4_PITCH) : vec32_set(0);
+        row[i] = i < blocks ? vec_load(scales + i * NVFP4_SCALE_PITCH) : vec32_set(0);
     }
     transpose_lanes(row);
     for (int i = 0; i < 16; ++i) {
@@ -214,13 +223,16 @@ VEC_INLINE struct step_floats split_columns(const float *numbers) {
 
 static inline void nvfp4_strip_begin(struct nvfp4_strip *strip, const struct opaq_spec *spec,
                                      const struct quant_copy *copy, int64_t c, int64_t columns) {
-    for (int k = 0; k < NVFP4_STRIP; ++k) { /* the last one's, beyond it */
-        const int64_t column = c + min_int64(k, columns - 1);
-        strip->global[k] = k > 0 && copy->amax_step == 0
-                               ? strip->global[0]
-                               : nvfp4_global_of_stored(spec, copy->amax[column * copy->amax_step]);
-        strip->stored[k] = copy->amax[column * copy->amax_step];
-        strip->inverse[k] = k > 0 && copy->amax_step == 0 ? strip->inverse[0] : 1.0f / strip->global[k];
+    const int different = copy->amax_step == 0 ? 1 : NVFP4_STRIP;
+    for (int k = 0; k < different; ++k) { /* the last one's, beyond it */
+        strip->stored[k] = copy->amax[(c + min_int64(k, columns - 1)) * copy->amax_step];
+        strip->global[k] = nvfp4_global_of_stored(spec, strip->stored[k]);
+        strip->inverse[k] = 1.0f / strip->global[k];
+    }
+    for (int k = different; k < NVFP4_STRIP; ++k) {
+        strip->stored[k] = strip->stored[0];
+        strip->global[k] = strip->global[0];
+        strip->inverse[k] = strip->inverse[0];
     }
 }
 
@@ -258,30 +270,87 @@ VEC_INLINE void nvfp4_strip_block(struct nvfp4_columns kind, const struct quant_
             codes[s] = nvfp4_column_step(kind, held, kind.is_hadamard ? HELD_ROWS : rows, &globals,
                                          c + i + s * STEP, row / HELD_ROWS);
         }
-        for (int k = 0; k < HELD_ROWS / 2; ++k) {
-            vec_store(strip->codes + (block * (HELD_ROWS / 2) + k) * NVFP4_PITCH + i,
-                      pack_bytes(codes[0].pair[k], codes[1].pair[k]));
+        for (int k = 0; k < STEPS * NVFP4_QUADS; ++k) {
+            vec_store(strip_codes(strip, block, k % NVFP4_QUADS, i + k / NVFP4_QUADS * STEP),
+                      (vec32)codes[k / NVFP4_QUADS].quad[k % NVFP4_QUADS]);
         }
-        vec_store(strip->scales + block * NVFP4_PITCH + i, pack_bytes(codes[0].scale, codes[1].scale));
+        vec_store(strip->scales + block * NVFP4_SCALE_PITCH + i, pack_bytes(codes[0].scale, codes[1].scale));
+    }
+}
+
+/* Codes of a block of a strip, 8 bytes of a column: of those columns that lie in the first or in the second halves of
+ * lanes, two of each lane in each vector. */
+VEC_INLINE void turn_block(const uint8_t *words, bool second, vec32 columns[2]) {
+    vec32 quad[NVFP4_QUADS];
+    vec32 half[2];
+    for (int i = 0; i < NVFP4_QUADS; ++i) {
+        quad[i] = vec_load(words + i * NVFP4_PITCH);
+    }
+    for (int i = 0; i < 2; ++i) {
+        half[i] = second ? words_second(quad[2 * i], quad[2 * i + 1]) : words_first(quad[2 * i], quad[2 * i + 1]);
+    }
+    columns[0] = dwords_first(half[0], half[1]);
+    columns[1] = dwords_second(half[0], half[1]);
+}
+
+/* Half of a step's columns of QUADS blocks: a vector of each. */
+VEC_INLINE void turn_half(const uint8_t *words, bool second, uint8_t *to, int64_t step, bool streams) {
+    vec32 row[2][QUADS];
+    for (int i = 0; i < QUADS; ++i) {
+        vec32 each[2];
+        turn_block(words + i * NVFP4_QUADS * NVFP4_PITCH, second, each);
+        row[0][i] = each[0];
+        row[1][i] = each[1];
+    }
+    for (int k = 0; k < 2; ++k) {
+        vec32 column[QUADS];
+        transpose_quads(row[k], column);
+        for (int i = 0; i < QUADS; ++i) {
+            const int c = i % LANES * 8 + (second ? 4 : 0) + 2 * k + i / LANES;
+            vec_put(to + c * step, column[i], streams);
+        }
+    }
+}
+
+VEC_INLINE void turn_step(const uint8_t *words, uint8_t *to, int64_t step, bool streams) {
+    turn_half(words, false, to, step, streams);
+    turn_half(words, true, to, step, streams);
+}
+
+/* The same with fewer columns, or fewer bytes of them. */
+static inline void turn_partly(const uint8_t *words, int64_t columns, int64_t bytes, uint8_t *to, int64_t step) {
+    uint8_t staged[STEP * VEC_BYTES];
+    turn_step(words, staged, VEC_BYTES, false);
+    for (int64_t i = 0; i < columns; ++i) {
+        memcpy(to + i * step, staged + i * VEC_BYTES, (size_t)bytes);
     }
 }
 
 /* A strip of `blocks` blocks from row `row` on to where it goes. */
-static inline void nvfp4_strip_end(const struct nvfp4_strip *strip, const struct quant_copy *copy, int64_t row,
+static inline void nvfp4_strip_end(struct nvfp4_strip *strip, const struct quant_copy *copy, int64_t row,
                                    int64_t blocks, int64_t c, int64_t columns) {
+    const int64_t block_bytes = HELD_ROWS / 2;
     const int64_t step = copy->data_row_step / 2;
-    const int64_t pairs = blocks * (HELD_ROWS / 2);
     uint8_t *const to = copy->data + c * step + row / 2;
     const bool streams = turns_past_caches(to, step, copy->operand.rows * step);
-    for (int64_t i = 0; i < columns; i += TILE) {
-        const int64_t here = min_int64(TILE, columns - i);
-        for (int64_t r = 0; r < pairs; r += TILE) {
-            transpose_tile(strip->codes + r * NVFP4_PITCH + i, NVFP4_PITCH, min_int64(TILE, pairs - r), here,
-                           true, to + i * step + r, step, streams);
+    for (int64_t i = 0; i < columns; i += STEP) {
+        for (int64_t b = 0; b < blocks; b += QUADS) {
+            const uint8_t *const words = strip_codes(strip, b, 0, i);
+            uint8_t *const first = to + i * step + b * block_bytes;
+            if (columns - i < STEP || blocks - b < QUADS) {
+                turn_partly(words, min_int64(STEP, columns - i), min_int64(QUADS, blocks - b) * block_bytes, first,
+                            step);
+            } else if (streams) {
+                turn_step(words, first, step, true);
+            } else {
+                turn_step(words, first, step, false);
+            }
         }
+    }
+    for (int64_t i = 0; i < columns; i += TILE) {
         for (int64_t b = 0; b < blocks; b += 16) {
-            store_column_scales(copy, c + i, here, row / HELD_ROWS + b, min_int64(16, blocks - b),
-                                strip->scales + b * NVFP4_PITCH + i);
+            store_column_scales(copy, c + i, min_int64(TILE, columns - i), row / HELD_ROWS + b,
+                                min_int64(16, blocks - b), strip->scales + b * NVFP4_SCALE_PITCH + i);
         }
     }
 }

@@ -20,19 +20,32 @@ VEC_INLINE void transpose_lanes(vec32 row[16]) {
     }
 }
 
-/* Lane l of each of LANES vectors, in column[l]. */
-VEC_INLINE void gather_lanes(const vec32 *from, vec32 column[LANES]) {
+/* Lane l of each of LANES vectors, `step` apart, in column[l]. */
+VEC_INLINE void gather_lanes(const vec32 *from, int step, vec32 column[LANES]) {
     if (LANES == 2) {
-        column[0] = lanes_even(from[0], from[16]);
-        column[1] = lanes_odd(from[0], from[16]);
+        column[0] = lanes_even(from[0], from[step]);
+        column[1] = lanes_odd(from[0], from[step]);
         return;
     }
-    const vec32 even[2] = {lanes_even(from[0], from[16]), lanes_even(from[32], from[48])};
-    const vec32 odd[2] = {lanes_odd(from[0], from[16]), lanes_odd(from[32], from[48])};
+    const vec32 even[2] = {lanes_even(from[0], from[step]), lanes_even(from[2 * step], from[3 * step])};
+    const vec32 odd[2] = {lanes_odd(from[0], from[step]), lanes_odd(from[2 * step], from[3 * step])};
     column[0] = lanes_even(even[0], even[1]);
     column[1] = lanes_even(odd[0], odd[1]);
     column[2] = lanes_odd(even[0], even[1]);
     column[3] = lanes_odd(odd[0], odd[1]);
+}
+
+/* Numbers of 8 bytes: as many vectors as there are in one, to their transpose. Column 2 * l + h is put in
+ * column[h * LANES + l]. */
+enum { QUADS = 2 * LANES };
+VEC_INLINE void transpose_quads(const vec32 row[QUADS], vec32 column[QUADS]) {
+    vec32 pair[2][LANES];
+    for (int i = 0; i < LANES; ++i) {
+        pair[0][i] = quads_first(row[2 * i], row[2 * i + 1]);
+        pair[1][i] = quads_second(row[2 * i], row[2 * i + 1]);
+    }
+    gather_lanes(pair[0], 1, column);
+    gather_lanes(pair[1], 1, column + LANES);
 }
 
 /* Whether columns are written past the caches: whole lines only. */
@@ -56,7 +69,7 @@ VEC_INLINE void turn_whole(const uint8_t *from, int64_t from_step, int64_t rows,
     }
     for (int i = 0; i < 16; ++i) {
         vec32 column[LANES];
-        gather_lanes(part + i, column);
+        gather_lanes(part + i, 16, column);
         for (int lane = 0; lane < LANES; ++lane) {
             const int64_t c = lane * 16 + i;
             if (c < columns && rows == TILE) {

@@ -130,6 +130,8 @@ VEC_INLINE vec32 halves_first(vec32 x, vec32 y) { return lanes_even(x, y); }
 VEC_INLINE vec32 halves_second(vec32 x, vec32 y) { return lanes_odd(x, y); }
 VEC_INLINE vec32 quads_first(vec32 x, vec32 y) { return (vec32)_mm256_unpacklo_epi64((__m256i)x, (__m256i)y); }
 VEC_INLINE vec32 quads_second(vec32 x, vec32 y) { return (vec32)_mm256_unpackhi_epi64((__m256i)x, (__m256i)y); }
+VEC_INLINE vec32 words_first(vec32 x, vec32 y) { return (vec32)_mm256_unpacklo_epi16((__m256i)x, (__m256i)y); }
+VEC_INLINE vec32 words_second(vec32 x, vec32 y) { return (vec32)_mm256_unpackhi_epi16((__m256i)x, (__m256i)y); }
 VEC_INLINE vec32 dwords_first(vec32 x, vec32 y) { return (vec32)_mm256_unpacklo_epi32((__m256i)x, (__m256i)y); }
 VEC_INLINE vec32 dwords_second(vec32 x, vec32 y) {
     return (vec32)_mm256_unpackhi_epi32((__m256i)x, (__m256i)y);
@@ -192,6 +194,8 @@ VEC_INLINE vecf from_halves(vec16 x, bool second) {
 VEC_INLINE vecf set_halves(const float *a, const float *b) {
     return _mm256_insertf128_ps(_mm256_set1_ps(*a), _mm_set1_ps(*b), 1);
 }
+
+VEC_INLINE vecf load_two(const float *from) { return set_halves(&from[0], &from[1]); }
 
 VEC_INLINE vecf load_halves(const float *floats, int i) { return set_halves(&floats[2 * i], &floats[2 * i + 1]); }
 

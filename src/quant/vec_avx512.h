@@ -158,6 +158,9 @@ VEC_INLINE vec32 halves_second(vec32 x, vec32 y) {
 /* In each lane: the first 8 bytes of x and of y, and the second ones. */
 VEC_INLINE vec32 quads_first(vec32 x, vec32 y) { return (vec32)_mm512_unpacklo_epi64((__m512i)x, (__m512i)y); }
 VEC_INLINE vec32 quads_second(vec32 x, vec32 y) { return (vec32)_mm512_unpackhi_epi64((__m512i)x, (__m512i)y); }
+/* In each lane: x's and y's words in turn, of their first four, and of their second. */
+VEC_INLINE vec32 words_first(vec32 x, vec32 y) { return (vec32)_mm512_unpacklo_epi16((__m512i)x, (__m512i)y); }
+VEC_INLINE vec32 words_second(vec32 x, vec32 y) { return (vec32)_mm512_unpackhi_epi16((__m512i)x, (__m512i)y); }
 /* In each lane: x's and y's dwords in turn, of their first two, and of their second. */
 VEC_INLINE vec32 dwords_first(vec32 x, vec32 y) { return (vec32)_mm512_unpacklo_epi32((__m512i)x, (__m512i)y); }
 VEC_INLINE vec32 dwords_second(vec32 x, vec32 y) {
@@ -237,6 +240,14 @@ VEC_INLINE vecf from_halves(vec16 x, bool second) {
 /* a in the first half of the vector, b in the second. */
 VEC_INLINE vecf set_halves(const float *a, const float *b) {
     return _mm512_mask_broadcastss_ps(_mm512_set1_ps(*a), 0xFF00, _mm_load_ss(b));
+}
+
+/* from[0] in the first half of the vector, from[1] in the second. */
+VEC_INLINE vecf load_two(const float *from) {
+    const __m512i half = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    double two;
+    memcpy(&two, from, sizeof two);
+    return _mm512_permutevar_ps((__m512)_mm512_set1_pd(two), half);
 }
 
 /* Element 2 * i of FLOATS floats in the first half of the vector, element 2 * i + 1 in the second; i is a constant. */
