@@ -9,9 +9,14 @@
 /* Over `rows` rows of n elements. */
 VEC_INLINE float amax_all(const char *x, int64_t rows, int64_t row_step, int64_t n, enum opaq_element dtype,
                           bool drop_nan) {
+    const int64_t row_bytes = row_step * element_bytes(dtype);
+    const int64_t stream_rows = rows / AMAX_CHAINS;
     struct amax_keys keys = amax_keys_none();
-    for (int64_t row = 0; row < rows; ++row) {
-        amax_keys_add(&keys, x + row * row_step * element_bytes(dtype), n, dtype, drop_nan);
+    for (int64_t row = 0; row < stream_rows; ++row) {
+        amax_keys_add_streams(&keys, x + row * row_bytes, stream_rows * row_bytes, n, dtype, drop_nan);
+    }
+    for (int64_t row = stream_rows * AMAX_CHAINS; row < rows; ++row) {
+        amax_keys_add(&keys, x + row * row_bytes, n, dtype, drop_nan);
     }
     return float_from_bits(amax_keys_bits(&keys, dtype, drop_nan));
 }

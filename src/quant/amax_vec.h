@@ -35,6 +35,28 @@ VEC_INLINE void amax_keys_add(struct amax_keys *keys, const char *x, int64_t n, 
     }
 }
 
+/* n elements more of each of AMAX_CHAINS streams, which begin `stream_bytes` apart: from several places at once memory is
+ * read faster than from one. */
+VEC_INLINE void amax_keys_add_streams(struct amax_keys *keys, const char *x, int64_t stream_bytes, int64_t n,
+                                      enum opaq_element dtype, bool drop_nan) {
+    enum { AT_ONCE = 128, AHEAD = 1024 };
+    const int64_t whole = n * element_bytes(dtype) / AT_ONCE * AT_ONCE;
+    for (int64_t i = 0; i < whole; i += AT_ONCE) {
+        for (int k = 0; k < AMAX_CHAINS; ++k) {
+            const char *const from = x + k * stream_bytes + i;
+            for (int line = 0; line < AT_ONCE; line += 64) {
+                __builtin_prefetch(from + AHEAD + line, 0, 2);
+            }
+            for (int v = 0; v < AT_ONCE; v += VEC_BYTES) {
+                keys->chain[k] = key_max(keys->chain[k], key_of(vec_load(from + v), dtype, drop_nan), dtype);
+            }
+        }
+    }
+    for (int k = 0; k < AMAX_CHAINS; ++k) {
+        amax_keys_add(keys, x + k * stream_bytes + whole, n - whole / element_bytes(dtype), dtype, drop_nan);
+    }
+}
+
 /* As the bits of a float. */
 VEC_INLINE uint32_t amax_keys_bits(const struct amax_keys *keys, enum opaq_element dtype, bool drop_nan) {
     vec32 key = key_max(key_max(keys->chain[0], keys->chain[1], dtype),

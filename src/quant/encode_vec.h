@@ -155,10 +155,26 @@ VEC_INLINE float plain_factor(enum opaq_element element) {
     return element == OPAQ_E2M1 ? 1.0f : element == OPAQ_E4M3 ? 0x1p-13f : 0x1p-6f;
 }
 
-/* Codes, in the low words, of magnitudes under factors that were multiplied with plain_factor(). */
+/* E4M3: round_to_codes() where what has to be added can be looked up by the exponent. It has the code of its power of two
+ * in its last bits, so that the sum has that of the element. */
+VEC_INLINE vec32 look_up_e4m3(vecf a) {
+    static const float grids[16] = {0x1.00004p5f, 0x1.00005p6f,  0x1.00006p7f,  0x1.00007p8f,
+                                    0x1.00008p9f, 0x1.00009p10f, 0x1.0000Ap11f, 0x1.0000Bp12f,
+                                    0x1.0000Cp13f, 0x1.0000Dp14f, 0x1.0000Ep15f, 0.0f,
+                                    0x1p1f,        0x1.00001p2f,  0x1.00002p3f,  0x1.00003p4f};
+    const uint32_t least = least_normal(OPAQ_E4M3) - (plain_down(OPAQ_E4M3) << 23);
+    return (vec32)(a + choose_float((vecf)vec_load(grids), max32((vec32)a, vec32_set(least)) >> 23));
+}
+
+/* Codes, in the low words and below a multiple of the sign's bit, of magnitudes under factors that were multiplied with
+ * plain_factor(). */
 VEC_INLINE vec32 plain_codes(vecf magnitudes, vecf factors, enum opaq_element element) {
-    return element == OPAQ_E2M1 ? (vec32)(magnitudes * factors + e2m1_grid(magnitudes, factors))
-                                : round_to_codes(magnitudes * factors, element, plain_down(element));
+    if (element == OPAQ_E2M1) {
+        return (vec32)(magnitudes * factors + e2m1_grid(magnitudes, factors));
+    }
+    return element == OPAQ_E4M3 && FLOATS == 16
+               ? look_up_e4m3(magnitudes * factors)
+               : round_to_codes(magnitudes * factors, element, plain_down(element));
 }
 
 /* Codes, as words, of a step under factors that were multiplied with plain_factor(). */

@@ -28,6 +28,12 @@ struct block_kind {
     const struct random_source *random; /* or NULL: rounded to the nearest */
 };
 
+/* With `streams` a constant. */
+VEC_INLINE struct block_kind with_streams(struct block_kind kind, bool streams) {
+    kind.streams = streams;
+    return kind;
+}
+
 /* What nvfp4 has beside amaxes of blocks: G, and the tensor's or the row's amax. */
 struct block_globals {
     float global;
@@ -214,8 +220,10 @@ VEC_INLINE void quantize_stretch(struct block_kind kind, const struct block_stre
             const int64_t random_blocks = (int64_t)stretch->groups * FLOATS * kind.block / 16;
             random_row(kind.random, r + i, block * kind.block / 16, random_blocks, random);
             encode_groups(kind, x, stretch->groups, factors, false, random, data);
+        } else if (is_plain && kind.streams) {
+            encode_groups(with_streams(kind, true), x, stretch->groups, factors, true, NULL, data);
         } else if (is_plain) {
-            encode_groups(kind, x, stretch->groups, factors, true, NULL, data);
+            encode_groups(with_streams(kind, false), x, stretch->groups, factors, true, NULL, data);
         } else {
             encode_groups(kind, x, stretch->groups, factors, false, NULL, data);
         }

@@ -53,9 +53,15 @@ VEC_INLINE bool mx_both_part(struct block_kind kind, const struct quant_copy *ro
     for (int i = 0; i < MX_BLOCK; ++i) {
         const char *const from = x + i * row_bytes;
         store_scales(rowwise, row + i, c / MX_BLOCK, blocks, scales.row_codes + i * blocks);
-        mx_both_row(kind, from, from + kind.ahead, scales.row_factors + i * blocks, scales.column_factors,
-                    rowwise->data + ((row + i) * rowwise->data_row_step + c) / packing,
-                    columnwise->data + ((row + i) * columnwise->data_column_step + c) / packing);
+        uint8_t *const along = rowwise->data + ((row + i) * rowwise->data_row_step + c) / packing;
+        uint8_t *const down = columnwise->data + ((row + i) * columnwise->data_column_step + c) / packing;
+        if (kind.streams) {
+            mx_both_row(with_streams(kind, true), from, from + kind.ahead, scales.row_factors + i * blocks,
+                        scales.column_factors, along, down);
+        } else {
+            mx_both_row(with_streams(kind, false), from, from + kind.ahead, scales.row_factors + i * blocks,
+                        scales.column_factors, along, down);
+        }
     }
     return true;
 }

@@ -45,9 +45,13 @@ VEC_INLINE void nvfp4_both_rows(struct block_kind kind, const char *x, int64_t r
         rows_are_plain = rows_are_plain && scales->row_is_plain[i + k];
     }
     for (int s = 0; s < BOTH_STEPS; s += NVFP4_BOTH_STEPS) {
-        if (rows_are_plain && scales->column_is_plain[s] && scales->column_is_plain[s + 2]) {
-            nvfp4_both_steps(kind, x, row_bytes, s, row_factors, scales->column_factors, true, rowwise,
-                             rowwise_step, words);
+        const bool is_plain = rows_are_plain && scales->column_is_plain[s] && scales->column_is_plain[s + 2];
+        if (is_plain && kind.streams) {
+            nvfp4_both_steps(with_streams(kind, true), x, row_bytes, s, row_factors, scales->column_factors, true,
+                             rowwise, rowwise_step, words);
+        } else if (is_plain) {
+            nvfp4_both_steps(with_streams(kind, false), x, row_bytes, s, row_factors, scales->column_factors,
+                             true, rowwise, rowwise_step, words);
         } else {
             nvfp4_both_steps(kind, x, row_bytes, s, row_factors, scales->column_factors, false, rowwise,
                              rowwise_step, words);

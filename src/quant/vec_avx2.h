@@ -221,9 +221,13 @@ VEC_INLINE vec16 to_halves(vecf x, vecf y) {
 
 VEC_INLINE vec32 add_bit(vec32 v, vec32 w, int bit) { return v + (w >> bit & 1u); }
 
+VEC_INLINE vecf choose_float(vecf floats, vec32 index) {
+    return _mm256_permutevar8x32_ps(floats, (__m256i)index);
+}
+
 VEC_INLINE vecf e2m1_values(vec32 codes) {
     const __m256 values = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
-    const __m256 magnitudes = _mm256_permutevar8x32_ps(values, (__m256i)codes);
+    const vecf magnitudes = choose_float(values, codes);
     return (vecf)((vec32)magnitudes | ((codes << 28) & 0x80000000u));
 }
 
@@ -231,8 +235,8 @@ VEC_INLINE vecf e2m1_values(vec32 codes) {
 VEC_INLINE vecf e2m1_grid(vecf magnitudes, vecf factors) {
     const __m256 grids = _mm256_setr_ps(0x1p22f, 0x1p22f, 0x1.000004p23f, 0x1.000004p23f, 0x1.000008p24f,
                                         0x1.000008p24f, 0x1.000008p24f, 0x1.000008p24f);
-    return _mm256_permutevar8x32_ps(
-        grids, (__m256i)multiply_add(magnitudes, factors * vecf_set(0.8125f), vecf_set(0x1.8p23f)));
+    return choose_float(
+        grids, (vec32)multiply_add(magnitudes, factors * vecf_set(0.8125f), vecf_set(0x1.8p23f)));
 }
 
 VEC_INLINE vecf e2m1_all(int part) {

@@ -288,11 +288,16 @@ VEC_INLINE vec32 add_bit(vec32 v, vec32 w, int bit) {
     return (vec32)_mm512_mask_add_epi32((__m512i)v, m, (__m512i)v, _mm512_set1_epi32(1));
 }
 
+/* Of FLOATS floats those that the low bits of the dwords choose. */
+VEC_INLINE vecf choose_float(vecf floats, vec32 index) {
+    return _mm512_permutexvar_ps((__m512i)index, floats);
+}
+
 /* What the E2M1 codes in the dwords' low four bits stand for; other bits do not matter. */
 VEC_INLINE vecf e2m1_values(vec32 codes) {
     const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f,
                                          -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
-    return _mm512_permutexvar_ps((__m512i)codes, values);
+    return choose_float(values, codes);
 }
 
 /* Magnitudes times factors, up to 7: what has to be added to their products so that they are rounded to E2M1 and their
@@ -303,7 +308,7 @@ VEC_INLINE vecf e2m1_grid(vecf magnitudes, vecf factors) {
         _mm512_setr_ps(0x1p22f, 0x1p22f, 0x1p22f, 0x1p22f, 0x1p22f, 0x1.000004p23f, 0x1.000004p23f,
                        0x1.000004p23f, 0x1.000004p23f, 0x1.000008p24f, 0x1.000008p24f, 0x1.000008p24f,
                        0x1.000008p24f, 0x1.000008p24f, 0x1.000008p24f, 0x1.000008p24f);
-    return _mm512_permutexvar_ps((__m512i)multiply_add(magnitudes, factors, vecf_set(0x1.8p22f)), grids);
+    return choose_float(grids, (vec32)multiply_add(magnitudes, factors, vecf_set(0x1.8p22f)));
 }
 
 /* What the codes stand for that `part` counts: codes 0 to 15 lie in parts of FLOATS, of which there is one here. */
