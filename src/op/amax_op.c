@@ -33,11 +33,12 @@ static void amax_rows(void *argument, int64_t begin, int64_t end) {
 static void amax_slots(void *argument, int64_t begin, int64_t end) {
     struct amax_task *task = argument;
     const int64_t rows = task->copy->operand.rows;
-    /* from the last one on: what is read next, after an amax, begins with the first */
-    for (int64_t i = end - 1; i >= begin; --i) {
+    for (int64_t i = begin; i < end; ++i) {
+        /* the last rows first: whoever reads on after this finds the first ones in the caches */
+        const int64_t slot = task->slots - 1 - i;
         const int64_t share = ceil_div(rows, task->slots);
-        task->kernel->run(task->copy, task->spec, min_int64(rows, i * share), min_int64(rows, (i + 1) * share),
-                          &task->slot[i], 0);
+        task->kernel->run(task->copy, task->spec, min_int64(rows, slot * share),
+                          min_int64(rows, (slot + 1) * share), &task->slot[slot], 0);
     }
 }
 

@@ -22,9 +22,9 @@ VEC_INLINE vec16 encode_one(struct encode_how how, struct step step, vecf apply,
 }
 
 /* n elements under one factor, with their random bytes if they are not rounded to the nearest. Plain ones take fewer
- * instructions; the factor is as usual. */
+ * instructions; the factor is as usual. Past the caches if `streams`, which is a constant; data is aligned then. */
 VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, float factor, bool is_plain,
-                           const uint8_t *random, int64_t ahead, uint8_t *data) {
+                           const uint8_t *random, int64_t ahead, bool streams, uint8_t *data) {
     enum { AT_ONCE = 2 * STEP };
     const int bytes = element_bytes(how.dtype);
     const vecf apply = vecf_set(is_plain ? factor * plain_factor(how.element) : factor);
@@ -49,8 +49,17 @@ VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, floa
             vec_store(staged, codes);
             memcpy(data + i, staged, (size_t)inside);
         } else {
-            vec_store(data + i, codes);
+            vec_put(data + i, codes, streams);
         }
+    }
+}
+
+VEC_INLINE void encode_plain_run(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
+                                 bool streams, uint8_t *data) {
+    if (streams) {
+        encode_run(how, x, n, factor, true, NULL, ahead, true, data);
+    } else {
+        encode_run(how, x, n, factor, true, NULL, ahead, false, data);
     }
 }
 
@@ -63,16 +72,16 @@ VEC_INLINE bool is_plain_amax(struct encode_how how, float amax, float factor) {
 
 /* The same for elements whose amax is not known. */
 VEC_INLINE void encode_unseen(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
-                              uint8_t *data) {
+                              bool streams, uint8_t *data) {
     enum { AT_ONCE = 2048 };
     for (int64_t i = 0; i < n; i += AT_ONCE) {
         const char *const from = x + i * element_bytes(how.dtype);
         const int64_t count = min_int64(AT_ONCE, n - i);
         const uint32_t amax = how.is_careful ? 0 : amax_run(from, count, how.dtype, false);
         if (is_plain_amax(how, float_from_bits(amax), factor)) {
-            encode_run(how, from, count, factor, true, NULL, ahead, data + i);
+            encode_plain_run(how, from, count, factor, ahead, streams, data + i);
         } else {
-            encode_run(how, from, count, factor, false, NULL, ahead, data + i);
+            encode_run(how, from, count, factor, false, NULL, ahead, false, data + i);
         }
     }
 }
@@ -84,7 +93,7 @@ VEC_INLINE void encode_randomly(struct encode_how how, struct random_bytes *rand
     for (int64_t i = 0; i < n; i += at_once) {
         const int64_t count = min_int64(at_once, n - i);
         encode_run(how, x + i * element_bytes(how.dtype), count, factor, false,
-                   random_bytes(random, row, c + i, count), ahead, data + i);
+                   random_bytes(random, row, c + i, count), ahead, false, data + i);
     }
 }
 

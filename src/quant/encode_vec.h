@@ -158,8 +158,8 @@ VEC_INLINE float plain_factor(enum opaq_element element) {
 /* E4M3: round_to_codes() where what has to be added can be looked up by the exponent. It has the code of its power of two
  * in its last bits, so that the sum has that of the element. */
 VEC_INLINE vec32 look_up_e4m3(vecf a) {
-    static const float grids[16] = {0x1.00004p5f, 0x1.00005p6f,  0x1.00006p7f,  0x1.00007p8f,
-                                    0x1.00008p9f, 0x1.00009p10f, 0x1.0000Ap11f, 0x1.0000Bp12f,
+    static const float grids[16] = {0x1.00004p5f,  0x1.00005p6f,  0x1.00006p7f,  0x1.00007p8f,
+                                    0x1.00008p9f,  0x1.00009p10f, 0x1.0000Ap11f, 0x1.0000Bp12f,
                                     0x1.0000Cp13f, 0x1.0000Dp14f, 0x1.0000Ep15f, 0.0f,
                                     0x1p1f,        0x1.00001p2f,  0x1.00002p3f,  0x1.00003p4f};
     const uint32_t least = least_normal(OPAQ_E4M3) - (plain_down(OPAQ_E4M3) << 23);

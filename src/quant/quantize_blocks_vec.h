@@ -202,8 +202,7 @@ VEC_INLINE void quantize_stretch(struct block_kind kind, const struct block_stre
     _Alignas(VEC_BYTES) float factors[STRETCH_GROUPS * FLOATS];
     uint8_t codes[STRETCH_GROUPS * FLOATS];
     const bool has_nans = stretch_amaxes(kind, stretch, factors);
-    const bool is_4over6 =
-        kind.is_nvfp4 && !kind.how.is_careful && (kind.spec->options & OPAQ_4OVER6) != 0;
+    const bool is_4over6 = kind.is_nvfp4 && !kind.how.is_careful && (kind.spec->options & OPAQ_4OVER6) != 0;
     bool is_plain = is_4over6 ? stretch_scales(kind, stretch, globals, true, factors, codes)
                               : stretch_scales(kind, stretch, globals, false, factors, codes);
     is_plain = is_plain && !kind.how.is_careful && !has_nans && kind.random == NULL;

@@ -127,8 +127,9 @@ VEC_INLINE void both_find_scales(struct block_kind kind, const char *x, int64_t 
         both_amaxes(kind, x + place, row_bytes, keys + place / VEC_BYTES, scales->row_factors + b, blocks);
     }
     for (int row = 0; row < kind.block; ++row) {
-        both_row_scales(kind, blocks, kind.is_nvfp4 ? globals->row[row] : 1.0f, scales->row_factors + row * blocks,
-                        scales->row_codes + row * blocks, &scales->row_is_plain[row], &scales->has_nans);
+        both_row_scales(kind, blocks, kind.is_nvfp4 ? globals->row[row] : 1.0f,
+                        scales->row_factors + row * blocks, scales->row_codes + row * blocks,
+                        &scales->row_is_plain[row], &scales->has_nans);
         scales->is_plain = scales->is_plain && scales->row_is_plain[row];
     }
     for (int s = 0; s < BOTH_STEPS; s += 2) {

@@ -21,6 +21,7 @@ VEC_INLINE void fp8_scaled_rows(struct encode_how how, const struct quant_job *j
                                 const struct quant_copy *copy, int64_t r, int64_t r_end,
                                 struct random_bytes *random) {
     const struct quant_matrix *m = &copy->operand;
+    const bool streams = codes_stream(copy);
     for (int64_t row = r; row < r_end; ++row) {
         const char *const x = operand_at(m, row, 0, how.dtype);
         uint8_t *const data = copy->data + row * copy->data_row_step;
@@ -32,9 +33,9 @@ VEC_INLINE void fp8_scaled_rows(struct encode_how how, const struct quant_job *j
         if (!how.is_careful && random->is_used) {
             encode_randomly(how, random, row, 0, x, m->columns, scale.apply, 0, data);
         } else if (is_plain_amax(how, all, scale.apply)) {
-            encode_run(how, x, m->columns, scale.apply, true, NULL, 0, data);
+            encode_plain_run(how, x, m->columns, scale.apply, 0, streams, data);
         } else {
-            encode_run(how, x, m->columns, scale.apply, false, NULL, 0, data);
+            encode_run(how, x, m->columns, scale.apply, false, NULL, 0, false, data);
         }
     }
 }
@@ -88,6 +89,7 @@ struct fp8_target {
     int64_t scale_step[2];
     int64_t ahead; /* bytes from what is read to what memory is asked for */
     struct random_bytes *random;
+    bool streams; /* one scale for the tensor: codes are written past the caches */
 };
 
 /* Rows [r, r + rows) and columns [c, c_end) of x, at most as many as are done together. */
@@ -128,12 +130,12 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
                 prefetch_run(x + target->ahead, FP8_BLOCK * element_bytes(how.dtype));
             }
             if (random != NULL) {
-                encode_run(how, x, n, apply[b], false, random + place, 0, data);
+                encode_run(how, x, n, apply[b], false, random + place, 0, false, data);
             } else if (n == FP8_BLOCK && is_plain_amax(how, each[b], apply[b])) {
-                encode_run(how, x, FP8_BLOCK, apply[b], true, NULL, 0,
-                           data); /* a constant, so without a loop's end */
+                /* a constant, so without a loop's end */
+                encode_run(how, x, FP8_BLOCK, apply[b], true, NULL, 0, false, data);
             } else {
-                encode_run(how, x, n, apply[b], false, NULL, 0, data);
+                encode_run(how, x, n, apply[b], false, NULL, 0, false, data);
             }
         }
     }
@@ -152,7 +154,8 @@ VEC_INLINE void fp8_block_rows(struct encode_how how, const struct quant_job *jo
                 {(float *)copy->scale + row * layout->row_step + i / FP8_BLOCK * layout->column_step, NULL},
                 {layout->column_step, 0},
                 ahead,
-                random};
+                random,
+                false};
             fp8_group(how, job, &copy->operand, row, 1, i, min_int64(i + fp8_group_columns(1), c_end), &target);
         }
     }
@@ -169,11 +172,11 @@ VEC_INLINE struct quant_matrix region_matrix(const struct quant_region *region) 
 /* Codes of n elements under the tensor's factor, from (row, c) of x on. */
 VEC_INLINE void fp8_tensor_codes(struct encode_how how, const struct quant_job *job,
                                  struct random_bytes *random, int64_t row, int64_t c, const char *x, int64_t n,
-                                 int64_t ahead, uint8_t *data) {
+                                 int64_t ahead, bool streams, uint8_t *data) {
     if (!how.is_careful && random->is_used) {
         encode_randomly(how, random, row, c, x, n, job->tensor_scale, ahead, data);
     } else {
-        encode_unseen(how, x, n, job->tensor_scale, ahead, data);
+        encode_unseen(how, x, n, job->tensor_scale, ahead, streams, data);
     }
 }
 
@@ -187,7 +190,7 @@ VEC_INLINE void fp8_shared_codes(struct encode_how how, const struct quant_job *
             if (part->columnwise != NULL) {
                 prefetch_run(x + target.ahead, (int)(part->c_end - part->c) * element_bytes(how.dtype));
             }
-            fp8_tensor_codes(how, job, target.random, row, part->c, x, part->c_end - part->c, 0,
+            fp8_tensor_codes(how, job, target.random, row, part->c, x, part->c_end - part->c, 0, target.streams,
                              target.data + (row - part->row) * target.data_step);
         }
         return;
@@ -232,7 +235,7 @@ VEC_INLINE void fp8_tensor_region(struct encode_how how, const struct quant_job 
             for (int64_t r = 0; r < rows; ++r) {
                 uint8_t *const codes = strip[used].codes + r * FP8_PITCH;
                 fp8_tensor_codes(how, job, &strip->random, row + r, c, operand_at(&m, row + r, c, how.dtype),
-                                 columns, ahead, codes);
+                                 columns, ahead, false, codes);
                 if (rowwise != NULL) {
                     put_row(codes, columns, streams, rowwise->data + (row + r) * rowwise->data_row_step + c);
                 }
@@ -262,7 +265,8 @@ VEC_INLINE void fp8_shared_region(struct encode_how how, const struct quant_job 
             struct fp8_target target = {.data = strip->codes,
                                         .data_step = FP8_PITCH,
                                         .ahead = 2 * m.row_step * element_bytes(how.dtype),
-                                        .random = &strip->random};
+                                        .random = &strip->random,
+                                        .streams = is_alone && codes_stream(rowwise)};
             if (rowwise != NULL) {
                 target.data = rowwise->data + row * rowwise->data_row_step + c;
                 target.data_step = rowwise->data_row_step;

@@ -200,7 +200,7 @@ VEC_INLINE void fp8row_both_part(struct encode_how how, const struct quant_regio
             }
             fp8_both_row(how, from, from + ahead, along, down->plain, streams, to, beside);
         } else {
-            encode_run(how, from, columns, row_apply[i], true, NULL, 0, to);
+            encode_run(how, from, columns, row_apply[i], true, NULL, 0, false, to);
             fp8_column_row(how, from, columns, down->apply, true, NULL, beside);
         }
     }

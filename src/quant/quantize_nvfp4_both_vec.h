@@ -27,8 +27,8 @@ VEC_INLINE void nvfp4_both_steps(struct block_kind kind, const char *x, int64_t 
             along[k] = both_along(kind, step, row_factors + i * NVFP4_BOTH_BLOCKS, s + k, is_plain);
             down[k] = down[k] << 4 | both_down(kind, step, column_factors, s + k, is_plain);
         }
-        vec_put(rowwise + i * rowwise_step + s * STEP / 2,
-                pack_nibbles(along[0], along[1], along[2], along[3]), kind.streams);
+        vec_put(rowwise + i * rowwise_step + s * STEP / 2, pack_nibbles(along[0], along[1], along[2], along[3]),
+                kind.streams);
     }
     for (int k = 0; k < NVFP4_BOTH_STEPS; ++k) {
         vec_store(words + 2 * (s + k) * STEP, (vec32)down[k]);
@@ -47,8 +47,8 @@ VEC_INLINE void nvfp4_both_rows(struct block_kind kind, const char *x, int64_t r
     for (int s = 0; s < BOTH_STEPS; s += NVFP4_BOTH_STEPS) {
         const bool is_plain = rows_are_plain && scales->column_is_plain[s] && scales->column_is_plain[s + 2];
         if (is_plain && kind.streams) {
-            nvfp4_both_steps(with_streams(kind, true), x, row_bytes, s, row_factors, scales->column_factors, true,
-                             rowwise, rowwise_step, words);
+            nvfp4_both_steps(with_streams(kind, true), x, row_bytes, s, row_factors, scales->column_factors,
+                             true, rowwise, rowwise_step, words);
         } else if (is_plain) {
             nvfp4_both_steps(with_streams(kind, false), x, row_bytes, s, row_factors, scales->column_factors,
                              true, rowwise, rowwise_step, words);

@@ -287,7 +287,8 @@ VEC_INLINE void turn_block(const uint8_t *words, bool second, vec32 columns[2]) 
         quad[i] = vec_load(words + i * NVFP4_PITCH);
     }
     for (int i = 0; i < 2; ++i) {
-        half[i] = second ? words_second(quad[2 * i], quad[2 * i + 1]) : words_first(quad[2 * i], quad[2 * i + 1]);
+        half[i] =
+            second ? words_second(quad[2 * i], quad[2 * i + 1]) : words_first(quad[2 * i], quad[2 * i + 1]);
     }
     columns[0] = dwords_first(half[0], half[1]);
     columns[1] = dwords_second(half[0], half[1]);
@@ -318,7 +319,8 @@ VEC_INLINE void turn_step(const uint8_t *words, uint8_t *to, int64_t step, bool 
 }
 
 /* The same with fewer columns, or fewer bytes of them. */
-static inline void turn_partly(const uint8_t *words, int64_t columns, int64_t bytes, uint8_t *to, int64_t step) {
+static inline void turn_partly(const uint8_t *words, int64_t columns, int64_t bytes, uint8_t *to,
+                               int64_t step) {
     uint8_t staged[STEP * VEC_BYTES];
     turn_step(words, staged, VEC_BYTES, false);
     for (int64_t i = 0; i < columns; ++i) {
@@ -338,8 +340,8 @@ static inline void nvfp4_strip_end(struct nvfp4_strip *strip, const struct quant
             const uint8_t *const words = strip_codes(strip, b, 0, i);
             uint8_t *const first = to + i * step + b * block_bytes;
             if (columns - i < STEP || blocks - b < QUADS) {
-                turn_partly(words, min_int64(STEP, columns - i), min_int64(QUADS, blocks - b) * block_bytes, first,
-                            step);
+                turn_partly(words, min_int64(STEP, columns - i), min_int64(QUADS, blocks - b) * block_bytes,
+                            first, step);
             } else if (streams) {
                 turn_step(words, first, step, true);
             } else {

@@ -197,7 +197,9 @@ VEC_INLINE vecf set_halves(const float *a, const float *b) {
 
 VEC_INLINE vecf load_two(const float *from) { return set_halves(&from[0], &from[1]); }
 
-VEC_INLINE vecf load_halves(const float *floats, int i) { return set_halves(&floats[2 * i], &floats[2 * i + 1]); }
+VEC_INLINE vecf load_halves(const float *floats, int i) {
+    return set_halves(&floats[2 * i], &floats[2 * i + 1]);
+}
 
 VEC_INLINE vec32 interleave_first(vec32 x, vec32 y) {
     return halves_first((vec32)_mm256_unpacklo_epi32((__m256i)x, (__m256i)y),
@@ -235,8 +237,8 @@ VEC_INLINE vecf e2m1_values(vec32 codes) {
 VEC_INLINE vecf e2m1_grid(vecf magnitudes, vecf factors) {
     const __m256 grids = _mm256_setr_ps(0x1p22f, 0x1p22f, 0x1.000004p23f, 0x1.000004p23f, 0x1.000008p24f,
                                         0x1.000008p24f, 0x1.000008p24f, 0x1.000008p24f);
-    return choose_float(
-        grids, (vec32)multiply_add(magnitudes, factors * vecf_set(0.8125f), vecf_set(0x1.8p23f)));
+    return choose_float(grids,
+                        (vec32)multiply_add(magnitudes, factors * vecf_set(0.8125f), vecf_set(0x1.8p23f)));
 }
 
 VEC_INLINE vecf e2m1_all(int part) {

@@ -289,9 +289,7 @@ VEC_INLINE vec32 add_bit(vec32 v, vec32 w, int bit) {
 }
 
 /* Of FLOATS floats those that the low bits of the dwords choose. */
-VEC_INLINE vecf choose_float(vecf floats, vec32 index) {
-    return _mm512_permutexvar_ps((__m512i)index, floats);
-}
+VEC_INLINE vecf choose_float(vecf floats, vec32 index) { return _mm512_permutexvar_ps((__m512i)index, floats); }
 
 /* What the E2M1 codes in the dwords' low four bits stand for; other bits do not matter. */
 VEC_INLINE vecf e2m1_values(vec32 codes) {
