@@ -75,7 +75,7 @@ VEC_INLINE void encode_group(struct block_kind kind, const char *x, const float 
         for (int k = 0; k < AT_ONCE; ++k) {
             const vecf apply = step_factors(factors, i + k, kind.block);
             const struct step step = step_load(x + (i + k) * step_bytes, kind.how.dtype);
-            __builtin_prefetch(x + (i + k) * step_bytes + kind.ahead);
+            __builtin_prefetch(x + (i + k) * step_bytes + kind.ahead, 0, 2); /* not yet into the first cache */
             codes[k] = random != NULL ? encode_stochastic(kind.how, step, apply, apply,
                                                           random_of_bytes(random + (i + k) * STEP))
                        : is_plain     ? encode_plain(step, kind.how.dtype, kind.how.element, apply, apply)
@@ -194,8 +194,8 @@ VEC_INLINE bool stretch_scales(struct block_kind kind, const struct block_stretc
     return is_plain;
 }
 
-/* All scales come first: computing one takes long, but many are computed at a time. Memory is asked for what comes after
- * the next stretch while the codes are made, since it is not read then. */
+/* All scales come first: computing one takes long, but many are computed at a time. Memory is asked for what comes later
+ * while the codes are made, since it is not read then. */
 VEC_INLINE void quantize_stretch(struct block_kind kind, const struct block_stretch *stretch,
                                  const struct quant_copy *copy, int64_t r, int64_t block, int64_t blocks,
                                  struct block_globals globals) {

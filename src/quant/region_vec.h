@@ -27,13 +27,14 @@ VEC_INLINE struct quant_region region_of_both(const struct quant_job *job, int64
     return (struct quant_region){&job->copy[0], &job->copy[1], r, r_end, 0, job->copy[0].operand.columns};
 }
 
-/* How far ahead memory is asked for along a row; and from how many bytes on codes go past the caches. */
-enum { AHEAD_BYTES = 8192, STREAMED_BYTES = 4 << 20 };
+/* How far ahead memory is asked for along a row, of long blocks and of short ones; and from how many bytes on codes go past
+ * the caches. */
+enum { AHEAD_BYTES = 8192, SHORT_AHEAD_BYTES = 2048, STREAMED_BYTES = 4 << 20 };
 
 /* How far ahead memory is asked for: so many rows of x, or some lines where one row is meant. */
 VEC_INLINE int64_t ahead_bytes(const struct quant_copy *rowwise, int64_t rows) {
     const int64_t row_bytes = rowwise->operand.row_step * element_bytes(rowwise->operand.dtype);
-    return rows == 1 ? AHEAD_BYTES : rows * row_bytes;
+    return rows == 1 ? SHORT_AHEAD_BYTES : rows * row_bytes;
 }
 
 /* Whether codes are written past the caches: a large tensor whose rows are whole vectors. */
