@@ -21,7 +21,7 @@ VEC_INLINE void fp8_scaled_rows(struct encode_how how, const struct quant_job *j
                                 const struct quant_copy *copy, int64_t r, int64_t r_end,
                                 struct random_bytes *random) {
     const struct quant_matrix *m = &copy->operand;
-    const bool streams = codes_stream(copy);
+    const bool streams = lines_stream(copy);
     for (int64_t row = r; row < r_end; ++row) {
         const char *const x = operand_at(m, row, 0, how.dtype);
         uint8_t *const data = copy->data + row * copy->data_row_step;
@@ -266,7 +266,7 @@ VEC_INLINE void fp8_shared_region(struct encode_how how, const struct quant_job 
                                         .data_step = FP8_PITCH,
                                         .ahead = 2 * m.row_step * element_bytes(how.dtype),
                                         .random = &strip->random,
-                                        .streams = is_alone && codes_stream(rowwise)};
+                                        .streams = is_alone && lines_stream(rowwise)};
             if (rowwise != NULL) {
                 target.data = rowwise->data + row * rowwise->data_row_step + c;
                 target.data_step = rowwise->data_row_step;

@@ -45,6 +45,9 @@ VEC_INLINE bool codes_stream(const struct quant_copy *copy) {
     return bytes >= STREAMED_BYTES && step % VEC_BYTES == 0 && (uintptr_t)copy->data % VEC_BYTES == 0;
 }
 
+/* The same for codes that gain only where a vector is a whole line. */
+VEC_INLINE bool lines_stream(const struct quant_copy *copy) { return VEC_BYTES == 64 && codes_stream(copy); }
+
 /* What was written past the caches is in order with what comes. */
 VEC_INLINE void finish_streams(void) { _mm_sfence(); }
 
