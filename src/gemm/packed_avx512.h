@@ -39,17 +39,20 @@ _Static_assert(TILE4_ROWS - LANES == 0, "a tile's rows are the lanes");
 
 /* ---- the loops around the kernels ---- */
 
-/* Tiles that are read side by side, at equal distances, and the sums of each with the rows of x. */
+/* Tiles that are read side by side, at equal distances, and the sums of each with the rows of x. Where each stream goes on
+ * with the tiles of the next rows, that is another round. */
 struct stream_job {
     const uint8_t *data;
     const uint8_t *scale;
     int64_t data_step; /* from one tile to the next */
     int64_t scale_step;
-    int64_t count; /* along the columns */
+    int64_t count;  /* along the columns */
+    int64_t rounds; /* at least one */
+    int64_t gap;    /* tiles between two rounds */
     int64_t
-        jump; /* what is asked for in the last rounds lies so many tiles further on: it belongs to the next job */
+        jump; /* what is asked for at the end of the last one lies so many tiles further on: it is the next job's */
     const uint8_t *record;
-    float *total; /* [stream][row][LANES] */
+    float *total; /* [round][stream][row][LANES] */
 };
 
 /* A decoded panel of PANEL_TILES tiles, and one group of rows. */
@@ -82,6 +85,32 @@ struct packed_ways {
 
 /* What a task has for records and for sums, both to stay in the second-level cache; a panel follows. */
 enum { RECORDS_BYTES = 128 << 10, SUMS_BYTES = 256 << 10, WAYS_BYTES = RECORDS_BYTES + SUMS_BYTES };
+
+/* The first round of a job, and from one to the next, as jobs of one round. Little is done in between: processors that wait
+ * for memory do not look far beyond it, and ask for what follows too late. */
+PACKED_INLINE struct stream_job stream_first(const struct stream_job *job) {
+    struct stream_job round = *job;
+    round.jump = job->rounds == 1 ? job->jump : job->gap;
+    return round;
+}
+
+PACKED_INLINE void stream_next(const struct stream_job *job, int64_t scale_bytes, int sums,
+                               struct stream_job *round) {
+    --round->rounds;
+    round->data += (job->count + job->gap) * TILE4_BYTES;
+    round->scale += (job->count + job->gap) * scale_bytes;
+    round->total += sums * LANES;
+    round->jump = round->rounds == 1 ? job->jump : job->gap;
+}
+
+/* Function `name` runs all rounds of a job; the rest is `stream`'s. */
+#define STREAM_ROUNDS(name, kind, scale_bytes, streams, rows)               \
+    static void name(const struct stream_job *job) {                        \
+        for (struct stream_job round = stream_first(job); round.rounds > 0; \
+             stream_next(job, scale_bytes, (streams) * (rows), &round)) {   \
+            stream(kind, &round, streams, rows);                            \
+        }                                                                   \
+    }
 
 /* packed_kernel.run with these loops. */
 void packed_run_avx512(const struct packed_ways *ways, const struct packed_weight *weight,

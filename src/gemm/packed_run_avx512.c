@@ -8,7 +8,10 @@
 #include "base/checked.h"
 #include "gemm/packed_kernels_avx512.h"
 
-enum { CHUNK_ROWS = 256 };
+enum {
+    CHUNK_ROWS = 256,
+    STREAM_SUMS = 128 /* vectors of sums that wait for the end of a job, at most */
+};
 _Static_assert(RECORDS_BYTES - PACKED_FEW_SCRATCH_AVX512 == 0, "few rows need records only");
 
 /* Where the sums of one tile go. */
@@ -63,7 +66,7 @@ static void totals_begin(const struct task *task, const struct tile_place *place
 
 /* Back to y; with their factors after the last columns. */
 static void totals_end(const struct task *task, const struct tile_place *place, int64_t m, int rows,
-                       const float *total) {
+                       float *total) {
     const float *row_scale = task->x->row_scale;
     for (int r = 0; r < rows && m + r < task->x->rows; ++r) {
         __m512 sum = _mm512_load_ps(total + r * LANES);
@@ -78,62 +81,77 @@ static void totals_end(const struct task *task, const struct tile_place *place, 
 /* ---- few rows ---- */
 
 /* Tiles that are read side by side, from `first` on and `step` apart, of which the first `skipped` are read
- * once more and not counted. */
+ * once more and not counted; and so for `rounds` rows of tiles. */
 struct tile_group {
     int64_t first, step;
     int skipped;
+    int64_t rounds;
 };
 
 /* The group that is read when `tiles` of a task's tiles are done. Its tiles are as far apart as possible, so that each
- * group begins in memory where the one before it ends. What is left at the end is read with some tiles before it, and
+ * round begins in memory where the one before it ends. What is left at the end is read with some tiles before it, and
  * where there are none, the one tile is read so many times. */
-static struct tile_group tile_group_at(const struct task *task, int64_t tiles, int streams) {
+static struct tile_group tile_group_at(const struct task *task, int64_t tiles, int streams,
+                                       int64_t most_rounds) {
     const int64_t all = task->end - task->begin;
     const int64_t apart = all / streams;
-    if (tiles < apart * streams) {
-        return (struct tile_group){task->begin + tiles / streams, apart, 0};
+    const int64_t done = tiles / streams;
+    if (done < apart) {
+        return (struct tile_group){task->begin + done, apart, 0, min_int64(apart - done, most_rounds)};
     }
     if (apart > 0) {
-        return (struct tile_group){task->end - streams, 1, streams - (int)(all - tiles)};
+        return (struct tile_group){task->end - streams, 1, streams - (int)(all - tiles), 1};
     }
-    return (struct tile_group){task->begin + tiles, 0, streams - 1};
+    return (struct tile_group){task->begin + tiles, 0, streams - 1, 1};
+}
+
+/* Sums of each round and tile of a group: before its columns are read, or after. */
+static void group_totals(const struct task *task, const struct tile_group *group, int streams, int rows,
+                         float *total,
+                         void (*each)(const struct task *task, const struct tile_place *place, int64_t m,
+                                      int rows, float *total)) {
+    for (int64_t round = 0; round < group->rounds; ++round) {
+        for (int t = 0; t < streams; ++t) {
+            const struct tile_place place = tile_place_make(
+                task->weight, group->first + round + t * group->step, task->y, t >= group->skipped);
+            each(task, &place, 0, rows, total + (round * streams + t) * rows * LANES);
+        }
+    }
 }
 
 /* Multiplies a group with `rows` rows of x. While its last columns are read, those of the next one are asked for. */
 static void stream_group(const struct task *task, const struct tile_group *group, const struct tile_group *next,
                          int kind, int rows) {
-    float total[STREAMS * GROUP_ROWS * LANES] __attribute__((aligned(LINE)));
-    struct tile_place place[STREAMS];
+    float total[STREAM_SUMS * LANES] __attribute__((aligned(LINE)));
     const struct packed_ways *ways = task->ways;
     const int streams = ways->streams[kind];
     const int64_t columns = task->weight->tile_columns;
-    for (int t = 0; t < streams; ++t) {
-        place[t] = tile_place_make(task->weight, group->first + t * group->step, task->y, t >= group->skipped);
-        totals_begin(task, &place[t], 0, rows, total + t * rows * LANES);
-    }
     const int64_t at = group->first * columns + task->first;
     const struct stream_job job = {.data = task->weight->data + at * TILE4_BYTES,
                                    .scale = task->weight->scale + at * ways->scale_bytes,
                                    .data_step = group->step * columns * TILE4_BYTES,
                                    .scale_step = group->step * columns * ways->scale_bytes,
                                    .count = task->count,
-                                   .jump = (next->first - group->first) * columns - task->count,
+                                   .rounds = group->rounds,
+                                   .gap = columns - task->count,
+                                   .jump =
+                                       (next->first - group->first - group->rounds + 1) * columns - task->count,
                                    .record = task->records,
                                    .total = total};
+    group_totals(task, group, streams, rows, total, totals_begin);
     ways->stream[kind](&job);
-    for (int t = 0; t < streams; ++t) {
-        totals_end(task, &place[t], 0, rows, total + t * rows * LANES);
-    }
+    group_totals(task, group, streams, rows, total, totals_end);
 }
 
 /* All tiles, with the columns whose records are there. */
 static void stream_tiles(const struct task *task, int kind, int rows) {
     const int streams = task->ways->streams[kind];
+    const int64_t most_rounds = STREAM_SUMS / (streams * rows);
     const int64_t all = task->end - task->begin;
-    struct tile_group group = tile_group_at(task, 0, streams);
+    struct tile_group group = tile_group_at(task, 0, streams, most_rounds);
     for (int64_t tiles = 0; tiles < all;) {
-        const int64_t done = tiles + streams - group.skipped;
-        const struct tile_group next = done < all ? tile_group_at(task, done, streams) : group;
+        const int64_t done = tiles + streams * group.rounds - group.skipped;
+        const struct tile_group next = done < all ? tile_group_at(task, done, streams, most_rounds) : group;
         stream_group(task, &group, &next, kind, rows);
         group = next;
         tiles = done;

@@ -341,6 +341,13 @@ static void timed_cases_are_within_the_bound(void) {
     }
 }
 
+/* Kernels read rows of tiles one after another, and keep the sums of some; with many columns not all of them at once. */
+static void tall_weights_are_within_the_bound(void) {
+    check_shape(1, 2200, 70, PACKED_FILL_USUAL, 21);
+    check_shape(8, 600, 20, PACKED_FILL_WIDE, 22);
+    check_shape(8, 70, 4200, PACKED_FILL_USUAL, 23);
+}
+
 static void every_fill_is_within_the_bound(void) {
     for (int fill = 0; fill < PACKED_FILL_COUNT; ++fill) {
         for (int64_t m = 1; m <= 12; m += 11) {
@@ -595,6 +602,7 @@ static const struct test_case tests[] = {TEST(small_shapes_are_within_the_bound)
                                          TEST(hundreds_of_rows_are_within_the_bound),
                                          TEST(many_columns_are_within_the_bound),
                                          TEST(timed_cases_are_within_the_bound),
+                                         TEST(tall_weights_are_within_the_bound),
                                          TEST(every_fill_is_within_the_bound),
                                          TEST(every_scale_is_exact),
                                          TEST(nan_stays_in_its_row),
