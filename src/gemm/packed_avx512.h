@@ -103,13 +103,16 @@ PACKED_INLINE void stream_next(const struct stream_job *job, int64_t scale_bytes
     round->jump = round->rounds == 1 ? job->jump : job->gap;
 }
 
-/* Function `name` runs all rounds of a job; the rest is `stream`'s. */
-#define STREAM_ROUNDS(name, kind, scale_bytes, streams, rows)               \
-    static void name(const struct stream_job *job) {                        \
-        for (struct stream_job round = stream_first(job); round.rounds > 0; \
-             stream_next(job, scale_bytes, (streams) * (rows), &round)) {   \
-            stream(kind, &round, streams, rows);                            \
-        }                                                                   \
+/* Function `name` runs all rounds of a job with `stream`, which `how` says to be part of it or apart (PACKED_INLINE or
+ * PACKED_APART): compilers find better registers in one or the other. */
+#define PACKED_APART static __attribute__((noinline))
+#define STREAM_ROUNDS(how, name, kind, scale_bytes, streams, rows)                                \
+    how void name##_round(const struct stream_job *round) { stream(kind, round, streams, rows); } \
+    static void name(const struct stream_job *job) {                                              \
+        for (struct stream_job round = stream_first(job); round.rounds > 0;                       \
+             stream_next(job, scale_bytes, (streams) * (rows), &round)) {                         \
+            name##_round(&round);                                                                 \
+        }                                                                                         \
     }
 
 /* packed_kernel.run with these loops. */

@@ -292,10 +292,10 @@ _Static_assert(WAYS_BYTES + sizeof(struct panel) <= PACKED_SCRATCH_AVX512, "scra
 
 /* The loops above for one format, and its kernel. */
 #define KERNEL(name, is_nvfp4)                                                                             \
-    STREAM_ROUNDS(stream_##name##_1, is_nvfp4, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 4, 1)                     \
-    STREAM_ROUNDS(stream_##name##_2, is_nvfp4, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 4, 2)                     \
-    STREAM_ROUNDS(stream_##name##_4, is_nvfp4, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 2, 4)                     \
-    STREAM_ROUNDS(stream_##name##_8, is_nvfp4, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 2, 8)                     \
+    STREAM_ROUNDS(PACKED_APART, stream_##name##_1, is_nvfp4, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 4, 1)       \
+    STREAM_ROUNDS(PACKED_APART, stream_##name##_2, is_nvfp4, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 4, 2)       \
+    STREAM_ROUNDS(PACKED_APART, stream_##name##_4, is_nvfp4, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 2, 4)       \
+    STREAM_ROUNDS(PACKED_APART, stream_##name##_8, is_nvfp4, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 2, 8)       \
     static void panel_##name(const struct packed_weight *weight, const int64_t *tile, int64_t first,       \
                              int64_t count, void *panel) {                                                 \
         panel_make(is_nvfp4, weight, tile, first, count, panel);                                           \

@@ -388,10 +388,10 @@ _Static_assert(WAYS_BYTES + sizeof(struct panel) <= PACKED_SCRATCH_AVX512, "scra
                                uint8_t *to) {                                                                  \
         records_make(kind_##name, x, m, rows, first, count, to);                                               \
     }                                                                                                          \
-    STREAM_ROUNDS(stream_##name##_1, kind_##name, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 4, 1)                      \
-    STREAM_ROUNDS(stream_##name##_2, kind_##name, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 4, 2)                      \
-    STREAM_ROUNDS(stream_##name##_4, kind_##name, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 4, 4)                      \
-    STREAM_ROUNDS(stream_##name##_8, kind_##name, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 2, 8)                      \
+    STREAM_ROUNDS(PACKED_INLINE, stream_##name##_1, kind_##name, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 4, 1)       \
+    STREAM_ROUNDS(PACKED_INLINE, stream_##name##_2, kind_##name, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 4, 2)       \
+    STREAM_ROUNDS(PACKED_INLINE, stream_##name##_4, kind_##name, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 4, 4)       \
+    STREAM_ROUNDS(PACKED_INLINE, stream_##name##_8, kind_##name, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 2, 8)       \
     static void panel_##name(const struct packed_weight *weight, const int64_t *tile, int64_t first,           \
                              int64_t count, void *panel) {                                                     \
         panel_make(kind_##name, weight, tile, first, count, panel);                                            \
