@@ -234,11 +234,10 @@ static void conclude(void *argument, const struct packed_segment *segment, int64
 
 static void multiply(struct lot *lot, const struct packed_batch *batch) {
     struct linear *linear = &lot->experts->linear;
-    struct scratch scratch = linear->scratch; /* given back afterwards */
-    void *memory = scratch_take(&scratch, packed_batch_bytes(batch));
-    if (linear->is_measuring) {
-        linear->scratch.used = scratch.used;
-    } else {
+    const size_t mark = linear->scratch.used;
+    void *memory = scratch_take(&linear->scratch, packed_batch_bytes(batch));
+    linear->scratch.used = mark;
+    if (!linear->is_measuring) {
         packed_batch_run(batch, memory, linear->call->parallel);
     }
 }

@@ -164,14 +164,11 @@ static enum opaq_status forward_best(struct experts *experts, struct forward_sta
     const bool at_once = !state->saves && state->input_scale == NULL && state->hidden_scale == NULL &&
                          experts_batch_can_run(experts);
     enum opaq_status status = at_once ? experts_batch_forward(experts, error) : OPAQ_OK;
-    const size_t used = scratch->used;
     if (status != OPAQ_OK || (at_once && !experts->linear.is_measuring)) {
         return status;
     }
     scratch->used = mark;
-    status = forward_each(experts, state, error);
-    scratch->used = used > scratch->used ? used : scratch->used;
-    return status;
+    return forward_each(experts, state, error);
 }
 
 /* Measures or runs. */

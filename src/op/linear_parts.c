@@ -18,6 +18,7 @@ void *scratch_take(struct scratch *scratch, size_t bytes) {
     const size_t limit = (size_t)OPAQ_SIZE_LIMIT + 64;
     const size_t rounded = bytes < limit ? (bytes + 63) / 64 * 64 : limit;
     scratch->used = rounded < limit - scratch->used ? scratch->used + rounded : limit;
+    scratch->most = scratch->used > scratch->most ? scratch->used : scratch->most;
     return piece;
 }
 
@@ -83,11 +84,11 @@ enum opaq_status linear_begin(const struct opaq_call *call, int x_shape, int pla
 }
 
 enum opaq_status linear_measured(const struct linear *linear, size_t *bytes, struct opaq_error *error) {
-    if (linear->scratch.used > (size_t)OPAQ_SIZE_LIMIT) {
+    if (linear->scratch.most > (size_t)OPAQ_SIZE_LIMIT) {
         return opaq_fail(error, OPAQ_ERROR_OVERFLOW, "%s: the workspace would have more than 2^62 bytes",
                          linear->operation);
     }
-    *bytes = linear->scratch.used;
+    *bytes = linear->scratch.most;
     return OPAQ_OK;
 }
 
@@ -381,11 +382,13 @@ enum opaq_status linear_product(struct linear *linear, const struct linear_produ
         const size_t other = gemm_workspace_bytes(&job);
         bytes = other > bytes ? other : bytes;
     }
-    struct scratch scratch = linear->scratch; /* given back afterwards: products come one after another */
-    void *memory = scratch_take(&scratch, bytes);
+    const size_t mark = linear->scratch.used;
+    void *memory = scratch_take(&linear->scratch, bytes);
+    linear->scratch.used = mark; /* products come one after another */
     if (linear->is_measuring) {
-        linear->scratch.used = scratch.used;
-    } else if (is_packed) {
+        return OPAQ_OK;
+    }
+    if (is_packed) {
         packed_run(&job, precision, memory, linear->call->parallel);
     } else {
         gemm_run(&job, memory, linear->call->parallel);

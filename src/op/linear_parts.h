@@ -14,6 +14,7 @@ enum linear_stream { STREAM_X = 0, STREAM_W = 1, STREAM_DY = 2, STREAM_Y = 3, ST
 struct scratch {
     char *memory;
     size_t used; /* beyond OPAQ_SIZE_LIMIT: more than that */
+    size_t most; /* that was ever used: pieces may be given back by setting `used` */
 };
 
 void *scratch_take(struct scratch *scratch, size_t bytes);

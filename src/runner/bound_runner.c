@@ -237,7 +237,7 @@ static struct bound *prepare(const struct binding *binding, const struct opaq_op
                              const struct opaq_value *values, const struct bound_plan *plan,
                              const struct opaq_parallel *parallel, size_t *bytes, enum opaq_status *status,
                              struct opaq_error *error) {
-    struct scratch memory = {NULL, 0};
+    struct scratch memory = {.memory = NULL};
     struct bound measured;
     void *block = NULL;
     (void)scratch_take(&memory, sizeof measured);
@@ -251,7 +251,7 @@ static struct bound *prepare(const struct binding *binding, const struct opaq_op
                             op->name, memory.used);
         return NULL;
     }
-    memory = (struct scratch){block, 0};
+    memory = (struct scratch){.memory = block};
     struct bound *bound = scratch_take(&memory, sizeof *bound);
     *status = bind(op, binding->activations, values, plan, parallel, &memory, bound, error);
     if (*status == OPAQ_OK) {
