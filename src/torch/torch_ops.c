@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "opaq/status.h"
+#include "torch/torch_scratch.h"
 #include "torch/torch_shim.h"
 #include "torch/torch_stack.h"
 
@@ -41,8 +42,7 @@ static enum opaq_status compute(const struct opaq_op *op, const struct opaq_valu
                                 uint64_t handles[OPAQ_OP_OUTPUT_LIMIT], int *count, struct opaq_error *error) {
     const struct opaq_parallel parallel = {run_on_torch, NULL};
     struct opaq_outputs outputs;
-    struct opaq_tensor scratch = {.dtype = OPAQ_DTYPE_U8, .rank = 1, .strides = {1}};
-    uint64_t scratch_handle = 0;
+    struct torch_scratch scratch = {.handle = 0};
     size_t scratch_bytes = 0;
     int allocated = 0;
     bool is_random[OPAQ_OP_OUTPUT_LIMIT] = {false};
@@ -51,9 +51,8 @@ static enum opaq_status compute(const struct opaq_op *op, const struct opaq_valu
         status = opaq_op_workspace(op, values, &scratch_bytes, error);
     }
     if (status == OPAQ_OK && scratch_bytes > 0) {
-        scratch.device = values[0].tensors->device; /* operators with a workspace begin with a tensor */
-        scratch.shape[0] = (int64_t)scratch_bytes;
-        status = torch_tensor_allocate(op->name, &scratch, &scratch_handle, error);
+        const struct opaq_device device = values[0].tensors->device; /* such operators begin with a tensor */
+        status = torch_scratch_take(op->name, device, scratch_bytes, &scratch, error);
     }
     for (int row = 0; status == OPAQ_OK && row < op->output_count; ++row) {
         for (int i = outputs.first[row]; i < outputs.first[row + 1]; ++i) {
@@ -70,11 +69,11 @@ static enum opaq_status compute(const struct opaq_op *op, const struct opaq_valu
         }
     }
     if (status == OPAQ_OK) {
-        const struct opaq_span workspace = {scratch.data, scratch_bytes};
+        const struct opaq_span workspace = {scratch.tensor.data, scratch_bytes};
         status = opaq_op_run(op, values, &outputs, workspace, &parallel, error);
     }
-    if (scratch_handle != 0) {
-        torch_tensor_free(scratch_handle);
+    if (scratch.handle != 0) {
+        torch_scratch_give(&scratch);
     }
     for (int i = 0; status != OPAQ_OK && i < allocated; ++i) {
         torch_tensor_free(handles[i]);
