@@ -142,8 +142,13 @@ void packed_batch_run(const struct packed_batch *batch, void *workspace, const s
         task.work += unit_work(batch->segments[i].rows) * sizes.units;
         rows += batch->segments[i].rows;
     }
-    packed_rows_make(&batch->a, batch->first, batch->rows, packed_padded_columns(b), sizes.format,
-                     sizes.precision, memory, parallel, &x);
+    if (batch->source != NULL) {
+        packed_rows_gather(&batch->a, batch->source, batch->rows, packed_padded_columns(b), sizes.format,
+                           sizes.precision, memory, parallel, &x);
+    } else {
+        packed_rows_make(&batch->a, batch->first, batch->rows, packed_padded_columns(b), sizes.format,
+                         sizes.precision, memory, parallel, &x);
+    }
     const struct opaq_body body = {run_chunks, &task};
     const bool is_small = (double)rows * (double)b->plain.rows * (double)b->plain.columns < worth;
     parallel_run(is_small ? NULL : parallel, sizes.chunks, &body);

@@ -14,6 +14,7 @@ struct packed_segment {
 struct packed_batch {
     struct gemm_operand a; /* K columns, along its rows */
     int64_t first, rows;   /* of a */
+    const int64_t *source; /* the rows of a, one by one, instead of those from the first on; or NULL */
     const struct packed_segment *segments;
     int64_t count;
     enum packed_precision wanted;

@@ -30,6 +30,11 @@ static int64_t block_scales(enum packed_precision precision, int64_t padded) {
     return precision == PACKED_FAST32 ? padded / 32 : precision == PACKED_CODES ? padded / 16 : 0;
 }
 
+/* The same, as rows for a weight of that format have them. */
+static int64_t row_scales(enum packed_precision precision, enum packed_format format, int64_t padded) {
+    return precision == PACKED_CODES && format == PACKED_MXFP4 ? padded / 32 : block_scales(precision, padded);
+}
+
 static bool has_correction(enum packed_precision precision) {
     return precision == PACKED_FAST || precision == PACKED_FAST32 || precision == PACKED_CODES;
 }
@@ -47,6 +52,7 @@ struct rows_task {
     const struct packed_prepare *prepare;
     enum packed_format format;
     int64_t first;
+    const int64_t *source; /* or NULL: one after another, from the first on */
     struct packed_rows *made;
     char *elements;
     int32_t *correction;
@@ -68,17 +74,22 @@ static float scale_of(float amax, float largest, float *inverse) {
 
 /* ---- rows ---- */
 
+/* The row of the operand that a row is made of. */
+static int64_t source_of(const struct rows_task *task, int64_t row) {
+    return task->source == NULL ? task->first + row : task->source[row];
+}
+
 /* n values of a row of the operand from column k on, at most GEMM_BLOCK; zeros beyond the columns. */
 static void decode_block(const struct rows_task *task, int64_t row, int64_t k, int n, float *to) {
     const struct gemm_operand *operand = task->operand;
     const struct quant_matrix *plain = &operand->plain;
     if (operand->copy != NULL) {
-        gemm_decode(&task->decoder, task->first + row, 1, k, n, to);
+        gemm_decode(&task->decoder, source_of(task, row), 1, k, n, to);
         return;
     }
     const int inside = (int)max_int64(min_int64(n, plain->columns - k), 0);
     if (inside > 0) {
-        plain_load(plain->data, plain->dtype, (task->first + row) * plain->row_step + k * plain->column_step,
+        plain_load(plain->data, plain->dtype, source_of(task, row) * plain->row_step + k * plain->column_step,
                    plain->column_step, inside, to);
     }
     memset(to + inside, 0, (size_t)(n - inside) * sizeof *to);
@@ -94,7 +105,7 @@ static void decode_floats(const struct rows_task *task, int64_t row, float *to) 
 /* A row of a bf16 operand as it is. */
 static void copy_bf16(const struct rows_task *task, int64_t row, uint16_t *to) {
     const struct quant_matrix *plain = &task->operand->plain;
-    const uint16_t *from = (const uint16_t *)plain->data + (task->first + row) * plain->row_step;
+    const uint16_t *from = (const uint16_t *)plain->data + source_of(task, row) * plain->row_step;
     const int64_t step = plain->column_step;
     if (step == 1) {
         memcpy(to, from, (size_t)plain->columns * sizeof *to);
@@ -182,45 +193,68 @@ static void make_codes(const struct rows_task *task, int64_t row) {
         uint8_t pairs[GEMM_BLOCK / 2] = {0};
         const int n = (int)min_int64(GEMM_BLOCK, padded - k);
         if (k < columns) {
-            load_pairs(copy, task->first + row, k, n / 2, pairs);
+            load_pairs(copy, source_of(task, row), k, n / 2, pairs);
         }
         task->prepare->codes_to_int8(pairs, n / 2, q + k);
     }
     memset(q + columns, 0, (size_t)(padded - columns));
     for (int64_t k = 0; k < padded; k += per) {
-        scales[k / per] = k < columns ? factor_of_codes(task, task->first + row, k) : 0.0f;
+        scales[k / per] = k < columns ? factor_of_codes(task, source_of(task, row), k) : 0.0f;
     }
+}
+
+static void make_row(const struct rows_task *task, int64_t row) {
+    const struct packed_rows *made = task->made;
+    if (made->precision == PACKED_EXACT) {
+        decode_floats(task, row, (float *)(void *)task->elements + row * made->padded);
+    } else if (made->precision == PACKED_BF16) {
+        copy_bf16(task, row, (uint16_t *)(void *)task->elements + row * made->padded);
+    } else if (made->precision == PACKED_CODES) {
+        make_codes(task, row);
+    } else {
+        make_integers(task, row);
+    }
+    if (has_correction(made->precision)) {
+        task->prepare->correct((const int8_t *)task->elements + row * made->padded, made->padded / 16,
+                               task->correction + row * (made->padded / 16));
+    }
+}
+
+/* n things of a size, of the row before. */
+static void repeat(void *row_of_all, int64_t row, int64_t n, size_t size) {
+    char *const to = (char *)row_of_all + row * n * (int64_t)size;
+    memcpy(to, to - n * (int64_t)size, (size_t)n * size);
+}
+
+/* A row like the one before. */
+static void repeat_row(const struct rows_task *task, int64_t row) {
+    const enum packed_precision precision = task->made->precision;
+    const int64_t padded = task->made->padded;
+    repeat(task->elements, row, padded, (size_t)element_bytes(precision));
+    repeat(task->correction, row, has_correction(precision) ? padded / 16 : 0, sizeof *task->correction);
+    repeat(task->block_scale, row, row_scales(precision, task->format, padded), sizeof *task->block_scale);
+    repeat(task->row_scale, row, has_row_scale(precision) ? 1 : 0, sizeof *task->row_scale);
 }
 
 static void make_rows(void *argument, int64_t begin, int64_t end) {
     const struct rows_task *task = argument;
-    const struct packed_rows *made = task->made;
     for (int64_t row = begin; row < end; ++row) {
-        if (made->precision == PACKED_EXACT) {
-            decode_floats(task, row, (float *)(void *)task->elements + row * made->padded);
-        } else if (made->precision == PACKED_BF16) {
-            copy_bf16(task, row, (uint16_t *)(void *)task->elements + row * made->padded);
-        } else if (made->precision == PACKED_CODES) {
-            make_codes(task, row);
+        if (row > begin && source_of(task, row) == source_of(task, row - 1)) {
+            repeat_row(task, row);
         } else {
-            make_integers(task, row);
-        }
-        if (has_correction(made->precision)) {
-            task->prepare->correct((const int8_t *)task->elements + row * made->padded, made->padded / 16,
-                                   task->correction + row * (made->padded / 16));
+            make_row(task, row);
         }
     }
 }
 
-void packed_rows_make(const struct gemm_operand *operand, int64_t first, int64_t rows, int64_t padded,
-                      enum packed_format format, enum packed_precision precision, void *memory,
-                      const struct opaq_parallel *parallel, struct packed_rows *made) {
-    struct rows_task task = {
-        .operand = operand, .prepare = packed_prepare_best(), .format = format, .first = first, .made = made};
+static void make_all(struct rows_task task, int64_t rows, int64_t padded, enum packed_precision precision,
+                     void *memory, const struct opaq_parallel *parallel) {
+    struct packed_rows *const made = task.made;
     char *at = memory;
     assert(padded % 64 == 0);
+    task.prepare = packed_prepare_best();
     const uint64_t saved = fp_environment_enter();
-    gemm_decoder_make(operand, &task.decoder);
+    gemm_decoder_make(task.operand, &task.decoder);
     fp_environment_leave(saved);
     task.elements = at;
     at += rounded(rows * padded * element_bytes(precision));
@@ -243,12 +277,24 @@ void packed_rows_make(const struct gemm_operand *operand, int64_t first, int64_t
     parallel_run(parallel_if_worth(parallel, rows * padded), rows, &body);
 }
 
+void packed_rows_make(const struct gemm_operand *operand, int64_t first, int64_t rows, int64_t padded,
+                      enum packed_format format, enum packed_precision precision, void *memory,
+                      const struct opaq_parallel *parallel, struct packed_rows *made) {
+    const struct rows_task task = {.operand = operand, .format = format, .first = first, .made = made};
+    make_all(task, rows, padded, precision, memory, parallel);
+}
+
+void packed_rows_gather(const struct gemm_operand *operand, const int64_t *source, int64_t rows, int64_t padded,
+                        enum packed_format format, enum packed_precision precision, void *memory,
+                        const struct opaq_parallel *parallel, struct packed_rows *made) {
+    const struct rows_task task = {.operand = operand, .format = format, .source = source, .made = made};
+    make_all(task, rows, padded, precision, memory, parallel);
+}
+
 struct packed_rows packed_rows_slice(const struct packed_rows *all, enum packed_format format, int64_t first,
                                      int64_t rows) {
     struct packed_rows slice = *all;
-    const int64_t scales = all->precision == PACKED_CODES && format == PACKED_MXFP4
-                               ? all->padded / 32
-                               : block_scales(all->precision, all->padded);
+    const int64_t scales = row_scales(all->precision, format, all->padded);
     slice.rows = rows;
     if (all->precision == PACKED_EXACT) {
         slice.f32 += first * all->padded;

@@ -1,6 +1,6 @@
 /* op/experts_batch.c: the forward of many experts at once.
  *
- * Rows, sorted by expert, go in lots: gathered, multiplied with each expert's first weight, activated by the thread that
+ * Rows, sorted by expert, go in lots: multiplied with each expert's first weight, activated by the thread that
  * made both halves, multiplied with the second, added to their tokens. A lot has some experts' rows, or some of the rows
  * of one that has many. */
 #include "op/experts_batch.h"
@@ -20,11 +20,12 @@ struct lot {
     struct experts *experts;
     int64_t first; /* of the sorted slots, or of the rows of x */
     int64_t rows;
-    int64_t count; /* of segments */
+    int64_t count;   /* of segments */
+    int64_t *source; /* the rows of x, where has_source() */
     int64_t *expert;
     struct linear_operand *gate_up, *down;
     struct packed_segment *up_segments, *down_segments;
-    struct opaq_view x; /* the rows, together */
+    struct opaq_view x; /* all rows, or these together */
     struct opaq_view h; /* float32 */
     struct opaq_view a;
     struct opaq_view y; /* float32 */
@@ -131,26 +132,26 @@ static enum opaq_status choose_weights(struct lot *lot, struct opaq_error *error
 
 /* ---- what is done ---- */
 
-static enum opaq_status gather(struct lot *lot, struct opaq_error *error) {
+/* Whether rows are gathered while they are prepared, and not before. */
+static bool has_source(const struct experts *experts) {
+    return experts->is_routed && experts->plan.weights_on_input == 0;
+}
+
+/* The rows that the first product reads. Weights on the input change them, so these are gathered. */
+static enum opaq_status choose_x(struct lot *lot, struct opaq_error *error) {
     struct experts *experts = lot->experts;
-    if (!experts->is_routed) {
-        lot->x = experts->x;
-        lot->x.proto.rank = 2;
-        lot->x.proto.shape[0] = lot->rows;
-        lot->x.proto.shape[1] = experts->hidden;
-        if (lot->x.buffer[0].data != NULL) {
-            lot->x.buffer[0].data =
-                (char *)lot->x.buffer[0].data + plain_bytes(experts->dtype, lot->first * experts->x.row_stride);
-        }
+    const bool is_measuring = experts->linear.is_measuring;
+    const int64_t *slots = experts->is_routed && !is_measuring ? experts->routing.slot + lot->first : NULL;
+    lot->x = experts->x;
+    for (int64_t row = 0; has_source(experts) && !is_measuring && row < lot->rows; ++row) {
+        lot->source[row] = slots[row] / experts->routing.choices;
+    }
+    if (!experts->is_routed || has_source(experts)) {
         return OPAQ_OK;
     }
-    const struct experts_group group = {
-        .rows = lot->rows,
-        .by_token = {&experts->routing,
-                     experts->linear.is_measuring ? NULL : experts->routing.slot + lot->first, lot->rows, true,
-                     NULL}};
-    return experts_gather(experts, &group, &experts->x, true, experts->plan.weights_on_input != 0, &lot->x,
-                          error);
+    const struct experts_group group = {.rows = lot->rows,
+                                        .by_token = {&experts->routing, slots, lot->rows, true, NULL}};
+    return experts_gather(experts, &group, &experts->x, true, true, &lot->x, error);
 }
 
 /* n float32 results of a row, `step` apart, with their bias. */
@@ -247,7 +248,9 @@ static void run_products(struct lot *lot) {
     const enum packed_precision wanted = (enum packed_precision)experts->linear.plan.precision;
     const bool finishes = experts->has_down_bias || !experts->is_routed;
     const struct packed_batch up = {.a = {.plain = quant_matrix_make(&lot->x)},
+                                    .first = experts->is_routed ? 0 : lot->first,
                                     .rows = lot->rows,
+                                    .source = has_source(experts) ? lot->source : NULL,
                                     .y_step = experts->width,
                                     .segments = lot->up_segments,
                                     .count = lot->count,
@@ -274,7 +277,7 @@ static enum opaq_status run_lot(struct lot *lot, struct opaq_error *error) {
     struct linear *linear = &experts->linear;
     enum opaq_status status = choose_weights(lot, error);
     if (status == OPAQ_OK) {
-        status = gather(lot, error);
+        status = choose_x(lot, error);
     }
     if (status == OPAQ_OK) {
         status = linear_matrix(linear, lot->rows, experts->width, OPAQ_F32, &lot->h, error);
@@ -313,6 +316,8 @@ enum opaq_status experts_batch_forward(struct experts *experts, struct opaq_erro
     struct lot lot = {.experts = experts};
     float *sums = NULL;
     enum opaq_status status = experts->is_routed ? experts_sums(experts, &sums, error) : OPAQ_OK;
+    lot.source =
+        scratch_take_array(scratch, has_source(experts) ? min_int64(all, LOT_ROWS) : 0, sizeof *lot.source);
     lot.expert = scratch_take_array(scratch, most, sizeof *lot.expert);
     lot.gate_up = scratch_take_array(scratch, most, sizeof *lot.gate_up);
     lot.down = scratch_take_array(scratch, most, sizeof *lot.down);

@@ -233,18 +233,27 @@ void routing_scatter(const struct routing_gather *gather, const struct quant_mat
     parallel_run(parallel_if_worth(parallel, from->rows * from->columns), gather->count, &body);
 }
 
+/* n elements from element `start` on as floats: where they are, if they are floats, or in `values`. */
+static const float *floats_at(const struct quant_matrix *matrix, int64_t start, int n, float *values) {
+    if (matrix->dtype == OPAQ_F32) {
+        return (const float *)matrix->data + start;
+    }
+    plain_load(matrix->data, matrix->dtype, start, 1, n, values);
+    return values;
+}
+
 /* Unit: a stretch of columns, because a token may come twice. */
 static void add_columns(void *argument, int64_t begin, int64_t end) {
     const struct row_task *task = argument;
     const struct routing_gather *gather = task->gather;
-    float values[STRETCH];
-    for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t c = unit * STRETCH;
-        const int n = (int)min_int64(STRETCH, task->from->columns - c);
-        for (int64_t i = 0; i < gather->count; ++i) {
-            const float weight = gather->weight == NULL ? 1.0f : gather->weight[gather->slots[i]];
-            float *const sum = task->sums + row_of(gather, i) * task->from->columns + c;
-            plain_load(task->from->data, task->from->dtype, i * task->from->row_step + c, 1, n, values);
+    const int64_t columns = task->from->columns;
+    float memory[STRETCH];
+    for (int64_t i = 0; i < gather->count; ++i) {
+        const float weight = gather->weight == NULL ? 1.0f : gather->weight[gather->slots[i]];
+        for (int64_t c = begin * STRETCH; c < min_int64(end * STRETCH, columns); c += STRETCH) {
+            const int n = (int)min_int64(STRETCH, columns - c);
+            const float *const values = floats_at(task->from, i * task->from->row_step + c, n, memory);
+            float *const sum = task->sums + row_of(gather, i) * columns + c;
             for (int k = 0; k < n; ++k) {
                 sum[k] += weight * values[k];
             }
