@@ -13,6 +13,7 @@
 #include "opaq/status.h"
 #include "quant/quant_table.h"
 #include "quant/scale_rules.h"
+#include "quant/through_rows.h"
 
 static enum opaq_status check_args(const struct opaq_view *out, const struct opaq_quantize_args *args,
                                    struct opaq_error *error) {
@@ -106,12 +107,21 @@ struct panel_task {
     const struct quant_copy *copy;
     const struct quant_kernel *kernel;
     int64_t panel_rows;
+    bool is_quantizing;
+    bool goes_through_rows; /* the kernel knows rows, and codes lie in tiles */
 };
 
 static void run_panels(void *argument, int64_t begin, int64_t end) {
     const struct panel_task *task = argument;
-    const int64_t rows = task->copy->operand.rows;
-    task->kernel->run(task->job, task->copy, begin * task->panel_rows, min_int64(rows, end * task->panel_rows));
+    const int64_t r = begin * task->panel_rows;
+    const int64_t r_end = min_int64(task->copy->operand.rows, end * task->panel_rows);
+    if (!task->goes_through_rows) {
+        task->kernel->run(task->job, task->copy, r, r_end);
+    } else if (task->is_quantizing) {
+        quantize_through_rows(task->kernel, task->job, task->copy, r, r_end);
+    } else {
+        dequantize_through_rows(task->kernel, task->job, task->copy, r, r_end);
+    }
 }
 
 /* Every copy that has anything to do. Without columns there are no codes; only fp8row's scales, which stand for whole
@@ -125,7 +135,10 @@ static void run_copies(const struct quant_job *job, bool is_quantizing, const st
         if (operand->columns == 0 && !(is_quantizing && job->spec.format == OPAQ_FP8ROW)) {
             continue;
         }
-        struct panel_task task = {job, &job->copy[i], kernel, quant_panel_rows(&job->copy[i])};
+        const bool goes_through_rows =
+            !quant_is_reference(kernel) && through_rows_can_run(job, &job->copy[i], is_quantizing);
+        struct panel_task task = {job,           &job->copy[i],    kernel, quant_panel_rows(&job->copy[i]),
+                                  is_quantizing, goes_through_rows};
         const struct opaq_body body = {run_panels, &task};
         parallel_run(parallel_if_worth(parallel, operand->rows * operand->columns),
                      ceil_div(operand->rows, task.panel_rows), &body);

@@ -75,6 +75,15 @@ const struct quant_kernel *dequantize_kernel_for(const struct quant_copy *copy, 
     return quant_copy_is_narrow(copy) && !is_forced ? &quant_table_ref.dequantize[format] : kernel;
 }
 
+bool quant_is_reference(const struct quant_kernel *kernel) {
+    for (int format = 0; format < OPAQ_FORMAT_COUNT; ++format) {
+        if (kernel == &quant_table_ref.quantize[format] || kernel == &quant_table_ref.dequantize[format]) {
+            return true;
+        }
+    }
+    return false;
+}
+
 const struct both_kernel *both_kernel(enum opaq_format format) {
     const size_t offset = offsetof(struct quant_table, both) + (size_t)format * sizeof(struct both_kernel);
     return &table_for(offset)->both[format];

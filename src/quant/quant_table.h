@@ -82,6 +82,9 @@ static inline bool quant_copy_is_narrow(const struct quant_copy *copy) {
 const struct quant_kernel *quantize_kernel_for(const struct quant_copy *copy, enum opaq_format format);
 const struct quant_kernel *dequantize_kernel_for(const struct quant_copy *copy, enum opaq_format format);
 
+/* Whether it is one of the reference's, which quantize and dequantize whatever way codes lie. */
+bool quant_is_reference(const struct quant_kernel *kernel);
+
 /* The rule behind them, on any list of tables that ends with a complete one: the first table whose features are
  * all there and whose entry at `offset` (of a kernel in struct quant_table) is not
  * empty. */

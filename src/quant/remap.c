@@ -72,12 +72,15 @@ static bool is_little_endian(void) {
     return first == 1;
 }
 
-/* Between tiles and rows, whole tiles of columns. Of the two, `plain` is the one that has rows. */
+/* Between tiles and rows, whole tiles of columns, from a tile's first column on. Of the two, `plain` is the one that has rows. */
 static int64_t move_tiles(const struct remap *remap, int64_t r, int64_t r_end, bool to_tiles) {
     const struct quant_copy *tiled = to_tiles ? remap->to : remap->from;
     const struct quant_copy *plain = to_tiles ? remap->from : remap->to;
     const int64_t width = tiled->is_packed ? TILE4_COLUMNS : TILE8_COLUMNS;
-    const int64_t tiles = remap->column_end / width;
+    const int64_t tiles = (remap->column_end - remap->column) / width;
+    const int64_t source_column = remap->column + remap->column_offset;
+    const int64_t tiled_column = to_tiles ? remap->column : source_column;
+    const int64_t plain_column = to_tiles ? source_column : remap->column;
     const int packing = tiled->is_packed ? 2 : 1;
     for (int64_t row = r; row < r_end; ++row) {
         const int64_t source = row + remap->row_offset;
@@ -85,9 +88,9 @@ static int64_t move_tiles(const struct remap *remap, int64_t r, int64_t r_end, b
         const int64_t plain_row = to_tiles ? source : row;
         int shift;
         uint8_t *tile =
-            tiled->data + (tiled->is_packed ? tile4_offset(tiled_row, 0, tiled->data_columns, &shift)
-                                            : tile8_offset(tiled_row, 0, tiled->data_columns));
-        uint8_t *codes = plain->data + plain_row * plain->data_row_step / packing;
+            tiled->data + (tiled->is_packed ? tile4_offset(tiled_row, tiled_column, tiled->data_columns, &shift)
+                                            : tile8_offset(tiled_row, tiled_column, tiled->data_columns));
+        uint8_t *codes = plain->data + (plain_row * plain->data_row_step + plain_column) / packing;
         for (int64_t t = 0; t < tiles; ++t, codes += width / packing) {
             if (tiled->is_packed) {
                 move_tile4_row(tile, codes, to_tiles);
@@ -98,24 +101,27 @@ static int64_t move_tiles(const struct remap *remap, int64_t r, int64_t r_end, b
             }
         }
     }
-    return tiles * width;
+    return remap->column + tiles * width;
 }
 
 static int64_t move_codes(const struct remap *remap, int64_t r, int64_t r_end) {
     const struct quant_copy *from = remap->from;
     const struct quant_copy *to = remap->to;
     const bool starts_at_byte = !to->is_packed || (remap->column % 2 == 0 && remap->column_offset % 2 == 0);
-    const bool is_whole = remap->column == 0 && remap->column_offset == 0;
+    const int64_t width = to->is_packed ? TILE4_COLUMNS : TILE8_COLUMNS;
+    const bool starts_tile =
+        (to->tile_rows != 0 ? remap->column : remap->column + remap->column_offset) % width == 0;
+    const bool can_be_tiles = starts_at_byte && starts_tile && is_little_endian();
     if (remap->is_transposed || to->is_hadamard) {
         return remap->column;
     }
     if (is_along_rows(from) && is_along_rows(to) && starts_at_byte) {
         return move_bytes(remap, r, r_end);
     }
-    if (is_whole && is_little_endian() && from->tile_rows == 0 && is_along_rows(from) && to->tile_rows != 0) {
+    if (can_be_tiles && is_along_rows(from) && to->tile_rows != 0) {
         return move_tiles(remap, r, r_end, true);
     }
-    if (is_whole && is_little_endian() && is_along_rows(to) && from->tile_rows != 0) {
+    if (can_be_tiles && is_along_rows(to) && from->tile_rows != 0) {
         return move_tiles(remap, r, r_end, false);
     }
     return remap->column;
@@ -163,6 +169,6 @@ static bool move_scales(const struct remap *remap, int64_t r, int64_t r_end) {
 
 void remap_rows(const struct remap *remap, int64_t r, int64_t r_end) {
     const int64_t moved = move_codes(remap, r, r_end);
-    const bool has_scales = move_scales(remap, r, r_end);
+    const bool has_scales = remap->scale_bytes == 0 || move_scales(remap, r, r_end);
     remap_rest_ref(remap, r, r_end, moved, !has_scales);
 }

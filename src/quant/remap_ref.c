@@ -49,5 +49,5 @@ void remap_rest_ref(const struct remap *remap, int64_t r, int64_t r_end, int64_t
 }
 
 void remap_ref(const struct remap *remap, int64_t r, int64_t r_end) {
-    remap_rest_ref(remap, r, r_end, remap->column, true);
+    remap_rest_ref(remap, r, r_end, remap->column, remap->scale_bytes != 0);
 }

@@ -15,7 +15,7 @@ struct remap {
     int64_t column_offset;
     int64_t column;
     int64_t column_end;
-    int scale_bytes; /* of one scale entry: 1 or 4 */
+    int scale_bytes; /* of one scale entry: 1 or 4; 0: scales are not moved */
 };
 
 /* Rows [r, r_end) of the target. Pairs of rows that share bytes (packed, not transposed) go together. */

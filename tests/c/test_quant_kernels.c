@@ -366,6 +366,38 @@ static void every_spec_equals_the_reference(void) {
     spec_list_free(&list);
 }
 
+/* Codes in tiles, which go through strips of rows: ragged, several strips in both directions, and rows that are longer than
+ * a strip or take one for a few of them. */
+static void tiles_equal_the_reference(void) {
+    static const enum opaq_element dtypes[] = {OPAQ_F32, OPAQ_BF16, OPAQ_F16};
+    static const int64_t shapes[][2] = {{37, 531}, {1, 2100},  {130, 70},   {273, 18},
+                                        {16, 64},  {40, 6000}, {160, 1056}, {3, 33000}};
+    enum { SHAPE_COUNT = sizeof shapes / sizeof shapes[0] };
+    struct opaq_pool *pool = NULL;
+    CHECK_EQ_INT(opaq_pool_create(2, &pool, NULL), OPAQ_OK);
+    const struct opaq_parallel parallel = opaq_pool_parallel(pool);
+    struct spec_list list = spec_list_make(SPEC_DEFAULTS);
+    int count = 0;
+    for (int i = 0; i < list.count; ++i) {
+        struct opaq_spec tiled = list.spec[i];
+        tiled.options |= OPAQ_TILED;
+        if (opaq_spec_check(&tiled, NULL) != OPAQ_OK || (tiled.options & OPAQ_DELAYED) != 0) {
+            continue;
+        }
+        const struct spec_text text = spec_text(&tiled);
+        for (int s = 0; s < SHAPE_COUNT; ++s) {
+            const struct quant_case one = {.spec = text.text, .dtype = dtypes[(count + s) % 3]};
+            run_case(&one, shapes[s], FILL_OUTLIERS, &parallel);
+            run_case(&one, shapes[s], (enum tensor_fill)((count + s) % FILL_COUNT), &parallel);
+        }
+        ++count;
+    }
+    printf("  %d specs with tiles\n", count);
+    CHECK(count >= 30);
+    spec_list_free(&list);
+    opaq_pool_destroy(pool);
+}
+
 /* Sizes with several strips and stretches in both directions, and such as are written past the caches. */
 static void large_tensors_equal_the_reference(void) {
     static const struct {
@@ -606,6 +638,7 @@ static void tables_are_named(void) {
 static const struct test_case tests[] = {TEST(operations_equal_the_reference),
                                          TEST(every_table_equals_the_reference),
                                          TEST(every_spec_equals_the_reference),
+                                         TEST(tiles_equal_the_reference),
                                          TEST(large_tensors_equal_the_reference),
                                          TEST(parts_of_both_equal_the_reference),
                                          TEST(four_over_six_equals_the_reference),
