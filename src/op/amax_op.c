@@ -34,11 +34,9 @@ static void amax_slots(void *argument, int64_t begin, int64_t end) {
     struct amax_task *task = argument;
     const int64_t rows = task->copy->operand.rows;
     for (int64_t i = begin; i < end; ++i) {
-        /* the last rows first: whoever reads on after this finds the first ones in the caches */
-        const int64_t slot = task->slots - 1 - i;
         const int64_t share = ceil_div(rows, task->slots);
-        task->kernel->run(task->copy, task->spec, min_int64(rows, slot * share),
-                          min_int64(rows, (slot + 1) * share), &task->slot[slot], 0);
+        task->kernel->run(task->copy, task->spec, min_int64(rows, i * share), min_int64(rows, (i + 1) * share),
+                          &task->slot[i], 0);
     }
 }
 
