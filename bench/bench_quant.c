@@ -1,7 +1,7 @@
 /* bench_quant.c: how fast quantize and dequantize are, per quantizer, beside this machine's copy bandwidth.
  *
  * In a round a case and its floor, copying as many bytes past the caches as the input and the output have, are timed in
- * turns; the share of the floor is the median of the rounds (bench_rounds.h). Times are the best of all rounds, the spread
+ * turns, with caches full of other things; the share of the floor is the median of the rounds (bench_rounds.h). Times are the best of all rounds, the spread
  * is the median over the best. Where a quantizer takes an amax, quantizing is timed a second time with the amax given, so
  * without the pass that finds it.
  *
@@ -157,14 +157,17 @@ static double bytes_moved(const struct bench_case *one, enum operation operation
     return (double)one->plain_bytes + (double)one->quantized_bytes / copies;
 }
 
-static double time_operation(const struct bench_case *one, enum operation operation,
+/* With nothing of it in the caches. */
+static double time_operation(const struct bench_case *one, enum operation operation, struct peaks *peaks,
                              const struct opaq_parallel *parallel) {
+    const double more_than_caches = 96 << 20;
     struct opaq_error error;
     struct opaq_quantize_args args = {.random = {1, 2}, .parallel = parallel};
     if (operation == QUANTIZE_GIVEN) {
         args.amax_rowwise = one->amax[0];
         args.amax_columnwise = one->amax[1];
     }
+    (void)peaks_sample(peaks, PEAK_READ, more_than_caches, parallel);
     const double start = now();
     const enum opaq_status status = operation == DEQUANTIZE
                                         ? opaq_dequantize(&one->q, 0, parallel, &one->y, &error)
@@ -176,12 +179,12 @@ static double time_operation(const struct bench_case *one, enum operation operat
     return seconds;
 }
 
-/* One round of a case. What it reads has left the caches since it was written or read. */
+/* One round of a case. */
 static void time_case(struct bench_case *one, enum operation operation, struct peaks *peaks,
                       const struct opaq_parallel *parallel, bool counts) {
     for (int turn = 0; turn < TURNS; ++turn) {
         const double floor_seconds = peaks_sample(peaks, PEAK_COPY, bytes_moved(one, operation), parallel);
-        const double seconds = time_operation(one, operation, parallel);
+        const double seconds = time_operation(one, operation, peaks, parallel);
         if (counts) {
             rounds_turn(&one->rounds[operation], turn, seconds, floor_seconds);
         }
@@ -290,13 +293,14 @@ static int find_both(const struct bench_case *cases, int count, struct both *all
     return found;
 }
 
-static void time_both(struct both *both, const struct opaq_parallel *parallel, bool counts) {
+static void time_both(struct both *both, struct peaks *peaks, const struct opaq_parallel *parallel,
+                      bool counts) {
     double least_row = 0.0;
     double least_column = 0.0;
     for (int turn = 0; turn < TURNS; ++turn) {
-        const double row = time_operation(both->row, both->operation, parallel);
-        const double column = time_operation(both->column, both->operation, parallel);
-        const double at_once = time_operation(both->at_once, both->operation, parallel);
+        const double row = time_operation(both->row, both->operation, peaks, parallel);
+        const double column = time_operation(both->column, both->operation, peaks, parallel);
+        const double at_once = time_operation(both->at_once, both->operation, peaks, parallel);
         least_row = turn == 0 ? row : smaller(row, least_row);
         least_column = turn == 0 ? column : smaller(column, least_column);
         if (counts) {
@@ -396,7 +400,7 @@ int main(int argc, char **argv) {
         }
         for (int i = 0; i < both_count; ++i) {
             for (int k = 0; k < TARGET_ROUNDS; ++k) {
-                time_both(&both[i], &parallel, round >= 0);
+                time_both(&both[i], &peaks, &parallel, round >= 0);
             }
             progress((round + 1) * steps + OPERATION_COUNT * count + i + 1, (s.rounds + 1) * steps);
         }
