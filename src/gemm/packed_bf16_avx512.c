@@ -8,6 +8,7 @@
 #include "gemm/packed_avx512.h"
 
 #define NAME(format) packed_##format##_bf16_avx512
+#define ROUNDS PACKED_APART
 enum { HALVINGS = 0 };
 
 typedef __m512 sums;

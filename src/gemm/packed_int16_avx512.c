@@ -8,6 +8,7 @@
 #include "gemm/packed_avx512.h"
 
 #define NAME(format) packed_##format##_near_avx512
+#define ROUNDS PACKED_INLINE
 enum { HALVINGS = 1 };
 
 typedef __m512i sums;

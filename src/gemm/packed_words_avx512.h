@@ -3,6 +3,7 @@
  *
  * The file that includes it has made:
  *     NAME(format)     the kernel's name: packed_nvfp4_near_avx512
+ *     ROUNDS           how a round of a stream is compiled: PACKED_INLINE or PACKED_APART
  *     HALVINGS         0 if words_table() has the weights' values, 1 if these times 2
  *     sums             a vector of sums
  *     words_table()    the weights by their code, twice
@@ -276,10 +277,10 @@ _Static_assert(WAYS_BYTES + sizeof(struct panel) <= PACKED_SCRATCH_AVX512, "scra
 
 /* The loops above for one format, and its kernel. */
 #define KERNEL(name, is_nvfp4)                                                                       \
-    STREAM_ROUNDS(PACKED_APART, stream_##name##_1, is_nvfp4, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 4, 1) \
-    STREAM_ROUNDS(PACKED_APART, stream_##name##_2, is_nvfp4, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 4, 2) \
-    STREAM_ROUNDS(PACKED_APART, stream_##name##_4, is_nvfp4, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 2, 4) \
-    STREAM_ROUNDS(PACKED_APART, stream_##name##_8, is_nvfp4, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 1, 8) \
+    STREAM_ROUNDS(ROUNDS, stream_##name##_1, is_nvfp4, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 4, 1)       \
+    STREAM_ROUNDS(ROUNDS, stream_##name##_2, is_nvfp4, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 4, 2)       \
+    STREAM_ROUNDS(ROUNDS, stream_##name##_4, is_nvfp4, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 2, 4)       \
+    STREAM_ROUNDS(ROUNDS, stream_##name##_8, is_nvfp4, TILE4_ROWS *((is_nvfp4) ? 4 : 2), 1, 8)       \
     static void panel_##name(const struct packed_weight *weight, const int64_t *tile, int64_t first, \
                              int64_t count, void *panel) {                                           \
         panel_make(is_nvfp4, weight, tile, first, count, panel);                                     \
