@@ -23,7 +23,6 @@ enum {
     HALF_STEPS = 4, /* of the half of a group of codes */
     MOST_BLOCKS = 4,
     ROW_BYTES = TILE4_COLUMNS * 2,
-    AHEAD = 4, /* tiles along the columns that are asked for before they are needed */
     PANEL_COLUMNS = 3
 };
 
@@ -132,19 +131,22 @@ PACKED_INLINE void stream_column(bool is_nvfp4, bool is_plain, const struct stre
     }
 }
 
+/* As stream_ahead(), but two rows of words are not multiplied faster than they come. */
+PACKED_INLINE int64_t tiles_ahead(int rows) { return rows == 1 ? 2 : 4; }
+
 PACKED_INLINE void stream(bool is_nvfp4, const struct stream_job *job, int streams, int rows) {
     const uint8_t *data = job->data;
     const uint8_t *scale = job->scale;
     const uint8_t *record = job->record;
-    const uint8_t *data_ahead = data + AHEAD * TILE4_BYTES;
-    const uint8_t *scale_ahead = scale + AHEAD * scale_bytes_of(is_nvfp4);
+    const uint8_t *data_ahead = data + tiles_ahead(rows) * TILE4_BYTES;
+    const uint8_t *scale_ahead = scale + tiles_ahead(rows) * scale_bytes_of(is_nvfp4);
     __m512 total[STREAMS][GROUP_ROWS];
     PACKED_UNROLL
     for (int i = 0; i < streams * rows; ++i) {
         total[i / rows][i % rows] = _mm512_load_ps(job->total + i * LANES);
     }
     for (int64_t left = job->count; left > 0; --left) {
-        if (left == AHEAD) {
+        if (left == tiles_ahead(rows)) {
             data_ahead += job->jump * TILE4_BYTES;
             scale_ahead += job->jump * scale_bytes_of(is_nvfp4);
         }
