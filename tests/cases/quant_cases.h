@@ -58,6 +58,8 @@ static const struct quant_case quant_cases[] = {
     {"nvfp4+both+2d+4over6=mse", OPAQ_BF16},
     {"mxfp8+both+swizzle", OPAQ_BF16},
     {"nvfp4+both+swizzle", OPAQ_BF16},
+    {"nvfp4+tiled", OPAQ_BF16},
+    {"mxfp8+tiled", OPAQ_BF16},
     {"mxfp4+both+sr", OPAQ_BF16},
     {"fp8+both+sr", OPAQ_BF16},
     /* other software's scales */
