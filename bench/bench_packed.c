@@ -3,8 +3,7 @@
  * Weights are cold: every run takes the next of many copies, more than any cache holds. In each round a case and its
  * limit (reading as many bytes in eight or four streams, as many multiply-adds of floats, or of bytes) are timed in turns;
  * the share is the median of the rounds (bench_rounds.h). Times are the best of all rounds, the spread is the median over
- * the best. Products with many rows are timed on some rows of the weight, for a short time is more often an undisturbed
- * one. A case has the share of its limit that it must reach and the one it aims at. Preparing the rows of x, bf16 in
+ * the best. Products with many rows are timed on a part of the weight if there are few threads. A case has the share of its limit that it must reach and the one it aims at. Preparing the rows of x, bf16 in
  * memory, is not in the figures of products: it has cases of its own, which are compared with the time of the product.
  * With --hot a small weight stays in the second-level cache: what the instructions alone take, without limits. Prints a
  * table; --json FILE writes the same as JSON. */
@@ -28,10 +27,10 @@ enum {
     COLD_ROWS = 4096,
     HOT_ROWS = 128,
     COLUMNS = PACKED_CASE_COLUMNS,
-    SLICE_ROWS = 256, /* of the weight for each thread, where x has many */
+    SLICE_ROWS = 2048, /* of the weight for each thread, where x has many: fewer are not as fast */
     FEW_ROWS = 8,
     COLD_BYTES = 300 << 20,
-    TURNS = 3, /* of a case in a round */
+    TURNS = 2, /* of a case in a round */
     /* where x has few rows, a product takes little time, and there are more turns and more rounds */
     FEW_ROWS_TURNS = 8,
     FEW_ROWS_ROUNDS = 4,
