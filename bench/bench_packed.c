@@ -3,10 +3,11 @@
  * Weights are cold: every run takes the next of many copies, more than any cache holds. In each round a case and its
  * limit (reading as many bytes in eight or four streams, as many multiply-adds of floats, or of bytes) are timed in turns;
  * the share is the median of the rounds (bench_rounds.h). Times are the best of all rounds, the spread is the median over
- * the best. Products with many rows are timed on a part of the weight if there are few threads. A case has the share of its limit that it must reach and the one it aims at. Preparing the rows of x, bf16 in
- * memory, is not in the figures of products: it has cases of its own, which are compared with the time of the product.
- * With --hot a small weight stays in the second-level cache: what the instructions alone take, without limits. Prints a
- * table; --json FILE writes the same as JSON. */
+ * the best. Products with many rows are timed on a part of the weight if there are few threads. A case has the share of
+ * its limit that it must reach and the one it aims at. Preparing the rows of x, bf16 in memory, is not in the figures of
+ * products: it has cases of its own, which are compared with the time of the product. With --hot a small weight stays in
+ * the second-level cache: what the instructions alone take, without limits. Prints a table; --json FILE writes the same
+ * as JSON. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -29,7 +29,7 @@ enum {
     COPY_LIMIT = 64,
     MOST_ROWS = 512,
     TURNS = 2,
-    CALLS = 4, /* of a side in a turn, at most; it ends after ENOUGH_SECONDS */
+    CALLS = 40, /* of a side in a turn, at most; it ends after enough_seconds */
     CHECKED = 64
 };
 static const double enough_seconds = 0.02;
@@ -267,7 +267,7 @@ static double opaq_side_time(struct opaq_side *side, const struct opaq_parallel 
 
 /* For the threads of one side to go to sleep before the other works. */
 static void pause_for_threads(void) {
-    const struct timespec a_while = {0, 3000000};
+    const struct timespec a_while = {0, 10000000};
     (void)nanosleep(&a_while, NULL);
 }
 
