@@ -18,6 +18,7 @@
 
 #include "opaq/opaq.h"
 
+#include "bench_numbers.h"
 #include "bench_options.h"
 #include "bench_peaks.h"
 #include "bench_rounds.h"
@@ -100,11 +101,7 @@ static void fill(const struct opaq_view *x) {
     const int64_t count = opaq_proto_rows(&x->proto) * opaq_proto_columns(&x->proto);
     uint64_t state = 1;
     for (int64_t i = 0; i < count; ++i) {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        const uint32_t a = (uint32_t)(state >> 33);
-        float value = 0.02f *
-                      ((float)(a & 0x3FF) + (float)(a >> 10 & 0x3FF) + (float)(a >> 20 & 0x3FF) - 1534.5f) /
-                      512.0f;
+        float value = 0.02f * nearly_normal(&state);
         value = i % 1009 == 0 ? value * 20.0f : value;
         if (x->proto.dtype == OPAQ_F32) {
             ((float *)x->buffer[0].data)[i] = value;

@@ -19,6 +19,7 @@
 
 #include "opaq/opaq.h"
 
+#include "bench_numbers.h"
 #include "bench_options.h"
 #include "bench_rounds.h"
 #include "bench_time.h"
@@ -80,10 +81,7 @@ struct numbers {
 static void fill(float *to, int64_t count, float factor, uint64_t seed) {
     uint64_t state = seed;
     for (int64_t i = 0; i < count; ++i) {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        const uint32_t a = (uint32_t)(state >> 33);
-        to[i] = factor * ((float)(a & 0x3FF) + (float)(a >> 10 & 0x3FF) + (float)(a >> 20 & 0x3FF) - 1534.5f) /
-                512.0f;
+        to[i] = factor * nearly_normal(&state);
     }
 }
 
