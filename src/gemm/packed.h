@@ -84,6 +84,19 @@ struct packed_rows {
     const float *block_scale;
 };
 
+static inline int64_t packed_element_bytes(enum packed_precision precision) {
+    return precision == PACKED_EXACT ? 4 : precision == PACKED_NEAR || precision == PACKED_BF16 ? 2 : 1;
+}
+
+/* Where the elements of row m from a column on are. */
+static inline const uint8_t *packed_elements(const struct packed_rows *x, int64_t m, int64_t column) {
+    const void *const all = x->precision == PACKED_EXACT  ? (const void *)x->f32
+                            : x->precision == PACKED_BF16 ? (const void *)x->bf16
+                            : x->precision == PACKED_NEAR ? (const void *)x->q16
+                                                          : (const void *)x->q8;
+    return (const uint8_t *)all + (m * x->padded + column) * packed_element_bytes(x->precision);
+}
+
 /* Tiles [begin, end) of the weight's rows (16 or 32 each) times all rows of x, into float32 y[m * y_step + n]; only n
  * below the weight's rows are written. `panel` is scratch of packed_panel_bytes, aligned to 64. The result
  * includes all scales and factors. */

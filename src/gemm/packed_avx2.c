@@ -179,21 +179,15 @@ static void copy_rows(const struct packed_rows *x, int64_t m, int64_t rows, int6
     }
 }
 
-/* Asks for a part of the rows from m on, which come next: the part-th of PANEL_TILES. Processors leave out what is asked
- * for on a page that they have not seen lately, so a byte of each row is read first. */
-static void prefetch_rows(const struct packed_avx2_parts *parts, const struct packed_rows *x, int64_t m,
+/* Asks for a part of the rows from m on, which come next: the part-th of PANEL_TILES. Inline, because compilers take a
+ * function that only asks for memory to do nothing, and leave out its calls. */
+PACKED_INLINE void prefetch_rows(const struct packed_avx2_parts *parts, const struct packed_rows *x, int64_t m,
                           int64_t part, int64_t c) {
-    const int64_t bytes = x->precision == PACKED_EXACT ? 4 : x->precision == PACKED_NEAR ? 2 : 1;
-    const char *const all = x->precision == PACKED_EXACT  ? (const char *)x->f32
-                            : x->precision == PACKED_NEAR ? (const char *)x->q16
-                                                          : (const char *)x->q8;
+    const int64_t bytes = packed_element_bytes(x->precision);
     const int64_t rows = min_int64(parts->sweep_rows, x->rows - m);
     const int64_t columns = parts->piece_tiles * TILE4_COLUMNS / PANEL_TILES;
     for (int64_t i = 0; i < rows; ++i) {
-        const char *const row = all + ((m + i) * x->padded + c * TILE4_COLUMNS) * bytes;
-        if (part == 0) {
-            (void)*(const volatile char *)row;
-        }
+        const uint8_t *const row = packed_elements(x, m + i, c * TILE4_COLUMNS);
         for (int64_t k = part * columns * bytes; k < (part + 1) * columns * bytes; k += 64) {
             _mm_prefetch(row + k, _MM_HINT_T0);
         }

@@ -84,7 +84,7 @@ struct packed_ways {
 };
 
 /* What a task has for records and for sums, both to stay in the second-level cache; a panel follows. */
-enum { RECORDS_BYTES = 128 << 10, SUMS_BYTES = 256 << 10, WAYS_BYTES = RECORDS_BYTES + SUMS_BYTES };
+enum { RECORDS_BYTES = 128 << 10, SUMS_BYTES = 512 << 10, WAYS_BYTES = RECORDS_BYTES + SUMS_BYTES };
 
 /* The first round of a job, and from one to the next, as jobs of one round. Little is done in between: processors that wait
  * for memory do not look far beyond it, and ask for what follows too late. */
@@ -281,7 +281,8 @@ PACKED_INLINE __m512i broadcast_integers(const uint8_t *from) {
  * than they come, more would be too much. */
 PACKED_INLINE int64_t stream_ahead(int rows) { return rows <= 2 ? 2 : 4; }
 
-/* Into the second-level cache: asked for like this, more lines can be on their way than the first one keeps track of. */
+/* Into the second-level cache: asked for like this, more lines can be on their way than the first one keeps track of.
+ * A function that does nothing else must be PACKED_INLINE too: compilers take it to do nothing, and leave out its calls. */
 PACKED_INLINE void ask_for(const uint8_t *line) { _mm_prefetch((const char *)line, _MM_HINT_T1); }
 
 #endif

@@ -10,7 +10,7 @@ typedef void packed_run_function(const struct packed_weight *weight, const struc
                                  int64_t end, float *y, int64_t y_step, void *panel);
 
 /* Scratch memory of a task, in bytes; the same where x has few rows. */
-enum { PACKED_SCRATCH_AVX512 = 408 << 10, PACKED_FEW_SCRATCH_AVX512 = 128 << 10 };
+enum { PACKED_SCRATCH_AVX512 = 664 << 10, PACKED_FEW_SCRATCH_AVX512 = 128 << 10 };
 
 /* packed_float_avx512.c */
 packed_run_function packed_nvfp4_exact_avx512;

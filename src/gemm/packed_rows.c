@@ -17,10 +17,6 @@
 
 static size_t rounded(int64_t bytes) { return (size_t)round_up(bytes, 64); }
 
-static int element_bytes(enum packed_precision precision) {
-    return precision == PACKED_EXACT ? 4 : precision == PACKED_NEAR || precision == PACKED_BF16 ? 2 : 1;
-}
-
 static bool has_row_scale(enum packed_precision precision) {
     return precision == PACKED_NEAR || precision == PACKED_FAST;
 }
@@ -40,7 +36,7 @@ static bool has_correction(enum packed_precision precision) {
 }
 
 size_t packed_rows_bytes(enum packed_precision precision, int64_t rows, int64_t padded) {
-    return rounded(rows * padded * element_bytes(precision)) +
+    return rounded(rows * padded * packed_element_bytes(precision)) +
            rounded(has_correction(precision) ? rows * (padded / 16) * 4 : 0) +
            rounded(rows * block_scales(precision, padded) * 4) + rounded(rows * 4);
 }
@@ -147,8 +143,8 @@ static void make_integers(const struct rows_task *task, int64_t row) {
                     scale_of(task->prepare->finite_amax(block + i, 32), largest, &inverse);
             }
             if (float_is_nan(amax) || inverse == 0.0f) { /* the scale says all */
-                memset(task->elements + at * element_bytes(made->precision), 0,
-                       (size_t)step * (size_t)element_bytes(made->precision));
+                memset(task->elements + at * packed_element_bytes(made->precision), 0,
+                       (size_t)step * (size_t)packed_element_bytes(made->precision));
             } else if (made->precision == PACKED_NEAR) {
                 task->prepare->to_int16(block + i, step, inverse, (int16_t *)(void *)task->elements + at);
             } else {
@@ -230,7 +226,7 @@ static void repeat(void *row_of_all, int64_t row, int64_t n, size_t size) {
 static void repeat_row(const struct rows_task *task, int64_t row) {
     const enum packed_precision precision = task->made->precision;
     const int64_t padded = task->made->padded;
-    repeat(task->elements, row, padded, (size_t)element_bytes(precision));
+    repeat(task->elements, row, padded, (size_t)packed_element_bytes(precision));
     repeat(task->correction, row, has_correction(precision) ? padded / 16 : 0, sizeof *task->correction);
     repeat(task->block_scale, row, row_scales(precision, task->format, padded), sizeof *task->block_scale);
     repeat(task->row_scale, row, has_row_scale(precision) ? 1 : 0, sizeof *task->row_scale);
@@ -257,7 +253,7 @@ static void make_all(struct rows_task task, int64_t rows, int64_t padded, enum p
     gemm_decoder_make(task.operand, &task.decoder);
     fp_environment_leave(saved);
     task.elements = at;
-    at += rounded(rows * padded * element_bytes(precision));
+    at += rounded(rows * padded * packed_element_bytes(precision));
     task.correction = (int32_t *)(void *)at;
     at += rounded(has_correction(precision) ? rows * (padded / 16) * 4 : 0);
     task.block_scale = (float *)(void *)at;

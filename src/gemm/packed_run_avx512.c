@@ -175,7 +175,7 @@ static void run_few(struct task *task) {
 /* ---- many rows ---- */
 
 /* Part i of n of what the next panel is made from: the next tiles' columns, or the next columns of the first tiles. */
-static void ask_for_next(const struct task *task, int64_t tile, int64_t i, int64_t n) {
+PACKED_INLINE void ask_for_next(const struct task *task, int64_t tile, int64_t i, int64_t n) {
     const bool is_there = tile + PANEL_TILES < task->end;
     const int64_t first = is_there ? task->first : task->first + task->count;
     const int64_t count = min_int64(task->weight->tile_columns - first, task->count);
@@ -198,19 +198,29 @@ static void ask_for_next(const struct task *task, int64_t tile, int64_t i, int64
 /* Rows of x that are multiplied together; the last ones may be half a group. */
 static int rows_of_group(int64_t left) { return left <= GROUP_ROWS / 2 ? GROUP_ROWS / 2 : GROUP_ROWS; }
 
-/* Where the sums of a group of rows and two tiles are going to be written. */
-static void ask_for_y(const struct task *task, int64_t tile, int64_t m, int rows) {
-    for (int64_t r = m; r < min_int64(m + rows, task->x->rows); ++r) {
-        const float *y = task->y + r * task->y_step + tile * TILE4_ROWS;
-        for (int64_t t = tile; t < min_int64(tile + PANEL_TILES, task->end); ++t) {
-            ask_for((const uint8_t *)y);
-            y += TILE4_ROWS;
+/* What the next records of the group of rows from m on are made from; a part of it with each two tiles. */
+PACKED_INLINE void ask_for_rows(const struct task *task, int64_t tile, int64_t m) {
+    const int64_t pairs = ceil_div(task->end - task->begin, PANEL_TILES);
+    const int64_t pair = (tile - task->begin) / PANEL_TILES;
+    const int64_t next = task->first + task->count;
+    const int64_t bytes = min_int64(task->weight->tile_columns - next, task->count) * TILE4_COLUMNS *
+                          packed_element_bytes(task->x->precision);
+    const int64_t end = min_int64(m + GROUP_ROWS * (pair + 1) / pairs, task->x->rows);
+    for (int64_t r = m + GROUP_ROWS * pair / pairs; r < end; ++r) {
+        const uint8_t *const row = packed_elements(task->x, r, next * TILE4_COLUMNS);
+        for (int64_t i = 0; i < bytes; i += LINE) {
+            ask_for(row + i);
         }
     }
 }
 
+/* The sums of the group from row r on with two tiles, the first of which is `tile`. */
+static float *sums_of(const struct task *task, int64_t tile, int64_t rows, int64_t r) {
+    return task->sums + ((tile - task->begin) * round_up(rows, GROUP_ROWS) + r * PANEL_TILES) * LANES;
+}
+
 /* Rows [m, m + rows) of x, of which the records are there, with two tiles. */
-static void sweep_tiles(const struct task *task, int64_t tile, int64_t m, int64_t rows, float *total) {
+static void sweep_tiles(const struct task *task, int64_t tile, int64_t m, int64_t rows) {
     int64_t tiles[PANEL_TILES];
     const int64_t groups = ceil_div(rows, GROUP_ROWS);
     for (int t = 0; t < PANEL_TILES; ++t) {
@@ -221,19 +231,25 @@ static void sweep_tiles(const struct task *task, int64_t tile, int64_t m, int64_
         const int group_rows = rows_of_group(rows - r);
         const struct sweep_job job = {task->panel, task->count,
                                       task->records + r * task->ways->row_bytes * task->count,
-                                      total + r * PANEL_TILES * LANES};
+                                      sums_of(task, tile, rows, r)};
         ask_for_next(task, tile, r / GROUP_ROWS, groups);
-        if (is_last(task)) {
-            ask_for_y(task, tile, m + r, group_rows);
-        }
+        ask_for_rows(task, tile, m + r);
         if (is_first(task)) {
             memset(job.total, 0, (size_t)(group_rows * PANEL_TILES * LANES) * sizeof(float));
         }
         task->ways->sweep[group_rows < GROUP_ROWS](&job);
-        for (int t = 0; t < PANEL_TILES && is_last(task); ++t) {
-            const struct tile_place place =
-                tile_place_make(task->weight, tiles[t], task->y, tile + t < task->end);
-            totals_end(task, &place, m + r, group_rows, job.total + t * group_rows * LANES);
+    }
+}
+
+/* The finished sums of rows [m, m + rows), to y: some rows with all tiles, so that each row is written in one piece. */
+static void write_sums(const struct task *task, int64_t m, int64_t rows) {
+    for (int64_t r = 0; r < rows; r += GROUP_ROWS) {
+        const int group_rows = rows_of_group(rows - r);
+        for (int64_t tile = task->begin; tile < task->end; ++tile) {
+            const int64_t t = (tile - task->begin) % PANEL_TILES;
+            const struct tile_place place = tile_place_make(task->weight, tile, task->y, true);
+            totals_end(task, &place, m + r, group_rows,
+                       sums_of(task, tile - t, rows, r) + t * group_rows * LANES);
         }
     }
 }
@@ -249,8 +265,10 @@ static void sweep_strip(struct task *task, int64_t m, int64_t rows) {
                                task->records + r * ways->row_bytes * task->count);
         }
         for (int64_t tile = task->begin; tile < task->end; tile += PANEL_TILES) {
-            sweep_tiles(task, tile, m, rows,
-                        task->sums + (tile - task->begin) * round_up(rows, GROUP_ROWS) * LANES);
+            sweep_tiles(task, tile, m, rows);
+        }
+        if (is_last(task)) {
+            write_sums(task, m, rows);
         }
     }
 }
