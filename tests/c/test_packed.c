@@ -318,6 +318,14 @@ static void hundreds_of_rows_are_within_the_bound(void) {
     check_shape(530, 40, 33, PACKED_FILL_USUAL, 12);
 }
 
+/* And not those with all tiles, where there are many of both. */
+static void hundreds_of_both_are_within_the_bound(void) {
+    struct packed_case_weight w;
+    packed_case_weight_make(&w, PACKED_NVFP4, false, 520, 130, PACKED_FILL_USUAL, 13);
+    check_rows(&w, PACKED_EXACT, 256, PACKED_FILL_USUAL, 14);
+    packed_case_weight_free(&w);
+}
+
 static void many_columns_are_within_the_bound(void) {
     static const int64_t columns[] = {511, 513, 1024, 1100, 4160};
     for (int i = 0; i < (int)(sizeof columns / sizeof columns[0]); ++i) {
@@ -600,6 +608,7 @@ static void tables_are_whole(void) {
 static const struct test_case tests[] = {TEST(small_shapes_are_within_the_bound),
                                          TEST(many_rows_are_within_the_bound),
                                          TEST(hundreds_of_rows_are_within_the_bound),
+                                         TEST(hundreds_of_both_are_within_the_bound),
                                          TEST(many_columns_are_within_the_bound),
                                          TEST(timed_cases_are_within_the_bound),
                                          TEST(tall_weights_are_within_the_bound),
