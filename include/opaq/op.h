@@ -9,6 +9,8 @@
  *     opaq_op_workspace(op, values, &bytes, &error);                    scratch memory
  *     ... allocate outputs.tensor[i].data and the workspace ...
  *     opaq_op_run(op, values, &outputs, workspace, parallel, &error);   the results
+ *
+ * or, where it is called often, opaq_op_call, which does all of it and asks for memory in between.
  */
 #ifndef OPAQ_OP_H
 #define OPAQ_OP_H
@@ -177,6 +179,20 @@ OPAQ_API enum opaq_status opaq_op_workspace(const struct opaq_op *op, const stru
 OPAQ_API enum opaq_status opaq_op_run(const struct opaq_op *op, const struct opaq_value *values,
                                       const struct opaq_outputs *outputs, struct opaq_span workspace,
                                       const struct opaq_parallel *parallel, struct opaq_error *error);
+
+/* Where opaq_op_call gets memory. `give` sets the data of all tensors of `outputs`, which are described, and makes
+ * `workspace` at least `bytes` long and aligned to 64 unless `bytes` is 0. It is called once, or not at all after an error;
+ * a status that it returns ends the call. What it gave is the caller's to free, whatever becomes of the call. */
+struct opaq_memory {
+    enum opaq_status (*give)(void *context, struct opaq_outputs *outputs, size_t bytes,
+                             struct opaq_span *workspace, struct opaq_error *error);
+    void *context;
+};
+
+/* opaq_op_outputs, opaq_op_workspace and opaq_op_run in one, which looks at the values once. */
+OPAQ_API enum opaq_status opaq_op_call(const struct opaq_op *op, const struct opaq_value *values,
+                                       const struct opaq_memory *memory, const struct opaq_parallel *parallel,
+                                       struct opaq_error *error);
 
 #ifdef __cplusplus
 }

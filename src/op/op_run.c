@@ -1,5 +1,6 @@
 /* op/op_run.c: the door: everything that can be wrong with a call before its row looks at it, then the row. */
 #include <stdbool.h>
+#include <string.h>
 
 #include "op/kernel_list.h"
 #include "op/op_describe.h"
@@ -111,17 +112,50 @@ static enum opaq_status check_device(const struct opaq_op *op, const struct opaq
     return OPAQ_OK;
 }
 
-static enum opaq_status check_workspace(const struct opaq_op *op, const struct opaq_call *call,
+static enum opaq_status measure(const struct opaq_call *call, size_t *bytes, struct opaq_error *error) {
+    *bytes = 0;
+    return call->op->workspace == NULL ? OPAQ_OK : call->op->workspace(call, bytes, error);
+}
+
+static enum opaq_status check_workspace(const struct opaq_op *op, struct opaq_span given, size_t needed,
                                         struct opaq_error *error) {
-    size_t needed = 0;
-    const enum opaq_status status = op->workspace == NULL ? OPAQ_OK : op->workspace(call, &needed, error);
-    const struct opaq_span given = call->workspace;
-    if (status == OPAQ_OK && needed > 0 &&
-        (given.data == NULL || given.bytes < needed || (uintptr_t)given.data % 64 != 0)) {
+    if (needed > 0 && (given.data == NULL || given.bytes < needed || (uintptr_t)given.data % 64 != 0)) {
         return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: needs a workspace of %zu bytes aligned to 64, got %zu",
                          op->name, needed, given.data == NULL ? 0 : given.bytes);
     }
-    return status;
+    return OPAQ_OK;
+}
+
+/* All that can be said before there is memory: the values are right, and this is what they make. */
+static enum opaq_status begin(const struct opaq_op *op, const struct opaq_value *values,
+                              struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT], struct opaq_outputs *expected,
+                              struct opaq_error *error) {
+    enum opaq_status status = check_values(op, values, error);
+    if (status == OPAQ_OK) {
+        status = kernel_list_check(error);
+    }
+    if (status == OPAQ_OK) {
+        status = op_describe(op, values, protos, expected, error);
+    }
+    if (status == OPAQ_OK) {
+        status = check_device(op, values, error);
+    }
+    return status == OPAQ_OK ? check_changed(op, values, error) : status;
+}
+
+/* Without the places beyond the count, which are many. */
+static void outputs_copy(const struct opaq_outputs *from, struct opaq_outputs *to) {
+    to->count = from->count;
+    memcpy(to->first, from->first, sizeof to->first);
+    memcpy(to->tensor, from->tensor, (size_t)from->count * sizeof *to->tensor);
+}
+
+/* Takes the memory of outputs that were checked: all else is read from our own description, the caller's numbers are not
+ * trusted. */
+static void take_data(const struct opaq_outputs *outputs, struct opaq_outputs *expected) {
+    for (int i = 0; i < expected->count; ++i) {
+        expected->tensor[i].data = outputs->tensor[i].data;
+    }
 }
 
 enum opaq_status opaq_op_run(const struct opaq_op *op, const struct opaq_value *values,
@@ -129,30 +163,52 @@ enum opaq_status opaq_op_run(const struct opaq_op *op, const struct opaq_value *
                              const struct opaq_parallel *parallel, struct opaq_error *error) {
     struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT];
     struct opaq_outputs expected;
-    enum opaq_status status = check_values(op, values, error);
-    if (status == OPAQ_OK) {
-        status = kernel_list_check(error);
-    }
-    if (status == OPAQ_OK) {
-        status = op_describe(op, values, protos, &expected, error);
-    }
-    if (status == OPAQ_OK) {
-        status = check_device(op, values, error);
-    }
-    if (status == OPAQ_OK) {
-        status = check_changed(op, values, error);
-    }
+    size_t bytes = 0;
+    const struct opaq_call call = {op, values, protos, &expected, workspace, parallel};
+    enum opaq_status status = begin(op, values, protos, &expected, error);
     if (status == OPAQ_OK) {
         status = check_outputs(op, values, &expected, outputs, error);
     }
     if (status != OPAQ_OK) {
         return status;
     }
-    /* `first` is read from our own description: the caller's numbers are not trusted */
-    for (int i = 0; i < expected.count; ++i) {
-        expected.tensor[i].data = outputs->tensor[i].data;
+    take_data(outputs, &expected);
+    status = measure(&call, &bytes, error);
+    if (status == OPAQ_OK) {
+        status = check_workspace(op, workspace, bytes, error);
     }
-    const struct opaq_call call = {op, values, protos, &expected, workspace, parallel};
-    status = check_workspace(op, &call, error);
     return status == OPAQ_OK ? op->run(&call, error) : status;
+}
+
+enum opaq_status opaq_op_call(const struct opaq_op *op, const struct opaq_value *values,
+                              const struct opaq_memory *memory, const struct opaq_parallel *parallel,
+                              struct opaq_error *error) {
+    struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT];
+    struct opaq_outputs expected;
+    struct opaq_outputs outputs;
+    size_t bytes = 0;
+    struct opaq_call call = {.op = op, .values = values, .protos = protos, .outputs = &expected};
+    enum opaq_status status = begin(op, values, protos, &expected, error);
+    if (status == OPAQ_OK && (memory == NULL || memory->give == NULL)) {
+        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: memory is NULL", op->name);
+    }
+    if (status == OPAQ_OK) {
+        status = measure(&call, &bytes, error);
+    }
+    if (status == OPAQ_OK) {
+        outputs_copy(&expected, &outputs);
+        status = memory->give(memory->context, &outputs, bytes, &call.workspace, error);
+    }
+    if (status == OPAQ_OK) {
+        status = check_outputs(op, values, &expected, &outputs, error);
+    }
+    if (status == OPAQ_OK) {
+        status = check_workspace(op, call.workspace, bytes, error);
+    }
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    take_data(&outputs, &expected);
+    call.parallel = parallel;
+    return op->run(&call, error);
 }

@@ -37,48 +37,62 @@ static void run_on_torch(void *context, int64_t count, const struct opaq_body *b
     }
 }
 
+/* The memory of a call: its outputs, which PyTorch gets, and scratch memory. */
+struct call_memory {
+    const struct opaq_op *op;
+    struct opaq_device device; /* of the scratch memory */
+    uint64_t *handles;         /* of the outputs */
+    int allocated;
+    struct torch_scratch scratch;
+};
+
+static bool is_random(const struct opaq_op *op, const struct opaq_outputs *outputs, int index) {
+    int row = 0;
+    while (index >= outputs->first[row + 1]) {
+        ++row;
+    }
+    return op->output[row].is_random != 0;
+}
+
+static enum opaq_status give_memory(void *context, struct opaq_outputs *outputs, size_t bytes,
+                                    struct opaq_span *workspace, struct opaq_error *error) {
+    struct call_memory *memory = context;
+    const char *const name = memory->op->name;
+    enum opaq_status status = OPAQ_OK;
+    if (bytes > 0) {
+        status = torch_scratch_take(name, memory->device, bytes, &memory->scratch, error);
+        *workspace = (struct opaq_span){memory->scratch.tensor.data, bytes};
+    }
+    while (status == OPAQ_OK && memory->allocated < outputs->count) {
+        const int i = memory->allocated;
+        status = torch_tensor_allocate(name, &outputs->tensor[i], &memory->handles[i], error);
+        if (status == OPAQ_OK) {
+            ++memory->allocated;
+            if (is_random(memory->op, outputs, i)) {
+                status = torch_tensor_randomize(name, &outputs->tensor[i], memory->handles[i], error);
+            }
+        }
+    }
+    return status;
+}
+
 /* Allocates the outputs and runs; on failure nothing is left allocated. */
 static enum opaq_status compute(const struct opaq_op *op, const struct opaq_value *values,
                                 uint64_t handles[OPAQ_OP_OUTPUT_LIMIT], int *count, struct opaq_error *error) {
     const struct opaq_parallel parallel = {run_on_torch, NULL};
-    struct opaq_outputs outputs;
-    struct torch_scratch scratch = {.handle = 0};
-    size_t scratch_bytes = 0;
-    int allocated = 0;
-    bool is_random[OPAQ_OP_OUTPUT_LIMIT] = {false};
-    enum opaq_status status = opaq_op_outputs(op, values, &outputs, error);
-    if (status == OPAQ_OK) {
-        status = opaq_op_workspace(op, values, &scratch_bytes, error);
+    struct call_memory given = {.op = op, .handles = handles};
+    const struct opaq_memory memory = {give_memory, &given};
+    if (values[0].tensors != NULL) {
+        given.device = values[0].tensors->device; /* operators with scratch memory begin with a tensor */
     }
-    if (status == OPAQ_OK && scratch_bytes > 0) {
-        const struct opaq_device device = values[0].tensors->device; /* such operators begin with a tensor */
-        status = torch_scratch_take(op->name, device, scratch_bytes, &scratch, error);
+    const enum opaq_status status = opaq_op_call(op, values, &memory, &parallel, error);
+    if (given.scratch.handle != 0) {
+        torch_scratch_give(&given.scratch);
     }
-    for (int row = 0; status == OPAQ_OK && row < op->output_count; ++row) {
-        for (int i = outputs.first[row]; i < outputs.first[row + 1]; ++i) {
-            is_random[i] = op->output[row].is_random != 0;
-        }
-    }
-    while (status == OPAQ_OK && allocated < outputs.count) {
-        status = torch_tensor_allocate(op->name, &outputs.tensor[allocated], &handles[allocated], error);
-        allocated += status == OPAQ_OK;
-    }
-    for (int i = 0; status == OPAQ_OK && i < outputs.count; ++i) {
-        if (is_random[i]) {
-            status = torch_tensor_randomize(op->name, &outputs.tensor[i], handles[i], error);
-        }
-    }
-    if (status == OPAQ_OK) {
-        const struct opaq_span workspace = {scratch.tensor.data, scratch_bytes};
-        status = opaq_op_run(op, values, &outputs, workspace, &parallel, error);
-    }
-    if (scratch.handle != 0) {
-        torch_scratch_give(&scratch);
-    }
-    for (int i = 0; status != OPAQ_OK && i < allocated; ++i) {
+    for (int i = 0; status != OPAQ_OK && i < given.allocated; ++i) {
         torch_tensor_free(handles[i]);
     }
-    *count = allocated;
+    *count = given.allocated;
     return status;
 }
 

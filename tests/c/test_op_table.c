@@ -187,6 +187,74 @@ static void bad_outputs_are_named(void) {
     }
 }
 
+/* Memory for opaq_op_call, some of it wrong. */
+enum { GIVE_WELL, GIVE_NOTHING, GIVE_AN_INPUT, GIVE_LITTLE, GIVE_OTHER_SHAPE, GIVE_AN_ERROR, GIVE_KINDS };
+
+struct given_memory {
+    int kind;
+    int calls;
+    void *input; /* an argument's memory */
+    _Alignas(64) uint8_t output[4096];
+    _Alignas(64) uint8_t workspace[1 << 20];
+};
+
+static enum opaq_status give(void *context, struct opaq_outputs *outputs, size_t bytes,
+                             struct opaq_span *workspace, struct opaq_error *error) {
+    struct given_memory *given = context;
+    ++given->calls;
+    if (given->kind == GIVE_AN_ERROR) {
+        return opaq_fail(error, OPAQ_ERROR_MEMORY, "linear: none left");
+    }
+    CHECK(bytes > 0 && bytes <= sizeof given->workspace);
+    outputs->tensor[0].data = given->kind == GIVE_NOTHING    ? NULL
+                              : given->kind == GIVE_AN_INPUT ? given->input
+                                                             : given->output;
+    outputs->tensor[0].shape[0] -= given->kind == GIVE_OTHER_SHAPE;
+    *workspace = (struct opaq_span){given->workspace, given->kind == GIVE_LITTLE ? bytes - 1 : bytes};
+    return OPAQ_OK;
+}
+
+/* It gives what the three calls before it give, checks the memory that it gets, and asks for none after an error. */
+static void one_call_does_what_three_do(void) {
+    static struct given_memory given;
+    float x_data[4 * 16];
+    float w_data[8 * 16];
+    for (int i = 0; i < 8 * 16; ++i) {
+        w_data[i] = (float)(i % 7 - 3);
+        x_data[i % (4 * 16)] = (float)(i % 5) * 0.25f;
+    }
+    const struct opaq_tensor x = {
+        .data = x_data, .dtype = OPAQ_DTYPE_F32, .rank = 2, .shape = {4, 16}, .strides = {16, 1}};
+    const struct op_tensors w = {
+        {{.data = w_data, .dtype = OPAQ_DTYPE_F32, .rank = 2, .shape = {8, 16}, .strides = {16, 1}}}, 1};
+    const struct opaq_op *op = opaq_op_find("linear");
+    const int64_t shape[2] = {8, 16};
+    struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {
+        op_tensor_value(&x), op_list_value(&w), {0}, op_sizes_value(shape, 2), op_text_value("")};
+    const struct opaq_memory memory = {give, &given};
+    given.input = x_data;
+    struct op_result expected;
+    struct opaq_error error = {OPAQ_OK, ""};
+    CHECK_EQ_INT(op_call("linear", values, NULL, &expected, &error), OPAQ_OK);
+    CHECK_EQ_INT(opaq_op_call(op, values, &memory, NULL, &error), OPAQ_OK);
+    CHECK_BYTES(given.output, expected.outputs.tensor[0].data, op_tensor_bytes(&expected.outputs.tensor[0]),
+                "linear in one call");
+    op_result_free(&expected);
+    static const enum opaq_status refused[GIVE_KINDS] = {
+        OPAQ_OK, OPAQ_ERROR_BUFFER, OPAQ_ERROR_BUFFER, OPAQ_ERROR_BUFFER, OPAQ_ERROR_SHAPE, OPAQ_ERROR_MEMORY};
+    for (given.kind = GIVE_NOTHING; given.kind < GIVE_KINDS; ++given.kind) {
+        CHECK_EQ_INT(opaq_op_call(op, values, &memory, NULL, &error), refused[given.kind]);
+        CHECK(strncmp(error.text, "linear: ", 8) == 0);
+    }
+    const int calls = given.calls;
+    CHECK_EQ_INT(opaq_op_call(op, values, NULL, NULL, &error), OPAQ_ERROR_ARGUMENT);
+    CHECK_EQ_INT(opaq_op_call(op, values, &(struct opaq_memory){NULL, NULL}, NULL, &error),
+                 OPAQ_ERROR_ARGUMENT);
+    values[4] = op_text_value("nonsense");
+    CHECK(opaq_op_call(op, values, &memory, NULL, &error) != OPAQ_OK);
+    CHECK_EQ_INT(given.calls, calls);
+}
+
 /* Beyond the number of texts that are kept, operators parse. */
 static void texts_beyond_the_limit_still_work(void) {
     float data[64] = {0.0f};
@@ -206,8 +274,11 @@ static void texts_beyond_the_limit_still_work(void) {
     CHECK_EQ_INT(opaq_op_outputs(opaq_op_find("quantize"), values, &outputs, NULL), OPAQ_OK);
 }
 
-static const struct test_case tests[] = {
-    TEST(schemas_come_from_the_rows), TEST(quantize_and_dequantize_by_name),
-    TEST(bad_arguments_are_named),    TEST(bad_buffers_are_named),
-    TEST(bad_outputs_are_named),      TEST(texts_beyond_the_limit_still_work)};
+static const struct test_case tests[] = {TEST(schemas_come_from_the_rows),
+                                         TEST(quantize_and_dequantize_by_name),
+                                         TEST(bad_arguments_are_named),
+                                         TEST(bad_buffers_are_named),
+                                         TEST(bad_outputs_are_named),
+                                         TEST(one_call_does_what_three_do),
+                                         TEST(texts_beyond_the_limit_still_work)};
 TEST_MAIN(tests)
