@@ -1,25 +1,21 @@
 /* base/pool.c: a small pthread pool for C programs.
  *
  * The workers sleep on a condition variable. A run is published as one job; every thread, the caller's
- * included, takes the next piece from an atomic counter until none is left. Pieces are a few per thread, so
- * that a slow thread does not hold up the rest. A second run that finds the workers taken goes on alone. */
+ * included, takes pieces of it until none is left. A second run that finds the workers taken goes on alone. */
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/checked.h"
+#include "base/pieces.h"
 #include "opaq/parallel.h"
 #include "opaq/status.h"
 
-enum { THREAD_LIMIT = 1024, PIECES_PER_THREAD = 4 };
+enum { THREAD_LIMIT = 1024 };
 
 struct job {
     const struct opaq_body *body;
-    int64_t count;
-    int64_t pieces;
-    _Atomic int64_t next_piece;
+    struct pieces pieces;
 };
 
 struct opaq_pool {
@@ -37,15 +33,9 @@ struct opaq_pool {
 };
 
 static void work_on(struct job *job) {
-    for (;;) {
-        const int64_t piece = atomic_fetch_add_explicit(&job->next_piece, 1, memory_order_relaxed);
-        if (piece >= job->pieces) {
-            return;
-        }
-        const int64_t share = job->count / job->pieces;
-        const int64_t extra = job->count % job->pieces; /* the first `extra` pieces are one longer */
-        const int64_t begin = piece * share + min_int64(piece, extra);
-        const int64_t end = begin + share + (piece < extra);
+    int64_t begin;
+    int64_t end;
+    while (pieces_take(&job->pieces, &begin, &end)) {
         job->body->call(job->body->argument, begin, end);
     }
 }
@@ -84,9 +74,8 @@ static void pool_run(void *context, int64_t count, const struct opaq_body *body)
         body->call(body->argument, 0, count);
         return;
     }
-    struct job job = {
-        .body = body, .count = count, .pieces = min_int64(count, (int64_t)pool->threads * PIECES_PER_THREAD)};
-    atomic_init(&job.next_piece, 0);
+    struct job job = {.body = body};
+    pieces_init(&job.pieces, count, pool->threads);
     pthread_mutex_lock(&pool->mutex);
     pool->job = &job;
     ++pool->generation;

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/pieces.h"
 #include "opaq/status.h"
 #include "torch/torch_scratch.h"
 #include "torch/torch_shim.h"
@@ -22,16 +23,31 @@ static struct opaq_error registration;
 
 /* ---- calling ---- */
 
-static void call_body(int64_t begin, int64_t end, void *context) {
-    const struct opaq_body *body = context;
-    body->call(body->argument, begin, end);
+/* A body, and who does which part of it. */
+struct torch_run {
+    const struct opaq_body *body;
+    struct pieces pieces;
+};
+
+/* PyTorch gives each thread one range, which says nothing here. */
+static void take_pieces(int64_t first, int64_t last, void *context) {
+    struct torch_run *run = context;
+    int64_t begin;
+    int64_t end;
+    (void)first;
+    (void)last;
+    while (pieces_take(&run->pieces, &begin, &end)) {
+        run->body->call(run->body->argument, begin, end);
+    }
 }
 
 /* PyTorch's own threads; honours torch.set_num_threads. */
 static void run_on_torch(void *context, int64_t count, const struct opaq_body *body) {
-    struct opaq_body copy = *body;
+    struct torch_run run = {.body = body};
+    uint32_t threads = 1;
     (void)context;
-    if (torch_parallel_for(0, count, 1, call_body, &copy) != 0) {
+    pieces_init(&run.pieces, count, torch_get_num_threads(&threads) == 0 ? threads : 1);
+    if (torch_parallel_for(0, threads, 1, take_pieces, &run) != 0) {
         body->call(body->argument, 0,
                    count); /* no threads: every piece here; doing one twice changes nothing */
     }

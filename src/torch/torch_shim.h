@@ -83,6 +83,7 @@ TORCH_SINCE(2, 10) int32_t torch_delete_string(struct torch_string *string);
 /* Throws, with `message`, if the condition is false. */
 TORCH_SINCE(2, 0) void aoti_torch_check(
     bool condition, const char *function, const char *file, uint32_t line, const char *message);
+TORCH_SINCE(2, 10) int32_t torch_get_num_threads(uint32_t *threads);
 TORCH_SINCE(2, 10) int32_t torch_parallel_for(
     int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t begin, int64_t end, void *context),
     void *context);
