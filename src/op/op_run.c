@@ -189,12 +189,13 @@ enum opaq_status opaq_op_call(const struct opaq_op *op, const struct opaq_value 
     size_t bytes = 0;
     struct opaq_call call = {.op = op, .values = values, .protos = protos, .outputs = &expected};
     enum opaq_status status = begin(op, values, protos, &expected, error);
-    if (status == OPAQ_OK && (memory == NULL || memory->give == NULL)) {
-        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: memory is NULL", op->name);
+    if (status != OPAQ_OK) {
+        return status;
     }
-    if (status == OPAQ_OK) {
-        status = measure(&call, &bytes, error);
+    if (memory == NULL || memory->give == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: memory is NULL", op->name);
     }
+    status = measure(&call, &bytes, error);
     if (status == OPAQ_OK) {
         outputs_copy(&expected, &outputs);
         status = memory->give(memory->context, &outputs, bytes, &call.workspace, error);
