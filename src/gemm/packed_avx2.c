@@ -182,7 +182,7 @@ static void copy_rows(const struct packed_rows *x, int64_t m, int64_t rows, int6
 /* Asks for a part of the rows from m on, which come next: the part-th of PANEL_TILES. Inline, because compilers take a
  * function that only asks for memory to do nothing, and leave out its calls. */
 PACKED_INLINE void prefetch_rows(const struct packed_avx2_parts *parts, const struct packed_rows *x, int64_t m,
-                          int64_t part, int64_t c) {
+                                 int64_t part, int64_t c) {
     const int64_t bytes = packed_element_bytes(x->precision);
     const int64_t rows = min_int64(parts->sweep_rows, x->rows - m);
     const int64_t columns = parts->piece_tiles * TILE4_COLUMNS / PANEL_TILES;
