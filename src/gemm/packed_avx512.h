@@ -6,7 +6,7 @@
  *
  * There are two ways through a product. Few rows of x: the weight is streamed once, some tiles side by side, decoded into
  * registers and multiplied with all rows. Many: two tiles, a panel of columns at a time, are decoded into the first-level
- * cache and multiplied with one group of rows after another; sums wait in y from one panel to the next. */
+ * cache and multiplied with one group of rows after another; sums wait in scratch memory from one panel to the next. */
 #ifndef OPAQ_GEMM_PACKED_AVX512_H
 #define OPAQ_GEMM_PACKED_AVX512_H
 
