@@ -56,8 +56,8 @@ static void run_on_torch(void *context, int64_t count, const struct opaq_body *b
 /* The memory of a call: its outputs, which PyTorch gets, and scratch memory. */
 struct call_memory {
     const struct opaq_op *op;
-    struct opaq_device device; /* of the scratch memory */
-    uint64_t *handles;         /* of the outputs */
+    const struct opaq_value *values;
+    uint64_t *handles; /* of the outputs */
     int allocated;
     struct torch_scratch scratch;
 };
@@ -76,7 +76,9 @@ static enum opaq_status give_memory(void *context, struct opaq_outputs *outputs,
     const char *const name = memory->op->name;
     enum opaq_status status = OPAQ_OK;
     if (bytes > 0) {
-        status = torch_scratch_take(name, memory->device, bytes, &memory->scratch, error);
+        const struct opaq_device device =
+            memory->values[0].tensors->device; /* such operators begin with a tensor */
+        status = torch_scratch_take(name, device, bytes, &memory->scratch, error);
         *workspace = (struct opaq_span){memory->scratch.tensor.data, bytes};
     }
     while (status == OPAQ_OK && memory->allocated < outputs->count) {
@@ -96,11 +98,8 @@ static enum opaq_status give_memory(void *context, struct opaq_outputs *outputs,
 static enum opaq_status compute(const struct opaq_op *op, const struct opaq_value *values,
                                 uint64_t handles[OPAQ_OP_OUTPUT_LIMIT], int *count, struct opaq_error *error) {
     const struct opaq_parallel parallel = {run_on_torch, NULL};
-    struct call_memory given = {.op = op, .handles = handles};
+    struct call_memory given = {.op = op, .values = values, .handles = handles};
     const struct opaq_memory memory = {give_memory, &given};
-    if (values[0].tensors != NULL) {
-        given.device = values[0].tensors->device; /* operators with scratch memory begin with a tensor */
-    }
     const enum opaq_status status = opaq_op_call(op, values, &memory, &parallel, error);
     if (given.scratch.handle != 0) {
         torch_scratch_give(&given.scratch);
