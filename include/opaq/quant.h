@@ -66,7 +66,8 @@ struct opaq_delayed_state {
 };
 
 /* Rolls the history, whose newest amax is reduced_amax[i] if given and not 0, else amax_history[0][i], and
- * sets scale = largest(element) * 2^-margin / amax, or leaves it where that amax is 0 or not finite. */
+ * sets scale = largest(element) * 2^-margin / amax, or leaves it where that amax is 0 or not finite. OPAQ_AMAX_MAX: the
+ * largest of the newest one and of rows 1 to length - 1 as they were before the roll, `length` amaxes. */
 OPAQ_API enum opaq_status opaq_delayed_update(const struct opaq_delayed_state *state, const float *reduced_amax,
                                               enum opaq_element element, int margin,
                                               enum opaq_amax_algorithm algorithm, struct opaq_error *error);

@@ -10,17 +10,15 @@
 
 static float larger(float a, float b) { return b > a ? b : a; }
 
-/* One tensor's column of the history; returns the amax that its next scale follows from. */
+/* One tensor's column of the history; returns the amax that its next scale follows from. Entry 1, the oldest, leaves the
+ * history here and counts for the maximum once more, as in Transformer Engine: so `length` amaxes do. */
 static float roll(float *history, int64_t length, int64_t count, float last,
                   enum opaq_amax_algorithm algorithm) {
     float amax = 0.0f;
     if (last != 0.0f) {
-        for (int64_t i = 1; i + 1 < length; ++i) {
-            history[i * count] = history[(i + 1) * count];
+        for (int64_t i = 1; i < length; ++i) {
             amax = larger(amax, history[i * count]);
-        }
-        if (length > 1) {
-            history[(length - 1) * count] = last;
+            history[i * count] = i + 1 < length ? history[(i + 1) * count] : last;
         }
         history[0] = 0.0f;
         amax = larger(amax, last);
@@ -64,10 +62,8 @@ enum opaq_status opaq_delayed_update(const struct opaq_delayed_state *state, con
         const bool reduced = reduced_amax != NULL && reduced_amax[i] != 0.0f;
         const float amax =
             roll(history, state->length, state->count, reduced ? reduced_amax[i] : history[0], algorithm);
-        if (float_is_finite(amax) && amax > 0.0f) {
-            const float scale = target / amax;
-            state->scale[i] = float_is_finite(scale) ? scale : 0x1.FFFFFEp127f;
-        }
+        const float scale = float_is_finite(amax) && amax > 0.0f ? target / amax : state->scale[i];
+        state->scale[i] = isinf(scale) ? 0x1.FFFFFEp127f : scale;
     }
     fp_environment_leave(saved);
     return OPAQ_OK;

@@ -1,4 +1,4 @@
-/* test_delayed.c: delayed scaling's history against a model written from docs/formats.md, "fp8". */
+/* test_delayed.c: delayed scaling's history against a model of Transformer Engine's rule. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -8,36 +8,36 @@
 
 enum { COUNT_LIMIT = 5, LENGTH_LIMIT = 16 };
 
-/* One tensor: its history as a queue, oldest first, which is what the rolled array amounts to. */
+/* One tensor, as Transformer Engine keeps it: entry 0 gathers, the newest amax is the last entry. */
 struct model {
     int length;
-    float gathered;            /* entry 0 */
-    float queue[LENGTH_LIMIT]; /* entries 1 to length-1 */
+    float history[LENGTH_LIMIT];
     float scale;
 };
 
+/* The rule of Transformer Engine's kernel_bulk (common/recipe/delayed_scaling.cu): the candidates are what the entries
+ * hold before the roll, moved down by one, with the newest amax behind them; all `length` of them count for the
+ * maximum, and all but the first, the oldest, are kept. */
 static void model_update(struct model *m, float reduced, int has_reduced, float largest, int margin,
                          int most_recent) {
-    const float last = has_reduced && !(reduced == 0.0f) ? reduced : m->gathered;
+    const float last = has_reduced && !(reduced == 0.0f) ? reduced : m->history[0];
     float amax = 0.0f;
     if (!(last == 0.0f)) {
-        for (int i = 0; i + 2 < m->length; ++i) {
-            m->queue[i] = m->queue[i + 1];
+        float candidates[LENGTH_LIMIT];
+        for (int i = 0; i < m->length; ++i) {
+            candidates[i] = i < m->length - 1 ? m->history[i + 1] : last;
+            amax = fmaxf(amax, candidates[i]); /* which passes NaNs over */
         }
-        if (m->length > 1) {
-            m->queue[m->length - 2] = last;
+        for (int i = 0; i < m->length; ++i) {
+            m->history[i] = i > 0 ? candidates[i] : 0.0f;
         }
-        m->gathered = 0.0f;
-        for (int i = 0; i + 1 < m->length; ++i) {
-            amax = fmaxf(amax, m->queue[i]); /* which passes NaNs over */
-        }
-        amax = m->length == 1 ? last : amax;
     }
     amax = most_recent ? last : amax;
     if (isfinite(amax) && amax > 0.0f) {
-        const float target = (float)((double)largest * pow(2.0, -margin));
-        const float scale = target / amax;
-        m->scale = isfinite(scale) ? scale : 0x1.FFFFFEp127f;
+        m->scale = (float)((double)largest * pow(2.0, -margin)) / amax;
+    }
+    if (isinf(m->scale)) {
+        m->scale = 0x1.FFFFFEp127f;
     }
 }
 
@@ -80,8 +80,7 @@ static void check_state(const struct run *run, const struct model *models, const
     for (int t = 0; t < run->count; ++t) {
         int same = support_bits(scale[t]) == support_bits(models[t].scale);
         for (int i = 0; i < run->length; ++i) {
-            const float expected = i == 0 ? models[t].gathered : models[t].queue[i - 1];
-            same &= support_bits(history[i * run->count + t]) == support_bits(expected);
+            same &= support_bits(history[i * run->count + t]) == support_bits(models[t].history[i]);
         }
         if (!same) {
             CHECK_FAIL(
@@ -108,7 +107,7 @@ static void simulate(const struct run *run) {
         float reduced[COUNT_LIMIT];
         const int has_reduced = run->reduced == 1 || (run->reduced == 2 && next_random() % 2);
         for (int t = 0; t < run->count; ++t) {
-            history[t] = models[t].gathered = next_amax();
+            history[t] = models[t].history[0] = next_amax();
             reduced[t] = next_amax();
         }
         CHECK_EQ_INT(opaq_delayed_update(&state, has_reduced ? reduced : NULL, run->element, run->margin,
@@ -153,12 +152,26 @@ static void by_hand(void) {
     CHECK(history[0] == 0.0f && history[1] == 4.0f && history[2] == 2.0f && scale == 56.0f);
     history[0] = 1.0f;
     CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL), OPAQ_OK);
-    CHECK(history[1] == 2.0f && history[2] == 1.0f && scale == 224.0f); /* the 4 has left */
+    CHECK(history[1] == 2.0f && history[2] == 1.0f && scale == 112.0f); /* the 4 leaves, and counts once more */
     CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL), OPAQ_OK);
-    CHECK(history[1] == 2.0f && history[2] == 1.0f && scale == 224.0f); /* nothing gathered: nothing moves */
+    CHECK(history[1] == 2.0f && history[2] == 1.0f && scale == 112.0f); /* nothing gathered: nothing moves */
     const float reduced = 7.0f;
     CHECK_EQ_INT(opaq_delayed_update(&state, &reduced, OPAQ_E4M3, 0, OPAQ_AMAX_MOST_RECENT, NULL), OPAQ_OK);
     CHECK(history[1] == 1.0f && history[2] == 7.0f && scale == 64.0f);
+}
+
+/* `length` amaxes count: with a history of two, an 8 and then a 1 give 448 / 8, and only the next step forgets the 8. */
+static void the_oldest_amax_counts(void) {
+    static const float amaxes[] = {8.0f, 1.0f, 1.0f};
+    static const float scales[] = {56.0f, 56.0f, 448.0f};
+    float history[2] = {0.0f, 0.0f};
+    float scale = 1.0f;
+    const struct opaq_delayed_state state = {history, &scale, 2, 1};
+    for (int step = 0; step < 3; ++step) {
+        history[0] = amaxes[step];
+        CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL), OPAQ_OK);
+        CHECK(history[0] == 0.0f && history[1] == amaxes[step] && scale == scales[step]);
+    }
 }
 
 static void an_infinite_scale_is_the_largest_float(void) {
@@ -167,8 +180,11 @@ static void an_infinite_scale_is_the_largest_float(void) {
     const struct opaq_delayed_state state = {history, &scale, 1, 1};
     CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL), OPAQ_OK);
     CHECK(scale == 0x1.FFFFFEp127f);
+    scale = support_infinity(); /* nothing gathered */
+    CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL), OPAQ_OK);
+    CHECK(scale == 0x1.FFFFFEp127f);
 }
 
-static const struct test_case tests[] = {TEST(random_sequences), TEST(by_hand),
+static const struct test_case tests[] = {TEST(random_sequences), TEST(by_hand), TEST(the_oldest_amax_counts),
                                          TEST(an_infinite_scale_is_the_largest_float)};
 TEST_MAIN(tests)

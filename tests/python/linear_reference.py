@@ -140,14 +140,16 @@ def roll(
     largest: float,
     recipe: DelayedScaling,
 ) -> None:
-    """docs/formats.md, on lists."""
+    """The rule of Transformer Engine's kernel_bulk (common/recipe/delayed_scaling.cu), on lists: the history as it was,
+    moved down by one, with the newest amax at its end; all of it counts, the first of it is not kept."""
     for i, amax in enumerate(amaxes):
         column = [float(v) for v in history[:, i]]
         last = max(column[0], amax)
         seen = 0.0
         if last != 0:
-            column = [0.0, *column[2:], last] if len(column) > 1 else [0.0]
-            seen = max([*column, last])
+            candidates = [*column[1:], last]
+            seen = max(candidates)
+            column = [0.0, *candidates[1:]]
         history[:, i] = column
         chosen = last if recipe.amax_compute_algo == "most_recent" else seen
         if 0 < chosen < np.inf:
