@@ -6,12 +6,21 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Characters that change the direction or the lines of what is beside them: U+061C, U+200E, U+200F, U+2028 to U+202E,
+ * U+2066 to U+2069. */
+static int is_directional(const unsigned char *text) {
+    return (text[0] == 0xD8 && text[1] == 0x9C) ||
+           (text[0] == 0xE2 && text[1] == 0x80 &&
+            (text[2] == 0x8E || text[2] == 0x8F || (text[2] >= 0xA8 && text[2] <= 0xAE))) ||
+           (text[0] == 0xE2 && text[1] == 0x81 && text[2] >= 0xA6 && text[2] <= 0xA9);
+}
+
 /* The bytes of the character that begins here, 0 if it is none: a control character, or no UTF-8. */
 static size_t character(const unsigned char *text) {
     if (text[0] < 0x80) {
         return text[0] >= 0x20 && text[0] != 0x7F;
     }
-    if (text[0] < 0xC2 || text[0] > 0xF4 || (text[0] == 0xC2 && text[1] < 0xA0)) {
+    if (text[0] < 0xC2 || text[0] > 0xF4 || (text[0] == 0xC2 && text[1] < 0xA0) || is_directional(text)) {
         return 0;
     }
     const size_t length = text[0] < 0xE0 ? 2 : text[0] < 0xF0 ? 3 : 4;

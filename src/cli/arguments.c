@@ -11,6 +11,7 @@
 #include "cli/choices.h"
 #include "cli/cli_memory.h"
 #include "cli/nearest.h"
+#include "cli/shown.h"
 
 static size_t option_count(const struct command_row *row) {
     size_t count = 0;
@@ -34,7 +35,7 @@ void complain(const struct command_call *call, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     (void)fprintf(stderr, "opaq %s: ", call->row->name);
-    (void)vfprintf(stderr, format, arguments);
+    show_list(stderr, format, arguments);
     (void)fputc('\n', stderr);
     va_end(arguments);
 }

@@ -22,6 +22,12 @@ void checkpoint_close(struct checkpoint *checkpoint) {
     model_close(&checkpoint->model);
 }
 
+enum opaq_status checkpoints_check(const struct checkpoint *a, const struct checkpoint *b,
+                                   struct opaq_error *error) {
+    const enum opaq_status status = model_check(&a->model, error);
+    return status != OPAQ_OK ? status : model_check(&b->model, error);
+}
+
 int weight_shape(const struct weight *weight, int64_t shape[ST_RANK_LIMIT]) {
     const struct st_tensor *const data = weight->data->tensor;
     const bool has_block_dimension =

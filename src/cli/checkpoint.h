@@ -15,6 +15,10 @@ struct checkpoint {
 bool checkpoint_open(const struct command_call *call, const char *path, struct checkpoint *checkpoint);
 void checkpoint_close(struct checkpoint *checkpoint);
 
+/* Fails if a file of either has changed since it was opened. */
+enum opaq_status checkpoints_check(const struct checkpoint *a, const struct checkpoint *b,
+                                   struct opaq_error *error);
+
 /* A weight's shape, whatever it is stored as: at most ST_RANK_LIMIT sizes. Returns the rank. */
 int weight_shape(const struct weight *weight, int64_t shape[ST_RANK_LIMIT]);
 uint64_t weight_elements(const struct weight *weight);

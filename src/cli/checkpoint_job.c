@@ -11,6 +11,7 @@
 #include "cli/interrupt.h"
 #include "cli/plan_run.h"
 #include "cli/quantization_config.h"
+#include "cli/shown.h"
 #include "cli/units.h"
 
 static const char weight_end[] = ".weight";
@@ -57,7 +58,9 @@ static enum opaq_status write_config(const struct checkpoint_job *job, const str
     if (job->row != NULL && job->row->layout == OPAQ_LAYOUT_MODELOPT) {
         yyjson_mut_doc *const document = yyjson_mut_doc_new(NULL);
         yyjson_mut_doc_set_root(document, modelopt_config(document, &quantization));
-        status = destination_write_json(destination, "hf_quant_config.json", document, error);
+        status = destination_write_json(destination, model, "hf_quant_config.json",
+                                        model->config == NULL ? model->files[0].name : "config.json", document,
+                                        error);
         yyjson_mut_doc_free(document);
     }
     if (status != OPAQ_OK || model->config == NULL) {
@@ -71,7 +74,7 @@ static enum opaq_status write_config(const struct checkpoint_job *job, const str
         yyjson_mut_obj_add_val(document, root, "quantization_config",
                                quantization_config(document, &quantization));
     }
-    status = destination_write_json(destination, "config.json", document, error);
+    status = destination_write_json(destination, model, "config.json", "config.json", document, error);
     yyjson_mut_doc_free(document);
     return status;
 }
@@ -120,7 +123,8 @@ static enum opaq_status write_index(const struct checkpoint_job *job, const stru
         yyjson_mut_obj_add_str(document, map, placed[i].name, placed[i].file);
     }
     yyjson_mut_obj_put(root, yyjson_mut_str(document, "weight_map"), map);
-    const enum opaq_status status = destination_write_json(destination, model->index_name, document, error);
+    const enum opaq_status status =
+        destination_write_json(destination, model, model->index_name, model->index_name, document, error);
     yyjson_mut_doc_free(document);
     free(placed);
     return status;
@@ -154,42 +158,48 @@ static void summarize(const struct checkpoint_job *job, const char *path, bool i
         elements += (uint64_t)part->rows * (uint64_t)part->columns;
         ++made;
     }
-    printf("%s: %zu tensors in %zu file%s, %s (source: %s)\n", path, entries, plan->file_count,
-           plan->file_count == 1 ? "" : "s", size_text(plan_tensor_bytes(plan)).text,
-           size_text(source_tensor_bytes(plan->weights->model)).text);
+    show(stdout, "%s: %zu tensors in %zu file%s, %s (source: %s)\n", path, entries, plan->file_count,
+         plan->file_count == 1 ? "" : "s", size_text(plan_tensor_bytes(plan)).text,
+         size_text(source_tensor_bytes(plan->weights->model)).text);
     if (made != 0) {
-        printf("%s %zu matrices of %.1f million weights as %s%s%s: %.3f bits a weight\n",
-               is_dry ? "would write" : "wrote", made, (double)elements / 1e6,
-               job->row == NULL ? "floats" : opaq_format_row(job->row->format)->name,
-               job->row == NULL ? "" : ", ", job->row == NULL ? "" : opaq_layout_name(job->row->layout),
-               elements == 0 ? 0.0 : (double)bytes * 8.0 / (double)elements);
+        show(stdout, "%s %zu matrices of %.1f million weights as %s%s%s: %.3f bits a weight\n",
+             is_dry ? "would write" : "wrote", made, (double)elements / 1e6,
+             job->row == NULL ? "floats" : opaq_format_row(job->row->format)->name,
+             job->row == NULL ? "" : ", ", job->row == NULL ? "" : opaq_layout_name(job->row->layout),
+             elements == 0 ? 0.0 : (double)bytes * 8.0 / (double)elements);
+    }
+    const struct model *const model = plan->weights->model;
+    for (size_t i = 0; i < model->outside_count; ++i) {
+        show(stdout, "note: ");
+        show_text(stdout, model->outside[i]);
+        show(stdout, " is not in %s and is left behind\n", model->index_name);
     }
     if (job->row != NULL && job->ignored.count != 0) {
-        printf("%zu linear module%s not quantized:", job->ignored.count,
-               job->ignored.count == 1 ? " is" : "s are");
+        show(stdout, "%zu linear module%s not quantized:", job->ignored.count,
+             job->ignored.count == 1 ? " is" : "s are");
         const size_t shown = is_dry ? job->ignored.count : 4;
         for (size_t i = 0; i < job->ignored.count && i < shown; ++i) {
-            printf("%s %s", i == 0 ? "" : ",", job->ignored.names[i]);
+            show(stdout, "%s %s", i == 0 ? "" : ",", job->ignored.names[i]);
         }
-        printf("%s\n", job->ignored.count > shown ? ", ..." : "");
+        show(stdout, "%s\n", job->ignored.count > shown ? ", ..." : "");
     }
 }
 
 static void print_plan(const struct checkpoint_job *job) {
     for (size_t i = 0; i < job->plan->file_count; ++i) {
         const struct plan_file *const file = &job->plan->files[i];
-        printf("%s  %" PRIu64 " bytes\n", file->name, file->bytes);
+        show(stdout, "%s  %" PRIu64 " bytes\n", file->name, file->bytes);
         for (size_t k = 0; k < file->count; ++k) {
             const struct plan_entry *const entry = &file->entries[k];
             struct st_tensor tensor = {.dtype = entry->dtype, .rank = entry->rank};
             memcpy(tensor.shape, entry->shape, sizeof tensor.shape);
             struct text what = {0};
             st_describe(&tensor, &what);
-            printf("  %-8s %s  %s\n",
-                   entry->copied != NULL  ? "copy"
-                   : entry->given != NULL ? "convert"
-                                          : "make",
-                   entry->name, text_get(&what));
+            show(stdout, "  %-8s %s  %s\n",
+                 entry->copied != NULL  ? "copy"
+                 : entry->given != NULL ? "convert"
+                                        : "make",
+                 entry->name, text_get(&what));
             text_free(&what);
         }
     }
@@ -206,6 +216,10 @@ static enum opaq_status write_all(const struct checkpoint_job *job, const struct
             plan_run(job->plan, destination->folder, destination->path, destination->is_done, options, error);
     }
     if (status != OPAQ_OK || !destination->is_folder) {
+        return status;
+    }
+    status = model_check(job->plan->weights->model, error);
+    if (status != OPAQ_OK) {
         return status;
     }
     status = write_index(job, destination, error);

@@ -9,6 +9,7 @@
 #include "cli/model_diff.h"
 #include "cli/number_text.h"
 #include "cli/report_table.h"
+#include "cli/shown.h"
 #include "cli/weight_pairs.h"
 
 static const struct {
@@ -34,15 +35,16 @@ static void print_content(const struct model_diff *diff, const struct tensor_dif
     char different[NUMBER_TEXT_BYTES];
     char all[NUMBER_TEXT_BYTES];
     char decibels[NUMBER_TEXT_BYTES];
-    printf("  %s  %s", found->name, found->a);
+    show(stdout, "  %s  %s", found->name, found->a);
     if (diff->has_values && !isnan(found->largest)) {
-        printf(", %s: %s of %s elements, by at most %.4g, SQNR %s dB\n", found->b,
-               number_count(found->different, different), number_count(found->all, all), found->largest,
-               number_decibels(found->sqnr, decibels));
+        show(stdout, ", %s: %s of %s elements, by at most %.4g, SQNR %s dB\n", found->b,
+             number_count(found->different, different), number_count(found->all, all), found->largest,
+             number_decibels(found->sqnr, decibels));
     } else if (diff->has_values) {
-        printf(": other bytes\n");
+        show(stdout, ": other bytes\n");
     } else {
-        printf(": %s of %s bytes\n", number_count(found->different, different), number_count(found->all, all));
+        show(stdout, ": %s of %s bytes\n", number_count(found->different, different),
+             number_count(found->all, all));
     }
 }
 
@@ -54,50 +56,50 @@ static void print_sort(const struct model_diff *diff, enum difference_sort sort)
             continue;
         }
         if (is_first) {
-            printf("\n%s\n", sorts[sort].title);
+            show(stdout, "\n%s\n", sorts[sort].title);
             is_first = false;
         }
         if (sort == OTHER_CONTENT) {
             print_content(diff, found);
         } else if (sort == OTHER_TYPE) {
-            printf("  %s  %s, %s\n", found->name, found->a, found->b);
+            show(stdout, "  %s  %s, %s\n", found->name, found->a, found->b);
         } else {
-            printf("  %s  %s\n", found->name, sort == ONLY_IN_A ? found->a : found->b);
+            show(stdout, "  %s  %s\n", found->name, sort == ONLY_IN_A ? found->a : found->b);
         }
     }
 }
 
 static void print_keys(const char *title, const struct key_differences *keys) {
     for (size_t i = 0; i < keys->count; ++i) {
-        printf("%s%s\"", i == 0 ? "\n" : "", title);
-        print_shown(keys->items[i].key, stdout);
-        printf("\": %s\n", sorts[keys->items[i].sort].title);
+        show(stdout, "%s%s\"", i == 0 ? "\n" : "", title);
+        show_text(stdout, keys->items[i].key);
+        show(stdout, "\": %s\n", sorts[keys->items[i].sort].title);
     }
 }
 
 static void print_diff(const struct checkpoint *a, const struct checkpoint *b, const struct model_diff *diff) {
     const char *const what = diff->has_values ? "weights" : "tensors";
-    printf("A  %s\nB  %s\n", a->model.path, b->model.path);
+    show(stdout, "A  %s\nB  %s\n", a->model.path, b->model.path);
     for (int sort = 0; sort < SORTS; ++sort) {
         print_sort(diff, (enum difference_sort)sort);
     }
     print_keys("config.json: ", &diff->config);
     print_keys("metadata: ", &diff->metadata);
-    printf("\nquantization_config: %s\n", diff->is_quantization_equal ? "equal" : "different");
+    show(stdout, "\nquantization_config: %s\n", diff->is_quantization_equal ? "equal" : "different");
     if (diff->count == 0) {
-        printf("all %zu %s are equal", diff->compared, what);
+        show(stdout, "all %zu %s are equal", diff->compared, what);
         if (diff->rounded != 0) {
-            printf(", %zu of them up to the rounding of float32", diff->rounded);
+            show(stdout, ", %zu of them up to the rounding of float32", diff->rounded);
         }
-        printf("\n");
+        show(stdout, "\n");
         return;
     }
     size_t counts[SORTS] = {0};
     for (size_t i = 0; i < diff->count; ++i) {
         ++counts[diff->tensors[i].sort];
     }
-    printf("%s: %zu in both, of which %zu differ; %zu only in A, %zu only in B\n", what, diff->compared,
-           counts[OTHER_TYPE] + counts[OTHER_CONTENT], counts[ONLY_IN_A], counts[ONLY_IN_B]);
+    show(stdout, "%s: %zu in both, of which %zu differ; %zu only in A, %zu only in B\n", what, diff->compared,
+         counts[OTHER_TYPE] + counts[OTHER_CONTENT], counts[ONLY_IN_A], counts[ONLY_IN_B]);
 }
 
 /* ---- for programs ---- */
@@ -181,9 +183,12 @@ static enum exit_code compare(const struct command_call *call, const struct chec
     struct opaq_error error;
     bool is_stopped = false;
     struct progress *const progress = progress_begin("comparing", bytes_to_read(a, b, has_values), false);
-    const enum opaq_status status = has_values ? diff_values(a, b, progress, &diff, &is_stopped, &error)
-                                               : diff_tensors(a, b, progress, &diff, &is_stopped, &error);
+    enum opaq_status status = has_values ? diff_values(a, b, progress, &diff, &is_stopped, &error)
+                                         : diff_tensors(a, b, progress, &diff, &is_stopped, &error);
     progress_end(progress, status == OPAQ_OK);
+    if (status == OPAQ_OK) {
+        status = checkpoints_check(a, b, &error);
+    }
     enum exit_code code = is_stopped ? EXIT_STOPPED : EXIT_TROUBLE;
     if (status != OPAQ_OK) {
         complain(call, "%s", error.text);

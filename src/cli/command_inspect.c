@@ -12,6 +12,7 @@
 #include "cli/model_notes.h"
 #include "cli/number_text.h"
 #include "cli/report_table.h"
+#include "cli/shown.h"
 #include "cli/units.h"
 
 struct inspection {
@@ -37,24 +38,24 @@ static void print_head(const struct inspection *found) {
     const struct model *const model = &found->checkpoint.model;
     yyjson_val *const quantization = model_quantization(model);
     const char *const layout = layout_text(found->checkpoint.weights.layout);
-    printf("%s\n", model->path);
-    printf("  layout   %s", layout == NULL ? "plain" : layout);
+    show(stdout, "%s\n", model->path);
+    show(stdout, "  layout   %s", layout == NULL ? "plain" : layout);
     const char *separator = " (";
     for (size_t i = 0; i < found->inventory.kind_count; ++i) {
         if (opaq_format_find(found->inventory.kinds[i].kind) >= 0) {
-            printf("%s%s", separator, found->inventory.kinds[i].kind);
+            show(stdout, "%s%s", separator, found->inventory.kinds[i].kind);
             separator = ", ";
         }
     }
-    printf("%s\n", layout == NULL ? "" : ")");
+    show(stdout, "%s\n", layout == NULL ? "" : ")");
     if (quantization != NULL) {
         const char *const method = method_of(quantization);
         const char *const format = json_member_text(quantization, "format");
-        printf("  config   ");
-        print_shown(method == NULL ? "no quant_method" : method, stdout);
-        print_shown(format == NULL ? "" : ", ", stdout);
-        print_shown(format == NULL ? "" : format, stdout);
-        printf("\n");
+        show(stdout, "  config   ");
+        show_text(stdout, method == NULL ? "no quant_method" : method);
+        show_text(stdout, format == NULL ? "" : ", ");
+        show_text(stdout, format == NULL ? "" : format);
+        show(stdout, "\n");
     }
 }
 
@@ -65,7 +66,7 @@ static void print_files(const struct model *model) {
         table_cell(table, "%zu", model->files[i].header.count);
         table_cell(table, "%s", size_text(model->files[i].input.bytes).text);
     }
-    printf("\n");
+    show(stdout, "\n");
     table_end(table, stdout);
 }
 
@@ -87,7 +88,7 @@ static void print_kinds(const struct inventory *inventory) {
         tally_cells(table, "all quantized", &inventory->quantized);
     }
     tally_cells(table, "all", &inventory->all);
-    printf("\n");
+    show(stdout, "\n");
     table_end(table, stdout);
 }
 
@@ -105,7 +106,7 @@ static void print_groups(const struct inventory *inventory) {
         table_cell(table, "%s", text_get(&shape));
         text_free(&shape);
     }
-    printf("\n");
+    show(stdout, "\n");
     table_end(table, stdout);
 }
 
@@ -130,15 +131,15 @@ static void print_tensors(const struct inspection *found) {
         }
         text_free(&shape);
     }
-    printf("\n");
+    show(stdout, "\n");
     table_end(table, stdout);
 }
 
 static void print_notes(const struct model_notes *notes) {
     for (size_t i = 0; i < notes->count; ++i) {
-        printf("%snote: ", i == 0 ? "\n" : "");
-        print_shown(notes->lines[i], stdout);
-        printf("\n");
+        show(stdout, "%snote: ", i == 0 ? "\n" : "");
+        show_text(stdout, notes->lines[i]);
+        show(stdout, "\n");
     }
 }
 
@@ -278,6 +279,9 @@ enum exit_code run_inspect(const struct command_call *call) {
     struct opaq_error error;
     enum exit_code code = EXIT_TROUBLE;
     if (model_notes_make(&found.checkpoint, &found.notes, &error) != OPAQ_OK) {
+        complain(call, "%s", error.text);
+    } else if (model_check(&found.checkpoint.model, &error) != OPAQ_OK) {
+        model_notes_free(&found.notes);
         complain(call, "%s", error.text);
     } else {
         inventory_make(&found.checkpoint.weights, &found.inventory);

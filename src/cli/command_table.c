@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/nearest.h"
+#include "cli/shown.h"
 
 /* clang-format off */
 
@@ -23,7 +24,8 @@
 #define DRY_RUN         SWITCH("dry-run", "Read the headers, say what would be written, and write nothing.")
 #define OVERWRITE       SWITCH("overwrite", "Replace the model that DST holds. Without it that is an error.")
 #define FOLLOW_LINKS    SWITCH("follow-links", \
-    "Read files that are symbolic links, as those of a download cache are. Without it they are an error.")
+    "Read files that are symbolic links. Without it they are an error, except in a Hugging Face cache, where links " \
+    "that stay in the model's own folder are read.")
 
 #define CHECKPOINT \
     "A checkpoint is a folder of safetensors files with their index and config.json, as it was downloaded or " \
@@ -310,7 +312,7 @@ const struct command_row *command_find(const char *name) {
 
 enum exit_code command_unknown(const char *name) {
     if (name[0] == '-') {
-        (void)fprintf(stderr, "opaq: expected a command before %s\n'opaq --help' lists them.\n", name);
+        show(stderr, "opaq: expected a command before %s\n'opaq --help' lists them.\n", name);
         return EXIT_USAGE;
     }
     struct nearest nearest = nearest_begin(name);
@@ -318,8 +320,8 @@ enum exit_code command_unknown(const char *name) {
         nearest_try(&nearest, row->name, strlen(row->name));
     }
     nearest_try(&nearest, "help", 4);
-    (void)fprintf(stderr, "opaq: there is no command \"%s\"%s%s%s\n'opaq --help' lists them.\n", name,
-                  nearest.best == NULL ? "" : "; did you mean ", nearest.best == NULL ? "" : nearest.best,
-                  nearest.best == NULL ? "" : "?");
+    show(stderr, "opaq: there is no command \"%s\"%s%s%s\n'opaq --help' lists them.\n", name,
+         nearest.best == NULL ? "" : "; did you mean ", nearest.best == NULL ? "" : nearest.best,
+         nearest.best == NULL ? "" : "?");
     return EXIT_USAGE;
 }

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/checkpoint.h"
@@ -14,6 +15,7 @@
 
 enum { MOST_THREADS = 1024, MOST_DECIBELS = 1000 };
 
+/* Writes the page, or only says whether it could be written if `page` is NULL. */
 static enum opaq_status write_page(const char *path, const struct text *page, struct opaq_error *error) {
     const char *const slash = strrchr(path, '/');
     const char *const name = slash == NULL ? path : slash + 1;
@@ -24,8 +26,17 @@ static enum opaq_status write_page(const char *path, const struct text *page, st
     enum opaq_status status = OPAQ_OK;
     if (handle < 0) {
         status = opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot open the folder %s: %s", folder, strerror(errno));
+    } else if (!folder_allows(name)) {
+        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is not the name of a file", path);
+    } else if (page == NULL) {
+        status = output_check(handle, folder, name, error);
     } else {
-        status = output_text(handle, folder, name, text_get(page), page->length, error);
+        struct stat there; /* a report that is replaced keeps its permissions */
+        const bool is_there = fstatat(handle, name, &there, AT_SYMLINK_NOFOLLOW) == 0;
+        status = output_text(handle, folder, name, text_get(page), page->length,
+                             is_there ? there.st_mode & 0777 : 0666, error);
+    }
+    if (handle >= 0) {
         close(handle);
     }
     free(folder);
@@ -61,7 +72,9 @@ static enum exit_code verify(const struct command_call *call, const struct check
                              const struct checkpoint *original, struct limit given, int threads) {
     struct opaq_error error;
     struct opaq_pool *pool = NULL;
-    if (opaq_pool_create(threads, &pool, &error) != OPAQ_OK) {
+    const char *const path = call_value(call, "html", NULL);
+    if ((path != NULL && write_page(path, NULL, &error) != OPAQ_OK) ||
+        opaq_pool_create(threads, &pool, &error) != OPAQ_OK) {
         complain(call, "%s", error.text);
         return EXIT_TROUBLE;
     }
@@ -71,18 +84,21 @@ static enum exit_code verify(const struct command_call *call, const struct check
         progress_begin("comparing", compare_bytes(&pairs), call_has(call, "quiet"));
     struct comparison *comparisons = NULL;
     bool is_stopped = false;
-    const enum opaq_status status = compare_weights(&pairs, pool, progress, &comparisons, &is_stopped, &error);
+    enum opaq_status status = compare_weights(&pairs, pool, progress, &comparisons, &is_stopped, &error);
     progress_end(progress, status == OPAQ_OK);
     enum exit_code code = is_stopped ? EXIT_STOPPED : EXIT_TROUBLE;
+    if (status == OPAQ_OK) {
+        status = checkpoints_check(quantized, original, &error);
+    }
     if (status == OPAQ_OK) {
         struct judgement judgement;
         judge(comparisons, pairs.count, given, &judgement);
         code = report(call, &pairs, &judgement);
         judgement_free(&judgement);
-        free(comparisons);
     } else {
         complain(call, "%s", error.text);
     }
+    free(comparisons);
     weight_pairs_free(&pairs);
     opaq_pool_destroy(pool);
     return code;

@@ -1,4 +1,7 @@
 /* cli/destination.c: see destination.h. */
+#if defined(__linux__)
+#define _GNU_SOURCE /* flock */
+#endif
 #include "cli/destination.h"
 
 #include <errno.h>
@@ -6,21 +9,24 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "cli/inputs.h"
 #include "cli/interrupt.h"
 #include "cli/output_file.h"
 #include "cli/words.h"
 
 enum { FOLDER_DEPTH = 16, COPY_BYTES = 2 << 20 };
 
-static const char job_name[] = ".opaq-job";
-static const char partial_end[] = ".opaq-partial";
+enum { JOB_MODE = 0600, ANY_MODE = 0666 };
+
+static const char job_name[] = JOB_FILE;
 
 static bool is_own_file(const char *name) {
-    return strcmp(name, job_name) == 0 || (name[0] == '.' && ends_with(name, partial_end));
+    return strcmp(name, job_name) == 0 || (name[0] == '.' && ends_with(name, PARTIAL_END));
 }
 
 /* ---- what is there already ---- */
@@ -81,11 +87,31 @@ static const char *find_other_file(char **names, size_t count) {
 }
 
 /* What an earlier model left would be loaded with this one. */
+static bool is_of_old_model(const char *name) {
+    return is_own_file(name) || ends_with(name, ".safetensors") || ends_with(name, ".safetensors.index.json") ||
+           strcmp(name, "config.json") == 0 || strcmp(name, "hf_quant_config.json") == 0;
+}
+
+/* Whatever will be removed or replaced must be a regular file that is not input. Said before anything is removed. */
+static enum opaq_status check_replaced(const struct destination *destination, const struct folder *source,
+                                       char **names, size_t count, struct opaq_error *error) {
+    enum opaq_status status = OPAQ_OK;
+    for (size_t i = 0; i < count && status == OPAQ_OK; ++i) {
+        struct stat theirs;
+        const bool is_copied = fstatat(source->handle, names[i], &theirs, 0) == 0 && !S_ISDIR(theirs.st_mode);
+        if (is_copied && S_ISREG(theirs.st_mode)) {
+            inputs_add(&theirs);
+        }
+        if (is_copied || is_of_old_model(names[i])) {
+            status = output_check(destination->folder, destination->path, names[i], error);
+        }
+    }
+    return status;
+}
+
 static void remove_old_model(const struct destination *destination, char **names, size_t count) {
     for (size_t i = 0; i < count; ++i) {
-        if (is_own_file(names[i]) || ends_with(names[i], ".safetensors") ||
-            ends_with(names[i], ".safetensors.index.json") || strcmp(names[i], "config.json") == 0 ||
-            strcmp(names[i], "hf_quant_config.json") == 0) {
+        if (is_of_old_model(names[i])) {
             unlinkat(destination->folder, names[i], 0);
         }
     }
@@ -93,11 +119,16 @@ static void remove_old_model(const struct destination *destination, char **names
 
 static enum opaq_status take_folder(struct destination *destination, struct plan *plan, bool overwrites,
                                     struct opaq_error *error) {
-    struct folder folder = {destination->folder, destination->path, false};
+    const struct folder folder = {.handle = destination->folder, .path = destination->path};
     char **names = NULL;
     size_t count = 0;
     enum opaq_status status = folder_list(&folder, &names, &count, error);
     if (status != OPAQ_OK) {
+        return status;
+    }
+    status = check_replaced(destination, &plan->weights->model->folder, names, count, error);
+    if (status != OPAQ_OK) {
+        folder_free_names(names, count);
         return status;
     }
     char *job = NULL;
@@ -126,15 +157,53 @@ static enum opaq_status take_folder(struct destination *destination, struct plan
     return status;
 }
 
-static enum opaq_status open_folder(const char *path, struct destination *destination,
+/* The name of a new folder becomes durable with its parent. */
+static enum opaq_status flush_parent(const char *path, struct opaq_error *error) {
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/') {
+        --length;
+    }
+    while (length > 0 && path[length - 1] != '/') {
+        --length;
+    }
+    char *const parent = length == 0 ? copy_text(".", 1) : copy_text(path, length);
+    const int handle = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const int trouble = handle < 0 ? errno : output_flush(handle);
+    if (handle >= 0) {
+        close(handle);
+    }
+    free(parent);
+    return trouble == 0 ? OPAQ_OK
+                        : opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot flush the folder of %s: %s", path,
+                                    strerror(trouble));
+}
+
+static unsigned folder_mode(int source) {
+    struct stat what;
+    return fstat(source, &what) == 0 ? (what.st_mode & 0777) | S_IRWXU : S_IRWXU;
+}
+
+/* With the source's permissions if it is new. Locked until it is closed, by this process or by its end. */
+static enum opaq_status open_folder(const char *path, int source, struct destination *destination,
                                     struct opaq_error *error) {
-    if (mkdir(path, 0777) != 0 && errno != EEXIST) {
+    const bool is_new = mkdir(path, folder_mode(source)) == 0;
+    if (!is_new && errno != EEXIST) {
         return opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot make the folder %s: %s", path, strerror(errno));
     }
-    destination->folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return destination->folder < 0
-               ? opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot open the folder %s: %s", path, strerror(errno))
-               : OPAQ_OK;
+    destination->folder = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    struct stat what;
+    if (destination->folder < 0) {
+        const int trouble = errno;
+        return lstat(path, &what) == 0 && !S_ISDIR(what.st_mode)
+                   ? opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is %s, expected a folder or a new name", path,
+                               S_ISREG(what.st_mode) ? "a file" : file_kind(what.st_mode))
+                   : opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot open the folder %s: %s", path,
+                               strerror(trouble));
+    }
+    if (flock(destination->folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "another opaq is writing to %s", path);
+    }
+    return is_new ? flush_parent(path, error) : OPAQ_OK;
 }
 
 /* The folder of a single file; the plan's file gets its name. */
@@ -150,18 +219,20 @@ static enum opaq_status open_file(const char *path, struct plan *plan, bool over
         return opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot open the folder %s: %s", folder, strerror(errno));
     }
     struct stat what;
-    struct stat source;
     if (!folder_allows(name)) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is not the name of a file", path);
     }
-    if (fstatat(destination->folder, name, &what, 0) == 0) {
-        const bool is_source = fstat(plan->weights->model->files[0].input.handle, &source) == 0 &&
-                               source.st_dev == what.st_dev && source.st_ino == what.st_ino;
-        if (is_source || S_ISDIR(what.st_mode) || !overwrites) {
+    if (fstatat(destination->folder, name, &what, AT_SYMLINK_NOFOLLOW) == 0) {
+        const bool is_source = inputs_have(&what);
+        if (is_source || S_ISDIR(what.st_mode)) {
             return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s %s", path,
-                             is_source               ? "is the source itself"
-                             : S_ISDIR(what.st_mode) ? "is a folder, and the source is one file"
-                                                     : "exists; --overwrite replaces it");
+                             is_source ? "is the source itself" : "is a folder, and the source is one file");
+        }
+        const enum opaq_status status = output_check(destination->folder, folder, name, error);
+        if (status != OPAQ_OK || !overwrites) {
+            return status != OPAQ_OK
+                       ? status
+                       : opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s exists; --overwrite replaces it", path);
         }
     }
     free(plan->files[0].name);
@@ -176,7 +247,7 @@ enum opaq_status destination_open(const char *path, struct plan *plan, const cha
     destination->path = copy_text(path, strlen(path));
     destination->is_done = alloc_array(plan->file_count, sizeof *destination->is_done);
     describe_job(destination, plan, settings);
-    enum opaq_status status = model->is_folder ? open_folder(path, destination, error)
+    enum opaq_status status = model->is_folder ? open_folder(path, model->folder.handle, destination, error)
                                                : open_file(path, plan, overwrites, destination, error);
     if (status == OPAQ_OK && model->is_folder && is_same_folder(destination->folder, model->folder.handle)) {
         status = opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is the folder of the source", path);
@@ -189,7 +260,7 @@ enum opaq_status destination_open(const char *path, struct plan *plan, const cha
     }
     if (status == OPAQ_OK && model->is_folder) {
         status = output_text(destination->folder, destination->path, job_name, destination->job.bytes,
-                             destination->job.length, error);
+                             destination->job.length, JOB_MODE, error);
     }
     if (status != OPAQ_OK) {
         destination_close(destination);
@@ -207,7 +278,7 @@ static enum opaq_status copy_file(const struct folder *from, int to, const char 
         return status;
     }
     struct output_file *output = NULL;
-    status = output_open(to, to_path, name, input.bytes, &output, error);
+    status = output_open(to, to_path, name, input.bytes, input.mode, &output, error);
     void *const bytes = alloc_aligned(COPY_BYTES);
     for (uint64_t at = 0; at < input.bytes && status == OPAQ_OK; at += COPY_BYTES) {
         const size_t count = input.bytes - at < COPY_BYTES ? (size_t)(input.bytes - at) : COPY_BYTES;
@@ -219,6 +290,9 @@ static enum opaq_status copy_file(const struct folder *from, int to, const char 
     }
     free(bytes);
     if (status == OPAQ_OK) {
+        status = input_check(&input, from, name, error);
+    }
+    if (status == OPAQ_OK) {
         status = output_commit(output, error);
     } else {
         output_discard(output);
@@ -227,13 +301,10 @@ static enum opaq_status copy_file(const struct folder *from, int to, const char 
     return status;
 }
 
+/* Also a .safetensors file that the index does not name: it would be loaded with files that it does not go with. */
 static bool is_model_file(const struct model *model, const char *name) {
-    for (size_t i = 0; i < model->file_count; ++i) {
-        if (strcmp(model->files[i].name, name) == 0) {
-            return true;
-        }
-    }
-    return (model->index_name != NULL && strcmp(model->index_name, name) == 0) ||
+    return model_has_file(model, name) || (model->index != NULL && ends_with(name, ".safetensors")) ||
+           (model->index_name != NULL && strcmp(model->index_name, name) == 0) ||
            strcmp(name, "config.json") == 0 || strcmp(name, "hf_quant_config.json") == 0;
 }
 
@@ -245,20 +316,17 @@ static enum opaq_status copy_folder(const struct destination *destination, const
 static enum opaq_status copy_subfolder(const struct destination *destination, const struct folder *from, int to,
                                        const char *to_path, const char *name, int depth,
                                        struct opaq_error *error) {
-    struct text from_path = {0};
+    struct folder inner = {.handle = -1};
+    enum opaq_status status = folder_open_inner(from, name, &inner, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
     struct text path = {0};
-    text_print(&from_path, "%s/%s", from->path, name);
     text_print(&path, "%s/%s", to_path, name);
-    struct folder inner = {openat(from->handle, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC),
-                           from_path.bytes, from->follows_links};
-    enum opaq_status status = OPAQ_OK;
     int handle = -1;
-    if (inner.handle < 0) {
-        status = opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot open the folder %s: %s", from_path.bytes,
-                           strerror(errno));
-    } else if (is_same_folder(inner.handle, destination->folder)) {
+    if (is_same_folder(inner.handle, destination->folder)) {
         status = OPAQ_OK; /* the destination lies in the source */
-    } else if ((mkdirat(to, name, 0777) != 0 && errno != EEXIST) ||
+    } else if ((mkdirat(to, name, folder_mode(inner.handle)) != 0 && errno != EEXIST) ||
                (handle = openat(to, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)) < 0) {
         status =
             opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot make the folder %s: %s", path.bytes, strerror(errno));
@@ -268,10 +336,7 @@ static enum opaq_status copy_subfolder(const struct destination *destination, co
     if (handle >= 0) {
         close(handle);
     }
-    if (inner.handle >= 0) {
-        close(inner.handle);
-    }
-    text_free(&from_path);
+    folder_close(&inner);
     text_free(&path);
     return status;
 }
@@ -312,8 +377,15 @@ enum opaq_status destination_copy_others(const struct destination *destination, 
 
 /* ---- the end ---- */
 
-enum opaq_status destination_write_json(const struct destination *destination, const char *name,
-                                        yyjson_mut_doc *document, struct opaq_error *error) {
+/* Of a file of the source. */
+static unsigned mode_like(const struct model *model, const char *name) {
+    struct stat what;
+    return name != NULL && fstatat(model->folder.handle, name, &what, 0) == 0 ? what.st_mode & 0777 : ANY_MODE;
+}
+
+enum opaq_status destination_write_json(const struct destination *destination, const struct model *model,
+                                        const char *name, const char *like, yyjson_mut_doc *document,
+                                        struct opaq_error *error) {
     size_t length = 0;
     yyjson_write_err why = {0};
     char *const json = yyjson_mut_write_opts(
@@ -322,7 +394,7 @@ enum opaq_status destination_write_json(const struct destination *destination, c
         return opaq_fail(error, OPAQ_ERROR_MEMORY, "cannot write %s: %s", name, why.msg);
     }
     const enum opaq_status status =
-        output_text(destination->folder, destination->path, name, json, length, error);
+        output_text(destination->folder, destination->path, name, json, length, mode_like(model, like), error);
     free(json);
     return status;
 }

@@ -1,6 +1,7 @@
 /* cli/destination.h: where a run writes: a folder, or one file. A folder under work holds a file ".opaq-job" that says
  * what is being made of what; if it fits, the next run goes on with the files that are missing. config.json comes last,
- * so that a folder that can be loaded is complete. */
+ * so that a folder that can be loaded is complete. One process at a time writes to a folder: it holds a lock on it, which
+ * ends with the process. */
 #ifndef OPAQ_CLI_DESTINATION_H
 #define OPAQ_CLI_DESTINATION_H
 
@@ -24,9 +25,11 @@ enum opaq_status destination_open(const char *path, struct plan *plan, const cha
 enum opaq_status destination_copy_others(const struct destination *destination, const struct model *model,
                                          struct opaq_error *error);
 
-/* A JSON file, in the manner of Hugging Face: two spaces, a newline at the end. */
-enum opaq_status destination_write_json(const struct destination *destination, const char *name,
-                                        yyjson_mut_doc *document, struct opaq_error *error);
+/* A JSON file, in the manner of Hugging Face: two spaces, a newline at the end. `like` is the file of the source whose
+ * permissions it gets. */
+enum opaq_status destination_write_json(const struct destination *destination, const struct model *model,
+                                        const char *name, const char *like, yyjson_mut_doc *document,
+                                        struct opaq_error *error);
 
 /* The job is complete. */
 enum opaq_status destination_finish(const struct destination *destination, struct opaq_error *error);

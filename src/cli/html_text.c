@@ -3,17 +3,21 @@
 
 #include <string.h>
 
+#include "cli/shown.h"
+
 void html_escape(struct text *page, const char *text) {
     static const char special[] = "&<>\"'";
     static const char *const replacement[] = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
     while (*text != '\0') {
-        const size_t length = strcspn(text, special);
-        text_add(page, text, length);
-        text += length;
-        if (*text != '\0') {
-            const char *const found = replacement[strchr(special, *text) - special];
-            text_add(page, found, strlen(found));
-            ++text;
+        size_t skipped = 0;
+        const size_t bytes = shown_length(text, &skipped);
+        const char *const found = strchr(special, *text);
+        if (found != NULL) {
+            const char *const instead = replacement[found - special];
+            text_add(page, instead, strlen(instead));
+        } else {
+            text_add(page, bytes == 0 ? "?" : text, bytes == 0 ? 1 : bytes);
         }
+        text += skipped;
     }
 }

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "cli/json.h"
+#include "cli/output_file.h"
 #include "cli/words.h"
 
 /* ---- files ---- */
@@ -38,11 +39,6 @@ static enum opaq_status read_header(struct model_file *file, struct opaq_error *
 }
 
 static enum opaq_status add_file(struct model *model, const char *name, struct opaq_error *error) {
-    for (size_t i = 0; i < model->file_count; ++i) {
-        if (strcmp(model->files[i].name, name) == 0) {
-            return OPAQ_OK;
-        }
-    }
     struct model_file file = {.name = copy_text(name, strlen(name))};
     enum opaq_status status = model->is_folder ? folder_open_file(&model->folder, name, &file.input, error)
                                                : input_open(model->path, &file.input, error);
@@ -51,7 +47,7 @@ static enum opaq_status add_file(struct model *model, const char *name, struct o
         return status;
     }
     /* kept also when the header is bad: model_close releases it */
-    model->files = realloc_array(model->files, model->file_count + 1, sizeof *model->files);
+    model->files = grow_array(model->files, model->file_count, &model->file_capacity, sizeof *model->files);
     model->files[model->file_count] = file;
     return read_header(&model->files[model->file_count++], error);
 }
@@ -109,6 +105,11 @@ enum opaq_status model_check_index(yyjson_doc *index, const char *file, struct o
     return OPAQ_OK;
 }
 
+static int compare_texts(const void *first, const void *second) {
+    return strcmp(*(const char *const *)first, *(const char *const *)second);
+}
+
+/* Each file once, in the order of their names. */
 static enum opaq_status add_index_files(struct model *model, struct opaq_error *error) {
     struct text path = {0};
     text_print(&path, "%s/%s", model->folder.path, model->index_name);
@@ -122,13 +123,18 @@ static enum opaq_status add_index_files(struct model *model, struct opaq_error *
     yyjson_val *key = NULL;
     yyjson_val *value = NULL;
     yyjson_val *const map = yyjson_obj_get(yyjson_doc_get_root(model->index), "weight_map");
-    const char *last = "";
-    yyjson_obj_foreach(map, at, count, key, value) {
-        if (status == OPAQ_OK && strcmp(last, yyjson_get_str(value)) != 0) {
-            last = yyjson_get_str(value);
-            status = add_file(model, last, error);
+    const char **const names = alloc_array(yyjson_obj_size(map), sizeof(const char *));
+    size_t named = 0;
+    yyjson_obj_foreach(map, at, count, key, value) { names[named++] = yyjson_get_str(value); }
+    if (named != 0) {
+        qsort(names, named, sizeof(const char *), compare_texts);
+    }
+    for (size_t i = 0; i < named && status == OPAQ_OK; ++i) {
+        if (i == 0 || strcmp(names[i - 1], names[i]) != 0) {
+            status = add_file(model, names[i], error);
         }
     }
+    free(names);
     return status;
 }
 
@@ -154,6 +160,25 @@ static enum opaq_status compare_with_index(const struct model *model, struct opa
 
 static int compare_files(const void *first, const void *second) {
     return strcmp(((const struct model_file *)first)->name, ((const struct model_file *)second)->name);
+}
+
+static int compare_name(const void *name, const void *file) {
+    return strcmp(name, ((const struct model_file *)file)->name);
+}
+
+bool model_has_file(const struct model *model, const char *name) {
+    return model->file_count != 0 &&
+           bsearch(name, model->files, model->file_count, sizeof *model->files, compare_name) != NULL;
+}
+
+static void find_outside(struct model *model, char **names, size_t count) {
+    qsort(model->files, model->file_count, sizeof *model->files, compare_files);
+    model->outside = alloc_array(count, sizeof *model->outside);
+    for (size_t i = 0; i < count; ++i) {
+        if (ends_with(names[i], ".safetensors") && !model_has_file(model, names[i])) {
+            model->outside[model->outside_count++] = copy_text(names[i], strlen(names[i]));
+        }
+    }
 }
 
 static int compare_tensors(const void *first, const void *second) {
@@ -208,6 +233,9 @@ static enum opaq_status find_files(struct model *model, struct opaq_error *error
             status = add_file(model, names[i], error);
         }
     }
+    if (status == OPAQ_OK && model->index != NULL) {
+        find_outside(model, names, count);
+    }
     folder_free_names(names, count);
     if (status == OPAQ_OK && model->file_count == 0) {
         status =
@@ -218,9 +246,24 @@ static enum opaq_status find_files(struct model *model, struct opaq_error *error
     return status;
 }
 
+/* A folder in which a job was interrupted has some of its files only. */
+static enum opaq_status check_finished(const struct model *model, struct opaq_error *error) {
+    return !folder_has(&model->folder, JOB_FILE)
+               ? OPAQ_OK
+               : opaq_fail(
+                     error, OPAQ_ERROR_ARGUMENT,
+                     "%s is not finished: it has a file " JOB_FILE
+                     ", so opaq is still writing it or was interrupted; the command that made it goes on with "
+                     "it, and with --overwrite begins again",
+                     model->path);
+}
+
 static enum opaq_status open_folder(struct model *model, bool follows_links, struct opaq_error *error) {
     model->is_folder = true;
     enum opaq_status status = folder_open(model->path, follows_links, &model->folder, error);
+    if (status == OPAQ_OK) {
+        status = check_finished(model, error);
+    }
     if (status == OPAQ_OK) {
         status = find_files(model, error);
     }
@@ -247,6 +290,8 @@ enum opaq_status model_open(const char *path, bool follows_links, struct model *
         status = opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot open %s: %s", path, strerror(errno));
     } else if (S_ISDIR(what.st_mode)) {
         status = open_folder(model, follows_links, error);
+    } else if (ends_with(path, PARTIAL_END)) {
+        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is a file that opaq has not finished", path);
     } else {
         status = add_file(model, last_part(path), error);
     }
@@ -269,6 +314,7 @@ void model_close(struct model *model) {
         free(model->files[i].name);
     }
     free(model->files);
+    folder_free_names(model->outside, model->outside_count);
     free(model->tensors);
     free(model->index_name);
     yyjson_doc_free(model->index);
@@ -277,6 +323,15 @@ void model_close(struct model *model) {
     folder_close(&model->folder);
     free(model->path);
     *model = (struct model){.folder = {.handle = -1}};
+}
+
+enum opaq_status model_check(const struct model *model, struct opaq_error *error) {
+    enum opaq_status status = OPAQ_OK;
+    for (size_t i = 0; i < model->file_count && status == OPAQ_OK; ++i) {
+        const struct model_file *const file = &model->files[i];
+        status = input_check(&file->input, model->is_folder ? &model->folder : NULL, file->name, error);
+    }
+    return status;
 }
 
 const struct model_tensor *model_find(const struct model *model, const char *name) {

@@ -8,6 +8,7 @@
 #include "cli/folder.h"
 #include "cli/st_header.h"
 
+#define JOB_FILE ".opaq-job"       /* in a folder that is being written, see destination.h */
 #define MODEL_JSON_LIMIT 268435456 /* bytes of an index or a configuration */
 
 struct model_file {
@@ -27,18 +28,27 @@ struct model {
     struct folder folder;
     struct model_file *files; /* sorted by name */
     size_t file_count;
+    size_t file_capacity;
     struct model_tensor *tensors; /* sorted by name, which no two share */
     size_t tensor_count;
     char *index_name;     /* "model.safetensors.index.json"; NULL if there is none */
     yyjson_doc *index;    /* NULL if there is none */
     yyjson_doc *config;   /* config.json; NULL if there is none */
     yyjson_doc *modelopt; /* hf_quant_config.json; NULL if there is none */
+    char **outside;       /* .safetensors files of the folder that the index does not name */
+    size_t outside_count;
 };
 
-/* On an error the model is empty. */
+/* On an error the model is empty. Refuses what a job has not finished. */
 enum opaq_status model_open(const char *path, bool follows_links, struct model *model,
                             struct opaq_error *error);
 void model_close(struct model *model);
+
+/* Fails if a file has changed since it was opened: what was read of it would be a mixture. */
+enum opaq_status model_check(const struct model *model, struct opaq_error *error);
+
+/* Whether a file of the folder is one of those in `files`. */
+bool model_has_file(const struct model *model, const char *name);
 
 /* NULL if there is none of that name. */
 const struct model_tensor *model_find(const struct model *model, const char *name);

@@ -201,6 +201,10 @@ enum opaq_status model_notes_make(const struct checkpoint *checkpoint, struct mo
     compare_layouts(weights, quantization, notes);
     look_at_ignored(weights, quantization, notes);
     look_at_tensors(weights, notes);
+    const struct model *const model = &checkpoint->model;
+    for (size_t i = 0; i < model->outside_count; ++i) {
+        note(notes, "%s is not in %s and was not read", model->outside[i], model->index_name);
+    }
     enum opaq_status status = OPAQ_OK;
     for (size_t i = 0; i < joined_count && status == OPAQ_OK; ++i) {
         status = compare_globals(weights, joined_projections[i], notes, error);

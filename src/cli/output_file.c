@@ -1,24 +1,28 @@
 /* cli/output_file.c: see output_file.h. Files that are open stand in a list, so that an exit() from anywhere takes
  * them away. */
 #if defined(__linux__)
-#define _GNU_SOURCE /* fallocate: posix_fallocate writes into every block where the file system cannot reserve */
+#define _GNU_SOURCE /* flock; fallocate: posix_fallocate writes into every block where the file system cannot reserve */
 #endif
 #include "cli/output_file.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "cli/cli_memory.h"
+#include "cli/folder.h"
+#include "cli/inputs.h"
 #include "cli/units.h"
 
 struct output_file {
@@ -33,7 +37,7 @@ struct output_file {
     struct output_file *next;
 };
 
-enum { SEND_BYTES = 32 << 20 };
+enum { SEND_BYTES = 32 << 20, NAME_MOST = 255 };
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct output_file *open_files;
@@ -139,7 +143,15 @@ static int reserve(int descriptor, uint64_t bytes) {
 static struct output_file *describe(int folder, const char *path, const char *name) {
     struct output_file *const file = alloc_array(1, sizeof *file);
     struct text partial = {NULL, 0, 0};
-    text_print(&partial, ".%s.opaq-partial", name);
+    text_print(&partial, ".%s" PARTIAL_END, name);
+    if (partial.length > NAME_MOST) {
+        uint64_t hash = 0xCBF29CE484222325u; /* FNV-1a */
+        for (const char *at = name; *at != '\0'; ++at) {
+            hash = (hash ^ (unsigned char)*at) * 0x100000001B3u;
+        }
+        partial.length = 0;
+        text_print(&partial, ".%016" PRIx64 PARTIAL_END, hash);
+    }
     file->folder = folder;
     file->descriptor = -1;
     file->path = path;
@@ -157,24 +169,73 @@ static void release(struct output_file *file) {
     free(file);
 }
 
-/* A new file, not what stands there: that may be a link, a pipe, or somebody else's open file. */
-static int create(struct output_file *file) {
-    if (unlinkat(file->folder, file->partial, 0) != 0 && errno != ENOENT) {
-        return errno;
+enum opaq_status output_check(int folder, const char *path, const char *name, struct opaq_error *error) {
+    struct stat there;
+    if (fstatat(folder, name, &there, AT_SYMLINK_NOFOLLOW) != 0) {
+        return OPAQ_OK;
     }
-    file->descriptor = openat(file->folder, file->partial,
-                              O_WRONLY | O_CREAT | O_EXCL | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
-    return file->descriptor >= 0 && fstat(file->descriptor, &file->identity) == 0 ? 0 : errno;
+    if (!S_ISREG(there.st_mode)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "cannot write %s/%s: it is %s, only a regular file is replaced", path, name,
+                         file_kind(there.st_mode));
+    }
+    return inputs_have(&there)
+               ? opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                           "cannot write %s/%s: it is one of the files that are read", path, name)
+               : OPAQ_OK;
 }
 
-enum opaq_status output_open(int folder, const char *path, const char *name, uint64_t bytes,
+/* Locks a file; false if another process has. File systems without locks do not refuse. */
+static bool lock(int descriptor) { return flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
+
+/* A temporary file that nobody writes to any more is taken away. */
+static enum opaq_status remove_old(const struct output_file *file, struct opaq_error *error) {
+    const enum opaq_status status = output_check(file->folder, file->path, file->partial, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    const int old = openat(file->folder, file->partial, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (old < 0) {
+        return errno == ENOENT ? OPAQ_OK : fail_at(file, "create", errno, error);
+    }
+    const bool is_free = lock(old);
+    const bool is_removed = is_free && (unlinkat(file->folder, file->partial, 0) == 0 || errno == ENOENT);
+    const int trouble = errno;
+    (void)close(old);
+    if (!is_free) {
+        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot write %s/%s: another process is writing it",
+                         file->path, file->name);
+    }
+    return is_removed ? OPAQ_OK : fail_at(file, "create", trouble, error);
+}
+
+/* A new file, never what stands there. */
+static enum opaq_status create(struct output_file *file, unsigned mode, struct opaq_error *error) {
+    enum opaq_status status = output_check(file->folder, file->path, file->name, error);
+    if (status == OPAQ_OK) {
+        status = remove_old(file, error);
+    }
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    file->descriptor = openat(file->folder, file->partial, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                              (mode_t)(mode & 0777));
+    if (file->descriptor < 0 || fstat(file->descriptor, &file->identity) != 0) {
+        return fail_at(file, "create", errno, error);
+    }
+    return lock(file->descriptor)
+               ? OPAQ_OK
+               : opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot write %s/%s: another process is writing it",
+                           file->path, file->name);
+}
+
+enum opaq_status output_open(int folder, const char *path, const char *name, uint64_t bytes, unsigned mode,
                              struct output_file **file, struct opaq_error *error) {
     struct output_file *const made = describe(folder, path, name);
-    const int trouble = create(made);
-    if (trouble != 0) {
-        const enum opaq_status status = fail_at(made, "create", trouble, error);
+    const enum opaq_status trouble = create(made, mode, error);
+    if (trouble != OPAQ_OK) {
         release(made);
-        return status;
+        return trouble;
     }
     enlist(made);
     const int shortage = reserve(made->descriptor, bytes);
@@ -224,7 +285,7 @@ enum opaq_status output_write(struct output_file *file, uint64_t offset, const v
 }
 
 /* Some file systems have nothing to flush and say so. */
-static int flush(int descriptor) {
+int output_flush(int descriptor) {
     while (fsync(descriptor) != 0) {
         if (errno != EINTR) {
             return errno == EINVAL || errno == ENOTSUP ? 0 : errno;
@@ -234,7 +295,7 @@ static int flush(int descriptor) {
 }
 
 static enum opaq_status put_in_place(struct output_file *file, struct opaq_error *error) {
-    int trouble = flush(file->descriptor);
+    int trouble = output_flush(file->descriptor);
     if (trouble != 0) {
         return fail_at(file, "flush", trouble, error);
     }
@@ -243,10 +304,14 @@ static enum opaq_status put_in_place(struct output_file *file, struct opaq_error
                          "cannot put %s/%s in place: another process has replaced %s meanwhile", file->path,
                          file->name, file->partial);
     }
+    const enum opaq_status status = output_check(file->folder, file->path, file->name, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
     if (renameat(file->folder, file->partial, file->folder, file->name) != 0) {
         return fail_at(file, "put in place", errno, error);
     }
-    trouble = flush(file->folder);
+    trouble = output_flush(file->folder);
     return trouble == 0 ? OPAQ_OK : fail_at(file, "flush the folder of", trouble, error);
 }
 
@@ -266,9 +331,9 @@ void output_discard(struct output_file *file) {
 }
 
 enum opaq_status output_text(int folder, const char *path, const char *name, const char *bytes, size_t count,
-                             struct opaq_error *error) {
+                             unsigned mode, struct opaq_error *error) {
     struct output_file *file = NULL;
-    enum opaq_status status = output_open(folder, path, name, count, &file, error);
+    enum opaq_status status = output_open(folder, path, name, count, mode, &file, error);
     if (status != OPAQ_OK) {
         return status;
     }

@@ -366,13 +366,19 @@ static enum opaq_status run_entries(struct run *run, struct opaq_error *error) {
 static enum opaq_status run_file(struct run *run, size_t number, int folder, const char *path,
                                  struct opaq_error *error) {
     run->file = &run->plan->files[number];
-    enum opaq_status status = output_open(folder, path, run->file->name, run->file->bytes, &run->output, error);
+    const struct model *const model = run->plan->weights->model;
+    const struct model_file *const source = &model->files[number];
+    enum opaq_status status =
+        output_open(folder, path, run->file->name, run->file->bytes, source->input.mode, &run->output, error);
     if (status != OPAQ_OK) {
         return status;
     }
     status = run_entries(run, error);
     for (size_t target = 0; target < run->plan->target_count && status == OPAQ_OK;) {
         status = run_batch(run, number, &target, error);
+    }
+    if (status == OPAQ_OK) {
+        status = input_check(&source->input, model->is_folder ? &model->folder : NULL, source->name, error);
     }
     if (status != OPAQ_OK) {
         output_discard(run->output);

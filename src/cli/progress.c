@@ -13,6 +13,7 @@
 
 #include "cli/cli_memory.h"
 #include "cli/progress_line.h"
+#include "cli/shown.h"
 #include "cli/terminal.h"
 
 enum { SAMPLE_LIMIT = 64 };
@@ -144,7 +145,7 @@ void progress_note(struct progress *progress, const char *format, ...) {
     va_start(arguments, format);
     (void)pthread_mutex_lock(&progress->lock);
     erase_bar(progress);
-    (void)vfprintf(stderr, format, arguments);
+    show_list(stderr, format, arguments);
     (void)fputc('\n', stderr);
     if (progress->is_bar) {
         report(progress, clock_now());

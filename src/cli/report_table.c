@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cli/cli_memory.h"
+#include "cli/shown.h"
 
 struct report_table {
     const char *alignment;
@@ -46,11 +47,12 @@ void table_cell(struct report_table *table, const char *format, ...) {
     add_cell(table, cell);
 }
 
-/* Characters of UTF-8. */
+/* Characters as they are shown. */
 static size_t text_width(const char *text) {
     size_t width = 0;
-    for (; *text != '\0'; ++text) {
-        width += ((unsigned char)*text & 0xC0) != 0x80;
+    for (size_t bytes = 0; *text != '\0'; text += bytes) {
+        (void)shown_length(text, &bytes);
+        ++width;
     }
     return width;
 }
@@ -61,7 +63,9 @@ static void print_row(const struct report_table *table, size_t first, const size
         const int padding = (int)(widths[i] - text_width(cell));
         const int is_left = table->alignment[i] == 'l';
         const int is_last = i + 1 == table->columns;
-        fprintf(file, "  %*s%s%*s", is_left ? 0 : padding, "", cell, is_left && !is_last ? padding : 0, "");
+        fprintf(file, "  %*s", is_left ? 0 : padding, "");
+        show_text(file, cell);
+        fprintf(file, "%*s", is_left && !is_last ? padding : 0, "");
     }
     fputc('\n', file);
 }
@@ -83,16 +87,4 @@ void table_end(struct report_table *table, FILE *file) {
     free(table->cells);
     free(widths);
     free(table);
-}
-
-void print_shown(const char *text, FILE *file) {
-    for (; *text != '\0'; ++text) {
-        const unsigned char byte = (unsigned char)*text;
-        const bool is_high_control =
-            byte == 0xC2 && (unsigned char)text[1] >= 0x80 && (unsigned char)text[1] < 0xA0;
-        if (is_high_control) { /* U+0080 to U+009F */
-            ++text;
-        }
-        fputc(byte < 0x20 || byte == 0x7F || is_high_control ? '?' : byte, file);
-    }
 }

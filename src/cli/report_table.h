@@ -16,7 +16,4 @@ void table_cell(struct report_table *table, const char *format, ...) __attribute
 /* Prints the table, indented, if it has any row, and releases it. */
 void table_end(struct report_table *table, FILE *file);
 
-/* A text that nobody has checked, with '?' for the bytes of control characters, which terminals obey. */
-void print_shown(const char *text, FILE *file);
-
 #endif

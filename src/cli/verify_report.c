@@ -9,6 +9,7 @@
 #include "cli/json_output.h"
 #include "cli/number_text.h"
 #include "cli/report_table.h"
+#include "cli/shown.h"
 
 enum { SHOWN = 20, PLACE_BYTES = 80 };
 
@@ -76,9 +77,9 @@ static void print_weights(const struct judgement *judgement, bool has_all) {
     }
     table_end(table, stdout);
     if (left != 0) {
-        printf("  ... and %zu more, which --all shows\n", left);
+        show(stdout, "  ... and %zu more, which --all shows\n", left);
     }
-    printf("%s", shown == 0 ? "" : "\n");
+    show(stdout, "%s", shown == 0 ? "" : "\n");
 }
 
 static void print_kinds(const struct judgement *judgement) {
@@ -113,13 +114,13 @@ static void print_kinds(const struct judgement *judgement) {
 }
 
 void verify_print(const struct weight_pairs *pairs, const struct judgement *judgement, bool has_all) {
-    printf("%s, compared with %s\n\n", pairs->quantized->model.path, pairs->original->model.path);
+    show(stdout, "%s, compared with %s\n\n", pairs->quantized->model.path, pairs->original->model.path);
     print_weights(judgement, has_all);
     print_kinds(judgement);
     if (judgement->failed == 0) {
-        printf("\nall %zu weights pass\n", judgement->count);
+        show(stdout, "\nall %zu weights pass\n", judgement->count);
     } else {
-        printf("\n%zu of %zu weights fail\n", judgement->failed, judgement->count);
+        show(stdout, "\n%zu of %zu weights fail\n", judgement->failed, judgement->count);
     }
 }
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "cli/inputs.h"
 #include "cli/interrupt.h"
 #include "cli/output_file.h"
 
@@ -64,7 +65,7 @@ static void put(const struct place *place, const char *name, const char *text) {
 static struct output_file *open_x(const struct place *place, uint64_t bytes) {
     struct output_file *file = NULL;
     struct opaq_error error = {OPAQ_OK, ""};
-    if (!CHECK_EQ_INT(output_open(place->folder, place->path, "x", bytes, &file, &error), OPAQ_OK)) {
+    if (!CHECK_EQ_INT(output_open(place->folder, place->path, "x", bytes, 0666, &file, &error), OPAQ_OK)) {
         printf("  %s\n", error.text);
         exit(1);
     }
@@ -87,23 +88,75 @@ static void replaces_what_was_there(void) {
     const struct place place = place_make();
     put(&place, "x", "something longer");
     put(&place, partial_name, "left by an earlier run");
-    CHECK_EQ_INT(output_text(place.folder, place.path, "x", "new", 3, NULL), OPAQ_OK);
+    CHECK_EQ_INT(output_text(place.folder, place.path, "x", "new", 3, 0666, NULL), OPAQ_OK);
     CHECK_EQ_STR(contents_of(&place, "x").text, "new");
-    CHECK_EQ_INT(output_text(place.folder, place.path, "x", "", 0, NULL), OPAQ_OK);
+    CHECK_EQ_INT(output_text(place.folder, place.path, "x", "", 0, 0666, NULL), OPAQ_OK);
     CHECK_EQ_STR(contents_of(&place, "x").text, "");
     CHECK(!is_there(&place, partial_name));
     place_remove(&place);
 }
 
-static void does_not_follow_links(void) {
+/* What is there and is no regular file stays as it is and is named, under the final and the temporary name. */
+static void only_files_are_replaced(void) {
     const struct place place = place_make();
+    struct opaq_error error;
     put(&place, "victim", "precious");
-    CHECK_EQ_INT(symlinkat("victim", place.folder, partial_name), 0);
-    CHECK_EQ_INT(symlinkat("victim", place.folder, "x"), 0);
-    CHECK_EQ_INT(output_text(place.folder, place.path, "x", "new", 3, NULL), OPAQ_OK);
-    CHECK_EQ_STR(contents_of(&place, "victim").text, "precious");
-    CHECK_EQ_STR(contents_of(&place, "x").text, "new");
+    for (int i = 0; i < 2; ++i) {
+        const char *const name = i == 0 ? "x" : partial_name;
+        CHECK_EQ_INT(symlinkat("victim", place.folder, name), 0);
+        CHECK_EQ_INT(output_text(place.folder, place.path, "x", "new", 3, 0666, &error), OPAQ_ERROR_ARGUMENT);
+        CHECK(strstr(error.text, "it is a symbolic link") != NULL);
+        CHECK_EQ_STR(contents_of(&place, name).text, "precious");
+        CHECK_EQ_INT(unlinkat(place.folder, name, 0), 0);
+        CHECK_EQ_INT(mkfifoat(place.folder, name, 0666), 0);
+        CHECK_EQ_INT(output_text(place.folder, place.path, "x", "new", 3, 0666, &error), OPAQ_ERROR_ARGUMENT);
+        CHECK(strstr(error.text, "it is a pipe") != NULL && is_there(&place, name));
+        CHECK_EQ_INT(unlinkat(place.folder, name, 0), 0);
+    }
+    struct stat read;
+    CHECK_EQ_INT(fstatat(place.folder, "victim", &read, 0), 0);
+    inputs_add(&read);
+    CHECK_EQ_INT(linkat(place.folder, "victim", place.folder, "x", 0), 0);
+    CHECK_EQ_INT(output_text(place.folder, place.path, "x", "new", 3, 0666, &error), OPAQ_ERROR_ARGUMENT);
+    CHECK(strstr(error.text, "one of the files that are read") != NULL);
+    CHECK_EQ_STR(contents_of(&place, "x").text, "precious");
     CHECK_EQ_INT(unlinkat(place.folder, "victim", 0), 0);
+    place_remove(&place);
+}
+
+static void one_process_writes_a_file(void) {
+    const struct place place = place_make();
+    struct output_file *second = NULL;
+    struct opaq_error error;
+    struct output_file *const first = open_x(&place, 3);
+    CHECK_EQ_INT(output_open(place.folder, place.path, "x", 3, 0666, &second, &error), OPAQ_ERROR_SYSTEM);
+    CHECK(strstr(error.text, "another process is writing it") != NULL && second == NULL);
+    CHECK_EQ_INT(output_write(first, 0, "abc", 3, NULL), OPAQ_OK);
+    CHECK_EQ_INT(output_commit(first, NULL), OPAQ_OK);
+    CHECK_EQ_STR(contents_of(&place, "x").text, "abc");
+    place_remove(&place);
+}
+
+static void permissions_are_the_callers(void) {
+    const struct place place = place_make();
+    struct stat made;
+    const mode_t before = umask(022);
+    CHECK_EQ_INT(output_text(place.folder, place.path, "x", "new", 3, 0600, NULL), OPAQ_OK);
+    CHECK(fstatat(place.folder, "x", &made, 0) == 0 && (made.st_mode & 0777) == 0600);
+    CHECK_EQ_INT(output_text(place.folder, place.path, "x", "new", 3, 0666, NULL), OPAQ_OK);
+    CHECK(fstatat(place.folder, "x", &made, 0) == 0 && (made.st_mode & 0777) == 0644);
+    (void)umask(before);
+    place_remove(&place);
+}
+
+static void long_names_have_a_temporary_name(void) {
+    const struct place place = place_make();
+    char name[256];
+    memset(name, 'n', sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    CHECK_EQ_INT(output_text(place.folder, place.path, name, "new", 3, 0666, NULL), OPAQ_OK);
+    CHECK_EQ_STR(contents_of(&place, name).text, "new");
+    CHECK_EQ_INT(unlinkat(place.folder, name, 0), 0);
     place_remove(&place);
 }
 
@@ -145,9 +198,10 @@ static void too_large_is_refused_at_once(void) {
     const struct place place = place_make();
     struct output_file *file = NULL;
     struct opaq_error error;
-    CHECK_EQ_INT(output_open(place.folder, place.path, "x", UINT64_MAX, &file, &error), OPAQ_ERROR_SYSTEM);
+    CHECK_EQ_INT(output_open(place.folder, place.path, "x", UINT64_MAX, 0666, &file, &error),
+                 OPAQ_ERROR_SYSTEM);
     check_sentence(&place, error.text, "reserve 18 EB for", "File too large");
-    CHECK_EQ_INT(output_open(place.folder, place.path, "x", 1200000000000000000, &file, &error),
+    CHECK_EQ_INT(output_open(place.folder, place.path, "x", 1200000000000000000, 0666, &file, &error),
                  OPAQ_ERROR_SYSTEM);
     check_sentence(&place, error.text, "reserve 1.2 EB for", ""); /* the file system chooses the reason */
     CHECK(file == NULL && !is_there(&place, partial_name));
@@ -163,7 +217,7 @@ static void limits_are_named(void) {
     CHECK_EQ_INT(getrlimit(RLIMIT_FSIZE, &before), 0);
     const struct rlimit small = {100000, before.rlim_max};
     CHECK_EQ_INT(setrlimit(RLIMIT_FSIZE, &small), 0);
-    CHECK_EQ_INT(output_open(place.folder, place.path, "x", 1000000, &file, &error), OPAQ_ERROR_SYSTEM);
+    CHECK_EQ_INT(output_open(place.folder, place.path, "x", 1000000, 0666, &file, &error), OPAQ_ERROR_SYSTEM);
     check_sentence(&place, error.text, "reserve 1.0 MB for", "File too large");
     file = open_x(&place, 100000);
     CHECK_EQ_INT(output_write(file, 100000, "x", 1, &error), OPAQ_ERROR_SYSTEM);
@@ -180,14 +234,14 @@ static void names_that_cannot_be_are_named(void) {
     struct output_file *file = NULL;
     struct opaq_error error;
     CHECK_EQ_INT(mkdirat(place.folder, "x", 0777), 0);
-    CHECK_EQ_INT(output_text(place.folder, place.path, "x", "new", 3, &error), OPAQ_ERROR_SYSTEM);
-    check_sentence(&place, error.text, "put in place", "Is a directory");
+    CHECK_EQ_INT(output_text(place.folder, place.path, "x", "new", 3, 0666, &error), OPAQ_ERROR_ARGUMENT);
+    check_sentence(&place, error.text, "write", "it is a folder");
     CHECK_EQ_INT(unlinkat(place.folder, "x", AT_REMOVEDIR), 0);
     CHECK_EQ_INT(mkdirat(place.folder, partial_name, 0777), 0);
-    CHECK_EQ_INT(output_open(place.folder, place.path, "x", 1, &file, &error), OPAQ_ERROR_SYSTEM);
-    check_sentence(&place, error.text, "create", "");
+    CHECK_EQ_INT(output_open(place.folder, place.path, "x", 1, 0666, &file, &error), OPAQ_ERROR_ARGUMENT);
+    CHECK(strstr(error.text, "/.x.opaq-partial: it is a folder") != NULL);
     CHECK_EQ_INT(unlinkat(place.folder, partial_name, AT_REMOVEDIR), 0);
-    CHECK_EQ_INT(output_open(place.folder, place.path, "no/x", 1, &file, &error), OPAQ_ERROR_SYSTEM);
+    CHECK_EQ_INT(output_open(place.folder, place.path, "no/x", 1, 0666, &file, &error), OPAQ_ERROR_SYSTEM);
     CHECK(strstr(error.text, "/no/x: No such file or directory") != NULL);
     place_remove(&place);
 }
@@ -255,12 +309,15 @@ static void any_thread_may_write(void) {
 
 static const struct test_case tests[] = {TEST(appears_whole),
                                          TEST(replaces_what_was_there),
-                                         TEST(does_not_follow_links),
                                          TEST(discarding_leaves_what_was_there),
                                          TEST(another_process_is_noticed),
                                          TEST(too_large_is_refused_at_once),
                                          TEST(limits_are_named),
                                          TEST(names_that_cannot_be_are_named),
                                          TEST(exits_take_open_files_away),
-                                         TEST(any_thread_may_write)};
+                                         TEST(one_process_writes_a_file),
+                                         TEST(permissions_are_the_callers),
+                                         TEST(long_names_have_a_temporary_name),
+                                         TEST(any_thread_may_write),
+                                         TEST(only_files_are_replaced)}; /* its input stays known */
 TEST_MAIN(tests)
