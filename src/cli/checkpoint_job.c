@@ -2,17 +2,16 @@
 #include "cli/checkpoint_job.h"
 
 #include <fnmatch.h>
-#include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/destination.h"
 #include "cli/interrupt.h"
+#include "cli/job_summary.h"
 #include "cli/plan_run.h"
 #include "cli/quantization_config.h"
-#include "cli/shown.h"
-#include "cli/units.h"
 
 static const char weight_end[] = ".weight";
 
@@ -29,20 +28,40 @@ void module_list_free(struct module_list *list) {
     *list = (struct module_list){0};
 }
 
+void job_note(struct checkpoint_job *job, const char *format, ...) {
+    char line[512];
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    module_list_add(&job->notes, line, strlen(line));
+}
+
+void job_free(struct checkpoint_job *job) {
+    module_list_free(&job->ignored);
+    module_list_free(&job->notes);
+    text_free(&job->settings);
+}
+
 size_t module_length(const char *weight) {
     const size_t length = strlen(weight);
     const size_t end = strlen(weight_end);
     return length > end && strcmp(weight + length - end, weight_end) == 0 ? length - end : 0;
 }
 
-bool looks_linear(const struct weight *weight) {
+bool looks_like_embedding(const struct weight *weight) {
     static const char *const embeddings[] = {"*embed*", "*wte.weight", "*wpe.weight", "shared.weight"};
     for (size_t i = 0; i < sizeof embeddings / sizeof embeddings[0]; ++i) {
         if (fnmatch(embeddings[i], weight->name, 0) == 0) {
-            return false;
+            return true;
         }
     }
-    return weight_is_float(weight) && weight->data->tensor->rank == 2 && module_length(weight->name) != 0;
+    return false;
+}
+
+bool looks_linear(const struct weight *weight) {
+    return !looks_like_embedding(weight) && weight_is_float(weight) && weight->data->tensor->rank == 2 &&
+           module_length(weight->name) != 0;
 }
 
 /* ---- JSON ---- */
@@ -130,81 +149,6 @@ static enum opaq_status write_index(const struct checkpoint_job *job, const stru
     return status;
 }
 
-/* ---- what is said ---- */
-
-static uint64_t source_tensor_bytes(const struct model *model) {
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < model->tensor_count; ++i) {
-        bytes += model->tensors[i].tensor->bytes;
-    }
-    return bytes;
-}
-
-static void summarize(const struct checkpoint_job *job, const char *path, bool is_dry) {
-    const struct plan *const plan = job->plan;
-    uint64_t elements = 0;
-    uint64_t bytes = 0;
-    size_t made = 0;
-    size_t entries = 0;
-    for (size_t i = 0; i < plan->file_count; ++i) {
-        entries += plan->files[i].count;
-        for (size_t k = 0; k < plan->files[i].count; ++k) {
-            const struct plan_entry *const entry = &plan->files[i].entries[k];
-            bytes += entry->copied == NULL && entry->given == NULL ? entry->bytes : 0;
-        }
-    }
-    for (size_t i = 0; i < plan->target_count; ++i) {
-        const struct weight_part *const part = &plan->targets[i].part;
-        elements += (uint64_t)part->rows * (uint64_t)part->columns;
-        ++made;
-    }
-    show(stdout, "%s: %zu tensors in %zu file%s, %s (source: %s)\n", path, entries, plan->file_count,
-         plan->file_count == 1 ? "" : "s", size_text(plan_tensor_bytes(plan)).text,
-         size_text(source_tensor_bytes(plan->weights->model)).text);
-    if (made != 0) {
-        show(stdout, "%s %zu matrices of %.1f million weights as %s%s%s: %.3f bits a weight\n",
-             is_dry ? "would write" : "wrote", made, (double)elements / 1e6,
-             job->row == NULL ? "floats" : opaq_format_row(job->row->format)->name,
-             job->row == NULL ? "" : ", ", job->row == NULL ? "" : opaq_layout_name(job->row->layout),
-             elements == 0 ? 0.0 : (double)bytes * 8.0 / (double)elements);
-    }
-    const struct model *const model = plan->weights->model;
-    for (size_t i = 0; i < model->outside_count; ++i) {
-        show(stdout, "note: ");
-        show_text(stdout, model->outside[i]);
-        show(stdout, " is not in %s and is left behind\n", model->index_name);
-    }
-    if (job->row != NULL && job->ignored.count != 0) {
-        show(stdout, "%zu linear module%s not quantized:", job->ignored.count,
-             job->ignored.count == 1 ? " is" : "s are");
-        const size_t shown = is_dry ? job->ignored.count : 4;
-        for (size_t i = 0; i < job->ignored.count && i < shown; ++i) {
-            show(stdout, "%s %s", i == 0 ? "" : ",", job->ignored.names[i]);
-        }
-        show(stdout, "%s\n", job->ignored.count > shown ? ", ..." : "");
-    }
-}
-
-static void print_plan(const struct checkpoint_job *job) {
-    for (size_t i = 0; i < job->plan->file_count; ++i) {
-        const struct plan_file *const file = &job->plan->files[i];
-        show(stdout, "%s  %" PRIu64 " bytes\n", file->name, file->bytes);
-        for (size_t k = 0; k < file->count; ++k) {
-            const struct plan_entry *const entry = &file->entries[k];
-            struct st_tensor tensor = {.dtype = entry->dtype, .rank = entry->rank};
-            memcpy(tensor.shape, entry->shape, sizeof tensor.shape);
-            struct text what = {0};
-            st_describe(&tensor, &what);
-            show(stdout, "  %-8s %s  %s\n",
-                 entry->copied != NULL  ? "copy"
-                 : entry->given != NULL ? "convert"
-                                        : "make",
-                 entry->name, text_get(&what));
-            text_free(&what);
-        }
-    }
-}
-
 /* ---- running ---- */
 
 /* The small files first: what cannot be copied is then known before the work. */
@@ -229,18 +173,38 @@ static enum opaq_status write_all(const struct checkpoint_job *job, const struct
     return status != OPAQ_OK ? status : destination_finish(destination, error);
 }
 
+static void note_source(struct checkpoint_job *job) {
+    const struct model *const model = job->plan->weights->model;
+    for (size_t i = 0; i < model->outside_count; ++i) {
+        job_note(job, "%s is not in %s and is left behind", model->outside[i], model->index_name);
+    }
+    if (model->config != NULL) {
+        return;
+    }
+    const char *const what = job->row == NULL ? "" : opaq_layout_name(job->row->layout);
+    job_note(job,
+             "%s has no config.json, so the result has none: transformers and vLLM load it only beside one%s%s%s",
+             model->path, job->row == NULL ? "" : " whose quantization_config describes the layout ", what,
+             job->row == NULL ? "" : " as 'opaq quantize' writes it for a folder that has one");
+}
+
 enum exit_code checkpoint_run(const struct command_call *call, struct checkpoint_job *job, const char *path,
                               const char *what) {
+    const bool is_json = call_has(call, "json");
+    note_source(job);
     if (call_has(call, "dry-run")) {
-        print_plan(job);
-        summarize(job, path, true);
+        if (is_json) {
+            return job_print_json(call, job, path, true);
+        }
+        job_print_plan(job);
+        job_print_summary(job, path, true);
         return EXIT_FINE;
     }
     long long threads = 0;
     if (call_has(call, "threads") && !call_integer(call, "threads", 1, 1024, &threads)) {
         return EXIT_USAGE;
     }
-    const struct run_options options = {what, (int)threads, call_has(call, "quiet")};
+    const struct run_options options = {what, (int)threads, call_has(call, "quiet"), job->allows_nonfinite};
     struct opaq_error error;
     struct destination destination;
     interrupt_watch();
@@ -254,8 +218,11 @@ enum exit_code checkpoint_run(const struct command_call *call, struct checkpoint
         complain(call, "%s", error.text);
         return interrupt_seen() ? EXIT_STOPPED : EXIT_TROUBLE;
     }
+    if (is_json) {
+        return job_print_json(call, job, path, false);
+    }
     if (!options.is_quiet) {
-        summarize(job, path, false);
+        job_print_summary(job, path, false);
     }
     return EXIT_FINE;
 }

@@ -4,6 +4,7 @@
 #define OPAQ_CLI_CHECKPOINT_JOB_H
 
 #include "cli/command.h"
+#include "cli/coverage.h"
 #include "cli/plan.h"
 
 /* Names of modules, each a text of its own. */
@@ -20,17 +21,26 @@ struct checkpoint_job {
     const struct opaq_layout_row *row; /* NULL: nothing is quantized any more */
     bool has_input_scales;
     struct module_list ignored; /* modules that could be quantized and are not */
+    struct coverages coverages; /* of the source's parameters */
+    bool allows_nonfinite;      /* see plan_run.h */
+    struct module_list notes;   /* sentences for the summary */
     struct text settings;       /* for going on with a job, see destination.h */
 };
+
+void job_note(struct checkpoint_job *job, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The plan stays the caller's. */
+void job_free(struct checkpoint_job *job);
 
 /* The module of a weight's name: without ".weight". Returns the length, 0 if it ends otherwise. */
 size_t module_length(const char *weight);
 
 /* Whether a plain weight is a linear layer's as far as one can see: a matrix of floats called "weight", no embedding. */
 bool looks_linear(const struct weight *weight);
+bool looks_like_embedding(const struct weight *weight);
 
 /* Runs the job, or says what it would do (--dry-run), by the options that both commands have: threads, dry-run,
- * overwrite, quiet. Says how it went; the plan must be finished. */
+ * overwrite, quiet, json. Says how it went; the plan must be finished. */
 enum exit_code checkpoint_run(const struct command_call *call, struct checkpoint_job *job, const char *path,
                               const char *what);
 

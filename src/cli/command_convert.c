@@ -139,6 +139,7 @@ static void list_ignored(struct checkpoint_job *job, const struct weights *weigh
     bool has_head = false;
     for (size_t i = 0; i < weights->count; ++i) {
         const struct weight *const weight = &weights->items[i];
+        coverage_add(&job->coverages, weight->row != NULL ? COVERED : LEFT_SOURCE, weight);
         has_head |= strstr(weight->name, "lm_head.weight") != NULL;
         if (looks_linear(weight)) {
             module_list_add(&job->ignored, weight->name, module_length(weight->name));
@@ -188,8 +189,7 @@ enum exit_code run_convert(const struct command_call *call) {
         complain(call, "%s", error.text);
     }
     plan_free(&plan);
-    module_list_free(&job.ignored);
-    text_free(&job.settings);
+    job_free(&job);
     weights_free(&weights);
     model_close(&model);
     return code;

@@ -37,6 +37,7 @@ static const char *const ignored_by_deepseek[] = {"*eh_proj", "*shared_head*", "
 struct choice {
     const struct opaq_layout_row *row;
     struct opaq_spec spec;
+    struct name_patterns usual; /* left by default */
     struct name_patterns ignored;
     struct name_patterns included;
     bool splits_experts;
@@ -62,13 +63,13 @@ static enum opaq_status add_given(struct name_patterns *patterns, const char *co
 
 static enum opaq_status add_usual(struct choice *choice, struct opaq_error *error) {
     enum opaq_status status =
-        add_all(&choice->ignored, usually_ignored, sizeof usually_ignored / sizeof usually_ignored[0], error);
+        add_all(&choice->usual, usually_ignored, sizeof usually_ignored / sizeof usually_ignored[0], error);
     if (status == OPAQ_OK && choice->row->layout == OPAQ_LAYOUT_MODELOPT) {
-        status = add_all(&choice->ignored, ignored_by_modelopt,
+        status = add_all(&choice->usual, ignored_by_modelopt,
                          sizeof ignored_by_modelopt / sizeof ignored_by_modelopt[0], error);
     }
     if (status == OPAQ_OK && choice->row->layout == OPAQ_LAYOUT_DEEPSEEK) {
-        status = add_all(&choice->ignored, ignored_by_deepseek,
+        status = add_all(&choice->usual, ignored_by_deepseek,
                          sizeof ignored_by_deepseek / sizeof ignored_by_deepseek[0], error);
     }
     return status;
@@ -137,15 +138,19 @@ static enum opaq_status choose(const struct command_call *call, struct choice *c
     return status != OPAQ_OK ? status : add_given(&choice->included, call_values(call, "include"), error);
 }
 
-static bool is_wanted(const struct choice *choice, const char *module) {
-    return !patterns_match(&choice->ignored, module) &&
-           (choice->included.count == 0 || patterns_match(&choice->included, module));
-}
-
 /* Engines read blocks that are whole; fp8's 128 x 128 may be ragged. */
 static bool has_whole_blocks(const struct choice *choice, int64_t columns) {
     const int64_t block = opaq_format_row(choice->row->format)->block_columns;
     return choice->row->format == OPAQ_FP8BLK2 || block == 0 || columns % block == 0;
+}
+
+/* Whether a matrix of this module is meant and can be stored, or why not. */
+static enum coverage judge(const struct choice *choice, const char *module, int64_t columns) {
+    return patterns_match(&choice->usual, module)     ? LEFT_BY_DEFAULT
+           : patterns_match(&choice->ignored, module) ? LEFT_IGNORED
+           : choice->included.count != 0 && !patterns_match(&choice->included, module) ? LEFT_NOT_INCLUDED
+           : !has_whole_blocks(choice, columns)                                        ? LEFT_RAGGED
+                                                                                       : COVERED;
 }
 
 static char *module_of(const char *weight) {
@@ -153,7 +158,8 @@ static char *module_of(const char *weight) {
     return copy_text(weight, length == 0 ? strlen(weight) : length);
 }
 
-static void keep(struct checkpoint_job *job, const struct weight *weight) {
+static void keep(struct checkpoint_job *job, const struct weight *weight, enum coverage why) {
+    coverage_add(&job->coverages, why, weight);
     if (weight->row != NULL) { /* what is not quantized is plain */
         plan_decode(job->plan, weight, OPAQ_BF16);
         const size_t length = module_length(weight->name);
@@ -166,52 +172,68 @@ static void keep(struct checkpoint_job *job, const struct weight *weight) {
     }
 }
 
-/* Each expert by its own name. The stack is kept as it is if any of its matrices is not wanted. */
+/* Each expert by its own name. The stack is kept as it is if any of its matrices is not wanted: `why` says that. */
 static enum opaq_status plan_experts(const struct choice *choice, struct checkpoint_job *job,
-                                     const struct weight *weight, bool *is_planned, struct opaq_error *error) {
+                                     const struct weight *weight, enum coverage *why,
+                                     struct opaq_error *error) {
     struct weight_part *parts = NULL;
     const size_t count = weight_parts(job->plan->weights->model, weight, &parts);
-    bool are_wanted = count != 0;
-    for (size_t i = 0; i < count && are_wanted; ++i) {
+    *why = count != 0 ? COVERED : LEFT_OTHER;
+    for (size_t i = 0; i < count && *why == COVERED; ++i) {
         char *const module = module_of(parts[i].name);
-        are_wanted = is_wanted(choice, module) && has_whole_blocks(choice, parts[i].columns);
+        *why = judge(choice, module, parts[i].columns);
         free(module);
     }
-    *is_planned = are_wanted;
     enum opaq_status status = OPAQ_OK;
-    if (are_wanted && choice->splits_experts) {
+    if (*why == COVERED && choice->splits_experts) {
         for (size_t i = 0; i < count && status == OPAQ_OK; ++i) {
             struct weight_part part = parts[i];
             part.name = copy_text(part.name, strlen(part.name));
             status = plan_quantize(job->plan, part, choice->row, &choice->spec, error);
         }
-    } else if (are_wanted && !parts[0].is_turned) {
+    } else if (*why == COVERED && !parts[0].is_turned) {
         status = plan_quantize_stack(job->plan, weight, choice->row, &choice->spec, error);
-    } else if (are_wanted) {
-        *is_planned = false;
+    } else if (*why == COVERED) {
+        *why = LEFT_STACKED;
     }
     weight_parts_free(parts, count);
     return status;
 }
 
+/* Of a weight that is no stack of experts. */
+static enum coverage judge_weight(const struct choice *choice, const struct weight *weight) {
+    if (weight->row == NULL && looks_like_embedding(weight)) {
+        return LEFT_EMBEDDING;
+    }
+    if (weight->row != NULL && weight->stack != 1) {
+        return LEFT_STACKED;
+    }
+    if ((weight->row == NULL && !looks_linear(weight)) || weight->rows <= 0 || weight->columns <= 0) {
+        return LEFT_OTHER;
+    }
+    char *const module = module_of(weight->name);
+    const enum coverage found = judge(choice, module, weight->columns);
+    free(module);
+    return found;
+}
+
 static enum opaq_status plan_weight(const struct choice *choice, struct checkpoint_job *job,
                                     const struct weight *weight, struct opaq_error *error) {
-    bool is_planned = false;
+    enum coverage why = LEFT_OTHER;
     if (weight->row == NULL && weight->data->tensor->rank > 2) {
-        const enum opaq_status status = plan_experts(choice, job, weight, &is_planned, error);
-        if (status != OPAQ_OK || is_planned) {
+        const enum opaq_status status = plan_experts(choice, job, weight, &why, error);
+        if (status != OPAQ_OK || why == COVERED) {
+            coverage_add(&job->coverages, COVERED, weight);
             return status;
         }
+    } else {
+        why = judge_weight(choice, weight);
     }
-    const bool is_matrix = weight->row != NULL ? weight->stack == 1 : looks_linear(weight);
-    char *const module = module_of(weight->name);
-    const bool is_quantized = is_matrix && weight->rows > 0 && weight->columns > 0 &&
-                              is_wanted(choice, module) && has_whole_blocks(choice, weight->columns);
-    free(module);
-    if (!is_quantized) {
-        keep(job, weight);
+    if (why != COVERED) {
+        keep(job, weight, why);
         return OPAQ_OK;
     }
+    coverage_add(&job->coverages, COVERED, weight);
     return plan_quantize(job->plan, weight_whole(weight), choice->row, &choice->spec, error);
 }
 
@@ -274,7 +296,7 @@ enum exit_code run_quantize(const struct command_call *call) {
     struct weights weights = {0};
     struct choice choice = {0};
     struct plan plan = {0};
-    struct checkpoint_job job = {.plan = &plan};
+    struct checkpoint_job job = {.plan = &plan, .allows_nonfinite = call_has(call, "allow-nonfinite")};
     enum opaq_status status = choose(call, &choice, &error);
     enum exit_code code = status == OPAQ_OK ? EXIT_TROUBLE : EXIT_USAGE;
     if (status == OPAQ_OK) {
@@ -292,8 +314,8 @@ enum exit_code run_quantize(const struct command_call *call) {
         complain(call, "%s", error.text);
     }
     plan_free(&plan);
-    module_list_free(&job.ignored);
-    text_free(&job.settings);
+    job_free(&job);
+    patterns_free(&choice.usual);
     patterns_free(&choice.ignored);
     patterns_free(&choice.included);
     weights_free(&weights);

@@ -20,6 +20,7 @@
 
 #define THREADS         VALUE("threads", "N", "Threads to work with; one for each processor if not given.")
 #define JSON            SWITCH("json", "Print JSON instead of a table.")
+#define SUMMARY_JSON    SWITCH("json", "Print the summary as JSON.")
 #define QUIET           SWITCH("quiet", "No progress and no summary, only errors.")
 #define DRY_RUN         SWITCH("dry-run", "Read the headers, say what would be written, and write nothing.")
 #define OVERWRITE       SWITCH("overwrite", "Replace the model that DST holds. Without it that is an error.")
@@ -37,6 +38,12 @@
     "reserved before the work begins. Ctrl-C stops the work and takes away what is half written; the same command " \
     "again goes on with the files that are missing. config.json comes last, so a folder that has it is complete.\n"
 
+#define SUMMARY \
+    "The summary says which share of the parameters is quantized and why the rest is not. With --json it is one " \
+    "object: path, dry_run, format, layout, files, tensors, bytes, source_bytes, matrices, parameters, quantized " \
+    "(weights, parameters, share), not_quantized (reason, weights, parameters, share, first), ignored, nonfinite " \
+    "(values, weights), notes.\n"
+
 /* ---- quantize */
 
 static const char quantize_description[] =
@@ -52,6 +59,7 @@ static const char quantize_description[] =
     "  *.self_attn.*                   a glob: * is anything, ? one letter\n"
     "  re:.*layers\\.[0-3]\\.            a regular expression (POSIX, extended) that\n"
     "                                  matches from the name's beginning\n"
+    SUMMARY
     ALL_OR_NOTHING;
 
 static const struct option_row quantize_options[] = {
@@ -72,7 +80,11 @@ static const struct option_row quantize_options[] = {
     CHOICE("experts", "HOW", "split|keep",
         "What becomes of a stacked 3-D tensor of experts: split, the default, makes one weight for each expert, as "
         "engines load them; keep makes one tensor of codes and one of scales for the stack."),
-    THREADS, DRY_RUN, OVERWRITE, FOLLOW_LINKS, QUIET, LAST_OPTION,
+    SWITCH("allow-nonfinite",
+        "Quantize weights that have NaNs or infinities, and say how many. Without it the first one is an error that "
+        "names its place. Each spoils the weights that share its scale; scales of a whole tensor are those of its "
+        "finite values."),
+    SUMMARY_JSON, THREADS, DRY_RUN, OVERWRITE, FOLLOW_LINKS, QUIET, LAST_OPTION,
 };
 
 static const char *const quantize_examples[] = {
@@ -94,6 +106,7 @@ static const char convert_description[] =
     "stay as they are, and a global scale becomes one over it where one layout divides and the other multiplies. "
     "Converting back gives the same bytes. With --layout plain weights are decoded to floats.\n"
     CHECKPOINT
+    SUMMARY
     ALL_OR_NOTHING;
 
 static const struct option_row convert_options[] = {
@@ -101,7 +114,7 @@ static const struct option_row convert_options[] = {
         "How the result is stored. plain, the default, decodes the weights to --dtype."),
     CHOICE("dtype", "NAME", "bf16|f16|f32",
         "With --layout plain: what weights are decoded to. The default is bf16."),
-    THREADS, DRY_RUN, OVERWRITE, FOLLOW_LINKS, QUIET, LAST_OPTION,
+    SUMMARY_JSON, THREADS, DRY_RUN, OVERWRITE, FOLLOW_LINKS, QUIET, LAST_OPTION,
 };
 
 static const char *const convert_examples[] = {

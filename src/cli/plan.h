@@ -36,6 +36,7 @@ struct plan_target {
     struct plan_place global;
     uint64_t data_row_bytes;
     uint64_t scale_row_bytes; /* of a row of blocks */
+    uint64_t nonfinite;       /* NaNs and infinities that were quantized; counted by plan_run */
 };
 #define NO_SET ((size_t)-1)
 

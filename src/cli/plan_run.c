@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "cli/interrupt.h"
+#include "cli/nonfinite.h"
 #include "cli/output_file.h"
 #include "cli/progress.h"
 #include "cli/shared_scale.h"
@@ -45,11 +46,12 @@ struct run {
     const struct opaq_parallel *parallel;
     int threads;
     int64_t piece_elements;
+    bool allows_nonfinite;
     /* for the pieces under way */
     const struct pieces *pieces;
     atomic_size_t next;
     atomic_bool has_failed;
-    pthread_mutex_t lock; /* of the error and of the sets' amaxes */
+    pthread_mutex_t lock; /* of the error, of the sets' amaxes and of what is counted */
     struct opaq_error error;
 };
 
@@ -71,6 +73,44 @@ static enum opaq_status copy_bytes(struct run *run, const struct piece *piece, s
                                             (size_t)piece->count, error);
 }
 
+/* Names the tensor of the source and the place in it. */
+static enum opaq_status refuse_nonfinite(const struct weight_part *part, int64_t row, int64_t column,
+                                         const char *kind, struct opaq_error *error) {
+    const struct weight *const weight = part->weight;
+    struct text expert = {0};
+    if (weight->stack > 1) {
+        text_print(&expert, "matrix %" PRId64 ", ", part->matrix);
+    }
+    const enum opaq_status status = opaq_fail(
+        error, OPAQ_ERROR_ARGUMENT,
+        "%.160s has %s at %srow %" PRId64 ", column %" PRId64
+        ": it would spoil all weights that share its scale; --allow-nonfinite quantizes them anyway",
+        weight->data->tensor->name, kind, text_get(&expert), part->is_turned ? column : part->first + row,
+        part->is_turned ? part->first + row : column);
+    text_free(&expert);
+    return status;
+}
+
+/* Refuses or counts what is not finite in the rows from `first` on. */
+static enum opaq_status check_finite(struct run *run, struct plan_target *target, int64_t first,
+                                     const struct opaq_view *rows, struct opaq_error *error) {
+    int64_t index = 0;
+    const char *kind = NULL;
+    const uint64_t count = nonfinite_count(rows, &index, &kind);
+    const int64_t columns = target->part.columns;
+    if (count == 0) {
+        return OPAQ_OK;
+    }
+    if (!run->allows_nonfinite) {
+        return refuse_nonfinite(&target->part, first + index / columns, index % columns, kind, error);
+    }
+    pthread_mutex_lock(&run->lock);
+    target->nonfinite += count;
+    pthread_mutex_unlock(&run->lock);
+    return OPAQ_OK;
+}
+
+/* A scale of the whole tensor is that of its finite values. */
 static enum opaq_status find_amax(struct run *run, const struct piece *piece, struct worker *worker,
                                   struct opaq_error *error) {
     struct plan_target *const target = &run->plan->targets[piece->index];
@@ -84,10 +124,11 @@ static enum opaq_status find_amax(struct run *run, const struct piece *piece, st
         status = opaq_amax(&rows, &spec, OPAQ_ROWWISE, NULL, &amax, 1, error);
     }
     if (status == OPAQ_OK && !isfinite(amax)) {
-        status =
-            opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                      "%s has infinities or NaNs in its rows %" PRId64 " to %" PRId64 ": no scale fits them",
-                      target->part.name, piece->first, piece->first + piece->count - 1);
+        if (!run->allows_nonfinite) {
+            return check_finite(run, target, piece->first, &rows, error);
+        }
+        nonfinite_clear(&rows);
+        status = opaq_amax(&rows, &spec, OPAQ_ROWWISE, NULL, &amax, 1, error);
     }
     if (status == OPAQ_OK) {
         struct plan_set *const set = &run->plan->sets[target->set];
@@ -159,14 +200,17 @@ static enum opaq_status write_rows(struct run *run, const struct plan_target *ta
     return status;
 }
 
-static enum opaq_status quantize_rows(struct run *run, const struct plan_target *target,
-                                      const struct piece *piece, struct worker *worker,
-                                      struct opaq_error *error) {
+static enum opaq_status quantize_rows(struct run *run, struct plan_target *target, const struct piece *piece,
+                                      struct worker *worker, struct opaq_error *error) {
     struct opaq_view x;
     enum opaq_status status =
         part_rows(run->plan->weights->model, &target->part, piece->first, piece->count, &worker->in, &x, error);
     struct opaq_proto proto;
     size_t bytes = 0;
+    /* that of a set was looked at with the amaxes */
+    if (status == OPAQ_OK && (target->set == NO_SET || run->allows_nonfinite)) {
+        status = check_finite(run, target, piece->first, &x, error);
+    }
     if (status == OPAQ_OK) {
         status = opaq_proto_make(x.proto.shape, 2, (enum opaq_element)x.proto.dtype, &target->spec,
                                  x.proto.device, &proto, error);
@@ -206,7 +250,7 @@ static enum opaq_status do_piece(struct run *run, const struct piece *piece, str
     case PIECE_ROWS:
         break;
     }
-    const struct plan_target *const target = &run->plan->targets[piece->index];
+    struct plan_target *const target = &run->plan->targets[piece->index];
     return target->row == NULL ? decode_rows(run, target, piece, worker, error)
                                : quantize_rows(run, target, piece, worker, error);
 }
@@ -431,6 +475,7 @@ enum opaq_status plan_run(struct plan *plan, int folder, const char *path, const
     }
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
     struct run run = {.plan = plan, .parallel = &parallel, .threads = opaq_pool_threads(pool)};
+    run.allows_nonfinite = options->allows_nonfinite;
     const int64_t share = ALL_ELEMENTS / run.threads;
     run.piece_elements = share > PIECE_ELEMENTS   ? PIECE_ELEMENTS
                          : share < LEAST_ELEMENTS ? LEAST_ELEMENTS

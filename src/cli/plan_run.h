@@ -9,6 +9,7 @@ struct run_options {
     const char *what; /* "quantizing", for the progress bar */
     int threads;      /* 0: one for each processor */
     bool is_quiet;
+    bool allows_nonfinite; /* count NaNs and infinities in the plan's targets instead of refusing them */
 };
 
 /* Writes the plan's files into a folder, each of them whole or not at all, but not those that are done already.

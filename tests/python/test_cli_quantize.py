@@ -298,16 +298,6 @@ def test_links(tmp_path: Path) -> None:
     ).read_bytes()
 
 
-def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
-    tensors = plain_tensors(1)
-    name = "model.layers.0.mlp.up_proj.weight"
-    tensors[name][3, 5] = float("inf")
-    source = write_model(tmp_path / "source", tensors)
-    said = run("quantize", source, tmp_path / "to", code=3)
-    assert f"{name} has infinities or NaNs in its rows 0 to 383" in said
-    assert [path.name for path in (tmp_path / "to").iterdir()] == [".opaq-job"]
-
-
 def test_threads_do_not_matter(tmp_path: Path) -> None:
     source = write_model(tmp_path / "source", plain_tensors(2))
     for threads in ("1", "2", "7"):
