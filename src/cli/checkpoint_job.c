@@ -182,10 +182,11 @@ static void note_source(struct checkpoint_job *job) {
         return;
     }
     const char *const what = job->row == NULL ? "" : opaq_layout_name(job->row->layout);
-    job_note(job,
-             "%s has no config.json, so the result has none: transformers and vLLM load it only beside one%s%s%s",
-             model->path, job->row == NULL ? "" : " whose quantization_config describes the layout ", what,
-             job->row == NULL ? "" : " as 'opaq quantize' writes it for a folder that has one");
+    job_note(
+        job,
+        "%s has no config.json, so the result has none: transformers and vLLM load it only beside one%s%s%s",
+        model->path, job->row == NULL ? "" : " whose quantization_config describes the layout ", what,
+        job->row == NULL ? "" : " as 'opaq quantize' writes it for a folder that has one");
 }
 
 enum exit_code checkpoint_run(const struct command_call *call, struct checkpoint_job *job, const char *path,

@@ -146,8 +146,8 @@ static bool has_whole_blocks(const struct choice *choice, int64_t columns) {
 
 /* Whether a matrix of this module is meant and can be stored, or why not. */
 static enum coverage judge(const struct choice *choice, const char *module, int64_t columns) {
-    return patterns_match(&choice->usual, module)     ? LEFT_BY_DEFAULT
-           : patterns_match(&choice->ignored, module) ? LEFT_IGNORED
+    return patterns_match(&choice->usual, module)                                      ? LEFT_BY_DEFAULT
+           : patterns_match(&choice->ignored, module)                                  ? LEFT_IGNORED
            : choice->included.count != 0 && !patterns_match(&choice->included, module) ? LEFT_NOT_INCLUDED
            : !has_whole_blocks(choice, columns)                                        ? LEFT_RAGGED
                                                                                        : COVERED;
@@ -178,7 +178,9 @@ static enum opaq_status plan_experts(const struct choice *choice, struct checkpo
                                      struct opaq_error *error) {
     struct weight_part *parts = NULL;
     const size_t count = weight_parts(job->plan->weights->model, weight, &parts);
-    *why = count != 0 ? COVERED : LEFT_OTHER;
+    *why = count != 0                                            ? COVERED
+           : is_gpt_oss_stack(job->plan->weights->model, weight) ? LEFT_INTERLEAVED
+                                                                 : LEFT_OTHER;
     for (size_t i = 0; i < count && *why == COVERED; ++i) {
         char *const module = module_of(parts[i].name);
         *why = judge(choice, module, parts[i].columns);
@@ -192,7 +194,7 @@ static enum opaq_status plan_experts(const struct choice *choice, struct checkpo
             status = plan_quantize(job->plan, part, choice->row, &choice->spec, error);
         }
     } else if (*why == COVERED && !parts[0].is_turned) {
-        status = plan_quantize_stack(job->plan, weight, choice->row, &choice->spec, error);
+        status = plan_quantize_stack(job->plan, weight_whole(weight), choice->row, &choice->spec, error);
     } else if (*why == COVERED) {
         *why = LEFT_STACKED;
     }
@@ -217,9 +219,47 @@ static enum coverage judge_weight(const struct choice *choice, const struct weig
     return found;
 }
 
+/* gpt-oss's own layout holds the experts of a layer together or not at all: their module is "....mlp.experts". */
+static enum opaq_status plan_gpt_oss(const struct choice *choice, struct checkpoint_job *job,
+                                     const struct weight *weight, struct opaq_error *error) {
+    if (!is_gpt_oss_stack(job->plan->weights->model, weight)) {
+        keep(job, weight,
+             looks_like_embedding(weight) ? LEFT_EMBEDDING
+             : looks_linear(weight)       ? LEFT_NOT_EXPERTS
+                                          : LEFT_OTHER);
+        return OPAQ_OK;
+    }
+    const struct weight_part part = gpt_oss_part(weight);
+    char *const module = copy_text(weight->name, (size_t)(strrchr(weight->name, '.') - weight->name));
+    const enum coverage why = judge(choice, module, part.columns);
+    enum opaq_status status = OPAQ_OK;
+    if (why == COVERED) {
+        status = plan_quantize_stack(job->plan, part, choice->row, &choice->spec, error);
+        coverage_add(&job->coverages, COVERED, weight);
+    } else {
+        free(part.name);
+        keep(job, weight, why);
+        const size_t last = job->ignored.count; /* a layer's stacks follow each other */
+        if (last == 0 || strcmp(job->ignored.names[last - 1], module) != 0) {
+            module_list_add(&job->ignored, module, strlen(module));
+        }
+    }
+    if (why == LEFT_RAGGED) {
+        status =
+            opaq_fail(error, OPAQ_ERROR_SHAPE,
+                      "%.160s has inputs of size %" PRId64 ", expected a multiple of %d for the layout gpt-oss",
+                      weight->name, weight->rows, (int)opaq_format_row(choice->row->format)->block_columns);
+    }
+    free(module);
+    return status;
+}
+
 static enum opaq_status plan_weight(const struct choice *choice, struct checkpoint_job *job,
                                     const struct weight *weight, struct opaq_error *error) {
     enum coverage why = LEFT_OTHER;
+    if (choice->row->layout == OPAQ_LAYOUT_GPT_OSS) {
+        return plan_gpt_oss(choice, job, weight, error);
+    }
     if (weight->row == NULL && weight->data->tensor->rank > 2) {
         const enum opaq_status status = plan_experts(choice, job, weight, &why, error);
         if (status != OPAQ_OK || why == COVERED) {
@@ -266,11 +306,34 @@ static void describe(const struct command_call *call, const struct choice *choic
     }
 }
 
+/* gpt-oss's blocks are not quantized again: whatever else is, no loader takes two layouts in one checkpoint. */
+static enum opaq_status check_source(const struct choice *choice, const struct weights *weights,
+                                     struct opaq_error *error) {
+    for (size_t i = 0; i < weights->count; ++i) {
+        const struct weight *const weight = &weights->items[i];
+        if (weight->row != NULL && weight->row->layout == OPAQ_LAYOUT_GPT_OSS) {
+            return opaq_fail(
+                error, OPAQ_ERROR_UNSUPPORTED,
+                "%s has its experts quantized already, as mxfp4 in gpt-oss's layout (%.120s); 'opaq "
+                "convert --layout plain' decodes them",
+                weights->model->path, weight->data->tensor->name);
+        }
+    }
+    if (choice->row->layout == OPAQ_LAYOUT_GPT_OSS && !model_is_gpt_oss(weights->model)) {
+        return opaq_fail(
+            error, OPAQ_ERROR_UNSUPPORTED,
+            "the layout gpt-oss is for models whose config.json has the model_type gpt_oss, which %s "
+            "does not have",
+            weights->model->path);
+    }
+    return OPAQ_OK;
+}
+
 static enum opaq_status make_plan(const struct command_call *call, const struct choice *choice,
                                   const struct weights *weights, struct checkpoint_job *job,
                                   struct opaq_error *error) {
     plan_begin(job->plan, weights);
-    enum opaq_status status = OPAQ_OK;
+    enum opaq_status status = check_source(choice, weights, error);
     for (size_t i = 0; i < weights->count && status == OPAQ_OK; ++i) {
         status = plan_weight(choice, job, &weights->items[i], error);
     }

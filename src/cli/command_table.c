@@ -65,9 +65,10 @@ static const char quantize_description[] =
 static const struct option_row quantize_options[] = {
     CHOICE("format", "NAME", "nvfp4|mxfp4|mxfp8|fp8|fp8row|fp8blk2",
         "What weights become; 'opaq formats' describes them. The default is nvfp4."),
-    CHOICE("layout", "NAME", "compressed-tensors|modelopt|deepseek",
+    CHOICE("layout", "NAME", "compressed-tensors|modelopt|deepseek|gpt-oss",
         "How the result is stored: tensors' names and the entries of config.json. The default is "
-        "compressed-tensors. 'opaq formats' says which layout has which formats."),
+        "compressed-tensors. 'opaq formats' says which layout has which formats. gpt-oss stores that model's "
+        "experts, and nothing else, as mxfp4."),
     CHOICE("rule", "NAME", "te|ocp|rceil|compressed-tensors|modelopt",
         "How scales are computed. The default is the layout's own, which gives the bytes that its software would "
         "write."),

@@ -51,13 +51,13 @@ static double share_of(uint64_t parameters, uint64_t all) {
 static void print_shares(const struct coverages *coverages) {
     const uint64_t all = coverage_parameters(coverages);
     show(stdout, "%.2f %% of the %.1f million parameters are quantized%s\n",
-           100 * share_of(coverages->of[COVERED].parameters, all), (double)all / 1e6,
-           coverages->of[COVERED].parameters == all ? "" : "; not quantized:");
+         100 * share_of(coverages->of[COVERED].parameters, all), (double)all / 1e6,
+         coverages->of[COVERED].parameters == all ? "" : "; not quantized:");
     for (int i = COVERED + 1; i < COVERAGE_COUNT; ++i) {
         const struct coverage_tally *const tally = &coverages->of[i];
         if (tally->parameters != 0) {
             show(stdout, "  %5.2f %%  %s: %zu tensor%s, the first %s\n", 100 * share_of(tally->parameters, all),
-                   coverage_text((enum coverage)i), tally->weights, tally->weights == 1 ? "" : "s", tally->first);
+                 coverage_text((enum coverage)i), tally->weights, tally->weights == 1 ? "" : "s", tally->first);
         }
     }
 }
@@ -75,7 +75,7 @@ static void print_nonfinite(const struct plan *plan, uint64_t count) {
     enum { SHOWN = 4 };
     size_t seen = 0;
     show(stdout, "quantized %" PRIu64 " value%s that %s NaN or infinite, in", count, count == 1 ? "" : "s",
-           count == 1 ? "is" : "are");
+         count == 1 ? "is" : "are");
     for (size_t i = 0; i < plan->target_count; ++i) {
         if (plan->targets[i].nonfinite != 0 && seen++ < SHOWN) {
             show(stdout, "%s %s", seen == 1 ? "" : ",", plan->targets[i].part.name);
@@ -88,14 +88,14 @@ void job_print_summary(const struct checkpoint_job *job, const char *path, bool 
     const struct plan *const plan = job->plan;
     const struct made made = made_of(plan);
     show(stdout, "%s: %zu tensors in %zu file%s, %s (source: %s)\n", path, made.tensors, plan->file_count,
-           plan->file_count == 1 ? "" : "s", size_text(plan_tensor_bytes(plan)).text,
-           size_text(source_tensor_bytes(plan->weights->model)).text);
+         plan->file_count == 1 ? "" : "s", size_text(plan_tensor_bytes(plan)).text,
+         size_text(source_tensor_bytes(plan->weights->model)).text);
     if (made.matrices != 0) {
         show(stdout, "%s %zu matrices of %.1f million weights as %s%s%s: %.3f bits a weight\n",
-               is_dry ? "would write" : "wrote", made.matrices, (double)made.parameters / 1e6,
-               job->row == NULL ? "floats" : opaq_format_row(job->row->format)->name,
-               job->row == NULL ? "" : ", ", job->row == NULL ? "" : opaq_layout_name(job->row->layout),
-               made.parameters == 0 ? 0.0 : (double)made.bytes * 8.0 / (double)made.parameters);
+             is_dry ? "would write" : "wrote", made.matrices, (double)made.parameters / 1e6,
+             job->row == NULL ? "floats" : opaq_format_row(job->row->format)->name,
+             job->row == NULL ? "" : ", ", job->row == NULL ? "" : opaq_layout_name(job->row->layout),
+             made.parameters == 0 ? 0.0 : (double)made.bytes * 8.0 / (double)made.parameters);
     }
     if (job->row != NULL) {
         print_shares(&job->coverages);
@@ -122,10 +122,10 @@ void job_print_plan(const struct checkpoint_job *job) {
             struct text what = {0};
             st_describe(&tensor, &what);
             show(stdout, "  %-8s %s  %s\n",
-                   entry->copied != NULL  ? "copy"
-                   : entry->given != NULL ? "convert"
-                                          : "make",
-                   entry->name, text_get(&what));
+                 entry->copied != NULL  ? "copy"
+                 : entry->given != NULL ? "convert"
+                                        : "make",
+                 entry->name, text_get(&what));
             text_free(&what);
         }
     }
@@ -177,8 +177,8 @@ static void add_names(yyjson_mut_doc *document, yyjson_mut_val *root, const char
     }
 }
 
-enum exit_code job_print_json(const struct command_call *call, const struct checkpoint_job *job, const char *path,
-                              bool is_dry) {
+enum exit_code job_print_json(const struct command_call *call, const struct checkpoint_job *job,
+                              const char *path, bool is_dry) {
     const struct made made = made_of(job->plan);
     yyjson_mut_doc *const document = json_begin();
     yyjson_mut_val *const root = yyjson_mut_doc_get_root(document);

@@ -9,7 +9,7 @@ void job_print_plan(const struct checkpoint_job *job);
 
 /* `path` is where it is written. */
 void job_print_summary(const struct checkpoint_job *job, const char *path, bool is_dry);
-enum exit_code job_print_json(const struct command_call *call, const struct checkpoint_job *job, const char *path,
-                              bool is_dry);
+enum exit_code job_print_json(const struct command_call *call, const struct checkpoint_job *job,
+                              const char *path, bool is_dry);
 
 #endif

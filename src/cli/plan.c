@@ -158,6 +158,11 @@ static enum opaq_status add_quantized(struct plan *plan, const char *name, size_
     int64_t inner[ST_RANK_LIMIT];
     int64_t shape[ST_RANK_LIMIT];
     int rank = stacked(stack, is_stack, stored.data.shape, stored.data.rank, shape);
+    if (row->layout == OPAQ_LAYOUT_GPT_OSS) { /* the bytes of a block have a dimension of their own */
+        const int64_t block_bytes = opaq_format_row(row->format)->block_columns / 2;
+        shape[rank - 1] /= block_bytes;
+        shape[rank++] = block_bytes;
+    }
     places->data.entry = add_suffixed(plan, file, name, row->data, row->data_dtypes, shape, rank);
     rank = stacked(stack, is_stack, inner, layout_shape(row->scale_shape, row->format, rows, columns, inner),
                    shape);
@@ -186,14 +191,16 @@ enum opaq_status plan_quantize(struct plan *plan, struct weight_part part, const
                          error);
 }
 
-enum opaq_status plan_quantize_stack(struct plan *plan, const struct weight *weight,
+enum opaq_status plan_quantize_stack(struct plan *plan, struct weight_part first,
                                      const struct opaq_layout_row *row, const struct opaq_spec *spec,
                                      struct opaq_error *error) {
     struct plan_target places = {0};
+    const struct weight *const weight = first.weight;
     const enum opaq_status status = add_quantized(plan, weight->name, weight->data->file, weight->stack, true,
-                                                  weight->rows, weight->columns, row, spec, &places, error);
+                                                  first.rows, first.columns, row, spec, &places, error);
     for (int64_t i = 0; i < weight->stack && status == OPAQ_OK; ++i) {
-        struct weight_part part = weight_whole(weight);
+        struct weight_part part = first;
+        part.name = copy_text(first.name, strlen(first.name));
         part.matrix = i;
         struct plan_target *const target = add_target(plan, part);
         const struct plan_entry *const entries = plan->files[target->file].entries;
@@ -208,19 +215,22 @@ enum opaq_status plan_quantize_stack(struct plan *plan, const struct weight *wei
         target->data_row_bytes = places.data_row_bytes;
         target->scale_row_bytes = places.scale_row_bytes;
     }
+    free(first.name);
     return status;
 }
 
 void plan_decode(struct plan *plan, const struct weight *weight, enum opaq_element dtype) {
     const enum st_dtype stored = st_dtype_of_opaq((int)dtype);
     const struct st_tensor *const from = weight->data->tensor;
+    const bool is_turned_over = weight->row != NULL && weight->row->layout == OPAQ_LAYOUT_GPT_OSS;
     int64_t shape[ST_RANK_LIMIT] = {weight->rows, weight->columns};
     int rank = 2;
     if (weight->row == NULL) { /* floats of another dtype keep their shape */
         rank = from->rank;
         memcpy(shape, from->shape, sizeof shape);
     } else if (weight->stack != 1 || from->rank > 2) {
-        const int64_t inner[2] = {weight->rows, weight->columns};
+        const int64_t inner[2] = {is_turned_over ? weight->columns : weight->rows,
+                                  is_turned_over ? weight->rows : weight->columns};
         rank = stacked(weight->stack, true, inner, 2, shape);
     }
     const size_t entry = add_entry(plan, weight->data->file, weight->name, stored, shape, rank);
@@ -230,6 +240,7 @@ void plan_decode(struct plan *plan, const struct weight *weight, enum opaq_eleme
         part.matrix = i;
         struct plan_target *const target = add_target(plan, part);
         target->dtype = dtype;
+        target->is_turned_over = is_turned_over;
         target->data = (struct plan_place){entry, (uint64_t)(i * weight->rows) * row_bytes};
         target->data_row_bytes = row_bytes;
     }

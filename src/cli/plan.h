@@ -30,6 +30,7 @@ struct plan_target {
     const struct opaq_layout_row *row; /* NULL: decoded */
     struct opaq_spec spec;
     enum opaq_element dtype; /* decoded: to this */
+    bool is_turned_over;     /* decoded: written transposed */
     size_t set; /* with whom it shares its amax; NO_SET if its format has no scale for the tensor */
     struct plan_place data;
     struct plan_place scale;
@@ -88,12 +89,14 @@ void plan_give(struct plan *plan, size_t file, const char *name, enum st_dtype d
 enum opaq_status plan_quantize(struct plan *plan, struct weight_part part, const struct opaq_layout_row *row,
                                const struct opaq_spec *spec, struct opaq_error *error);
 
-/* All the matrices of a stack in one tensor each of codes, scales and global scales. */
-enum opaq_status plan_quantize_stack(struct plan *plan, const struct weight *weight,
+/* All the matrices of a stack in one tensor each of codes, scales and global scales. `first` is the whole first matrix,
+ * and its name passes to the plan. */
+enum opaq_status plan_quantize_stack(struct plan *plan, struct weight_part first,
                                      const struct opaq_layout_row *row, const struct opaq_spec *spec,
                                      struct opaq_error *error);
 
-/* A quantized weight as floats, or floats of another dtype. */
+/* A quantized weight as floats, or floats of another dtype. gpt-oss's blocks become [experts, in, out], as its model holds
+ * them. */
 void plan_decode(struct plan *plan, const struct weight *weight, enum opaq_element dtype);
 
 /* After the last: who shares scales, headers, places. Refuses two tensors of one name. */

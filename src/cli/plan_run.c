@@ -81,12 +81,12 @@ static enum opaq_status refuse_nonfinite(const struct weight_part *part, int64_t
     if (weight->stack > 1) {
         text_print(&expert, "matrix %" PRId64 ", ", part->matrix);
     }
-    const enum opaq_status status = opaq_fail(
-        error, OPAQ_ERROR_ARGUMENT,
-        "%.160s has %s at %srow %" PRId64 ", column %" PRId64
-        ": it would spoil all weights that share its scale; --allow-nonfinite quantizes them anyway",
-        weight->data->tensor->name, kind, text_get(&expert), part->is_turned ? column : part->first + row,
-        part->is_turned ? part->first + row : column);
+    const enum opaq_status status =
+        opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                  "%.160s has %s at %srow %" PRId64 ", column %" PRId64
+                  ": it would spoil all weights that share its scale; --allow-nonfinite quantizes them anyway",
+                  weight->data->tensor->name, kind, text_get(&expert),
+                  part->is_turned ? column : part->first + row, part->is_turned ? part->first + row : column);
     text_free(&expert);
     return status;
 }
@@ -139,6 +139,24 @@ static enum opaq_status find_amax(struct run *run, const struct piece *piece, st
     return status;
 }
 
+/* Rows of a matrix that is written transposed: each column of them goes to a place of its own. */
+static enum opaq_status write_turned(struct run *run, const struct plan_target *target,
+                                     const struct piece *piece, const void *rows, struct worker *worker,
+                                     struct opaq_error *error) {
+    const int64_t columns = target->part.columns;
+    const uint64_t bytes = target->data_row_bytes / (uint64_t)columns; /* of an element */
+    const uint64_t strip = (uint64_t)piece->count * bytes;
+    const uint64_t begin = run->file->entries[target->data.entry].begin + target->data.offset;
+    char *const turned = row_memory_take(&worker->out, 0, (size_t)(strip * (uint64_t)columns));
+    turn_elements(rows, piece->count, columns, (int64_t)bytes, turned);
+    enum opaq_status status = OPAQ_OK;
+    for (int64_t column = 0; column < columns && status == OPAQ_OK; ++column) {
+        const uint64_t place = (uint64_t)(column * target->part.rows + piece->first) * bytes;
+        status = output_write(run->output, begin + place, turned + (uint64_t)column * strip, strip, error);
+    }
+    return status;
+}
+
 static enum opaq_status decode_rows(struct run *run, const struct plan_target *target,
                                     const struct piece *piece, struct worker *worker,
                                     struct opaq_error *error) {
@@ -146,12 +164,16 @@ static enum opaq_status decode_rows(struct run *run, const struct plan_target *t
     const enum opaq_status status =
         weight_decoded(run->plan->weights->model, target->part.weight, target->part.matrix, piece->first,
                        piece->count, target->dtype, &worker->in, &rows, error);
-    return status != OPAQ_OK ? status
-                             : output_write(run->output,
-                                            run->file->entries[target->data.entry].begin + target->data.offset +
-                                                (uint64_t)piece->first * target->data_row_bytes,
-                                            rows.buffer[0].data,
-                                            (size_t)((uint64_t)piece->count * target->data_row_bytes), error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    if (target->is_turned_over) {
+        return write_turned(run, target, piece, rows.buffer[0].data, worker, error);
+    }
+    return output_write(run->output,
+                        run->file->entries[target->data.entry].begin + target->data.offset +
+                            (uint64_t)piece->first * target->data_row_bytes,
+                        rows.buffer[0].data, (size_t)((uint64_t)piece->count * target->data_row_bytes), error);
 }
 
 static size_t tensor_bytes(const struct opaq_tensor *tensor) {

@@ -207,6 +207,15 @@ static yyjson_mut_val *deepseek_config(yyjson_mut_doc *document, const struct qu
     return config;
 }
 
+/* ---- gpt-oss ---- */
+
+static yyjson_mut_val *gpt_oss_config(yyjson_mut_doc *document, const struct quantization *quantization) {
+    yyjson_mut_val *const config = yyjson_mut_obj(document);
+    yyjson_mut_obj_add_val(document, config, "modules_to_not_convert", names(document, quantization));
+    yyjson_mut_obj_add_str(document, config, "quant_method", quantization->row->method);
+    return config;
+}
+
 yyjson_mut_val *quantization_config(yyjson_mut_doc *document, const struct quantization *quantization) {
     switch (quantization->row->layout) {
     case OPAQ_LAYOUT_COMPRESSED_TENSORS:
@@ -216,7 +225,7 @@ yyjson_mut_val *quantization_config(yyjson_mut_doc *document, const struct quant
     case OPAQ_LAYOUT_DEEPSEEK:
         return deepseek_config(document, quantization);
     case OPAQ_LAYOUT_GPT_OSS:
-        break;
+        return gpt_oss_config(document, quantization);
     }
     return NULL;
 }

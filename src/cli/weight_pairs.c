@@ -38,15 +38,17 @@ static void add_pair(struct making *making, struct weight_pair pair) {
 
 /* gpt-oss computes with the matrices of its experts as its blocks hold them; where they are plain it holds them
  * transposed. */
-static void turn_if_gpt_oss(struct weight_pair *pair) {
-    const struct weight *const plain = pair->original.weight;
-    const struct weight *const blocks = pair->quantized.weight;
-    if (blocks->row != NULL && blocks->row->layout == OPAQ_LAYOUT_GPT_OSS && weight_is_float(plain) &&
-        plain->rows == blocks->columns && plain->columns == blocks->rows) {
-        pair->original.is_turned = true;
-        pair->original.rows = plain->columns;
-        pair->original.columns = plain->rows;
+static bool turn_if_gpt_oss(struct weight_part *plain, const struct weight *blocks) {
+    const struct weight *const weight = plain->weight;
+    const bool is_turned = blocks->row != NULL && blocks->row->layout == OPAQ_LAYOUT_GPT_OSS &&
+                           weight_is_float(weight) && weight->rows == blocks->columns &&
+                           weight->columns == blocks->rows;
+    if (is_turned) {
+        plain->is_turned = true;
+        plain->rows = weight->columns;
+        plain->columns = weight->rows;
     }
+    return is_turned;
 }
 
 static bool are_shapes_equal(const struct weight *a, const struct weight *b) {
@@ -59,9 +61,10 @@ static bool are_shapes_equal(const struct weight *a, const struct weight *b) {
 static void pair_whole(struct making *making, const struct weight *original, const struct weight *quantized) {
     struct weight_pair pair = {.original = weight_whole(original), .quantized = weight_whole(quantized)};
     pair.matrices = quantized->stack;
-    turn_if_gpt_oss(&pair);
-    pair.is_other_shape = original->stack != quantized->stack ||
-                          (!pair.original.is_turned && !are_shapes_equal(original, quantized));
+    const bool is_turned =
+        turn_if_gpt_oss(&pair.original, quantized) || turn_if_gpt_oss(&pair.quantized, original);
+    pair.is_other_shape =
+        original->stack != quantized->stack || (!is_turned && !are_shapes_equal(original, quantized));
     add_pair(making, pair);
 }
 

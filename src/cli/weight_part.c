@@ -48,7 +48,7 @@ static bool is_turned(const struct model *model, const struct weight *weight, bo
     return hidden != 0 && (uint64_t)here != hidden && (uint64_t)there == hidden;
 }
 
-static bool is_interleaved(const struct model *model) {
+bool model_is_gpt_oss(const struct model *model) {
     const char *const type = yyjson_get_str(config_member(model, "model_type"));
     return type != NULL && strcmp(type, "gpt_oss") == 0;
 }
@@ -79,7 +79,7 @@ size_t weight_parts(const struct model *model, const struct weight *weight, stru
     const int stack = find_stack(weight->name, &prefix);
     *parts = NULL;
     if (stack < 0 || weight->data->tensor->rank < 3 || weight->data->tensor->bytes == 0 ||
-        weight->row != NULL || !weight_is_float(weight) || is_interleaved(model)) {
+        weight->row != NULL || !weight_is_float(weight) || model_is_gpt_oss(model)) {
         return 0;
     }
     const bool is_output =
@@ -123,10 +123,24 @@ struct weight_part weight_whole(const struct weight *weight) {
                                 .columns = weight->columns};
 }
 
+bool is_gpt_oss_stack(const struct model *model, const struct weight *weight) {
+    size_t prefix = 0;
+    return model_is_gpt_oss(model) && weight_is_float(weight) && weight->data->tensor->rank == 3 &&
+           weight->data->tensor->bytes != 0 && find_stack(weight->name, &prefix) >= 0;
+}
+
+struct weight_part gpt_oss_part(const struct weight *weight) {
+    struct weight_part part = weight_whole(weight);
+    part.rows = weight->columns;
+    part.columns = weight->rows;
+    part.is_turned = true;
+    return part;
+}
+
 /* ---- rows ---- */
 
-/* Out of [columns][count] elements of `bytes` bytes into [count][columns], in tiles that stay in the cache. */
-static void turn(const char *from, int64_t columns, int64_t count, int64_t bytes, char *to) {
+/* In tiles that stay in the cache. */
+void turn_elements(const char *from, int64_t columns, int64_t count, int64_t bytes, char *to) {
     enum { TILE = 32 };
     for (int64_t c0 = 0; c0 < columns; c0 += TILE) {
         for (int64_t r0 = 0; r0 < count; r0 += TILE) {
@@ -156,7 +170,7 @@ static enum opaq_status turned_rows(const struct model *model, const struct weig
             return status;
         }
     }
-    turn(read, part->columns, count, bytes, turned);
+    turn_elements(read, part->columns, count, bytes, turned);
     const int64_t shape[2] = {count, part->columns};
     return opaq_view_plain(shape, NULL, 2, (enum opaq_element)st_dtype_opaq(dtype),
                            (struct opaq_device){OPAQ_DEVICE_CPU, 0}, turned, all, rows, error);

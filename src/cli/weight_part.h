@@ -23,6 +23,16 @@ void weight_parts_free(struct weight_part *parts, size_t count);
 /* The weight as it is: one part. */
 struct weight_part weight_whole(const struct weight *weight);
 
+/* Whether config.json says gpt-oss, whose experts alternate gate and up and are transposed where they are plain. */
+bool model_is_gpt_oss(const struct model *model);
+
+/* Whether a weight is a plain stack of gpt-oss's experts; and its first matrix as its blocks hold it: [out, in]. */
+bool is_gpt_oss_stack(const struct model *model, const struct weight *weight);
+struct weight_part gpt_oss_part(const struct weight *weight);
+
+/* Out of [columns][count] elements of `bytes` bytes into [count][columns]. */
+void turn_elements(const char *from, int64_t columns, int64_t count, int64_t bytes, char *to);
+
 /* Rows [first, first + count) of a part, as weight_rows gives them. */
 enum opaq_status part_rows(const struct model *model, const struct weight_part *part, int64_t first,
                            int64_t count, struct row_memory *memory, struct opaq_view *rows,

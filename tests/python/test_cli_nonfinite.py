@@ -1,5 +1,6 @@
-"""`opaq quantize` and weights that have NaNs or infinities: one rule for all formats. The first one is an error that
-names the tensor and the place, and nothing is left that looks finished; --allow-nonfinite goes on and counts them."""
+"""`opaq quantize` and weights that have NaNs or infinities: one rule for all formats. The first one is an error
+that names the tensor and the place, and nothing is left that looks finished; --allow-nonfinite goes on and
+counts them."""
 
 from __future__ import annotations
 
@@ -84,7 +85,10 @@ def test_allowed(tmp_path: Path, name: str) -> None:
     assert found["nonfinite"] == {"values": 2, "weights": [{"name": NAME, "values": 2}]}
     said = run("quantize", dirty, tmp_path / "to", "--format", name, "--allow-nonfinite", "--overwrite")
     assert f"quantized 2 values that are NaN or infinite, in {NAME}\n" in said
-    assert run_json("quantize", clean, tmp_path / "ok", "--format", name)["nonfinite"] == {"values": 0, "weights": []}
+    assert run_json("quantize", clean, tmp_path / "ok", "--format", name)["nonfinite"] == {
+        "values": 0,
+        "weights": [],
+    }
     run("convert", tmp_path / "to", tmp_path / "plain", "--layout", "plain")
     run("convert", tmp_path / "ok", tmp_path / "wanted", "--layout", "plain")
     a, b = (safetensors.load_file(tmp_path / n / "model.safetensors")[NAME] for n in ("plain", "wanted"))
