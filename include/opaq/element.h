@@ -54,7 +54,7 @@ OPAQ_API uint32_t opaq_element_encode(enum opaq_element element, float value, en
  * 16 for bf16, which is what a float has beyond them: with u = random / 2^bits, |value| + u * step is cut to the grid. */
 OPAQ_API uint32_t opaq_element_encode_stochastic(enum opaq_element element, float value, uint32_t random);
 
-/* The same on arrays. Codes lie one per byte (up to 8 bits), one per uint16_t, or one per uint32_t. */
+/* The same on arrays. Codes lie one per byte (up to 8 bits), one per uint16_t, or one per uint32_t. NULL: nothing is done. */
 OPAQ_API void opaq_element_decode_array(enum opaq_element element, const void *codes, int64_t count,
                                         float *values);
 OPAQ_API void opaq_element_encode_array(enum opaq_element element, const float *values, int64_t count,

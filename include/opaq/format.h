@@ -112,7 +112,7 @@ OPAQ_API int opaq_format_find(const char *name);
 OPAQ_API const char *opaq_option_name(enum opaq_option option);
 OPAQ_API const char *opaq_rule_name(enum opaq_rule rule);
 
-/* One extent for one size; -1 if `size` is negative or the result does not fit. */
+/* One extent for one size; -1 for NULL, a negative size, `per` or `to` below 1, or a result that does not fit. */
 OPAQ_API int64_t opaq_extent_eval(const struct opaq_extent *extent, int64_t rows, int64_t columns);
 
 /* A scale matrix of rows x columns bytes (multiples of 128 and 4) from row-major into 128x4 tiles and back.

@@ -21,7 +21,7 @@ OPAQ_API enum opaq_status opaq_noise_measure(const struct opaq_view *x, const st
                                              const struct opaq_parallel *parallel, struct opaq_noise *noise,
                                              struct opaq_error *error);
 
-/* The signal-to-noise ratio in decibels; infinite without noise. */
+/* The signal-to-noise ratio in decibels; infinite without noise; 0 for NULL. */
 OPAQ_API double opaq_noise_sqnr(const struct opaq_noise *noise);
 
 #ifdef __cplusplus

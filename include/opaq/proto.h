@@ -56,7 +56,7 @@ OPAQ_API enum opaq_status opaq_proto_make(const int64_t *shape, int rank, enum o
 /* Whether a prototype that came from elsewhere is one opaq_proto_make could have made. */
 OPAQ_API enum opaq_status opaq_proto_check(const struct opaq_proto *proto, struct opaq_error *error);
 
-/* The rows M (product of all leading dimensions, 1 if there are none) and columns K (last dimension). */
+/* The rows M (product of all leading dimensions, 1 if there are none) and columns K (last dimension); 0 for NULL. */
 OPAQ_API int64_t opaq_proto_rows(const struct opaq_proto *proto);
 OPAQ_API int64_t opaq_proto_columns(const struct opaq_proto *proto);
 
@@ -80,7 +80,7 @@ OPAQ_API enum opaq_status opaq_proto_print(const struct opaq_proto *proto, char 
                                            struct opaq_error *error);
 OPAQ_API enum opaq_status opaq_proto_parse(const char *text, size_t length, struct opaq_proto *proto,
                                            struct opaq_error *error);
-OPAQ_API int opaq_proto_equal(const struct opaq_proto *a, const struct opaq_proto *b);
+OPAQ_API int opaq_proto_equal(const struct opaq_proto *a, const struct opaq_proto *b); /* 0 for NULL */
 
 /* Memory that belongs to someone else. */
 struct opaq_span {

@@ -127,6 +127,7 @@ uint32_t opaq_cpu_features(void) {
 
 size_t opaq_cpu_describe(uint32_t features, char *buffer, size_t capacity) {
     size_t length = 0;
+    capacity = buffer == NULL ? 0 : capacity;
     if (capacity > 0) {
         buffer[0] = '\0';
     }

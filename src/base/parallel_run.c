@@ -18,7 +18,7 @@ void parallel_run(const struct opaq_parallel *parallel, int64_t count, const str
     }
     struct opaq_body inner = *body;
     const struct opaq_body guarded = {guarded_call, &inner};
-    if (parallel == NULL || count == 1) {
+    if (parallel == NULL || parallel->run == NULL || count == 1) {
         guarded.call(guarded.argument, 0, count);
     } else {
         parallel->run(parallel->context, count, &guarded);

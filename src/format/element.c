@@ -156,7 +156,7 @@ static void code_store(void *codes, int64_t index, int bytes, uint32_t code) {
 
 void opaq_element_decode_array(enum opaq_element element, const void *codes, int64_t count, float *values) {
     const int bytes = code_bytes(element);
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = 0; codes != NULL && values != NULL && i < count; ++i) {
         values[i] = opaq_element_decode(element, code_load(codes, i, bytes));
     }
 }
@@ -164,7 +164,7 @@ void opaq_element_decode_array(enum opaq_element element, const void *codes, int
 void opaq_element_encode_array(enum opaq_element element, const float *values, int64_t count,
                                enum opaq_overflow overflow, void *codes) {
     const int bytes = code_bytes(element);
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = 0; values != NULL && codes != NULL && i < count; ++i) {
         code_store(codes, i, bytes, opaq_element_encode(element, values[i], overflow));
     }
 }
@@ -173,7 +173,7 @@ void opaq_element_encode_stochastic_array(enum opaq_element element, const float
                                           const uint32_t *random, int64_t count, void *codes) {
     const int bytes = code_bytes(element);
     const uint64_t saved = fp_environment_enter();
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = 0; values != NULL && random != NULL && codes != NULL && i < count; ++i) {
         code_store(codes, i, bytes, encode_stochastic(element, values[i], random[i]));
     }
     fp_environment_leave(saved);

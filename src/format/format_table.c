@@ -141,6 +141,9 @@ const char *opaq_rule_name(enum opaq_rule rule) {
 }
 
 int64_t opaq_extent_eval(const struct opaq_extent *extent, int64_t rows_size, int64_t columns_size) {
+    if (extent == NULL || extent->per < 1 || extent->to < 1) {
+        return -1;
+    }
     const int64_t size = extent->dim == OPAQ_DIM_ROWS      ? rows_size
                          : extent->dim == OPAQ_DIM_COLUMNS ? columns_size
                                                            : 1;

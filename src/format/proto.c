@@ -8,8 +8,16 @@
 #include "format/proto_layout.h"
 #include "opaq/status.h"
 
+/* Whether the rank can be counted up to; opaq_proto_check says what else a prototype needs. */
+static bool has_rank(const struct opaq_proto *proto) {
+    return proto != NULL && proto->rank >= 0 && proto->rank <= OPAQ_RANK_LIMIT;
+}
+
 int64_t opaq_proto_rows(const struct opaq_proto *proto) {
     int64_t rows = 1;
+    if (!has_rank(proto)) {
+        return 0;
+    }
     for (int i = 0; i + 1 < proto->rank; ++i) {
         if (!checked_multiply(rows, proto->shape[i], &rows)) {
             return -1;
@@ -19,6 +27,9 @@ int64_t opaq_proto_rows(const struct opaq_proto *proto) {
 }
 
 int64_t opaq_proto_columns(const struct opaq_proto *proto) {
+    if (!has_rank(proto)) {
+        return 0;
+    }
     return proto->rank > 0 ? proto->shape[proto->rank - 1] : 1;
 }
 
@@ -293,6 +304,9 @@ enum opaq_status opaq_proto_update_usage(struct opaq_proto *proto, int usage, st
 }
 
 int opaq_proto_equal(const struct opaq_proto *a, const struct opaq_proto *b) {
+    if (a == NULL || b == NULL) {
+        return 0;
+    }
     return a->rank == b->rank && a->dtype == b->dtype && a->is_quantized == b->is_quantized &&
            a->device.type == b->device.type && a->device.index == b->device.index &&
            memcmp(a->shape, b->shape, sizeof a->shape) == 0 && opaq_spec_equal(&a->spec, &b->spec);

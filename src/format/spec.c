@@ -172,6 +172,9 @@ enum opaq_status opaq_spec_check(const struct opaq_spec *spec, struct opaq_error
 }
 
 int opaq_spec_equal(const struct opaq_spec *a, const struct opaq_spec *b) {
+    if (a == NULL || b == NULL) {
+        return 0;
+    }
     return a->format == b->format && a->element == b->element && a->usage == b->usage && a->rule == b->rule &&
            a->options == b->options && a->hadamard_mask == b->hadamard_mask && a->e4m3_max == b->e4m3_max &&
            a->error_mode == b->error_mode && a->reserved == b->reserved &&
@@ -181,6 +184,9 @@ int opaq_spec_equal(const struct opaq_spec *a, const struct opaq_spec *b) {
 /* Of the 16 bytes: there is no padding, and check_parameters leaves no second way to write a value. */
 uint64_t opaq_spec_hash(const struct opaq_spec *spec) {
     uint64_t word[2];
+    if (spec == NULL) {
+        return 0;
+    }
     memcpy(word, spec, sizeof word);
     uint64_t hash = 0x9E3779B97F4A7C15u;
     for (int i = 0; i < 2; ++i) { /* the finalizer of splitmix64 */

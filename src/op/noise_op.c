@@ -97,5 +97,8 @@ enum opaq_status opaq_noise_measure(const struct opaq_view *x, const struct opaq
 }
 
 double opaq_noise_sqnr(const struct opaq_noise *noise) {
+    if (noise == NULL) {
+        return 0.0;
+    }
     return noise->noise == 0.0 ? HUGE_VAL : 10.0 * log10(noise->signal / noise->noise);
 }
