@@ -31,13 +31,13 @@ struct opaq_pool;
 /* A pool of `threads` threads, the calling one counted in; 0 means one per processor. At most 1024. */
 OPAQ_API enum opaq_status opaq_pool_create(int threads, struct opaq_pool **pool, struct opaq_error *error);
 
-/* Ends the threads. No operation may be running on the pool. NULL is allowed. */
+/* Ends the threads. No operation may be running on the pool. NULL is allowed. After a fork a child frees memory only. */
 OPAQ_API void opaq_pool_destroy(struct opaq_pool *pool);
 
 OPAQ_API int opaq_pool_threads(const struct opaq_pool *pool);
 
 /* The pool as an argument for operations; valid while the pool is. Several threads may use one pool at
- * once: one call gets the workers, the others run on their own thread meanwhile. */
+ * once: one call gets the workers, the others run on their own thread meanwhile, as does a forked child. */
 OPAQ_API struct opaq_parallel opaq_pool_parallel(struct opaq_pool *pool);
 
 #ifdef __cplusplus

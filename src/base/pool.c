@@ -1,7 +1,8 @@
 /* base/pool.c: a small pthread pool for C programs.
  *
  * The workers sleep on a condition variable. A run is published as one job; every thread, the caller's
- * included, takes pieces of it until none is left. A second run that finds the workers taken goes on alone. */
+ * included, takes pieces of it until none is left. A second run that finds the workers taken goes on alone. So does every
+ * run in a forked child, which has none of the threads and must not wait for them. */
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@ struct job {
 struct opaq_pool {
     int threads; /* workers + the caller */
     int workers; /* that were started */
+    pid_t process; /* that has them */
     pthread_t *worker;
     pthread_mutex_t run_mutex; /* held by the run that has the workers */
     pthread_mutex_t mutex;     /* guards what follows */
@@ -70,7 +72,8 @@ static void pool_run(void *context, int64_t count, const struct opaq_body *body)
     if (count <= 0) {
         return;
     }
-    if (pool == NULL || count == 1 || pool->workers == 0 || pthread_mutex_trylock(&pool->run_mutex) != 0) {
+    if (pool == NULL || count == 1 || pool->workers == 0 || getpid() != pool->process ||
+        pthread_mutex_trylock(&pool->run_mutex) != 0) {
         body->call(body->argument, 0, count);
         return;
     }
@@ -101,6 +104,11 @@ static int processor_count(void) {
 
 void opaq_pool_destroy(struct opaq_pool *pool) {
     if (pool == NULL) {
+        return;
+    }
+    if (getpid() != pool->process) { /* a lock may be held by a thread that is not here */
+        free(pool->worker);
+        free(pool);
         return;
     }
     pthread_mutex_lock(&pool->mutex);
@@ -137,6 +145,7 @@ enum opaq_status opaq_pool_create(int threads, struct opaq_pool **pool, struct o
         return opaq_fail(error, OPAQ_ERROR_MEMORY, "pool_create: no memory for a pool of %d threads", threads);
     }
     made->threads = threads;
+    made->process = getpid();
     made->worker = worker;
     pthread_mutex_init(&made->run_mutex, NULL);
     pthread_mutex_init(&made->mutex, NULL);

@@ -3,13 +3,14 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/fork_lock.h"
 #include "base/text_table.h"
 #include "opaq/spec.h"
 #include "opaq/status.h"
 
-static struct text_table table = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+static struct text_table table;
 
-/* With the mutex held. */
+/* With fork_lock held. */
 static enum opaq_status intern_new(const char *text, size_t length, const struct opaq_spec *value,
                                    const struct opaq_spec **spec, struct opaq_error *error) {
     char canonical[OPAQ_SPEC_TEXT_BYTES];
@@ -49,13 +50,13 @@ enum opaq_status opaq_spec_intern(const char *text, size_t length, const struct 
     if (status != OPAQ_OK) {
         return status;
     }
-    pthread_mutex_lock(&table.mutex);
+    fork_lock();
     known = text_table_find(&table, text, length);
     if (known != NULL) {
         *spec = known;
     } else {
         status = intern_new(text, length, &value, spec, error);
     }
-    pthread_mutex_unlock(&table.mutex);
+    fork_unlock();
     return status;
 }

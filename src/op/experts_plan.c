@@ -195,7 +195,7 @@ static enum opaq_status parse(const char *text, size_t length, void *plan, struc
     return opaq_experts_plan_parse(text, length, plan, error);
 }
 
-static struct text_table table = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+static struct text_table table;
 
 enum opaq_status experts_plan_of_value(const struct opaq_value *text, struct opaq_experts_plan *plan,
                                        struct opaq_error *error) {

@@ -145,7 +145,7 @@ static enum opaq_status parse(const char *text, size_t length, void *plan, struc
     return opaq_linear_plan_parse(text, length, plan, error);
 }
 
-static struct text_table table = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+static struct text_table table;
 
 enum opaq_status plan_of_value(const struct opaq_value *text, struct opaq_linear_plan *plan,
                                struct opaq_error *error) {

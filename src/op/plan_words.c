@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/fork_lock.h"
 #include "op/op_tensor.h"
 #include "opaq/linear.h"
 #include "opaq/status.h"
@@ -157,11 +158,11 @@ enum opaq_status plan_find_or_parse(struct text_table *table, const struct opaq_
     }
     const enum opaq_status status = parse(text->text, length, plan, error);
     if (status == OPAQ_OK) { /* beyond the limit, or without memory, a text is parsed each time */
-        pthread_mutex_lock(&table->mutex);
+        fork_lock();
         if (table->count < OPAQ_INTERN_LIMIT && text_table_find(table, text->text, length) == NULL) {
             (void)text_table_insert(table, text->text, length, plan, bytes);
         }
-        pthread_mutex_unlock(&table->mutex);
+        fork_unlock();
     }
     return status;
 }

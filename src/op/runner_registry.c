@@ -1,12 +1,12 @@
 /* op/runner_registry.c: handles, holds, and who frees what when. */
 #include "op/runner_registry.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fork_lock.h"
 #include "opaq/status.h"
 
 enum { PAGE_SLOTS = 256, PAGE_COUNT = OPAQ_RUNNER_LIMIT / PAGE_SLOTS, SLOT_BITS = 16, NO_SLOT = -1 };
@@ -20,15 +20,14 @@ enum { PAGE_SLOTS = 256, PAGE_COUNT = OPAQ_RUNNER_LIMIT / PAGE_SLOTS, SLOT_BITS 
 struct slot {
     _Atomic uint64_t word;
     struct runner runner; /* written before the word says that it is valid, read by those who hold it */
-    int next_free;        /* guarded by the mutex */
+    int next_free;        /* guarded by fork_lock */
 };
 
 /* A page is published once, with a release store, and stays. */
 static _Atomic(struct slot *) pages[PAGE_COUNT];
 static atomic_int live;
 
-/* Guards what follows; taken to make a runner and to give a slot back, never to find one. */
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+/* Guarded by fork_lock, which is taken to make a runner and to give a slot back, never to find one. */
 static int first_free = NO_SLOT;
 static int slots_used; /* slots from this one on were never used */
 
@@ -94,12 +93,12 @@ const struct runner *runner_hold(const char *operation, int64_t handle, int kind
 
 /* A slot whose generations are used up is not given out again: 2^31 - 1 runners stood there. */
 static void give_slot_back(struct slot *slot, int index, uint64_t generation) {
-    pthread_mutex_lock(&mutex);
+    fork_lock();
     if (generation < LAST_GENERATION) {
         slot->next_free = first_free;
         first_free = index;
     }
-    pthread_mutex_unlock(&mutex);
+    fork_unlock();
 }
 
 void runner_release(int64_t handle) {
@@ -109,7 +108,7 @@ void runner_release(int64_t handle) {
     if ((before & HOLDS) != ONE_HOLD) {
         return;
     }
-    /* The registry's own hold is gone too, so nobody finds it any more. The mutex is not held: a runner's destroy may
+    /* The registry's own hold is gone too, so nobody finds it any more. The lock is not held: a runner's destroy may
      * use this file. */
     if (slot->runner.functions.destroy != NULL) {
         slot->runner.functions.destroy(slot->runner.state);
@@ -119,7 +118,7 @@ void runner_release(int64_t handle) {
 
 /* ---- making ---- */
 
-/* A slot that nobody uses, with the mutex held; NULL with a status if there is none. */
+/* A slot that nobody uses, with fork_lock held; NULL with a status if there is none. */
 static struct slot *take_slot(int *index, enum opaq_status *status, struct opaq_error *error) {
     if (first_free != NO_SLOT) {
         *index = first_free;
@@ -196,9 +195,9 @@ enum opaq_status opaq_runner_register(const struct opaq_runner_info *info,
         return status;
     }
     int index = 0;
-    pthread_mutex_lock(&mutex);
+    fork_lock();
     struct slot *slot = take_slot(&index, &status, error);
-    pthread_mutex_unlock(&mutex);
+    fork_unlock();
     if (slot == NULL) {
         return status;
     }
