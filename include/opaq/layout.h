@@ -23,7 +23,8 @@ enum opaq_layout {
 struct opaq_layout_row {
     enum opaq_layout layout;
     enum opaq_format format;
-    /* What the configuration calls it: compressed-tensors' format, ModelOpt's quant_algo, the quant_method of others. */
+    /* What the configuration calls it: compressed-tensors' format, ModelOpt's quant_algo, the quant_method of others. As
+     * it is written; readers compare without case. */
     const char *method;
     /* A weight that would be called W if it were plain is in the tensors W + data, W + scale and, if there is one, W +
      * global ("" if not). */

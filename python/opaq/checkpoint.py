@@ -218,25 +218,29 @@ def _read_compressed_tensors(config: Mapping[str, Any]) -> Layout:
     return _layout([(_ct_targets(group), _ct_scheme(group)) for group in groups], config.get("ignore"))
 
 
-# How inputs are quantized: as they come, and with the checkpoint's scale.
+# How inputs are quantized: as they come, and with the checkpoint's scale. ModelOpt writes some algorithms in
+# lower case; all are compared in upper case.
+_MODELOPT_FP8_INPUT = {"input": "fp8+rule=modelopt", "input_given": "fp8+delayed+rule=modelopt"}
 _MODELOPT_INPUTS = {
     "NVFP4": {"input": "nvfp4+global+rule=modelopt", "input_given": "nvfp4+global+rule=modelopt"},
-    "FP8": {"input": "fp8+rule=modelopt", "input_given": "fp8+delayed+rule=modelopt"},
+    "FP8": _MODELOPT_FP8_INPUT,
     "FP8_PER_CHANNEL_PER_TOKEN": {"input": "fp8row+rule=modelopt"},
     "MXFP8": {"input": "mxfp8+rule=modelopt"},
+    "W4A8_MXFP4_FP8": _MODELOPT_FP8_INPUT,
 }
-_MODELOPT_WEIGHTS_ONLY = {"W4A16_NVFP4": "NVFP4"}
+_MODELOPT_WEIGHTS = {"W4A16_NVFP4": "NVFP4", "W4A8_MXFP4_FP8": "MXFP4"}  # stored as those are
 
 
 def _modelopt_scheme(algorithm: Any) -> Scheme:
-    rows = {row.method: row for row in layouts() if row.layout == "modelopt"}
-    row = rows.get(_MODELOPT_WEIGHTS_ONLY.get(algorithm, algorithm))
+    rows = {row.method.upper(): row for row in layouts() if row.layout == "modelopt"}
+    name = algorithm.upper() if isinstance(algorithm, str) else algorithm
+    row = rows.get(_MODELOPT_WEIGHTS.get(name, name))
     if row is None:
-        expected = ", ".join([*rows, *_MODELOPT_WEIGHTS_ONLY])
+        expected = ", ".join([*rows, *_MODELOPT_WEIGHTS])
         raise ValueError(
             f"opaq: the checkpoint's quant_algo is {algorithm!r}, expected one of {expected} or MIXED_PRECISION"
         )
-    inputs = _MODELOPT_INPUTS.get(algorithm, {})
+    inputs = _MODELOPT_INPUTS.get(name, {})
     named = {"input_scale": row.input} if "input_given" in inputs else {}
     return _scheme("modelopt", row.format, **inputs, **named)
 
@@ -246,7 +250,7 @@ def _read_modelopt(config: Mapping[str, Any]) -> Layout:
     config = {**config, **config.get("quantization", {})}
     ignore = config.get("ignore") or config.get("exclude_modules")
     algorithm, layers = config.get("quant_algo"), config.get("quantized_layers")
-    if algorithm != "MIXED_PRECISION" or not layers:
+    if str(algorithm).upper() != "MIXED_PRECISION" or not layers:
         return _layout([(["*"], _modelopt_scheme(algorithm))], ignore)
     named: dict[Any, list[str]] = {}
     for name, layer in layers.items():
@@ -298,6 +302,7 @@ def read_layout(config: Mapping[str, Any]) -> Layout:
     """The layout that a checkpoint's `quantization_config` describes."""
     method = config.get("quant_method")
     method = getattr(method, "value", method)
+    method = method.lower() if isinstance(method, str) else method
     if method not in _READERS:
         raise ValueError(
             f"opaq: the checkpoint's quant_method is {method!r}, expected one of {', '.join(_READERS)}"

@@ -11,7 +11,6 @@
 #include "cli/interrupt.h"
 #include "cli/job_summary.h"
 #include "cli/plan_run.h"
-#include "cli/quantization_config.h"
 
 static const char weight_end[] = ".weight";
 
@@ -70,7 +69,7 @@ static enum opaq_status write_config(const struct checkpoint_job *job, const str
                                      struct opaq_error *error) {
     const struct model *const model = job->plan->weights->model;
     const struct quantization quantization = {.row = job->row,
-                                              .has_input_scales = job->has_input_scales,
+                                              .activations = job->activations,
                                               .ignored = (const char *const *)job->ignored.names,
                                               .ignored_count = job->ignored.count};
     enum opaq_status status = OPAQ_OK;

@@ -6,6 +6,7 @@
 #include "cli/command.h"
 #include "cli/coverage.h"
 #include "cli/plan.h"
+#include "cli/quantization_config.h"
 
 /* Names of modules, each a text of its own. */
 struct module_list {
@@ -19,7 +20,7 @@ void module_list_free(struct module_list *list);
 struct checkpoint_job {
     struct plan *plan;
     const struct opaq_layout_row *row; /* NULL: nothing is quantized any more */
-    bool has_input_scales;
+    enum activations activations;
     struct module_list ignored; /* modules that could be quantized and are not */
     struct coverages coverages; /* of the source's parameters */
     bool allows_nonfinite;      /* see plan_run.h */

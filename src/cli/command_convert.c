@@ -85,6 +85,20 @@ static enum opaq_status common_format(const struct weights *weights, const struc
                                     weights->model->path);
 }
 
+/* Those of the source, if the layout has a form for them. */
+static void choose_activations(struct checkpoint_job *job, const struct weights *weights, bool has_scales) {
+    enum activations wanted = activations_default(job->row);
+    activations_of_config(model_quantization(weights->model), &wanted);
+    wanted = has_scales ? ACTIVATIONS_GIVEN : wanted;
+    job->activations = activations_fit(job->row, wanted) ? wanted : activations_default(job->row);
+    if (job->activations != wanted) {
+        job_note(job,
+                 "the source's activations are %s, for which the layout %s has no form of %s: they become %s",
+                 activations_name(wanted), opaq_layout_name(job->row->layout),
+                 opaq_format_row(job->row->format)->name, activations_name(job->activations));
+    }
+}
+
 static enum opaq_status plan_layout(struct checkpoint_job *job, const struct weights *weights,
                                     const char *layout, struct opaq_error *error) {
     const struct opaq_layout_row *from = NULL;
@@ -93,20 +107,22 @@ static enum opaq_status plan_layout(struct checkpoint_job *job, const struct wei
         return status;
     }
     job->row = opaq_layout_find((enum opaq_layout)opaq_layout_number(layout), from->format);
-    if (job->row == NULL || from->layout == OPAQ_LAYOUT_GPT_OSS) {
+    if (job->row == NULL || !layout_is_written(job->row) || from->layout == OPAQ_LAYOUT_GPT_OSS) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "%s is %s in the layout %s, which cannot become %s",
                          weights->model->path, opaq_format_row(from->format)->name,
                          opaq_layout_name(from->layout), layout);
     }
+    bool has_scales = false;
     for (size_t i = 0; i < weights->count && status == OPAQ_OK; ++i) {
         const struct weight *const weight = &weights->items[i];
         if (weight->row == NULL) {
             plan_copy(job->plan, weight->data, NULL, NULL, 0);
         } else {
-            job->has_input_scales |= weight->input != NULL;
+            has_scales |= weight->input != NULL;
             status = convert_weight(job->plan, weight, job->row, error);
         }
     }
+    choose_activations(job, weights, has_scales);
     return status;
 }
 

@@ -41,6 +41,7 @@ struct choice {
     struct name_patterns ignored;
     struct name_patterns included;
     bool splits_experts;
+    enum activations activations;
 };
 
 static enum opaq_status add_all(struct name_patterns *patterns, const char *const *texts, size_t count,
@@ -78,7 +79,7 @@ static enum opaq_status add_usual(struct choice *choice, struct opaq_error *erro
 static void list_formats(enum opaq_layout layout, struct text *list) {
     const struct opaq_layout_row *row = NULL;
     for (int i = 0; (row = opaq_layout_row(i)) != NULL; ++i) {
-        if (row->layout == layout) {
+        if (row->layout == layout && layout_is_written(row)) {
             text_print(list, "%s%s", list->length == 0 ? "" : ", ", opaq_format_row(row->format)->name);
         }
     }
@@ -112,13 +113,28 @@ static enum opaq_status choose_spec(const struct command_call *call, struct choi
     return opaq_spec_check(&choice->spec, error);
 }
 
+static enum opaq_status choose_activations(const struct command_call *call, struct choice *choice,
+                                           struct opaq_error *error) {
+    const struct opaq_layout_row *const row = choice->row;
+    const char *const name = call_value(call, "activations", activations_name(activations_default(row)));
+    choice->activations = strcmp(name, "none") == 0 ? ACTIVATIONS_NONE : ACTIVATIONS_DYNAMIC;
+    if (activations_fit(row, choice->activations)) {
+        return OPAQ_OK;
+    }
+    return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                     "the layout %s has no form of %s with activations %s%s; it has %s",
+                     opaq_layout_name(row->layout), opaq_format_row(row->format)->name, name,
+                     row->format == OPAQ_NVFP4 ? ", which need scales from a calibration" : "",
+                     activations_name(activations_default(row)));
+}
+
 static enum opaq_status choose(const struct command_call *call, struct choice *choice,
                                struct opaq_error *error) {
     const char *const format = call_value(call, "format", "nvfp4");
     const char *const layout = call_value(call, "layout", "compressed-tensors");
     choice->row = opaq_layout_find((enum opaq_layout)opaq_layout_number(layout),
                                    (enum opaq_format)opaq_format_find(format));
-    if (choice->row == NULL) {
+    if (choice->row == NULL || !layout_is_written(choice->row)) {
         struct text list = {0};
         list_formats((enum opaq_layout)opaq_layout_number(layout), &list);
         const enum opaq_status status =
@@ -129,6 +145,9 @@ static enum opaq_status choose(const struct command_call *call, struct choice *c
     }
     choice->splits_experts = strcmp(call_value(call, "experts", "split"), "split") == 0;
     enum opaq_status status = choose_spec(call, choice, error);
+    if (status == OPAQ_OK) {
+        status = choose_activations(call, choice, error);
+    }
     if (status == OPAQ_OK && !call_has(call, "no-default-ignore")) {
         status = add_usual(choice, error);
     }
@@ -295,9 +314,9 @@ static void ignore_tied_head(struct checkpoint_job *job) {
 static void describe(const struct command_call *call, const struct choice *choice, struct checkpoint_job *job) {
     char spec[OPAQ_SPEC_TEXT_BYTES] = "";
     opaq_spec_print(&choice->spec, spec, sizeof spec, NULL);
-    text_print(&job->settings, "quantize %s %s experts=%d defaults=%d", spec,
-               opaq_layout_name(choice->row->layout), choice->splits_experts,
-               !call_has(call, "no-default-ignore"));
+    text_print(&job->settings, "quantize %s %s activations=%s experts=%d defaults=%d", spec,
+               opaq_layout_name(choice->row->layout), activations_name(choice->activations),
+               choice->splits_experts, !call_has(call, "no-default-ignore"));
     for (size_t i = 0; i < 2; ++i) {
         const char *const option = i == 0 ? "ignore" : "include";
         for (const char *const *value = call_values(call, option); *value != NULL; ++value) {
@@ -348,6 +367,7 @@ static enum opaq_status make_plan(const struct command_call *call, const struct 
             weights->model->path, weights->model->tensor_count);
     }
     job->row = choice->row;
+    job->activations = choice->activations;
     ignore_tied_head(job);
     describe(call, choice, job);
     return plan_finish(job->plan, error);

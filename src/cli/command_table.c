@@ -40,7 +40,7 @@
 
 #define SUMMARY \
     "The summary says which share of the parameters is quantized and why the rest is not. With --json it is one " \
-    "object: path, dry_run, format, layout, files, tensors, bytes, source_bytes, matrices, parameters, quantized " \
+    "object: path, dry_run, format, layout, activations, files, tensors, bytes, source_bytes, matrices, parameters, quantized " \
     "(weights, parameters, share), not_quantized (reason, weights, parameters, share, first), ignored, nonfinite " \
     "(values, weights), notes.\n"
 
@@ -72,6 +72,11 @@ static const struct option_row quantize_options[] = {
     CHOICE("rule", "NAME", "te|ocp|rceil|compressed-tensors|modelopt",
         "How scales are computed. The default is the layout's own, which gives the bytes that its software would "
         "write."),
+    CHOICE("activations", "HOW", "none|dynamic",
+        "What engines do with the inputs of quantized layers, as config.json says it: none leaves them, dynamic "
+        "quantizes them like the weights with scales computed as they come. The default is none for formats of 4 "
+        "bits, where that costs accuracy, and dynamic for those of 8 bits, where engines are faster; a layout that "
+        "has one form only has that."),
     REPEATED("ignore", "PATTERN",
         "Leave these modules as they are, besides those that are left by default. May be given several times."),
     REPEATED("include", "PATTERN",

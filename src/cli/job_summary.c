@@ -186,6 +186,7 @@ enum exit_code job_print_json(const struct command_call *call, const struct chec
     yyjson_mut_obj_add_bool(document, root, "dry_run", is_dry);
     json_add_text(document, root, "format", job->row == NULL ? NULL : opaq_format_row(job->row->format)->name);
     json_add_text(document, root, "layout", job->row == NULL ? "plain" : opaq_layout_name(job->row->layout));
+    json_add_text(document, root, "activations", job->row == NULL ? NULL : activations_name(job->activations));
     yyjson_mut_obj_add_uint(document, root, "files", job->plan->file_count);
     yyjson_mut_obj_add_uint(document, root, "tensors", made.tensors);
     yyjson_mut_obj_add_uint(document, root, "bytes", plan_tensor_bytes(job->plan));

@@ -2,6 +2,7 @@
 #include "cli/quantization_config.h"
 
 #include <string.h>
+#include <strings.h>
 
 #include "cli/cli_memory.h"
 #include "opaq/version.h"
@@ -14,21 +15,67 @@ static yyjson_mut_val *names(yyjson_mut_doc *document, const struct quantization
     return list;
 }
 
+/* ---- inputs ---- */
+
+static bool has_four_bits(enum opaq_format format) { return format == OPAQ_NVFP4 || format == OPAQ_MXFP4; }
+
+bool activations_fit(const struct opaq_layout_row *row, enum activations activations) {
+    const bool is_nvfp4 = row->format == OPAQ_NVFP4; /* whose inputs need a scale from a calibration */
+    if (activations == ACTIVATIONS_GIVEN) {
+        return *row->input != '\0';
+    }
+    const bool is_none = activations == ACTIVATIONS_NONE;
+    switch (row->layout) {
+    case OPAQ_LAYOUT_COMPRESSED_TENSORS:
+        return is_none || !is_nvfp4;
+    case OPAQ_LAYOUT_MODELOPT: /* each algorithm has one form */
+        return is_none == (has_four_bits(row->format) || row->format == OPAQ_FP8BLK2);
+    case OPAQ_LAYOUT_DEEPSEEK:
+        return !is_none;
+    case OPAQ_LAYOUT_GPT_OSS:
+        break;
+    }
+    return is_none;
+}
+
+enum activations activations_default(const struct opaq_layout_row *row) {
+    const enum activations wanted = has_four_bits(row->format) ? ACTIVATIONS_NONE : ACTIVATIONS_DYNAMIC;
+    const enum activations other = wanted == ACTIVATIONS_NONE ? ACTIVATIONS_DYNAMIC : ACTIVATIONS_NONE;
+    return activations_fit(row, wanted) ? wanted : other;
+}
+
+const char *activations_name(enum activations activations) {
+    static const char *const all[] = {"none", "dynamic", "given"};
+    return all[activations];
+}
+
+bool activations_of_config(yyjson_val *quantization, enum activations *activations) {
+    const char *const method = yyjson_get_str(yyjson_obj_get(quantization, "quant_method"));
+    yyjson_obj_iter groups = yyjson_obj_iter_with(yyjson_obj_get(quantization, "config_groups"));
+    yyjson_val *const first = yyjson_obj_iter_get_val(yyjson_obj_iter_next(&groups));
+    if (method == NULL || strcasecmp(method, "compressed-tensors") != 0 || !yyjson_is_obj(first)) {
+        return false;
+    }
+    *activations =
+        yyjson_is_obj(yyjson_obj_get(first, "input_activations")) ? ACTIVATIONS_DYNAMIC : ACTIVATIONS_NONE;
+    return true;
+}
+
 /* ---- compressed-tensors ---- */
 
-/* How a format's weights and, if they are computed with each call, inputs are described. */
+/* How a format's weights and inputs are described. */
 struct ct_row {
     enum opaq_format format;
     int bits;
     const char *strategy;
     int group; /* 0: none */
     const char *scale_dtype;
-    const char *input_strategy; /* NULL: inputs are not quantized */
+    const char *input_strategy;
     int input_group;
 };
 
 static const struct ct_row ct_rows[] = {
-    {OPAQ_NVFP4, 4, "tensor_group", 16, "torch.float8_e4m3fn", NULL, 0},
+    {OPAQ_NVFP4, 4, "tensor_group", 16, "torch.float8_e4m3fn", "tensor_group", 16},
     {OPAQ_MXFP4, 4, "group", 32, "torch.uint8", "group", 32},
     {OPAQ_MXFP8, 8, "group", 32, "torch.uint8", "group", 32},
     {OPAQ_FP8, 8, "tensor", 0, NULL, "tensor", 0},
@@ -73,20 +120,19 @@ static yyjson_mut_val *ct_arguments(yyjson_mut_doc *document, int bits, const ch
     return to;
 }
 
-static yyjson_mut_val *ct_input(yyjson_mut_doc *document, const struct ct_row *row, bool has_scales) {
-    if (row->format == OPAQ_NVFP4 && has_scales) { /* block scales are computed, the one beside them is given */
-        yyjson_mut_val *const input =
-            ct_arguments(document, row->bits, row->strategy, row->group, row->scale_dtype);
-        yyjson_mut_obj_add_str(document, input, "dynamic", "local");
-        yyjson_mut_obj_add_str(document, input, "observer", "static_minmax");
-        return input;
-    }
-    if (row->input_strategy == NULL) {
+static yyjson_mut_val *ct_input(yyjson_mut_doc *document, const struct ct_row *row,
+                                enum activations activations) {
+    if (activations == ACTIVATIONS_NONE) {
         return yyjson_mut_null(document);
     }
     yyjson_mut_val *const input =
         ct_arguments(document, row->bits, row->input_strategy, row->input_group, row->scale_dtype);
-    yyjson_mut_obj_add_bool(document, input, "dynamic", !has_scales);
+    if (row->format == OPAQ_NVFP4) { /* block scales are computed, the one beside them is given */
+        yyjson_mut_obj_add_str(document, input, "dynamic", "local");
+        yyjson_mut_obj_add_str(document, input, "observer", "static_minmax");
+    } else {
+        yyjson_mut_obj_add_bool(document, input, "dynamic", activations == ACTIVATIONS_DYNAMIC);
+    }
     return input;
 }
 
@@ -97,7 +143,7 @@ static yyjson_mut_val *ct_config(yyjson_mut_doc *document, const struct quantiza
     yyjson_mut_val *const group = yyjson_mut_obj_add_obj(document, groups, "group_0");
     yyjson_mut_obj_add_str(document, group, "format", quantization->row->method);
     yyjson_mut_obj_add_val(document, group, "input_activations",
-                           ct_input(document, row, quantization->has_input_scales));
+                           ct_input(document, row, quantization->activations));
     yyjson_mut_obj_add_null(document, group, "output_activations");
     yyjson_mut_val *const targets = yyjson_mut_obj_add_arr(document, group, "targets");
     yyjson_mut_arr_add_str(document, targets, "Linear");
@@ -116,9 +162,9 @@ static yyjson_mut_val *ct_config(yyjson_mut_doc *document, const struct quantiza
 
 /* ---- ModelOpt ---- */
 
-/* Without scales for the inputs nvfp4 is for weights only, which has a name of its own. */
+/* For weights only nvfp4 has a name of its own. */
 static const char *modelopt_algorithm(const struct quantization *quantization) {
-    return quantization->row->format == OPAQ_NVFP4 && !quantization->has_input_scales
+    return quantization->row->format == OPAQ_NVFP4 && quantization->activations == ACTIVATIONS_NONE
                ? "W4A16_NVFP4"
                : quantization->row->method;
 }
@@ -156,9 +202,7 @@ static yyjson_mut_val *modelopt_quantization(yyjson_mut_doc *document,
     yyjson_mut_val *const config = yyjson_mut_obj(document);
     yyjson_mut_val *const groups = yyjson_mut_obj_add_obj(document, config, "config_groups");
     yyjson_mut_val *const only = yyjson_mut_obj_add_obj(document, groups, "group_0");
-    const bool quantizes_inputs =
-        format == OPAQ_NVFP4 ? quantization->has_input_scales : format != OPAQ_FP8BLK2;
-    if (quantizes_inputs) {
+    if (quantization->activations != ACTIVATIONS_NONE) {
         yyjson_mut_obj_add_val(
             document, only, "input_activations",
             modelopt_numbers(document, bits, group, format != OPAQ_NVFP4 && format != OPAQ_FP8));

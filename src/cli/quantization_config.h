@@ -7,9 +7,28 @@
 
 #include "opaq/layout.h"
 
+/* What becomes of the inputs of quantized layers. */
+enum activations {
+    ACTIVATIONS_NONE,    /* they stay as they are */
+    ACTIVATIONS_DYNAMIC, /* quantized as they come, with scales computed from them */
+    ACTIVATIONS_GIVEN    /* quantized with scales that the checkpoint has */
+};
+
+/* Whether the layout has a form of the row's format for them. */
+bool activations_fit(const struct opaq_layout_row *row, enum activations activations);
+
+/* The one rule: as they are for formats of 4 bits, dynamic for those of 8; the layout's only form where it has one. */
+enum activations activations_default(const struct opaq_layout_row *row);
+
+/* "none", "dynamic", "given". */
+const char *activations_name(enum activations activations);
+
+/* What a quantization_config of compressed-tensors says of them. False if it says nothing. */
+bool activations_of_config(yyjson_val *quantization, enum activations *activations);
+
 struct quantization {
     const struct opaq_layout_row *row;
-    bool has_input_scales;      /* the checkpoint has scales for the layers' inputs */
+    enum activations activations;
     bool has_exponents;         /* deepseek: the block scales are powers of two (e8m0) */
     const char *const *ignored; /* modules that could be quantized and are not */
     size_t ignored_count;

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "cli/json.h"
 #include "cli/words.h"
@@ -15,16 +16,20 @@ int layout_of_config(yyjson_val *quantization) {
     if (method == NULL) {
         return json_member_text(quantization, "quant_algo") == NULL ? -1 : OPAQ_LAYOUT_MODELOPT;
     }
-    if (strcmp(method, "compressed-tensors") == 0) {
+    if (strcasecmp(method, "compressed-tensors") == 0) {
         return OPAQ_LAYOUT_COMPRESSED_TENSORS;
     }
-    if (strncmp(method, "modelopt", strlen("modelopt")) == 0) {
+    if (strncasecmp(method, "modelopt", strlen("modelopt")) == 0) {
         return OPAQ_LAYOUT_MODELOPT;
     }
-    if (strcmp(method, "fp8") == 0 || strcmp(method, "mxfp8") == 0) {
+    if (strcasecmp(method, "fp8") == 0 || strcasecmp(method, "mxfp8") == 0) {
         return OPAQ_LAYOUT_DEEPSEEK;
     }
-    return strcmp(method, "mxfp4") == 0 ? OPAQ_LAYOUT_GPT_OSS : -1;
+    return strcasecmp(method, "mxfp4") == 0 ? OPAQ_LAYOUT_GPT_OSS : -1;
+}
+
+bool layout_is_written(const struct opaq_layout_row *row) {
+    return row->layout != OPAQ_LAYOUT_MODELOPT || row->format != OPAQ_MXFP4;
 }
 
 bool weight_is_float(const struct weight *weight) {

@@ -43,6 +43,9 @@ uint64_t weight_bytes(const struct weight *weight);
 /* The enum opaq_layout that a quantization_config speaks of, -1 if it is none or of something else. */
 int layout_of_config(yyjson_val *quantization);
 
+/* ModelOpt's mxfp4 is read only: it rounds ties away from opaq's rules, and no engine loads it. */
+bool layout_is_written(const struct opaq_layout_row *row);
+
 /* "nvfp4", or "BF16". */
 const char *weight_kind(const struct weight *weight);
 
