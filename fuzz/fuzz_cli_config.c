@@ -38,7 +38,7 @@ static void expect_ignored(yyjson_val *quantization) {
     ignore_list_make(quantization, &list);
     for (size_t i = 0; i < STACKS; ++i) {
         const char *const found = ignore_list_find(&list, stacks[i].name);
-        expect(found == NULL || list.count != 0);
+        expect(found == NULL || list.patterns.count != 0);
     }
     ignore_list_free(&list);
 }

@@ -12,6 +12,7 @@
 #include "opaq/noise.h"
 #include "opaq/op.h"
 #include "opaq/parallel.h"
+#include "opaq/pattern.h"
 #include "opaq/proto.h"
 #include "opaq/quant.h"
 #include "opaq/runner.h"

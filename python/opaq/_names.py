@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-import re
+import ctypes
+import weakref
 from collections.abc import Iterable
-from fnmatch import translate
+
+from opaq._library import call, library
 
 
 class Names:
     """Modules by their names: whole names or ends of names, which may have * and ? in them, and regular
-    expressions after "re:". A module is meant by its own name or by that of a module it is in."""
+    expressions after "re:". A module is meant by its own name or by that of a module it is in. Patterns are
+    matched by the library (opaq/pattern.h), in time proportional to their size."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
+        self._patterns = tuple(patterns)
         self._exact: set[str] = set()
-        self._expressions: list[re.Pattern[str]] = []
-        for pattern in patterns:
+        self._list = ctypes.c_void_p()
+        call("opaq_patterns_create", self._list)
+        weakref.finalize(self, library.opaq_patterns_destroy, self._list)
+        for pattern in self._patterns:
             if pattern.startswith("re:"):
-                self._expressions.append(re.compile(pattern[3:]))
+                self._add(pattern)
             elif set(pattern) & set("*?["):
-                self._expressions += [re.compile(translate(p)) for p in (pattern, f"*.{pattern}")]
+                self._add(pattern)
+                self._add(f"*.{pattern}")
             else:
                 self._exact.add(pattern)
+
+    def _add(self, pattern: str) -> None:
+        call("opaq_patterns_add", self._list, pattern.encode(errors="surrogatepass"))
+
+    def __reduce__(self) -> tuple[type[Names], tuple[tuple[str, ...]]]:
+        return Names, (self._patterns,)
 
     def __contains__(self, name: str) -> bool:
         parts = name.split(".")
         for end in range(1, len(parts) + 1):
             if any(".".join(parts[begin:end]) in self._exact for begin in range(end)):
                 return True
-            if any(expression.match(".".join(parts[:end])) for expression in self._expressions):
+            whole = ".".join(parts[:end]).encode(errors="surrogatepass")
+            if library.opaq_patterns_find(self._list, whole) >= 0:
                 return True
         return False

@@ -57,8 +57,9 @@ static const char quantize_description[] =
     "matched with the whole name of a module and is one of\n"
     "  model.layers.0.mlp.down_proj    a name\n"
     "  *.self_attn.*                   a glob: * is anything, ? one letter\n"
-    "  re:.*layers\\.[0-3]\\.            a regular expression (POSIX, extended) that\n"
-    "                                  matches from the name's beginning\n"
+    "  re:.*layers\\.[0-3]\\.            a regular expression as in Python, without\n"
+    "                                  references, that matches from the name's\n"
+    "                                  beginning\n"
     SUMMARY
     ALL_OR_NOTHING;
 

@@ -2,25 +2,19 @@
 #ifndef OPAQ_CLI_CONFIG_IGNORE_H
 #define OPAQ_CLI_CONFIG_IGNORE_H
 
-#include <regex.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <yyjson.h>
 
-struct ignore_entry {
-    const char *text; /* as the configuration has it, and of its memory */
-    bool is_regular;
-    regex_t expression;
-};
+#include "cli/name_pattern.h"
 
 struct ignore_list {
-    struct ignore_entry *entries;
-    size_t count;
+    struct name_patterns patterns;
+    const char **texts; /* of the patterns, as the configuration has them, and of its memory */
+    size_t capacity;
+    struct opaq_error refused; /* why the first entry that is no pattern was skipped; OPAQ_OK if none was */
 };
 
-/* Entries of the configuration's lists (ignore, exclude_modules, modules_to_not_convert) are names, patterns with '*',
- * or regular expressions of Python behind "re:". Expressions with counted repetition, references or look-around are
- * passed over: POSIX has no such thing, or pays too much for it. */
+/* Entries of the configuration's lists (ignore, exclude_modules, modules_to_not_convert), patterns of opaq/pattern.h. */
 void ignore_list_make(yyjson_val *quantization, struct ignore_list *list);
 void ignore_list_free(struct ignore_list *list);
 

@@ -7,6 +7,7 @@
 
 #include "cli/interrupt.h"
 #include "cli/number_text.h"
+#include "cli/text_set.h"
 #include "cli/weight_compare.h"
 
 enum { PIECE_BYTES = 1 << 22 };
@@ -223,27 +224,61 @@ enum opaq_status diff_values(const struct checkpoint *a, const struct checkpoint
 /* ---- keys ---- */
 
 static void add_key(struct key_differences *keys, const char *key, enum difference_sort sort) {
-    keys->items = realloc_array(keys->items, keys->count + 1, sizeof *keys->items);
+    keys->items = grow_array(keys->items, keys->count, &keys->capacity, sizeof *keys->items);
     keys->items[keys->count++] = (struct key_difference){copy_text(key, strlen(key)), sort};
+}
+
+struct member {
+    const char *key;
+    size_t length;
+    yyjson_val *value;
+};
+
+static int compare_members(const void *first, const void *second) {
+    const struct member *const a = first;
+    const struct member *const b = second;
+    const int order = memcmp(a->key, b->key, a->length < b->length ? a->length : b->length);
+    return order != 0 ? order : (a->length > b->length) - (a->length < b->length);
+}
+
+/* An object's members, sorted by their keys; released with free(). An object may be NULL. */
+static struct member *sorted_members(yyjson_val *object, size_t *count) {
+    *count = yyjson_obj_size(object);
+    struct member *const members = alloc_array(*count, sizeof *members);
+    size_t index = 0;
+    size_t all = 0;
+    yyjson_val *key = NULL;
+    yyjson_val *value = NULL;
+    if (*count != 0) { /* the loop is undefined for NULL */
+        yyjson_obj_foreach(object, index, all, key, value) {
+            members[index] = (struct member){yyjson_get_str(key), yyjson_get_len(key), value};
+        }
+        qsort(members, *count, sizeof *members, compare_members);
+    }
+    return members;
 }
 
 /* Members of `from` that `other` has not, or with another value if `compares`. Both may be NULL. */
 static void diff_members(yyjson_val *from, yyjson_val *other, bool compares, enum difference_sort only,
                          struct key_differences *keys) {
+    size_t other_count = 0;
+    struct member *const members = sorted_members(other, &other_count);
     size_t index = 0;
     size_t count = 0;
     yyjson_val *key = NULL;
     yyjson_val *value = NULL;
-    if (from == NULL) { /* the loop is undefined for it */
-        return;
-    }
-    yyjson_obj_foreach(from, index, count, key, value) {
-        yyjson_val *const found =
-            other == NULL ? NULL : yyjson_obj_getn(other, yyjson_get_str(key), yyjson_get_len(key));
-        if (found == NULL || (compares && !yyjson_equals(value, found))) {
-            add_key(keys, yyjson_get_str(key), found == NULL ? only : OTHER_CONTENT);
+    if (from != NULL) { /* the loop is undefined for it */
+        yyjson_obj_foreach(from, index, count, key, value) {
+            const struct member wanted = {yyjson_get_str(key), yyjson_get_len(key), NULL};
+            const struct member *const found =
+                other_count == 0 ? NULL
+                                 : bsearch(&wanted, members, other_count, sizeof wanted, compare_members);
+            if (found == NULL || (compares && !yyjson_equals(value, found->value))) {
+                add_key(keys, yyjson_get_str(key), found == NULL ? only : OTHER_CONTENT);
+            }
         }
     }
+    free(members);
 }
 
 static void diff_objects(yyjson_val *a, yyjson_val *b, struct key_differences *keys) {
@@ -253,35 +288,22 @@ static void diff_objects(yyjson_val *a, yyjson_val *b, struct key_differences *k
 
 /* The first file's value for a key; NULL if no file has it. */
 static const char *metadata_value(const struct model *model, const char *key) {
-    for (size_t f = 0; f < model->file_count; ++f) {
-        const struct st_header *const header = &model->files[f].header;
-        for (size_t i = 0; i < header->metadata_count; ++i) {
-            if (strcmp(header->metadata[i].key, key) == 0) {
-                return header->metadata[i].value;
-            }
-        }
+    const char *value = NULL;
+    for (size_t f = 0; f < model->file_count && value == NULL; ++f) {
+        value = st_metadata_find(&model->files[f].header, key);
     }
-    return NULL;
+    return value;
 }
 
-static bool has_key(const struct key_differences *keys, const char *key) {
-    for (size_t i = 0; i < keys->count; ++i) {
-        if (strcmp(keys->items[i].key, key) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Keys of `from` that `other` has not, or with another value. */
+/* Keys of `from` that `other` has not, or with another value; each once. */
 static void diff_metadata(const struct model *from, const struct model *other, enum difference_sort only,
-                          struct key_differences *keys) {
+                          struct text_set *said, struct key_differences *keys) {
     for (size_t f = 0; f < from->file_count; ++f) {
         const struct st_header *const header = &from->files[f].header;
         for (size_t i = 0; i < header->metadata_count; ++i) {
             const char *const key = header->metadata[i].key;
             const char *const value = metadata_value(other, key);
-            if ((value == NULL || strcmp(value, header->metadata[i].value) != 0) && !has_key(keys, key)) {
+            if ((value == NULL || strcmp(value, header->metadata[i].value) != 0) && text_set_add(said, key)) {
                 add_key(keys, key, value == NULL ? only : OTHER_CONTENT);
             }
         }
@@ -295,8 +317,10 @@ void diff_keys(const struct checkpoint *a, const struct checkpoint *b, struct mo
                                       ? a_quantization == b_quantization
                                       : yyjson_equals(a_quantization, b_quantization);
     diff_objects(yyjson_doc_get_root(a->model.config), yyjson_doc_get_root(b->model.config), &diff->config);
-    diff_metadata(&a->model, &b->model, ONLY_IN_A, &diff->metadata);
-    diff_metadata(&b->model, &a->model, ONLY_IN_B, &diff->metadata);
+    struct text_set said = {NULL, 0, 0};
+    diff_metadata(&a->model, &b->model, ONLY_IN_A, &said, &diff->metadata);
+    diff_metadata(&b->model, &a->model, ONLY_IN_B, &said, &diff->metadata);
+    text_set_free(&said);
 }
 
 static void free_keys(struct key_differences *keys) {

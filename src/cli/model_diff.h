@@ -28,6 +28,7 @@ struct key_difference {
 struct key_differences {
     struct key_difference *items;
     size_t count;
+    size_t capacity;
 };
 
 struct model_diff {

@@ -130,6 +130,9 @@ static void look_at_ignored(const struct weights *weights, yyjson_val *quantizat
              "(by \"%s\")",
              found.count, plural(found.count), found.first, entry);
     }
+    if (ignored.refused.status != OPAQ_OK) {
+        note(notes, "skipped in the configuration's list of modules to leave: %s", ignored.refused.text);
+    }
     ignore_list_free(&ignored);
 }
 

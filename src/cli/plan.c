@@ -56,12 +56,12 @@ void plan_free(struct plan *plan) {
 
 void plan_metadata(struct plan *plan, size_t file, const char *key, const char *value) {
     struct plan_file *const to = &plan->files[file];
-    to->metadata = realloc_array(to->metadata, to->metadata_count + 1, sizeof *to->metadata);
+    to->metadata = grow_array(to->metadata, to->metadata_count, &to->metadata_capacity, sizeof *to->metadata);
     to->metadata[to->metadata_count++] = (struct st_pair){key, value};
 }
 
 void plan_keep_text(struct plan *plan, char *text) {
-    plan->texts = realloc_array(plan->texts, plan->text_count + 1, sizeof *plan->texts);
+    plan->texts = grow_array(plan->texts, plan->text_count, &plan->text_capacity, sizeof *plan->texts);
     plan->texts[plan->text_count++] = text;
 }
 
@@ -386,7 +386,15 @@ enum opaq_status plan_finish(struct plan *plan, struct opaq_error *error) {
     }
     find_sets(plan);
     for (size_t i = 0; i < plan->file_count; ++i) {
-        finish_file(&plan->files[i]);
+        struct plan_file *const file = &plan->files[i];
+        finish_file(file);
+        if (file->header.length - ST_LENGTH_BYTES > ST_HEADER_LIMIT) {
+            return opaq_fail(
+                error, OPAQ_ERROR_LIMIT,
+                "%s would have %zu tensors and a header of %zu bytes, of which readers of safetensors "
+                "take at most %d: split the source into more files",
+                file->name, file->count, file->header.length - ST_LENGTH_BYTES, ST_HEADER_LIMIT);
+        }
     }
     return OPAQ_OK;
 }

@@ -56,6 +56,7 @@ struct plan_file {
     size_t capacity;
     struct st_pair *metadata;
     size_t metadata_count;
+    size_t metadata_capacity;
     struct text header;
     uint64_t bytes; /* of the whole file */
 };
@@ -71,6 +72,7 @@ struct plan {
     size_t set_count;
     char **texts; /* that metadata point to */
     size_t text_count;
+    size_t text_capacity;
 };
 
 /* Files like the model's, empty. The weights must outlive the plan. */
@@ -99,7 +101,8 @@ enum opaq_status plan_quantize_stack(struct plan *plan, struct weight_part first
  * them. */
 void plan_decode(struct plan *plan, const struct weight *weight, enum opaq_element dtype);
 
-/* After the last: who shares scales, headers, places. Refuses two tensors of one name. */
+/* After the last: who shares scales, headers, places. Refuses two tensors of one name, and a header that no reader of
+ * safetensors would take. */
 enum opaq_status plan_finish(struct plan *plan, struct opaq_error *error);
 
 /* Adds to a file's metadata; both texts live as long as the plan: plan_keep_text takes one over. */

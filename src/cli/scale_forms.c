@@ -20,14 +20,12 @@ static bool has_same_bits(float a, float b) {
 /* ---- what a file keeps ---- */
 
 static const char *kept(const struct plan *plan, const struct model_tensor *tensor) {
-    const struct st_header *const header = &plan->weights->model->files[tensor->file].header;
-    for (size_t i = 0; i < header->metadata_count; ++i) {
-        const char *const key = header->metadata[i].key;
-        if (strncmp(key, was, strlen(was)) == 0 && strcmp(key + strlen(was), tensor->tensor->name) == 0) {
-            return header->metadata[i].value;
-        }
-    }
-    return NULL;
+    struct text key = {0};
+    text_print(&key, "%s%s", was, tensor->tensor->name);
+    const char *const value =
+        st_metadata_find(&plan->weights->model->files[tensor->file].header, text_get(&key));
+    text_free(&key);
+    return value;
 }
 
 static void keep(struct plan *plan, size_t file, const char *name, const char *value) {

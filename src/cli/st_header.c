@@ -183,6 +183,27 @@ static enum opaq_status read_tensor(struct reading *reading, yyjson_val *key, yy
     return status;
 }
 
+static int compare_pairs(const void *first, const void *second) {
+    return strcmp(((const struct st_pair *)first)->key, ((const struct st_pair *)second)->key);
+}
+
+const char *st_metadata_find(const struct st_header *header, const char *key) {
+    const struct st_pair wanted = {key, NULL};
+    const struct st_pair *const found =
+        header->metadata_count == 0
+            ? NULL
+            : bsearch(&wanted, header->metadata_by_key, header->metadata_count, sizeof wanted, compare_pairs);
+    return found == NULL ? NULL : found->value;
+}
+
+static void sort_metadata(struct st_header *header) {
+    if (header->metadata_count != 0) {
+        header->metadata_by_key = alloc_array(header->metadata_count, sizeof *header->metadata);
+        memcpy(header->metadata_by_key, header->metadata, header->metadata_count * sizeof *header->metadata);
+        qsort(header->metadata_by_key, header->metadata_count, sizeof *header->metadata, compare_pairs);
+    }
+}
+
 static enum opaq_status read_metadata(struct reading *reading, yyjson_val *value, struct st_header *header) {
     size_t index = 0;
     size_t count = 0;
@@ -269,6 +290,7 @@ enum opaq_status st_header_parse(const char *json, uint64_t length, uint64_t fil
     }
     yyjson_doc_free(document);
     if (status == OPAQ_OK) {
+        sort_metadata(header);
         status = check_places(&reading, header);
     }
     if (status != OPAQ_OK) {
@@ -280,6 +302,7 @@ enum opaq_status st_header_parse(const char *json, uint64_t length, uint64_t fil
 void st_header_free(struct st_header *header) {
     free(header->tensors);
     free(header->metadata);
+    free(header->metadata_by_key);
     free(header->names);
     *header = (struct st_header){0};
 }

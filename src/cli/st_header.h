@@ -37,7 +37,8 @@ struct st_header {
     size_t count; /* in the order of their bytes */
     struct st_pair *metadata;
     size_t metadata_count;
-    char *names; /* memory of all the texts */
+    struct st_pair *metadata_by_key; /* the same, sorted */
+    char *names;                     /* memory of all the texts */
 };
 
 /* The length in a file's first eight bytes, refused if the limit or the file's size say so. */
@@ -49,6 +50,8 @@ enum opaq_status st_header_length(const uint8_t first[ST_LENGTH_BYTES], uint64_t
  * gaps or go beyond the file, a size that is not what shape and dtype need. */
 enum opaq_status st_header_parse(const char *json, uint64_t length, uint64_t file_bytes, const char *file,
                                  struct st_header *header, struct opaq_error *error);
+/* The value of a key of __metadata__; NULL if there is none. */
+const char *st_metadata_find(const struct st_header *header, const char *key);
 void st_header_free(struct st_header *header);
 
 /* Elements of a shape and bytes of a tensor; false if the sizes other than 0 have a product above ST_SIZE_LIMIT, or if it

@@ -108,8 +108,7 @@ def test_what_looks_wrong(tmp_path: Path) -> None:
         (r"re:.*self_attn\.q_proj$", 2),
         (r"re:model\.layers\.\d+\.(?:mlp|other)\..*", 6),
         ("re:self_attn", 0),  # matched at the start only
-        (r"re:(.*){2}", 0),  # passed over
-        ("re:(", 0),
+        (r"re:(.*){2}", 14),
         ("*.o_proj", 2),
     ],
 )
@@ -120,6 +119,16 @@ def test_ignored_modules(tmp_path: Path, entry: str, hits: int) -> None:
     if hits:
         assert f"list of modules to leave: {hits} weight" in found[0]
         assert f'(by "{entry}")' in found[0]
+
+
+@pytest.mark.parametrize("entry", [r"re:(.*)\1", "re:(", "re:" + "(" * 20_000])
+def test_ignored_modules_that_are_not_understood(tmp_path: Path, entry: str) -> None:
+    stored = with_one_scale(cli.quantized_tensors(cli.plain_tensors(), "nvfp4"))
+    found = notes(tmp_path, stored, cli.ct_config("nvfp4", ["lm_head", entry]))
+    assert len(found) == 1
+    assert found[0].startswith(
+        f'skipped in the configuration\'s list of modules to leave: the pattern "{entry[:80]}"'
+    )
 
 
 def test_modelopt_and_gpt_oss(tmp_path: Path) -> None:

@@ -1,0 +1,509 @@
+/* base/pattern_code.c: the parser of patterns. Jumps are relative, so the code of a part can be moved and repeated as it
+ * stands. */
+#include "base/pattern_code.h"
+
+#include <string.h>
+
+enum { LAST_CODE_POINT = 0x10FFFF, MOST_REPEATS = 1000 };
+
+int pattern_decode(const char *text, size_t bytes, int32_t *characters) {
+    const unsigned char *at = (const unsigned char *)text;
+    const unsigned char *const end = at + bytes;
+    int count = 0;
+    while (at < end) {
+        const int length = *at < 0x80   ? 1
+                           : *at < 0xC2 ? 0
+                           : *at < 0xE0 ? 2
+                           : *at < 0xF0 ? 3
+                           : *at < 0xF5 ? 4
+                                        : 0;
+        int32_t code = length < 2 ? *at : *at & (0x7F >> length);
+        int i = 1;
+        for (; i < length && at + i < end && (at[i] & 0xC0) == 0x80; ++i) {
+            code = code << 6 | (at[i] & 0x3F);
+        }
+        const int is_whole = length != 0 && i == length;
+        characters[count++] = is_whole ? code : 0xDC00 + *at;
+        at += is_whole ? length : 1;
+    }
+    return count;
+}
+
+struct parser {
+    const char *text; /* for messages */
+    int32_t characters[PATTERN_BYTES + 1];
+    int at;
+    int count;
+    int nested;
+    int depth;                  /* of look-aheads */
+    int32_t run[PATTERN_BYTES]; /* literals one after another, outside of groups */
+    int run_length;
+    int has_alternatives; /* outside of groups: no text is in every match */
+    struct pattern_code *code;
+    struct opaq_error *error;
+};
+
+static enum opaq_status refuse(const struct parser *parser, const char *why) {
+    return opaq_fail(parser->error, OPAQ_ERROR_TEXT, "the pattern \"%.80s\"%s: %s", parser->text,
+                     strlen(parser->text) > 80 ? " and so on" : "", why);
+}
+
+static int32_t peek(const struct parser *parser, int ahead) {
+    return parser->at + ahead < parser->count ? parser->characters[parser->at + ahead] : -1;
+}
+
+static int take(struct parser *parser, int32_t character) {
+    if (peek(parser, 0) != character) {
+        return 0;
+    }
+    ++parser->at;
+    return 1;
+}
+
+/* ---- code ---- */
+
+/* Room for `count` steps at `place`, behind which everything moves. */
+static enum opaq_status insert(struct parser *parser, int place, int count) {
+    struct pattern_code *const code = parser->code;
+    if (count > PATTERN_STATES - code->count) {
+        return refuse(parser, "has more than 4096 states");
+    }
+    memmove(code->steps + place + count, code->steps + place,
+            (size_t)(code->count - place) * sizeof *code->steps);
+    code->count += count;
+    return OPAQ_OK;
+}
+
+static struct pattern_step step(const struct parser *parser, enum pattern_op op, int32_t a, int32_t b) {
+    return (struct pattern_step){(uint8_t)op, 0, (uint8_t)parser->depth, a, b};
+}
+
+static enum opaq_status put(struct parser *parser, int place, struct pattern_step made) {
+    const enum opaq_status status = insert(parser, place, 1);
+    if (status == OPAQ_OK) {
+        parser->code->steps[place] = made;
+    }
+    return status;
+}
+
+static enum opaq_status add(struct parser *parser, struct pattern_step made) {
+    return put(parser, parser->code->count, made);
+}
+
+/* ---- what every match contains ---- */
+
+static void end_run(struct parser *parser) {
+    if (parser->run_length > parser->code->literal_length) {
+        memcpy(parser->code->literal, parser->run, (size_t)parser->run_length * sizeof *parser->run);
+        parser->code->literal_length = parser->run_length;
+    }
+    parser->run_length = 0;
+}
+
+/* ---- sets ---- */
+
+static const struct pattern_range digits[] = {{'0', '9'}};
+static const struct pattern_range no_digits[] = {{0, '0' - 1}, {'9' + 1, LAST_CODE_POINT}};
+static const struct pattern_range words[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+static const struct pattern_range no_words[] = {
+    {0, '0' - 1}, {'9' + 1, 'A' - 1}, {'Z' + 1, '_' - 1}, {'_' + 1, 'a' - 1}, {'z' + 1, LAST_CODE_POINT}};
+static const struct pattern_range spaces[] = {{'\t', '\r'}, {' ', ' '}};
+static const struct pattern_range no_spaces[] = {
+    {0, '\t' - 1}, {'\r' + 1, ' ' - 1}, {' ' + 1, LAST_CODE_POINT}};
+
+static const struct {
+    char letter;
+    int count;
+    const struct pattern_range *ranges;
+} classes[] = {{'d', 1, digits},   {'D', 2, no_digits}, {'w', 4, words},
+               {'W', 5, no_words}, {'s', 2, spaces},    {'S', 3, no_spaces}};
+
+static enum opaq_status add_range(struct parser *parser, int32_t first, int32_t last) {
+    struct pattern_code *const code = parser->code;
+    if (code->range_count == PATTERN_RANGES) {
+        return refuse(parser, "has more than 4096 ranges in its sets");
+    }
+    code->ranges[code->range_count++] = (struct pattern_range){first, last};
+    return OPAQ_OK;
+}
+
+/* Adds the ranges of \d and its like; `is_class` is 0 for another letter. */
+static enum opaq_status add_class(struct parser *parser, int32_t letter, int *is_class) {
+    enum opaq_status status = OPAQ_OK;
+    *is_class = 0;
+    for (size_t i = 0; i < sizeof classes / sizeof classes[0]; ++i) {
+        for (int k = 0; classes[i].letter == letter && k < classes[i].count && status == OPAQ_OK; ++k) {
+            *is_class = 1;
+            status = add_range(parser, classes[i].ranges[k].first, classes[i].ranges[k].last);
+        }
+    }
+    return status;
+}
+
+/* The character that an escape stands for; -1 if opaq does not know it. */
+static int32_t escaped(int32_t letter) {
+    static const char letters[] = "tnrfv";
+    static const char meant[] = "\t\n\r\f\v";
+    const char *const found = letter > 0 && letter < 0x80 ? strchr(letters, (int)letter) : NULL;
+    const int is_alphanumeric = (letter >= '0' && letter <= '9') || (letter >= 'A' && letter <= 'Z') ||
+                                (letter >= 'a' && letter <= 'z');
+    return found != NULL ? meant[found - letters] : is_alphanumeric ? -1 : letter;
+}
+
+/* One end of a range, or \d and its like; `is_glob`: a backslash is itself. */
+static enum opaq_status set_member(struct parser *parser, int is_glob, int32_t *character, int *is_class) {
+    *character = parser->characters[parser->at++];
+    *is_class = 0;
+    if (*character == '[' && peek(parser, 0) == ':') {
+        return refuse(parser, "has a set like [:digit:], which is not supported; write \\d");
+    }
+    if (*character != '\\' || is_glob) {
+        return OPAQ_OK;
+    }
+    const int32_t letter = peek(parser, 0);
+    ++parser->at;
+    const enum opaq_status status = add_class(parser, letter, is_class);
+    *character = escaped(letter);
+    return status != OPAQ_OK || *is_class || *character >= 0
+               ? status
+               : refuse(parser, "has an escape that is not supported");
+}
+
+/* Behind '['. */
+static enum opaq_status parse_set(struct parser *parser, int is_glob) {
+    struct pattern_step made = step(parser, PATTERN_SET, parser->code->range_count, 0);
+    made.is_negated = (uint8_t)(take(parser, '^') || (is_glob && take(parser, '!')));
+    for (int is_first = 1; is_first || peek(parser, 0) != ']'; is_first = 0) {
+        int32_t first = 0;
+        int is_class = 0;
+        if (parser->at >= parser->count) {
+            return refuse(parser, "has a set without its end, ]");
+        }
+        enum opaq_status status = set_member(parser, is_glob, &first, &is_class);
+        int32_t last = first;
+        if (status == OPAQ_OK && !is_class && peek(parser, 0) == '-' && peek(parser, 1) != ']' &&
+            peek(parser, 1) >= 0) {
+            ++parser->at;
+            status = set_member(parser, is_glob, &last, &is_class);
+            if (status == OPAQ_OK && (is_class || last < first)) {
+                status = refuse(parser, "has a range whose end is before its beginning");
+            }
+        }
+        if (status == OPAQ_OK && !is_class) {
+            status = add_range(parser, first, last);
+        }
+        if (status != OPAQ_OK) {
+            return status;
+        }
+    }
+    ++parser->at;
+    made.b = parser->code->range_count - made.a;
+    return add(parser, made);
+}
+
+/* ---- expressions ---- */
+
+static enum opaq_status parse_alternatives(struct parser *parser);
+
+/* What stands behind '(', up to its ')'. A group that is a look-ahead cannot be repeated with a use, but may. */
+/* NOLINTNEXTLINE(misc-no-recursion): as deep as PATTERN_NESTED */
+static enum opaq_status parse_group(struct parser *parser) {
+    const int begin = parser->code->count;
+    int ahead = 0;
+    if (++parser->nested > PATTERN_NESTED) {
+        return refuse(parser, "has groups nested deeper than 100");
+    }
+    if (take(parser, '?')) {
+        if (peek(parser, 0) == 'P' && peek(parser, 1) == '<') {
+            while (parser->at < parser->count && !take(parser, '>')) {
+                ++parser->at;
+            }
+        } else if (take(parser, '=')) {
+            ahead = 1;
+        } else if (take(parser, '!')) {
+            ahead = -1;
+        } else if (!take(parser, ':')) {
+            return refuse(parser, "has a group (?..., of which only (?:, (?=, (?! and (?P<name> are supported");
+        }
+    }
+    parser->depth += ahead != 0;
+    enum opaq_status status = parse_alternatives(parser);
+    if (status == OPAQ_OK && !take(parser, ')')) {
+        status = refuse(parser, "has a group without its end, )");
+    }
+    if (status == OPAQ_OK && ahead != 0) {
+        status = add(parser, step(parser, PATTERN_FOUND, 0, 0));
+    }
+    parser->depth -= ahead != 0;
+    --parser->nested;
+    if (status != OPAQ_OK || ahead == 0) {
+        return status;
+    }
+    struct pattern_step made = step(parser, PATTERN_AHEAD, parser->code->count - begin + 1, 0);
+    made.is_negated = ahead < 0;
+    return put(parser, begin, made);
+}
+
+static enum opaq_status parse_escape(struct parser *parser, int *is_literal) {
+    static const struct {
+        char letter;
+        uint8_t op;
+        uint8_t is_negated;
+    } places[] = {
+        {'A', PATTERN_BEGIN, 0}, {'Z', PATTERN_END, 0}, {'b', PATTERN_EDGE, 0}, {'B', PATTERN_EDGE, 1}};
+    const int32_t letter = peek(parser, 0);
+    if (letter < 0) {
+        return refuse(parser, "ends with a backslash");
+    }
+    ++parser->at;
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; ++i) {
+        if (places[i].letter == letter) {
+            struct pattern_step made = step(parser, (enum pattern_op)places[i].op, 0, 0);
+            made.is_negated = places[i].is_negated;
+            return add(parser, made);
+        }
+    }
+    int is_class = 0;
+    struct pattern_step made = step(parser, PATTERN_SET, parser->code->range_count, 0);
+    const enum opaq_status status = add_class(parser, letter, &is_class);
+    if (status != OPAQ_OK || is_class) {
+        made.b = parser->code->range_count - made.a;
+        return status != OPAQ_OK ? status : add(parser, made);
+    }
+    *is_literal = escaped(letter) >= 0;
+    return *is_literal ? add(parser, step(parser, PATTERN_CHARACTER, escaped(letter), 0))
+                       : refuse(parser, "has an escape that is not supported, like a reference to a group");
+}
+
+/* A number; -1 if there is none. */
+static int parse_number(struct parser *parser) {
+    int number = -1;
+    while (peek(parser, 0) >= '0' && peek(parser, 0) <= '9') {
+        const int digit = (int)(parser->characters[parser->at++] - '0');
+        number = number < 0 ? digit : number > MOST_REPEATS ? number : number * 10 + digit;
+    }
+    return number;
+}
+
+/* "{2}", "{2,}", "{,3}" or "{2,3}"; 0 if it is none of these and '{' means itself. `most` is -1 for no limit. */
+static int parse_counts(struct parser *parser, int *least, int *most) {
+    const int begin = parser->at++;
+    *least = parse_number(parser);
+    *most = *least;
+    if (take(parser, ',')) {
+        *most = parse_number(parser);
+        *least = *least < 0 && *most >= 0 ? 0 : *least;
+    }
+    if (*least < 0 || !take(parser, '}')) {
+        parser->at = begin;
+        return 0;
+    }
+    return 1;
+}
+
+/* NOLINTNEXTLINE(misc-no-recursion): see parse_group */
+static enum opaq_status parse_atom(struct parser *parser, int *is_literal) {
+    const int32_t character = peek(parser, 0);
+    int least = 0;
+    int most = 0;
+    *is_literal = 0;
+    if (character == '{' && parse_counts(parser, &least, &most)) {
+        return refuse(parser, "repeats nothing, or a repetition");
+    }
+    ++parser->at;
+    switch (character) {
+    case '(':
+        return parse_group(parser);
+    case '[':
+        return parse_set(parser, 0);
+    case '\\':
+        return parse_escape(parser, is_literal);
+    case '.':
+        return add(parser, step(parser, PATTERN_ANY, 0, 0));
+    case '^':
+        return add(parser, step(parser, PATTERN_BEGIN, 0, 0));
+    case '$':
+        return add(parser, step(parser, PATTERN_END, 0, 0));
+    case '*':
+    case '+':
+    case '?':
+        return refuse(parser, "repeats nothing, or a repetition");
+    default:
+        *is_literal = 1;
+        return add(parser, step(parser, PATTERN_CHARACTER, character, 0));
+    }
+}
+
+/* The code from `begin` on, `least` to `most` times (-1: any number). */
+static enum opaq_status repeat(struct parser *parser, int begin, int least, int most) {
+    struct pattern_code *const code = parser->code;
+    const int length = code->count - begin;
+    if (least > MOST_REPEATS || most > MOST_REPEATS || (most >= 0 && most < least)) {
+        return refuse(parser, most >= 0 && most < least ? "repeats at most less than at least"
+                                                        : "repeats something more than 1000 times");
+    }
+    /* the part stands once already: further ones are copies of it, the last of them perhaps a loop */
+    const int needed = most < 0 ? (least == 0 ? 1 : least) : most;
+    enum opaq_status status = OPAQ_OK;
+    for (int i = 1; i < needed && status == OPAQ_OK; ++i) {
+        const int to = code->count;
+        status = insert(parser, to, length);
+        if (status == OPAQ_OK) {
+            memcpy(code->steps + to, code->steps + begin, (size_t)length * sizeof *code->steps);
+        }
+    }
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    if (most == 0) {
+        code->count = begin;
+        return OPAQ_OK;
+    }
+    if (most < 0) {
+        const int last = code->count - length;
+        if (least == 0) {
+            status = put(parser, last, step(parser, PATTERN_SPLIT, 1, length + 2));
+            return status != OPAQ_OK ? status : add(parser, step(parser, PATTERN_JUMP, -(length + 1), 0));
+        }
+        return add(parser, step(parser, PATTERN_SPLIT, -length, 1));
+    }
+    for (int i = most - 1; i >= least && status == OPAQ_OK; --i) { /* those behind it are optional together */
+        const int place = begin + i * length;
+        status = put(parser, place, step(parser, PATTERN_SPLIT, 1, code->count - place + 1));
+    }
+    return status;
+}
+
+/* NOLINTNEXTLINE(misc-no-recursion): see parse_group */
+static enum opaq_status parse_part(struct parser *parser) {
+    const int begin = parser->code->count;
+    const int32_t character = peek(parser, 0);
+    int is_literal = 0;
+    int least = 1;
+    int most = 1;
+    if (character == '(') {
+        end_run(parser);
+    }
+    enum opaq_status status = parse_atom(parser, &is_literal);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    const int32_t mark = peek(parser, 0);
+    int repeats = mark == '*' || mark == '+' || mark == '?';
+    if (repeats) {
+        ++parser->at;
+        least = mark == '+';
+        most = mark == '?' ? 1 : -1;
+    } else if (mark == '{') {
+        repeats = parse_counts(parser, &least, &most);
+    }
+    if (repeats && peek(parser, 0) == '+') {
+        return refuse(parser, "has a possessive repetition, which is not supported");
+    }
+    if (repeats) {
+        (void)take(parser, '?'); /* lazy: the same names match */
+        end_run(parser);
+        return repeat(parser, begin, least, most);
+    }
+    if (is_literal && parser->nested == 0) {
+        parser->run[parser->run_length++] = parser->code->steps[begin].a;
+    } else {
+        end_run(parser);
+    }
+    return OPAQ_OK;
+}
+
+/* NOLINTNEXTLINE(misc-no-recursion): see parse_group */
+static enum opaq_status parse_alternatives(struct parser *parser) {
+    enum opaq_status status = OPAQ_OK;
+    int begin = parser->code->count;
+    int chain = -1; /* the last jump to the end; each has the one before it in `b` */
+    while (status == OPAQ_OK && parser->at < parser->count && peek(parser, 0) != ')') {
+        if (!take(parser, '|')) {
+            status = parse_part(parser);
+            continue;
+        }
+        const int length = parser->code->count - begin;
+        status = put(parser, begin, step(parser, PATTERN_SPLIT, 1, length + 2));
+        if (status == OPAQ_OK) {
+            status = add(parser, step(parser, PATTERN_JUMP, 0, chain));
+        }
+        chain = parser->code->count - 1;
+        begin = parser->code->count;
+        if (parser->nested == 0) {
+            parser->has_alternatives = 1;
+        }
+    }
+    for (; status == OPAQ_OK && chain >= 0;) {
+        struct pattern_step *const jump = &parser->code->steps[chain];
+        const int before = jump->b;
+        jump->a = parser->code->count - chain;
+        jump->b = 0;
+        chain = before;
+    }
+    return status;
+}
+
+/* ---- globs ---- */
+
+static int has_set(const struct parser *parser) {
+    for (int at = parser->at + 2; at < parser->count; ++at) { /* the first of a set may be ']' */
+        if (parser->characters[at] == ']') {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* A star is SPLIT, ANY and a jump back. */
+static enum opaq_status parse_glob(struct parser *parser) {
+    enum opaq_status status = OPAQ_OK;
+    while (status == OPAQ_OK && parser->at < parser->count) {
+        const int32_t character = peek(parser, 0);
+        const int begin = parser->code->count;
+        if (character == '[' && has_set(parser)) {
+            end_run(parser);
+            ++parser->at;
+            status = parse_set(parser, 1);
+            continue;
+        }
+        ++parser->at;
+        if (character == '*' || character == '?') {
+            end_run(parser);
+            status = add(parser, step(parser, PATTERN_ANY, 0, 0));
+            if (status == OPAQ_OK && character == '*') {
+                status = repeat(parser, begin, 0, -1);
+            }
+        } else {
+            parser->run[parser->run_length++] = character;
+            status = add(parser, step(parser, PATTERN_CHARACTER, character, 0));
+        }
+    }
+    return status != OPAQ_OK ? status : add(parser, step(parser, PATTERN_END, 0, 0));
+}
+
+enum opaq_status pattern_compile(const char *text, struct pattern_code *code, struct opaq_error *error) {
+    static const char regular[] = "re:";
+    const int is_regular = strncmp(text, regular, strlen(regular)) == 0;
+    const char *const body = is_regular ? text + strlen(regular) : text;
+    struct parser parser = {.text = text, .code = code, .error = error};
+    const size_t bytes = strlen(body);
+    code->count = 0;
+    code->range_count = 0;
+    code->literal_length = 0;
+    if (bytes > PATTERN_BYTES) {
+        return opaq_fail(error, OPAQ_ERROR_LIMIT,
+                         "the pattern \"%.80s\" and so on: has %zu bytes, at most 4096 are allowed", text,
+                         bytes);
+    }
+    parser.count = pattern_decode(body, bytes, parser.characters);
+    enum opaq_status status = is_regular ? parse_alternatives(&parser) : parse_glob(&parser);
+    if (status == OPAQ_OK && parser.at < parser.count) {
+        status = refuse(&parser, "has a ) without its (");
+    }
+    end_run(&parser);
+    if (parser.has_alternatives) {
+        code->literal_length = 0;
+    }
+    return status != OPAQ_OK ? status : add(&parser, step(&parser, PATTERN_FOUND, 0, 0));
+}

@@ -1,0 +1,47 @@
+/* cli/text_set.c: see text_set.h. */
+#include "cli/text_set.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli_memory.h"
+
+/* Where the text is, or where it would be added. */
+static const char **find(const struct text_set *set, const char *text) {
+    uint64_t hash = 0xCBF29CE484222325u; /* FNV-1a */
+    for (const char *at = text; *at != '\0'; ++at) {
+        hash = (hash ^ (unsigned char)*at) * 0x100000001B3u;
+    }
+    size_t at = (size_t)(hash ^ hash >> 32) & (set->capacity - 1);
+    while (set->slots[at] != NULL && strcmp(set->slots[at], text) != 0) {
+        at = (at + 1) & (set->capacity - 1);
+    }
+    return &set->slots[at];
+}
+
+bool text_set_add(struct text_set *set, const char *text) {
+    if (2 * set->count >= set->capacity) {
+        const struct text_set old = *set;
+        set->capacity = old.capacity == 0 ? 64 : 2 * old.capacity;
+        set->slots = alloc_array(set->capacity, sizeof *set->slots);
+        for (size_t i = 0; i < old.capacity; ++i) {
+            if (old.slots[i] != NULL) {
+                *find(set, old.slots[i]) = old.slots[i];
+            }
+        }
+        free(old.slots);
+    }
+    const char **const place = find(set, text);
+    if (*place != NULL) {
+        return false;
+    }
+    *place = text;
+    ++set->count;
+    return true;
+}
+
+void text_set_free(struct text_set *set) {
+    free(set->slots);
+    *set = (struct text_set){NULL, 0, 0};
+}
