@@ -158,7 +158,7 @@ def test_patterns(tmp_path: Path) -> None:
     said = run("quantize", source, tmp_path / "none", "--include", "nothing", code=3)
     assert "no weight to quantize" in said and not (tmp_path / "none").exists()
     said = run("quantize", source, tmp_path / "none", "--ignore", "re:(", code=2)
-    assert 'the pattern "re:(" is no regular expression' in said
+    assert 'the pattern "re:(": has a group without its end' in said
 
 
 def test_joined_projections_share_their_scale(tmp_path: Path) -> None:
