@@ -32,12 +32,13 @@ if strangers=$(printf '%s\n' "$needed" | grep -vE '^(libc|libm|libpthread|ld-lin
 fi
 say "$(printf '%s\n' "$actual" | wc -l) symbols, needs only:" $needed
 
-# The bridge exports its status and nothing else, and needs PyTorch's and opaq's library besides libc.
+# The bridge exports what the Python package calls and nothing else, and needs PyTorch's and opaq's library besides libc.
 if [ -f build/libopaq_torch.so ]; then
     exported=$(nm -D --defined-only build/libopaq_torch.so | awk '{ print $3 }')
     strangers=$(readelf -d build/libopaq_torch.so | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
         grep -vE '^(libc|libtorch_cpu|libopaq|ld-linux[-a-z0-9_]*)\.so' || true)
-    if [ "$exported" != opaq_torch_status ] || [ -n "$strangers" ]; then
+    expected='opaq_torch_alias_define opaq_torch_alias_withdraw opaq_torch_status opaq_torch_watch_gradients'
+    if [ "$(printf '%s\n' "$exported" | sort | tr '\n' ' ')" != "$expected " ] || [ -n "$strangers" ]; then
         say "libopaq_torch.so exports: $exported; needs beyond PyTorch and opaq: $strangers"
         exit 1
     fi

@@ -5,19 +5,21 @@ here."""
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch._functorch import compile_utils
+from torch._library import custom_ops
 from torch.utils._pytree import tree_leaves
 
-from opaq import _library
+from opaq import _library, _refusals
 from opaq._library import call
 from opaq._tables import ELEMENT_BITS, BufferRow, formats
-from opaq.quantizer import Quantizer, text_of
+from opaq.quantizer import TEXT_LIMIT, Quantizer, text_of
 
 OLDEST = (2, 11)
 NAMESPACE = "opaq"
@@ -126,7 +128,7 @@ def operators() -> dict[str, Operator]:
     return rows
 
 
-@cache
+@lru_cache(TEXT_LIMIT)
 def _forms(name: str, *texts: str) -> tuple[str | None, ...]:
     op = operators()[name]
     values = (_library.Value * len(op.arguments))()
@@ -157,7 +159,7 @@ def result_places(name: str, *texts: str) -> tuple[tuple[int, int], ...]:
     return tuple(places)
 
 
-@cache
+@lru_cache(TEXT_LIMIT)
 def buffer_rows(text: str) -> tuple[BufferRow, ...]:
     """The rows of the buffers that a quantizer's tensors have, in flatten order."""
     quantizer = Quantizer(text)
@@ -219,23 +221,67 @@ def _make_fake(op: Operator) -> Callable[..., Any]:
     return fake
 
 
-def _load() -> None:
+def _complete(op: Operator, library: torch.library.Library) -> None:
+    """Gives an operator what it has from Python: the fake and its refusals."""
+    torch.library.register_fake(f"{library.ns}::{op.name}", _make_fake(op), lib=library)
+    _refusals.register(getattr(getattr(torch.ops, library.ns), op.name).default, library)
+
+
+_given_up: set[str] = set()  # aliases that another library has defined after us
+
+
+class _AliasLibrary(torch.library.Library):
+    """What makes nvfp4::name ours. A `torch.library.custom_op` of that name destroys it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(ALIASES, "FRAGMENT")
+        self.name = name
+        self._op_defs.add(f"{ALIASES}::{name}")  # so that PyTorch forgets torch.ops.nvfp4.name
+        _complete(operators()[name], self)
+
+    def _destroy(self) -> None:
+        super()._destroy()
+        _bridge.opaq_torch_alias_withdraw(self.name.encode())
+        _given_up.add(self.name)
+
+
+class _AliasNamespace(torch._ops._OpNamespace):
+    """torch.ops.nvfp4. The aliases are defined when they are first looked up, so that another library may define
+    the names before and after `import opaq`, in whatever way."""
+
+    __module__ = "torch._ops"  # where graphs look for its operators
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            # Library.define looks whether there is an operator before it defines one
+            is_definition = sys._getframe(1).f_code is torch.library.Library.define.__code__
+            if is_definition or name in _given_up or name not in operators():
+                raise
+            if _bridge.opaq_torch_alias_define(name.encode()) != 0:
+                raise
+        custom_ops.OPDEF_TO_LIB[f"{ALIASES}::{name}"] = _AliasLibrary(name)
+        return super().__getattr__(name)
+
+
+def _load() -> ctypes.CDLL:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST:
         raise ImportError(f"opaq: PyTorch {torch.__version__} is installed, opaq needs 2.11 or later.")
     file = _library.path.with_name("libopaq_torch.so")
     if not file.exists():
         raise ImportError(f"opaq: there is no {file.name} beside {_library.path}.")
-    taken = {name for name in operators() if hasattr(getattr(torch.ops, ALIASES), name)}
     torch.ops.load_library(str(file))
-    status = ctypes.CDLL(str(file)).opaq_torch_status
-    status.restype = ctypes.c_char_p
-    if (reason := status()) is not None:
+    bridge = ctypes.CDLL(str(file))
+    bridge.opaq_torch_status.restype = ctypes.c_char_p
+    if (reason := bridge.opaq_torch_status()) is not None:
         raise ImportError(f"opaq: {reason.decode()}.")
     for op in operators().values():
-        torch.library.register_fake(f"{NAMESPACE}::{op.name}", _make_fake(op))
-        if op.name not in taken and hasattr(getattr(torch.ops, ALIASES), op.name):
-            torch.library.register_fake(f"{ALIASES}::{op.name}", _make_fake(op))
+        _complete(op, _fragment)
+        bridge.opaq_torch_alias_withdraw(op.name.encode())
+    getattr(torch.ops, ALIASES).__class__ = _AliasNamespace
+    bridge.opaq_torch_watch_gradients()
     # These draw random numbers. A compiler that merges equal calls looks at this list and not at the tag, and
     # before PyTorch 2.12 only Python can give an operator the tag.
     for name in ("linear_forward_random", "random_state"):
@@ -243,7 +289,9 @@ def _load() -> None:
         getattr(compile_utils, "rand_ops", []).append(packet)
         if torch.Tag.nondeterministic_seeded not in packet.default.tags:
             packet.default.tags.append(torch.Tag.nondeterministic_seeded)
+    return bridge
 
 
-_load()
+_fragment = torch.library.Library(NAMESPACE, "FRAGMENT")
+_bridge = _load()
 ops = getattr(torch.ops, NAMESPACE)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from functools import lru_cache
 from typing import NoReturn
 
 from opaq import _library
 from opaq._library import USAGES, call
 from opaq._tables import ELEMENTS, OPTIONS, RULES, formats, names_of
+
+TEXT_LIMIT = 4096  # texts that a cache keeps, as the library's own do
 
 
 def text_of(spec: _library.Spec) -> str:
@@ -17,7 +19,7 @@ def text_of(spec: _library.Spec) -> str:
     return printed.value.decode()
 
 
-@cache
+@lru_cache(TEXT_LIMIT)
 def _parse(text: str) -> _library.Spec:
     spec = _library.Spec()
     raw = text.encode(errors="surrogatepass")

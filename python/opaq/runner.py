@@ -7,8 +7,10 @@ runners."""
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -63,7 +65,7 @@ class Runner:
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         """x, or hidden states, router weights and expert ids."""
-        made: torch.Tensor = _ROWS[self.kind](*(x.contiguous() for x in inputs), self.id, self.out_features)
+        made: torch.Tensor = _ROWS[self.kind](*inputs, self.id, self.out_features)
         return made
 
     def destroy(self) -> None:
@@ -275,7 +277,20 @@ def _words(
 
 # ---- a Python object as a runner ----
 
-_objects: dict[int, Any] = {}  # by the state that the library keeps for us
+
+
+@dataclass
+class _Lent:
+    """An object that is a runner."""
+
+    obj: Any
+    method: str
+    handle: int = 0
+
+
+_METHODS = ("_run_impl", "run")  # the first that an object has
+_lent: dict[int, _Lent] = {}  # by the state that the library keeps for us
+_states_by_handle: dict[int, int] = {}
 _states = count(1)
 
 
@@ -290,21 +305,35 @@ def _borrowed(tensor: _library.Tensor) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
 
 
-def _run_object(state: int, given: Any, error: Any) -> int:
+def _raise_later(reason: BaseException) -> Any:
+    """A 0 for C, which when it is read makes the interpreter raise KeyboardInterrupt, SystemExit or their like on this
+    thread. Reading it runs no bytecode, so the exception comes when the operator returns, not in here. The
+    interpreter makes such an exception from a class; this one gives the object that there is."""
+    carrier = type("Carrier", (type(reason),), {"__new__": lambda *_: reason})
+    targets = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(carrier)
+    threads = map(ctypes.pythonapi.PyThreadState_SetAsyncExc, *([target] for target in targets))  # one thread
+    return type("Zero", (), {"__index__": partial(sum, threads, -1)})()
+
+
+def _run_object(state: int, given: Any, error: Any) -> Any:
+    output = _borrowed(given.contents.output.contents)
     try:
         inputs = [_borrowed(given.contents.inputs[i]) for i in range(given.contents.input_count)]
-        output = _borrowed(given.contents.output.contents)
         with torch.no_grad():
-            result = _objects[state].run(*inputs)
+            lent = _lent[state]
+            result = getattr(lent.obj, lent.method)(*inputs)
             if not isinstance(result, torch.Tensor):
-                raise TypeError(f"run returned {type(result).__name__}, expected a tensor")
+                raise TypeError(f"{lent.method} returned {type(result).__name__}, expected a tensor")
             if (result.shape, result.dtype) != (output.shape, output.dtype):
                 raise ValueError(
-                    f"run returned {result.dtype} of shape {tuple(result.shape)}, expected {output.dtype} of "
+                    f"{lent.method} returned {result.dtype} of shape {tuple(result.shape)}, expected {output.dtype} of "
                     f"shape {tuple(output.shape)}"
                 )
             output.copy_(result)
     except BaseException as reason:  # an exception cannot pass through C
+        if not isinstance(reason, Exception):
+            output.fill_(torch.nan)
+            return _raise_later(reason)
         text = f"{type(reason).__name__}: {reason}".replace("\0", " ")
         error.contents.text = text.encode("ascii", "backslashreplace")[: _library.Error.text.size - 1]
         return 1  # OPAQ_ERROR_ARGUMENT
@@ -312,7 +341,8 @@ def _run_object(state: int, given: Any, error: Any) -> int:
 
 
 def _forget_object(state: int) -> None:
-    _objects.pop(state, None)
+    if (lent := _lent.pop(state, None)) is not None:
+        _states_by_handle.pop(lent.handle, None)
 
 
 _RUN = ctypes.CFUNCTYPE(
@@ -325,20 +355,74 @@ _FUNCTIONS = _library.RunnerFunctions(
 
 
 def register(obj: Any, kind: str, in_features: int, out_features: int, experts: int = 0) -> Runner:
-    """A Python object with a `run` method as a runner: run(x), or run(hidden_states, topk_weights, topk_ids),
-    returns the output. Its arguments are borrowed: they must not be changed, nor kept after it returns. An
-    exception becomes the operator's error."""
-    if not callable(getattr(obj, "run", None)):
-        raise TypeError(f"opaq.runner: {type(obj).__name__} has no run method")
+    """A Python object with a method `_run_impl` or `run` as a runner: run(x), or run(hidden_states, topk_weights,
+    topk_ids), returns the output. Its arguments are borrowed: they must not be changed, nor kept after it returns.
+    An exception becomes the operator's error; KeyboardInterrupt and SystemExit stay what they are."""
+    method = next((name for name in _METHODS if callable(getattr(obj, name, None))), None)
+    if method is None:
+        raise TypeError(f"opaq.runner: {type(obj).__name__} has no run method, nor _run_impl")
     if kind not in RUNNER_KINDS:
         raise ValueError(f"opaq.runner: kind is {kind!r}, expected {', '.join(RUNNER_KINDS)}")
     info = _library.RunnerInfo(RUNNER_KINDS.index(kind), in_features, out_features, experts)
     info.kernel = type(obj).__name__.encode("ascii", "backslashreplace")[:63]
     handle, state = ctypes.c_int64(), next(_states)
-    _objects[state] = obj
+    _lent[state] = lent = _Lent(obj, method)
     try:
         call("opaq_runner_register", info, _FUNCTIONS, state, handle)
     except BaseException:
         _forget_object(state)
         raise
+    lent.handle = handle.value
+    _states_by_handle[handle.value] = state
     return Runner(handle.value)
+
+
+# ---- the names of other runner registries ----
+
+_EXPERTS = ("num_experts", "num_local_experts", "experts")
+
+
+def _first_int(obj: Any, *names: str) -> int | None:
+    found = (getattr(obj, name, None) for name in names)
+    return next((int(value) for value in found if isinstance(value, int)), None)
+
+
+def register_runner(
+    obj: Any,
+    kind: str | None = None,
+    in_features: int | None = None,
+    out_features: int | None = None,
+    experts: int | None = None,
+) -> int:
+    """`register`, with what is not given read from the object: `num_experts` (a mixture), `hidden_size`,
+    `in_features` and `out_features`, or the shape of a plain `weight` [out, in]. Returns the runner's integer."""
+    shape = getattr(getattr(obj, "weight", None), "shape", ())
+    sizes = tuple(shape) if len(shape) == 2 and obj.weight.dtype != torch.uint8 else (None, None)
+    experts = _first_int(obj, *_EXPERTS) if experts is None else experts
+    hidden = _first_int(obj, "hidden_size")
+    out_features = _first_int(obj, "out_features") or sizes[0] if out_features is None else out_features
+    in_features = _first_int(obj, "in_features") or sizes[1] if in_features is None else in_features
+    if kind is None:
+        kind = "moe" if experts else "linear" if out_features else "mlp"
+    if kind != "linear":
+        out_features = in_features = in_features or hidden or out_features
+    for name, size in (("in_features", in_features), ("out_features", out_features)):
+        if not size:
+            raise ValueError(
+                f"opaq.runner: {type(obj).__name__} does not say its {name}: give it an attribute {name} (a {kind} "
+                f"runner: {'a plain weight' if kind == 'linear' else 'hidden_size'} will do), or pass {name}="
+            )
+    assert in_features and out_features
+    return register(obj, kind, in_features, out_features, (experts or 0) if kind == "moe" else 0).id
+
+
+def get_runner(runner_id: int) -> Any:
+    """The object that `register_runner` or `register` was given, or the Runner of one made from weights."""
+    found = Runner(runner_id)
+    state = _states_by_handle.get(runner_id)
+    return found if state is None else _lent[state].obj
+
+
+def unregister_runner(runner_id: int) -> None:
+    """`Runner.destroy` by the integer."""
+    Runner(runner_id).destroy()

@@ -159,16 +159,16 @@ static const struct opaq_op ops[] = {
      NULL, NULL, run_delayed_update},
     /* what a runner (opaq/runner.h) computes. The size is the runner's own; said here, a fake needs no runner. */
     {"linear_gemm", 3,
-     {TENSOR("x"), INT("runner_id", NULL), INT("out_features", NULL)},
+     {TENSOR("x"), SYMINT("runner_id"), SYMINT("out_features")},
      1, {SIZED("y", 0, 2)},
      NULL, workspace_gemm, run_gemm},
     {"mlp_gemm", 3,
-     {TENSOR("x"), INT("runner_id", NULL), INT("hidden_size", NULL)},
+     {TENSOR("x"), SYMINT("runner_id"), SYMINT("hidden_size")},
      1, {SIZED("y", 0, 2)},
      NULL, workspace_gemm, run_gemm},
     /* topk_weights, topk_ids: [rows, k], or k for each row of hidden_states in its leading sizes */
     {"moe_gemm", 5,
-     {TENSOR("hidden_states"), TENSOR("topk_weights"), TENSOR("topk_ids"), INT("runner_id", NULL), INT("hidden_size", NULL)},
+     {TENSOR("hidden_states"), TENSOR("topk_weights"), TENSOR("topk_ids"), SYMINT("runner_id"), SYMINT("hidden_size")},
      1, {SIZED("y", 0, 4)},
      NULL, workspace_gemm, run_gemm},
 };

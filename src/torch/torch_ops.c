@@ -1,7 +1,7 @@
 /* torch/torch_ops.c: registers opaq's operators with PyTorch, from plain C, and calls them.
  *
  * For each row of the operator table: a schema in the namespace "opaq" and one kernel for the CPU and CUDA keys; for some
- * a second name in another namespace. The fakes are registered from Python, because LibTorch's C ABI has no symbolic
+ * a second name in the namespace "nvfp4". The fakes are registered from Python, because LibTorch's C ABI has no symbolic
  * sizes; they read the same rows. Compiled with -fexceptions: aoti_torch_check throws through these frames, after
  * everything has been freed. */
 #include <stdbool.h>
@@ -20,6 +20,9 @@ enum { KERNEL_COUNT = 32 };
 static const uint64_t build_version = (uint64_t)2 << 56 | (uint64_t)11 << 48;
 
 static struct opaq_error registration;
+
+/* Whether there is an operator opaq::refuse_gradient. */
+static bool watches_gradients;
 
 /* ---- calling ---- */
 
@@ -133,6 +136,35 @@ static enum opaq_status give_results(const struct opaq_op *op, const uint64_t *h
     return OPAQ_OK;
 }
 
+/* Makes results of inputs that require a gradient raise in backward(), by an operator of the Python package. Takes the
+ * list of inputs. Results stay as they are where that operator fails. */
+static void refuse_gradients(const struct opaq_op *op, struct torch_list *inputs, uint64_t *handles,
+                             int count) {
+    uint64_t stack[3] = {0, (uint64_t)(uintptr_t)inputs, 0};
+    struct torch_list *results;
+    struct torch_string *name;
+    if (torch_new_list_reserve_size((size_t)count, &results) != 0 ||
+        torch_new_string_handle(op->name, strlen(op->name), &name) != 0) {
+        return; /* no memory: what was made so far is lost */
+    }
+    for (int i = 0; i < count; ++i) {
+        struct torch_tensor *result = NULL;
+        (void)aoti_torch_new_tensor_handle((struct torch_tensor *)(uintptr_t)handles[i], &result);
+        (void)torch_list_push_back(results, (uint64_t)(uintptr_t)result);
+    }
+    stack[0] = (uint64_t)(uintptr_t)results;
+    stack[2] = (uint64_t)(uintptr_t)name;
+    if (torch_call_dispatcher("opaq::refuse_gradient", "", stack, build_version) != 0) {
+        return;
+    }
+    results = (struct torch_list *)(uintptr_t)stack[0];
+    for (int i = 0; i < count; ++i) {
+        torch_tensor_free(handles[i]);
+        (void)torch_list_get_item(results, (size_t)i, &handles[i]);
+    }
+    (void)torch_delete_list(results);
+}
+
 static void call_op(int index, uint64_t *stack) {
     const struct opaq_op *op = opaq_op_at(index);
     struct torch_arguments arguments;
@@ -140,11 +172,15 @@ static void call_op(int index, uint64_t *stack) {
     uint64_t handles[OPAQ_OP_OUTPUT_LIMIT] = {0};
     int count = 0;
     error.text[0] = '\0';
-    enum opaq_status status = torch_arguments_read(op, stack, &arguments, &error);
+    enum opaq_status status = torch_arguments_read(op, stack, watches_gradients, &arguments, &error);
     if (status == OPAQ_OK) {
         status = compute(op, arguments.value, handles, &count, &error);
     }
-    torch_arguments_free(op, stack);
+    if (status == OPAQ_OK && arguments.tracked != NULL && count > 0) {
+        refuse_gradients(op, arguments.tracked, handles, count);
+        arguments.tracked = NULL;
+    }
+    torch_arguments_free(op, stack, &arguments);
     if (status == OPAQ_OK) {
         status = give_results(op, handles, count, stack, &error);
     }
@@ -220,72 +256,99 @@ static int32_t define(struct torch_library *library, const struct opaq_op *op, c
     return aoti_torch_library_def(library, schema);
 }
 
-/* A namespace and the operators that it has; NULL: all. */
-struct name_space {
-    const char *name;
-    const char *const *ops;
-    bool may_be_taken; /* another library may have defined its operators; they stay that library's */
-};
+static const char *const keys[] = {"CPU", "CUDA"};
+enum { KEY_COUNT = sizeof keys / sizeof keys[0] };
 
-/* What code that was written for somebody else's nvfp4::linear_gemm and nvfp4::moe_gemm calls. */
-static const char *const nvfp4_ops[] = {"linear_gemm", "moe_gemm", NULL};
-static const struct name_space name_spaces[] = {{"opaq", NULL, false}, {"nvfp4", nvfp4_ops, true}};
-
-static bool has_op(const struct name_space *space, const char *name) {
-    for (int i = 0; space->ops != NULL && space->ops[i] != NULL; ++i) {
-        if (strcmp(space->ops[i], name) == 0) {
-            return true;
-        }
+/* The schema and the kernels of operators `first` to `last` - 1 in a namespace. Deleting the libraries takes the operators
+ * away again; NULL for those that were not made. */
+static enum opaq_status register_ops(const char *space, int first, int last,
+                                     struct torch_library *libraries[1 + KEY_COUNT], struct opaq_error *error) {
+    if (aoti_torch_library_init_fragment(space, __FILE__, __LINE__, &libraries[0]) != 0) {
+        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused the namespace %s", space);
     }
-    return space->ops == NULL;
-}
-
-/* Schemas; which operators are ours afterwards. */
-static enum opaq_status define_all(const struct name_space *space, bool defined[KERNEL_COUNT],
-                                   struct opaq_error *error) {
-    struct torch_library *library;
-    if (aoti_torch_library_init_fragment(space->name, __FILE__, __LINE__, &library) != 0) {
-        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused the namespace %s", space->name);
-    }
-    for (int i = 0; i < opaq_op_count(); ++i) {
+    for (int i = first; i < last; ++i) {
         char schema[OPAQ_OP_SCHEMA_BYTES];
         const struct opaq_op *op = opaq_op_at(i);
-        defined[i] = has_op(space, op->name);
-        if (defined[i] &&
-            (opaq_op_schema(op, schema, sizeof schema, error) != OPAQ_OK || define(library, op, schema) != 0)) {
-            defined[i] = false;
-            if (!space->may_be_taken) {
-                return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused the schema %s", schema);
+        if (opaq_op_schema(op, schema, sizeof schema, error) != OPAQ_OK) {
+            return error->status;
+        }
+        if (define(libraries[0], op, schema) != 0) {
+            return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused the schema %s", schema);
+        }
+    }
+    for (int k = 0; k < KEY_COUNT; ++k) {
+        if (aoti_torch_library_init_impl(space, keys[k], __FILE__, __LINE__, &libraries[1 + k]) != 0) {
+            return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused kernels for %s", keys[k]);
+        }
+        for (int i = first; i < last; ++i) {
+            const char *name = opaq_op_at(i)->name;
+            if (torch_library_impl(libraries[1 + k], name, kernels[i], build_version) != 0) {
+                return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused %s::%s for %s", space, name,
+                                 keys[k]);
             }
         }
     }
     return OPAQ_OK;
 }
 
-/* The libraries are never deleted: that would take the operators away again. */
-static enum opaq_status register_space(const struct name_space *space, struct opaq_error *error) {
-    static const char *const keys[] = {"CPU", "CUDA"};
-    struct torch_library *library;
-    bool defined[KERNEL_COUNT] = {false};
-    const enum opaq_status status = define_all(space, defined, error);
-    for (int k = 0; status == OPAQ_OK && k < 2; ++k) {
-        if (aoti_torch_library_init_impl(space->name, keys[k], __FILE__, __LINE__, &library) != 0) {
-            return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused kernels for %s", keys[k]);
+/* Names that code written for somebody else's nvfp4::linear_gemm and nvfp4::moe_gemm calls. They are that library's if
+ * it defined them first, and given up if it does so later (opaq_torch_alias_withdraw). */
+static struct alias {
+    const char *name;
+    struct torch_library *libraries[1 + KEY_COUNT];
+} aliases[] = {{"linear_gemm", {NULL}}, {"moe_gemm", {NULL}}};
+enum { ALIAS_COUNT = sizeof aliases / sizeof aliases[0] };
+
+static void withdraw(struct alias *alias) {
+    for (int k = KEY_COUNT; k >= 0; --k) {
+        if (alias->libraries[k] != NULL) {
+            (void)aoti_torch_delete_library_object(alias->libraries[k]);
         }
-        for (int i = 0; i < opaq_op_count(); ++i) {
-            const char *name = opaq_op_at(i)->name;
-            if (defined[i] && torch_library_impl(library, name, kernels[i], build_version) != 0) {
-                return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch refused %s::%s for %s", space->name, name,
-                                 keys[k]);
-            }
+        alias->libraries[k] = NULL;
+    }
+}
+
+static struct alias *find_alias(const char *name) {
+    for (int i = 0; i < ALIAS_COUNT; ++i) {
+        if (strcmp(aliases[i].name, name) == 0) {
+            return &aliases[i];
         }
     }
-    return status;
+    return NULL;
+}
+
+OPAQ_API int32_t opaq_torch_alias_define(const char *name);
+OPAQ_API void opaq_torch_alias_withdraw(const char *name);
+
+/* Defines nvfp4::name; 0 if that is done, 1 if there is no such alias or the name is another library's. */
+int32_t opaq_torch_alias_define(const char *name) {
+    struct alias *alias = find_alias(name);
+    struct opaq_error error;
+    int index = 0;
+    if (alias == NULL || alias->libraries[0] != NULL) {
+        return alias == NULL;
+    }
+    while (opaq_op_at(index) != NULL && strcmp(opaq_op_at(index)->name, name) != 0) {
+        ++index;
+    }
+    if (register_ops("nvfp4", index, index + 1, alias->libraries, &error) != OPAQ_OK) {
+        withdraw(alias);
+        return 1;
+    }
+    return 0;
+}
+
+/* Takes nvfp4::name away, if it is ours. */
+void opaq_torch_alias_withdraw(const char *name) {
+    struct alias *alias = find_alias(name);
+    if (alias != NULL) {
+        withdraw(alias);
+    }
 }
 
 static enum opaq_status register_all(struct opaq_error *error) {
     const uint64_t running = aoti_torch_abi_version();
-    enum opaq_status status = OPAQ_OK;
+    static struct torch_library *libraries[1 + KEY_COUNT]; /* never deleted */
     if (running < build_version) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "PyTorch %d.%d is running, opaq needs 2.11 or later",
                          (int)(running >> 56), (int)(running >> 48 & 0xFF));
@@ -294,8 +357,9 @@ static enum opaq_status register_all(struct opaq_error *error) {
         return opaq_fail(error, OPAQ_ERROR_LIMIT, "the table has %d operators, torch_ops.c has room for %d",
                          opaq_op_count(), KERNEL_COUNT);
     }
-    for (size_t i = 0; status == OPAQ_OK && i < sizeof name_spaces / sizeof name_spaces[0]; ++i) {
-        status = register_space(&name_spaces[i], error);
+    const enum opaq_status status = register_ops("opaq", 0, opaq_op_count(), libraries, error);
+    for (int i = 0; status == OPAQ_OK && i < ALIAS_COUNT; ++i) {
+        (void)opaq_torch_alias_define(aliases[i].name);
     }
     return status;
 }
@@ -306,6 +370,10 @@ __attribute__((constructor)) static void register_on_load(void) {
 }
 
 OPAQ_API const char *opaq_torch_status(void);
+OPAQ_API void opaq_torch_watch_gradients(void);
 
 /* NULL if every operator was registered when this library was loaded; else why not. */
 const char *opaq_torch_status(void) { return registration.status == OPAQ_OK ? NULL : registration.text; }
+
+/* From now on, results of inputs that require a gradient pass through opaq::refuse_gradient, which exists. */
+void opaq_torch_watch_gradients(void) { watches_gradients = true; }

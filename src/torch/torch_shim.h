@@ -37,6 +37,8 @@ TORCH_OPTIONAL_SINCE(2, 12) int32_t torch_tag_nondeterministic_seeded(void);
 TORCH_SINCE(2, 10) int32_t torch_library_impl(
     struct torch_library *library, const char *name,
     void (*kernel)(uint64_t *stack, uint64_t arguments, uint64_t results), uint64_t build_version);
+/* Takes away what was registered through it. */
+TORCH_SINCE(2, 7) int32_t aoti_torch_delete_library_object(struct torch_library *library);
 
 /* ---- tensors ---- */
 TORCH_SINCE(2, 0) int32_t aoti_torch_delete_tensor_object(struct torch_tensor *tensor);
@@ -52,6 +54,16 @@ TORCH_SINCE(2, 10) int32_t torch_get_mutable_data_ptr(struct torch_tensor *tenso
 TORCH_SINCE(2, 0) int32_t aoti_torch_empty_strided(
     int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device_type,
     int32_t device_index, struct torch_tensor **tensor);
+TORCH_SINCE(2, 0) int32_t aoti_torch_copy_(
+    struct torch_tensor *to, struct torch_tensor *from, int32_t non_blocking);
+TORCH_SINCE(2, 0) int32_t aoti_torch_new_tensor_handle(struct torch_tensor *tensor, struct torch_tensor **handle);
+
+/* ---- gradients ---- */
+TORCH_SINCE(2, 0) bool aoti_torch_grad_mode_is_enabled(void);
+TORCH_SINCE(2, 0) void aoti_torch_grad_mode_set_enabled(bool enabled);
+/* Whether a tensor requires a gradient. The C ABI has no function for it, so this is libc10's member function, called
+ * with what a handle points to: a tensor is one pointer, to its TensorImpl. Optional: without it calls are not watched. */
+bool torch_impl_requires_grad(const void *impl) __asm__("_ZNK3c1010TensorImpl13requires_gradEv") __attribute__((weak));
 
 /* Random integers from low to high - 1, from the default generator, into a tensor. (2.4 generated it first; the CUDA one
  * is looked up when it is needed.) */
@@ -73,11 +85,18 @@ TORCH_SINCE(2, 0) int32_t aoti_torch_layout_strided(void);
 TORCH_SINCE(2, 10) int32_t torch_new_list_reserve_size(size_t size, struct torch_list **list);
 TORCH_SINCE(2, 10) int32_t torch_list_size(struct torch_list *list, size_t *size);
 TORCH_SINCE(2, 10) int32_t torch_list_get_item(struct torch_list *list, size_t index, uint64_t *value);
+TORCH_SINCE(2, 10) int32_t torch_list_set_item(struct torch_list *list, size_t index, uint64_t value);
 TORCH_SINCE(2, 10) int32_t torch_list_push_back(struct torch_list *list, uint64_t value);
 TORCH_SINCE(2, 10) int32_t torch_delete_list(struct torch_list *list); /* its elements live on */
 TORCH_SINCE(2, 10) int32_t torch_string_length(struct torch_string *string, size_t *length);
 TORCH_SINCE(2, 10) int32_t torch_string_c_str(struct torch_string *string, const char **text);
+TORCH_SINCE(2, 10) int32_t torch_new_string_handle(const char *text, size_t length, struct torch_string **string);
 TORCH_SINCE(2, 10) int32_t torch_delete_string(struct torch_string *string);
+
+/* ---- calling operators ---- */
+/* The stack's handles go to the operator; its results are the caller's. */
+TORCH_SINCE(2, 10) int32_t torch_call_dispatcher(
+    const char *name, const char *overload, uint64_t *stack, uint64_t build_version);
 
 /* ---- errors and threads ---- */
 /* Throws, with `message`, if the condition is false. */

@@ -13,6 +13,9 @@ static struct torch_list *list_handle(uint64_t value) { return (struct torch_lis
 static struct torch_string *string_handle(uint64_t value) { return (struct torch_string *)(uintptr_t)value; }
 static uint64_t *box_handle(uint64_t value) { return (uint64_t *)(uintptr_t)value; }
 
+/* How the library reads a tensor: by rows that may have gaps between them, as one piece of memory, or to change it. */
+enum access { ROWS, DENSE, CHANGED };
+
 /* -1 for a dtype that opaq has no use for. */
 static int32_t dtype_of_code(int32_t code) {
     return code == aoti_torch_dtype_bfloat16()  ? OPAQ_DTYPE_BF16
@@ -52,8 +55,9 @@ static int32_t data_of(struct torch_tensor *handle, bool is_changed, void **data
     return status;
 }
 
-static enum opaq_status read_tensor(const char *operation, const char *name, uint64_t value, bool is_changed,
-                                    struct opaq_tensor *tensor, struct opaq_error *error) {
+static enum opaq_status describe_tensor(const char *operation, const char *name, uint64_t value,
+                                        bool is_changed, struct opaq_tensor *tensor,
+                                        struct opaq_error *error) {
     struct torch_tensor *handle = tensor_handle(value);
     int64_t *sizes;
     int64_t *strides;
@@ -89,6 +93,95 @@ static enum opaq_status read_tensor(const char *operation, const char *name, uin
     return OPAQ_OK;
 }
 
+/* Whether a tensor's rows are contiguous and at one distance from one another; with `is_dense`, at the smallest one.
+ * Strides of dimensions of size 1, and of tensors without elements, do not matter. */
+static bool has_rows(const struct opaq_tensor *tensor, bool is_dense) {
+    const int last = tensor->rank - 1;
+    int64_t expected = -1; /* not known before the innermost leading dimension */
+    bool fits = true;
+    for (int i = last; i >= 0; --i) {
+        const int64_t stride = tensor->strides[i];
+        if (tensor->shape[i] == 0) {
+            return true;
+        }
+        if (tensor->shape[i] == 1) {
+            continue;
+        }
+        if (i == last) {
+            fits = stride == 1;
+            continue;
+        }
+        if (expected < 0) {
+            fits = fits && (is_dense ? stride == tensor->shape[last] : stride >= tensor->shape[last]);
+        } else {
+            fits = fits && stride == expected;
+        }
+        expected = stride * tensor->shape[i];
+    }
+    return fits;
+}
+
+/* Puts a contiguous copy in the place of a tensor that the library does not read as it lies. */
+static enum opaq_status make_rows(const char *operation, const char *name, bool is_dense, uint64_t *handle,
+                                  struct opaq_tensor *tensor, struct opaq_error *error) {
+    struct opaq_tensor copy = *tensor;
+    uint64_t made;
+    if (tensor->dtype < 0 || tensor->data == NULL || has_rows(tensor, is_dense)) {
+        return OPAQ_OK; /* the operator refuses the first two itself */
+    }
+    int64_t stride = 1;
+    for (int i = tensor->rank - 1; i >= 0; --i) {
+        copy.strides[i] = stride;
+        stride *= copy.shape[i];
+    }
+    const enum opaq_status status = torch_tensor_allocate(operation, &copy, &made, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    const bool records = aoti_torch_grad_mode_is_enabled();
+    aoti_torch_grad_mode_set_enabled(false);
+    const int32_t failed = aoti_torch_copy_(tensor_handle(made), tensor_handle(*handle), 0);
+    aoti_torch_grad_mode_set_enabled(records);
+    if (failed != 0) {
+        torch_tensor_free(made);
+        return opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: PyTorch could not copy %s", operation, name);
+    }
+    torch_tensor_free(*handle);
+    *handle = made;
+    *tensor = copy;
+    return OPAQ_OK;
+}
+
+/* Notes a tensor that requires a gradient. */
+static void track(struct torch_tensor *tensor, struct torch_arguments *arguments) {
+    struct torch_tensor *noted;
+    const void *impl;
+    memcpy(&impl, tensor, sizeof impl);
+    if (!torch_impl_requires_grad(impl)) {
+        return;
+    }
+    if (arguments->tracked == NULL && torch_new_list_reserve_size(1, &arguments->tracked) != 0) {
+        arguments->tracked = NULL;
+    } else if (aoti_torch_new_tensor_handle(tensor, &noted) == 0) {
+        (void)torch_list_push_back(arguments->tracked, (uint64_t)(uintptr_t)noted);
+    }
+}
+
+/* The next tensor of the arguments. */
+static enum opaq_status read_tensor(const char *operation, const char *name, uint64_t *handle,
+                                    enum access access, struct torch_arguments *arguments,
+                                    struct opaq_error *error) {
+    struct opaq_tensor *tensor = &arguments->tensor[arguments->tensor_count++];
+    if (arguments->tracks && access != CHANGED) {
+        track(tensor_handle(*handle), arguments);
+    }
+    const enum opaq_status status =
+        describe_tensor(operation, name, *handle, access == CHANGED, tensor, error);
+    return status != OPAQ_OK || access == CHANGED
+               ? status
+               : make_rows(operation, name, access == DENSE, handle, tensor, error);
+}
+
 static enum opaq_status read_tensors(const char *operation, const char *name, uint64_t list, int64_t count,
                                      struct torch_arguments *arguments, struct opaq_value *value,
                                      struct opaq_error *error) {
@@ -103,8 +196,11 @@ static enum opaq_status read_tensors(const char *operation, const char *name, ui
         if (torch_list_get_item(list_handle(list), (size_t)i, &item) != 0) {
             return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s cannot be read", operation, name);
         }
-        const enum opaq_status status =
-            read_tensor(operation, name, item, false, &arguments->tensor[arguments->tensor_count++], error);
+        const uint64_t given = item;
+        const enum opaq_status status = read_tensor(operation, name, &item, DENSE, arguments, error);
+        if (item != given) {
+            (void)torch_list_set_item(list_handle(list), (size_t)i, item); /* it is there: it cannot fail */
+        }
         if (status != OPAQ_OK) {
             return status;
         }
@@ -112,14 +208,12 @@ static enum opaq_status read_tensors(const char *operation, const char *name, ui
     return OPAQ_OK;
 }
 
-static enum opaq_status read_one_tensor(const char *operation, const char *name, uint64_t handle,
-                                        bool is_changed, struct torch_arguments *arguments,
+static enum opaq_status read_one_tensor(const char *operation, const char *name, uint64_t *handle,
+                                        enum access access, struct torch_arguments *arguments,
                                         struct opaq_value *value, struct opaq_error *error) {
-    struct opaq_tensor *tensor =
-        &arguments->tensor[arguments->tensor_count++]; /* lists leave room for one of each argument */
-    value->tensors = tensor;
+    value->tensors = &arguments->tensor[arguments->tensor_count]; /* lists leave room for one of each argument */
     value->count = 1;
-    return read_tensor(operation, name, handle, is_changed, tensor, error);
+    return read_tensor(operation, name, handle, access, arguments, error);
 }
 
 static enum opaq_status read_sizes(const char *operation, const char *name, uint64_t list, int64_t count,
@@ -141,20 +235,20 @@ static enum opaq_status read_sizes(const char *operation, const char *name, uint
     return OPAQ_OK;
 }
 
-static enum opaq_status read_argument(const struct opaq_op *op, int index, uint64_t slot,
+static enum opaq_status read_argument(const struct opaq_op *op, int index, uint64_t *place,
                                       struct torch_arguments *arguments, struct opaq_error *error) {
     const char *name = op->argument[index].name;
     struct opaq_value *value = &arguments->value[index];
+    const uint64_t slot = *place;
     size_t length = 0;
     switch (op->argument[index].kind) {
     case OPAQ_ARGUMENT_TENSOR:
-        return read_one_tensor(op->name, name, slot, false, arguments, value, error);
+        return read_one_tensor(op->name, name, place, ROWS, arguments, value, error);
     case OPAQ_ARGUMENT_OPTIONAL_TENSOR:
     case OPAQ_ARGUMENT_CHANGED_TENSOR: {
-        const bool is_changed = op->argument[index].kind == OPAQ_ARGUMENT_CHANGED_TENSOR;
-        return slot == 0
-                   ? OPAQ_OK
-                   : read_one_tensor(op->name, name, *box_handle(slot), is_changed, arguments, value, error);
+        const enum access access = op->argument[index].kind == OPAQ_ARGUMENT_CHANGED_TENSOR ? CHANGED : DENSE;
+        return slot == 0 ? OPAQ_OK
+                         : read_one_tensor(op->name, name, box_handle(slot), access, arguments, value, error);
     }
     case OPAQ_ARGUMENT_TENSOR_LIST:
         if (torch_list_size(list_handle(slot), &length) != 0) {
@@ -184,14 +278,16 @@ static enum opaq_status read_argument(const struct opaq_op *op, int index, uint6
     return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s cannot be read", op->name, name);
 }
 
-enum opaq_status torch_arguments_read(const struct opaq_op *op, const uint64_t *stack,
+enum opaq_status torch_arguments_read(const struct opaq_op *op, uint64_t *stack, bool tracks,
                                       struct torch_arguments *arguments, struct opaq_error *error) {
     enum opaq_status status = OPAQ_OK;
     memset(arguments->value, 0, sizeof arguments->value);
     arguments->tensor_count = 0;
     arguments->size_count = 0;
+    arguments->tracked = NULL;
+    arguments->tracks = tracks && torch_impl_requires_grad != NULL && aoti_torch_grad_mode_is_enabled();
     for (int i = 0; status == OPAQ_OK && i < op->argument_count; ++i) {
-        status = read_argument(op, i, stack[i], arguments, error);
+        status = read_argument(op, i, &stack[i], arguments, error);
     }
     return status;
 }
@@ -220,7 +316,10 @@ static void free_list(struct torch_list *list, int of_tensors) {
     (void)torch_delete_list(list);
 }
 
-void torch_arguments_free(const struct opaq_op *op, uint64_t *stack) {
+void torch_arguments_free(const struct opaq_op *op, uint64_t *stack, struct torch_arguments *arguments) {
+    if (arguments->tracked != NULL) {
+        free_list(arguments->tracked, 1);
+    }
     for (int i = 0; i < op->argument_count; ++i) {
         switch (op->argument[i].kind) {
         case OPAQ_ARGUMENT_TENSOR:

@@ -2,6 +2,8 @@
 #ifndef OPAQ_TORCH_TORCH_STACK_H
 #define OPAQ_TORCH_TORCH_STACK_H
 
+#include <stdbool.h>
+
 #include "opaq/op.h"
 
 enum {
@@ -10,6 +12,8 @@ enum {
     STACK_SIZE_LIMIT = 64
 };
 
+struct torch_list;
+
 /* The arguments of one call, with room for what they point to. */
 struct torch_arguments {
     struct opaq_value value[OPAQ_OP_ARGUMENT_LIMIT];
@@ -17,14 +21,17 @@ struct torch_arguments {
     struct opaq_tensor tensor[STACK_TENSOR_LIMIT];
     int size_count;
     int64_t size[STACK_SIZE_LIMIT];
+    bool tracks;                /* gradients are enabled, and somebody asks for: */
+    struct torch_list *tracked; /* those of the tensors that require one; NULL if none does */
 };
 
-/* Reads the stack without taking anything from it. */
-enum opaq_status torch_arguments_read(const struct opaq_op *op, const uint64_t *stack,
+/* Reads the stack, whose handles stay there. Tensors that the library cannot read as they lie (transposed, expanded, with
+ * gaps) are replaced by contiguous copies. */
+enum opaq_status torch_arguments_read(const struct opaq_op *op, uint64_t *stack, bool tracks,
                                       struct torch_arguments *arguments, struct opaq_error *error);
 
-/* Frees every handle that the stack holds. */
-void torch_arguments_free(const struct opaq_op *op, uint64_t *stack);
+/* Frees every handle that the stack and the arguments hold. */
+void torch_arguments_free(const struct opaq_op *op, uint64_t *stack, struct torch_arguments *arguments);
 
 /* A new tensor like `like`; its handle, and its address in like->data. */
 enum opaq_status torch_tensor_allocate(const char *operation, struct opaq_tensor *like, uint64_t *handle,

@@ -41,13 +41,7 @@ def test_wrong_dtypes(device: str) -> None:
 
 
 def test_layouts_that_are_refused(device: str) -> None:
-    x = make_tensor((8, 64), device)
     for view, text in (
-        (x.t(), "the last stride is 64, expected 1"),
-        (x[:, ::2], "the last stride is 2, expected 1"),
-        (x[:1].expand(8, 64), "rows of 64 elements lie 0 elements apart"),
-        (torch.ones(4, 4, 8, device=device)[:, :2], "rows at one common distance"),
-        (torch.ones(3, 4, 32, device=device).transpose(0, 1), "rows at one common distance"),
         (torch.ones((1,) * 9, device=device), "x has 9 dimensions, at most 8 are allowed"),
         (torch.ones((), device=device), "rank is 0, expected 1 to 8"),
     ):
@@ -126,17 +120,11 @@ def test_arguments_that_do_not_fit(device: str) -> None:
         ("fp8+delayed", {"scale": one.double()}, "scale is 1 x another dtype"),
         ("fp8+delayed", {"scale": torch.ones(4, device=device)[::4][:0]}, "scale is 0 x f32"),
         ("nvfp4", {"amax_rowwise": two}, "amax_rowwise is 2 x f32, expected 1"),
-        ("nvfp4+rowscaled", {"amax_rowwise": torch.ones(8, device=device)[::2]}, "not contiguous"),
         ("mxfp8", {"amax_rowwise": one}, "amax_rowwise"),
         ("fp8+sr", {}, "random is missing"),
         ("fp8", {"random": seeds}, "random is given"),
         ("fp8+sr", {"random": seeds.int()}, "random is .*expected two contiguous int64"),
         ("fp8+sr", {"random": seeds[:1]}, "random is .*expected two contiguous int64"),
-        (
-            "fp8+sr",
-            {"random": torch.ones(4, dtype=torch.int64)[::2]},
-            "random is .*expected two contiguous int64",
-        ),
         ("fp8+sr", {"random": seeds[None]}, "random is .*expected two contiguous int64"),
     ):
         refused("quantize: .*" + part, ops.quantize, x, text, **named)
@@ -145,7 +133,6 @@ def test_arguments_that_do_not_fit(device: str) -> None:
 def test_wrong_buffers(device: str) -> None:
     buffers = quantized("nvfp4", (8, 64), device).buffers()
     data, scales, amax = buffers
-    wide = torch.zeros(8, 64, dtype=torch.uint8, device=device)
     for wrong, part in (
         (buffers[:2], "got 2 buffers, expected 3"),
         (buffers + buffers, "got 6 buffers, expected 3"),
@@ -155,8 +142,6 @@ def test_wrong_buffers(device: str) -> None:
         ([data.long(), scales, amax], r'"_rowwise_data" is int64\[8,32\]'),
         ([data, scales.to(torch.float16), amax], r'"_rowwise_scale_inv" is f16\[128,4\]'),
         ([data, scales, amax[0]], r'"_amax_rowwise" is f32\[\], expected f32\[1\]'),
-        ([wide[:, ::2], scales, amax], '"_rowwise_data" is not contiguous'),
-        ([wide[:, :32], scales, amax], '"_rowwise_data" is not contiguous'),
         ([data.view(2, 4, 32), scales, amax], r'"_rowwise_data" is uint8\[2,4,32\]'),
     ):
         refused("dequantize: .*" + part, ops.dequantize, wrong, "nvfp4", [8, 64], F32)
@@ -221,14 +206,6 @@ def test_shards_of_different_tensors_are_refused(device: str) -> None:
     refused("shard 1 has another tensor-wide scale", ops.gather_rows, gathered, "fp8", [4, 64], [8, 64], F32)
 
 
-def test_gathered_buffers_must_be_contiguous(device: str) -> None:
-    shards = [quantized("fp8", (1, 64), device).buffers()] * 2
-    data, scale = (torch.cat(pair) for pair in zip(*shards, strict=True))
-    apart = torch.zeros(2, 128, dtype=torch.uint8, device=device)
-    apart[:, :64] = data
-    refused("not contiguous", ops.gather_rows, [apart[:, :64], scale], "fp8", [1, 64], [2, 64], F32)
-
-
 def test_memory_that_cannot_be_had() -> None:
     """Asked for 2^50 bytes, PyTorch refuses; so do we, and go on."""
     buffers = quantized("fp8", (8, 64), "cpu").buffers()
@@ -255,7 +232,8 @@ def failing_calls(x: Any, one: Any, seeds: Any, buffers: list[Any]) -> list[Call
     return [
         lambda i: ops.quantize(x, f"nvfp4+there-is-no-such-option-and-its-name-is-long-{i}"),
         lambda i: ops.quantize(x, "fp8", one, one, one, seeds),
-        lambda i: ops.quantize(x.t(), "mxfp8+both"),
+        lambda i: ops.quantize(x.t(), "fp8", one),  # after a copy
+        lambda i: ops.dequantize([b.t() for b in buffers], "nvfp4", whole, F32),
         lambda i: ops.quantize(x.reshape((1,) * 8 + (64,)), "mxfp8", one, None, None, seeds),
         lambda i: ops.dequantize(buffers * 25, "nvfp4", whole, F32),
         lambda i: ops.dequantize(buffers[::-1], "nvfp4", whole, F32),

@@ -1,0 +1,194 @@
+"""What the operators do not support in PyTorch is an error: gradients, torch.func. What has gradients keeps them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import opaq
+from compiling import compiled, fresh_compiler  # noqa: F401
+from conftest import need
+from test_torch_ops import NAMES, cases
+from torch_cases import make_tensor
+
+torch = need("torch")
+
+from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: E402
+
+ops = torch.ops.opaq
+K, N = 64, 40
+CHANGED = ("main_grad", "scale_fwd", "amax_history_fwd", "scale_bwd", "amax_history_bwd", "scale", "amax_history")
+
+
+def watched(value: Any) -> Any:
+    """The same with floats that require gradients."""
+    return tree_map_only(
+        torch.Tensor, lambda t: t.detach().clone().requires_grad_(t.is_floating_point()), value
+    )
+
+
+def floats(value: Any) -> list[Any]:
+    return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("random_state", "delayed_update")])
+def test_backward_through_an_operator_raises(name: str) -> None:
+    tried = 0
+    for of_name, arguments, named in cases("cpu"):
+        if of_name != name:
+            continue
+        operator, changed = getattr(ops, name), {k: v for k, v in named.items() if k in CHANGED}
+        arguments, named = watched(arguments), {**watched(named), **changed}
+        made = floats(operator(*arguments, **named))
+        with torch.no_grad():
+            assert not any(t.requires_grad for t in floats(operator(*arguments, **named)))
+        if not floats((arguments, [v for k, v in named.items() if k not in CHANGED])):
+            continue
+        for result in made:
+            assert result.requires_grad
+            with pytest.raises(RuntimeError, match=f"opaq: {name} has no gradient. .*opaq"):
+                result.float().sum().backward()
+            tried += 1
+    assert tried or name in ("convert", "slice_rows", "gather_rows")
+
+
+def gemm() -> tuple[Any, Any, Any]:
+    one = opaq.runner.create_linear(make_tensor((N, K), "cpu"))
+    return one, (lambda x: ops.linear_gemm(x, one.id, N)), (lambda x: torch.ops.nvfp4.linear_gemm(x, one.id, N))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_backward_raises(dynamic: bool) -> None:
+    one, *functions = gemm()
+    with one:
+        for function in functions:
+            x = make_tensor((4, K), "cpu").requires_grad_()
+            with pytest.raises(Exception, match="opaq: linear_gemm has no gradient"):
+                compiled(lambda x, f=function: f(x).sum() + x.sum(), dynamic=dynamic)(x).backward()
+            with torch.no_grad():
+                assert torch.equal(compiled(function, dynamic=dynamic)(x), function(x))
+            assert torch.equal(compiled(function, dynamic=dynamic)(x.detach()), function(x).detach())
+
+
+def test_a_forward_alone_does_not_raise() -> None:
+    one, function, _ = gemm()
+    with one:
+        x = make_tensor((4, K), "cpu").requires_grad_()
+        assert torch.equal(function(x), function(x.detach()))
+        (function(x).detach().sum() + x.sum()).backward()
+        assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_opcheck_with_gradients() -> None:
+    """The fourth test of opcheck calls backward()."""
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    one, *_ = gemm()
+    with one:
+        x = make_tensor((4, K), "cpu").requires_grad_()
+        torch.library.opcheck(ops.linear_gemm.default, (x, one.id, N), test_utils=tests)
+        torch.library.opcheck(torch.ops.nvfp4.linear_gemm.default, (x, one.id, N), test_utils=tests)
+        torch.library.opcheck(ops.quantize.default, (x, "fp8+both"), test_utils=tests)
+
+
+def test_torch_func_is_refused() -> None:
+    one, function, _ = gemm()
+    weight = make_tensor((N, K), "cpu")
+    with one:
+        x = make_tensor((4, K), "cpu")
+        for call in (
+            lambda: torch.func.grad(lambda x: function(x).sum())(x),
+            lambda: torch.vmap(function)(x),
+            lambda: torch.func.jvp(function, (x,), (x,)),
+            lambda: torch.func.jacrev(function)(x),
+            lambda: torch.vmap(lambda x: opaq.functional.linear(x, weight))(x),
+        ):
+            with pytest.raises(NotImplementedError, match="opaq: linear_.*does not support .*torch.func"):
+                call()
+        with pytest.raises(RuntimeError, match="functorch transforms"):
+            torch.func.grad(lambda x: opaq.functional.linear(x, weight).sum())(x)
+
+
+def test_double_backward_is_refused() -> None:
+    x, weight = make_tensor((4, K), "cpu").requires_grad_(), make_tensor((N, K), "cpu")
+    y = opaq.functional.linear(x, weight)
+    (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+# ------------------------------------------------------------------------------------ tensors of all strides
+
+
+def views(t: Any) -> list[Any]:
+    """The same values, lying otherwise; all but rank 0."""
+    if t.dim() == 0:
+        return []
+    wide = torch.zeros(*t.shape[:-1], 2 * t.shape[-1], dtype=t.dtype)
+    wide[..., ::2] = t
+    found = [wide[..., ::2], torch.cat([t.reshape(-1)[:1], t.reshape(-1)])[1:].view(t.shape)]
+    if t.dim() >= 2:
+        found.append(t.transpose(0, -1).contiguous().transpose(0, -1))
+        padded = torch.zeros(*t.shape[:-1], t.shape[-1] + 3, dtype=t.dtype)
+        padded[..., : t.shape[-1]] = t
+        found.append(padded[..., : t.shape[-1]])
+    if t.dim() == 3:
+        found.append(t.transpose(0, 1).contiguous().transpose(0, 1))
+    for view in found:
+        assert torch.equal(view.nan_to_num(), t.nan_to_num())
+    return found
+
+
+def same(first: Any, second: Any) -> bool:
+    pairs = zip(tree_leaves(first), tree_leaves(second), strict=True)
+    return all(a.stride() == b.stride() and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("random_state", "delayed_update")])
+def test_any_strides(name: str) -> None:
+    """Every tensor of every operator, one after another; the tensors that it changes apart."""
+    operator, tried = getattr(ops, name), 0
+    for of_name, arguments, named in [case for case in cases("cpu") if case[0] == name][:4]:
+        if "random" in of_name:
+            torch.manual_seed(1)
+        given = {**dict(zip((a.name for a in operator.default._schema.arguments), arguments)), **named}
+        fixed = {k: (v.clone() if k in CHANGED and "changing" in name else v) for k, v in given.items()}
+        want = operator(**fixed)
+        for key, value in given.items():
+            if key in CHANGED and "changing" in name:
+                continue
+            for at, tensor in enumerate(value if isinstance(value, list) else [value]):
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                for view in views(tensor):
+                    other = [*value[:at], view, *value[at + 1 :]] if isinstance(value, list) else view
+                    again = {
+                        k: (v.clone() if k in CHANGED and "changing" in name else v) for k, v in given.items()
+                    }
+                    if "random" in of_name:
+                        torch.manual_seed(1)
+                    assert same(operator(**{**again, key: other}), want), (key, view.stride())
+                    tried += 1
+    assert tried
+
+
+def test_expanded_and_channels_last() -> None:
+    row = make_tensor((1, K), "cpu")
+    image = make_tensor((2, 3, 4, 32), "cpu")
+    last = image.contiguous(memory_format=torch.channels_last)
+    for x in (row.expand(5, K), row[:, :1].expand(5, K), last, torch.empty(0, 3).t(), image.permute(3, 2, 1, 0)):
+        for text in ("mxfp8+both", "nvfp4", "fp8"):
+            assert same(ops.quantize(x, text), ops.quantize(x.contiguous(), text))
+            got, want = opaq.quantize_tensor(x, text), opaq.quantize_tensor(x.contiguous(), text)
+            assert same(got.buffers(), want.buffers())
+    torch.library.opcheck(ops.quantize.default, (row.expand(5, K).t(), "mxfp8"))
+
+
+def test_any_strides_compiled() -> None:
+    one, function, _ = gemm()
+    with one:
+        step = compiled(lambda x: (function(x.t()), opaq.quantize_tensor(x.t(), "mxfp8").dequantize()))
+        for rows in (3, 8):
+            x = make_tensor((K, rows), "cpu")
+            want = function(x.t().contiguous()), opaq.quantize_tensor(x.t().contiguous(), "mxfp8").dequantize()
+            assert same(step(x), want)
