@@ -10,7 +10,7 @@ from opaq import _library
 from opaq._library import USAGES, call
 from opaq._tables import ELEMENTS, OPTIONS, RULES, formats, names_of
 
-TEXT_LIMIT = 4096  # texts that a cache keeps, as the library's own do
+TEXT_LIMIT = 4096  # texts that a cache keeps; the library bounds its own likewise
 
 
 def text_of(spec: _library.Spec) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -330,3 +332,18 @@ def test_nvfp4_scales_are_those_of_a_cast(device: str) -> None:
     scales = ops.quantize(x, "nvfp4")[1]
     want = (x.abs().amax(1) * torch.tensor(1 / 6, dtype=torch.float32)).to(torch.float8_e4m3fn)
     assert torch.equal(scales[:64, 0], want.view(torch.uint8))
+
+
+# ------------------------------------------------------------------------------------ caches
+
+
+def test_caches_of_texts_are_bounded() -> None:
+    """As the library's own are. What takes no arguments keeps one thing."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("opaq.")]
+    caches = {thing for module in modules for thing in vars(module).values() if hasattr(thing, "cache_info")}
+    taking = {c.__name__: c.cache_parameters()["maxsize"] for c in caches if inspect.signature(c).parameters}
+    assert {"_parse", "_forms", "buffer_rows"} <= set(taking) and None not in taking.values()
+    for i in range(max(taking.values()) + 10):
+        Quantizer(f"fp8blk1+eps=1e-{i % 30}{'+pow2' if i % 2 else ''}" if i < 60 else f"fp8blk1+eps={i}e-9")
+    parse = next(c for c in caches if c.__name__ == "_parse")
+    assert parse.cache_info().currsize <= taking["_parse"]
