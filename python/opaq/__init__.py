@@ -129,3 +129,4 @@ def __getattr__(name: str) -> Any:
 # With PyTorch on the machine the operators are registered now, and saved tensors can be loaded.
 if importlib.util.find_spec("torch") and _library.path.with_name("libopaq_torch.so").exists():
     importlib.import_module("opaq.quantized_tensor")
+    importlib.import_module("opaq._flops").register()

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, TypeVar
+from weakref import WeakKeyDictionary
 
 from opaq.recipe import Recipe, default_recipe
 
@@ -135,6 +136,27 @@ def captured() -> autocast:
     """A context manager under which modules run as they would run now, later and on any thread."""
     recipe = active()
     return autocast(enabled=recipe is not None, recipe=recipe, amax_reduction_group=active_group())
+
+
+# By module: what held in its latest forward pass that may be computed again.
+_latest: WeakKeyDictionary[Any, _Level] = WeakKeyDictionary()
+
+
+def recomputing(module: Any) -> autocast | None:
+    """For a module that runs outside every autocast inside a backward pass, which is what activation checkpointing
+    does where backward() is called outside: the autocast of its latest forward pass. Else None."""
+    import torch
+
+    if torch.compiler.is_compiling():  # a graph has the recipe in it
+        return None
+    level = autocast._levels.top
+    if level.around is None and torch._C._current_graph_task_id() != -1:
+        if (level := _latest.get(module, level)).recipe is None:
+            return None
+        return autocast(recipe=level.recipe, amax_reduction_group=level.detail)
+    if module.training or torch.is_grad_enabled():
+        _latest[module] = level
+    return None
 
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from opaq import functional
-from opaq._autocast import active, model_init_recipe, preserves_high_precision
+from opaq._autocast import active, model_init_recipe, preserves_high_precision, recomputing
 from opaq._parallel import Parallel, group_of, sum_gradient
 from opaq.functional import DelayedState
 from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
@@ -270,6 +270,9 @@ class Linear(nn.Linear):
         fp8_output: bool = False,
         fp8_grad: bool = False,
     ) -> Any:
+        if (scope := recomputing(self)) is not None:
+            with scope:
+                return self.forward(inp, is_first_microbatch, fp8_output, fp8_grad)
         recipe = active()
         weight, bias = self._whole("weight"), self._whole("bias")
         if isinstance(weight, DTensor):

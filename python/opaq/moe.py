@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from opaq import functional
-from opaq._autocast import model_init_recipe
+from opaq._autocast import model_init_recipe, recomputing
 from opaq.packed import PackedModule, autocast_input, input_quantizer_text, weight_quantizer, zeros
 from opaq.quantized_tensor import QuantizedTensor
 from opaq.quantizer import Quantizer
@@ -155,6 +155,9 @@ class MLP(_Experts):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if (scope := recomputing(self)) is not None:
+            with scope:
+                return self.forward(x)
         weights = self.gate_up, self.down, self.gate_up_bias, self.down_bias
         return functional.mlp(autocast_input(x), *weights, **self._options())
 
@@ -228,6 +231,9 @@ class MoE(_Experts):
     def forward(
         self, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
     ) -> torch.Tensor:
+        if (scope := recomputing(self)) is not None:
+            with scope:
+                return self.forward(hidden_states, topk_weights, topk_ids)
         x = autocast_input(hidden_states)
         y = functional.moe(
             x,
@@ -294,6 +300,9 @@ class GroupedLinear(_Stacked):
             raise ValueError(
                 f"opaq.GroupedLinear: m_splits has {len(m_splits)} entries, expected {self.num_gemms}"
             )
+        if (scope := recomputing(self)) is not None:
+            with scope:
+                return self.forward(inp, m_splits)
         x = autocast_input(inp).reshape(-1, inp.shape[-1])
         if not isinstance(m_splits, torch.Tensor):
             m_splits = torch.tensor(m_splits, dtype=torch.int64, device=inp.device)

@@ -101,6 +101,15 @@ class QuantizedTensor(torch.Tensor):
         made: QuantizedTensor = _Convert.apply(self, target)
         return made
 
+    def share_memory_(self) -> QuantizedTensor:
+        """Moves the buffers to shared memory, for other processes."""
+        for buffer in self.buffers():
+            buffer.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        return all(buffer.is_shared() for buffer in self.buffers())
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_is_cut"}
 

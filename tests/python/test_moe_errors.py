@@ -128,7 +128,6 @@ def wrong_tensors() -> dict[str, tuple[dict[str, Any], str]]:
         "no buffers": ({"down": []}, "down"),
         "buffers of another dtype": ({"down": [t.to(torch.int64) for t in right["down"]]}, "down"),
         "a buffer of another shape": ({"gate_up": [right["gate_up"][0][:4], *right["gate_up"][1:]]}, "gate_up"),
-        "transposed": ({"hidden_states": x.t().contiguous().t()}, "stride"),
     }
 
 

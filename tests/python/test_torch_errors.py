@@ -41,6 +41,7 @@ def test_wrong_dtypes(device: str) -> None:
 
 
 def test_layouts_that_are_refused(device: str) -> None:
+    x = make_tensor((8, 64), device)
     for view, text in (
         (torch.ones((1,) * 9, device=device), "x has 9 dimensions, at most 8 are allowed"),
         (torch.ones((), device=device), "rank is 0, expected 1 to 8"),
