@@ -1,5 +1,5 @@
-"""Formulas for `torch.utils.flop_counter.FlopCounterMode`: two operations for each multiplication of a product. Shapes
-come from the arguments, so mlp_gemm and moe_gemm, whose inner size only their runner knows, have none."""
+"""Formulas for `torch.utils.flop_counter.FlopCounterMode`: two operations for each multiplication of a product.
+Shapes come from the arguments, so mlp_gemm and moe_gemm, whose inner size only the runner knows, have none."""
 
 from __future__ import annotations
 

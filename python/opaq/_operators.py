@@ -246,8 +246,8 @@ class _AliasLibrary(torch.library.Library):
 
 
 class _AliasNamespace(torch._ops._OpNamespace):
-    """torch.ops.nvfp4. The aliases are defined when they are first looked up, so that another library may define
-    the names before and after `import opaq`, in whatever way."""
+    """torch.ops.nvfp4. The aliases are defined when they are first looked up, so that another library may
+    define the names before and after `import opaq`, in whatever way."""
 
     __module__ = "torch._ops"  # where graphs look for its operators
 

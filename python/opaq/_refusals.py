@@ -1,5 +1,5 @@
-"""What the operators do not support in PyTorch: gradients and torch.func raise, each with a sentence, where PyTorch's
-defaults would leave them out of the result."""
+"""What the operators do not support in PyTorch: gradients and torch.func raise, each with a sentence, where
+PyTorch's defaults would leave them out of the result."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class _Refuse(torch.autograd.Function):
     def backward(ctx: Any, *_: Any) -> Any:
         functions = next(text for name, text in _WITH_GRADIENTS.items() if ctx.operator.startswith(name))
         raise RuntimeError(
-            f"opaq: {ctx.operator} has no gradient. {functions} have one; call the operator under torch.no_grad(), or "
-            "detach its result, if none is wanted."
+            f"opaq: {ctx.operator} has no gradient. {functions} have one; call the operator under "
+            "torch.no_grad(), or detach its result, if none is wanted."
         )
 
 
@@ -64,8 +64,8 @@ def _traced(overload: Any) -> Callable[..., Any]:
 def _transformed(name: str) -> Callable[..., Any]:
     def call(*_: Any, **__: Any) -> Any:
         raise NotImplementedError(
-            f"opaq: {name} does not support the transforms of torch.func (vmap, grad, jvp, jacrev and the others); "
-            "torch.autograd and a loop over the batch do"
+            f"opaq: {name} does not support the transforms of torch.func (vmap, grad, jvp, jacrev and the "
+            "others); torch.autograd and a loop over the batch do"
         )
 
     return call

@@ -278,7 +278,6 @@ def _words(
 # ---- a Python object as a runner ----
 
 
-
 @dataclass
 class _Lent:
     """An object that is a runner."""
@@ -306,8 +305,8 @@ def _borrowed(tensor: _library.Tensor) -> torch.Tensor:
 
 
 def _raise_later(reason: BaseException) -> Any:
-    """A 0 for C, which when it is read makes the interpreter raise KeyboardInterrupt, SystemExit or their like on this
-    thread. Reading it runs no bytecode, so the exception comes when the operator returns, not in here. The
+    """A 0 for C, which when it is read makes the interpreter raise KeyboardInterrupt, SystemExit or their like
+    on this thread. Reading it runs no bytecode, so the exception comes when the operator returns. The
     interpreter makes such an exception from a class; this one gives the object that there is."""
     carrier = type("Carrier", (type(reason),), {"__new__": lambda *_: reason})
     targets = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(carrier)
@@ -326,8 +325,8 @@ def _run_object(state: int, given: Any, error: Any) -> Any:
                 raise TypeError(f"{lent.method} returned {type(result).__name__}, expected a tensor")
             if (result.shape, result.dtype) != (output.shape, output.dtype):
                 raise ValueError(
-                    f"{lent.method} returned {result.dtype} of shape {tuple(result.shape)}, expected {output.dtype} of "
-                    f"shape {tuple(output.shape)}"
+                    f"{lent.method} returned {result.dtype} of shape {tuple(result.shape)}, expected "
+                    f"{output.dtype} of shape {tuple(output.shape)}"
                 )
             output.copy_(result)
     except BaseException as reason:  # an exception cannot pass through C
@@ -355,9 +354,9 @@ _FUNCTIONS = _library.RunnerFunctions(
 
 
 def register(obj: Any, kind: str, in_features: int, out_features: int, experts: int = 0) -> Runner:
-    """A Python object with a method `_run_impl` or `run` as a runner: run(x), or run(hidden_states, topk_weights,
-    topk_ids), returns the output. Its arguments are borrowed: they must not be changed, nor kept after it returns.
-    An exception becomes the operator's error; KeyboardInterrupt and SystemExit stay what they are."""
+    """A Python object with a method `_run_impl` or `run` as a runner: run(x), or run(hidden_states,
+    topk_weights, topk_ids), returns the output. Its arguments are borrowed: they must not be changed, nor kept
+    after it returns. An exception becomes the operator's error; KeyboardInterrupt and SystemExit stay what they are."""
     method = next((name for name in _METHODS if callable(getattr(obj, name, None))), None)
     if method is None:
         raise TypeError(f"opaq.runner: {type(obj).__name__} has no run method, nor _run_impl")
@@ -395,7 +394,7 @@ def register_runner(
     experts: int | None = None,
 ) -> int:
     """`register`, with what is not given read from the object: `num_experts` (a mixture), `hidden_size`,
-    `in_features` and `out_features`, or the shape of a plain `weight` [out, in]. Returns the runner's integer."""
+    `in_features` and `out_features`, or the shape of a plain `weight` [out, in]. Returns the integer."""
     shape = getattr(getattr(obj, "weight", None), "shape", ())
     sizes = tuple(shape) if len(shape) == 2 and obj.weight.dtype != torch.uint8 else (None, None)
     experts = _first_int(obj, *_EXPERTS) if experts is None else experts
@@ -409,8 +408,9 @@ def register_runner(
     for name, size in (("in_features", in_features), ("out_features", out_features)):
         if not size:
             raise ValueError(
-                f"opaq.runner: {type(obj).__name__} does not say its {name}: give it an attribute {name} (a {kind} "
-                f"runner: {'a plain weight' if kind == 'linear' else 'hidden_size'} will do), or pass {name}="
+                f"opaq.runner: {type(obj).__name__} does not say its {name}: give it an attribute {name} "
+                f"(a {kind} runner: {'a plain weight' if kind == 'linear' else 'hidden_size'} will do), "
+                f"or pass {name}="
             )
     assert in_features and out_features
     return register(obj, kind, in_features, out_features, (experts or 0) if kind == "moe" else 0).id

@@ -393,7 +393,11 @@ def test_what_ends_a_program_stays_what_it_is(reason: BaseException) -> None:
 
     with runner.register(Ends(), "linear", H, N) as one:
         step = compiled(lambda x: nvfp4.linear_gemm(x * 2, one.id, N) + 1)
-        for call in (lambda: ops.linear_gemm(inputs(3), one.id, N), lambda: one(inputs(3)), lambda: step(inputs(3))):
+        for call in (
+            lambda: ops.linear_gemm(inputs(3), one.id, N),
+            lambda: one(inputs(3)),
+            lambda: step(inputs(3)),
+        ):
             with pytest.raises(type(reason)) as caught:
                 call()
             assert caught.value is reason

@@ -1,5 +1,5 @@
-"""Runners under the names of other code: register_runner and its relatives, nvfp4::linear_gemm where another library
-defines it too, and graphs that equal layers share."""
+"""Runners under the names of other code: register_runner and its relatives, nvfp4::linear_gemm where another
+library defines it too, and graphs that equal layers share."""
 
 from __future__ import annotations
 
@@ -157,11 +157,14 @@ with opaq.runner.create_linear(torch.ones(3, 4)) as one:
 )
 def test_another_library_defines_the_name(parts: tuple[str, ...]) -> None:
     """Before and after opaq; opaq's own namespace and the other alias stay."""
-    code = "\n".join(("import torch", *parts)) + """
+    code = (
+        "\n".join(("import torch", *parts))
+        + """
 print(torch.ops.nvfp4.linear_gemm(torch.zeros(2), 5, 7).tolist())
 f = torch.compile(lambda x: torch.ops.nvfp4.linear_gemm(x, 5, 7), backend="aot_eager", fullgraph=True)
 print(f(torch.zeros(2)).tolist())
 print(torch.ops.nvfp4.moe_gemm.default._schema.name, torch.ops.opaq.linear_gemm.default._schema.name)
 """
+    )
     used = "[9.0]\n[[4.0, 4.0, 4.0]]\n" if USED in parts else ""
     assert output_of(code) == f"{used}[5.0, 5.0]\n[5.0, 5.0]\nnvfp4::moe_gemm opaq::linear_gemm\n"

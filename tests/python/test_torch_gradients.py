@@ -1,4 +1,4 @@
-"""What the operators do not support in PyTorch is an error: gradients, torch.func. What has gradients keeps them."""
+"""What the operators do not support in PyTorch is an error: gradients, torch.func."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: E402
 
 ops = torch.ops.opaq
 K, N = 64, 40
-CHANGED = ("main_grad", "scale_fwd", "amax_history_fwd", "scale_bwd", "amax_history_bwd", "scale", "amax_history")
+CHANGED = (
+    "main_grad",
+    "scale_fwd",
+    "amax_history_fwd",
+    "scale_bwd",
+    "amax_history_bwd",
+    "scale",
+    "amax_history",
+)
 
 
 def watched(value: Any) -> Any:
@@ -151,7 +159,8 @@ def test_any_strides(name: str) -> None:
     for of_name, arguments, named in [case for case in cases("cpu") if case[0] == name][:4]:
         if "random" in of_name:
             torch.manual_seed(1)
-        given = {**dict(zip((a.name for a in operator.default._schema.arguments), arguments)), **named}
+        given = dict(zip((a.name for a in operator.default._schema.arguments), arguments, strict=False))
+        given |= named
         fixed = {k: (v.clone() if k in CHANGED and "changing" in name else v) for k, v in given.items()}
         want = operator(**fixed)
         for key, value in given.items():
@@ -176,7 +185,13 @@ def test_expanded_and_channels_last() -> None:
     row = make_tensor((1, K), "cpu")
     image = make_tensor((2, 3, 4, 32), "cpu")
     last = image.contiguous(memory_format=torch.channels_last)
-    for x in (row.expand(5, K), row[:, :1].expand(5, K), last, torch.empty(0, 3).t(), image.permute(3, 2, 1, 0)):
+    for x in (
+        row.expand(5, K),
+        row[:, :1].expand(5, K),
+        last,
+        torch.empty(0, 3).t(),
+        image.permute(3, 2, 1, 0),
+    ):
         for text in ("mxfp8+both", "nvfp4", "fp8"):
             assert same(ops.quantize(x, text), ops.quantize(x.contiguous(), text))
             got, want = opaq.quantize_tensor(x, text), opaq.quantize_tensor(x.contiguous(), text)

@@ -1,4 +1,4 @@
-"""opaq's modules inside PyTorch's tools: activation checkpointing outside the autocast, the flop counter, shared memory."""
+"""opaq's modules inside PyTorch's tools: activation checkpointing, the flop counter, shared memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def trained(recipe: Any, use: Any) -> tuple[list[Any], list[Any]]:
 
 
 def equal(first: Any, second: Any) -> bool:
-    return all(torch.equal(a, b) for one, two in zip(first, second, strict=True) for a, b in zip(one, two, strict=True))
+    return all(
+        torch.equal(a, b) for one, two in zip(first, second, strict=True) for a, b in zip(one, two, strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", RECIPES)
