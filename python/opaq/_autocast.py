@@ -144,7 +144,8 @@ _latest: WeakKeyDictionary[Any, _Level] = WeakKeyDictionary()
 
 def recomputing(module: Any) -> autocast | None:
     """For a module that runs outside every autocast inside a backward pass, which is what activation
-    checkpointing does where backward() is called outside: the autocast of its latest forward pass. Else None."""
+    checkpointing does where backward() is called outside: the autocast of its latest forward pass.
+    Else None."""
     import torch
 
     if torch.compiler.is_compiling():  # a graph has the recipe in it

@@ -356,7 +356,8 @@ _FUNCTIONS = _library.RunnerFunctions(
 def register(obj: Any, kind: str, in_features: int, out_features: int, experts: int = 0) -> Runner:
     """A Python object with a method `_run_impl` or `run` as a runner: run(x), or run(hidden_states,
     topk_weights, topk_ids), returns the output. Its arguments are borrowed: they must not be changed, nor kept
-    after it returns. An exception becomes the operator's error; KeyboardInterrupt and SystemExit stay what they are."""
+    after it returns. An exception becomes the operator's error; KeyboardInterrupt and
+    SystemExit stay what they are."""
     method = next((name for name in _METHODS if callable(getattr(obj, name, None))), None)
     if method is None:
         raise TypeError(f"opaq.runner: {type(obj).__name__} has no run method, nor _run_impl")
