@@ -24,6 +24,7 @@ struct checkpoint_job {
     struct module_list ignored; /* modules that could be quantized and are not */
     struct coverages coverages; /* of the source's parameters */
     bool allows_nonfinite;      /* see plan_run.h */
+    bool has_guessed_stacks;    /* a note says so */
     struct module_list notes;   /* sentences for the summary */
     struct text settings;       /* for going on with a job, see destination.h */
 };

@@ -217,6 +217,11 @@ static enum opaq_status plan_experts(const struct choice *choice, struct checkpo
     } else if (*why == COVERED) {
         *why = LEFT_STACKED;
     }
+    if (*why == COVERED && job->plan->weights->model->config == NULL && !job->has_guessed_stacks) {
+        job->has_guessed_stacks = true;
+        job_note(job, "without config.json stacked experts are taken as [experts, out, in], gate before up: %s",
+                 weight->name);
+    }
     weight_parts_free(parts, count);
     return status;
 }

@@ -112,6 +112,10 @@ def test_no_config(source: Path, tmp_path: Path) -> None:
         )
     assert "note: " in run("quantize", folder, tmp_path / "said")
     assert run_json("quantize", source, tmp_path / "whole")["notes"] == []
+    stacks = {f"a.{i}.experts.down_proj": torch.ones(2, 64, 128) for i in range(2)}
+    safetensors.save_file(stacks, folder / "model.safetensors")
+    notes = run_json("quantize", folder, tmp_path / "stacks", "--dry-run")["notes"]
+    assert len(notes) == 2 and "stacked experts are taken as [experts, out, in]" in notes[0]
 
 
 # ---- ModelOpt's names ----
