@@ -1,11 +1,11 @@
-/* opaq/cpu.h: what this processor can do, as kernels are chosen by it. Depends on version.h. */
+/* opaq/cpu.h: what this processor can do, as kernels are chosen by it. Depends on status.h. */
 #ifndef OPAQ_CPU_H
 #define OPAQ_CPU_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#include "opaq/version.h"
+#include "opaq/status.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,8 +23,12 @@ enum opaq_cpu_feature {
 };
 
 /* Found out once in a process. The environment variable OPAQ_CPU limits it: "avx2", "avx512" or another name of
- * opaq_cpu_describe leaves that feature and those it stands on, "ref" leaves none; any other value is ignored. */
+ * opaq_cpu_describe leaves that feature and those it stands on, "ref" leaves none. With any other value nothing is limited and every operation
+ * fails, as opaq_cpu_check does. */
 OPAQ_API uint32_t opaq_cpu_features(void);
+
+/* Whether OPAQ_CPU is unset, empty or a name that opaq knows; the error lists them. */
+OPAQ_API enum opaq_status opaq_cpu_check(struct opaq_error *error);
 
 /* Writes "avx2 avx512 ..." (terminated, cut if too long) and returns the length it wanted, as snprintf. */
 OPAQ_API size_t opaq_cpu_describe(uint32_t features, char *buffer, size_t capacity);

@@ -233,6 +233,7 @@ text linear_kernel(Spec*, Spec*, enum, enum)
 text kernel_at(int, int*)
 text kernel_forced()
 enum kernel_force(text, Error*)
+enum cpu_check(Error*)
 enum stored_import(View*, int64_t, Stored*, Error*)
 enum stored_export(View*, int64_t, int64_t, Stored*, Error*)
 enum stored_check(Proto*, int64_t, Stored*, Error*)
@@ -289,6 +290,9 @@ def call(name: str, *arguments: Any) -> None:
     status = getattr(library, name)(*arguments, ctypes.byref(error))
     if status != 0:
         raise OpaqError(error.text.decode(errors="replace"), library.opaq_status_name(status).decode())
+
+
+call("opaq_cpu_check")  # an OPAQ_CPU that means nothing is told at once
 
 
 @contextmanager

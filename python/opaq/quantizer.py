@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from opaq import _library
 from opaq._library import USAGES, call
 from opaq._tables import ELEMENTS, OPTIONS, RULES, formats, names_of
+
+if TYPE_CHECKING:
+    import torch
 
 TEXT_LIMIT = 4096  # texts that a cache keeps; the library bounds its own likewise
 
@@ -99,6 +103,28 @@ class Quantizer:
     def with_usage(self, rowwise: bool | None = None, columnwise: bool | None = None) -> Quantizer:
         """The same quantizer with other copies; None leaves a copy as it is."""
         return Quantizer(with_usage(self._text, rowwise, columnwise))
+
+    def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> Quantizer:
+        """Transformer Engine's name for with_usage. A quantizer is a value and stays as it is: take the result,
+        `quantizer = quantizer.set_usage(columnwise=True)`."""
+        return self.with_usage(rowwise, columnwise)
+
+    def make_empty(
+        self,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        requires_grad: bool = False,
+    ) -> torch.Tensor:
+        """A quantized tensor of this shape, its buffers uninitialised; dtype (default float32) is what it stands
+        for."""
+        import torch
+
+        from opaq.tensor_proto import TensorProto
+
+        dtype = torch.float32 if dtype is None else dtype
+        return TensorProto(shape, dtype, self, requires_grad, device).create_tensor()
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"Quantizer is immutable: make a new one instead of setting {name!r}")

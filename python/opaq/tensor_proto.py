@@ -73,6 +73,13 @@ class TensorProto:
             raise ValueError("TensorProto: a plain tensor has no usages")
         self.quantizer = self.quantizer.with_usage(rowwise, columnwise)
 
+    def replace(self, **changes: Any) -> TensorProto:
+        """A copy with other values of some of the constructor's arguments: `proto.replace(dtype=torch.bfloat16)`.
+        Also what copy.replace calls."""
+        return TensorProto(**{**vars(self), **changes})
+
+    __replace__ = replace
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TensorProto) and vars(self) == vars(other)
 

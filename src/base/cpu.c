@@ -92,7 +92,7 @@ static const char *const feature_names[] = {"avx2",       "avx512", "avx512vbmi"
 enum { FEATURE_COUNT = sizeof feature_names / sizeof feature_names[0] };
 
 /* What the environment leaves: the feature that OPAQ_CPU names and those that come before it on such processors, or
- * nothing for "ref". Anything else is no limit. */
+ * nothing for "ref". Anything else is no limit; opaq_cpu_check refuses it. */
 static uint32_t allowed(void) {
     static const uint32_t with[FEATURE_COUNT] = {OPAQ_CPU_AVX2,
                                                  OPAQ_CPU_AVX2 | OPAQ_CPU_AVX512,
@@ -123,6 +123,21 @@ uint32_t opaq_cpu_features(void) {
         atomic_store_explicit(&cache, features, memory_order_relaxed);
     }
     return features & ~known;
+}
+
+enum opaq_status opaq_cpu_check(struct opaq_error *error) {
+    const char *const name = getenv("OPAQ_CPU");
+    if (name == NULL || name[0] == '\0' || strcmp(name, "ref") == 0) {
+        return OPAQ_OK;
+    }
+    char known[128];
+    for (int i = 0; i < FEATURE_COUNT; ++i) {
+        if (strcmp(name, feature_names[i]) == 0) {
+            return OPAQ_OK;
+        }
+    }
+    (void)opaq_cpu_describe(~0u, known, sizeof known);
+    return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "OPAQ_CPU is \"%.80s\", expected one of: ref %s", name, known);
 }
 
 size_t opaq_cpu_describe(uint32_t features, char *buffer, size_t capacity) {

@@ -117,7 +117,10 @@ static enum opaq_status check_names(const char *operation, const char *names, st
 
 enum opaq_status opaq_kernel_force(const char *names, struct opaq_error *error) {
     names = names == NULL ? "" : names;
-    const enum opaq_status status = check_names("kernel_force", names, error);
+    enum opaq_status status = opaq_cpu_check(error);
+    if (status == OPAQ_OK) {
+        status = check_names("kernel_force", names, error);
+    }
     if (status != OPAQ_OK) {
         return status;
     }
@@ -134,7 +137,10 @@ enum opaq_status kernel_list_check(struct opaq_error *error) {
     if (atomic_load_explicit(&checked, memory_order_relaxed) == names) {
         return OPAQ_OK;
     }
-    const enum opaq_status status = check_names("OPAQ_KERNEL", names, error);
+    enum opaq_status status = opaq_cpu_check(error);
+    if (status == OPAQ_OK) {
+        status = check_names("OPAQ_KERNEL", names, error);
+    }
     if (status == OPAQ_OK) {
         atomic_store_explicit(&checked, names, memory_order_relaxed);
     }

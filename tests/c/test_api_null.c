@@ -105,6 +105,7 @@ static void elements_and_tables(void) {
     CHECK_EQ_INT(opaq_cpu_describe(~0u, NULL, 100), opaq_cpu_describe(~0u, text, sizeof text));
     CHECK(opaq_version() != NULL && opaq_kernel_forced() != NULL);
     (void)opaq_cpu_features();
+    CHECK_EQ_INT(opaq_cpu_check(NULL), OPAQ_OK);
     CHECK_EQ_INT(opaq_fail(NULL, OPAQ_ERROR_TEXT, "%d", 1), OPAQ_ERROR_TEXT);
     CHECK_EQ_INT(opaq_kernel_force(NULL, NULL), OPAQ_OK);
     CHECK(is_refused(opaq_kernel_force("nobody", NULL)));
@@ -423,6 +424,16 @@ static void runners_and_pools(void) {
     CHECK(parallel.run != NULL && parallel.context == NULL);
 }
 
+static void patterns(void) {
+    struct opaq_patterns *made = NULL;
+    CHECK(is_refused(opaq_patterns_create(NULL, NULL)));
+    CHECK_EQ_INT(opaq_patterns_create(&made, NULL), OPAQ_OK);
+    CHECK(is_refused(opaq_patterns_add(NULL, "a", NULL)) && is_refused(opaq_patterns_add(made, NULL, NULL)));
+    CHECK(opaq_patterns_find(NULL, "a") < 0 && opaq_patterns_find(made, NULL) < 0);
+    opaq_patterns_destroy(made);
+    opaq_patterns_destroy(NULL);
+}
+
 /* A function that is exported and not called above is not tested. */
 static void every_exported_function_is_called(void) {
     const char *folder = getenv("OPAQ_GOLDEN_DIR");
@@ -454,5 +465,6 @@ static void every_exported_function_is_called(void) {
 static const struct test_case tests[] = {TEST(elements_and_tables), TEST(specs),
                                          TEST(prototypes),          TEST(operations),
                                          TEST(operators),           TEST(runners_and_pools),
+                                         TEST(patterns),
                                          TEST(every_exported_function_is_called)};
 TEST_MAIN(tests)
