@@ -169,14 +169,32 @@ class Linear(nn.Linear):
             self.register_parameter(f"{part}weight", made)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Linear:
-        """Delayed scaling's state stays float32 when a model is cast."""
+        """Delayed scaling's state goes where `fn` takes it, and nothing else happens to it: a cast leaves it
+        float32, `to_empty` leaves its values, and from the meta device it comes as `reset_parameters` makes it."""
         state = {key: self._buffers.pop(key) for key in _STATE}
         super()._apply(fn, recurse)
         for key, tensor in state.items():
             moved = fn(tensor)
-            self._buffers[key] = moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+            if tensor.is_meta and not moved.is_meta:
+                moved = torch.full_like(moved, _at_first(key), dtype=tensor.dtype)
+            elif moved is not tensor:
+                moved = tensor.to(moved.device)
+            self._buffers[key] = moved
         self._cached_weight = None
         return self
+
+    def _leave_meta(self) -> None:
+        """Delayed scaling's state as it is at first, where the parameters have left the meta device without it:
+        assigned, say."""
+        if not self.scale_fwd.is_meta or (device := next(self.parameters()).device).type == "meta":
+            return
+        if torch.compiler.is_compiling():  # it would be lost: a graph's own tensors are not changed by its backward
+            raise RuntimeError(
+                "opaq.Linear: delayed scaling's state is on the meta device and the parameters are not; call "
+                "to_empty, load_state_dict or the module once before it is compiled"
+            )
+        for key in _STATE:
+            setattr(self, key, torch.full_like(getattr(self, key), _at_first(key), device=device))
 
     def _uses_delayed_state(self) -> bool:
         """Whether it was made for it, loaded, or has been through a backward. Said by the data: a flag set in a
@@ -195,11 +213,9 @@ class Linear(nn.Linear):
         given = {key: state_dict.pop(prefix + key, None) for key in _STATE}
         self._non_persistent_buffers_set.update(_STATE)  # taken below, or not there
         super()._load_from_state_dict(state_dict, prefix, *arguments)
-        device = next(self.parameters()).device
+        self._leave_meta()
         for key, tensor in given.items():
             mine = getattr(self, key)
-            if mine.is_meta and device.type != "meta":  # the parameters were assigned
-                mine = self._buffers[key] = torch.full_like(mine, _at_first(key), device=device)
             if tensor is not None and tensor.shape != mine.shape:
                 sizes = f"{tuple(tensor.shape)}, expected {tuple(mine.shape)}"
                 arguments[-1].append(f"opaq.Linear: {prefix}{key} has the shape {sizes}")
@@ -233,6 +249,7 @@ class Linear(nn.Linear):
     def _state(self, recipe: Recipe | None) -> DelayedState | None:
         if not isinstance(recipe, DelayedScaling):
             return None
+        self._leave_meta()
         rows = recipe.amax_history_len
         scale_fwd, history_fwd, scale_bwd, history_bwd = (_local(getattr(self, key)) for key in _STATE)
         if rows != HISTORY_LENGTH:

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -804,6 +804,37 @@ def fsdp(me: Rank) -> None:
                 same_training(made, expected, "FSDP2, weights quantized again", name)
 
 
+def from_meta(me: Rank) -> None:
+    """Trainers make a model on the meta device, shard it, allocate it and load a plain model's state: the keys
+    are that model's, and it trains as one that was sharded where it is."""
+    v = PairValues.make(me, width=128 * me.world)
+    mesh, whole_state = init_device_mesh("cpu", (me.world,)), StateDictOptions(full_state_dict=True)
+    for name in ("bf16", "delayed"):
+        recipe = RECIPES[name]
+        whole = v.whole()
+        for layer in (whole.up, whole.down):  # as they are at first
+            layer.scale_fwd.fill_(1)
+            layer.scale_bwd.fill_(1)
+        expected = data_parallel(me, fully_shard(whole, mesh=mesh), v, recipe, descend)
+        for how in ("load", "reset and load", "assign"):
+            state, model = v.whole().state_dict(), fully_shard(v.whole().to("meta"), mesh=mesh)
+            if how != "assign":
+                torch.use_deterministic_algorithms(True)  # fills what nobody has initialized with NaN
+                model.to_empty(device="cpu")
+                torch.use_deterministic_algorithms(False)
+            if how == "reset and load":
+                for layer in (model.up, model.down):
+                    layer.reset_parameters()
+            if how == "assign":
+                parts = {n: distribute_tensor(t, mesh, [Shard(0)]) for n, t in state.items()}
+                model.load_state_dict(parts, assign=True)
+            else:
+                set_model_state_dict(model, state, options=whole_state)
+            assert list(model.state_dict()) == list(state), (name, how, model.state_dict().keys())
+            made = data_parallel(me, model, v, recipe, descend)
+            same_training(made, expected, "from the meta device", name, how)
+
+
 def scramble(model: Any) -> Any:
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
@@ -1010,6 +1041,7 @@ CASES = {
         (dtensor, (2, 4)),
         (state_dicts, (2,)),
         (fsdp, (2,)),
+        (from_meta, (2,)),
         (two_dimensions, (4,)),
         (inductor, (2,)),
     )

@@ -14,7 +14,7 @@ import pytest
 import opaq
 from conftest import need
 from linear_reference import CASES, values
-from linear_training import MAIN, STATE, Net, same, train, under
+from linear_training import MAIN, STATE, WRAPS, Net, same, train, under
 from torch_cases import same_buffers, same_bytes
 
 torch = need("torch")
@@ -154,6 +154,85 @@ def test_from_the_meta_device(device: str) -> None:
     made.reset_parameters()
     for key, tensor in {**dict(want.named_parameters()), **dict(want.named_buffers())}.items():
         assert same_bytes(getattr(made, key).detach(), tensor.detach()), key
+
+
+def emptied(net: Any, device: str) -> Any:
+    """to_empty, with NaN in all memory that nobody has initialized."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        return net.to_empty(device=device)
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def reset(net: Any) -> Any:
+    for layer in (net.first, net.second):
+        layer.reset_parameters()
+    return net
+
+
+def loaded(net: Any, state: Any, **how: Any) -> Any:
+    found = net.load_state_dict(state, strict=True, **how)
+    assert found.missing_keys == found.unexpected_keys == []
+    return net
+
+
+ORDERS: dict[str, Callable[[Any, str], Any]] = {
+    "to_empty, load": lambda state, device: loaded(emptied(Net("meta"), device), state),
+    "to_empty, reset, load": lambda state, device: loaded(reset(emptied(Net("meta"), device)), state),
+    "reset, to_empty, load": lambda state, device: loaded(emptied(reset(Net("meta")), device), state),
+    "assign": lambda state, device: loaded(Net("meta"), saved(state), assign=True).to(device),
+    "to_empty, assign": lambda state, device: loaded(emptied(Net("meta"), device), saved(state), assign=True),
+    "to_empty of a real one, load": lambda state, device: loaded(emptied(Net(device), device), state),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_state_dict_is_loaded_into_a_module_from_the_meta_device(
+    order: str, wrap: str, device: str
+) -> None:
+    """In every order: the keys that were loaded, no others, and the training of a module that never was there.
+    A state with delayed scaling's comes from a module that was trained like that."""
+    plain, trained = Net(device), Net(device)
+    with under(CASES["delayed"]):
+        train(trained, trained, 2, device=device)
+    cases = [(plain, "delayed"), (trained, "delayed"), (plain, "none")]
+    for source, name in cases if wrap == "eager" else cases[:1]:
+        state = source.state_dict()
+        made, want = ORDERS[order](state, device), loaded(Net(device), state)
+        assert list(made.state_dict()) == list(state)
+        assert not any(tensor.is_meta for tensor in (*made.parameters(), *made.buffers()))
+        with under(CASES[name]):
+            torch._dynamo.reset()
+            function = WRAPS[wrap](made)
+            assert same(train(made, function, 2, device=device), train(want, want, 2, device=device)), name
+
+
+@pytest.mark.parametrize("first", [reset, lambda net: net])
+def test_reset_parameters_after_the_meta_device(first: Any, device: str) -> None:
+    made, want = emptied(first(Net("meta")), device), Net(device)
+    for net in (made, want):
+        torch.manual_seed(6)
+        reset(net)
+    assert list(made.state_dict()) == ["first.weight", "first.bias", "second.weight"]
+    with under(CASES["delayed"]):
+        assert same(train(made, made, 2, device=device), train(want, want, 2, device=device))
+
+
+def test_parameters_that_leave_the_meta_device_alone(device: str) -> None:
+    """Put there one by one, as loaders of other libraries do: a delayed recipe makes the state it needs, outside
+    a compiled region."""
+    made, want = Net("meta"), Net(device)
+    for net, source in ((made.first, want.first), (made.second, want.second)):
+        for key, parameter in source.named_parameters():
+            setattr(net, key, torch.nn.Parameter(parameter.detach().clone()))
+    assert list(made.state_dict()) == list(want.state_dict())
+    with under(CASES["delayed"]):
+        with pytest.raises(Exception, match="delayed scaling's state is on the meta device"):
+            WRAPS["compiled"](made)(values((20, 72), 1, device, torch.bfloat16))
+        assert same(train(made, made, 2, device=device), train(want, want, 2, device=device))
 
 
 @pytest.mark.parametrize("name", MAIN)
