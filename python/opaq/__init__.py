@@ -12,7 +12,7 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from opaq import _library
+from opaq import _library, _transformers_hook
 from opaq._library import OpaqError
 from opaq._tables import Buffer, BufferRow, Extent, FormatRow, formats, proto
 from opaq.quantizer import Quantizer
@@ -130,3 +130,4 @@ def __getattr__(name: str) -> Any:
 if importlib.util.find_spec("torch") and _library.path.with_name("libopaq_torch.so").exists():
     importlib.import_module("opaq.quantized_tensor")
     importlib.import_module("opaq._flops").register()
+    _transformers_hook.install()

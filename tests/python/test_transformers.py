@@ -409,12 +409,19 @@ def test_precision_says_whether_there_are_tiles(name: str, tmp_path: Path) -> No
         assert packed and {p._quantizer_text for p in packed} == {quantizer}
         modules = [m for m in model.modules() if hasattr(m, "precision") and m._parameters]
         assert modules and {m.precision for m in modules} == {precision}
-        assert "precision" not in model.config.quantization_config.to_dict()
     want = logits(rows, prompt())
     for model in (exact, near):
         torch.testing.assert_close(logits(model, prompt()), want, rtol=0, atol=float(want.abs().max()) / 50)
-    for model in (rows, near):
+    for model, precision in ((rows, None), (near, "near"), (exact, "exact")):  # is saved; buffers stay the same
         model.save_pretrained(tmp_path / "again")
+        config = json.loads((tmp_path / "again" / "config.json").read_text())
+        assert config["quantization_config"].pop("precision") == precision
+        again = load(tmp_path / "again", None)
+        assert again.config.quantization_config.precision == precision
+        (tmp_path / "again" / "config.json").write_text(json.dumps(config))
+        own = json.loads((tmp_path / "own" / "config.json").read_text())
+        own["quantization_config"].pop("precision", None)
+        (tmp_path / "own" / "config.json").write_text(json.dumps(own))
         assert_same_files(tmp_path / "own", tmp_path / "again")
     with pytest.raises(ValueError, match="'quick', expected None or one of exact, near"):
         Config(precision="quick")
@@ -496,3 +503,47 @@ except ImportError as error:
     run = [sys.executable, "-c", code]
     done = subprocess.run(run, capture_output=True, text=True, cwd=ROOT / "python", check=True)
     assert "refused:" in done.stdout
+
+
+def test_precision_is_kept_beside_a_configuration_of_others(tmp_path: Path) -> None:
+    """In the model's configuration: readers of the layout see the quantization_config they know."""
+    models.write_checkpoint(tmp_path / "in", models.make_model("llama"), models.LAYOUTS["ct-nvfp4"])
+    load(tmp_path / "in", Config(precision="near")).save_pretrained(tmp_path / "out")
+    assert_same_files(tmp_path / "in", tmp_path / "out")
+    assert load(tmp_path / "out", Config()).config.quantization_config.precision == "near"
+    assert load(tmp_path / "out", Config(precision=None)).config.quantization_config.precision is None
+    assert load(tmp_path / "in", Config()).config.quantization_config.precision == "exact"
+
+
+_LOADS = """
+import sys
+{imports}
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+print([type(module).__name__ for module in model.modules()].count("QuantizedLinear"))
+"""
+
+
+@pytest.mark.parametrize(
+    "imports",
+    ["import opaq; assert 'transformers' not in sys.modules", "import transformers.quantizers.auto, opaq"],
+)
+def test_import_opaq_registers_it(imports: str, tmp_path: Path) -> None:
+    """A folder that opaq saved loads packed without a mention of opaq.Config, in both orders of the imports."""
+    models.make_model("llama").save_pretrained(tmp_path / "in")
+    load(tmp_path / "in", Config("mxfp8")).save_pretrained(tmp_path / "own")
+    run = [sys.executable, "-c", _LOADS.format(imports=imports), str(tmp_path / "own")]
+    done = subprocess.run(run, capture_output=True, text=True, cwd=ROOT / "python", check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0 and "MISSING" not in done.stderr, (done.stdout, done.stderr)
+
+
+def test_versions_that_are_not_supported_are_named() -> None:
+    from opaq.integrations.transformers_version import check_version
+
+    for version in ("5.16.0", "5.22.2"):
+        check_version(version)
+    with pytest.raises(ImportError, match=r"transformers 5\.15\.1 is installed, expected 5\.16 to 5\.22"):
+        check_version("5.15.1")
+    with pytest.warns(UserWarning, match=r"5\.23\.0 is newer than those tested, 5\.16 to 5\.22"):
+        check_version("5.23.0")

@@ -10,7 +10,14 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from torch import nn
+
+from opaq.integrations.transformers_version import check_version
+
+check_version(transformers.__version__)
+
+# ruff: noqa: E402
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers import HfQuantizer
@@ -49,6 +56,16 @@ from opaq.quantizer import Quantizer
 __all__ = ["Config", "OpaqHfQuantizer", "why_not"]
 
 METHOD = "opaq"
+_SAVED = "saved"  # a precision that is not given
+_SAVED_KEYS = ("quant_method", "quantizer", "activations", "ignore", "precision")
+_PRECISION_KEY = "opaq_precision"  # in the model's configuration, beside a quantization_config of others
+
+
+def _checked_precision(precision: Any) -> str | None:
+    if precision is not None and precision not in PRECISIONS:
+        known = ", ".join(PRECISIONS)
+        raise ValueError(f"opaq.Config: precision is {precision!r}, expected None or one of {known}")
+    return precision  # type: ignore[no-any-return]
 
 
 # ---- the configuration ----
@@ -62,7 +79,7 @@ class Config(QuantizationConfigMixin):
     those that `ignore` names, their inputs by the quantizer `activations` or not at all. `Config()` is for a
     checkpoint that is quantized already: its own configuration says how. With a `precision` the weights of a
     model on the processor are tiled once they are loaded, as `opaq.quantize_` does; None leaves them in rows.
-    That is how a model runs and not what it is, so it is not saved."""
+    It is saved with the model; where it is not given it is what was saved, else "exact"."""
 
     def __init__(
         self,
@@ -70,15 +87,18 @@ class Config(QuantizationConfigMixin):
         *,
         activations: str | Quantizer = "",
         ignore: Sequence[str] = ("lm_head",),
-        precision: str | None = "exact",
+        precision: str | None = _SAVED,
         checkpoint: Mapping[str, Any] | None = None,
         quant_method: str = METHOD,
     ) -> None:
         self.quant_method = METHOD
-        if precision not in (None, *PRECISIONS):
-            known = ", ".join(PRECISIONS)
-            raise ValueError(f"opaq.Config: precision is {precision!r}, expected None or one of {known}")
-        self.precision = precision
+        for key, text in (("quantizer", quantizer), ("activations", activations)):
+            if not isinstance(text, (str, Quantizer)):
+                raise ValueError(f"opaq.Config: {key} is {text!r}, expected the text of a quantizer")
+        if not isinstance(ignore, (str, list, tuple, set)) or any(not isinstance(n, str) for n in ignore):
+            raise ValueError(f"opaq.Config: ignore is {ignore!r}, expected names of modules")
+        self.is_precision_given = precision is not _SAVED
+        self.precision = _checked_precision(precision if self.is_precision_given else "exact")
         self.quantizer, self.activations = (
             str(Quantizer(str(text))) if str(text) else "" for text in (quantizer, activations)
         )
@@ -93,6 +113,11 @@ class Config(QuantizationConfigMixin):
     @classmethod
     def from_dict(cls, config_dict: Any, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
         is_own = config_dict.get("quant_method") == METHOD
+        if is_own and (unknown := config_dict.keys() - _SAVED_KEYS):
+            raise ValueError(
+                f"opaq: the checkpoint's quantization_config has {', '.join(map(repr, sorted(unknown)))}, "
+                f"expected only {', '.join(_SAVED_KEYS)}"
+            )
         made = cls(**config_dict) if is_own else cls(checkpoint=config_dict)
         return (made, kwargs) if return_unused_kwargs else made
 
@@ -101,7 +126,7 @@ class Config(QuantizationConfigMixin):
         if self.checkpoint is not None:
             return deepcopy(self.checkpoint)
         own = {"quantizer": self.quantizer, "activations": self.activations, "ignore": list(self.ignore)}
-        return {"quant_method": METHOD, **own}
+        return {"quant_method": METHOD, **own, "precision": self.precision}
 
 
 if "modelopt" not in AUTO_QUANTIZATION_CONFIG_MAPPING:  # nobody else's
@@ -121,7 +146,8 @@ def _merge_configs(stored: Any, given: Any) -> Any:
             "it; opaq.Config() loads it as it is"
         )
     made = Config.from_dict(stored if isinstance(stored, Mapping) else stored.to_dict())
-    made.precision = given.precision
+    if given.is_precision_given:
+        made.precision, made.is_precision_given = given.precision, True
     return made
 
 
@@ -202,6 +228,15 @@ def _makes(transform: Any, parameters: Iterable[str]) -> bool:
         return False
     back = transform.reverse_transform()
     return any(back.rename_source_key(name)[1] is not None for name in parameters)
+
+
+def _converter_like(transform: Any, sources: list[str], targets: list[str], op: ConversionOps) -> Any:
+    """A converter for the same part of the model. Versions before 5.21 have no method for this."""
+    made = WeightConverter(sources, targets, [op])
+    for name in ("scope_prefix", "base_model_prefix"):
+        if hasattr(transform, name):
+            setattr(made, name, getattr(transform, name))
+    return made
 
 
 # ---- the quantizer ----
@@ -309,8 +344,9 @@ class OpaqHfQuantizer(HfQuantizer):
                 return dtype
         return model.get_parameter_or_buffer(name).dtype
 
-    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
-        """transformers' converters, and ours instead of those that stack weights."""
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any = None) -> list[Any]:
+        """transformers' converters, and ours instead of those that stack weights. Versions before 5.21 do not
+        pass the model."""
         self.transforms = list(weight_conversions)
         if not self.pre_quantized:
             return weight_conversions
@@ -323,8 +359,8 @@ class OpaqHfQuantizer(HfQuantizer):
             if stacks(transform):
                 op = Import(self, transform._original_source_patterns, schemes, transform)
                 targets = list(transform._original_target_patterns)
-                updated.append(transform.copy(list(op.roles), targets, operations=[op]))
-                if set(transform.source_patterns) <= set(op.roles):
+                updated.append(_converter_like(transform, list(op.roles), targets, op))
+                if {f"{p.removesuffix('$')}$" for p in transform.source_patterns} <= set(op.roles):
                     continue
             updated.append(transform)
         for leaf in self.layout.weights:
@@ -341,8 +377,14 @@ class OpaqHfQuantizer(HfQuantizer):
         # what save_pretrained undoes: not what made a parameter whose buffers are saved as they are
         packed = {name for name, p in model.named_parameters() if isinstance(p, QuantizedTensor)}
         model._weight_conversions = [t for t in self._used() if not _makes(t, packed - self.parts.keys())]
-        if self.quantization_config.precision is not None:
-            tile_loaded(model, self.quantization_config.precision)
+        config = self.quantization_config
+        if config.checkpoint is not None:
+            if not config.is_precision_given and hasattr(model.config, _PRECISION_KEY):
+                config.precision = _checked_precision(getattr(model.config, _PRECISION_KEY))
+            if config.precision != "exact" or hasattr(model.config, _PRECISION_KEY):
+                setattr(model.config, _PRECISION_KEY, config.precision)
+        if config.precision is not None:
+            tile_loaded(model, config.precision)
         return model
 
     def _used(self) -> list[Any]:

@@ -121,7 +121,8 @@ def placer(model: Any, transforms: Sequence[Any]) -> tuple[Any, Callable[[str], 
             )
         found = re.search(pattern.replace("*", r"(\d+)"), weight)
         expert = int(found.group(1)) if found and found.groups() else 0
-        name = parameter.replace(converter.target_patterns[0], pattern.replace("*", str(expert)))
+        source = pattern.removesuffix("$").replace("*", str(expert))
+        name = parameter.replace(converter.target_patterns[0], source)
         return Place(parameter, expert, converter.source_patterns.index(pattern), name)
 
     return target, place
@@ -211,10 +212,10 @@ class Import(Load):
         self.converter = converter
         self.sources = len(weights)
         self.roles = {  # which source and which tensor the patterns mean
-            pattern: (source, role)
+            f"{pattern}$": (source, role)
             for scheme in schemes
             for source, weight in enumerate(weights)
-            for role, pattern in scheme.names(weight).items()
+            for role, pattern in scheme.names(weight.removesuffix("$")).items()
         }
 
     def convert(self, input_dict: Any, *_: Any, full_layer_name: str, model: Any, **more: Any) -> Any:
@@ -225,7 +226,10 @@ class Import(Load):
         for pattern, tensors in input_dict.items():
             source, role = self.roles[pattern]
             for expert, tensor in enumerate(tensors):
-                found[expert * self.sources + source][role] = tensor
+                part = expert * self.sources + source
+                # versions before 5.21 cast codes of FP8 that have a plain weight's name to the model's dtype,
+                # which is exact, and so is the way back
+                found[part][role] = tensor.to(_DTYPES[parts[part].headers[role].dtype])
         like = model.get_parameter(full_layer_name)
         made = zeros(tuple(like.shape), like._quantizer_text, like.dtype)
         for part, given in zip(parts, found, strict=True):
@@ -255,7 +259,7 @@ class Assemble(Load):
 
     @staticmethod
     def patterns(names: Sequence[str]) -> list[str]:
-        return [rf"\.{name}" for name in names]
+        return [rf"\.{name}$" for name in names]
 
     def convert(self, input_dict: Any, *_: Any, full_layer_name: str, model: Any, **more: Any) -> Any:
         like = model.get_parameter(full_layer_name)

@@ -1,0 +1,18 @@
+"""Which versions of transformers the integration supports."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+OLDEST, NEWEST = (5, 16), (5, 22)  # both are tested: tools/test_transformers_range.sh
+
+
+def check_version(version: str) -> None:
+    """An older one is refused; a newer one may work."""
+    found = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    expected = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+    if found < OLDEST:
+        raise ImportError(f"opaq: transformers {version} is installed, expected {expected}")
+    if found > NEWEST:
+        warnings.warn(f"opaq: transformers {version} is newer than those tested, {expected}", stacklevel=3)
