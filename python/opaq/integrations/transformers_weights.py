@@ -247,6 +247,8 @@ class Import(Load):
         found = {p: [t.to(dtype) if t.is_floating_point() else t for t in ts] for p, ts in input_dict.items()}
         if self.converter is None:
             return {name: next(iter(found.values()))}
+        own = {pattern.removesuffix("$"): pattern for pattern in self.converter.source_patterns}
+        found = {own[pattern.removesuffix("$")]: tensors for pattern, tensors in found.items()}
         for pattern in ("source_patterns", "target_patterns"):
             more[pattern] = getattr(self.converter, pattern)
         for op in self.converter.operations:
