@@ -3,8 +3,8 @@ handed over, on the CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Mapping, Sequence
+from math import isfinite, prod
 from typing import Any
 
 import torch
@@ -16,6 +16,13 @@ from opaq._tables import make_proto
 from opaq.quantized_tensor import QuantizedTensor
 
 _CPU = _library.Device(0, 0)
+STORED_DTYPES = {  # by their names in safetensors
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+}
 _NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
 
@@ -64,6 +71,18 @@ def import_rows(
     byte. Padding is zero afterwards if the buffers were before."""
     stored = _library.Stored(_tensor("data", data), _tensor("scale", scale), _tensor("global_", global_))
     call("opaq_stored_import", quantized_view(tensor), first_row, stored)
+
+
+def import_roles(tensor: QuantizedTensor, first_row: int, given: Mapping[str, torch.Tensor]) -> None:
+    """import_rows for a weight's tensors by role ("data", "scale", "global"), on any device."""
+    stored = (given[role].cpu() if role in given else None for role in ("data", "scale", "global"))
+    import_rows(tensor, first_row, *stored)
+
+
+def check_factor(name: str, value: float) -> None:
+    """What multiplies a whole weight or input."""
+    if not isfinite(value) or value <= 0:
+        raise ValueError(f"opaq: {name} is {value:g}, expected a finite number above 0")
 
 
 def _empty(like: _library.Tensor) -> torch.Tensor | None:

@@ -87,6 +87,7 @@ class LayoutRow:
     input: str
     data_dtypes: tuple[str, ...]
     scale_dtypes: tuple[str, ...]
+    scale_shape: str  # a letter for each dimension: opaq/layout.h
     rule: str
 
 
@@ -171,6 +172,7 @@ def _layout_row(row: _library.LayoutRow) -> LayoutRow:
         input=row.input.decode(),
         data_dtypes=tuple(row.data_dtypes.decode().split()),
         scale_dtypes=tuple(row.scale_dtypes.decode().split()),
+        scale_shape=row.scale_shape.decode(),
         rule=RULES[row.rule],
     )
 

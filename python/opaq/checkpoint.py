@@ -39,6 +39,7 @@ class Scheme:
     input_scale: str = ""  # the name of that, beside the weight's
     data_dtypes: tuple[str, ...] = ("F8_E4M3",)
     scale_dtypes: tuple[str, ...] = _FLOATS
+    scale_shape: str = ""  # a letter for each dimension: opaq/layout.h
 
     def names(self, weight: str) -> dict[str, str]:
         """The names of a weight's tensors by role, from the name it would have if it were plain."""
@@ -46,7 +47,8 @@ class Scheme:
         if self.global_:
             found["global"] = weight + self.global_
         if self.input_scale:
-            found["input"] = f"{weight.rpartition('.')[0]}.{self.input_scale}"
+            module, dot, _ = weight.rpartition(".")
+            found["input"] = module + dot + self.input_scale
         return found
 
     def check(self, weight: str, headers: Mapping[str, Header]) -> None:
@@ -133,8 +135,24 @@ def _scheme(layout: str, form: str, **more: Any) -> Scheme:
         row.global_,
         data_dtypes=row.data_dtypes,
         scale_dtypes=row.scale_dtypes,
+        scale_shape=row.scale_shape,
         **more,
     )
+
+
+def _deepseek_tensor(**more: Any) -> Scheme:
+    """One scale for a weight, which only transformers writes."""
+    return Scheme("fp8+rule=modelopt", "fp8row+rule=modelopt", "", "_scale_inv", **more)
+
+
+def layout_names() -> list[str]:
+    return list(dict.fromkeys(row.layout for row in layouts()))
+
+
+def layout_schemes(layout: str) -> list[Scheme]:
+    """How weights can be stored in a layout."""
+    found = [_scheme(layout, row.format, input_scale=row.input) for row in layouts() if row.layout == layout]
+    return [*found, _deepseek_tensor()] if layout == "deepseek" else found
 
 
 class _Found(NamedTuple):
@@ -272,8 +290,7 @@ def _read_deepseek(config: Mapping[str, Any]) -> Layout:
     elif block is None:
         given = "" if dynamic else "fp8+delayed+rule=modelopt"
         name = "" if dynamic else "activation_scale"
-        weights = ("fp8+rule=modelopt", "fp8row+rule=modelopt", "", "_scale_inv")  # transformers' own
-        scheme = Scheme(*weights, input="fp8+rule=modelopt", input_given=given, input_scale=name)
+        scheme = _deepseek_tensor(input="fp8+rule=modelopt", input_given=given, input_scale=name)
     else:
         raise ValueError(f"opaq: the checkpoint's weight_block_size is {block}, expected [128, 128] or [1, 32]")
     if not dynamic and block is not None:

@@ -4,7 +4,7 @@ dtype; what it holds is bytes, laid out as the library's format table says."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -42,6 +42,23 @@ class QuantizedTensor(torch.Tensor):
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        layout: str,
+        *,
+        format: str = "",  # noqa: A002  # as a Quantizer's
+        dtype: torch.dtype | None = None,
+    ) -> QuantizedTensor:
+        """A weight from its tensors as a safetensors file has them, under the names they have there, with or
+        without their module's. `layout` is "compressed-tensors", "modelopt", "deepseek" or "gpt-oss". The
+        format is what the names, dtypes and shapes fit; `format` says it instead. A scale of the input is
+        accepted and not used. `dtype` is what the weight dequantizes to, PyTorch's default if not given."""
+        from opaq._from_checkpoint import from_checkpoint  # noqa: PLC0415  # which needs this class
+
+        return from_checkpoint(tensors, layout, format, dtype or torch.get_default_dtype())
 
     # ---- what it is made of ----
 

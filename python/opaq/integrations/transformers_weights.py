@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from math import isfinite, prod
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -25,14 +25,6 @@ from opaq import _stacked, _stored
 from opaq.checkpoint import Header, Scheme
 from opaq.packed import zeros
 from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
-
-_DTYPES = {
-    "U8": torch.uint8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-}
 
 
 class Files(ExitStack):
@@ -60,8 +52,7 @@ class Files(ExitStack):
         if prod(header.shape) != 1:
             raise ValueError(f"opaq: {name} is {header}, expected one number")
         found = float(self._places[name].get_tensor(name).float())
-        if not isfinite(found) or found <= 0:
-            raise ValueError(f"opaq: {name} is {found:g}, expected a finite number above 0")
+        _stored.check_factor(name, found)
         return found
 
 
@@ -161,7 +152,7 @@ def check_parts(parameter: str, packed: QuantizedTensor, parts: Sequence[Part], 
     scales: dict[int, float] = {}
     for part in parts:
         given = [part.headers.get(role) for role in ("data", "scale", "global")]
-        headers = [None if h is None else (_DTYPES[h.dtype], h.shape) for h in given]
+        headers = [None if h is None else (_stored.STORED_DTYPES[h.dtype], h.shape) for h in given]
         try:
             _stored.check_rows(packed, part.first_row, headers)
         except ValueError as error:
@@ -229,12 +220,11 @@ class Import(Load):
                 part = expert * self.sources + source
                 # versions before 5.21 cast codes of FP8 that have a plain weight's name to the model's dtype,
                 # which is exact, and so is the way back
-                found[part][role] = tensor.to(_DTYPES[parts[part].headers[role].dtype])
+                found[part][role] = tensor.to(_stored.STORED_DTYPES[parts[part].headers[role].dtype])
         like = model.get_parameter(full_layer_name)
         made = zeros(tuple(like.shape), like._quantizer_text, like.dtype)
         for part, given in zip(parts, found, strict=True):
-            stored = (given[role].cpu() if role in given else None for role in ("data", "scale", "global"))
-            _stored.import_rows(made, part.first_row, *stored)
+            _stored.import_roles(made, part.first_row, given)
         device = found[0]["data"].device
         loaded = {full_layer_name: nn.Parameter(made.to(device), requires_grad=False)}
         if "input" in parts[0].headers:
@@ -299,7 +289,7 @@ def export(packed: QuantizedTensor, part: Part, input_scale: torch.Tensor | None
     exported["input"] = None if input_scale is None else input_scale[part.expert].clone()
     names, saved = part.scheme.names(part.name), {}
     for role, header in part.headers.items():
-        made, dtype = exported[role], _DTYPES[header.dtype]
+        made, dtype = exported[role], _stored.STORED_DTYPES[header.dtype]
         assert made is not None
         made = made.view(dtype) if made.dtype == torch.uint8 else made.to(dtype)
         saved[names[role]] = made.reshape(header.shape)
