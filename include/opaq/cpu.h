@@ -23,8 +23,9 @@ enum opaq_cpu_feature {
 };
 
 /* Found out once in a process. The environment variable OPAQ_CPU limits it: "avx2", "avx512" or another name of
- * opaq_cpu_describe leaves that feature and those it stands on, "ref" leaves none. With any other value nothing is limited and every operation
- * fails, as opaq_cpu_check does. */
+ * opaq_cpu_describe leaves that feature and those it stands on, "ref" leaves none. With any other value nothing is limited,
+ * and whatever runs kernels fails as opaq_cpu_check does: opaq_quantize, opaq_dequantize, opaq_amax, opaq_noise_measure,
+ * opaq_op_run, opaq_op_call, opaq_runner_run and opaq_kernel_force. */
 OPAQ_API uint32_t opaq_cpu_features(void);
 
 /* Whether OPAQ_CPU is unset, empty or a name that opaq knows; the error lists them. */

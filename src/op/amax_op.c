@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/float_bits.h"
 #include "base/parallel_run.h"
+#include "op/kernel_list.h"
 #include "op/tensor_check.h"
 #include "opaq/status.h"
 #include "quant/quant_table.h"
@@ -89,7 +90,10 @@ int64_t opaq_amax_count(const struct opaq_proto *proto, enum opaq_usage usage) {
 enum opaq_status opaq_amax(const struct opaq_view *x, const struct opaq_spec *spec, enum opaq_usage usage,
                            const struct opaq_parallel *parallel, float *amax, int64_t count,
                            struct opaq_error *error) {
-    const enum opaq_status status = check_plain_tensor("amax", "x", x, error);
+    enum opaq_status status = check_plain_tensor("amax", "x", x, error);
+    if (status == OPAQ_OK) {
+        status = kernel_list_check(error);
+    }
     if (status != OPAQ_OK) {
         return status;
     }

@@ -7,6 +7,7 @@
 #include "base/parallel_run.h"
 #include "gemm/gemm_decode.h"
 #include "gemm/gemm_table.h"
+#include "op/kernel_list.h"
 #include "op/tensor_check.h"
 #include "opaq/noise.h"
 #include "opaq/status.h"
@@ -70,6 +71,9 @@ enum opaq_status opaq_noise_measure(const struct opaq_view *x, const struct opaq
     int from = 0;
     if (status == OPAQ_OK) {
         status = check_usage("noise", q, usage, &from, error);
+    }
+    if (status == OPAQ_OK) {
+        status = kernel_list_check(error);
     }
     if (status != OPAQ_OK) {
         return status;
