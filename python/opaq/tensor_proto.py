@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +14,16 @@ from opaq.quantized_tensor import QuantizedTensor, assemble
 from opaq.quantizer import Quantizer
 
 
+@dataclass(init=False, repr=False, eq=False)  # for dataclasses.replace; the rest is written below
 class TensorProto:
-    """Shape, dtype, quantizer (None for a plain tensor), requires_grad and device of a tensor."""
+    """Shape, dtype, quantizer (None for a plain tensor), requires_grad and device of a tensor. Equal where all
+    of these are. It has no hash: `update_usage` changes it, as Transformer Engine's does. `replace` copies."""
+
+    shape: Sequence[Any]
+    dtype: torch.dtype
+    quantizer: Quantizer | None
+    requires_grad: bool
+    device: torch.device
 
     def __init__(
         self,
@@ -74,8 +83,8 @@ class TensorProto:
         self.quantizer = self.quantizer.with_usage(rowwise, columnwise)
 
     def replace(self, **changes: Any) -> TensorProto:
-        """A copy with other values of some of the constructor's arguments: `proto.replace(dtype=torch.bfloat16)`.
-        Also what copy.replace calls."""
+        """A copy with other values of some arguments of the constructor: `proto.replace(dtype=torch.float16)`.
+        The same as dataclasses.replace and copy.replace."""
         return TensorProto(**{**vars(self), **changes})
 
     __replace__ = replace

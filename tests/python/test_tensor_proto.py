@@ -3,6 +3,7 @@ of really quantized tensors and of the prototypes that C makes, in every mode.""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -197,6 +198,18 @@ def test_prototypes_are_values_that_can_be_printed(device: str) -> None:
     assert proto == TensorProto((5, 37), torch.bfloat16, Quantizer("fp8")) and proto not in others
     with pytest.raises(TypeError):
         hash(proto)
+
+
+def test_replace_gives_a_checked_copy() -> None:
+    proto = TensorProto((5, 37), torch.bfloat16, Quantizer("fp8"), device="meta")
+    for other in (proto.replace(shape=(6, 37)), dataclasses.replace(proto, shape=(6, 37))):
+        assert other == TensorProto((6, 37), torch.bfloat16, Quantizer("fp8"), device="meta")
+        assert type(other.shape) is torch.Size
+    assert proto.shape == (5, 37)
+    with pytest.raises(TypeError, match="expected an opaq.Quantizer"):
+        dataclasses.replace(proto, quantizer="fp8")
+    with pytest.raises(TypeError, match="strides"):
+        dataclasses.replace(proto, strides=(1, 5))
 
 
 def test_prototypes_on_meta() -> None:
