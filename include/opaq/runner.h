@@ -33,11 +33,12 @@ enum opaq_runner_kind {
 
 /* What a runner is. A caller that registers one fills it in; texts are terminated and may be empty. */
 struct opaq_runner_info {
-    int32_t kind;         /* enum opaq_runner_kind */
-    int64_t in_features;  /* the input's last size */
-    int64_t out_features; /* the output's last size */
-    int64_t experts;      /* OPAQ_RUNNER_MOE: how many it holds; else 0 */
-    size_t bytes;         /* of memory that it holds */
+    int32_t kind;            /* enum opaq_runner_kind */
+    int64_t in_features;     /* the input's last size */
+    int64_t out_features;    /* the output's last size */
+    int64_t experts;         /* OPAQ_RUNNER_MOE: how many it holds; else 0 */
+    int64_t multiplications; /* for each row of the input, MOE: and each expert of it; 0 if not known */
+    size_t bytes;            /* of memory that it holds */
     char format[264]; /* the weights' quantizer, or "bf16", ...; two with a space between them if they differ */
     char kernel[64];  /* "packed_nvfp4_fast_avx512", "gemm_avx512" */
 };

@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from opaq import _library, _transformers_hook
+from opaq._import_hook import when_imported
 from opaq._library import OpaqError
 from opaq._tables import Buffer, BufferRow, Extent, FormatRow, formats, proto
 from opaq.quantizer import Quantizer
@@ -129,5 +130,5 @@ def __getattr__(name: str) -> Any:
 # With PyTorch on the machine the operators are registered now, and saved tensors can be loaded.
 if importlib.util.find_spec("torch") and _library.path.with_name("libopaq_torch.so").exists():
     importlib.import_module("opaq.quantized_tensor")
-    importlib.import_module("opaq._flops").register()
+    when_imported("torch.utils.flop_counter", lambda _: importlib.import_module("opaq._flops").register())
     _transformers_hook.install()

@@ -1,5 +1,6 @@
 """Formulas for `torch.utils.flop_counter.FlopCounterMode`: two operations for each multiplication of a product.
-Shapes come from the arguments, so mlp_gemm and moe_gemm, whose inner size only the runner knows, have none."""
+Shapes come from the arguments; what mlp_gemm and moe_gemm multiply, their runner knows. Imported when
+torch.utils.flop_counter is."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 from torch.utils.flop_counter import register_flop_formula
 
+from opaq._library import RunnerInfo, call
 from opaq._operators import ops
 
 
@@ -67,12 +69,26 @@ def _moe_backward(
     return _experts_backward(prod(ids), up_shape, down_shape, plan)
 
 
-def _gemm(x: Any, runner_id: Any, out_features: Any, *_: Any, **__: Any) -> Any:
+def _linear_gemm(x: Any, runner_id: Any, out_features: Any, *_: Any, **__: Any) -> Any:
     return 2 * prod(x) * int(out_features)
 
 
+def _multiplications(runner_id: int) -> int:
+    info = RunnerInfo()
+    call("opaq_runner_query", runner_id, info)
+    return int(info.multiplications)
+
+
+def _mlp_gemm(x: Any, runner_id: Any, *_: Any, **__: Any) -> Any:
+    return 2 * prod(x[:-1]) * _multiplications(runner_id)
+
+
+def _moe_gemm(x: Any, weights: Any, ids: Any, runner_id: Any, *_: Any, **__: Any) -> Any:
+    return 2 * prod(ids) * _multiplications(runner_id)
+
+
 def register() -> None:
-    """Once, when the operators are."""
+    """Once, when torch.utils.flop_counter is imported."""
     for formula, *targets in (
         (_linear, ops.linear),
         (_linear_forward, ops.linear_forward, ops.linear_forward_random),
@@ -83,6 +99,8 @@ def register() -> None:
         (_moe, ops.moe, ops.moe_forward),
         (_mlp_backward, ops.mlp_backward),
         (_moe_backward, ops.moe_backward),
-        (_gemm, ops.linear_gemm),
+        (_linear_gemm, ops.linear_gemm),
+        (_mlp_gemm, ops.mlp_gemm),
+        (_moe_gemm, ops.moe_gemm),
     ):
         register_flop_formula(targets)(formula)

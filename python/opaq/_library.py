@@ -168,8 +168,8 @@ class Op(ctypes.Structure):
 
 class RunnerInfo(ctypes.Structure):
     _fields_ = _fields(
-        "int32_t kind; int64_t in_features; int64_t out_features; int64_t experts; size_t bytes;"
-        "char format[264]; char kernel[64]"
+        "int32_t kind; int64_t in_features; int64_t out_features; int64_t experts;"
+        "int64_t multiplications; size_t bytes; char format[264]; char kernel[64]"
     )
 
 

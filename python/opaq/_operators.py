@@ -214,6 +214,7 @@ def _make_fake(op: Operator) -> Callable[..., Any]:
         values: list[Any] = [given.get(name) for name in op.arguments]
         kinds = forms(op.name, *(values[i] for i in op.texts))
         made = [t for out, form in zip(op.outputs, kinds, strict=True) for t in one(out, form, values)]
+        made = _refusals.fake_result(made, values, op.name)
         if op.returns_list:
             return made
         return tuple(made) if op.has_slots and made else made[0] if made else None

@@ -44,6 +44,24 @@ def _refuse(results: Any, inputs: list[torch.Tensor], operator: str) -> Any:
     return tree_map_only(torch.Tensor, one, results)
 
 
+def _refuse_below(results: Any, inputs: list[torch.Tensor], operator: str) -> Any:
+    """Without autograd's keys: inside a __torch_dispatch__, which PyTorch calls without the keys above its own,
+    as this one is; or below autograd, where there are no gradients."""
+    is_dispatched = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.PythonTLSSnapshot)
+    return _refuse(results, inputs, operator) if is_dispatched else results
+
+
+def _requiring_gradients(*arguments: Any) -> list[torch.Tensor]:
+    given = tree_leaves(arguments) if torch.is_grad_enabled() else []
+    return [leaf for leaf in given if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+
+
+def fake_result(results: Any, inputs: Any, operator: str) -> Any:
+    """What a fake returns, with the gradients of the operator itself."""
+    found = _requiring_gradients(inputs)
+    return _refuse_below(results, found, operator) if found else results
+
+
 def _traced(overload: Any) -> Callable[..., Any]:
     """The operator while a compiler traces it, which does not reach the kernels in C."""
 
@@ -52,10 +70,7 @@ def _traced(overload: Any) -> Callable[..., Any]:
             return overload._get_dispatch(torch._C.DispatchKey.PreDispatch)(*arguments, **named)
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_tracing)):
             results = overload(*arguments, **named)
-        if not torch.is_grad_enabled():
-            return results
-        given = tree_leaves((arguments, named))
-        inputs = [leaf for leaf in given if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        inputs = _requiring_gradients(arguments, named)
         return _refuse(results, inputs, overload._opname) if inputs else results
 
     return call
@@ -83,4 +98,4 @@ def register(overload: Any, library: torch.library.Library) -> None:
 _library = torch.library.Library("opaq", "FRAGMENT")
 _library.define("refuse_gradient(Tensor[] results, Tensor[] inputs, str operator) -> Tensor[]")
 _library.impl("refuse_gradient", _refuse, "Autograd")
-_library.impl("refuse_gradient", lambda results, inputs, operator: results, "CompositeExplicitAutograd")
+_library.impl("refuse_gradient", _refuse_below, "CompositeExplicitAutograd")

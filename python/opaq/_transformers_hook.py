@@ -4,10 +4,10 @@ two imports. Imports neither transformers nor what opaq needs for it until then.
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import Any
 
-_MODULE = "transformers.quantizers.auto"
+from opaq._import_hook import when_imported
+
 _METHODS = ("opaq", "modelopt")  # what opaq.integrations.transformers registers
 
 
@@ -30,28 +30,6 @@ def _watch(module: Any) -> None:
     _register_before(module.AutoQuantizationConfig, "from_dict")
 
 
-class _Finder:
-    """Finds one module as the other finders do, and sees when it has been executed."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != _MODULE:
-            return None
-        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next((found for finder in others if (found := finder.find_spec(name, path, target))), None)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_watch(module: Any) -> None:
-                execute(module)
-                _watch(module)
-
-            spec.loader.exec_module = execute_and_watch  # type: ignore[method-assign]
-        return spec
-
-
 def install() -> None:
     """Once, at `import opaq`."""
-    if _MODULE in sys.modules:
-        _watch(sys.modules[_MODULE])
-    else:
-        sys.meta_path.insert(0, _Finder())
+    when_imported("transformers.quantizers.auto", _watch)

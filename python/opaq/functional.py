@@ -34,6 +34,7 @@ from opaq._plan import (
     plan_words,
     precision_word,
     results_of,
+    wanted_gradients,
 )
 from opaq.quantized_tensor import QuantizedTensor, assemble
 from opaq.quantizer import with_usage
@@ -390,24 +391,26 @@ def linear(
 
 
 class _QuantizedLinear(torch.autograd.Function):
-    """The gradient of x only: a packed weight is not trained."""
+    """The gradients of x and of the bias: a packed weight is not trained."""
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, bias: Any, scale: Any, given: str, plan: str, shape: Any, *buffers: Any
     ) -> Any:
         ctx.save_for_backward(*buffers)
-        ctx.constants = given, tuple(x.shape), shape, x.dtype
+        ctx.constants = given, tuple(x.shape), shape, x.dtype, x.dtype if bias is None else bias.dtype
         return ops.linear(x, list(buffers), bias, shape, plan, scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        given, x_shape, shape, dtype = ctx.constants
-        plan = f"w_given={given} grad=x"
+        given, *shapes_and_dtypes = ctx.constants
+        grad = "".join(name for name, needed in zip("xb", ctx.needs_input_grad, strict=False) if needed)
+        plan = f"w_given={given} grad={grad}"
         w = list(ctx.saved_tensors)
-        (dx,) = ops.linear_backward([dy.contiguous()], [], w, x_shape, shape, dtype, dtype, plan)
-        return dx, *[None] * (5 + len(w))
+        out = ops.linear_backward([dy.contiguous()], [], w, *shapes_and_dtypes, plan)
+        dx, _, dbias = results_of("linear_backward", plan, out)
+        return dx[0] if dx else None, dbias[0] if dbias else None, *[None] * (4 + len(w))
 
 
 def quantized_linear(
@@ -421,12 +424,12 @@ def quantized_linear(
 ) -> torch.Tensor:
     """x w^T + bias with a packed weight, one operator. x stays as it is, or is quantized by `input_quantizer`;
     `input_scale` is then a checkpoint's scale for it instead of one computed from the data. `precision` is what
-    a tiled weight's kernels may make of an x that stays as it is: docs/performance.md. Gradients flow to x
-    only."""
+    a tiled weight's kernels may make of an x that stays as it is: docs/performance.md. Gradients flow to x and
+    the bias."""
     x, given = x.contiguous(), given_by(weight)
     plan = plan_text({"x": input_quantizer, "w_given": given, "precision": precision_word(precision)})
     made: torch.Tensor
-    if torch.is_grad_enabled() and x.requires_grad:
+    if wanted_gradients(x=x, bias=bias):
         made = _QuantizedLinear.apply(x, bias, input_scale, given, plan, tuple(weight.shape), *weight.buffers())
         return made
     made = ops.linear(x, parts_of(weight), bias, weight.shape, plan, input_scale)

@@ -35,6 +35,7 @@ class RunnerInfo:
     in_features: int
     out_features: int
     experts: int  # 0 but for "moe"
+    multiplications: int  # for each row of the input, in a "moe" for each chosen expert too; 0 if not known
     bytes: int
     format: str  # the weights' quantizer, or "bf16", "f16", "f32"
     kernel: str
@@ -58,6 +59,7 @@ class Runner:
             found.in_features,
             found.out_features,
             found.experts,
+            found.multiplications,
             found.bytes,
             found.format.decode(errors="replace"),
             found.kernel.decode(errors="replace"),

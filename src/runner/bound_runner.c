@@ -224,6 +224,8 @@ static enum opaq_status describe(const struct binding *binding, const struct bou
     (void)snprintf(info->kernel, sizeof info->kernel, "%s", kernel_of(binding, plan, dtype));
     enum opaq_status status = OPAQ_OK;
     for (int i = 0; status == OPAQ_OK && i < plan->weight_count; ++i) {
+        const struct opaq_value *shape = plan->weight[i].shape;
+        info->multiplications += shape->sizes[shape->count - 2] * shape->sizes[shape->count - 1];
         status = bound_weight_format(&plan->weight[i], text[i], sizeof text[i], error);
     }
     const bool differ = plan->weight_count == 2 && strcmp(text[0], text[1]) != 0;

@@ -74,6 +74,8 @@ static void check_runner(struct runner_layer *layer, enum opaq_element dtype, co
     CHECK_EQ_INT(info.in_features, RUNNER_H);
     CHECK_EQ_INT(info.out_features, kind == OPAQ_RUNNER_LINEAR ? RUNNER_N : RUNNER_H);
     CHECK_EQ_INT(info.experts, kind == OPAQ_RUNNER_MOE ? RUNNER_E : 0);
+    CHECK_EQ_INT(info.multiplications,
+                 kind == OPAQ_RUNNER_LINEAR ? RUNNER_N * RUNNER_H : 3 * RUNNER_I * RUNNER_H);
     CHECK(info.bytes > 0 && strncmp(info.kernel, "gemm_", 5) == 0);
     CHECK_EQ_STR(info.format, format);
     for (int run = 0; run < 2; ++run) {

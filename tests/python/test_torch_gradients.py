@@ -14,7 +14,9 @@ from torch_cases import make_tensor
 
 torch = need("torch")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 ops = torch.ops.opaq
 K, N = 64, 40
@@ -86,6 +88,52 @@ def test_a_forward_alone_does_not_raise() -> None:
         assert torch.equal(function(x), function(x.detach()))
         (function(x).detach().sum() + x.sum()).backward()
         assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_backward_raises_under_dispatch_modes_and_of_quantized_tensors() -> None:
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+            return function(*arguments, **(named or {}))
+
+    one, *functions = gemm()
+    x = make_tensor((4, K), "cpu").requires_grad_()
+    with one:
+        for function in functions:
+            results = [function(opaq.quantize_tensor(x, "mxfp8"))]
+            for mode in (Mode(), FlopCounterMode(display=False)):
+                with mode, Mode():
+                    results += [function(x), function(opaq.quantize_tensor(x, "mxfp8"))]
+            with Mode(), torch.no_grad():
+                assert not function(x).requires_grad
+            for result in results:
+                with pytest.raises(RuntimeError, match="opaq: linear_gemm has no gradient"):
+                    result.sum().backward()
+    with Mode():
+        opaq.functional.linear(x, make_tensor((N, K), "cpu")).sum().backward()
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("wants_x", [False, True])
+@pytest.mark.parametrize("weight", ["nvfp4", "mxfp8", "mxfp4"])
+def test_quantized_linear_gives_the_bias_its_gradient(weight: str, wants_x: bool) -> None:
+    packed = opaq.quantize_tensor(make_tensor((N, K), "cpu"), weight)
+    for dtype, bias_dtype in (
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+    ):
+        x = make_tensor((2, 4, K), "cpu").to(dtype).requires_grad_(wants_x)
+        bias = make_tensor((N,), "cpu").to(bias_dtype).requires_grad_()
+        dy = make_tensor((2, 4, N), "cpu").to(dtype)
+        opaq.functional.quantized_linear(x, packed, bias).backward(dy)
+        want = dy.float().sum((0, 1))
+        assert bias.grad is not None and bias.grad.dtype == bias_dtype
+        torch.testing.assert_close(bias.grad.float(), want, rtol=2**-8, atol=1e-5)
+        assert (x.grad is not None) == wants_x
+        if wants_x:
+            again = x.detach().clone().requires_grad_()
+            opaq.functional.quantized_linear(again, packed).backward(dy)
+            assert torch.equal(x.grad, again.grad)
 
 
 def test_opcheck_with_gradients() -> None:

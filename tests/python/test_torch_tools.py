@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -119,8 +121,25 @@ def test_flops_are_counted() -> None:
         assert flops(lambda: opaq.QuantizedLinear(H, H, quantizer="nvfp4")(x)) == product
         with opaq.runner.create_linear(torch.randn(H, H)) as one:
             assert flops(lambda: one(x)) == product
+        up, down = torch.randn(4, 4 * H, H), torch.randn(4, H, 2 * H)
+        with opaq.runner.create_mlp(up[0], down[0], quantizer="mxfp8") as one:
+            assert flops(lambda: one(x)) == 6 * product
+        with opaq.runner.create_moe(up, down) as one:
+            assert flops(lambda: one(x, torch.rand(ROWS, 2), ids)) == 2 * 6 * product
     assert flops(lambda: grouped(x, [ROWS, 0]).sum().backward()) == 3 * product
     assert flops(lambda: moe(x, torch.rand(ROWS, 2), ids).sum().backward()) == 2 * 9 * product
+
+
+def test_the_flop_counter_is_not_imported_without_need() -> None:
+    """`import opaq` leaves it alone; whoever imports it later finds the formulas."""
+    program = """
+import sys, opaq
+assert "torch.utils.flop_counter" not in sys.modules and "opaq._flops" not in sys.modules
+import torch
+from torch.utils.flop_counter import flop_registry
+assert torch.ops.opaq.moe_gemm in flop_registry
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_packed_models_share_memory() -> None:
