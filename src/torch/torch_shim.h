@@ -64,6 +64,10 @@ TORCH_SINCE(2, 0) void aoti_torch_grad_mode_set_enabled(bool enabled);
 /* Whether a tensor requires a gradient. The C ABI has no function for it, so this is libc10's member function, called
  * with what a handle points to: a tensor is one pointer, to its TensorImpl. Optional: without it calls are not watched. */
 bool torch_impl_requires_grad(const void *impl) __asm__("_ZNK3c1010TensorImpl13requires_gradEv") __attribute__((weak));
+/* A tensor's tangent in forward-mode differentiation; one without points to torch_undefined_impl. As above. */
+const struct torch_tensor *torch_impl_tangent(const void *impl, uint64_t level, const struct torch_tensor *self)
+    __asm__("_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE") __attribute__((weak));
+extern const char torch_undefined_impl[] __asm__("_ZN3c1019UndefinedTensorImpl10_singletonE") __attribute__((weak));
 
 /* Random integers from low to high - 1, from the default generator, into a tensor. (2.4 generated it first; the CUDA one
  * is looked up when it is needed.) */

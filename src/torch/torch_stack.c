@@ -56,8 +56,7 @@ static int32_t data_of(struct torch_tensor *handle, bool is_changed, void **data
 }
 
 static enum opaq_status describe_tensor(const char *operation, const char *name, uint64_t value,
-                                        bool is_changed, struct opaq_tensor *tensor,
-                                        struct opaq_error *error) {
+                                        bool is_changed, struct opaq_tensor *tensor, struct opaq_error *error) {
     struct torch_tensor *handle = tensor_handle(value);
     int64_t *sizes;
     int64_t *strides;
@@ -152,11 +151,23 @@ static enum opaq_status make_rows(const char *operation, const char *name, bool 
     return OPAQ_OK;
 }
 
+/* What a tensor is a pointer to. */
+static const void *impl_of(const struct torch_tensor *tensor) {
+    const void *impl;
+    memcpy(&impl, tensor, sizeof impl);
+    return impl;
+}
+
+/* Whether a tensor has a tangent, which would be lost. */
+static bool is_dual(const struct torch_tensor *tensor) {
+    return torch_impl_tangent != NULL && torch_undefined_impl != NULL &&
+           impl_of(torch_impl_tangent(impl_of(tensor), 0, tensor)) != torch_undefined_impl;
+}
+
 /* Notes a tensor that requires a gradient. */
 static void track(struct torch_tensor *tensor, struct torch_arguments *arguments) {
     struct torch_tensor *noted;
-    const void *impl;
-    memcpy(&impl, tensor, sizeof impl);
+    const void *impl = impl_of(tensor);
     if (!torch_impl_requires_grad(impl)) {
         return;
     }
@@ -172,11 +183,16 @@ static enum opaq_status read_tensor(const char *operation, const char *name, uin
                                     enum access access, struct torch_arguments *arguments,
                                     struct opaq_error *error) {
     struct opaq_tensor *tensor = &arguments->tensor[arguments->tensor_count++];
+    if (is_dual(tensor_handle(*handle))) {
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                         "%s: %s is a dual tensor, expected a plain one: the operators do not support "
+                         "forward-mode differentiation (torch.autograd.forward_ad)",
+                         operation, name);
+    }
     if (arguments->tracks && access != CHANGED) {
         track(tensor_handle(*handle), arguments);
     }
-    const enum opaq_status status =
-        describe_tensor(operation, name, *handle, access == CHANGED, tensor, error);
+    const enum opaq_status status = describe_tensor(operation, name, *handle, access == CHANGED, tensor, error);
     return status != OPAQ_OK || access == CHANGED
                ? status
                : make_rows(operation, name, access == DENSE, handle, tensor, error);
@@ -211,7 +227,8 @@ static enum opaq_status read_tensors(const char *operation, const char *name, ui
 static enum opaq_status read_one_tensor(const char *operation, const char *name, uint64_t *handle,
                                         enum access access, struct torch_arguments *arguments,
                                         struct opaq_value *value, struct opaq_error *error) {
-    value->tensors = &arguments->tensor[arguments->tensor_count]; /* lists leave room for one of each argument */
+    value->tensors =
+        &arguments->tensor[arguments->tensor_count]; /* lists leave room for one of each argument */
     value->count = 1;
     return read_tensor(operation, name, handle, access, arguments, error);
 }

@@ -14,6 +14,8 @@ from torch_cases import make_tensor
 
 torch = need("torch")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
@@ -100,6 +102,8 @@ def test_backward_raises_under_dispatch_modes_and_of_quantized_tensors() -> None
     with one:
         for function in functions:
             results = [function(opaq.quantize_tensor(x, "mxfp8"))]
+            with FakeTensorMode():
+                results += [function(torch.empty(4, K, requires_grad=True))]
             for mode in (Mode(), FlopCounterMode(display=False)):
                 with mode, Mode():
                     results += [function(x), function(opaq.quantize_tensor(x, "mxfp8"))]
@@ -163,6 +167,24 @@ def test_torch_func_is_refused() -> None:
                 call()
         with pytest.raises(RuntimeError, match="functorch transforms"):
             torch.func.grad(lambda x: opaq.functional.linear(x, weight).sum())(x)
+
+
+def test_forward_mode_is_refused() -> None:
+    one, *functions = gemm()
+    weight = make_tensor((N, K), "cpu")
+    packed, x = opaq.quantize_tensor(weight, "nvfp4"), make_tensor((4, K), "cpu")
+    with one, forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        for call in (
+            *functions,
+            lambda x: opaq.functional.linear(x, weight),
+            lambda x: opaq.functional.quantized_linear(x, packed),
+            lambda x: ops.quantize(x.t().contiguous().t()[1:], "mxfp8"),
+        ):
+            for grad in (False, True):
+                with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match="x.* is a dual tensor"):
+                    call(dual)
+            call(forward_ad.unpack_dual(dual).primal)
 
 
 def test_double_backward_is_refused() -> None:
