@@ -52,7 +52,7 @@ OPAQ_API enum opaq_status opaq_spec_print(const struct opaq_spec *spec, char *bu
                                           struct opaq_error *error);
 
 OPAQ_API int opaq_spec_equal(const struct opaq_spec *a, const struct opaq_spec *b); /* 0 for NULL */
-OPAQ_API uint64_t opaq_spec_hash(const struct opaq_spec *spec); /* 0 for NULL */
+OPAQ_API uint64_t opaq_spec_hash(const struct opaq_spec *spec);                     /* 0 for NULL */
 
 /* The one shared copy of the value that `text` stands for; it lives as long as the process. Two texts of
  * the same value give the same pointer. Safe from any number of threads; a text seen before is found

@@ -117,8 +117,8 @@ class Quantizer:
         device: torch.device | str | None = None,
         requires_grad: bool = False,
     ) -> torch.Tensor:
-        """A quantized tensor of this shape, its buffers uninitialised; dtype (default float32) is what it stands
-        for."""
+        """A quantized tensor of this shape, its buffers uninitialised; dtype (default float32) is what it
+        stands for."""
         import torch
 
         from opaq.tensor_proto import TensorProto
