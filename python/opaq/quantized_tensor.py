@@ -20,6 +20,29 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {}
 _LABELS = (torch.float32, torch.bfloat16, torch.float16)  # what a tensor can be quantized from
 
 
+class _ElementSize(int):
+    """Bytes per element, rounded up. Times the number of elements it is exactly the bytes of the buffers, which
+    what sums up a model's memory computes."""
+
+    nbytes: int
+    elements: int
+
+    def __new__(cls, nbytes: int, elements: int) -> _ElementSize:
+        made = super().__new__(cls, -(-nbytes // elements))
+        made.nbytes, made.elements = nbytes, elements
+        return made
+
+    def __mul__(self, count: Any) -> Any:
+        if not isinstance(count, int):
+            return NotImplemented
+        return -(-count * self.nbytes // self.elements)
+
+    __rmul__ = __mul__
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:  # copied and pickled it is a plain integer
+        return int, (int(self),)
+
+
 class QuantizedTensor(torch.Tensor):
     """Made by `opaq.quantize_tensor` or `TensorProto.create_tensor`. Its buffers are attributes under the names
     other software uses (`_rowwise_data`, ...)."""
@@ -76,6 +99,16 @@ class QuantizedTensor(torch.Tensor):
                 "merged with others; use it in its own shape, or dequantize it first"
             )
         return [getattr(self, name) for name in self.buffer_names()]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the buffers."""
+        return sum(getattr(self, name).nbytes for name in self.buffer_names())
+
+    def element_size(self) -> int:
+        """Bytes of the buffers per element: `numel() * element_size()` is `nbytes`."""
+        elements = self.numel()
+        return _ElementSize(self.nbytes, elements) if elements else self.dtype.itemsize
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[str, torch.dtype]]:
         return self.buffer_names(), (self._quantizer_text, self.dtype)
