@@ -106,14 +106,57 @@ class Layout:
         return found
 
 
+# ---- fields of a quantization_config ----
+
+_JSON_KINDS: dict[str, tuple[type, ...]] = {
+    "a boolean": (bool,),
+    "an integer": (int,),
+    "a number": (int, float),
+    "a string": (str,),
+    "a list": (list, tuple, set, frozenset),
+    "an object": (Mapping,),
+}
+
+
+def json_kind(value: Any) -> str:
+    """What JSON calls it."""
+    if value is None:
+        return "null"
+    return next((kind for kind, types in _JSON_KINDS.items() if isinstance(value, types)), type(value).__name__)
+
+
+def _field(config: Mapping[str, Any], key: str, expected: str, default: Any = None) -> Any:
+    """config[key] of the kind `expected`; the default where it is absent or null."""
+    value = config.get(key)
+    if value is None or json_kind(value) == expected:
+        return default if value is None else value
+    raise ValueError(
+        f"opaq: the quantization_config's {key} is {value!r}, {json_kind(value)}, expected {expected}"
+    )
+
+
+def _strings(config: Mapping[str, Any], key: str) -> list[str]:
+    """A list of names."""
+    found = _field(config, key, "a list", ())
+    for name in found:
+        if not isinstance(name, str):
+            kind = f"{name!r}, {json_kind(name)}"
+            raise ValueError(f"opaq: the quantization_config's {key} has {kind}, expected a list of strings")
+    return list(found)
+
+
+def _objects(config: Mapping[str, Any], key: str) -> dict[str, Mapping[str, Any]]:
+    """An object of objects."""
+    found = _field(config, key, "an object", {})
+    return {name: _field(found, name, "an object", {}) for name in found}
+
+
 # ---- the layouts ----
 
 
-def _layout(
-    schemes: Iterable[tuple[Iterable[str], Scheme]], ignore: Iterable[str] | None, *weights: str
-) -> Layout:
+def _layout(schemes: Iterable[tuple[Iterable[str], Scheme]], ignore: Iterable[str], *weights: str) -> Layout:
     found = tuple((Names(names), scheme) for names, scheme in schemes)
-    return Layout(found, Names(ignore or ()), weights or ("weight",))
+    return Layout(found, Names(ignore), weights or ("weight",))
 
 
 def _with(text: str, rule: str) -> str:
@@ -169,15 +212,16 @@ class _Found(NamedTuple):
 
 
 def _ct_entry(entry: Mapping[str, Any], what: str) -> _Found:
-    if entry.get("type") != "float" or not entry.get("symmetric", True):
-        kind = f"{'symmetric' if entry.get('symmetric', True) else 'asymmetric'} {entry.get('type')}"
+    is_symmetric, kind = _field(entry, "symmetric", "a boolean", True), _field(entry, "type", "a string")
+    if kind != "float" or not is_symmetric:
+        kind = f"{'symmetric' if is_symmetric else 'asymmetric'} {kind}"
         raise ValueError(f"opaq: the checkpoint's {what} are {kind} numbers, expected symmetric float ones")
-    block = entry.get("block_structure")
+    block = _field(entry, "block_structure", "a list")
     return _Found(
-        entry.get("num_bits", 0),
-        str(entry.get("strategy")),
-        entry.get("group_size"),
-        tuple(block) if isinstance(block, (list, tuple)) else None,
+        _field(entry, "num_bits", "an integer", 0),
+        str(_field(entry, "strategy", "a string")),
+        _field(entry, "group_size", "an integer"),
+        None if block is None else tuple(block),
     )
 
 
@@ -198,9 +242,13 @@ def _ct_input(entry: Mapping[str, Any] | None) -> dict[str, str]:
     text = _with(computed, rule)
     if computed == "nvfp4+global":
         return {"input": text, "input_given": text, "input_scale": "input_global_scale"}
-    if computed == "fp8" and not entry.get("dynamic"):
+    is_dynamic = entry.get("dynamic") or False
+    if not isinstance(is_dynamic, bool) and is_dynamic != "local":
+        kind = f"{is_dynamic!r}, {json_kind(is_dynamic)}"
+        raise ValueError(f'opaq: the quantization_config\'s dynamic is {kind}, expected a boolean or "local"')
+    if computed == "fp8" and not is_dynamic:
         return {"input": text, "input_given": _with("fp8+delayed", rule), "input_scale": "input_scale"}
-    if not entry.get("dynamic"):
+    if not is_dynamic:
         raise ValueError(
             f"opaq: the checkpoint's input activations are static {computed}, expected dynamic ones"
         )
@@ -208,8 +256,8 @@ def _ct_input(entry: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def _ct_scheme(group: Mapping[str, Any]) -> Scheme:
-    found = _ct_entry(group["weights"], "weights")
-    more = _ct_input(group.get("input_activations"))
+    found = _ct_entry(_field(group, "weights", "an object"), "weights")
+    more = _ct_input(_field(group, "input_activations", "an object"))
     if group.get("output_activations"):
         raise ValueError("opaq: the checkpoint quantizes output activations, which opaq does not")
     blocks = {(4, "tensor_group", 16): "nvfp4", (4, "group", 32): "mxfp4", (8, "group", 32): "mxfp8"}
@@ -223,17 +271,18 @@ def _ct_scheme(group: Mapping[str, Any]) -> Scheme:
 
 def _ct_targets(group: Mapping[str, Any]) -> list[str]:
     """All weights that are stored quantized are those of linear layers."""
-    return ["*" if target == "Linear" else target for target in group["targets"]]
+    return ["*" if target == "Linear" else target for target in _strings(group, "targets")]
 
 
 def _read_compressed_tensors(config: Mapping[str, Any]) -> Layout:
-    is_sparse = (config.get("sparsity_config") or {}).get("format", "dense") != "dense"
-    if is_sparse or (config.get("transform_config") or {}).get("config_groups"):
+    is_sparse = _field(config, "sparsity_config", "an object", {}).get("format", "dense") != "dense"
+    if is_sparse or _field(config, "transform_config", "an object", {}).get("config_groups"):
         what = "is sparse" if is_sparse else "transforms its inputs (transform_config)"
         raise ValueError(f"opaq: the checkpoint {what}, which opaq does not do")
-    groups = [group for group in (config.get("config_groups") or {}).values() if group.get("weights")]
-    groups.sort(key=lambda group: "Linear" in group["targets"])  # a module's name decides before its class
-    return _layout([(_ct_targets(group), _ct_scheme(group)) for group in groups], config.get("ignore"))
+    groups = [group for group in _objects(config, "config_groups").values() if group.get("weights")]
+    # a module's name decides before its class
+    groups.sort(key=lambda group: "Linear" in _strings(group, "targets"))
+    return _layout([(_ct_targets(group), _ct_scheme(group)) for group in groups], _strings(config, "ignore"))
 
 
 # How inputs are quantized: as they come, and with the checkpoint's scale. ModelOpt writes some algorithms in
@@ -249,9 +298,9 @@ _MODELOPT_INPUTS = {
 _MODELOPT_WEIGHTS = {"W4A16_NVFP4": "NVFP4", "W4A8_MXFP4_FP8": "MXFP4"}  # stored as those are
 
 
-def _modelopt_scheme(algorithm: Any) -> Scheme:
+def _modelopt_scheme(algorithm: str | None) -> Scheme:
     rows = {row.method.upper(): row for row in layouts() if row.layout == "modelopt"}
-    name = algorithm.upper() if isinstance(algorithm, str) else algorithm
+    name = algorithm.upper() if algorithm else ""
     row = rows.get(_MODELOPT_WEIGHTS.get(name, name))
     if row is None:
         expected = ", ".join([*rows, *_MODELOPT_WEIGHTS])
@@ -265,23 +314,23 @@ def _modelopt_scheme(algorithm: Any) -> Scheme:
 
 def _read_modelopt(config: Mapping[str, Any]) -> Layout:
     """As it stands in config.json, or as in hf_quant_config.json, where it is called `quantization`."""
-    config = {**config, **config.get("quantization", {})}
-    ignore = config.get("ignore") or config.get("exclude_modules")
-    algorithm, layers = config.get("quant_algo"), config.get("quantized_layers")
+    config = {**config, **_field(config, "quantization", "an object", {})}
+    ignore = _strings(config, "ignore") or _strings(config, "exclude_modules")
+    algorithm, layers = _field(config, "quant_algo", "a string"), _objects(config, "quantized_layers")
     if str(algorithm).upper() != "MIXED_PRECISION" or not layers:
         return _layout([(["*"], _modelopt_scheme(algorithm))], ignore)
-    named: dict[Any, list[str]] = {}
+    named: dict[str | None, list[str]] = {}
     for name, layer in layers.items():
-        named.setdefault(layer.get("quant_algo"), []).append(name)
+        named.setdefault(_field(layer, "quant_algo", "a string"), []).append(name)
     return _layout([(names, _modelopt_scheme(found)) for found, names in named.items()], ignore)
 
 
 def _read_deepseek(config: Mapping[str, Any]) -> Layout:
     """DeepSeek's blocks, and what transformers writes under the same name: one scale, or MXFP8."""
-    block = config.get("weight_block_size", (128, 128))
+    block = _field({"weight_block_size": (128, 128), **config}, "weight_block_size", "a list")
     block = tuple(block) if block is not None else None
-    dynamic = config.get("activation_scheme", "dynamic") == "dynamic"
-    pow2 = config.get("scale_fmt") == "ue8m0"
+    dynamic = _field(config, "activation_scheme", "a string", "dynamic") == "dynamic"
+    pow2 = _field(config, "scale_fmt", "a string") == "ue8m0"
     if block == (128, 128):
         text = "fp8blk1+pow2" if pow2 else "fp8blk1+rule=modelopt"
         scheme = _scheme("deepseek", "fp8blk2", input=text)
@@ -297,13 +346,15 @@ def _read_deepseek(config: Mapping[str, Any]) -> Layout:
         raise ValueError("opaq: the checkpoint's activation_scheme is static, expected dynamic for blocks")
     if config.get("expert_dtype", "fp8") != "fp8":
         raise ValueError(f"opaq: the checkpoint's expert_dtype is {config['expert_dtype']!r}, expected 'fp8'")
-    return _layout([(["*"], scheme)], config.get("modules_to_not_convert") or config.get("ignored_layers"))
+    ignore = _strings(config, "modules_to_not_convert") or _strings(config, "ignored_layers")
+    return _layout([(["*"], scheme)], ignore)
 
 
 def _read_mxfp4(config: Mapping[str, Any]) -> Layout:
     """gpt-oss: the experts only, each projection in one tensor of blocks and one of scales."""
     scheme = _scheme("gpt-oss", "mxfp4")
-    return _layout([(["*"], scheme)], config.get("modules_to_not_convert"), "gate_up_proj", "down_proj")
+    ignore = _strings(config, "modules_to_not_convert")
+    return _layout([(["*"], scheme)], ignore, "gate_up_proj", "down_proj")
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], Layout]] = {
@@ -317,10 +368,14 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Layout]] = {
 
 def read_layout(config: Mapping[str, Any]) -> Layout:
     """The layout that a checkpoint's `quantization_config` describes."""
+    if not isinstance(config, Mapping):
+        raise ValueError(
+            f"opaq: the quantization_config is {config!r}, {json_kind(config)}, expected an object"
+        )
     method = config.get("quant_method")
     method = getattr(method, "value", method)
     method = method.lower() if isinstance(method, str) else method
-    if method not in _READERS:
+    if not isinstance(method, str) or method not in _READERS:
         raise ValueError(
             f"opaq: the checkpoint's quant_method is {method!r}, expected one of {', '.join(_READERS)}"
         )

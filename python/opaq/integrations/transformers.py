@@ -32,7 +32,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from opaq import _stacked
 from opaq._names import Names
 from opaq._operators import buffer_names
-from opaq.checkpoint import Header, Layout, Scheme, read_layout
+from opaq.checkpoint import Header, Layout, Scheme, json_kind, read_layout
 from opaq.integrations.transformers_experts import InputScales, why_not
 from opaq.integrations.transformers_weights import (
     Assemble,
@@ -108,10 +108,16 @@ class Config(QuantizationConfigMixin):
                 "scales, and nothing is calibrated here"
             )
         self.ignore = [ignore] if isinstance(ignore, str) else list(ignore)
+        if checkpoint is not None and not isinstance(checkpoint, Mapping):
+            kind = f"{checkpoint!r}, {json_kind(checkpoint)}"
+            raise ValueError(f"opaq.Config: checkpoint is {kind}, expected a quantization_config, an object")
         self.checkpoint = None if checkpoint is None else deepcopy(dict(checkpoint))
 
     @classmethod
     def from_dict(cls, config_dict: Any, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        if not isinstance(config_dict, Mapping):
+            kind = f"{config_dict!r}, {json_kind(config_dict)}"
+            raise ValueError(f"opaq.Config: the quantization_config is {kind}, expected an object")
         is_own = config_dict.get("quant_method") == METHOD
         if is_own and (unknown := config_dict.keys() - _SAVED_KEYS):
             raise ValueError(
