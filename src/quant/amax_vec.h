@@ -5,6 +5,7 @@
 #include "base/float_bits.h"
 #include "quant/fold_vec.h"
 #include "quant/quant_job.h"
+#include "quant/specialize_vec.h"
 
 /* Keys gathered so far, in several vectors so that one maximum need not wait for the last. */
 enum { AMAX_CHAINS = 4 };
@@ -81,6 +82,14 @@ VEC_INLINE uint32_t amax_run(const char *x, int64_t n, enum opaq_element dtype, 
     struct amax_keys keys = amax_keys_none();
     amax_keys_add(&keys, x, n, dtype, drop_nan);
     return amax_keys_bits(&keys, dtype, drop_nan);
+}
+
+/* The same for any dtype, out of line. */
+VEC_OUTLINE uint32_t amax_of_run(const char *x, int64_t n, enum opaq_element dtype, bool drop_nan) {
+    if (drop_nan) {
+        FOR_DTYPE(dtype, return amax_run(x, n, DTYPE, true));
+    }
+    FOR_DTYPE(dtype, return amax_run(x, n, DTYPE, false));
 }
 
 #endif

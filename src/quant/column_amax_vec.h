@@ -3,6 +3,7 @@
 #define OPAQ_QUANT_COLUMN_AMAX_VEC_H
 
 #include "quant/columns_vec.h"
+#include "quant/specialize_vec.h"
 
 /* Columns that are done together: rows are read as far as that at a time. */
 enum { AMAX_COLUMNS = 512, AMAX_STEPS = AMAX_COLUMNS / STEP, AHEAD_ROWS = 8 };
@@ -45,6 +46,17 @@ VEC_INLINE void column_amaxes(const struct quant_matrix *m, int64_t row, int64_t
         const struct step_floats each = step_amaxes(keys.step[i], dtype, drop_nan);
         vec_store(amax + i * STEP, interleave_first((vec32)each.even, (vec32)each.odd));
         vec_store(amax + i * STEP + FLOATS, interleave_second((vec32)each.even, (vec32)each.odd));
+    }
+}
+
+/* The same for any dtype, out of line. */
+VEC_OUTLINE void column_amaxes_of(const struct quant_matrix *m, int64_t row, int64_t row_end, int64_t c,
+                                  int64_t columns, enum opaq_element dtype, bool drop_nan,
+                                  float amax[AMAX_COLUMNS]) {
+    if (drop_nan) {
+        FOR_DTYPE(dtype, column_amaxes(m, row, row_end, c, columns, DTYPE, true, amax));
+    } else {
+        FOR_DTYPE(dtype, column_amaxes(m, row, row_end, c, columns, DTYPE, false, amax));
     }
 }
 

@@ -54,12 +54,31 @@ VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, floa
     }
 }
 
-VEC_INLINE void encode_plain_run(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
-                                 bool streams, uint8_t *data) {
+/* encode_run() of plain elements, out of line. */
+VEC_OUTLINE void encode_plain_run(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
+                                  bool streams, uint8_t *data) {
     if (streams) {
-        encode_run(how, x, n, factor, true, NULL, ahead, true, data);
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n, factor,
+                                                                     true, NULL, ahead, true, data)));
     } else {
-        encode_run(how, x, n, factor, true, NULL, ahead, false, data);
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n, factor,
+                                                                     true, NULL, ahead, false, data)));
+    }
+}
+
+/* encode_run() of any elements, rounded to the nearest or, with random bytes, stochastically; out of line. */
+VEC_OUTLINE void encode_any_run(struct encode_how how, const char *x, int64_t n, float factor,
+                                const uint8_t *random, int64_t ahead, uint8_t *data) {
+    if (how.is_careful) {
+        FOR_DTYPE(how.dtype,
+                  FOR_FP8_ELEMENT(how.element, encode_run(encode_carefully(how, DTYPE, ELEMENT), x, n, factor,
+                                                          false, NULL, ahead, false, data)));
+    } else if (random != NULL) {
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n, factor,
+                                                                     false, random, ahead, false, data)));
+    } else {
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n, factor,
+                                                                     false, NULL, ahead, false, data)));
     }
 }
 
@@ -77,11 +96,11 @@ VEC_INLINE void encode_unseen(struct encode_how how, const char *x, int64_t n, f
     for (int64_t i = 0; i < n; i += AT_ONCE) {
         const char *const from = x + i * element_bytes(how.dtype);
         const int64_t count = min_int64(AT_ONCE, n - i);
-        const uint32_t amax = how.is_careful ? 0 : amax_run(from, count, how.dtype, false);
+        const uint32_t amax = how.is_careful ? 0 : amax_of_run(from, count, how.dtype, false);
         if (is_plain_amax(how, float_from_bits(amax), factor)) {
             encode_plain_run(how, from, count, factor, ahead, streams, data + i);
         } else {
-            encode_run(how, from, count, factor, false, NULL, ahead, false, data + i);
+            encode_any_run(how, from, count, factor, NULL, ahead, data + i);
         }
     }
 }
@@ -92,8 +111,8 @@ VEC_INLINE void encode_randomly(struct encode_how how, struct random_bytes *rand
     const int64_t at_once = random_columns(random);
     for (int64_t i = 0; i < n; i += at_once) {
         const int64_t count = min_int64(at_once, n - i);
-        encode_run(how, x + i * element_bytes(how.dtype), count, factor, false,
-                   random_bytes(random, row, c + i, count), ahead, false, data + i);
+        encode_any_run(how, x + i * element_bytes(how.dtype), count, factor,
+                       random_bytes(random, row, c + i, count), ahead, data + i);
     }
 }
 

@@ -207,6 +207,20 @@ struct encode_how {
     bool halves_down; /* careful, E2M1: halfway between two codes goes to the smaller one, and zero is code 8 */
 };
 
+/* Under rule te, with constants. */
+VEC_INLINE struct encode_how encode_simply(enum opaq_element dtype, enum opaq_element element) {
+    return (struct encode_how){.dtype = dtype, .element = element};
+}
+
+/* `how`, which is careful, with constants. */
+VEC_INLINE struct encode_how encode_carefully(struct encode_how how, enum opaq_element dtype,
+                                              enum opaq_element element) {
+    how.dtype = dtype;
+    how.element = element;
+    how.is_careful = true;
+    return how;
+}
+
 /* Codes without signs to codes; `nans` are those that stand for NaN, `unsigned_ones` those without sign, NaNs among
  * them. */
 VEC_INLINE vec16 finish_codes(vec16 codes, vec16 signs, mask16 nans, mask16 unsigned_ones,

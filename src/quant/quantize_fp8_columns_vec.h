@@ -61,7 +61,7 @@ static inline struct fp8_turning fp8_turning_begin(const uint8_t *codes, int64_t
 }
 
 /* Until so many tiles are done. */
-static inline void fp8_turning_go(struct fp8_turning *turning, int64_t tiles) {
+VEC_OUTLINE void fp8_turning_go(struct fp8_turning *turning, int64_t tiles) {
     const int64_t down = ceil_div(turning->rows, TILE);
     for (; turning->done < min_int64(tiles, turning->tiles); ++turning->done) {
         const int64_t i = turning->done / down * TILE;
@@ -81,7 +81,7 @@ static inline void fp8_turn(const uint8_t *codes, int64_t step, bool may_read_be
 }
 
 /* Whether no element is NaN, infinite or scaled beyond the largest value. */
-static inline bool fp8_columns_are_plain(struct encode_how how, const struct fp8_columns *together) {
+VEC_OUTLINE bool fp8_columns_are_plain(struct encode_how how, const struct fp8_columns *together) {
     bool is_plain = !how.is_careful;
     for (int64_t i = 0; i < together->columns; ++i) {
         is_plain &= together->apply[i] >= 0x1p-90f &&
@@ -119,40 +119,54 @@ VEC_INLINE void fp8_column_row(struct encode_how how, const char *x, int64_t col
     }
 }
 
+/* fp8_column_row(), out of line. */
+VEC_OUTLINE void fp8_column_row_of(struct encode_how how, const char *x, int64_t columns, const float *apply,
+                                   bool is_plain, const uint8_t *random, uint8_t *codes) {
+    if (how.is_careful) {
+        FOR_DTYPE(how.dtype,
+                  FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_carefully(how, DTYPE, ELEMENT), x, columns,
+                                                              apply, false, NULL, codes)));
+    } else if (random != NULL) {
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x, columns,
+                                                                         apply, false, random, codes)));
+    } else if (is_plain) {
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x, columns,
+                                                                         apply, true, NULL, codes)));
+    } else {
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x, columns,
+                                                                         apply, false, NULL, codes)));
+    }
+}
+
 /* Codes of rows [row, row_end), to a strip. */
-VEC_INLINE void fp8_column_codes(struct encode_how how, const struct quant_copy *copy,
-                                 const struct fp8_columns *together, int64_t row, int64_t row_end,
-                                 struct random_bytes *random, uint8_t *codes) {
+static inline void fp8_column_codes(struct encode_how how, const struct quant_copy *copy,
+                                    const struct fp8_columns *together, int64_t row, int64_t row_end,
+                                    struct random_bytes *random, uint8_t *codes) {
     const struct quant_matrix *m = &copy->operand;
     const bool is_plain = fp8_columns_are_plain(how, together);
+    const bool is_random = !how.is_careful && random->is_used;
     for (int64_t i = row; i < row_end; ++i, codes += FP8_PITCH) {
         const char *const x =
             (const char *)m->data + (i * m->column_step + together->c) * element_bytes(how.dtype);
-        if (!how.is_careful && random->is_used) {
-            fp8_column_row(how, x, together->columns, together->apply, false,
-                           random_bytes(random, i, together->c, together->columns), codes);
-        } else if (is_plain) {
-            fp8_column_row(how, x, together->columns, together->apply, true, NULL, codes);
-        } else {
-            fp8_column_row(how, x, together->columns, together->apply, false, NULL, codes);
-        }
+        fp8_column_row_of(how, x, together->columns, together->apply, is_plain,
+                          is_random ? random_bytes(random, i, together->c, together->columns) : NULL, codes);
     }
 }
 
 /* ---- scales ---- */
 
 /* Amaxes over rows [row, row_end), NaNs counting, and factors that follow from them. `stored` gets what is stored. */
-VEC_INLINE void fp8_columns_scale(struct encode_how how, const struct opaq_spec *spec,
-                                  const struct quant_matrix *m, int64_t row, int64_t row_end,
-                                  struct fp8_columns *together, float stored[AMAX_COLUMNS]) {
+static inline void fp8_columns_scale(struct encode_how how, const struct opaq_spec *spec,
+                                     const struct quant_matrix *m, int64_t row, int64_t row_end,
+                                     struct fp8_columns *together, float stored[AMAX_COLUMNS]) {
     float used[AMAX_COLUMNS];
     bool has_nan = false;
-    column_amaxes(m, row, row_end, together->c, together->columns, how.dtype, false, together->amax);
+    column_amaxes_of(m, row, row_end, together->c, together->columns, how.dtype, false, together->amax);
     for (int64_t i = 0; i < together->columns; ++i) {
         has_nan |= float_is_nan(together->amax[i]) != 0;
     }
     if (has_nan && !how.is_careful) {
-        column_amaxes(m, row, row_end, together->c, together->columns, how.dtype, true, used);
+        column_amaxes_of(m, row, row_end, together->c, together->columns, how.dtype, true, used);
     } else {
         memcpy(used, together->amax, sizeof used);
     }
@@ -184,7 +198,7 @@ VEC_INLINE struct fp8_columns fp8_columns_at(int64_t c, int64_t c_end, float app
 }
 
 /* Rows [row, row_end) and up to AMAX_COLUMNS columns from c on, a scale for each column and `block` rows. */
-VEC_INLINE void fp8_scaled_columns(struct encode_how how, const struct quant_job *job,
+VEC_OUTLINE void fp8_scaled_columns(struct encode_how how, const struct quant_job *job,
                                    const struct quant_copy *copy, int64_t row, int64_t row_end, int64_t block,
                                    int64_t c, int64_t c_end, struct fp8_strip *strip) {
     float stored[AMAX_COLUMNS];

@@ -10,6 +10,7 @@
 #include "quant/quantize_fp8row_both_vec.h"
 #include "quant/region_vec.h"
 #include "quant/scales_vec.h"
+#include "quant/specialize_vec.h"
 
 /* Blocks next to each other that are done together: their scales are computed in one vector. Square ones are read twice,
  * and must stay in the cache in between. */
@@ -17,7 +18,7 @@ VEC_INLINE int64_t fp8_group_columns(int64_t block_rows) { return (block_rows ==
 
 /* ---- one for each row ---- */
 
-VEC_INLINE void fp8_scaled_rows(struct encode_how how, const struct quant_job *job,
+static inline void fp8_scaled_rows(struct encode_how how, const struct quant_job *job,
                                 const struct quant_copy *copy, int64_t r, int64_t r_end,
                                 struct random_bytes *random) {
     const struct quant_matrix *m = &copy->operand;
@@ -25,9 +26,9 @@ VEC_INLINE void fp8_scaled_rows(struct encode_how how, const struct quant_job *j
     for (int64_t row = r; row < r_end; ++row) {
         const char *const x = operand_at(m, row, 0, how.dtype);
         uint8_t *const data = copy->data + row * copy->data_row_step;
-        const float all = float_from_bits(amax_run(x, m->columns, how.dtype, false));
+        const float all = float_from_bits(amax_of_run(x, m->columns, how.dtype, false));
         const bool passes_over = !how.is_careful && float_is_nan(all);
-        const float amax = passes_over ? float_from_bits(amax_run(x, m->columns, how.dtype, true)) : all;
+        const float amax = passes_over ? float_from_bits(amax_of_run(x, m->columns, how.dtype, true)) : all;
         const struct fp8_scale scale = fp8_scale_from_amax(&job->spec, amax, FLT_MAX);
         ((float *)copy->scale)[row * copy->scale_layout.row_step] = scale.stored;
         if (!how.is_careful && random->is_used) {
@@ -35,7 +36,7 @@ VEC_INLINE void fp8_scaled_rows(struct encode_how how, const struct quant_job *j
         } else if (is_plain_amax(how, all, scale.apply)) {
             encode_plain_run(how, x, m->columns, scale.apply, 0, streams, data);
         } else {
-            encode_run(how, x, m->columns, scale.apply, false, NULL, 0, false, data);
+            encode_any_run(how, x, m->columns, scale.apply, NULL, 0, data);
         }
     }
 }
@@ -81,6 +82,11 @@ VEC_INLINE vecf fp8_group_amax(const struct fp8_group *group, enum opaq_element 
     return magnitudes_to_floats(key_magnitude(fold_keys(key, FLOATS, dtype), dtype, drop_nan), dtype);
 }
 
+/* The same, NaNs passed over; out of line, since they are rare. */
+VEC_OUTLINE vecf fp8_group_amax_without_nans(const struct fp8_group *group, enum opaq_element dtype) {
+    FOR_DTYPE(dtype, return fp8_group_amax(group, DTYPE, true));
+}
+
 /* Where the codes of blocks go, and their scales: those of one row of blocks, by steps, in up to two places. */
 struct fp8_target {
     uint8_t *data;
@@ -100,7 +106,7 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
     const vecf all = fp8_group_amax(&group, how.dtype, false);
     vecf amax = all;
     if (!how.is_careful && any32(above32((vec32)all, 0x7F800000u))) {
-        amax = fp8_group_amax(&group, how.dtype, true);
+        amax = fp8_group_amax_without_nans(&group, how.dtype);
     }
     const struct fp8_scales scales =
         fp8_scales_from_amax(amax, &job->spec, how, fp8_scale_limit(&job->spec, m->dtype));
@@ -130,19 +136,31 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
                 prefetch_run(x + target->ahead, FP8_BLOCK * element_bytes(how.dtype));
             }
             if (random != NULL) {
-                encode_run(how, x, n, apply[b], false, random + place, 0, false, data);
+                encode_any_run(how, x, n, apply[b], random + place, 0, data);
             } else if (n == FP8_BLOCK && is_plain_amax(how, each[b], apply[b])) {
                 /* a constant, so without a loop's end */
                 encode_run(how, x, FP8_BLOCK, apply[b], true, NULL, 0, false, data);
             } else {
-                encode_run(how, x, n, apply[b], false, NULL, 0, false, data);
+                encode_any_run(how, x, n, apply[b], NULL, 0, data);
             }
         }
     }
 }
 
+/* fp8_group(), out of line. */
+VEC_OUTLINE void fp8_group_of(struct encode_how how, const struct quant_job *job, const struct quant_matrix *m,
+                              int64_t r, int64_t rows, int64_t c, int64_t c_end,
+                              const struct fp8_target *target) {
+    if (how.is_careful) {
+        FOR_DTYPE(how.dtype, fp8_group(encode_carefully(how, DTYPE, how.element), job, m, r, rows, c, c_end, target));
+    } else {
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_group(encode_simply(DTYPE, ELEMENT), job, m, r, rows,
+                                                                    c, c_end, target)));
+    }
+}
+
 /* Blocks of 1x128 along rows [r, r_end), columns [c, c_end). */
-VEC_INLINE void fp8_block_rows(struct encode_how how, const struct quant_job *job,
+static inline void fp8_block_rows(struct encode_how how, const struct quant_job *job,
                                const struct quant_copy *copy, int64_t r, int64_t r_end, int64_t c,
                                int64_t c_end, int64_t ahead, struct random_bytes *random) {
     const struct scale_layout *layout = &copy->scale_layout;
@@ -156,7 +174,7 @@ VEC_INLINE void fp8_block_rows(struct encode_how how, const struct quant_job *jo
                 ahead,
                 random,
                 false};
-            fp8_group(how, job, &copy->operand, row, 1, i, min_int64(i + fp8_group_columns(1), c_end), &target);
+            fp8_group_of(how, job, &copy->operand, row, 1, i, min_int64(i + fp8_group_columns(1), c_end), &target);
         }
     }
 }
@@ -170,7 +188,7 @@ VEC_INLINE struct quant_matrix region_matrix(const struct quant_region *region) 
 }
 
 /* Codes of n elements under the tensor's factor, from (row, c) of x on. */
-VEC_INLINE void fp8_tensor_codes(struct encode_how how, const struct quant_job *job,
+static inline void fp8_tensor_codes(struct encode_how how, const struct quant_job *job,
                                  struct random_bytes *random, int64_t row, int64_t c, const char *x, int64_t n,
                                  int64_t ahead, bool streams, uint8_t *data) {
     if (!how.is_careful && random->is_used) {
@@ -181,7 +199,7 @@ VEC_INLINE void fp8_tensor_codes(struct encode_how how, const struct quant_job *
 }
 
 /* Codes and scales of up to FP8_BLOCK rows and fp8_group_columns() columns to target->data. */
-VEC_INLINE void fp8_shared_codes(struct encode_how how, const struct quant_job *job,
+static inline void fp8_shared_codes(struct encode_how how, const struct quant_job *job,
                                  const struct quant_region *part, struct fp8_target target) {
     const struct quant_matrix m = region_matrix(part);
     if (job->spec.format == OPAQ_FP8) {
@@ -207,10 +225,10 @@ VEC_INLINE void fp8_shared_codes(struct encode_how how, const struct quant_job *
                           part->c / FP8_BLOCK * layout->row_step;
         target.scale_step[1] = layout->row_step;
     }
-    fp8_group(how, job, &m, part->row, part->row_end - part->row, part->c, part->c_end, &target);
+    fp8_group_of(how, job, &m, part->row, part->row_end - part->row, part->c, part->c_end, &target);
 }
 
-VEC_INLINE void put_row(const uint8_t *codes, int64_t columns, bool streams, uint8_t *to) {
+static inline void put_row(const uint8_t *codes, int64_t columns, bool streams, uint8_t *to) {
     const int64_t whole = columns / VEC_BYTES * VEC_BYTES;
     for (int64_t i = 0; i < whole; i += VEC_BYTES) {
         vec_put(to + i, vec_load(codes + i), streams);
@@ -220,7 +238,7 @@ VEC_INLINE void put_row(const uint8_t *codes, int64_t columns, bool streams, uin
 
 /* One scale for the tensor: rows of codes are made beside, put where the rowwise copy has them, and turned while the
  * next ones are made, so that memory is read and written all the time. */
-VEC_INLINE void fp8_tensor_region(struct encode_how how, const struct quant_job *job,
+static inline void fp8_tensor_region(struct encode_how how, const struct quant_job *job,
                                   struct quant_region region, struct fp8_strip *strip) {
     int used = 0;
     struct fp8_turning turning = {.tiles = 0};
@@ -250,7 +268,7 @@ VEC_INLINE void fp8_tensor_region(struct encode_how how, const struct quant_job 
 }
 
 /* Codes are made where the rowwise copy has them, or else beside, and turned from there. */
-VEC_INLINE void fp8_shared_region(struct encode_how how, const struct quant_job *job,
+static inline void fp8_shared_region(struct encode_how how, const struct quant_job *job,
                                   struct quant_region region, struct fp8_strip *strip) {
     const struct quant_copy *rowwise = region.rowwise;
     const struct quant_matrix m = region_matrix(&region);
@@ -289,7 +307,7 @@ VEC_INLINE void fp8_shared_region(struct encode_how how, const struct quant_job 
 /* ---- the others ---- */
 
 /* Blocks of 128 along rows, or down columns. Where both are made, part of the columns is done before the next. */
-VEC_INLINE void fp8_block_region(struct encode_how how, const struct quant_job *job, struct quant_region region,
+static inline void fp8_block_region(struct encode_how how, const struct quant_job *job, struct quant_region region,
                                  struct fp8_strip *strip) {
     const bool is_usual = region.rowwise != NULL && region.columnwise != NULL && !how.is_careful;
     const int64_t width = region.columnwise != NULL ? AMAX_COLUMNS : max_int64(region.c_end - region.c, 1);
@@ -319,7 +337,7 @@ VEC_INLINE void fp8_block_region(struct encode_how how, const struct quant_job *
 }
 
 /* Whole rows, or whole columns. */
-VEC_INLINE void fp8_row_region(struct encode_how how, const struct quant_job *job, struct quant_region region,
+static inline void fp8_row_region(struct encode_how how, const struct quant_job *job, struct quant_region region,
                                struct fp8_strip *strip) {
     if (region.rowwise != NULL) {
         fp8_scaled_rows(how, job, region.rowwise, region.row, region.row_end, &strip->random);
@@ -332,42 +350,13 @@ VEC_INLINE void fp8_row_region(struct encode_how how, const struct quant_job *jo
 
 /* ---- which of them ---- */
 
-VEC_INLINE void quantize_fp8_how(struct encode_how how, const struct quant_job *job, struct quant_region region,
-                                 struct fp8_strip *strip) {
-    if (job->spec.format == OPAQ_FP8ROW) {
-        fp8_row_region(how, job, region, strip);
-    } else if (job->spec.format == OPAQ_FP8BLK1) {
-        fp8_block_region(how, job, region, strip);
-    } else if (job->spec.format == OPAQ_FP8 && region.columnwise != NULL) {
-        fp8_tensor_region(how, job, region, strip);
-    } else {
-        fp8_shared_region(how, job, region, strip);
-    }
-}
-
-VEC_INLINE void quantize_fp8_rule(enum opaq_element dtype, enum opaq_element element,
-                                  const struct quant_job *job, struct quant_region region,
-                                  struct fp8_strip *strip) {
-    if (job->spec.rule == OPAQ_RULE_TE) {
-        const struct encode_how how = {.dtype = dtype, .element = element};
-        quantize_fp8_how(how, job, region, strip);
-    } else {
-        const struct encode_how how = {.dtype = dtype,
-                                       .element = element,
-                                       .is_careful = true,
-                                       .divides = true,
-                                       .drops_zero_sign = job->spec.rule == OPAQ_RULE_COMPRESSED_TENSORS};
-        quantize_fp8_how(how, job, region, strip);
-    }
-}
-
-VEC_INLINE void quantize_fp8_dtype(enum opaq_element dtype, const struct quant_job *job,
-                                   struct quant_region region, struct fp8_strip *strip) {
-    if (job->spec.element == OPAQ_E5M2) {
-        quantize_fp8_rule(dtype, OPAQ_E5M2, job, region, strip);
-    } else {
-        quantize_fp8_rule(dtype, OPAQ_E4M3, job, region, strip);
-    }
+VEC_INLINE struct encode_how fp8_how(const struct quant_job *job) {
+    const bool is_te = job->spec.rule == OPAQ_RULE_TE;
+    return (struct encode_how){.dtype = job->copy[0].operand.dtype,
+                               .element = job->spec.element == OPAQ_E5M2 ? OPAQ_E5M2 : OPAQ_E4M3,
+                               .is_careful = !is_te,
+                               .divides = !is_te,
+                               .drops_zero_sign = job->spec.rule == OPAQ_RULE_COMPRESSED_TENSORS};
 }
 
 /* Whether the vectors' arithmetic goes with the tensor's factor: under rule te above 0 and finite, else not negative. A
@@ -379,17 +368,19 @@ static inline bool fp8_is_usual(const struct quant_job *job) {
                                            : float_to_bits(factor) >> 31 == 0);
 }
 
-static void fp8_quantize_region(const struct quant_job *job, struct quant_region region) {
-    struct fp8_strip strip[2]; /* here, because every variant below would have its own on the stack */
-    const enum opaq_element dtype = job->copy[0].operand.dtype;
+VEC_OUTLINE void fp8_quantize_region(const struct quant_job *job, struct quant_region region) {
+    struct fp8_strip strip[2];
+    const struct encode_how how = fp8_how(job);
     const bool is_across = region.rowwise == NULL;
     random_bytes_begin(&strip->random, job, is_across ? region.columnwise : region.rowwise, is_across);
-    if (dtype == OPAQ_BF16) {
-        quantize_fp8_dtype(OPAQ_BF16, job, region, strip);
-    } else if (dtype == OPAQ_F16) {
-        quantize_fp8_dtype(OPAQ_F16, job, region, strip);
+    if (job->spec.format == OPAQ_FP8ROW) {
+        fp8_row_region(how, job, region, strip);
+    } else if (job->spec.format == OPAQ_FP8BLK1) {
+        fp8_block_region(how, job, region, strip);
+    } else if (job->spec.format == OPAQ_FP8 && region.columnwise != NULL) {
+        fp8_tensor_region(how, job, region, strip);
     } else {
-        quantize_fp8_dtype(OPAQ_F32, job, region, strip);
+        fp8_shared_region(how, job, region, strip);
     }
     finish_streams();
 }

@@ -103,13 +103,7 @@ static inline void fp8row_find_amaxes(const struct quant_job *job, int64_t r, in
     const struct quant_matrix *m = &job->copy[0].operand;
     for (int64_t c = 0; c < m->columns; c += FP8ROW_COLUMNS) {
         const int64_t columns = min_int64(FP8ROW_COLUMNS, m->columns - c);
-        if (m->dtype == OPAQ_BF16) {
-            fp8row_strip_amaxes(job, r, r_end, c, columns, OPAQ_BF16);
-        } else if (m->dtype == OPAQ_F16) {
-            fp8row_strip_amaxes(job, r, r_end, c, columns, OPAQ_F16);
-        } else {
-            fp8row_strip_amaxes(job, r, r_end, c, columns, OPAQ_F32);
-        }
+        FOR_DTYPE(m->dtype, fp8row_strip_amaxes(job, r, r_end, c, columns, DTYPE));
     }
 }
 
@@ -144,7 +138,7 @@ static inline bool fp8row_amaxes_are_usual(const struct quant_job *job) {
 
 /* n amaxes to what is stored, in their place. What is multiplied with goes to `apply`, if it is not NULL: room for n
  * rounded up to FLOATS. */
-VEC_INLINE void fp8row_settle(struct encode_how how, const struct opaq_spec *spec, float *amax, int64_t n,
+VEC_OUTLINE void fp8row_settle(struct encode_how how, const struct opaq_spec *spec, float *amax, int64_t n,
                               float *apply) {
     for (int64_t i = 0; i < n; i += FLOATS) {
         _Alignas(VEC_BYTES) float stored[FLOATS];
@@ -169,7 +163,7 @@ struct fp8row_columns {
     struct step_floats plain[FP8_BOTH_COLUMNS / STEP];
 };
 
-VEC_INLINE void fp8row_columns_at(struct encode_how how, const struct opaq_spec *spec, const float *amax,
+VEC_OUTLINE void fp8row_columns_at(struct encode_how how, const struct opaq_spec *spec, const float *amax,
                                   int64_t columns, struct fp8row_columns *to) {
     for (int64_t i = 0; i < FP8_BOTH_COLUMNS; i += FLOATS) {
         const vecf each = i < columns ? fp8row_load(amax + i, columns - i) : vecf_set(0.0f);
@@ -184,7 +178,7 @@ VEC_INLINE void fp8row_columns_at(struct encode_how how, const struct opaq_spec 
 }
 
 /* Up to FP8_BLOCK rows and FP8_BOTH_COLUMNS columns; what comes next lies `ahead` bytes on. */
-VEC_INLINE void fp8row_both_part(struct encode_how how, const struct quant_region *part, const float *row_apply,
+static inline void fp8row_both_part(struct encode_how how, const struct quant_region *part, const float *row_apply,
                                  const struct fp8row_columns *down, int64_t ahead, struct fp8_strip *strip) {
     const struct quant_copy *rowwise = part->rowwise;
     const int64_t columns = part->c_end - part->c;
@@ -198,10 +192,10 @@ VEC_INLINE void fp8row_both_part(struct encode_how how, const struct quant_regio
             for (int b = 0; b < FP8_BOTH_BLOCKS; ++b) {
                 along[b] = row_apply[i] * plain_factor(how.element);
             }
-            fp8_both_row(how, from, from + ahead, along, down->plain, streams, to, beside);
+            fp8_both_row_of(how, from, from + ahead, along, down->plain, streams, to, beside);
         } else {
-            encode_run(how, from, columns, row_apply[i], true, NULL, 0, false, to);
-            fp8_column_row(how, from, columns, down->apply, true, NULL, beside);
+            encode_plain_run(how, from, columns, row_apply[i], 0, false, to);
+            fp8_column_row_of(how, from, columns, down->apply, true, NULL, beside);
         }
     }
     fp8_turn(strip->codes, FP8_PITCH, true, part->columnwise, part->row, part->row_end - part->row, part->c,
@@ -209,7 +203,7 @@ VEC_INLINE void fp8row_both_part(struct encode_how how, const struct quant_regio
 }
 
 /* Rows [row, row_end) of x; the last ones come first, which may be in a cache since their amaxes were found. */
-VEC_INLINE void fp8row_both_region(struct encode_how how, const struct opaq_spec *spec,
+static inline void fp8row_both_region(struct encode_how how, const struct opaq_spec *spec,
                                    const struct quant_region *region, struct fp8_strip *strip) {
     const int64_t panels = ceil_div(region->row_end - region->row, FP8_BLOCK);
     const int64_t row_step = region->rowwise->operand.row_step;
@@ -232,27 +226,9 @@ VEC_INLINE void fp8row_both_region(struct encode_how how, const struct opaq_spec
     }
 }
 
-VEC_INLINE void fp8row_both_dtype(enum opaq_element dtype, const struct opaq_spec *spec,
-                                  const struct quant_region *region, struct fp8_strip *strip) {
-    if (spec->element == OPAQ_E5M2) {
-        const struct encode_how how = {.dtype = dtype, .element = OPAQ_E5M2};
-        fp8row_both_region(how, spec, region, strip);
-    } else {
-        const struct encode_how how = {.dtype = dtype, .element = OPAQ_E4M3};
-        fp8row_both_region(how, spec, region, strip);
-    }
-}
-
-static void fp8row_quantize_both(const struct quant_job *job, struct quant_region region) {
+VEC_OUTLINE void fp8row_quantize_both(const struct quant_job *job, struct quant_region region) {
     struct fp8_strip strip;
-    const enum opaq_element dtype = job->copy[0].operand.dtype;
-    if (dtype == OPAQ_BF16) {
-        fp8row_both_dtype(OPAQ_BF16, &job->spec, &region, &strip);
-    } else if (dtype == OPAQ_F16) {
-        fp8row_both_dtype(OPAQ_F16, &job->spec, &region, &strip);
-    } else {
-        fp8row_both_dtype(OPAQ_F32, &job->spec, &region, &strip);
-    }
+    fp8row_both_region(fp8row_how(job), &job->spec, &region, &strip);
     finish_streams();
 }
 

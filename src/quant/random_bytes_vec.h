@@ -3,6 +3,7 @@
 #ifndef OPAQ_QUANT_RANDOM_BYTES_VEC_H
 #define OPAQ_QUANT_RANDOM_BYTES_VEC_H
 
+#include "quant/specialize_vec.h"
 #include "quant/stochastic_vec.h"
 
 /* Columns of x whose bytes are there at a time: of one row along rows, of 16 down columns. */
@@ -50,8 +51,7 @@ static inline int64_t random_columns(const struct random_bytes *random) {
 
 /* The bytes of `columns` elements of row `row` of x from column c on, up to random_columns(); along rows c is a multiple
  * of 16. Behind them there is room to read the rest of a few vectors. */
-static inline const uint8_t *random_bytes(struct random_bytes *random, int64_t row, int64_t c,
-                                          int64_t columns) {
+VEC_OUTLINE const uint8_t *random_bytes(struct random_bytes *random, int64_t row, int64_t c, int64_t columns) {
     if (!random->is_down) {
         random_row(&random->source, row, c / 16, ceil_div(columns, 16), random->bytes);
         return random->bytes;
