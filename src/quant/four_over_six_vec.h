@@ -6,6 +6,7 @@
 #define OPAQ_QUANT_FOUR_OVER_SIX_VEC_H
 
 #include "quant/scales_vec.h"
+#include "quant/specialize_vec.h"
 
 enum { FOUR_OVER_SIX_BLOCK = 16 };
 
@@ -183,6 +184,13 @@ VEC_INLINE struct block_scales four_over_six_blocks(const char *x, int64_t row_b
     const struct block_scales scales = better_scales(&candidates, &errors);
     return (struct block_scales){gather_deal(scales.codes), (vecf)gather_deal((vec32)scales.factors),
                                  scales.is_plain};
+}
+
+/* The same for any dtype, out of line. */
+VEC_OUTLINE struct block_scales four_over_six_blocks_of(const char *x, int64_t row_bytes, int rows, vecf amax,
+                                                        float global, float stored, const struct opaq_spec *spec,
+                                                        enum opaq_element dtype) {
+    FOR_DTYPE(dtype, return four_over_six_blocks(x, row_bytes, rows, amax, global, stored, spec, DTYPE));
 }
 
 #endif

@@ -2,7 +2,10 @@
  *
  * A group is FLOATS blocks of a row: their scales are computed together, one in each lane. Square blocks are the same
  * with the amax taken over several rows. What is left at the end of a row is copied to a group of its own, zeros behind
- * it. */
+ * it.
+ *
+ * quantize_mx_vec.h or quantize_nvfp4_vec.h comes before it and says which blocks: BLOCK elements under one scale,
+ * BLOCKS_ARE_NVFP4, and FOR_BLOCK_ELEMENT, which makes the element a constant. */
 #ifndef OPAQ_QUANT_QUANTIZE_BLOCKS_VEC_H
 #define OPAQ_QUANT_QUANTIZE_BLOCKS_VEC_H
 
@@ -13,24 +16,31 @@
 #include "quant/quant_job.h"
 #include "quant/region_vec.h"
 #include "quant/scales_vec.h"
+#include "quant/specialize_vec.h"
 #include "quant/stochastic_vec.h"
 
 enum { BLOCK_ROW_LIMIT = 32, STRETCH_ELEMENTS = 2048, STRETCH_GROUPS = STRETCH_ELEMENTS / (16 * FLOATS) };
 
-/* Which blocks; constants where it is used, except the last four. */
+/* How blocks are made. `how` is a constant in what is inlined into an out-of-line function. */
 struct block_kind {
     struct encode_how how;
-    int block;
-    bool is_nvfp4;
     const struct opaq_spec *spec;
     int64_t ahead;                      /* bytes from what is read to what memory is asked for */
     bool streams;                       /* codes are written past the caches */
     const struct random_source *random; /* or NULL: rounded to the nearest */
 };
 
-/* With `streams` a constant. */
-VEC_INLINE struct block_kind with_streams(struct block_kind kind, bool streams) {
+/* With constants: for plain elements, and for any. */
+VEC_INLINE struct block_kind plain_kind(struct block_kind kind, enum opaq_element dtype,
+                                        enum opaq_element element, bool streams) {
+    kind.how = encode_simply(dtype, element);
     kind.streams = streams;
+    return kind;
+}
+
+VEC_INLINE struct block_kind careful_kind(struct block_kind kind, enum opaq_element dtype,
+                                          enum opaq_element element) {
+    kind.how = encode_carefully(kind.how, dtype, element);
     return kind;
 }
 
@@ -45,7 +55,7 @@ VEC_INLINE vecf group_amax(struct block_kind kind, const char *x, int64_t row_by
     enum { PART_LIMIT = 32 };
     vec32 key[PART_LIMIT];
     const enum opaq_element dtype = kind.how.dtype;
-    const int parts = kind.block * FLOATS * element_bytes(dtype) / VEC_BYTES;
+    const int parts = BLOCK * FLOATS * element_bytes(dtype) / VEC_BYTES;
     for (int i = 0; i < parts; ++i) {
         key[i] = key_of(vec_load(x + i * VEC_BYTES), dtype, drop_nan);
     }
@@ -61,8 +71,8 @@ VEC_INLINE vecf group_amax(struct block_kind kind, const char *x, int64_t row_by
 }
 
 /* The factors of step i of a group. */
-VEC_INLINE vecf step_factors(const float *factors, int i, int block) {
-    return STEP > block ? load_halves(factors, i) : vecf_set(factors[i * STEP / block]);
+VEC_INLINE vecf step_factors(const float *factors, int i) {
+    return (int)STEP > (int)BLOCK ? load_halves(factors, i) : vecf_set(factors[i * STEP / BLOCK]);
 }
 
 /* A group of a row, with its random bytes if it is not rounded to the nearest. */
@@ -70,10 +80,10 @@ VEC_INLINE void encode_group(struct block_kind kind, const char *x, const float 
                              const uint8_t *random, uint8_t *data) {
     enum { AT_ONCE = 4 };
     const int64_t step_bytes = STEP * element_bytes(kind.how.dtype);
-    for (int i = 0; i < kind.block * FLOATS / STEP; i += AT_ONCE) {
+    for (int i = 0; i < BLOCK * FLOATS / STEP; i += AT_ONCE) {
         vec16 codes[AT_ONCE];
         for (int k = 0; k < AT_ONCE; ++k) {
-            const vecf apply = step_factors(factors, i + k, kind.block);
+            const vecf apply = step_factors(factors, i + k);
             const struct step step = step_load(x + (i + k) * step_bytes, kind.how.dtype);
             __builtin_prefetch(x + (i + k) * step_bytes + kind.ahead, 0, 2); /* not yet into the first cache */
             codes[k] = random != NULL ? encode_stochastic(kind.how, step, apply, apply,
@@ -94,10 +104,45 @@ VEC_INLINE void encode_group(struct block_kind kind, const char *x, const float 
 VEC_INLINE void encode_groups(struct block_kind kind, const char *x, int groups, const float *factors,
                               bool is_plain, const uint8_t *random, uint8_t *data) {
     const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;
-    const int64_t group = kind.block * FLOATS;
+    const int64_t group = BLOCK * FLOATS;
     for (int g = 0; g < groups; ++g) {
         encode_group(kind, x + g * group * element_bytes(kind.how.dtype), factors + g * FLOATS, is_plain,
                      random == NULL ? NULL : random + g * group, data + g * group / packing);
+    }
+}
+
+/* The same out of line: by the rules of other software, and by any. */
+VEC_OUTLINE void encode_careful_groups(struct block_kind kind, const char *x, int groups, const float *factors,
+                                       const uint8_t *random, uint8_t *data) {
+    const enum opaq_element dtype = kind.how.dtype;
+    const enum opaq_element element = kind.how.element;
+    if (random != NULL && !BLOCKS_ARE_NVFP4) {
+        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(careful_kind(kind, DTYPE, ELEMENT), x, groups,
+                                                                  factors, false, random, data)));
+    } else {
+        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(careful_kind(kind, DTYPE, ELEMENT), x, groups,
+                                                                  factors, false, NULL, data)));
+    }
+}
+
+VEC_OUTLINE void encode_groups_of(struct block_kind kind, const char *x, int groups, const float *factors,
+                                  bool is_plain, const uint8_t *random, uint8_t *data) {
+    const enum opaq_element dtype = kind.how.dtype;
+    const enum opaq_element element = kind.how.element;
+    if (kind.how.is_careful) {
+        encode_careful_groups(kind, x, groups, factors, random, data);
+    } else if (random != NULL) {
+        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(kind, DTYPE, ELEMENT, kind.streams), x,
+                                                                  groups, factors, false, random, data)));
+    } else if (!is_plain) {
+        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(kind, DTYPE, ELEMENT, kind.streams), x,
+                                                                  groups, factors, false, NULL, data)));
+    } else if (kind.streams) {
+        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(kind, DTYPE, ELEMENT, true), x, groups,
+                                                                  factors, true, NULL, data)));
+    } else {
+        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(kind, DTYPE, ELEMENT, false), x,
+                                                                  groups, factors, true, NULL, data)));
     }
 }
 
@@ -141,7 +186,7 @@ struct block_stretch {
 };
 
 VEC_INLINE int64_t group_bytes(struct block_kind kind) {
-    return (int64_t)kind.block * FLOATS * element_bytes(kind.how.dtype);
+    return (int64_t)BLOCK * FLOATS * element_bytes(kind.how.dtype);
 }
 
 /* The amaxes of a stretch's blocks. Whether there is a NaN. */
@@ -157,12 +202,28 @@ VEC_INLINE bool find_amaxes(struct block_kind kind, const struct block_stretch *
     return any32(above32(largest, 0x7F800000u));
 }
 
+VEC_INLINE struct block_kind with_dtype(struct block_kind kind, enum opaq_element dtype) {
+    kind.how.dtype = dtype;
+    return kind;
+}
+
+/* The same out of line. */
+VEC_OUTLINE bool find_amaxes_of(struct block_kind kind, const struct block_stretch *stretch, bool drop_nan,
+                                float *amaxes) {
+    if (drop_nan) {
+        FOR_DTYPE(kind.how.dtype, return find_amaxes(with_dtype(kind, DTYPE), stretch, stretch->rows, true, amaxes));
+    }
+    if (stretch->rows == 1) {
+        FOR_DTYPE(kind.how.dtype, return find_amaxes(with_dtype(kind, DTYPE), stretch, 1, false, amaxes));
+    }
+    FOR_DTYPE(kind.how.dtype, return find_amaxes(with_dtype(kind, DTYPE), stretch, stretch->rows, false, amaxes));
+}
+
 /* The same. Rule te passes over NaNs, which is done only where there are any. */
-VEC_INLINE bool stretch_amaxes(struct block_kind kind, const struct block_stretch *stretch, float *amaxes) {
-    const bool has_nans = stretch->rows == 1 ? find_amaxes(kind, stretch, 1, false, amaxes)
-                                             : find_amaxes(kind, stretch, stretch->rows, false, amaxes);
+static inline bool stretch_amaxes(struct block_kind kind, const struct block_stretch *stretch, float *amaxes) {
+    const bool has_nans = find_amaxes_of(kind, stretch, false, amaxes);
     if (!kind.how.is_careful && has_nans) {
-        find_amaxes(kind, stretch, stretch->rows, true, amaxes);
+        find_amaxes_of(kind, stretch, true, amaxes);
     }
     return has_nans;
 }
@@ -172,11 +233,11 @@ VEC_INLINE struct block_scales group_scales(struct block_kind kind, const struct
                                             vecf amax, struct block_globals globals, bool is_4over6) {
     const float global = globals.global;
     if (is_4over6) {
-        return four_over_six_blocks(stretch->x + g * group_bytes(kind), stretch->row_bytes, stretch->rows, amax,
-                                    global, globals.stored, kind.spec, kind.how.dtype);
+        return four_over_six_blocks_of(stretch->x + g * group_bytes(kind), stretch->row_bytes, stretch->rows,
+                                       amax, global, globals.stored, kind.spec, kind.how.dtype);
     }
     const bool is_te = !kind.how.is_careful;
-    return kind.is_nvfp4 ? nvfp4_scales(amax, vecf_set(global), vecf_set(1.0f / global), kind.spec, is_te)
+    return BLOCKS_ARE_NVFP4 ? nvfp4_scales(amax, vecf_set(global), vecf_set(1.0f / global), kind.spec, is_te)
                          : mx_scales(amax, kind.how.element, kind.spec, is_te);
 }
 
@@ -194,17 +255,29 @@ VEC_INLINE bool stretch_scales(struct block_kind kind, const struct block_stretc
     return is_plain;
 }
 
+/* The same out of line. */
+VEC_OUTLINE bool stretch_scales_of(struct block_kind kind, const struct block_stretch *stretch,
+                                   struct block_globals globals, float *factors, uint8_t *codes) {
+    const enum opaq_element dtype = kind.how.dtype;
+    if (kind.how.is_careful) {
+        return stretch_scales(careful_kind(kind, dtype, kind.how.element), stretch, globals, false, factors, codes);
+    }
+    if (BLOCKS_ARE_NVFP4 && (kind.spec->options & OPAQ_4OVER6) != 0) {
+        return stretch_scales(plain_kind(kind, dtype, OPAQ_E2M1, false), stretch, globals, true, factors, codes);
+    }
+    FOR_BLOCK_ELEMENT(kind.how.element, return stretch_scales(plain_kind(kind, dtype, ELEMENT, false), stretch,
+                                                              globals, false, factors, codes));
+}
+
 /* All scales come first: computing one takes long, but many are computed at a time. Memory is asked for what comes later
  * while the codes are made, since it is not read then. */
-VEC_INLINE void quantize_stretch(struct block_kind kind, const struct block_stretch *stretch,
+static inline void quantize_stretch(struct block_kind kind, const struct block_stretch *stretch,
                                  const struct quant_copy *copy, int64_t r, int64_t block, int64_t blocks,
                                  struct block_globals globals) {
     _Alignas(VEC_BYTES) float factors[STRETCH_GROUPS * FLOATS];
     uint8_t codes[STRETCH_GROUPS * FLOATS];
     const bool has_nans = stretch_amaxes(kind, stretch, factors);
-    const bool is_4over6 = kind.is_nvfp4 && !kind.how.is_careful && (kind.spec->options & OPAQ_4OVER6) != 0;
-    bool is_plain = is_4over6 ? stretch_scales(kind, stretch, globals, true, factors, codes)
-                              : stretch_scales(kind, stretch, globals, false, factors, codes);
+    bool is_plain = stretch_scales_of(kind, stretch, globals, factors, codes);
     is_plain = is_plain && !kind.how.is_careful && !has_nans && kind.random == NULL;
     for (int g = 0; is_plain && g < stretch->groups; ++g) {
         const vecf apply = (vecf)vec_load(factors + g * FLOATS) * plain_factor(kind.how.element);
@@ -214,30 +287,26 @@ VEC_INLINE void quantize_stretch(struct block_kind kind, const struct block_stre
         const char *const x = stretch->x + i * stretch->row_bytes;
         uint8_t *const data = stretch->data + i * stretch->data_row_bytes;
         store_scales(copy, r + i, block, blocks, codes);
-        if (!(kind.how.is_careful && kind.is_nvfp4) && kind.random != NULL) {
+        if (!(kind.how.is_careful && BLOCKS_ARE_NVFP4) && kind.random != NULL) {
             uint8_t random[STRETCH_ELEMENTS];
-            const int64_t random_blocks = (int64_t)stretch->groups * FLOATS * kind.block / 16;
-            random_row(kind.random, r + i, block * kind.block / 16, random_blocks, random);
-            encode_groups(kind, x, stretch->groups, factors, false, random, data);
-        } else if (is_plain && kind.streams) {
-            encode_groups(with_streams(kind, true), x, stretch->groups, factors, true, NULL, data);
-        } else if (is_plain) {
-            encode_groups(with_streams(kind, false), x, stretch->groups, factors, true, NULL, data);
+            const int64_t random_blocks = (int64_t)stretch->groups * FLOATS * BLOCK / 16;
+            random_row(kind.random, r + i, block * BLOCK / 16, random_blocks, random);
+            encode_groups_of(kind, x, stretch->groups, factors, false, random, data);
         } else {
-            encode_groups(kind, x, stretch->groups, factors, false, NULL, data);
+            encode_groups_of(kind, x, stretch->groups, factors, is_plain, NULL, data);
         }
     }
 }
 
 /* Columns [c, c_end) of rows [r, r + rows), which share their scales; c_end is the last one, or c_end - c a multiple of
  * a group. */
-VEC_INLINE void quantize_block_rows(struct block_kind kind, const struct quant_copy *copy, int64_t r, int rows,
-                                    int64_t c, int64_t c_end, struct block_globals globals) {
+VEC_OUTLINE void quantize_block_rows(struct block_kind kind, const struct quant_copy *copy, int64_t r, int rows,
+                                     int64_t c, int64_t c_end, struct block_globals globals) {
     enum { GROUP_LIMIT = 32 * FLOATS };
     char staged[BLOCK_ROW_LIMIT * GROUP_LIMIT * 4];
     uint8_t staged_codes[BLOCK_ROW_LIMIT * GROUP_LIMIT];
     const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;
-    const int64_t group = kind.block * FLOATS;
+    const int64_t group = BLOCK * FLOATS;
     const int64_t bytes = element_bytes(kind.how.dtype);
     const struct quant_matrix *m = &copy->operand;
     const int64_t row_bytes = m->row_step * bytes;
@@ -261,12 +330,12 @@ VEC_INLINE void quantize_block_rows(struct block_kind kind, const struct quant_c
             }
             stretch = (struct block_stretch){staged, group * bytes, staged_codes, group, rows, 1};
         }
-        const int64_t blocks = ceil_div(n, kind.block);
+        const int64_t blocks = ceil_div(n, BLOCK);
         kind.streams = kind.streams && groups != 0;
-        quantize_stretch(kind, &stretch, copy, r, c / kind.block, blocks, globals);
+        quantize_stretch(kind, &stretch, copy, r, c / BLOCK, blocks, globals);
         for (int i = 0; groups == 0 && i < rows; ++i) {
             store_partly(data + i * (copy->data_row_step / packing), staged_codes + i * group, n, packing,
-                         blocks * kind.block);
+                         blocks * BLOCK);
         }
     }
 }

@@ -34,13 +34,13 @@ struct both_globals {
 };
 
 VEC_INLINE struct block_scales both_scales_of(struct block_kind kind, vecf amax, vecf global, vecf inverse) {
-    return kind.is_nvfp4 ? nvfp4_scales(amax, global, inverse, kind.spec, true)
+    return BLOCKS_ARE_NVFP4 ? nvfp4_scales(amax, global, inverse, kind.spec, true)
                          : mx_scales(amax, kind.how.element, kind.spec, true);
 }
 
 /* So many vectors have FLOATS blocks of a row; at most 32. */
 VEC_INLINE int both_parts(struct block_kind kind) {
-    return kind.block * FLOATS * element_bytes(kind.how.dtype) / VEC_BYTES;
+    return BLOCK * FLOATS * element_bytes(kind.how.dtype) / VEC_BYTES;
 }
 
 /* The amaxes of FLOATS blocks in each row; they are joined to the keys of the columns. A NaN stays one. */
@@ -52,7 +52,7 @@ VEC_INLINE void both_amaxes(struct block_kind kind, const char *x, int64_t row_b
     for (int i = 0; i < both_parts(kind); ++i) {
         columns[i] = vec32_set(0);
     }
-    for (int row = 0; row < kind.block; ++row) {
+    for (int row = 0; row < BLOCK; ++row) {
         vec32 key[PART_LIMIT];
         for (int i = 0; i < both_parts(kind); ++i) {
             key[i] = key_of(vec_load(x + row * row_bytes + i * VEC_BYTES), dtype, false);
@@ -99,7 +99,7 @@ VEC_INLINE void both_column_steps(struct block_kind kind, const struct step keys
         const struct step_floats amax = step_amaxes(keys[i], kind.how.dtype, false);
         struct step_floats global = {vecf_set(1.0f), vecf_set(1.0f)};
         struct step_floats inverse = global;
-        if (kind.is_nvfp4) {
+        if (BLOCKS_ARE_NVFP4) {
             global = both_globals_of(globals->column + c + i * STEP);
             inverse = both_globals_of(globals->column_inverse + c + i * STEP);
         }
@@ -118,16 +118,16 @@ VEC_INLINE void both_find_scales(struct block_kind kind, const char *x, int64_t 
     enum { PARTS = BOTH_COLUMNS * 4 / VEC_BYTES };
     const int64_t bytes = element_bytes(kind.how.dtype);
     const int step_parts = kind.how.dtype == OPAQ_F32 ? 2 : 1;
-    const int blocks = BOTH_COLUMNS / kind.block;
+    const int blocks = BOTH_COLUMNS / BLOCK;
     vec32 keys[PARTS];
     scales->is_plain = true;
     scales->has_nans = false;
     for (int b = 0; b < blocks; b += FLOATS) {
-        const int64_t place = b * kind.block * bytes;
+        const int64_t place = b * BLOCK * bytes;
         both_amaxes(kind, x + place, row_bytes, keys + place / VEC_BYTES, scales->row_factors + b, blocks);
     }
-    for (int row = 0; row < kind.block; ++row) {
-        both_row_scales(kind, blocks, kind.is_nvfp4 ? globals->row[row] : 1.0f,
+    for (int row = 0; row < BLOCK; ++row) {
+        both_row_scales(kind, blocks, BLOCKS_ARE_NVFP4 ? globals->row[row] : 1.0f,
                         scales->row_factors + row * blocks, scales->row_codes + row * blocks,
                         &scales->row_is_plain[row], &scales->has_nans);
         scales->is_plain = scales->is_plain && scales->row_is_plain[row];
@@ -143,6 +143,14 @@ VEC_INLINE void both_find_scales(struct block_kind kind, const char *x, int64_t 
     }
 }
 
+/* The same out of line. */
+VEC_OUTLINE void both_find_scales_of(struct block_kind kind, const char *x, int64_t row_bytes,
+                                     const struct both_globals *globals, struct both_scales *scales) {
+    FOR_DTYPE(kind.how.dtype,
+              FOR_BLOCK_ELEMENT(kind.how.element, both_find_scales(plain_kind(kind, DTYPE, ELEMENT, false), x,
+                                                                   row_bytes, globals, scales)));
+}
+
 /* Codes of a step under factors that were multiplied with plain_factor(), which does not round. */
 VEC_INLINE vec16 both_encode(struct encode_how how, struct step step, vecf even, vecf odd, bool is_plain) {
     const float up = 1.0f / plain_factor(how.element);
@@ -154,7 +162,7 @@ VEC_INLINE vec16 both_encode(struct encode_how how, struct step step, vecf even,
 VEC_INLINE vec16 both_along(struct block_kind kind, struct step step, const float *row_factors, int s,
                             bool is_plain) {
     const vecf factor =
-        STEP > kind.block ? load_two(&row_factors[2 * s]) : vecf_set(row_factors[s * STEP / kind.block]);
+        (int)STEP > (int)BLOCK ? load_two(&row_factors[2 * s]) : vecf_set(row_factors[s * STEP / BLOCK]);
     return both_encode(kind.how, step, factor, factor, is_plain);
 }
 

@@ -7,12 +7,13 @@
 #include "quant/columns_vec.h"
 #include "quant/random_bytes_vec.h"
 #include "quant/scales_vec.h"
+#include "quant/specialize_vec.h"
 
 /* So many columns are done at a time, row by row, so that memory is read and written in long runs; codes are made in strips
  * of whole vectors. */
 enum { MX_BLOCK = 32, MX_STEPS = 4, MX_STRIP = MX_STEPS * STEP, MX_WIDTH = 2048 };
 
-/* Constants where it is used, except the last two. */
+/* How columns become blocks. */
 struct mx_columns {
     struct encode_how how;
     bool is_square;
@@ -58,6 +59,16 @@ VEC_INLINE void mx_column_amaxes(const struct column_source *source, int64_t row
     }
 }
 
+/* The same for any dtype, out of line. */
+VEC_OUTLINE void mx_column_amaxes_of(const struct column_source *source, int64_t rows, int64_t columns,
+                                     enum opaq_element dtype, bool drop_nan, struct step_floats *amax) {
+    if (drop_nan) {
+        FOR_DTYPE(dtype, mx_column_amaxes(source, rows, columns, DTYPE, true, amax));
+    } else {
+        FOR_DTYPE(dtype, mx_column_amaxes(source, rows, columns, DTYPE, false, amax));
+    }
+}
+
 /* Square blocks: one amax for MX_BLOCK columns. */
 VEC_INLINE void mx_square_amaxes(struct step_floats *amax) {
     enum { TOGETHER = MX_BLOCK / STEP };
@@ -72,19 +83,19 @@ VEC_INLINE void mx_square_amaxes(struct step_floats *amax) {
 }
 
 /* Scale codes of columns, and their factors. */
-VEC_INLINE void mx_column_scales(struct mx_columns kind, const struct column_source *source, int64_t rows,
+static inline void mx_column_scales(struct mx_columns kind, const struct column_source *source, int64_t rows,
                                  int64_t columns, struct mx_column_factors *factors) {
     const bool is_te = !kind.how.is_careful;
     const int64_t steps = round_up(columns, MX_STRIP) / STEP;
     bool is_plain = is_te && !kind.random->is_used;
-    mx_column_amaxes(source, rows, columns, kind.how.dtype, false, factors->step);
+    mx_column_amaxes_of(source, rows, columns, kind.how.dtype, false, factors->step);
     bool drops_nans = false;
     for (int64_t s = 0; is_te && s < steps; ++s) {
         drops_nans = drops_nans || has_nans(factors->step[s]);
     }
     is_plain = is_plain && !drops_nans;
     if (drops_nans) {
-        mx_column_amaxes(source, rows, columns, kind.how.dtype, true, factors->step);
+        mx_column_amaxes_of(source, rows, columns, kind.how.dtype, true, factors->step);
     }
     for (int64_t s = 0; kind.is_square && s < steps; s += MX_BLOCK / STEP) {
         mx_square_amaxes(&factors->step[s]);
@@ -93,8 +104,8 @@ VEC_INLINE void mx_column_scales(struct mx_columns kind, const struct column_sou
         vec16 words[2];
         for (int i = 0; i < 2; ++i) {
             const struct step_floats amax = factors->step[s + i];
-            const struct block_scales even = mx_scales(amax.even, kind.how.element, kind.spec, is_te);
-            const struct block_scales odd = mx_scales(amax.odd, kind.how.element, kind.spec, is_te);
+            const struct block_scales even = mx_scales_of(amax.even, kind.how.element, kind.spec, is_te);
+            const struct block_scales odd = mx_scales_of(amax.odd, kind.how.element, kind.spec, is_te);
             words[i] = join_words(even.codes, odd.codes);
             factors->step[s + i] = (struct step_floats){even.factors, odd.factors};
             is_plain = is_plain && even.is_plain && odd.is_plain;
@@ -135,18 +146,12 @@ VEC_INLINE void store_row_partly(const uint8_t *codes, int64_t columns, enum opa
     }
 }
 
-/* Codes of a strip of a row, of which `left` columns are there; with their random bytes if they are not rounded to the
- * nearest. */
-VEC_INLINE void mx_column_codes(struct encode_how how, const char *x, int64_t left,
-                                const struct step_floats *factors, bool is_plain, const uint8_t *random,
-                                bool streams, uint8_t *data) {
+/* Codes of a strip of a row; with their random bytes if they are not rounded to the nearest. */
+VEC_INLINE void mx_column_codes(struct encode_how how, const char *x, const struct step_floats *factors,
+                                bool is_plain, const uint8_t *random, bool streams, uint8_t *data) {
     vec16 codes[MX_STEPS];
-    uint8_t staged[MX_STRIP];
-    uint8_t *const to = left < MX_STRIP ? staged : data;
-    const bool past_caches = streams && left >= MX_STRIP;
     for (int s = 0; s < MX_STEPS; ++s) {
-        const struct step step =
-            load_step_partly(x + s * STEP * element_bytes(how.dtype), left - s * STEP, how.dtype);
+        const struct step step = step_load(x + s * STEP * element_bytes(how.dtype), how.dtype);
         const struct step_floats apply = factors[s];
         codes[s] = random != NULL
                        ? encode_stochastic(how, step, apply.even, apply.odd, random_of_bytes(random + s * STEP))
@@ -154,22 +159,71 @@ VEC_INLINE void mx_column_codes(struct encode_how how, const char *x, int64_t le
                               : encode_step(how, step, apply.even, apply.odd);
     }
     if (how.element == OPAQ_E2M1) {
-        vec_put(to, pack_nibbles(codes[0], codes[1], codes[2], codes[3]), past_caches);
+        vec_put(data, pack_nibbles(codes[0], codes[1], codes[2], codes[3]), streams);
     } else {
-        vec_put(to, pack_bytes(codes[0], codes[1]), past_caches);
-        vec_put(to + 2 * STEP, pack_bytes(codes[2], codes[3]), past_caches);
+        vec_put(data, pack_bytes(codes[0], codes[1]), streams);
+        vec_put(data + 2 * STEP, pack_bytes(codes[2], codes[3]), streams);
     }
-    if (left < MX_STRIP) {
-        store_row_partly(staged, left, how.element, data);
+}
+
+/* Codes of a row. The last columns, if they are no whole strip, are copied, with zeros behind them. */
+VEC_INLINE void mx_column_row(struct encode_how how, const char *x, int64_t columns,
+                              const struct step_floats *factors, bool is_plain, const uint8_t *random,
+                              bool streams, uint8_t *data) {
+    const int packing = how.element == OPAQ_E2M1 ? 2 : 1;
+    const int64_t bytes = element_bytes(how.dtype);
+    for (int64_t k = 0; k < columns; k += MX_STRIP) {
+        char staged[MX_STRIP * 4];
+        uint8_t staged_codes[MX_STRIP];
+        const bool is_whole = columns - k >= MX_STRIP;
+        if (!is_whole) {
+            memset(staged, 0, sizeof staged);
+            memcpy(staged, x + k * bytes, (size_t)((columns - k) * bytes));
+        }
+        mx_column_codes(how, is_whole ? x + k * bytes : staged, &factors[k / STEP], is_plain,
+                        random == NULL ? NULL : random + k, streams && is_whole,
+                        is_whole ? data + k / packing : staged_codes);
+        if (!is_whole) {
+            store_row_partly(staged_codes, columns - k, how.element, data + k / packing);
+        }
+    }
+}
+
+/* The same out of line: by the rules of other software, and by any. */
+VEC_OUTLINE void mx_careful_column_row(struct encode_how how, const char *x, int64_t columns,
+                                       const struct step_floats *factors, const uint8_t *random, bool streams,
+                                       uint8_t *data) {
+    if (random != NULL) {
+        FOR_DTYPE(how.dtype, FOR_ELEMENT(how.element, mx_column_row(encode_carefully(how, DTYPE, ELEMENT), x, columns,
+                                                                    factors, false, random, streams, data)));
+    } else {
+        FOR_DTYPE(how.dtype, FOR_ELEMENT(how.element, mx_column_row(encode_carefully(how, DTYPE, ELEMENT), x, columns,
+                                                                    factors, false, NULL, streams, data)));
+    }
+}
+
+VEC_OUTLINE void mx_column_row_of(struct encode_how how, const char *x, int64_t columns,
+                                  const struct step_floats *factors, bool is_plain, const uint8_t *random,
+                                  bool streams, uint8_t *data) {
+    if (how.is_careful) {
+        mx_careful_column_row(how, x, columns, factors, random, streams, data);
+    } else if (random != NULL) {
+        FOR_DTYPE(how.dtype, FOR_ELEMENT(how.element, mx_column_row(encode_simply(DTYPE, ELEMENT), x, columns,
+                                                                    factors, false, random, streams, data)));
+    } else if (is_plain) {
+        FOR_DTYPE(how.dtype, FOR_ELEMENT(how.element, mx_column_row(encode_simply(DTYPE, ELEMENT), x, columns,
+                                                                    factors, true, NULL, streams, data)));
+    } else {
+        FOR_DTYPE(how.dtype, FOR_ELEMENT(how.element, mx_column_row(encode_simply(DTYPE, ELEMENT), x, columns,
+                                                                    factors, false, NULL, streams, data)));
     }
 }
 
 /* Rows from `row` on, up to MX_BLOCK of them, and up to MX_WIDTH columns from c on. */
-VEC_INLINE void mx_column_part(struct mx_columns kind, const struct quant_copy *copy, int64_t row, int64_t c,
+static inline void mx_column_part(struct mx_columns kind, const struct quant_copy *copy, int64_t row, int64_t c,
                                int64_t columns, bool streams) {
     struct mx_column_factors factors;
     const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;
-    const int64_t bytes = element_bytes(kind.how.dtype);
     const int64_t rows = min_int64(MX_BLOCK, copy->operand.columns - row);
     const struct column_source source =
         column_source_at(&copy->operand, row, rows, c, 0, 0, kind.how.dtype, NULL);
@@ -180,19 +234,7 @@ VEC_INLINE void mx_column_part(struct mx_columns kind, const struct quant_copy *
         const char *const x = source.x + i * source.row_bytes;
         const uint8_t *const random =
             kind.random->is_used ? random_bytes(kind.random, row + i, c, columns) : NULL;
-        for (int64_t k = 0; k < columns; k += MX_STRIP) {
-            const struct step_floats *const apply = &factors.step[k / STEP];
-            if (random != NULL) {
-                mx_column_codes(kind.how, x + k * bytes, columns - k, apply, false, random + k, streams,
-                                data + k / packing);
-            } else if (factors.is_plain && columns - k >= MX_STRIP) {
-                mx_column_codes(kind.how, x + k * bytes, MX_STRIP, apply, true, NULL, streams,
-                                data + k / packing);
-            } else {
-                mx_column_codes(kind.how, x + k * bytes, columns - k, apply, factors.is_plain, NULL, streams,
-                                data + k / packing);
-            }
-        }
+        mx_column_row_of(kind.how, x, columns, factors.step, factors.is_plain, random, streams, data);
     }
 }
 

@@ -3,11 +3,17 @@
 #define OPAQ_QUANT_QUANTIZE_MX_VEC_H
 
 #include "quant/quant_table_ref.h"
+#include "quant/specialize_vec.h"
+
+/* for quantize_blocks_vec.h */
+enum { BLOCK = 32, BLOCKS_ARE_NVFP4 = false };
+#define FOR_BLOCK_ELEMENT FOR_ELEMENT
+
 #include "quant/quantize_mx_both_vec.h"
 #include "quant/region_vec.h"
 
 /* Rows [row, row_end) and columns [c, c_end) of x, for the copies that are wanted; row is a multiple of MX_BLOCK. */
-VEC_INLINE void quantize_mx_how(struct encode_how how, const struct quant_job *job, struct quant_region region,
+static inline void quantize_mx_how(struct encode_how how, const struct quant_job *job, struct quant_region region,
                                 struct random_bytes *random) {
     const struct opaq_spec *const spec = &job->spec;
     const struct quant_copy *rowwise = region.rowwise;
@@ -19,7 +25,7 @@ VEC_INLINE void quantize_mx_how(struct encode_how how, const struct quant_job *j
                           : columnwise != NULL && is_stochastic ? RANDOM_DOWN
                           : columnwise != NULL                  ? MX_WIDTH
                                                                 : max_int64(region.c_end - region.c, 1);
-    struct block_kind kind = {how, MX_BLOCK, false, spec, 0, rowwise != NULL && codes_stream(rowwise), NULL};
+    struct block_kind kind = {how, spec, 0, rowwise != NULL && codes_stream(rowwise), NULL};
     const struct random_source along =
         rowwise == NULL ? (struct random_source){.row_blocks = 0} : random_source(job, rowwise);
     kind.random = is_stochastic ? &along : NULL;
@@ -55,44 +61,15 @@ VEC_INLINE void quantize_mx_how(struct encode_how how, const struct quant_job *j
     }
 }
 
-VEC_INLINE void quantize_mx_dtype(enum opaq_element dtype, enum opaq_element element,
-                                  const struct quant_job *job, struct quant_region region,
-                                  struct random_bytes *random) {
-    const struct opaq_spec *const spec = &job->spec;
-    if (spec->rule == OPAQ_RULE_TE) {
-        const struct encode_how how = {.dtype = dtype, .element = element};
-        quantize_mx_how(how, job, region, random);
-    } else {
-        const struct encode_how how = {.dtype = dtype,
-                                       .element = element,
-                                       .is_careful = true,
-                                       .drops_zero_sign = spec->rule == OPAQ_RULE_COMPRESSED_TENSORS,
-                                       .halves_down = spec->rule == OPAQ_RULE_MODELOPT};
-        quantize_mx_how(how, job, region, random);
-    }
-}
-
-VEC_INLINE void quantize_mx_element(enum opaq_element dtype, const struct quant_job *job,
-                                    struct quant_region region, struct random_bytes *random) {
-    if (job->spec.element == OPAQ_E2M1) {
-        quantize_mx_dtype(dtype, OPAQ_E2M1, job, region, random);
-    } else if (job->spec.element == OPAQ_E4M3) {
-        quantize_mx_dtype(dtype, OPAQ_E4M3, job, region, random);
-    } else {
-        quantize_mx_dtype(dtype, OPAQ_E5M2, job, region, random);
-    }
-}
-
-static void mx_quantize_region(const struct quant_job *job, struct quant_region region) {
-    struct random_bytes random; /* here, because every variant below would have its own on the stack */
-    const enum opaq_element dtype = job->copy[0].operand.dtype;
-    if (dtype == OPAQ_BF16) {
-        quantize_mx_element(OPAQ_BF16, job, region, &random);
-    } else if (dtype == OPAQ_F16) {
-        quantize_mx_element(OPAQ_F16, job, region, &random);
-    } else {
-        quantize_mx_element(OPAQ_F32, job, region, &random);
-    }
+VEC_OUTLINE void mx_quantize_region(const struct quant_job *job, struct quant_region region) {
+    struct random_bytes random;
+    const enum opaq_rule rule = (enum opaq_rule)job->spec.rule;
+    const struct encode_how how = {.dtype = job->copy[0].operand.dtype,
+                                   .element = (enum opaq_element)job->spec.element,
+                                   .is_careful = rule != OPAQ_RULE_TE,
+                                   .drops_zero_sign = rule == OPAQ_RULE_COMPRESSED_TENSORS,
+                                   .halves_down = rule == OPAQ_RULE_MODELOPT};
+    quantize_mx_how(how, job, region, &random);
     finish_streams();
 }
 

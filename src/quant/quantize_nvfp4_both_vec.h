@@ -35,8 +35,25 @@ VEC_INLINE void nvfp4_both_steps(struct block_kind kind, const char *x, int64_t 
     }
 }
 
+/* The same out of line. */
+VEC_OUTLINE void nvfp4_both_steps_of(struct block_kind kind, const char *x, int64_t row_bytes, int s,
+                                     const float *row_factors, const struct step_floats *column_factors,
+                                     bool is_plain, uint8_t *rowwise, int64_t rowwise_step, uint8_t *words) {
+    if (!is_plain) {
+        FOR_DTYPE(kind.how.dtype,
+                  nvfp4_both_steps(plain_kind(kind, DTYPE, OPAQ_E2M1, kind.streams), x, row_bytes, s, row_factors,
+                                   column_factors, false, rowwise, rowwise_step, words));
+    } else if (kind.streams) {
+        FOR_DTYPE(kind.how.dtype, nvfp4_both_steps(plain_kind(kind, DTYPE, OPAQ_E2M1, true), x, row_bytes, s,
+                                                   row_factors, column_factors, true, rowwise, rowwise_step, words));
+    } else {
+        FOR_DTYPE(kind.how.dtype, nvfp4_both_steps(plain_kind(kind, DTYPE, OPAQ_E2M1, false), x, row_bytes, s,
+                                                   row_factors, column_factors, true, rowwise, rowwise_step, words));
+    }
+}
+
 /* NVFP4_BOTH_ROWS rows from row i of a part on. */
-VEC_INLINE void nvfp4_both_rows(struct block_kind kind, const char *x, int64_t row_bytes,
+static inline void nvfp4_both_rows(struct block_kind kind, const char *x, int64_t row_bytes,
                                 const struct both_scales *scales, int i, uint8_t *rowwise, int64_t rowwise_step,
                                 uint8_t *words) {
     const float *const row_factors = scales->row_factors + i * NVFP4_BOTH_BLOCKS;
@@ -46,22 +63,14 @@ VEC_INLINE void nvfp4_both_rows(struct block_kind kind, const char *x, int64_t r
     }
     for (int s = 0; s < BOTH_STEPS; s += NVFP4_BOTH_STEPS) {
         const bool is_plain = rows_are_plain && scales->column_is_plain[s] && scales->column_is_plain[s + 2];
-        if (is_plain && kind.streams) {
-            nvfp4_both_steps(with_streams(kind, true), x, row_bytes, s, row_factors, scales->column_factors,
-                             true, rowwise, rowwise_step, words);
-        } else if (is_plain) {
-            nvfp4_both_steps(with_streams(kind, false), x, row_bytes, s, row_factors, scales->column_factors,
-                             true, rowwise, rowwise_step, words);
-        } else {
-            nvfp4_both_steps(kind, x, row_bytes, s, row_factors, scales->column_factors, false, rowwise,
-                             rowwise_step, words);
-        }
+        nvfp4_both_steps_of(kind, x, row_bytes, s, row_factors, scales->column_factors, is_plain, rowwise,
+                            rowwise_step, words);
     }
 }
 
 /* HELD_ROWS rows and BOTH_COLUMNS columns from (row, c) on, block `block` of the strip; what comes next lies `kind.ahead`
  * bytes on. False, and nothing is written, if there is a NaN. */
-VEC_INLINE bool nvfp4_both_part(struct block_kind kind, const struct quant_copy *rowwise,
+static inline bool nvfp4_both_part(struct block_kind kind, const struct quant_copy *rowwise,
                                 struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t c) {
     const int64_t bytes = element_bytes(kind.how.dtype);
     const int64_t row_bytes = rowwise->operand.row_step * bytes;
@@ -72,7 +81,7 @@ VEC_INLINE bool nvfp4_both_part(struct block_kind kind, const struct quant_copy 
     for (int i = 0; i < HELD_ROWS; ++i) {
         globals.row[i] = nvfp4_global_of_stored(kind.spec, rowwise->amax[(row + i) * rowwise->amax_step]);
     }
-    both_find_scales(kind, x, row_bytes, &globals, &scales);
+    both_find_scales_of(kind, x, row_bytes, &globals, &scales);
     if (scales.has_nans) {
         return false;
     }

@@ -10,6 +10,7 @@
 #include "quant/columns_vec.h"
 #include "quant/four_over_six_vec.h"
 #include "quant/scales_vec.h"
+#include "quant/specialize_vec.h"
 #include "quant/stochastic_vec.h"
 #include "quant/transpose_vec.h"
 
@@ -35,7 +36,7 @@ VEC_INLINE uint8_t *strip_codes(struct nvfp4_strip *strip, int64_t block, int qu
     return strip->codes + (block * NVFP4_QUADS + quad) * NVFP4_PITCH + 2 * c;
 }
 
-/* Constants where it is used, except the last three. */
+/* How columns become blocks. The first three are constants in what is inlined into an out-of-line function. */
 struct nvfp4_columns {
     struct encode_how how; /* of what is encoded, which is bf16 after a Hadamard transform */
     enum opaq_element dtype;
@@ -186,7 +187,7 @@ VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_columns kind
 
 /* Scale bytes of up to TILE columns from c on, from block `block` on, at most 16; scales[i * NVFP4_SCALE_PITCH] is a row
  * of them. */
-static inline void store_column_scales(const struct quant_copy *copy, int64_t c, int64_t columns, int64_t block,
+VEC_OUTLINE void store_column_scales(const struct quant_copy *copy, int64_t c, int64_t columns, int64_t block,
                                        int64_t blocks, const uint8_t *scales) {
     vec32 row[16];
     uint8_t turned[16 * TILE];
@@ -278,6 +279,49 @@ VEC_INLINE void nvfp4_strip_block(struct nvfp4_columns kind, const struct quant_
     }
 }
 
+/* With constants. */
+VEC_INLINE struct nvfp4_columns nvfp4_columns_kind(struct nvfp4_columns kind, enum opaq_element dtype,
+                                                   bool is_hadamard, bool is_careful) {
+    const enum opaq_element encoded = is_hadamard ? OPAQ_BF16 : dtype;
+    kind.how = is_careful ? encode_carefully(kind.how, encoded, OPAQ_E2M1) : encode_simply(encoded, OPAQ_E2M1);
+    kind.dtype = dtype;
+    kind.is_hadamard = is_hadamard;
+    return kind;
+}
+
+/* nvfp4_strip_block() out of line. */
+VEC_OUTLINE void nvfp4_careful_strip_block(struct nvfp4_columns kind, const struct quant_copy *copy,
+                                           struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t rows,
+                                           int64_t c, int64_t columns, bool prefetches) {
+    if (kind.is_hadamard) {
+        FOR_DTYPE(kind.dtype, nvfp4_strip_block(nvfp4_columns_kind(kind, DTYPE, true, true), copy, strip, block, row,
+                                                rows, c, columns, prefetches));
+    } else {
+        FOR_DTYPE(kind.dtype, nvfp4_strip_block(nvfp4_columns_kind(kind, DTYPE, false, true), copy, strip, block, row,
+                                                rows, c, columns, prefetches));
+    }
+}
+
+VEC_OUTLINE void nvfp4_hadamard_strip_block(struct nvfp4_columns kind, const struct quant_copy *copy,
+                                            struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t rows,
+                                            int64_t c, int64_t columns, bool prefetches) {
+    FOR_DTYPE(kind.dtype, nvfp4_strip_block(nvfp4_columns_kind(kind, DTYPE, true, false), copy, strip, block, row,
+                                            rows, c, columns, prefetches));
+}
+
+VEC_OUTLINE void nvfp4_strip_block_of(struct nvfp4_columns kind, const struct quant_copy *copy,
+                                      struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t rows,
+                                      int64_t c, int64_t columns, bool prefetches) {
+    if (kind.how.is_careful) {
+        nvfp4_careful_strip_block(kind, copy, strip, block, row, rows, c, columns, prefetches);
+    } else if (kind.is_hadamard) {
+        nvfp4_hadamard_strip_block(kind, copy, strip, block, row, rows, c, columns, prefetches);
+    } else {
+        FOR_DTYPE(kind.dtype, nvfp4_strip_block(nvfp4_columns_kind(kind, DTYPE, false, false), copy, strip, block,
+                                                row, rows, c, columns, prefetches));
+    }
+}
+
 /* Codes of a block of a strip, 8 bytes of a column: of those columns that lie in the first or in the second halves of
  * lanes, two of each lane in each vector. */
 VEC_INLINE void turn_block(const uint8_t *words, bool second, vec32 columns[2]) {
@@ -319,7 +363,7 @@ VEC_INLINE void turn_step(const uint8_t *words, uint8_t *to, int64_t step, bool 
 }
 
 /* The same with fewer columns, or fewer bytes of them. */
-static inline void turn_partly(const uint8_t *words, int64_t columns, int64_t bytes, uint8_t *to,
+VEC_OUTLINE void turn_partly(const uint8_t *words, int64_t columns, int64_t bytes, uint8_t *to,
                                int64_t step) {
     uint8_t staged[STEP * VEC_BYTES];
     turn_step(words, staged, VEC_BYTES, false);
@@ -329,7 +373,7 @@ static inline void turn_partly(const uint8_t *words, int64_t columns, int64_t by
 }
 
 /* A strip of `blocks` blocks from row `row` on to where it goes. */
-static inline void nvfp4_strip_end(struct nvfp4_strip *strip, const struct quant_copy *copy, int64_t row,
+VEC_OUTLINE void nvfp4_strip_end(struct nvfp4_strip *strip, const struct quant_copy *copy, int64_t row,
                                    int64_t blocks, int64_t c, int64_t columns) {
     const int64_t block_bytes = HELD_ROWS / 2;
     const int64_t step = copy->data_row_step / 2;

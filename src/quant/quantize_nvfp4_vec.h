@@ -3,6 +3,17 @@
 #define OPAQ_QUANT_QUANTIZE_NVFP4_VEC_H
 
 #include "quant/quant_table_ref.h"
+#include "quant/specialize_vec.h"
+
+/* for quantize_blocks_vec.h */
+enum { BLOCK = 16, BLOCKS_ARE_NVFP4 = true };
+#define FOR_BLOCK_ELEMENT(element, statement)                                                                  \
+    do {                                                                                                       \
+        const enum opaq_element ELEMENT = OPAQ_E2M1;                                                           \
+        (void)(element);                                                                                       \
+        statement;                                                                                             \
+    } while (0)
+
 #include "quant/quantize_nvfp4_both_vec.h"
 #include "quant/region_vec.h"
 
@@ -12,13 +23,11 @@ VEC_INLINE struct encode_how nvfp4_how(enum opaq_element dtype, bool is_te) {
 }
 
 /* Along the rows of x. Memory is asked for `rows_ahead` rows before it is needed. */
-VEC_INLINE void quantize_nvfp4_rows(enum opaq_element dtype, bool is_te, const struct quant_job *job,
+static inline void quantize_nvfp4_rows(enum opaq_element dtype, bool is_te, const struct quant_job *job,
                                     const struct quant_copy *copy, int64_t r, int64_t r_end, int64_t c,
                                     int64_t c_end, int64_t rows_ahead) {
     const struct random_source random = random_source(job, copy);
     const struct block_kind kind = {nvfp4_how(dtype, is_te),
-                                    16,
-                                    true,
                                     &job->spec,
                                     ahead_bytes(copy, rows_ahead),
                                     codes_stream(copy),
@@ -32,26 +41,20 @@ VEC_INLINE void quantize_nvfp4_rows(enum opaq_element dtype, bool is_te, const s
 }
 
 /* Down its columns: block `block` of a strip. */
-VEC_INLINE void quantize_nvfp4_columns(enum opaq_element dtype, bool is_te, const struct quant_job *job,
+static inline void quantize_nvfp4_columns(enum opaq_element dtype, bool is_te, const struct quant_job *job,
                                        const struct quant_copy *copy, struct nvfp4_strip *strip, int64_t block,
                                        int64_t row, int64_t row_end, int64_t c, int64_t c_end,
                                        bool prefetches) {
     const struct random_source random = random_source(job, copy);
-    struct nvfp4_columns kind = {
-        nvfp4_how(dtype, is_te), dtype,      false,
+    const struct nvfp4_columns kind = {
+        nvfp4_how(dtype, is_te), dtype,      copy->is_hadamard,
         copy->block_rows > 1,    &job->spec, job->spec.options & OPAQ_STOCHASTIC ? &random : NULL};
-    if (copy->is_hadamard) {
-        kind.how.dtype = OPAQ_BF16;
-        kind.is_hadamard = true;
-        nvfp4_strip_block(kind, copy, strip, block, row, row_end - row, c, c_end - c, prefetches);
-    } else {
-        nvfp4_strip_block(kind, copy, strip, block, row, row_end - row, c, c_end - c, prefetches);
-    }
+    nvfp4_strip_block_of(kind, copy, strip, block, row, row_end - row, c, c_end - c, prefetches);
 }
 
 /* Rows [row, row_end) and columns [c, c_end) of x, for the copies that are wanted. For the columnwise one row is a
  * multiple of NVFP4_STRIP_ROWS, and row_end too unless it is the last; c is a multiple of TILE. */
-VEC_INLINE void nvfp4_region(enum opaq_element dtype, bool is_te, const struct quant_job *job,
+static inline void nvfp4_region(enum opaq_element dtype, bool is_te, const struct quant_job *job,
                              struct quant_region region) {
     const struct quant_copy *rowwise = region.rowwise;
     const struct quant_copy *columnwise = region.columnwise;
@@ -59,7 +62,7 @@ VEC_INLINE void nvfp4_region(enum opaq_element dtype, bool is_te, const struct q
     const bool is_usual = rowwise != NULL && columnwise != NULL && is_te && rowwise->block_rows == 1 &&
                           !columnwise->is_hadamard &&
                           (job->spec.options & (OPAQ_STOCHASTIC | OPAQ_4OVER6)) == 0;
-    struct block_kind usual = {nvfp4_how(dtype, true), 16, true, &job->spec, 0, false, NULL};
+    struct block_kind usual = {nvfp4_how(dtype, true), &job->spec, 0, false, NULL};
     if (is_usual) {
         usual.ahead = ahead_bytes(rowwise, HELD_ROWS);
         usual.streams = codes_stream(rowwise);
@@ -94,24 +97,8 @@ VEC_INLINE void nvfp4_region(enum opaq_element dtype, bool is_te, const struct q
     }
 }
 
-VEC_INLINE void nvfp4_region_dtype(enum opaq_element dtype, const struct quant_job *job,
-                                   struct quant_region region) {
-    if (job->spec.rule == OPAQ_RULE_TE) {
-        nvfp4_region(dtype, true, job, region);
-    } else {
-        nvfp4_region(dtype, false, job, region);
-    }
-}
-
-static void nvfp4_quantize_region(const struct quant_job *job, struct quant_region region) {
-    const enum opaq_element dtype = job->copy[0].operand.dtype;
-    if (dtype == OPAQ_BF16) {
-        nvfp4_region_dtype(OPAQ_BF16, job, region);
-    } else if (dtype == OPAQ_F16) {
-        nvfp4_region_dtype(OPAQ_F16, job, region);
-    } else {
-        nvfp4_region_dtype(OPAQ_F32, job, region);
-    }
+VEC_OUTLINE void nvfp4_quantize_region(const struct quant_job *job, struct quant_region region) {
+    nvfp4_region(job->copy[0].operand.dtype, job->spec.rule == OPAQ_RULE_TE, job, region);
     finish_streams();
 }
 

@@ -5,6 +5,7 @@
 
 #include "quant/encode_vec.h"
 #include "quant/scale_rules.h"
+#include "quant/specialize_vec.h"
 
 /* Scale codes in the low bytes, and what elements are multiplied with. */
 struct block_scales {
@@ -104,6 +105,15 @@ VEC_INLINE struct block_scales mx_scales(vecf amax, enum opaq_element element, c
     const mask32 infinite = above32((vec32)amax, limit);
     return (struct block_scales){replace32(infinite, codes, vec32_set(255)),
                                  (vecf)replace32(infinite, (vec32)factors, vec32_set(0x7FC00000u)), false};
+}
+
+/* The same for any element, out of line. */
+VEC_OUTLINE struct block_scales mx_scales_of(vecf amax, enum opaq_element element, const struct opaq_spec *spec,
+                                             bool is_te) {
+    if (is_te) {
+        FOR_ELEMENT(element, return mx_scales(amax, ELEMENT, spec, true));
+    }
+    return mx_scales(amax, element, spec, false);
 }
 
 struct fp8_scales {

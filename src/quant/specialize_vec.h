@@ -37,4 +37,15 @@
         }                                                                                                      \
     } while (0)
 
+/* The same for one of 4 or 8 bits. */
+#define FOR_ELEMENT(element, statement)                                                                        \
+    do {                                                                                                       \
+        if ((element) == OPAQ_E2M1) {                                                                          \
+            const enum opaq_element ELEMENT = OPAQ_E2M1;                                                       \
+            statement;                                                                                         \
+        } else {                                                                                               \
+            FOR_FP8_ELEMENT(element, statement);                                                               \
+        }                                                                                                      \
+    } while (0)
+
 #endif
