@@ -21,25 +21,36 @@ VEC_INLINE float amax_all(const char *x, int64_t rows, int64_t row_step, int64_t
     return float_from_bits(amax_keys_bits(&keys, dtype, drop_nan));
 }
 
-VEC_INLINE void amax_rows(const struct quant_matrix *m, int64_t r, int64_t r_end, float *amax, int64_t step,
-                          enum opaq_element dtype, bool drop_nan) {
+/* The same for any dtype, out of line. */
+VEC_OUTLINE float amax_all_of(const char *x, int64_t rows, int64_t row_step, int64_t n, enum opaq_element dtype,
+                              bool drop_nan) {
+    if (drop_nan) {
+        FOR_DTYPE(dtype, return amax_all(x, rows, row_step, n, DTYPE, true));
+    }
+    FOR_DTYPE(dtype, return amax_all(x, rows, row_step, n, DTYPE, false));
+}
+
+static inline void amax_rows(const struct quant_matrix *m, int64_t r, int64_t r_end, float *amax, int64_t step,
+                             enum opaq_element dtype, bool drop_nan) {
     const char *const data = m->data;
     const int bytes = element_bytes(dtype);
     for (int64_t row = r; step != 0 && row < r_end; ++row) {
-        amax[row] = float_from_bits(amax_run(data + row * m->row_step * bytes, m->columns, dtype, drop_nan));
+        amax[row] = float_from_bits(amax_of_run(data + row * m->row_step * bytes, m->columns, dtype, drop_nan));
     }
     if (step == 0) {
-        *amax = amax_all(data + r * m->row_step * bytes, r_end - r, m->row_step, m->columns, dtype, drop_nan);
+        *amax =
+            amax_all_of(data + r * m->row_step * bytes, r_end - r, m->row_step, m->columns, dtype, drop_nan);
     }
 }
 
 /* The operand's rows lie side by side. */
-VEC_INLINE void amax_columns(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r,
-                             int64_t r_end, float *amax, int64_t step, enum opaq_element dtype, bool drop_nan) {
+static inline void amax_columns(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r,
+                                int64_t r_end, float *amax, int64_t step, enum opaq_element dtype,
+                                bool drop_nan) {
     const struct quant_matrix *m = &copy->operand;
     if (step == 0 && !copy->is_hadamard) { /* for one amax of all of them it does not matter how they lie */
-        *amax = amax_all((const char *)m->data + r * element_bytes(dtype), m->columns, m->column_step,
-                         r_end - r, dtype, drop_nan);
+        *amax = amax_all_of((const char *)m->data + r * element_bytes(dtype), m->columns, m->column_step,
+                            r_end - r, dtype, drop_nan);
         return;
     }
     uint32_t bits = 0;
@@ -49,7 +60,7 @@ VEC_INLINE void amax_columns(const struct quant_copy *copy, const struct opaq_sp
         if (copy->is_hadamard) {
             transformed_amaxes(m, c, columns, dtype, spec->hadamard_mask, drop_nan, each);
         } else {
-            column_amaxes(m, 0, m->columns, c, columns, dtype, drop_nan, each);
+            column_amaxes_of(m, 0, m->columns, c, columns, dtype, drop_nan, each);
         }
         for (int64_t i = 0; i < columns; ++i) {
             if (step != 0) {
@@ -63,36 +74,16 @@ VEC_INLINE void amax_columns(const struct quant_copy *copy, const struct opaq_sp
     }
 }
 
-VEC_INLINE void amax_dtype(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r,
-                           int64_t r_end, float *amax, int64_t step, enum opaq_element dtype, bool drop_nan) {
-    if (copy->operand.column_step == 1 && !copy->is_hadamard) {
-        amax_rows(&copy->operand, r, r_end, amax, step, dtype, drop_nan);
-    } else {
-        amax_columns(copy, spec, r, r_end, amax, step, dtype, drop_nan);
-    }
-}
-
-VEC_INLINE void amax_rule(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r, int64_t r_end,
-                          float *amax, int64_t step, enum opaq_element dtype) {
-    if (spec->rule == OPAQ_RULE_TE) {
-        amax_dtype(copy, spec, r, r_end, amax, step, dtype, true);
-    } else {
-        amax_dtype(copy, spec, r, r_end, amax, step, dtype, false);
-    }
-}
-
 static inline void amax_vec(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r,
                             int64_t r_end, float *amax, int64_t step) {
     const struct quant_matrix *m = &copy->operand;
     const bool is_along_rows = m->column_step == 1 && !copy->is_hadamard;
     if ((!is_along_rows && !is_along_columns(copy)) || m->columns == 0) {
         amax_ref(copy, spec, r, r_end, amax, step);
-    } else if (m->dtype == OPAQ_BF16) {
-        amax_rule(copy, spec, r, r_end, amax, step, OPAQ_BF16);
-    } else if (m->dtype == OPAQ_F16) {
-        amax_rule(copy, spec, r, r_end, amax, step, OPAQ_F16);
+    } else if (is_along_rows) {
+        amax_rows(m, r, r_end, amax, step, m->dtype, spec->rule == OPAQ_RULE_TE);
     } else {
-        amax_rule(copy, spec, r, r_end, amax, step, OPAQ_F32);
+        amax_columns(copy, spec, r, r_end, amax, step, m->dtype, spec->rule == OPAQ_RULE_TE);
     }
 }
 

@@ -94,19 +94,30 @@ VEC_INLINE void transformed_keys(const struct quant_matrix *m, int64_t c, int64_
     }
 }
 
+/* The same for any dtype, out of line. */
+VEC_OUTLINE void transformed_keys_of(const struct quant_matrix *m, int64_t c, int64_t columns,
+                                     enum opaq_element dtype, const struct hadamard_quarters *quarters,
+                                     bool drop_nan, struct step_floats keys[AMAX_STEPS]) {
+    if (drop_nan) {
+        FOR_DTYPE(dtype, transformed_keys(m, c, columns, DTYPE, quarters, true, keys));
+    } else {
+        FOR_DTYPE(dtype, transformed_keys(m, c, columns, DTYPE, quarters, false, keys));
+    }
+}
+
 /* The amaxes of columns after the Hadamard transform. NaNs are passed over only where there are any. */
-VEC_INLINE void transformed_amaxes(const struct quant_matrix *m, int64_t c, int64_t columns,
-                                   enum opaq_element dtype, uint16_t mask, bool drop_nan,
-                                   float amax[AMAX_COLUMNS]) {
+static inline void transformed_amaxes(const struct quant_matrix *m, int64_t c, int64_t columns,
+                                      enum opaq_element dtype, uint16_t mask, bool drop_nan,
+                                      float amax[AMAX_COLUMNS]) {
     const struct hadamard_quarters quarters = hadamard_quarters(mask);
     struct step_floats keys[AMAX_STEPS];
     bool has_any = false;
-    transformed_keys(m, c, columns, dtype, &quarters, false, keys);
+    transformed_keys_of(m, c, columns, dtype, &quarters, false, keys);
     for (int64_t i = 0; i < AMAX_STEPS; ++i) {
         has_any |= has_nans(keys[i]);
     }
     if (has_any && drop_nan) {
-        transformed_keys(m, c, columns, dtype, &quarters, true, keys);
+        transformed_keys_of(m, c, columns, dtype, &quarters, true, keys);
     }
     for (int64_t i = 0; i * STEP < columns; ++i) {
         const vec32 even = key_magnitude((vec32)keys[i].even, OPAQ_F32, has_any && drop_nan);

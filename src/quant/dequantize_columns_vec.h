@@ -8,6 +8,7 @@
 
 #include "quant/columns_vec.h"
 #include "quant/decode_factors_vec.h"
+#include "quant/specialize_vec.h"
 #include "quant/transpose_vec.h"
 
 /* Whether so much is written that it goes past the caches, row by row. */
@@ -21,7 +22,7 @@ VEC_INLINE bool decode_streams(const struct quant_matrix *m) {
     return is_streamed(m->data, m->rows, m->row_step, m->dtype);
 }
 
-/* What is decoded: the first two are constants where it is used. */
+/* What is decoded. The first two are constants in what is inlined into an out-of-line function. */
 struct column_decode {
     enum opaq_element dtype;
     enum opaq_element element;
@@ -58,8 +59,8 @@ VEC_INLINE void store_decoded(const struct column_decode *how, const struct deco
 }
 
 /* The factors of scale block `block`; columns beyond the last get one that is there. */
-VEC_INLINE void column_factors(const struct column_decode *how, struct decode_columns *together,
-                               int64_t block) {
+VEC_OUTLINE void column_factors(const struct column_decode *how, struct decode_columns *together,
+                                int64_t block) {
     const struct quant_copy *copy = how->copy;
     const struct scale_layout *layout = &copy->scale_layout;
     if (!format_has_bytes(how->spec)) {
@@ -108,6 +109,28 @@ VEC_INLINE void decode_along(const struct column_decode *how, const struct decod
     }
 }
 
+VEC_INLINE struct column_decode column_decode_with(const struct column_decode *how, enum opaq_element dtype,
+                                                   enum opaq_element element) {
+    struct column_decode constant = *how;
+    constant.dtype = dtype;
+    constant.element = element;
+    return constant;
+}
+
+VEC_INLINE void decode_rows_along(struct column_decode how, const struct decode_columns *together, int64_t row,
+                                  int64_t end, const uint8_t *codes, int64_t codes_step) {
+    for (; row < end; ++row, codes += codes_step) {
+        decode_along(&how, together, row, codes);
+    }
+}
+
+/* Rows [row, end) of the result, whose codes lie `codes_step` bytes apart. */
+VEC_OUTLINE void decode_rows_along_of(const struct column_decode *how, const struct decode_columns *together,
+                                      int64_t row, int64_t end, const uint8_t *codes, int64_t codes_step) {
+    FOR_DTYPE(how->dtype, FOR_ELEMENT(how->element, decode_rows_along(column_decode_with(how, DTYPE, ELEMENT),
+                                                                      together, row, end, codes, codes_step)));
+}
+
 /* ---- codes that are stored transposed ---- */
 
 /* hadamard_inverse() in each lane. */
@@ -144,9 +167,20 @@ VEC_INLINE void decode_held_pairs(const struct column_decode *how, const struct 
     }
 }
 
+VEC_INLINE void decode_held(struct column_decode how, const struct decode_columns *together, int64_t row,
+                            int64_t rows, const uint8_t *tile) {
+    decode_held_pairs(&how, together, row, rows, tile);
+}
+
+/* The same out of line. */
+VEC_OUTLINE void decode_held_of(const struct column_decode *how, const struct decode_columns *together,
+                                int64_t row, int64_t rows, const uint8_t *tile) {
+    FOR_DTYPE(how->dtype, decode_held(column_decode_with(how, DTYPE, OPAQ_E2M1), together, row, rows, tile));
+}
+
 /* The bytes of up to TILE columns of the result from byte `at` of theirs on, turned. */
-VEC_INLINE void turn_codes(const struct column_decode *how, const struct decode_columns *together, int64_t at,
-                           int64_t row_bytes, uint8_t turned[TILE * TILE]) {
+VEC_OUTLINE void turn_codes(const struct column_decode *how, const struct decode_columns *together, int64_t at,
+                            int64_t row_bytes, uint8_t turned[TILE * TILE]) {
     const struct quant_copy *copy = how->copy;
     const int packing = how->element == OPAQ_E2M1 ? 2 : 1;
     const int64_t step = copy->data_row_step / packing;
@@ -166,7 +200,7 @@ VEC_INLINE void turn_codes(const struct column_decode *how, const struct decode_
     transpose_tile(tile, TILE, TILE, TILE, true, turned, TILE, false);
 }
 
-VEC_INLINE void dequantize_turned(const struct column_decode *how, struct decode_columns *together) {
+static inline void dequantize_turned(const struct column_decode *how, struct decode_columns *together) {
     const struct quant_copy *copy = how->copy;
     const int packing = how->element == OPAQ_E2M1 ? 2 : 1;
     const int64_t rows = copy->operand.columns;
@@ -179,35 +213,41 @@ VEC_INLINE void dequantize_turned(const struct column_decode *how, struct decode
         if (how->element == OPAQ_E2M1) {
             for (int64_t i = row; i < end; i += HELD_ROWS) {
                 column_factors(how, together, i / HELD_ROWS);
-                decode_held_pairs(how, together, i, end - i, turned + (i - row) / 2 * TILE);
+                decode_held_of(how, together, i, end - i, turned + (i - row) / 2 * TILE);
             }
             continue;
         }
         if (row % how->block == 0) {
             column_factors(how, together, is_one ? 0 : row / how->block);
         }
-        for (int64_t i = row; i < end; ++i) {
-            decode_along(how, together, i, turned + (i - row) * TILE);
-        }
+        decode_rows_along_of(how, together, row, end, turned, TILE);
     }
 }
 
 /* ---- codes that lie as the result ---- */
 
-VEC_INLINE void dequantize_in_place(const struct column_decode *how, struct decode_columns *together,
-                                    int64_t row, int64_t end) {
+static inline void dequantize_in_place(const struct column_decode *how, struct decode_columns *together,
+                                       int64_t row, int64_t end) {
     const struct quant_copy *copy = how->copy;
     const int packing = how->element == OPAQ_E2M1 ? 2 : 1;
     column_factors(how, together, row / how->block);
-    for (; row < end; ++row) {
-        decode_along(how, together, row, copy->data + (row * copy->data_column_step + together->c) / packing);
-    }
+    decode_rows_along_of(how, together, row, end,
+                         copy->data + (row * copy->data_column_step + together->c) / packing,
+                         copy->data_column_step / packing);
 }
 
 /* ---- all of it ---- */
 
-VEC_INLINE void dequantize_columns_how(struct column_decode how, int64_t r, int64_t r_end) {
-    const struct quant_copy *copy = how.copy;
+VEC_OUTLINE void dequantize_columns(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                                    int64_t r_end) {
+    const struct quant_matrix *m = &copy->operand;
+    const struct column_decode how = {.dtype = m->dtype,
+                                      .element = (enum opaq_element)job->spec.element,
+                                      .spec = &job->spec,
+                                      .copy = copy,
+                                      .block = copy->block_columns,
+                                      .streams = r % (VEC_BYTES / 2) == 0 &&
+                                                 is_streamed(m->data, m->columns, m->column_step, m->dtype)};
     struct decode_columns together;
     if (copy->data_column_step == 1) {
         for (int64_t c = r; c < r_end; c += TILE) {
@@ -216,45 +256,16 @@ VEC_INLINE void dequantize_columns_how(struct column_decode how, int64_t r, int6
             dequantize_turned(&how, &together);
         }
     } else {
-        for (int64_t row = 0; row < copy->operand.columns; row += how.block) {
+        for (int64_t row = 0; row < m->columns; row += how.block) {
             for (int64_t c = r; c < r_end; c += TILE) {
                 together.c = c;
                 together.columns = min_int64(TILE, r_end - c);
-                dequantize_in_place(&how, &together, row, min_int64(row + how.block, copy->operand.columns));
+                dequantize_in_place(&how, &together, row, min_int64(row + how.block, m->columns));
             }
         }
     }
     if (how.streams) {
         _mm_sfence();
-    }
-}
-
-VEC_INLINE void dequantize_columns_element(enum opaq_element element, const struct quant_job *job,
-                                           const struct quant_copy *copy, int64_t r, int64_t r_end) {
-    const struct quant_matrix *m = &copy->operand;
-    struct column_decode how = {.element = element, .spec = &job->spec, .copy = copy};
-    how.block = copy->block_columns;
-    how.streams = r % (VEC_BYTES / 2) == 0 && is_streamed(m->data, m->columns, m->column_step, m->dtype);
-    if (m->dtype == OPAQ_BF16) {
-        how.dtype = OPAQ_BF16;
-        dequantize_columns_how(how, r, r_end);
-    } else if (m->dtype == OPAQ_F16) {
-        how.dtype = OPAQ_F16;
-        dequantize_columns_how(how, r, r_end);
-    } else {
-        how.dtype = OPAQ_F32;
-        dequantize_columns_how(how, r, r_end);
-    }
-}
-
-static inline void dequantize_columns(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
-                                      int64_t r_end) {
-    if (job->spec.element == OPAQ_E2M1) {
-        dequantize_columns_element(OPAQ_E2M1, job, copy, r, r_end);
-    } else if (job->spec.element == OPAQ_E4M3) {
-        dequantize_columns_element(OPAQ_E4M3, job, copy, r, r_end);
-    } else {
-        dequantize_columns_element(OPAQ_E5M2, job, copy, r, r_end);
     }
 }
 

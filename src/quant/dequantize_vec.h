@@ -7,7 +7,7 @@
 #include "quant/lookup_vec.h"
 #include "quant/quant_table_ref.h"
 
-/* What is decoded; constants where it is used, except `spec`. */
+/* What is decoded. Constants in what is inlined into an out-of-line function, except `spec`. */
 struct decode_kind {
     enum opaq_element dtype;
     enum opaq_element element;
@@ -32,19 +32,46 @@ VEC_INLINE void decode_run(struct decode_kind kind, const uint8_t *codes, int64_
     }
 }
 
+/* The same for any dtype. */
+VEC_INLINE void decode_run_dtype(enum opaq_element element, int block, struct decode_kind kind,
+                                 const uint8_t *codes, int64_t n, const float *factors, bool may_be_nan,
+                                 bool streams, char *y) {
+    const struct opaq_spec *const spec = kind.spec;
+    if (may_be_nan) {
+        FOR_DTYPE(kind.dtype, decode_run((struct decode_kind){DTYPE, element, block, spec}, codes, n, factors,
+                                         true, false, y));
+    } else if (streams) {
+        FOR_DTYPE(kind.dtype, decode_run((struct decode_kind){DTYPE, element, block, spec}, codes, n, factors,
+                                         false, true, y));
+    } else {
+        FOR_DTYPE(kind.dtype, decode_run((struct decode_kind){DTYPE, element, block, spec}, codes, n, factors,
+                                         false, false, y));
+    }
+}
+
+/* The same for any format, out of line. */
+VEC_OUTLINE void decode_run_of(struct decode_kind kind, const uint8_t *codes, int64_t n, const float *factors,
+                               bool may_be_nan, bool streams, char *y) {
+    if (kind.element == OPAQ_E2M1 && kind.block == 16) {
+        decode_run_dtype(OPAQ_E2M1, 16, kind, codes, n, factors, may_be_nan, streams, y);
+    } else if (kind.element == OPAQ_E2M1) {
+        decode_run_dtype(OPAQ_E2M1, 32, kind, codes, n, factors, may_be_nan, streams, y);
+    } else if (kind.block == 32) {
+        FOR_FP8_ELEMENT(kind.element,
+                        decode_run_dtype(ELEMENT, 32, kind, codes, n, factors, may_be_nan, streams, y));
+    } else {
+        FOR_FP8_ELEMENT(kind.element,
+                        decode_run_dtype(ELEMENT, 128, kind, codes, n, factors, may_be_nan, streams, y));
+    }
+}
+
 /* The same, the whole of it or what is left of it. */
-VEC_INLINE void decode_stretch(struct decode_kind kind, const uint8_t *codes, int64_t n,
-                               const struct decode_factors *factors, bool streams, char *y) {
+static inline void decode_stretch(struct decode_kind kind, const uint8_t *codes, int64_t n,
+                                  const struct decode_factors *factors, bool streams, char *y) {
     const int64_t bytes = element_bytes(kind.dtype);
     const int packing = kind.element == OPAQ_E2M1 ? 2 : 1;
     const int64_t whole = n / STEP * STEP;
-    if (!factors->is_usual) {
-        decode_run(kind, codes, whole, factors->value, true, false, y);
-    } else if (streams) {
-        decode_run(kind, codes, whole, factors->value, false, true, y);
-    } else {
-        decode_run(kind, codes, whole, factors->value, false, false, y);
-    }
+    decode_run_of(kind, codes, whole, factors->value, !factors->is_usual, streams, y);
     if (whole < n) {
         uint8_t staged_codes[STEP] = {0};
         char staged[STEP * 4];
@@ -53,19 +80,19 @@ VEC_INLINE void decode_stretch(struct decode_kind kind, const uint8_t *codes, in
             rest[1] = factors->value[whole / kind.block + 1];
         }
         memcpy(staged_codes, codes + whole / packing, (size_t)ceil_div(n - whole, packing));
-        decode_run(kind, staged_codes, STEP, rest, true, false, staged);
+        decode_run_of(kind, staged_codes, STEP, rest, true, false, staged);
         memcpy(y + whole * bytes, staged, (size_t)((n - whole) * bytes));
     }
 }
 
 /* Rows under one amax or none, to 16-bit elements: whole blocks are looked up. */
-VEC_INLINE void dequantize_by_lookup(struct decode_kind kind, const struct quant_copy *copy, int64_t r,
-                                     int64_t r_end, bool streams) {
+static inline void dequantize_by_lookup(struct decode_kind kind, const struct quant_copy *copy, int64_t r,
+                                        int64_t r_end, bool streams) {
     const struct quant_matrix *m = &copy->operand;
     struct lookup table;
     struct decode_factors factors;
     uint8_t scales[SCALES_AT_ONCE];
-    lookup_make(kind.spec, copy->amax == NULL ? 0.0f : copy->amax[0], kind.dtype, &table);
+    lookup_make_of(kind.spec, copy->amax == NULL ? 0.0f : copy->amax[0], kind.dtype, &table);
     for (int64_t row = r; row < r_end; ++row) {
         for (int64_t c = 0; c < m->columns; c += SCALED_AT_ONCE) {
             const int64_t n = min_int64(SCALED_AT_ONCE, m->columns - c);
@@ -73,11 +100,7 @@ VEC_INLINE void dequantize_by_lookup(struct decode_kind kind, const struct quant
             const uint8_t *const codes = copy->data + (row * copy->data_row_step + c) / 2;
             char *const y = (char *)m->data + (row * m->row_step + c) * 2;
             load_scales(copy, row, c / kind.block, whole / kind.block, scales);
-            if (streams) {
-                lookup_run(&table, codes, scales, whole, kind.block, true, y);
-            } else {
-                lookup_run(&table, codes, scales, whole, kind.block, false, y);
-            }
+            lookup_run_of(&table, codes, scales, whole, kind.block, streams, y);
             if (whole < n) {
                 factors_of_bytes(copy, kind.spec, row, (c + whole) / kind.block, 1, &factors);
                 decode_stretch(kind, codes + whole / 2, n - whole, &factors, false, y + whole * 2);
@@ -86,8 +109,8 @@ VEC_INLINE void dequantize_by_lookup(struct decode_kind kind, const struct quant
     }
 }
 
-VEC_INLINE void dequantize_rows(struct decode_kind kind, const struct quant_copy *copy, int64_t r,
-                                int64_t r_end) {
+static inline void dequantize_rows(struct decode_kind kind, const struct quant_copy *copy, int64_t r,
+                                   int64_t r_end) {
     const struct quant_matrix *m = &copy->operand;
     const int packing = kind.element == OPAQ_E2M1 ? 2 : 1;
     const int64_t bytes = element_bytes(kind.dtype);
@@ -115,33 +138,13 @@ VEC_INLINE void dequantize_rows(struct decode_kind kind, const struct quant_copy
     }
 }
 
-VEC_INLINE void dequantize_dtype(enum opaq_element element, int block, const struct quant_job *job,
-                                 const struct quant_copy *copy, int64_t r, int64_t r_end) {
-    if (copy->operand.dtype == OPAQ_BF16) {
-        dequantize_rows((struct decode_kind){OPAQ_BF16, element, block, &job->spec}, copy, r, r_end);
-    } else if (copy->operand.dtype == OPAQ_F16) {
-        dequantize_rows((struct decode_kind){OPAQ_F16, element, block, &job->spec}, copy, r, r_end);
-    } else {
-        dequantize_rows((struct decode_kind){OPAQ_F32, element, block, &job->spec}, copy, r, r_end);
-    }
-}
-
-static inline void dequantize_along_rows(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
-                                         int64_t r_end) {
+VEC_OUTLINE void dequantize_along_rows(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                                       int64_t r_end) {
     const enum opaq_format format = (enum opaq_format)job->spec.format;
-    if (format == OPAQ_NVFP4) {
-        dequantize_dtype(OPAQ_E2M1, 16, job, copy, r, r_end);
-    } else if (format == OPAQ_MXFP4) {
-        dequantize_dtype(OPAQ_E2M1, 32, job, copy, r, r_end);
-    } else if (format == OPAQ_MXFP8 && job->spec.element == OPAQ_E4M3) {
-        dequantize_dtype(OPAQ_E4M3, 32, job, copy, r, r_end);
-    } else if (format == OPAQ_MXFP8) {
-        dequantize_dtype(OPAQ_E5M2, 32, job, copy, r, r_end);
-    } else if (job->spec.element == OPAQ_E4M3) {
-        dequantize_dtype(OPAQ_E4M3, 128, job, copy, r, r_end);
-    } else {
-        dequantize_dtype(OPAQ_E5M2, 128, job, copy, r, r_end);
-    }
+    const int block = format == OPAQ_NVFP4 ? 16 : format == OPAQ_MXFP4 || format == OPAQ_MXFP8 ? 32 : 128;
+    const struct decode_kind kind = {copy->operand.dtype, (enum opaq_element)job->spec.element, block,
+                                     &job->spec};
+    dequantize_rows(kind, copy, r, r_end);
 }
 
 static inline void dequantize_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,

@@ -58,11 +58,11 @@ VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, floa
 VEC_OUTLINE void encode_plain_run(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
                                   bool streams, uint8_t *data) {
     if (streams) {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n, factor,
-                                                                     true, NULL, ahead, true, data)));
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n,
+                                                                     factor, true, NULL, ahead, true, data)));
     } else {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n, factor,
-                                                                     true, NULL, ahead, false, data)));
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n,
+                                                                     factor, true, NULL, ahead, false, data)));
     }
 }
 
@@ -74,11 +74,12 @@ VEC_OUTLINE void encode_any_run(struct encode_how how, const char *x, int64_t n,
                   FOR_FP8_ELEMENT(how.element, encode_run(encode_carefully(how, DTYPE, ELEMENT), x, n, factor,
                                                           false, NULL, ahead, false, data)));
     } else if (random != NULL) {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n, factor,
-                                                                     false, random, ahead, false, data)));
+        FOR_DTYPE(how.dtype,
+                  FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n, factor, false,
+                                                          random, ahead, false, data)));
     } else {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n, factor,
-                                                                     false, NULL, ahead, false, data)));
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n,
+                                                                     factor, false, NULL, ahead, false, data)));
     }
 }
 

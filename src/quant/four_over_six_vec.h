@@ -188,8 +188,8 @@ VEC_INLINE struct block_scales four_over_six_blocks(const char *x, int64_t row_b
 
 /* The same for any dtype, out of line. */
 VEC_OUTLINE struct block_scales four_over_six_blocks_of(const char *x, int64_t row_bytes, int rows, vecf amax,
-                                                        float global, float stored, const struct opaq_spec *spec,
-                                                        enum opaq_element dtype) {
+                                                        float global, float stored,
+                                                        const struct opaq_spec *spec, enum opaq_element dtype) {
     FOR_DTYPE(dtype, return four_over_six_blocks(x, row_bytes, rows, amax, global, stored, spec, DTYPE));
 }
 

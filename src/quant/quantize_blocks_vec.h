@@ -132,14 +132,16 @@ VEC_OUTLINE void encode_groups_of(struct block_kind kind, const char *x, int gro
     if (kind.how.is_careful) {
         encode_careful_groups(kind, x, groups, factors, random, data);
     } else if (random != NULL) {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(kind, DTYPE, ELEMENT, kind.streams), x,
-                                                                  groups, factors, false, random, data)));
+        FOR_DTYPE(dtype,
+                  FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(kind, DTYPE, ELEMENT, kind.streams), x,
+                                                           groups, factors, false, random, data)));
     } else if (!is_plain) {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(kind, DTYPE, ELEMENT, kind.streams), x,
-                                                                  groups, factors, false, NULL, data)));
+        FOR_DTYPE(dtype,
+                  FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(kind, DTYPE, ELEMENT, kind.streams), x,
+                                                           groups, factors, false, NULL, data)));
     } else if (kind.streams) {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(kind, DTYPE, ELEMENT, true), x, groups,
-                                                                  factors, true, NULL, data)));
+        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(kind, DTYPE, ELEMENT, true), x,
+                                                                  groups, factors, true, NULL, data)));
     } else {
         FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(kind, DTYPE, ELEMENT, false), x,
                                                                   groups, factors, true, NULL, data)));
@@ -211,12 +213,14 @@ VEC_INLINE struct block_kind with_dtype(struct block_kind kind, enum opaq_elemen
 VEC_OUTLINE bool find_amaxes_of(struct block_kind kind, const struct block_stretch *stretch, bool drop_nan,
                                 float *amaxes) {
     if (drop_nan) {
-        FOR_DTYPE(kind.how.dtype, return find_amaxes(with_dtype(kind, DTYPE), stretch, stretch->rows, true, amaxes));
+        FOR_DTYPE(kind.how.dtype,
+                  return find_amaxes(with_dtype(kind, DTYPE), stretch, stretch->rows, true, amaxes));
     }
     if (stretch->rows == 1) {
         FOR_DTYPE(kind.how.dtype, return find_amaxes(with_dtype(kind, DTYPE), stretch, 1, false, amaxes));
     }
-    FOR_DTYPE(kind.how.dtype, return find_amaxes(with_dtype(kind, DTYPE), stretch, stretch->rows, false, amaxes));
+    FOR_DTYPE(kind.how.dtype,
+              return find_amaxes(with_dtype(kind, DTYPE), stretch, stretch->rows, false, amaxes));
 }
 
 /* The same. Rule te passes over NaNs, which is done only where there are any. */
@@ -238,7 +242,7 @@ VEC_INLINE struct block_scales group_scales(struct block_kind kind, const struct
     }
     const bool is_te = !kind.how.is_careful;
     return BLOCKS_ARE_NVFP4 ? nvfp4_scales(amax, vecf_set(global), vecf_set(1.0f / global), kind.spec, is_te)
-                         : mx_scales(amax, kind.how.element, kind.spec, is_te);
+                            : mx_scales(amax, kind.how.element, kind.spec, is_te);
 }
 
 /* From amaxes to factors, in their place, and codes of scales. Whether all blocks are plain. */
@@ -260,10 +264,12 @@ VEC_OUTLINE bool stretch_scales_of(struct block_kind kind, const struct block_st
                                    struct block_globals globals, float *factors, uint8_t *codes) {
     const enum opaq_element dtype = kind.how.dtype;
     if (kind.how.is_careful) {
-        return stretch_scales(careful_kind(kind, dtype, kind.how.element), stretch, globals, false, factors, codes);
+        return stretch_scales(careful_kind(kind, dtype, kind.how.element), stretch, globals, false, factors,
+                              codes);
     }
     if (BLOCKS_ARE_NVFP4 && (kind.spec->options & OPAQ_4OVER6) != 0) {
-        return stretch_scales(plain_kind(kind, dtype, OPAQ_E2M1, false), stretch, globals, true, factors, codes);
+        return stretch_scales(plain_kind(kind, dtype, OPAQ_E2M1, false), stretch, globals, true, factors,
+                              codes);
     }
     FOR_BLOCK_ELEMENT(kind.how.element, return stretch_scales(plain_kind(kind, dtype, ELEMENT, false), stretch,
                                                               globals, false, factors, codes));
@@ -272,8 +278,8 @@ VEC_OUTLINE bool stretch_scales_of(struct block_kind kind, const struct block_st
 /* All scales come first: computing one takes long, but many are computed at a time. Memory is asked for what comes later
  * while the codes are made, since it is not read then. */
 static inline void quantize_stretch(struct block_kind kind, const struct block_stretch *stretch,
-                                 const struct quant_copy *copy, int64_t r, int64_t block, int64_t blocks,
-                                 struct block_globals globals) {
+                                    const struct quant_copy *copy, int64_t r, int64_t block, int64_t blocks,
+                                    struct block_globals globals) {
     _Alignas(VEC_BYTES) float factors[STRETCH_GROUPS * FLOATS];
     uint8_t codes[STRETCH_GROUPS * FLOATS];
     const bool has_nans = stretch_amaxes(kind, stretch, factors);

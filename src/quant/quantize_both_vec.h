@@ -35,7 +35,7 @@ struct both_globals {
 
 VEC_INLINE struct block_scales both_scales_of(struct block_kind kind, vecf amax, vecf global, vecf inverse) {
     return BLOCKS_ARE_NVFP4 ? nvfp4_scales(amax, global, inverse, kind.spec, true)
-                         : mx_scales(amax, kind.how.element, kind.spec, true);
+                            : mx_scales(amax, kind.how.element, kind.spec, true);
 }
 
 /* So many vectors have FLOATS blocks of a row; at most 32. */

@@ -130,22 +130,23 @@ static inline void fp8_both_store_scales(const struct quant_copy *rowwise, const
 /* fp8_both_find_scales() and fp8_both_row(), out of line. */
 VEC_OUTLINE void fp8_both_find_scales_of(struct encode_how how, const struct opaq_spec *spec, const char *x,
                                          int64_t row_bytes, float limit, struct fp8_both_scales *scales) {
-    FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_both_find_scales(encode_simply(DTYPE, ELEMENT), spec, x,
-                                                                           row_bytes, limit, scales)));
+    FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_both_find_scales(encode_simply(DTYPE, ELEMENT), spec,
+                                                                           x, row_bytes, limit, scales)));
 }
 
 VEC_OUTLINE void fp8_both_row_of(struct encode_how how, const char *x, const char *next, const float *row_apply,
                                  const struct step_floats *column_apply, bool streams, uint8_t *rowwise,
                                  uint8_t *columnwise) {
-    FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_both_row(encode_simply(DTYPE, ELEMENT), x, next, row_apply,
-                                                                   column_apply, streams, rowwise, columnwise)));
+    FOR_DTYPE(how.dtype,
+              FOR_FP8_ELEMENT(how.element, fp8_both_row(encode_simply(DTYPE, ELEMENT), x, next, row_apply,
+                                                        column_apply, streams, rowwise, columnwise)));
 }
 
 /* FP8_BLOCK rows and FP8_BOTH_COLUMNS columns from (row, c) on; what comes next lies `ahead` bytes on. False, and nothing
  * is written, if they are not as usual. */
 static inline bool fp8_both_part(struct encode_how how, const struct opaq_spec *spec,
-                              const struct quant_copy *rowwise, const struct quant_copy *columnwise,
-                              int64_t row, int64_t c, int64_t ahead, struct fp8_strip *strip) {
+                                 const struct quant_copy *rowwise, const struct quant_copy *columnwise,
+                                 int64_t row, int64_t c, int64_t ahead, struct fp8_strip *strip) {
     const struct quant_matrix *m = &rowwise->operand;
     const int64_t row_bytes = m->row_step * element_bytes(how.dtype);
     const char *const x = (const char *)m->data + row * row_bytes + c * element_bytes(how.dtype);
@@ -159,8 +160,8 @@ static inline bool fp8_both_part(struct encode_how how, const struct opaq_spec *
     for (int i = 0; i < FP8_BLOCK; ++i) {
         const char *const from = x + i * row_bytes;
         fp8_both_row_of(how, from, from + ahead, scales.row_apply + i * FP8_BOTH_BLOCKS, scales.column_apply,
-                     streams, rowwise->data + (row + i) * rowwise->data_row_step + c,
-                     strip->codes + i * FP8_PITCH);
+                        streams, rowwise->data + (row + i) * rowwise->data_row_step + c,
+                        strip->codes + i * FP8_PITCH);
     }
     fp8_turn(strip->codes, FP8_PITCH, true, columnwise, row, FP8_BLOCK, c, FP8_BOTH_COLUMNS);
     return true;

@@ -127,14 +127,15 @@ VEC_OUTLINE void fp8_column_row_of(struct encode_how how, const char *x, int64_t
                   FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_carefully(how, DTYPE, ELEMENT), x, columns,
                                                               apply, false, NULL, codes)));
     } else if (random != NULL) {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x, columns,
-                                                                         apply, false, random, codes)));
+        FOR_DTYPE(how.dtype,
+                  FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x, columns, apply,
+                                                              false, random, codes)));
     } else if (is_plain) {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x, columns,
-                                                                         apply, true, NULL, codes)));
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x,
+                                                                         columns, apply, true, NULL, codes)));
     } else {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x, columns,
-                                                                         apply, false, NULL, codes)));
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x,
+                                                                         columns, apply, false, NULL, codes)));
     }
 }
 
@@ -199,8 +200,8 @@ VEC_INLINE struct fp8_columns fp8_columns_at(int64_t c, int64_t c_end, float app
 
 /* Rows [row, row_end) and up to AMAX_COLUMNS columns from c on, a scale for each column and `block` rows. */
 VEC_OUTLINE void fp8_scaled_columns(struct encode_how how, const struct quant_job *job,
-                                   const struct quant_copy *copy, int64_t row, int64_t row_end, int64_t block,
-                                   int64_t c, int64_t c_end, struct fp8_strip *strip) {
+                                    const struct quant_copy *copy, int64_t row, int64_t row_end, int64_t block,
+                                    int64_t c, int64_t c_end, struct fp8_strip *strip) {
     float stored[AMAX_COLUMNS];
     struct fp8_columns together = fp8_columns_at(c, c_end, 1.0f);
     for (int64_t from = row; from < row_end; from += FP8_TURNED_ROWS) {

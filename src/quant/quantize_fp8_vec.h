@@ -19,8 +19,8 @@ VEC_INLINE int64_t fp8_group_columns(int64_t block_rows) { return (block_rows ==
 /* ---- one for each row ---- */
 
 static inline void fp8_scaled_rows(struct encode_how how, const struct quant_job *job,
-                                const struct quant_copy *copy, int64_t r, int64_t r_end,
-                                struct random_bytes *random) {
+                                   const struct quant_copy *copy, int64_t r, int64_t r_end,
+                                   struct random_bytes *random) {
     const struct quant_matrix *m = &copy->operand;
     const bool streams = lines_stream(copy);
     for (int64_t row = r; row < r_end; ++row) {
@@ -152,17 +152,18 @@ VEC_OUTLINE void fp8_group_of(struct encode_how how, const struct quant_job *job
                               int64_t r, int64_t rows, int64_t c, int64_t c_end,
                               const struct fp8_target *target) {
     if (how.is_careful) {
-        FOR_DTYPE(how.dtype, fp8_group(encode_carefully(how, DTYPE, how.element), job, m, r, rows, c, c_end, target));
+        FOR_DTYPE(how.dtype,
+                  fp8_group(encode_carefully(how, DTYPE, how.element), job, m, r, rows, c, c_end, target));
     } else {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_group(encode_simply(DTYPE, ELEMENT), job, m, r, rows,
-                                                                    c, c_end, target)));
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_group(encode_simply(DTYPE, ELEMENT), job, m, r,
+                                                                    rows, c, c_end, target)));
     }
 }
 
 /* Blocks of 1x128 along rows [r, r_end), columns [c, c_end). */
 static inline void fp8_block_rows(struct encode_how how, const struct quant_job *job,
-                               const struct quant_copy *copy, int64_t r, int64_t r_end, int64_t c,
-                               int64_t c_end, int64_t ahead, struct random_bytes *random) {
+                                  const struct quant_copy *copy, int64_t r, int64_t r_end, int64_t c,
+                                  int64_t c_end, int64_t ahead, struct random_bytes *random) {
     const struct scale_layout *layout = &copy->scale_layout;
     for (int64_t row = r; row < r_end; ++row) {
         for (int64_t i = c; i < c_end; i += fp8_group_columns(1)) {
@@ -174,7 +175,8 @@ static inline void fp8_block_rows(struct encode_how how, const struct quant_job 
                 ahead,
                 random,
                 false};
-            fp8_group_of(how, job, &copy->operand, row, 1, i, min_int64(i + fp8_group_columns(1), c_end), &target);
+            fp8_group_of(how, job, &copy->operand, row, 1, i, min_int64(i + fp8_group_columns(1), c_end),
+                         &target);
         }
     }
 }
@@ -189,8 +191,8 @@ VEC_INLINE struct quant_matrix region_matrix(const struct quant_region *region) 
 
 /* Codes of n elements under the tensor's factor, from (row, c) of x on. */
 static inline void fp8_tensor_codes(struct encode_how how, const struct quant_job *job,
-                                 struct random_bytes *random, int64_t row, int64_t c, const char *x, int64_t n,
-                                 int64_t ahead, bool streams, uint8_t *data) {
+                                    struct random_bytes *random, int64_t row, int64_t c, const char *x,
+                                    int64_t n, int64_t ahead, bool streams, uint8_t *data) {
     if (!how.is_careful && random->is_used) {
         encode_randomly(how, random, row, c, x, n, job->tensor_scale, ahead, data);
     } else {
@@ -200,7 +202,7 @@ static inline void fp8_tensor_codes(struct encode_how how, const struct quant_jo
 
 /* Codes and scales of up to FP8_BLOCK rows and fp8_group_columns() columns to target->data. */
 static inline void fp8_shared_codes(struct encode_how how, const struct quant_job *job,
-                                 const struct quant_region *part, struct fp8_target target) {
+                                    const struct quant_region *part, struct fp8_target target) {
     const struct quant_matrix m = region_matrix(part);
     if (job->spec.format == OPAQ_FP8) {
         for (int64_t row = part->row; row < part->row_end; ++row) {
@@ -239,7 +241,7 @@ static inline void put_row(const uint8_t *codes, int64_t columns, bool streams, 
 /* One scale for the tensor: rows of codes are made beside, put where the rowwise copy has them, and turned while the
  * next ones are made, so that memory is read and written all the time. */
 static inline void fp8_tensor_region(struct encode_how how, const struct quant_job *job,
-                                  struct quant_region region, struct fp8_strip *strip) {
+                                     struct quant_region region, struct fp8_strip *strip) {
     int used = 0;
     struct fp8_turning turning = {.tiles = 0};
     const struct quant_copy *rowwise = region.rowwise;
@@ -269,7 +271,7 @@ static inline void fp8_tensor_region(struct encode_how how, const struct quant_j
 
 /* Codes are made where the rowwise copy has them, or else beside, and turned from there. */
 static inline void fp8_shared_region(struct encode_how how, const struct quant_job *job,
-                                  struct quant_region region, struct fp8_strip *strip) {
+                                     struct quant_region region, struct fp8_strip *strip) {
     const struct quant_copy *rowwise = region.rowwise;
     const struct quant_matrix m = region_matrix(&region);
     const bool is_alone = region.columnwise == NULL && job->spec.format == OPAQ_FP8;
@@ -307,8 +309,8 @@ static inline void fp8_shared_region(struct encode_how how, const struct quant_j
 /* ---- the others ---- */
 
 /* Blocks of 128 along rows, or down columns. Where both are made, part of the columns is done before the next. */
-static inline void fp8_block_region(struct encode_how how, const struct quant_job *job, struct quant_region region,
-                                 struct fp8_strip *strip) {
+static inline void fp8_block_region(struct encode_how how, const struct quant_job *job,
+                                    struct quant_region region, struct fp8_strip *strip) {
     const bool is_usual = region.rowwise != NULL && region.columnwise != NULL && !how.is_careful;
     const int64_t width = region.columnwise != NULL ? AMAX_COLUMNS : max_int64(region.c_end - region.c, 1);
     for (int64_t row = region.row; row < region.row_end; row += FP8_TURNED_ROWS) {
@@ -337,8 +339,8 @@ static inline void fp8_block_region(struct encode_how how, const struct quant_jo
 }
 
 /* Whole rows, or whole columns. */
-static inline void fp8_row_region(struct encode_how how, const struct quant_job *job, struct quant_region region,
-                               struct fp8_strip *strip) {
+static inline void fp8_row_region(struct encode_how how, const struct quant_job *job,
+                                  struct quant_region region, struct fp8_strip *strip) {
     if (region.rowwise != NULL) {
         fp8_scaled_rows(how, job, region.rowwise, region.row, region.row_end, &strip->random);
     }

@@ -139,7 +139,7 @@ static inline bool fp8row_amaxes_are_usual(const struct quant_job *job) {
 /* n amaxes to what is stored, in their place. What is multiplied with goes to `apply`, if it is not NULL: room for n
  * rounded up to FLOATS. */
 VEC_OUTLINE void fp8row_settle(struct encode_how how, const struct opaq_spec *spec, float *amax, int64_t n,
-                              float *apply) {
+                               float *apply) {
     for (int64_t i = 0; i < n; i += FLOATS) {
         _Alignas(VEC_BYTES) float stored[FLOATS];
         const struct fp8_scales scales = fp8_scales_from_amax(fp8row_load(amax + i, n - i), spec, how, FLT_MAX);
@@ -164,7 +164,7 @@ struct fp8row_columns {
 };
 
 VEC_OUTLINE void fp8row_columns_at(struct encode_how how, const struct opaq_spec *spec, const float *amax,
-                                  int64_t columns, struct fp8row_columns *to) {
+                                   int64_t columns, struct fp8row_columns *to) {
     for (int64_t i = 0; i < FP8_BOTH_COLUMNS; i += FLOATS) {
         const vecf each = i < columns ? fp8row_load(amax + i, columns - i) : vecf_set(0.0f);
         vec_store(to->apply + i, (vec32)fp8_scales_from_amax(each, spec, how, FLT_MAX).apply);
@@ -178,8 +178,9 @@ VEC_OUTLINE void fp8row_columns_at(struct encode_how how, const struct opaq_spec
 }
 
 /* Up to FP8_BLOCK rows and FP8_BOTH_COLUMNS columns; what comes next lies `ahead` bytes on. */
-static inline void fp8row_both_part(struct encode_how how, const struct quant_region *part, const float *row_apply,
-                                 const struct fp8row_columns *down, int64_t ahead, struct fp8_strip *strip) {
+static inline void fp8row_both_part(struct encode_how how, const struct quant_region *part,
+                                    const float *row_apply, const struct fp8row_columns *down, int64_t ahead,
+                                    struct fp8_strip *strip) {
     const struct quant_copy *rowwise = part->rowwise;
     const int64_t columns = part->c_end - part->c;
     const bool streams = codes_stream(rowwise);
@@ -204,7 +205,7 @@ static inline void fp8row_both_part(struct encode_how how, const struct quant_re
 
 /* Rows [row, row_end) of x; the last ones come first, which may be in a cache since their amaxes were found. */
 static inline void fp8row_both_region(struct encode_how how, const struct opaq_spec *spec,
-                                   const struct quant_region *region, struct fp8_strip *strip) {
+                                      const struct quant_region *region, struct fp8_strip *strip) {
     const int64_t panels = ceil_div(region->row_end - region->row, FP8_BLOCK);
     const int64_t row_step = region->rowwise->operand.row_step;
     for (int64_t panel = panels - 1; panel >= 0; --panel) {

@@ -84,7 +84,7 @@ VEC_INLINE void mx_square_amaxes(struct step_floats *amax) {
 
 /* Scale codes of columns, and their factors. */
 static inline void mx_column_scales(struct mx_columns kind, const struct column_source *source, int64_t rows,
-                                 int64_t columns, struct mx_column_factors *factors) {
+                                    int64_t columns, struct mx_column_factors *factors) {
     const bool is_te = !kind.how.is_careful;
     const int64_t steps = round_up(columns, MX_STRIP) / STEP;
     bool is_plain = is_te && !kind.random->is_used;
@@ -194,11 +194,13 @@ VEC_OUTLINE void mx_careful_column_row(struct encode_how how, const char *x, int
                                        const struct step_floats *factors, const uint8_t *random, bool streams,
                                        uint8_t *data) {
     if (random != NULL) {
-        FOR_DTYPE(how.dtype, FOR_ELEMENT(how.element, mx_column_row(encode_carefully(how, DTYPE, ELEMENT), x, columns,
-                                                                    factors, false, random, streams, data)));
+        FOR_DTYPE(how.dtype,
+                  FOR_ELEMENT(how.element, mx_column_row(encode_carefully(how, DTYPE, ELEMENT), x, columns,
+                                                         factors, false, random, streams, data)));
     } else {
-        FOR_DTYPE(how.dtype, FOR_ELEMENT(how.element, mx_column_row(encode_carefully(how, DTYPE, ELEMENT), x, columns,
-                                                                    factors, false, NULL, streams, data)));
+        FOR_DTYPE(how.dtype,
+                  FOR_ELEMENT(how.element, mx_column_row(encode_carefully(how, DTYPE, ELEMENT), x, columns,
+                                                         factors, false, NULL, streams, data)));
     }
 }
 
@@ -221,7 +223,7 @@ VEC_OUTLINE void mx_column_row_of(struct encode_how how, const char *x, int64_t 
 
 /* Rows from `row` on, up to MX_BLOCK of them, and up to MX_WIDTH columns from c on. */
 static inline void mx_column_part(struct mx_columns kind, const struct quant_copy *copy, int64_t row, int64_t c,
-                               int64_t columns, bool streams) {
+                                  int64_t columns, bool streams) {
     struct mx_column_factors factors;
     const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;
     const int64_t rows = min_int64(MX_BLOCK, copy->operand.columns - row);

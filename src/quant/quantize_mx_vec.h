@@ -13,8 +13,8 @@ enum { BLOCK = 32, BLOCKS_ARE_NVFP4 = false };
 #include "quant/region_vec.h"
 
 /* Rows [row, row_end) and columns [c, c_end) of x, for the copies that are wanted; row is a multiple of MX_BLOCK. */
-static inline void quantize_mx_how(struct encode_how how, const struct quant_job *job, struct quant_region region,
-                                struct random_bytes *random) {
+static inline void quantize_mx_how(struct encode_how how, const struct quant_job *job,
+                                   struct quant_region region, struct random_bytes *random) {
     const struct opaq_spec *const spec = &job->spec;
     const struct quant_copy *rowwise = region.rowwise;
     const struct quant_copy *columnwise = region.columnwise;

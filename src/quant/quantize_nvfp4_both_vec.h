@@ -41,21 +41,23 @@ VEC_OUTLINE void nvfp4_both_steps_of(struct block_kind kind, const char *x, int6
                                      bool is_plain, uint8_t *rowwise, int64_t rowwise_step, uint8_t *words) {
     if (!is_plain) {
         FOR_DTYPE(kind.how.dtype,
-                  nvfp4_both_steps(plain_kind(kind, DTYPE, OPAQ_E2M1, kind.streams), x, row_bytes, s, row_factors,
-                                   column_factors, false, rowwise, rowwise_step, words));
+                  nvfp4_both_steps(plain_kind(kind, DTYPE, OPAQ_E2M1, kind.streams), x, row_bytes, s,
+                                   row_factors, column_factors, false, rowwise, rowwise_step, words));
     } else if (kind.streams) {
-        FOR_DTYPE(kind.how.dtype, nvfp4_both_steps(plain_kind(kind, DTYPE, OPAQ_E2M1, true), x, row_bytes, s,
-                                                   row_factors, column_factors, true, rowwise, rowwise_step, words));
+        FOR_DTYPE(kind.how.dtype,
+                  nvfp4_both_steps(plain_kind(kind, DTYPE, OPAQ_E2M1, true), x, row_bytes, s, row_factors,
+                                   column_factors, true, rowwise, rowwise_step, words));
     } else {
-        FOR_DTYPE(kind.how.dtype, nvfp4_both_steps(plain_kind(kind, DTYPE, OPAQ_E2M1, false), x, row_bytes, s,
-                                                   row_factors, column_factors, true, rowwise, rowwise_step, words));
+        FOR_DTYPE(kind.how.dtype,
+                  nvfp4_both_steps(plain_kind(kind, DTYPE, OPAQ_E2M1, false), x, row_bytes, s, row_factors,
+                                   column_factors, true, rowwise, rowwise_step, words));
     }
 }
 
 /* NVFP4_BOTH_ROWS rows from row i of a part on. */
 static inline void nvfp4_both_rows(struct block_kind kind, const char *x, int64_t row_bytes,
-                                const struct both_scales *scales, int i, uint8_t *rowwise, int64_t rowwise_step,
-                                uint8_t *words) {
+                                   const struct both_scales *scales, int i, uint8_t *rowwise,
+                                   int64_t rowwise_step, uint8_t *words) {
     const float *const row_factors = scales->row_factors + i * NVFP4_BOTH_BLOCKS;
     bool rows_are_plain = true;
     for (int k = 0; k < NVFP4_BOTH_ROWS; ++k) {
@@ -71,7 +73,7 @@ static inline void nvfp4_both_rows(struct block_kind kind, const char *x, int64_
 /* HELD_ROWS rows and BOTH_COLUMNS columns from (row, c) on, block `block` of the strip; what comes next lies `kind.ahead`
  * bytes on. False, and nothing is written, if there is a NaN. */
 static inline bool nvfp4_both_part(struct block_kind kind, const struct quant_copy *rowwise,
-                                struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t c) {
+                                   struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t c) {
     const int64_t bytes = element_bytes(kind.how.dtype);
     const int64_t row_bytes = rowwise->operand.row_step * bytes;
     const int64_t data_step = rowwise->data_row_step / 2;

@@ -188,7 +188,7 @@ VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_columns kind
 /* Scale bytes of up to TILE columns from c on, from block `block` on, at most 16; scales[i * NVFP4_SCALE_PITCH] is a row
  * of them. */
 VEC_OUTLINE void store_column_scales(const struct quant_copy *copy, int64_t c, int64_t columns, int64_t block,
-                                       int64_t blocks, const uint8_t *scales) {
+                                     int64_t blocks, const uint8_t *scales) {
     vec32 row[16];
     uint8_t turned[16 * TILE];
     for (int i = 0; i < 16; ++i) {
@@ -294,19 +294,19 @@ VEC_OUTLINE void nvfp4_careful_strip_block(struct nvfp4_columns kind, const stru
                                            struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t rows,
                                            int64_t c, int64_t columns, bool prefetches) {
     if (kind.is_hadamard) {
-        FOR_DTYPE(kind.dtype, nvfp4_strip_block(nvfp4_columns_kind(kind, DTYPE, true, true), copy, strip, block, row,
-                                                rows, c, columns, prefetches));
+        FOR_DTYPE(kind.dtype, nvfp4_strip_block(nvfp4_columns_kind(kind, DTYPE, true, true), copy, strip, block,
+                                                row, rows, c, columns, prefetches));
     } else {
-        FOR_DTYPE(kind.dtype, nvfp4_strip_block(nvfp4_columns_kind(kind, DTYPE, false, true), copy, strip, block, row,
-                                                rows, c, columns, prefetches));
+        FOR_DTYPE(kind.dtype, nvfp4_strip_block(nvfp4_columns_kind(kind, DTYPE, false, true), copy, strip,
+                                                block, row, rows, c, columns, prefetches));
     }
 }
 
 VEC_OUTLINE void nvfp4_hadamard_strip_block(struct nvfp4_columns kind, const struct quant_copy *copy,
                                             struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t rows,
                                             int64_t c, int64_t columns, bool prefetches) {
-    FOR_DTYPE(kind.dtype, nvfp4_strip_block(nvfp4_columns_kind(kind, DTYPE, true, false), copy, strip, block, row,
-                                            rows, c, columns, prefetches));
+    FOR_DTYPE(kind.dtype, nvfp4_strip_block(nvfp4_columns_kind(kind, DTYPE, true, false), copy, strip, block,
+                                            row, rows, c, columns, prefetches));
 }
 
 VEC_OUTLINE void nvfp4_strip_block_of(struct nvfp4_columns kind, const struct quant_copy *copy,
@@ -317,8 +317,8 @@ VEC_OUTLINE void nvfp4_strip_block_of(struct nvfp4_columns kind, const struct qu
     } else if (kind.is_hadamard) {
         nvfp4_hadamard_strip_block(kind, copy, strip, block, row, rows, c, columns, prefetches);
     } else {
-        FOR_DTYPE(kind.dtype, nvfp4_strip_block(nvfp4_columns_kind(kind, DTYPE, false, false), copy, strip, block,
-                                                row, rows, c, columns, prefetches));
+        FOR_DTYPE(kind.dtype, nvfp4_strip_block(nvfp4_columns_kind(kind, DTYPE, false, false), copy, strip,
+                                                block, row, rows, c, columns, prefetches));
     }
 }
 
@@ -363,8 +363,7 @@ VEC_INLINE void turn_step(const uint8_t *words, uint8_t *to, int64_t step, bool 
 }
 
 /* The same with fewer columns, or fewer bytes of them. */
-VEC_OUTLINE void turn_partly(const uint8_t *words, int64_t columns, int64_t bytes, uint8_t *to,
-                               int64_t step) {
+VEC_OUTLINE void turn_partly(const uint8_t *words, int64_t columns, int64_t bytes, uint8_t *to, int64_t step) {
     uint8_t staged[STEP * VEC_BYTES];
     turn_step(words, staged, VEC_BYTES, false);
     for (int64_t i = 0; i < columns; ++i) {
@@ -374,7 +373,7 @@ VEC_OUTLINE void turn_partly(const uint8_t *words, int64_t columns, int64_t byte
 
 /* A strip of `blocks` blocks from row `row` on to where it goes. */
 VEC_OUTLINE void nvfp4_strip_end(struct nvfp4_strip *strip, const struct quant_copy *copy, int64_t row,
-                                   int64_t blocks, int64_t c, int64_t columns) {
+                                 int64_t blocks, int64_t c, int64_t columns) {
     const int64_t block_bytes = HELD_ROWS / 2;
     const int64_t step = copy->data_row_step / 2;
     uint8_t *const to = copy->data + c * step + row / 2;

@@ -7,11 +7,11 @@
 
 /* for quantize_blocks_vec.h */
 enum { BLOCK = 16, BLOCKS_ARE_NVFP4 = true };
-#define FOR_BLOCK_ELEMENT(element, statement)                                                                  \
-    do {                                                                                                       \
-        const enum opaq_element ELEMENT = OPAQ_E2M1;                                                           \
-        (void)(element);                                                                                       \
-        statement;                                                                                             \
+#define FOR_BLOCK_ELEMENT(element, statement)        \
+    do {                                             \
+        const enum opaq_element ELEMENT = OPAQ_E2M1; \
+        (void)(element);                             \
+        statement;                                   \
     } while (0)
 
 #include "quant/quantize_nvfp4_both_vec.h"
@@ -24,14 +24,11 @@ VEC_INLINE struct encode_how nvfp4_how(enum opaq_element dtype, bool is_te) {
 
 /* Along the rows of x. Memory is asked for `rows_ahead` rows before it is needed. */
 static inline void quantize_nvfp4_rows(enum opaq_element dtype, bool is_te, const struct quant_job *job,
-                                    const struct quant_copy *copy, int64_t r, int64_t r_end, int64_t c,
-                                    int64_t c_end, int64_t rows_ahead) {
+                                       const struct quant_copy *copy, int64_t r, int64_t r_end, int64_t c,
+                                       int64_t c_end, int64_t rows_ahead) {
     const struct random_source random = random_source(job, copy);
-    const struct block_kind kind = {nvfp4_how(dtype, is_te),
-                                    &job->spec,
-                                    ahead_bytes(copy, rows_ahead),
-                                    codes_stream(copy),
-                                    job->spec.options & OPAQ_STOCHASTIC ? &random : NULL};
+    const struct block_kind kind = {nvfp4_how(dtype, is_te), &job->spec, ahead_bytes(copy, rows_ahead),
+                                    codes_stream(copy), job->spec.options & OPAQ_STOCHASTIC ? &random : NULL};
     for (int64_t row = r; row < r_end; row += copy->block_rows) {
         const float stored = copy->amax[row * copy->amax_step];
         const struct block_globals globals = {nvfp4_global_of_stored(&job->spec, stored), stored};
@@ -42,9 +39,9 @@ static inline void quantize_nvfp4_rows(enum opaq_element dtype, bool is_te, cons
 
 /* Down its columns: block `block` of a strip. */
 static inline void quantize_nvfp4_columns(enum opaq_element dtype, bool is_te, const struct quant_job *job,
-                                       const struct quant_copy *copy, struct nvfp4_strip *strip, int64_t block,
-                                       int64_t row, int64_t row_end, int64_t c, int64_t c_end,
-                                       bool prefetches) {
+                                          const struct quant_copy *copy, struct nvfp4_strip *strip,
+                                          int64_t block, int64_t row, int64_t row_end, int64_t c, int64_t c_end,
+                                          bool prefetches) {
     const struct random_source random = random_source(job, copy);
     const struct nvfp4_columns kind = {
         nvfp4_how(dtype, is_te), dtype,      copy->is_hadamard,
@@ -55,7 +52,7 @@ static inline void quantize_nvfp4_columns(enum opaq_element dtype, bool is_te, c
 /* Rows [row, row_end) and columns [c, c_end) of x, for the copies that are wanted. For the columnwise one row is a
  * multiple of NVFP4_STRIP_ROWS, and row_end too unless it is the last; c is a multiple of TILE. */
 static inline void nvfp4_region(enum opaq_element dtype, bool is_te, const struct quant_job *job,
-                             struct quant_region region) {
+                                struct quant_region region) {
     const struct quant_copy *rowwise = region.rowwise;
     const struct quant_copy *columnwise = region.columnwise;
     const int64_t width = columnwise == NULL ? max_int64(region.c_end - region.c, 1) : NVFP4_STRIP;

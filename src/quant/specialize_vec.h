@@ -11,41 +11,41 @@
 #define VEC_OUTLINE static __attribute__((noinline, unused))
 
 /* `statement` with DTYPE, a constant, for `dtype`. */
-#define FOR_DTYPE(dtype, statement)                                                                            \
-    do {                                                                                                       \
-        if ((dtype) == OPAQ_BF16) {                                                                            \
-            const enum opaq_element DTYPE = OPAQ_BF16;                                                                        \
-            statement;                                                                                         \
-        } else if ((dtype) == OPAQ_F16) {                                                                      \
-            const enum opaq_element DTYPE = OPAQ_F16;                                                                         \
-            statement;                                                                                         \
-        } else {                                                                                               \
-            const enum opaq_element DTYPE = OPAQ_F32;                                                                         \
-            statement;                                                                                         \
-        }                                                                                                      \
+#define FOR_DTYPE(dtype, statement)                    \
+    do {                                               \
+        if ((dtype) == OPAQ_BF16) {                    \
+            const enum opaq_element DTYPE = OPAQ_BF16; \
+            statement;                                 \
+        } else if ((dtype) == OPAQ_F16) {              \
+            const enum opaq_element DTYPE = OPAQ_F16;  \
+            statement;                                 \
+        } else {                                       \
+            const enum opaq_element DTYPE = OPAQ_F32;  \
+            statement;                                 \
+        }                                              \
     } while (0)
 
 /* `statement` with ELEMENT, a constant, for `element`, one of 8 bits. */
-#define FOR_FP8_ELEMENT(element, statement)                                                                    \
-    do {                                                                                                       \
-        if ((element) == OPAQ_E5M2) {                                                                          \
-            const enum opaq_element ELEMENT = OPAQ_E5M2;                                                                      \
-            statement;                                                                                         \
-        } else {                                                                                               \
-            const enum opaq_element ELEMENT = OPAQ_E4M3;                                                                      \
-            statement;                                                                                         \
-        }                                                                                                      \
+#define FOR_FP8_ELEMENT(element, statement)              \
+    do {                                                 \
+        if ((element) == OPAQ_E5M2) {                    \
+            const enum opaq_element ELEMENT = OPAQ_E5M2; \
+            statement;                                   \
+        } else {                                         \
+            const enum opaq_element ELEMENT = OPAQ_E4M3; \
+            statement;                                   \
+        }                                                \
     } while (0)
 
 /* The same for one of 4 or 8 bits. */
-#define FOR_ELEMENT(element, statement)                                                                        \
-    do {                                                                                                       \
-        if ((element) == OPAQ_E2M1) {                                                                          \
-            const enum opaq_element ELEMENT = OPAQ_E2M1;                                                       \
-            statement;                                                                                         \
-        } else {                                                                                               \
-            FOR_FP8_ELEMENT(element, statement);                                                               \
-        }                                                                                                      \
+#define FOR_ELEMENT(element, statement)                  \
+    do {                                                 \
+        if ((element) == OPAQ_E2M1) {                    \
+            const enum opaq_element ELEMENT = OPAQ_E2M1; \
+            statement;                                   \
+        } else {                                         \
+            FOR_FP8_ELEMENT(element, statement);         \
+        }                                                \
     } while (0)
 
 #endif
