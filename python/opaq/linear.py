@@ -188,7 +188,9 @@ class Linear(nn.Linear):
         assigned, say."""
         if not self.scale_fwd.is_meta or (device := next(self.parameters()).device).type == "meta":
             return
-        if torch.compiler.is_compiling():  # it would be lost: a graph's own tensors are not changed by its backward
+        if (
+            torch.compiler.is_compiling()
+        ):  # it would be lost: a graph's own tensors are not changed by its backward
             raise RuntimeError(
                 "opaq.Linear: delayed scaling's state is on the meta device and the parameters are not; call "
                 "to_empty, load_state_dict or the module once before it is compiled"

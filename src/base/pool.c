@@ -20,8 +20,8 @@ struct job {
 };
 
 struct opaq_pool {
-    int threads; /* workers + the caller */
-    int workers; /* that were started */
+    int threads;   /* workers + the caller */
+    int workers;   /* that were started */
     pid_t process; /* that has them */
     pthread_t *worker;
     pthread_mutex_t run_mutex; /* held by the run that has the workers */

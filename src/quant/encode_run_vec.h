@@ -71,8 +71,8 @@ VEC_OUTLINE void encode_any_run(struct encode_how how, const char *x, int64_t n,
                                 const uint8_t *random, int64_t ahead, uint8_t *data) {
     if (how.is_careful) {
         FOR_DTYPE(how.dtype,
-                  FOR_FP8_ELEMENT(how.element, encode_run(encode_carefully(how, DTYPE, ELEMENT), x, n, factor,
-                                                          false, NULL, ahead, false, data)));
+                  FOR_FP8_ELEMENT(how.element, encode_run(encode_carefully(how, DTYPE, ELEMENT, true), x, n,
+                                                          factor, false, NULL, ahead, false, data)));
     } else if (random != NULL) {
         FOR_DTYPE(how.dtype,
                   FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n, factor, false,

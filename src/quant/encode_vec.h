@@ -214,10 +214,11 @@ VEC_INLINE struct encode_how encode_simply(enum opaq_element dtype, enum opaq_el
 
 /* `how`, which is careful, with constants. */
 VEC_INLINE struct encode_how encode_carefully(struct encode_how how, enum opaq_element dtype,
-                                              enum opaq_element element) {
+                                              enum opaq_element element, bool divides) {
     how.dtype = dtype;
     how.element = element;
     how.is_careful = true;
+    how.divides = divides;
     return how;
 }
 

@@ -39,8 +39,13 @@ VEC_INLINE struct block_kind plain_kind(struct block_kind kind, enum opaq_elemen
 }
 
 VEC_INLINE struct block_kind careful_kind(struct block_kind kind, enum opaq_element dtype,
-                                          enum opaq_element element) {
-    kind.how = encode_carefully(kind.how, dtype, element);
+                                          enum opaq_element element, bool streams) {
+    kind.streams = streams;
+    kind.how = encode_carefully(kind.how, dtype, element, BLOCKS_ARE_NVFP4);
+    if (BLOCKS_ARE_NVFP4) {
+        kind.how.drops_zero_sign = true;
+        kind.how.halves_down = false;
+    }
     return kind;
 }
 
@@ -112,38 +117,38 @@ VEC_INLINE void encode_groups(struct block_kind kind, const char *x, int groups,
 }
 
 /* The same out of line: by the rules of other software, and by any. */
-VEC_OUTLINE void encode_careful_groups(struct block_kind kind, const char *x, int groups, const float *factors,
-                                       const uint8_t *random, uint8_t *data) {
-    const enum opaq_element dtype = kind.how.dtype;
-    const enum opaq_element element = kind.how.element;
+VEC_OUTLINE void encode_careful_groups(const struct block_kind *kind, const char *x, int groups,
+                                       const float *factors, const uint8_t *random, bool streams,
+                                       uint8_t *data) {
+    const enum opaq_element dtype = kind->how.dtype;
+    const enum opaq_element element = kind->how.element;
     if (random != NULL && !BLOCKS_ARE_NVFP4) {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(careful_kind(kind, DTYPE, ELEMENT), x, groups,
-                                                                  factors, false, random, data)));
+        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(careful_kind(*kind, DTYPE, ELEMENT, streams),
+                                                                  x, groups, factors, false, random, data)));
     } else {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(careful_kind(kind, DTYPE, ELEMENT), x, groups,
-                                                                  factors, false, NULL, data)));
+        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(careful_kind(*kind, DTYPE, ELEMENT, streams),
+                                                                  x, groups, factors, false, NULL, data)));
     }
 }
 
-VEC_OUTLINE void encode_groups_of(struct block_kind kind, const char *x, int groups, const float *factors,
-                                  bool is_plain, const uint8_t *random, uint8_t *data) {
-    const enum opaq_element dtype = kind.how.dtype;
-    const enum opaq_element element = kind.how.element;
-    if (kind.how.is_careful) {
-        encode_careful_groups(kind, x, groups, factors, random, data);
+VEC_OUTLINE void encode_groups_of(const struct block_kind *kind, const char *x, int groups,
+                                  const float *factors, bool is_plain, const uint8_t *random, bool streams,
+                                  uint8_t *data) {
+    const enum opaq_element dtype = kind->how.dtype;
+    const enum opaq_element element = kind->how.element;
+    if (kind->how.is_careful) {
+        encode_careful_groups(kind, x, groups, factors, random, streams, data);
     } else if (random != NULL) {
-        FOR_DTYPE(dtype,
-                  FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(kind, DTYPE, ELEMENT, kind.streams), x,
-                                                           groups, factors, false, random, data)));
+        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(*kind, DTYPE, ELEMENT, streams), x,
+                                                                  groups, factors, false, random, data)));
     } else if (!is_plain) {
-        FOR_DTYPE(dtype,
-                  FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(kind, DTYPE, ELEMENT, kind.streams), x,
-                                                           groups, factors, false, NULL, data)));
-    } else if (kind.streams) {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(kind, DTYPE, ELEMENT, true), x,
+        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(*kind, DTYPE, ELEMENT, streams), x,
+                                                                  groups, factors, false, NULL, data)));
+    } else if (streams) {
+        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(*kind, DTYPE, ELEMENT, true), x,
                                                                   groups, factors, true, NULL, data)));
     } else {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(kind, DTYPE, ELEMENT, false), x,
+        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(*kind, DTYPE, ELEMENT, false), x,
                                                                   groups, factors, true, NULL, data)));
     }
 }
@@ -204,29 +209,33 @@ VEC_INLINE bool find_amaxes(struct block_kind kind, const struct block_stretch *
     return any32(above32(largest, 0x7F800000u));
 }
 
-VEC_INLINE struct block_kind with_dtype(struct block_kind kind, enum opaq_element dtype) {
+VEC_INLINE struct block_kind amax_kind(struct block_kind kind, enum opaq_element dtype, bool is_careful) {
     kind.how.dtype = dtype;
+    kind.how.is_careful = is_careful;
     return kind;
 }
 
 /* The same out of line. */
-VEC_OUTLINE bool find_amaxes_of(struct block_kind kind, const struct block_stretch *stretch, bool drop_nan,
-                                float *amaxes) {
-    if (drop_nan) {
-        FOR_DTYPE(kind.how.dtype,
-                  return find_amaxes(with_dtype(kind, DTYPE), stretch, stretch->rows, true, amaxes));
+VEC_OUTLINE bool find_amaxes_of(const struct block_kind *kind, const struct block_stretch *stretch,
+                                bool drop_nan, float *amaxes) {
+    const enum opaq_element dtype = kind->how.dtype;
+    if (kind->how.is_careful) {
+        FOR_DTYPE(dtype,
+                  return find_amaxes(amax_kind(*kind, DTYPE, true), stretch, stretch->rows, false, amaxes));
+    } else if (drop_nan) {
+        FOR_DTYPE(dtype,
+                  return find_amaxes(amax_kind(*kind, DTYPE, false), stretch, stretch->rows, true, amaxes));
+    } else if (stretch->rows == 1) {
+        FOR_DTYPE(dtype, return find_amaxes(amax_kind(*kind, DTYPE, false), stretch, 1, false, amaxes));
     }
-    if (stretch->rows == 1) {
-        FOR_DTYPE(kind.how.dtype, return find_amaxes(with_dtype(kind, DTYPE), stretch, 1, false, amaxes));
-    }
-    FOR_DTYPE(kind.how.dtype,
-              return find_amaxes(with_dtype(kind, DTYPE), stretch, stretch->rows, false, amaxes));
+    FOR_DTYPE(dtype, return find_amaxes(amax_kind(*kind, DTYPE, false), stretch, stretch->rows, false, amaxes));
 }
 
 /* The same. Rule te passes over NaNs, which is done only where there are any. */
-static inline bool stretch_amaxes(struct block_kind kind, const struct block_stretch *stretch, float *amaxes) {
+static inline bool stretch_amaxes(const struct block_kind *kind, const struct block_stretch *stretch,
+                                  float *amaxes) {
     const bool has_nans = find_amaxes_of(kind, stretch, false, amaxes);
-    if (!kind.how.is_careful && has_nans) {
+    if (!kind->how.is_careful && has_nans) {
         find_amaxes_of(kind, stretch, true, amaxes);
     }
     return has_nans;
@@ -260,60 +269,61 @@ VEC_INLINE bool stretch_scales(struct block_kind kind, const struct block_stretc
 }
 
 /* The same out of line. */
-VEC_OUTLINE bool stretch_scales_of(struct block_kind kind, const struct block_stretch *stretch,
+VEC_OUTLINE bool stretch_scales_of(const struct block_kind *kind, const struct block_stretch *stretch,
                                    struct block_globals globals, float *factors, uint8_t *codes) {
-    const enum opaq_element dtype = kind.how.dtype;
-    if (kind.how.is_careful) {
-        return stretch_scales(careful_kind(kind, dtype, kind.how.element), stretch, globals, false, factors,
+    const enum opaq_element dtype = kind->how.dtype;
+    if (kind->how.is_careful) {
+        return stretch_scales(careful_kind(*kind, dtype, kind->how.element, false), stretch, globals, false,
+                              factors, codes);
+    }
+    if (BLOCKS_ARE_NVFP4 && (kind->spec->options & OPAQ_4OVER6) != 0) {
+        return stretch_scales(plain_kind(*kind, dtype, OPAQ_E2M1, false), stretch, globals, true, factors,
                               codes);
     }
-    if (BLOCKS_ARE_NVFP4 && (kind.spec->options & OPAQ_4OVER6) != 0) {
-        return stretch_scales(plain_kind(kind, dtype, OPAQ_E2M1, false), stretch, globals, true, factors,
-                              codes);
-    }
-    FOR_BLOCK_ELEMENT(kind.how.element, return stretch_scales(plain_kind(kind, dtype, ELEMENT, false), stretch,
-                                                              globals, false, factors, codes));
+    FOR_BLOCK_ELEMENT(kind->how.element, return stretch_scales(plain_kind(*kind, dtype, ELEMENT, false),
+                                                               stretch, globals, false, factors, codes));
 }
 
 /* All scales come first: computing one takes long, but many are computed at a time. Memory is asked for what comes later
  * while the codes are made, since it is not read then. */
-static inline void quantize_stretch(struct block_kind kind, const struct block_stretch *stretch,
-                                    const struct quant_copy *copy, int64_t r, int64_t block, int64_t blocks,
-                                    struct block_globals globals) {
+static inline void quantize_stretch(const struct block_kind *kind, const struct block_stretch *stretch,
+                                    bool streams, const struct quant_copy *copy, int64_t r, int64_t block,
+                                    int64_t blocks, struct block_globals globals) {
     _Alignas(VEC_BYTES) float factors[STRETCH_GROUPS * FLOATS];
     uint8_t codes[STRETCH_GROUPS * FLOATS];
     const bool has_nans = stretch_amaxes(kind, stretch, factors);
     bool is_plain = stretch_scales_of(kind, stretch, globals, factors, codes);
-    is_plain = is_plain && !kind.how.is_careful && !has_nans && kind.random == NULL;
-    for (int g = 0; is_plain && g < stretch->groups; ++g) {
-        const vecf apply = (vecf)vec_load(factors + g * FLOATS) * plain_factor(kind.how.element);
+    is_plain = is_plain && !kind->how.is_careful && !has_nans && kind->random == NULL;
+    const bool has_factor = kind->how.element != OPAQ_E2M1; /* else it is 1 */
+    for (int g = 0; is_plain && has_factor && g < stretch->groups; ++g) {
+        const vecf apply = (vecf)vec_load(factors + g * FLOATS) * plain_factor(kind->how.element);
         vec_store(factors + g * FLOATS, (vec32)apply);
     }
     for (int i = 0; i < stretch->rows; ++i) {
         const char *const x = stretch->x + i * stretch->row_bytes;
         uint8_t *const data = stretch->data + i * stretch->data_row_bytes;
         store_scales(copy, r + i, block, blocks, codes);
-        if (!(kind.how.is_careful && BLOCKS_ARE_NVFP4) && kind.random != NULL) {
+        if (!(kind->how.is_careful && BLOCKS_ARE_NVFP4) && kind->random != NULL) {
             uint8_t random[STRETCH_ELEMENTS];
             const int64_t random_blocks = (int64_t)stretch->groups * FLOATS * BLOCK / 16;
-            random_row(kind.random, r + i, block * BLOCK / 16, random_blocks, random);
-            encode_groups_of(kind, x, stretch->groups, factors, false, random, data);
+            random_row(kind->random, r + i, block * BLOCK / 16, random_blocks, random);
+            encode_groups_of(kind, x, stretch->groups, factors, false, random, streams, data);
         } else {
-            encode_groups_of(kind, x, stretch->groups, factors, is_plain, NULL, data);
+            encode_groups_of(kind, x, stretch->groups, factors, is_plain, NULL, streams, data);
         }
     }
 }
 
 /* Columns [c, c_end) of rows [r, r + rows), which share their scales; c_end is the last one, or c_end - c a multiple of
  * a group. */
-VEC_OUTLINE void quantize_block_rows(struct block_kind kind, const struct quant_copy *copy, int64_t r, int rows,
-                                     int64_t c, int64_t c_end, struct block_globals globals) {
+VEC_OUTLINE void quantize_block_rows(const struct block_kind *kind, const struct quant_copy *copy, int64_t r,
+                                     int rows, int64_t c, int64_t c_end, struct block_globals globals) {
     enum { GROUP_LIMIT = 32 * FLOATS };
     char staged[BLOCK_ROW_LIMIT * GROUP_LIMIT * 4];
     uint8_t staged_codes[BLOCK_ROW_LIMIT * GROUP_LIMIT];
-    const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;
+    const int packing = kind->how.element == OPAQ_E2M1 ? 2 : 1;
     const int64_t group = BLOCK * FLOATS;
-    const int64_t bytes = element_bytes(kind.how.dtype);
+    const int64_t bytes = element_bytes(kind->how.dtype);
     const struct quant_matrix *m = &copy->operand;
     const int64_t row_bytes = m->row_step * bytes;
     int64_t n;
@@ -337,8 +347,7 @@ VEC_OUTLINE void quantize_block_rows(struct block_kind kind, const struct quant_
             stretch = (struct block_stretch){staged, group * bytes, staged_codes, group, rows, 1};
         }
         const int64_t blocks = ceil_div(n, BLOCK);
-        kind.streams = kind.streams && groups != 0;
-        quantize_stretch(kind, &stretch, copy, r, c / BLOCK, blocks, globals);
+        quantize_stretch(kind, &stretch, kind->streams && groups != 0, copy, r, c / BLOCK, blocks, globals);
         for (int i = 0; groups == 0 && i < rows; ++i) {
             store_partly(data + i * (copy->data_row_step / packing), staged_codes + i * group, n, packing,
                          blocks * BLOCK);

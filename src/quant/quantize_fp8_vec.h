@@ -152,8 +152,8 @@ VEC_OUTLINE void fp8_group_of(struct encode_how how, const struct quant_job *job
                               int64_t r, int64_t rows, int64_t c, int64_t c_end,
                               const struct fp8_target *target) {
     if (how.is_careful) {
-        FOR_DTYPE(how.dtype,
-                  fp8_group(encode_carefully(how, DTYPE, how.element), job, m, r, rows, c, c_end, target));
+        FOR_DTYPE(how.dtype, fp8_group(encode_carefully(how, DTYPE, how.element, true), job, m, r, rows, c,
+                                       c_end, target));
     } else {
         FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_group(encode_simply(DTYPE, ELEMENT), job, m, r,
                                                                     rows, c, c_end, target)));

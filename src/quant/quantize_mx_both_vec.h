@@ -36,28 +36,28 @@ VEC_INLINE void mx_both_row(struct block_kind kind, const char *x, const char *n
 }
 
 /* The same out of line. */
-VEC_OUTLINE void mx_both_row_of(struct block_kind kind, const char *x, const float *row_factors,
+VEC_OUTLINE void mx_both_row_of(const struct block_kind *kind, const char *x, const float *row_factors,
                                 const struct step_floats *column_factors, uint8_t *rowwise,
                                 uint8_t *columnwise) {
-    const char *const next = x + kind.ahead;
-    if (kind.streams) {
-        FOR_DTYPE(kind.how.dtype,
-                  FOR_ELEMENT(kind.how.element, mx_both_row(plain_kind(kind, DTYPE, ELEMENT, true), x, next,
-                                                            row_factors, column_factors, rowwise, columnwise)));
+    const char *const next = x + kind->ahead;
+    if (kind->streams) {
+        FOR_DTYPE(kind->how.dtype, FOR_ELEMENT(kind->how.element,
+                                               mx_both_row(plain_kind(*kind, DTYPE, ELEMENT, true), x, next,
+                                                           row_factors, column_factors, rowwise, columnwise)));
     } else {
-        FOR_DTYPE(kind.how.dtype,
-                  FOR_ELEMENT(kind.how.element, mx_both_row(plain_kind(kind, DTYPE, ELEMENT, false), x, next,
-                                                            row_factors, column_factors, rowwise, columnwise)));
+        FOR_DTYPE(kind->how.dtype, FOR_ELEMENT(kind->how.element,
+                                               mx_both_row(plain_kind(*kind, DTYPE, ELEMENT, false), x, next,
+                                                           row_factors, column_factors, rowwise, columnwise)));
     }
 }
 
 /* MX_BLOCK rows and BOTH_COLUMNS columns from (row, c) on; what comes next lies `kind.ahead` bytes on. False, and
  * nothing is written, if they are not plain, which is all or nothing here: scales do not let anything beyond. */
-static inline bool mx_both_part(struct block_kind kind, const struct quant_copy *rowwise,
+static inline bool mx_both_part(const struct block_kind *kind, const struct quant_copy *rowwise,
                                 const struct quant_copy *columnwise, int64_t row, int64_t c) {
-    const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;
+    const int packing = kind->how.element == OPAQ_E2M1 ? 2 : 1;
     const int64_t blocks = BOTH_COLUMNS / MX_BLOCK;
-    const int64_t bytes = element_bytes(kind.how.dtype);
+    const int64_t bytes = element_bytes(kind->how.dtype);
     const int64_t row_bytes = rowwise->operand.row_step * bytes;
     const char *const x = (const char *)rowwise->operand.data + row * row_bytes + c * bytes;
     struct both_scales scales;

@@ -195,12 +195,12 @@ VEC_OUTLINE void mx_careful_column_row(struct encode_how how, const char *x, int
                                        uint8_t *data) {
     if (random != NULL) {
         FOR_DTYPE(how.dtype,
-                  FOR_ELEMENT(how.element, mx_column_row(encode_carefully(how, DTYPE, ELEMENT), x, columns,
-                                                         factors, false, random, streams, data)));
+                  FOR_ELEMENT(how.element, mx_column_row(encode_carefully(how, DTYPE, ELEMENT, false), x,
+                                                         columns, factors, false, random, streams, data)));
     } else {
         FOR_DTYPE(how.dtype,
-                  FOR_ELEMENT(how.element, mx_column_row(encode_carefully(how, DTYPE, ELEMENT), x, columns,
-                                                         factors, false, NULL, streams, data)));
+                  FOR_ELEMENT(how.element, mx_column_row(encode_carefully(how, DTYPE, ELEMENT, false), x,
+                                                         columns, factors, false, NULL, streams, data)));
     }
 }
 

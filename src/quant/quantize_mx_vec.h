@@ -44,13 +44,13 @@ static inline void quantize_mx_how(struct encode_how how, const struct quant_job
                 struct block_kind part = kind;
                 part.ahead = next * element_bytes(how.dtype);
                 part.streams = kind.streams && streams;
-                if (mx_both_part(part, rowwise, columnwise, row, c)) {
+                if (mx_both_part(&part, rowwise, columnwise, row, c)) {
                     continue;
                 }
             }
             const int64_t block_rows = rowwise == NULL ? row_end - row : rowwise->block_rows;
             for (int64_t r = row; rowwise != NULL && r < row_end; r += block_rows) {
-                quantize_block_rows(kind, rowwise, r, (int)min_int64(block_rows, row_end - r), c, c_end,
+                quantize_block_rows(&kind, rowwise, r, (int)min_int64(block_rows, row_end - r), c, c_end,
                                     (struct block_globals){0.0f, 0.0f});
             }
             if (columnwise != NULL) {

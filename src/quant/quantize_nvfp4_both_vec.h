@@ -36,26 +36,26 @@ VEC_INLINE void nvfp4_both_steps(struct block_kind kind, const char *x, int64_t 
 }
 
 /* The same out of line. */
-VEC_OUTLINE void nvfp4_both_steps_of(struct block_kind kind, const char *x, int64_t row_bytes, int s,
+VEC_OUTLINE void nvfp4_both_steps_of(const struct block_kind *kind, const char *x, int64_t row_bytes, int s,
                                      const float *row_factors, const struct step_floats *column_factors,
                                      bool is_plain, uint8_t *rowwise, int64_t rowwise_step, uint8_t *words) {
     if (!is_plain) {
-        FOR_DTYPE(kind.how.dtype,
-                  nvfp4_both_steps(plain_kind(kind, DTYPE, OPAQ_E2M1, kind.streams), x, row_bytes, s,
+        FOR_DTYPE(kind->how.dtype,
+                  nvfp4_both_steps(plain_kind(*kind, DTYPE, OPAQ_E2M1, kind->streams), x, row_bytes, s,
                                    row_factors, column_factors, false, rowwise, rowwise_step, words));
-    } else if (kind.streams) {
-        FOR_DTYPE(kind.how.dtype,
-                  nvfp4_both_steps(plain_kind(kind, DTYPE, OPAQ_E2M1, true), x, row_bytes, s, row_factors,
+    } else if (kind->streams) {
+        FOR_DTYPE(kind->how.dtype,
+                  nvfp4_both_steps(plain_kind(*kind, DTYPE, OPAQ_E2M1, true), x, row_bytes, s, row_factors,
                                    column_factors, true, rowwise, rowwise_step, words));
     } else {
-        FOR_DTYPE(kind.how.dtype,
-                  nvfp4_both_steps(plain_kind(kind, DTYPE, OPAQ_E2M1, false), x, row_bytes, s, row_factors,
+        FOR_DTYPE(kind->how.dtype,
+                  nvfp4_both_steps(plain_kind(*kind, DTYPE, OPAQ_E2M1, false), x, row_bytes, s, row_factors,
                                    column_factors, true, rowwise, rowwise_step, words));
     }
 }
 
 /* NVFP4_BOTH_ROWS rows from row i of a part on. */
-static inline void nvfp4_both_rows(struct block_kind kind, const char *x, int64_t row_bytes,
+static inline void nvfp4_both_rows(const struct block_kind *kind, const char *x, int64_t row_bytes,
                                    const struct both_scales *scales, int i, uint8_t *rowwise,
                                    int64_t rowwise_step, uint8_t *words) {
     const float *const row_factors = scales->row_factors + i * NVFP4_BOTH_BLOCKS;
@@ -70,18 +70,18 @@ static inline void nvfp4_both_rows(struct block_kind kind, const char *x, int64_
     }
 }
 
-/* HELD_ROWS rows and BOTH_COLUMNS columns from (row, c) on, block `block` of the strip; what comes next lies `kind.ahead`
+/* HELD_ROWS rows and BOTH_COLUMNS columns from (row, c) on, block `block` of the strip; what comes next lies `kind->ahead`
  * bytes on. False, and nothing is written, if there is a NaN. */
-static inline bool nvfp4_both_part(struct block_kind kind, const struct quant_copy *rowwise,
+static inline bool nvfp4_both_part(const struct block_kind *kind, const struct quant_copy *rowwise,
                                    struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t c) {
-    const int64_t bytes = element_bytes(kind.how.dtype);
+    const int64_t bytes = element_bytes(kind->how.dtype);
     const int64_t row_bytes = rowwise->operand.row_step * bytes;
     const int64_t data_step = rowwise->data_row_step / 2;
     const char *const x = (const char *)rowwise->operand.data + row * row_bytes + c * bytes;
     struct both_globals globals = {.column = strip->global, .column_inverse = strip->inverse};
     struct both_scales scales;
     for (int i = 0; i < HELD_ROWS; ++i) {
-        globals.row[i] = nvfp4_global_of_stored(kind.spec, rowwise->amax[(row + i) * rowwise->amax_step]);
+        globals.row[i] = nvfp4_global_of_stored(kind->spec, rowwise->amax[(row + i) * rowwise->amax_step]);
     }
     both_find_scales_of(kind, x, row_bytes, &globals, &scales);
     if (scales.has_nans) {

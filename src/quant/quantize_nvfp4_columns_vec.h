@@ -283,42 +283,46 @@ VEC_INLINE void nvfp4_strip_block(struct nvfp4_columns kind, const struct quant_
 VEC_INLINE struct nvfp4_columns nvfp4_columns_kind(struct nvfp4_columns kind, enum opaq_element dtype,
                                                    bool is_hadamard, bool is_careful) {
     const enum opaq_element encoded = is_hadamard ? OPAQ_BF16 : dtype;
-    kind.how = is_careful ? encode_carefully(kind.how, encoded, OPAQ_E2M1) : encode_simply(encoded, OPAQ_E2M1);
+    kind.how = encode_simply(encoded, OPAQ_E2M1);
+    if (is_careful) {
+        kind.how = encode_carefully(kind.how, encoded, OPAQ_E2M1, true);
+        kind.how.drops_zero_sign = true;
+    }
     kind.dtype = dtype;
     kind.is_hadamard = is_hadamard;
     return kind;
 }
 
 /* nvfp4_strip_block() out of line. */
-VEC_OUTLINE void nvfp4_careful_strip_block(struct nvfp4_columns kind, const struct quant_copy *copy,
+VEC_OUTLINE void nvfp4_careful_strip_block(const struct nvfp4_columns *kind, const struct quant_copy *copy,
                                            struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t rows,
                                            int64_t c, int64_t columns, bool prefetches) {
-    if (kind.is_hadamard) {
-        FOR_DTYPE(kind.dtype, nvfp4_strip_block(nvfp4_columns_kind(kind, DTYPE, true, true), copy, strip, block,
-                                                row, rows, c, columns, prefetches));
+    if (kind->is_hadamard) {
+        FOR_DTYPE(kind->dtype, nvfp4_strip_block(nvfp4_columns_kind(*kind, DTYPE, true, true), copy, strip,
+                                                 block, row, rows, c, columns, prefetches));
     } else {
-        FOR_DTYPE(kind.dtype, nvfp4_strip_block(nvfp4_columns_kind(kind, DTYPE, false, true), copy, strip,
-                                                block, row, rows, c, columns, prefetches));
+        FOR_DTYPE(kind->dtype, nvfp4_strip_block(nvfp4_columns_kind(*kind, DTYPE, false, true), copy, strip,
+                                                 block, row, rows, c, columns, prefetches));
     }
 }
 
-VEC_OUTLINE void nvfp4_hadamard_strip_block(struct nvfp4_columns kind, const struct quant_copy *copy,
+VEC_OUTLINE void nvfp4_hadamard_strip_block(const struct nvfp4_columns *kind, const struct quant_copy *copy,
                                             struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t rows,
                                             int64_t c, int64_t columns, bool prefetches) {
-    FOR_DTYPE(kind.dtype, nvfp4_strip_block(nvfp4_columns_kind(kind, DTYPE, true, false), copy, strip, block,
-                                            row, rows, c, columns, prefetches));
+    FOR_DTYPE(kind->dtype, nvfp4_strip_block(nvfp4_columns_kind(*kind, DTYPE, true, false), copy, strip, block,
+                                             row, rows, c, columns, prefetches));
 }
 
-VEC_OUTLINE void nvfp4_strip_block_of(struct nvfp4_columns kind, const struct quant_copy *copy,
+VEC_OUTLINE void nvfp4_strip_block_of(const struct nvfp4_columns *kind, const struct quant_copy *copy,
                                       struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t rows,
                                       int64_t c, int64_t columns, bool prefetches) {
-    if (kind.how.is_careful) {
+    if (kind->how.is_careful) {
         nvfp4_careful_strip_block(kind, copy, strip, block, row, rows, c, columns, prefetches);
-    } else if (kind.is_hadamard) {
+    } else if (kind->is_hadamard) {
         nvfp4_hadamard_strip_block(kind, copy, strip, block, row, rows, c, columns, prefetches);
     } else {
-        FOR_DTYPE(kind.dtype, nvfp4_strip_block(nvfp4_columns_kind(kind, DTYPE, false, false), copy, strip,
-                                                block, row, rows, c, columns, prefetches));
+        FOR_DTYPE(kind->dtype, nvfp4_strip_block(nvfp4_columns_kind(*kind, DTYPE, false, false), copy, strip,
+                                                 block, row, rows, c, columns, prefetches));
     }
 }
 

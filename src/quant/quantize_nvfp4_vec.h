@@ -33,7 +33,7 @@ static inline void quantize_nvfp4_rows(enum opaq_element dtype, bool is_te, cons
         const float stored = copy->amax[row * copy->amax_step];
         const struct block_globals globals = {nvfp4_global_of_stored(&job->spec, stored), stored};
         const int64_t rows = min_int64(copy->block_rows, r_end - row);
-        quantize_block_rows(kind, copy, row, (int)rows, c, c_end, globals);
+        quantize_block_rows(&kind, copy, row, (int)rows, c, c_end, globals);
     }
 }
 
@@ -46,7 +46,7 @@ static inline void quantize_nvfp4_columns(enum opaq_element dtype, bool is_te, c
     const struct nvfp4_columns kind = {
         nvfp4_how(dtype, is_te), dtype,      copy->is_hadamard,
         copy->block_rows > 1,    &job->spec, job->spec.options & OPAQ_STOCHASTIC ? &random : NULL};
-    nvfp4_strip_block_of(kind, copy, strip, block, row, row_end - row, c, c_end - c, prefetches);
+    nvfp4_strip_block_of(&kind, copy, strip, block, row, row_end - row, c, c_end - c, prefetches);
 }
 
 /* Rows [row, row_end) and columns [c, c_end) of x, for the copies that are wanted. For the columnwise one row is a
@@ -75,7 +75,7 @@ static inline void nvfp4_region(enum opaq_element dtype, bool is_te, const struc
             for (int64_t r = row; r < row_end; r += HELD_ROWS) {
                 const int64_t r_end = min_int64(r + HELD_ROWS, row_end);
                 if (is_usual && r_end - r == HELD_ROWS && c_end - c == BOTH_COLUMNS &&
-                    nvfp4_both_part(usual, rowwise, &strip, (r - row) / HELD_ROWS, r, c)) {
+                    nvfp4_both_part(&usual, rowwise, &strip, (r - row) / HELD_ROWS, r, c)) {
                     continue;
                 }
                 if (rowwise != NULL) {

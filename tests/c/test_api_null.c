@@ -172,7 +172,8 @@ static int ask_all(const struct opaq_proto *proto) {
     if (proto != NULL) {
         copy = *proto;
     }
-    return !is_refused(opaq_proto_check(proto, NULL)) + !is_refused(opaq_proto_buffer(proto, 0, &buffer, NULL)) +
+    return !is_refused(opaq_proto_check(proto, NULL)) +
+           !is_refused(opaq_proto_buffer(proto, 0, &buffer, NULL)) +
            !is_refused(opaq_proto_bytes(proto, &bytes, NULL)) +
            !is_refused(opaq_proto_update_usage(proto == NULL ? NULL : &copy, OPAQ_BOTH, NULL)) +
            !is_refused(opaq_proto_print(proto, text, sizeof text, NULL)) +
@@ -226,13 +227,12 @@ static void prototypes(void) {
     CHECK(is_refused(opaq_stored_check(&proto, 0, &stored, NULL)) &&
           is_refused(opaq_stored_check(&proto, 0, NULL, NULL)));
     for (int i = 0; i < GARBAGE_COUNT; ++i) {
+        CHECK(is_refused(opaq_proto_make(shape, garbage[i], OPAQ_F32, &spec, tensor_cpu, &proto, NULL)) ||
+              garbage[i] == 7);
         CHECK(is_refused(
-            opaq_proto_make(shape, garbage[i], OPAQ_F32, &spec, tensor_cpu, &proto, NULL)) ||
-            garbage[i] == 7);
-        CHECK(is_refused(opaq_proto_make(shape, 2, (enum opaq_element)garbage[i], &spec, tensor_cpu, &proto,
-                                         NULL)));
-        CHECK(is_refused(opaq_proto_make(shape, 2, OPAQ_F32, &spec, (struct opaq_device){garbage[i], 0}, &proto,
-                                         NULL)));
+            opaq_proto_make(shape, 2, (enum opaq_element)garbage[i], &spec, tensor_cpu, &proto, NULL)));
+        CHECK(is_refused(
+            opaq_proto_make(shape, 2, OPAQ_F32, &spec, (struct opaq_device){garbage[i], 0}, &proto, NULL)));
     }
 }
 
@@ -274,15 +274,18 @@ static void operations(void) {
           is_refused(opaq_stored_export(&q.view, INT64_MIN, INT64_MAX, &stored, NULL)));
     float history[2] = {1, 1};
     float scale = 1;
-    const struct opaq_delayed_state states[] = {
-        {NULL, &scale, 2, 1}, {history, NULL, 2, 1}, {history, &scale, 0, 1}, {history, &scale, INT64_MAX, INT64_MAX}};
+    const struct opaq_delayed_state states[] = {{NULL, &scale, 2, 1},
+                                                {history, NULL, 2, 1},
+                                                {history, &scale, 0, 1},
+                                                {history, &scale, INT64_MAX, INT64_MAX}};
     CHECK(is_refused(opaq_delayed_update(NULL, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL)));
     for (int i = 0; i < 4; ++i) {
         CHECK(is_refused(opaq_delayed_update(&states[i], NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL)));
     }
     for (int i = 0; i < GARBAGE_COUNT; ++i) {
         const struct opaq_delayed_state state = {history, &scale, 2, 1};
-        CHECK(is_refused(opaq_delayed_update(&state, NULL, (enum opaq_element)garbage[i], 0, OPAQ_AMAX_MAX, NULL)));
+        CHECK(is_refused(
+            opaq_delayed_update(&state, NULL, (enum opaq_element)garbage[i], 0, OPAQ_AMAX_MAX, NULL)));
         CHECK(is_refused(
             opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, (enum opaq_amax_algorithm)garbage[i], NULL)));
         CHECK(is_refused(opaq_dequantize(&q.view, garbage[i], NULL, &y.view, NULL)));
@@ -349,12 +352,10 @@ static void operators(void) {
             for (int k = 0; k < OPAQ_OP_ARGUMENT_LIMIT; ++k) {
                 const char *word = texts[t / 3];
                 values[k] = (struct opaq_value){.tensors = &tensors[t % 3], .text = word, .sizes = sizes};
-                values[k].count = k < op->argument_count && op->argument[k].kind == OPAQ_ARGUMENT_TEXT
-                                      ? (int64_t)strlen(word)
-                                      : (k < op->argument_count &&
-                                                 op->argument[k].kind == OPAQ_ARGUMENT_TENSOR_LIST
-                                             ? 1
-                                             : 4);
+                values[k].count =
+                    k < op->argument_count && op->argument[k].kind == OPAQ_ARGUMENT_TEXT
+                        ? (int64_t)strlen(word)
+                        : (k < op->argument_count && op->argument[k].kind == OPAQ_ARGUMENT_TENSOR_LIST ? 1 : 4);
                 values[k].integer = garbage[t % GARBAGE_COUNT];
             }
             ask_op(op, values);
@@ -378,7 +379,8 @@ static void operators(void) {
     CHECK(is_refused(opaq_op_workspace(NULL, values, &bytes, NULL)));
 }
 
-static enum opaq_status run_nothing(void *state, const struct opaq_runner_call *call, struct opaq_error *error) {
+static enum opaq_status run_nothing(void *state, const struct opaq_runner_call *call,
+                                    struct opaq_error *error) {
     (void)state, (void)call, (void)error;
     return OPAQ_OK;
 }
@@ -462,9 +464,12 @@ static void every_exported_function_is_called(void) {
     CHECK(count > 80 && fclose(file) == 0);
 }
 
-static const struct test_case tests[] = {TEST(elements_and_tables), TEST(specs),
-                                         TEST(prototypes),          TEST(operations),
-                                         TEST(operators),           TEST(runners_and_pools),
+static const struct test_case tests[] = {TEST(elements_and_tables),
+                                         TEST(specs),
+                                         TEST(prototypes),
+                                         TEST(operations),
+                                         TEST(operators),
+                                         TEST(runners_and_pools),
                                          TEST(patterns),
                                          TEST(every_exported_function_is_called)};
 TEST_MAIN(tests)

@@ -15,7 +15,8 @@ enum { CHILDREN = 300, CHILD_SECONDS = 10 };
 static atomic_int stop;
 static atomic_int failures;
 
-static enum opaq_status run_nothing(void *state, const struct opaq_runner_call *call, struct opaq_error *error) {
+static enum opaq_status run_nothing(void *state, const struct opaq_runner_call *call,
+                                    struct opaq_error *error) {
     (void)state, (void)call, (void)error;
     return OPAQ_OK;
 }

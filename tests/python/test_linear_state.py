@@ -190,9 +190,7 @@ ORDERS: dict[str, Callable[[Any, str], Any]] = {
 
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_state_dict_is_loaded_into_a_module_from_the_meta_device(
-    order: str, wrap: str, device: str
-) -> None:
+def test_a_state_dict_is_loaded_into_a_module_from_the_meta_device(order: str, wrap: str, device: str) -> None:
     """In every order: the keys that were loaded, no others, and the training of a module that never was there.
     A state with delayed scaling's comes from a module that was trained like that."""
     plain, trained = Net(device), Net(device)
