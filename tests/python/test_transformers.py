@@ -8,9 +8,11 @@ Llama, DeepSeek-V3 and gpt-oss stand for the others: Qwen3-MoE and Mixtral are m
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +28,8 @@ torch = need("torch")
 transformers = need("transformers")
 models = need("checkpoint_models")
 experts_forward = need("opaq.integrations.transformers_experts").experts_forward
+transformers_version = need("opaq.integrations.transformers_version")
+VERSION = transformers_version.minor_version(transformers.__version__)
 Config = opaq.Config
 FP4 = ["ct-nvfp4", "ct-nvfp4a16", "ct-mxfp4"]
 DENSE = [layout for layout in models.LAYOUTS if not layout.startswith("gpt-oss")]
@@ -298,6 +302,13 @@ class _Sizes(SimpleNamespace):
         return next((value for part, value in answers.items() if part in name), None)
 
 
+def experts_class(family: str, kind: str) -> Any:
+    """A model's experts. Older versions of transformers do not have every model; the newest must."""
+    if VERSION < transformers_version.NEWEST and not importlib.util.find_spec(f"transformers.models.{family}"):
+        pytest.skip(f"transformers {transformers.__version__} has no {family}")
+    return getattr(need(f"transformers.models.{family}.modeling_{family}"), kind)
+
+
 @pytest.mark.parametrize(
     ("family", "kind"),
     [
@@ -312,9 +323,8 @@ class _Sizes(SimpleNamespace):
 )
 def test_gates(family: str, kind: str) -> None:
     """Each model's own code against the operator, with limits that many values reach."""
-    module = need(f"transformers.models.{family}.modeling_{family}")
     torch.manual_seed(0)
-    experts = getattr(module, kind)(_Sizes(plain=family == "nemotron_h"))
+    experts = experts_class(family, kind)(_Sizes(plain=family == "nemotron_h"))
     for parameter in experts.parameters():
         parameter.data.normal_(0, 0.3)
     x, ids, weights = torch.randn(10, 64), torch.rand(10, 4).argsort(-1)[:, :2], torch.rand(10, 2)
@@ -325,7 +335,7 @@ def test_gates(family: str, kind: str) -> None:
 
 @pytest.mark.parametrize(("family", "kind"), [("beam", "BeamExperts"), ("muse_spark", "MuseSparkExperts")])
 def test_gates_that_are_refused(family: str, kind: str) -> None:
-    experts = getattr(need(f"transformers.models.{family}.modeling_{family}"), kind)(_Sizes(plain=False))
+    experts = experts_class(family, kind)(_Sizes(plain=False))
     with pytest.raises(NotImplementedError, match=kind):
         experts_forward(experts, torch.randn(2, 64), torch.zeros(2, 1).long(), torch.ones(2, 1))
 
@@ -463,7 +473,9 @@ def greedy(model: Any, forward: Any, steps: int = 5, recompiles: bool = True) ->
 @pytest.mark.parametrize("name", models.MODELS)
 def test_compiles_whole_and_generates_the_same(name: str, tmp_path: Path) -> None:
     models.write_checkpoint(tmp_path, models.make_model(name), models.LAYOUTS[OWN.get(name, "ct-nvfp4")])
-    model = load(tmp_path)
+    # Before 5.18 transformers' SDPA prefills a static cache with is_causal in eager code and with a mask over
+    # the whole cache in compiled code, so its plain models differ too: by 1e-5 in float32 and 0.1 in bf16.
+    model = load(tmp_path, **({"attn_implementation": "eager"} if VERSION < (5, 18) else {}))
     tokens, expected = greedy(model, model)
     torch._dynamo.utils.counters.clear()
     found, values = greedy(model, compiled(model))
@@ -538,12 +550,18 @@ def test_import_opaq_registers_it(imports: str, tmp_path: Path) -> None:
     assert int(done.stdout) > 0 and "MISSING" not in done.stderr, (done.stdout, done.stderr)
 
 
-def test_versions_that_are_not_supported_are_named() -> None:
-    from opaq.integrations.transformers_version import check_version
-
+def test_versions_that_are_not_supported_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the integration is imported, before anything that such a version may not have."""
+    integration = need("opaq.integrations.transformers")
     for version in ("5.16.0", "5.22.2"):
-        check_version(version)
-    with pytest.raises(ImportError, match=r"transformers 5\.15\.1 is installed, expected 5\.16 to 5\.22"):
-        check_version("5.15.1")
-    with pytest.warns(UserWarning, match=r"5\.23\.0 is newer than those tested, 5\.16 to 5\.22"):
-        check_version("5.23.0")
+        transformers_version.check_version(version)
+    for version, kind, message in (
+        ("5.15.1", ImportError, "opaq: transformers 5.15.1 is installed, expected 5.16 to 5.22"),
+        ("5.23.0", UserWarning, "opaq: transformers 5.23.0 is newer than those tested, 5.16 to 5.22"),
+    ):
+        # transformers puts another module in its own place when some of its parts are imported
+        monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
+        with warnings.catch_warnings(), pytest.raises(kind) as raised:
+            warnings.simplefilter("error")
+            importlib.reload(integration)
+        assert str(raised.value) == message
