@@ -170,7 +170,8 @@ class Linear(nn.Linear):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Linear:
         """Delayed scaling's state goes where `fn` takes it, and nothing else happens to it: a cast leaves it
-        float32, `to_empty` leaves its values, and from the meta device it comes as `reset_parameters` makes it."""
+        float32, `to_empty` leaves its values, and from the meta device it comes as `reset_parameters` makes
+        it."""
         state = {key: self._buffers.pop(key) for key in _STATE}
         super()._apply(fn, recurse)
         for key, tensor in state.items():

@@ -51,6 +51,7 @@ static void release(struct pattern *pattern) {
     free(pattern->ranges);
     free(pattern->before_begin);
     free(pattern->before);
+    *pattern = (struct pattern){0};
 }
 
 /* The steps that a step goes on to without a character; fewer than two are -1. What PATTERN_AHEAD asks for is not one. */
@@ -216,6 +217,7 @@ static void run_place(const struct pattern *pattern, const struct name *name, in
 
 static bool matches(const struct pattern *pattern, const struct name *name) {
     struct places places;
+    places.here[0] = false;
     for (int place = name->count; place >= 0; --place) {
         for (int depth = pattern->deepest; depth >= 0; --depth) {
             run_place(pattern, name, place, depth, &places);
@@ -289,7 +291,7 @@ enum opaq_status opaq_patterns_add(struct opaq_patterns *patterns, const char *t
     if (patterns == NULL || text == NULL) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "opaq_patterns_add: patterns or text is NULL");
     }
-    struct pattern made;
+    struct pattern made = {0};
     enum opaq_status status = make(text, &made, error);
     if (status != OPAQ_OK) {
         return status;

@@ -24,10 +24,13 @@ VEC_INLINE float amax_all(const char *x, int64_t rows, int64_t row_step, int64_t
 /* The same for any dtype, out of line. */
 VEC_OUTLINE float amax_all_of(const char *x, int64_t rows, int64_t row_step, int64_t n, enum opaq_element dtype,
                               bool drop_nan) {
+    float amax;
     if (drop_nan) {
-        FOR_DTYPE(dtype, return amax_all(x, rows, row_step, n, DTYPE, true));
+        FOR_DTYPE(dtype, amax = amax_all(x, rows, row_step, n, DTYPE, true));
+    } else {
+        FOR_DTYPE(dtype, amax = amax_all(x, rows, row_step, n, DTYPE, false));
     }
-    FOR_DTYPE(dtype, return amax_all(x, rows, row_step, n, DTYPE, false));
+    return amax;
 }
 
 static inline void amax_rows(const struct quant_matrix *m, int64_t r, int64_t r_end, float *amax, int64_t step,

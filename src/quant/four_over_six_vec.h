@@ -190,7 +190,9 @@ VEC_INLINE struct block_scales four_over_six_blocks(const char *x, int64_t row_b
 VEC_OUTLINE struct block_scales four_over_six_blocks_of(const char *x, int64_t row_bytes, int rows, vecf amax,
                                                         float global, float stored,
                                                         const struct opaq_spec *spec, enum opaq_element dtype) {
-    FOR_DTYPE(dtype, return four_over_six_blocks(x, row_bytes, rows, amax, global, stored, spec, DTYPE));
+    struct block_scales scales;
+    FOR_DTYPE(dtype, scales = four_over_six_blocks(x, row_bytes, rows, amax, global, stored, spec, DTYPE));
+    return scales;
 }
 
 #endif

@@ -219,16 +219,20 @@ VEC_INLINE struct block_kind amax_kind(struct block_kind kind, enum opaq_element
 VEC_OUTLINE bool find_amaxes_of(const struct block_kind *kind, const struct block_stretch *stretch,
                                 bool drop_nan, float *amaxes) {
     const enum opaq_element dtype = kind->how.dtype;
+    bool has_nans;
     if (kind->how.is_careful) {
         FOR_DTYPE(dtype,
-                  return find_amaxes(amax_kind(*kind, DTYPE, true), stretch, stretch->rows, false, amaxes));
+                  has_nans = find_amaxes(amax_kind(*kind, DTYPE, true), stretch, stretch->rows, false, amaxes));
     } else if (drop_nan) {
         FOR_DTYPE(dtype,
-                  return find_amaxes(amax_kind(*kind, DTYPE, false), stretch, stretch->rows, true, amaxes));
+                  has_nans = find_amaxes(amax_kind(*kind, DTYPE, false), stretch, stretch->rows, true, amaxes));
     } else if (stretch->rows == 1) {
-        FOR_DTYPE(dtype, return find_amaxes(amax_kind(*kind, DTYPE, false), stretch, 1, false, amaxes));
+        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_kind(*kind, DTYPE, false), stretch, 1, false, amaxes));
+    } else {
+        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_kind(*kind, DTYPE, false), stretch, stretch->rows, false,
+                                                amaxes));
     }
-    FOR_DTYPE(dtype, return find_amaxes(amax_kind(*kind, DTYPE, false), stretch, stretch->rows, false, amaxes));
+    return has_nans;
 }
 
 /* The same. Rule te passes over NaNs, which is done only where there are any. */
@@ -280,8 +284,10 @@ VEC_OUTLINE bool stretch_scales_of(const struct block_kind *kind, const struct b
         return stretch_scales(plain_kind(*kind, dtype, OPAQ_E2M1, false), stretch, globals, true, factors,
                               codes);
     }
-    FOR_BLOCK_ELEMENT(kind->how.element, return stretch_scales(plain_kind(*kind, dtype, ELEMENT, false),
-                                                               stretch, globals, false, factors, codes));
+    bool is_plain;
+    FOR_BLOCK_ELEMENT(kind->how.element, is_plain = stretch_scales(plain_kind(*kind, dtype, ELEMENT, false),
+                                                                   stretch, globals, false, factors, codes));
+    return is_plain;
 }
 
 /* All scales come first: computing one takes long, but many are computed at a time. Memory is asked for what comes later

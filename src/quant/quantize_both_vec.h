@@ -90,6 +90,14 @@ VEC_INLINE struct step_floats both_globals_of(const float *globals) {
     return (struct step_floats){(vecf)split_even(first, second), (vecf)split_odd(first, second)};
 }
 
+/* G of a step of columns, or one over it; 1 where the format has none. */
+VEC_INLINE struct step_floats both_globals_at(const struct both_globals *globals, bool is_inverse, int64_t c) {
+    if (BLOCKS_ARE_NVFP4) {
+        return both_globals_of((is_inverse ? globals->column_inverse : globals->column) + c);
+    }
+    return (struct step_floats){vecf_set(1.0f), vecf_set(1.0f)};
+}
+
 /* Two steps of columns. */
 VEC_INLINE void both_column_steps(struct block_kind kind, const struct step keys[2], int64_t c,
                                   const struct both_globals *globals, struct step_floats factors[2],
@@ -97,12 +105,8 @@ VEC_INLINE void both_column_steps(struct block_kind kind, const struct step keys
     vec16 words[2];
     for (int i = 0; i < 2; ++i) {
         const struct step_floats amax = step_amaxes(keys[i], kind.how.dtype, false);
-        struct step_floats global = {vecf_set(1.0f), vecf_set(1.0f)};
-        struct step_floats inverse = global;
-        if (BLOCKS_ARE_NVFP4) {
-            global = both_globals_of(globals->column + c + i * STEP);
-            inverse = both_globals_of(globals->column_inverse + c + i * STEP);
-        }
+        const struct step_floats global = both_globals_at(globals, false, c + i * STEP);
+        const struct step_floats inverse = both_globals_at(globals, true, c + i * STEP);
         const struct block_scales even = both_scales_of(kind, amax.even, global.even, inverse.even);
         const struct block_scales odd = both_scales_of(kind, amax.odd, global.odd, inverse.odd);
         words[i] = join_words(even.codes & 0xFFu, odd.codes & 0xFFu);

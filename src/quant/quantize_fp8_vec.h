@@ -84,7 +84,9 @@ VEC_INLINE vecf fp8_group_amax(const struct fp8_group *group, enum opaq_element 
 
 /* The same, NaNs passed over; out of line, since they are rare. */
 VEC_OUTLINE vecf fp8_group_amax_without_nans(const struct fp8_group *group, enum opaq_element dtype) {
-    FOR_DTYPE(dtype, return fp8_group_amax(group, DTYPE, true));
+    vecf amax;
+    FOR_DTYPE(dtype, amax = fp8_group_amax(group, DTYPE, true));
+    return amax;
 }
 
 /* Where the codes of blocks go, and their scales: those of one row of blocks, by steps, in up to two places. */

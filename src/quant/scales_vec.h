@@ -110,10 +110,13 @@ VEC_INLINE struct block_scales mx_scales(vecf amax, enum opaq_element element, c
 /* The same for any element, out of line. */
 VEC_OUTLINE struct block_scales mx_scales_of(vecf amax, enum opaq_element element, const struct opaq_spec *spec,
                                              bool is_te) {
+    struct block_scales scales;
     if (is_te) {
-        FOR_ELEMENT(element, return mx_scales(amax, ELEMENT, spec, true));
+        FOR_ELEMENT(element, scales = mx_scales(amax, ELEMENT, spec, true));
+    } else {
+        scales = mx_scales(amax, element, spec, false);
     }
-    return mx_scales(amax, element, spec, false);
+    return scales;
 }
 
 struct fp8_scales {

@@ -124,7 +124,7 @@ static bool has_rows(const struct opaq_tensor *tensor, bool is_dense) {
 static enum opaq_status make_rows(const char *operation, const char *name, bool is_dense, uint64_t *handle,
                                   struct opaq_tensor *tensor, struct opaq_error *error) {
     struct opaq_tensor copy = *tensor;
-    uint64_t made;
+    uint64_t made = 0;
     if (tensor->dtype < 0 || tensor->data == NULL || has_rows(tensor, is_dense)) {
         return OPAQ_OK; /* the operator refuses the first two itself */
     }

@@ -140,8 +140,9 @@ def roll(
     largest: float,
     recipe: DelayedScaling,
 ) -> None:
-    """The rule of Transformer Engine's kernel_bulk (common/recipe/delayed_scaling.cu), on lists: the history as it was,
-    moved down by one, with the newest amax at its end; all of it counts, the first of it is not kept."""
+    """The rule of Transformer Engine's kernel_bulk (common/recipe/delayed_scaling.cu), on lists: the history
+    as it was, moved down by one, with the newest amax at its end; all of it counts, the first of it is
+    not kept."""
     for i, amax in enumerate(amaxes):
         column = [float(v) for v in history[:, i]]
         last = max(column[0], amax)

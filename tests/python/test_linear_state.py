@@ -220,8 +220,8 @@ def test_reset_parameters_after_the_meta_device(first: Any, device: str) -> None
 
 
 def test_parameters_that_leave_the_meta_device_alone(device: str) -> None:
-    """Put there one by one, as loaders of other libraries do: a delayed recipe makes the state it needs, outside
-    a compiled region."""
+    """Put there one by one, as loaders of other libraries do: a delayed recipe makes the state it needs,
+    outside a compiled region."""
     made, want = Net("meta"), Net(device)
     for net, source in ((made.first, want.first), (made.second, want.second)):
         for key, parameter in source.named_parameters():
