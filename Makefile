@@ -18,7 +18,9 @@ export PYTHON CI
 build: ## build the libraries and programs into build/ (the default)
 	@tools/build.sh $(BUILD)
 
-test: test-c test-sanitize fuzz-short test-python ## everything below that tests
+test: test-c test-python ## before a push: the C tests in Release and the Python tests
+
+test-all: test test-sanitize fuzz-short test-transformers test-neon ## also sanitizers, fuzzers, the oldest transformers, AArch64
 
 test-c: build ## the C tests, examples and installation, in Release
 	@tools/run_ctest.sh $(BUILD)
@@ -31,6 +33,9 @@ test-neon: ## the C tests for AArch64, under emulation; needs a cross compiler a
 
 test-python: build ## the Python tests
 	@tools/test_python.sh $(BUILD)
+
+test-transformers: build ## the transformers integration with the oldest supported release
+	@tools/test_transformers_range.sh $(BUILD)
 
 test-gpu: build ## the PyTorch tests on a machine with a GPU, with PYTHON
 	@tools/test_gpu.sh $(BUILD)
@@ -75,5 +80,5 @@ clean: ## remove everything that was built; .venv stays
 help: ## this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build test test-c test-sanitize test-neon test-python test-gpu fuzz fuzz-short check format demo \
+.PHONY: build test test-all test-transformers test-c test-sanitize test-neon test-python test-gpu fuzz fuzz-short check format demo \
 	evidence bench bench-overhead bench-checkpoint golden install clean help
