@@ -185,7 +185,7 @@ static int ask_all(const struct opaq_proto *proto) {
 }
 
 static void prototypes(void) {
-    static const int64_t shape[2] = {4, 32};
+    static const int64_t shape[OPAQ_RANK_LIMIT] = {4, 32};
     struct opaq_proto proto;
     struct opaq_spec spec;
     struct opaq_buffer buffer;
