@@ -188,7 +188,7 @@ enum opaq_status output_check(int folder, const char *path, const char *name, st
 /* Locks a file; false if another process has. File systems without locks do not refuse. */
 static bool lock(int descriptor) { return flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
 
-/* A temporary file that nobody writes to any more is taken away. */
+/* Removes a temporary file without a writer. */
 static enum opaq_status remove_old(const struct output_file *file, struct opaq_error *error) {
     const enum opaq_status status = output_check(file->folder, file->path, file->partial, error);
     if (status != OPAQ_OK) {

@@ -162,7 +162,7 @@ static yyjson_mut_val *ct_config(yyjson_mut_doc *document, const struct quantiza
 
 /* ---- ModelOpt ---- */
 
-/* For weights only nvfp4 has a name of its own. */
+/* Only nvfp4 has a separate name for weights alone. */
 static const char *modelopt_algorithm(const struct quantization *quantization) {
     return quantization->row->format == OPAQ_NVFP4 && quantization->activations == ACTIVATIONS_NONE
                ? "W4A16_NVFP4"

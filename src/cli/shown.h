@@ -9,7 +9,7 @@
 /* The bytes of the character that begins here; 0 if it is not shown, and then `skipped` is the bytes of what it is. */
 size_t shown_length(const char *text, size_t *skipped);
 
-/* A text that nobody has checked. */
+/* An unchecked text. */
 void show_text(FILE *file, const char *text);
 
 /* printf whose whole output is filtered, except newlines. */

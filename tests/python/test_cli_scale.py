@@ -50,7 +50,7 @@ def test_diff_of_many_keys(tmp_path: Path) -> None:
     "glob", ["*.layers.{}.mlp.*", "model.layers.{}.*", "*.{}.mlp.w", "model.layers.{}.mlp.x"]
 )
 def test_many_modules_and_globs(glob: str, tmp_path: Path) -> None:
-    """6,000 of each: up to 7 s; 0.1 s now."""
+    """6,000 of each. 3,000 of each took 1.8 s before, 0.05 s now."""
     entries: dict[str, make_hostile.Entry] = {}
     for i in range(6000):
         entries[f"model.layers.{i}.mlp.w.weight"] = ("F8_E4M3", [1, 16], 16)
