@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Includes go one way: base -> format -> quant -> gemm -> op -> runner -> {torch, cli}.
+"""Includes go one way: base -> format -> backend -> cpu -> op -> runner -> checkpoint -> {torch, cli}.
 
 A file in src/<layer> may include its own layer, earlier ones and public headers; a public header only public
 headers; programs (demo, bench, examples, fuzz, the cli layer) only public headers and what lies beside them;
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from repository import ROOT, tracked
 
-LAYERS = ["base", "format", "quant", "gemm", "op", "runner"]
+LAYERS = ["base", "format", "backend", "cpu", "op", "runner", "checkpoint"]
 LAST = {"torch", "cli"}  # on top of the layers, not of each other
 PUBLIC_ONLY = {"cli"}  # layers that use opaq as a stranger would
 PROGRAMS = ["demo", "bench", "examples", "fuzz"]

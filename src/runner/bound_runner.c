@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "op/experts_plan.h"
-#include "op/op_tensor.h"
+#include "op/plan/experts_plan.h"
+#include "op/table/op_tensor.h"
 #include "opaq/runner.h"
 #include "opaq/status.h"
 #include "runner/bound_weights.h"

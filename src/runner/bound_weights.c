@@ -8,11 +8,11 @@
 
 #include "base/fp_environment.h"
 #include "format/proto_layout.h"
-#include "op/op_tensor.h"
-#include "op/plan_words.h"
-#include "op/weight_stack.h"
+#include "op/table/op_tensor.h"
+#include "op/plan/plan_words.h"
+#include "op/linear/weight_stack.h"
 #include "opaq/status.h"
-#include "quant/scale_rules.h"
+#include "cpu/quant/ref/scale_rules.h"
 
 static const struct opaq_device cpu = {OPAQ_DEVICE_CPU, 0};
 

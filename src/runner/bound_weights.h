@@ -2,7 +2,7 @@
 #ifndef OPAQ_RUNNER_BOUND_WEIGHTS_H
 #define OPAQ_RUNNER_BOUND_WEIGHTS_H
 
-#include "op/linear_parts.h"
+#include "op/linear/linear_parts.h"
 
 enum { WEIGHT_LIMIT = 2, BOUND_PLAN_BYTES = 1024 };
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "op/runner_registry.h"
+#include "op/handle/runner_registry.h"
 #include "opaq/status.h"
 
 /* The row of the runner's kind, and its values: the inputs, the handle, the size that the runner gives. NULL with an

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "op/activation_table.h"
+#include "cpu/moe/activation_table.h"
 #include "opaq/cpu.h"
 #include "support_experts.h"
 

@@ -1,7 +1,7 @@
 /* test_dispatch.c: how a kernel is chosen, on made-up tables, and that every entry is named after what it is. */
 #include "check.h"
-#include "quant/quant_table.h"
-#include "quant/quant_table_ref.h"
+#include "cpu/quant/quant_table.h"
+#include "cpu/quant/ref/quant_table_ref.h"
 #include "support_spec.h"
 
 static void nothing(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end) {

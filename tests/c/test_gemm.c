@@ -7,7 +7,7 @@
 
 #include "check.h"
 #include "opaq/cpu.h"
-#include "quant/quant_table_ref.h"
+#include "cpu/quant/ref/quant_table_ref.h"
 #include "support_float.h"
 #include "support_tensor.h"
 

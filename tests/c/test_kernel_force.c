@@ -4,13 +4,13 @@
 #include <string.h>
 
 #include "check.h"
-#include "gemm/gemm_run.h"
-#include "gemm/packed.h"
-#include "gemm/packed_prepare.h"
-#include "gemm/plain_convert.h"
-#include "op/activation_table.h"
+#include "cpu/gemm/gemm_run.h"
+#include "cpu/gemm/packed.h"
+#include "cpu/gemm/packed_prepare.h"
+#include "cpu/gemm/plain_convert.h"
+#include "cpu/moe/activation_table.h"
 #include "opaq/opaq.h"
-#include "quant/quant_table.h"
+#include "cpu/quant/quant_table.h"
 #include "support_spec.h"
 
 static void names_are_unique(void) {

@@ -15,7 +15,7 @@
 #include "../cases/quant_cases.h"
 #include "check.h"
 #include "opaq/cpu.h"
-#include "quant/quant_table_ref.h"
+#include "cpu/quant/ref/quant_table_ref.h"
 #include "support_quant.h"
 #include "support_spec.h"
 #include "support_tensor.h"

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "gemm/plain_convert.h"
+#include "cpu/gemm/plain_convert.h"
 #include "opaq/cpu.h"
 
 enum { MOST = 4096 };

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gemm/gemm_run.h"
+#include "cpu/gemm/gemm_run.h"
 #include "opaq/opaq.h"
 
 struct gemm_case_operand {

@@ -3,7 +3,7 @@
 #ifndef OPAQ_TESTS_CASES_PACKED_CASES_H
 #define OPAQ_TESTS_CASES_PACKED_CASES_H
 
-#include "gemm/packed.h"
+#include "cpu/gemm/packed.h"
 
 enum { PACKED_CASE_COLUMNS = 4096 };
 

@@ -12,9 +12,9 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "gemm/packed.h"
-#include "gemm/packed_prepare.h"
-#include "gemm/packed_rows.h"
+#include "cpu/gemm/packed.h"
+#include "cpu/gemm/packed_prepare.h"
+#include "cpu/gemm/packed_rows.h"
 
 /* Kinds of contents; the same numbers on every machine. */
 enum packed_fill {

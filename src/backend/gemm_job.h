@@ -1,0 +1,28 @@
+/* backend/gemm_job.h: what a matrix product is given. Depends on quant. */
+#ifndef OPAQ_BACKEND_GEMM_JOB_H
+#define OPAQ_BACKEND_GEMM_JOB_H
+
+#include "backend/quant_job.h"
+
+/* One operand: rows x columns, contracted along its columns. Either a plain matrix, or a copy of a quantized
+ * tensor whose rows are decoded. */
+struct gemm_operand {
+    struct quant_matrix plain;     /* data, dtype and steps; of a copy only rows and columns are read */
+    const struct opaq_spec *spec;  /* NULL: plain */
+    const struct quant_copy *copy; /* NULL: plain */
+    /* A copy that went through the Hadamard transform: whether its rows are transformed back. Two operands
+     * transformed with the same mask need not be, the product is the same; then both are such copies of the same
+     * number of columns. */
+    bool undo_hadamard;
+};
+
+struct gemm_job {
+    struct gemm_operand a; /* M x K */
+    struct gemm_operand b; /* N x K */
+    struct quant_matrix c; /* M x N of f32, bf16 or f16, any steps; overlaps nothing else */
+    const void *bias;      /* N values of bias_dtype (f32, bf16 or f16), contiguous; or NULL */
+    enum opaq_element bias_dtype;
+    bool accumulate; /* the product is added to c */
+};
+
+#endif

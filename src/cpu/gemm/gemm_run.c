@@ -1,0 +1,253 @@
+/* cpu/gemm/gemm_run.c: how a product is cut into tiles, and who does which. The arithmetic is gemm_run.h's.
+ *
+ * Many rows of a: c goes in panels of columns. The rows of b behind a panel are decoded once, by all threads, into the
+ * workspace; then each task takes a few rows of a, decodes them block by block on its stack, and multiplies.
+ * Few rows of a: a is decoded once into the workspace, and each task decodes its own rows of b on its stack, so that
+ * nothing large is written and read again. */
+#include "cpu/gemm/gemm_run.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/fp_environment.h"
+#include "base/parallel_run.h"
+#include "cpu/gemm/gemm_decode.h"
+#include "cpu/gemm/plain_convert.h"
+#include "cpu/gemm/transpose.h"
+
+enum {
+    TASK_ROWS = GEMM_DECODE_ROWS, /* of a */
+    PANEL_COLUMNS = 512,          /* of c, at most */
+    TASKS_WANTED = 16             /* for each panel, so that every thread has some */
+};
+static const int64_t panel_bytes = (int64_t)8 << 20; /* that a panel is to stay within */
+
+/* What all tasks of a panel share. */
+struct gemm_plan {
+    const struct gemm_job *job;
+    const struct gemm_table *table;
+    struct gemm_decoder a;
+    struct gemm_decoder b;
+    int64_t depth;
+    int64_t block_count;
+    float *workspace;
+    int64_t panel; /* the first column of the panel */
+    int64_t panel_tiles;
+    int64_t chunk_tiles; /* of one task */
+};
+
+static bool has_few_rows(const struct gemm_job *job) { return job->c.rows <= TASK_ROWS; }
+
+static int64_t panel_columns(int64_t columns, int64_t depth) {
+    const int64_t fitting = panel_bytes / (int64_t)sizeof(float) / max_int64(depth, 1);
+    const int64_t whole = max_int64(fitting / GEMM_TILE_COLUMN_LIMIT, 1) * GEMM_TILE_COLUMN_LIMIT;
+    return min_int64(min_int64(whole, PANEL_COLUMNS), round_up(columns, GEMM_TILE_COLUMN_LIMIT));
+}
+
+/* At least what run_tiles and run_panels take, in a form that grows with each size: a panel's columns do not, because
+ * they are cut to whole tiles, so its limit counts instead. */
+size_t gemm_workspace_bytes(const struct gemm_job *job) {
+    const int64_t depth = gemm_depth(job);
+    if (job->c.rows == 0 || job->c.columns == 0) {
+        return 0;
+    }
+    const int64_t few = min_int64(job->c.rows, TASK_ROWS) * round_up(depth, GEMM_BLOCK);
+    const int64_t columns = min_int64(PANEL_COLUMNS, round_up(job->c.columns, GEMM_TILE_COLUMN_LIMIT));
+    const int64_t limit = max_int64(panel_bytes / (int64_t)sizeof(float), GEMM_TILE_COLUMN_LIMIT * depth);
+    const int64_t floats = has_few_rows(job) ? few : max_int64(few, min_int64(columns * depth, limit));
+    return (size_t)floats * sizeof(float);
+}
+
+static int block_depth(const struct gemm_plan *plan, int64_t block) {
+    return (int)min_int64(plan->depth - block * GEMM_BLOCK, GEMM_BLOCK);
+}
+
+/* ---- packing ---- */
+
+/* Rows of a, one block deep, as the tile kernels read them. */
+static void decode_a(const struct gemm_plan *plan, int64_t row, int rows, int64_t block, float *to) {
+    gemm_decode(&plan->a, row, rows, block * GEMM_BLOCK, block_depth(plan, block), to);
+}
+
+/* The rows of b behind one tile of c, one block deep, transposed; zeros beyond the last one. */
+static void pack_b(const struct gemm_plan *plan, int64_t column, int64_t block, float *to) {
+    float rows[GEMM_TILE_COLUMN_LIMIT * GEMM_BLOCK];
+    const int width = plan->table->tile_columns;
+    const int depth = block_depth(plan, block);
+    const int inside = (int)min_int64(width, plan->job->c.columns - column);
+    gemm_decode(&plan->b, column, inside, block * GEMM_BLOCK, depth, rows);
+    memset(rows + inside * GEMM_BLOCK, 0, (size_t)(width - inside) * GEMM_BLOCK * sizeof *rows);
+    for (int j = 0; j < width; j += TRANSPOSE_SIZE) {
+        transpose_rows(rows + j * GEMM_BLOCK, depth, to + j, width);
+    }
+}
+
+/* Where a tile of the panel lies in the workspace: block by block, in each of them tile by tile. */
+static float *packed_b(const struct gemm_plan *plan, int64_t block, int64_t tile) {
+    const int width = plan->table->tile_columns;
+    return plan->workspace + block * GEMM_BLOCK * plan->panel_tiles * width +
+           tile * width * block_depth(plan, block);
+}
+
+/* ---- results ---- */
+
+static void add(const float *restrict from, int n, float *restrict to) {
+    for (int i = 0; i < n; ++i) {
+        to[i] += from[i];
+    }
+}
+
+/* Finishes n totals of one row, at most PANEL_COLUMNS. */
+static void store_row(const struct gemm_job *job, int64_t row, int64_t column, int n, float *total) {
+    float other[PANEL_COLUMNS];
+    const struct quant_matrix *c = &job->c;
+    const int64_t start = row * c->row_step + column * c->column_step;
+    const int inside = (int)min_int64(n, c->columns - column);
+    if (job->bias != NULL) {
+        plain_load(job->bias, job->bias_dtype, column, 1, inside, other);
+        add(other, inside, total);
+    }
+    if (job->accumulate) {
+        plain_load(c->data, c->dtype, start, c->column_step, inside, other);
+        add(other, inside, total);
+    }
+    plain_store(c->data, c->dtype, start, c->column_step, inside, total);
+}
+
+/* ---- many rows of a ---- */
+
+/* Unit: one block of one tile of the panel. */
+static void pack_panel(void *argument, int64_t begin, int64_t end) {
+    const struct gemm_plan *plan = argument;
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t block = unit / plan->panel_tiles;
+        const int64_t tile = unit % plan->panel_tiles;
+        pack_b(plan, plan->panel + tile * plan->table->tile_columns, block, packed_b(plan, block, tile));
+    }
+}
+
+static void multiply_chunk(const struct gemm_plan *plan, int64_t row, int64_t tile, int64_t tile_end) {
+    _Alignas(64) float total[TASK_ROWS * PANEL_COLUMNS];
+    _Alignas(64) float a[TASK_ROWS * GEMM_BLOCK];
+    const int width = plan->table->tile_columns;
+    const int rows = (int)min_int64(TASK_ROWS, plan->job->c.rows - row);
+    const int columns = (int)(tile_end - tile) * width;
+    memset(total, 0, (size_t)(rows * columns) * sizeof total[0]);
+    for (int64_t block = 0; block < plan->block_count; ++block) {
+        decode_a(plan, row, rows, block, a);
+        for (int64_t t = tile; t < tile_end; ++t) {
+            plan->table->run(a, rows, packed_b(plan, block, t), block_depth(plan, block),
+                             total + (t - tile) * width, columns);
+        }
+    }
+    for (int i = 0; i < rows; ++i) {
+        store_row(plan->job, row + i, plan->panel + tile * width, columns, total + i * columns);
+    }
+}
+
+/* Unit: TASK_ROWS rows of a times chunk_tiles tiles of the panel. */
+static void multiply_panel(void *argument, int64_t begin, int64_t end) {
+    const struct gemm_plan *plan = argument;
+    const int64_t chunks = ceil_div(plan->panel_tiles, plan->chunk_tiles);
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t tile = unit % chunks * plan->chunk_tiles;
+        multiply_chunk(plan, unit / chunks * TASK_ROWS, tile,
+                       min_int64(tile + plan->chunk_tiles, plan->panel_tiles));
+    }
+}
+
+static void run_panels(struct gemm_plan *plan, const struct opaq_parallel *parallel) {
+    const struct gemm_job *job = plan->job;
+    const int width = plan->table->tile_columns;
+    const int64_t columns = panel_columns(job->c.columns, plan->depth);
+    const int64_t row_blocks = ceil_div(job->c.rows, TASK_ROWS);
+    const struct opaq_body pack = {pack_panel, plan};
+    const struct opaq_body multiply = {multiply_panel, plan};
+    for (plan->panel = 0; plan->panel < job->c.columns; plan->panel += columns) {
+        plan->panel_tiles = ceil_div(min_int64(columns, job->c.columns - plan->panel), width);
+        const int64_t chunks = min_int64(ceil_div(TASKS_WANTED, row_blocks), plan->panel_tiles);
+        plan->chunk_tiles = ceil_div(plan->panel_tiles, chunks);
+        parallel_run(parallel, plan->panel_tiles * plan->block_count, &pack);
+        parallel_run(parallel, row_blocks * ceil_div(plan->panel_tiles, plan->chunk_tiles), &multiply);
+    }
+}
+
+/* ---- few rows of a ---- */
+
+/* Where a block of a lies in the workspace. */
+static float *decoded_a(const struct gemm_plan *plan, int64_t block) {
+    return plan->workspace + block * plan->job->c.rows * GEMM_BLOCK;
+}
+
+/* Unit: one block. */
+static void decode_all_a(void *argument, int64_t begin, int64_t end) {
+    const struct gemm_plan *plan = argument;
+    for (int64_t block = begin; block < end; ++block) {
+        decode_a(plan, 0, (int)plan->job->c.rows, block, decoded_a(plan, block));
+    }
+}
+
+/* Unit: one tile of columns. */
+static void multiply_tiles(void *argument, int64_t begin, int64_t end) {
+    _Alignas(64) float total[TASK_ROWS * GEMM_TILE_COLUMN_LIMIT];
+    _Alignas(64) float b[GEMM_BLOCK * GEMM_TILE_COLUMN_LIMIT];
+    const struct gemm_plan *plan = argument;
+    const int width = plan->table->tile_columns;
+    const int rows = (int)plan->job->c.rows;
+    for (int64_t tile = begin; tile < end; ++tile) {
+        memset(total, 0, sizeof total);
+        for (int64_t block = 0; block < plan->block_count; ++block) {
+            pack_b(plan, tile * width, block, b);
+            plan->table->run(decoded_a(plan, block), rows, b, block_depth(plan, block), total, width);
+        }
+        for (int i = 0; i < rows; ++i) {
+            store_row(plan->job, i, tile * width, width, total + i * width);
+        }
+    }
+}
+
+static void run_tiles(struct gemm_plan *plan, const struct opaq_parallel *parallel) {
+    const struct opaq_body decode = {decode_all_a, plan};
+    const struct opaq_body multiply = {multiply_tiles, plan};
+    parallel_run(parallel, plan->block_count, &decode);
+    parallel_run(parallel, ceil_div(plan->job->c.columns, plan->table->tile_columns), &multiply);
+}
+
+/* Whether there is so little to do that waking threads would cost more than it saves. Decoding an element takes as long
+ * as some 16 multiply-adds. */
+static bool is_small(const struct gemm_plan *plan) {
+    const double rows = (double)plan->job->c.rows;
+    const double columns = (double)plan->job->c.columns;
+    const double worth = 1 << 19; /* some 0.01 ms */
+    return (rows * columns + 16.0 * (rows + columns)) * (double)plan->depth < worth;
+}
+
+void gemm_run_with(const struct gemm_table *table, const struct gemm_job *job, void *workspace,
+                   const struct opaq_parallel *parallel) {
+    const int64_t depth = gemm_depth(job);
+    struct gemm_plan plan = {.job = job,
+                             .table = table,
+                             .depth = depth,
+                             .block_count = ceil_div(depth, GEMM_BLOCK),
+                             .workspace = workspace};
+    assert(job->a.plain.rows == job->c.rows && job->b.plain.rows == job->c.columns);
+    assert(job->a.plain.columns == job->b.plain.columns);
+    if (job->c.rows == 0 || job->c.columns == 0) {
+        return;
+    }
+    const uint64_t saved = fp_environment_enter();
+    gemm_decoder_make(&job->a, &plan.a);
+    gemm_decoder_make(&job->b, &plan.b);
+    fp_environment_leave(saved);
+    parallel = is_small(&plan) ? NULL : parallel;
+    if (has_few_rows(job)) {
+        run_tiles(&plan, parallel);
+    } else {
+        run_panels(&plan, parallel);
+    }
+}
+
+void gemm_run(const struct gemm_job *job, void *workspace, const struct opaq_parallel *parallel) {
+    gemm_run_with(gemm_table_best(), job, workspace, parallel);
+}

@@ -1,0 +1,37 @@
+/* cpu/gemm/gemm_run.h: the matrix product c = a b^T for every pair of operands. Depends on gemm_job.h.
+ *
+ * Arithmetic, the same on every machine and with any number of threads: operands are decoded to float32 as
+ * dequantization does. For each element of c the products a[i][k] * b[j][k] are summed up in float32 in the order of
+ * k, each added with one rounding (a fused multiply-add), in blocks of 256 that each start from 0; the blocks' sums are
+ * added in order to a total that starts from 0. Then bias[j] is added, then the former c[i][j], and the
+ * result is rounded once to c's dtype, every NaN being the canonical one.
+ *
+ * Without overflow and underflow the float32 total differs from the exact one by at most
+ *     (min(K, 256) + ceil(K / 256) + 2) * 2^-24 * sum |a[i][k] b[j][k]|
+ * to first order: a product meets one rounding for each addition in its block and one for each block; two more are left
+ * for the bias and c, whose sizes then count among the terms. */
+#ifndef OPAQ_CPU_GEMM_GEMM_RUN_H
+#define OPAQ_CPU_GEMM_GEMM_RUN_H
+
+#include <stddef.h>
+
+#include "backend/gemm_job.h"
+#include "cpu/gemm/gemm_table.h"
+#include "opaq/parallel.h"
+
+/* The scratch memory that gemm_run needs; depends on the shapes only. At most 8 MiB, or 32 rows of K floats, rounded up to
+ * 256, if that is more. What is enough for one product is enough for one with fewer rows of a, rows of b or steps. */
+size_t gemm_workspace_bytes(const struct gemm_job *job);
+
+/* The job's parts have been checked and fit each other. The workspace is aligned to 64 and may be NULL if 0 bytes are
+ * needed. Empty sizes are allowed; with K = 0 every sum is 0. */
+void gemm_run(const struct gemm_job *job, void *workspace, const struct opaq_parallel *parallel);
+
+/* The same with a table of one's choice that this machine can run. */
+void gemm_run_with(const struct gemm_table *table, const struct gemm_job *job, void *workspace,
+                   const struct opaq_parallel *parallel);
+
+/* Which kernel gemm_run uses on this machine: "gemm_avx512". */
+const char *gemm_kernel_name(void);
+
+#endif

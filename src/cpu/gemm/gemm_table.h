@@ -1,0 +1,30 @@
+/* cpu/gemm/gemm_table.h: the tile kernels and how one is chosen. Depends on nothing.
+ *
+ * Each instruction set has one constant table in a file of its own, compiled with its own flags. All of them give
+ * the same bits: gemm_run.h says which operations make a sum, and a kernel only does many sums side by side. */
+#ifndef OPAQ_CPU_GEMM_GEMM_TABLE_H
+#define OPAQ_CPU_GEMM_GEMM_TABLE_H
+
+#include <stdint.h>
+
+enum {
+    GEMM_BLOCK = 256,           /* steps of the contraction that are summed up by themselves */
+    GEMM_TILE_COLUMN_LIMIT = 16 /* every table's tile columns divide this */
+};
+
+struct gemm_table {
+    const char *name;  /* "gemm_avx2" */
+    uint32_t features; /* bits of enum opaq_cpu_feature that it needs */
+    int tile_columns;
+    /* Adds to each of `rows` x tile_columns totals one block's sum, of `depth` (at most GEMM_BLOCK) products in
+     * order: a[row * GEMM_BLOCK + k] * b[k * tile_columns + column]. */
+    void (*run)(const float *a, int rows, const float *b, int depth, float *total, int64_t total_step);
+};
+
+/* The table for this machine. */
+const struct gemm_table *gemm_table_best(void);
+
+/* All tables that this build has, fastest first, whether this machine can run them or not. */
+const struct gemm_table *const *gemm_tables(int *count);
+
+#endif

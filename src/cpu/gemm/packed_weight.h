@@ -1,0 +1,23 @@
+/* cpu/gemm/packed_weight.h: a tiled copy as packed kernels read it. Depends on packed.h, gemm_job.h. */
+#ifndef OPAQ_CPU_GEMM_PACKED_WEIGHT_H
+#define OPAQ_CPU_GEMM_PACKED_WEIGHT_H
+
+#include "backend/gemm_job.h"
+#include "cpu/gemm/packed.h"
+
+enum packed_format packed_format_of(const struct opaq_spec *spec);
+
+/* Columns that rows of x have for it, padded with zeros. */
+int64_t packed_padded_columns(const struct gemm_operand *b);
+
+/* Whether its kernels can read it: it is tiled, its memory aligned. */
+bool packed_weight_can_run(const struct gemm_operand *b);
+
+/* Bytes that row factors need which the copy has in another form; 0 for most. */
+int64_t packed_row_factor_bytes(const struct gemm_operand *b);
+
+/* The weight. row_factors: memory of that size, whose rows [begin, end) packed_row_factors fills. */
+struct packed_weight packed_weight_of(const struct gemm_operand *b, float *row_factors);
+void packed_row_factors(const struct gemm_operand *b, int64_t begin, int64_t end, float *row_factors);
+
+#endif

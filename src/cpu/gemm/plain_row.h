@@ -1,0 +1,83 @@
+/* cpu/gemm/plain_row.h: a stretch of f32, bf16 or f16 to float32 and back, in loops that compilers turn into vectors. Depends
+ * on format. */
+#ifndef OPAQ_CPU_GEMM_PLAIN_ROW_H
+#define OPAQ_CPU_GEMM_PLAIN_ROW_H
+
+#include <stdbool.h>
+
+#include "format/element_codec.h"
+
+/* decode_f16 without branches: the exponent is moved, and a subnormal number, having got the exponent of the smallest
+ * normal one, loses that number's leading one. */
+static inline float plain_decode_f16(uint32_t code) {
+    const uint32_t magnitude = code & 0x7FFFu;
+    const bool is_small = magnitude < 0x400u;
+    const uint32_t exponent = (is_small ? 113u : 112u) + (magnitude >= 0x7C00u ? 112u : 0u);
+    const float lead = float_from_bits(is_small ? 113u << 23 : 0u);
+    const float value = float_from_bits((magnitude << 13) + (exponent << 23)) - lead;
+    return float_from_bits(float_to_bits(value) | (code & 0x8000u) << 16);
+}
+
+/* The step is a constant where it matters. */
+static inline __attribute__((always_inline)) void plain_row_load_step(const void *data, enum opaq_element dtype,
+                                                                      int64_t step, int n, float *restrict to) {
+    if (dtype == OPAQ_F32) {
+        for (int i = 0; i < n; ++i) {
+            to[i] = ((const float *)data)[i * step];
+        }
+    } else if (dtype == OPAQ_BF16) {
+        for (int i = 0; i < n; ++i) {
+            to[i] = decode_bf16(((const uint16_t *)data)[i * step]);
+        }
+    } else {
+        for (int i = 0; i < n; ++i) {
+            to[i] = plain_decode_f16(((const uint16_t *)data)[i * step]);
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void plain_row_store_step(void *data, enum opaq_element dtype,
+                                                                       int64_t step, int n,
+                                                                       const float *restrict from) {
+    if (dtype == OPAQ_F32) {
+        for (int i = 0; i < n; ++i) {
+            ((float *)data)[i * step] = float_is_nan(from[i]) ? float_nan() : from[i];
+        }
+    } else if (dtype == OPAQ_BF16) {
+        for (int i = 0; i < n; ++i) {
+            ((uint16_t *)data)[i * step] = (uint16_t)encode_bf16_ieee(from[i]);
+        }
+    } else {
+        for (int i = 0; i < n; ++i) {
+            ((uint16_t *)data)[i * step] = (uint16_t)encode_f16_ieee(from[i]);
+        }
+    }
+}
+
+static inline int64_t plain_bytes(enum opaq_element dtype, int64_t count) {
+    return dtype == OPAQ_F32 ? 4 * count : 2 * count;
+}
+
+/* n elements, `step` apart, from element `start` of the data on. */
+static inline void plain_row_load(const void *data, enum opaq_element dtype, int64_t start, int64_t step, int n,
+                                  float *to) {
+    const char *const first = (const char *)data + plain_bytes(dtype, start);
+    if (step == 1) {
+        plain_row_load_step(first, dtype, 1, n, to);
+    } else {
+        plain_row_load_step(first, dtype, step, n, to);
+    }
+}
+
+/* Rounded once, every NaN the canonical one. */
+static inline void plain_row_store(void *data, enum opaq_element dtype, int64_t start, int64_t step, int n,
+                                   const float *from) {
+    char *const first = (char *)data + plain_bytes(dtype, start);
+    if (step == 1) {
+        plain_row_store_step(first, dtype, 1, n, from);
+    } else {
+        plain_row_store_step(first, dtype, step, n, from);
+    }
+}
+
+#endif

@@ -1,0 +1,311 @@
+/* cpu/gemm/x86/packed_run_avx512.c: the loops around the innermost ones of the AVX-512 kernels for 4-bit tiled weights. Depends on
+ * packed_avx512.h. */
+#include "cpu/gemm/packed.h"
+
+#if defined(__x86_64__)
+#include "cpu/gemm/x86/packed_avx512.h"
+
+#include "base/checked.h"
+#include "cpu/gemm/x86/packed_kernels_avx512.h"
+
+enum {
+    CHUNK_ROWS = 256,
+    STREAM_SUMS = 128 /* vectors of sums that wait for the end of a job, at most */
+};
+_Static_assert(RECORDS_BYTES - PACKED_FEW_SCRATCH_AVX512 == 0, "few rows need records only");
+
+/* Where the sums of one tile go. */
+struct tile_place {
+    float *y;
+    __mmask16 mask; /* rows of the weight that there are */
+    __m512 factor;
+};
+
+/* `is_counted` false: a tile that only fills up a group. */
+static struct tile_place tile_place_make(const struct packed_weight *weight, int64_t tile, float *y,
+                                         bool is_counted) {
+    const int64_t n = tile * TILE4_ROWS;
+    const int64_t rows = is_counted ? min_int64(weight->rows - n, TILE4_ROWS) : 0;
+    const __mmask16 mask = (__mmask16)((1u << rows) - 1);
+    const __m512 factor = _mm512_set1_ps(weight->factor);
+    return (struct tile_place){
+        y + n, mask,
+        weight->row_factor == NULL
+            ? factor
+            : _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(mask, weight->row_factor + n))};
+}
+
+/* A task, and which part of the columns it is at. */
+struct task {
+    const struct packed_ways *ways;
+    const struct packed_weight *weight;
+    const struct packed_rows *x;
+    float *y;
+    int64_t y_step;
+    int64_t begin, end;   /* tiles along the rows */
+    int64_t first, count; /* tiles along the columns */
+    uint8_t *records;
+    float *sums; /* [two tiles][group][tile][row][LANES] */
+    void *panel;
+};
+
+static bool is_first(const struct task *task) { return task->first == 0; }
+
+static bool is_last(const struct task *task) { return task->first + task->count == task->weight->tile_columns; }
+
+/* Sums of rows [m, m + rows) with one tile: none before the first columns, from y later. */
+static void totals_begin(const struct task *task, const struct tile_place *place, int64_t m, int rows,
+                         float *total) {
+    for (int r = 0; r < rows; ++r) {
+        const bool is_there = !is_first(task) && m + r < task->x->rows;
+        _mm512_store_ps(total + r * LANES,
+                        is_there ? _mm512_maskz_loadu_ps(place->mask, place->y + (m + r) * task->y_step)
+                                 : _mm512_setzero_ps());
+    }
+}
+
+/* Back to y; with their factors after the last columns. */
+static void totals_end(const struct task *task, const struct tile_place *place, int64_t m, int rows,
+                       float *total) {
+    const float *row_scale = task->x->row_scale;
+    for (int r = 0; r < rows && m + r < task->x->rows; ++r) {
+        __m512 sum = _mm512_load_ps(total + r * LANES);
+        if (is_last(task)) {
+            sum = _mm512_mul_ps(_mm512_mul_ps(sum, _mm512_set1_ps(task->ways->power)), place->factor);
+            sum = row_scale == NULL ? sum : _mm512_mul_ps(sum, _mm512_set1_ps(row_scale[m + r]));
+        }
+        _mm512_mask_storeu_ps(place->y + (m + r) * task->y_step, place->mask, sum);
+    }
+}
+
+/* ---- few rows ---- */
+
+/* Tiles that are read side by side, from `first` on and `step` apart, of which the first `skipped` are read
+ * once more and not counted; and so for `rounds` rows of tiles. */
+struct tile_group {
+    int64_t first, step;
+    int skipped;
+    int64_t rounds;
+};
+
+/* The group that is read when `tiles` of a task's tiles are done. Its tiles are as far apart as possible, so that each
+ * round begins in memory where the one before it ends. What is left at the end is read with some tiles before it, and
+ * where there are none, the one tile is read so many times. */
+static struct tile_group tile_group_at(const struct task *task, int64_t tiles, int streams,
+                                       int64_t most_rounds) {
+    const int64_t all = task->end - task->begin;
+    const int64_t apart = all / streams;
+    const int64_t done = tiles / streams;
+    if (done < apart) {
+        return (struct tile_group){task->begin + done, apart, 0, min_int64(apart - done, most_rounds)};
+    }
+    if (apart > 0) {
+        return (struct tile_group){task->end - streams, 1, streams - (int)(all - tiles), 1};
+    }
+    return (struct tile_group){task->begin + tiles, 0, streams - 1, 1};
+}
+
+/* Sums of each round and tile of a group: before its columns are read, or after. */
+static void group_totals(const struct task *task, const struct tile_group *group, int streams, int rows,
+                         float *total,
+                         void (*each)(const struct task *task, const struct tile_place *place, int64_t m,
+                                      int rows, float *total)) {
+    for (int64_t round = 0; round < group->rounds; ++round) {
+        for (int t = 0; t < streams; ++t) {
+            const struct tile_place place = tile_place_make(
+                task->weight, group->first + round + t * group->step, task->y, t >= group->skipped);
+            each(task, &place, 0, rows, total + (round * streams + t) * rows * LANES);
+        }
+    }
+}
+
+/* Multiplies a group with `rows` rows of x. While its last columns are read, those of the next one are asked for. */
+static void stream_group(const struct task *task, const struct tile_group *group, const struct tile_group *next,
+                         int kind, int rows) {
+    float total[STREAM_SUMS * LANES] __attribute__((aligned(LINE)));
+    const struct packed_ways *ways = task->ways;
+    const int streams = ways->streams[kind];
+    const int64_t columns = task->weight->tile_columns;
+    const int64_t at = group->first * columns + task->first;
+    const struct stream_job job = {.data = task->weight->data + at * TILE4_BYTES,
+                                   .scale = task->weight->scale + at * ways->scale_bytes,
+                                   .data_step = group->step * columns * TILE4_BYTES,
+                                   .scale_step = group->step * columns * ways->scale_bytes,
+                                   .count = task->count,
+                                   .rounds = group->rounds,
+                                   .gap = columns - task->count,
+                                   .jump =
+                                       (next->first - group->first - group->rounds + 1) * columns - task->count,
+                                   .record = task->records,
+                                   .total = total};
+    group_totals(task, group, streams, rows, total, totals_begin);
+    ways->stream[kind](&job);
+    group_totals(task, group, streams, rows, total, totals_end);
+}
+
+/* All tiles, with the columns whose records are there. */
+static void stream_tiles(const struct task *task, int kind, int rows) {
+    const int streams = task->ways->streams[kind];
+    const int64_t most_rounds = STREAM_SUMS / (streams * rows);
+    const int64_t all = task->end - task->begin;
+    struct tile_group group = tile_group_at(task, 0, streams, most_rounds);
+    for (int64_t tiles = 0; tiles < all;) {
+        const int64_t done = tiles + streams * group.rounds - group.skipped;
+        const struct tile_group next = done < all ? tile_group_at(task, done, streams, most_rounds) : group;
+        stream_group(task, &group, &next, kind, rows);
+        group = next;
+        tiles = done;
+    }
+}
+
+/* All rows of x at once. As many columns as there is memory for records. */
+static void run_few(struct task *task) {
+    const int64_t columns = task->weight->tile_columns;
+    const int64_t m = task->x->rows;
+    const int kind = m == 1 ? 0 : m == 2 ? 1 : m <= 4 ? 2 : 3;
+    const int rows = 1 << kind;
+    const int64_t chunk = RECORDS_BYTES / (task->ways->row_bytes * rows);
+    for (task->first = 0; is_first(task) || task->first < columns; task->first += chunk) {
+        task->count = min_int64(columns - task->first, chunk);
+        task->ways->records_make(task->x, 0, rows, task->first, task->count, task->records);
+        stream_tiles(task, kind, rows);
+    }
+}
+
+/* ---- many rows ---- */
+
+/* Part i of n of what the next panel is made from: the next tiles' columns, or the next columns of the first tiles. */
+PACKED_INLINE void ask_for_next(const struct task *task, int64_t tile, int64_t i, int64_t n) {
+    const bool is_there = tile + PANEL_TILES < task->end;
+    const int64_t first = is_there ? task->first : task->first + task->count;
+    const int64_t count = min_int64(task->weight->tile_columns - first, task->count);
+    const int64_t lines = count * TILE4_BYTES / LINE;
+    const int64_t scale_lines = ceil_div(count * task->ways->scale_bytes, LINE);
+    const int64_t next = is_there ? tile + PANEL_TILES : task->begin;
+    for (int64_t t = next; t < min_int64(next + PANEL_TILES, task->end); ++t) {
+        const int64_t at = t * task->weight->tile_columns + first;
+        const uint8_t *data = task->weight->data + at * TILE4_BYTES;
+        const uint8_t *scale = task->weight->scale + at * task->ways->scale_bytes;
+        for (int64_t line = lines * i / n; line < lines * (i + 1) / n; ++line) {
+            ask_for(data + line * LINE);
+        }
+        for (int64_t line = scale_lines * i / n; line < scale_lines * (i + 1) / n; ++line) {
+            ask_for(scale + line * LINE);
+        }
+    }
+}
+
+/* Rows of x that are multiplied together; the last ones may be half a group. */
+static int rows_of_group(int64_t left) { return left <= GROUP_ROWS / 2 ? GROUP_ROWS / 2 : GROUP_ROWS; }
+
+/* What the next records of the group of rows from m on are made from; a part of it with each two tiles. */
+PACKED_INLINE void ask_for_rows(const struct task *task, int64_t tile, int64_t m) {
+    const int64_t pairs = ceil_div(task->end - task->begin, PANEL_TILES);
+    const int64_t pair = (tile - task->begin) / PANEL_TILES;
+    const int64_t next = task->first + task->count;
+    const int64_t bytes = min_int64(task->weight->tile_columns - next, task->count) * TILE4_COLUMNS *
+                          packed_element_bytes(task->x->precision);
+    const int64_t end = min_int64(m + GROUP_ROWS * (pair + 1) / pairs, task->x->rows);
+    for (int64_t r = m + GROUP_ROWS * pair / pairs; r < end; ++r) {
+        const uint8_t *const row = packed_elements(task->x, r, next * TILE4_COLUMNS);
+        for (int64_t i = 0; i < bytes; i += LINE) {
+            ask_for(row + i);
+        }
+    }
+}
+
+/* The sums of the group from row r on with two tiles, the first of which is `tile`. */
+static float *sums_of(const struct task *task, int64_t tile, int64_t rows, int64_t r) {
+    return task->sums + ((tile - task->begin) * round_up(rows, GROUP_ROWS) + r * PANEL_TILES) * LANES;
+}
+
+/* Rows [m, m + rows) of x, of which the records are there, with two tiles. */
+static void sweep_tiles(const struct task *task, int64_t tile, int64_t m, int64_t rows) {
+    int64_t tiles[PANEL_TILES];
+    const int64_t groups = ceil_div(rows, GROUP_ROWS);
+    for (int t = 0; t < PANEL_TILES; ++t) {
+        tiles[t] = min_int64(tile + t, task->end - 1);
+    }
+    task->ways->panel_make(task->weight, tiles, task->first, task->count, task->panel);
+    for (int64_t r = 0; r < rows; r += GROUP_ROWS) {
+        const int group_rows = rows_of_group(rows - r);
+        const struct sweep_job job = {task->panel, task->count,
+                                      task->records + r * task->ways->row_bytes * task->count,
+                                      sums_of(task, tile, rows, r)};
+        ask_for_next(task, tile, r / GROUP_ROWS, groups);
+        ask_for_rows(task, tile, m + r);
+        if (is_first(task)) {
+            memset(job.total, 0, (size_t)(group_rows * PANEL_TILES * LANES) * sizeof(float));
+        }
+        task->ways->sweep[group_rows < GROUP_ROWS](&job);
+    }
+}
+
+/* The finished sums of rows [m, m + rows), to y: some rows with all tiles, so that each row is written in one piece. */
+static void write_sums(const struct task *task, int64_t m, int64_t rows) {
+    for (int64_t r = 0; r < rows; r += GROUP_ROWS) {
+        const int group_rows = rows_of_group(rows - r);
+        for (int64_t tile = task->begin; tile < task->end; ++tile) {
+            const int64_t t = (tile - task->begin) % PANEL_TILES;
+            const struct tile_place place = tile_place_make(task->weight, tile, task->y, true);
+            totals_end(task, &place, m + r, group_rows,
+                       sums_of(task, tile - t, rows, r) + t * group_rows * LANES);
+        }
+    }
+}
+
+/* Rows [m, m + rows) of x with tiles [task->begin, task->end). */
+static void sweep_strip(struct task *task, int64_t m, int64_t rows) {
+    const struct packed_ways *ways = task->ways;
+    const int64_t columns = task->weight->tile_columns;
+    for (task->first = 0; is_first(task) || task->first < columns; task->first += ways->panel_columns) {
+        task->count = min_int64(columns - task->first, ways->panel_columns);
+        for (int64_t r = 0; r < rows; r += GROUP_ROWS) {
+            ways->records_make(task->x, m + r, rows_of_group(rows - r), task->first, task->count,
+                               task->records + r * ways->row_bytes * task->count);
+        }
+        for (int64_t tile = task->begin; tile < task->end; tile += PANEL_TILES) {
+            sweep_tiles(task, tile, m, rows);
+        }
+        if (is_last(task)) {
+            write_sums(task, m, rows);
+        }
+    }
+}
+
+/* As many rows of x at a time as there is memory for records, and as many tiles with them as there is for sums. */
+static void run_many(const struct task *task) {
+    const int64_t group_bytes = task->ways->row_bytes * GROUP_ROWS * task->ways->panel_columns;
+    const int64_t chunk = min_int64(RECORDS_BYTES / group_bytes * GROUP_ROWS, CHUNK_ROWS);
+    for (int64_t m = 0; m < task->x->rows; m += chunk) {
+        const int64_t rows = min_int64(task->x->rows - m, chunk);
+        const int64_t pairs = SUMS_BYTES / (PANEL_TILES * LINE * round_up(rows, GROUP_ROWS));
+        for (int64_t tile = task->begin; tile < task->end; tile += pairs * PANEL_TILES) {
+            struct task strip = *task;
+            strip.begin = tile;
+            strip.end = min_int64(tile + pairs * PANEL_TILES, task->end);
+            sweep_strip(&strip, m, rows);
+        }
+    }
+}
+
+void packed_run_avx512(const struct packed_ways *ways, const struct packed_weight *weight,
+                       const struct packed_rows *x, int64_t begin, int64_t end, float *y, int64_t y_step,
+                       void *scratch) {
+    struct task task = {.ways = ways,
+                        .weight = weight,
+                        .x = x,
+                        .y = y,
+                        .y_step = y_step,
+                        .begin = begin,
+                        .end = end,
+                        .records = scratch,
+                        .sums = (float *)(void *)((uint8_t *)scratch + RECORDS_BYTES),
+                        .panel = (uint8_t *)scratch + RECORDS_BYTES + SUMS_BYTES};
+    if (x->rows <= GROUP_ROWS) {
+        run_few(&task);
+    } else {
+        run_many(&task);
+    }
+}
+#endif

@@ -1,0 +1,140 @@
+/* cpu/moe/activation.c: what stands between the two products of an MLP, and its gradient.
+ *
+ * A row goes in stretches: gates and factors to float32, the function, and back. */
+#include "cpu/moe/activation.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/parallel_run.h"
+#include "cpu/gemm/plain_convert.h"
+#include "cpu/moe/activation_formulas.h"
+#include "cpu/moe/activation_table.h"
+
+enum { STRETCH = ACTIVATION_STRETCH };
+
+/* Its derivative. */
+static inline float slope(const struct opaq_experts_plan *plan, float g) {
+    switch ((enum opaq_activation)plan->activation) {
+    case OPAQ_SILU:
+    case OPAQ_SILU_STEP:
+    case OPAQ_SILU_NO_MUL: {
+        const float s = sigmoid(g);
+        const bool is_cut = plan->activation == OPAQ_SILU_STEP && g * s > plan->limit;
+        return is_cut ? 0.0f : s * (1.0f + g * (1.0f - s));
+    }
+    case OPAQ_SILU_CLAMP:
+    case OPAQ_SWIGLU_OAI:
+    case OPAQ_SWIGLU_OAI_PACKED: {
+        const float s = sigmoid(plan->alpha * g);
+        return g > plan->limit ? 0.0f : s * (1.0f + plan->alpha * g * (1.0f - s));
+    }
+    case OPAQ_GELU:
+    case OPAQ_GELU_NO_MUL: {
+        const double x = (double)g;
+        return (float)(0.5 * erfc(-0.70710678118654752 * x) + x * 0.39894228040143268 * exp(-0.5 * x * x));
+    }
+    case OPAQ_GELU_TANH:
+    case OPAQ_GELU_TANH_NO_MUL: {
+        const float s = sigmoid(tanh_argument(g));
+        return s + g * s * (1.0f - s) * 1.59576912f * (1.0f + 3.0f * 0.044715f * g * g);
+    }
+    case OPAQ_RELU2:
+    case OPAQ_RELU2_NO_MUL:
+        return g < 0.0f ? 0.0f : 2.0f * g;
+    }
+    return 1.0f;
+}
+
+struct activation_task {
+    const struct opaq_experts_plan *plan;
+    const struct quant_matrix *h;
+    const struct quant_matrix *a;  /* or da */
+    const struct quant_matrix *dh; /* of the gradient */
+};
+
+/* Where a stretch's gates and factors lie in a row of h or dh. */
+struct gate_places {
+    int64_t gate, factor, step;
+};
+
+static struct gate_places places_of(const struct activation_task *task, const struct quant_matrix *matrix,
+                                    int64_t row, int64_t column) {
+    const int64_t start = row * matrix->row_step;
+    if (task->plan->activation == OPAQ_SWIGLU_OAI) {
+        return (struct gate_places){start + 2 * column, start + 2 * column + 1, 2};
+    }
+    return (struct gate_places){start + column, start + task->a->columns + column, 1};
+}
+
+static void load(const struct activation_task *task, const struct gate_places *at, int n, float *g, float *u) {
+    const bool is_gated = opaq_activation_is_gated((enum opaq_activation)task->plan->activation) != 0;
+    plain_load(task->h->data, task->h->dtype, at->gate, at->step, n, g);
+    if (is_gated) {
+        plain_load(task->h->data, task->h->dtype, at->factor, at->step, n, u);
+    } else {
+        memset(u, 0, (size_t)n * sizeof *u);
+    }
+}
+
+static void forward_rows(void *argument, int64_t begin, int64_t end) {
+    const struct activation_task *task = argument;
+    float g[STRETCH];
+    float u[STRETCH];
+    for (int64_t row = begin; row < end; ++row) {
+        for (int64_t c = 0; c < task->a->columns; c += STRETCH) {
+            const int n = (int)min_int64(STRETCH, task->a->columns - c);
+            const struct gate_places at = places_of(task, task->h, row, c);
+            load(task, &at, n, g, u);
+            activation_stretch(task->plan, task->h->dtype, g, u, n,
+                               (char *)task->a->data +
+                                   plain_bytes(task->a->dtype, row * task->a->row_step + c));
+        }
+    }
+}
+
+static void backward_rows(void *argument, int64_t begin, int64_t end) {
+    const struct activation_task *task = argument;
+    const struct opaq_experts_plan *plan = task->plan;
+    const bool is_gated = opaq_activation_is_gated((enum opaq_activation)plan->activation) != 0;
+    float g[STRETCH];
+    float u[STRETCH];
+    float da[STRETCH];
+    for (int64_t row = begin; row < end; ++row) {
+        for (int64_t c = 0; c < task->a->columns; c += STRETCH) {
+            const int n = (int)min_int64(STRETCH, task->a->columns - c);
+            const struct gate_places at = places_of(task, task->h, row, c);
+            load(task, &at, n, g, u);
+            plain_load(task->a->data, task->a->dtype, row * task->a->row_step + c, 1, n, da);
+            for (int i = 0; i < n; ++i) {
+                const float gate = g[i];
+                const float upstream = da[i];
+                float value = activated(plan, (enum opaq_activation)plan->activation, gate);
+                value = plan->activation == OPAQ_SILU_STEP ? at_most(value, plan->limit) : value;
+                g[i] = upstream * (is_gated ? factor_of(plan, u[i]) : 1.0f) * slope(plan, gate);
+                u[i] = has_limit(plan) && within(u[i], plan->limit) != u[i] ? 0.0f : upstream * value;
+            }
+            const struct gate_places to = places_of(task, task->dh, row, c);
+            plain_store(task->dh->data, task->dh->dtype, to.gate, to.step, n, g);
+            if (is_gated) {
+                plain_store(task->dh->data, task->dh->dtype, to.factor, to.step, n, u);
+            }
+        }
+    }
+}
+
+void activation_forward(const struct opaq_experts_plan *plan, const struct quant_matrix *h,
+                        const struct quant_matrix *a, const struct opaq_parallel *parallel) {
+    struct activation_task task = {plan, h, a, NULL};
+    const struct opaq_body body = {forward_rows, &task};
+    parallel_run(parallel_if_worth(parallel, a->rows * a->columns), a->rows, &body);
+}
+
+void activation_backward(const struct opaq_experts_plan *plan, const struct quant_matrix *h,
+                         const struct quant_matrix *da, const struct quant_matrix *dh,
+                         const struct opaq_parallel *parallel) {
+    struct activation_task task = {plan, h, da, dh};
+    const struct opaq_body body = {backward_rows, &task};
+    parallel_run(parallel_if_worth(parallel, da->rows * da->columns), da->rows, &body);
+}

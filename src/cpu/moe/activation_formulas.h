@@ -1,0 +1,158 @@
+/* cpu/moe/activation_formulas.h: activations of numbers and of stretches of them, in loops that compilers turn into vectors. The
+ * exponential is our own, so that results are the same everywhere. Depends on gemm/plain_row.h. */
+#ifndef OPAQ_CPU_MOE_ACTIVATION_FORMULAS_H
+#define OPAQ_CPU_MOE_ACTIVATION_FORMULAS_H
+
+#include <math.h>
+
+#include "cpu/gemm/plain_row.h"
+#include "opaq/experts.h"
+
+/* e^x to about one unit in the last place: x = n ln 2 + r, with ln 2 in two parts and a polynomial for e^r, whose
+ * coefficients are those of the Taylor series. 2^n is multiplied in two steps, because n reaches beyond the exponents of
+ * a float at both ends. NaN stays NaN. */
+static inline float exponential(float x) {
+    const float inside = x > 90.0f ? 90.0f : x < -105.0f ? -105.0f : x; /* infinity and 0 from there on */
+    const float turns = inside * 1.44269504f;
+    const float shifter = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+    const float n = turns + shifter - shifter;
+    const float r = (inside - n * 0.693359375f) - n * -2.12194440e-4f;
+    float e = 1.0f / 5040.0f;
+    e = e * r + 1.0f / 720.0f;
+    e = e * r + 1.0f / 120.0f;
+    e = e * r + 1.0f / 24.0f;
+    e = e * r + 1.0f / 6.0f;
+    e = e * r + 0.5f;
+    e = e * r * r + r + 1.0f;
+    const int32_t whole = n == n ? (int32_t)n : 0;
+    const int32_t half = whole / 2;
+    const float low = float_from_bits((uint32_t)(half + 127) << 23);
+    const float high = float_from_bits((uint32_t)(whole - half + 127) << 23);
+    return e * low * high;
+}
+
+static inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+static inline float at_most(float x, float limit) { return x > limit ? limit : x; }
+static inline float within(float x, float limit) { return x > limit ? limit : x < -limit ? -limit : x; }
+
+/* gelu's tanh: (1 + tanh z) / 2 is sigmoid(2 z). */
+static inline float tanh_argument(float g) { return 1.59576912f * (g + 0.044715f * g * g * g); }
+
+static inline float round_to(enum opaq_element dtype, float x) {
+    return dtype == OPAQ_BF16  ? decode_bf16(encode_bf16_ieee(x))
+           : dtype == OPAQ_F16 ? plain_decode_f16(encode_f16_ieee(x))
+                               : x;
+}
+
+/* The gate before it is multiplied, unrounded. */
+static inline __attribute__((always_inline)) float activated(const struct opaq_experts_plan *plan,
+                                                             enum opaq_activation kind, float g) {
+    switch (kind) {
+    case OPAQ_SILU:
+    case OPAQ_SILU_STEP:
+    case OPAQ_SILU_NO_MUL:
+        return g / (1.0f + exponential(-g));
+    case OPAQ_SILU_CLAMP:
+    case OPAQ_SWIGLU_OAI:
+    case OPAQ_SWIGLU_OAI_PACKED: {
+        const float gate = at_most(g, plan->limit);
+        return gate / (1.0f + exponential(-plan->alpha * gate));
+    }
+    case OPAQ_GELU:
+    case OPAQ_GELU_NO_MUL:
+        return (float)(0.5 * (double)g * erfc(-0.70710678118654752 * (double)g));
+    case OPAQ_GELU_TANH:
+    case OPAQ_GELU_TANH_NO_MUL:
+        return g * sigmoid(tanh_argument(g));
+    case OPAQ_RELU2:
+    case OPAQ_RELU2_NO_MUL: {
+        const float positive = g < 0.0f ? 0.0f : g;
+        return positive * positive;
+    }
+    }
+    return g;
+}
+
+static inline bool has_limit(const struct opaq_experts_plan *plan) { return plan->limit > 0.0f; }
+
+/* What the gate is multiplied with. */
+static inline float factor_of(const struct opaq_experts_plan *plan, float u) {
+    return (has_limit(plan) ? within(u, plan->limit) : u) + plan->beta;
+}
+
+static inline bool is_rounded_once(const struct opaq_experts_plan *plan) {
+    return plan->activation == OPAQ_SWIGLU_OAI || plan->activation == OPAQ_SWIGLU_OAI_PACKED;
+}
+
+/* `dtype` is a constant in each loop, so that it becomes vectors. Every NaN becomes the canonical one. */
+static inline void round_stretch(enum opaq_element dtype, int n, float *x) {
+    if (dtype == OPAQ_BF16) {
+        for (int i = 0; i < n; ++i) {
+            x[i] = round_to(OPAQ_BF16, x[i]);
+        }
+    } else if (dtype == OPAQ_F16) {
+        for (int i = 0; i < n; ++i) {
+            x[i] = round_to(OPAQ_F16, x[i]);
+        }
+    } else {
+        for (int i = 0; i < n; ++i) {
+            x[i] = float_is_nan(x[i]) ? float_nan() : x[i];
+        }
+    }
+}
+
+/* `kind` is a constant where this is called, so that the loops become vectors. */
+static inline __attribute__((always_inline)) void apply(const struct opaq_experts_plan *plan,
+                                                        enum opaq_activation kind, enum opaq_element dtype,
+                                                        const float *restrict g, const float *restrict u, int n,
+                                                        float *restrict a) {
+    const bool is_gated = opaq_activation_is_gated(kind) != 0;
+    const bool rounds = is_gated && !is_rounded_once(plan);
+    for (int i = 0; i < n; ++i) {
+        a[i] = activated(plan, kind, g[i]);
+    }
+    if (rounds) {
+        round_stretch(dtype, n, a);
+    }
+    for (int i = 0; kind == OPAQ_SILU_STEP && i < n; ++i) {
+        a[i] = at_most(a[i], plan->limit);
+    }
+    for (int i = 0; is_gated && i < n; ++i) {
+        a[i] *= factor_of(plan, u[i]);
+    }
+}
+
+static inline void apply_any(const struct opaq_experts_plan *plan, enum opaq_element dtype, const float *g,
+                             const float *u, int n, float *a) {
+    const enum opaq_activation kind = (enum opaq_activation)plan->activation;
+    switch (kind) {
+    case OPAQ_SILU:
+        apply(plan, OPAQ_SILU, dtype, g, u, n, a);
+        break;
+    case OPAQ_SILU_CLAMP:
+        apply(plan, OPAQ_SILU_CLAMP, dtype, g, u, n, a);
+        break;
+    case OPAQ_SWIGLU_OAI:
+    case OPAQ_SWIGLU_OAI_PACKED:
+        apply(plan, OPAQ_SWIGLU_OAI, dtype, g, u, n, a);
+        break;
+    default:
+        apply(plan, kind, dtype, g, u, n, a);
+    }
+}
+
+/* Gates and factors become what `dtype` holds of them, and then a. */
+static inline void activate_stretch(const struct opaq_experts_plan *plan, enum opaq_element dtype, float *g,
+                                    float *u, int n, void *to) {
+    float a[ACTIVATION_STRETCH];
+    const bool is_gated = opaq_activation_is_gated((enum opaq_activation)plan->activation) != 0;
+    round_stretch(dtype, n, g);
+    if (is_gated) {
+        round_stretch(dtype, n, u);
+    }
+    apply_any(plan, dtype, g, u, n, a);
+    plain_row_store(to, dtype, 0, 1, n, a);
+}
+
+#endif

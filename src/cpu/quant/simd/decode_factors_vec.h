@@ -1,0 +1,102 @@
+/* cpu/quant/simd/decode_factors_vec.h: what stored codes are multiplied with, in vectors. Depends on decode_vec.h. Specification:
+ * docs/formats.md. */
+#ifndef OPAQ_CPU_QUANT_SIMD_DECODE_FACTORS_VEC_H
+#define OPAQ_CPU_QUANT_SIMD_DECODE_FACTORS_VEC_H
+
+#include "base/checked.h"
+#include "base/float_bits.h"
+#include "format/swizzle.h"
+#include "format/tile.h"
+#include "cpu/quant/simd/decode_vec.h"
+#include "backend/quant_job.h"
+
+/* Elements whose scales are looked up together. */
+enum { SCALED_AT_ONCE = 2048, SCALES_AT_ONCE = SCALED_AT_ONCE / 16 };
+
+/* What codes are multiplied with, one for every block. */
+struct decode_factors {
+    float value[SCALES_AT_ONCE];
+    bool is_usual; /* all finite, not 0 and far from the largest float */
+};
+
+VEC_INLINE bool format_has_bytes(const struct opaq_spec *spec) {
+    return spec->format == OPAQ_MXFP8 || spec->format == OPAQ_MXFP4 || spec->format == OPAQ_NVFP4;
+}
+
+/* The entry of block `block` in operand row `row`. */
+VEC_INLINE int64_t scale_place(const struct scale_layout *layout, int64_t row, int64_t block) {
+    return layout->tiled_columns != 0 ? tile_scale_offset(row, block, layout->tiled_columns, layout->tile_rows)
+           : layout->swizzled_columns != 0 ? swizzle_offset(row, block, layout->swizzled_columns)
+                                           : row * layout->row_step + block * layout->column_step;
+}
+
+/* `count` scale bytes of a row from block `block` on, zeros behind them. */
+static inline void load_scales(const struct quant_copy *copy, int64_t row, int64_t block, int64_t count,
+                               uint8_t codes[SCALES_AT_ONCE]) {
+    const uint8_t *const scale = copy->scale;
+    const struct scale_layout *layout = &copy->scale_layout;
+    const bool is_plain = layout->swizzled_columns == 0 && layout->tiled_columns == 0;
+    if (is_plain && layout->column_step == 1) {
+        memcpy(codes, scale + row * layout->row_step + block, (size_t)count);
+    } else if (layout->swizzled_columns != 0 && block % SWIZZLE_COLUMNS == 0) {
+        for (int64_t i = 0; i < count; i += SWIZZLE_COLUMNS) {
+            memcpy(codes + i, scale + swizzle_offset(row, block + i, layout->swizzled_columns),
+                   (size_t)min_int64(SWIZZLE_COLUMNS, count - i));
+        }
+    } else {
+        for (int64_t i = 0; i < count; ++i) {
+            codes[i] = scale[scale_place(layout, row, block + i)];
+        }
+    }
+    memset(codes + count, 0, (size_t)(round_up(count, FLOATS) - count));
+}
+
+/* nvfp4_decode_factor() */
+VEC_INLINE vecf nvfp4_factors(vec32 codes, const struct opaq_spec *spec, vecf stored) {
+    const vecf scale = e4m3_values(codes);
+    if ((spec->options & OPAQ_GLOBAL) == 0) {
+        return scale * stored * (1.0f / (6.0f * (float)spec->e4m3_max));
+    }
+    if (spec->rule == OPAQ_RULE_MODELOPT) {
+        return scale * stored;
+    }
+    const mask32 empty = equal32(((vec32)scale | (vec32)stored) & 0x7FFFFFFFu, 0);
+    return (vecf)clear32(empty, (vec32)(scale / stored));
+}
+
+/* Of FLOATS scale bytes, `stored` being the rows' amaxes or global scales, if there are any. */
+VEC_INLINE vecf byte_factors(const uint8_t *codes, const struct opaq_spec *spec, vecf stored) {
+    const vec32 some = load_bytes_as_dwords(codes);
+    return spec->format == OPAQ_NVFP4 ? nvfp4_factors(some, spec, stored) : e8m0_values(some);
+}
+
+/* `count` blocks of a row from block `block` on. */
+VEC_INLINE void factors_of_bytes(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t row,
+                                 int64_t block, int64_t count, struct decode_factors *factors) {
+    uint8_t codes[SCALES_AT_ONCE];
+    const vecf stored = vecf_set(copy->amax == NULL ? 0.0f : copy->amax[row * copy->amax_step]);
+    load_scales(copy, row, block, count, codes);
+    factors->is_usual = true;
+    for (int64_t i = 0; i < count; i += FLOATS) {
+        const vecf values = byte_factors(codes + i, spec, stored);
+        vec_store(factors->value + i, (vec32)values);
+        factors->is_usual &= !any32(above32((vec32)values & 0x7FFFFFFFu, (127u + 118u) << 23));
+    }
+}
+
+/* The same for scales that are floats, for n elements from column c on, a multiple of 128. */
+VEC_INLINE void factors_of_floats(const struct quant_copy *copy, int64_t row, int64_t c, int64_t n,
+                                  struct decode_factors *factors) {
+    const struct scale_layout *layout = &copy->scale_layout;
+    const float *const scale = (const float *)copy->scale + row / layout->row_per * layout->row_step;
+    const bool is_one = layout->column_step == 0;
+    factors->is_usual = true;
+    factors->value[0] = 0.0f; /* of nothing, too */
+    for (int64_t i = 0; i < ceil_div(n, 128); ++i) {
+        const float value = scale[is_one ? 0 : (c / 128 + i) * layout->column_step];
+        factors->value[i] = value;
+        factors->is_usual &= value != 0.0f && float_abs(value) < 0x1p118f;
+    }
+}
+
+#endif

@@ -1,0 +1,124 @@
+/* cpu/quant/simd/encode_run_vec.h: codes of elements that lie one after another, under one factor, in vectors. Depends on amax_vec.h and
+ * random_bytes_vec.h. */
+#ifndef OPAQ_CPU_QUANT_SIMD_ENCODE_RUN_VEC_H
+#define OPAQ_CPU_QUANT_SIMD_ENCODE_RUN_VEC_H
+
+#include "base/checked.h"
+#include "cpu/quant/simd/amax_vec.h"
+#include "cpu/quant/simd/random_bytes_vec.h"
+
+VEC_INLINE void prefetch_run(const char *x, int bytes) {
+    for (int i = 0; i < bytes; i += 64) {
+        __builtin_prefetch(x + i);
+    }
+}
+
+/* Codes of a step under one factor, with its random bytes if it is not rounded to the nearest. */
+VEC_INLINE vec16 encode_one(struct encode_how how, struct step step, vecf apply, bool is_plain,
+                            const uint8_t *random) {
+    return random != NULL ? encode_stochastic(how, step, apply, apply, random_of_bytes(random))
+           : is_plain     ? encode_plain(step, how.dtype, how.element, apply, apply)
+                          : encode_step(how, step, apply, apply);
+}
+
+/* n elements under one factor, with their random bytes if they are not rounded to the nearest. Plain ones take fewer
+ * instructions; the factor is as usual. Past the caches if `streams`, which is a constant; data is aligned then. */
+VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, float factor, bool is_plain,
+                           const uint8_t *random, int64_t ahead, bool streams, uint8_t *data) {
+    enum { AT_ONCE = 2 * STEP };
+    const int bytes = element_bytes(how.dtype);
+    const vecf apply = vecf_set(is_plain ? factor * plain_factor(how.element) : factor);
+    for (int64_t i = 0; i < n; i += AT_ONCE) {
+        char staged[4 * VEC_BYTES];
+        const char *from = x + i * bytes;
+        const int64_t inside = min_int64(AT_ONCE, n - i);
+        if (inside < AT_ONCE) {
+            memset(staged, 0, sizeof staged);
+            memcpy(staged, from, (size_t)(inside * bytes));
+            from = staged;
+        }
+        for (int k = 0; ahead != 0 && k < AT_ONCE * bytes; k += 64) {
+            __builtin_prefetch(x + i * bytes + ahead + k);
+        }
+        const struct step first = step_load(from, how.dtype);
+        const struct step second = step_load(from + STEP * bytes, how.dtype);
+        const vec32 codes =
+            pack_bytes(encode_one(how, first, apply, is_plain, random == NULL ? NULL : random + i),
+                       encode_one(how, second, apply, is_plain, random == NULL ? NULL : random + i + STEP));
+        if (inside < AT_ONCE) {
+            vec_store(staged, codes);
+            memcpy(data + i, staged, (size_t)inside);
+        } else {
+            vec_put(data + i, codes, streams);
+        }
+    }
+}
+
+/* encode_run() of plain elements, out of line. */
+VEC_OUTLINE void encode_plain_run(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
+                                  bool streams, uint8_t *data) {
+    if (streams) {
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n,
+                                                                     factor, true, NULL, ahead, true, data)));
+    } else {
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n,
+                                                                     factor, true, NULL, ahead, false, data)));
+    }
+}
+
+/* encode_run() of any elements, rounded to the nearest or, with random bytes, stochastically; out of line. */
+VEC_OUTLINE void encode_any_run(struct encode_how how, const char *x, int64_t n, float factor,
+                                const uint8_t *random, int64_t ahead, uint8_t *data) {
+    if (how.is_careful) {
+        FOR_DTYPE(how.dtype,
+                  FOR_FP8_ELEMENT(how.element, encode_run(encode_carefully(how, DTYPE, ELEMENT, true), x, n,
+                                                          factor, false, NULL, ahead, false, data)));
+    } else if (random != NULL) {
+        FOR_DTYPE(how.dtype,
+                  FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n, factor, false,
+                                                          random, ahead, false, data)));
+    } else {
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n,
+                                                                     factor, false, NULL, ahead, false, data)));
+    }
+}
+
+/* Whether elements up to this one (NaN standing for any) are plain under a factor. What is scaled to less than half a
+ * step beyond the largest value rounds to it. */
+VEC_INLINE bool is_plain_amax(struct encode_how how, float amax, float factor) {
+    const float half_beyond = how.element == OPAQ_E4M3 ? 464.0f : 61440.0f;
+    return !how.is_careful && factor >= 0x1p-90f && amax * factor < half_beyond;
+}
+
+/* The same for elements whose amax is not known. */
+VEC_INLINE void encode_unseen(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
+                              bool streams, uint8_t *data) {
+    enum { AT_ONCE = 2048 };
+    for (int64_t i = 0; i < n; i += AT_ONCE) {
+        const char *const from = x + i * element_bytes(how.dtype);
+        const int64_t count = min_int64(AT_ONCE, n - i);
+        const uint32_t amax = how.is_careful ? 0 : amax_of_run(from, count, how.dtype, false);
+        if (is_plain_amax(how, float_from_bits(amax), factor)) {
+            encode_plain_run(how, from, count, factor, ahead, streams, data + i);
+        } else {
+            encode_any_run(how, from, count, factor, NULL, ahead, data + i);
+        }
+    }
+}
+
+/* Elements of row `row` of x from column c on, rounded stochastically. */
+VEC_INLINE void encode_randomly(struct encode_how how, struct random_bytes *random, int64_t row, int64_t c,
+                                const char *x, int64_t n, float factor, int64_t ahead, uint8_t *data) {
+    const int64_t at_once = random_columns(random);
+    for (int64_t i = 0; i < n; i += at_once) {
+        const int64_t count = min_int64(at_once, n - i);
+        encode_any_run(how, x + i * element_bytes(how.dtype), count, factor,
+                       random_bytes(random, row, c + i, count), ahead, data + i);
+    }
+}
+
+VEC_INLINE const char *operand_at(const struct quant_matrix *m, int64_t r, int64_t c, enum opaq_element dtype) {
+    return (const char *)m->data + (r * m->row_step + c) * element_bytes(dtype);
+}
+
+#endif

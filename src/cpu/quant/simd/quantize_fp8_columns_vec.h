@@ -1,0 +1,222 @@
+/* cpu/quant/simd/quantize_fp8_columns_vec.h: the columnwise copies of fp8row and fp8blk1, in vectors. Depends on column_amax_vec.h,
+ * random_bytes_vec.h, scales_vec.h and transpose_vec.h. Specification: docs/formats.md.
+ *
+ * Codes are made row by row of x, and turned then, because the copy is stored transposed. */
+#ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_FP8_COLUMNS_VEC_H
+#define OPAQ_CPU_QUANT_SIMD_QUANTIZE_FP8_COLUMNS_VEC_H
+
+#include "base/float_bits.h"
+#include "cpu/quant/simd/column_amax_vec.h"
+#include "cpu/quant/simd/random_bytes_vec.h"
+#include "cpu/quant/simd/scales_vec.h"
+#include "cpu/quant/simd/transpose_vec.h"
+
+/* Codes that wait to be turned, of so many rows: columns are written in runs, since each may lie in a page of its own. */
+enum { FP8_WIDTH = 1024, FP8_PITCH = FP8_WIDTH + 64, FP8_TURNED_ROWS = 128 };
+struct fp8_strip {
+    _Alignas(VEC_BYTES) uint8_t codes[FP8_TURNED_ROWS * FP8_PITCH];
+    struct random_bytes random; /* of the first strip only */
+};
+
+/* Columns that are done together: what each is multiplied with, and its amax, NaNs counting. */
+struct fp8_columns {
+    int64_t c;
+    int64_t columns;
+    float amax[AMAX_COLUMNS];
+    float apply[AMAX_COLUMNS];
+};
+
+VEC_INLINE float fp8_half_beyond(enum opaq_element element) { return element == OPAQ_E4M3 ? 464.0f : 61440.0f; }
+
+/* Codes of `rows` rows from `row` on, as they lie in x, to those of the copy: tile by tile, so that it can be done
+ * between other things. */
+struct fp8_turning {
+    const uint8_t *codes;
+    int64_t step;
+    bool may_read_beyond;
+    uint8_t *to;
+    int64_t to_step;
+    int64_t rows;
+    int64_t columns;
+    int64_t done; /* tiles */
+    int64_t tiles;
+    bool streams;
+};
+
+static inline struct fp8_turning fp8_turning_begin(const uint8_t *codes, int64_t step, bool may_read_beyond,
+                                                   const struct quant_copy *copy, int64_t row, int64_t rows,
+                                                   int64_t c, int64_t columns) {
+    uint8_t *const to = copy->data + c * copy->data_row_step + row;
+    return (struct fp8_turning){
+        codes,
+        step,
+        may_read_beyond,
+        to,
+        copy->data_row_step,
+        rows,
+        columns,
+        0,
+        ceil_div(rows, TILE) * ceil_div(columns, TILE),
+        turns_past_caches(to, copy->data_row_step, copy->operand.rows * copy->data_row_step)};
+}
+
+/* Until so many tiles are done. */
+VEC_OUTLINE void fp8_turning_go(struct fp8_turning *turning, int64_t tiles) {
+    const int64_t down = ceil_div(turning->rows, TILE);
+    for (; turning->done < min_int64(tiles, turning->tiles); ++turning->done) {
+        const int64_t i = turning->done / down * TILE;
+        const int64_t r = turning->done % down * TILE;
+        transpose_tile(turning->codes + r * turning->step + i, turning->step,
+                       min_int64(TILE, turning->rows - r), min_int64(TILE, turning->columns - i),
+                       turning->may_read_beyond, turning->to + i * turning->to_step + r, turning->to_step,
+                       turning->streams);
+    }
+}
+
+static inline void fp8_turn(const uint8_t *codes, int64_t step, bool may_read_beyond,
+                            const struct quant_copy *copy, int64_t row, int64_t rows, int64_t c,
+                            int64_t columns) {
+    struct fp8_turning turning = fp8_turning_begin(codes, step, may_read_beyond, copy, row, rows, c, columns);
+    fp8_turning_go(&turning, turning.tiles);
+}
+
+/* Whether no element is NaN, infinite or scaled beyond the largest value. */
+VEC_OUTLINE bool fp8_columns_are_plain(struct encode_how how, const struct fp8_columns *together) {
+    bool is_plain = !how.is_careful;
+    for (int64_t i = 0; i < together->columns; ++i) {
+        is_plain &= together->apply[i] >= 0x1p-90f &&
+                    together->amax[i] * together->apply[i] < fp8_half_beyond(how.element);
+    }
+    return is_plain;
+}
+
+/* Codes of a row of x, with its random bytes if they are not rounded to the nearest. */
+VEC_INLINE void fp8_column_row(struct encode_how how, const char *x, int64_t columns, const float *apply,
+                               bool is_plain, const uint8_t *random, uint8_t *codes) {
+    const int64_t bytes = element_bytes(how.dtype);
+    const vecf down = vecf_set(is_plain ? plain_factor(how.element) : 1.0f);
+    for (int64_t i = 0; i < columns; i += 2 * STEP) {
+        char staged[2 * STEP * 4];
+        const char *from = x + i * bytes;
+        vec16 words[2];
+        if (columns - i < 2 * STEP) {
+            memset(staged, 0, sizeof staged);
+            memcpy(staged, from, (size_t)((columns - i) * bytes));
+            from = staged;
+        }
+        for (int s = 0; s < 2; ++s) {
+            const vec32 first = vec_load(apply + i + s * STEP);
+            const vec32 second = vec_load(apply + i + s * STEP + FLOATS);
+            const vecf even = (vecf)split_even(first, second) * down;
+            const vecf odd = (vecf)split_odd(first, second) * down;
+            const struct step step = step_load(from + s * STEP * bytes, how.dtype);
+            words[s] = random != NULL
+                           ? encode_stochastic(how, step, even, odd, random_of_bytes(random + i + s * STEP))
+                       : is_plain ? encode_plain(step, how.dtype, how.element, even, odd)
+                                  : encode_step(how, step, even, odd);
+        }
+        vec_store(codes + i, pack_bytes(words[0], words[1]));
+    }
+}
+
+/* fp8_column_row(), out of line. */
+VEC_OUTLINE void fp8_column_row_of(struct encode_how how, const char *x, int64_t columns, const float *apply,
+                                   bool is_plain, const uint8_t *random, uint8_t *codes) {
+    if (how.is_careful) {
+        FOR_DTYPE(how.dtype,
+                  FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_carefully(how, DTYPE, ELEMENT, true), x,
+                                                              columns, apply, false, NULL, codes)));
+    } else if (random != NULL) {
+        FOR_DTYPE(how.dtype,
+                  FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x, columns, apply,
+                                                              false, random, codes)));
+    } else if (is_plain) {
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x,
+                                                                         columns, apply, true, NULL, codes)));
+    } else {
+        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x,
+                                                                         columns, apply, false, NULL, codes)));
+    }
+}
+
+/* Codes of rows [row, row_end), to a strip. */
+static inline void fp8_column_codes(struct encode_how how, const struct quant_copy *copy,
+                                    const struct fp8_columns *together, int64_t row, int64_t row_end,
+                                    struct random_bytes *random, uint8_t *codes) {
+    const struct quant_matrix *m = &copy->operand;
+    const bool is_plain = fp8_columns_are_plain(how, together);
+    const bool is_random = !how.is_careful && random->is_used;
+    for (int64_t i = row; i < row_end; ++i, codes += FP8_PITCH) {
+        const char *const x =
+            (const char *)m->data + (i * m->column_step + together->c) * element_bytes(how.dtype);
+        fp8_column_row_of(how, x, together->columns, together->apply, is_plain,
+                          is_random ? random_bytes(random, i, together->c, together->columns) : NULL, codes);
+    }
+}
+
+/* ---- scales ---- */
+
+/* Amaxes over rows [row, row_end), NaNs counting, and factors that follow from them. `stored` gets what is stored. */
+static inline void fp8_columns_scale(struct encode_how how, const struct opaq_spec *spec,
+                                     const struct quant_matrix *m, int64_t row, int64_t row_end,
+                                     struct fp8_columns *together, float stored[AMAX_COLUMNS]) {
+    float used[AMAX_COLUMNS];
+    bool has_nan = false;
+    column_amaxes_of(m, row, row_end, together->c, together->columns, how.dtype, false, together->amax);
+    for (int64_t i = 0; i < together->columns; ++i) {
+        has_nan |= float_is_nan(together->amax[i]) != 0;
+    }
+    if (has_nan && !how.is_careful) {
+        column_amaxes_of(m, row, row_end, together->c, together->columns, how.dtype, true, used);
+    } else {
+        memcpy(used, together->amax, sizeof used);
+    }
+    const float limit = fp8_scale_limit(spec, m->dtype);
+    for (int64_t i = 0; i < together->columns; i += FLOATS) {
+        const struct fp8_scales scales = fp8_scales_from_amax((vecf)vec_load(used + i), spec, how, limit);
+        vec_store(together->apply + i, (vec32)scales.apply);
+        vec_store(stored + i, (vec32)scales.stored);
+    }
+}
+
+static inline void fp8_store_scales(const struct quant_copy *copy, const struct fp8_columns *together,
+                                    int64_t row, const float *stored) {
+    const struct scale_layout *layout = &copy->scale_layout;
+    float *const scale = (float *)copy->scale + row / layout->column_per * layout->column_step;
+    for (int64_t i = 0; i < together->columns; ++i) {
+        scale[(together->c + i) * layout->row_step] = stored[i];
+    }
+}
+
+/* Columns beyond the last are read as factors, but come to nothing. */
+VEC_INLINE struct fp8_columns fp8_columns_at(int64_t c, int64_t c_end, float apply) {
+    struct fp8_columns together = {.c = c, .columns = min_int64(AMAX_COLUMNS, c_end - c)};
+    for (int i = 0; i < AMAX_COLUMNS; ++i) {
+        together.amax[i] = 0.0f;
+        together.apply[i] = apply;
+    }
+    return together;
+}
+
+/* Rows [row, row_end) and up to AMAX_COLUMNS columns from c on, a scale for each column and `block` rows. */
+VEC_OUTLINE void fp8_scaled_columns(struct encode_how how, const struct quant_job *job,
+                                    const struct quant_copy *copy, int64_t row, int64_t row_end, int64_t block,
+                                    int64_t c, int64_t c_end, struct fp8_strip *strip) {
+    float stored[AMAX_COLUMNS];
+    struct fp8_columns together = fp8_columns_at(c, c_end, 1.0f);
+    for (int64_t from = row; from < row_end; from += FP8_TURNED_ROWS) {
+        const int64_t end = min_int64(from + FP8_TURNED_ROWS, row_end);
+        for (int64_t r = from; r < end; r += min_int64(block, FP8_TURNED_ROWS)) {
+            if ((r - row) % block == 0) {
+                fp8_columns_scale(how, &job->spec, &copy->operand, r, min_int64(r + block, row_end), &together,
+                                  stored);
+                fp8_store_scales(copy, &together, r, stored);
+            }
+            fp8_column_codes(how, copy, &together, r, min_int64(r + block, end), &strip->random,
+                             strip->codes + (r - from) * FP8_PITCH);
+        }
+        fp8_turn(strip->codes, FP8_PITCH, true, copy, from, end - from, c, together.columns);
+    }
+}
+
+#endif

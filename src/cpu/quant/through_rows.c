@@ -1,0 +1,154 @@
+/* cpu/quant/through_rows.c: quantizing into tiles, and dequantizing from them, with kernels that know rows: some rows and columns
+ * at a time lie in a strip, row by row, which stays in a cache. */
+#include "cpu/quant/through_rows.h"
+
+#include <string.h>
+
+#include "base/checked.h"
+#include "format/tile.h"
+#include "cpu/quant/remap.h"
+#include "cpu/quant/ref/segment_ref.h"
+
+enum {
+    STRIP_CODES = 32 << 10,
+    STRIP_SCALES = STRIP_CODES / 16, /* of the smallest blocks */
+    STRIP_ALIGN = 128                /* columns of the largest blocks */
+};
+
+/* Rows and columns that go at a time, whole blocks and, along the columns, whole tiles. */
+struct strip_size {
+    int64_t rows, columns;
+};
+
+/* Codes and scales of some rows and columns. */
+struct strip {
+    uint8_t codes[STRIP_CODES] __attribute__((aligned(64)));
+    uint8_t scales[STRIP_SCALES];
+};
+
+static int64_t tile_columns(const struct quant_copy *copy) {
+    return copy->is_packed ? TILE4_COLUMNS : TILE8_COLUMNS;
+}
+
+/* Scales of whole rows need whole rows. No rows: they are too long. */
+static struct strip_size strip_size(const struct quant_copy *copy) {
+    const int64_t panel = quant_panel_rows(copy);
+    const int64_t columns = round_up(copy->operand.columns, tile_columns(copy));
+    if (copy->block_columns < copy->operand.columns) {
+        return (struct strip_size){panel, min_int64(columns, STRIP_CODES / panel / STRIP_ALIGN * STRIP_ALIGN)};
+    }
+    return (struct strip_size){min_int64(panel, STRIP_CODES / columns), columns};
+}
+
+bool through_rows_can_run(const struct quant_job *job, const struct quant_copy *copy, bool is_quantizing) {
+    const bool is_random = is_quantizing && (job->spec.options & OPAQ_STOCHASTIC) != 0;
+    return copy->tile_rows != 0 && copy->operand.columns > 0 && !is_random && strip_size(copy).rows > 0;
+}
+
+static bool has_tiled_scales(const struct quant_copy *copy) { return copy->scale_layout.tiled_columns != 0; }
+
+/* Part of a tiled copy as a copy by itself whose codes lie row by row in a strip. Scales that lie in tiles are there too,
+ * others stay where they are. */
+static struct quant_copy strip_copy(const struct quant_copy *tiled, struct strip *strip, int64_t r,
+                                    int64_t rows, int64_t c, int64_t columns) {
+    const struct scale_layout *layout = &tiled->scale_layout;
+    const struct quant_matrix *operand = &tiled->operand;
+    const int64_t first = r * operand->row_step + c * operand->column_step;
+    struct quant_copy copy = *tiled;
+    copy.operand.data = (char *)operand->data + first * (operand->dtype == OPAQ_F32 ? 4 : 2);
+    copy.operand.rows = rows;
+    copy.operand.columns = columns;
+    copy.data = strip->codes;
+    copy.data_columns = round_up(columns, tile_columns(tiled));
+    copy.data_row_step = copy.data_columns;
+    copy.data_column_step = 1;
+    copy.tile_rows = 0;
+    if (has_tiled_scales(tiled)) {
+        copy.scale = strip->scales;
+        copy.scale_layout = (struct scale_layout){.row_per = layout->row_per,
+                                                  .row_step = copy.data_columns / tiled->block_columns,
+                                                  .column_per = layout->column_per,
+                                                  .column_step = 1};
+    } else {
+        copy.scale = (char *)tiled->scale +
+                     (r / layout->row_per * layout->row_step + c / layout->column_per * layout->column_step) *
+                         tiled->scale_bytes;
+    }
+    if (copy.amax != NULL) {
+        copy.amax += r * copy.amax_step;
+    }
+    return copy;
+}
+
+/* Calls `work` for one strip after another. */
+typedef void strip_function(const struct quant_kernel *kernel, const struct quant_job *job,
+                            const struct quant_copy *tiled, const struct quant_copy *rows, int64_t r,
+                            int64_t c);
+
+static void each_strip(strip_function *work, const struct quant_kernel *kernel, const struct quant_job *job,
+                       const struct quant_copy *copy, int64_t r, int64_t r_end) {
+    struct strip strip;
+    const struct strip_size size = strip_size(copy);
+    for (int64_t row = r; row < r_end; row += size.rows) {
+        for (int64_t c = 0; c < copy->operand.columns; c += size.columns) {
+            const struct quant_copy rows = strip_copy(copy, &strip, row, min_int64(size.rows, r_end - row), c,
+                                                      min_int64(size.columns, copy->operand.columns - c));
+            work(kernel, job, copy, &rows, row, c);
+        }
+    }
+}
+
+/* ---- to tiles ---- */
+
+/* What lies beyond the last column is zero. */
+static void clear_padding(const struct quant_copy *rows, bool has_scales) {
+    if (rows->operand.columns < rows->data_columns) {
+        const int64_t codes = rows->operand.rows * rows->data_row_step;
+        memset(rows->data, 0, (size_t)(rows->is_packed ? codes / 2 : codes));
+        memset(rows->scale, 0, has_scales ? (size_t)(rows->operand.rows * rows->scale_layout.row_step) : 0);
+    }
+}
+
+static void quantize_strip(const struct quant_kernel *kernel, const struct quant_job *job,
+                           const struct quant_copy *tiled, const struct quant_copy *rows, int64_t r,
+                           int64_t c) {
+    const struct remap remap = {.from = rows,
+                                .to = tiled,
+                                .row_offset = -r,
+                                .column_offset = -c,
+                                .column = c,
+                                .column_end = c + rows->data_columns,
+                                .scale_bytes = has_tiled_scales(tiled) ? tiled->scale_bytes : 0};
+    clear_padding(rows, has_tiled_scales(tiled));
+    kernel->run(job, rows, 0, rows->operand.rows);
+    remap_rows(&remap, r, r + rows->operand.rows);
+}
+
+void quantize_through_rows(const struct quant_kernel *kernel, const struct quant_job *job,
+                           const struct quant_copy *copy, int64_t r, int64_t r_end) {
+    const int64_t left = r_end % copy->tile_rows;
+    if (left != 0) { /* the last tiles have rows that are not there */
+        copy_clear(copy, r_end - left, left);
+    }
+    each_strip(quantize_strip, kernel, job, copy, r, r_end);
+}
+
+/* ---- from tiles ---- */
+
+static void dequantize_strip(const struct quant_kernel *kernel, const struct quant_job *job,
+                             const struct quant_copy *tiled, const struct quant_copy *rows, int64_t r,
+                             int64_t c) {
+    const struct remap remap = {.from = tiled,
+                                .to = rows,
+                                .row_offset = r,
+                                .column_offset = c,
+                                .column_end = rows->data_columns,
+                                .scale_bytes = has_tiled_scales(tiled) ? tiled->scale_bytes : 0};
+    remap_rows(&remap, 0, rows->operand.rows);
+    kernel->run(job, rows, 0, rows->operand.rows);
+}
+
+void dequantize_through_rows(const struct quant_kernel *kernel, const struct quant_job *job,
+                             const struct quant_copy *copy, int64_t r, int64_t r_end) {
+    each_strip(dequantize_strip, kernel, job, copy, r, r_end);
+}

@@ -1,7 +1,0 @@
-/* op/activation_ref.c: activations in plain C. */
-#include "op/activation_table.h"
-
-#include "op/activation_formulas.h"
-
-const struct activation_table activation_table_ref = {
-    .name = "activation_ref", .features = 0, .run = activate_stretch};

@@ -1,0 +1,16 @@
+/* op/plan/experts_plan.h: a plan of an MLP or a mixture from its text. Depends on opaq/experts.h. */
+#ifndef OPAQ_OP_PLAN_EXPERTS_PLAN_H
+#define OPAQ_OP_PLAN_EXPERTS_PLAN_H
+
+#include <stdbool.h>
+
+#include "opaq/experts.h"
+
+/* The plan that a text argument stands for, parsed once. The error names no operation. */
+enum opaq_status experts_plan_of_value(const struct opaq_value *text, struct opaq_experts_plan *plan,
+                                       struct opaq_error *error);
+
+/* Whether a text that stood for a plan is found without a lock: there was memory to keep it, and room. */
+bool experts_plan_is_kept(const struct opaq_value *text);
+
+#endif

@@ -1,0 +1,351 @@
+/* op/table/op_describe.c: what a row says about a call: its schema, its outputs' forms, shapes, dtypes, devices. */
+#include "op/table/op_describe.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "op/table/op_tensor.h"
+#include "opaq/status.h"
+
+static const char *const kind_names[] = {"Tensor",     "Tensor?", "Tensor[]", "str",   "SymInt[]",
+                                         "ScalarType", "int",     "SymInt",   "Tensor"};
+
+int opaq_op_changes(const struct opaq_op *op) {
+    for (int i = 0; op != NULL && i < op->argument_count; ++i) {
+        if (op->argument[i].kind == OPAQ_ARGUMENT_CHANGED_TENSOR) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* " -> Tensor", " -> Tensor[]" or a tuple. */
+static size_t print_results(const struct opaq_op *op, char *text, size_t capacity) {
+    if (!opaq_op_changes(op)) {
+        const bool one = op->output_count == 1 && op->form == NULL;
+        return (size_t)snprintf(text, capacity, ") -> %s", one ? "Tensor" : "Tensor[]");
+    }
+    size_t length = (size_t)snprintf(text, capacity, ") -> (");
+    int slots = 0;
+    for (int i = 0; i < op->output_count; ++i) {
+        slots += op->output[i].slots;
+    }
+    for (int i = 0; i < slots; ++i) {
+        length += (size_t)snprintf(text + length, capacity - length, i ? ", Tensor" : "Tensor");
+    }
+    return length + (size_t)snprintf(text + length, capacity - length, ")");
+}
+
+enum opaq_status opaq_op_schema(const struct opaq_op *op, char *buffer, size_t capacity,
+                                struct opaq_error *error) {
+    char text[OPAQ_OP_SCHEMA_BYTES];
+    if (op == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "op_schema: op is NULL");
+    }
+    size_t length = (size_t)snprintf(text, sizeof text, "%s(", op->name);
+    char alias = 'a';
+    for (int i = 0; i < op->argument_count; ++i) {
+        const struct opaq_argument_row *argument = &op->argument[i];
+        char mark[8] = "";
+        if (argument->kind == OPAQ_ARGUMENT_CHANGED_TENSOR) {
+            (void)snprintf(mark, sizeof mark, "(%c!)?", alias++);
+        }
+        length += (size_t)snprintf(text + length, sizeof text - length, "%s%s%s %s%s%s", i ? ", " : "",
+                                   kind_names[argument->kind], mark, argument->name,
+                                   argument->default_text ? "=" : "",
+                                   argument->default_text ? argument->default_text : "");
+    }
+    length += print_results(op, text + length, sizeof text - length);
+    if (buffer == NULL || capacity <= length) {
+        return opaq_fail(error, OPAQ_ERROR_BUFFER, "op_schema: the text needs %zu bytes, the buffer has %zu",
+                         length + 1, buffer == NULL ? 0 : capacity);
+    }
+    memcpy(buffer, text, length + 1);
+    return OPAQ_OK;
+}
+
+int64_t argument_tensors(enum opaq_argument_kind kind, const struct opaq_value *value) {
+    if (kind == OPAQ_ARGUMENT_TENSOR_LIST) {
+        return value->count;
+    }
+    const bool one = kind <= OPAQ_ARGUMENT_OPTIONAL_TENSOR || kind == OPAQ_ARGUMENT_CHANGED_TENSOR;
+    return one && value->tensors != NULL ? 1 : 0;
+}
+
+static enum opaq_status check_texts(const struct opaq_op *op, const struct opaq_value *values,
+                                    struct opaq_error *error) {
+    if (op == NULL || values == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "op: %s is NULL", op == NULL ? "op" : "values");
+    }
+    for (int i = 0; i < op->argument_count; ++i) {
+        if (op->argument[i].kind == OPAQ_ARGUMENT_TEXT && (values[i].text == NULL || values[i].count < 0)) {
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is missing", op->name, op->argument[i].name);
+        }
+    }
+    return OPAQ_OK;
+}
+
+enum opaq_status check_values(const struct opaq_op *op, const struct opaq_value *values,
+                              struct opaq_error *error) {
+    const enum opaq_status status = check_texts(op, values, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    for (int i = 0; i < op->argument_count; ++i) {
+        const enum opaq_argument_kind kind = op->argument[i].kind;
+        const struct opaq_value *value = &values[i];
+        const char *name = op->argument[i].name;
+        const bool is_counted = kind == OPAQ_ARGUMENT_TENSOR_LIST || kind == OPAQ_ARGUMENT_SIZES;
+        if ((kind == OPAQ_ARGUMENT_TENSOR && value->tensors == NULL) || (is_counted && value->count < 0) ||
+            (kind == OPAQ_ARGUMENT_TENSOR_LIST && value->tensors == NULL && value->count > 0) ||
+            (kind == OPAQ_ARGUMENT_SIZES && value->sizes == NULL && value->count > 0)) {
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is missing", op->name, name);
+        }
+        const int64_t tensors = argument_tensors(kind, value);
+        for (int64_t t = 0; t < tensors; ++t) {
+            const int32_t rank = value->tensors[t].rank;
+            if (rank < 0 || rank > OPAQ_RANK_LIMIT) {
+                return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %s has %d dimensions, at most %d are allowed",
+                                 op->name, name, rank, OPAQ_RANK_LIMIT);
+            }
+        }
+    }
+    return OPAQ_OK;
+}
+
+/* The form of an output whose texts are there. */
+static enum opaq_status form_of(const struct opaq_op *op, const struct opaq_value *values, int output,
+                                struct opaq_form *form, struct opaq_error *error) {
+    struct opaq_error reason;
+    memset(form, 0, sizeof *form);
+    form->kind = OPAQ_FORM_PLAIN;
+    const enum opaq_status status = op->form == NULL ? OPAQ_OK : op->form(values, output, form, &reason);
+    return status == OPAQ_OK ? OPAQ_OK : opaq_fail(error, status, "%s: %s", op->name, reason.text);
+}
+
+enum opaq_status opaq_op_form(const struct opaq_op *op, const struct opaq_value *values, int output,
+                              struct opaq_form *form, struct opaq_error *error) {
+    const enum opaq_status status = check_texts(op, values, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    if (form == NULL || output < 0 || output >= op->output_count) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: output %d%s, expected 0 to %d", op->name, output,
+                         form == NULL ? " into NULL" : "", op->output_count - 1);
+    }
+    return form_of(op, values, output, form, error);
+}
+
+static bool is_of_tensor(enum opaq_shape_source source) {
+    return source == OPAQ_SHAPE_OF_TENSOR || source == OPAQ_SHAPE_LEADING_AND_INT ||
+           source == OPAQ_SHAPE_LEADING_AND_OUTER || source == OPAQ_SHAPE_TENSOR_AND_OUTER;
+}
+
+/* The shape of an output; its rank, or -1 if the arguments do not give one. */
+static int output_shape(const struct opaq_output_row *output, const struct opaq_value *values,
+                        int64_t shape[OPAQ_RANK_LIMIT]) {
+    if (output->shape_source == OPAQ_SHAPE_CONSTANT) {
+        shape[0] = output->shape_argument;
+        return 1;
+    }
+    const struct opaq_value *value = &values[output->shape_argument];
+    const enum opaq_shape_source source = output->shape_source;
+    const bool of_tensor = is_of_tensor(source);
+    int64_t rank = of_tensor ? value->tensors->rank : value->count;
+    const int64_t *sizes = of_tensor ? value->tensors->shape : value->sizes;
+    if (source == OPAQ_SHAPE_FIRST) {
+        shape[0] = rank > 0 ? sizes[0] : 0;
+        return rank > 0 ? 1 : -1;
+    }
+    if (rank > OPAQ_RANK_LIMIT) {
+        return -1;
+    }
+    if (rank > 0) {
+        memcpy(shape, sizes, (size_t)rank * sizeof *shape);
+    }
+    if (source == OPAQ_SHAPE_OF_TENSOR || source == OPAQ_SHAPE_OF_SIZES) {
+        return (int)rank;
+    }
+    rank -= source == OPAQ_SHAPE_TENSOR_AND_OUTER ? 0 : 1;
+    if (source == OPAQ_SHAPE_LEADING || rank < 0 || rank >= OPAQ_RANK_LIMIT) {
+        return rank < OPAQ_RANK_LIMIT ? (int)rank : -1;
+    }
+    const struct opaq_value *last = &values[output->first_argument];
+    const int64_t place = source == OPAQ_SHAPE_LEADING_AND_FIRST ? 0 : last->count - 2;
+    if (source == OPAQ_SHAPE_LEADING_AND_INT) {
+        shape[rank] = last->integer;
+    } else if (place >= 0 && place < last->count) {
+        shape[rank] = last->sizes[place];
+    } else {
+        return -1;
+    }
+    return (int)rank + 1;
+}
+
+static enum opaq_status output_dtype(const struct opaq_op *op, const struct opaq_output_row *output,
+                                     const struct opaq_value *values, int32_t *dtype,
+                                     struct opaq_error *error) {
+    if (output->dtype_argument < 0) {
+        *dtype = output->dtype;
+        return OPAQ_OK;
+    }
+    const struct opaq_value *value = &values[output->dtype_argument];
+    const bool of_tensor = op->argument[output->dtype_argument].kind == OPAQ_ARGUMENT_TENSOR;
+    *dtype = of_tensor ? value->tensors->dtype : (int32_t)value->integer;
+    if (*dtype != OPAQ_DTYPE_F32 && *dtype != OPAQ_DTYPE_BF16 && *dtype != OPAQ_DTYPE_F16) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is %s, expected f32, bf16 or f16", op->name,
+                         op->argument[output->dtype_argument].name, dtype_name(*dtype));
+    }
+    return OPAQ_OK;
+}
+
+static enum opaq_status output_device(const struct opaq_op *op, const struct opaq_output_row *output,
+                                      const struct opaq_value *values, struct opaq_device *device,
+                                      struct opaq_error *error) {
+    const struct opaq_value *value = &values[output->device_argument];
+    const bool is_list = op->argument[output->device_argument].kind == OPAQ_ARGUMENT_TENSOR_LIST;
+    if (value->tensors == NULL || (is_list && value->count == 0)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is empty", op->name,
+                         op->argument[output->device_argument].name);
+    }
+    *device = value->tensors->device;
+    return OPAQ_OK;
+}
+
+/* A tensor of integers, which no prototype describes. */
+static void integer_output(int64_t size, int32_t dtype, struct opaq_device device, struct opaq_tensor *tensor) {
+    memset(tensor, 0, sizeof *tensor);
+    tensor->dtype = dtype;
+    tensor->rank = 1;
+    tensor->device = device;
+    tensor->shape[0] = size;
+    tensor->strides[0] = 1;
+}
+
+/* Which argument gives an output no shape. */
+static enum opaq_status refuse_shape(const struct opaq_op *op, const struct opaq_output_row *output,
+                                     const struct opaq_value *values, struct opaq_error *error) {
+    const struct opaq_value *shaped = &values[output->shape_argument];
+    int argument = output->shape_argument;
+    int64_t count = is_of_tensor(output->shape_source) ? shaped->tensors->rank : shaped->count;
+    const int64_t least = output->shape_source == OPAQ_SHAPE_TENSOR_AND_OUTER ? 0 : 1;
+    if (count >= least && count < OPAQ_RANK_LIMIT) { /* then it is the other one */
+        argument = output->first_argument;
+        count = values[argument].count;
+    }
+    return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %s has %lld dimensions, which give no %s: %s", op->name,
+                     op->argument[argument].name, (long long)count, output->name,
+                     count >= OPAQ_RANK_LIMIT ? "at most 8 are allowed" : "too few");
+}
+
+static enum opaq_status describe_output(const struct opaq_op *op, const struct opaq_value *values, int index,
+                                        struct opaq_proto *proto, struct opaq_outputs *outputs,
+                                        struct opaq_error *error) {
+    const struct opaq_output_row *output = &op->output[index];
+    struct opaq_form form;
+    struct opaq_error reason;
+    struct opaq_device device = {OPAQ_DEVICE_CPU, 0};
+    int64_t shape[OPAQ_RANK_LIMIT] = {0};
+    int32_t dtype = 0;
+    enum opaq_status status = form_of(op, values, index, &form, error);
+    if (status != OPAQ_OK || form.kind == OPAQ_FORM_ABSENT) {
+        return status;
+    }
+    status = output_device(op, output, values, &device, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    const int rank = output_shape(output, values, shape);
+    if (rank < 0) {
+        return refuse_shape(op, output, values, error);
+    }
+    status = output_dtype(op, output, values, &dtype, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    if (dtype_bytes(dtype) == 8) {
+        integer_output(shape[0], dtype, device, &outputs->tensor[outputs->count++]);
+        return OPAQ_OK;
+    }
+    if (opaq_proto_make(shape, rank, (enum opaq_element)dtype,
+                        form.kind == OPAQ_FORM_QUANTIZED ? &form.spec : NULL, device, proto,
+                        &reason) != OPAQ_OK) {
+        return opaq_fail(error, reason.status, "%s: %s", op->name, reason.text);
+    }
+    outputs->count += tensors_of_proto(proto, &outputs->tensor[outputs->count]);
+    return OPAQ_OK;
+}
+
+/* The slots that an output leaves over. */
+static enum opaq_status fill_slots(const struct opaq_op *op, int index, struct opaq_device device,
+                                   struct opaq_outputs *outputs, struct opaq_error *error) {
+    const int used = outputs->count - outputs->first[index];
+    const int slots = op->output[index].slots;
+    if (used > slots) {
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "%s: %s has %d tensors, there is room for %d", op->name,
+                         op->output[index].name, used, slots);
+    }
+    for (int i = used; i < slots; ++i) {
+        integer_output(0, OPAQ_DTYPE_U8, device, &outputs->tensor[outputs->count++]);
+    }
+    return OPAQ_OK;
+}
+
+enum opaq_status op_describe(const struct opaq_op *op, const struct opaq_value *values,
+                             struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT], struct opaq_outputs *outputs,
+                             struct opaq_error *error) {
+    const bool has_slots = opaq_op_changes(op) != 0;
+    outputs->count = 0;
+    outputs->first[0] = 0;
+    enum opaq_status status = OPAQ_OK;
+    for (int i = 0; status == OPAQ_OK && i < op->output_count; ++i) {
+        memset(&protos[i], 0, sizeof protos[i]);
+        status = describe_output(op, values, i, &protos[i], outputs, error);
+        if (status == OPAQ_OK && has_slots) {
+            struct opaq_device device = {OPAQ_DEVICE_CPU, 0};
+            status = output_device(op, &op->output[i], values, &device, error);
+            if (status == OPAQ_OK) {
+                status = fill_slots(op, i, device, outputs, error);
+            }
+        }
+        outputs->first[i + 1] = outputs->count;
+    }
+    return status;
+}
+
+enum opaq_status opaq_op_outputs(const struct opaq_op *op, const struct opaq_value *values,
+                                 struct opaq_outputs *outputs, struct opaq_error *error) {
+    struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT];
+    const enum opaq_status status = check_values(op, values, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    if (outputs == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: outputs is NULL", op->name);
+    }
+    return op_describe(op, values, protos, outputs, error);
+}
+
+enum opaq_status opaq_op_workspace(const struct opaq_op *op, const struct opaq_value *values, size_t *bytes,
+                                   struct opaq_error *error) {
+    struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT];
+    struct opaq_outputs outputs;
+    enum opaq_status status = check_values(op, values, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    if (bytes == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: bytes is NULL", op->name);
+    }
+    *bytes = 0;
+    if (op->workspace == NULL) {
+        return OPAQ_OK;
+    }
+    status = op_describe(op, values, protos, &outputs, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    const struct opaq_call call = {.op = op, .values = values, .protos = protos, .outputs = &outputs};
+    return op->workspace(&call, bytes, error);
+}
