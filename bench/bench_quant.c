@@ -159,7 +159,8 @@ static double time_operation(const struct bench_case *one, enum operation operat
                              const struct opaq_parallel *parallel) {
     const double more_than_caches = 96 << 20;
     struct opaq_error error;
-    struct opaq_quantize_args args = {.random = {1, 2}, .parallel = parallel};
+    struct opaq_quantize_args args = {.random = {1, 2}};
+    const struct opaq_execution execution = {.parallel = parallel};
     if (operation == QUANTIZE_GIVEN) {
         args.amax_rowwise = one->amax[0];
         args.amax_columnwise = one->amax[1];
@@ -167,8 +168,8 @@ static double time_operation(const struct bench_case *one, enum operation operat
     (void)peaks_sample(peaks, PEAK_READ, more_than_caches, parallel);
     const double start = now();
     const enum opaq_status status = operation == DEQUANTIZE
-                                        ? opaq_dequantize(&one->q, 0, parallel, &one->y, &error)
-                                        : opaq_quantize(&one->x, &args, &one->q, &error);
+                                        ? opaq_dequantize(&one->q, 0, &execution, &one->y, &error)
+                                        : opaq_quantize(&one->x, &args, &execution, &one->q, &error);
     const double seconds = now() - start;
     if (status != OPAQ_OK) {
         stop(one->spec, &error);

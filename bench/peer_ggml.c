@@ -226,6 +226,7 @@ static void check(enum opaq_status status, const struct opaq_error *error) {
 static struct opaq_side opaq_side_make(const struct peer_case *from, const struct numbers *numbers,
                                        const struct opaq_parallel *parallel) {
     struct opaq_side side = {.copies = 1};
+    const struct opaq_execution execution = {.parallel = parallel};
     struct opaq_error error;
     const int64_t shape[2] = {SIZE, SIZE};
     const struct opaq_tensor weight = matrix(numbers->weight, SIZE);
@@ -236,7 +237,7 @@ static struct opaq_side opaq_side_make(const struct peer_case *from, const struc
         {.sizes = shape, .count = 2},
         {.text = from->plan, .count = (int64_t)strlen(from->plan)}};
     for (int i = 0; i < side.copies; ++i) {
-        check(opaq_runner_create(opaq_op_find("linear"), values, parallel, &side.runner[i], &error), &error);
+        check(opaq_runner_create(opaq_op_find("linear"), values, &execution, &side.runner[i], &error), &error);
         check(opaq_runner_query(side.runner[i], &side.info, &error), &error);
         side.copies = (int)(COLD_BYTES / side.info.bytes) + 1;
     }
@@ -253,10 +254,11 @@ static void opaq_side_rows(struct opaq_side *side, const struct numbers *numbers
 }
 
 static double opaq_side_time(struct opaq_side *side, const struct opaq_parallel *parallel) {
+    const struct opaq_execution execution = {.parallel = parallel};
     struct opaq_error error;
     const double start = now();
     check(opaq_runner_run(side->runner[side->next++ % side->copies], &side->x, 1, &side->y, side->workspace,
-                          parallel, &error),
+                          &execution, &error),
           &error);
     return now() - start;
 }

@@ -121,16 +121,16 @@ static struct figures measure(const struct opaq_view *x, const struct opaq_view 
         stop("spec", &error);
     }
     struct opaq_view q = make_tensor(&spec);
-    const struct opaq_quantize_args args = {.parallel = parallel};
+    const struct opaq_execution execution = {.parallel = parallel};
     double quantize_best = 1e9;
     double dequantize_best = 1e9;
     for (int i = 0; i < REPEATS; ++i) {
         const double start = now();
-        if (opaq_quantize(x, &args, &q, &error) != OPAQ_OK) {
+        if (opaq_quantize(x, NULL, &execution, &q, &error) != OPAQ_OK) {
             stop(text, &error);
         }
         const double middle = now();
-        if (opaq_dequantize(&q, 0, parallel, y, &error) != OPAQ_OK) {
+        if (opaq_dequantize(&q, 0, &execution, y, &error) != OPAQ_OK) {
             stop(text, &error);
         }
         quantize_best = fmin(quantize_best, middle - start);

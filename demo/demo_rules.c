@@ -79,7 +79,7 @@ static struct opaq_view quantize(const float *x, int64_t rows, int64_t columns, 
     memcpy(copy, x, x_bytes);
     if (opaq_view_bind(&proto, memory, bytes, &q, &error) != OPAQ_OK ||
         opaq_view_plain(shape, NULL, 2, OPAQ_F32, cpu, copy, x_bytes, &source, &error) != OPAQ_OK ||
-        opaq_quantize(&source, NULL, &q, &error) != OPAQ_OK) {
+        opaq_quantize(&source, NULL, NULL, &q, &error) != OPAQ_OK) {
         stop(&error);
     }
     free(copy);

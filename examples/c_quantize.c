@@ -31,7 +31,7 @@ int main(void) {
         opaq_view_bind(&proto, memory, bytes, &quantized, &error) != OPAQ_OK || /* the tensor, with data */
         opaq_view_plain(shape, NULL, 2, OPAQ_F32, cpu, x, sizeof x, &source, &error) != OPAQ_OK ||
         opaq_view_plain(shape, NULL, 2, OPAQ_F32, cpu, y, sizeof y, &result, &error) != OPAQ_OK ||
-        opaq_quantize(&source, NULL, &quantized, &error) != OPAQ_OK ||
+        opaq_quantize(&source, NULL, NULL, &quantized, &error) != OPAQ_OK ||
         opaq_dequantize(&quantized, 0, NULL, &result, &error) != OPAQ_OK) {
         fprintf(stderr, "%s\n", memory == NULL && bytes > 0 ? "no memory" : error.text);
         free(memory);

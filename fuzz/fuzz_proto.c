@@ -79,7 +79,7 @@ static void run_quantize(struct source *source, const struct opaq_proto *proto,
     struct opaq_view other;
     struct opaq_error error;
     float scale;
-    struct opaq_quantize_args args = {.parallel = NULL};
+    struct opaq_quantize_args args = {0};
     allocate(plain, &x);
     allocate(proto, &q);
     allocate(proto, &other);
@@ -89,8 +89,8 @@ static void run_quantize(struct source *source, const struct opaq_proto *proto,
     args.random.offset >>= 1;
     args.scale = proto->spec.options & OPAQ_DELAYED ? &scale : NULL;
     fill(source, &other); /* what was there before does not matter */
-    expect(opaq_quantize(&x, &args, &q, &error) == OPAQ_OK);
-    expect(opaq_quantize(&x, &args, &other, &error) == OPAQ_OK);
+    expect(opaq_quantize(&x, &args, NULL, &q, &error) == OPAQ_OK);
+    expect(opaq_quantize(&x, &args, NULL, &other, &error) == OPAQ_OK);
     for (int i = 0; i < OPAQ_BUFFER_LIMIT; ++i) {
         expect(q.buffer[i].bytes == 0 ||
                memcmp(q.buffer[i].data, other.buffer[i].data, q.buffer[i].bytes) == 0);

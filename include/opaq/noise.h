@@ -1,9 +1,8 @@
-/* opaq/noise.h: what quantizing did to a tensor, in numbers. Depends on proto.h and parallel.h. */
+/* opaq/noise.h: what quantizing did to a tensor, in numbers. Depends on execution.h. */
 #ifndef OPAQ_NOISE_H
 #define OPAQ_NOISE_H
 
-#include "opaq/parallel.h"
-#include "opaq/proto.h"
+#include "opaq/execution.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -18,7 +17,7 @@ struct opaq_noise {
 /* The noise of the copy that `usage` names (0: rowwise if there is one, else columnwise) against the plain tensor
  * `x` of the same shape. The sums are the same with any number of threads. NaN if either has one. */
 OPAQ_API enum opaq_status opaq_noise_measure(const struct opaq_view *x, const struct opaq_view *q, int usage,
-                                             const struct opaq_parallel *parallel, struct opaq_noise *noise,
+                                             const struct opaq_execution *execution, struct opaq_noise *noise,
                                              struct opaq_error *error);
 
 /* The signal-to-noise ratio in decibels; infinite without noise; 0 for NULL. */

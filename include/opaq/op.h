@@ -1,6 +1,6 @@
-/* opaq/op.h: the operator table. Depends on quant.h.
+/* opaq/op.h: the operator table. Depends on execution.h, quant.h and tensor.h.
  *
- * An operator is a row: its arguments, what its results look like, and a function that computes them. A framework
+ * An operator is a row: its arguments and what its results look like. A framework
  * reads the row to make its schema, its fake and its call; nothing about an operator is written twice. The rows
  * know no framework:
  *
@@ -8,9 +8,9 @@
  *     opaq_op_outputs(op, values, &outputs, &error);                    what will come out: shapes, dtypes (the fake)
  *     opaq_op_workspace(op, values, &bytes, &error);                    scratch memory
  *     ... allocate outputs.tensor[i].data and the workspace ...
- *     opaq_op_run(op, values, &outputs, workspace, parallel, &error);   the results
+ *     opaq_op_run(op, values, &outputs, workspace, execution, &error);  the results
  *
- * or, where it is called often, opaq_op_call, which does all of it and asks for memory in between.
+ * or, where it is called often, opaq_op_call, which does all of it and has memory allocated in between.
  */
 #ifndef OPAQ_OP_H
 #define OPAQ_OP_H
@@ -18,31 +18,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "opaq/execution.h"
 #include "opaq/quant.h"
+#include "opaq/tensor.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* What memory holds. The floats have their element's number. */
-enum opaq_dtype {
-    OPAQ_DTYPE_F16 = 4,
-    OPAQ_DTYPE_BF16 = 5,
-    OPAQ_DTYPE_F32 = 6,
-    OPAQ_DTYPE_U8 = 16,
-    OPAQ_DTYPE_I64 = 17,
-    OPAQ_DTYPE_I32 = 18
-};
-
-/* Any strided tensor in memory, borrowed. */
-struct opaq_tensor {
-    void *data;    /* may be NULL where there are no elements, and before allocation */
-    int32_t dtype; /* enum opaq_dtype */
-    int32_t rank;
-    struct opaq_device device;
-    int64_t shape[OPAQ_RANK_LIMIT];   /* entries beyond the rank are not read */
-    int64_t strides[OPAQ_RANK_LIMIT]; /* in elements */
-};
 
 enum opaq_argument_kind {
     OPAQ_ARGUMENT_TENSOR = 0,
@@ -120,30 +102,13 @@ struct opaq_outputs {
     struct opaq_tensor tensor[OPAQ_OP_OUTPUT_LIMIT];
 };
 
-struct opaq_op;
-
-/* What a row's own functions are given, checked. */
-struct opaq_call {
-    const struct opaq_op *op;
-    const struct opaq_value *values;
-    const struct opaq_proto *protos; /* of each output row, where it is there and of floats */
-    const struct opaq_outputs *outputs;
-    struct opaq_span workspace;
-    const struct opaq_parallel *parallel;
-};
-
 struct opaq_op {
     const char *name; /* "quantize" */
     int argument_count;
     struct opaq_argument_row argument[OPAQ_OP_ARGUMENT_LIMIT];
     int output_count;
     struct opaq_output_row output[OPAQ_OP_RESULT_LIMIT];
-    /* Not for direct use; NULL where there is nothing to say. `form`: of an output; NULL: all are plain.
-     * `workspace` reads no tensor's contents. */
-    enum opaq_status (*form)(const struct opaq_value *values, int output, struct opaq_form *form,
-                             struct opaq_error *error);
-    enum opaq_status (*workspace)(const struct opaq_call *call, size_t *bytes, struct opaq_error *error);
-    enum opaq_status (*run)(const struct opaq_call *call, struct opaq_error *error);
+    int returns_one; /* the one output is always one plain tensor, so the schema says "Tensor" */
 };
 
 OPAQ_API int opaq_op_count(void);
@@ -170,7 +135,7 @@ OPAQ_API enum opaq_status opaq_op_form(const struct opaq_op *op, const struct op
 OPAQ_API enum opaq_status opaq_op_outputs(const struct opaq_op *op, const struct opaq_value *values,
                                           struct opaq_outputs *outputs, struct opaq_error *error);
 
-/* The bytes of scratch memory, aligned to 64, that a run needs beyond its outputs; often 0. */
+/* The bytes of scratch memory on the tensors' device, aligned to 64, that a run needs beyond its outputs; often 0. */
 OPAQ_API enum opaq_status opaq_op_workspace(const struct opaq_op *op, const struct opaq_value *values,
                                             size_t *bytes, struct opaq_error *error);
 
@@ -178,7 +143,7 @@ OPAQ_API enum opaq_status opaq_op_workspace(const struct opaq_op *op, const stru
  * tensors share no byte with each other or with another argument. */
 OPAQ_API enum opaq_status opaq_op_run(const struct opaq_op *op, const struct opaq_value *values,
                                       const struct opaq_outputs *outputs, struct opaq_span workspace,
-                                      const struct opaq_parallel *parallel, struct opaq_error *error);
+                                      const struct opaq_execution *execution, struct opaq_error *error);
 
 /* Where opaq_op_call gets memory. `give` sets the data of all tensors of `outputs`, which are described, and makes
  * `workspace` at least `bytes` long and aligned to 64 unless `bytes` is 0. It is called once, or not at all after an error;
@@ -191,8 +156,8 @@ struct opaq_memory {
 
 /* opaq_op_outputs, opaq_op_workspace and opaq_op_run in one, which looks at the values once. */
 OPAQ_API enum opaq_status opaq_op_call(const struct opaq_op *op, const struct opaq_value *values,
-                                       const struct opaq_memory *memory, const struct opaq_parallel *parallel,
-                                       struct opaq_error *error);
+                                       const struct opaq_memory *memory,
+                                       const struct opaq_execution *execution, struct opaq_error *error);
 
 #ifdef __cplusplus
 }

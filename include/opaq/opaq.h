@@ -4,6 +4,7 @@
 
 #include "opaq/cpu.h"
 #include "opaq/element.h"
+#include "opaq/execution.h"
 #include "opaq/experts.h"
 #include "opaq/format.h"
 #include "opaq/kernel.h"
@@ -19,6 +20,7 @@
 #include "opaq/spec.h"
 #include "opaq/status.h"
 #include "opaq/stored.h"
+#include "opaq/tensor.h"
 #include "opaq/version.h"
 
 #endif

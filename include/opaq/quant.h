@@ -1,4 +1,4 @@
-/* opaq/quant.h: float to bytes and back. Depends on proto.h and parallel.h. Arithmetic: docs/formats.md.
+/* opaq/quant.h: float to bytes and back. Depends on execution.h. Arithmetic: docs/formats.md.
  *
  * The bytes are defined: the same input gives the same bytes on every machine, with any number of threads,
  * whatever rounding mode or flush-to-zero setting the caller runs under. */
@@ -8,8 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "opaq/parallel.h"
-#include "opaq/proto.h"
+#include "opaq/execution.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,7 +20,7 @@ struct opaq_random {
     uint64_t offset; /* below 2^63 */
 };
 
-/* What else a quantization is given and gives back. All zero is the usual case. */
+/* What else a quantization is given and gives back; the addresses are on the tensors' device. All zero is the usual case. */
 struct opaq_quantize_args {
     const float *scale;           /* OPAQ_DELAYED: the scale to use, one float; x is multiplied with it, or
                                      divided by it under the rules compressed-tensors and modelopt */
@@ -30,18 +29,18 @@ struct opaq_quantize_args {
                                      they are the global scales themselves */
     float *amax;                  /* fp8: receives the amax, one float; may be NULL */
     struct opaq_random random;    /* OPAQ_STOCHASTIC */
-    const struct opaq_parallel *parallel;
 };
 
 /* Fills every buffer of `out`, padding included, from the plain tensor `x` of the same shape. `args` may be
  * NULL. `out` must not overlap `x`. */
 OPAQ_API enum opaq_status opaq_quantize(const struct opaq_view *x, const struct opaq_quantize_args *args,
-                                        const struct opaq_view *out, struct opaq_error *error);
+                                        const struct opaq_execution *execution, const struct opaq_view *out,
+                                        struct opaq_error *error);
 
 /* Reads the copy that `usage` names (0: rowwise if there is one, else columnwise) into the plain tensor `y`.
  * A Hadamard transform on the columnwise copy is undone. */
 OPAQ_API enum opaq_status opaq_dequantize(const struct opaq_view *q, int usage,
-                                          const struct opaq_parallel *parallel, const struct opaq_view *y,
+                                          const struct opaq_execution *execution, const struct opaq_view *y,
                                           struct opaq_error *error);
 
 /* The floats that opaq_quantize takes as amax_rowwise (or _columnwise) for a tensor: 1 for fp8, 1 or the
@@ -52,7 +51,7 @@ OPAQ_API int64_t opaq_amax_count(const struct opaq_proto *proto, enum opaq_usage
  * transform if there is one. Reduce them with max, then give them back. Not with OPAQ_GLOBAL, whose floats are no
  * amaxes. */
 OPAQ_API enum opaq_status opaq_amax(const struct opaq_view *x, const struct opaq_spec *spec,
-                                    enum opaq_usage usage, const struct opaq_parallel *parallel, float *amax,
+                                    enum opaq_usage usage, const struct opaq_execution *execution, float *amax,
                                     int64_t count, struct opaq_error *error);
 
 /* Delayed scaling: how the next scale follows from the history. */
@@ -70,7 +69,8 @@ struct opaq_delayed_state {
  * largest of the newest one and of rows 1 to length - 1 as they were before the roll, `length` amaxes. */
 OPAQ_API enum opaq_status opaq_delayed_update(const struct opaq_delayed_state *state, const float *reduced_amax,
                                               enum opaq_element element, int margin,
-                                              enum opaq_amax_algorithm algorithm, struct opaq_error *error);
+                                              enum opaq_amax_algorithm algorithm,
+                                              const struct opaq_execution *execution, struct opaq_error *error);
 
 /* The rows of a tensor's rowwise copy that share a scale or a tile: only at multiples of so many can it be cut, as a stack
  * of weights is for its experts. 0 if the spec is not valid. */

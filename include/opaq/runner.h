@@ -52,7 +52,7 @@ struct opaq_runner_call {
     int32_t input_count;
     const struct opaq_tensor *output; /* contiguous, of the first input's dtype */
     struct opaq_span workspace;       /* at least what `workspace` asked for, aligned to 64 */
-    const struct opaq_parallel *parallel;
+    const struct opaq_execution *execution;
 };
 
 /* A runner of one's own. Every function may be called from several threads at once, except destroy, which comes last
@@ -74,9 +74,9 @@ struct opaq_runner_functions {
 
 /* A runner from a call of the operator `linear`, `mlp` or `moe`: everything but the activations, which are the first
  * argument (moe: the first three) and may be zero, is checked and copied; memory of the caller's is not needed
- * afterwards. Weights that the plan quantizes are quantized now, on `parallel`'s threads (NULL: on this one). */
+ * afterwards. Weights that the plan quantizes are quantized now. */
 OPAQ_API enum opaq_status opaq_runner_create(const struct opaq_op *op, const struct opaq_value *values,
-                                             const struct opaq_parallel *parallel, int64_t *handle,
+                                             const struct opaq_execution *execution, int64_t *handle,
                                              struct opaq_error *error);
 
 /* A runner of one's own. `info` and `functions` are copied. On failure the state is still the caller's. */
@@ -99,7 +99,7 @@ OPAQ_API enum opaq_status opaq_runner_workspace(int64_t handle, const struct opa
                                                 int input_count, size_t *bytes, struct opaq_error *error);
 OPAQ_API enum opaq_status opaq_runner_run(int64_t handle, const struct opaq_tensor *inputs, int input_count,
                                           const struct opaq_tensor *output, struct opaq_span workspace,
-                                          const struct opaq_parallel *parallel, struct opaq_error *error);
+                                          const struct opaq_execution *execution, struct opaq_error *error);
 
 #ifdef __cplusplus
 }

@@ -115,14 +115,17 @@ class Parallel(ctypes.Structure):
     _fields_ = _fields("void* run; void* context")
 
 
+class Execution(ctypes.Structure):
+    _fields_ = _fields("Device device; void* stream; Parallel* parallel")
+
+
 class Random(ctypes.Structure):
     _fields_ = _fields("uint64_t seed; uint64_t offset")
 
 
 class QuantizeArgs(ctypes.Structure):
     _fields_ = _fields(
-        "float* scale; float* amax_rowwise; float* amax_columnwise; float* amax; Random random;"
-        "Parallel* parallel"
+        "float* scale; float* amax_rowwise; float* amax_columnwise; float* amax; Random random"
     )
 
 
@@ -162,7 +165,7 @@ class Value(ctypes.Structure):
 class Op(ctypes.Structure):
     _fields_ = _fields(
         "text name; int argument_count; ArgumentRow argument[16]; int output_count; OutputRow output[6];"
-        "void* form; void* workspace; void* run"
+        "int returns_one"
     )
 
 
@@ -175,7 +178,7 @@ class RunnerInfo(ctypes.Structure):
 
 class RunnerCall(ctypes.Structure):
     _fields_ = _fields(
-        "Tensor* inputs; int32_t input_count; Tensor* output; Span workspace; Parallel* parallel"
+        "Tensor* inputs; int32_t input_count; Tensor* output; Span workspace; Execution* execution"
     )
 
 
@@ -212,10 +215,10 @@ enum view_quantized(Proto*, Span*, int, View*, Error*)
 enum pool_create(int, void**, Error*)
 void pool_destroy(void*)
 Parallel pool_parallel(void*)
-enum quantize(View*, QuantizeArgs*, View*, Error*)
-enum dequantize(View*, int, Parallel*, View*, Error*)
+enum quantize(View*, QuantizeArgs*, Execution*, View*, Error*)
+enum dequantize(View*, int, Execution*, View*, Error*)
 int64_t amax_count(Proto*, enum)
-enum noise_measure(View*, View*, int, Parallel*, Noise*, Error*)
+enum noise_measure(View*, View*, int, Execution*, Noise*, Error*)
 double noise_sqnr(Noise*)
 int64_t rows_together(Spec*)
 text quantize_kernel(Spec*)
@@ -224,7 +227,7 @@ int op_count()
 Op* op_at(int)
 int op_changes(Op*)
 enum op_form(Op*, Value*, int, Form*, Error*)
-enum runner_create(Op*, Value*, Parallel*, int64_t*, Error*)
+enum runner_create(Op*, Value*, Execution*, int64_t*, Error*)
 enum runner_register(RunnerInfo*, RunnerFunctions*, void*, int64_t*, Error*)
 enum runner_query(int64_t, RunnerInfo*, Error*)
 enum runner_destroy(int64_t, Error*)
@@ -297,13 +300,14 @@ call("opaq_cpu_check")  # an OPAQ_CPU that means nothing is told at once
 
 @contextmanager
 def threads(count: int) -> Iterator[Any]:
-    """The argument of that many threads; 0 means one per processor."""
+    """An execution on the CPU with that many threads; 0 means one per processor."""
     if count == 1:
         yield None
         return
     pool = ctypes.c_void_p()
     call("opaq_pool_create", count, pool)
     try:
-        yield ctypes.pointer(library.opaq_pool_parallel(pool))
+        parallel = library.opaq_pool_parallel(pool)
+        yield ctypes.pointer(Execution(parallel=ctypes.pointer(parallel)))
     finally:
         library.opaq_pool_destroy(pool)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 
@@ -32,13 +31,7 @@ def sqnr(x: torch.Tensor, quantized: QuantizedTensor) -> float:
         raise TypeError(f"sqnr: quantized is a {type(quantized).__name__}, expected an opaq.QuantizedTensor")
     plain, packed = x.detach().to("cpu").contiguous(), quantized.detach().to("cpu")
     views = _plain_view(plain), quantized_view(packed)
-    noise, pool = _library.Noise(), ctypes.c_void_p()
-    parallel: Any = None
-    try:
-        if x.numel() >= _WORTH and torch.get_num_threads() > 1:
-            call("opaq_pool_create", torch.get_num_threads(), pool)
-            parallel = ctypes.pointer(library.opaq_pool_parallel(pool))
-        call("opaq_noise_measure", *views, 0, parallel, noise)
-    finally:
-        library.opaq_pool_destroy(pool)
+    noise = _library.Noise()
+    with _library.threads(torch.get_num_threads() if x.numel() >= _WORTH else 1) as execution:
+        call("opaq_noise_measure", *views, 0, execution, noise)
     return float(library.opaq_noise_sqnr(noise))

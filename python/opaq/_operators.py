@@ -94,12 +94,12 @@ class Operator:
     arguments: tuple[str, ...]
     texts: tuple[int, ...]  # which arguments are texts
     outputs: tuple[Output, ...]
-    has_forms: bool
+    returns_one: bool
     has_slots: bool
 
     @property
     def returns_list(self) -> bool:
-        return not self.has_slots and (self.has_forms or len(self.outputs) != 1)
+        return not self.has_slots and not self.returns_one
 
 
 @cache
@@ -124,7 +124,7 @@ def operators() -> dict[str, Operator]:
         texts = tuple(i for i, argument in enumerate(arguments) if argument.kind == TEXT)
         changes = bool(_library.library.opaq_op_changes(row))
         names = tuple(argument.name.decode() for argument in arguments)
-        rows[name] = Operator(i, name, names, texts, outputs, bool(row.contents.form), changes)
+        rows[name] = Operator(i, name, names, texts, outputs, bool(row.contents.returns_one), changes)
     return rows
 
 

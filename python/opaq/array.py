@@ -105,8 +105,8 @@ def quantize(
         amax=None if amax is None else ctypes.pointer(amax),
         random=_library.Random(seed, offset),
     )
-    with _threads(threads) as args.parallel:
-        call("opaq_quantize", x, args, out)
+    with _threads(threads) as execution:
+        call("opaq_quantize", x, args, execution, out)
     return QuantizedArray(buffers, array.shape, array.dtype, quantizer, None if amax is None else amax.value)
 
 
@@ -129,6 +129,6 @@ def dequantize(
         arrays.append(array)
     values = np.empty(quantized.shape, _dtype(dtype))
     copy = 0 if usage is None else USAGES[usage]
-    with _threads(threads) as parallel:
-        call("opaq_dequantize", _quantized_view(made, arrays), copy, parallel, _plain_view(values))
+    with _threads(threads) as execution:
+        call("opaq_dequantize", _quantized_view(made, arrays), copy, execution, _plain_view(values))
     return values

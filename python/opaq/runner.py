@@ -126,8 +126,8 @@ def _create(name: str, arguments: dict[str, Any], quantizes: bool) -> Runner:
     for value, argument in zip(values, row.arguments, strict=True):
         _fill(value, arguments.get(argument))
     handle = ctypes.c_int64()
-    with _library.threads(torch.get_num_threads() if quantizes else 1) as parallel:
-        call("opaq_runner_create", library.opaq_op_at(row.index), values, parallel, handle)
+    with _library.threads(torch.get_num_threads() if quantizes else 1) as execution:
+        call("opaq_runner_create", library.opaq_op_at(row.index), values, execution, handle)
     return Runner(handle.value)
 
 

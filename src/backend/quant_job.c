@@ -83,6 +83,7 @@ static void locate_scale(const struct opaq_view *view, const struct opaq_buffer 
     operand_steps(row, inner, operand_rows, &copy->scale_layout);
     copy->scale = view->buffer[index].data;
     copy->scale_bytes = buffer.entry_bytes;
+    copy->scale_buffer_bytes = buffer.bytes;
     if (view->proto.spec.options & OPAQ_SWIZZLED) {
         /* the tiles run over (operand rows, blocks), whichever way the plain buffer lies */
         const bool upright = row->extent[0].dim == operand_rows;

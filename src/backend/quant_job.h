@@ -8,6 +8,7 @@
 #define OPAQ_BACKEND_QUANT_JOB_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "opaq/quant.h"
@@ -46,6 +47,7 @@ struct quant_copy {
     int64_t tile_rows;        /* 0, or: codes lie by format/tile.h, in tiles of so many rows */
     void *scale;
     int scale_bytes; /* of an entry */
+    size_t scale_buffer_bytes; /* of the whole buffer, its padding included */
     struct scale_layout scale_layout;
     float *amax; /* NVFP4: one, or one per operand row; given to the kernel. OPAQ_GLOBAL: the global scale */
     int64_t amax_step; /* 0 or 1 */

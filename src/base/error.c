@@ -1,10 +1,10 @@
 /* base/error.c: status names and error texts. */
-#include "opaq/status.h"
-
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "base/try.h"
 
 /* Characters that change the direction or the lines of what is beside them: U+061C, U+200E, U+200F, U+2028 to U+202E,
  * U+2066 to U+2069. */
@@ -61,6 +61,15 @@ enum opaq_status opaq_fail(struct opaq_error *error, enum opaq_status status, co
     make_printable(error->text);
     errno = saved_errno;
     return status;
+}
+
+enum opaq_status error_prefix(struct opaq_error *error, enum opaq_status status, const char *name) {
+    if (error == NULL) {
+        return status;
+    }
+    char text[OPAQ_ERROR_TEXT_BYTES];
+    memcpy(text, error->text, sizeof text);
+    return opaq_fail(error, status, "%s: %s", name, text);
 }
 
 const char *opaq_status_name(enum opaq_status status) {

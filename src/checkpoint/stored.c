@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "format/proto_layout.h"
 #include "op/table/op_tensor.h"
 #include "op/quantize/rearrange.h"
@@ -45,9 +46,10 @@ static enum opaq_status check_tensor(const char *operation, const struct opaq_vi
                                      struct opaq_error *error) {
     memset(stretch, 0, sizeof *stretch);
     stretch->operation = operation;
-    const enum opaq_status status = check_quantized_tensor(operation, "the tensor", view, error);
-    if (status != OPAQ_OK) {
-        return status;
+    TRY_AS(operation, error, check_quantized_tensor("the tensor", view, error));
+    if (view->proto.device.type != OPAQ_DEVICE_CPU) {
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "%s: the tensor is on cuda:%d, this works on the cpu",
+                         operation, view->proto.device.index);
     }
     if (stored == NULL) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: the stored rows are NULL", operation);
@@ -98,8 +100,8 @@ static enum opaq_status check_data(struct stretch *stretch, const struct opaq_te
                            (long long)stretch->data.rows, (long long)rows);
     }
     if (status == OPAQ_OK) {
-        status =
-            check_row_cut(stretch->operation, &stretch->job, first, stretch->data.rows, stretch->all, error);
+        TRY_AS(stretch->operation, error,
+               check_row_cut(&stretch->job, first, stretch->data.rows, stretch->all, error));
     }
     stretch->first = first;
     stretch->rows = stretch->data.rows;

@@ -27,6 +27,7 @@ struct bench {
     size_t plain_bytes;
     struct opaq_pool *pool;
     struct opaq_parallel parallel;
+    struct opaq_execution execution; /* on all threads */
     int widths; /* 1 if there is one thread only */
     double copy_seconds[WIDTH_COUNT];
     double seconds[OPERATION_COUNT][OPAQ_FORMAT_COUNT][WIDTH_COUNT];
@@ -86,6 +87,7 @@ static enum opaq_status prepare(struct bench *bench, int threads, struct opaq_er
     if (status == OPAQ_OK) {
         fill(&bench->plain);
         bench->parallel = opaq_pool_parallel(bench->pool);
+        bench->execution = (struct opaq_execution){.parallel = &bench->parallel};
         bench->widths = opaq_pool_threads(bench->pool) > 1 ? WIDTH_COUNT : 1;
         bench->plain_bytes = (size_t)SIZE * SIZE * sizeof(uint16_t);
     }
@@ -101,8 +103,8 @@ static void release(struct bench *bench) {
     }
 }
 
-static const struct opaq_parallel *parallel_of(const struct bench *bench, int width) {
-    return width == ALL_THREADS ? &bench->parallel : NULL;
+static const struct opaq_execution *execution_of(const struct bench *bench, int width) {
+    return width == ALL_THREADS ? &bench->execution : NULL;
 }
 
 static void copy_pieces(void *argument, int64_t begin, int64_t end) {
@@ -131,12 +133,12 @@ static void measure_copy(struct bench *bench, int width) {
 
 static enum opaq_status measure(struct bench *bench, enum operation operation, int format, int width,
                                 struct opaq_error *error) {
-    const struct opaq_quantize_args args = {.parallel = parallel_of(bench, width)};
+    const struct opaq_execution *execution = execution_of(bench, width);
     const double begin = now();
     const enum opaq_status status =
         operation == QUANTIZE
-            ? opaq_quantize(&bench->plain, &args, &bench->quantized[format], error)
-            : opaq_dequantize(&bench->quantized[format], 0, args.parallel, &bench->decoded, error);
+            ? opaq_quantize(&bench->plain, NULL, execution, &bench->quantized[format], error)
+            : opaq_dequantize(&bench->quantized[format], 0, execution, &bench->decoded, error);
     keep_best(&bench->seconds[operation][format][width], begin);
     return status;
 }

@@ -251,7 +251,7 @@ static enum opaq_status quantize_rows(struct run *run, struct plan_target *targe
     if (status == OPAQ_OK) {
         const struct opaq_quantize_args arguments = {.amax_rowwise =
                                                          target->set == NO_SET ? NULL : &scale.given};
-        status = opaq_quantize(&x, &arguments, &view, error);
+        status = opaq_quantize(&x, &arguments, NULL, &view, error);
     }
     return status != OPAQ_OK ? status : write_rows(run, target, piece, &view, worker, scale.stored, error);
 }

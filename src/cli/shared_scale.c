@@ -21,7 +21,7 @@ static enum opaq_status global_of(const struct opaq_spec *spec, float amax, floa
         status = opaq_view_bind(&proto, memory, sizeof memory, &quantized, error);
     }
     if (status == OPAQ_OK) {
-        status = opaq_quantize(&plain, NULL, &quantized, error);
+        status = opaq_quantize(&plain, NULL, NULL, &quantized, error);
     }
     if (status == OPAQ_OK) {
         const float *const found = quantized.buffer[opaq_proto_find(&proto, OPAQ_ROLE_AMAX, OPAQ_ROWWISE)].data;

@@ -1,33 +1,32 @@
 /* runner/bound_runner.c: a runner from a call of the operator linear, mlp or moe: the same call again and again, with
- * new activations. Everything else of it lies in one block of memory. */
+ * new activations. What describes the call lies in one block of host memory, its tensors in one block of the device's. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
-#include "op/plan/experts_plan.h"
+#include "base/try.h"
 #include "op/table/op_tensor.h"
 #include "opaq/runner.h"
-#include "opaq/status.h"
 #include "runner/bound_weights.h"
-
-static const char operation[] = "runner_create";
 
 /* Which operators can be bound, and how many of their arguments, the first ones, are activations. */
 struct binding {
     const char *op;
     enum opaq_runner_kind kind;
     int activations;
-    bool (*is_kept)(const struct opaq_value *plan);
 };
-static const struct binding bindings[] = {{"linear", OPAQ_RUNNER_LINEAR, 1, plan_is_kept},
-                                          {"mlp", OPAQ_RUNNER_MLP, 1, experts_plan_is_kept},
-                                          {"moe", OPAQ_RUNNER_MOE, 3, experts_plan_is_kept}};
+static const struct binding bindings[] = {
+    {"linear", OPAQ_RUNNER_LINEAR, 1}, {"mlp", OPAQ_RUNNER_MLP, 1}, {"moe", OPAQ_RUNNER_MOE, 3}};
 enum { BINDING_COUNT = sizeof bindings / sizeof bindings[0], ACTIVATION_LIMIT = 3 };
 
-/* The state; what the values point to follows in the same block. */
+/* The state; what the values point to follows in the same block, but for tensors' data. */
 struct bound {
-    const struct opaq_op *op;
+    const struct op_row *row;
+    const struct backend *backend;
+    struct opaq_device device;
+    void *memory; /* of the tensors, on the device */
+    union op_plan plan;
     int activations;
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
 };
@@ -39,12 +38,15 @@ struct bound_call {
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
     struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT];
     struct opaq_outputs outputs;
-    struct opaq_call call;
+    struct op_call call;
 };
 
 static enum opaq_status make_call(const struct bound *bound, const struct opaq_runner_call *outer,
                                   struct bound_call *inner, struct opaq_error *error) {
     const struct opaq_tensor *output = outer->output;
+    if (!is_on_device(&outer->inputs[0], bound->device)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "the activations are on another device than the runner");
+    }
     memcpy(inner->values, bound->values, sizeof inner->values);
     for (int i = 0; i < bound->activations; ++i) {
         inner->values[i] = (struct opaq_value){.tensors = &outer->inputs[i], .count = 1};
@@ -53,8 +55,15 @@ static enum opaq_status make_call(const struct bound *bound, const struct opaq_r
     inner->outputs.first[0] = 0;
     inner->outputs.first[1] = 1;
     inner->outputs.tensor[0] = *output;
-    inner->call = (struct opaq_call){bound->op,       inner->values,    inner->protos,
-                                     &inner->outputs, outer->workspace, outer->parallel};
+    inner->call = (struct op_call){.row = bound->row,
+                                   .op = &bound->row->op,
+                                   .values = inner->values,
+                                   .plan = bound->plan,
+                                   .protos = inner->protos,
+                                   .outputs = &inner->outputs,
+                                   .device = bound->device,
+                                   .execution = *outer->execution};
+    inner->call.work = (struct work){.backend = bound->backend, .execution = &inner->call.execution};
     return opaq_proto_make(output->shape, output->rank, (enum opaq_element)output->dtype, NULL, output->device,
                            &inner->protos[0], error);
 }
@@ -63,19 +72,32 @@ static enum opaq_status bound_workspace(void *state, const struct opaq_runner_ca
                                         struct opaq_error *error) {
     const struct bound *bound = state;
     struct bound_call inner;
-    const enum opaq_status status = make_call(bound, call, &inner, error);
-    return status == OPAQ_OK && bound->op->workspace != NULL ? bound->op->workspace(&inner.call, bytes, error)
-                                                             : status;
+    TRY(make_call(bound, call, &inner, error));
+    inner.call.work.is_measuring = true;
+    TRY_AS(bound->row->op.name, error, bound->row->run(&inner.call, error));
+    *bytes = inner.call.work.arena.most;
+    return OPAQ_OK;
 }
 
 static enum opaq_status bound_run(void *state, const struct opaq_runner_call *call, struct opaq_error *error) {
     const struct bound *bound = state;
     struct bound_call inner;
-    const enum opaq_status status = make_call(bound, call, &inner, error);
-    return status == OPAQ_OK ? bound->op->run(&inner.call, error) : status;
+    TRY(make_call(bound, call, &inner, error));
+    inner.call.work.arena = (struct arena){.memory = call->workspace.data, .bytes = call->workspace.bytes};
+    TRY_AS(bound->row->op.name, error, bound->row->run(&inner.call, error));
+    return OPAQ_OK;
 }
 
-static const struct opaq_runner_functions bound_functions = {OPAQ_RUNNER_ABI, bound_workspace, bound_run, free};
+static void bound_destroy(void *state) {
+    struct bound *bound = state;
+    if (bound->memory != NULL) {
+        bound->backend->release(bound->device, bound->memory);
+    }
+    free(bound);
+}
+
+static const struct opaq_runner_functions bound_functions = {OPAQ_RUNNER_ABI, bound_workspace, bound_run,
+                                                             bound_destroy};
 
 /* ---- checking ---- */
 
@@ -92,14 +114,26 @@ static int32_t activation_dtype(const struct opaq_op *op, const struct opaq_valu
     return OPAQ_DTYPE_BF16;
 }
 
-/* Whether a call with one row of activations would be accepted. Measuring reads no tensor's contents, so the
- * activations' memory only has to be somewhere. It also parses the texts, which are found without a lock later. */
+/* The device of a call: of the first tensor that is bound. */
+static struct opaq_device device_of(const struct binding *binding, const struct opaq_op *op,
+                                    const struct opaq_value *values) {
+    for (int i = binding->activations; i < op->argument_count; ++i) {
+        const enum opaq_argument_kind kind = op->argument[i].kind;
+        if (kind <= OPAQ_ARGUMENT_TENSOR_LIST && values[i].tensors != NULL && values[i].count > 0) {
+            return values[i].tensors->device;
+        }
+    }
+    return (struct opaq_device){OPAQ_DEVICE_CPU, 0};
+}
+
+/* Whether a call with one row of activations would be accepted. Measuring follows no address, so the activations' memory
+ * only has to be somewhere. */
 static enum opaq_status check_call(const struct binding *binding, const struct opaq_op *op,
-                                   const struct opaq_value *values, struct opaq_error *error) {
+                                   const struct opaq_value *values, struct opaq_device device,
+                                   struct opaq_error *error) {
     static _Alignas(64) char somewhere[64];
     struct opaq_value probe[OPAQ_OP_ARGUMENT_LIMIT];
     struct opaq_tensor activations[ACTIVATION_LIMIT];
-    struct opaq_error reason;
     int64_t features = 1;
     size_t bytes;
     for (int i = op->argument_count - 1; i >= 0; --i) { /* the first of the shapes counts */
@@ -116,54 +150,31 @@ static enum opaq_status check_call(const struct binding *binding, const struct o
                                           : i == 1 ? OPAQ_DTYPE_F32
                                                    : OPAQ_DTYPE_I32,
                                  .rank = 2,
+                                 .device = device,
                                  .shape = {1, size},
                                  .strides = {size, 1}};
         probe[i] = (struct opaq_value){.tensors = &activations[i], .count = 1};
     }
-    const enum opaq_status status = opaq_op_workspace(op, probe, &bytes, &reason);
-    return status == OPAQ_OK ? OPAQ_OK : opaq_fail(error, status, "%s: %s", operation, reason.text);
-}
-
-/* Tensors that can be copied. What they must look like, the operator's own check says. */
-static enum opaq_status check_tensors(const struct binding *binding, const struct opaq_op *op,
-                                      const struct opaq_value *values, struct opaq_error *error) {
-    for (int i = binding->activations; i < op->argument_count; ++i) {
-        const enum opaq_argument_kind kind = op->argument[i].kind;
-        const int64_t count = kind == OPAQ_ARGUMENT_TENSOR_LIST                               ? values[i].count
-                              : kind < OPAQ_ARGUMENT_TENSOR_LIST && values[i].tensors != NULL ? 1
-                                                                                              : 0;
-        for (int64_t t = 0; t < count && values[i].tensors != NULL; ++t) {
-            const struct opaq_tensor *tensor = &values[i].tensors[t];
-            if (tensor->device.type != OPAQ_DEVICE_CPU) {
-                return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                                 "%s: %s is on cuda:%d, this build works on the cpu", operation,
-                                 op->argument[i].name, tensor->device.index);
-            }
-        }
-    }
-    return OPAQ_OK;
+    return opaq_op_workspace(op, probe, &bytes, error);
 }
 
 /* ---- binding ---- */
 
-static const void *keep(struct scratch *memory, const void *from, size_t bytes) {
-    void *kept = scratch_take(memory, bytes);
+static const void *keep(struct arena *host, const void *from, size_t bytes) {
+    void *kept = arena_take(host, bytes);
     if (kept != NULL && bytes > 0) {
         memcpy(kept, from, bytes);
     }
     return kept;
 }
 
-/* Copies a call's values into `memory`, or measures how much that takes. */
-static enum opaq_status bind(const struct opaq_op *op, int activations, const struct opaq_value *values,
-                             const struct bound_plan *plan, const struct opaq_parallel *parallel,
-                             struct scratch *memory, struct bound *bound, struct opaq_error *error) {
-    memset(bound, 0, sizeof *bound);
-    bound->op = op;
-    bound->activations = activations;
-    enum opaq_status status = OPAQ_OK;
+/* Copies a call's values: descriptions into `host`, tensors' data into the arena of `work`; or measures both. */
+static enum opaq_status bind(struct work *work, struct arena *host, const struct op_row *row, int activations,
+                             const struct opaq_value *values, const struct bound_plan *plan, struct bound *bound,
+                             struct opaq_error *error) {
+    const struct opaq_op *op = &row->op;
     int weight = 0;
-    for (int i = activations; status == OPAQ_OK && i < op->argument_count; ++i) {
+    for (int i = activations; i < op->argument_count; ++i) {
         const enum opaq_argument_kind kind = op->argument[i].kind;
         struct opaq_value *value = &bound->values[i];
         struct opaq_tensor tensors[OPAQ_BUFFER_LIMIT];
@@ -171,21 +182,21 @@ static enum opaq_status bind(const struct opaq_op *op, int activations, const st
         *value = values[i];
         if (i == plan->argument) {
             value->count = (int64_t)plan->length;
-            value->text = keep(memory, plan->text, plan->length + 1);
+            value->text = keep(host, plan->text, plan->length + 1);
         } else if (kind == OPAQ_ARGUMENT_SIZES) {
-            value->sizes = keep(memory, values[i].sizes, (size_t)values[i].count * sizeof *value->sizes);
+            value->sizes = keep(host, values[i].sizes, (size_t)values[i].count * sizeof *value->sizes);
         } else if (kind == OPAQ_ARGUMENT_TENSOR_LIST) {
-            status = bound_weight_copy(&plan->weight[weight++], parallel, memory, tensors, &count, error);
+            TRY(bound_weight_copy(work, &plan->weight[weight++], tensors, &count, error));
             value->count = count;
         } else if (kind < OPAQ_ARGUMENT_TENSOR_LIST && values[i].tensors != NULL) {
-            bound_tensor_copy(values[i].tensors, memory, tensors);
+            TRY_AS(op->argument[i].name, error, bound_tensor_copy(work, values[i].tensors, tensors, error));
             count = 1;
         }
         if (count > 0) {
-            value->tensors = keep(memory, tensors, (size_t)count * sizeof *tensors);
+            value->tensors = keep(host, tensors, (size_t)count * sizeof *tensors);
         }
     }
-    return status;
+    return OPAQ_OK;
 }
 
 /* The kernel of the first product, with activations of that dtype. */
@@ -222,98 +233,104 @@ static enum opaq_status describe(const struct binding *binding, const struct bou
     info->experts = binding->kind == OPAQ_RUNNER_MOE ? first->sizes[0] : 0;
     info->bytes = bytes;
     (void)snprintf(info->kernel, sizeof info->kernel, "%s", kernel_of(binding, plan, dtype));
-    enum opaq_status status = OPAQ_OK;
-    for (int i = 0; status == OPAQ_OK && i < plan->weight_count; ++i) {
+    for (int i = 0; i < plan->weight_count; ++i) {
         const struct opaq_value *shape = plan->weight[i].shape;
         info->multiplications += shape->sizes[shape->count - 2] * shape->sizes[shape->count - 1];
-        status = bound_weight_format(&plan->weight[i], text[i], sizeof text[i], error);
+        TRY(bound_weight_format(&plan->weight[i], text[i], sizeof text[i], error));
     }
     const bool differ = plan->weight_count == 2 && strcmp(text[0], text[1]) != 0;
     (void)snprintf(info->format, sizeof info->format, "%s%s%s", text[0], differ ? " " : "",
                    differ ? text[1] : "");
-    return status;
+    return OPAQ_OK;
 }
 
-/* Memory for a runner, and the call in it; NULL with a status if that cannot be. */
-static struct bound *prepare(const struct binding *binding, const struct opaq_op *op,
-                             const struct opaq_value *values, const struct bound_plan *plan,
-                             const struct opaq_parallel *parallel, size_t *bytes, enum opaq_status *status,
+/* Fills a block of host memory, whose size was measured, and memory of the device. */
+static enum opaq_status fill(struct work *work, struct arena *host, const struct binding *binding,
+                             const struct opaq_value *values, const struct bound_plan *plan, struct bound *bound,
                              struct opaq_error *error) {
-    struct scratch memory = {.memory = NULL};
-    struct bound measured;
-    void *block = NULL;
-    (void)scratch_take(&memory, sizeof measured);
-    *status = bind(op, binding->activations, values, plan, parallel, &memory, &measured, error);
-    if (*status != OPAQ_OK) {
-        return NULL;
-    }
-    *bytes = memory.used;
-    if (memory.used > (size_t)OPAQ_SIZE_LIMIT || posix_memalign(&block, 64, memory.used) != 0) {
-        *status = opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: no memory for a %s runner of %zu bytes", operation,
-                            op->name, memory.used);
-        return NULL;
-    }
-    memory = (struct scratch){.memory = block};
-    struct bound *bound = scratch_take(&memory, sizeof *bound);
-    *status = bind(op, binding->activations, values, plan, parallel, &memory, bound, error);
-    if (*status == OPAQ_OK) {
-        *status = check_call(binding, op, bound->values, error);
-    }
-    if (*status == OPAQ_OK && !binding->is_kept(&bound->values[plan->argument])) {
-        *status =
-            opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: no memory to keep the plan \"%s\", or %d are kept already",
-                      operation, plan->text, OPAQ_INTERN_LIMIT);
-    }
-    if (*status != OPAQ_OK) {
-        free(block);
-        return NULL;
-    }
-    return bound;
+    TRY(bind(work, host, bound->row, binding->activations, values, plan, bound, error));
+    TRY(check_call(binding, &bound->row->op, bound->values, bound->device, error));
+    return op_plan_resolve(bound->row, bound->values, &bound->plan, error);
 }
 
-enum opaq_status opaq_runner_create(const struct opaq_op *op, const struct opaq_value *values,
-                                    const struct opaq_parallel *parallel, int64_t *handle,
-                                    struct opaq_error *error) {
+/* Allocates and fills; nothing stays allocated after an error. */
+static enum opaq_status prepare(const struct binding *binding, const struct op_row *row,
+                                const struct opaq_value *values, const struct bound_plan *plan,
+                                const struct opaq_execution *execution, size_t *bytes, struct bound **made,
+                                struct opaq_error *error) {
+    struct work work = {.execution = execution, .is_measuring = true};
+    struct arena host = {.memory = NULL};
+    struct bound measured = {0};
+    TRY(backend_of(execution->device, &work.backend, error));
+    (void)arena_take(&host, sizeof measured);
+    TRY(bind(&work, &host, row, binding->activations, values, plan, &measured, error));
+    *bytes = host.used + work.arena.used;
+    void *block = NULL;
+    if (work.arena.used > (size_t)OPAQ_SIZE_LIMIT || posix_memalign(&block, 64, host.used) != 0) {
+        return opaq_fail(error, OPAQ_ERROR_MEMORY, "no memory for a %s runner of %zu bytes", row->op.name, *bytes);
+    }
+    host = (struct arena){.memory = block};
+    struct bound *bound = arena_take(&host, sizeof *bound);
+    *bound = (struct bound){.row = row,
+                            .backend = work.backend,
+                            .device = execution->device,
+                            .activations = binding->activations};
+    enum opaq_status status = work.backend->allocate(bound->device, work.arena.used, &bound->memory, error);
+    if (status == OPAQ_OK) {
+        work.arena = (struct arena){.memory = bound->memory};
+        work.is_measuring = false;
+        status = fill(&work, &host, binding, values, plan, bound, error);
+    }
+    if (status != OPAQ_OK) {
+        bound_destroy(bound);
+        return status;
+    }
+    *made = bound;
+    return OPAQ_OK;
+}
+
+static enum opaq_status create(const struct opaq_op *op, const struct opaq_value *values,
+                               const struct opaq_execution *given, int64_t *handle, struct opaq_error *error) {
     if (op == NULL || values == NULL || handle == NULL) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is NULL", operation,
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is NULL",
                          op == NULL       ? "op"
                          : values == NULL ? "values"
                                           : "handle");
     }
+    const struct op_row *row = op_row_of(op);
     const struct binding *binding = NULL;
-    for (int i = 0; i < BINDING_COUNT; ++i) {
+    for (int i = 0; row != NULL && i < BINDING_COUNT; ++i) {
         binding = strcmp(bindings[i].op, op->name) == 0 ? &bindings[i] : binding;
     }
     if (binding == NULL) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                         "%s: there are no runners of the operator %s, expected linear, mlp or moe", operation,
-                         op->name);
+                         "there are no runners of the operator %s, expected linear, mlp or moe",
+                         row == NULL ? "given" : op->name);
     }
+    const struct opaq_device device = device_of(binding, op, values);
+    struct opaq_execution execution;
     struct bound_plan plan;
     struct opaq_runner_info info;
-    struct opaq_error reason;
+    struct bound *bound = NULL;
     size_t bytes = 0;
-    enum opaq_status status = check_tensors(binding, op, values, error);
-    if (status == OPAQ_OK) {
-        status = check_call(binding, op, values, error);
-    }
-    if (status != OPAQ_OK) {
-        return status;
-    }
-    status = bound_plan_make(op, values, &plan, &reason);
-    if (status != OPAQ_OK) {
-        return opaq_fail(error, status, "%s: %s", operation, reason.text);
-    }
-    struct bound *bound = prepare(binding, op, values, &plan, parallel, &bytes, &status, error);
-    if (bound == NULL) {
-        return status;
-    }
-    status = describe(binding, &plan, activation_dtype(op, values, binding->activations), bytes, &info, error);
+    TRY(check_call(binding, op, values, device, error));
+    TRY(execution_of(given, device, &execution, error));
+    TRY(bound_plan_make(op, values, &plan, error));
+    TRY(prepare(binding, row, values, &plan, &execution, &bytes, &bound, error));
+    enum opaq_status status =
+        describe(binding, &plan, activation_dtype(op, values, binding->activations), bytes, &info, error);
     if (status == OPAQ_OK) {
         status = opaq_runner_register(&info, &bound_functions, bound, handle, error);
     }
     if (status != OPAQ_OK) {
-        free(bound);
+        bound_destroy(bound);
     }
     return status;
+}
+
+enum opaq_status opaq_runner_create(const struct opaq_op *op, const struct opaq_value *values,
+                                    const struct opaq_execution *execution, int64_t *handle,
+                                    struct opaq_error *error) {
+    TRY_AS("runner_create", error, create(op, values, execution, handle, error));
+    return OPAQ_OK;
 }

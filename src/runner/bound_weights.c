@@ -3,18 +3,13 @@
 #include "runner/bound_weights.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/fp_environment.h"
+#include "base/try.h"
 #include "format/proto_layout.h"
-#include "op/table/op_tensor.h"
 #include "op/plan/plan_words.h"
-#include "op/linear/weight_stack.h"
-#include "opaq/status.h"
-#include "cpu/quant/ref/scale_rules.h"
-
-static const struct opaq_device cpu = {OPAQ_DEVICE_CPU, 0};
+#include "op/quantize/quantize.h"
+#include "op/table/op_tensor.h"
 
 /* ---- the plan ---- */
 
@@ -142,43 +137,22 @@ enum opaq_status bound_weight_format(const struct bound_weight *weight, char *te
 
 /* ---- the tensors ---- */
 
-/* Copies `bytes` at each place of a strided tensor, the last dimension innermost. */
-static void copy_strided(const struct opaq_tensor *from, int dimension, const char *source, size_t bytes,
-                         char **target) {
-    if (dimension == from->rank) {
-        memcpy(*target, source, bytes);
-        *target += bytes;
-        return;
-    }
-    const int64_t size = from->shape[dimension];
-    if (dimension == from->rank - 1 && from->strides[dimension] == 1 && size > 0) {
-        memcpy(*target, source, (size_t)size * bytes);
-        *target += (size_t)size * bytes;
-        return;
-    }
-    for (int64_t i = 0; i < size; ++i) {
-        copy_strided(from, dimension + 1, source + (size_t)(i * from->strides[dimension]) * bytes, bytes,
-                     target);
-    }
-}
-
-void bound_tensor_copy(const struct opaq_tensor *from, struct scratch *memory, struct opaq_tensor *to) {
-    const size_t bytes = (size_t)dtype_bytes(from->dtype);
+enum opaq_status bound_tensor_copy(struct work *work, const struct opaq_tensor *from, struct opaq_tensor *to,
+                                   struct opaq_error *error) {
+    const int64_t elements = tensor_elements(from);
     *to = *from;
     int64_t stride = 1;
     for (int i = from->rank - 1; i >= 0; --i) {
         to->strides[i] = stride;
         stride *= from->shape[i];
     }
-    to->data = scratch_take(memory, (size_t)tensor_elements(from) * bytes);
-    char *target = to->data;
-    if (target != NULL) {
-        copy_strided(from, 0, from->data, bytes, &target);
-    }
+    to->data = arena_take(&work->arena, (size_t)elements * (size_t)dtype_bytes(from->dtype));
+    return work->is_measuring || elements == 0 ? OPAQ_OK
+                                               : work->backend->copy(from, to->data, work->execution, error);
 }
 
 /* Room for a tensor's buffers; a view of them, and the tensors. */
-static int place_buffers(const struct opaq_proto *proto, struct scratch *memory, struct opaq_view *view,
+static int place_buffers(struct work *work, const struct opaq_proto *proto, struct opaq_view *view,
                          struct opaq_tensor *tensors) {
     struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
     const int count = proto_buffers(proto, buffers);
@@ -186,95 +160,83 @@ static int place_buffers(const struct opaq_proto *proto, struct scratch *memory,
     memset(view, 0, sizeof *view);
     view->proto = *proto;
     for (int i = 0; i < count; ++i) {
-        view->buffer[i] = (struct opaq_span){scratch_take(memory, buffers[i].bytes), buffers[i].bytes};
+        view->buffer[i] = (struct opaq_span){arena_take(&work->arena, buffers[i].bytes), buffers[i].bytes};
         tensors[i].data = view->buffer[i].data;
     }
     return count;
 }
 
 /* A stack of fp8: each matrix with a scale of its own, written once for each of its rows. */
-static enum opaq_status quantize_scaled_stack(const struct bound_weight *weight, const struct opaq_view *plain,
-                                              const struct opaq_parallel *parallel, const struct opaq_view *out,
+static enum opaq_status quantize_scaled_stack(struct work *work, const struct bound_weight *weight,
+                                              const struct opaq_view *plain, const struct opaq_view *out,
                                               struct opaq_error *error) {
+    const struct quantize_figures figures = {0};
     const int64_t rows = weight->shape->sizes[1];
     const size_t bytes = (size_t)(rows * weight->shape->sizes[2]);
     const struct opaq_form form = form_with_usage(&weight->here, OPAQ_ROWWISE);
-    const struct opaq_quantize_args args = {.parallel = parallel};
-    for (int64_t i = 0; i < weight->shape->sizes[0]; ++i) {
-        const struct opaq_view matrix = weight_plain_at(plain, i);
-        float scale;
+    for (int64_t i = 0; rows > 0 && i < weight->shape->sizes[0]; ++i) {
+        const struct opaq_view matrix = stack_matrix(plain, i);
+        float *const scales = (float *)out->buffer[1].data + i * rows;
         struct opaq_view one;
         memset(&one, 0, sizeof one);
-        enum opaq_status status = opaq_proto_make(matrix.proto.shape, 2, (enum opaq_element)matrix.proto.dtype,
-                                                  &form.spec, cpu, &one.proto, error);
+        TRY(opaq_proto_make(matrix.proto.shape, 2, (enum opaq_element)matrix.proto.dtype, &form.spec,
+                            out->proto.device, &one.proto, error));
         one.buffer[0] = (struct opaq_span){(char *)out->buffer[0].data + (size_t)i * bytes, bytes};
-        one.buffer[1] = (struct opaq_span){&scale, sizeof scale};
-        if (status == OPAQ_OK) {
-            status = opaq_quantize(&matrix, &args, &one, error);
-        }
-        if (status != OPAQ_OK) {
-            return status;
-        }
-        for (int64_t row = 0; row < rows; ++row) {
-            ((float *)out->buffer[1].data)[i * rows + row] = scale;
-        }
+        one.buffer[1] = (struct opaq_span){scales, sizeof *scales};
+        TRY(quantize_view(work, &matrix, &figures, &one, error));
+        TRY(work->backend->fill(scales, rows - 1, scales + 1, work->execution, error));
     }
     return OPAQ_OK;
 }
 
-/* A stack of nvfp4: each row is given the amax of its matrix, or what is stored for that. */
-static enum opaq_status quantize_amax_stack(const struct bound_weight *weight, const struct opaq_view *plain,
-                                            const struct opaq_parallel *parallel, const struct opaq_view *out,
-                                            struct opaq_error *error) {
+/* Each row's number, in memory for them: the amax of its matrix, or what is stored for that. */
+static enum opaq_status stack_amaxes(struct work *work, const struct bound_weight *weight,
+                                     const struct opaq_view *plain, float *amax, struct opaq_error *error) {
     const int64_t rows = weight->shape->sizes[1];
-    const int64_t count = weight->shape->sizes[0] * rows;
-    struct opaq_spec spec = weight->here.spec;
-    spec.options &= (uint16_t)~OPAQ_GLOBAL;
-    float *amax = malloc((size_t)count * sizeof *amax + 1);
-    if (amax == NULL) {
-        return opaq_fail(error, OPAQ_ERROR_MEMORY, "no memory for %lld numbers", (long long)count);
+    for (int64_t i = 0; rows > 0 && i < weight->shape->sizes[0]; ++i) {
+        const struct opaq_view matrix = stack_matrix(plain, i);
+        float *const first = amax + i * rows;
+        TRY(amax_view(work, &matrix, &weight->here.spec, OPAQ_ROWWISE, true, first, error));
+        TRY(work->backend->fill(first, rows - 1, first + 1, work->execution, error));
     }
-    enum opaq_status status = OPAQ_OK;
-    for (int64_t i = 0; status == OPAQ_OK && i < count; ++i) {
-        if (i % rows != 0) {
-            amax[i] = amax[i - 1];
-            continue;
-        }
-        const struct opaq_view matrix = weight_plain_at(plain, i / rows);
-        status = opaq_amax(&matrix, &spec, OPAQ_ROWWISE, parallel, &amax[i], 1, error);
-        const uint64_t saved = fp_environment_enter();
-        amax[i] = nvfp4_stored(&weight->here.spec, amax[i]);
-        fp_environment_leave(saved);
-    }
-    const struct opaq_quantize_args args = {.amax_rowwise = amax, .parallel = parallel};
+    return OPAQ_OK;
+}
+
+/* A stack of nvfp4: each row is given the number of its matrix. */
+static enum opaq_status quantize_amax_stack(struct work *work, const struct bound_weight *weight,
+                                            const struct opaq_view *plain, const struct opaq_view *out,
+                                            struct opaq_error *error) {
+    const struct opaq_device device = out->proto.device;
+    const int64_t count = weight->shape->sizes[0] * weight->shape->sizes[1];
+    void *amax;
+    TRY(work->backend->allocate(device, (size_t)count * sizeof(float), &amax, error));
+    enum opaq_status status = stack_amaxes(work, weight, plain, amax, error);
     if (status == OPAQ_OK) {
-        status = opaq_quantize(plain, &args, out, error);
+        const struct quantize_figures figures = {.amax_rowwise = amax};
+        status = quantize_view(work, plain, &figures, out, error);
     }
-    free(amax);
+    work->backend->release(device, amax);
     return status;
 }
 
-static enum opaq_status quantize_weight(const struct bound_weight *weight, const struct opaq_parallel *parallel,
+static enum opaq_status quantize_weight(struct work *work, const struct bound_weight *weight,
                                         const struct opaq_view *out, struct opaq_error *error) {
-    const struct opaq_quantize_args args = {.parallel = parallel};
+    const struct quantize_figures figures = {0};
     struct opaq_view plain;
-    const enum opaq_status status =
-        view_of_tensor("runner_create", weight->name, weight->list->tensors, &plain, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(view_of_tensor(weight->name, weight->list->tensors, &plain, error));
     if (weight->here.spec.format != weight->kept.spec.format) {
-        return quantize_scaled_stack(weight, &plain, parallel, out, error);
+        return quantize_scaled_stack(work, weight, &plain, out, error);
     }
     if (weight->here.spec.options != weight->kept.spec.options) {
-        return quantize_amax_stack(weight, &plain, parallel, out, error);
+        return quantize_amax_stack(work, weight, &plain, out, error);
     }
-    return opaq_quantize(&plain, &args, out, error);
+    return quantize_view(work, &plain, &figures, out, error);
 }
 
 /* The buffers of the copy that is kept, from those that came. */
-static void copy_buffers(const struct opaq_proto *came, const struct opaq_tensor *from,
-                         const struct opaq_view *out) {
+static enum opaq_status copy_buffers(struct work *work, const struct opaq_proto *came,
+                                     const struct opaq_tensor *from, const struct opaq_view *out,
+                                     struct opaq_error *error) {
     struct opaq_buffer theirs[OPAQ_BUFFER_LIMIT];
     struct opaq_buffer mine[OPAQ_BUFFER_LIMIT];
     const int their_count = proto_buffers(came, theirs);
@@ -282,41 +244,38 @@ static void copy_buffers(const struct opaq_proto *came, const struct opaq_tensor
     for (int i = 0; i < count; ++i) {
         for (int k = 0; k < their_count; ++k) {
             if (strcmp(theirs[k].name, mine[i].name) == 0 && mine[i].bytes > 0) {
-                memcpy(out->buffer[i].data, from[k].data, mine[i].bytes);
+                TRY(work->backend->copy(&from[k], out->buffer[i].data, work->execution, error));
             }
         }
     }
+    return OPAQ_OK;
 }
 
-enum opaq_status bound_weight_copy(const struct bound_weight *weight, const struct opaq_parallel *parallel,
-                                   struct scratch *memory, struct opaq_tensor *tensors, int *count,
-                                   struct opaq_error *error) {
+static enum opaq_status weight_copy(struct work *work, const struct bound_weight *weight,
+                                    struct opaq_tensor *tensors, int *count, struct opaq_error *error) {
+    const struct opaq_device device = work->execution->device;
+    const int rank = (int)weight->shape->count;
     struct opaq_proto came;
     struct opaq_proto proto;
     struct opaq_view out;
-    struct opaq_error reason;
-    const int rank = (int)weight->shape->count;
     if (!is_quantized(&weight->kept)) {
-        bound_tensor_copy(weight->list->tensors, memory, tensors);
         *count = 1;
+        return bound_tensor_copy(work, weight->list->tensors, tensors, error);
+    }
+    TRY(opaq_proto_make(weight->shape->sizes, rank, OPAQ_BF16, &weight->kept.spec, device, &proto, error));
+    *count = place_buffers(work, &proto, &out, tensors);
+    if (work->is_measuring) {
         return OPAQ_OK;
     }
-    enum opaq_status status =
-        opaq_proto_make(weight->shape->sizes, rank, OPAQ_BF16, &weight->kept.spec, cpu, &proto, &reason);
-    if (status == OPAQ_OK && is_quantized(&weight->given)) {
-        status =
-            opaq_proto_make(weight->shape->sizes, rank, OPAQ_BF16, &weight->given.spec, cpu, &came, &reason);
+    if (!is_quantized(&weight->given)) {
+        return quantize_weight(work, weight, &out, error);
     }
-    if (status == OPAQ_OK) {
-        *count = place_buffers(&proto, memory, &out, tensors);
-    }
-    if (status == OPAQ_OK && memory->memory != NULL) {
-        if (is_quantized(&weight->given)) {
-            copy_buffers(&came, weight->list->tensors, &out);
-        } else {
-            status = quantize_weight(weight, parallel, &out, &reason);
-        }
-    }
-    return status == OPAQ_OK ? OPAQ_OK
-                             : opaq_fail(error, status, "runner_create: %s: %s", weight->name, reason.text);
+    TRY(opaq_proto_make(weight->shape->sizes, rank, OPAQ_BF16, &weight->given.spec, device, &came, error));
+    return copy_buffers(work, &came, weight->list->tensors, &out, error);
+}
+
+enum opaq_status bound_weight_copy(struct work *work, const struct bound_weight *weight,
+                                   struct opaq_tensor *tensors, int *count, struct opaq_error *error) {
+    TRY_AS(weight->name, error, weight_copy(work, weight, tensors, count, error));
+    return OPAQ_OK;
 }

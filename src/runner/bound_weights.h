@@ -29,14 +29,13 @@ struct bound_plan {
 enum opaq_status bound_plan_make(const struct opaq_op *op, const struct opaq_value *values,
                                  struct bound_plan *plan, struct opaq_error *error);
 
-/* A copy of any strided tensor, contiguous, in memory taken from `memory`. While that only measures nothing is
- * written. */
-void bound_tensor_copy(const struct opaq_tensor *from, struct scratch *memory, struct opaq_tensor *to);
+/* A contiguous copy of any strided tensor, in memory of the work's arena. While measuring nothing is written. */
+enum opaq_status bound_tensor_copy(struct work *work, const struct opaq_tensor *from, struct opaq_tensor *to,
+                                   struct opaq_error *error);
 
 /* A weight's tensors as they are kept; `tensors` has room for OPAQ_BUFFER_LIMIT. How many. */
-enum opaq_status bound_weight_copy(const struct bound_weight *weight, const struct opaq_parallel *parallel,
-                                   struct scratch *memory, struct opaq_tensor *tensors, int *count,
-                                   struct opaq_error *error);
+enum opaq_status bound_weight_copy(struct work *work, const struct bound_weight *weight,
+                                   struct opaq_tensor *tensors, int *count, struct opaq_error *error);
 
 /* "nvfp4+2d", "bf16" */
 enum opaq_status bound_weight_format(const struct bound_weight *weight, char *text, size_t capacity,

@@ -2,14 +2,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/try.h"
 #include "op/handle/runner_registry.h"
-#include "opaq/status.h"
 
 /* The row of the runner's kind, and its values: the inputs, the handle, the size that the runner gives. NULL with an
  * OPAQ_ERROR_ARGUMENT if that does not fit. */
-static const struct opaq_op *find_row(const char *operation, int64_t handle, const struct opaq_tensor *inputs,
+static const struct opaq_op *find_row(int64_t handle, const struct opaq_tensor *inputs,
                                       int input_count, struct opaq_value *values, struct opaq_error *error) {
-    const struct runner *runner = runner_hold(operation, handle, RUNNER_ANY, error);
+    const struct runner *runner = runner_hold(handle, RUNNER_ANY, error);
     char name[32];
     if (runner == NULL) {
         return NULL;
@@ -22,7 +22,7 @@ static const struct opaq_op *find_row(const char *operation, int64_t handle, con
     const int count = op->argument_count - 2;
     if (inputs == NULL || input_count != count) {
         (void)opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                        "%s: %s %d inputs, but runner %lld is a %s runner and takes %d", operation,
+                        "%s %d inputs, but runner %lld is a %s runner and takes %d",
                         inputs == NULL ? "NULL for" : "got", input_count, (long long)handle, kind, count);
         return NULL;
     }
@@ -38,21 +38,22 @@ static const struct opaq_op *find_row(const char *operation, int64_t handle, con
 enum opaq_status opaq_runner_workspace(int64_t handle, const struct opaq_tensor *inputs, int input_count,
                                        size_t *bytes, struct opaq_error *error) {
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
-    const struct opaq_op *op = find_row("runner_workspace", handle, inputs, input_count, values, error);
-    return op == NULL ? OPAQ_ERROR_ARGUMENT : opaq_op_workspace(op, values, bytes, error);
+    const struct opaq_op *op = find_row(handle, inputs, input_count, values, error);
+    return op == NULL ? error_prefix(error, OPAQ_ERROR_ARGUMENT, "runner_workspace")
+                      : opaq_op_workspace(op, values, bytes, error);
 }
 
 enum opaq_status opaq_runner_run(int64_t handle, const struct opaq_tensor *inputs, int input_count,
                                  const struct opaq_tensor *output, struct opaq_span workspace,
-                                 const struct opaq_parallel *parallel, struct opaq_error *error) {
+                                 const struct opaq_execution *execution, struct opaq_error *error) {
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
     struct opaq_outputs outputs = {.count = output != NULL, .first = {0, output != NULL}};
-    const struct opaq_op *op = find_row("runner_run", handle, inputs, input_count, values, error);
+    const struct opaq_op *op = find_row(handle, inputs, input_count, values, error);
     if (op == NULL) {
-        return OPAQ_ERROR_ARGUMENT;
+        return error_prefix(error, OPAQ_ERROR_ARGUMENT, "runner_run");
     }
     if (output != NULL) {
         outputs.tensor[0] = *output;
     }
-    return opaq_op_run(op, values, &outputs, workspace, parallel, error);
+    return opaq_op_run(op, values, &outputs, workspace, execution, error);
 }

@@ -76,34 +76,48 @@ static bool is_random(const struct opaq_op *op, const struct opaq_outputs *outpu
 static enum opaq_status give_memory(void *context, struct opaq_outputs *outputs, size_t bytes,
                                     struct opaq_span *workspace, struct opaq_error *error) {
     struct call_memory *memory = context;
-    const char *const name = memory->op->name;
     enum opaq_status status = OPAQ_OK;
     if (bytes > 0) {
         const struct opaq_device device =
             memory->values[0].tensors->device; /* such operators begin with a tensor */
-        status = torch_scratch_take(name, device, bytes, &memory->scratch, error);
+        status = torch_scratch_take(device, bytes, &memory->scratch, error);
         *workspace = (struct opaq_span){memory->scratch.tensor.data, bytes};
     }
     while (status == OPAQ_OK && memory->allocated < outputs->count) {
         const int i = memory->allocated;
-        status = torch_tensor_allocate(name, &outputs->tensor[i], &memory->handles[i], error);
+        status = torch_tensor_allocate(&outputs->tensor[i], &memory->handles[i], error);
         if (status == OPAQ_OK) {
             ++memory->allocated;
             if (is_random(memory->op, outputs, i)) {
-                status = torch_tensor_randomize(name, &outputs->tensor[i], memory->handles[i], error);
+                status = torch_tensor_randomize(&outputs->tensor[i], memory->handles[i], error);
             }
         }
     }
     return status;
 }
 
+/* Of the first tensor. */
+static struct opaq_device device_of(const struct opaq_op *op, const struct opaq_value *values) {
+    for (int i = 0; i < op->argument_count; ++i) {
+        const enum opaq_argument_kind kind = op->argument[i].kind;
+        const bool is_list = kind == OPAQ_ARGUMENT_TENSOR_LIST;
+        const bool has_tensors = kind <= OPAQ_ARGUMENT_TENSOR_LIST || kind == OPAQ_ARGUMENT_CHANGED_TENSOR;
+        if (has_tensors && values[i].tensors != NULL && (!is_list || values[i].count > 0)) {
+            return values[i].tensors->device;
+        }
+    }
+    return (struct opaq_device){OPAQ_DEVICE_CPU, 0};
+}
+
 /* Allocates the outputs and runs; on failure nothing is left allocated. */
 static enum opaq_status compute(const struct opaq_op *op, const struct opaq_value *values,
                                 uint64_t handles[OPAQ_OP_OUTPUT_LIMIT], int *count, struct opaq_error *error) {
     const struct opaq_parallel parallel = {run_on_torch, NULL};
+    struct opaq_execution execution = {.parallel = &parallel};
     struct call_memory given = {.op = op, .values = values, .handles = handles};
     const struct opaq_memory memory = {give_memory, &given};
-    const enum opaq_status status = opaq_op_call(op, values, &memory, &parallel, error);
+    execution.device = device_of(op, values);
+    const enum opaq_status status = opaq_op_call(op, values, &memory, &execution, error);
     if (given.scratch.handle != 0) {
         torch_scratch_give(&given.scratch);
     }
@@ -118,8 +132,7 @@ static enum opaq_status compute(const struct opaq_op *op, const struct opaq_valu
 static enum opaq_status give_results(const struct opaq_op *op, const uint64_t *handles, int count,
                                      uint64_t *stack, struct opaq_error *error) {
     struct torch_list *list;
-    const bool is_one = op->output_count == 1 && op->form == NULL;
-    if (is_one || opaq_op_changes(op)) {
+    if (op->returns_one || opaq_op_changes(op)) {
         memcpy(stack, handles, (size_t)count * sizeof *handles);
         return OPAQ_OK;
     }

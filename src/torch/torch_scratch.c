@@ -28,8 +28,8 @@ __attribute__((constructor)) static void begin(void) {
     keeps = pthread_key_create(&at_exit_of_thread, forget) == 0;
 }
 
-enum opaq_status torch_scratch_take(const char *operation, struct opaq_device device, size_t bytes,
-                                    struct torch_scratch *scratch, struct opaq_error *error) {
+enum opaq_status torch_scratch_take(struct opaq_device device, size_t bytes, struct torch_scratch *scratch,
+                                    struct opaq_error *error) {
     const bool is_cpu = device.type == OPAQ_DEVICE_CPU;
     if (is_cpu && kept.handle != 0 && bytes <= (size_t)kept.tensor.shape[0]) {
         *scratch = kept;
@@ -42,7 +42,7 @@ enum opaq_status torch_scratch_take(const char *operation, struct opaq_device de
     *scratch = (struct torch_scratch){
         .tensor = {
             .dtype = OPAQ_DTYPE_U8, .rank = 1, .shape = {(int64_t)bytes}, .strides = {1}, .device = device}};
-    return torch_tensor_allocate(operation, &scratch->tensor, &scratch->handle, error);
+    return torch_tensor_allocate(&scratch->tensor, &scratch->handle, error);
 }
 
 void torch_scratch_give(struct torch_scratch *scratch) {

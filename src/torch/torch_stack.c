@@ -133,9 +133,8 @@ static enum opaq_status make_rows(const char *operation, const char *name, bool 
         copy.strides[i] = stride;
         stride *= copy.shape[i];
     }
-    const enum opaq_status status = torch_tensor_allocate(operation, &copy, &made, error);
-    if (status != OPAQ_OK) {
-        return status;
+    if (torch_tensor_allocate(&copy, &made, error) != OPAQ_OK) {
+        return opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: PyTorch could not allocate a copy of %s", operation, name);
     }
     const bool records = aoti_torch_grad_mode_is_enabled();
     aoti_torch_grad_mode_set_enabled(false);
@@ -363,33 +362,32 @@ void torch_arguments_free(const struct opaq_op *op, uint64_t *stack, struct torc
     }
 }
 
-enum opaq_status torch_tensor_allocate(const char *operation, struct opaq_tensor *like, uint64_t *handle,
-                                       struct opaq_error *error) {
+enum opaq_status torch_tensor_allocate(struct opaq_tensor *like, uint64_t *handle, struct opaq_error *error) {
     struct torch_tensor *tensor;
     const int32_t device =
         like->device.type == OPAQ_DEVICE_CPU ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
     if (aoti_torch_empty_strided(like->rank, like->shape, like->strides, code_of_dtype(like->dtype), device,
                                  like->device.index, &tensor) != 0) {
-        return opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: PyTorch could not allocate a result", operation);
+        return opaq_fail(error, OPAQ_ERROR_MEMORY, "PyTorch could not allocate a tensor");
     }
     *handle = (uint64_t)(uintptr_t)tensor;
     if (torch_get_mutable_data_ptr(tensor, &like->data) != 0) {
         torch_tensor_free(*handle);
-        return opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: PyTorch gave a result without memory", operation);
+        return opaq_fail(error, OPAQ_ERROR_MEMORY, "PyTorch gave a tensor without memory");
     }
     return OPAQ_OK;
 }
 
-enum opaq_status torch_tensor_randomize(const char *operation, const struct opaq_tensor *tensor,
-                                        uint64_t handle, struct opaq_error *error) {
+enum opaq_status torch_tensor_randomize(const struct opaq_tensor *tensor, uint64_t handle,
+                                        struct opaq_error *error) {
     const int64_t high = (int64_t)1 << 62;
     if (tensor->device.type != OPAQ_DEVICE_CPU) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                         "%s: random numbers on cuda:%d, this build works on the cpu", operation,
+                         "random numbers on cuda:%d, this build works on the cpu",
                          tensor->device.index);
     }
     if (aoti_torch_cpu_randint_low_out(tensor_handle(handle), 0, high, tensor->shape, tensor->rank) != 0) {
-        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "%s: PyTorch gave no random numbers", operation);
+        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch gave no random numbers");
     }
     return OPAQ_OK;
 }

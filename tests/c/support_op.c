@@ -124,8 +124,8 @@ enum opaq_status op_call(const char *name, const struct opaq_value *values, cons
     }
     void *workspace = allocate(bytes);
     allocate_outputs(op, means->random, &result->outputs);
-    status =
-        opaq_op_run(op, values, &result->outputs, (struct opaq_span){workspace, bytes}, means->parallel, error);
+    const struct opaq_execution execution = {.parallel = means->parallel};
+    status = opaq_op_run(op, values, &result->outputs, (struct opaq_span){workspace, bytes}, &execution, error);
     free(workspace);
     if (status != OPAQ_OK) {
         op_result_free(result);

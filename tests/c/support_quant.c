@@ -35,10 +35,16 @@ struct opaq_quantize_args args_for(const struct opaq_spec *spec) {
 
 struct tensor quantized(const struct tensor *x, const struct opaq_spec *spec,
                         const struct opaq_quantize_args *args) {
+    return quantized_on(x, spec, args, NULL);
+}
+
+struct tensor quantized_on(const struct tensor *x, const struct opaq_spec *spec,
+                           const struct opaq_quantize_args *args, const struct opaq_parallel *parallel) {
+    const struct opaq_execution execution = {.parallel = parallel};
     const struct opaq_quantize_args usual = args_for(spec);
     struct tensor q = quantized_like(x, spec);
     struct opaq_error error;
-    if (opaq_quantize(&x->view, args == NULL ? &usual : args, &q.view, &error) != OPAQ_OK) {
+    if (opaq_quantize(&x->view, args == NULL ? &usual : args, &execution, &q.view, &error) != OPAQ_OK) {
         give_up(&error);
     }
     return q;

@@ -16,6 +16,8 @@ struct opaq_quantize_args args_for(const struct opaq_spec *spec);
 /* x quantized, with args_for(spec) or the arguments given. Ends the test program if that is refused. */
 struct tensor quantized(const struct tensor *x, const struct opaq_spec *spec,
                         const struct opaq_quantize_args *args);
+struct tensor quantized_on(const struct tensor *x, const struct opaq_spec *spec,
+                           const struct opaq_quantize_args *args, const struct opaq_parallel *parallel);
 
 /* Back to float32. */
 struct tensor dequantized(const struct tensor *q, int usage);

@@ -164,8 +164,8 @@ static void interning(void) {
 
 static void check_operations(const struct tensor *x, const struct opaq_spec *spec,
                              const struct opaq_parallel *parallel) {
-    struct opaq_quantize_args args = args_for(spec);
-    args.parallel = parallel;
+    const struct opaq_quantize_args args = args_for(spec);
+    const struct opaq_execution execution = {.parallel = parallel};
     struct tensor expected = quantized(x, spec, NULL);
     struct tensor expected_y = dequantized(&expected, 0);
     int done = 0;
@@ -174,18 +174,18 @@ static void check_operations(const struct tensor *x, const struct opaq_spec *spe
         struct tensor y = plain_like(&q);
         struct opaq_error error = {OPAQ_OK, ""};
         fail_at(n);
-        enum opaq_status status = opaq_quantize(&x->view, &args, &q.view, &error);
+        enum opaq_status status = opaq_quantize(&x->view, &args, &execution, &q.view, &error);
         fail_never();
         check_status(status, &error, n, "quantize");
         done = !something_failed();
-        CHECK(status == OPAQ_OK || opaq_quantize(&x->view, &args, &q.view, NULL) == OPAQ_OK);
+        CHECK(status == OPAQ_OK || opaq_quantize(&x->view, &args, &execution, &q.view, NULL) == OPAQ_OK);
         CHECK(first_difference(&q, &expected) < 0);
         fail_at(n);
-        status = opaq_dequantize(&q.view, 0, parallel, &y.view, &error);
+        status = opaq_dequantize(&q.view, 0, &execution, &y.view, &error);
         fail_never();
         check_status(status, &error, n, "dequantize");
         done &= !something_failed();
-        CHECK(status == OPAQ_OK || opaq_dequantize(&q.view, 0, parallel, &y.view, NULL) == OPAQ_OK);
+        CHECK(status == OPAQ_OK || opaq_dequantize(&q.view, 0, &execution, &y.view, NULL) == OPAQ_OK);
         CHECK(first_difference(&y, &expected_y) < 0);
         tensor_free(&y);
         tensor_free(&q);
@@ -262,9 +262,10 @@ static int run_without_memory(const char *name, const struct opaq_value *values,
     }
     CHECK_EQ_INT(outputs.count, result->outputs.count);
     if (status == OPAQ_OK) {
+        const struct opaq_execution execution = {.parallel = means->parallel};
         fail_at(n);
         status =
-            opaq_op_run(op, values, &outputs, (struct opaq_span){workspace, bytes}, means->parallel, &error);
+            opaq_op_run(op, values, &outputs, (struct opaq_span){workspace, bytes}, &execution, &error);
         fail_never();
     }
     CHECK_EQ_INT(status, OPAQ_OK);

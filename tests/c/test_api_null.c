@@ -244,17 +244,17 @@ static void operations(void) {
     struct opaq_view none;
     struct opaq_stored stored;
     const struct opaq_parallel no_run = {NULL, NULL};
-    const struct opaq_quantize_args args = {.parallel = &no_run};
+    const struct opaq_execution execution = {.parallel = &no_run};
     float amax;
     tensor_fill(&x, FILL_NORMAL, 1);
     memset(&none, 0xFF, sizeof none);
     memset(&stored, 0, sizeof stored);
-    CHECK_EQ_INT(opaq_quantize(&x.view, &args, &q.view, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_quantize(&x.view, NULL, &execution, &q.view, NULL), OPAQ_OK);
     const struct opaq_view *views[] = {NULL, &none};
     for (int i = 0; i < 2; ++i) {
         CHECK(is_refused(opaq_view_check(views[i], NULL)));
-        CHECK(is_refused(opaq_quantize(views[i], NULL, &q.view, NULL)) &&
-              is_refused(opaq_quantize(&x.view, NULL, views[i], NULL)));
+        CHECK(is_refused(opaq_quantize(views[i], NULL, NULL, &q.view, NULL)) &&
+              is_refused(opaq_quantize(&x.view, NULL, NULL, views[i], NULL)));
         CHECK(is_refused(opaq_dequantize(views[i], 0, NULL, &y.view, NULL)) &&
               is_refused(opaq_dequantize(&q.view, 0, NULL, views[i], NULL)));
         CHECK(is_refused(opaq_noise_measure(views[i], &q.view, 0, NULL, &noise, NULL)) &&
@@ -263,7 +263,7 @@ static void operations(void) {
         CHECK(is_refused(opaq_stored_import(views[i], 0, &stored, NULL)) &&
               is_refused(opaq_stored_export(views[i], 0, 4, &stored, NULL)));
     }
-    CHECK_EQ_INT(opaq_dequantize(&q.view, 0, &no_run, &y.view, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_dequantize(&q.view, 0, &execution, &y.view, NULL), OPAQ_OK);
     CHECK(is_refused(opaq_noise_measure(&x.view, &q.view, 0, NULL, NULL, NULL)));
     CHECK(opaq_noise_sqnr(NULL) == 0.0);
     CHECK(is_refused(opaq_amax(&x.view, NULL, OPAQ_ROWWISE, NULL, &amax, 1, NULL)) &&
@@ -278,16 +278,16 @@ static void operations(void) {
                                                 {history, NULL, 2, 1},
                                                 {history, &scale, 0, 1},
                                                 {history, &scale, INT64_MAX, INT64_MAX}};
-    CHECK(is_refused(opaq_delayed_update(NULL, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL)));
+    CHECK(is_refused(opaq_delayed_update(NULL, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL)));
     for (int i = 0; i < 4; ++i) {
-        CHECK(is_refused(opaq_delayed_update(&states[i], NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL)));
+        CHECK(is_refused(opaq_delayed_update(&states[i], NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL)));
     }
     for (int i = 0; i < GARBAGE_COUNT; ++i) {
         const struct opaq_delayed_state state = {history, &scale, 2, 1};
         CHECK(is_refused(
-            opaq_delayed_update(&state, NULL, (enum opaq_element)garbage[i], 0, OPAQ_AMAX_MAX, NULL)));
+            opaq_delayed_update(&state, NULL, (enum opaq_element)garbage[i], 0, OPAQ_AMAX_MAX, NULL, NULL)));
         CHECK(is_refused(
-            opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, (enum opaq_amax_algorithm)garbage[i], NULL)));
+            opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, (enum opaq_amax_algorithm)garbage[i], NULL, NULL)));
         CHECK(is_refused(opaq_dequantize(&q.view, garbage[i], NULL, &y.view, NULL)));
         CHECK(is_refused(opaq_noise_measure(&x.view, &q.view, garbage[i], NULL, &noise, NULL)));
         CHECK(is_refused(

@@ -22,7 +22,7 @@ static enum opaq_status run_function(int which, const struct tensor *x, const st
     enum opaq_status status;
     switch (which) {
     case 0:
-        return opaq_quantize(&x->view, NULL, &q->view, error);
+        return opaq_quantize(&x->view, NULL, NULL, &q->view, error);
     case 1:
         return opaq_dequantize(&q->view, 0, NULL, &y->view, error);
     case 2:

@@ -111,7 +111,7 @@ static void simulate(const struct run *run) {
             reduced[t] = next_amax();
         }
         CHECK_EQ_INT(opaq_delayed_update(&state, has_reduced ? reduced : NULL, run->element, run->margin,
-                                         run->algorithm, NULL),
+                                         run->algorithm, NULL, NULL),
                      OPAQ_OK);
         for (int t = 0; t < run->count; ++t) {
             model_update(&models[t], reduced[t], has_reduced, run->element == OPAQ_E4M3 ? 448.0f : 57344.0f,
@@ -145,18 +145,18 @@ static void by_hand(void) {
     float history[3] = {4.0f, 0.0f, 0.0f};
     float scale = 1.0f;
     const struct opaq_delayed_state state = {history, &scale, 3, 1};
-    CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL), OPAQ_OK);
     CHECK(history[0] == 0.0f && history[1] == 0.0f && history[2] == 4.0f && scale == 112.0f);
     history[0] = 2.0f;
-    CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 1, OPAQ_AMAX_MAX, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 1, OPAQ_AMAX_MAX, NULL, NULL), OPAQ_OK);
     CHECK(history[0] == 0.0f && history[1] == 4.0f && history[2] == 2.0f && scale == 56.0f);
     history[0] = 1.0f;
-    CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL), OPAQ_OK);
     CHECK(history[1] == 2.0f && history[2] == 1.0f && scale == 112.0f); /* the 4 leaves, and counts once more */
-    CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL), OPAQ_OK);
     CHECK(history[1] == 2.0f && history[2] == 1.0f && scale == 112.0f); /* nothing gathered: nothing moves */
     const float reduced = 7.0f;
-    CHECK_EQ_INT(opaq_delayed_update(&state, &reduced, OPAQ_E4M3, 0, OPAQ_AMAX_MOST_RECENT, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_delayed_update(&state, &reduced, OPAQ_E4M3, 0, OPAQ_AMAX_MOST_RECENT, NULL, NULL), OPAQ_OK);
     CHECK(history[1] == 1.0f && history[2] == 7.0f && scale == 64.0f);
 }
 
@@ -169,7 +169,7 @@ static void the_oldest_amax_counts(void) {
     const struct opaq_delayed_state state = {history, &scale, 2, 1};
     for (int step = 0; step < 3; ++step) {
         history[0] = amaxes[step];
-        CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL), OPAQ_OK);
+        CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL), OPAQ_OK);
         CHECK(history[0] == 0.0f && history[1] == amaxes[step] && scale == scales[step]);
     }
 }
@@ -178,10 +178,10 @@ static void an_infinite_scale_is_the_largest_float(void) {
     float history[1] = {0x1p-149f};
     float scale = 1.0f;
     const struct opaq_delayed_state state = {history, &scale, 1, 1};
-    CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL), OPAQ_OK);
     CHECK(scale == 0x1.FFFFFEp127f);
     scale = support_infinity(); /* nothing gathered */
-    CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL), OPAQ_OK);
     CHECK(scale == 0x1.FFFFFEp127f);
 }
 

@@ -111,9 +111,11 @@ static void inputs(void) {
     BOTH("", args.x.strides[0] = 15, BUFFER, "rows of 16 elements lie 15 elements apart");
     BOTH("", args.x.strides[1] = 2, BUFFER, "the last stride is 2, expected 1");
     BOTH("", args.x.strides[0] = -16, OVERFLOW, "the strides of ");
-    BOTH("", args.x.device.type = OPAQ_DEVICE_CUDA, ARGUMENT,
+    BOTH("", args.x.device.type = OPAQ_DEVICE_CUDA, UNSUPPORTED,
+         "the tensors are on cuda:0, for which this build of opaq has no back end");
+    BOTH("", args.gate_up.tensor[0].device.type = OPAQ_DEVICE_CUDA, ARGUMENT,
          "gate_up is on another device than the first tensor");
-    BOTH("", move_to_cuda(), UNSUPPORTED, "the tensors are on cuda:1, this build works on the cpu");
+    BOTH("", move_to_cuda(), UNSUPPORTED, "the tensors are on cuda:1, for which this build of opaq has no back end");
     tensors_free();
 }
 
@@ -346,23 +348,23 @@ static void routers(void) {
         REFUSE(op, "", args.weights.data = NULL, BUFFER, "topk_weights is NULL");
         REFUSE(op, "", DATA_PLUS(args.weights, 2), BUFFER, "topk_weights is not aligned to its elements");
         REFUSE(op, "", args.ids.strides[0] = -2, OVERFLOW,
-               "the strides of topk_ids are negative or reach too far");
+               "the strides of topk_ids are negative or reach beyond 2^62 bytes");
         REFUSE(op, "", args.weights.strides[1] = INT64_MAX, OVERFLOW,
-               "the strides of topk_weights are negative or reach too far");
+               "the strides of topk_weights are negative or reach beyond 2^62 bytes");
         REFUSE(op, "", args.ids.device.type = OPAQ_DEVICE_CUDA, ARGUMENT,
-               "topk_weights or topk_ids is on another device than the first tensor");
+               "topk_ids is on another device than the first tensor");
         REFUSE(op, "", args.weights.device.index = 2, ARGUMENT,
-               "topk_weights or topk_ids is on another device");
+               "topk_weights is on another device");
         REFUSE(op, "experts=2", (void)0, SHAPE, "a stack of 3 experts from 0 on does not fit into experts=2");
         REFUSE(op, "experts=5 first=3", (void)0, SHAPE,
                "a stack of 3 experts from 3 on does not fit into experts=5");
     }
-    refuse_id(__LINE__, "", -2, "topk_ids has -2 at token 3, choice 1, expected 0 to 2, or -1 or 3 for nobody");
-    refuse_id(__LINE__, "", 4, "topk_ids has 4 at token 3, choice 1, expected 0 to 2, or -1 or 3 for nobody");
+    refuse_id(__LINE__, "", -2, "topk_ids has -2 at token 3, choice 1, expected 0 to 2, or -1 or 3 for no expert");
+    refuse_id(__LINE__, "", 4, "topk_ids has 4 at token 3, choice 1, expected 0 to 2, or -1 or 3 for no expert");
     refuse_id(__LINE__, "", INT64_MIN, "topk_ids has -9223372036854775808 at token 3, choice 1");
     refuse_id(__LINE__, "", INT64_MAX, "topk_ids has 9223372036854775807 at token 3, choice 1");
-    refuse_id(__LINE__, "experts=9 first=2", 10, "expected 0 to 8, or -1 or 9 for nobody");
-    refuse_id(__LINE__, "first=2", 6, "expected 0 to 4, or -1 or 5 for nobody");
+    refuse_id(__LINE__, "experts=9 first=2", 10, "expected 0 to 8, or -1 or 9 for no expert");
+    refuse_id(__LINE__, "first=2", 6, "expected 0 to 4, or -1 or 5 for no expert");
     const int32_t narrow[TOKENS * CHOICES] = {[11] = INT32_MIN};
     REFUSE("moe", "", (args.ids.data = (void *)(uintptr_t)narrow, args.ids.dtype = OPAQ_DTYPE_I32), ARGUMENT,
            "topk_ids has -2147483648 at token 5, choice 1");
@@ -404,7 +406,7 @@ static void given_scales(void) {
     REFUSE_GIVEN("moe", "x=fp8 h=fp8", &one, args.input_scale.dtype = OPAQ_DTYPE_BF16, ARGUMENT,
                  "input_scale is 1 x bf16, expected 1");
     REFUSE_GIVEN("moe", "x=fp8 h=fp8", &one, args.input_scale.device.type = OPAQ_DEVICE_CUDA, ARGUMENT,
-                 "not on the cpu");
+                 "on another device");
     REFUSE_GIVEN("moe", "x=fp8 h=fp8", &one, args.input_scale.data = NULL, BUFFER, "input_scale is NULL");
     REFUSE_GIVEN("mlp", "x=fp8 h=fp8", &one, DATA_PLUS(args.hidden_scale, 1), BUFFER,
                  "hidden_scale is not aligned to its elements");
@@ -428,10 +430,10 @@ static void gradients(void) {
         REFUSE(op, "grad=x", args.dy.data = NULL, BUFFER, "dy: view: ");
         REFUSE(op, "grad=x", args.dy.strides[1] = 0, BUFFER,
                "dy: view_plain: the last stride is 0, expected 1");
-        REFUSE(op, "grad=x", args.dy.device.type = OPAQ_DEVICE_CUDA, ARGUMENT,
-               "dy is on another device than the first tensor");
+        REFUSE(op, "grad=x", args.dy.device.type = OPAQ_DEVICE_CUDA, UNSUPPORTED,
+               "the tensors are on cuda:0, for which this build of opaq has no back end");
         REFUSE(op, "grad=x", move_to_cuda(), UNSUPPORTED,
-               "the tensors are on cuda:1, this build works on the cpu");
+               "the tensors are on cuda:1, for which this build of opaq has no back end");
         REFUSE(op, "grad=x", args.x.device.type = OPAQ_DEVICE_CUDA, ARGUMENT,
                " is on another device than the first tensor");
         REFUSE(op, "grad=x", args.h.device.type = OPAQ_DEVICE_CUDA, ARGUMENT,

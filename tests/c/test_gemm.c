@@ -235,7 +235,7 @@ static void run_case(const struct gemm_case *one, const int64_t *shape, enum ten
     operand_make(&a, one->a, shape[0], shape[2], fill, 1, undo);
     operand_make(&b, one->b, shape[1], shape[2], fill, 2, undo);
     struct gemm_job job = {a.operand, b.operand, matrix_make(shape[0], shape[1], OPAQ_F32),
-                           NULL,      OPAQ_F32,  false};
+                           NULL,      OPAQ_F32,  false, 0};
     snprintf(what, sizeof what, "%s by %s, fill %d%s", one->a, one->b, (int)fill, undo ? ", undone" : "");
     check_job(&a, &b, &job, what);
     if (fill <= FILL_OUTLIERS) {
@@ -306,11 +306,11 @@ static void operands_may_have_any_steps(void) {
                                       steps[s][1]};
             decode_plain_operand(&side);
             struct gemm_job job = {side.operand, b.operand, matrix_make(rows, 21, OPAQ_F32),
-                                   NULL,         OPAQ_F32,  false};
+                                   NULL,         OPAQ_F32,  false, 0};
             check_job(&side, &b, &job, "strided a");
             free(job.c.data);
             job = (struct gemm_job){b.operand, side.operand, matrix_make(21, rows, OPAQ_F32),
-                                    NULL,      OPAQ_F32,     false};
+                                    NULL,      OPAQ_F32,     false, 0};
             check_job(&b, &side, &job, "strided b");
             free(job.c.data);
             operand_free(&side);
@@ -365,7 +365,8 @@ static void bias_and_former_contents_are_added(void) {
                                            quant_matrix_make(&c.view),
                                            which & 1 ? bias.view.buffer[0].data : NULL,
                                            (enum opaq_element)bias_dtype,
-                                           (which & 2) != 0};
+                                           (which & 2) != 0,
+                                           0};
                     check_job(&a, &b, &job, "bias and accumulate");
                     tensor_free(&bias);
                     tensor_free(&c);
@@ -394,7 +395,7 @@ static void specials_come_through(void) {
                 }
                 ((float *)a.made.x.buffer[0].data)[columns + k] = values[v];
                 struct gemm_job job = {a.operand, b.operand, matrix_make(rows, 3, OPAQ_F32),
-                                       NULL,      OPAQ_F32,  false};
+                                       NULL,      OPAQ_F32,  false, 0};
                 void *workspace = gemm_case_allocate(gemm_workspace_bytes(&job));
                 gemm_run(&job, workspace, NULL);
                 for (int64_t i = 0; i < rows * 3; ++i) {
@@ -430,7 +431,7 @@ static void hadamard_pair_needs_no_undoing(void) {
             operand_make(&side[1][undo], text, shape[1], shape[2], FILL_NORMAL, 14, undo != 0);
             c[undo] = matrix_make(shape[0], shape[1], OPAQ_F32);
             struct gemm_job job = {
-                side[0][undo].operand, side[1][undo].operand, c[undo], NULL, OPAQ_F32, false};
+                side[0][undo].operand, side[1][undo].operand, c[undo], NULL, OPAQ_F32, false, 0};
             check_job(&side[0][undo], &side[1][undo], &job, text);
         }
         const int64_t depth = side[0][0].depth;
@@ -469,7 +470,7 @@ static void run_under_settings(const char *a_text, const char *b_text, enum tens
     struct operand b;
     operand_make(&a, a_text, 35, 60, fill, 15, true);
     operand_make(&b, b_text, 20, 60, FILL_NORMAL, 16, true);
-    struct gemm_job job = {a.operand, b.operand, matrix_make(35, 20, OPAQ_F32), NULL, OPAQ_F32, false};
+    struct gemm_job job = {a.operand, b.operand, matrix_make(35, 20, OPAQ_F32), NULL, OPAQ_F32, false, 0};
     struct quant_matrix expected = matrix_make(35, 20, OPAQ_F32);
     void *workspace = gemm_case_allocate(gemm_workspace_bytes(&job));
     run_definition(&a, &b, &job, &expected);

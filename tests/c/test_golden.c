@@ -75,9 +75,9 @@ static void run_record(const struct golden_record *record, const struct opaq_par
     float amax = NAN;
     const struct opaq_quantize_args args = {.scale = record->has_scale ? &record->scale : NULL,
                                             .amax = record->has_amax ? &amax : NULL,
-                                            .random = record->random,
-                                            .parallel = parallel};
-    if (opaq_quantize(&x, &args, &q.view, &error) != OPAQ_OK) {
+                                            .random = record->random};
+    const struct opaq_execution execution = {.parallel = parallel};
+    if (opaq_quantize(&x, &args, &execution, &q.view, &error) != OPAQ_OK) {
         CHECK_FAIL("%.*s: %s", record->name_length, record->name, error.text);
     } else {
         check_buffers(record, &q, parallel == NULL ? "one thread" : "several threads");

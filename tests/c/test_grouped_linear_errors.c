@@ -85,14 +85,14 @@ static void grouped_calls(void) {
         op_result_free(&result);
     }
     GROUPED("", grouped.splits.dtype = OPAQ_DTYPE_F32, ARGUMENT,
-            "splits is f32[3], expected int32 or int64 [3] on the cpu");
+            "splits is f32[3], expected int32 or int64 [3]");
     GROUPED("", grouped.splits.rank = 2, ARGUMENT,
-            "splits is int64[3,0], expected int32 or int64 [3] on the cpu");
+            "splits is int64[3,0], expected int32 or int64 [3]");
     GROUPED("", grouped.splits.shape[0] = 2, ARGUMENT,
-            "splits is int64[2], expected int32 or int64 [3] on the cpu");
-    GROUPED("", grouped.splits.strides[0] = -1, ARGUMENT, "splits is int64[3]");
+            "splits is int64[2], expected int32 or int64 [3]");
+    GROUPED("", grouped.splits.strides[0] = -1, OVERFLOW, "the strides of splits are negative");
     GROUPED("", grouped.splits.device.type = OPAQ_DEVICE_CUDA, ARGUMENT,
-            "splits is int64[3], expected int32 or int64 [3] on the cpu");
+            "splits is on another device than the first tensor");
     GROUPED("", grouped.splits.data = NULL, BUFFER, "splits is NULL");
     GROUPED("", DATA_PLUS(grouped.splits, 1), BUFFER, "splits is not aligned to its elements");
     GROUPED("", grouped.counts[1] = 2, ARGUMENT, "splits make 5 rows, expected the 6 of x");

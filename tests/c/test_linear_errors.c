@@ -64,7 +64,7 @@ static void plain_inputs(void) {
     FORWARD("",
             (args.x.tensor[0].device.type = args.w.tensor[0].device.type = args.bias.device.type =
                  OPAQ_DEVICE_CUDA),
-            UNSUPPORTED, "cuda:0, this build works on the cpu");
+            UNSUPPORTED, "cuda:0, for which this build of opaq has no back end");
     FORWARD("", args.w.tensor[0].device.type = OPAQ_DEVICE_CUDA, ARGUMENT, "w is on another device");
     FORWARD("", args.bias.device.index = 1, ARGUMENT, "bias is on another device");
     FORWARD("", args.value[3].count = 0, SHAPE, "x_shape has 0 dimensions");
@@ -99,7 +99,7 @@ static void plans_and_scales(void) {
     FORWARD(plan, args.scale[0].dtype = OPAQ_DTYPE_BF16, ARGUMENT, "scale is 3 x bf16");
     FORWARD(plan, args.scale[0].strides[0] = 2, ARGUMENT, "not contiguous");
     FORWARD(plan, args.scale[0].strides[0] = 0, ARGUMENT, "not contiguous");
-    FORWARD(plan, args.scale[0].device.type = OPAQ_DEVICE_CUDA, ARGUMENT, "not on the cpu");
+    FORWARD(plan, args.scale[0].device.type = OPAQ_DEVICE_CUDA, ARGUMENT, "on another device");
     FORWARD(plan, args.scale[0].data = NULL, BUFFER, "scale is NULL");
     FORWARD(plan, DATA_PLUS(args.scale[0], 2), BUFFER, "scale is not aligned");
     tensors_free();

@@ -66,7 +66,8 @@ static void threads_do_not_matter(void) {
         struct opaq_pool *pool;
         CHECK_EQ_INT(opaq_pool_create(threads, &pool, NULL), OPAQ_OK);
         const struct opaq_parallel parallel = opaq_pool_parallel(pool);
-        CHECK_EQ_INT(opaq_noise_measure(&x.view, &q.view, 0, &parallel, &together, NULL), OPAQ_OK);
+        const struct opaq_execution execution = {.parallel = &parallel};
+        CHECK_EQ_INT(opaq_noise_measure(&x.view, &q.view, 0, &execution, &together, NULL), OPAQ_OK);
         CHECK(alone.signal == together.signal && alone.noise == together.noise);
         opaq_pool_destroy(pool);
     }

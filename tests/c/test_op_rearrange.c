@@ -14,7 +14,7 @@ static void compare(const struct tensor *actual, const struct tensor *expected, 
 static struct tensor quantized(const struct tensor *x, const char *spec) {
     struct tensor q =
         tensor_make(opaq_proto_rows(&x->view.proto), opaq_proto_columns(&x->view.proto), OPAQ_BF16, spec);
-    CHECK_EQ_INT(opaq_quantize(&x->view, NULL, &q.view, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_quantize(&x->view, NULL, NULL, &q.view, NULL), OPAQ_OK);
     return q;
 }
 

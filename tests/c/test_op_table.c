@@ -41,7 +41,7 @@ static void quantize_and_dequantize_by_name(void) {
                                                                   op_text_value(specs[s])};
         CHECK_EQ_INT(op_run_into("quantize", values, &q, &error), OPAQ_OK);
         CHECK_EQ_STR(error.text, "");
-        CHECK_EQ_INT(opaq_quantize(&x.view, NULL, &expected.view, NULL), OPAQ_OK);
+        CHECK_EQ_INT(opaq_quantize(&x.view, NULL, NULL, &expected.view, NULL), OPAQ_OK);
         for (int i = 0; i < opaq_proto_buffer_count(&q.view.proto); ++i) {
             CHECK_BYTES(q.view.buffer[i].data, expected.view.buffer[i].data, tensor_bytes(&q, i),
                         "%s buffer %d", specs[s], i);

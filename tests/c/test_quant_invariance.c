@@ -49,11 +49,10 @@ static void check_threads(const struct tensor *x, const struct opaq_spec *spec, 
     struct tensor expected_y = dequantized(&expected, 0);
     for (int i = 0; i < 4; ++i) {
         const struct opaq_parallel parallel = opaq_pool_parallel(pools[i]);
-        struct opaq_quantize_args args = args_for(spec);
-        args.parallel = &parallel;
-        struct tensor q = quantized(x, spec, &args);
+        const struct opaq_execution execution = {.parallel = &parallel};
+        struct tensor q = quantized_on(x, spec, NULL, &parallel);
         struct tensor y = plain_like(&q);
-        CHECK_EQ_INT(opaq_dequantize(&q.view, 0, &parallel, &y.view, NULL), OPAQ_OK);
+        CHECK_EQ_INT(opaq_dequantize(&q.view, 0, &execution, &y.view, NULL), OPAQ_OK);
         (void)check_same(&q, &expected, what, "threads");
         (void)check_same(&y, &expected_y, what, "threads, back");
         tensor_free(&y);
@@ -85,10 +84,8 @@ static void run_backwards(void *context, int64_t count, const struct opaq_body *
 static void check_backwards(const struct tensor *x, const struct opaq_spec *spec, const char *what) {
     int runs = 0;
     const struct opaq_parallel parallel = {run_backwards, &runs};
-    struct opaq_quantize_args args = args_for(spec);
-    args.parallel = &parallel;
     struct tensor expected = quantized(x, spec, NULL);
-    struct tensor q = quantized(x, spec, &args);
+    struct tensor q = quantized_on(x, spec, NULL, &parallel);
     (void)check_same(&q, &expected, what, "backwards");
     CHECK(runs > 0);
     tensor_free(&q);
@@ -125,7 +122,7 @@ static void check_settings(const struct tensor *x, const struct opaq_spec *spec,
     for (int i = 1; i < 8; ++i) {
         const struct float_setting before = change_setting(i);
         const struct float_setting set = float_setting_get();
-        const enum opaq_status first = opaq_quantize(&x->view, &args, &q.view, NULL);
+        const enum opaq_status first = opaq_quantize(&x->view, &args, NULL, &q.view, NULL);
         const enum opaq_status second = opaq_dequantize(&q.view, 0, NULL, &y.view, NULL);
         const int kept = setting_is(set);
         float_setting_put(before);
@@ -156,10 +153,8 @@ static void settings_of_a_pool_do_not_matter(void) {
     struct tensor x = tensor_make(LARGE_ROWS, LARGE_COLUMNS, OPAQ_F32, NULL);
     tensor_fill(&x, FILL_TINY, 3);
     for (int i = 0; i < list.count; ++i) {
-        struct opaq_quantize_args args = args_for(&list.spec[i]);
-        args.parallel = &parallel;
         struct tensor expected = quantized(&x, &list.spec[i], NULL);
-        struct tensor q = quantized(&x, &list.spec[i], &args);
+        struct tensor q = quantized_on(&x, &list.spec[i], NULL, &parallel);
         (void)check_same(&q, &expected, spec_text(&list.spec[i]).text, "a pool with other settings");
         tensor_free(&q);
         tensor_free(&expected);
@@ -184,7 +179,7 @@ static void settings_and_other_operations(void) {
         const struct float_setting before = change_setting(i);
         const struct float_setting set = float_setting_get();
         const enum opaq_status first = opaq_amax(&x.view, &spec, OPAQ_COLUMNWISE, NULL, actual, 40, NULL);
-        const enum opaq_status second = opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL);
+        const enum opaq_status second = opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL);
         const uint32_t code = opaq_element_encode_stochastic(OPAQ_BF16, support_float(0x00012345u), 0xFFFF);
         const uint32_t nearest = opaq_element_encode(OPAQ_BF16, support_float(0x00012345u), OPAQ_SATURATE);
         const float smallest = opaq_element_decode(OPAQ_BF16, 1);
@@ -252,7 +247,7 @@ static void check_overwrites(const struct tensor *x, const struct opaq_spec *spe
     for (int i = 0; i < opaq_proto_buffer_count(&q.view.proto); ++i) {
         memset(q.view.buffer[i].data, 0x3C, q.view.buffer[i].bytes);
     }
-    CHECK_EQ_INT(opaq_quantize(&x->view, &args, &q.view, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_quantize(&x->view, &args, NULL, &q.view, NULL), OPAQ_OK);
     (void)check_same(&q, &expected, what, "other memory before");
     tensor_free(&q);
     tensor_free(&expected);

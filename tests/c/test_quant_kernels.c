@@ -6,7 +6,7 @@
 
 #include "base/fp_environment.h"
 #include "check.h"
-#include "op/quantize/amax_op.h"
+#include "cpu/quant/amax.h"
 #include "opaq/cpu.h"
 #include "cpu/quant/ref/decode_ref.h"
 #include "cpu/quant/ref/quant_table_ref.h"
@@ -257,7 +257,8 @@ static const char *const fill_names[FILL_COUNT] = {"normal", "outliers", "zero",
 static void run_case(const struct quant_case *one, const int64_t *shape, enum tensor_fill fill,
                      const struct opaq_parallel *parallel) {
     const struct given given = {.random = {.seed = 0x123456789ABCDEFu, .offset = 77}};
-    const struct opaq_quantize_args args = {.random = given.random, .parallel = parallel};
+    const struct opaq_quantize_args args = {.random = given.random};
+    const struct opaq_execution execution = {.parallel = parallel};
     const struct opaq_spec spec = spec_of(one->spec);
     const struct what what = {"op", one->spec, fill_names[fill]};
     struct opaq_error error;
@@ -266,7 +267,7 @@ static void run_case(const struct quant_case *one, const int64_t *shape, enum te
     struct tensor expected = quantized_like(&x, &spec);
     tensor_fill(&x, fill, 1);
     (void)quantize_with(reference_kernels(), &x, &given, ONE_PASS_PER_COPY, &expected);
-    if (opaq_quantize(&x.view, &args, &actual.view, &error) != OPAQ_OK) {
+    if (opaq_quantize(&x.view, &args, &execution, &actual.view, &error) != OPAQ_OK) {
         CHECK_FAIL("%s: %s", one->spec, error.text);
     }
     compare(&actual, &expected, "quantize", &what);
@@ -275,7 +276,7 @@ static void run_case(const struct quant_case *one, const int64_t *shape, enum te
             struct tensor y = tensor_make(shape[0], shape[1], one->dtype, NULL);
             struct tensor z = tensor_make(shape[0], shape[1], one->dtype, NULL);
             dequantize_with(reference_kernels(), &expected, usage, &y);
-            if (opaq_dequantize(&expected.view, usage, parallel, &z.view, &error) != OPAQ_OK) {
+            if (opaq_dequantize(&expected.view, usage, &execution, &z.view, &error) != OPAQ_OK) {
                 CHECK_FAIL("%s: %s", one->spec, error.text);
             }
             compare(&z, &y, "dequantize", &what);

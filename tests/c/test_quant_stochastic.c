@@ -124,7 +124,7 @@ static void bits_come_from_the_documented_place(void) {
     struct tensor q = tensor_make(ROWS, COLUMNS, OPAQ_F32, "fp8+both+delayed+sr");
     tensor_fill(&x, FILL_NORMAL, 4);
     const struct opaq_quantize_args args = {.scale = &one, .random = {seed, offset}};
-    CHECK_EQ_INT(opaq_quantize(&x.view, &args, &q.view, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_quantize(&x.view, &args, NULL, &q.view, NULL), OPAQ_OK);
     const uint8_t *data = q.view.buffer[0].data;
     const uint8_t *transpose = q.view.buffer[1].data;
     for (int r = 0; r < ROWS; ++r) {
@@ -144,7 +144,7 @@ static void bits_come_from_the_documented_place(void) {
         tensor_set(&y, i, i, 448.0f);
     }
     const struct opaq_quantize_args only_random = {.random = {seed, offset}};
-    CHECK_EQ_INT(opaq_quantize(&y.view, &only_random, &p.view, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_quantize(&y.view, &only_random, NULL, &p.view, NULL), OPAQ_OK);
     for (int k = 0; k < 2 * ROWS * ROWS; ++k) {
         const int columnwise = k / (ROWS * ROWS);
         const int r = k / ROWS % ROWS;

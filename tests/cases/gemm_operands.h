@@ -90,12 +90,12 @@ static inline void gemm_case_operand_make(struct gemm_case_operand *o, const cha
 /* The second step: quantizes x, if the operand is not plain. */
 static inline void gemm_case_operand_quantize(struct gemm_case_operand *o, bool undo_hadamard,
                                               const struct opaq_parallel *parallel) {
-    const struct opaq_quantize_args args = {.parallel = parallel};
+    const struct opaq_execution execution = {.parallel = parallel};
     struct opaq_error error;
     if (!o->q.proto.is_quantized) {
         return;
     }
-    if (opaq_quantize(&o->x, &args, &o->q, &error) != OPAQ_OK) {
+    if (opaq_quantize(&o->x, NULL, &execution, &o->q, &error) != OPAQ_OK) {
         gemm_case_stop("quantize", &error);
     }
     quant_job_make(&o->x, &o->q, o->q.proto.spec.usage, &o->job);

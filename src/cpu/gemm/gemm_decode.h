@@ -1,8 +1,8 @@
-/* cpu/gemm/gemm_decode.h: operands to float32. Depends on gemm_job.h. */
+/* cpu/gemm/gemm_decode.h: operands to float32. Depends on product.h. */
 #ifndef OPAQ_CPU_GEMM_GEMM_DECODE_H
 #define OPAQ_CPU_GEMM_GEMM_DECODE_H
 
-#include "backend/gemm_job.h"
+#include "backend/product.h"
 #include "cpu/quant/quant_table.h"
 
 /* How far the contraction runs: the operands' columns, or, where a Hadamard transform is left in place, up to the end

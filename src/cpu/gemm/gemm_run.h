@@ -1,4 +1,4 @@
-/* cpu/gemm/gemm_run.h: the matrix product c = a b^T for every pair of operands. Depends on gemm_job.h.
+/* cpu/gemm/gemm_run.h: the matrix product c = a b^T for every pair of operands. Depends on product.h.
  *
  * Arithmetic, the same on every machine and with any number of threads: operands are decoded to float32 as
  * dequantization does. For each element of c the products a[i][k] * b[j][k] are summed up in float32 in the order of
@@ -15,7 +15,7 @@
 
 #include <stddef.h>
 
-#include "backend/gemm_job.h"
+#include "backend/product.h"
 #include "cpu/gemm/gemm_table.h"
 #include "opaq/parallel.h"
 

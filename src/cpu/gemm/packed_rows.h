@@ -1,10 +1,10 @@
-/* cpu/gemm/packed_rows.h: activations as packed kernels read them. Depends on packed.h, gemm_job.h. */
+/* cpu/gemm/packed_rows.h: activations as packed kernels read them. Depends on packed.h, product.h. */
 #ifndef OPAQ_CPU_GEMM_PACKED_ROWS_H
 #define OPAQ_CPU_GEMM_PACKED_ROWS_H
 
 #include <stddef.h>
 
-#include "backend/gemm_job.h"
+#include "backend/product.h"
 #include "cpu/gemm/packed.h"
 #include "opaq/parallel.h"
 

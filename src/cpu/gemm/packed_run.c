@@ -45,7 +45,11 @@ static bool is_worth_it(enum packed_format format, enum packed_precision precisi
 }
 
 bool packed_can_run(const struct gemm_job *job, enum packed_precision wanted) {
-    return packed_weight_can_run(&job->b) && !job->accumulate &&
+    return packed_weight_can_run(&job->b) && packed_could_run(job, wanted);
+}
+
+bool packed_could_run(const struct gemm_job *job, enum packed_precision wanted) {
+    return job->b.copy != NULL && job->b.copy->tile_rows != 0 && !job->accumulate &&
            (job->a.copy == NULL || (!job->a.copy->is_hadamard && job->a.copy->usage == OPAQ_ROWWISE)) &&
            is_worth_it(packed_format_of(job->b.spec), packed_precision_of(job, wanted));
 }

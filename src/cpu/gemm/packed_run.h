@@ -1,16 +1,19 @@
-/* cpu/gemm/packed_run.h: a product whose b is a tiled weight, on the kernels of packed.h. Depends on gemm_job.h. */
+/* cpu/gemm/packed_run.h: a product whose b is a tiled weight, on the kernels of packed.h. Depends on product.h. */
 #ifndef OPAQ_CPU_GEMM_PACKED_RUN_H
 #define OPAQ_CPU_GEMM_PACKED_RUN_H
 
 #include <stddef.h>
 
-#include "backend/gemm_job.h"
+#include "backend/product.h"
 #include "cpu/gemm/packed.h"
 #include "opaq/parallel.h"
 
 /* Whether these kernels can do it, and are the fastest: b is tiled, its memory aligned, nothing is added to c, a lies along
  * its rows, this processor has more than the reference. */
 bool packed_can_run(const struct gemm_job *job, enum packed_precision wanted);
+
+/* The same, if b's memory is aligned. */
+bool packed_could_run(const struct gemm_job *job, enum packed_precision wanted);
 
 /* What becomes of a's rows: `wanted` where a is plain, or something more precise where there is no kernel for that, EXACT
  * being BF16 where a is of that type and this processor has a kernel; CODES where a and b are 4-bit codes of one format. */

@@ -1,8 +1,8 @@
-/* cpu/gemm/packed_weight.h: a tiled copy as packed kernels read it. Depends on packed.h, gemm_job.h. */
+/* cpu/gemm/packed_weight.h: a tiled copy as packed kernels read it. Depends on packed.h, product.h. */
 #ifndef OPAQ_CPU_GEMM_PACKED_WEIGHT_H
 #define OPAQ_CPU_GEMM_PACKED_WEIGHT_H
 
-#include "backend/gemm_job.h"
+#include "backend/product.h"
 #include "cpu/gemm/packed.h"
 
 enum packed_format packed_format_of(const struct opaq_spec *spec);

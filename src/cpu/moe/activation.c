@@ -8,9 +8,11 @@
 
 #include "base/checked.h"
 #include "base/parallel_run.h"
+#include "cpu/cpu.h"
 #include "cpu/gemm/plain_convert.h"
 #include "cpu/moe/activation_formulas.h"
 #include "cpu/moe/activation_table.h"
+#include "cpu/moe/rows.h"
 
 enum { STRETCH = ACTIVATION_STRETCH };
 
@@ -137,4 +139,32 @@ void activation_backward(const struct opaq_experts_plan *plan, const struct quan
     struct activation_task task = {plan, h, da, dh};
     const struct opaq_body body = {backward_rows, &task};
     parallel_run(parallel_if_worth(parallel, da->rows * da->columns), da->rows, &body);
+}
+
+/* ---- what the table has of these ---- */
+
+/* The first rows of a matrix. */
+static struct quant_matrix first_rows(const struct quant_matrix *matrix, int64_t rows) {
+    struct quant_matrix first = *matrix;
+    first.rows = rows;
+    return first;
+}
+
+enum opaq_status cpu_activate(const struct row_groups *groups, const struct opaq_experts_plan *plan,
+                              const struct quant_matrix *h, const struct quant_matrix *a,
+                              const struct opaq_execution *execution, struct opaq_error *error) {
+    const struct quant_matrix to = first_rows(a, groups_total(groups));
+    (void)error;
+    activation_forward(plan, h, &to, execution->parallel);
+    return OPAQ_OK;
+}
+
+enum opaq_status cpu_activate_backward(const struct row_groups *groups, const struct opaq_experts_plan *plan,
+                                       const struct quant_matrix *h, const struct quant_matrix *da,
+                                       const struct quant_matrix *dh, const struct opaq_execution *execution,
+                                       struct opaq_error *error) {
+    const struct quant_matrix from = first_rows(da, groups_total(groups));
+    (void)error;
+    activation_backward(plan, h, &from, dh, execution->parallel);
+    return OPAQ_OK;
 }

@@ -2,208 +2,112 @@
  * and the sum over experts. */
 #include <string.h>
 
-#include "cpu/moe/activation.h"
-#include "op/experts/experts_batch.h"
+#include "base/try.h"
 #include "op/experts/experts_parts.h"
-#include "op/table/op_table.h"
 #include "op/table/op_tensor.h"
-#include "opaq/status.h"
 
 /* the outputs; h only where it is kept */
 enum { Y, H };
 
-struct forward_state {
-    bool saves;
-    const float *input_scale, *hidden_scale; /* or NULL */
-    int64_t input_scales, hidden_scales;     /* how many */
-    float *sums;                             /* where something is routed */
+/* A scale of a checkpoint: one float for all experts, or one for each. */
+struct given_scale {
+    const float *floats; /* or NULL */
+    int64_t step;        /* 1: one for each expert */
 };
 
-/* One float for all experts, or one for each. */
-static enum opaq_status read_scale(const struct experts *experts, const char *name, const float **scale,
-                                   int64_t *count, struct opaq_error *error) {
-    const struct opaq_value *value = experts_argument(experts->linear.call, name);
-    *count = 1;
-    *scale = NULL;
-    if (value == NULL || value->tensors == NULL) {
+static enum opaq_status read_scale(const struct experts *experts, const char *name, const char *operand,
+                                   const struct opaq_form *form, struct given_scale *scale,
+                                   struct opaq_error *error) {
+    const struct opaq_value *value = op_argument(experts->call, name);
+    *scale = (struct given_scale){NULL, 0};
+    if (value != NULL && value->tensors != NULL) {
+        scale->step = experts->is_routed && tensor_elements(value->tensors) != 1;
+        TRY(floats_of_tensor(name, value, scale->step ? experts->gate_up.count : 1, experts->call->device,
+                             &scale->floats, error));
+    }
+    return check_given_scale(name, operand, form, scale->floats, error);
+}
+
+static enum opaq_status check_inference_plan(const struct experts *experts, struct opaq_error *error) {
+    const struct opaq_experts_plan *plan = experts->plan;
+    if (plan->gradients == 0 && !is_quantized(&plan->dy) && plan->backward == 0) {
         return OPAQ_OK;
     }
-    if (experts->is_routed && tensor_elements(value->tensors) != 1) {
-        *count = experts->gate_up.count;
-    }
-    return floats_of_tensor(experts->linear.operation, name, value, *count, scale, error);
+    return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "the plan has %s, which %s_forward takes",
+                     plan->gradients != 0      ? "grad="
+                     : is_quantized(&plan->dy) ? "dy="
+                                               : "backward=",
+                     experts->call->op->name);
 }
 
-/* h of one expert's rows: scratch, or where it is kept. */
-static enum opaq_status place_h(struct experts *experts, const struct experts_group *group,
-                                const struct forward_state *state, struct opaq_view *h,
-                                struct opaq_error *error) {
-    if (state->saves && !experts->is_routed) {
-        *h = linear_plain_output(&experts->linear, H);
-        return OPAQ_OK;
+/* a = activation(x gate_up^T + bias), sorted; h is kept if the operator has that output. */
+static enum opaq_status first_product(struct experts *experts, const struct given_scale *scale,
+                                      const struct opaq_view *activated, struct opaq_error *error) {
+    const struct opaq_experts_plan *plan = experts->plan;
+    struct op_call *call = experts->call;
+    struct work *work = &call->work;
+    struct grouped_product job = {
+        .groups = &experts->groups,
+        .a = experts_token_rows(experts, &experts->x, plan->weights_on_input != 0,
+                                forward_form(&plan->x, scale->floats, experts->random, EXPERTS_X)),
+        .w = {experts->gate_up.view, forward_form(&plan->w, NULL, experts->random, EXPERTS_W1)},
+        .bias = experts->has_gate_up_bias ? &experts->gate_up_bias : NULL,
+        .precision = plan->precision,
+        .result = GROUPED_ACTIVATE,
+        .c = quant_matrix_make(activated),
+        .activation = plan};
+    job.a.figure_step = scale->step;
+    if (call->op->output_count > 1) {
+        const struct opaq_view h = op_plain_output(call, H);
+        job.h = quant_matrix_make(&h);
+        if (experts->is_routed && !work->is_measuring) { /* slots without an expert */
+            TRY(work->backend->zero(h.buffer[0].data, h.buffer[0].bytes, work->execution, error));
+        }
     }
-    return linear_matrix(&experts->linear, group->rows, experts->width, experts->dtype, h, error);
+    return work_grouped_product(work, &job, error);
 }
 
-static enum opaq_status first_product(struct experts *experts, const struct experts_group *group,
-                                      const struct forward_state *state, struct opaq_view *h,
-                                      struct opaq_error *error) {
-    struct linear *linear = &experts->linear;
-    const struct opaq_experts_plan *plan = &experts->plan;
-    const struct weight_use use = experts_use(experts, group->index, EXPERTS_W1);
-    const struct linear_input_form input = {"x",
-                                            "input_scale",
-                                            &plan->x,
-                                            state->input_scale,
-                                            state->input_scales,
-                                            EXPERTS_STREAMS * group->index,
-                                            experts->random};
-    const struct opaq_view bias = weight_bias_at(&experts->gate_up_bias, group->index);
-    struct opaq_view rows;
-    struct linear_operand a;
-    struct linear_operand b;
-    enum opaq_status status =
-        experts_gather(experts, group, &experts->x, true, plan->weights_on_input != 0, &rows, error);
-    if (status == OPAQ_OK) {
-        status = linear_input_operand(linear, &rows, &input, group->index, &a, error);
-    }
-    if (status == OPAQ_OK) {
-        status = weight_forward_operand(linear, &experts->gate_up, &use, &b, error);
-    }
-    if (status == OPAQ_OK) {
-        status = place_h(experts, group, state, h, error);
-    }
-    const struct linear_product product = {&a, &b, h, experts->has_gate_up_bias ? &bias : NULL, false};
-    return status == OPAQ_OK ? linear_product(linear, &product, error) : status;
-}
-
-static enum opaq_status second_product(struct experts *experts, const struct experts_group *group,
-                                       const struct forward_state *state, const struct opaq_view *activated,
+/* y = a down^T + bias, summed over each token's experts. */
+static enum opaq_status second_product(struct experts *experts, const struct given_scale *scale,
+                                       const struct opaq_view *activated, const struct opaq_view *sums,
                                        struct opaq_error *error) {
-    struct linear *linear = &experts->linear;
-    const struct opaq_experts_plan *plan = &experts->plan;
-    const struct weight_use use = experts_use(experts, group->index, EXPERTS_W2);
-    const struct linear_input_form input = {"h",
-                                            "hidden_scale",
-                                            &plan->h,
-                                            state->hidden_scale,
-                                            state->hidden_scales,
-                                            EXPERTS_STREAMS * group->index + EXPERTS_H,
-                                            experts->random};
-    const struct opaq_view bias = weight_bias_at(&experts->down_bias, group->index);
-    struct linear_operand a;
-    struct linear_operand b;
-    enum opaq_status status = linear_input_operand(linear, activated, &input, group->index, &a, error);
-    if (status == OPAQ_OK) {
-        status = weight_forward_operand(linear, &experts->down, &use, &b, error);
+    const struct opaq_experts_plan *plan = experts->plan;
+    const struct opaq_view y = op_plain_output(experts->call, Y);
+    struct grouped_product job = {
+        .groups = &experts->groups,
+        .a = sorted_rows(activated, forward_form(&plan->h, scale->floats, experts->random, EXPERTS_H)),
+        .w = {experts->down.view, forward_form(&plan->w, NULL, experts->random, EXPERTS_W2)},
+        .bias = experts->has_down_bias ? &experts->down_bias : NULL,
+        .precision = plan->precision,
+        .result = GROUPED_STORE,
+        .c = quant_matrix_make(&y)};
+    job.a.figure_step = scale->step;
+    if (experts->is_routed) {
+        job.result = GROUPED_COMBINE;
+        job.sums = quant_matrix_make(sums);
+        job.is_weighted = plan->weights_on_input == 0;
     }
-    if (status != OPAQ_OK) {
-        return status;
-    }
-    if (!experts->is_routed) {
-        const struct opaq_view y = linear_plain_output(linear, Y);
-        const struct linear_product product = {&a, &b, &y, experts->has_down_bias ? &bias : NULL, false};
-        return linear_product(linear, &product, error);
-    }
-    const struct experts_sum sum = {.a = &a,
-                                    .b = &b,
-                                    .bias = experts->has_down_bias ? &bias : NULL,
-                                    .weighted = plan->weights_on_input == 0,
-                                    .sums = state->sums};
-    return experts_add(experts, group, &sum, error);
+    return work_grouped_product(&experts->call->work, &job, error);
 }
 
-static enum opaq_status forward_group(struct experts *experts, const struct experts_group *group,
-                                      void *argument, struct opaq_error *error) {
-    const struct forward_state *state = argument;
-    struct linear *linear = &experts->linear;
-    struct opaq_view h;
+enum opaq_status run_experts_forward(struct op_call *call, struct opaq_error *error) {
+    struct experts experts;
+    struct given_scale input_scale;
+    struct given_scale hidden_scale;
+    struct opaq_view sums;
     struct opaq_view activated;
-    enum opaq_status status = first_product(experts, group, state, &h, error);
-    if (status == OPAQ_OK) {
-        status = linear_matrix(linear, group->rows, experts->inner, experts->dtype, &activated, error);
+    memset(&sums, 0, sizeof sums);
+    TRY(experts_begin(call, &experts, error));
+    TRY(read_scale(&experts, "input_scale", "x", &experts.plan->x, &input_scale, error));
+    TRY(read_scale(&experts, "hidden_scale", "h", &experts.plan->h, &hidden_scale, error));
+    if (call->op->output_count == 1) {
+        TRY(check_inference_plan(&experts, error));
     }
-    if (status == OPAQ_OK && !linear->is_measuring) {
-        const struct quant_matrix from = quant_matrix_make(&h);
-        const struct quant_matrix to = quant_matrix_make(&activated);
-        activation_forward(&experts->plan, &from, &to, linear->call->parallel);
-        if (state->saves && experts->is_routed) {
-            const struct opaq_view kept = linear_plain_output(linear, H);
-            const struct quant_matrix all = quant_matrix_make(&kept);
-            routing_scatter(&group->by_slot, &from, &all, linear->call->parallel);
-        }
+    if (experts.is_routed) {
+        TRY(experts_sums(&experts, &sums, error));
     }
-    return status == OPAQ_OK ? second_product(experts, group, state, &activated, error) : status;
-}
-
-/* Expert by expert. */
-static enum opaq_status forward_each(struct experts *experts, struct forward_state *state,
-                                     struct opaq_error *error) {
-    enum opaq_status status = experts->is_routed ? experts_sums(experts, &state->sums, error) : OPAQ_OK;
-    if (status == OPAQ_OK && experts->is_routed && state->saves && !experts->linear.is_measuring) {
-        const struct opaq_view kept = linear_plain_output(&experts->linear, H);
-        if (kept.buffer[0].bytes > 0) {
-            memset(kept.buffer[0].data, 0, kept.buffer[0].bytes); /* slots that are nobody's */
-        }
-    }
-    if (status == OPAQ_OK) {
-        status = experts_each(experts, forward_group, NULL, state, error);
-    }
-    if (status == OPAQ_OK && experts->is_routed && !experts->linear.is_measuring) {
-        experts_store_sums(experts, state->sums, Y);
-    }
-    return status;
-}
-
-/* Many experts at once where that can be done. What it takes is measured for both ways, because which it will be shows in
- * the run. */
-static enum opaq_status forward_best(struct experts *experts, struct forward_state *state,
-                                     struct opaq_error *error) {
-    struct scratch *scratch = &experts->linear.scratch;
-    const size_t mark = scratch->used;
-    const bool at_once = !state->saves && state->input_scale == NULL && state->hidden_scale == NULL &&
-                         experts_batch_can_run(experts);
-    enum opaq_status status = at_once ? experts_batch_forward(experts, error) : OPAQ_OK;
-    if (status != OPAQ_OK || (at_once && !experts->linear.is_measuring)) {
-        return status;
-    }
-    scratch->used = mark;
-    return forward_each(experts, state, error);
-}
-
-/* Measures or runs. */
-static enum opaq_status forward(struct experts *experts, struct opaq_error *error) {
-    const struct opaq_call *call = experts->linear.call;
-    struct forward_state state = {.saves = call->op->output_count > 1};
-    enum opaq_status status =
-        read_scale(experts, "input_scale", &state.input_scale, &state.input_scales, error);
-    if (status == OPAQ_OK) {
-        status = read_scale(experts, "hidden_scale", &state.hidden_scale, &state.hidden_scales, error);
-    }
-    if (status == OPAQ_OK && !state.saves &&
-        (experts->plan.gradients != 0 || is_quantized(&experts->plan.dy) || experts->plan.backward != 0)) {
-        status =
-            opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: the plan has %s, which %s_forward takes", call->op->name,
-                      experts->plan.gradients != 0      ? "grad="
-                      : is_quantized(&experts->plan.dy) ? "dy="
-                                                        : "backward=",
-                      call->op->name);
-    }
-    return status == OPAQ_OK ? forward_best(experts, &state, error) : status;
-}
-
-enum opaq_status workspace_experts_forward(const struct opaq_call *call, size_t *bytes,
-                                           struct opaq_error *error) {
-    struct experts experts;
-    enum opaq_status status = experts_begin(call, true, &experts, error);
-    if (status == OPAQ_OK) {
-        status = forward(&experts, error);
-    }
-    return status == OPAQ_OK ? linear_measured(&experts.linear, bytes, error) : status;
-}
-
-enum opaq_status run_experts_forward(const struct opaq_call *call, struct opaq_error *error) {
-    struct experts experts;
-    const enum opaq_status status = experts_begin(call, false, &experts, error);
-    return status == OPAQ_OK ? forward(&experts, error) : status;
+    TRY(experts_matrix(&experts, experts.inner, experts.dtype, &activated, error));
+    TRY(first_product(&experts, &input_scale, &activated, error));
+    TRY(second_product(&experts, &hidden_scale, &activated, &sums, error));
+    return experts.is_routed ? experts_store_sums(&experts, &sums, Y, error) : OPAQ_OK;
 }

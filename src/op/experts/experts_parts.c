@@ -3,279 +3,209 @@
 
 #include <string.h>
 
-#include "base/checked.h"
-#include "base/parallel_run.h"
-#include "cpu/gemm/plain_convert.h"
+#include "base/try.h"
 #include "op/table/op_tensor.h"
-#include "opaq/status.h"
 
-const struct opaq_value *experts_argument(const struct opaq_call *call, const char *name) {
-    for (int i = 0; i < call->op->argument_count; ++i) {
-        if (strcmp(call->op->argument[i].name, name) == 0) {
-            return &call->values[i];
-        }
+/* ---- arguments ---- */
+
+static enum opaq_status check_plan(const struct experts *experts, struct opaq_error *error) {
+    const struct opaq_experts_plan *plan = experts->plan;
+    if (!experts->is_routed && (plan->experts || plan->first || plan->weights_on_input ||
+                                (plan->gradients & OPAQ_EXPERTS_ROUTER))) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "experts=, first=, weights= and grad=r are for a mixture of experts");
     }
-    return NULL;
+    return OPAQ_OK;
 }
 
 static enum opaq_status read_x(struct experts *experts, struct opaq_error *error) {
-    const struct opaq_call *call = experts->linear.call;
-    const struct opaq_value *value = experts_argument(call, experts->is_routed ? "hidden_states" : "x");
-    const struct opaq_tensor *tensor = value->tensors;
-    experts->linear.device = tensor->device;
-    const enum opaq_status status = view_of_tensor(
-        experts->linear.operation, experts->is_routed ? "hidden_states" : "x", tensor, &experts->x, error);
+    const char *name = experts->is_routed ? "hidden_states" : "x";
+    const struct opaq_tensor *tensor = op_argument(experts->call, name)->tensors;
+    TRY(view_of_tensor(name, tensor, &experts->x, error));
+    TRY(check_on_device(name, tensor, experts->call->device, error));
     experts->dtype = (enum opaq_element)tensor->dtype;
-    experts->rows = status == OPAQ_OK ? opaq_proto_rows(&experts->x.proto) : 0;
-    return status;
+    experts->rows = opaq_proto_rows(&experts->x.proto);
+    return OPAQ_OK;
 }
 
 static enum opaq_status read_weights(struct experts *experts, struct opaq_error *error) {
-    const struct linear *linear = &experts->linear;
-    const struct opaq_call *call = linear->call;
+    const struct op_call *call = experts->call;
     const int rank = experts->is_routed ? 3 : 2;
     const int32_t dtype = (int32_t)experts->dtype;
-    const struct opaq_experts_plan *plan = &experts->plan;
-    enum opaq_status status = weight_stack_read(
-        linear, "gate_up", experts_argument(call, "gate_up"), experts_argument(call, "gate_up_shape"), rank,
-        &plan->gate_up_given, &plan->w, dtype, &experts->gate_up, error);
-    if (status == OPAQ_OK) {
-        status = weight_stack_read(linear, "down", experts_argument(call, "down"),
-                                   experts_argument(call, "down_shape"), rank, &plan->down_given, &plan->w,
-                                   dtype, &experts->down, error);
-    }
-    const struct opaq_value *bias = experts_argument(call, "gate_up_bias");
-    if (status == OPAQ_OK && bias != NULL) {
-        status = weight_bias_read(linear, "gate_up_bias", bias, &experts->gate_up, dtype,
-                                  &experts->gate_up_bias, &experts->has_gate_up_bias, error);
-    }
-    bias = experts_argument(call, "down_bias");
-    if (status == OPAQ_OK && bias != NULL) {
-        status = weight_bias_read(linear, "down_bias", bias, &experts->down, dtype, &experts->down_bias,
-                                  &experts->has_down_bias, error);
-    }
-    return status;
+    const struct opaq_experts_plan *plan = experts->plan;
+    TRY(read_stack(call, "gate_up", op_argument(call, "gate_up"), op_argument(call, "gate_up_shape"), rank,
+                   &plan->gate_up_given, dtype, &experts->gate_up, error));
+    TRY(read_stack(call, "down", op_argument(call, "down"), op_argument(call, "down_shape"), rank,
+                   &plan->down_given, dtype, &experts->down, error));
+    TRY(read_stack_bias(call, "gate_up_bias", op_argument(call, "gate_up_bias"), &experts->gate_up, dtype,
+                        &experts->gate_up_bias, &experts->has_gate_up_bias, error));
+    return read_stack_bias(call, "down_bias", op_argument(call, "down_bias"), &experts->down, dtype,
+                           &experts->down_bias, &experts->has_down_bias, error);
 }
 
 /* x[.., H], gate_up[2I, H], down[H, I] */
 static enum opaq_status check_sizes(struct experts *experts, struct opaq_error *error) {
     const struct weight_stack *up = &experts->gate_up;
     const struct weight_stack *down = &experts->down;
-    const bool is_gated = opaq_activation_is_gated((enum opaq_activation)experts->plan.activation) != 0;
+    const enum opaq_activation activation = (enum opaq_activation)experts->plan->activation;
+    const int64_t halves = opaq_activation_is_gated(activation) ? 2 : 1;
     experts->hidden = opaq_proto_columns(&experts->x.proto);
     experts->inner = down->columns;
     experts->width = up->rows;
     if (up->columns != experts->hidden || down->rows != experts->hidden || up->count != down->count ||
-        experts->width % (is_gated ? 2 : 1) != 0 || experts->width / (is_gated ? 2 : 1) != experts->inner) {
+        experts->width % halves != 0 || experts->width / halves != experts->inner) {
         return opaq_fail(error, OPAQ_ERROR_SHAPE,
-                         "%s: %lld features with gate_up of %lld x [%lld,%lld] and down of %lld x [%lld,%lld], "
+                         "%lld features with gate_up of %lld x [%lld,%lld] and down of %lld x [%lld,%lld], "
                          "expected [%s,H] and [H,I] for act=%s",
-                         experts->linear.operation, (long long)experts->hidden, (long long)up->count,
-                         (long long)up->rows, (long long)up->columns, (long long)down->count,
-                         (long long)down->rows, (long long)down->columns, is_gated ? "2I" : "I",
-                         opaq_activation_name((enum opaq_activation)experts->plan.activation));
+                         (long long)experts->hidden, (long long)up->count, (long long)up->rows,
+                         (long long)up->columns, (long long)down->count, (long long)down->rows,
+                         (long long)down->columns, halves == 2 ? "2I" : "I", opaq_activation_name(activation));
     }
     return OPAQ_OK;
 }
 
-static enum opaq_status read_routing(struct experts *experts, struct opaq_error *error) {
-    const struct opaq_call *call = experts->linear.call;
-    const struct opaq_experts_plan *plan = &experts->plan;
-    const struct routing_slice slice = {
-        plan->experts == 0 ? plan->first + experts->gate_up.count : plan->experts, plan->first};
-    if (slice.first + experts->gate_up.count > slice.total) {
-        return opaq_fail(error, OPAQ_ERROR_SHAPE,
-                         "%s: a stack of %lld experts from %lld on does not fit into experts=%lld",
-                         experts->linear.operation, (long long)experts->gate_up.count, (long long)slice.first,
-                         (long long)slice.total);
-    }
-    return routing_read(&experts->linear, experts_argument(call, "topk_weights")->tensors,
-                        experts_argument(call, "topk_ids")->tensors, &experts->x.proto, experts->gate_up.count,
-                        slice, &experts->routing, error);
-}
-
-enum opaq_status experts_begin(const struct opaq_call *call, bool is_measuring, struct experts *experts,
-                               struct opaq_error *error) {
-    struct opaq_error reason;
-    memset(experts, 0, sizeof *experts);
-    experts->linear = linear_workbench(call, is_measuring);
-    experts->is_routed = experts_argument(call, "topk_ids") != NULL;
-    enum opaq_status status = experts_plan_of_value(experts_argument(call, "plan"), &experts->plan, &reason);
-    if (status != OPAQ_OK) {
-        return opaq_fail(error, status, "%s: %s", call->op->name, reason.text);
-    }
-    experts->linear.plan.precision = experts->plan.precision;
-    if (!experts->is_routed &&
-        (experts->plan.experts || experts->plan.first || experts->plan.weights_on_input ||
-         (experts->plan.gradients & OPAQ_EXPERTS_ROUTER))) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                         "%s: experts=, first=, weights= and grad=r are for a mixture of experts",
-                         call->op->name);
-    }
-    status = read_x(experts, error);
-    if (status == OPAQ_OK) {
-        status = read_weights(experts, error);
-    }
-    if (status == OPAQ_OK) {
-        status = check_sizes(experts, error);
-    }
-    const struct opaq_value *random = experts_argument(call, "random");
-    if (status == OPAQ_OK && random != NULL) {
-        status = random_of_tensor(call->op->name, random, &experts->random, error);
-    }
-    const struct opaq_experts_plan *plan = &experts->plan;
+static enum opaq_status read_experts_random(struct experts *experts, struct opaq_error *error) {
+    const struct opaq_experts_plan *plan = experts->plan;
+    const struct opaq_value *random = op_argument(experts->call, "random");
     const bool rounds = has_option(&plan->w, OPAQ_STOCHASTIC) || has_option(&plan->dy, OPAQ_STOCHASTIC) ||
                         has_option(&plan->x, OPAQ_STOCHASTIC) || has_option(&plan->h, OPAQ_STOCHASTIC);
-    if (status == OPAQ_OK && experts->random == NULL && rounds) {
-        return random == NULL
-                   ? opaq_fail(
-                         error, OPAQ_ERROR_ARGUMENT,
-                         "%s: the plan rounds stochastically (sr), for which %s_forward takes random numbers",
-                         call->op->name, call->op->name)
-                   : opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                               "%s: random is missing, but the plan rounds stochastically (sr)",
-                               call->op->name);
+    if (random == NULL && rounds) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "the plan rounds stochastically (sr), for which %s_forward takes random numbers",
+                         experts->call->op->name);
     }
-    return status == OPAQ_OK && experts->is_routed ? read_routing(experts, error) : status;
+    return random == NULL ? OPAQ_OK : read_random(experts->call, random, rounds, &experts->random, error);
 }
 
-/* ---- groups ---- */
+/* ---- routing ---- */
 
-static struct experts_group group_of(const struct experts *experts, int64_t index, int64_t rows,
-                                     const int64_t *slots) {
-    return (struct experts_group){index,
-                                  rows,
-                                  {&experts->routing, slots, rows, true, NULL},
-                                  {&experts->routing, slots, rows, false, NULL}};
-}
-
-enum opaq_status experts_each(struct experts *experts,
-                              enum opaq_status (*work)(struct experts *experts,
-                                                       const struct experts_group *group, void *state,
-                                                       struct opaq_error *error),
-                              void (*idle)(struct experts *experts, int64_t index, void *state), void *state,
-                              struct opaq_error *error) {
-    struct scratch *scratch = &experts->linear.scratch;
-    const struct routing *routing = &experts->routing;
-    const size_t mark = scratch->used;
-    const int64_t all = experts->is_routed ? routing->tokens * routing->choices : experts->rows;
-    if (experts->gate_up.count == 0) {
-        return OPAQ_OK;
+/* [tokens, k], or the leading sizes of the tokens' tensor and k; sizes of 1 do not count. */
+static bool fits_tokens(const struct opaq_tensor *ids, const struct opaq_proto *tokens) {
+    const int64_t flat = opaq_proto_rows(tokens);
+    const int leading = ids->rank - 1;
+    int mine = 0;
+    int theirs = 0;
+    if (leading == 1 && ids->shape[0] == flat) {
+        return true;
     }
-    if (experts->linear.is_measuring || !experts->is_routed) { /* nothing needs more than all rows at once */
-        const struct experts_group group = group_of(experts, 0, all, NULL);
-        return work(experts, &group, state, error);
-    }
-    for (int64_t e = 0; e < routing->experts; ++e) {
-        const int64_t first = routing->first[e];
-        const struct experts_group group =
-            group_of(experts, e, routing->first[e + 1] - first, routing->slot + first);
-        if (group.rows == 0) {
-            if (idle != NULL) {
-                idle(experts, e, state);
-            }
-            continue;
+    for (;;) {
+        while (mine < leading && ids->shape[mine] == 1) {
+            ++mine;
         }
-        scratch->used = mark;
-        const enum opaq_status status = work(experts, &group, state, error);
-        if (status != OPAQ_OK) {
-            return status;
+        while (theirs < tokens->rank - 1 && tokens->shape[theirs] == 1) {
+            ++theirs;
         }
-    }
-    return OPAQ_OK;
-}
-
-enum opaq_status experts_gather(struct experts *experts, const struct experts_group *group,
-                                const struct opaq_view *from, bool by_token, bool weighted,
-                                struct opaq_view *rows, struct opaq_error *error) {
-    struct linear *linear = &experts->linear;
-    if (!experts->is_routed) {
-        *rows = *from;
-        return OPAQ_OK;
-    }
-    const enum opaq_status status = linear_matrix(linear, group->rows, opaq_proto_columns(&from->proto),
-                                                  (enum opaq_element)from->proto.dtype, rows, error);
-    if (status == OPAQ_OK && !linear->is_measuring) {
-        struct routing_gather gather = by_token ? group->by_token : group->by_slot;
-        gather.weight = weighted ? experts->routing.weight : NULL;
-        const struct quant_matrix source = quant_matrix_make(from);
-        const struct quant_matrix target = quant_matrix_make(rows);
-        routing_gather(&gather, &source, &target, linear->call->parallel);
-    }
-    return status;
-}
-
-enum opaq_status experts_add(struct experts *experts, const struct experts_group *group,
-                             const struct experts_sum *sum, struct opaq_error *error) {
-    struct linear *linear = &experts->linear;
-    struct opaq_view lot;
-    const int64_t chunk = min_int64(group->rows, EXPERTS_CHUNK);
-    enum opaq_status status = linear_matrix(linear, chunk, experts->hidden, OPAQ_F32, &lot, error);
-    for (int64_t first = 0; status == OPAQ_OK && first < group->rows; first += EXPERTS_CHUNK) {
-        struct linear_operand part;
-        struct routing_gather gather = group->by_token;
-        gather.count = min_int64(EXPERTS_CHUNK, group->rows - first);
-        gather.slots = gather.slots == NULL ? NULL : gather.slots + first;
-        gather.weight = sum->weighted ? experts->routing.weight : NULL;
-        lot.proto.shape[0] = gather.count;
-        if (!linear_operand_rows(sum->a, first, gather.count, &part)) {
-            return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "%s: rows cannot be taken apart",
-                             linear->operation);
+        if (mine >= leading || theirs >= tokens->rank - 1 || ids->shape[mine] != tokens->shape[theirs]) {
+            return ids->rank >= 1 && mine == leading && theirs >= tokens->rank - 1;
         }
-        const struct linear_product product = {&part, sum->b, &lot, sum->bias, false};
-        status = linear_product(linear, &product, error);
-        if (linear->is_measuring) {
-            return status; /* the first lot is the largest */
-        }
-        const struct quant_matrix results = quant_matrix_make(&lot);
-        if (sum->dot != NULL) {
-            struct quant_matrix other = quant_matrix_make(sum->dot);
-            other.data = (char *)other.data + first * other.row_step * (other.dtype == OPAQ_F32 ? 4 : 2);
-            const struct routing_dot dot = {&results, &other, false};
-            routing_dot(&gather, &dot, sum->dot_result, linear->call->parallel);
-        }
-        routing_add(&gather, &results, sum->sums, experts->hidden, linear->call->parallel);
-    }
-    return status;
-}
-
-enum opaq_status experts_sums(struct experts *experts, float **sums, struct opaq_error *error) {
-    struct opaq_view view;
-    const enum opaq_status status =
-        linear_matrix(&experts->linear, experts->rows, experts->hidden, OPAQ_F32, &view, error);
-    *sums = status == OPAQ_OK ? view.buffer[0].data : NULL;
-    if (status == OPAQ_OK && !experts->linear.is_measuring && view.buffer[0].bytes > 0) {
-        memset(*sums, 0, view.buffer[0].bytes);
-    }
-    return status;
-}
-
-struct store_task {
-    const float *sums;
-    const struct quant_matrix *to;
-};
-
-static void store_rows(void *argument, int64_t begin, int64_t end) {
-    const struct store_task *task = argument;
-    const struct quant_matrix *to = task->to;
-    const int64_t most = 1 << 20; /* in one call, which counts with int */
-    for (int64_t row = begin; row < end; ++row) {
-        for (int64_t c = 0; c < to->columns; c += most) {
-            plain_store(to->data, to->dtype, row * to->row_step + c, 1, (int)min_int64(most, to->columns - c),
-                        task->sums + row * to->columns + c);
-        }
+        ++mine;
+        ++theirs;
     }
 }
 
-void experts_store_sums(struct experts *experts, const float *sums, int output) {
-    const struct opaq_view view = linear_plain_output(&experts->linear, output);
+static enum opaq_status check_choices(const struct experts *experts, const struct opaq_tensor *weights,
+                                      const struct opaq_tensor *ids, struct opaq_error *error) {
+    const struct opaq_proto *tokens = &experts->x.proto;
+    char got[160];
+    char other[160];
+    if (ids->dtype != OPAQ_DTYPE_I32 && ids->dtype != OPAQ_DTYPE_I64) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "topk_ids holds %s, expected int32 or int64",
+                         dtype_name(ids->dtype));
+    }
+    if (weights->dtype != OPAQ_DTYPE_F32 && weights->dtype != OPAQ_DTYPE_BF16 && weights->dtype != OPAQ_DTYPE_F16) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "topk_weights holds %s, expected f32, bf16 or f16",
+                         dtype_name(weights->dtype));
+    }
+    if (tensor_elements(ids) < 0 || !fits_tokens(ids, tokens)) {
+        return opaq_fail(error, OPAQ_ERROR_SHAPE,
+                         "topk_ids has the shape %s, expected %lld tokens by choices, or the tokens' own sizes by "
+                         "choices",
+                         shape_text(ids, got, sizeof got), (long long)opaq_proto_rows(tokens));
+    }
+    if (weights->rank != ids->rank ||
+        memcmp(weights->shape, ids->shape, (size_t)ids->rank * sizeof ids->shape[0]) != 0) {
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "topk_weights has the shape %s, expected topk_ids' %s",
+                         shape_text(weights, got, sizeof got), shape_text(ids, other, sizeof other));
+    }
+    TRY(check_tensor_memory("topk_ids", ids, experts->call->device, error));
+    return check_tensor_memory("topk_weights", weights, experts->call->device, error);
+}
+
+static enum opaq_status route(struct experts *experts, struct opaq_error *error) {
+    const struct opaq_experts_plan *plan = experts->plan;
+    const struct opaq_tensor *weights = op_argument(experts->call, "topk_weights")->tensors;
+    const struct opaq_tensor *ids = op_argument(experts->call, "topk_ids")->tensors;
+    struct work *work = &experts->call->work;
+    struct row_groups *groups = &experts->groups;
+    const int64_t count = experts->gate_up.count;
+    const int64_t total = plan->experts == 0 ? plan->first + count : plan->experts;
+    if (plan->first + count > total) {
+        return opaq_fail(error, OPAQ_ERROR_SHAPE,
+                         "a stack of %lld experts from %lld on does not fit into experts=%lld", (long long)count,
+                         (long long)plan->first, (long long)total);
+    }
+    TRY(check_choices(experts, weights, ids, error));
+    groups->count = count;
+    groups->rows = tensor_elements(ids);
+    groups->choices = ids->shape[ids->rank - 1];
+    groups->is_split = true;
+    groups->is_routed = true;
+    groups->first = arena_take_array(&work->arena, count + 1, sizeof *groups->first);
+    groups->slot = arena_take_array(&work->arena, groups->rows, sizeof *groups->slot);
+    groups->weight = arena_take_array(&work->arena, groups->rows, sizeof *groups->weight);
+    const struct route_job job = {
+        .ids = *ids, .weights = *weights, .total = total, .begin = plan->first, .groups = *groups};
+    return work->is_measuring ? OPAQ_OK : work->backend->route(&job, work->execution, error);
+}
+
+enum opaq_status experts_begin(struct op_call *call, struct experts *experts, struct opaq_error *error) {
+    memset(experts, 0, sizeof *experts);
+    experts->call = call;
+    experts->plan = &call->plan.experts;
+    experts->is_routed = op_argument(call, "topk_ids") != NULL;
+    TRY(check_plan(experts, error));
+    TRY(read_x(experts, error));
+    TRY(read_weights(experts, error));
+    TRY(check_sizes(experts, error));
+    TRY(read_experts_random(experts, error));
+    TRY(check_stack(&experts->gate_up, error));
+    TRY(check_stack(&experts->down, error));
+    experts->groups = (struct row_groups){.count = 1, .rows = experts->rows, .choices = 1};
+    return experts->is_routed ? route(experts, error) : OPAQ_OK;
+}
+
+/* ---- rows ---- */
+
+struct grouped_rows experts_token_rows(const struct experts *experts, const struct opaq_view *view,
+                                       bool is_weighted, struct operand_form form) {
+    return (struct grouped_rows){.view = *view,
+                                 .order = experts->is_routed ? ROWS_BY_TOKEN : ROWS_SORTED,
+                                 .is_weighted = is_weighted,
+                                 .form = form};
+}
+
+struct grouped_rows sorted_rows(const struct opaq_view *view, struct operand_form form) {
+    return (struct grouped_rows){.view = *view, .order = ROWS_SORTED, .form = form};
+}
+
+enum opaq_status experts_matrix(struct experts *experts, int64_t columns, enum opaq_element dtype,
+                                struct opaq_view *matrix, struct opaq_error *error) {
+    return work_matrix(&experts->call->work, experts->groups.rows, columns, dtype, matrix, error);
+}
+
+enum opaq_status experts_sums(struct experts *experts, struct opaq_view *sums, struct opaq_error *error) {
+    struct work *work = &experts->call->work;
+    TRY(work_matrix(work, experts->rows, experts->hidden, OPAQ_F32, sums, error));
+    return work->is_measuring
+               ? OPAQ_OK
+               : work->backend->zero(sums->buffer[0].data, sums->buffer[0].bytes, work->execution, error);
+}
+
+enum opaq_status experts_store_sums(struct experts *experts, const struct opaq_view *sums, int output,
+                                    struct opaq_error *error) {
+    struct work *work = &experts->call->work;
+    const struct opaq_view view = op_plain_output(experts->call, output);
+    const struct quant_matrix from = quant_matrix_make(sums);
     const struct quant_matrix to = quant_matrix_make(&view);
-    struct store_task task = {sums, &to};
-    const struct opaq_body body = {store_rows, &task};
-    parallel_run(parallel_if_worth(experts->linear.call->parallel, to.rows * to.columns), to.rows, &body);
-}
-
-struct weight_use experts_use(const struct experts *experts, int64_t index, enum experts_stream stream) {
-    return (struct weight_use){index, experts->plan.backward, EXPERTS_STREAMS * index + (int64_t)stream,
-                               experts->random};
+    return work->is_measuring ? OPAQ_OK : work->backend->convert_rows(&from, &to, work->execution, error);
 }

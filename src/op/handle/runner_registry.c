@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/fork_lock.h"
-#include "opaq/status.h"
+#include "base/try.h"
 
 enum { PAGE_SLOTS = 256, PAGE_COUNT = OPAQ_RUNNER_LIMIT / PAGE_SLOTS, SLOT_BITS = 16, NO_SLOT = -1 };
 
@@ -56,10 +56,10 @@ static bool is_there(uint64_t word, int64_t handle) {
 }
 
 /* Why a handle finds nothing: a generation that its slot has not reached was never given out. */
-static void refuse(const char *operation, int64_t handle, const struct slot *slot, uint64_t word,
+static void refuse(int64_t handle, const struct slot *slot, uint64_t word,
                    struct opaq_error *error) {
     const bool was_there = slot != NULL && generation_of(word) >= (uint64_t)handle >> SLOT_BITS;
-    (void)opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: runner %lld %s", operation, (long long)handle,
+    (void)opaq_fail(error, OPAQ_ERROR_ARGUMENT, "runner %lld %s", (long long)handle,
                     was_there ? "is gone: it was destroyed" : "does not exist");
 }
 
@@ -70,7 +70,7 @@ const char *runner_kind_name(int kind) {
 
 /* ---- holding ---- */
 
-const struct runner *runner_hold(const char *operation, int64_t handle, int kind, struct opaq_error *error) {
+const struct runner *runner_hold(int64_t handle, int kind, struct opaq_error *error) {
     struct slot *slot = slot_of(handle);
     uint64_t word = slot == NULL ? 0 : atomic_load_explicit(&slot->word, memory_order_relaxed);
     while (slot != NULL && is_there(word, handle)) {
@@ -83,11 +83,11 @@ const struct runner *runner_hold(const char *operation, int64_t handle, int kind
             return &slot->runner;
         }
         runner_release(handle);
-        (void)opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: runner %lld is a %s runner, expected a %s runner",
-                        operation, (long long)handle, runner_kind_name(is_kind), runner_kind_name(kind));
+        (void)opaq_fail(error, OPAQ_ERROR_ARGUMENT, "runner %lld is a %s runner, expected a %s runner",
+                        (long long)handle, runner_kind_name(is_kind), runner_kind_name(kind));
         return NULL;
     }
-    refuse(operation, handle, slot, word, error);
+    refuse(handle, slot, word, error);
     return NULL;
 }
 
@@ -216,9 +216,9 @@ enum opaq_status opaq_runner_query(int64_t handle, struct opaq_runner_info *info
     if (info == NULL) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "runner_query: info is NULL");
     }
-    const struct runner *runner = runner_hold("runner_query", handle, RUNNER_ANY, error);
+    const struct runner *runner = runner_hold(handle, RUNNER_ANY, error);
     if (runner == NULL) {
-        return OPAQ_ERROR_ARGUMENT;
+        return error_prefix(error, OPAQ_ERROR_ARGUMENT, "runner_query");
     }
     *info = runner->info;
     runner_release(handle);
@@ -236,8 +236,8 @@ enum opaq_status opaq_runner_destroy(int64_t handle, struct opaq_error *error) {
             return OPAQ_OK;
         }
     }
-    refuse("runner_destroy", handle, slot, word, error);
-    return OPAQ_ERROR_ARGUMENT;
+    refuse(handle, slot, word, error);
+    return error_prefix(error, OPAQ_ERROR_ARGUMENT, "runner_destroy");
 }
 
 int opaq_runner_count(void) { return atomic_load_explicit(&live, memory_order_relaxed); }

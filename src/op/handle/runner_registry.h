@@ -25,7 +25,7 @@ enum { RUNNER_ANY = -1 };
 
 /* The runner of a handle, which must be of `kind`. It stays until it is released. NULL with an OPAQ_ERROR_ARGUMENT if
  * there is none. */
-const struct runner *runner_hold(const char *operation, int64_t handle, int kind, struct opaq_error *error);
+const struct runner *runner_hold(int64_t handle, int kind, struct opaq_error *error);
 void runner_release(int64_t handle);
 
 /* "linear" */

@@ -1,13 +1,10 @@
 /* op/linear/linear_backward.c: the operators linear_backward and linear_backward_changing: the gradients of a linear layer,
  * and delayed scaling's state. */
-#include <assert.h>
 #include <string.h>
 
-#include "cpu/gemm/column_sum.h"
+#include "base/try.h"
 #include "op/linear/linear_parts.h"
-#include "op/table/op_table.h"
 #include "op/table/op_tensor.h"
-#include "opaq/status.h"
 
 /* the arguments and outputs of the rows; from AMAX on only where something is changed */
 enum {
@@ -37,24 +34,24 @@ static bool fills_main_grad(const struct opaq_linear_plan *plan) {
     return has_main_grad(plan) && (plan->gradients & OPAQ_GRADIENT_W) != 0;
 }
 
-enum opaq_status form_linear_backward(const struct opaq_value *values, int output, struct opaq_form *form,
+enum opaq_status form_linear_backward(const struct op_call *call, int output, struct opaq_form *form,
                                       struct opaq_error *error) {
-    struct opaq_linear_plan plan;
-    const enum opaq_status status = plan_of_training(&values[PLAN], &plan, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
-    const bool is_there = (plan.gradients & 1 << output) != 0 && !(output == DW && fills_main_grad(&plan));
+    const struct opaq_linear_plan *plan = &call->plan.linear;
+    const bool is_there = (plan->gradients & 1 << output) != 0 && !(output == DW && fills_main_grad(plan));
+    (void)error;
     form->kind = is_there ? OPAQ_FORM_PLAIN : OPAQ_FORM_ABSENT;
-    if (is_there && output == DX && is_quantized(&plan.dx)) {
-        *form = form_with_usage(&plan.dx, OPAQ_ROWWISE);
+    if (is_there && output == DX && is_quantized(&plan->dx)) {
+        *form = form_with_usage(&plan->dx, OPAQ_ROWWISE);
     }
     return OPAQ_OK;
 }
 
+/* ---- arguments ---- */
+
 /* Delayed scaling's state: the scales and histories that are there, checked. */
 struct delayed {
-    const float *amax; /* the forward's */
+    const float *forward_amax; /* the forward's: of x, w and y */
+    float *backward_amax;      /* this one's: of dy and dx; in the arena */
     struct opaq_delayed_state forward, backward;
 };
 
@@ -65,242 +62,187 @@ struct inputs {
 };
 
 /* [length][count] floats, written into. */
-static enum opaq_status read_history(const struct linear *linear, int scale, int64_t count,
+static enum opaq_status read_history(const struct op_call *call, int scale, int64_t count,
                                      struct opaq_delayed_state *state, struct opaq_error *error) {
-    const struct opaq_value *values = linear->call->values;
-    const struct opaq_argument_row *rows = linear->call->op->argument;
+    const struct opaq_value *values = call->values;
+    const struct opaq_argument_row *rows = call->op->argument;
     const struct opaq_tensor *history = values[scale + 1].tensors;
     const float *floats;
-    enum opaq_status status =
-        linear_floats(linear, rows[scale].name, &values[scale], true, count, &floats, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(read_floats(call, rows[scale].name, &values[scale], true, count, &floats, error));
     if (history == NULL || history->rank != 2 || history->shape[0] < 1 || history->shape[1] != count ||
         tensor_elements(history) < 0) {
         char text[160];
-        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %s is %s, expected [length,%lld]", linear->operation,
-                         rows[scale + 1].name,
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s is %s, expected [length,%lld]", rows[scale + 1].name,
                          history == NULL ? "missing" : shape_text(history, text, sizeof text),
                          (long long)count);
     }
-    status = floats_of_tensor(linear->operation, rows[scale + 1].name, &values[scale + 1],
-                              tensor_elements(history), &floats, error);
+    TRY(floats_of_tensor(rows[scale + 1].name, &values[scale + 1], tensor_elements(history), call->device, &floats,
+                         error));
     *state = (struct opaq_delayed_state){.amax_history = history->data,
                                          .scale = values[scale].tensors->data,
                                          .length = history->shape[0],
                                          .count = count};
-    return status;
+    return OPAQ_OK;
 }
 
-static enum opaq_status read_changed(const struct linear *linear, struct inputs *in, struct opaq_error *error) {
-    const struct opaq_value *values = linear->call->values;
-    const struct opaq_linear_plan *plan = &linear->plan;
-    const bool can_change = linear->call->op->argument_count > AMAX;
+static enum opaq_status read_changed(const struct op_call *call, const struct linear_sizes *sizes,
+                                     struct inputs *in, struct opaq_error *error) {
+    const struct opaq_value *values = call->values;
+    const struct opaq_linear_plan *plan = &call->plan.linear;
+    const bool can_change = call->op->argument_count > AMAX;
     const bool forward = plan_forward_is_delayed(plan);
     const bool backward = plan_backward_is_delayed(plan);
     if (!can_change) {
         return !forward && !backward && !fills_main_grad(plan)
                    ? OPAQ_OK
                    : opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                               "%s: the plan changes %s, which linear_backward_changing does",
-                               linear->operation,
+                               "the plan changes %s, which linear_backward_changing does",
                                fills_main_grad(plan) ? "main_grad" : "delayed scaling's state");
     }
     const struct opaq_tensor *main_grad = values[MAIN_GRAD].tensors;
     if (main_grad == NULL ? fills_main_grad(plan) : !has_main_grad(plan)) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: main_grad is %s, but the plan has %s",
-                         linear->operation, main_grad == NULL ? "missing" : "given",
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "main_grad is %s, but the plan has %s",
+                         main_grad == NULL ? "missing" : "given",
                          main_grad == NULL ? "\"main_grad=\"" : "no \"main_grad=\"");
     }
-    enum opaq_status status = OPAQ_OK;
     if (fills_main_grad(plan)) {
-        status =
-            linear_plain_input(linear, "main_grad", main_grad, linear->w_shape, 2, -1, &in->main_grad, error);
+        TRY(read_plain(call, "main_grad", main_grad, sizes->w_shape, 2, -1, &in->main_grad, error));
     }
-    if (status == OPAQ_OK) {
-        status = linear_floats(linear, "amax", &values[AMAX], forward, 3, &in->delayed.amax, error);
+    TRY(read_floats(call, "amax", &values[AMAX], forward, 3, &in->delayed.forward_amax, error));
+    if (forward) {
+        TRY(read_history(call, SCALE_FWD, 3, &in->delayed.forward, error));
     }
-    if (status == OPAQ_OK && forward) {
-        status = read_history(linear, SCALE_FWD, 3, &in->delayed.forward, error);
-    }
-    return status == OPAQ_OK && backward ? read_history(linear, SCALE_BWD, 2, &in->delayed.backward, error)
-                                         : status;
+    return backward ? read_history(call, SCALE_BWD, 2, &in->delayed.backward, error) : OPAQ_OK;
 }
 
-static enum opaq_status read_inputs(const struct linear *linear, struct inputs *in, struct opaq_error *error) {
-    const struct opaq_value *values = linear->call->values;
-    const struct opaq_linear_plan *plan = &linear->plan;
+static enum opaq_status read_inputs(const struct op_call *call, const struct linear_sizes *sizes,
+                                    struct inputs *in, struct opaq_error *error) {
+    const struct opaq_value *values = call->values;
+    const struct opaq_linear_plan *plan = &call->plan.linear;
     const struct opaq_form x = plan_x_kept(plan);
     const struct opaq_form w = plan_w_kept(plan);
-    enum opaq_status status = linear_input(linear, "dy", &values[DY], &plan->dy_given, linear->y_shape,
-                                           linear->rank, -1, &in->dy, error);
-    if (status == OPAQ_OK && x.kind != OPAQ_FORM_ABSENT) {
-        status = linear_input(linear, "x", &values[X], &x, linear->x_shape, linear->rank, -1, &in->x, error);
+    memset(in, 0, sizeof *in);
+    TRY(read_list(call, "dy", &values[DY], &plan->dy_given, sizes->y_shape, sizes->rank, -1, &in->dy, error));
+    if (x.kind != OPAQ_FORM_ABSENT) {
+        TRY(read_list(call, "x", &values[X], &x, sizes->x_shape, sizes->rank, -1, &in->x, error));
     }
-    if (status == OPAQ_OK && w.kind != OPAQ_FORM_ABSENT) {
-        status = linear_input(linear, "w", &values[W], &w, linear->w_shape, 2, -1, &in->w, error);
+    if (w.kind != OPAQ_FORM_ABSENT) {
+        TRY(read_list(call, "w", &values[W], &w, sizes->w_shape, 2, -1, &in->w, error));
     }
-    if (status == OPAQ_OK) {
-        status = linear_random(linear, &values[RANDOM], plan_backward_is_stochastic(plan), &in->random, error);
-    }
-    return status == OPAQ_OK ? read_changed(linear, in, error) : status;
+    TRY(read_random(call, &values[RANDOM], plan_backward_is_stochastic(plan), &in->random, error));
+    return read_changed(call, sizes, in, error);
 }
 
-/* x or w as a product reads it: along its rows' dimension. */
-static enum opaq_status kept_operand(struct linear *linear, const struct opaq_view *view,
-                                     const struct opaq_form *form, enum linear_stream stream,
-                                     const int64_t *random, struct linear_operand *operand,
-                                     struct opaq_error *error) {
-    const struct linear_kept kept = {view, form, linear->plan.backward, stream, random};
-    return linear_kept_operand(linear, &kept, operand, error);
+/* ---- gradients ---- */
+
+/* What quantizing dy or dx is given. */
+static struct quantize_figures figures_of(const struct inputs *in, int place, int64_t stream) {
+    const struct delayed *delayed = &in->delayed;
+    return (struct quantize_figures){
+        .scale = delayed->backward.scale == NULL ? NULL : delayed->backward.scale + place,
+        .amax = delayed->backward_amax == NULL ? NULL : delayed->backward_amax + place,
+        .random = {.state = in->random, .stream = stream}};
 }
 
 /* dx = dy w */
-static enum opaq_status input_gradient(struct linear *linear, const struct inputs *in,
-                                       const struct opaq_view *dy, float *amax, struct opaq_error *error) {
-    struct linear_operand a;
-    struct linear_operand b;
+static enum opaq_status input_gradient(struct op_call *call, const struct inputs *in, const struct opaq_view *dy,
+                                       struct opaq_error *error) {
+    const struct opaq_linear_plan *plan = &call->plan.linear;
+    const bool quantizes = is_quantized(&plan->dx);
+    const struct operand_form dy_form = form_along(OPAQ_ROWWISE);
+    const struct operand_form w_form = kept_form(&plan->w, plan->backward, in->random, STREAM_W);
+    struct operand a;
+    struct operand b;
     struct opaq_view dx;
-    const bool quantizes = is_quantized(&linear->plan.dx);
-    enum opaq_status status = linear_operand(linear, dy, OPAQ_ROWWISE, &a, error);
-    if (status == OPAQ_OK) {
-        status = kept_operand(linear, &in->w, &linear->plan.w, STREAM_W, in->random, &b, error);
+    TRY(operand_make(&call->work, dy, &dy_form, &a, error));
+    TRY(operand_make(&call->work, &in->w, &w_form, &b, error));
+    if (quantizes) {
+        const struct opaq_view shape = {.proto = call->protos[DX]};
+        TRY(work_plain_like(&call->work, &shape, (enum opaq_element)call->values[X_DTYPE].integer, &dx, error));
+    } else {
+        dx = op_plain_output(call, DX);
     }
-    if (status == OPAQ_OK && quantizes) {
-        const struct opaq_view shape = {.proto = linear->call->protos[DX]};
-        status = linear_scratch(linear, &shape, (enum opaq_element)linear->call->values[X_DTYPE].integer, &dx,
-                                error);
-    } else if (status == OPAQ_OK) {
-        dx = linear_plain_output(linear, DX);
+    TRY(multiply(call, &a, &b, &dx, NULL, plan->precision, false, error));
+    if (quantizes) {
+        const struct quantize_target target = {form_with_usage(&plan->dx, OPAQ_ROWWISE), DX,
+                                               figures_of(in, 1, STREAM_DX)};
+        struct opaq_view quantized;
+        TRY(quantize_to(call, &dx, &target, &quantized, error));
     }
-    if (status != OPAQ_OK) {
-        return status;
-    }
-    const struct linear_product product = {&a, &b, &dx, NULL, false};
-    const float *scale = in->delayed.backward.scale;
-    const struct linear_quantize how = {.form = form_with_usage(&linear->plan.dx, OPAQ_ROWWISE),
-                                        .output = DX,
-                                        .stream = STREAM_DX,
-                                        .random = in->random,
-                                        .scale = scale == NULL ? NULL : scale + 1,
-                                        .amax = amax};
-    struct opaq_view quantized;
-    status = linear_product(linear, &product, error);
-    return status == OPAQ_OK && quantizes ? linear_quantize(linear, &dx, &how, &quantized, error) : status;
+    return OPAQ_OK;
 }
 
 /* dw = dy^T x */
-static enum opaq_status weight_gradient(struct linear *linear, const struct inputs *in,
-                                        const struct opaq_view *dy, struct opaq_error *error) {
-    struct linear_operand a;
-    struct linear_operand b;
-    struct opaq_view dw = in->main_grad;
-    enum opaq_status status = linear_operand(linear, dy, OPAQ_COLUMNWISE, &a, error);
-    if (status == OPAQ_OK) {
-        status = kept_operand(linear, &in->x, &linear->plan.x, STREAM_X, in->random, &b, error);
-    }
-    if (status == OPAQ_OK && !fills_main_grad(&linear->plan)) {
-        dw = linear_plain_output(linear, DW);
-    }
-    if (status == OPAQ_OK) {
-        const struct linear_product product = {&a, &b, &dw, NULL,
-                                               (linear->plan.options & OPAQ_LINEAR_ADD) != 0};
-        status = linear_product(linear, &product, error);
-    }
-    return status;
+static enum opaq_status weight_gradient(struct op_call *call, const struct inputs *in, const struct opaq_view *dy,
+                                        struct opaq_error *error) {
+    const struct opaq_linear_plan *plan = &call->plan.linear;
+    const struct operand_form dy_form = form_along(OPAQ_COLUMNWISE);
+    const struct operand_form x_form = kept_form(&plan->x, plan->backward, in->random, STREAM_X);
+    const struct opaq_view dw = fills_main_grad(plan) ? in->main_grad : op_plain_output(call, DW);
+    struct operand a;
+    struct operand b;
+    TRY(operand_make(&call->work, dy, &dy_form, &a, error));
+    TRY(operand_make(&call->work, &in->x, &x_form, &b, error));
+    return multiply(call, &a, &b, &dw, NULL, plan->precision, (plan->options & OPAQ_LINEAR_ADD) != 0, error);
 }
 
-static enum opaq_status bias_gradient(struct linear *linear, const struct inputs *in,
-                                      struct opaq_error *error) {
+static enum opaq_status bias_gradient(struct op_call *call, const struct inputs *in, struct opaq_error *error) {
+    struct work *work = &call->work;
     struct opaq_view dy;
-    const struct opaq_view dbias = linear_plain_output(linear, DBIAS);
-    const enum opaq_status status = linear_plain(linear, &in->dy, &dy, error);
-    if (status == OPAQ_OK && !linear->is_measuring) {
-        const struct quant_matrix matrix = quant_matrix_make(&dy);
-        const struct quant_matrix sums = quant_matrix_make(&dbias);
-        column_sum(&matrix, &sums, linear->call->parallel);
-    }
-    return status;
+    const struct opaq_view dbias = op_plain_output(call, DBIAS);
+    TRY(work_dequantize(work, &in->dy, &dy, error));
+    const struct quant_matrix rows = quant_matrix_make(&dy);
+    return work->is_measuring ? OPAQ_OK : work->backend->column_sum(NULL, &rows, &dbias, work->execution, error);
 }
 
-/* The largest of what was recorded since the last update. */
-static void record(const struct opaq_delayed_state *state, const float *amax, int count) {
-    assert(state->count == count);
-    for (int i = 0; i < count; ++i) {
-        if (amax[i] > state->amax_history[i]) {
-            state->amax_history[i] = amax[i];
-        }
-    }
-}
-
-static enum opaq_status delayed_step(const struct linear *linear, const struct delayed *delayed,
-                                     const float *backward_amax, struct opaq_error *error) {
-    const struct opaq_linear_plan *plan = &linear->plan;
-    const enum opaq_amax_algorithm algorithm = (enum opaq_amax_algorithm)plan->algorithm;
-    const bool updates = (plan->options & OPAQ_LINEAR_REDUCE) == 0;
-    enum opaq_status status = OPAQ_OK;
+/* Records the amaxes of forward and backward and, unless they have to be reduced first, updates the scales. */
+static enum opaq_status delayed_step(const struct op_call *call, const struct delayed *delayed,
+                                     struct opaq_error *error) {
+    const struct opaq_linear_plan *plan = &call->plan.linear;
+    const struct backend *backend = call->work.backend;
+    struct delayed_rule rule = {.margin = plan->margin,
+                                .algorithm = (enum opaq_amax_algorithm)plan->algorithm,
+                                .updates = (plan->options & OPAQ_LINEAR_REDUCE) == 0};
     if (delayed->forward.scale != NULL) {
-        record(&delayed->forward, delayed->amax, 3);
-        if (updates) {
-            status = opaq_delayed_update(&delayed->forward, NULL, (enum opaq_element)plan_forward_element(plan),
-                                         plan->margin, algorithm, error);
-        }
+        rule.element = (enum opaq_element)plan_forward_element(plan);
+        TRY(backend->delayed_update(&delayed->forward, delayed->forward_amax, NULL, &rule, &call->execution, error));
     }
-    if (status == OPAQ_OK && delayed->backward.scale != NULL) {
-        record(&delayed->backward, backward_amax, 2);
-        if (updates) {
-            status =
-                opaq_delayed_update(&delayed->backward, NULL, (enum opaq_element)plan_backward_element(plan),
-                                    plan->margin, algorithm, error);
-        }
+    if (delayed->backward.scale != NULL) {
+        rule.element = (enum opaq_element)plan_backward_element(plan);
+        TRY(backend->delayed_update(&delayed->backward, delayed->backward_amax, NULL, &rule, &call->execution,
+                                    error));
     }
-    return status;
+    return OPAQ_OK;
 }
 
-/* Measures or runs. */
-static enum opaq_status backward(struct linear *linear, struct opaq_error *error) {
-    const struct opaq_form form = plan_dy(&linear->plan);
-    const int32_t gradients = linear->plan.gradients;
-    float amax[2] = {0.0f, 0.0f};
+enum opaq_status run_linear_backward(struct op_call *call, struct opaq_error *error) {
+    enum { AMAX_COUNT = 2 }; /* of dy and dx */
+    const struct opaq_linear_plan *plan = &call->plan.linear;
+    const struct opaq_form form = plan_dy(plan);
+    struct work *work = &call->work;
+    struct linear_sizes sizes;
     struct inputs in;
-    struct opaq_view dy;
-    memset(&in, 0, sizeof in);
-    enum opaq_status status = read_inputs(linear, &in, error);
-    dy = in.dy;
-    if (status == OPAQ_OK && is_quantized(&form)) {
-        const struct linear_quantize how = {.form = form,
-                                            .output = -1,
-                                            .stream = STREAM_DY,
-                                            .random = in.random,
-                                            .scale = in.delayed.backward.scale,
-                                            .amax = &amax[0]};
-        status = linear_quantize(linear, &in.dy, &how, &dy, error);
+    TRY(linear_sizes_read(call, X_SHAPE, &sizes, error));
+    TRY(read_inputs(call, &sizes, &in, error));
+    if (plan_backward_is_delayed(plan)) {
+        in.delayed.backward_amax = arena_take_array(&work->arena, AMAX_COUNT, sizeof(float));
+        if (!work->is_measuring) {
+            TRY(work->backend->zero(in.delayed.backward_amax, AMAX_COUNT * sizeof(float), work->execution, error));
+        }
     }
-    if (status == OPAQ_OK && (gradients & OPAQ_GRADIENT_X)) {
-        status = input_gradient(linear, &in, &dy, &amax[1], error);
+    struct opaq_view dy = in.dy;
+    if (is_quantized(&form)) {
+        const struct quantize_target target = {form, -1, figures_of(&in, 0, STREAM_DY)};
+        TRY(quantize_to(call, &in.dy, &target, &dy, error));
     }
-    if (status == OPAQ_OK && (gradients & OPAQ_GRADIENT_W)) {
-        status = weight_gradient(linear, &in, &dy, error);
+    if (plan->gradients & OPAQ_GRADIENT_X) {
+        TRY(input_gradient(call, &in, &dy, error));
     }
-    if (status == OPAQ_OK && (gradients & OPAQ_GRADIENT_BIAS)) {
-        status = bias_gradient(linear, &in, error);
+    if (plan->gradients & OPAQ_GRADIENT_W) {
+        TRY(weight_gradient(call, &in, &dy, error));
     }
-    return status == OPAQ_OK && !linear->is_measuring ? delayed_step(linear, &in.delayed, amax, error) : status;
-}
-
-enum opaq_status workspace_linear_backward(const struct opaq_call *call, size_t *bytes,
-                                           struct opaq_error *error) {
-    struct linear linear;
-    enum opaq_status status = linear_begin(call, X_SHAPE, PLAN, true, &linear, error);
-    if (status == OPAQ_OK) {
-        status = backward(&linear, error);
+    if (plan->gradients & OPAQ_GRADIENT_BIAS) {
+        TRY(bias_gradient(call, &in, error));
     }
-    return status == OPAQ_OK ? linear_measured(&linear, bytes, error) : status;
-}
-
-enum opaq_status run_linear_backward(const struct opaq_call *call, struct opaq_error *error) {
-    struct linear linear;
-    const enum opaq_status status = linear_begin(call, X_SHAPE, PLAN, false, &linear, error);
-    return status == OPAQ_OK ? backward(&linear, error) : status;
+    return work->is_measuring ? OPAQ_OK : delayed_step(call, &in.delayed, error);
 }

@@ -202,6 +202,3 @@ enum opaq_status experts_plan_of_value(const struct opaq_value *text, struct opa
     return plan_find_or_parse(&table, text, sizeof *plan, parse, plan, error);
 }
 
-bool experts_plan_is_kept(const struct opaq_value *text) {
-    return text_table_find(&table, text->text, (size_t)text->count) != NULL;
-}

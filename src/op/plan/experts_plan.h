@@ -10,7 +10,4 @@
 enum opaq_status experts_plan_of_value(const struct opaq_value *text, struct opaq_experts_plan *plan,
                                        struct opaq_error *error);
 
-/* Whether a text that stood for a plan is found without a lock: there was memory to keep it, and room. */
-bool experts_plan_is_kept(const struct opaq_value *text);
-
 #endif

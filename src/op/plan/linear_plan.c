@@ -152,10 +152,6 @@ enum opaq_status plan_of_value(const struct opaq_value *text, struct opaq_linear
     return plan_find_or_parse(&table, text, sizeof *plan, parse, plan, error);
 }
 
-bool plan_is_kept(const struct opaq_value *text) {
-    return text_table_find(&table, text->text, (size_t)text->count) != NULL;
-}
-
 static enum opaq_status check_delayed_rules(const struct opaq_linear_plan *plan, struct opaq_error *error) {
     const struct opaq_form *const forms[] = {&plan->x, &plan->w, &plan->y, &plan->dy, &plan->dx};
     static const char *const names[] = {"x", "w", "y", "dy", "dx"};

@@ -10,9 +10,6 @@
 enum opaq_status plan_of_value(const struct opaq_value *text, struct opaq_linear_plan *plan,
                                struct opaq_error *error);
 
-/* Whether a text that stood for a plan is found without a lock: there was memory to keep it, and room. */
-bool plan_is_kept(const struct opaq_value *text);
-
 /* The same for operators that train: what is delayed has a state, whose scales are factors, so the rules whose given
  * scale is a divisor are refused. */
 enum opaq_status plan_of_training(const struct opaq_value *text, struct opaq_linear_plan *plan,

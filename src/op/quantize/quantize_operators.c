@@ -1,111 +1,89 @@
-/* op/quantize/quantize_operators.c: the operators quantize and dequantize, on tensors. */
+/* op/quantize/quantize_operators.c: the operators quantize, dequantize, amax and random_state. */
 #include <stdbool.h>
 
+#include "base/try.h"
+#include "op/quantize/quantize.h"
 #include "op/table/op_table.h"
 #include "op/table/op_tensor.h"
-#include "op/quantize/quantize_op.h"
-#include "opaq/status.h"
 
-enum opaq_status form_quantizer(const struct opaq_value *values, int output, struct opaq_form *form,
+enum opaq_status form_quantizer(const struct op_call *call, int output, struct opaq_form *form,
                                 struct opaq_error *error) {
     (void)output;
-    form->kind = OPAQ_FORM_QUANTIZED;
-    return spec_of_value(&values[1], &form->spec, error);
+    (void)error;
+    *form = (struct opaq_form){OPAQ_FORM_QUANTIZED, call->plan.spec[0]};
+    return OPAQ_OK;
 }
 
-enum opaq_status run_quantize(const struct opaq_call *call, struct opaq_error *error) {
+enum opaq_status run_quantize(struct op_call *call, struct opaq_error *error) {
+    enum { X, QUANTIZER, SCALE, AMAX_ROWWISE, AMAX_COLUMNWISE, RANDOM };
     const struct opaq_value *values = call->values;
     const struct opaq_proto *proto = call->protos;
-    const struct opaq_outputs *outputs = call->outputs;
     struct opaq_view x;
     struct opaq_view out;
-    struct opaq_quantize_args args = {.parallel = call->parallel};
-    const int64_t *random;
+    struct quantize_figures figures = {0};
     const bool is_stochastic = (proto->spec.options & OPAQ_STOCHASTIC) != 0;
-    if (is_stochastic != (values[5].tensors != NULL)) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "quantize: random is %s, but the quantizer is %s",
+    if (is_stochastic != (values[RANDOM].tensors != NULL)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "random is %s, but the quantizer is %s",
                          is_stochastic ? "missing" : "given",
                          is_stochastic ? "stochastic (sr)" : "not stochastic");
     }
-    enum opaq_status status = view_of_tensor("quantize", "x", values[0].tensors, &x, error);
-    if (status == OPAQ_OK) {
-        status = view_of_buffers("quantize", proto, outputs->tensor, outputs->count, &out, error);
-    }
-    if (status == OPAQ_OK) {
-        status = floats_of_tensor("quantize", "scale", &values[2], 1, &args.scale, error);
-    }
-    if (status == OPAQ_OK) {
-        status = floats_of_tensor("quantize", "amax_rowwise", &values[3], opaq_amax_count(proto, OPAQ_ROWWISE),
-                                  &args.amax_rowwise, error);
-    }
-    if (status == OPAQ_OK) {
-        status = floats_of_tensor("quantize", "amax_columnwise", &values[4],
-                                  opaq_amax_count(proto, OPAQ_COLUMNWISE), &args.amax_columnwise, error);
-    }
-    if (status == OPAQ_OK) {
-        status = random_of_tensor("quantize", &values[5], &random, error);
-    }
-    if (status == OPAQ_OK && random != NULL) { /* a negative offset is refused further on */
-        args.random = (struct opaq_random){(uint64_t)random[0], (uint64_t)random[1]};
-    }
-    return status == OPAQ_OK ? quantize_checked(&x, &args, &out, error) : status;
+    TRY(view_of_tensor("x", values[X].tensors, &x, error));
+    TRY(view_of_buffers(proto, call->outputs->tensor, call->outputs->count, &out, error));
+    TRY(floats_of_tensor("scale", &values[SCALE], 1, call->device, &figures.scale, error));
+    TRY(floats_of_tensor("amax_rowwise", &values[AMAX_ROWWISE], opaq_amax_count(proto, OPAQ_ROWWISE), call->device,
+                         &figures.amax_rowwise, error));
+    TRY(floats_of_tensor("amax_columnwise", &values[AMAX_COLUMNWISE], opaq_amax_count(proto, OPAQ_COLUMNWISE),
+                         call->device, &figures.amax_columnwise, error));
+    TRY(random_of_tensor(&values[RANDOM], call->device, &figures.random.state, error));
+    return quantize_view(&call->work, &x, &figures, &out, error);
 }
 
-enum opaq_status run_dequantize(const struct opaq_call *call, struct opaq_error *error) {
+enum opaq_status run_dequantize(struct op_call *call, struct opaq_error *error) {
+    enum { BUFFERS, QUANTIZER, SHAPE, DTYPE, USAGE };
     const struct opaq_value *values = call->values;
     const struct opaq_proto *proto = call->protos;
-    const struct opaq_outputs *outputs = call->outputs;
-    struct opaq_spec spec;
-    struct opaq_error reason;
     struct opaq_proto quantized;
     struct opaq_view q;
     struct opaq_view y;
-    enum opaq_status status = spec_of_text("dequantize", &values[1], &spec, error);
-    if (status != OPAQ_OK) {
-        return status;
+    const int64_t usage = values[USAGE].integer;
+    TRY(opaq_proto_make(proto->shape, proto->rank, (enum opaq_element)proto->dtype, &call->plan.spec[0],
+                        proto->device, &quantized, error));
+    TRY(view_of_buffers(&quantized, values[BUFFERS].tensors, values[BUFFERS].count, &q, error));
+    TRY(view_of_tensor("y", &call->outputs->tensor[0], &y, error));
+    if (usage < 0 || usage > OPAQ_COLUMNWISE) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "usage is %lld, expected 0 (either), 1 (rowwise) or 2 (columnwise)", (long long)usage);
     }
-    if (opaq_proto_make(proto->shape, proto->rank, (enum opaq_element)proto->dtype, &spec, proto->device,
-                        &quantized, &reason) != OPAQ_OK) {
-        return opaq_fail(error, reason.status, "dequantize: %s", reason.text);
-    }
-    status = view_of_buffers("dequantize", &quantized, values[0].tensors, values[0].count, &q, error);
-    if (status == OPAQ_OK) {
-        status = view_of_tensor("dequantize", "y", &outputs->tensor[0], &y, error);
-    }
-    if (status == OPAQ_OK && (values[4].integer < 0 || values[4].integer > OPAQ_COLUMNWISE)) {
-        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                           "dequantize: usage is %lld, expected 0 (either), 1 (rowwise) or 2 (columnwise)",
-                           (long long)values[4].integer);
-    }
-    return status == OPAQ_OK ? dequantize_checked(&q, (int)values[4].integer, call->parallel, &y, error)
-                             : status;
+    return dequantize_view(&call->work, &q, (int)usage, &y, error);
 }
 
-enum opaq_status run_amax(const struct opaq_call *call, struct opaq_error *error) {
+enum opaq_status run_amax(struct op_call *call, struct opaq_error *error) {
+    enum { X, QUANTIZER };
     const struct opaq_value *values = call->values;
-    float *amax = call->outputs->tensor[0].data;
+    float *const amax = call->outputs->tensor[0].data;
+    struct opaq_spec spec = call->plan.spec[0];
     struct opaq_view x;
-    struct opaq_spec spec;
-    enum opaq_status status = view_of_tensor("amax", "x", values[0].tensors, &x, error);
-    if (status == OPAQ_OK) {
-        status = spec_of_text("amax", &values[1], &spec, error);
+    TRY(view_of_tensor("x", values[X].tensors, &x, error));
+    if ((spec.format != OPAQ_FP8 && spec.format != OPAQ_NVFP4) ||
+        (spec.options & (OPAQ_ROWSCALED | OPAQ_DELAYED | OPAQ_GLOBAL)) != 0) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "%.*s has no amax that covers the tensor, only fp8 and nvfp4 without delayed, rowscaled "
+                         "or global do",
+                         (int)values[QUANTIZER].count, values[QUANTIZER].text);
     }
-    if (status == OPAQ_OK && ((spec.format != OPAQ_FP8 && spec.format != OPAQ_NVFP4) ||
-                              (spec.options & (OPAQ_ROWSCALED | OPAQ_DELAYED | OPAQ_GLOBAL)) != 0)) {
-        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                           "amax: %.*s has no amax that covers the tensor, only fp8 and nvfp4 without delayed, "
-                           "rowscaled or global do",
-                           (int)values[1].count, values[1].text);
-    }
-    for (int i = 0; status == OPAQ_OK && i < 2; ++i) {
+    for (int i = 0; i < 2; ++i) {
         const enum opaq_usage usage = i == 0 ? OPAQ_ROWWISE : OPAQ_COLUMNWISE;
+        struct opaq_proto proto;
         spec.usage = (uint8_t)usage;
-        status = opaq_amax(&x, &spec, usage, call->parallel, &amax[i], 1, error);
+        TRY(opaq_proto_make(x.proto.shape, x.proto.rank, (enum opaq_element)x.proto.dtype, &spec, x.proto.device,
+                            &proto, error)); /* whether the spec has such a copy */
+        TRY(amax_view(&call->work, &x, &spec, usage, false, &amax[i], error));
     }
-    return status;
+    return OPAQ_OK;
 }
 
-enum opaq_status run_random_state(const struct opaq_call *call, struct opaq_error *error) {
+/* The numbers are the caller's: they fill outputs that are marked as random. */
+enum opaq_status run_random_state(struct op_call *call, struct opaq_error *error) {
     (void)call;
     (void)error;
     return OPAQ_OK;

@@ -1,89 +1,21 @@
-/* op/table/kernel_list.c: all kernels by name, and forcing some. */
+/* op/table/kernel_list.c: kernels by name, and forcing some. */
 #include "op/table/kernel_list.h"
 
 #include <stdatomic.h>
 #include <string.h>
 
+#include "backend/backend.h"
 #include "base/forced_kernels.h"
-#include "cpu/gemm/gemm_table.h"
-#include "cpu/gemm/packed.h"
-#include "cpu/gemm/packed_prepare.h"
-#include "cpu/gemm/plain_convert.h"
-#include "cpu/moe/activation_table.h"
+#include "base/try.h"
 #include "opaq/cpu.h"
-#include "cpu/quant/quant_table.h"
-
-/* Counts down to the kernel that is looked for. */
-struct search {
-    int left;
-    const char *name;
-    uint32_t features;
-};
-
-static void pass(struct search *search, const char *name, uint32_t features) {
-    if (name != NULL && search->left-- == 0) {
-        search->name = name;
-        search->features = features;
-    }
-}
-
-static void pass_quant(struct search *search) {
-    int count;
-    const struct quant_table *const *tables = quant_tables(&count);
-    for (int t = 0; t < count; ++t) {
-        for (int f = 0; f < OPAQ_FORMAT_COUNT; ++f) {
-            pass(search, tables[t]->quantize[f].name, tables[t]->features);
-            pass(search, tables[t]->dequantize[f].name, tables[t]->features);
-            pass(search, tables[t]->both[f].name, tables[t]->features);
-        }
-        pass(search, tables[t]->amax.name, tables[t]->features);
-        pass(search, tables[t]->decode_row.name, tables[t]->features);
-    }
-}
-
-static void pass_packed(struct search *search) {
-    int count;
-    const struct packed_table *const *tables = packed_tables(&count);
-    for (int t = 0; t < count; ++t) {
-        for (int k = 0; k < PACKED_FORMAT_COUNT * PACKED_PRECISION_COUNT; ++k) {
-            const struct packed_kernel *kernel =
-                &tables[t]->kernel[k / PACKED_PRECISION_COUNT][k % PACKED_PRECISION_COUNT];
-            pass(search, kernel->name, tables[t]->features);
-        }
-    }
-}
-
-static void pass_others(struct search *search) {
-    int count;
-    const struct gemm_table *const *products = gemm_tables(&count);
-    for (int t = 0; t < count; ++t) {
-        pass(search, products[t]->name, products[t]->features);
-    }
-    const struct plain_table *const *conversions = plain_tables(&count);
-    for (int t = 0; t < count; ++t) {
-        pass(search, conversions[t]->name, conversions[t]->features);
-    }
-    const struct packed_prepare *const *preparations = packed_prepare_tables(&count);
-    for (int t = 0; t < count; ++t) {
-        pass(search, preparations[t]->name, preparations[t]->features);
-    }
-    const struct activation_table *const *activations = activation_tables(&count);
-    for (int t = 0; t < count; ++t) {
-        pass(search, activations[t]->name, activations[t]->features);
-    }
-}
 
 const char *opaq_kernel_at(int index, int *can_run) {
-    struct search search = {index, NULL, 0};
-    if (index >= 0) {
-        pass_quant(&search);
-        pass_packed(&search);
-        pass_others(&search);
-    }
+    bool runs;
+    const char *name = cpu_backend.kernel_at(index, &runs);
     if (can_run != NULL) {
-        *can_run = search.name != NULL && (search.features & ~opaq_cpu_features()) == 0;
+        *can_run = runs;
     }
-    return search.name;
+    return name;
 }
 
 static enum opaq_status check_name(const char *operation, const char *name, size_t length,
@@ -117,13 +49,8 @@ static enum opaq_status check_names(const char *operation, const char *names, st
 
 enum opaq_status opaq_kernel_force(const char *names, struct opaq_error *error) {
     names = names == NULL ? "" : names;
-    enum opaq_status status = opaq_cpu_check(error);
-    if (status == OPAQ_OK) {
-        status = check_names("kernel_force", names, error);
-    }
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(opaq_cpu_check(error));
+    TRY(check_names("kernel_force", names, error));
     return forced_kernels_set(names) ? OPAQ_OK
                                      : opaq_fail(error, OPAQ_ERROR_MEMORY,
                                                  "kernel_force: no memory for %zu bytes", strlen(names) + 1);
@@ -137,12 +64,8 @@ enum opaq_status kernel_list_check(struct opaq_error *error) {
     if (atomic_load_explicit(&checked, memory_order_relaxed) == names) {
         return OPAQ_OK;
     }
-    enum opaq_status status = opaq_cpu_check(error);
-    if (status == OPAQ_OK) {
-        status = check_names("OPAQ_KERNEL", names, error);
-    }
-    if (status == OPAQ_OK) {
-        atomic_store_explicit(&checked, names, memory_order_relaxed);
-    }
-    return status;
+    TRY(opaq_cpu_check(error));
+    TRY(check_names("OPAQ_KERNEL", names, error));
+    atomic_store_explicit(&checked, names, memory_order_relaxed);
+    return OPAQ_OK;
 }

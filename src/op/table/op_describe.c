@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/try.h"
 #include "op/table/op_tensor.h"
-#include "opaq/status.h"
 
 static const char *const kind_names[] = {"Tensor",     "Tensor?", "Tensor[]", "str",   "SymInt[]",
                                          "ScalarType", "int",     "SymInt",   "Tensor"};
@@ -23,8 +23,7 @@ int opaq_op_changes(const struct opaq_op *op) {
 /* " -> Tensor", " -> Tensor[]" or a tuple. */
 static size_t print_results(const struct opaq_op *op, char *text, size_t capacity) {
     if (!opaq_op_changes(op)) {
-        const bool one = op->output_count == 1 && op->form == NULL;
-        return (size_t)snprintf(text, capacity, ") -> %s", one ? "Tensor" : "Tensor[]");
+        return (size_t)snprintf(text, capacity, ") -> %s", op->returns_one ? "Tensor" : "Tensor[]");
     }
     size_t length = (size_t)snprintf(text, capacity, ") -> (");
     int slots = 0;
@@ -73,25 +72,20 @@ int64_t argument_tensors(enum opaq_argument_kind kind, const struct opaq_value *
     return one && value->tensors != NULL ? 1 : 0;
 }
 
-static enum opaq_status check_texts(const struct opaq_op *op, const struct opaq_value *values,
+static enum opaq_status check_texts(const struct op_row *row, const struct opaq_value *values,
                                     struct opaq_error *error) {
-    if (op == NULL || values == NULL) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "op: %s is NULL", op == NULL ? "op" : "values");
-    }
-    for (int i = 0; i < op->argument_count; ++i) {
-        if (op->argument[i].kind == OPAQ_ARGUMENT_TEXT && (values[i].text == NULL || values[i].count < 0)) {
-            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is missing", op->name, op->argument[i].name);
+    for (int i = 0; i < row->op.argument_count; ++i) {
+        if (row->op.argument[i].kind == OPAQ_ARGUMENT_TEXT && (values[i].text == NULL || values[i].count < 0)) {
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is missing", row->op.argument[i].name);
         }
     }
     return OPAQ_OK;
 }
 
-enum opaq_status check_values(const struct opaq_op *op, const struct opaq_value *values,
+enum opaq_status check_values(const struct op_row *row, const struct opaq_value *values,
                               struct opaq_error *error) {
-    const enum opaq_status status = check_texts(op, values, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    const struct opaq_op *op = &row->op;
+    TRY(check_texts(row, values, error));
     for (int i = 0; i < op->argument_count; ++i) {
         const enum opaq_argument_kind kind = op->argument[i].kind;
         const struct opaq_value *value = &values[i];
@@ -100,41 +94,53 @@ enum opaq_status check_values(const struct opaq_op *op, const struct opaq_value 
         if ((kind == OPAQ_ARGUMENT_TENSOR && value->tensors == NULL) || (is_counted && value->count < 0) ||
             (kind == OPAQ_ARGUMENT_TENSOR_LIST && value->tensors == NULL && value->count > 0) ||
             (kind == OPAQ_ARGUMENT_SIZES && value->sizes == NULL && value->count > 0)) {
-            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is missing", op->name, name);
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is missing", name);
         }
         const int64_t tensors = argument_tensors(kind, value);
         for (int64_t t = 0; t < tensors; ++t) {
             const int32_t rank = value->tensors[t].rank;
             if (rank < 0 || rank > OPAQ_RANK_LIMIT) {
-                return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %s has %d dimensions, at most %d are allowed",
-                                 op->name, name, rank, OPAQ_RANK_LIMIT);
+                return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s has %d dimensions, at most %d are allowed", name,
+                                 rank, OPAQ_RANK_LIMIT);
             }
         }
     }
     return OPAQ_OK;
 }
 
-/* The form of an output whose texts are there. */
-static enum opaq_status form_of(const struct opaq_op *op, const struct opaq_value *values, int output,
-                                struct opaq_form *form, struct opaq_error *error) {
-    struct opaq_error reason;
+enum opaq_status check_row(const struct op_row *row, const struct opaq_value *values, struct opaq_error *error) {
+    return row != NULL && values != NULL
+               ? OPAQ_OK
+               : opaq_fail(error, OPAQ_ERROR_ARGUMENT, "op: %s",
+                           row == NULL ? "op is not a row of the table" : "values is NULL");
+}
+
+/* The form of an output whose plan is resolved. */
+static enum opaq_status form_of(const struct op_call *call, int output, struct opaq_form *form,
+                                struct opaq_error *error) {
     memset(form, 0, sizeof *form);
     form->kind = OPAQ_FORM_PLAIN;
-    const enum opaq_status status = op->form == NULL ? OPAQ_OK : op->form(values, output, form, &reason);
-    return status == OPAQ_OK ? OPAQ_OK : opaq_fail(error, status, "%s: %s", op->name, reason.text);
+    return call->row->form == NULL ? OPAQ_OK : call->row->form(call, output, form, error);
+}
+
+static enum opaq_status op_form(const struct op_row *row, const struct opaq_value *values, int output,
+                                struct opaq_form *form, struct opaq_error *error) {
+    struct op_call call = {.row = row, .op = &row->op, .values = values};
+    TRY(check_texts(row, values, error));
+    if (form == NULL || output < 0 || output >= row->op.output_count) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "output %d%s, expected 0 to %d", output,
+                         form == NULL ? " into NULL" : "", row->op.output_count - 1);
+    }
+    TRY(op_plan_resolve(row, values, &call.plan, error));
+    return form_of(&call, output, form, error);
 }
 
 enum opaq_status opaq_op_form(const struct opaq_op *op, const struct opaq_value *values, int output,
                               struct opaq_form *form, struct opaq_error *error) {
-    const enum opaq_status status = check_texts(op, values, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
-    if (form == NULL || output < 0 || output >= op->output_count) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: output %d%s, expected 0 to %d", op->name, output,
-                         form == NULL ? " into NULL" : "", op->output_count - 1);
-    }
-    return form_of(op, values, output, form, error);
+    const struct op_row *row = op_row_of(op);
+    TRY(check_row(row, values, error));
+    TRY_AS(op->name, error, op_form(row, values, output, form, error));
+    return OPAQ_OK;
 }
 
 static bool is_of_tensor(enum opaq_shape_source source) {
@@ -194,7 +200,7 @@ static enum opaq_status output_dtype(const struct opaq_op *op, const struct opaq
     const bool of_tensor = op->argument[output->dtype_argument].kind == OPAQ_ARGUMENT_TENSOR;
     *dtype = of_tensor ? value->tensors->dtype : (int32_t)value->integer;
     if (*dtype != OPAQ_DTYPE_F32 && *dtype != OPAQ_DTYPE_BF16 && *dtype != OPAQ_DTYPE_F16) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is %s, expected f32, bf16 or f16", op->name,
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is %s, expected f32, bf16 or f16",
                          op->argument[output->dtype_argument].name, dtype_name(*dtype));
     }
     return OPAQ_OK;
@@ -206,7 +212,7 @@ static enum opaq_status output_device(const struct opaq_op *op, const struct opa
     const struct opaq_value *value = &values[output->device_argument];
     const bool is_list = op->argument[output->device_argument].kind == OPAQ_ARGUMENT_TENSOR_LIST;
     if (value->tensors == NULL || (is_list && value->count == 0)) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s is empty", op->name,
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is empty",
                          op->argument[output->device_argument].name);
     }
     *device = value->tensors->device;
@@ -234,45 +240,36 @@ static enum opaq_status refuse_shape(const struct opaq_op *op, const struct opaq
         argument = output->first_argument;
         count = values[argument].count;
     }
-    return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %s has %lld dimensions, which give no %s: %s", op->name,
+    return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s has %lld dimensions, which give no %s: %s",
                      op->argument[argument].name, (long long)count, output->name,
                      count >= OPAQ_RANK_LIMIT ? "at most 8 are allowed" : "too few");
 }
 
-static enum opaq_status describe_output(const struct opaq_op *op, const struct opaq_value *values, int index,
-                                        struct opaq_proto *proto, struct opaq_outputs *outputs,
-                                        struct opaq_error *error) {
+static enum opaq_status describe_output(const struct op_call *call, int index, struct opaq_proto *proto,
+                                        struct opaq_outputs *outputs, struct opaq_error *error) {
+    const struct opaq_op *op = call->op;
+    const struct opaq_value *values = call->values;
     const struct opaq_output_row *output = &op->output[index];
     struct opaq_form form;
-    struct opaq_error reason;
     struct opaq_device device = {OPAQ_DEVICE_CPU, 0};
     int64_t shape[OPAQ_RANK_LIMIT] = {0};
     int32_t dtype = 0;
-    enum opaq_status status = form_of(op, values, index, &form, error);
-    if (status != OPAQ_OK || form.kind == OPAQ_FORM_ABSENT) {
-        return status;
+    TRY(form_of(call, index, &form, error));
+    if (form.kind == OPAQ_FORM_ABSENT) {
+        return OPAQ_OK;
     }
-    status = output_device(op, output, values, &device, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(output_device(op, output, values, &device, error));
     const int rank = output_shape(output, values, shape);
     if (rank < 0) {
         return refuse_shape(op, output, values, error);
     }
-    status = output_dtype(op, output, values, &dtype, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(output_dtype(op, output, values, &dtype, error));
     if (dtype_bytes(dtype) == 8) {
         integer_output(shape[0], dtype, device, &outputs->tensor[outputs->count++]);
         return OPAQ_OK;
     }
-    if (opaq_proto_make(shape, rank, (enum opaq_element)dtype,
-                        form.kind == OPAQ_FORM_QUANTIZED ? &form.spec : NULL, device, proto,
-                        &reason) != OPAQ_OK) {
-        return opaq_fail(error, reason.status, "%s: %s", op->name, reason.text);
-    }
+    TRY(opaq_proto_make(shape, rank, (enum opaq_element)dtype,
+                        form.kind == OPAQ_FORM_QUANTIZED ? &form.spec : NULL, device, proto, error));
     outputs->count += tensors_of_proto(proto, &outputs->tensor[outputs->count]);
     return OPAQ_OK;
 }
@@ -283,7 +280,7 @@ static enum opaq_status fill_slots(const struct opaq_op *op, int index, struct o
     const int used = outputs->count - outputs->first[index];
     const int slots = op->output[index].slots;
     if (used > slots) {
-        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "%s: %s has %d tensors, there is room for %d", op->name,
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "%s has %d tensors, there is room for %d",
                          op->output[index].name, used, slots);
     }
     for (int i = used; i < slots; ++i) {
@@ -292,60 +289,21 @@ static enum opaq_status fill_slots(const struct opaq_op *op, int index, struct o
     return OPAQ_OK;
 }
 
-enum opaq_status op_describe(const struct opaq_op *op, const struct opaq_value *values,
-                             struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT], struct opaq_outputs *outputs,
-                             struct opaq_error *error) {
+enum opaq_status op_describe(const struct op_call *call, struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT],
+                             struct opaq_outputs *outputs, struct opaq_error *error) {
+    const struct opaq_op *op = call->op;
     const bool has_slots = opaq_op_changes(op) != 0;
     outputs->count = 0;
     outputs->first[0] = 0;
-    enum opaq_status status = OPAQ_OK;
-    for (int i = 0; status == OPAQ_OK && i < op->output_count; ++i) {
+    for (int i = 0; i < op->output_count; ++i) {
         memset(&protos[i], 0, sizeof protos[i]);
-        status = describe_output(op, values, i, &protos[i], outputs, error);
-        if (status == OPAQ_OK && has_slots) {
+        TRY(describe_output(call, i, &protos[i], outputs, error));
+        if (has_slots) {
             struct opaq_device device = {OPAQ_DEVICE_CPU, 0};
-            status = output_device(op, &op->output[i], values, &device, error);
-            if (status == OPAQ_OK) {
-                status = fill_slots(op, i, device, outputs, error);
-            }
+            TRY(output_device(op, &op->output[i], call->values, &device, error));
+            TRY(fill_slots(op, i, device, outputs, error));
         }
         outputs->first[i + 1] = outputs->count;
     }
-    return status;
-}
-
-enum opaq_status opaq_op_outputs(const struct opaq_op *op, const struct opaq_value *values,
-                                 struct opaq_outputs *outputs, struct opaq_error *error) {
-    struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT];
-    const enum opaq_status status = check_values(op, values, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
-    if (outputs == NULL) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: outputs is NULL", op->name);
-    }
-    return op_describe(op, values, protos, outputs, error);
-}
-
-enum opaq_status opaq_op_workspace(const struct opaq_op *op, const struct opaq_value *values, size_t *bytes,
-                                   struct opaq_error *error) {
-    struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT];
-    struct opaq_outputs outputs;
-    enum opaq_status status = check_values(op, values, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
-    if (bytes == NULL) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: bytes is NULL", op->name);
-    }
-    *bytes = 0;
-    if (op->workspace == NULL) {
-        return OPAQ_OK;
-    }
-    status = op_describe(op, values, protos, &outputs, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
-    const struct opaq_call call = {.op = op, .values = values, .protos = protos, .outputs = &outputs};
-    return op->workspace(&call, bytes, error);
+    return OPAQ_OK;
 }

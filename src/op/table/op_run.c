@@ -1,11 +1,13 @@
-/* op/table/op_run.c: the door: everything that can be wrong with a call before its row looks at it, then the row. */
+/* op/table/op_run.c: calls of operators: everything that can be wrong with a call before its row looks at it, then the row. */
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/try.h"
 #include "op/table/kernel_list.h"
 #include "op/table/op_describe.h"
 #include "op/table/op_tensor.h"
-#include "opaq/status.h"
+
+/* ---- checks ---- */
 
 static bool overlaps(const struct opaq_tensor *a, const struct opaq_tensor *b) {
     const int64_t a_bytes = tensor_reach(a);
@@ -16,12 +18,12 @@ static bool overlaps(const struct opaq_tensor *a, const struct opaq_tensor *b) {
 }
 
 /* Whether a tensor that is written shares memory with an argument other than itself. */
-static bool overlaps_argument(const struct opaq_op *op, const struct opaq_value *values,
-                              const struct opaq_tensor *written) {
-    for (int i = 0; i < op->argument_count; ++i) {
-        const int64_t tensors = argument_tensors(op->argument[i].kind, &values[i]);
-        for (int64_t t = 0; values[i].tensors != NULL && t < tensors; ++t) {
-            if (&values[i].tensors[t] != written && overlaps(written, &values[i].tensors[t])) {
+static bool overlaps_argument(const struct op_call *call, const struct opaq_tensor *written) {
+    for (int i = 0; i < call->op->argument_count; ++i) {
+        const struct opaq_value *value = &call->values[i];
+        const int64_t tensors = argument_tensors(call->op->argument[i].kind, value);
+        for (int64_t t = 0; value->tensors != NULL && t < tensors; ++t) {
+            if (&value->tensors[t] != written && overlaps(written, &value->tensors[t])) {
                 return true;
             }
         }
@@ -47,48 +49,40 @@ static const char *output_name(const struct opaq_op *op, const struct opaq_outpu
 }
 
 /* The outputs are those that op_describe gave, with memory. */
-static enum opaq_status check_outputs(const struct opaq_op *op, const struct opaq_value *values,
-                                      const struct opaq_outputs *expected, const struct opaq_outputs *outputs,
+static enum opaq_status check_outputs(const struct op_call *call, const struct opaq_outputs *outputs,
                                       struct opaq_error *error) {
-    if (outputs == NULL || outputs->count != expected->count) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: got %d outputs, expected %d", op->name,
-                         outputs == NULL ? 0 : outputs->count, expected->count);
+    const struct opaq_outputs *expected = call->outputs;
+    if (outputs->count != expected->count) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "got %d outputs, expected %d", outputs->count,
+                         expected->count);
     }
     for (int i = 0; i < expected->count; ++i) {
         const struct opaq_tensor *output = &outputs->tensor[i];
-        const struct opaq_device device = expected->tensor[i].device;
-        const enum opaq_status status =
-            check_same_tensor(op->name, output_name(op, expected, i), output, &expected->tensor[i], error);
-        if (status != OPAQ_OK) {
-            return status;
-        }
-        if (output->device.type != device.type || output->device.index != device.index) {
-            return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                             "%s: output %d is on another device than the arguments", op->name, i);
+        TRY(check_same_tensor(output_name(call->op, expected, i), output, &expected->tensor[i], error));
+        if (!is_on_device(output, expected->tensor[i].device)) {
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "output %d is on another device than the arguments", i);
         }
         if (tensor_reach(output) > 0 &&
             (output->data == NULL || (uintptr_t)output->data % (uintptr_t)dtype_bytes(output->dtype) != 0)) {
-            return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: output %d is %s", op->name, i,
+            return opaq_fail(error, OPAQ_ERROR_BUFFER, "output %d is %s", i,
                              output->data == NULL ? "NULL" : "not aligned to its elements");
         }
-        if (overlaps_argument(op, values, output) || overlaps_output(outputs, i)) {
-            return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: output %d overlaps an argument or another output",
-                             op->name, i);
+        if (overlaps_argument(call, output) || overlaps_output(outputs, i)) {
+            return opaq_fail(error, OPAQ_ERROR_BUFFER, "output %d overlaps an argument or another output", i);
         }
     }
     return OPAQ_OK;
 }
 
-static enum opaq_status check_changed(const struct opaq_op *op, const struct opaq_value *values,
-                                      struct opaq_error *error) {
-    for (int i = 0; i < op->argument_count; ++i) {
-        const struct opaq_tensor *changed = values[i].tensors;
-        if (op->argument[i].kind != OPAQ_ARGUMENT_CHANGED_TENSOR || changed == NULL) {
+static enum opaq_status check_changed(const struct op_call *call, struct opaq_error *error) {
+    for (int i = 0; i < call->op->argument_count; ++i) {
+        const struct opaq_argument_row *argument = &call->op->argument[i];
+        const struct opaq_tensor *changed = call->values[i].tensors;
+        if (argument->kind != OPAQ_ARGUMENT_CHANGED_TENSOR || changed == NULL) {
             continue;
         }
-        if (tensor_reach(changed) < 0 || overlaps_argument(op, values, changed)) {
-            return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: %s, which is changed, %s", op->name,
-                             op->argument[i].name,
+        if (tensor_reach(changed) < 0 || overlaps_argument(call, changed)) {
+            return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s, which is changed, %s", argument->name,
                              tensor_reach(changed) < 0 ? "has strides that are negative or reach too far"
                                                        : "overlaps another argument");
         }
@@ -96,51 +90,71 @@ static enum opaq_status check_changed(const struct opaq_op *op, const struct opa
     return OPAQ_OK;
 }
 
-/* The device of the call: of the first output, or the first tensor where there is none. */
-static enum opaq_status check_device(const struct opaq_op *op, const struct opaq_value *values,
-                                     struct opaq_error *error) {
-    for (int i = 0; i < op->argument_count; ++i) {
-        if (argument_tensors(op->argument[i].kind, &values[i]) > 0) {
-            const struct opaq_device device = values[i].tensors->device;
-            return device.type == OPAQ_DEVICE_CPU
-                       ? OPAQ_OK
-                       : opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                                   "%s: the tensors are on cuda:%d, this build works on the cpu", op->name,
-                                   device.index);
+static enum opaq_status check_workspace(struct opaq_span given, size_t needed, struct opaq_error *error) {
+    if (needed > 0 && (given.data == NULL || given.bytes < needed || (uintptr_t)given.data % 64 != 0)) {
+        return opaq_fail(error, OPAQ_ERROR_BUFFER, "needs a workspace of %zu bytes aligned to 64, got %zu", needed,
+                         given.data == NULL ? 0 : given.bytes);
+    }
+    return OPAQ_OK;
+}
+
+/* ---- a call, step by step ---- */
+
+/* The device of the call is that of the first tensor. */
+static struct opaq_device device_of(const struct op_call *call) {
+    for (int i = 0; i < call->op->argument_count; ++i) {
+        if (argument_tensors(call->op->argument[i].kind, &call->values[i]) > 0) {
+            return call->values[i].tensors->device;
         }
     }
-    return OPAQ_OK;
+    return (struct opaq_device){OPAQ_DEVICE_CPU, 0};
 }
 
-static enum opaq_status measure(const struct opaq_call *call, size_t *bytes, struct opaq_error *error) {
-    *bytes = 0;
-    return call->op->workspace == NULL ? OPAQ_OK : call->op->workspace(call, bytes, error);
-}
-
-static enum opaq_status check_workspace(const struct opaq_op *op, struct opaq_span given, size_t needed,
-                                        struct opaq_error *error) {
-    if (needed > 0 && (given.data == NULL || given.bytes < needed || (uintptr_t)given.data % 64 != 0)) {
-        return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: needs a workspace of %zu bytes aligned to 64, got %zu",
-                         op->name, needed, given.data == NULL ? 0 : given.bytes);
-    }
-    return OPAQ_OK;
-}
+/* The call's memory: what it describes of it, and what it got. */
+struct call_memory {
+    struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT];
+    struct opaq_outputs outputs;
+};
 
 /* All that can be said before there is memory: the values are right, and this is what they make. */
-static enum opaq_status begin(const struct opaq_op *op, const struct opaq_value *values,
-                              struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT], struct opaq_outputs *expected,
-                              struct opaq_error *error) {
-    enum opaq_status status = check_values(op, values, error);
-    if (status == OPAQ_OK) {
-        status = kernel_list_check(error);
+static enum opaq_status begin(const struct op_row *row, const struct opaq_value *values,
+                              const struct opaq_execution *execution, struct call_memory *memory,
+                              struct op_call *call, struct opaq_error *error) {
+    call->row = row;
+    call->op = &row->op;
+    call->values = values;
+    call->protos = memory->protos;
+    call->outputs = &memory->outputs;
+    TRY(check_values(row, values, error));
+    TRY(kernel_list_check(error));
+    TRY(op_plan_resolve(row, values, &call->plan, error));
+    TRY(op_describe(call, memory->protos, &memory->outputs, error));
+    call->device = device_of(call);
+    TRY(backend_of(call->device, &call->work.backend, error));
+    TRY(execution_of(execution, call->device, &call->execution, error));
+    call->work.execution = &call->execution;
+    return OPAQ_OK;
+}
+
+static enum opaq_status measure(struct op_call *call, size_t *bytes, struct opaq_error *error) {
+    *bytes = 0;
+    if (!call->row->has_workspace) {
+        return OPAQ_OK;
     }
-    if (status == OPAQ_OK) {
-        status = op_describe(op, values, protos, expected, error);
+    call->work.is_measuring = true;
+    call->work.arena = (struct arena){.memory = NULL};
+    TRY(call->row->run(call, error));
+    if (call->work.arena.most > (size_t)OPAQ_SIZE_LIMIT) {
+        return opaq_fail(error, OPAQ_ERROR_OVERFLOW, "the workspace would have more than 2^62 bytes");
     }
-    if (status == OPAQ_OK) {
-        status = check_device(op, values, error);
-    }
-    return status == OPAQ_OK ? check_changed(op, values, error) : status;
+    *bytes = call->work.arena.most;
+    return OPAQ_OK;
+}
+
+static enum opaq_status run(struct op_call *call, struct opaq_span workspace, struct opaq_error *error) {
+    call->work.is_measuring = false;
+    call->work.arena = (struct arena){.memory = workspace.data, .bytes = workspace.bytes};
+    return call->row->run(call, error);
 }
 
 /* Without the places beyond the count, which are many. */
@@ -158,58 +172,102 @@ static void take_data(const struct opaq_outputs *outputs, struct opaq_outputs *e
     }
 }
 
-enum opaq_status opaq_op_run(const struct opaq_op *op, const struct opaq_value *values,
-                             const struct opaq_outputs *outputs, struct opaq_span workspace,
-                             const struct opaq_parallel *parallel, struct opaq_error *error) {
+static enum opaq_status call_op(const struct op_row *row, const struct opaq_value *values,
+                                const struct opaq_memory *memory, const struct opaq_execution *execution,
+                                struct opaq_error *error) {
+    struct call_memory described;
+    struct opaq_outputs outputs;
+    struct opaq_span workspace = {NULL, 0};
+    struct op_call call;
+    size_t bytes;
+    TRY(begin(row, values, execution, &described, &call, error));
+    if (memory == NULL || memory->give == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "memory is NULL");
+    }
+    TRY(measure(&call, &bytes, error));
+    TRY(check_changed(&call, error));
+    outputs_copy(&described.outputs, &outputs);
+    TRY(memory->give(memory->context, &outputs, bytes, &workspace, error));
+    TRY(check_outputs(&call, &outputs, error));
+    TRY(check_workspace(workspace, bytes, error));
+    take_data(&outputs, &described.outputs);
+    return run(&call, workspace, error);
+}
+
+/* ---- the public calls ---- */
+
+static enum opaq_status outputs_of(const struct op_row *row, const struct opaq_value *values,
+                                   struct opaq_outputs *outputs, struct opaq_error *error) {
     struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT];
-    struct opaq_outputs expected;
-    size_t bytes = 0;
-    const struct opaq_call call = {op, values, protos, &expected, workspace, parallel};
-    enum opaq_status status = begin(op, values, protos, &expected, error);
-    if (status == OPAQ_OK) {
-        status = check_outputs(op, values, &expected, outputs, error);
+    struct op_call call = {.row = row, .op = &row->op, .values = values};
+    TRY(check_values(row, values, error));
+    if (outputs == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "outputs is NULL");
     }
-    if (status != OPAQ_OK) {
-        return status;
+    TRY(op_plan_resolve(row, values, &call.plan, error));
+    return op_describe(&call, protos, outputs, error);
+}
+
+enum opaq_status opaq_op_outputs(const struct opaq_op *op, const struct opaq_value *values,
+                                 struct opaq_outputs *outputs, struct opaq_error *error) {
+    const struct op_row *row = op_row_of(op);
+    TRY(check_row(row, values, error));
+    TRY_AS(op->name, error, outputs_of(row, values, outputs, error));
+    return OPAQ_OK;
+}
+
+static enum opaq_status workspace_of(const struct op_row *row, const struct opaq_value *values, size_t *bytes,
+                                     struct opaq_error *error) {
+    struct call_memory described;
+    struct op_call call;
+    TRY(begin(row, values, NULL, &described, &call, error));
+    if (bytes == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "bytes is NULL");
     }
-    take_data(outputs, &expected);
-    status = measure(&call, &bytes, error);
-    if (status == OPAQ_OK) {
-        status = check_workspace(op, workspace, bytes, error);
-    }
-    return status == OPAQ_OK ? op->run(&call, error) : status;
+    return measure(&call, bytes, error);
+}
+
+enum opaq_status opaq_op_workspace(const struct opaq_op *op, const struct opaq_value *values, size_t *bytes,
+                                   struct opaq_error *error) {
+    const struct op_row *row = op_row_of(op);
+    TRY(check_row(row, values, error));
+    TRY_AS(op->name, error, workspace_of(row, values, bytes, error));
+    return OPAQ_OK;
 }
 
 enum opaq_status opaq_op_call(const struct opaq_op *op, const struct opaq_value *values,
-                              const struct opaq_memory *memory, const struct opaq_parallel *parallel,
+                              const struct opaq_memory *memory, const struct opaq_execution *execution,
                               struct opaq_error *error) {
-    struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT];
-    struct opaq_outputs expected;
-    struct opaq_outputs outputs;
-    size_t bytes = 0;
-    struct opaq_call call = {.op = op, .values = values, .protos = protos, .outputs = &expected};
-    enum opaq_status status = begin(op, values, protos, &expected, error);
-    if (status != OPAQ_OK) {
-        return status;
+    const struct op_row *row = op_row_of(op);
+    TRY(check_row(row, values, error));
+    TRY_AS(op->name, error, call_op(row, values, memory, execution, error));
+    return OPAQ_OK;
+}
+
+/* Memory that the caller brought. */
+struct brought {
+    const struct opaq_outputs *outputs;
+    struct opaq_span workspace;
+};
+
+static enum opaq_status give_brought(void *context, struct opaq_outputs *outputs, size_t bytes,
+                                     struct opaq_span *workspace, struct opaq_error *error) {
+    const struct brought *brought = context;
+    const int count = brought->outputs == NULL ? 0 : brought->outputs->count;
+    (void)bytes;
+    *workspace = brought->workspace;
+    if (count != outputs->count) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "got %d outputs, expected %d", count, outputs->count);
     }
-    if (memory == NULL || memory->give == NULL) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: memory is NULL", op->name);
-    }
-    status = measure(&call, &bytes, error);
-    if (status == OPAQ_OK) {
-        outputs_copy(&expected, &outputs);
-        status = memory->give(memory->context, &outputs, bytes, &call.workspace, error);
-    }
-    if (status == OPAQ_OK) {
-        status = check_outputs(op, values, &expected, &outputs, error);
-    }
-    if (status == OPAQ_OK) {
-        status = check_workspace(op, call.workspace, bytes, error);
-    }
-    if (status != OPAQ_OK) {
-        return status;
-    }
-    take_data(&outputs, &expected);
-    call.parallel = parallel;
-    return op->run(&call, error);
+    memcpy(outputs->tensor, brought->outputs == NULL ? outputs->tensor : brought->outputs->tensor,
+           (size_t)count * sizeof *outputs->tensor);
+    return OPAQ_OK;
+}
+
+enum opaq_status opaq_op_run(const struct opaq_op *op, const struct opaq_value *values,
+                             const struct opaq_outputs *outputs, struct opaq_span workspace,
+                             const struct opaq_execution *execution, struct opaq_error *error) {
+    struct brought brought = {outputs, workspace};
+    const struct opaq_memory memory = {give_brought, &brought};
+    return opaq_op_call(op, values, &memory, execution, error);
 }

@@ -2,6 +2,7 @@
  * schema, fake, allocation and call follow. */
 #include "op/table/op_table.h"
 
+#include <stddef.h>
 #include <string.h>
 
 /* clang-format off */
@@ -28,162 +29,170 @@
 #define PER_MATRIX(name, sizes, dtype, device)      {name, OPAQ_SHAPE_LEADING, sizes, 0, dtype, 0, device, 0, 0}
 #define PER_ROW(name, sizes, dtype, device, slots)  {name, OPAQ_SHAPE_FIRST, sizes, 0, dtype, 0, device, slots, 0}
 
-static const struct opaq_op ops[] = {
+static const struct op_row rows[] = {
     /* x to the buffers of a quantizer, in flatten order. scale: +delayed. amax_*: given instead of computed.
      * random: int64 (seed, offset), for +sr. */
-    {"quantize", 6,
+    {{"quantize", 6,
      {TENSOR("x"), TEXT("quantizer"), OPTIONAL("scale"), OPTIONAL("amax_rowwise"), OPTIONAL("amax_columnwise"),
       OPTIONAL("random")},
-     1, {LIKE("buffers", 0)},
-     form_quantizer, NULL, run_quantize},
+     1, {LIKE("buffers", 0)}, 0},
+     PLAN_SPEC, 1, false, form_quantizer, run_quantize},
     /* and back, from the copy that usage names: 0 either, 1 rowwise, 2 columnwise */
-    {"dequantize", 5,
+    {{"dequantize", 5,
      {LIST("buffers"), TEXT("quantizer"), SIZES("shape"), DTYPE("dtype"), INT("usage", "0")},
-     1, {SHAPED("y", 2, 3, 0, 0)},
-     NULL, NULL, run_dequantize},
+     1, {SHAPED("y", 2, 3, 0, 0)}, 1},
+     PLAN_SPEC, 1, false, NULL, run_dequantize},
     /* the same tensor with other usages or the other scale order, where that needs no new rounding */
-    {"convert", 5,
+    {{"convert", 5,
      {LIST("buffers"), TEXT("quantizer"), TEXT("to"), SIZES("shape"), DTYPE("dtype")},
-     1, {SHAPED("buffers", 3, 4, 0, 0)},
-     form_converted, NULL, run_convert},
+     1, {SHAPED("buffers", 3, 4, 0, 0)}, 0},
+     PLAN_SPECS, 1, false, form_converted, run_convert},
     /* rows from `start` on, as many as shape `to` has, of a tensor of shape `shape` */
-    {"slice_rows", 6,
+    {{"slice_rows", 6,
      {LIST("buffers"), TEXT("quantizer"), SIZES("shape"), SIZES("to"), DTYPE("dtype"), SYMINT("start")},
-     1, {SHAPED("buffers", 3, 4, 0, 0)},
-     form_quantizer, NULL, run_slice_rows},
+     1, {SHAPED("buffers", 3, 4, 0, 0)}, 0},
+     PLAN_SPEC, 1, false, form_quantizer, run_slice_rows},
     /* and together again: each buffer is those of equal shards of shape `shape`, after one another; `to` is whole */
-    {"gather_rows", 5,
+    {{"gather_rows", 5,
      {LIST("buffers"), TEXT("quantizer"), SIZES("shape"), SIZES("to"), DTYPE("dtype")},
-     1, {SHAPED("buffers", 3, 4, 0, 0)},
-     form_quantizer, NULL, run_gather_rows},
+     1, {SHAPED("buffers", 3, 4, 0, 0)}, 0},
+     PLAN_SPEC, 1, false, form_quantizer, run_gather_rows},
     /* x's amax as a rowwise copy has it, and as a columnwise one: to be reduced over ranks and given to quantize */
-    {"amax", 2,
+    {{"amax", 2,
      {TENSOR("x"), TEXT("quantizer")},
-     1, {FLOATS("amax", 2, 0)},
-     NULL, NULL, run_amax},
+     1, {FLOATS("amax", 2, 0)}, 1},
+     PLAN_SPEC, 1, false, NULL, run_amax},
     /* y = x w^T + bias by a plan (docs/linear.md), and what the backward needs that is not an argument. x, w: one plain
      * tensor or a quantized one's buffers. scale: of x, w and y, for delayed scaling. */
-    {"linear_forward", 8,
+    {{"linear_forward", 8,
      {LIST("x"), LIST("w"), MAYBE("bias"), SIZES("x_shape"), SIZES("w_shape"), DTYPE("dtype"), TEXT("plan"),
       OPTIONAL("scale")},
      5, {PRODUCT("y", 3, 4, 5, 0), SHAPED("x_saved", 3, 5, 0, 0), SHAPED("w_saved", 4, 5, 0, 0), FLOATS("amax", 3, 0),
-         RANDOM("random", 2, 0)},
-     form_linear_forward, workspace_linear_forward, run_linear_forward},
+         RANDOM("random", 2, 0)}, 0},
+     PLAN_TRAINING, 6, true, form_linear_forward, run_linear_forward},
     /* the gradients. x, w: what the forward saved, or its arguments where that is the same */
-    {"linear_backward", 9,
+    {{"linear_backward", 9,
      {LIST("dy"), LIST("x"), LIST("w"), SIZES("x_shape"), SIZES("w_shape"), DTYPE("x_dtype"), DTYPE("w_dtype"),
       TEXT("plan"), OPTIONAL("random")},
-     3, {SHAPED("dx", 3, 5, 0, 0), SHAPED("dw", 4, 6, 0, 0), PER_ROW("dbias", 4, 6, 0, 0)},
-     form_linear_backward, workspace_linear_backward, run_linear_backward},
+     3, {SHAPED("dx", 3, 5, 0, 0), SHAPED("dw", 4, 6, 0, 0), PER_ROW("dbias", 4, 6, 0, 0)}, 0},
+     PLAN_TRAINING, 7, true, form_linear_backward, run_linear_backward},
     /* the same where something is changed: main_grad, to which dw is added; delayed scaling's state, which takes in the
      * forward's amax and this one's */
-    {"linear_backward_changing", 15,
+    {{"linear_backward_changing", 15,
      {LIST("dy"), LIST("x"), LIST("w"), SIZES("x_shape"), SIZES("w_shape"), DTYPE("x_dtype"), DTYPE("w_dtype"),
       TEXT("plan"), OPTIONAL("random"), OPTIONAL("amax"), CHANGED("main_grad"), CHANGED("scale_fwd"),
       CHANGED("amax_history_fwd"), CHANGED("scale_bwd"), CHANGED("amax_history_bwd")},
-     3, {SHAPED("dx", 3, 5, 0, 3), SHAPED("dw", 4, 6, 0, 1), PER_ROW("dbias", 4, 6, 0, 1)},
-     form_linear_backward, workspace_linear_backward, run_linear_backward},
+     3, {SHAPED("dx", 3, 5, 0, 3), SHAPED("dw", 4, 6, 0, 1), PER_ROW("dbias", 4, 6, 0, 1)}, 0},
+     PLAN_TRAINING, 7, true, form_linear_backward, run_linear_backward},
     /* linear_forward where something is rounded stochastically. PyTorch then keeps the generator's state with what it
      * computes again, and finds the generator's device in `like`, any of the tensors: it looks into no list. */
-    {"linear_forward_random", 9,
+    {{"linear_forward_random", 9,
      {LIST("x"), LIST("w"), MAYBE("bias"), SIZES("x_shape"), SIZES("w_shape"), DTYPE("dtype"), TEXT("plan"),
       OPTIONAL("scale"), OPTIONAL("like")},
      5, {PRODUCT("y", 3, 4, 5, 0), SHAPED("x_saved", 3, 5, 0, 0), SHAPED("w_saved", 4, 5, 0, 0), FLOATS("amax", 3, 0),
-         RANDOM("random", 2, 0)},
-     form_linear_forward, workspace_linear_forward, run_linear_forward},
+         RANDOM("random", 2, 0)}, 0},
+     PLAN_TRAINING, 6, true, form_linear_forward, run_linear_forward},
     /* y = x w^T + bias without anything kept: a packed weight's inference. The plan has x=, w= and w_given= only.
      * input_scale: of a checkpoint; the scale of a delayed x, else its amax. */
-    {"linear", 6,
+    {{"linear", 6,
      {TENSOR("x"), LIST("w"), MAYBE("bias"), SIZES("w_shape"), TEXT("plan"), OPTIONAL("input_scale")},
-     1, {OUTER("y", 0, 3)},
-     NULL, workspace_linear, run_linear},
+     1, {OUTER("y", 0, 3)}, 1},
+     PLAN_LINEAR, 4, true, NULL, run_linear},
     /* y = activation(x gate_up^T + bias) down^T + bias by a plan (docs/experts.md) */
-    {"mlp", 10,
+    {{"mlp", 10,
      {TENSOR("x"), LIST("gate_up"), LIST("down"), MAYBE("gate_up_bias"), MAYBE("down_bias"), SIZES("gate_up_shape"),
       SIZES("down_shape"), TEXT("plan"), OPTIONAL("input_scale"), OPTIONAL("hidden_scale")},
-     1, {OUTER("y", 0, 6)},
-     NULL, workspace_experts_forward, run_experts_forward},
+     1, {OUTER("y", 0, 6)}, 1},
+     PLAN_EXPERTS, 7, true, NULL, run_experts_forward},
     /* the same for each token's chosen experts, times their router weights, summed up */
-    {"moe", 12,
+    {{"moe", 12,
      {TENSOR("hidden_states"), TENSOR("topk_weights"), TENSOR("topk_ids"), LIST("gate_up"), LIST("down"),
       MAYBE("gate_up_bias"), MAYBE("down_bias"), SIZES("gate_up_shape"), SIZES("down_shape"), TEXT("plan"),
       OPTIONAL("input_scale"), OPTIONAL("hidden_scale")},
-     1, {OUTER("y", 0, 8)},
-     NULL, workspace_experts_forward, run_experts_forward},
+     1, {OUTER("y", 0, 8)}, 1},
+     PLAN_EXPERTS, 9, true, NULL, run_experts_forward},
     /* the same for training: y, and h, which the backward reads */
-    {"mlp_forward", 9,
+    {{"mlp_forward", 9,
      {TENSOR("x"), LIST("gate_up"), LIST("down"), MAYBE("gate_up_bias"), MAYBE("down_bias"), SIZES("gate_up_shape"),
       SIZES("down_shape"), TEXT("plan"), OPTIONAL("random")},
-     2, {OUTER("y", 0, 6), OUTER("h", 0, 5)},
-     NULL, workspace_experts_forward, run_experts_forward},
-    {"moe_forward", 11,
+     2, {OUTER("y", 0, 6), OUTER("h", 0, 5)}, 0},
+     PLAN_EXPERTS, 7, true, NULL, run_experts_forward},
+    {{"moe_forward", 11,
      {TENSOR("hidden_states"), TENSOR("topk_weights"), TENSOR("topk_ids"), LIST("gate_up"), LIST("down"),
       MAYBE("gate_up_bias"), MAYBE("down_bias"), SIZES("gate_up_shape"), SIZES("down_shape"), TEXT("plan"),
       OPTIONAL("random")},
-     2, {OUTER("y", 0, 8), SLOTS("h", 2, 7, 0)},
-     NULL, workspace_experts_forward, run_experts_forward},
+     2, {OUTER("y", 0, 8), SLOTS("h", 2, 7, 0)}, 0},
+     PLAN_EXPERTS, 9, true, NULL, run_experts_forward},
     /* and the gradients */
-    {"mlp_backward", 10,
+    {{"mlp_backward", 10,
      {TENSOR("dy"), TENSOR("x"), TENSOR("h"), LIST("gate_up"), LIST("down"), SIZES("gate_up_shape"),
       SIZES("down_shape"), DTYPE("w_dtype"), TEXT("plan"), OPTIONAL("random")},
      5, {LIKE("dx", 1), SHAPED("dgate_up", 5, 7, 0, 0), SHAPED("ddown", 6, 7, 0, 0), PER_MATRIX("dgate_up_bias", 5, 7, 0),
-         PER_MATRIX("ddown_bias", 6, 7, 0)},
-     form_mlp_backward, workspace_experts_backward, run_experts_backward},
-    {"moe_backward", 13,
+         PER_MATRIX("ddown_bias", 6, 7, 0)}, 0},
+     PLAN_EXPERTS, 8, true, form_mlp_backward, run_experts_backward},
+    {{"moe_backward", 13,
      {TENSOR("dy"), TENSOR("hidden_states"), TENSOR("topk_weights"), TENSOR("topk_ids"), TENSOR("h"), LIST("gate_up"),
       LIST("down"), MAYBE("down_bias"), SIZES("gate_up_shape"), SIZES("down_shape"), DTYPE("w_dtype"), TEXT("plan"),
       OPTIONAL("random")},
      6, {LIKE("dx", 1), LIKE("dtopk_weights", 2), SHAPED("dgate_up", 8, 10, 0, 0), SHAPED("ddown", 9, 10, 0, 0),
-         PER_MATRIX("dgate_up_bias", 8, 10, 0), PER_MATRIX("ddown_bias", 9, 10, 0)},
-     form_moe_backward, workspace_experts_backward, run_experts_backward},
+         PER_MATRIX("dgate_up_bias", 8, 10, 0), PER_MATRIX("ddown_bias", 9, 10, 0)}, 0},
+     PLAN_EXPERTS, 11, true, form_moe_backward, run_experts_backward},
     /* y = x w^T + bias for consecutive rows of x, splits[e] of them with weight e; and the gradients. By the plan of
      * linear_forward. */
-    {"grouped_linear", 7,
+    {{"grouped_linear", 7,
      {TENSOR("x"), TENSOR("splits"), LIST("w"), MAYBE("bias"), SIZES("w_shape"), TEXT("plan"), OPTIONAL("random")},
-     1, {OUTER("y", 0, 4)},
-     NULL, workspace_grouped_linear, run_grouped_linear},
-    {"grouped_linear_backward", 8,
+     1, {OUTER("y", 0, 4)}, 1},
+     PLAN_LINEAR, 5, true, NULL, run_grouped_linear},
+    {{"grouped_linear_backward", 8,
      {TENSOR("dy"), TENSOR("x"), TENSOR("splits"), LIST("w"), SIZES("w_shape"), DTYPE("w_dtype"), TEXT("plan"),
       OPTIONAL("random")},
-     3, {LIKE("dx", 1), SHAPED("dw", 4, 5, 0, 0), PER_MATRIX("dbias", 4, 5, 0)},
-     form_grouped_linear_backward, workspace_grouped_linear_backward, run_grouped_linear_backward},
+     3, {LIKE("dx", 1), SHAPED("dw", 4, 5, 0, 0), PER_MATRIX("dbias", 4, 5, 0)}, 0},
+     PLAN_LINEAR, 6, true, form_grouped_linear_backward, run_grouped_linear_backward},
     /* two random integers, (seed, offset), for operators that round stochastically and draw none themselves */
-    {"random_state", 1,
+    {{"random_state", 1,
      {TENSOR("like")},
-     1, {RANDOM("random", 2, 0)},
-     NULL, NULL, run_random_state},
+     1, {RANDOM("random", 2, 0)}, 1},
+     PLAN_NONE, 0, false, NULL, run_random_state},
     /* delayed scaling's update where the amaxes had to be reduced over ranks first */
-    {"delayed_update", 3,
+    {{"delayed_update", 3,
      {TEXT("plan"), CHANGED("scale"), CHANGED("amax_history")},
-     0, {{NULL, OPAQ_SHAPE_CONSTANT, 0, 0, 0, 0, 0, 0, 0}},
-     NULL, NULL, run_delayed_update},
+     0, {{NULL, OPAQ_SHAPE_CONSTANT, 0, 0, 0, 0, 0, 0, 0}}, 0},
+     PLAN_TRAINING, 0, false, NULL, run_delayed_update},
     /* what a runner (opaq/runner.h) computes. The size is the runner's own; said here, a fake needs no runner. */
-    {"linear_gemm", 3,
+    {{"linear_gemm", 3,
      {TENSOR("x"), SYMINT("runner_id"), SYMINT("out_features")},
-     1, {SIZED("y", 0, 2)},
-     NULL, workspace_gemm, run_gemm},
-    {"mlp_gemm", 3,
+     1, {SIZED("y", 0, 2)}, 1},
+     PLAN_NONE, 0, true, NULL, run_gemm},
+    {{"mlp_gemm", 3,
      {TENSOR("x"), SYMINT("runner_id"), SYMINT("hidden_size")},
-     1, {SIZED("y", 0, 2)},
-     NULL, workspace_gemm, run_gemm},
+     1, {SIZED("y", 0, 2)}, 1},
+     PLAN_NONE, 0, true, NULL, run_gemm},
     /* topk_weights, topk_ids: [rows, k], or k for each row of hidden_states in its leading sizes */
-    {"moe_gemm", 5,
+    {{"moe_gemm", 5,
      {TENSOR("hidden_states"), TENSOR("topk_weights"), TENSOR("topk_ids"), SYMINT("runner_id"), SYMINT("hidden_size")},
-     1, {SIZED("y", 0, 4)},
-     NULL, workspace_gemm, run_gemm},
+     1, {SIZED("y", 0, 4)}, 1},
+     PLAN_NONE, 0, true, NULL, run_gemm},
 };
 /* clang-format on */
-enum { OP_COUNT = sizeof ops / sizeof ops[0] };
+enum { OP_COUNT = sizeof rows / sizeof rows[0] };
 
 int opaq_op_count(void) { return OP_COUNT; }
 
-const struct opaq_op *opaq_op_at(int index) { return index >= 0 && index < OP_COUNT ? &ops[index] : NULL; }
+const struct opaq_op *opaq_op_at(int index) { return index >= 0 && index < OP_COUNT ? &rows[index].op : NULL; }
 
 const struct opaq_op *opaq_op_find(const char *name) {
     for (int i = 0; name != NULL && i < OP_COUNT; ++i) {
-        if (strcmp(ops[i].name, name) == 0) {
-            return &ops[i];
+        if (strcmp(rows[i].op.name, name) == 0) {
+            return &rows[i].op;
         }
     }
     return NULL;
 }
+
+const struct op_row *op_row_of(const struct opaq_op *op) {
+    const uintptr_t offset = (uintptr_t)op - (uintptr_t)rows;
+    const bool is_row = op != NULL && offset < sizeof rows && offset % sizeof rows[0] == 0;
+    return is_row ? &rows[offset / sizeof rows[0]] : NULL;
+}
+
+_Static_assert(offsetof(struct op_row, op) == 0, "op_row_of takes the address of a row's first member");

@@ -1,74 +1,112 @@
-/* op/table/op_table.h: the functions of the operator table's rows. Depends on opaq/op.h. */
+/* op/table/op_table.h: the operator table's private half: what computes each row. Depends on backend.h.
+ *
+ * Error texts below name no operation: opaq_op_call and its relatives put it before them. */
 #ifndef OPAQ_OP_TABLE_OP_TABLE_H
 #define OPAQ_OP_TABLE_OP_TABLE_H
 
+#include "backend/backend.h"
+#include "opaq/experts.h"
 #include "opaq/op.h"
+
+/* What the texts of a call stand for, looked up once per call. */
+enum plan_kind {
+    PLAN_NONE,
+    PLAN_SPEC,     /* a quantizer */
+    PLAN_SPECS,    /* two, in neighbouring arguments */
+    PLAN_LINEAR,   /* opaq_linear_plan */
+    PLAN_TRAINING, /* the same, whose delayed scales are factors */
+    PLAN_EXPERTS   /* opaq_experts_plan */
+};
+
+union op_plan {
+    struct opaq_spec spec[2];
+    struct opaq_linear_plan linear;
+    struct opaq_experts_plan experts;
+};
+
+/* One call of an operator, checked: what its functions are given. */
+struct op_call {
+    const struct op_row *row;
+    const struct opaq_op *op;
+    const struct opaq_value *values;
+    union op_plan plan;
+    const struct opaq_proto *protos;    /* of each output row, where it is there and of floats */
+    const struct opaq_outputs *outputs; /* while measuring without memory */
+    struct opaq_device device;          /* of all tensors */
+    struct opaq_execution execution;
+    struct work work; /* points to execution */
+};
+
+struct op_row {
+    struct opaq_op op;
+    enum plan_kind plan_kind;
+    int plan_argument;
+    bool has_workspace; /* `run` is called twice: while measuring, and to run */
+    /* The form of an output, by call->plan only; NULL: all are plain. */
+    enum opaq_status (*form)(const struct op_call *call, int output, struct opaq_form *form,
+                             struct opaq_error *error);
+    enum opaq_status (*run)(struct op_call *call, struct opaq_error *error);
+};
+
+/* The row behind a public description; NULL if it is none of the table's. */
+const struct op_row *op_row_of(const struct opaq_op *op);
+
+/* op_plan.c: looks up what a row's texts stand for. */
+enum opaq_status op_plan_resolve(const struct op_row *row, const struct opaq_value *values, union op_plan *plan,
+                                 struct opaq_error *error);
+
+/* The value of an argument by its name; NULL if the operator has none of that name. */
+const struct opaq_value *op_argument(const struct op_call *call, const char *name);
+
+/* An output that is there and plain, as a view; without memory while measuring. */
+struct opaq_view op_plain_output(const struct op_call *call, int output);
 
 /* ---- forms of outputs ---- */
 
-/* The buffers of the quantizer that argument 1 names; convert's: that argument 2 does. quantize_row.c, convert_row.c */
-enum opaq_status form_quantizer(const struct opaq_value *values, int output, struct opaq_form *form,
+/* quantize_operators.c, convert.c */
+enum opaq_status form_quantizer(const struct op_call *call, int output, struct opaq_form *form,
                                 struct opaq_error *error);
-enum opaq_status form_converted(const struct opaq_value *values, int output, struct opaq_form *form,
+enum opaq_status form_converted(const struct op_call *call, int output, struct opaq_form *form,
                                 struct opaq_error *error);
-enum opaq_status form_linear_forward(const struct opaq_value *values, int output, struct opaq_form *form,
+/* linear_forward.c, linear_backward.c */
+enum opaq_status form_linear_forward(const struct op_call *call, int output, struct opaq_form *form,
                                      struct opaq_error *error);
-enum opaq_status form_linear_backward(const struct opaq_value *values, int output, struct opaq_form *form,
+enum opaq_status form_linear_backward(const struct op_call *call, int output, struct opaq_form *form,
                                       struct opaq_error *error);
-
-enum opaq_status form_mlp_backward(const struct opaq_value *values, int output, struct opaq_form *form,
+/* experts_backward.c, grouped_linear.c */
+enum opaq_status form_mlp_backward(const struct op_call *call, int output, struct opaq_form *form,
                                    struct opaq_error *error);
-enum opaq_status form_moe_backward(const struct opaq_value *values, int output, struct opaq_form *form,
+enum opaq_status form_moe_backward(const struct op_call *call, int output, struct opaq_form *form,
                                    struct opaq_error *error);
-enum opaq_status form_grouped_linear_backward(const struct opaq_value *values, int output,
-                                              struct opaq_form *form, struct opaq_error *error);
-
-/* ---- workspaces ---- */
-
-enum opaq_status workspace_linear_forward(const struct opaq_call *call, size_t *bytes,
-                                          struct opaq_error *error);
-enum opaq_status workspace_linear_backward(const struct opaq_call *call, size_t *bytes,
-                                           struct opaq_error *error);
-
-enum opaq_status workspace_linear(const struct opaq_call *call, size_t *bytes, struct opaq_error *error);
-
-enum opaq_status workspace_experts_forward(const struct opaq_call *call, size_t *bytes,
-                                           struct opaq_error *error);
-enum opaq_status workspace_gemm(const struct opaq_call *call, size_t *bytes, struct opaq_error *error);
-
-enum opaq_status workspace_experts_backward(const struct opaq_call *call, size_t *bytes,
-                                            struct opaq_error *error);
-enum opaq_status workspace_grouped_linear(const struct opaq_call *call, size_t *bytes,
-                                          struct opaq_error *error);
-enum opaq_status workspace_grouped_linear_backward(const struct opaq_call *call, size_t *bytes,
-                                                   struct opaq_error *error);
+enum opaq_status form_grouped_linear_backward(const struct op_call *call, int output, struct opaq_form *form,
+                                              struct opaq_error *error);
 
 /* ---- runs ---- */
 
-/* quantize_row.c; random_state's numbers are the caller's */
-enum opaq_status run_random_state(const struct opaq_call *call, struct opaq_error *error);
-enum opaq_status run_quantize(const struct opaq_call *call, struct opaq_error *error);
-enum opaq_status run_dequantize(const struct opaq_call *call, struct opaq_error *error);
-enum opaq_status run_amax(const struct opaq_call *call, struct opaq_error *error);
+/* quantize_operators.c, delayed_operator.c */
+enum opaq_status run_random_state(struct op_call *call, struct opaq_error *error);
+enum opaq_status run_quantize(struct op_call *call, struct opaq_error *error);
+enum opaq_status run_dequantize(struct op_call *call, struct opaq_error *error);
+enum opaq_status run_amax(struct op_call *call, struct opaq_error *error);
+enum opaq_status run_delayed_update(struct op_call *call, struct opaq_error *error);
 
-/* convert_row.c, slice_rows_row.c, gather_rows_row.c */
-enum opaq_status run_convert(const struct opaq_call *call, struct opaq_error *error);
-enum opaq_status run_slice_rows(const struct opaq_call *call, struct opaq_error *error);
-enum opaq_status run_gather_rows(const struct opaq_call *call, struct opaq_error *error);
+/* convert.c, slice_rows.c, gather_shards.c */
+enum opaq_status run_convert(struct op_call *call, struct opaq_error *error);
+enum opaq_status run_slice_rows(struct op_call *call, struct opaq_error *error);
+enum opaq_status run_gather_rows(struct op_call *call, struct opaq_error *error);
 
-/* linear_row.c, linear_forward_row.c, linear_backward_row.c, delayed_row.c */
-enum opaq_status run_linear(const struct opaq_call *call, struct opaq_error *error);
-enum opaq_status run_linear_forward(const struct opaq_call *call, struct opaq_error *error);
-enum opaq_status run_linear_backward(const struct opaq_call *call, struct opaq_error *error);
-enum opaq_status run_delayed_update(const struct opaq_call *call, struct opaq_error *error);
+/* linear_inference.c, linear_forward.c, linear_backward.c */
+enum opaq_status run_linear(struct op_call *call, struct opaq_error *error);
+enum opaq_status run_linear_forward(struct op_call *call, struct opaq_error *error);
+enum opaq_status run_linear_backward(struct op_call *call, struct opaq_error *error);
 
-/* experts_forward_row.c, experts_backward_row.c, grouped_linear_row.c */
-enum opaq_status run_experts_forward(const struct opaq_call *call, struct opaq_error *error);
-enum opaq_status run_experts_backward(const struct opaq_call *call, struct opaq_error *error);
-enum opaq_status run_grouped_linear(const struct opaq_call *call, struct opaq_error *error);
-enum opaq_status run_grouped_linear_backward(const struct opaq_call *call, struct opaq_error *error);
+/* experts_forward.c, experts_backward.c, grouped_linear.c */
+enum opaq_status run_experts_forward(struct op_call *call, struct opaq_error *error);
+enum opaq_status run_experts_backward(struct op_call *call, struct opaq_error *error);
+enum opaq_status run_grouped_linear(struct op_call *call, struct opaq_error *error);
+enum opaq_status run_grouped_linear_backward(struct op_call *call, struct opaq_error *error);
 
-/* gemm_rows.c: linear_gemm, mlp_gemm and moe_gemm */
-enum opaq_status run_gemm(const struct opaq_call *call, struct opaq_error *error);
+/* runner_operators.c: linear_gemm, mlp_gemm and moe_gemm */
+enum opaq_status run_gemm(struct op_call *call, struct opaq_error *error);
 
 #endif

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "format/proto_layout.h"
-#include "opaq/status.h"
 
 int dtype_bytes(int32_t dtype) {
     switch (dtype) {
@@ -106,30 +106,20 @@ enum opaq_status spec_of_value(const struct opaq_value *text, struct opaq_spec *
     return status;
 }
 
-enum opaq_status spec_of_text(const char *operation, const struct opaq_value *text, struct opaq_spec *spec,
-                              struct opaq_error *error) {
-    struct opaq_error reason;
-    const enum opaq_status status = spec_of_value(text, spec, &reason);
-    return status == OPAQ_OK ? OPAQ_OK : opaq_fail(error, status, "%s: %s", operation, reason.text);
-}
-
-enum opaq_status view_of_tensor(const char *operation, const char *what, const struct opaq_tensor *tensor,
+enum opaq_status view_of_tensor(const char *what, const struct opaq_tensor *tensor,
                                 struct opaq_view *view, struct opaq_error *error) {
-    struct opaq_error reason;
     const int64_t bytes = tensor_reach(tensor);
     if (tensor->dtype != OPAQ_DTYPE_F32 && tensor->dtype != OPAQ_DTYPE_BF16 &&
         tensor->dtype != OPAQ_DTYPE_F16) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: %s holds %s, expected f32, bf16 or f16", operation,
-                         what, dtype_name(tensor->dtype));
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s holds %s, expected f32, bf16 or f16", what, dtype_name(tensor->dtype));
     }
     if (bytes < 0) {
         return opaq_fail(error, OPAQ_ERROR_OVERFLOW,
-                         "%s: the strides of %s are negative or reach beyond 2^62 bytes", operation, what);
+                         "the strides of %s are negative or reach beyond 2^62 bytes", what);
     }
-    if (opaq_view_plain(tensor->shape, tensor->strides, tensor->rank, (enum opaq_element)tensor->dtype,
-                        tensor->device, tensor->data, (size_t)bytes, view, &reason) != OPAQ_OK) {
-        return opaq_fail(error, reason.status, "%s: %s: %s", operation, what, reason.text);
-    }
+    TRY_AS(what, error,
+           opaq_view_plain(tensor->shape, tensor->strides, tensor->rank, (enum opaq_element)tensor->dtype,
+                           tensor->device, tensor->data, (size_t)bytes, view, error));
     return OPAQ_OK;
 }
 
@@ -164,30 +154,29 @@ static bool is_contiguous_as(const struct opaq_tensor *tensor, const struct opaq
     return true;
 }
 
-enum opaq_status check_same_tensor(const char *operation, const char *name, const struct opaq_tensor *tensor,
+enum opaq_status check_same_tensor(const char *name, const struct opaq_tensor *tensor,
                                    const struct opaq_tensor *wanted, struct opaq_error *error) {
     if (tensor->dtype != wanted->dtype || tensor->rank != wanted->rank ||
         memcmp(tensor->shape, wanted->shape, (size_t)wanted->rank * sizeof tensor->shape[0]) != 0) {
         char got[160];
         char want[160];
-        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: buffer \"%s\" is %s%s, expected %s%s", operation, name,
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "buffer \"%s\" is %s%s, expected %s%s", name,
                          dtype_name(tensor->dtype), shape_text(tensor, got, sizeof got),
                          dtype_name(wanted->dtype), shape_text(wanted, want, sizeof want));
     }
     if (!is_contiguous_as(tensor, wanted)) {
-        return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: buffer \"%s\" is not contiguous", operation, name);
+        return opaq_fail(error, OPAQ_ERROR_BUFFER, "buffer \"%s\" is not contiguous", name);
     }
     return OPAQ_OK;
 }
 
-enum opaq_status view_of_buffers(const char *operation, const struct opaq_proto *proto,
+enum opaq_status view_of_buffers(const struct opaq_proto *proto,
                                  const struct opaq_tensor *buffers, int64_t count, struct opaq_view *view,
                                  struct opaq_error *error) {
     struct opaq_buffer expected[OPAQ_BUFFER_LIMIT];
     const int expected_count = proto_buffers(proto, expected);
     if (count != expected_count) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: got %lld buffers, expected %d", operation,
-                         (long long)count, expected_count);
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "got %lld buffers, expected %d", (long long)count, expected_count);
     }
     memset(view, 0, sizeof *view);
     view->proto = *proto;
@@ -195,17 +184,14 @@ enum opaq_status view_of_buffers(const char *operation, const struct opaq_proto 
         const struct opaq_tensor *tensor = &buffers[i];
         const struct opaq_buffer *buffer = &expected[i];
         const struct opaq_tensor wanted = tensor_of_buffer(buffer, proto->device);
-        const enum opaq_status status = check_same_tensor(operation, buffer->name, tensor, &wanted, error);
-        if (status != OPAQ_OK) {
-            return status;
-        }
+        TRY(check_same_tensor(buffer->name, tensor, &wanted, error));
         if (tensor->device.type != proto->device.type || tensor->device.index != proto->device.index) {
             return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                             "%s: buffer \"%s\" is on another device than the first", operation, buffer->name);
+                             "buffer \"%s\" is on another device than the first", buffer->name);
         }
         if ((tensor->data == NULL && buffer->bytes > 0) ||
             (uintptr_t)tensor->data % (uintptr_t)buffer->entry_bytes) {
-            return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: buffer \"%s\" is %s", operation, buffer->name,
+            return opaq_fail(error, OPAQ_ERROR_BUFFER, "buffer \"%s\" is %s", buffer->name,
                              tensor->data == NULL ? "NULL" : "not aligned to its entries");
         }
         view->buffer[i] = (struct opaq_span){tensor->data, buffer->bytes};
@@ -225,8 +211,35 @@ static bool is_row_major(const struct opaq_tensor *tensor) {
     return true;
 }
 
-enum opaq_status floats_of_tensor(const char *operation, const char *what, const struct opaq_value *value,
-                                  int64_t count, const float **values, struct opaq_error *error) {
+bool is_on_device(const struct opaq_tensor *tensor, struct opaq_device device) {
+    return tensor->device.type == device.type && tensor->device.index == device.index;
+}
+
+enum opaq_status check_on_device(const char *name, const struct opaq_tensor *tensor, struct opaq_device device,
+                                 struct opaq_error *error) {
+    return is_on_device(tensor, device)
+               ? OPAQ_OK
+               : opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is on another device than the first tensor", name);
+}
+
+enum opaq_status check_tensor_memory(const char *name, const struct opaq_tensor *tensor, struct opaq_device device,
+                                     struct opaq_error *error) {
+    const int64_t reach = tensor_reach(tensor);
+    TRY(check_on_device(name, tensor, device, error));
+    if (reach < 0) {
+        return opaq_fail(error, OPAQ_ERROR_OVERFLOW,
+                         "the strides of %s are negative or reach beyond 2^62 bytes", name);
+    }
+    if (reach > 0 &&
+        (tensor->data == NULL || (uintptr_t)tensor->data % (uintptr_t)dtype_bytes(tensor->dtype) != 0)) {
+        return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s is %s", name,
+                         tensor->data == NULL ? "NULL" : "not aligned to its elements");
+    }
+    return OPAQ_OK;
+}
+
+enum opaq_status floats_of_tensor(const char *what, const struct opaq_value *value, int64_t count,
+                                  struct opaq_device device, const float **values, struct opaq_error *error) {
     const struct opaq_tensor *tensor = value->tensors;
     *values = NULL;
     if (tensor == NULL) {
@@ -235,33 +248,32 @@ enum opaq_status floats_of_tensor(const char *operation, const char *what, const
     const int64_t elements = tensor_elements(tensor);
     const bool dense = elements <= 0 || is_row_major(tensor);
     if (tensor->dtype != OPAQ_DTYPE_F32 || elements != count || elements < 0 || !dense ||
-        tensor->device.type != OPAQ_DEVICE_CPU) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                         "%s: %s is %lld x %s%s%s, expected %lld contiguous f32 on the cpu", operation, what,
+        !is_on_device(tensor, device)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is %lld x %s%s%s, expected %lld contiguous f32 on %s", what,
                          (long long)elements, dtype_name(tensor->dtype), dense ? "" : ", not contiguous",
-                         tensor->device.type == OPAQ_DEVICE_CPU ? "" : ", not on the cpu", (long long)count);
+                         is_on_device(tensor, device) ? "" : ", on another device", (long long)count,
+                         device.type == OPAQ_DEVICE_CPU ? "the cpu" : "the device of the first tensor");
     }
-    if (elements > 0 && (tensor->data == NULL || (uintptr_t)tensor->data % sizeof(float) != 0)) {
-        return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s: %s is %s", operation, what,
-                         tensor->data == NULL ? "NULL" : "not aligned to its elements");
-    }
+    TRY(check_tensor_memory(what, tensor, device, error));
     *values = tensor->data;
     return OPAQ_OK;
 }
 
-enum opaq_status random_of_tensor(const char *operation, const struct opaq_value *value, const int64_t **random,
-                                  struct opaq_error *error) {
+enum opaq_status random_of_tensor(const struct opaq_value *value, struct opaq_device device,
+                                  const int64_t **random, struct opaq_error *error) {
     const struct opaq_tensor *tensor = value->tensors;
     *random = NULL;
     if (tensor == NULL) {
         return OPAQ_OK;
     }
     if (tensor->dtype != OPAQ_DTYPE_I64 || tensor->rank != 1 || tensor->shape[0] != 2 ||
-        tensor->strides[0] != 1 || tensor->device.type != OPAQ_DEVICE_CPU || tensor->data == NULL ||
+        tensor->strides[0] != 1 || !is_on_device(tensor, device) || tensor->data == NULL ||
         (uintptr_t)tensor->data % sizeof(int64_t) != 0) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                         "%s: random is %s of rank %d, expected two contiguous int64 (seed, offset) on the cpu",
-                         operation, dtype_name(tensor->dtype), tensor->rank);
+                         "random is %s of rank %d%s, expected two contiguous int64 (seed, offset) on %s",
+                         dtype_name(tensor->dtype), tensor->rank,
+                         is_on_device(tensor, device) ? "" : " on another device",
+                         device.type == OPAQ_DEVICE_CPU ? "the cpu" : "the device of the first tensor");
     }
     *random = tensor->data;
     return OPAQ_OK;

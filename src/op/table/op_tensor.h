@@ -1,6 +1,9 @@
-/* op/table/op_tensor.h: between a framework's tensors and opaq's views. Depends on opaq/op.h. */
+/* op/table/op_tensor.h: between a framework's tensors and opaq's views. Addresses are
+ * checked, never followed; error texts name no operation. Depends on opaq/op.h. */
 #ifndef OPAQ_OP_TABLE_OP_TENSOR_H
 #define OPAQ_OP_TABLE_OP_TENSOR_H
+
+#include <stdbool.h>
 
 #include "opaq/op.h"
 
@@ -17,33 +20,40 @@ int64_t tensor_elements(const struct opaq_tensor *tensor);
 /* Bytes from the first element to the end of the last; -1 if that does not fit or a stride is negative. */
 int64_t tensor_reach(const struct opaq_tensor *tensor);
 
-/* The value that a quantizer argument stands for; the error names no operation, the other one's does. */
+/* The value that a quantizer's text stands for, parsed once. */
 enum opaq_status spec_of_value(const struct opaq_value *text, struct opaq_spec *spec, struct opaq_error *error);
-enum opaq_status spec_of_text(const char *operation, const struct opaq_value *text, struct opaq_spec *spec,
-                              struct opaq_error *error);
+
+bool is_on_device(const struct opaq_tensor *tensor, struct opaq_device device);
+
+/* The same as an error that names the tensor. */
+enum opaq_status check_on_device(const char *name, const struct opaq_tensor *tensor, struct opaq_device device,
+                                 struct opaq_error *error);
+
+/* Whether a tensor of any dtype is on the device and its memory can be reached. */
+enum opaq_status check_tensor_memory(const char *name, const struct opaq_tensor *tensor, struct opaq_device device,
+                                     struct opaq_error *error);
 
 /* A plain view of a float tensor. */
-enum opaq_status view_of_tensor(const char *operation, const char *what, const struct opaq_tensor *tensor,
-                                struct opaq_view *view, struct opaq_error *error);
+enum opaq_status view_of_tensor(const char *what, const struct opaq_tensor *tensor, struct opaq_view *view,
+                                struct opaq_error *error);
 
 /* Whether a buffer has the dtype and shape of another, and is contiguous as that is. */
-enum opaq_status check_same_tensor(const char *operation, const char *name, const struct opaq_tensor *tensor,
+enum opaq_status check_same_tensor(const char *name, const struct opaq_tensor *tensor,
                                    const struct opaq_tensor *wanted, struct opaq_error *error);
 
 /* A quantized view of contiguous buffers that must be exactly the prototype's: count, dtypes, shapes, device. */
-enum opaq_status view_of_buffers(const char *operation, const struct opaq_proto *proto,
-                                 const struct opaq_tensor *buffers, int64_t count, struct opaq_view *view,
-                                 struct opaq_error *error);
+enum opaq_status view_of_buffers(const struct opaq_proto *proto, const struct opaq_tensor *buffers, int64_t count,
+                                 struct opaq_view *view, struct opaq_error *error);
 
 /* The buffers of a prototype, or its one plain tensor, as tensors without data; how many. */
 int tensors_of_proto(const struct opaq_proto *proto, struct opaq_tensor tensors[OPAQ_BUFFER_LIMIT]);
 
-/* The one float (or the `count` floats) behind an optional argument; *values stays NULL if it is not given. */
-enum opaq_status floats_of_tensor(const char *operation, const char *what, const struct opaq_value *value,
-                                  int64_t count, const float **values, struct opaq_error *error);
+/* The address of the `count` floats behind an optional argument on the device; NULL if it is not given. */
+enum opaq_status floats_of_tensor(const char *what, const struct opaq_value *value, int64_t count,
+                                  struct opaq_device device, const float **values, struct opaq_error *error);
 
-/* The two int64 (seed, offset) behind an optional argument; *random stays NULL if it is not given. */
-enum opaq_status random_of_tensor(const char *operation, const struct opaq_value *value, const int64_t **random,
-                                  struct opaq_error *error);
+/* The address of the two int64 (seed, offset) behind an optional argument on the device; NULL if it is not given. */
+enum opaq_status random_of_tensor(const struct opaq_value *value, struct opaq_device device,
+                                  const int64_t **random, struct opaq_error *error);
 
 #endif

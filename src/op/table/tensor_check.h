@@ -1,23 +1,23 @@
-/* op/table/tensor_check.h: checks that several operations make at the door. Depends on quant. */
+/* op/table/tensor_check.h: checks that several public calls make first. Error texts name no operation. Depends on
+ * backend.h. */
 #ifndef OPAQ_OP_TABLE_TENSOR_CHECK_H
 #define OPAQ_OP_TABLE_TENSOR_CHECK_H
 
-#include "opaq/proto.h"
+#include "backend/backend.h"
 
-/* A valid plain tensor on the CPU. `what` names the argument in the message. */
-enum opaq_status check_plain_tensor(const char *operation, const char *what, const struct opaq_view *view,
-                                    struct opaq_error *error);
-
-/* A valid quantized tensor on the CPU. */
-enum opaq_status check_quantized_tensor(const char *operation, const char *what, const struct opaq_view *view,
-                                        struct opaq_error *error);
+/* A valid plain (quantized) tensor. `what` names the argument in the message. */
+enum opaq_status check_plain_tensor(const char *what, const struct opaq_view *view, struct opaq_error *error);
+enum opaq_status check_quantized_tensor(const char *what, const struct opaq_view *view, struct opaq_error *error);
 
 /* Which copy `usage` asks for: 0 is the rowwise one if it is there, else the columnwise one. */
-enum opaq_status check_usage(const char *operation, const struct opaq_view *quantized, int usage, int *copy,
-                             struct opaq_error *error);
+enum opaq_status check_usage(const struct opaq_view *quantized, int usage, int *copy, struct opaq_error *error);
 
-/* The same shape, and no byte in common. */
-enum opaq_status check_pair(const char *operation, const struct opaq_view *plain,
-                            const struct opaq_view *quantized, struct opaq_error *error);
+/* The same device and shape, and no byte in common. */
+enum opaq_status check_pair(const struct opaq_view *plain, const struct opaq_view *quantized,
+                            struct opaq_error *error);
+
+/* Where a call on tensors of `device` runs; the work points to `execution`. */
+enum opaq_status work_of(const struct opaq_execution *given, struct opaq_device device,
+                         struct opaq_execution *execution, struct work *work, struct opaq_error *error);
 
 #endif

@@ -1,6 +1,6 @@
-/* backend/gemm_job.h: what a matrix product is given. Depends on quant. */
-#ifndef OPAQ_BACKEND_GEMM_JOB_H
-#define OPAQ_BACKEND_GEMM_JOB_H
+/* backend/product.h: what a matrix product is given. Depends on quant_job.h. */
+#ifndef OPAQ_BACKEND_PRODUCT_H
+#define OPAQ_BACKEND_PRODUCT_H
 
 #include "backend/quant_job.h"
 
@@ -16,13 +16,15 @@ struct gemm_operand {
     bool undo_hadamard;
 };
 
+/* c = a b^T. With K = 0 every sum is 0; other sizes may be 0 too. */
 struct gemm_job {
     struct gemm_operand a; /* M x K */
     struct gemm_operand b; /* N x K */
     struct quant_matrix c; /* M x N of f32, bf16 or f16, any steps; overlaps nothing else */
     const void *bias;      /* N values of bias_dtype (f32, bf16 or f16), contiguous; or NULL */
     enum opaq_element bias_dtype;
-    bool accumulate; /* the product is added to c */
+    bool accumulate;   /* the product is added to c */
+    int32_t precision; /* enum opaq_precision: the lowest accuracy that is accepted with a tiled b */
 };
 
 #endif

@@ -1,6 +1,6 @@
-/* op/quantize/amax_op.h: the amax of a checked tensor, on all threads. Depends on quant. */
-#ifndef OPAQ_OP_QUANTIZE_AMAX_OP_H
-#define OPAQ_OP_QUANTIZE_AMAX_OP_H
+/* cpu/quant/amax.h: the amax of a checked tensor, on all threads. Depends on quant. */
+#ifndef OPAQ_CPU_QUANT_AMAX_H
+#define OPAQ_CPU_QUANT_AMAX_H
 
 #include "backend/quant_job.h"
 

@@ -1,16 +1,12 @@
-/* op/quantize/noise_op.c: opaq_noise_measure: a tensor against its quantized form, summed in slots of rows that depend on the
+/* cpu/quant/noise.c: a tensor against its quantized form, summed in slots of rows that depend on the
  * shape only, so that threads do not show in the sums. */
-#include <math.h>
 #include <stddef.h>
 
 #include "base/checked.h"
 #include "base/parallel_run.h"
+#include "cpu/cpu.h"
 #include "cpu/gemm/gemm_decode.h"
 #include "cpu/gemm/gemm_table.h"
-#include "op/table/kernel_list.h"
-#include "op/table/tensor_check.h"
-#include "opaq/noise.h"
-#include "opaq/status.h"
 
 enum { SLOTS = 64 };
 
@@ -58,39 +54,17 @@ static void noise_slots(void *argument, int64_t begin, int64_t end) {
     }
 }
 
-enum opaq_status opaq_noise_measure(const struct opaq_view *x, const struct opaq_view *q, int usage,
-                                    const struct opaq_parallel *parallel, struct opaq_noise *noise,
-                                    struct opaq_error *error) {
-    enum opaq_status status = check_plain_tensor("noise", "x", x, error);
-    if (status == OPAQ_OK) {
-        status = check_quantized_tensor("noise", "q", q, error);
-    }
-    if (status == OPAQ_OK) {
-        status = check_pair("noise", x, q, error);
-    }
-    int from = 0;
-    if (status == OPAQ_OK) {
-        status = check_usage("noise", q, usage, &from, error);
-    }
-    if (status == OPAQ_OK) {
-        status = kernel_list_check(error);
-    }
-    if (status != OPAQ_OK) {
-        return status;
-    }
-    if (noise == NULL) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "noise: the place for the result is NULL");
-    }
-    struct quant_job job;
-    quant_job_make(x, q, from, &job);
-    const struct quant_copy *copy = &job.copy[0];
+enum opaq_status cpu_noise(const struct quant_job *job, struct opaq_noise *noise,
+                           const struct opaq_execution *execution, struct opaq_error *error) {
+    const struct quant_copy *copy = &job->copy[0];
     const struct quant_matrix plain = copy->operand; /* x, or x transposed */
     struct noise_task task = {
         .x = {.plain = plain},
-        .q = {.plain = plain, .spec = &job.spec, .copy = copy, .undo_hadamard = true},
+        .q = {.plain = plain, .spec = &job->spec, .copy = copy, .undo_hadamard = true},
     };
     const struct opaq_body body = {noise_slots, &task};
-    parallel_run(parallel_if_worth(parallel, plain.rows * plain.columns), SLOTS, &body);
+    (void)error;
+    parallel_run(parallel_if_worth(execution->parallel, plain.rows * plain.columns), SLOTS, &body);
     struct opaq_noise sum = {0.0, 0.0};
     for (int i = 0; i < SLOTS; ++i) {
         sum.signal += task.slot[i].signal;
@@ -98,11 +72,4 @@ enum opaq_status opaq_noise_measure(const struct opaq_view *x, const struct opaq
     }
     *noise = sum;
     return OPAQ_OK;
-}
-
-double opaq_noise_sqnr(const struct opaq_noise *noise) {
-    if (noise == NULL) {
-        return 0.0;
-    }
-    return noise->noise == 0.0 ? HUGE_VAL : 10.0 * log10(noise->signal / noise->noise);
 }

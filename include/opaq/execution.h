@@ -1,0 +1,25 @@
+/* opaq/execution.h: where and how an operation runs. Depends on parallel.h and proto.h.
+ *
+ * Every operation on memory takes a `const struct opaq_execution *`. NULL means: on the device of the tensors, on the
+ * calling thread or on the device's default stream. Results never depend on it. */
+#ifndef OPAQ_EXECUTION_H
+#define OPAQ_EXECUTION_H
+
+#include "opaq/parallel.h"
+#include "opaq/proto.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct opaq_execution {
+    struct opaq_device device;            /* the device of the tensors; another one is an error */
+    void *stream;                         /* CUDA: the stream that the work is queued on; NULL: the default stream */
+    const struct opaq_parallel *parallel; /* CPU: the threads; NULL: the calling thread */
+};
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,48 @@
+/* backend/backend.c: which table serves a device. */
+#include "backend/backend.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+
+enum { DEVICE_TYPES = 2 };
+
+/* Beside the CPU's, which is always there. */
+static _Atomic(const struct backend *) installed[DEVICE_TYPES];
+
+void backend_install(enum opaq_device_type type, const struct backend *backend) {
+    atomic_store_explicit(&installed[type], backend, memory_order_release);
+}
+
+enum opaq_status backend_of(struct opaq_device device, const struct backend **backend, struct opaq_error *error) {
+    if (device.type == OPAQ_DEVICE_CPU) {
+        *backend = &cpu_backend;
+        return OPAQ_OK;
+    }
+    const struct backend *found = NULL;
+    if (device.type > OPAQ_DEVICE_CPU && device.type < DEVICE_TYPES) {
+        found = atomic_load_explicit(&installed[device.type], memory_order_acquire);
+    }
+    if (found == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                         "the tensors are on %s:%d, for which this build of opaq has no back end: install a build "
+                         "with CUDA, or move the tensors to the cpu",
+                         device.type == OPAQ_DEVICE_CUDA ? "cuda" : "an unknown device", device.index);
+    }
+    *backend = found;
+    return OPAQ_OK;
+}
+
+enum opaq_status execution_of(const struct opaq_execution *given, struct opaq_device device,
+                              struct opaq_execution *execution, struct opaq_error *error) {
+    if (given == NULL) {
+        *execution = (struct opaq_execution){.device = device};
+        return OPAQ_OK;
+    }
+    if (given->device.type != device.type || given->device.index != device.index) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "the execution is for device (%d, %d), the tensors are on (%d, %d), expected the same",
+                         given->device.type, given->device.index, device.type, device.index);
+    }
+    *execution = *given;
+    return OPAQ_OK;
+}

@@ -1,0 +1,106 @@
+/* backend/grouped.h: rows in groups, each group with a weight of its own: what mixtures of experts and grouped linear
+ * layers are made of. Depends on operand.h.
+ *
+ * Words: a token is a row of the input; a slot is one choice of an expert by a token, slot t * choices + j being token t's
+ * j-th; slots sorted by expert, and within an expert in their own order, are the sorted rows; a group is the sorted rows
+ * of one expert. How many rows a group has is in device memory: only a back end knows. */
+#ifndef OPAQ_BACKEND_GROUPED_H
+#define OPAQ_BACKEND_GROUPED_H
+
+#include "backend/operand.h"
+#include "opaq/experts.h"
+
+/* Random streams of a group start at GROUP_STREAMS times its index. */
+enum { GROUP_STREAMS = 64 };
+
+struct row_groups {
+    int64_t count;   /* groups: matrices in a stack of weights */
+    int64_t rows;    /* sorted rows at most: tokens times choices */
+    int64_t choices; /* slots of a token */
+    bool is_split;   /* there is `first`; else group 0 has all rows */
+    bool is_routed;  /* there are `slot` and `weight`; else sorted row i is row i */
+    int64_t *first;  /* device memory: count + 1 offsets into the sorted rows */
+    int64_t *slot;   /* device memory: the slot of each sorted row */
+    float *weight;   /* device memory: the router weight of each slot */
+};
+
+/* Sorts slots by expert. The ids in [0, total) are experts, of which [begin, begin + groups.count) have a group here;
+ * -1 and `total` mean no expert. The CPU refuses any other id; a device that cannot report skips that slot. */
+struct route_job {
+    struct opaq_tensor ids;     /* int32 or int64, any strides; one per slot */
+    struct opaq_tensor weights; /* f32, bf16 or f16, any strides; one per slot */
+    int64_t total, begin;
+    struct row_groups groups; /* with memory: filled */
+};
+
+/* Turns the sizes of consecutive groups into offsets. The CPU refuses sizes that do not add up to `rows`. */
+struct split_job {
+    struct opaq_tensor splits; /* int32 or int64 [count], any stride */
+    struct row_groups groups;  /* with memory for `first`: filled */
+};
+
+/* Which row of a matrix belongs to a sorted row. */
+enum row_order { ROWS_SORTED, ROWS_BY_SLOT, ROWS_BY_TOKEN };
+
+/* A matrix whose rows are grouped, and what becomes of each group before it is multiplied. */
+struct grouped_rows {
+    struct opaq_view view; /* plain */
+    enum row_order order;
+    bool is_weighted;         /* each row times its router weight */
+    struct operand_form form; /* of group 0; each group is quantized by itself */
+    int64_t figure_step;      /* 1: form.scale and form.amax have one entry for each group */
+};
+
+/* A weight [N,K], or a stack of them [E,N,K], plain or quantized. form.along is OPAQ_ROWWISE for a w^T and OPAQ_COLUMNWISE
+ * for a w. */
+struct grouped_weights {
+    struct opaq_view view;
+    struct operand_form form;
+};
+
+enum grouped_result {
+    GROUPED_STORE,    /* the product is stored in sorted order */
+    GROUPED_ACTIVATE, /* the activation of the product is stored in sorted order */
+    GROUPED_COMBINE   /* the product's rows are added to their tokens' sums, in sorted order */
+};
+
+struct grouped_product {
+    const struct row_groups *groups;
+    struct grouped_rows a;
+    struct grouped_weights w;
+    const struct opaq_view *bias; /* [N] or [E,N]; NULL: none */
+    int32_t precision;            /* enum opaq_precision */
+    enum grouped_result result;
+    struct quant_matrix c; /* STORE, ACTIVATE: the result */
+    /* ACTIVATE: the product is rounded to c's dtype, kept in `h`, by slot, unless that has no columns, and
+     * activated. */
+    const struct opaq_experts_plan *activation;
+    struct quant_matrix h;
+    /* COMBINE: float32 sums, one contiguous row for each token, to which rows are added, times their router weights if
+     * `is_weighted`. Where dot_result is not NULL, the dot product of each result row, unweighted, with its token's row of `dot` is
+     * stored there by slot. */
+    struct quant_matrix sums;
+    bool is_weighted;
+    struct quant_matrix dot;
+    float *dot_result;
+};
+
+/* c_e = a_e^T b_e for the rows of each group; zero for a group without rows. Both forms have `along` OPAQ_COLUMNWISE. */
+struct grouped_gradient {
+    const struct row_groups *groups;
+    struct grouped_rows a;
+    struct grouped_rows b;
+    struct opaq_view c; /* [N,K] or [E,N,K] */
+};
+
+/* result[slot] = (result[slot] +) sum over columns of a times b, for each sorted row. */
+struct row_dot {
+    const struct row_groups *groups;
+    struct grouped_rows a;
+    struct opaq_view b;  /* plain: sorted rows, or [N] or [E,N]: one row for each group */
+    bool is_b_per_group; /* which of the two */
+    bool adds;
+    float *result;
+};
+
+#endif

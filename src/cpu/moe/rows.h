@@ -1,0 +1,63 @@
+/* cpu/moe/rows.h: moving rows between the order of tokens or slots and the sorted order of groups. Depends on
+ * backend/grouped.h. */
+#ifndef OPAQ_CPU_MOE_ROWS_H
+#define OPAQ_CPU_MOE_ROWS_H
+
+#include "backend/grouped.h"
+#include "opaq/parallel.h"
+
+/* Sorted rows that exist; those of a group; where they begin. */
+static inline int64_t groups_total(const struct row_groups *groups) {
+    return !groups->is_split ? groups->rows : groups->first[groups->count];
+}
+
+static inline int64_t group_begin(const struct row_groups *groups, int64_t group) {
+    return !groups->is_split ? 0 : groups->first[group];
+}
+
+static inline int64_t group_rows(const struct row_groups *groups, int64_t group) {
+    return !groups->is_split ? groups->rows : groups->first[group + 1] - groups->first[group];
+}
+
+/* The slot, and the row of a matrix in some order, of sorted row i. */
+static inline int64_t slot_of(const struct row_groups *groups, int64_t i) {
+    return !groups->is_routed ? i : groups->slot[i];
+}
+
+static inline int64_t row_in_order(const struct row_groups *groups, int64_t i, enum row_order order) {
+    return order == ROWS_SORTED    ? i
+           : order == ROWS_BY_SLOT ? slot_of(groups, i)
+                                   : slot_of(groups, i) / groups->choices;
+}
+
+/* Sorted rows [first, first + count). The matrices below have `count` rows for them unless it says otherwise. */
+struct row_range {
+    const struct row_groups *groups;
+    int64_t first, count;
+};
+
+/* `from`, a whole matrix in some order, to `to`; times router weights or not. */
+void rows_gather(const struct row_range *range, const struct quant_matrix *from, enum row_order order,
+                 bool is_weighted, const struct quant_matrix *to, const struct opaq_parallel *parallel);
+
+/* `from` to the rows of their slots in `to`, a whole matrix. */
+void rows_scatter(const struct row_range *range, const struct quant_matrix *from, const struct quant_matrix *to,
+                  const struct opaq_parallel *parallel);
+
+/* Adds `from`, times router weights or not, to the tokens' rows of `sums`, a whole contiguous float32 matrix, in sorted
+ * order. */
+void rows_add(const struct row_range *range, const struct quant_matrix *from, bool is_weighted,
+              const struct quant_matrix *sums, const struct opaq_parallel *parallel);
+
+/* result[slot] = (result[slot] +) the dot product of a row of a with one of b, which is a whole matrix in some order if
+ * `b_order` says so, or (row step 0) one row for all. */
+struct rows_dot {
+    const struct quant_matrix *a;
+    const struct quant_matrix *b;
+    enum row_order b_order; /* ROWS_SORTED: `count` rows beside a's */
+    bool adds;
+};
+void rows_dot(const struct row_range *range, const struct rows_dot *dot, float *result,
+              const struct opaq_parallel *parallel);
+
+#endif
