@@ -1,7 +1,12 @@
 #!/usr/bin/env python3
-"""Includes go one way: base -> format -> backend -> cpu -> op -> runner -> checkpoint -> {torch, cli}.
+"""Includes go one way:
 
-A file in src/<layer> may include its own layer, earlier ones and public headers; a public header only public
+    base -> format -> backend -> cpu
+                             \\-> op -> runner -> {torch, cli}
+                                  \\-> checkpoint
+
+op and runner see backend, never cpu: what is in memory belongs to a back end. checkpoint works on host memory and sees
+cpu. A file in src/<layer> may include its own layer, those before it and public headers; a public header only public
 headers; programs (demo, bench, examples, fuzz, the cli layer) only public headers and what lies beside them;
 benchmarks and tests also the case lists they share (tests/cases), and fuzz/fuzz_cli_* the command's files.
 File names are unique in the repository, so an include line names one file.
@@ -14,9 +19,18 @@ from pathlib import Path
 
 from repository import ROOT, tracked
 
-LAYERS = ["base", "format", "backend", "cpu", "op", "runner", "checkpoint"]
-LAST = {"torch", "cli"}  # on top of the layers, not of each other
-PUBLIC_ONLY = {"cli"}  # layers that use opaq as a stranger would
+# The layers that a layer may include beside itself.
+BELOW = {
+    "base": set(),
+    "format": {"base"},
+    "backend": {"base", "format"},
+    "cpu": {"base", "format", "backend"},
+    "op": {"base", "format", "backend"},
+    "runner": {"base", "format", "backend", "op"},
+    "checkpoint": {"base", "format", "backend", "cpu", "op"},
+    "torch": {"base"},
+    "cli": set(),  # uses opaq as a stranger would
+}
 PROGRAMS = ["demo", "bench", "examples", "fuzz"]
 MAY_REPEAT = {
     "__init__.py",
@@ -32,11 +46,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
 
 def layers_below(layer: str) -> set[str]:
     """The layers that `layer` may include, itself among them."""
-    if layer in PUBLIC_ONLY:
-        return {layer}
-    if layer in LAST:
-        return {*LAYERS, layer}
-    return set(LAYERS[: LAYERS.index(layer) + 1])
+    return BELOW[layer] | {layer}
 
 
 def files(folder: str, *suffixes: str) -> list[Path]:
@@ -57,7 +67,7 @@ def problem(path: Path, target: str, allowed: set[str]) -> str | None:
             return "has no layer in front"
         return None if (path.parent / target).is_file() else "is not beside the file"
     if parts[0] not in allowed:
-        return "is not below this file" if parts[0] in [*LAYERS, *LAST] else "is not a layer"
+        return "is not below this file" if parts[0] in BELOW else "is not a layer"
     return None if (ROOT / "src" / target).is_file() else "does not exist"
 
 
@@ -94,7 +104,7 @@ def main() -> int:
     for path in files("src", ".c", ".h", ".cu", ".cuh"):
         layer = path.relative_to(ROOT / "src").parts[0]
         count += 1
-        if layer not in LAYERS and layer not in LAST:
+        if layer not in BELOW:
             found.append(f"{path.relative_to(ROOT)}: {layer} is not a layer")
             continue
         found += check(path, layers_below(layer))

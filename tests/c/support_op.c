@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support_hiding.h"
+
 struct op_tensors op_tensors_of(const struct tensor *tensor) {
     struct op_tensors made;
     memset(&made, 0, sizeof made);
@@ -66,7 +68,11 @@ enum opaq_status op_run_into(const char *name, const struct opaq_value *values, 
         }
         one->data = other->data;
     }
-    return opaq_op_run(op, values, &outputs, (struct opaq_span){NULL, 0}, NULL, error);
+    struct hidden_call hidden;
+    hidden_call_run(&hidden, op, values, &outputs, NULL);
+    const enum opaq_status run = opaq_op_run(op, values, &outputs, (struct opaq_span){NULL, 0}, NULL, error);
+    hidden_call_compare(&hidden, op, values, &outputs, run);
+    return run;
 }
 
 int64_t op_tensor_elements(const struct opaq_tensor *tensor) {
@@ -125,7 +131,10 @@ enum opaq_status op_call(const char *name, const struct opaq_value *values, cons
     void *workspace = allocate(bytes);
     allocate_outputs(op, means->random, &result->outputs);
     const struct opaq_execution execution = {.parallel = means->parallel};
+    struct hidden_call hidden;
+    hidden_call_run(&hidden, op, values, &result->outputs, means->parallel);
     status = opaq_op_run(op, values, &result->outputs, (struct opaq_span){workspace, bytes}, &execution, error);
+    hidden_call_compare(&hidden, op, values, &result->outputs, status);
     free(workspace);
     if (status != OPAQ_OK) {
         op_result_free(result);

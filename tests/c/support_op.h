@@ -1,4 +1,5 @@
-/* support_op.h: calling rows of the operator table from tests. Depends on opaq/op.h and support_tensor.h. */
+/* support_op.h: calling rows of the operator table from tests. Every call also runs on the hiding back end, with copies of
+ * its tensors, and must give the same bytes (support_hiding.h). Depends on opaq/op.h and support_tensor.h. */
 #ifndef SUPPORT_OP_H
 #define SUPPORT_OP_H
 

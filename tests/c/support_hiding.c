@@ -1,0 +1,319 @@
+/* support_hiding.c: a back end whose memory nobody else can read. */
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
+#include "support_hiding.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "check.h"
+#include "op/table/op_describe.h"
+#include "op/table/op_tensor.h"
+
+const struct opaq_device hiding_device = {OPAQ_DEVICE_CUDA, 0};
+
+/* ---- memory ---- */
+
+static _Thread_local struct hiding *current; /* what the thread's operations work on */
+static _Thread_local int depth;              /* functions of the table that are running */
+
+static void protect(const struct hiding *hiding, int protection) {
+    if (hiding != NULL && hiding->bytes > 0 && mprotect(hiding->memory, hiding->bytes, protection) != 0) {
+        printf("  mprotect failed\n");
+        exit(1);
+    }
+}
+
+struct hiding hiding_make(size_t bytes) {
+    const size_t page = 4096;
+    struct hiding hiding = {.bytes = (bytes + page) / page * page};
+    void *memory = mmap(NULL, hiding.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+        printf("  mmap: no memory\n");
+        exit(1);
+    }
+    hiding.memory = memory;
+    return hiding;
+}
+
+void hiding_free(struct hiding *hiding) {
+    (void)munmap(hiding->memory, hiding->bytes);
+    memset(hiding, 0, sizeof *hiding);
+}
+
+void *hiding_copy(struct hiding *hiding, const void *from, size_t bytes) {
+    char *const to = hiding->memory + hiding->used;
+    hiding->used += (bytes + 63) / 64 * 64;
+    if (hiding->used > hiding->bytes) {
+        printf("  %zu bytes of hidden memory are too few\n", hiding->bytes);
+        exit(1);
+    }
+    if (from != NULL && bytes > 0) {
+        memcpy(to, from, bytes);
+    }
+    return to;
+}
+
+struct opaq_tensor hiding_tensor(struct hiding *hiding, const struct opaq_tensor *tensor) {
+    struct opaq_tensor copy = *tensor;
+    const int64_t reach = tensor_reach(tensor);
+    copy.device = hiding_device;
+    if (tensor->data != NULL) { /* aligned as it was: that decides which kernel runs */
+        const size_t bytes = reach > 0 ? (size_t)reach : 0;
+        const size_t offset = (uintptr_t)tensor->data % 64;
+        copy.data = (char *)hiding_copy(hiding, NULL, offset + bytes) + offset;
+        memcpy(copy.data, tensor->data, bytes);
+    }
+    return copy;
+}
+
+void hiding_hide(struct hiding *hiding) {
+    current = hiding;
+    protect(hiding, PROT_NONE);
+}
+
+void hiding_reveal(struct hiding *hiding) {
+    protect(hiding, PROT_READ | PROT_WRITE);
+    current = NULL;
+}
+
+static void enter(void) {
+    if (depth++ == 0) {
+        protect(current, PROT_READ | PROT_WRITE);
+    }
+}
+
+static void leave(void) {
+    if (--depth == 0) {
+        protect(current, PROT_NONE);
+    }
+}
+
+/* ---- the table ---- */
+
+/* One function: the CPU's, with the memory readable meanwhile. */
+#define FORWARD(name, parameters, arguments)               \
+    static enum opaq_status hiding_##name parameters {     \
+        enter();                                           \
+        const enum opaq_status status = cpu_backend.name arguments; \
+        leave();                                           \
+        return status;                                     \
+    }
+#define RUN const struct opaq_execution *execution, struct opaq_error *error
+
+FORWARD(zero, (void *memory, size_t bytes, RUN), (memory, bytes, execution, error))
+static enum opaq_status hiding_copy_tensor(const struct opaq_tensor *from, void *to, RUN) {
+    enter();
+    const enum opaq_status status = cpu_backend.copy(from, to, execution, error);
+    leave();
+    return status;
+}
+FORWARD(fill, (const float *value, int64_t count, float *to, RUN), (value, count, to, execution, error))
+FORWARD(quantize, (const struct quant_job *job, const struct quantize_figures *figures, RUN),
+        (job, figures, execution, error))
+FORWARD(dequantize, (const struct quant_job *job, RUN), (job, execution, error))
+FORWARD(amax,
+        (const struct quant_copy *copy, const struct opaq_spec *spec, bool is_stored, int64_t step, float *amax, RUN),
+        (copy, spec, is_stored, step, amax, execution, error))
+FORWARD(remap, (const struct remap_job *job, RUN), (job, execution, error))
+FORWARD(compare_figures, (const struct quant_job *a, const struct quant_job *b, bool *are_equal, RUN),
+        (a, b, are_equal, execution, error))
+FORWARD(noise, (const struct quant_job *job, struct opaq_noise *noise, RUN), (job, noise, execution, error))
+FORWARD(delayed_update,
+        (const struct opaq_delayed_state *state, const float *recorded, const float *reduced,
+         const struct delayed_rule *rule, RUN),
+        (state, recorded, reduced, rule, execution, error))
+FORWARD(product, (const struct gemm_job *job, void *workspace, RUN), (job, workspace, execution, error))
+FORWARD(grouped_product, (const struct grouped_product *job, void *workspace, RUN),
+        (job, workspace, execution, error))
+FORWARD(grouped_gradient, (const struct grouped_gradient *job, void *workspace, RUN),
+        (job, workspace, execution, error))
+FORWARD(column_sum,
+        (const struct row_groups *groups, const struct quant_matrix *rows, const struct opaq_view *sums, RUN),
+        (groups, rows, sums, execution, error))
+FORWARD(route, (const struct route_job *job, RUN), (job, execution, error))
+FORWARD(split, (const struct split_job *job, RUN), (job, execution, error))
+FORWARD(gather_rows,
+        (const struct row_groups *groups, const struct quant_matrix *from, enum row_order order, bool is_weighted,
+         const struct quant_matrix *to, RUN),
+        (groups, from, order, is_weighted, to, execution, error))
+FORWARD(weigh_rows, (const struct row_groups *groups, const struct quant_matrix *rows, RUN),
+        (groups, rows, execution, error))
+FORWARD(row_dot, (const struct row_dot *job, void *workspace, RUN), (job, workspace, execution, error))
+FORWARD(convert_rows, (const struct quant_matrix *from, const struct quant_matrix *to, RUN),
+        (from, to, execution, error))
+FORWARD(activate,
+        (const struct row_groups *groups, const struct opaq_experts_plan *plan, const struct quant_matrix *h,
+         const struct quant_matrix *a, RUN),
+        (groups, plan, h, a, execution, error))
+FORWARD(activate_backward,
+        (const struct row_groups *groups, const struct opaq_experts_plan *plan, const struct quant_matrix *h,
+         const struct quant_matrix *da, const struct quant_matrix *dh, RUN),
+        (groups, plan, h, da, dh, execution, error))
+
+/* From the thread's memory, which is its owner's to free. */
+static enum opaq_status hiding_allocate(struct opaq_device device, size_t bytes, void **memory,
+                                        struct opaq_error *error) {
+    (void)device;
+    (void)error;
+    *memory = hiding_copy(current, NULL, bytes);
+    return OPAQ_OK;
+}
+
+static void hiding_release(struct opaq_device device, void *memory) {
+    (void)device;
+    (void)memory;
+}
+
+static struct backend hiding_backend;
+
+static void make_table(void) {
+    hiding_backend = cpu_backend; /* with its workspaces and kernels, which follow no address */
+    hiding_backend.name = "hiding";
+    hiding_backend.allocate = hiding_allocate;
+    hiding_backend.release = hiding_release;
+    hiding_backend.zero = hiding_zero;
+    hiding_backend.copy = hiding_copy_tensor;
+    hiding_backend.fill = hiding_fill;
+    hiding_backend.quantize = hiding_quantize;
+    hiding_backend.dequantize = hiding_dequantize;
+    hiding_backend.amax = hiding_amax;
+    hiding_backend.remap = hiding_remap;
+    hiding_backend.compare_figures = hiding_compare_figures;
+    hiding_backend.noise = hiding_noise;
+    hiding_backend.delayed_update = hiding_delayed_update;
+    hiding_backend.product = hiding_product;
+    hiding_backend.grouped_product = hiding_grouped_product;
+    hiding_backend.grouped_gradient = hiding_grouped_gradient;
+    hiding_backend.column_sum = hiding_column_sum;
+    hiding_backend.route = hiding_route;
+    hiding_backend.split = hiding_split;
+    hiding_backend.gather_rows = hiding_gather_rows;
+    hiding_backend.weigh_rows = hiding_weigh_rows;
+    hiding_backend.row_dot = hiding_row_dot;
+    hiding_backend.convert_rows = hiding_convert_rows;
+    hiding_backend.activate = hiding_activate;
+    hiding_backend.activate_backward = hiding_activate_backward;
+}
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int users;
+
+void hiding_install(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, make_table);
+    (void)pthread_mutex_lock(&lock);
+    if (users++ == 0) {
+        backend_install(OPAQ_DEVICE_CUDA, &hiding_backend);
+    }
+    (void)pthread_mutex_unlock(&lock);
+}
+
+void hiding_remove(void) {
+    (void)pthread_mutex_lock(&lock);
+    if (--users == 0) {
+        backend_install(OPAQ_DEVICE_CUDA, NULL);
+    }
+    (void)pthread_mutex_unlock(&lock);
+}
+
+/* ---- calls of operators ---- */
+
+/* Bytes of everything that a call has, and how many tensors its arguments have. */
+static size_t measure(const struct opaq_op *op, const struct opaq_value *values, const struct opaq_outputs *outputs,
+                      int64_t *tensors, bool *is_on_cpu) {
+    size_t bytes = 0;
+    *tensors = 0;
+    *is_on_cpu = true;
+    for (int i = 0; i < op->argument_count; ++i) {
+        const int64_t count = argument_tensors(op->argument[i].kind, &values[i]);
+        for (int64_t t = 0; t < count; ++t) {
+            const int64_t reach = tensor_reach(&values[i].tensors[t]);
+            *is_on_cpu = *is_on_cpu && reach >= 0 && values[i].tensors[t].device.type == OPAQ_DEVICE_CPU;
+            bytes += reach > 0 ? (size_t)reach + 128 : 128;
+        }
+        *tensors += count;
+    }
+    for (int i = 0; i < outputs->count; ++i) {
+        bytes += (size_t)tensor_reach(&outputs->tensor[i]) + 128;
+    }
+    return bytes;
+}
+
+static void copy_values(struct hidden_call *call, const struct opaq_op *op, const struct opaq_value *values) {
+    struct opaq_tensor *next = call->tensors;
+    for (int i = 0; i < op->argument_count; ++i) {
+        const int64_t count = argument_tensors(op->argument[i].kind, &values[i]);
+        call->values[i] = values[i];
+        if (count > 0) {
+            call->values[i].tensors = next;
+        }
+        for (int64_t t = 0; t < count; ++t) {
+            *next++ = hiding_tensor(&call->hiding, &values[i].tensors[t]);
+        }
+    }
+}
+
+void hidden_call_run(struct hidden_call *call, const struct opaq_op *op, const struct opaq_value *values,
+                     const struct opaq_outputs *outputs, const struct opaq_parallel *parallel) {
+    const struct opaq_execution execution = {.device = hiding_device, .parallel = parallel};
+    int64_t tensors;
+    bool is_on_cpu;
+    size_t bytes = 0;
+    memset(call, 0, sizeof *call);
+    const size_t all = measure(op, values, outputs, &tensors, &is_on_cpu);
+    if (!is_on_cpu || tensors == 0 || strstr(op->name, "_gemm") != NULL) {
+        return;
+    }
+    hiding_install();
+    call->has_run = true;
+    call->tensors = calloc((size_t)tensors, sizeof *call->tensors);
+    struct opaq_value measured[OPAQ_OP_ARGUMENT_LIMIT];
+    memcpy(measured, values, (size_t)op->argument_count * sizeof *measured);
+    (void)opaq_op_workspace(op, measured, &bytes, NULL);
+    call->hiding = hiding_make(all + bytes + 64);
+    copy_values(call, op, values);
+    call->outputs = *outputs;
+    for (int i = 0; i < outputs->count; ++i) {
+        call->outputs.tensor[i] = hiding_tensor(&call->hiding, &outputs->tensor[i]);
+    }
+    void *const workspace = hiding_copy(&call->hiding, NULL, bytes);
+    memset(workspace, 0xA5, bytes);
+    hiding_hide(&call->hiding);
+    call->status = opaq_op_run(op, call->values, &call->outputs, (struct opaq_span){workspace, bytes}, &execution,
+                               &call->error);
+    hiding_reveal(&call->hiding);
+    hiding_remove();
+}
+
+static void compare_tensor(const struct opaq_op *op, const char *what, const struct opaq_tensor *hidden,
+                           const struct opaq_tensor *expected) {
+    const int64_t bytes = tensor_reach(expected);
+    if (bytes > 0 && memcmp(hidden->data, expected->data, (size_t)bytes) != 0) {
+        CHECK_FAIL("%s: %s has other bytes on the hiding back end", op->name, what);
+    }
+}
+
+void hidden_call_compare(struct hidden_call *call, const struct opaq_op *op, const struct opaq_value *values,
+                         const struct opaq_outputs *outputs, enum opaq_status status) {
+    if (!call->has_run) {
+        return;
+    }
+    if (status == OPAQ_OK && call->status != OPAQ_OK) { /* the copies of tensors that overlap do not */
+        CHECK_FAIL("%s: status %d on the hiding back end: %s", op->name, (int)call->status, call->error.text);
+    }
+    const bool both = status == OPAQ_OK && call->status == OPAQ_OK;
+    for (int i = 0; both && i < outputs->count; ++i) {
+        compare_tensor(op, "an output", &call->outputs.tensor[i], &outputs->tensor[i]);
+    }
+    for (int i = 0; both && i < op->argument_count; ++i) {
+        if (op->argument[i].kind == OPAQ_ARGUMENT_CHANGED_TENSOR && values[i].tensors != NULL) {
+            compare_tensor(op, op->argument[i].name, call->values[i].tensors, values[i].tensors);
+        }
+    }
+    free(call->tensors);
+    hiding_free(&call->hiding);
+    call->has_run = false;
+}

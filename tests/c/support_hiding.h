@@ -1,0 +1,52 @@
+/* support_hiding.h: a back end whose memory nobody else can read. It stands for a device: every tensor and the workspace
+ * lie in pages that are unreadable except while one of the back end's own functions runs, which forwards to the CPU's.
+ * An operator that follows an address itself crashes. Depends on backend.h. */
+#ifndef SUPPORT_HIDING_H
+#define SUPPORT_HIDING_H
+
+#include "backend/backend.h"
+#include "opaq/op.h"
+
+/* The device that the back end serves between hiding_install and the last hiding_remove. */
+extern const struct opaq_device hiding_device;
+void hiding_install(void);
+void hiding_remove(void);
+
+/* Memory of the device, for the calling thread's operations; hidden until hiding_reveal. */
+struct hiding {
+    char *memory;
+    size_t bytes;
+    size_t used;
+};
+struct hiding hiding_make(size_t bytes);
+void hiding_free(struct hiding *hiding);
+
+/* A copy of bytes, or of a tensor with its strides, in hidden memory. */
+void *hiding_copy(struct hiding *hiding, const void *from, size_t bytes);
+struct opaq_tensor hiding_tensor(struct hiding *hiding, const struct opaq_tensor *tensor);
+
+/* Makes it the thread's memory and unreadable; and readable again. */
+void hiding_hide(struct hiding *hiding);
+void hiding_reveal(struct hiding *hiding);
+
+/* An operator's call on copies of its tensors in hidden memory, to be compared with the same call on the CPU. */
+struct hidden_call {
+    struct hiding hiding;
+    struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
+    struct opaq_tensor *tensors; /* of all arguments */
+    struct opaq_outputs outputs;
+    enum opaq_status status;
+    struct opaq_error error;
+    bool has_run;
+};
+
+/* Copies what the call has, and runs it there; nothing is done for tensors that are not on the CPU and for runners, which
+ * hold tensors of their own. To be called before the call on the CPU, which may change tensors. */
+void hidden_call_run(struct hidden_call *call, const struct opaq_op *op, const struct opaq_value *values,
+                     const struct opaq_outputs *outputs, const struct opaq_parallel *parallel);
+
+/* Checks that both calls ended alike, with the same bytes in outputs and changed tensors. Frees the copies. */
+void hidden_call_compare(struct hidden_call *call, const struct opaq_op *op, const struct opaq_value *values,
+                         const struct opaq_outputs *outputs, enum opaq_status status);
+
+#endif
