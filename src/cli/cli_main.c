@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/arguments.h"
-#include "cli/commands.h"
-#include "cli/help.h"
-#include "cli/interrupt.h"
+#include "cli/commands/arguments.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/help.h"
+#include "cli/console/interrupt.h"
 #include "opaq/version.h"
 
 static enum exit_code say_usage(void) {

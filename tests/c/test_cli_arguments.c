@@ -4,10 +4,10 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "cli/arguments.h"
-#include "cli/choices.h"
-#include "cli/commands.h"
-#include "cli/nearest.h"
+#include "cli/commands/arguments.h"
+#include "cli/commands/choices.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/nearest.h"
 #include "support_stderr.h"
 
 static const struct option_row options[] = {

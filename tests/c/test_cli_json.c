@@ -3,7 +3,7 @@
 
 #include "check.h"
 #include "cli/cli_memory.h"
-#include "cli/json.h"
+#include "cli/read/json.h"
 
 /* Reads a text that must be fine; NULL if it is not. */
 static yyjson_doc *read_text(const char *text) {

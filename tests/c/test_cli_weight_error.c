@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "cli/weight_error.h"
+#include "cli/report/weight_error.h"
 
 static struct weight_error error_of(const float *original, const float *quantized, size_t count) {
     struct error_sums *const sums = malloc(sizeof *sums);

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "cli/weights.h"
+#include "cli/read/weights.h"
 
 enum { MOST = 8 };
 

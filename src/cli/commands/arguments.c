@@ -1,0 +1,271 @@
+/* cli/commands/arguments.c: see arguments.h and command.h. */
+#include "cli/commands/arguments.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli_memory.h"
+#include "cli/commands/choices.h"
+#include "cli/commands/nearest.h"
+#include "cli/console/shown.h"
+
+static size_t option_count(const struct command_row *row) {
+    size_t count = 0;
+    while (row->options[count].name != NULL) {
+        ++count;
+    }
+    return count;
+}
+
+/* The place of an option whose name is the first `length` letters; the count of options if there is none. */
+static size_t find_option(const struct command_row *row, const char *name, size_t length) {
+    size_t place = 0;
+    while (row->options[place].name != NULL &&
+           (strncmp(row->options[place].name, name, length) != 0 || row->options[place].name[length] != '\0')) {
+        ++place;
+    }
+    return place;
+}
+
+void complain(const struct command_call *call, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    (void)fprintf(stderr, "opaq %s: ", call->row->name);
+    show_list(stderr, format, arguments);
+    (void)fputc('\n', stderr);
+    va_end(arguments);
+}
+
+void usage_line(const struct command_row *row, char *buffer, size_t capacity) {
+    (void)snprintf(buffer, capacity, "usage: opaq %s [options]%s%s", row->name,
+                   row->arguments[0] == '\0' ? "" : " ", row->arguments);
+}
+
+static enum arguments_outcome wrong(const struct command_call *call) {
+    char usage[256];
+    usage_line(call->row, usage, sizeof usage);
+    (void)fprintf(stderr, "%s\n'opaq %s --help' says more.\n", usage, call->row->name);
+    return ARGUMENTS_WRONG;
+}
+
+static enum arguments_outcome unknown_option(const struct command_call *call, const char *word) {
+    const char *const name = word + strspn(word, "-");
+    const size_t length = strcspn(word, "=");
+    char bare[64];
+    (void)snprintf(bare, sizeof bare, "%.*s", (int)strcspn(name, "="), name);
+    struct nearest nearest = nearest_begin(bare);
+    nearest_try(&nearest, "help", 4);
+    for (const struct option_row *option = call->row->options; option->name != NULL; ++option) {
+        nearest_try(&nearest, option->name, strlen(option->name));
+    }
+    if (nearest.best != NULL) {
+        complain(call, "unknown option %.*s; did you mean --%s?", (int)length, word, nearest.best);
+    } else {
+        complain(call, "unknown option %.*s", (int)length, word);
+    }
+    return wrong(call);
+}
+
+static enum arguments_outcome refuse_choice(const struct command_call *call, const struct option_row *option,
+                                            const char *value) {
+    struct text list = {NULL, 0, 0};
+    struct nearest nearest = nearest_begin(value);
+    struct choice choice;
+    for (const char *rest = option->choices; (rest = choice_next(rest, &choice)) != NULL;) {
+        nearest_try(&nearest, choice.text, choice.length);
+    }
+    choices_print(option->choices, &list);
+    if (nearest.best != NULL) {
+        complain(call, "--%s is \"%s\", expected %s; did you mean %.*s?", option->name, value, text_get(&list),
+                 (int)nearest.best_length, nearest.best);
+    } else {
+        complain(call, "--%s is \"%s\", expected %s", option->name, value, text_get(&list));
+    }
+    text_free(&list);
+    return wrong(call);
+}
+
+static enum arguments_outcome add_value(struct parsed_line *line, size_t place, const char *value) {
+    const struct option_row *const option = &line->call.row->options[place];
+    const char **const values = line->values[place];
+    size_t count = 0;
+    while (values[count] != NULL) {
+        ++count;
+    }
+    if (option->choices != NULL && !choices_have(option->choices, value)) {
+        return refuse_choice(&line->call, option, value);
+    }
+    if (count != 0 && option->value == NULL) {
+        return ARGUMENTS_FINE;
+    }
+    if (count != 0 && !option->repeats) {
+        complain(&line->call, "--%s is given twice, as \"%s\" and as \"%s\"", option->name, values[0], value);
+        return wrong(&line->call);
+    }
+    values[count] = value;
+    return ARGUMENTS_FINE;
+}
+
+/* The words from `words[0]`, an option, on; says how many of them it took. */
+static enum arguments_outcome take_option(struct parsed_line *line, const char *const *words, size_t count,
+                                          size_t *taken) {
+    const struct command_row *const row = line->call.row;
+    const char *const word = words[0];
+    *taken = 1;
+    if (strcmp(word, "-h") == 0 || strcmp(word, "--help") == 0) {
+        return ARGUMENTS_HELP;
+    }
+    if (strncmp(word, "--", 2) != 0) {
+        return unknown_option(&line->call, word);
+    }
+    const size_t length = strcspn(word + 2, "=");
+    const char *const equals = word[2 + length] == '=' ? word + 2 + length + 1 : NULL;
+    const size_t place = find_option(row, word + 2, length);
+    const struct option_row *const option = &row->options[place];
+    if (option->name == NULL) {
+        return unknown_option(&line->call, word);
+    }
+    if (option->value == NULL) {
+        if (equals != NULL) {
+            complain(&line->call, "--%s takes no value, and \"%s\" was given", option->name, equals);
+            return wrong(&line->call);
+        }
+        return add_value(line, place, "");
+    }
+    if (equals != NULL) {
+        return add_value(line, place, equals);
+    }
+    if (count < 2 || strncmp(words[1], "--", 2) == 0) {
+        complain(&line->call, "--%s wants a value: --%s %s", option->name, option->name, option->value);
+        return wrong(&line->call);
+    }
+    *taken = 2;
+    return add_value(line, place, words[1]);
+}
+
+/* The argument of that place, by its name: the second word of "SRC DST". */
+static void argument_name(const struct command_row *row, size_t place, char *buffer, size_t capacity) {
+    const char *name = row->arguments;
+    for (; place != 0; --place) {
+        name += strcspn(name, " ");
+        name += strspn(name, " ");
+    }
+    (void)snprintf(buffer, capacity, "%.*s", (int)strcspn(name, " "), name);
+}
+
+static enum arguments_outcome count_arguments(const struct command_call *call) {
+    const struct command_row *const row = call->row;
+    const size_t count = call->argument_count;
+    char name[64];
+    if (count < row->least_arguments) {
+        argument_name(row, count, name, sizeof name);
+        complain(call, "%s is missing: %zu of %zu arguments %s given", name, count, row->least_arguments,
+                 count == 1 ? "was" : "were");
+        return wrong(call);
+    }
+    if (count > row->most_arguments) {
+        complain(call, "\"%s\" is too much: %zu arguments were given, expected %zu",
+                 call->arguments[row->most_arguments], count, row->most_arguments);
+        return wrong(call);
+    }
+    return ARGUMENTS_FINE;
+}
+
+static void prepare(const struct command_row *row, size_t words, struct parsed_line *line) {
+    const size_t options = option_count(row);
+    line->arguments = alloc_array(words + 1, sizeof *line->arguments);
+    line->values = alloc_array(options + 1, sizeof *line->values);
+    for (size_t i = 0; i < options; ++i) {
+        line->values[i] = alloc_array(words + 1, sizeof *line->values[i]);
+    }
+    line->call = (struct command_call){row, line->arguments, 0, (const char *const *const *)line->values};
+}
+
+enum arguments_outcome arguments_parse(const struct command_row *row, const char *const *words, size_t count,
+                                       struct parsed_line *line) {
+    bool is_option_over = false;
+    prepare(row, count, line);
+    for (size_t i = 0; i < count;) {
+        const char *const word = words[i];
+        if (is_option_over || word[0] != '-' || word[1] == '\0') {
+            line->arguments[line->call.argument_count] = word;
+            ++line->call.argument_count;
+            ++i;
+        } else if (strcmp(word, "--") == 0) {
+            is_option_over = true;
+            ++i;
+        } else {
+            size_t taken;
+            const enum arguments_outcome outcome = take_option(line, words + i, count - i, &taken);
+            if (outcome != ARGUMENTS_FINE) {
+                return outcome;
+            }
+            i += taken;
+        }
+    }
+    return count_arguments(&line->call);
+}
+
+void arguments_release(struct parsed_line *line) {
+    const size_t options = option_count(line->call.row);
+    for (size_t i = 0; i < options; ++i) {
+        free(line->values[i]);
+    }
+    free(line->values);
+    free(line->arguments);
+}
+
+const char *const *call_values(const struct command_call *call, const char *option) {
+    const size_t place = find_option(call->row, option, strlen(option));
+    assert(call->row->options[place].name != NULL);
+    return call->values[place];
+}
+
+const char *call_value(const struct command_call *call, const char *option, const char *otherwise) {
+    const char *const *values = call_values(call, option);
+    const char *last = otherwise;
+    for (; *values != NULL; ++values) {
+        last = *values;
+    }
+    return last;
+}
+
+bool call_has(const struct command_call *call, const char *option) {
+    return call_values(call, option)[0] != NULL;
+}
+
+bool call_integer(const struct command_call *call, const char *option, long long least, long long most,
+                  long long *number) {
+    const char *const text = call_value(call, option, NULL);
+    if (text == NULL) {
+        return true;
+    }
+    char *end = NULL;
+    errno = 0;
+    const long long value = strtoll(text, &end, 10);
+    if (end == text || *end != '\0' || errno != 0 || value < least || value > most) {
+        complain(call, "--%s is \"%s\", expected a whole number from %lld to %lld", option, text, least, most);
+        return false;
+    }
+    *number = value;
+    return true;
+}
+
+bool call_real(const struct command_call *call, const char *option, double least, double most, double *number) {
+    const char *const text = call_value(call, option, NULL);
+    if (text == NULL) {
+        return true;
+    }
+    char *end = NULL;
+    const double value = strtod(text, &end);
+    if (end == text || *end != '\0' || !(value >= least && value <= most)) {
+        complain(call, "--%s is \"%s\", expected a number from %g to %g", option, text, least, most);
+        return false;
+    }
+    *number = value;
+    return true;
+}

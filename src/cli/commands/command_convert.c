@@ -1,0 +1,212 @@
+/* cli/commands/command_convert.c: `opaq convert`: another layout without rounding anything, or floats again. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/commands/commands.h"
+#include "cli/write/checkpoint_job.h"
+#include "cli/write/scale_forms.h"
+
+/* ---- to another layout ---- */
+
+static void name_of(const struct weight *weight, const char *ending, struct text *name) {
+    text_print(name, "%s%s", weight->name, ending);
+}
+
+static void input_name(const struct weight *weight, const char *input, struct text *name) {
+    const char *const dot = strrchr(weight->name, '.');
+    text_print(name, "%.*s%s", dot == NULL ? 0 : (int)(dot - weight->name + 1), weight->name, input);
+}
+
+static void convert_codes(struct plan *plan, const struct weight *weight, const struct opaq_layout_row *row) {
+    struct text name = {0};
+    name_of(weight, row->data, &name);
+    plan_copy(plan, weight->data, text_get(&name), NULL, 0);
+    text_free(&name);
+}
+
+/* The shape that the layout gives them, behind the dimensions of a stack. */
+static int scale_shape(const struct weight *weight, const struct opaq_layout_row *row, int64_t *shape) {
+    const int extra = weight->data->tensor->rank - 2;
+    for (int i = 0; i < extra; ++i) {
+        shape[i] = weight->data->tensor->shape[i];
+    }
+    return extra + layout_shape(row->scale_shape, row->format, weight->rows, weight->columns, shape + extra);
+}
+
+static enum opaq_status convert_scales(struct plan *plan, const struct weight *weight,
+                                       const struct opaq_layout_row *row, struct opaq_error *error) {
+    int64_t shape[ST_RANK_LIMIT];
+    const int rank = scale_shape(weight, row, shape);
+    struct text name = {0};
+    name_of(weight, row->scale, &name);
+    const enum opaq_status status =
+        scale_form_convert(plan, weight->scale, row->scale_dtypes, text_get(&name), shape, rank, error);
+    text_free(&name);
+    return status;
+}
+
+static enum opaq_status convert_weight(struct plan *plan, const struct weight *weight,
+                                       const struct opaq_layout_row *row, struct opaq_error *error) {
+    convert_codes(plan, weight, row);
+    enum opaq_status status = convert_scales(plan, weight, row, error);
+    const bool turns = row->format == OPAQ_NVFP4 && row->rule != weight->row->rule;
+    struct text name = {0};
+    if (status == OPAQ_OK && weight->global != NULL) {
+        name_of(weight, row->global, &name);
+        status = scale_form_global(plan, weight->global, row, turns, text_get(&name), error);
+    }
+    text_free(&name);
+    if (status == OPAQ_OK && weight->input != NULL && *row->input != '\0') {
+        input_name(weight, row->input, &name);
+        status = scale_form_global(plan, weight->input, row, turns, text_get(&name), error);
+    }
+    text_free(&name);
+    return status;
+}
+
+/* The one format that all quantized weights have. */
+static enum opaq_status common_format(const struct weights *weights, const struct opaq_layout_row **row,
+                                      struct opaq_error *error) {
+    *row = NULL;
+    for (size_t i = 0; i < weights->count; ++i) {
+        const struct weight *const weight = &weights->items[i];
+        if (weight->row != NULL && *row != NULL && weight->row->format != (*row)->format) {
+            return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                             "%s mixes formats: %s is %s, others are %s; only --layout plain takes it",
+                             weights->model->path, weight->name, weight_kind(weight),
+                             opaq_format_row((*row)->format)->name);
+        }
+        *row = weight->row != NULL ? weight->row : *row;
+    }
+    return *row != NULL ? OPAQ_OK
+                        : opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                                    "%s has no quantized weight that opaq knows; `opaq quantize` makes some",
+                                    weights->model->path);
+}
+
+/* Those of the source, if the layout has a form for them. */
+static void choose_activations(struct checkpoint_job *job, const struct weights *weights, bool has_scales) {
+    enum activations wanted = activations_default(job->row);
+    activations_of_config(model_quantization(weights->model), &wanted);
+    wanted = has_scales ? ACTIVATIONS_GIVEN : wanted;
+    job->activations = activations_fit(job->row, wanted) ? wanted : activations_default(job->row);
+    if (job->activations != wanted) {
+        job_note(job,
+                 "the source's activations are %s, for which the layout %s has no form of %s: they become %s",
+                 activations_name(wanted), opaq_layout_name(job->row->layout),
+                 opaq_format_row(job->row->format)->name, activations_name(job->activations));
+    }
+}
+
+static enum opaq_status plan_layout(struct checkpoint_job *job, const struct weights *weights,
+                                    const char *layout, struct opaq_error *error) {
+    const struct opaq_layout_row *from = NULL;
+    enum opaq_status status = common_format(weights, &from, error);
+    if (status != OPAQ_OK || from == NULL) {
+        return status;
+    }
+    job->row = opaq_layout_find((enum opaq_layout)opaq_layout_number(layout), from->format);
+    if (job->row == NULL || !layout_is_written(job->row) || from->layout == OPAQ_LAYOUT_GPT_OSS) {
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "%s is %s in the layout %s, which cannot become %s",
+                         weights->model->path, opaq_format_row(from->format)->name,
+                         opaq_layout_name(from->layout), layout);
+    }
+    bool has_scales = false;
+    for (size_t i = 0; i < weights->count && status == OPAQ_OK; ++i) {
+        const struct weight *const weight = &weights->items[i];
+        if (weight->row == NULL) {
+            plan_copy(job->plan, weight->data, NULL, NULL, 0);
+        } else {
+            has_scales |= weight->input != NULL;
+            status = convert_weight(job->plan, weight, job->row, error);
+        }
+    }
+    choose_activations(job, weights, has_scales);
+    return status;
+}
+
+/* ---- to floats ---- */
+
+static enum opaq_element element_of(const char *name) {
+    return strcmp(name, "f32") == 0 ? OPAQ_F32 : strcmp(name, "f16") == 0 ? OPAQ_F16 : OPAQ_BF16;
+}
+
+static enum opaq_status plan_plain(struct checkpoint_job *job, const struct weights *weights, const char *dtype,
+                                   struct opaq_error *error) {
+    size_t decoded = 0;
+    for (size_t i = 0; i < weights->count; ++i) {
+        const struct weight *const weight = &weights->items[i];
+        if (weight->row != NULL) {
+            plan_decode(job->plan, weight, element_of(dtype));
+            ++decoded;
+        } else {
+            plan_copy(job->plan, weight->data, NULL, NULL, 0);
+        }
+    }
+    return decoded != 0 ? OPAQ_OK
+                        : opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has no quantized weight that opaq knows",
+                                    weights->model->path);
+}
+
+/* ---- the command ---- */
+
+static void list_ignored(struct checkpoint_job *job, const struct weights *weights) {
+    bool has_head = false;
+    for (size_t i = 0; i < weights->count; ++i) {
+        const struct weight *const weight = &weights->items[i];
+        coverage_add(&job->coverages, weight->row != NULL ? COVERED : LEFT_SOURCE, weight);
+        has_head |= strstr(weight->name, "lm_head.weight") != NULL;
+        if (looks_linear(weight)) {
+            module_list_add(&job->ignored, weight->name, module_length(weight->name));
+        }
+    }
+    if (!has_head) {
+        module_list_add(&job->ignored, "lm_head", strlen("lm_head"));
+    }
+}
+
+static enum opaq_status make_plan(const struct command_call *call, const struct weights *weights,
+                                  struct checkpoint_job *job, struct opaq_error *error) {
+    const char *const layout = call_value(call, "layout", "plain");
+    const char *const dtype = call_value(call, "dtype", "bf16");
+    const bool is_plain = strcmp(layout, "plain") == 0;
+    plan_begin(job->plan, weights);
+    scale_forms_forget(job->plan);
+    enum opaq_status status =
+        is_plain ? plan_plain(job, weights, dtype, error) : plan_layout(job, weights, layout, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    if (!is_plain) {
+        list_ignored(job, weights);
+    }
+    text_print(&job->settings, "convert %s %s", layout, is_plain ? dtype : "");
+    return plan_finish(job->plan, error);
+}
+
+enum exit_code run_convert(const struct command_call *call) {
+    struct opaq_error error;
+    struct model model = {0};
+    struct weights weights = {0};
+    struct plan plan = {0};
+    struct checkpoint_job job = {.plan = &plan};
+    enum exit_code code = EXIT_TROUBLE;
+    enum opaq_status status = model_open(call->arguments[0], call_has(call, "follow-links"), &model, &error);
+    if (status == OPAQ_OK) {
+        status = weights_find(&model, &weights, &error);
+    }
+    if (status == OPAQ_OK) {
+        status = make_plan(call, &weights, &job, &error);
+    }
+    if (status == OPAQ_OK) {
+        code = checkpoint_run(call, &job, call->arguments[1], "converting");
+    } else {
+        complain(call, "%s", error.text);
+    }
+    plan_free(&plan);
+    job_free(&job);
+    weights_free(&weights);
+    model_close(&model);
+    return code;
+}

@@ -1,0 +1,412 @@
+/* cli/commands/command_quantize.c: `opaq quantize`: which weights, in which format and layout. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/commands/commands.h"
+#include "cli/read/name_pattern.h"
+#include "cli/write/checkpoint_job.h"
+
+/* Modules that engines expect plain: heads and embeddings, norms, routers, convolutions, the encoders of pictures and
+ * sound. */
+static const char *const usually_ignored[] = {
+    "*lm_head",
+    "*embed*",
+    "*norm*",
+    "*router*",
+    "gate",
+    "*.gate",
+    "*.gate.wg",
+    "*shared_expert_gate",
+    "*conv1d",
+    "*.wte",
+    "*.wpe",
+    "wte",
+    "wpe",
+    "shared",
+    "*vision*",
+    "*visual*",
+    "*audio*",
+    "*mm_projector*",
+    "*multi_modal_projector*",
+    "*relative_attention_bias",
+};
+static const char *const ignored_by_modelopt[] = {"*proj_out", "*output_layer", "output", "*.output"};
+static const char *const ignored_by_deepseek[] = {"*eh_proj", "*shared_head*", "*weights_proj", "*kv_norm*"};
+
+struct choice {
+    const struct opaq_layout_row *row;
+    struct opaq_spec spec;
+    struct name_patterns usual; /* left by default */
+    struct name_patterns ignored;
+    struct name_patterns included;
+    bool splits_experts;
+    enum activations activations;
+};
+
+static enum opaq_status add_all(struct name_patterns *patterns, const char *const *texts, size_t count,
+                                struct opaq_error *error) {
+    enum opaq_status status = OPAQ_OK;
+    for (size_t i = 0; i < count && status == OPAQ_OK; ++i) {
+        status = patterns_add(patterns, texts[i], error);
+    }
+    return status;
+}
+
+static enum opaq_status add_given(struct name_patterns *patterns, const char *const *texts,
+                                  struct opaq_error *error) {
+    size_t count = 0;
+    while (texts[count] != NULL) {
+        ++count;
+    }
+    return add_all(patterns, texts, count, error);
+}
+
+static enum opaq_status add_usual(struct choice *choice, struct opaq_error *error) {
+    enum opaq_status status =
+        add_all(&choice->usual, usually_ignored, sizeof usually_ignored / sizeof usually_ignored[0], error);
+    if (status == OPAQ_OK && choice->row->layout == OPAQ_LAYOUT_MODELOPT) {
+        status = add_all(&choice->usual, ignored_by_modelopt,
+                         sizeof ignored_by_modelopt / sizeof ignored_by_modelopt[0], error);
+    }
+    if (status == OPAQ_OK && choice->row->layout == OPAQ_LAYOUT_DEEPSEEK) {
+        status = add_all(&choice->usual, ignored_by_deepseek,
+                         sizeof ignored_by_deepseek / sizeof ignored_by_deepseek[0], error);
+    }
+    return status;
+}
+
+static void list_formats(enum opaq_layout layout, struct text *list) {
+    const struct opaq_layout_row *row = NULL;
+    for (int i = 0; (row = opaq_layout_row(i)) != NULL; ++i) {
+        if (row->layout == layout && layout_is_written(row)) {
+            text_print(list, "%s%s", list->length == 0 ? "" : ", ", opaq_format_row(row->format)->name);
+        }
+    }
+}
+
+static int find_rule(const char *name) {
+    for (int i = 0; i < OPAQ_RULE_COUNT; ++i) {
+        if (strcmp(opaq_rule_name((enum opaq_rule)i), name) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static enum opaq_status choose_spec(const struct command_call *call, struct choice *choice,
+                                    struct opaq_error *error) {
+    const char *const rule = call_value(call, "rule", opaq_rule_name(choice->row->rule));
+    enum opaq_status status = opaq_spec_make(choice->row->format, &choice->spec, error);
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    const int number = find_rule(rule);
+    if (number < 0) {
+        return opaq_fail(error, OPAQ_ERROR_TEXT, "there is no scale rule \"%s\"", rule);
+    }
+    choice->spec.rule = (uint8_t)number;
+    if (choice->row->format == OPAQ_NVFP4 &&
+        (number == OPAQ_RULE_COMPRESSED_TENSORS || number == OPAQ_RULE_MODELOPT)) {
+        choice->spec.options |= OPAQ_GLOBAL;
+    }
+    return opaq_spec_check(&choice->spec, error);
+}
+
+static enum opaq_status choose_activations(const struct command_call *call, struct choice *choice,
+                                           struct opaq_error *error) {
+    const struct opaq_layout_row *const row = choice->row;
+    const char *const name = call_value(call, "activations", activations_name(activations_default(row)));
+    choice->activations = strcmp(name, "none") == 0 ? ACTIVATIONS_NONE : ACTIVATIONS_DYNAMIC;
+    if (activations_fit(row, choice->activations)) {
+        return OPAQ_OK;
+    }
+    return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                     "the layout %s has no form of %s with activations %s%s; it has %s",
+                     opaq_layout_name(row->layout), opaq_format_row(row->format)->name, name,
+                     row->format == OPAQ_NVFP4 ? ", which need scales from a calibration" : "",
+                     activations_name(activations_default(row)));
+}
+
+static enum opaq_status choose(const struct command_call *call, struct choice *choice,
+                               struct opaq_error *error) {
+    const char *const format = call_value(call, "format", "nvfp4");
+    const char *const layout = call_value(call, "layout", "compressed-tensors");
+    choice->row = opaq_layout_find((enum opaq_layout)opaq_layout_number(layout),
+                                   (enum opaq_format)opaq_format_find(format));
+    if (choice->row == NULL || !layout_is_written(choice->row)) {
+        struct text list = {0};
+        list_formats((enum opaq_layout)opaq_layout_number(layout), &list);
+        const enum opaq_status status =
+            opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "the layout %s does not have the format %s; it has %s",
+                      layout, format, text_get(&list));
+        text_free(&list);
+        return status;
+    }
+    choice->splits_experts = strcmp(call_value(call, "experts", "split"), "split") == 0;
+    enum opaq_status status = choose_spec(call, choice, error);
+    if (status == OPAQ_OK) {
+        status = choose_activations(call, choice, error);
+    }
+    if (status == OPAQ_OK && !call_has(call, "no-default-ignore")) {
+        status = add_usual(choice, error);
+    }
+    if (status == OPAQ_OK) {
+        status = add_given(&choice->ignored, call_values(call, "ignore"), error);
+    }
+    return status != OPAQ_OK ? status : add_given(&choice->included, call_values(call, "include"), error);
+}
+
+/* Engines read blocks that are whole; fp8's 128 x 128 may be ragged. */
+static bool has_whole_blocks(const struct choice *choice, int64_t columns) {
+    const int64_t block = opaq_format_row(choice->row->format)->block_columns;
+    return choice->row->format == OPAQ_FP8BLK2 || block == 0 || columns % block == 0;
+}
+
+/* Whether a matrix of this module is meant and can be stored, or why not. */
+static enum coverage judge(const struct choice *choice, const char *module, int64_t columns) {
+    return patterns_match(&choice->usual, module)                                      ? LEFT_BY_DEFAULT
+           : patterns_match(&choice->ignored, module)                                  ? LEFT_IGNORED
+           : choice->included.count != 0 && !patterns_match(&choice->included, module) ? LEFT_NOT_INCLUDED
+           : !has_whole_blocks(choice, columns)                                        ? LEFT_RAGGED
+                                                                                       : COVERED;
+}
+
+static char *module_of(const char *weight) {
+    const size_t length = module_length(weight);
+    return copy_text(weight, length == 0 ? strlen(weight) : length);
+}
+
+static void keep(struct checkpoint_job *job, const struct weight *weight, enum coverage why) {
+    coverage_add(&job->coverages, why, weight);
+    if (weight->row != NULL) { /* what is not quantized is plain */
+        plan_decode(job->plan, weight, OPAQ_BF16);
+        const size_t length = module_length(weight->name);
+        module_list_add(&job->ignored, weight->name, length == 0 ? strlen(weight->name) : length);
+        return;
+    }
+    plan_copy(job->plan, weight->data, NULL, NULL, 0);
+    if (looks_linear(weight)) {
+        module_list_add(&job->ignored, weight->name, module_length(weight->name));
+    }
+}
+
+/* Each expert by its own name. The stack is kept as it is if any of its matrices is not wanted: `why` says that. */
+static enum opaq_status plan_experts(const struct choice *choice, struct checkpoint_job *job,
+                                     const struct weight *weight, enum coverage *why,
+                                     struct opaq_error *error) {
+    struct weight_part *parts = NULL;
+    const size_t count = weight_parts(job->plan->weights->model, weight, &parts);
+    *why = count != 0                                            ? COVERED
+           : is_gpt_oss_stack(job->plan->weights->model, weight) ? LEFT_INTERLEAVED
+                                                                 : LEFT_OTHER;
+    for (size_t i = 0; i < count && *why == COVERED; ++i) {
+        char *const module = module_of(parts[i].name);
+        *why = judge(choice, module, parts[i].columns);
+        free(module);
+    }
+    enum opaq_status status = OPAQ_OK;
+    if (*why == COVERED && choice->splits_experts) {
+        for (size_t i = 0; i < count && status == OPAQ_OK; ++i) {
+            struct weight_part part = parts[i];
+            part.name = copy_text(part.name, strlen(part.name));
+            status = plan_quantize(job->plan, part, choice->row, &choice->spec, error);
+        }
+    } else if (*why == COVERED && !parts[0].is_turned) {
+        status = plan_quantize_stack(job->plan, weight_whole(weight), choice->row, &choice->spec, error);
+    } else if (*why == COVERED) {
+        *why = LEFT_STACKED;
+    }
+    if (*why == COVERED && job->plan->weights->model->config == NULL && !job->has_guessed_stacks) {
+        job->has_guessed_stacks = true;
+        job_note(job, "without config.json stacked experts are taken as [experts, out, in], gate before up: %s",
+                 weight->name);
+    }
+    weight_parts_free(parts, count);
+    return status;
+}
+
+/* Of a weight that is no stack of experts. */
+static enum coverage judge_weight(const struct choice *choice, const struct weight *weight) {
+    if (weight->row == NULL && looks_like_embedding(weight)) {
+        return LEFT_EMBEDDING;
+    }
+    if (weight->row != NULL && weight->stack != 1) {
+        return LEFT_STACKED;
+    }
+    if ((weight->row == NULL && !looks_linear(weight)) || weight->rows <= 0 || weight->columns <= 0) {
+        return LEFT_OTHER;
+    }
+    char *const module = module_of(weight->name);
+    const enum coverage found = judge(choice, module, weight->columns);
+    free(module);
+    return found;
+}
+
+/* gpt-oss's own layout holds the experts of a layer together or not at all: their module is "....mlp.experts". */
+static enum opaq_status plan_gpt_oss(const struct choice *choice, struct checkpoint_job *job,
+                                     const struct weight *weight, struct opaq_error *error) {
+    if (!is_gpt_oss_stack(job->plan->weights->model, weight)) {
+        keep(job, weight,
+             looks_like_embedding(weight) ? LEFT_EMBEDDING
+             : looks_linear(weight)       ? LEFT_NOT_EXPERTS
+                                          : LEFT_OTHER);
+        return OPAQ_OK;
+    }
+    const struct weight_part part = gpt_oss_part(weight);
+    char *const module = copy_text(weight->name, (size_t)(strrchr(weight->name, '.') - weight->name));
+    const enum coverage why = judge(choice, module, part.columns);
+    enum opaq_status status = OPAQ_OK;
+    if (why == COVERED) {
+        status = plan_quantize_stack(job->plan, part, choice->row, &choice->spec, error);
+        coverage_add(&job->coverages, COVERED, weight);
+    } else {
+        free(part.name);
+        keep(job, weight, why);
+        const size_t last = job->ignored.count; /* a layer's stacks follow each other */
+        if (last == 0 || strcmp(job->ignored.names[last - 1], module) != 0) {
+            module_list_add(&job->ignored, module, strlen(module));
+        }
+    }
+    if (why == LEFT_RAGGED) {
+        status =
+            opaq_fail(error, OPAQ_ERROR_SHAPE,
+                      "%.160s has inputs of size %" PRId64 ", expected a multiple of %d for the layout gpt-oss",
+                      weight->name, weight->rows, (int)opaq_format_row(choice->row->format)->block_columns);
+    }
+    free(module);
+    return status;
+}
+
+static enum opaq_status plan_weight(const struct choice *choice, struct checkpoint_job *job,
+                                    const struct weight *weight, struct opaq_error *error) {
+    enum coverage why = LEFT_OTHER;
+    if (choice->row->layout == OPAQ_LAYOUT_GPT_OSS) {
+        return plan_gpt_oss(choice, job, weight, error);
+    }
+    if (weight->row == NULL && weight->data->tensor->rank > 2) {
+        const enum opaq_status status = plan_experts(choice, job, weight, &why, error);
+        if (status != OPAQ_OK || why == COVERED) {
+            coverage_add(&job->coverages, COVERED, weight);
+            return status;
+        }
+    } else {
+        why = judge_weight(choice, weight);
+    }
+    if (why != COVERED) {
+        keep(job, weight, why);
+        return OPAQ_OK;
+    }
+    coverage_add(&job->coverages, COVERED, weight);
+    return plan_quantize(job->plan, weight_whole(weight), choice->row, &choice->spec, error);
+}
+
+/* A head that shares the embedding's weight is a module without a tensor. */
+static void ignore_tied_head(struct checkpoint_job *job) {
+    for (size_t i = 0; i < job->plan->target_count; ++i) {
+        if (strstr(job->plan->targets[i].part.name, "lm_head.weight") != NULL) {
+            return;
+        }
+    }
+    for (size_t i = 0; i < job->ignored.count; ++i) {
+        if (strstr(job->ignored.names[i], "lm_head") != NULL) {
+            return;
+        }
+    }
+    module_list_add(&job->ignored, "lm_head", strlen("lm_head"));
+}
+
+static void describe(const struct command_call *call, const struct choice *choice, struct checkpoint_job *job) {
+    char spec[OPAQ_SPEC_TEXT_BYTES] = "";
+    opaq_spec_print(&choice->spec, spec, sizeof spec, NULL);
+    text_print(&job->settings, "quantize %s %s activations=%s experts=%d defaults=%d", spec,
+               opaq_layout_name(choice->row->layout), activations_name(choice->activations),
+               choice->splits_experts, !call_has(call, "no-default-ignore"));
+    for (size_t i = 0; i < 2; ++i) {
+        const char *const option = i == 0 ? "ignore" : "include";
+        for (const char *const *value = call_values(call, option); *value != NULL; ++value) {
+            text_print(&job->settings, " %s=%s", option, *value);
+        }
+    }
+}
+
+/* gpt-oss's blocks are not quantized again: whatever else is, no loader takes two layouts in one checkpoint. */
+static enum opaq_status check_source(const struct choice *choice, const struct weights *weights,
+                                     struct opaq_error *error) {
+    for (size_t i = 0; i < weights->count; ++i) {
+        const struct weight *const weight = &weights->items[i];
+        if (weight->row != NULL && weight->row->layout == OPAQ_LAYOUT_GPT_OSS) {
+            return opaq_fail(
+                error, OPAQ_ERROR_UNSUPPORTED,
+                "%s has its experts quantized already, as mxfp4 in gpt-oss's layout (%.120s); 'opaq "
+                "convert --layout plain' decodes them",
+                weights->model->path, weight->data->tensor->name);
+        }
+    }
+    if (choice->row->layout == OPAQ_LAYOUT_GPT_OSS && !model_is_gpt_oss(weights->model)) {
+        return opaq_fail(
+            error, OPAQ_ERROR_UNSUPPORTED,
+            "the layout gpt-oss is for models whose config.json has the model_type gpt_oss, which %s "
+            "does not have",
+            weights->model->path);
+    }
+    return OPAQ_OK;
+}
+
+static enum opaq_status make_plan(const struct command_call *call, const struct choice *choice,
+                                  const struct weights *weights, struct checkpoint_job *job,
+                                  struct opaq_error *error) {
+    plan_begin(job->plan, weights);
+    enum opaq_status status = check_source(choice, weights, error);
+    for (size_t i = 0; i < weights->count && status == OPAQ_OK; ++i) {
+        status = plan_weight(choice, job, &weights->items[i], error);
+    }
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    if (job->plan->target_count == 0) {
+        return opaq_fail(
+            error, OPAQ_ERROR_ARGUMENT,
+            "%s has no weight to quantize: of %zu tensors none is a matrix called \"weight\" that is "
+            "meant and has whole blocks",
+            weights->model->path, weights->model->tensor_count);
+    }
+    job->row = choice->row;
+    job->activations = choice->activations;
+    ignore_tied_head(job);
+    describe(call, choice, job);
+    return plan_finish(job->plan, error);
+}
+
+enum exit_code run_quantize(const struct command_call *call) {
+    struct opaq_error error;
+    struct model model = {0};
+    struct weights weights = {0};
+    struct choice choice = {0};
+    struct plan plan = {0};
+    struct checkpoint_job job = {.plan = &plan, .allows_nonfinite = call_has(call, "allow-nonfinite")};
+    enum opaq_status status = choose(call, &choice, &error);
+    enum exit_code code = status == OPAQ_OK ? EXIT_TROUBLE : EXIT_USAGE;
+    if (status == OPAQ_OK) {
+        status = model_open(call->arguments[0], call_has(call, "follow-links"), &model, &error);
+    }
+    if (status == OPAQ_OK) {
+        status = weights_find(&model, &weights, &error);
+    }
+    if (status == OPAQ_OK) {
+        status = make_plan(call, &choice, &weights, &job, &error);
+    }
+    if (status == OPAQ_OK) {
+        code = checkpoint_run(call, &job, call->arguments[1], "quantizing");
+    } else {
+        complain(call, "%s", error.text);
+    }
+    plan_free(&plan);
+    job_free(&job);
+    patterns_free(&choice.usual);
+    patterns_free(&choice.ignored);
+    patterns_free(&choice.included);
+    weights_free(&weights);
+    model_close(&model);
+    return code;
+}

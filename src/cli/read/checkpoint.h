@@ -1,0 +1,39 @@
+/* cli/read/checkpoint.h: a model and what its tensors are, opened together for a command. */
+#ifndef OPAQ_CLI_READ_CHECKPOINT_H
+#define OPAQ_CLI_READ_CHECKPOINT_H
+
+#include "cli/command.h"
+#include "cli/read/weights.h"
+
+/* Stays where it was opened: the weights point to the model. */
+struct checkpoint {
+    struct model model;
+    struct weights weights;
+};
+
+/* False after a sentence on stderr. */
+bool checkpoint_open(const struct command_call *call, const char *path, struct checkpoint *checkpoint);
+void checkpoint_close(struct checkpoint *checkpoint);
+
+/* Fails if a file of either has changed since it was opened. */
+enum opaq_status checkpoints_check(const struct checkpoint *a, const struct checkpoint *b,
+                                   struct opaq_error *error);
+
+/* A weight's shape, whatever it is stored as: at most ST_RANK_LIMIT sizes. Returns the rank. */
+int weight_shape(const struct weight *weight, int64_t shape[ST_RANK_LIMIT]);
+uint64_t weight_elements(const struct weight *weight);
+
+/* What a tensor is to the weight it belongs to. */
+enum part_role { PART_PLAIN, PART_CODES, PART_SCALES, PART_GLOBAL_SCALE, PART_INPUT_SCALE };
+struct tensor_part {
+    const struct weight *weight;
+    enum part_role role;
+};
+
+/* One for each of the model's tensors, in their order; released with free(). */
+struct tensor_part *checkpoint_parts(const struct checkpoint *checkpoint);
+
+/* "codes", "global scale", ... */
+const char *part_role_name(enum part_role role);
+
+#endif

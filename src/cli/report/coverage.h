@@ -1,0 +1,43 @@
+/* cli/report/coverage.h: which share of a checkpoint's parameters is quantized, and why the rest is not. */
+#ifndef OPAQ_CLI_REPORT_COVERAGE_H
+#define OPAQ_CLI_REPORT_COVERAGE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cli/read/weights.h"
+
+enum coverage {
+    COVERED, /* quantized */
+    LEFT_OTHER,
+    LEFT_EMBEDDING,
+    LEFT_BY_DEFAULT,
+    LEFT_IGNORED,
+    LEFT_NOT_INCLUDED,
+    LEFT_RAGGED,
+    LEFT_STACKED,
+    LEFT_INTERLEAVED,
+    LEFT_NOT_EXPERTS,
+    LEFT_SOURCE,
+    COVERAGE_COUNT
+};
+
+struct coverage_tally {
+    size_t weights;
+    uint64_t parameters;
+    const char *first; /* name of the first weight; NULL if there is none */
+};
+
+struct coverages {
+    struct coverage_tally of[COVERAGE_COUNT];
+};
+
+void coverage_add(struct coverages *coverages, enum coverage coverage, const struct weight *weight);
+
+/* "embedding", for programs; and a sentence's part, for people. */
+const char *coverage_name(enum coverage coverage);
+const char *coverage_text(enum coverage coverage);
+
+uint64_t coverage_parameters(const struct coverages *coverages); /* of all weights */
+
+#endif

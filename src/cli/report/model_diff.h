@@ -1,0 +1,57 @@
+/* cli/report/model_diff.h: in what two checkpoints differ. Which file a tensor lies in is no difference. */
+#ifndef OPAQ_CLI_REPORT_MODEL_DIFF_H
+#define OPAQ_CLI_REPORT_MODEL_DIFF_H
+
+#include "cli/console/progress.h"
+#include "cli/read/checkpoint.h"
+#include "opaq/parallel.h"
+
+enum difference_sort { ONLY_IN_A, ONLY_IN_B, OTHER_TYPE, OTHER_CONTENT };
+
+struct tensor_difference {
+    char *name;
+    enum difference_sort sort;
+    char *a; /* "BF16 [4096, 128]"; NULL where there is none */
+    char *b;
+    /* OTHER_CONTENT: bytes, or elements where values were compared */
+    uint64_t different;
+    uint64_t all;
+    double largest; /* of values */
+    double sqnr;
+};
+
+struct key_difference {
+    char *key;
+    enum difference_sort sort;
+};
+
+struct key_differences {
+    struct key_difference *items;
+    size_t count;
+    size_t capacity;
+};
+
+struct model_diff {
+    bool has_values; /* weights were compared by what they stand for, else tensors by their bytes */
+    size_t compared; /* in both */
+    size_t
+        rounded; /* of these: equal codes in two layouts, and values that differ in float32's rounding only */
+    struct tensor_difference *tensors; /* by name */
+    size_t count;
+    size_t capacity;
+    struct key_differences config;   /* of config.json */
+    struct key_differences metadata; /* of the files */
+    bool is_quantization_equal;
+};
+
+/* Bytes of the tensors that both have. */
+uint64_t diff_bytes(const struct checkpoint *a, const struct checkpoint *b);
+
+enum opaq_status diff_tensors(const struct checkpoint *a, const struct checkpoint *b, struct progress *progress,
+                              struct model_diff *diff, bool *is_stopped, struct opaq_error *error);
+enum opaq_status diff_values(const struct checkpoint *a, const struct checkpoint *b, struct progress *progress,
+                             struct model_diff *diff, bool *is_stopped, struct opaq_error *error);
+void diff_keys(const struct checkpoint *a, const struct checkpoint *b, struct model_diff *diff);
+void diff_free(struct model_diff *diff);
+
+#endif
