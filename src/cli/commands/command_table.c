@@ -169,7 +169,7 @@ static const char verify_description[] =
     "NaNs or infinities, or if one that is not quantized differs. Without these options 14 dB and 0.98 are asked of "
     "4 bits, 25 dB and 0.998 of 8 bits, which normal numbers exceed by 4 dB or more.\n"
     "With --json one object: quantized, original, pass, failed, kinds, weights (the worst first: name, kind, verdict, "
-    "equal, sqnr_db, cosine, relative_error, rms, largest_error, largest_at, original_not_finite, "
+    "equal, matrices, elements, sqnr_db, cosine, relative_error, rms, largest_error, largest_at, original_not_finite, "
     "quantized_not_finite, exact, histogram). What is infinite is null. A histogram counts |error| / rms in half "
     "octaves from 2^histogram_first_octave on, exact counts errors of zero.\n";
 
@@ -177,7 +177,7 @@ static const struct option_row verify_options[] = {
     VALUE("min-sqnr", "DB", "Exit with 1 if a weight's signal-to-quantization-noise ratio is lower, in dB."),
     VALUE("min-cosine", "C", "Exit with 1 if a weight's cosine similarity is lower, from -1 to 1."),
     JSON,
-    VALUE("html", "FILE", "Also write a page with the figures of all weights."),
+    VALUE("html", "FILE", "Also write an HTML page with charts and the figures of all weights."),
     SWITCH("all", "List every weight instead of the worst."),
     THREADS, FOLLOW_LINKS,
     SWITCH("quiet", "No progress, only the report."),

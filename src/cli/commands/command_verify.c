@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "cli/commands/commands.h"
+#include "cli/console/json_output.h"
 #include "cli/read/checkpoint.h"
-#include "cli/report/html_report.h"
 #include "cli/report/verify_report.h"
 #include "cli/write/output_file.h"
 
@@ -49,16 +49,18 @@ static enum exit_code report(const struct command_call *call, const struct weigh
     if (path != NULL) {
         struct text page = {0};
         struct opaq_error error;
-        html_report(pairs, judgement, &page);
-        const enum opaq_status status = write_page(path, &page, &error);
+        const bool is_made = verify_page(call, pairs, judgement, &page);
+        const enum opaq_status status = is_made ? write_page(path, &page, &error) : OPAQ_OK;
         text_free(&page);
         if (status != OPAQ_OK) {
             complain(call, "%s", error.text);
+        }
+        if (!is_made || status != OPAQ_OK) {
             return EXIT_TROUBLE;
         }
     }
     if (call_has(call, "json")) {
-        const enum exit_code code = verify_print_json(call, pairs, judgement);
+        const enum exit_code code = json_finish(call, verify_json(pairs, judgement));
         if (code != EXIT_FINE) {
             return code;
         }

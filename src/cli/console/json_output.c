@@ -14,17 +14,25 @@ yyjson_mut_doc *json_begin(void) {
     return document;
 }
 
-enum exit_code json_finish(const struct command_call *call, yyjson_mut_doc *document) {
+char *json_print(const struct command_call *call, yyjson_mut_doc *document, bool is_pretty, size_t *length) {
     yyjson_write_err error = {0, NULL};
-    size_t length = 0;
-    /* a path of the command line need not be UTF-8; texts of a checkpoint may have what terminals obey (U+009B) */
-    const yyjson_write_flag flags = YYJSON_WRITE_PRETTY_TWO_SPACES | YYJSON_WRITE_NEWLINE_AT_END |
-                                    YYJSON_WRITE_INF_AND_NAN_AS_NULL | YYJSON_WRITE_ALLOW_INVALID_UNICODE |
-                                    YYJSON_WRITE_ESCAPE_UNICODE;
-    char *const text = yyjson_mut_write_opts(document, flags, NULL, &length, &error);
+    /* A path of the command line may be invalid UTF-8; names in a checkpoint may contain characters that terminals
+     * interpret (U+009B). */
+    const yyjson_write_flag flags =
+        YYJSON_WRITE_INF_AND_NAN_AS_NULL | YYJSON_WRITE_ALLOW_INVALID_UNICODE | YYJSON_WRITE_ESCAPE_UNICODE |
+        (is_pretty ? YYJSON_WRITE_PRETTY_TWO_SPACES | YYJSON_WRITE_NEWLINE_AT_END : 0);
+    char *const text = yyjson_mut_write_opts(document, flags, NULL, length, &error);
     yyjson_mut_doc_free(document);
     if (text == NULL) {
         complain(call, "cannot write JSON: %s", error.msg);
+    }
+    return text;
+}
+
+enum exit_code json_finish(const struct command_call *call, yyjson_mut_doc *document) {
+    size_t length = 0;
+    char *const text = json_print(call, document, true, &length);
+    if (text == NULL) {
         return EXIT_TROUBLE;
     }
     (void)fwrite(text, 1, length, stdout);

@@ -10,7 +10,11 @@
 /* A document whose root is an object; never NULL. */
 yyjson_mut_doc *json_begin(void);
 
-/* Prints it to stdout, in lines, and releases it. Infinities and NaNs become null. */
+/* The document as ASCII text, released with free(); infinities and NaNs become null. Releases the document. Returns NULL
+ * after a message on stderr. */
+char *json_print(const struct command_call *call, yyjson_mut_doc *document, bool is_pretty, size_t *length);
+
+/* Prints the document to stdout, indented, and releases it. */
 enum exit_code json_finish(const struct command_call *call, yyjson_mut_doc *document);
 
 /* Members whose texts are copied; NULL becomes null. */

@@ -23,7 +23,7 @@ static void place_of(const struct comparison *comparison, int64_t place[3]) {
     place[2] = at % columns;
 }
 
-const char *error_place(const struct comparison *comparison, char *text, size_t bytes) {
+static const char *error_place(const struct comparison *comparison, char *text, size_t bytes) {
     int64_t place[3];
     if (!comparison->has_error || comparison->error.largest_at < 0) {
         snprintf(text, bytes, "-");
@@ -178,8 +178,7 @@ static void add_kinds(yyjson_mut_doc *document, yyjson_mut_val *root, const stru
     }
 }
 
-enum exit_code verify_print_json(const struct command_call *call, const struct weight_pairs *pairs,
-                                 const struct judgement *judgement) {
+yyjson_mut_doc *verify_json(const struct weight_pairs *pairs, const struct judgement *judgement) {
     yyjson_mut_doc *const document = json_begin();
     yyjson_mut_val *const root = yyjson_mut_doc_get_root(document);
     json_add_text(document, root, "quantized", pairs->quantized->model.path);
@@ -197,9 +196,11 @@ enum exit_code verify_print_json(const struct command_call *call, const struct w
         json_add_text(document, weight, "kind", judgement->items[i].kind);
         json_add_text(document, weight, "verdict", verdict_name(judgement->items[i].verdict));
         yyjson_mut_obj_add_bool(document, weight, "equal", comparison->is_equal);
+        yyjson_mut_obj_add_sint(document, weight, "matrices", comparison->pair->matrices);
+        yyjson_mut_obj_add_uint(document, weight, "elements", pair_elements(comparison->pair));
         if (comparison->has_error) {
             add_error(document, weight, comparison);
         }
     }
-    return json_finish(call, document);
+    return document;
 }
