@@ -1,7 +1,7 @@
 /* fuzz_cli_config.c: any bytes as config.json and as hf_quant_config.json. Everything that reads a configuration
  * without writing files runs on it, beside weights that it could speak of. */
-#include "cli/read/config_ignore.h"
 #include "cli/read/json.h"
+#include "cli/read/name_pattern.h"
 #include "cli/read/weight_part.h"
 #include "fuzz_cli.h"
 

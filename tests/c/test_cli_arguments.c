@@ -5,7 +5,6 @@
 
 #include "check.h"
 #include "cli/commands/arguments.h"
-#include "cli/commands/choices.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/nearest.h"
 #include "support_stderr.h"

@@ -7,9 +7,9 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "cli/console/number_text.h"
 #include "cli/console/progress.h"
 #include "cli/console/progress_line.h"
-#include "cli/console/units.h"
 #include "support_stderr.h"
 
 static void units_are_readable(void) {

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Small files and folders that a reader of checkpoints must reject, or accept although they look odd.
 
-make_hostile.py FOLDER writes them; make_hostile.py --seeds FOLDER writes the same as inputs of the fuzz targets,
-a folder for each. tests/python/test_cli_hostile.py runs the command on each in a temporary folder, and makes the
-links, pipes, names with control characters and headers of a hundred million brackets itself."""
+make_hostile.py FOLDER writes them; make_hostile.py --seeds FOLDER writes the same as inputs of the fuzz
+targets, a folder for each. tests/python/test_cli_hostile.py runs the command on each in a temporary folder, and
+makes links, pipes, names with control characters and headers of a hundred million brackets itself."""
 
 from __future__ import annotations
 

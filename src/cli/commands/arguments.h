@@ -1,9 +1,11 @@
-/* cli/commands/arguments.h: command lines, read by the rows of the table of commands. */
+/* cli/commands/arguments.h: command lines, parsed by the rows of the command table, and the choices of an option. */
 #ifndef OPAQ_CLI_COMMANDS_ARGUMENTS_H
 #define OPAQ_CLI_COMMANDS_ARGUMENTS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
+#include "cli/cli_memory.h"
 #include "cli/command.h"
 
 enum arguments_outcome {
@@ -26,5 +28,20 @@ void arguments_release(struct parsed_line *line);
 
 /* "usage: opaq quantize [options] SRC DST" */
 void usage_line(const struct command_row *row, char *buffer, size_t capacity);
+
+/* ---- choices: "nvfp4|mxfp4|fp8" ---- */
+
+struct choice {
+    const char *text; /* not terminated */
+    size_t length;
+};
+
+/* Takes the first; returns the rest, or NULL if there was none. */
+const char *choice_next(const char *choices, struct choice *choice);
+
+bool choices_have(const char *choices, const char *value);
+
+/* Adds "nvfp4, mxfp4 or fp8". */
+void choices_print(const char *choices, struct text *text);
 
 #endif

@@ -8,7 +8,7 @@
 #include "cli/console/json_output.h"
 #include "cli/console/number_text.h"
 #include "cli/console/report_table.h"
-#include "cli/console/shown.h"
+#include "cli/console/terminal.h"
 #include "cli/report/model_diff.h"
 #include "cli/report/weight_pairs.h"
 
@@ -32,19 +32,15 @@ static bool is_equal(const struct model_diff *diff) {
 /* ---- for people ---- */
 
 static void print_content(const struct model_diff *diff, const struct tensor_difference *found) {
-    char different[NUMBER_TEXT_BYTES];
-    char all[NUMBER_TEXT_BYTES];
-    char decibels[NUMBER_TEXT_BYTES];
     show(stdout, "  %s  %s", found->name, found->a);
     if (diff->has_values && !isnan(found->largest)) {
         show(stdout, ", %s: %s of %s elements, by at most %.4g, SQNR %s dB\n", found->b,
-             number_count(found->different, different), number_count(found->all, all), found->largest,
-             number_decibels(found->sqnr, decibels));
+             count_text(found->different).text, count_text(found->all).text, found->largest,
+             decibel_text(found->sqnr).text);
     } else if (diff->has_values) {
         show(stdout, ": other bytes\n");
     } else {
-        show(stdout, ": %s of %s bytes\n", number_count(found->different, different),
-             number_count(found->all, all));
+        show(stdout, ": %s of %s bytes\n", count_text(found->different).text, count_text(found->all).text);
     }
 }
 

@@ -8,8 +8,7 @@
 #include "cli/console/json_output.h"
 #include "cli/console/number_text.h"
 #include "cli/console/report_table.h"
-#include "cli/console/shown.h"
-#include "cli/console/units.h"
+#include "cli/console/terminal.h"
 #include "cli/read/checkpoint.h"
 #include "cli/read/json.h"
 #include "cli/report/inventory.h"
@@ -71,12 +70,11 @@ static void print_files(const struct model *model) {
 }
 
 static void tally_cells(struct report_table *table, const char *kind, const struct tally *tally) {
-    char text[NUMBER_TEXT_BYTES];
     table_cell(table, "%s", kind);
-    table_cell(table, "%s", number_count(tally->count, text));
-    table_cell(table, "%s", number_count(tally->elements, text));
+    table_cell(table, "%s", count_text(tally->count).text);
+    table_cell(table, "%s", count_text(tally->elements).text);
     table_cell(table, "%s", size_text(tally->bytes).text);
-    table_cell(table, "%s", number_bits(tally->bytes, tally->elements, text));
+    table_cell(table, "%s", bits_text(tally->bytes, tally->elements).text);
 }
 
 static void print_kinds(const struct inventory *inventory) {
@@ -99,7 +97,7 @@ static void print_groups(const struct inventory *inventory) {
         int64_t sizes[ST_RANK_LIMIT];
         const int rank = weight_shape(group->first, sizes);
         struct text shape = {0};
-        number_shape(sizes, rank, &shape);
+        shape_text_add(sizes, rank, &shape);
         table_cell(table, "%s", group->count == 1 ? group->first->name : group->pattern);
         table_cell(table, "%zu", group->count);
         table_cell(table, "%s", weight_kind(group->first));
@@ -117,7 +115,7 @@ static void print_tensors(const struct inspection *found) {
         const struct st_tensor *const tensor = model->tensors[i].tensor;
         const struct tensor_part *const part = &found->parts[i];
         struct text shape = {0};
-        number_shape(tensor->shape, tensor->rank, &shape);
+        shape_text_add(tensor->shape, tensor->rank, &shape);
         table_cell(table, "%s", tensor->name);
         table_cell(table, "%s", st_dtype_name(tensor->dtype));
         table_cell(table, "%s", text_get(&shape));

@@ -7,7 +7,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/nearest.h"
-#include "cli/console/shown.h"
+#include "cli/console/terminal.h"
 
 /* clang-format off */
 

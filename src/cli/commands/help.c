@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "cli/commands/arguments.h"
-#include "cli/commands/choices.h"
 #include "cli/commands/commands.h"
 #include "cli/console/terminal.h"
 #include "opaq/version.h"

@@ -2,7 +2,7 @@
  * See help.h. */
 #include <string.h>
 
-#include "cli/commands/choices.h"
+#include "cli/commands/arguments.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/help.h"
 #include "opaq/version.h"

@@ -1,7 +1,7 @@
 /* cli/commands/help_manual.c: the manual page. See help.h. */
 #include <string.h>
 
-#include "cli/commands/choices.h"
+#include "cli/commands/arguments.h"
 #include "cli/commands/help.h"
 #include "opaq/version.h"
 

@@ -13,7 +13,6 @@
 
 #include "cli/cli_memory.h"
 #include "cli/console/progress_line.h"
-#include "cli/console/shown.h"
 #include "cli/console/terminal.h"
 
 enum { SAMPLE_LIMIT = 64 };

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "cli/console/units.h"
+#include "cli/console/number_text.h"
 
 enum { LEAST_BAR = 8, MOST_BAR = 40 };
 
@@ -29,8 +29,8 @@ static void add_bar(struct text *line, int percent, int width) {
 }
 
 /* Whole seconds while there are few: what comes behind the point would only flicker. */
-static struct unit_text left_text(double seconds) {
-    struct unit_text unit;
+static struct number_text left_text(double seconds) {
+    struct number_text unit;
     if (seconds >= 59.0) {
         return time_text(seconds);
     }

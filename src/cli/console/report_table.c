@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "cli/cli_memory.h"
-#include "cli/console/shown.h"
+#include "cli/console/terminal.h"
 
 struct report_table {
     const char *alignment;

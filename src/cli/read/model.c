@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 
 #include "cli/read/json.h"
-#include "cli/words.h"
+#include "cli/texts.h"
 #include "cli/write/output_file.h"
 
 /* ---- files ---- */

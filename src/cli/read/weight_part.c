@@ -7,6 +7,18 @@
 
 #include "cli/read/json.h"
 
+const char *const joined_projections[][JOINED_MOST] = {
+    {"q_proj", "k_proj", "v_proj"},
+    {"gate_proj", "up_proj"},
+    {"w1", "w3"},
+    {"q_a_proj", "kv_a_proj_with_mqa"},
+    {"wq_a", "wkv_a_with_mqa"},
+    {"wq", "wk", "wv"},
+    {"query", "key", "value"},
+    {"query_proj", "key_proj", "value_proj"},
+};
+const size_t joined_count = sizeof joined_projections / sizeof joined_projections[0];
+
 enum { SLOT_DATA, SLOT_TURNED = 2 }; /* of row_memory: a turned part is plain, so the others are free */
 
 /* ---- names ---- */

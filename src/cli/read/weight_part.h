@@ -3,7 +3,16 @@
 #ifndef OPAQ_CLI_READ_WEIGHT_PART_H
 #define OPAQ_CLI_READ_WEIGHT_PART_H
 
+#include <stddef.h>
+
 #include "cli/read/weight_rows.h"
+
+/* Projections that engines fuse along their rows, so that the scales of one module's are shared. */
+enum { JOINED_MOST = 3 };
+
+/* Names of modules; NULL behind the last of fewer than JOINED_MOST. */
+extern const char *const joined_projections[][JOINED_MOST];
+extern const size_t joined_count;
 
 struct weight_part {
     char *name; /* "model.layers.0.mlp.experts.7.gate_proj.weight" */

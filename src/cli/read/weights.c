@@ -6,7 +6,7 @@
 #include <strings.h>
 
 #include "cli/read/json.h"
-#include "cli/words.h"
+#include "cli/texts.h"
 #include "opaq/stored.h"
 
 enum { GPT_OSS_BLOCK = 32, GPT_OSS_BYTES = 16 };

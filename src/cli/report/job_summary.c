@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "cli/console/json_output.h"
-#include "cli/console/shown.h"
-#include "cli/console/units.h"
+#include "cli/console/number_text.h"
+#include "cli/console/terminal.h"
 
 struct made {
     size_t matrices;

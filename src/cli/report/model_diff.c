@@ -8,7 +8,7 @@
 #include "cli/console/interrupt.h"
 #include "cli/console/number_text.h"
 #include "cli/report/weight_compare.h"
-#include "cli/text_set.h"
+#include "cli/texts.h"
 
 enum { PIECE_BYTES = 1 << 22 };
 
@@ -156,7 +156,7 @@ static char *describe_weight(const struct weight *weight) {
     int64_t shape[ST_RANK_LIMIT];
     const int rank = weight_shape(weight, shape);
     text_print(&text, "%s ", weight_kind(weight));
-    number_shape(shape, rank, &text);
+    shape_text_add(shape, rank, &text);
     return text.bytes;
 }
 

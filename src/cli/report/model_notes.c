@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/read/config_ignore.h"
-#include "cli/read/joined.h"
 #include "cli/read/json.h"
-#include "cli/words.h"
+#include "cli/read/name_pattern.h"
+#include "cli/read/weight_part.h"
+#include "cli/texts.h"
 
 static void note(struct model_notes *notes, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

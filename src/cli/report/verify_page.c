@@ -1,13 +1,12 @@
 /* cli/report/verify_page.c: the HTML page of a judgement: fills the two markers of the template verify_report.html, the
  * JSON block that its script draws and the table for browsers without JavaScript. */
 #include <assert.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/console/json_output.h"
 #include "cli/console/number_text.h"
-#include "cli/console/shown.h"
+#include "cli/console/terminal.h"
 #include "cli/report/verify_report.h"
 
 enum { MOST_ROWS = 20000 }; /* of the table without JavaScript */
@@ -57,14 +56,12 @@ static void add_table(const struct weight_pairs *pairs, const struct judgement *
     for (size_t i = 0; i < shown; ++i) {
         const struct judged *const judged = &judgement->items[i];
         const struct weight_error *const error = &judged->comparison->error;
-        char sqnr[NUMBER_TEXT_BYTES] = "-";
         text_print(page, "<tr><td class=\"left\"><code>");
         add_escaped(page, judged->comparison->pair->name);
         text_print(page, "</code></td><td class=\"left\">%s</td><td class=\"left %s\">%s</td>", judged->kind,
                    judged->verdict == VERDICT_PASS ? "pass" : "fail", verdict_name(judged->verdict));
         if (judged->comparison->has_error) {
-            text_print(page, "<td>%s</td><td>%.6f</td></tr>\n", number_decibels(error->sqnr, sqnr),
-                       error->cosine);
+            text_print(page, "<td>%s</td><td>%.6f</td></tr>\n", decibel_text(error->sqnr).text, error->cosine);
         } else {
             text_print(page, "<td>-</td><td>-</td></tr>\n");
         }

@@ -9,7 +9,7 @@
 #include "cli/console/json_output.h"
 #include "cli/console/number_text.h"
 #include "cli/console/report_table.h"
-#include "cli/console/shown.h"
+#include "cli/console/terminal.h"
 
 enum { SHOWN = 20, PLACE_BYTES = 80 };
 
@@ -47,7 +47,7 @@ static void weight_cells(struct report_table *table, const struct judged *judged
     table_cell(table, "%s", comparison->pair->name);
     table_cell(table, "%s", judged->kind);
     if (comparison->has_error) {
-        table_cell(table, "%s", number_decibels(error->sqnr, text));
+        table_cell(table, "%s", decibel_text(error->sqnr).text);
         table_cell(table, "%.6f", error->cosine);
         table_cell(table, "%.3g", error->relative);
         table_cell(table, "%.3g", error->largest);
@@ -88,14 +88,13 @@ static void print_kinds(const struct judgement *judgement) {
     for (size_t i = 0; i < judgement->kind_count; ++i) {
         const struct kind_summary *const kind = &judgement->kinds[i];
         const bool is_measured = kind->measured != 0;
-        char text[NUMBER_TEXT_BYTES];
         table_cell(table, "%s", kind->kind);
         table_cell(table, "%zu", kind->count);
         table_cell(table, "%zu", kind->failed);
-        table_cell(table, "%s", is_measured ? number_decibels(kind->least_sqnr, text) : "-");
-        table_cell(table, "%s", is_measured ? number_decibels(kind->median_sqnr, text) : "-");
+        table_cell(table, "%s", is_measured ? decibel_text(kind->least_sqnr).text : "-");
+        table_cell(table, "%s", is_measured ? decibel_text(kind->median_sqnr).text : "-");
         if (kind->is_quantized) {
-            table_cell(table, "%s", number_decibels(kind->limit.sqnr, text));
+            table_cell(table, "%s", decibel_text(kind->limit.sqnr).text);
         } else {
             table_cell(table, "equal");
         }

@@ -16,7 +16,7 @@
 
 #include "cli/console/interrupt.h"
 #include "cli/read/inputs.h"
-#include "cli/words.h"
+#include "cli/texts.h"
 #include "cli/write/output_file.h"
 
 enum { FOLDER_DEPTH = 16, COPY_BYTES = 2 << 20 };

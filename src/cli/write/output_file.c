@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #include "cli/cli_memory.h"
-#include "cli/console/units.h"
+#include "cli/console/number_text.h"
 #include "cli/read/folder.h"
 #include "cli/read/inputs.h"
 

@@ -6,7 +6,7 @@
 
 #include "opaq/stored.h"
 
-#include "cli/read/joined.h"
+#include "cli/read/weight_part.h"
 
 /* ---- entries ---- */
 

@@ -1,6 +1,6 @@
 /* cli/write/scale_forms.c: see scale_forms.h. */
 #include "cli/write/scale_forms.h"
-#include "cli/words.h"
+#include "cli/texts.h"
 
 #include <inttypes.h>
 #include <stdio.h>
