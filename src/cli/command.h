@@ -29,7 +29,7 @@ struct command_row;
 
 /* A command line, parsed: values by the option's place in the row. */
 struct command_call {
-    const struct command_row *row;
+    const struct command_row *command;
     const char *const *arguments; /* as many as the row wants */
     size_t argument_count;
     const char *const *const

@@ -7,12 +7,12 @@
 
 #include "cli/cli_memory.h"
 
-bool part_ends_with(const char *text, size_t length, const char *end) {
+bool prefix_ends_with(const char *text, size_t length, const char *end) {
     const size_t end_length = strlen(end);
     return length >= end_length && memcmp(text + length - end_length, end, end_length) == 0;
 }
 
-bool ends_with(const char *text, const char *end) { return part_ends_with(text, strlen(text), end); }
+bool ends_with(const char *text, const char *end) { return prefix_ends_with(text, strlen(text), end); }
 
 bool has_word(const char *words, const char *word) {
     const size_t length = strlen(word);
@@ -51,11 +51,11 @@ bool text_set_add(struct text_set *set, const char *text) {
         }
         free(old.slots);
     }
-    const char **const place = find(set, text);
-    if (*place != NULL) {
+    const char **const slot = find(set, text);
+    if (*slot != NULL) {
         return false;
     }
-    *place = text;
+    *slot = text;
     ++set->count;
     return true;
 }

@@ -8,7 +8,7 @@
 bool ends_with(const char *text, const char *end);
 
 /* The same of its first `length` characters. */
-bool part_ends_with(const char *text, size_t length, const char *end);
+bool prefix_ends_with(const char *text, size_t length, const char *end);
 
 /* Whether `word` is one of words that are separated by spaces. */
 bool has_word(const char *words, const char *word);

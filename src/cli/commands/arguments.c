@@ -53,20 +53,20 @@ static size_t option_count(const struct command_row *row) {
     return count;
 }
 
-/* The place of an option whose name is the first `length` letters; the count of options if there is none. */
+/* The index of an option whose name is the first `length` letters; the count of options if there is none. */
 static size_t find_option(const struct command_row *row, const char *name, size_t length) {
-    size_t place = 0;
-    while (row->options[place].name != NULL &&
-           (strncmp(row->options[place].name, name, length) != 0 || row->options[place].name[length] != '\0')) {
-        ++place;
+    size_t index = 0;
+    while (row->options[index].name != NULL &&
+           (strncmp(row->options[index].name, name, length) != 0 || row->options[index].name[length] != '\0')) {
+        ++index;
     }
-    return place;
+    return index;
 }
 
 void complain(const struct command_call *call, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    (void)fprintf(stderr, "opaq %s: ", call->row->name);
+    (void)fprintf(stderr, "opaq %s: ", call->command->name);
     show_list(stderr, format, arguments);
     (void)fputc('\n', stderr);
     va_end(arguments);
@@ -79,8 +79,8 @@ void usage_line(const struct command_row *row, char *buffer, size_t capacity) {
 
 static enum arguments_outcome wrong(const struct command_call *call) {
     char usage[256];
-    usage_line(call->row, usage, sizeof usage);
-    (void)fprintf(stderr, "%s\n'opaq %s --help' says more.\n", usage, call->row->name);
+    usage_line(call->command, usage, sizeof usage);
+    (void)fprintf(stderr, "%s\n'opaq %s --help' says more.\n", usage, call->command->name);
     return ARGUMENTS_WRONG;
 }
 
@@ -91,7 +91,7 @@ static enum arguments_outcome unknown_option(const struct command_call *call, co
     (void)snprintf(bare, sizeof bare, "%.*s", (int)strcspn(name, "="), name);
     struct nearest nearest = nearest_begin(bare);
     nearest_try(&nearest, "help", 4);
-    for (const struct option_row *option = call->row->options; option->name != NULL; ++option) {
+    for (const struct option_row *option = call->command->options; option->name != NULL; ++option) {
         nearest_try(&nearest, option->name, strlen(option->name));
     }
     if (nearest.best != NULL) {
@@ -121,9 +121,9 @@ static enum arguments_outcome refuse_choice(const struct command_call *call, con
     return wrong(call);
 }
 
-static enum arguments_outcome add_value(struct parsed_line *line, size_t place, const char *value) {
-    const struct option_row *const option = &line->call.row->options[place];
-    const char **const values = line->values[place];
+static enum arguments_outcome add_value(struct parsed_line *line, size_t index, const char *value) {
+    const struct option_row *const option = &line->call.command->options[index];
+    const char **const values = line->values[index];
     size_t count = 0;
     while (values[count] != NULL) {
         ++count;
@@ -145,7 +145,7 @@ static enum arguments_outcome add_value(struct parsed_line *line, size_t place, 
 /* The words from `words[0]`, an option, on; says how many of them it took. */
 static enum arguments_outcome take_option(struct parsed_line *line, const char *const *words, size_t count,
                                           size_t *taken) {
-    const struct command_row *const row = line->call.row;
+    const struct command_row *const row = line->call.command;
     const char *const word = words[0];
     *taken = 1;
     if (strcmp(word, "-h") == 0 || strcmp(word, "--help") == 0) {
@@ -156,8 +156,8 @@ static enum arguments_outcome take_option(struct parsed_line *line, const char *
     }
     const size_t length = strcspn(word + 2, "=");
     const char *const equals = word[2 + length] == '=' ? word + 2 + length + 1 : NULL;
-    const size_t place = find_option(row, word + 2, length);
-    const struct option_row *const option = &row->options[place];
+    const size_t index = find_option(row, word + 2, length);
+    const struct option_row *const option = &row->options[index];
     if (option->name == NULL) {
         return unknown_option(&line->call, word);
     }
@@ -166,23 +166,23 @@ static enum arguments_outcome take_option(struct parsed_line *line, const char *
             complain(&line->call, "--%s takes no value, and \"%s\" was given", option->name, equals);
             return wrong(&line->call);
         }
-        return add_value(line, place, "");
+        return add_value(line, index, "");
     }
     if (equals != NULL) {
-        return add_value(line, place, equals);
+        return add_value(line, index, equals);
     }
     if (count < 2 || strncmp(words[1], "--", 2) == 0) {
         complain(&line->call, "--%s wants a value: --%s %s", option->name, option->name, option->value);
         return wrong(&line->call);
     }
     *taken = 2;
-    return add_value(line, place, words[1]);
+    return add_value(line, index, words[1]);
 }
 
-/* The argument of that place, by its name: the second word of "SRC DST". */
-static void argument_name(const struct command_row *row, size_t place, char *buffer, size_t capacity) {
+/* The argument of that index, by its name: the second word of "SRC DST". */
+static void argument_name(const struct command_row *row, size_t index, char *buffer, size_t capacity) {
     const char *name = row->arguments;
-    for (; place != 0; --place) {
+    for (; index != 0; --index) {
         name += strcspn(name, " ");
         name += strspn(name, " ");
     }
@@ -190,7 +190,7 @@ static void argument_name(const struct command_row *row, size_t place, char *buf
 }
 
 static enum arguments_outcome count_arguments(const struct command_call *call) {
-    const struct command_row *const row = call->row;
+    const struct command_row *const row = call->command;
     const size_t count = call->argument_count;
     char name[64];
     if (count < row->least_arguments) {
@@ -243,7 +243,7 @@ enum arguments_outcome arguments_parse(const struct command_row *row, const char
 }
 
 void arguments_release(struct parsed_line *line) {
-    const size_t options = option_count(line->call.row);
+    const size_t options = option_count(line->call.command);
     for (size_t i = 0; i < options; ++i) {
         free(line->values[i]);
     }
@@ -252,9 +252,9 @@ void arguments_release(struct parsed_line *line) {
 }
 
 const char *const *call_values(const struct command_call *call, const char *option) {
-    const size_t place = find_option(call->row, option, strlen(option));
-    assert(call->row->options[place].name != NULL);
-    return call->values[place];
+    const size_t index = find_option(call->command, option, strlen(option));
+    assert(call->command->options[index].name != NULL);
+    return call->values[index];
 }
 
 const char *call_value(const struct command_call *call, const char *option, const char *otherwise) {

@@ -14,7 +14,7 @@
 #include "opaq/parallel.h"
 #include "opaq/quant.h"
 
-enum { SIZE = 4096, PIECE = 4096, ROUND_LIMIT = 1000 };
+enum { SIZE = 4096, CHUNK = 4096, ROUND_LIMIT = 1000 };
 enum operation { QUANTIZE, DEQUANTIZE, OPERATION_COUNT };
 enum width { ONE_THREAD, ALL_THREADS, WIDTH_COUNT };
 
@@ -105,11 +105,11 @@ static const struct opaq_parallel *parallel_of(const struct bench *bench, int wi
     return width == ALL_THREADS ? &bench->parallel : NULL;
 }
 
-static void copy_pieces(void *argument, int64_t begin, int64_t end) {
+static void copy_chunks(void *argument, int64_t begin, int64_t end) {
     const struct bench *const bench = argument;
     const char *const from = bench->plain.buffer[0].data;
     char *const to = bench->decoded.buffer[0].data;
-    memcpy(to + begin * PIECE, from + begin * PIECE, (size_t)(end - begin) * PIECE);
+    memcpy(to + begin * CHUNK, from + begin * CHUNK, (size_t)(end - begin) * CHUNK);
 }
 
 static void keep_best(double *best, double begin) {
@@ -118,13 +118,13 @@ static void keep_best(double *best, double begin) {
 }
 
 static void measure_copy(struct bench *bench, int width) {
-    const int64_t pieces = (int64_t)(bench->plain_bytes / PIECE);
-    const struct opaq_body body = {copy_pieces, bench};
+    const int64_t chunks = (int64_t)(bench->plain_bytes / CHUNK);
+    const struct opaq_body body = {copy_chunks, bench};
     const double begin = now();
     if (width == ALL_THREADS) {
-        bench->parallel.run(bench->parallel.context, pieces, &body);
+        bench->parallel.run(bench->parallel.context, chunks, &body);
     } else {
-        copy_pieces(bench, 0, pieces);
+        copy_chunks(bench, 0, chunks);
     }
     keep_best(&bench->copy_seconds[width], begin);
 }

@@ -18,84 +18,86 @@ static void input_name(const struct weight *weight, const char *input, struct te
     text_print(name, "%.*s%s", dot == NULL ? 0 : (int)(dot - weight->name + 1), weight->name, input);
 }
 
-static void convert_codes(struct plan *plan, const struct weight *weight, const struct opaq_layout_row *row) {
+static void convert_codes(struct plan *plan, const struct weight *weight,
+                          const struct opaq_layout_row *scheme) {
     struct text name = {0};
-    name_of(weight, row->data, &name);
+    name_of(weight, scheme->data, &name);
     plan_copy(plan, weight->data, text_get(&name), NULL, 0);
     text_free(&name);
 }
 
 /* The shape that the layout gives them, behind the dimensions of a stack. */
-static int scale_shape(const struct weight *weight, const struct opaq_layout_row *row, int64_t *shape) {
+static int scale_shape(const struct weight *weight, const struct opaq_layout_row *scheme, int64_t *shape) {
     const int extra = weight->data->tensor->rank - 2;
     for (int i = 0; i < extra; ++i) {
         shape[i] = weight->data->tensor->shape[i];
     }
-    return extra + layout_shape(row->scale_shape, row->format, weight->rows, weight->columns, shape + extra);
+    return extra +
+           layout_shape(scheme->scale_shape, scheme->format, weight->rows, weight->columns, shape + extra);
 }
 
 static enum opaq_status convert_scales(struct plan *plan, const struct weight *weight,
-                                       const struct opaq_layout_row *row, struct opaq_error *error) {
+                                       const struct opaq_layout_row *scheme, struct opaq_error *error) {
     int64_t shape[ST_RANK_LIMIT];
-    const int rank = scale_shape(weight, row, shape);
+    const int rank = scale_shape(weight, scheme, shape);
     struct text name = {0};
-    name_of(weight, row->scale, &name);
+    name_of(weight, scheme->scale, &name);
     const enum opaq_status status =
-        scale_form_convert(plan, weight->scale, row->scale_dtypes, text_get(&name), shape, rank, error);
+        scale_form_convert(plan, weight->scale, scheme->scale_dtypes, text_get(&name), shape, rank, error);
     text_free(&name);
     return status;
 }
 
 static enum opaq_status convert_weight(struct plan *plan, const struct weight *weight,
-                                       const struct opaq_layout_row *row, struct opaq_error *error) {
-    convert_codes(plan, weight, row);
-    enum opaq_status status = convert_scales(plan, weight, row, error);
-    const bool turns = row->format == OPAQ_NVFP4 && row->rule != weight->row->rule;
+                                       const struct opaq_layout_row *scheme, struct opaq_error *error) {
+    convert_codes(plan, weight, scheme);
+    enum opaq_status status = convert_scales(plan, weight, scheme, error);
+    const bool inverts = scheme->format == OPAQ_NVFP4 && scheme->rule != weight->scheme->rule;
     struct text name = {0};
     if (status == OPAQ_OK && weight->global != NULL) {
-        name_of(weight, row->global, &name);
-        status = scale_form_global(plan, weight->global, row, turns, text_get(&name), error);
+        name_of(weight, scheme->global, &name);
+        status = scale_form_global(plan, weight->global, scheme, inverts, text_get(&name), error);
     }
     text_free(&name);
-    if (status == OPAQ_OK && weight->input != NULL && *row->input != '\0') {
-        input_name(weight, row->input, &name);
-        status = scale_form_global(plan, weight->input, row, turns, text_get(&name), error);
+    if (status == OPAQ_OK && weight->input != NULL && *scheme->input != '\0') {
+        input_name(weight, scheme->input, &name);
+        status = scale_form_global(plan, weight->input, scheme, inverts, text_get(&name), error);
     }
     text_free(&name);
     return status;
 }
 
 /* The one format that all quantized weights have. */
-static enum opaq_status common_format(const struct weights *weights, const struct opaq_layout_row **row,
+static enum opaq_status common_format(const struct weights *weights, const struct opaq_layout_row **scheme,
                                       struct opaq_error *error) {
-    *row = NULL;
+    *scheme = NULL;
     for (size_t i = 0; i < weights->count; ++i) {
         const struct weight *const weight = &weights->items[i];
-        if (weight->row != NULL && *row != NULL && weight->row->format != (*row)->format) {
+        if (weight->scheme != NULL && *scheme != NULL && weight->scheme->format != (*scheme)->format) {
             return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
                              "%s mixes formats: %s is %s, others are %s; only --layout plain takes it",
                              weights->model->path, weight->name, weight_kind(weight),
-                             opaq_format_row((*row)->format)->name);
+                             opaq_format_row((*scheme)->format)->name);
         }
-        *row = weight->row != NULL ? weight->row : *row;
+        *scheme = weight->scheme != NULL ? weight->scheme : *scheme;
     }
-    return *row != NULL ? OPAQ_OK
-                        : opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                                    "%s has no quantized weight that opaq knows; `opaq quantize` makes some",
-                                    weights->model->path);
+    return *scheme != NULL ? OPAQ_OK
+                           : opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                                       "%s has no quantized weight that opaq knows; `opaq quantize` makes some",
+                                       weights->model->path);
 }
 
 /* Those of the source, if the layout has a form for them. */
 static void choose_activations(struct checkpoint_job *job, const struct weights *weights, bool has_scales) {
-    enum activations wanted = activations_default(job->row);
+    enum activations wanted = activations_default(job->scheme);
     activations_of_config(model_quantization(weights->model), &wanted);
     wanted = has_scales ? ACTIVATIONS_GIVEN : wanted;
-    job->activations = activations_fit(job->row, wanted) ? wanted : activations_default(job->row);
+    job->activations = activations_fit(job->scheme, wanted) ? wanted : activations_default(job->scheme);
     if (job->activations != wanted) {
         job_note(job,
                  "the source's activations are %s, for which the layout %s has no form of %s: they become %s",
-                 activations_name(wanted), opaq_layout_name(job->row->layout),
-                 opaq_format_row(job->row->format)->name, activations_name(job->activations));
+                 activations_name(wanted), opaq_layout_name(job->scheme->layout),
+                 opaq_format_row(job->scheme->format)->name, activations_name(job->activations));
     }
 }
 
@@ -106,8 +108,8 @@ static enum opaq_status plan_layout(struct checkpoint_job *job, const struct wei
     if (status != OPAQ_OK || from == NULL) {
         return status;
     }
-    job->row = opaq_layout_find((enum opaq_layout)opaq_layout_number(layout), from->format);
-    if (job->row == NULL || !layout_is_written(job->row) || from->layout == OPAQ_LAYOUT_GPT_OSS) {
+    job->scheme = opaq_layout_find((enum opaq_layout)opaq_layout_number(layout), from->format);
+    if (job->scheme == NULL || !layout_is_written(job->scheme) || from->layout == OPAQ_LAYOUT_GPT_OSS) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "%s is %s in the layout %s, which cannot become %s",
                          weights->model->path, opaq_format_row(from->format)->name,
                          opaq_layout_name(from->layout), layout);
@@ -115,11 +117,11 @@ static enum opaq_status plan_layout(struct checkpoint_job *job, const struct wei
     bool has_scales = false;
     for (size_t i = 0; i < weights->count && status == OPAQ_OK; ++i) {
         const struct weight *const weight = &weights->items[i];
-        if (weight->row == NULL) {
+        if (weight->scheme == NULL) {
             plan_copy(job->plan, weight->data, NULL, NULL, 0);
         } else {
             has_scales |= weight->input != NULL;
-            status = convert_weight(job->plan, weight, job->row, error);
+            status = convert_weight(job->plan, weight, job->scheme, error);
         }
     }
     choose_activations(job, weights, has_scales);
@@ -137,7 +139,7 @@ static enum opaq_status plan_plain(struct checkpoint_job *job, const struct weig
     size_t decoded = 0;
     for (size_t i = 0; i < weights->count; ++i) {
         const struct weight *const weight = &weights->items[i];
-        if (weight->row != NULL) {
+        if (weight->scheme != NULL) {
             plan_decode(job->plan, weight, element_of(dtype));
             ++decoded;
         } else {
@@ -155,7 +157,7 @@ static void list_ignored(struct checkpoint_job *job, const struct weights *weigh
     bool has_head = false;
     for (size_t i = 0; i < weights->count; ++i) {
         const struct weight *const weight = &weights->items[i];
-        coverage_add(&job->coverages, weight->row != NULL ? COVERED : LEFT_SOURCE, weight);
+        coverage_add(&job->coverages, weight->scheme != NULL ? COVERED : SKIPPED_SOURCE, weight);
         has_head |= strstr(weight->name, "lm_head.weight") != NULL;
         if (looks_linear(weight)) {
             module_list_add(&job->ignored, weight->name, module_length(weight->name));

@@ -15,13 +15,13 @@
 static const struct {
     const char *title;
     const char *key;
-} sorts[] = {
+} kinds[] = {
     [ONLY_IN_A] = {"only in A", "only_in_a"},
     [ONLY_IN_B] = {"only in B", "only_in_b"},
     [OTHER_TYPE] = {"of another dtype or shape", "other_type"},
     [OTHER_CONTENT] = {"different", "different"},
 };
-enum { SORTS = sizeof sorts / sizeof sorts[0] };
+enum { KIND_COUNT = sizeof kinds / sizeof kinds[0] };
 
 /* With --values the numbers decide; configuration and metadata say how they are stored. */
 static bool is_equal(const struct model_diff *diff) {
@@ -44,23 +44,23 @@ static void print_content(const struct model_diff *diff, const struct tensor_dif
     }
 }
 
-static void print_sort(const struct model_diff *diff, enum difference_sort sort) {
+static void print_kind(const struct model_diff *diff, enum difference_kind kind) {
     bool is_first = true;
     for (size_t i = 0; i < diff->count; ++i) {
         const struct tensor_difference *const found = &diff->tensors[i];
-        if (found->sort != sort) {
+        if (found->kind != kind) {
             continue;
         }
         if (is_first) {
-            show(stdout, "\n%s\n", sorts[sort].title);
+            show(stdout, "\n%s\n", kinds[kind].title);
             is_first = false;
         }
-        if (sort == OTHER_CONTENT) {
+        if (kind == OTHER_CONTENT) {
             print_content(diff, found);
-        } else if (sort == OTHER_TYPE) {
+        } else if (kind == OTHER_TYPE) {
             show(stdout, "  %s  %s, %s\n", found->name, found->a, found->b);
         } else {
-            show(stdout, "  %s  %s\n", found->name, sort == ONLY_IN_A ? found->a : found->b);
+            show(stdout, "  %s  %s\n", found->name, kind == ONLY_IN_A ? found->a : found->b);
         }
     }
 }
@@ -69,15 +69,15 @@ static void print_keys(const char *title, const struct key_differences *keys) {
     for (size_t i = 0; i < keys->count; ++i) {
         show(stdout, "%s%s\"", i == 0 ? "\n" : "", title);
         show_text(stdout, keys->items[i].key);
-        show(stdout, "\": %s\n", sorts[keys->items[i].sort].title);
+        show(stdout, "\": %s\n", kinds[keys->items[i].kind].title);
     }
 }
 
 static void print_diff(const struct checkpoint *a, const struct checkpoint *b, const struct model_diff *diff) {
     const char *const what = diff->has_values ? "weights" : "tensors";
     show(stdout, "A  %s\nB  %s\n", a->model.path, b->model.path);
-    for (int sort = 0; sort < SORTS; ++sort) {
-        print_sort(diff, (enum difference_sort)sort);
+    for (int kind = 0; kind < KIND_COUNT; ++kind) {
+        print_kind(diff, (enum difference_kind)kind);
     }
     print_keys("config.json: ", &diff->config);
     print_keys("metadata: ", &diff->metadata);
@@ -90,9 +90,9 @@ static void print_diff(const struct checkpoint *a, const struct checkpoint *b, c
         show(stdout, "\n");
         return;
     }
-    size_t counts[SORTS] = {0};
+    size_t counts[KIND_COUNT] = {0};
     for (size_t i = 0; i < diff->count; ++i) {
-        ++counts[diff->tensors[i].sort];
+        ++counts[diff->tensors[i].kind];
     }
     show(stdout, "%s: %zu in both, of which %zu differ; %zu only in A, %zu only in B\n", what, diff->compared,
          counts[OTHER_TYPE] + counts[OTHER_CONTENT], counts[ONLY_IN_A], counts[ONLY_IN_B]);
@@ -102,23 +102,23 @@ static void print_diff(const struct checkpoint *a, const struct checkpoint *b, c
 
 static void add_tensors(yyjson_mut_doc *document, const struct model_diff *diff) {
     yyjson_mut_val *const root = yyjson_mut_doc_get_root(document);
-    for (int sort = 0; sort < SORTS; ++sort) {
-        yyjson_mut_val *const list = yyjson_mut_obj_add_arr(document, root, sorts[sort].key);
+    for (int kind = 0; kind < KIND_COUNT; ++kind) {
+        yyjson_mut_val *const list = yyjson_mut_obj_add_arr(document, root, kinds[kind].key);
         for (size_t i = 0; i < diff->count; ++i) {
             const struct tensor_difference *const found = &diff->tensors[i];
-            if ((int)found->sort != sort) {
+            if ((int)found->kind != kind) {
                 continue;
             }
             yyjson_mut_val *const object = yyjson_mut_arr_add_obj(document, list);
             json_add_text(document, object, "name", found->name);
             json_add_text(document, object, "a", found->a);
             json_add_text(document, object, "b", found->b);
-            if (sort == OTHER_CONTENT) {
+            if (kind == OTHER_CONTENT) {
                 yyjson_mut_obj_add_uint(document, object, diff->has_values ? "elements" : "bytes",
                                         found->different);
                 yyjson_mut_obj_add_uint(document, object, "of", found->all);
             }
-            if (sort == OTHER_CONTENT && diff->has_values) {
+            if (kind == OTHER_CONTENT && diff->has_values) {
                 yyjson_mut_obj_add_real(document, object, "largest", found->largest);
                 yyjson_mut_obj_add_real(document, object, "sqnr_db", found->sqnr);
             }
@@ -128,13 +128,13 @@ static void add_tensors(yyjson_mut_doc *document, const struct model_diff *diff)
 
 static void add_keys(yyjson_mut_doc *document, const char *name, const struct key_differences *keys) {
     yyjson_mut_val *const object = yyjson_mut_obj_add_obj(document, yyjson_mut_doc_get_root(document), name);
-    for (int sort = 0; sort < SORTS; ++sort) {
-        if (sort == OTHER_TYPE) {
+    for (int kind = 0; kind < KIND_COUNT; ++kind) {
+        if (kind == OTHER_TYPE) {
             continue;
         }
-        yyjson_mut_val *const list = yyjson_mut_obj_add_arr(document, object, sorts[sort].key);
+        yyjson_mut_val *const list = yyjson_mut_obj_add_arr(document, object, kinds[kind].key);
         for (size_t i = 0; i < keys->count; ++i) {
-            if ((int)keys->items[i].sort == sort) {
+            if ((int)keys->items[i].kind == kind) {
                 yyjson_mut_arr_add_strcpy(document, list, keys->items[i].key);
             }
         }

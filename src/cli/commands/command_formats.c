@@ -56,34 +56,34 @@ static void print_block(const struct opaq_format_row *row, struct text *text) {
 }
 
 /* The lists of a format are walked in one way for the table and for JSON: names until NULL. */
-static const char *element_of(const struct opaq_format_row *row, int place) {
+static const char *element_of(const struct opaq_format_row *row, int index) {
     for (int element = 0; element < OPAQ_ELEMENT_COUNT; ++element) {
-        if ((row->elements & 1u << element) != 0 && place-- == 0) {
+        if ((row->elements & 1u << element) != 0 && index-- == 0) {
             return opaq_element_info((enum opaq_element)element)->name;
         }
     }
     return NULL;
 }
 
-static const char *rule_of(const struct opaq_format_row *row, int place) {
+static const char *rule_of(const struct opaq_format_row *row, int index) {
     for (int rule = 0; rule < OPAQ_RULE_COUNT; ++rule) {
-        if ((row->rules & 1u << rule) != 0 && place-- == 0) {
+        if ((row->rules & 1u << rule) != 0 && index-- == 0) {
             return opaq_rule_name((enum opaq_rule)rule);
         }
     }
     return NULL;
 }
 
-static const char *layout_of(const struct opaq_format_row *row, int place) {
+static const char *layout_of(const struct opaq_format_row *row, int index) {
     for (int layout = 0; layout < OPAQ_LAYOUT_COUNT; ++layout) {
-        if (opaq_layout_find((enum opaq_layout)layout, row->format) != NULL && place-- == 0) {
+        if (opaq_layout_find((enum opaq_layout)layout, row->format) != NULL && index-- == 0) {
             return opaq_layout_name((enum opaq_layout)layout);
         }
     }
     return NULL;
 }
 
-typedef const char *list_function(const struct opaq_format_row *row, int place);
+typedef const char *list_function(const struct opaq_format_row *row, int index);
 
 static void print_list(const struct opaq_format_row *row, list_function *name_at, struct text *text) {
     const char *name;

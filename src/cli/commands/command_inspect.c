@@ -18,7 +18,7 @@ struct inspection {
     struct checkpoint checkpoint;
     struct inventory inventory;
     struct model_notes notes;
-    struct tensor_part *parts;
+    struct tensor_use *uses;
 };
 
 static const char *layout_text(int layout) {
@@ -113,7 +113,7 @@ static void print_tensors(const struct inspection *found) {
     struct report_table *const table = table_begin("tensor|dtype|shape|bytes|file|is", "lllrll");
     for (size_t i = 0; i < model->tensor_count; ++i) {
         const struct st_tensor *const tensor = model->tensors[i].tensor;
-        const struct tensor_part *const part = &found->parts[i];
+        const struct tensor_use *const use = &found->uses[i];
         struct text shape = {0};
         shape_text_add(tensor->shape, tensor->rank, &shape);
         table_cell(table, "%s", tensor->name);
@@ -121,11 +121,11 @@ static void print_tensors(const struct inspection *found) {
         table_cell(table, "%s", text_get(&shape));
         table_cell(table, "%" PRIu64, tensor->bytes);
         table_cell(table, "%s", model->files[model->tensors[i].file].name);
-        if (part->role == PART_PLAIN) {
+        if (use->role == ROLE_PLAIN) {
             table_cell(table, "plain");
         } else {
-            table_cell(table, "%s of %s, %s %s", part_role_name(part->role), part->weight->name,
-                       opaq_layout_name(part->weight->row->layout), weight_kind(part->weight));
+            table_cell(table, "%s of %s, %s %s", tensor_role_name(use->role), use->weight->name,
+                       opaq_layout_name(use->weight->scheme->layout), weight_kind(use->weight));
         }
         text_free(&shape);
     }
@@ -191,19 +191,19 @@ static void add_tensors(yyjson_mut_doc *document, yyjson_mut_val *root, const st
     yyjson_mut_val *const tensors = yyjson_mut_obj_add_arr(document, root, "tensors");
     for (size_t i = 0; i < model->tensor_count; ++i) {
         const struct st_tensor *const tensor = model->tensors[i].tensor;
-        const struct tensor_part *const part = &found->parts[i];
-        const bool is_plain = part->role == PART_PLAIN;
+        const struct tensor_use *const use = &found->uses[i];
+        const bool is_plain = use->role == ROLE_PLAIN;
         yyjson_mut_val *const object = yyjson_mut_arr_add_obj(document, tensors);
         json_add_text(document, object, "name", tensor->name);
         json_add_text(document, object, "dtype", st_dtype_name(tensor->dtype));
         json_add_shape(document, object, tensor->shape, tensor->rank);
         yyjson_mut_obj_add_uint(document, object, "bytes", tensor->bytes);
         json_add_text(document, object, "file", model->files[model->tensors[i].file].name);
-        json_add_text(document, object, "role", part_role_name(part->role));
-        json_add_text(document, object, "weight", part->weight->name);
+        json_add_text(document, object, "role", tensor_role_name(use->role));
+        json_add_text(document, object, "weight", use->weight->name);
         json_add_text(document, object, "layout",
-                      is_plain ? NULL : layout_text((int)part->weight->row->layout));
-        json_add_text(document, object, "format", is_plain ? NULL : weight_kind(part->weight));
+                      is_plain ? NULL : layout_text((int)use->weight->scheme->layout));
+        json_add_text(document, object, "format", is_plain ? NULL : weight_kind(use->weight));
     }
 }
 
@@ -283,9 +283,9 @@ enum exit_code run_inspect(const struct command_call *call) {
         complain(call, "%s", error.text);
     } else {
         inventory_make(&found.checkpoint.weights, &found.inventory);
-        found.parts = checkpoint_parts(&found.checkpoint);
+        found.uses = checkpoint_uses(&found.checkpoint);
         code = print_all(call, &found);
-        free(found.parts);
+        free(found.uses);
         inventory_free(&found.inventory);
         model_notes_free(&found.notes);
     }

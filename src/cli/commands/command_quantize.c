@@ -35,7 +35,7 @@ static const char *const ignored_by_modelopt[] = {"*proj_out", "*output_layer", 
 static const char *const ignored_by_deepseek[] = {"*eh_proj", "*shared_head*", "*weights_proj", "*kv_norm*"};
 
 struct choice {
-    const struct opaq_layout_row *row;
+    const struct opaq_layout_row *scheme;
     struct opaq_spec spec;
     struct name_patterns usual; /* left by default */
     struct name_patterns ignored;
@@ -65,11 +65,11 @@ static enum opaq_status add_given(struct name_patterns *patterns, const char *co
 static enum opaq_status add_usual(struct choice *choice, struct opaq_error *error) {
     enum opaq_status status =
         add_all(&choice->usual, usually_ignored, sizeof usually_ignored / sizeof usually_ignored[0], error);
-    if (status == OPAQ_OK && choice->row->layout == OPAQ_LAYOUT_MODELOPT) {
+    if (status == OPAQ_OK && choice->scheme->layout == OPAQ_LAYOUT_MODELOPT) {
         status = add_all(&choice->usual, ignored_by_modelopt,
                          sizeof ignored_by_modelopt / sizeof ignored_by_modelopt[0], error);
     }
-    if (status == OPAQ_OK && choice->row->layout == OPAQ_LAYOUT_DEEPSEEK) {
+    if (status == OPAQ_OK && choice->scheme->layout == OPAQ_LAYOUT_DEEPSEEK) {
         status = add_all(&choice->usual, ignored_by_deepseek,
                          sizeof ignored_by_deepseek / sizeof ignored_by_deepseek[0], error);
     }
@@ -77,10 +77,10 @@ static enum opaq_status add_usual(struct choice *choice, struct opaq_error *erro
 }
 
 static void list_formats(enum opaq_layout layout, struct text *list) {
-    const struct opaq_layout_row *row = NULL;
-    for (int i = 0; (row = opaq_layout_row(i)) != NULL; ++i) {
-        if (row->layout == layout && layout_is_written(row)) {
-            text_print(list, "%s%s", list->length == 0 ? "" : ", ", opaq_format_row(row->format)->name);
+    const struct opaq_layout_row *scheme = NULL;
+    for (int i = 0; (scheme = opaq_layout_row(i)) != NULL; ++i) {
+        if (scheme->layout == layout && layout_is_written(scheme)) {
+            text_print(list, "%s%s", list->length == 0 ? "" : ", ", opaq_format_row(scheme->format)->name);
         }
     }
 }
@@ -96,8 +96,8 @@ static int find_rule(const char *name) {
 
 static enum opaq_status choose_spec(const struct command_call *call, struct choice *choice,
                                     struct opaq_error *error) {
-    const char *const rule = call_value(call, "rule", opaq_rule_name(choice->row->rule));
-    enum opaq_status status = opaq_spec_make(choice->row->format, &choice->spec, error);
+    const char *const rule = call_value(call, "rule", opaq_rule_name(choice->scheme->rule));
+    enum opaq_status status = opaq_spec_make(choice->scheme->format, &choice->spec, error);
     if (status != OPAQ_OK) {
         return status;
     }
@@ -106,7 +106,7 @@ static enum opaq_status choose_spec(const struct command_call *call, struct choi
         return opaq_fail(error, OPAQ_ERROR_TEXT, "there is no scale rule \"%s\"", rule);
     }
     choice->spec.rule = (uint8_t)number;
-    if (choice->row->format == OPAQ_NVFP4 &&
+    if (choice->scheme->format == OPAQ_NVFP4 &&
         (number == OPAQ_RULE_COMPRESSED_TENSORS || number == OPAQ_RULE_MODELOPT)) {
         choice->spec.options |= OPAQ_GLOBAL;
     }
@@ -115,26 +115,26 @@ static enum opaq_status choose_spec(const struct command_call *call, struct choi
 
 static enum opaq_status choose_activations(const struct command_call *call, struct choice *choice,
                                            struct opaq_error *error) {
-    const struct opaq_layout_row *const row = choice->row;
-    const char *const name = call_value(call, "activations", activations_name(activations_default(row)));
+    const struct opaq_layout_row *const scheme = choice->scheme;
+    const char *const name = call_value(call, "activations", activations_name(activations_default(scheme)));
     choice->activations = strcmp(name, "none") == 0 ? ACTIVATIONS_NONE : ACTIVATIONS_DYNAMIC;
-    if (activations_fit(row, choice->activations)) {
+    if (activations_fit(scheme, choice->activations)) {
         return OPAQ_OK;
     }
     return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
                      "the layout %s has no form of %s with activations %s%s; it has %s",
-                     opaq_layout_name(row->layout), opaq_format_row(row->format)->name, name,
-                     row->format == OPAQ_NVFP4 ? ", which need scales from a calibration" : "",
-                     activations_name(activations_default(row)));
+                     opaq_layout_name(scheme->layout), opaq_format_row(scheme->format)->name, name,
+                     scheme->format == OPAQ_NVFP4 ? ", which need scales from a calibration" : "",
+                     activations_name(activations_default(scheme)));
 }
 
 static enum opaq_status choose(const struct command_call *call, struct choice *choice,
                                struct opaq_error *error) {
     const char *const format = call_value(call, "format", "nvfp4");
     const char *const layout = call_value(call, "layout", "compressed-tensors");
-    choice->row = opaq_layout_find((enum opaq_layout)opaq_layout_number(layout),
-                                   (enum opaq_format)opaq_format_find(format));
-    if (choice->row == NULL || !layout_is_written(choice->row)) {
+    choice->scheme = opaq_layout_find((enum opaq_layout)opaq_layout_number(layout),
+                                      (enum opaq_format)opaq_format_find(format));
+    if (choice->scheme == NULL || !layout_is_written(choice->scheme)) {
         struct text list = {0};
         list_formats((enum opaq_layout)opaq_layout_number(layout), &list);
         const enum opaq_status status =
@@ -159,16 +159,16 @@ static enum opaq_status choose(const struct command_call *call, struct choice *c
 
 /* Engines read blocks that are whole; fp8's 128 x 128 may be ragged. */
 static bool has_whole_blocks(const struct choice *choice, int64_t columns) {
-    const int64_t block = opaq_format_row(choice->row->format)->block_columns;
-    return choice->row->format == OPAQ_FP8BLK2 || block == 0 || columns % block == 0;
+    const int64_t block = opaq_format_row(choice->scheme->format)->block_columns;
+    return choice->scheme->format == OPAQ_FP8BLK2 || block == 0 || columns % block == 0;
 }
 
 /* Whether a matrix of this module is meant and can be stored, or why not. */
 static enum coverage judge(const struct choice *choice, const char *module, int64_t columns) {
-    return patterns_match(&choice->usual, module)                                      ? LEFT_BY_DEFAULT
-           : patterns_match(&choice->ignored, module)                                  ? LEFT_IGNORED
-           : choice->included.count != 0 && !patterns_match(&choice->included, module) ? LEFT_NOT_INCLUDED
-           : !has_whole_blocks(choice, columns)                                        ? LEFT_RAGGED
+    return patterns_match(&choice->usual, module)                                      ? SKIPPED_BY_DEFAULT
+           : patterns_match(&choice->ignored, module)                                  ? SKIPPED_IGNORED
+           : choice->included.count != 0 && !patterns_match(&choice->included, module) ? SKIPPED_NOT_INCLUDED
+           : !has_whole_blocks(choice, columns)                                        ? SKIPPED_RAGGED
                                                                                        : COVERED;
 }
 
@@ -179,7 +179,7 @@ static char *module_of(const char *weight) {
 
 static void keep(struct checkpoint_job *job, const struct weight *weight, enum coverage why) {
     coverage_add(&job->coverages, why, weight);
-    if (weight->row != NULL) { /* what is not quantized is plain */
+    if (weight->scheme != NULL) { /* what is not quantized is plain */
         plan_decode(job->plan, weight, OPAQ_BF16);
         const size_t length = module_length(weight->name);
         module_list_add(&job->ignored, weight->name, length == 0 ? strlen(weight->name) : length);
@@ -195,47 +195,47 @@ static void keep(struct checkpoint_job *job, const struct weight *weight, enum c
 static enum opaq_status plan_experts(const struct choice *choice, struct checkpoint_job *job,
                                      const struct weight *weight, enum coverage *why,
                                      struct opaq_error *error) {
-    struct weight_part *parts = NULL;
-    const size_t count = weight_parts(job->plan->weights->model, weight, &parts);
+    struct weight_slice *slices = NULL;
+    const size_t count = weight_slices(job->plan->weights->model, weight, &slices);
     *why = count != 0                                            ? COVERED
-           : is_gpt_oss_stack(job->plan->weights->model, weight) ? LEFT_INTERLEAVED
-                                                                 : LEFT_OTHER;
+           : is_gpt_oss_stack(job->plan->weights->model, weight) ? SKIPPED_INTERLEAVED
+                                                                 : SKIPPED_OTHER;
     for (size_t i = 0; i < count && *why == COVERED; ++i) {
-        char *const module = module_of(parts[i].name);
-        *why = judge(choice, module, parts[i].columns);
+        char *const module = module_of(slices[i].name);
+        *why = judge(choice, module, slices[i].columns);
         free(module);
     }
     enum opaq_status status = OPAQ_OK;
     if (*why == COVERED && choice->splits_experts) {
         for (size_t i = 0; i < count && status == OPAQ_OK; ++i) {
-            struct weight_part part = parts[i];
-            part.name = copy_text(part.name, strlen(part.name));
-            status = plan_quantize(job->plan, part, choice->row, &choice->spec, error);
+            struct weight_slice slice = slices[i];
+            slice.name = copy_text(slice.name, strlen(slice.name));
+            status = plan_quantize(job->plan, slice, choice->scheme, &choice->spec, error);
         }
-    } else if (*why == COVERED && !parts[0].is_turned) {
-        status = plan_quantize_stack(job->plan, weight_whole(weight), choice->row, &choice->spec, error);
+    } else if (*why == COVERED && !slices[0].is_transposed) {
+        status = plan_quantize_stack(job->plan, weight_whole(weight), choice->scheme, &choice->spec, error);
     } else if (*why == COVERED) {
-        *why = LEFT_STACKED;
+        *why = SKIPPED_STACKED;
     }
     if (*why == COVERED && job->plan->weights->model->config == NULL && !job->has_guessed_stacks) {
         job->has_guessed_stacks = true;
         job_note(job, "without config.json stacked experts are taken as [experts, out, in], gate before up: %s",
                  weight->name);
     }
-    weight_parts_free(parts, count);
+    weight_slices_free(slices, count);
     return status;
 }
 
 /* Of a weight that is no stack of experts. */
 static enum coverage judge_weight(const struct choice *choice, const struct weight *weight) {
-    if (weight->row == NULL && looks_like_embedding(weight)) {
-        return LEFT_EMBEDDING;
+    if (weight->scheme == NULL && looks_like_embedding(weight)) {
+        return SKIPPED_EMBEDDING;
     }
-    if (weight->row != NULL && weight->stack != 1) {
-        return LEFT_STACKED;
+    if (weight->scheme != NULL && weight->stack != 1) {
+        return SKIPPED_STACKED;
     }
-    if ((weight->row == NULL && !looks_linear(weight)) || weight->rows <= 0 || weight->columns <= 0) {
-        return LEFT_OTHER;
+    if ((weight->scheme == NULL && !looks_linear(weight)) || weight->rows <= 0 || weight->columns <= 0) {
+        return SKIPPED_OTHER;
     }
     char *const module = module_of(weight->name);
     const enum coverage found = judge(choice, module, weight->columns);
@@ -248,31 +248,31 @@ static enum opaq_status plan_gpt_oss(const struct choice *choice, struct checkpo
                                      const struct weight *weight, struct opaq_error *error) {
     if (!is_gpt_oss_stack(job->plan->weights->model, weight)) {
         keep(job, weight,
-             looks_like_embedding(weight) ? LEFT_EMBEDDING
-             : looks_linear(weight)       ? LEFT_NOT_EXPERTS
-                                          : LEFT_OTHER);
+             looks_like_embedding(weight) ? SKIPPED_EMBEDDING
+             : looks_linear(weight)       ? SKIPPED_NOT_EXPERTS
+                                          : SKIPPED_OTHER);
         return OPAQ_OK;
     }
-    const struct weight_part part = gpt_oss_part(weight);
+    const struct weight_slice slice = gpt_oss_slice(weight);
     char *const module = copy_text(weight->name, (size_t)(strrchr(weight->name, '.') - weight->name));
-    const enum coverage why = judge(choice, module, part.columns);
+    const enum coverage why = judge(choice, module, slice.columns);
     enum opaq_status status = OPAQ_OK;
     if (why == COVERED) {
-        status = plan_quantize_stack(job->plan, part, choice->row, &choice->spec, error);
+        status = plan_quantize_stack(job->plan, slice, choice->scheme, &choice->spec, error);
         coverage_add(&job->coverages, COVERED, weight);
     } else {
-        free(part.name);
+        free(slice.name);
         keep(job, weight, why);
         const size_t last = job->ignored.count; /* a layer's stacks follow each other */
         if (last == 0 || strcmp(job->ignored.names[last - 1], module) != 0) {
             module_list_add(&job->ignored, module, strlen(module));
         }
     }
-    if (why == LEFT_RAGGED) {
+    if (why == SKIPPED_RAGGED) {
         status =
             opaq_fail(error, OPAQ_ERROR_SHAPE,
                       "%.160s has inputs of size %" PRId64 ", expected a multiple of %d for the layout gpt-oss",
-                      weight->name, weight->rows, (int)opaq_format_row(choice->row->format)->block_columns);
+                      weight->name, weight->rows, (int)opaq_format_row(choice->scheme->format)->block_columns);
     }
     free(module);
     return status;
@@ -280,11 +280,11 @@ static enum opaq_status plan_gpt_oss(const struct choice *choice, struct checkpo
 
 static enum opaq_status plan_weight(const struct choice *choice, struct checkpoint_job *job,
                                     const struct weight *weight, struct opaq_error *error) {
-    enum coverage why = LEFT_OTHER;
-    if (choice->row->layout == OPAQ_LAYOUT_GPT_OSS) {
+    enum coverage why = SKIPPED_OTHER;
+    if (choice->scheme->layout == OPAQ_LAYOUT_GPT_OSS) {
         return plan_gpt_oss(choice, job, weight, error);
     }
-    if (weight->row == NULL && weight->data->tensor->rank > 2) {
+    if (weight->scheme == NULL && weight->data->tensor->rank > 2) {
         const enum opaq_status status = plan_experts(choice, job, weight, &why, error);
         if (status != OPAQ_OK || why == COVERED) {
             coverage_add(&job->coverages, COVERED, weight);
@@ -298,13 +298,13 @@ static enum opaq_status plan_weight(const struct choice *choice, struct checkpoi
         return OPAQ_OK;
     }
     coverage_add(&job->coverages, COVERED, weight);
-    return plan_quantize(job->plan, weight_whole(weight), choice->row, &choice->spec, error);
+    return plan_quantize(job->plan, weight_whole(weight), choice->scheme, &choice->spec, error);
 }
 
 /* A head that shares the embedding's weight is a module without a tensor. */
 static void ignore_tied_head(struct checkpoint_job *job) {
     for (size_t i = 0; i < job->plan->target_count; ++i) {
-        if (strstr(job->plan->targets[i].part.name, "lm_head.weight") != NULL) {
+        if (strstr(job->plan->targets[i].slice.name, "lm_head.weight") != NULL) {
             return;
         }
     }
@@ -320,7 +320,7 @@ static void describe(const struct command_call *call, const struct choice *choic
     char spec[OPAQ_SPEC_TEXT_BYTES] = "";
     opaq_spec_print(&choice->spec, spec, sizeof spec, NULL);
     text_print(&job->settings, "quantize %s %s activations=%s experts=%d defaults=%d", spec,
-               opaq_layout_name(choice->row->layout), activations_name(choice->activations),
+               opaq_layout_name(choice->scheme->layout), activations_name(choice->activations),
                choice->splits_experts, !call_has(call, "no-default-ignore"));
     for (size_t i = 0; i < 2; ++i) {
         const char *const option = i == 0 ? "ignore" : "include";
@@ -335,7 +335,7 @@ static enum opaq_status check_source(const struct choice *choice, const struct w
                                      struct opaq_error *error) {
     for (size_t i = 0; i < weights->count; ++i) {
         const struct weight *const weight = &weights->items[i];
-        if (weight->row != NULL && weight->row->layout == OPAQ_LAYOUT_GPT_OSS) {
+        if (weight->scheme != NULL && weight->scheme->layout == OPAQ_LAYOUT_GPT_OSS) {
             return opaq_fail(
                 error, OPAQ_ERROR_UNSUPPORTED,
                 "%s has its experts quantized already, as mxfp4 in gpt-oss's layout (%.120s); 'opaq "
@@ -343,7 +343,7 @@ static enum opaq_status check_source(const struct choice *choice, const struct w
                 weights->model->path, weight->data->tensor->name);
         }
     }
-    if (choice->row->layout == OPAQ_LAYOUT_GPT_OSS && !model_is_gpt_oss(weights->model)) {
+    if (choice->scheme->layout == OPAQ_LAYOUT_GPT_OSS && !model_is_gpt_oss(weights->model)) {
         return opaq_fail(
             error, OPAQ_ERROR_UNSUPPORTED,
             "the layout gpt-oss is for models whose config.json has the model_type gpt_oss, which %s "
@@ -371,7 +371,7 @@ static enum opaq_status make_plan(const struct command_call *call, const struct 
             "meant and has whole blocks",
             weights->model->path, weights->model->tensor_count);
     }
-    job->row = choice->row;
+    job->scheme = choice->scheme;
     job->activations = choice->activations;
     ignore_tied_head(job);
     describe(call, choice, job);

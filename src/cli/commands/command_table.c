@@ -49,7 +49,7 @@
 static const char quantize_description[] =
     "Writes the checkpoint SRC to DST with the weights of its linear layers quantized, in a layout that inference "
     "engines load. Everything else (other tensors, config.json, the tokenizer's files) is carried over; "
-    "config.json and the index say what was done. Weights are read and written piece by piece, so the model need "
+    "config.json and the index say what was done. Weights are read and written in chunks, so the model need "
     "not fit into memory.\n"
     CHECKPOINT
     "Left as they are by default: lm_head, embeddings, router gates, norms, convolutions and the encoders of "

@@ -96,7 +96,7 @@ static void report(struct progress *progress, int64_t now) {
     if (progress->is_bar) {
         draw_bar(progress, &figures);
     } else {
-        progress_plain_line(&figures, &progress->line);
+        progress_log_line(&figures, &progress->line);
         (void)fprintf(stderr, "%s\n", text_get(&progress->line));
     }
     atomic_store(&progress->next_report, now + (progress->is_bar ? bar_interval : line_interval));

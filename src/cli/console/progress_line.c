@@ -73,7 +73,7 @@ void progress_bar_line(const struct progress_figures *figures, int columns, stru
     text_free(&tail);
 }
 
-void progress_plain_line(const struct progress_figures *figures, struct text *line) {
+void progress_log_line(const struct progress_figures *figures, struct text *line) {
     begin_line(line);
     text_print(line, "%s: %d%%, %s of %s", figures->what, percent_of(figures), size_text(figures->done).text,
                size_text(figures->total).text);

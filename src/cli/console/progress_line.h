@@ -19,7 +19,7 @@ struct progress_figures {
 void progress_bar_line(const struct progress_figures *figures, int columns, struct text *line);
 
 /* "quantizing: 37%, 1.2 GB of 3.2 GB, 812 MB/s, 3 s left" */
-void progress_plain_line(const struct progress_figures *figures, struct text *line);
+void progress_log_line(const struct progress_figures *figures, struct text *line);
 
 /* "quantizing: 3.2 GB in 4.0 s, 810 MB/s" */
 void progress_last_line(const struct progress_figures *figures, struct text *line);

@@ -31,10 +31,10 @@ enum opaq_status checkpoints_check(const struct checkpoint *a, const struct chec
 int weight_shape(const struct weight *weight, int64_t shape[ST_RANK_LIMIT]) {
     const struct st_tensor *const data = weight->data->tensor;
     const bool has_block_dimension =
-        weight->row != NULL && weight->row->layout == OPAQ_LAYOUT_GPT_OSS && data->rank > 2;
+        weight->scheme != NULL && weight->scheme->layout == OPAQ_LAYOUT_GPT_OSS && data->rank > 2;
     const int rank = data->rank - has_block_dimension;
     memcpy(shape, data->shape, (size_t)rank * sizeof *shape);
-    if (weight->row != NULL && rank > 0) {
+    if (weight->scheme != NULL && rank > 0) {
         shape[rank - 1] = weight->columns;
     }
     return rank;
@@ -44,25 +44,25 @@ uint64_t weight_elements(const struct weight *weight) {
     return (uint64_t)weight->stack * (uint64_t)weight->rows * (uint64_t)weight->columns;
 }
 
-struct tensor_part *checkpoint_parts(const struct checkpoint *checkpoint) {
+struct tensor_use *checkpoint_uses(const struct checkpoint *checkpoint) {
     const struct model *const model = &checkpoint->model;
-    struct tensor_part *const parts = alloc_array(model->tensor_count, sizeof *parts);
+    struct tensor_use *const uses = alloc_array(model->tensor_count, sizeof *uses);
     for (size_t i = 0; i < checkpoint->weights.count; ++i) {
         const struct weight *const weight = &checkpoint->weights.items[i];
         const struct model_tensor *const tensors[] = {weight->data, weight->scale, weight->global,
                                                       weight->input};
-        static const enum part_role roles[] = {PART_CODES, PART_SCALES, PART_GLOBAL_SCALE, PART_INPUT_SCALE};
+        static const enum tensor_role roles[] = {ROLE_CODES, ROLE_SCALES, ROLE_GLOBAL_SCALE, ROLE_INPUT_SCALE};
         for (size_t t = 0; t < sizeof tensors / sizeof tensors[0]; ++t) {
             if (tensors[t] != NULL) {
-                parts[tensors[t] - model->tensors] =
-                    (struct tensor_part){weight, weight->row == NULL ? PART_PLAIN : roles[t]};
+                uses[tensors[t] - model->tensors] =
+                    (struct tensor_use){weight, weight->scheme == NULL ? ROLE_PLAIN : roles[t]};
             }
         }
     }
-    return parts;
+    return uses;
 }
 
-const char *part_role_name(enum part_role role) {
+const char *tensor_role_name(enum tensor_role role) {
     static const char *const names[] = {"plain", "codes", "scales", "global scale", "input scale"};
     return names[role];
 }

@@ -24,16 +24,16 @@ int weight_shape(const struct weight *weight, int64_t shape[ST_RANK_LIMIT]);
 uint64_t weight_elements(const struct weight *weight);
 
 /* What a tensor is to the weight it belongs to. */
-enum part_role { PART_PLAIN, PART_CODES, PART_SCALES, PART_GLOBAL_SCALE, PART_INPUT_SCALE };
-struct tensor_part {
+enum tensor_role { ROLE_PLAIN, ROLE_CODES, ROLE_SCALES, ROLE_GLOBAL_SCALE, ROLE_INPUT_SCALE };
+struct tensor_use {
     const struct weight *weight;
-    enum part_role role;
+    enum tensor_role role;
 };
 
 /* One for each of the model's tensors, in their order; released with free(). */
-struct tensor_part *checkpoint_parts(const struct checkpoint *checkpoint);
+struct tensor_use *checkpoint_uses(const struct checkpoint *checkpoint);
 
 /* "codes", "global scale", ... */
-const char *part_role_name(enum part_role role);
+const char *tensor_role_name(enum tensor_role role);
 
 #endif

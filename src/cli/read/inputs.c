@@ -44,9 +44,9 @@ void inputs_add(const struct stat *file) {
     if (2 * count >= capacity) {
         grow();
     }
-    struct identity *const place = find(file);
-    count += !place->is_used;
-    *place = (struct identity){file->st_dev, file->st_ino, true};
+    struct identity *const slot = find(file);
+    count += !slot->is_used;
+    *slot = (struct identity){file->st_dev, file->st_ino, true};
 }
 
 bool inputs_have(const struct stat *file) { return capacity != 0 && find(file)->is_used; }

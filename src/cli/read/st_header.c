@@ -101,7 +101,8 @@ static enum opaq_status read_shape(const struct reading *reading, yyjson_val *va
     return OPAQ_OK;
 }
 
-static enum opaq_status read_place(const struct reading *reading, yyjson_val *value, struct st_tensor *tensor) {
+static enum opaq_status read_offsets(const struct reading *reading, yyjson_val *value,
+                                     struct st_tensor *tensor) {
     uint64_t begin = 0;
     uint64_t end = 0;
     if (yyjson_arr_size(value) != 2 || !json_natural(yyjson_arr_get(value, 0), &begin) ||
@@ -178,7 +179,7 @@ static enum opaq_status read_tensor(struct reading *reading, yyjson_val *key, yy
     tensor->dtype = (enum st_dtype)found;
     enum opaq_status status = read_shape(reading, yyjson_obj_get(value, "shape"), tensor);
     if (status == OPAQ_OK) {
-        status = read_place(reading, yyjson_obj_get(value, "data_offsets"), tensor);
+        status = read_offsets(reading, yyjson_obj_get(value, "data_offsets"), tensor);
     }
     return status;
 }
@@ -224,7 +225,7 @@ static enum opaq_status read_metadata(struct reading *reading, yyjson_val *value
                : opaq_fail(reading->error, OPAQ_ERROR_TEXT, "%s: __metadata__ is no object", reading->file);
 }
 
-static int compare_places(const void *first, const void *second) {
+static int compare_offsets(const void *first, const void *second) {
     const struct st_tensor *const a = first;
     const struct st_tensor *const b = second;
     if (a->begin != b->begin) {
@@ -236,8 +237,8 @@ static int compare_places(const void *first, const void *second) {
     return strcmp(a->name, b->name);
 }
 
-static enum opaq_status check_places(const struct reading *reading, struct st_header *header) {
-    qsort(header->tensors, header->count, sizeof *header->tensors, compare_places);
+static enum opaq_status check_offsets(const struct reading *reading, struct st_header *header) {
+    qsort(header->tensors, header->count, sizeof *header->tensors, compare_offsets);
     uint64_t end = 0;
     for (size_t i = 0; i < header->count; ++i) {
         const struct st_tensor *const tensor = &header->tensors[i];
@@ -291,7 +292,7 @@ enum opaq_status st_header_parse(const char *json, uint64_t length, uint64_t fil
     yyjson_doc_free(document);
     if (status == OPAQ_OK) {
         sort_metadata(header);
-        status = check_places(&reading, header);
+        status = check_offsets(&reading, header);
     }
     if (status != OPAQ_OK) {
         st_header_free(header);
@@ -322,9 +323,9 @@ static void write_tensor(yyjson_mut_doc *document, yyjson_mut_val *root, const s
     for (int i = 0; i < tensor->rank; ++i) {
         yyjson_mut_arr_add_sint(document, shape, tensor->shape[i]);
     }
-    yyjson_mut_val *const place = yyjson_mut_obj_add_arr(document, entry, "data_offsets");
-    yyjson_mut_arr_add_uint(document, place, tensor->begin);
-    yyjson_mut_arr_add_uint(document, place, tensor->begin + tensor->bytes);
+    yyjson_mut_val *const offsets = yyjson_mut_obj_add_arr(document, entry, "data_offsets");
+    yyjson_mut_arr_add_uint(document, offsets, tensor->begin);
+    yyjson_mut_arr_add_uint(document, offsets, tensor->begin + tensor->bytes);
 }
 
 void st_header_write(struct st_tensor *tensors, size_t count, const struct st_pair *metadata,

@@ -32,10 +32,10 @@ int64_t rows_in(const struct weight *weight, uint64_t bytes) {
     const uint64_t row_bytes = total == 0 || all == 0 ? 1 : (all + total - 1) / total;
     enum { TOGETHER = 128 }; /* the largest block's rows */
     const int64_t rows = (int64_t)(bytes / row_bytes);
-    return rows >= TOGETHER                                             ? rows / TOGETHER * TOGETHER
-           : weight->row != NULL && weight->row->format == OPAQ_FP8BLK2 ? TOGETHER
-           : rows < 1                                                   ? 1
-                                                                        : rows;
+    return rows >= TOGETHER                                                   ? rows / TOGETHER * TOGETHER
+           : weight->scheme != NULL && weight->scheme->format == OPAQ_FP8BLK2 ? TOGETHER
+           : rows < 1                                                         ? 1
+                                                                              : rows;
 }
 
 /* A part of a tensor that has `entries` of them for each matrix of the stack: entries [first, first + count). */
@@ -63,7 +63,7 @@ static struct opaq_tensor tensor_of(void *data, int dtype, int64_t rows, int64_t
 static enum opaq_status read_scales(const struct model *model, const struct weight *weight, int64_t matrix,
                                     int64_t first, int64_t count, struct row_memory *memory,
                                     struct opaq_stored *stored, struct opaq_error *error) {
-    const struct opaq_format_row *const format = opaq_format_row(weight->row->format);
+    const struct opaq_format_row *const format = opaq_format_row(weight->scheme->format);
     const int64_t block = format->block_rows == 0 ? weight->rows : format->block_rows;
     const int64_t scale_rows = block == 0 ? 0 : (weight->rows + block - 1) / block;
     const int64_t first_scale = format->block_rows == 0 ? 0 : first / block;
@@ -128,7 +128,7 @@ enum opaq_status weight_decoded(const struct model *model, const struct weight *
 enum opaq_status weight_rows(const struct model *model, const struct weight *weight, int64_t matrix,
                              int64_t first, int64_t count, struct row_memory *memory, struct opaq_view *rows,
                              struct opaq_error *error) {
-    if (weight->row != NULL) {
+    if (weight->scheme != NULL) {
         return weight_decoded(model, weight, matrix, first, count, OPAQ_F32, memory, rows, error);
     }
     enum opaq_status status =

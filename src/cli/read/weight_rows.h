@@ -1,5 +1,5 @@
-/* cli/read/weight_rows.h: rows of a weight out of its files, as floats. A piece at a time, so that memory is that of the
- * piece. */
+/* cli/read/weight_rows.h: rows of a weight out of its files, as floats. A chunk at a time, so that memory is that of the
+ * chunk. */
 #ifndef OPAQ_CLI_READ_WEIGHT_ROWS_H
 #define OPAQ_CLI_READ_WEIGHT_ROWS_H
 
@@ -28,10 +28,10 @@ enum opaq_status weight_floats(const struct model *model, const struct weight *w
                                int64_t first, int64_t count, struct row_memory *memory, const float **floats,
                                struct opaq_error *error);
 
-/* What weight_rows or part_rows gave, as float32; may use the memory that they used. */
+/* What weight_rows or weight_slice_rows gave, as float32; may use the memory that they used. */
 const float *rows_floats(const struct opaq_view *rows, struct row_memory *memory);
 
-/* So many rows that a piece has about `bytes` bytes in the file: at least one, and whole blocks. */
+/* So many rows that a chunk has about `bytes` bytes in the file: at least one, and whole blocks. */
 int64_t rows_in(const struct weight *weight, uint64_t bytes);
 
 /* One of the slots of the memory with at least so many bytes, aligned to 64; what it held is lost. */

@@ -28,27 +28,27 @@ int layout_of_config(yyjson_val *quantization) {
     return strcasecmp(method, "mxfp4") == 0 ? OPAQ_LAYOUT_GPT_OSS : -1;
 }
 
-bool layout_is_written(const struct opaq_layout_row *row) {
-    return row->layout != OPAQ_LAYOUT_MODELOPT || row->format != OPAQ_MXFP4;
+bool layout_is_written(const struct opaq_layout_row *scheme) {
+    return scheme->layout != OPAQ_LAYOUT_MODELOPT || scheme->format != OPAQ_MXFP4;
 }
 
 bool weight_is_float(const struct weight *weight) {
     const enum st_dtype dtype = weight->data->tensor->dtype;
-    return weight->row == NULL && (dtype == ST_F32 || dtype == ST_BF16 || dtype == ST_F16);
+    return weight->scheme == NULL && (dtype == ST_F32 || dtype == ST_BF16 || dtype == ST_F16);
 }
 
 uint64_t weight_bytes(const struct weight *weight) {
-    const struct model_tensor *const parts[] = {weight->data, weight->scale, weight->global, weight->input};
+    const struct model_tensor *const tensors[] = {weight->data, weight->scale, weight->global, weight->input};
     uint64_t bytes = 0;
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; ++i) {
-        bytes += parts[i] == NULL ? 0 : parts[i]->tensor->bytes;
+    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; ++i) {
+        bytes += tensors[i] == NULL ? 0 : tensors[i]->tensor->bytes;
     }
     return bytes;
 }
 
 const char *weight_kind(const struct weight *weight) {
-    return weight->row != NULL ? opaq_format_row(weight->row->format)->name
-                               : st_dtype_name(weight->data->tensor->dtype);
+    return weight->scheme != NULL ? opaq_format_row(weight->scheme->format)->name
+                                  : st_dtype_name(weight->data->tensor->dtype);
 }
 
 /* ---- shapes ---- */
@@ -57,10 +57,10 @@ static int64_t ceil_div(int64_t size, int64_t by) { return (size + by - 1) / by;
 
 static void set_shape(struct weight *weight) {
     const struct st_tensor *const data = weight->data->tensor;
-    const bool is_packed = weight->row != NULL && data->dtype == ST_U8;
+    const bool is_packed = weight->scheme != NULL && data->dtype == ST_U8;
     int rank = data->rank;
     weight->columns = rank == 0 ? 1 : data->shape[rank - 1] * (is_packed ? 2 : 1);
-    if (weight->row != NULL && weight->row->layout == OPAQ_LAYOUT_GPT_OSS && rank > 2) {
+    if (weight->scheme != NULL && weight->scheme->layout == OPAQ_LAYOUT_GPT_OSS && rank > 2) {
         --rank; /* blocks of a row have a dimension of their own */
         weight->columns = data->shape[rank - 1] * GPT_OSS_BLOCK;
     }
@@ -73,7 +73,7 @@ static void set_shape(struct weight *weight) {
 
 /* Whether `tensor` is as the row writes it: its dimensions, after those of a stack. */
 static bool has_shape(const struct weight *weight, const struct st_tensor *tensor, const char *letters) {
-    const struct opaq_format_row *const format = opaq_format_row(weight->row->format);
+    const struct opaq_format_row *const format = opaq_format_row(weight->scheme->format);
     const int64_t block_rows = format->block_rows == 0 ? weight->rows : format->block_rows;
     const int64_t block_columns = format->block_columns == 0 ? weight->columns : format->block_columns;
     const int extra = tensor->rank - (int)strlen(letters);
@@ -106,7 +106,7 @@ static bool has_entries(const struct weight *weight, const struct st_tensor *ten
             squeezed.shape[squeezed.rank++] = tensor->shape[i];
         }
     }
-    const struct opaq_format_row *const format = opaq_format_row(weight->row->format);
+    const struct opaq_format_row *const format = opaq_format_row(weight->scheme->format);
     int64_t wanted[ST_RANK_LIMIT];
     int count = 0;
     const int64_t sizes[] = {weight->stack, *letters == 'R' ? weight->rows : 0,
@@ -135,11 +135,11 @@ static const struct model_tensor *sibling(const struct model *model, const char 
 static const struct model_tensor *input_of(const struct model *model, const struct weight *weight) {
     const char *const dot = strrchr(weight->name, '.');
     const char *const last = dot == NULL ? weight->name : dot + 1;
-    if (*weight->row->input == '\0' || strcmp(last, "weight") != 0) {
+    if (*weight->scheme->input == '\0' || strcmp(last, "weight") != 0) {
         return NULL;
     }
     struct text name = {0};
-    text_print(&name, "%.*s%s", (int)(last - weight->name), weight->name, weight->row->input);
+    text_print(&name, "%.*s%s", (int)(last - weight->name), weight->name, weight->scheme->input);
     const struct model_tensor *const found = model_find(model, text_get(&name));
     text_free(&name);
     const uint64_t entry = found == NULL ? 0 : (uint64_t)st_dtype_bits(found->tensor->dtype) / 8;
@@ -151,37 +151,37 @@ static const struct model_tensor *input_of(const struct model *model, const stru
 
 /* Whether the first `length` characters of a name can be a plain weight's: "....weight", or a stack of experts
  * ("....experts.down_proj"), which has no such ending. */
-static bool is_weight_name(const struct opaq_layout_row *row, const struct st_tensor *data, size_t length) {
-    if (row->layout == OPAQ_LAYOUT_GPT_OSS) {
-        return part_ends_with(data->name, length, "_proj");
+static bool is_weight_name(const struct opaq_layout_row *scheme, const struct st_tensor *data, size_t length) {
+    if (scheme->layout == OPAQ_LAYOUT_GPT_OSS) {
+        return prefix_ends_with(data->name, length, "_proj");
     }
-    return part_ends_with(data->name, length, "weight") ||
+    return prefix_ends_with(data->name, length, "weight") ||
            (data->rank > 2 && strstr(data->name, ".experts.") != NULL);
 }
 
 /* Whether `data` can be the codes of a weight by a row of the table: its name, dtype and rank. */
-static bool is_data(const struct opaq_layout_row *row, const struct st_tensor *data) {
+static bool is_data(const struct opaq_layout_row *scheme, const struct st_tensor *data) {
     const size_t length = strlen(data->name);
-    return part_ends_with(data->name, length, row->data) && data->rank >= 2 && data->rank <= 4 &&
-           has_word(row->data_dtypes, st_dtype_name(data->dtype)) &&
-           is_weight_name(row, data, length - strlen(row->data));
+    return prefix_ends_with(data->name, length, scheme->data) && data->rank >= 2 && data->rank <= 4 &&
+           has_word(scheme->data_dtypes, st_dtype_name(data->dtype)) &&
+           is_weight_name(scheme, data, length - strlen(scheme->data));
 }
 
 /* A weight of these codes with the tensors that belong to it, if there is a tensor that can be its scales. The name is
  * the caller's to release. */
-static bool gather(const struct model *model, const struct opaq_layout_row *row,
+static bool gather(const struct model *model, const struct opaq_layout_row *scheme,
                    const struct model_tensor *data, struct weight *weight) {
-    if (!is_data(row, data->tensor)) {
+    if (!is_data(scheme, data->tensor)) {
         return false;
     }
-    struct weight found = {.row = row, .data = data};
-    found.name = copy_text(data->tensor->name, strlen(data->tensor->name) - strlen(row->data));
-    found.scale = sibling(model, found.name, row->scale);
-    if (found.scale == NULL || !has_word(row->scale_dtypes, st_dtype_name(found.scale->tensor->dtype))) {
+    struct weight found = {.scheme = scheme, .data = data};
+    found.name = copy_text(data->tensor->name, strlen(data->tensor->name) - strlen(scheme->data));
+    found.scale = sibling(model, found.name, scheme->scale);
+    if (found.scale == NULL || !has_word(scheme->scale_dtypes, st_dtype_name(found.scale->tensor->dtype))) {
         free(found.name);
         return false;
     }
-    found.global = *row->global == '\0' ? NULL : sibling(model, found.name, row->global);
+    found.global = *scheme->global == '\0' ? NULL : sibling(model, found.name, scheme->global);
     set_shape(&found);
     found.input = input_of(model, &found);
     *weight = found;
@@ -191,23 +191,23 @@ static bool gather(const struct model *model, const struct opaq_layout_row *row,
 static bool scales_fit(const struct weight *weight, bool is_strict) {
     const struct st_tensor *const data = weight->data->tensor;
     const struct st_tensor *const scale = weight->scale->tensor;
-    const char *const letters = weight->row->scale_shape;
-    const bool is_gpt_oss = weight->row->layout == OPAQ_LAYOUT_GPT_OSS;
+    const char *const letters = weight->scheme->scale_shape;
+    const bool is_gpt_oss = weight->scheme->layout == OPAQ_LAYOUT_GPT_OSS;
     return (!is_gpt_oss || data->shape[data->rank - 1] == GPT_OSS_BYTES) &&
            (has_shape(weight, scale, letters) ||
             (!is_strict && data->bytes != 0 && has_entries(weight, scale, letters)));
 }
 
 static bool global_fits(const struct weight *weight) {
-    return *weight->row->global == '\0' ||
+    return *weight->scheme->global == '\0' ||
            (weight->global != NULL && weight->global->tensor->dtype == ST_F32 &&
             weight->global->tensor->bytes == sizeof(float) * (uint64_t)weight->stack);
 }
 
 /* Fills a weight whose codes are `data` by a row of the table, if they can be that. */
-static bool matches(const struct model *model, const struct opaq_layout_row *row,
+static bool matches(const struct model *model, const struct opaq_layout_row *scheme,
                     const struct model_tensor *data, bool is_strict, struct weight *weight) {
-    if (!gather(model, row, data, weight)) {
+    if (!gather(model, scheme, data, weight)) {
         return false;
     }
     if (!scales_fit(weight, is_strict) || !global_fits(weight)) {
@@ -227,9 +227,9 @@ static enum opaq_status refuse(const struct model *model, const struct weight *w
     if (!scales_fit(weight, false)) {
         text_print(&what, ", which fits no format that opaq knows");
     } else if (weight->global == NULL) {
-        text_print(&what, ", but without weight%s", weight->row->global);
+        text_print(&what, ", but without weight%s", weight->scheme->global);
     } else {
-        text_print(&what, " and weight%s ", weight->row->global);
+        text_print(&what, " and weight%s ", weight->scheme->global);
         st_describe(weight->global->tensor, &what);
         text_print(&what, ", expected one F32 for each matrix");
     }
@@ -241,10 +241,10 @@ static enum opaq_status refuse(const struct model *model, const struct weight *w
 /* Codes with scales that do not go with them are no plain tensor: whoever took them for one would lose the scales. */
 static enum opaq_status check_plain(const struct model *model, const struct model_tensor *data,
                                     struct opaq_error *error) {
-    const struct opaq_layout_row *row = NULL;
-    for (int i = 0; (row = opaq_layout_row(i)) != NULL; ++i) {
+    const struct opaq_layout_row *scheme = NULL;
+    for (int i = 0; (scheme = opaq_layout_row(i)) != NULL; ++i) {
         struct weight weight;
-        if (gather(model, row, data, &weight)) {
+        if (gather(model, scheme, data, &weight)) {
             const enum opaq_status status = refuse(model, &weight, error);
             free(weight.name);
             return status;
@@ -256,10 +256,10 @@ static enum opaq_status check_plain(const struct model *model, const struct mode
 static bool find_row(const struct model *model, int preferred, const struct model_tensor *data,
                      struct weight *weight) {
     for (int pass = 0; pass < 4; ++pass) { /* the configuration's layout first, exact shapes first */
-        const struct opaq_layout_row *row = NULL;
-        for (int i = 0; (row = opaq_layout_row(i)) != NULL; ++i) {
-            const bool is_preferred = preferred < 0 || (int)row->layout == preferred;
-            if (is_preferred == (pass < 2) && matches(model, row, data, pass % 2 == 0, weight)) {
+        const struct opaq_layout_row *scheme = NULL;
+        for (int i = 0; (scheme = opaq_layout_row(i)) != NULL; ++i) {
+            const bool is_preferred = preferred < 0 || (int)scheme->layout == preferred;
+            if (is_preferred == (pass < 2) && matches(model, scheme, data, pass % 2 == 0, weight)) {
                 return true;
             }
         }
@@ -268,9 +268,9 @@ static bool find_row(const struct model *model, int preferred, const struct mode
 }
 
 static enum opaq_status set_spec(struct weight *weight, struct opaq_error *error) {
-    enum opaq_status status = opaq_spec_make(weight->row->format, &weight->spec, error);
-    weight->spec.rule = (uint8_t)weight->row->rule;
-    if (weight->row->format == OPAQ_NVFP4) {
+    enum opaq_status status = opaq_spec_make(weight->scheme->format, &weight->spec, error);
+    weight->spec.rule = (uint8_t)weight->scheme->rule;
+    if (weight->scheme->format == OPAQ_NVFP4) {
         weight->spec.options |= OPAQ_GLOBAL;
     }
     return status != OPAQ_OK ? status : opaq_spec_check(&weight->spec, error);
@@ -312,7 +312,7 @@ enum opaq_status weights_find(const struct model *model, struct weights *weights
             mark(model, is_taken, found.scale);
             mark(model, is_taken, found.global);
             mark(model, is_taken, found.input);
-            weights->layout = (int)found.row->layout;
+            weights->layout = (int)found.scheme->layout;
             status = set_spec(&found, error);
             weights->items[weights->count++] = found;
         }

@@ -9,7 +9,7 @@
 
 struct weight {
     char *name; /* as it would be called if it were plain: "model.layers.0.mlp.up_proj.weight" */
-    const struct opaq_layout_row *row; /* NULL: plain */
+    const struct opaq_layout_row *scheme; /* NULL: plain */
     const struct model_tensor *data;
     const struct model_tensor *scale;
     const struct model_tensor *global;
@@ -44,7 +44,7 @@ uint64_t weight_bytes(const struct weight *weight);
 int layout_of_config(yyjson_val *quantization);
 
 /* ModelOpt's mxfp4 is read only: it rounds ties away from opaq's rules, and no engine loads it. */
-bool layout_is_written(const struct opaq_layout_row *row);
+bool layout_is_written(const struct opaq_layout_row *scheme);
 
 /* "nvfp4", or "BF16". */
 const char *weight_kind(const struct weight *weight);

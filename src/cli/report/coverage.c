@@ -8,16 +8,16 @@ static const struct {
     const char *text;
 } words[COVERAGE_COUNT] = {
     [COVERED] = {"quantized", "quantized"},
-    [LEFT_OTHER] = {"not_linear", "not the matrix of a linear layer"},
-    [LEFT_EMBEDDING] = {"embedding", "embeddings"},
-    [LEFT_BY_DEFAULT] = {"default", "left by default (--no-default-ignore quantizes them)"},
-    [LEFT_IGNORED] = {"ignored", "by --ignore"},
-    [LEFT_NOT_INCLUDED] = {"not_included", "not named by --include"},
-    [LEFT_RAGGED] = {"ragged", "rows that are not whole blocks of the format"},
-    [LEFT_STACKED] = {"stacked", "stacked matrices that the layout has no names for"},
-    [LEFT_INTERLEAVED] = {"interleaved", "gpt-oss's experts, which only --layout gpt-oss stores"},
-    [LEFT_NOT_EXPERTS] = {"not_experts", "not experts, which alone the layout gpt-oss stores"},
-    [LEFT_SOURCE] = {"source", "not quantized in the source"},
+    [SKIPPED_OTHER] = {"not_linear", "not the matrix of a linear layer"},
+    [SKIPPED_EMBEDDING] = {"embedding", "embeddings"},
+    [SKIPPED_BY_DEFAULT] = {"default", "left by default (--no-default-ignore quantizes them)"},
+    [SKIPPED_IGNORED] = {"ignored", "by --ignore"},
+    [SKIPPED_NOT_INCLUDED] = {"not_included", "not named by --include"},
+    [SKIPPED_RAGGED] = {"ragged", "rows that are not whole blocks of the format"},
+    [SKIPPED_STACKED] = {"stacked", "stacked matrices that the layout has no names for"},
+    [SKIPPED_INTERLEAVED] = {"interleaved", "gpt-oss's experts, which only --layout gpt-oss stores"},
+    [SKIPPED_NOT_EXPERTS] = {"not_experts", "not experts, which alone the layout gpt-oss stores"},
+    [SKIPPED_SOURCE] = {"source", "not quantized in the source"},
 };
 
 void coverage_add(struct coverages *coverages, enum coverage coverage, const struct weight *weight) {

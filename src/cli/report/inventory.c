@@ -52,8 +52,8 @@ static int compare_groups(const void *first, const void *second) {
     if (order == 0) {
         order = strcmp(weight_kind(a->first), weight_kind(b->first));
     }
-    if (order == 0 && a->first->row != b->first->row) {
-        order = a->first->row < b->first->row ? -1 : 1;
+    if (order == 0 && a->first->scheme != b->first->scheme) {
+        order = a->first->scheme < b->first->scheme ? -1 : 1;
     }
     int64_t a_shape[ST_RANK_LIMIT];
     int64_t b_shape[ST_RANK_LIMIT];
@@ -97,7 +97,7 @@ void inventory_make(const struct weights *weights, struct inventory *inventory) 
         const struct weight *const weight = &weights->items[i];
         tally_add(tally_of(inventory, weight_kind(weight), &capacity), weight);
         tally_add(&inventory->all, weight);
-        if (weight->row != NULL) {
+        if (weight->scheme != NULL) {
             tally_add(&inventory->quantized, weight);
         }
     }

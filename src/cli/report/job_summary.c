@@ -35,8 +35,8 @@ static struct made made_of(const struct plan *plan) {
         }
     }
     for (size_t i = 0; i < plan->target_count; ++i) {
-        const struct weight_part *const part = &plan->targets[i].part;
-        made.parameters += (uint64_t)part->rows * (uint64_t)part->columns;
+        const struct weight_slice *const slice = &plan->targets[i].slice;
+        made.parameters += (uint64_t)slice->rows * (uint64_t)slice->columns;
         made.nonfinite += plan->targets[i].nonfinite;
     }
     return made;
@@ -78,7 +78,7 @@ static void print_nonfinite(const struct plan *plan, uint64_t count) {
          count == 1 ? "is" : "are");
     for (size_t i = 0; i < plan->target_count; ++i) {
         if (plan->targets[i].nonfinite != 0 && seen++ < SHOWN) {
-            show(stdout, "%s %s", seen == 1 ? "" : ",", plan->targets[i].part.name);
+            show(stdout, "%s %s", seen == 1 ? "" : ",", plan->targets[i].slice.name);
         }
     }
     show(stdout, "%s\n", seen > SHOWN ? ", ..." : "");
@@ -93,14 +93,14 @@ void job_print_summary(const struct checkpoint_job *job, const char *path, bool 
     if (made.matrices != 0) {
         show(stdout, "%s %zu matrices of %.1f million weights as %s%s%s: %.3f bits a weight\n",
              is_dry ? "would write" : "wrote", made.matrices, (double)made.parameters / 1e6,
-             job->row == NULL ? "floats" : opaq_format_row(job->row->format)->name,
-             job->row == NULL ? "" : ", ", job->row == NULL ? "" : opaq_layout_name(job->row->layout),
+             job->scheme == NULL ? "floats" : opaq_format_row(job->scheme->format)->name,
+             job->scheme == NULL ? "" : ", ", job->scheme == NULL ? "" : opaq_layout_name(job->scheme->layout),
              made.parameters == 0 ? 0.0 : (double)made.bytes * 8.0 / (double)made.parameters);
     }
-    if (job->row != NULL) {
+    if (job->scheme != NULL) {
         print_shares(&job->coverages);
     }
-    if (job->row != NULL && job->ignored.count != 0) {
+    if (job->scheme != NULL && job->ignored.count != 0) {
         print_ignored(&job->ignored, is_dry);
     }
     if (made.nonfinite != 0) {
@@ -163,7 +163,7 @@ static void add_nonfinite(yyjson_mut_doc *document, yyjson_mut_val *root, const 
     for (size_t i = 0; i < plan->target_count; ++i) {
         if (plan->targets[i].nonfinite != 0) {
             yyjson_mut_val *const weight = yyjson_mut_arr_add_obj(document, weights);
-            json_add_text(document, weight, "name", plan->targets[i].part.name);
+            json_add_text(document, weight, "name", plan->targets[i].slice.name);
             yyjson_mut_obj_add_uint(document, weight, "values", plan->targets[i].nonfinite);
         }
     }
@@ -184,9 +184,12 @@ enum exit_code job_print_json(const struct command_call *call, const struct chec
     yyjson_mut_val *const root = yyjson_mut_doc_get_root(document);
     json_add_text(document, root, "path", path);
     yyjson_mut_obj_add_bool(document, root, "dry_run", is_dry);
-    json_add_text(document, root, "format", job->row == NULL ? NULL : opaq_format_row(job->row->format)->name);
-    json_add_text(document, root, "layout", job->row == NULL ? "plain" : opaq_layout_name(job->row->layout));
-    json_add_text(document, root, "activations", job->row == NULL ? NULL : activations_name(job->activations));
+    json_add_text(document, root, "format",
+                  job->scheme == NULL ? NULL : opaq_format_row(job->scheme->format)->name);
+    json_add_text(document, root, "layout",
+                  job->scheme == NULL ? "plain" : opaq_layout_name(job->scheme->layout));
+    json_add_text(document, root, "activations",
+                  job->scheme == NULL ? NULL : activations_name(job->activations));
     yyjson_mut_obj_add_uint(document, root, "files", job->plan->file_count);
     yyjson_mut_obj_add_uint(document, root, "tensors", made.tensors);
     yyjson_mut_obj_add_uint(document, root, "bytes", plan_tensor_bytes(job->plan));

@@ -10,14 +10,14 @@
 #include "cli/report/weight_compare.h"
 #include "cli/texts.h"
 
-enum { PIECE_BYTES = 1 << 22 };
+enum { CHUNK_BYTES = 1 << 22 };
 
 static struct tensor_difference *add_difference(struct model_diff *diff, const char *name,
-                                                enum difference_sort sort) {
+                                                enum difference_kind kind) {
     diff->tensors = grow_array(diff->tensors, diff->count, &diff->capacity, sizeof *diff->tensors);
     struct tensor_difference *const added = &diff->tensors[diff->count++];
     *added = (struct tensor_difference){
-        .name = copy_text(name, strlen(name)), .sort = sort, .largest = (double)NAN, .sqnr = (double)NAN};
+        .name = copy_text(name, strlen(name)), .kind = kind, .largest = (double)NAN, .sqnr = (double)NAN};
     return added;
 }
 
@@ -46,7 +46,7 @@ static enum opaq_status count_bytes(const struct checkpoint *a, const struct mod
     const uint64_t all = of_a->tensor->bytes;
     *different = 0;
     for (uint64_t done = 0; done < all && !interrupt_seen();) {
-        const size_t count = all - done < PIECE_BYTES ? (size_t)(all - done) : PIECE_BYTES;
+        const size_t count = all - done < CHUNK_BYTES ? (size_t)(all - done) : CHUNK_BYTES;
         enum opaq_status status = model_read(&a->model, of_a, done, memory->a, count, error);
         if (status == OPAQ_OK) {
             status = model_read(&b->model, of_b, done, memory->b, count, error);
@@ -129,7 +129,7 @@ enum opaq_status diff_tensors(const struct checkpoint *a, const struct checkpoin
     struct walk walk = {.a = &a->model, .b = &b->model};
     const struct model_tensor *of_a = NULL;
     const struct model_tensor *of_b = NULL;
-    const struct byte_memory memory = {alloc_aligned(PIECE_BYTES), alloc_aligned(PIECE_BYTES)};
+    const struct byte_memory memory = {alloc_aligned(CHUNK_BYTES), alloc_aligned(CHUNK_BYTES)};
     enum opaq_status status = OPAQ_OK;
     while (status == OPAQ_OK && walk_on(&walk, &of_a, &of_b)) {
         if (of_a != NULL && of_b != NULL) {
@@ -166,8 +166,8 @@ static bool is_equal(const struct comparison *comparison) {
 
 /* The same format in another layout, and nothing but rounding between them. */
 static bool is_other_layout(const struct comparison *comparison) {
-    const struct opaq_layout_row *const a = comparison->pair->original.weight->row;
-    const struct opaq_layout_row *const b = comparison->pair->quantized.weight->row;
+    const struct opaq_layout_row *const a = comparison->pair->original.weight->scheme;
+    const struct opaq_layout_row *const b = comparison->pair->quantized.weight->scheme;
     return a != NULL && b != NULL && a != b && a->format == b->format && comparison->has_error &&
            comparison->different_elements == comparison->rounded_elements;
 }
@@ -192,7 +192,7 @@ static void add_comparison(struct model_diff *diff, const struct comparison *com
                                                                                               : OTHER_CONTENT);
     added->a = a == NULL ? NULL : describe_weight(a);
     added->b = b == NULL ? NULL : describe_weight(b);
-    if (added->sort == OTHER_CONTENT) {
+    if (added->kind == OTHER_CONTENT) {
         added->all = pair_elements(pair);
         added->different = comparison->different_elements;
         added->largest = comparison->has_error ? comparison->error.largest : (double)NAN;
@@ -223,9 +223,9 @@ enum opaq_status diff_values(const struct checkpoint *a, const struct checkpoint
 
 /* ---- keys ---- */
 
-static void add_key(struct key_differences *keys, const char *key, enum difference_sort sort) {
+static void add_key(struct key_differences *keys, const char *key, enum difference_kind kind) {
     keys->items = grow_array(keys->items, keys->count, &keys->capacity, sizeof *keys->items);
-    keys->items[keys->count++] = (struct key_difference){copy_text(key, strlen(key)), sort};
+    keys->items[keys->count++] = (struct key_difference){copy_text(key, strlen(key)), kind};
 }
 
 struct member {
@@ -259,7 +259,7 @@ static struct member *sorted_members(yyjson_val *object, size_t *count) {
 }
 
 /* Members of `from` that `other` has not, or with another value if `compares`. Both may be NULL. */
-static void diff_members(yyjson_val *from, yyjson_val *other, bool compares, enum difference_sort only,
+static void diff_members(yyjson_val *from, yyjson_val *other, bool compares, enum difference_kind only,
                          struct key_differences *keys) {
     size_t other_count = 0;
     struct member *const members = sorted_members(other, &other_count);
@@ -296,7 +296,7 @@ static const char *metadata_value(const struct model *model, const char *key) {
 }
 
 /* Keys of `from` that `other` has not, or with another value; each once. */
-static void diff_metadata(const struct model *from, const struct model *other, enum difference_sort only,
+static void diff_metadata(const struct model *from, const struct model *other, enum difference_kind only,
                           struct text_set *said, struct key_differences *keys) {
     for (size_t f = 0; f < from->file_count; ++f) {
         const struct st_header *const header = &from->files[f].header;

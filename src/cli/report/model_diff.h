@@ -6,11 +6,11 @@
 #include "cli/read/checkpoint.h"
 #include "opaq/parallel.h"
 
-enum difference_sort { ONLY_IN_A, ONLY_IN_B, OTHER_TYPE, OTHER_CONTENT };
+enum difference_kind { ONLY_IN_A, ONLY_IN_B, OTHER_TYPE, OTHER_CONTENT };
 
 struct tensor_difference {
     char *name;
-    enum difference_sort sort;
+    enum difference_kind kind;
     char *a; /* "BF16 [4096, 128]"; NULL where there is none */
     char *b;
     /* OTHER_CONTENT: bytes, or elements where values were compared */
@@ -22,7 +22,7 @@ struct tensor_difference {
 
 struct key_difference {
     char *key;
-    enum difference_sort sort;
+    enum difference_kind kind;
 };
 
 struct key_differences {

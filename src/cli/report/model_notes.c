@@ -8,7 +8,7 @@
 
 #include "cli/read/json.h"
 #include "cli/read/name_pattern.h"
-#include "cli/read/weight_part.h"
+#include "cli/read/weight_slice.h"
 #include "cli/texts.h"
 
 static void note(struct model_notes *notes, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -50,7 +50,7 @@ static void look_at_tensors(const struct weights *weights, struct model_notes *n
     for (size_t i = 0; i < weights->count; ++i) {
         const struct weight *const weight = &weights->items[i];
         const enum st_dtype dtype = weight->data->tensor->dtype;
-        if (weight->row != NULL) {
+        if (weight->scheme != NULL) {
             continue;
         }
         if (dtype == ST_F8_E4M3 || dtype == ST_F8_E5M2) {
@@ -110,7 +110,7 @@ static void look_at_ignored(const struct weights *weights, yyjson_val *quantizat
     const char *entry = NULL;
     for (size_t i = 0; i < weights->count; ++i) {
         const struct weight *const weight = &weights->items[i];
-        if (weight->row == NULL) {
+        if (weight->scheme == NULL) {
             continue;
         }
         const char *const dot = strrchr(weight->name, '.');

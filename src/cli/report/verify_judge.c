@@ -23,7 +23,7 @@ struct limit limit_of(enum opaq_format format, struct limit given) {
 }
 
 static bool is_quantized(const struct comparison *comparison) {
-    return comparison->pair->quantized.weight != NULL && comparison->pair->quantized.weight->row != NULL;
+    return comparison->pair->quantized.weight != NULL && comparison->pair->quantized.weight->scheme != NULL;
 }
 
 static enum verdict verdict_of(const struct comparison *comparison, struct limit given) {
@@ -44,7 +44,7 @@ static enum verdict verdict_of(const struct comparison *comparison, struct limit
     if (error->original_not_finite != 0 || error->quantized_not_finite != 0) {
         return VERDICT_NOT_FINITE;
     }
-    const struct limit limit = limit_of(pair->quantized.weight->row->format, given);
+    const struct limit limit = limit_of(pair->quantized.weight->scheme->format, given);
     return error->sqnr >= limit.sqnr && error->cosine >= limit.cosine ? VERDICT_PASS : VERDICT_LOW;
 }
 
@@ -78,7 +78,7 @@ static struct kind_summary *summary_of(struct judgement *judgement, const struct
     struct kind_summary *const added = &judgement->kinds[judgement->kind_count++];
     *added = (struct kind_summary){.kind = judged->kind, .is_quantized = is_quantized(judged->comparison)};
     if (added->is_quantized) {
-        added->limit = limit_of(judged->comparison->pair->quantized.weight->row->format, given);
+        added->limit = limit_of(judged->comparison->pair->quantized.weight->scheme->format, given);
     }
     return added;
 }

@@ -11,29 +11,29 @@
 #include "cli/console/report_table.h"
 #include "cli/console/terminal.h"
 
-enum { SHOWN = 20, PLACE_BYTES = 80 };
+enum { SHOWN = 20, POSITION_BYTES = 80 };
 
 /* An element's matrix, row and column. */
-static void place_of(const struct comparison *comparison, int64_t place[3]) {
+static void position_of(const struct comparison *comparison, int64_t position[3]) {
     const int64_t columns = comparison->pair->quantized.columns;
     const int64_t rows = comparison->pair->quantized.rows;
     const int64_t at = comparison->error.largest_at;
-    place[0] = at / columns / rows;
-    place[1] = at / columns % rows;
-    place[2] = at % columns;
+    position[0] = at / columns / rows;
+    position[1] = at / columns % rows;
+    position[2] = at % columns;
 }
 
-static const char *error_place(const struct comparison *comparison, char *text, size_t bytes) {
-    int64_t place[3];
+static const char *position_text(const struct comparison *comparison, char *text, size_t bytes) {
+    int64_t position[3];
     if (!comparison->has_error || comparison->error.largest_at < 0) {
         snprintf(text, bytes, "-");
         return text;
     }
-    place_of(comparison, place);
+    position_of(comparison, position);
     if (comparison->pair->matrices > 1) {
-        snprintf(text, bytes, "%" PRId64 ", %" PRId64 ", %" PRId64, place[0], place[1], place[2]);
+        snprintf(text, bytes, "%" PRId64 ", %" PRId64 ", %" PRId64, position[0], position[1], position[2]);
     } else {
-        snprintf(text, bytes, "%" PRId64 ", %" PRId64, place[1], place[2]);
+        snprintf(text, bytes, "%" PRId64 ", %" PRId64, position[1], position[2]);
     }
     return text;
 }
@@ -43,7 +43,7 @@ static const char *error_place(const struct comparison *comparison, char *text, 
 static void weight_cells(struct report_table *table, const struct judged *judged) {
     const struct comparison *const comparison = judged->comparison;
     const struct weight_error *const error = &comparison->error;
-    char text[PLACE_BYTES];
+    char text[POSITION_BYTES];
     table_cell(table, "%s", comparison->pair->name);
     table_cell(table, "%s", judged->kind);
     if (comparison->has_error) {
@@ -56,7 +56,7 @@ static void weight_cells(struct report_table *table, const struct judged *judged
             table_cell(table, "-");
         }
     }
-    table_cell(table, "%s", error_place(comparison, text, sizeof text));
+    table_cell(table, "%s", position_text(comparison, text, sizeof text));
     table_cell(table, "%s", verdict_name(judged->verdict));
 }
 
@@ -144,11 +144,11 @@ static void add_error(yyjson_mut_doc *document, yyjson_mut_val *object, const st
     if (error->largest_at < 0) {
         yyjson_mut_obj_add_null(document, object, "largest_at");
     } else {
-        int64_t place[3];
-        place_of(comparison, place);
+        int64_t position[3];
+        position_of(comparison, position);
         yyjson_mut_val *const at = yyjson_mut_obj_add_arr(document, object, "largest_at");
         for (int i = 0; i < 3; ++i) {
-            yyjson_mut_arr_add_sint(document, at, place[i]);
+            yyjson_mut_arr_add_sint(document, at, position[i]);
         }
     }
     yyjson_mut_obj_add_uint(document, object, "original_not_finite", error->original_not_finite);

@@ -1,4 +1,4 @@
-/* cli/report/weight_compare.c: see weight_compare.h. Pieces are made in batches: each piece has sums of its own, which are
+/* cli/report/weight_compare.c: see weight_compare.h. Chunks are made in batches: each chunk has sums of its own, which are
  * joined in order when the batch is done. */
 #include "cli/report/weight_compare.h"
 
@@ -8,9 +8,9 @@
 
 #include "cli/console/interrupt.h"
 
-enum { PIECE_ELEMENTS = 1 << 20, PIECE_BYTES = 1 << 22, BLOCK_ROWS = 128, PIECES_PER_THREAD = 8 };
+enum { CHUNK_ELEMENTS = 1 << 20, CHUNK_BYTES = 1 << 22, BLOCK_ROWS = 128, CHUNKS_PER_THREAD = 8 };
 
-struct piece {
+struct chunk {
     size_t pair;
     bool is_bytes; /* [first, first + count) of bytes and not of rows */
     int64_t matrix;
@@ -30,14 +30,14 @@ struct worker {
 struct comparing {
     const struct weight_pairs *pairs;
     struct progress *progress;
-    struct piece *pieces;
+    struct chunk *chunks;
     size_t count;
     struct worker *workers;
     atomic_size_t next;
     atomic_bool is_stopping;
 };
 
-/* ---- one piece ---- */
+/* ---- one chunk ---- */
 
 static bool is_compared(const struct weight_pair *pair) {
     return pair->original.weight != NULL && pair->quantized.weight != NULL && !pair->is_other_shape &&
@@ -56,13 +56,13 @@ static uint64_t count_different(const void *first, const void *second, size_t co
     return different;
 }
 
-static enum opaq_status compare_bytes_of(const struct weight_pairs *pairs, struct piece *piece,
+static enum opaq_status compare_bytes_of(const struct weight_pairs *pairs, struct chunk *chunk,
                                          struct worker *worker) {
-    const struct weight_pair *const pair = &pairs->items[piece->pair];
-    const size_t count = (size_t)piece->count;
+    const struct weight_pair *const pair = &pairs->items[chunk->pair];
+    const size_t count = (size_t)chunk->count;
     void *const a = row_memory_take(&worker->original, 0, count);
     void *const b = row_memory_take(&worker->quantized, 0, count);
-    const uint64_t first = (uint64_t)piece->first;
+    const uint64_t first = (uint64_t)chunk->first;
     enum opaq_status status =
         model_read(&pairs->original->model, pair->original.weight->data, first, a, count, &worker->error);
     if (status == OPAQ_OK) {
@@ -70,54 +70,54 @@ static enum opaq_status compare_bytes_of(const struct weight_pairs *pairs, struc
             model_read(&pairs->quantized->model, pair->quantized.weight->data, first, b, count, &worker->error);
     }
     if (status == OPAQ_OK) {
-        piece->different_bytes = count_different(a, b, count);
+        chunk->different_bytes = count_different(a, b, count);
     }
     return status;
 }
 
-static enum opaq_status compare_rows_of(const struct weight_pairs *pairs, struct piece *piece,
+static enum opaq_status compare_rows_of(const struct weight_pairs *pairs, struct chunk *chunk,
                                         struct worker *worker) {
-    const struct weight_pair *const pair = &pairs->items[piece->pair];
-    struct weight_part original = pair->original;
-    struct weight_part quantized = pair->quantized;
-    original.matrix += piece->matrix;
-    quantized.matrix += piece->matrix;
+    const struct weight_pair *const pair = &pairs->items[chunk->pair];
+    struct weight_slice original = pair->original;
+    struct weight_slice quantized = pair->quantized;
+    original.matrix += chunk->matrix;
+    quantized.matrix += chunk->matrix;
     struct opaq_view original_rows;
     struct opaq_view quantized_rows;
-    enum opaq_status status = part_rows(&pairs->original->model, &original, piece->first, piece->count,
-                                        &worker->original, &original_rows, &worker->error);
+    enum opaq_status status = weight_slice_rows(&pairs->original->model, &original, chunk->first, chunk->count,
+                                                &worker->original, &original_rows, &worker->error);
     if (status == OPAQ_OK) {
-        status = part_rows(&pairs->quantized->model, &quantized, piece->first, piece->count, &worker->quantized,
-                           &quantized_rows, &worker->error);
+        status = weight_slice_rows(&pairs->quantized->model, &quantized, chunk->first, chunk->count,
+                                   &worker->quantized, &quantized_rows, &worker->error);
     }
     if (status != OPAQ_OK) {
         return status;
     }
-    const size_t elements = (size_t)(piece->count * quantized.columns);
+    const size_t elements = (size_t)(chunk->count * quantized.columns);
     if (pair_is_bytes(pair)) {
         const size_t bytes = elements * (size_t)st_dtype_bits(original.weight->data->tensor->dtype) / 8;
-        piece->different_bytes =
+        chunk->different_bytes =
             count_different(original_rows.buffer[0].data, quantized_rows.buffer[0].data, bytes);
     }
-    error_sums_add(&piece->sums, rows_floats(&original_rows, &worker->original),
+    error_sums_add(&chunk->sums, rows_floats(&original_rows, &worker->original),
                    rows_floats(&quantized_rows, &worker->quantized), elements,
-                   (piece->matrix * quantized.rows + piece->first) * quantized.columns);
+                   (chunk->matrix * quantized.rows + chunk->first) * quantized.columns);
     return OPAQ_OK;
 }
 
-static uint64_t part_bytes(const struct weight_part *part, uint64_t elements) {
-    const uint64_t all = weight_elements(part->weight);
+static uint64_t slice_bytes(const struct weight_slice *slice, uint64_t elements) {
+    const uint64_t all = weight_elements(slice->weight);
     return all == 0 ? 0
-                    : (uint64_t)((double)weight_bytes(part->weight) * ((double)elements / (double)all) + 0.5);
+                    : (uint64_t)((double)weight_bytes(slice->weight) * ((double)elements / (double)all) + 0.5);
 }
 
-static uint64_t piece_bytes(const struct weight_pair *pair, const struct piece *piece) {
-    const uint64_t elements = (uint64_t)(piece->count * pair->quantized.columns);
-    return piece->is_bytes ? 2 * (uint64_t)piece->count
-                           : part_bytes(&pair->original, elements) + part_bytes(&pair->quantized, elements);
+static uint64_t chunk_bytes(const struct weight_pair *pair, const struct chunk *chunk) {
+    const uint64_t elements = (uint64_t)(chunk->count * pair->quantized.columns);
+    return chunk->is_bytes ? 2 * (uint64_t)chunk->count
+                           : slice_bytes(&pair->original, elements) + slice_bytes(&pair->quantized, elements);
 }
 
-/* A worker takes pieces until none is left. */
+/* A worker takes chunks until none is left. */
 static void work(void *argument, int64_t begin, int64_t end) {
     struct comparing *const comparing = argument;
     for (int64_t w = begin; w < end; ++w) {
@@ -127,34 +127,34 @@ static void work(void *argument, int64_t begin, int64_t end) {
             if (at >= comparing->count || atomic_load(&comparing->is_stopping) || interrupt_seen()) {
                 break;
             }
-            struct piece *const piece = &comparing->pieces[at];
-            worker->status = piece->is_bytes ? compare_bytes_of(comparing->pairs, piece, worker)
-                                             : compare_rows_of(comparing->pairs, piece, worker);
+            struct chunk *const chunk = &comparing->chunks[at];
+            worker->status = chunk->is_bytes ? compare_bytes_of(comparing->pairs, chunk, worker)
+                                             : compare_rows_of(comparing->pairs, chunk, worker);
             if (worker->status != OPAQ_OK) {
                 atomic_store(&comparing->is_stopping, true);
                 break;
             }
-            progress_add(comparing->progress, piece_bytes(&comparing->pairs->items[piece->pair], piece));
+            progress_add(comparing->progress, chunk_bytes(&comparing->pairs->items[chunk->pair], chunk));
         }
     }
 }
 
 /* ---- all of them ---- */
 
-/* Where the next piece begins. */
-struct place {
+/* Where the next chunk begins. */
+struct cursor {
     size_t pair;
     int64_t matrix;
     int64_t first;
 };
 
 static bool is_block_format(const struct weight *weight) {
-    return weight->row != NULL && weight->row->format == OPAQ_FP8BLK2;
+    return weight->scheme != NULL && weight->scheme->format == OPAQ_FP8BLK2;
 }
 
-static int64_t rows_of_piece(const struct weight_pair *pair) {
+static int64_t rows_of_chunk(const struct weight_pair *pair) {
     const int64_t columns = pair->quantized.columns == 0 ? 1 : pair->quantized.columns;
-    const int64_t rows = PIECE_ELEMENTS / columns;
+    const int64_t rows = CHUNK_ELEMENTS / columns;
     const bool needs_blocks = is_block_format(pair->original.weight) || is_block_format(pair->quantized.weight);
     return rows >= BLOCK_ROWS ? rows / BLOCK_ROWS * BLOCK_ROWS
            : needs_blocks     ? BLOCK_ROWS
@@ -162,10 +162,10 @@ static int64_t rows_of_piece(const struct weight_pair *pair) {
                               : rows;
 }
 
-/* Sets the next piece and moves on; false at the end. */
-static bool next_piece(const struct weight_pairs *pairs, struct place *place, struct piece *piece) {
-    for (; place->pair < pairs->count; ++place->pair, place->matrix = 0, place->first = 0) {
-        const struct weight_pair *const pair = &pairs->items[place->pair];
+/* Sets the next chunk and moves on; false at the end. */
+static bool next_chunk(const struct weight_pairs *pairs, struct cursor *cursor, struct chunk *chunk) {
+    for (; cursor->pair < pairs->count; ++cursor->pair, cursor->matrix = 0, cursor->first = 0) {
+        const struct weight_pair *const pair = &pairs->items[cursor->pair];
         if (!is_compared(pair) || pair_elements(pair) == 0) {
             continue;
         }
@@ -173,22 +173,22 @@ static bool next_piece(const struct weight_pairs *pairs, struct place *place, st
         const int64_t length =
             is_bytes ? (int64_t)pair->original.weight->data->tensor->bytes : pair->quantized.rows;
         const int64_t matrices = is_bytes ? 1 : pair->matrices;
-        if (place->first >= length) {
-            ++place->matrix;
-            place->first = 0;
+        if (cursor->first >= length) {
+            ++cursor->matrix;
+            cursor->first = 0;
         }
-        if (place->matrix >= matrices) {
+        if (cursor->matrix >= matrices) {
             continue;
         }
-        const int64_t most = is_bytes ? PIECE_BYTES : rows_of_piece(pair);
-        piece->pair = place->pair;
-        piece->is_bytes = is_bytes;
-        piece->matrix = place->matrix;
-        piece->first = place->first;
-        piece->count = length - place->first < most ? length - place->first : most;
-        piece->different_bytes = 0;
-        error_sums_clear(&piece->sums);
-        place->first += piece->count;
+        const int64_t most = is_bytes ? CHUNK_BYTES : rows_of_chunk(pair);
+        chunk->pair = cursor->pair;
+        chunk->is_bytes = is_bytes;
+        chunk->matrix = cursor->matrix;
+        chunk->first = cursor->first;
+        chunk->count = length - cursor->first < most ? length - cursor->first : most;
+        chunk->different_bytes = 0;
+        error_sums_clear(&chunk->sums);
+        cursor->first += chunk->count;
         return true;
     }
     return false;
@@ -200,7 +200,7 @@ uint64_t compare_bytes(const struct weight_pairs *pairs) {
         const struct weight_pair *const pair = &pairs->items[i];
         if (is_compared(pair)) {
             const uint64_t elements = pair_elements(pair);
-            bytes += part_bytes(&pair->original, elements) + part_bytes(&pair->quantized, elements);
+            bytes += slice_bytes(&pair->original, elements) + slice_bytes(&pair->quantized, elements);
         }
     }
     return bytes;
@@ -239,26 +239,27 @@ static enum opaq_status run_batch(struct comparing *comparing, int threads, stru
 static enum opaq_status compare_all(struct comparing *comparing, int threads, struct opaq_pool *pool,
                                     struct comparison *results, bool *is_stopped, struct opaq_error *error) {
     const struct weight_pairs *const pairs = comparing->pairs;
-    const size_t capacity = (size_t)threads * PIECES_PER_THREAD;
+    const size_t capacity = (size_t)threads * CHUNKS_PER_THREAD;
     struct error_sums *const sums = alloc_array(1, sizeof *sums);
-    struct place place = {0};
+    struct cursor cursor = {0};
     size_t done = 0; /* pairs whose result is final */
     enum opaq_status status = OPAQ_OK;
     error_sums_clear(sums);
     do {
         comparing->count = 0;
-        while (comparing->count < capacity && next_piece(pairs, &place, &comparing->pieces[comparing->count])) {
+        while (comparing->count < capacity &&
+               next_chunk(pairs, &cursor, &comparing->chunks[comparing->count])) {
             ++comparing->count;
         }
         status = run_batch(comparing, threads, pool, is_stopped, error);
         for (size_t i = 0; i < comparing->count && status == OPAQ_OK; ++i) {
-            const struct piece *const piece = &comparing->pieces[i];
-            for (; done < piece->pair; ++done) {
+            const struct chunk *const chunk = &comparing->chunks[i];
+            for (; done < chunk->pair; ++done) {
                 finish_pair(sums, &results[done]);
                 error_sums_clear(sums);
             }
-            error_sums_join(sums, &piece->sums);
-            results[piece->pair].different_bytes += piece->different_bytes;
+            error_sums_join(sums, &chunk->sums);
+            results[chunk->pair].different_bytes += chunk->different_bytes;
         }
     } while (comparing->count != 0 && status == OPAQ_OK);
     for (; done < pairs->count && status == OPAQ_OK; ++done) {
@@ -274,7 +275,7 @@ enum opaq_status compare_weights(const struct weight_pairs *pairs, struct opaq_p
                                  struct opaq_error *error) {
     const int threads = opaq_pool_threads(pool);
     struct comparing comparing = {.pairs = pairs, .progress = progress};
-    comparing.pieces = alloc_array((size_t)threads * PIECES_PER_THREAD, sizeof *comparing.pieces);
+    comparing.chunks = alloc_array((size_t)threads * CHUNKS_PER_THREAD, sizeof *comparing.chunks);
     comparing.workers = alloc_array((size_t)threads, sizeof *comparing.workers);
     *is_stopped = false;
     *results = alloc_array(pairs->count, sizeof **results);
@@ -287,7 +288,7 @@ enum opaq_status compare_weights(const struct weight_pairs *pairs, struct opaq_p
         row_memory_free(&comparing.workers[i].quantized);
     }
     free(comparing.workers);
-    free(comparing.pieces);
+    free(comparing.chunks);
     if (status != OPAQ_OK) {
         free(*results);
         *results = NULL;

@@ -1,5 +1,5 @@
-/* cli/report/weight_error.h: how far a quantized weight is from the original. Sums are kept for pieces of rows and added in the
- * order of the pieces, so the result does not depend on who computed them. */
+/* cli/report/weight_error.h: how far a quantized weight is from the original. Sums are kept for chunks of rows and added in the
+ * order of the chunks, so the result does not depend on who computed them. */
 #ifndef OPAQ_CLI_REPORT_WEIGHT_ERROR_H
 #define OPAQ_CLI_REPORT_WEIGHT_ERROR_H
 

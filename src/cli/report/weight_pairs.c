@@ -10,13 +10,15 @@ struct making {
     bool *is_taken; /* of the quantized weights */
 };
 
-static bool is_readable(const struct weight *weight) { return weight->row != NULL || weight_is_float(weight); }
+static bool is_readable(const struct weight *weight) {
+    return weight->scheme != NULL || weight_is_float(weight);
+}
 
 bool pair_is_bytes(const struct weight_pair *pair) {
     const struct weight *const a = pair->original.weight;
     const struct weight *const b = pair->quantized.weight;
-    return a->row == NULL && b->row == NULL && a->data->tensor->dtype == b->data->tensor->dtype &&
-           !pair->original.is_turned && pair->matrices == a->stack && pair->matrices == b->stack &&
+    return a->scheme == NULL && b->scheme == NULL && a->data->tensor->dtype == b->data->tensor->dtype &&
+           !pair->original.is_transposed && pair->matrices == a->stack && pair->matrices == b->stack &&
            pair->original.rows == a->rows && pair->quantized.rows == b->rows;
 }
 
@@ -25,8 +27,9 @@ bool pair_is_floats(const struct weight_pair *pair) {
 }
 
 uint64_t pair_elements(const struct weight_pair *pair) {
-    const struct weight_part *const part = pair->quantized.weight == NULL ? &pair->original : &pair->quantized;
-    return (uint64_t)pair->matrices * (uint64_t)part->rows * (uint64_t)part->columns;
+    const struct weight_slice *const slice =
+        pair->quantized.weight == NULL ? &pair->original : &pair->quantized;
+    return (uint64_t)pair->matrices * (uint64_t)slice->rows * (uint64_t)slice->columns;
 }
 
 static void add_pair(struct making *making, struct weight_pair pair) {
@@ -38,17 +41,17 @@ static void add_pair(struct making *making, struct weight_pair pair) {
 
 /* gpt-oss computes with the matrices of its experts as its blocks hold them; where they are plain it holds them
  * transposed. */
-static bool turn_if_gpt_oss(struct weight_part *plain, const struct weight *blocks) {
+static bool transpose_if_gpt_oss(struct weight_slice *plain, const struct weight *blocks) {
     const struct weight *const weight = plain->weight;
-    const bool is_turned = blocks->row != NULL && blocks->row->layout == OPAQ_LAYOUT_GPT_OSS &&
-                           weight_is_float(weight) && weight->rows == blocks->columns &&
-                           weight->columns == blocks->rows;
-    if (is_turned) {
-        plain->is_turned = true;
+    const bool is_transposed = blocks->scheme != NULL && blocks->scheme->layout == OPAQ_LAYOUT_GPT_OSS &&
+                               weight_is_float(weight) && weight->rows == blocks->columns &&
+                               weight->columns == blocks->rows;
+    if (is_transposed) {
+        plain->is_transposed = true;
         plain->rows = weight->columns;
         plain->columns = weight->rows;
     }
-    return is_turned;
+    return is_transposed;
 }
 
 static bool are_shapes_equal(const struct weight *a, const struct weight *b) {
@@ -61,10 +64,10 @@ static bool are_shapes_equal(const struct weight *a, const struct weight *b) {
 static void pair_whole(struct making *making, const struct weight *original, const struct weight *quantized) {
     struct weight_pair pair = {.original = weight_whole(original), .quantized = weight_whole(quantized)};
     pair.matrices = quantized->stack;
-    const bool is_turned =
-        turn_if_gpt_oss(&pair.original, quantized) || turn_if_gpt_oss(&pair.quantized, original);
+    const bool is_transposed =
+        transpose_if_gpt_oss(&pair.original, quantized) || transpose_if_gpt_oss(&pair.quantized, original);
     pair.is_other_shape =
-        original->stack != quantized->stack || (!is_turned && !are_shapes_equal(original, quantized));
+        original->stack != quantized->stack || (!is_transposed && !are_shapes_equal(original, quantized));
     add_pair(making, pair);
 }
 
@@ -73,36 +76,36 @@ static void take(struct making *making, const struct weight *quantized) {
 }
 
 /* The experts of a stack that are single weights in the other checkpoint. False if none is. */
-static bool pair_parts(struct making *making, const struct weight *original) {
-    struct weight_part *parts = NULL;
-    const size_t count = weight_parts(&making->pairs->original->model, original, &parts);
+static bool pair_slices(struct making *making, const struct weight *original) {
+    struct weight_slice *slices = NULL;
+    const size_t count = weight_slices(&making->pairs->original->model, original, &slices);
     bool is_any = false;
     for (size_t i = 0; i < count; ++i) {
-        is_any |= weights_named(&making->pairs->quantized->weights, parts[i].name) != NULL;
+        is_any |= weights_named(&making->pairs->quantized->weights, slices[i].name) != NULL;
     }
     if (!is_any) {
-        weight_parts_free(parts, count);
+        weight_slices_free(slices, count);
         return false;
     }
     for (size_t i = 0; i < count; ++i) {
-        const struct weight *const single = weights_named(&making->pairs->quantized->weights, parts[i].name);
-        struct weight_pair pair = {.original = parts[i], .matrices = 1};
+        const struct weight *const single = weights_named(&making->pairs->quantized->weights, slices[i].name);
+        struct weight_pair pair = {.original = slices[i], .matrices = 1};
         if (single != NULL) {
             take(making, single);
             pair.quantized = weight_whole(single);
             pair.is_other_shape =
-                single->stack != 1 || single->rows != parts[i].rows || single->columns != parts[i].columns;
+                single->stack != 1 || single->rows != slices[i].rows || single->columns != slices[i].columns;
         }
         add_pair(making, pair);
     }
-    free(parts); /* the names have gone over */
+    free(slices); /* the names have gone over */
     return true;
 }
 
 static bool is_calibration(const struct weight *weight) {
     static const char ending[] = "_scale";
     const size_t length = strlen(weight->name);
-    return weight->row == NULL && weight_elements(weight) == 1 && length > strlen(ending) &&
+    return weight->scheme == NULL && weight_elements(weight) == 1 && length > strlen(ending) &&
            strcmp(weight->name + length - strlen(ending), ending) == 0;
 }
 
@@ -121,7 +124,7 @@ void weight_pairs_make(const struct checkpoint *original, const struct checkpoin
         if (same != NULL) {
             take(&making, same);
             pair_whole(&making, weight, same);
-        } else if (!pair_parts(&making, weight) && !is_calibration(weight)) {
+        } else if (!pair_slices(&making, weight) && !is_calibration(weight)) {
             add_pair(&making,
                      (struct weight_pair){.original = weight_whole(weight), .matrices = weight->stack});
         }

@@ -1,16 +1,16 @@
 /* cli/report/weight_pairs.h: which weight of one checkpoint is which of another. By plain name; the experts that one checkpoint
- * stacks may be single weights in the other (weight_part.h). */
+ * stacks may be single weights in the other (weight_slice.h). */
 #ifndef OPAQ_CLI_REPORT_WEIGHT_PAIRS_H
 #define OPAQ_CLI_REPORT_WEIGHT_PAIRS_H
 
 #include "cli/read/checkpoint.h"
-#include "cli/read/weight_part.h"
+#include "cli/read/weight_slice.h"
 
 struct weight_pair {
-    const char *name;             /* of the part that has one, the quantized side's if both have */
-    struct weight_part original;  /* its weight is NULL if there is none */
-    struct weight_part quantized; /* likewise */
-    int64_t matrices; /* from the parts' own on; the shapes of both are the same unless is_other_shape */
+    const char *name;              /* of the slice that has one, the quantized side's if both have */
+    struct weight_slice original;  /* its weight is NULL if there is none */
+    struct weight_slice quantized; /* likewise */
+    int64_t matrices; /* from the slices' own on; the shapes of both are the same unless is_other_shape */
     bool is_other_shape;
 };
 

@@ -68,12 +68,12 @@ bool looks_linear(const struct weight *weight) {
 static enum opaq_status write_config(const struct checkpoint_job *job, const struct destination *destination,
                                      struct opaq_error *error) {
     const struct model *const model = job->plan->weights->model;
-    const struct quantization quantization = {.row = job->row,
+    const struct quantization quantization = {.scheme = job->scheme,
                                               .activations = job->activations,
                                               .ignored = (const char *const *)job->ignored.names,
                                               .ignored_count = job->ignored.count};
     enum opaq_status status = OPAQ_OK;
-    if (job->row != NULL && job->row->layout == OPAQ_LAYOUT_MODELOPT) {
+    if (job->scheme != NULL && job->scheme->layout == OPAQ_LAYOUT_MODELOPT) {
         yyjson_mut_doc *const document = yyjson_mut_doc_new(NULL);
         yyjson_mut_doc_set_root(document, modelopt_config(document, &quantization));
         status = destination_write_json(destination, model, "hf_quant_config.json",
@@ -88,7 +88,7 @@ static enum opaq_status write_config(const struct checkpoint_job *job, const str
     yyjson_mut_val *const root = yyjson_mut_doc_get_root(document);
     yyjson_mut_obj_remove_key(root, "quantization_config");
     yyjson_mut_obj_remove_key(yyjson_mut_obj_get(root, "text_config"), "quantization_config");
-    if (job->row != NULL) {
+    if (job->scheme != NULL) {
         yyjson_mut_obj_add_val(document, root, "quantization_config",
                                quantization_config(document, &quantization));
     }
@@ -180,12 +180,12 @@ static void note_source(struct checkpoint_job *job) {
     if (model->config != NULL) {
         return;
     }
-    const char *const what = job->row == NULL ? "" : opaq_layout_name(job->row->layout);
+    const char *const what = job->scheme == NULL ? "" : opaq_layout_name(job->scheme->layout);
     job_note(
         job,
         "%s has no config.json, so the result has none: transformers and vLLM load it only beside one%s%s%s",
-        model->path, job->row == NULL ? "" : " whose quantization_config describes the layout ", what,
-        job->row == NULL ? "" : " as 'opaq quantize' writes it for a folder that has one");
+        model->path, job->scheme == NULL ? "" : " whose quantization_config describes the layout ", what,
+        job->scheme == NULL ? "" : " as 'opaq quantize' writes it for a folder that has one");
 }
 
 enum exit_code checkpoint_run(const struct command_call *call, struct checkpoint_job *job, const char *path,

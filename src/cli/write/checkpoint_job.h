@@ -19,7 +19,7 @@ void module_list_free(struct module_list *list);
 
 struct checkpoint_job {
     struct plan *plan;
-    const struct opaq_layout_row *row; /* NULL: nothing is quantized any more */
+    const struct opaq_layout_row *scheme; /* NULL: nothing is quantized any more */
     enum activations activations;
     struct module_list ignored; /* modules that could be quantized and are not */
     struct coverages coverages; /* of the source's parameters */

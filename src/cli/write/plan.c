@@ -6,7 +6,7 @@
 
 #include "opaq/stored.h"
 
-#include "cli/read/weight_part.h"
+#include "cli/read/weight_slice.h"
 
 /* ---- entries ---- */
 
@@ -39,7 +39,7 @@ void plan_free(struct plan *plan) {
         text_free(&file->header);
     }
     for (size_t i = 0; i < plan->target_count; ++i) {
-        free(plan->targets[i].part.name);
+        free(plan->targets[i].slice.name);
     }
     for (size_t i = 0; i < plan->set_count; ++i) {
         free(plan->sets[i].targets);
@@ -97,22 +97,22 @@ void plan_give(struct plan *plan, size_t file, const char *name, enum st_dtype d
 /* ---- targets ---- */
 
 int layout_shape(const char *letters, enum opaq_format format, int64_t rows, int64_t columns, int64_t *shape) {
-    const struct opaq_format_row *const row = opaq_format_row(format);
+    const struct opaq_format_row *const format_row = opaq_format_row(format);
     int rank = 0;
     for (const char *letter = letters; *letter != '\0'; ++letter) {
         shape[rank++] = *letter == 'R'   ? rows
-                        : *letter == 'r' ? (rows + row->block_rows - 1) / row->block_rows
-                        : *letter == 'c' ? (columns + row->block_columns - 1) / row->block_columns
+                        : *letter == 'r' ? (rows + format_row->block_rows - 1) / format_row->block_rows
+                        : *letter == 'c' ? (columns + format_row->block_columns - 1) / format_row->block_columns
                                          : 1;
     }
     return rank;
 }
 
-static struct plan_target *add_target(struct plan *plan, struct weight_part part) {
+static struct plan_target *add_target(struct plan *plan, struct weight_slice slice) {
     plan->targets =
         grow_array(plan->targets, plan->target_count, &plan->target_capacity, sizeof *plan->targets);
     struct plan_target *const target = &plan->targets[plan->target_count++];
-    *target = (struct plan_target){.part = part, .file = part.weight->data->file, .set = NO_SET};
+    *target = (struct plan_target){.slice = slice, .file = slice.weight->data->file, .set = NO_SET};
     return target;
 }
 
@@ -142,7 +142,7 @@ static int stacked(int64_t stack, bool is_stack, const int64_t *inner, int rank,
 /* The entries of a quantized matrix or a stack of them; places are those of the first matrix. */
 static enum opaq_status add_quantized(struct plan *plan, const char *name, size_t file, int64_t stack,
                                       bool is_stack, int64_t rows, int64_t columns,
-                                      const struct opaq_layout_row *row, const struct opaq_spec *spec,
+                                      const struct opaq_layout_row *scheme, const struct opaq_spec *spec,
                                       struct plan_target *places, struct opaq_error *error) {
     const int64_t matrix[2] = {rows, columns};
     struct opaq_proto proto;
@@ -158,23 +158,23 @@ static enum opaq_status add_quantized(struct plan *plan, const char *name, size_
     int64_t inner[ST_RANK_LIMIT];
     int64_t shape[ST_RANK_LIMIT];
     int rank = stacked(stack, is_stack, stored.data.shape, stored.data.rank, shape);
-    if (row->layout == OPAQ_LAYOUT_GPT_OSS) { /* the bytes of a block have a dimension of their own */
-        const int64_t block_bytes = opaq_format_row(row->format)->block_columns / 2;
+    if (scheme->layout == OPAQ_LAYOUT_GPT_OSS) { /* the bytes of a block have a dimension of their own */
+        const int64_t block_bytes = opaq_format_row(scheme->format)->block_columns / 2;
         shape[rank - 1] /= block_bytes;
         shape[rank++] = block_bytes;
     }
-    places->data.entry = add_suffixed(plan, file, name, row->data, row->data_dtypes, shape, rank);
-    rank = stacked(stack, is_stack, inner, layout_shape(row->scale_shape, row->format, rows, columns, inner),
-                   shape);
-    places->scale.entry = add_suffixed(plan, file, name, row->scale, row->scale_dtypes, shape, rank);
-    if (*row->global != '\0') {
+    places->data.entry = add_suffixed(plan, file, name, scheme->data, scheme->data_dtypes, shape, rank);
+    rank = stacked(stack, is_stack, inner,
+                   layout_shape(scheme->scale_shape, scheme->format, rows, columns, inner), shape);
+    places->scale.entry = add_suffixed(plan, file, name, scheme->scale, scheme->scale_dtypes, shape, rank);
+    if (*scheme->global != '\0') {
         rank = is_stack ? stacked(stack, true, NULL, 0, shape)
-                        : layout_shape(row->global_shape, row->format, rows, columns, shape);
-        places->global.entry = add_suffixed(plan, file, name, row->global, "F32", shape, rank);
+                        : layout_shape(scheme->global_shape, scheme->format, rows, columns, shape);
+        places->global.entry = add_suffixed(plan, file, name, scheme->global, "F32", shape, rank);
     }
     const struct plan_entry *const entries = plan->files[file].entries;
     const uint64_t matrices = (uint64_t)(stack == 0 ? 1 : stack);
-    const int64_t block_rows = opaq_format_row(row->format)->block_rows;
+    const int64_t block_rows = opaq_format_row(scheme->format)->block_rows;
     const int64_t scale_rows = block_rows == 0 ? 1 : (rows + block_rows - 1) / block_rows;
     places->data_row_bytes = rows == 0 ? 0 : entries[places->data.entry].bytes / matrices / (uint64_t)rows;
     places->scale_row_bytes =
@@ -182,30 +182,31 @@ static enum opaq_status add_quantized(struct plan *plan, const char *name, size_
     return OPAQ_OK;
 }
 
-enum opaq_status plan_quantize(struct plan *plan, struct weight_part part, const struct opaq_layout_row *row,
-                               const struct opaq_spec *spec, struct opaq_error *error) {
-    struct plan_target *const target = add_target(plan, part);
-    target->row = row;
+enum opaq_status plan_quantize(struct plan *plan, struct weight_slice slice,
+                               const struct opaq_layout_row *scheme, const struct opaq_spec *spec,
+                               struct opaq_error *error) {
+    struct plan_target *const target = add_target(plan, slice);
+    target->scheme = scheme;
     target->spec = *spec;
-    return add_quantized(plan, part.name, target->file, 1, false, part.rows, part.columns, row, spec, target,
-                         error);
+    return add_quantized(plan, slice.name, target->file, 1, false, slice.rows, slice.columns, scheme, spec,
+                         target, error);
 }
 
-enum opaq_status plan_quantize_stack(struct plan *plan, struct weight_part first,
-                                     const struct opaq_layout_row *row, const struct opaq_spec *spec,
+enum opaq_status plan_quantize_stack(struct plan *plan, struct weight_slice first,
+                                     const struct opaq_layout_row *scheme, const struct opaq_spec *spec,
                                      struct opaq_error *error) {
     struct plan_target places = {0};
     const struct weight *const weight = first.weight;
     const enum opaq_status status = add_quantized(plan, weight->name, weight->data->file, weight->stack, true,
-                                                  first.rows, first.columns, row, spec, &places, error);
+                                                  first.rows, first.columns, scheme, spec, &places, error);
     for (int64_t i = 0; i < weight->stack && status == OPAQ_OK; ++i) {
-        struct weight_part part = first;
-        part.name = copy_text(first.name, strlen(first.name));
-        part.matrix = i;
-        struct plan_target *const target = add_target(plan, part);
+        struct weight_slice slice = first;
+        slice.name = copy_text(first.name, strlen(first.name));
+        slice.matrix = i;
+        struct plan_target *const target = add_target(plan, slice);
         const struct plan_entry *const entries = plan->files[target->file].entries;
         const uint64_t count = (uint64_t)weight->stack;
-        target->row = row;
+        target->scheme = scheme;
         target->spec = *spec;
         target->data =
             (struct plan_place){places.data.entry, (uint64_t)i * (entries[places.data.entry].bytes / count)};
@@ -222,25 +223,25 @@ enum opaq_status plan_quantize_stack(struct plan *plan, struct weight_part first
 void plan_decode(struct plan *plan, const struct weight *weight, enum opaq_element dtype) {
     const enum st_dtype stored = st_dtype_of_opaq((int)dtype);
     const struct st_tensor *const from = weight->data->tensor;
-    const bool is_turned_over = weight->row != NULL && weight->row->layout == OPAQ_LAYOUT_GPT_OSS;
+    const bool is_written_transposed = weight->scheme != NULL && weight->scheme->layout == OPAQ_LAYOUT_GPT_OSS;
     int64_t shape[ST_RANK_LIMIT] = {weight->rows, weight->columns};
     int rank = 2;
-    if (weight->row == NULL) { /* floats of another dtype keep their shape */
+    if (weight->scheme == NULL) { /* floats of another dtype keep their shape */
         rank = from->rank;
         memcpy(shape, from->shape, sizeof shape);
     } else if (weight->stack != 1 || from->rank > 2) {
-        const int64_t inner[2] = {is_turned_over ? weight->columns : weight->rows,
-                                  is_turned_over ? weight->rows : weight->columns};
+        const int64_t inner[2] = {is_written_transposed ? weight->columns : weight->rows,
+                                  is_written_transposed ? weight->rows : weight->columns};
         rank = stacked(weight->stack, true, inner, 2, shape);
     }
     const size_t entry = add_entry(plan, weight->data->file, weight->name, stored, shape, rank);
     const uint64_t row_bytes = (uint64_t)weight->columns * (uint64_t)st_dtype_bits(stored) / 8;
     for (int64_t i = 0; i < weight->stack; ++i) {
-        struct weight_part part = weight_whole(weight);
-        part.matrix = i;
-        struct plan_target *const target = add_target(plan, part);
+        struct weight_slice slice = weight_whole(weight);
+        slice.matrix = i;
+        struct plan_target *const target = add_target(plan, slice);
         target->dtype = dtype;
-        target->is_turned_over = is_turned_over;
+        target->is_written_transposed = is_written_transposed;
         target->data = (struct plan_place){entry, (uint64_t)(i * weight->rows) * row_bytes};
         target->data_row_bytes = row_bytes;
     }
@@ -251,13 +252,13 @@ void plan_decode(struct plan *plan, const struct weight *weight, enum opaq_eleme
 /* ModelOpt also gives the projections that are joined one scale where a tensor has only one. */
 static bool shares(const struct plan_target *target) {
     return target->spec.format == OPAQ_NVFP4 ||
-           (target->spec.format == OPAQ_FP8 && target->row->layout == OPAQ_LAYOUT_MODELOPT);
+           (target->spec.format == OPAQ_FP8 && target->scheme->layout == OPAQ_LAYOUT_MODELOPT);
 }
 
 /* The same text for targets that share: the names of the modules they are in, and which of the joined ones. */
 static char *shared_name(const struct plan_target *target, size_t number) {
     struct text name = {0};
-    const char *const plain = target->part.name;
+    const char *const plain = target->slice.name;
     const char *const end = strrchr(plain, '.');
     size_t module = end == NULL ? strlen(plain) : (size_t)(end - plain);
     size_t leaf = module;
@@ -294,7 +295,7 @@ static void find_sets(struct plan *plan) {
     size_t count = 0;
     for (size_t i = 0; i < plan->target_count; ++i) {
         const struct plan_target *const target = &plan->targets[i];
-        if (target->row != NULL && (target->spec.format == OPAQ_NVFP4 || target->spec.format == OPAQ_FP8)) {
+        if (target->scheme != NULL && (target->spec.format == OPAQ_NVFP4 || target->spec.format == OPAQ_FP8)) {
             sharing[count++] = (struct sharing){shared_name(target, i), i};
         }
     }

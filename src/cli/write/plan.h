@@ -3,7 +3,7 @@
 #ifndef OPAQ_CLI_WRITE_PLAN_H
 #define OPAQ_CLI_WRITE_PLAN_H
 
-#include "cli/read/weight_part.h"
+#include "cli/read/weight_slice.h"
 
 /* One tensor of an output file. Its bytes are copied, or given, or made by targets. */
 struct plan_entry {
@@ -25,12 +25,12 @@ struct plan_place {
 
 /* A matrix that is quantized, or decoded to a plain dtype. */
 struct plan_target {
-    struct weight_part part;
+    struct weight_slice slice;
     size_t file;
-    const struct opaq_layout_row *row; /* NULL: decoded */
+    const struct opaq_layout_row *scheme; /* NULL: decoded */
     struct opaq_spec spec;
-    enum opaq_element dtype; /* decoded: to this */
-    bool is_turned_over;     /* decoded: written transposed */
+    enum opaq_element dtype;    /* decoded: to this */
+    bool is_written_transposed; /* decoded: written transposed */
     size_t set; /* with whom it shares its amax; NO_SET if its format has no scale for the tensor */
     struct plan_place data;
     struct plan_place scale;
@@ -87,14 +87,15 @@ void plan_copy(struct plan *plan, const struct model_tensor *tensor, const char 
 void plan_give(struct plan *plan, size_t file, const char *name, enum st_dtype dtype, const int64_t *shape,
                int rank, const void *bytes);
 
-/* A part of a weight quantized as a row of opaq/layout.h stores it. The part's name passes to the plan. */
-enum opaq_status plan_quantize(struct plan *plan, struct weight_part part, const struct opaq_layout_row *row,
-                               const struct opaq_spec *spec, struct opaq_error *error);
+/* A slice of a weight quantized as a row of opaq/layout.h stores it. The slice's name passes to the plan. */
+enum opaq_status plan_quantize(struct plan *plan, struct weight_slice slice,
+                               const struct opaq_layout_row *scheme, const struct opaq_spec *spec,
+                               struct opaq_error *error);
 
 /* All the matrices of a stack in one tensor each of codes, scales and global scales. `first` is the whole first matrix,
  * and its name passes to the plan. */
-enum opaq_status plan_quantize_stack(struct plan *plan, struct weight_part first,
-                                     const struct opaq_layout_row *row, const struct opaq_spec *spec,
+enum opaq_status plan_quantize_stack(struct plan *plan, struct weight_slice first,
+                                     const struct opaq_layout_row *scheme, const struct opaq_spec *spec,
                                      struct opaq_error *error);
 
 /* A quantized weight as floats, or floats of another dtype. gpt-oss's blocks become [experts, in, out], as its model holds

@@ -1,5 +1,5 @@
-/* cli/write/plan_run.h: carries out a plan. The work is cut into pieces of a few megabytes, which all threads take in turn:
- * each reads its rows, computes and writes them to their place, so memory is that of the pieces under way. */
+/* cli/write/plan_run.h: carries out a plan. The work is cut into chunks of a few megabytes, which all threads take in turn:
+ * each reads its rows, computes and writes them to their place, so memory is that of the chunks under way. */
 #ifndef OPAQ_CLI_WRITE_PLAN_RUN_H
 #define OPAQ_CLI_WRITE_PLAN_RUN_H
 

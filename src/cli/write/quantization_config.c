@@ -19,17 +19,17 @@ static yyjson_mut_val *names(yyjson_mut_doc *document, const struct quantization
 
 static bool has_four_bits(enum opaq_format format) { return format == OPAQ_NVFP4 || format == OPAQ_MXFP4; }
 
-bool activations_fit(const struct opaq_layout_row *row, enum activations activations) {
-    const bool is_nvfp4 = row->format == OPAQ_NVFP4; /* whose inputs need a scale from a calibration */
+bool activations_fit(const struct opaq_layout_row *scheme, enum activations activations) {
+    const bool is_nvfp4 = scheme->format == OPAQ_NVFP4; /* whose inputs need a scale from a calibration */
     if (activations == ACTIVATIONS_GIVEN) {
-        return *row->input != '\0';
+        return *scheme->input != '\0';
     }
     const bool is_none = activations == ACTIVATIONS_NONE;
-    switch (row->layout) {
+    switch (scheme->layout) {
     case OPAQ_LAYOUT_COMPRESSED_TENSORS:
         return is_none || !is_nvfp4;
     case OPAQ_LAYOUT_MODELOPT: /* each algorithm has one form */
-        return is_none == (has_four_bits(row->format) || row->format == OPAQ_FP8BLK2);
+        return is_none == (has_four_bits(scheme->format) || scheme->format == OPAQ_FP8BLK2);
     case OPAQ_LAYOUT_DEEPSEEK:
         return !is_none;
     case OPAQ_LAYOUT_GPT_OSS:
@@ -38,10 +38,10 @@ bool activations_fit(const struct opaq_layout_row *row, enum activations activat
     return is_none;
 }
 
-enum activations activations_default(const struct opaq_layout_row *row) {
-    const enum activations wanted = has_four_bits(row->format) ? ACTIVATIONS_NONE : ACTIVATIONS_DYNAMIC;
+enum activations activations_default(const struct opaq_layout_row *scheme) {
+    const enum activations wanted = has_four_bits(scheme->format) ? ACTIVATIONS_NONE : ACTIVATIONS_DYNAMIC;
     const enum activations other = wanted == ACTIVATIONS_NONE ? ACTIVATIONS_DYNAMIC : ACTIVATIONS_NONE;
-    return activations_fit(row, wanted) ? wanted : other;
+    return activations_fit(scheme, wanted) ? wanted : other;
 }
 
 const char *activations_name(enum activations activations) {
@@ -120,14 +120,14 @@ static yyjson_mut_val *ct_arguments(yyjson_mut_doc *document, int bits, const ch
     return to;
 }
 
-static yyjson_mut_val *ct_input(yyjson_mut_doc *document, const struct ct_row *row,
+static yyjson_mut_val *ct_input(yyjson_mut_doc *document, const struct ct_row *ct,
                                 enum activations activations) {
     if (activations == ACTIVATIONS_NONE) {
         return yyjson_mut_null(document);
     }
     yyjson_mut_val *const input =
-        ct_arguments(document, row->bits, row->input_strategy, row->input_group, row->scale_dtype);
-    if (row->format == OPAQ_NVFP4) { /* block scales are computed, the one beside them is given */
+        ct_arguments(document, ct->bits, ct->input_strategy, ct->input_group, ct->scale_dtype);
+    if (ct->format == OPAQ_NVFP4) { /* block scales are computed, the one beside them is given */
         yyjson_mut_obj_add_str(document, input, "dynamic", "local");
         yyjson_mut_obj_add_str(document, input, "observer", "static_minmax");
     } else {
@@ -137,21 +137,20 @@ static yyjson_mut_val *ct_input(yyjson_mut_doc *document, const struct ct_row *r
 }
 
 static yyjson_mut_val *ct_config(yyjson_mut_doc *document, const struct quantization *quantization) {
-    const struct ct_row *const row = ct_row_of(quantization->row->format);
+    const struct ct_row *const ct = ct_row_of(quantization->scheme->format);
     yyjson_mut_val *const config = yyjson_mut_obj(document);
     yyjson_mut_val *const groups = yyjson_mut_obj_add_obj(document, config, "config_groups");
     yyjson_mut_val *const group = yyjson_mut_obj_add_obj(document, groups, "group_0");
-    yyjson_mut_obj_add_str(document, group, "format", quantization->row->method);
+    yyjson_mut_obj_add_str(document, group, "format", quantization->scheme->method);
     yyjson_mut_obj_add_val(document, group, "input_activations",
-                           ct_input(document, row, quantization->activations));
+                           ct_input(document, ct, quantization->activations));
     yyjson_mut_obj_add_null(document, group, "output_activations");
     yyjson_mut_val *const targets = yyjson_mut_obj_add_arr(document, group, "targets");
     yyjson_mut_arr_add_str(document, targets, "Linear");
-    yyjson_mut_val *const weights =
-        ct_arguments(document, row->bits, row->strategy, row->group, row->scale_dtype);
+    yyjson_mut_val *const weights = ct_arguments(document, ct->bits, ct->strategy, ct->group, ct->scale_dtype);
     yyjson_mut_obj_add_bool(document, weights, "dynamic", false);
     yyjson_mut_obj_add_val(document, group, "weights", weights);
-    yyjson_mut_obj_add_str(document, config, "format", quantization->row->method);
+    yyjson_mut_obj_add_str(document, config, "format", quantization->scheme->method);
     yyjson_mut_obj_add_null(document, config, "global_compression_ratio");
     yyjson_mut_obj_add_val(document, config, "ignore", names(document, quantization));
     yyjson_mut_obj_add_null(document, config, "kv_cache_scheme");
@@ -164,13 +163,13 @@ static yyjson_mut_val *ct_config(yyjson_mut_doc *document, const struct quantiza
 
 /* Only nvfp4 has a separate name for weights alone. */
 static const char *modelopt_algorithm(const struct quantization *quantization) {
-    return quantization->row->format == OPAQ_NVFP4 && quantization->activations == ACTIVATIONS_NONE
+    return quantization->scheme->format == OPAQ_NVFP4 && quantization->activations == ACTIVATIONS_NONE
                ? "W4A16_NVFP4"
-               : quantization->row->method;
+               : quantization->scheme->method;
 }
 
 static int modelopt_group(const struct quantization *quantization) {
-    const enum opaq_format format = quantization->row->format;
+    const enum opaq_format format = quantization->scheme->format;
     return format == OPAQ_NVFP4 ? 16 : format == OPAQ_MXFP8 ? 32 : format == OPAQ_FP8BLK2 ? 128 : 0;
 }
 
@@ -196,7 +195,7 @@ static yyjson_mut_val *modelopt_numbers(yyjson_mut_doc *document, int bits, int 
 
 static yyjson_mut_val *modelopt_quantization(yyjson_mut_doc *document,
                                              const struct quantization *quantization) {
-    const enum opaq_format format = quantization->row->format;
+    const enum opaq_format format = quantization->scheme->format;
     const int bits = format == OPAQ_NVFP4 ? 4 : 8;
     const int group = modelopt_group(quantization);
     yyjson_mut_val *const config = yyjson_mut_obj(document);
@@ -236,12 +235,12 @@ yyjson_mut_val *modelopt_config(yyjson_mut_doc *document, const struct quantizat
 /* ---- DeepSeek, and transformers in its manner ---- */
 
 static yyjson_mut_val *deepseek_config(yyjson_mut_doc *document, const struct quantization *quantization) {
-    const bool is_mx = quantization->row->format == OPAQ_MXFP8;
+    const bool is_mx = quantization->scheme->format == OPAQ_MXFP8;
     const int32_t block[2] = {is_mx ? 1 : 128, is_mx ? 32 : 128};
     yyjson_mut_val *const config = yyjson_mut_obj(document);
     yyjson_mut_obj_add_str(document, config, "activation_scheme", "dynamic");
     yyjson_mut_obj_add_str(document, config, "fmt", "e4m3");
-    yyjson_mut_obj_add_str(document, config, "quant_method", quantization->row->method);
+    yyjson_mut_obj_add_str(document, config, "quant_method", quantization->scheme->method);
     if (quantization->has_exponents) {
         yyjson_mut_obj_add_str(document, config, "scale_fmt", "ue8m0");
     }
@@ -256,12 +255,12 @@ static yyjson_mut_val *deepseek_config(yyjson_mut_doc *document, const struct qu
 static yyjson_mut_val *gpt_oss_config(yyjson_mut_doc *document, const struct quantization *quantization) {
     yyjson_mut_val *const config = yyjson_mut_obj(document);
     yyjson_mut_obj_add_val(document, config, "modules_to_not_convert", names(document, quantization));
-    yyjson_mut_obj_add_str(document, config, "quant_method", quantization->row->method);
+    yyjson_mut_obj_add_str(document, config, "quant_method", quantization->scheme->method);
     return config;
 }
 
 yyjson_mut_val *quantization_config(yyjson_mut_doc *document, const struct quantization *quantization) {
-    switch (quantization->row->layout) {
+    switch (quantization->scheme->layout) {
     case OPAQ_LAYOUT_COMPRESSED_TENSORS:
         return ct_config(document, quantization);
     case OPAQ_LAYOUT_MODELOPT:

@@ -15,10 +15,10 @@ enum activations {
 };
 
 /* Whether the layout has a form of the row's format for them. */
-bool activations_fit(const struct opaq_layout_row *row, enum activations activations);
+bool activations_fit(const struct opaq_layout_row *scheme, enum activations activations);
 
 /* The one rule: as they are for formats of 4 bits, dynamic for those of 8; the layout's only form where it has one. */
-enum activations activations_default(const struct opaq_layout_row *row);
+enum activations activations_default(const struct opaq_layout_row *scheme);
 
 /* "none", "dynamic", "given". */
 const char *activations_name(enum activations activations);
@@ -27,7 +27,7 @@ const char *activations_name(enum activations activations);
 bool activations_of_config(yyjson_val *quantization, enum activations *activations);
 
 struct quantization {
-    const struct opaq_layout_row *row;
+    const struct opaq_layout_row *scheme;
     enum activations activations;
     bool has_exponents;         /* deepseek: the block scales are powers of two (e8m0) */
     const char *const *ignored; /* modules that could be quantized and are not */

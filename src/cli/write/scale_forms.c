@@ -118,7 +118,7 @@ enum opaq_status scale_form_convert(struct plan *plan, const struct model_tensor
 /* ---- global scales ---- */
 
 /* One over `from`; false if one over that is not `from` again. */
-static bool turn_over(float from, float *to) {
+static bool invert(float from, float *to) {
     *to = 1.0f / from;
     const float back = 1.0f / *to;
     return has_same_bits(back, from);
@@ -143,8 +143,8 @@ static bool read_floats(const char *text, const float *now, size_t count, float 
         char *end = NULL;
         const uint32_t bits = (uint32_t)strtoul(digits, &end, 16);
         memcpy(&floats[i], &bits, sizeof bits);
-        const float turned = 1.0f / floats[i];
-        if (*end != '\0' || !has_same_bits(turned, now[i])) {
+        const float inverted = 1.0f / floats[i];
+        if (*end != '\0' || !has_same_bits(inverted, now[i])) {
             return false;
         }
     }
@@ -152,23 +152,23 @@ static bool read_floats(const char *text, const float *now, size_t count, float 
 }
 
 enum opaq_status scale_form_global(struct plan *plan, const struct model_tensor *global,
-                                   const struct opaq_layout_row *row, bool turns, const char *name,
+                                   const struct opaq_layout_row *scheme, bool inverts, const char *name,
                                    struct opaq_error *error) {
     const size_t count = (size_t)(global->tensor->bytes * 8 / (uint64_t)st_dtype_bits(global->tensor->dtype));
     int64_t shape[ST_RANK_LIMIT] = {(int64_t)count};
-    const int rank = count == 1 ? layout_shape(row->global_shape, row->format, 1, 1, shape) : 1;
-    if (!turns || global->tensor->dtype != ST_F32) {
+    const int rank = count == 1 ? layout_shape(scheme->global_shape, scheme->format, 1, 1, shape) : 1;
+    if (!inverts || global->tensor->dtype != ST_F32) {
         plan_copy(plan, global, name, count == 1 ? shape : NULL, rank);
         return OPAQ_OK;
     }
     void *bytes = NULL;
     const enum opaq_status status = read_all(plan, global, &bytes, error);
-    float *const turned = alloc_array(count, sizeof *turned);
-    if (status == OPAQ_OK && !read_floats(kept(plan, global), bytes, count, turned)) {
+    float *const inverted = alloc_array(count, sizeof *inverted);
+    if (status == OPAQ_OK && !read_floats(kept(plan, global), bytes, count, inverted)) {
         bool leads_back = true;
         const float *const floats = bytes;
         for (size_t i = 0; i < count; ++i) {
-            leads_back &= turn_over(floats[i], &turned[i]);
+            leads_back &= invert(floats[i], &inverted[i]);
         }
         if (!leads_back) {
             struct text value = {0};
@@ -178,9 +178,9 @@ enum opaq_status scale_form_global(struct plan *plan, const struct model_tensor 
         }
     }
     if (status == OPAQ_OK) {
-        plan_give(plan, global->file, name, ST_F32, shape, rank, turned);
+        plan_give(plan, global->file, name, ST_F32, shape, rank, inverted);
     }
-    free(turned);
+    free(inverted);
     free(bytes);
     return status;
 }

@@ -12,9 +12,9 @@
 enum opaq_status scale_form_convert(struct plan *plan, const struct model_tensor *scale, const char *dtypes,
                                     const char *name, const int64_t *shape, int rank, struct opaq_error *error);
 
-/* A global scale, or the scale of an input: one float, or one for each of a stack. `turns`: one over it. */
+/* A global scale, or the scale of an input: one float, or one for each of a stack. `inverts`: one over it. */
 enum opaq_status scale_form_global(struct plan *plan, const struct model_tensor *global,
-                                   const struct opaq_layout_row *row, bool turns, const char *name,
+                                   const struct opaq_layout_row *scheme, bool inverts, const char *name,
                                    struct opaq_error *error);
 
 /* What the source's files keep for the way back goes no further. */

@@ -30,14 +30,14 @@ static enum opaq_status global_of(const struct opaq_spec *spec, float amax, floa
     return status;
 }
 
-enum opaq_status shared_scale_of(const struct opaq_spec *spec, const struct opaq_layout_row *row, float amax,
+enum opaq_status shared_scale_of(const struct opaq_spec *spec, const struct opaq_layout_row *scheme, float amax,
                                  struct shared_scale *scale, struct opaq_error *error) {
     *scale = (struct shared_scale){amax, 0};
     if (spec->format != OPAQ_NVFP4) {
         return OPAQ_OK;
     }
     /* Rules without a global scale of their own are read by the layout's: w = code * scale * amax / (448 * 6). */
-    const bool divides = row->rule == OPAQ_RULE_COMPRESSED_TENSORS;
+    const bool divides = scheme->rule == OPAQ_RULE_COMPRESSED_TENSORS;
     if ((spec->options & OPAQ_GLOBAL) == 0) {
         const float whole = (float)spec->e4m3_max * 6.0f;
         scale->stored = amax == 0.0f ? 1.0f : divides ? whole / amax : amax / whole;

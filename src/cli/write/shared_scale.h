@@ -12,7 +12,7 @@ struct shared_scale {
     float stored; /* in the file, as the layout wants it; 0 for formats without one */
 };
 
-enum opaq_status shared_scale_of(const struct opaq_spec *spec, const struct opaq_layout_row *row, float amax,
+enum opaq_status shared_scale_of(const struct opaq_spec *spec, const struct opaq_layout_row *scheme, float amax,
                                  struct shared_scale *scale, struct opaq_error *error);
 
 #endif

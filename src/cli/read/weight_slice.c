@@ -1,5 +1,5 @@
-/* cli/read/weight_part.c: see weight_part.h. */
-#include "cli/read/weight_part.h"
+/* cli/read/weight_slice.c: see weight_slice.h. */
+#include "cli/read/weight_slice.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -19,11 +19,14 @@ const char *const joined_projections[][JOINED_MOST] = {
 };
 const size_t joined_count = sizeof joined_projections / sizeof joined_projections[0];
 
-enum { SLOT_DATA, SLOT_TURNED = 2 }; /* of row_memory: a turned part is plain, so the others are free */
+enum {
+    SLOT_DATA,
+    SLOT_TRANSPOSED = 2
+}; /* of row_memory: a transposed slice is plain, so the others are free */
 
 /* ---- names ---- */
 
-/* What the last part of a stack's name becomes: one matrix for each expert, or two joined along the rows. */
+/* What the last slice of a stack's name becomes: one matrix for each expert, or two joined along the rows. */
 static const struct {
     const char *stacked;
     const char *single[2];
@@ -48,7 +51,7 @@ static yyjson_val *config_member(const struct model *model, const char *key) {
 }
 
 /* Whether a matrix [rows, columns] holds w transposed: the side that meets the hidden state is the other one. */
-static bool is_turned(const struct model *model, const struct weight *weight, bool is_output) {
+static bool is_transposed(const struct model *model, const struct weight *weight, bool is_output) {
     uint64_t hidden = 0;
     json_natural(config_member(model, "hidden_size"), &hidden);
     const int64_t here = is_output ? weight->rows : weight->columns;
@@ -86,53 +89,53 @@ static int find_stack(const char *name, size_t *prefix) {
     return -1;
 }
 
-size_t weight_parts(const struct model *model, const struct weight *weight, struct weight_part **parts) {
+size_t weight_slices(const struct model *model, const struct weight *weight, struct weight_slice **slices) {
     size_t prefix = 0;
     const int stack = find_stack(weight->name, &prefix);
-    *parts = NULL;
+    *slices = NULL;
     if (stack < 0 || weight->data->tensor->rank < 3 || weight->data->tensor->bytes == 0 ||
-        weight->row != NULL || !weight_is_float(weight) || model_is_gpt_oss(model)) {
+        weight->scheme != NULL || !weight_is_float(weight) || model_is_gpt_oss(model)) {
         return 0;
     }
     const bool is_output =
         strcmp(stacks[stack].single[0], "down_proj") == 0 || strcmp(stacks[stack].single[0], "w2") == 0;
-    const bool turned = is_turned(model, weight, is_output);
-    const int64_t all_rows = turned ? weight->columns : weight->rows;
+    const bool transposed = is_transposed(model, weight, is_output);
+    const int64_t all_rows = transposed ? weight->columns : weight->rows;
     const int64_t joined = stacks[stack].single[1] == NULL ? 1 : 2;
     if (all_rows % joined != 0) {
         return 0;
     }
     const size_t count = (size_t)(weight->stack * joined);
-    struct weight_part *const found = alloc_array(count, sizeof *found);
+    struct weight_slice *const found = alloc_array(count, sizeof *found);
     for (size_t i = 0; i < count; ++i) {
         const int64_t half = (int64_t)i % joined;
         struct text name = {0};
         text_print(&name, "%.*s.%" PRId64 ".%s.weight", (int)prefix, weight->name, (int64_t)i / joined,
                    stacks[stack].single[half]);
-        found[i] = (struct weight_part){.name = name.bytes,
-                                        .weight = weight,
-                                        .matrix = (int64_t)i / joined,
-                                        .first = half * (all_rows / joined),
-                                        .rows = all_rows / joined,
-                                        .columns = turned ? weight->rows : weight->columns,
-                                        .is_turned = turned};
+        found[i] = (struct weight_slice){.name = name.bytes,
+                                         .weight = weight,
+                                         .matrix = (int64_t)i / joined,
+                                         .first = half * (all_rows / joined),
+                                         .rows = all_rows / joined,
+                                         .columns = transposed ? weight->rows : weight->columns,
+                                         .is_transposed = transposed};
     }
-    *parts = found;
+    *slices = found;
     return count;
 }
 
-void weight_parts_free(struct weight_part *parts, size_t count) {
+void weight_slices_free(struct weight_slice *slices, size_t count) {
     for (size_t i = 0; i < count; ++i) {
-        free(parts[i].name);
+        free(slices[i].name);
     }
-    free(parts);
+    free(slices);
 }
 
-struct weight_part weight_whole(const struct weight *weight) {
-    return (struct weight_part){.name = copy_text(weight->name, strlen(weight->name)),
-                                .weight = weight,
-                                .rows = weight->rows,
-                                .columns = weight->columns};
+struct weight_slice weight_whole(const struct weight *weight) {
+    return (struct weight_slice){.name = copy_text(weight->name, strlen(weight->name)),
+                                 .weight = weight,
+                                 .rows = weight->rows,
+                                 .columns = weight->columns};
 }
 
 bool is_gpt_oss_stack(const struct model *model, const struct weight *weight) {
@@ -141,18 +144,18 @@ bool is_gpt_oss_stack(const struct model *model, const struct weight *weight) {
            weight->data->tensor->bytes != 0 && find_stack(weight->name, &prefix) >= 0;
 }
 
-struct weight_part gpt_oss_part(const struct weight *weight) {
-    struct weight_part part = weight_whole(weight);
-    part.rows = weight->columns;
-    part.columns = weight->rows;
-    part.is_turned = true;
-    return part;
+struct weight_slice gpt_oss_slice(const struct weight *weight) {
+    struct weight_slice slice = weight_whole(weight);
+    slice.rows = weight->columns;
+    slice.columns = weight->rows;
+    slice.is_transposed = true;
+    return slice;
 }
 
 /* ---- rows ---- */
 
 /* In tiles that stay in the cache. */
-void turn_elements(const char *from, int64_t columns, int64_t count, int64_t bytes, char *to) {
+void transpose_elements(const char *from, int64_t columns, int64_t count, int64_t bytes, char *to) {
     enum { TILE = 32 };
     for (int64_t c0 = 0; c0 < columns; c0 += TILE) {
         for (int64_t r0 = 0; r0 < count; r0 += TILE) {
@@ -165,33 +168,33 @@ void turn_elements(const char *from, int64_t columns, int64_t count, int64_t byt
     }
 }
 
-static enum opaq_status turned_rows(const struct model *model, const struct weight_part *part, int64_t first,
-                                    int64_t count, struct row_memory *memory, struct opaq_view *rows,
-                                    struct opaq_error *error) {
-    const struct weight *const weight = part->weight;
+static enum opaq_status read_transposed_rows(const struct model *model, const struct weight_slice *slice,
+                                             int64_t first, int64_t count, struct row_memory *memory,
+                                             struct opaq_view *rows, struct opaq_error *error) {
+    const struct weight *const weight = slice->weight;
     const enum st_dtype dtype = weight->data->tensor->dtype;
     const int64_t bytes = st_dtype_bits(dtype) / 8;
-    const size_t all = (size_t)(count * part->columns * bytes);
+    const size_t all = (size_t)(count * slice->columns * bytes);
     char *const read = row_memory_take(memory, SLOT_DATA, all);
-    char *const turned = row_memory_take(memory, SLOT_TURNED, all);
-    for (int64_t c = 0; c < part->columns; ++c) {
-        const int64_t at = (part->matrix * weight->rows + c) * weight->columns + part->first + first;
+    char *const transposed = row_memory_take(memory, SLOT_TRANSPOSED, all);
+    for (int64_t c = 0; c < slice->columns; ++c) {
+        const int64_t at = (slice->matrix * weight->rows + c) * weight->columns + slice->first + first;
         const enum opaq_status status = model_read(model, weight->data, (uint64_t)(at * bytes),
                                                    read + c * count * bytes, (size_t)(count * bytes), error);
         if (status != OPAQ_OK) {
             return status;
         }
     }
-    turn_elements(read, part->columns, count, bytes, turned);
-    const int64_t shape[2] = {count, part->columns};
+    transpose_elements(read, slice->columns, count, bytes, transposed);
+    const int64_t shape[2] = {count, slice->columns};
     return opaq_view_plain(shape, NULL, 2, (enum opaq_element)st_dtype_opaq(dtype),
-                           (struct opaq_device){OPAQ_DEVICE_CPU, 0}, turned, all, rows, error);
+                           (struct opaq_device){OPAQ_DEVICE_CPU, 0}, transposed, all, rows, error);
 }
 
-enum opaq_status part_rows(const struct model *model, const struct weight_part *part, int64_t first,
-                           int64_t count, struct row_memory *memory, struct opaq_view *rows,
-                           struct opaq_error *error) {
-    return part->is_turned ? turned_rows(model, part, first, count, memory, rows, error)
-                           : weight_rows(model, part->weight, part->matrix, part->first + first, count, memory,
-                                         rows, error);
+enum opaq_status weight_slice_rows(const struct model *model, const struct weight_slice *slice, int64_t first,
+                                   int64_t count, struct row_memory *memory, struct opaq_view *rows,
+                                   struct opaq_error *error) {
+    return slice->is_transposed ? read_transposed_rows(model, slice, first, count, memory, rows, error)
+                                : weight_rows(model, slice->weight, slice->matrix, slice->first + first, count,
+                                              memory, rows, error);
 }
