@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "cli/cli_memory.h"
+#include "cli/cli_try.h"
 #include "cli/commands/commands.h"
 #include "cli/console/interrupt.h"
 #include "cli/console/json_output.h"
@@ -44,13 +45,8 @@ static enum opaq_status bind(const struct opaq_spec *spec, struct opaq_view *vie
     const struct opaq_device processor = {OPAQ_DEVICE_CPU, 0};
     struct opaq_proto proto;
     size_t bytes = 0;
-    enum opaq_status status = opaq_proto_make(shape, 2, OPAQ_BF16, spec, processor, &proto, error);
-    if (status == OPAQ_OK) {
-        status = opaq_view_bind_bytes(&proto, &bytes, error);
-    }
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(opaq_proto_make(shape, 2, OPAQ_BF16, spec, processor, &proto, error));
+    CLI_TRY(opaq_view_bind_bytes(&proto, &bytes, error));
     void *const memory = alloc_aligned(bytes);
     memset(memory, 0, bytes);
     return opaq_view_bind(&proto, memory, bytes, view, error);
@@ -69,27 +65,19 @@ static void fill(const struct opaq_view *view) {
 }
 
 static enum opaq_status prepare(struct bench *bench, int threads, struct opaq_error *error) {
-    enum opaq_status status = opaq_pool_create(threads, &bench->pool, error);
-    if (status == OPAQ_OK) {
-        status = bind(NULL, &bench->plain, error);
-    }
-    if (status == OPAQ_OK) {
-        status = bind(NULL, &bench->decoded, error);
-    }
-    for (int format = 0; status == OPAQ_OK && format < OPAQ_FORMAT_COUNT; ++format) {
+    CLI_TRY(opaq_pool_create(threads, &bench->pool, error));
+    CLI_TRY(bind(NULL, &bench->plain, error));
+    CLI_TRY(bind(NULL, &bench->decoded, error));
+    for (int format = 0; format < OPAQ_FORMAT_COUNT; ++format) {
         struct opaq_spec spec;
-        status = opaq_spec_make((enum opaq_format)format, &spec, error);
-        if (status == OPAQ_OK) {
-            status = bind(&spec, &bench->quantized[format], error);
-        }
+        CLI_TRY(opaq_spec_make((enum opaq_format)format, &spec, error));
+        CLI_TRY(bind(&spec, &bench->quantized[format], error));
     }
-    if (status == OPAQ_OK) {
-        fill(&bench->plain);
-        bench->parallel = opaq_pool_parallel(bench->pool);
-        bench->widths = opaq_pool_threads(bench->pool) > 1 ? WIDTH_COUNT : 1;
-        bench->plain_bytes = (size_t)SIZE * SIZE * sizeof(uint16_t);
-    }
-    return status;
+    fill(&bench->plain);
+    bench->parallel = opaq_pool_parallel(bench->pool);
+    bench->widths = opaq_pool_threads(bench->pool) > 1 ? WIDTH_COUNT : 1;
+    bench->plain_bytes = (size_t)SIZE * SIZE * sizeof(uint16_t);
+    return OPAQ_OK;
 }
 
 static void release(struct bench *bench) {
@@ -147,10 +135,7 @@ static enum opaq_status run_round(struct bench *bench, struct progress *progress
         measure_copy(bench, width);
         for (int i = 0; i < OPAQ_FORMAT_COUNT * OPERATION_COUNT && !interrupt_seen(); ++i) {
             const enum operation operation = (enum operation)(i % OPERATION_COUNT);
-            const enum opaq_status status = measure(bench, operation, i / OPERATION_COUNT, width, error);
-            if (status != OPAQ_OK) {
-                return status;
-            }
+            CLI_TRY(measure(bench, operation, i / OPERATION_COUNT, width, error));
             if (progress != NULL) {
                 progress_add(progress, bench->plain_bytes);
             }

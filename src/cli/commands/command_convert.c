@@ -1,8 +1,10 @@
 /* cli/commands/command_convert.c: `opaq convert`: another layout without rounding anything, or floats again. */
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/cli_try.h"
 #include "cli/commands/commands.h"
 #include "cli/write/checkpoint_job.h"
 #include "cli/write/scale_forms.h"
@@ -48,23 +50,30 @@ static enum opaq_status convert_scales(struct plan *plan, const struct weight *w
     return status;
 }
 
+/* A global scale or an input's scale, under the name that the layout gives it. */
+static enum opaq_status convert_global(struct plan *plan, const struct model_tensor *global, struct text *name,
+                                       const struct weight *weight, const struct opaq_layout_row *scheme,
+                                       struct opaq_error *error) {
+    const bool inverts = scheme->format == OPAQ_NVFP4 && scheme->rule != weight->scheme->rule;
+    const enum opaq_status status = scale_form_global(plan, global, scheme, inverts, text_get(name), error);
+    text_free(name);
+    return status;
+}
+
 static enum opaq_status convert_weight(struct plan *plan, const struct weight *weight,
                                        const struct opaq_layout_row *scheme, struct opaq_error *error) {
-    convert_codes(plan, weight, scheme);
-    enum opaq_status status = convert_scales(plan, weight, scheme, error);
-    const bool inverts = scheme->format == OPAQ_NVFP4 && scheme->rule != weight->scheme->rule;
     struct text name = {0};
-    if (status == OPAQ_OK && weight->global != NULL) {
+    convert_codes(plan, weight, scheme);
+    CLI_TRY(convert_scales(plan, weight, scheme, error));
+    if (weight->global != NULL) {
         name_of(weight, scheme->global, &name);
-        status = scale_form_global(plan, weight->global, scheme, inverts, text_get(&name), error);
+        CLI_TRY(convert_global(plan, weight->global, &name, weight, scheme, error));
     }
-    text_free(&name);
-    if (status == OPAQ_OK && weight->input != NULL && *scheme->input != '\0') {
+    if (weight->input != NULL && *scheme->input != '\0') {
         input_name(weight, scheme->input, &name);
-        status = scale_form_global(plan, weight->input, scheme, inverts, text_get(&name), error);
+        CLI_TRY(convert_global(plan, weight->input, &name, weight, scheme, error));
     }
-    text_free(&name);
-    return status;
+    return OPAQ_OK;
 }
 
 /* The one format that all quantized weights have. */
@@ -104,10 +113,8 @@ static void choose_activations(struct checkpoint_job *job, const struct weights 
 static enum opaq_status plan_layout(struct checkpoint_job *job, const struct weights *weights,
                                     const char *layout, struct opaq_error *error) {
     const struct opaq_layout_row *from = NULL;
-    enum opaq_status status = common_format(weights, &from, error);
-    if (status != OPAQ_OK || from == NULL) {
-        return status;
-    }
+    CLI_TRY(common_format(weights, &from, error));
+    assert(from != NULL);
     job->scheme = opaq_layout_find((enum opaq_layout)opaq_layout_number(layout), from->format);
     if (job->scheme == NULL || !layout_is_written(job->scheme) || from->layout == OPAQ_LAYOUT_GPT_OSS) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "%s is %s in the layout %s, which cannot become %s",
@@ -115,17 +122,17 @@ static enum opaq_status plan_layout(struct checkpoint_job *job, const struct wei
                          opaq_layout_name(from->layout), layout);
     }
     bool has_scales = false;
-    for (size_t i = 0; i < weights->count && status == OPAQ_OK; ++i) {
+    for (size_t i = 0; i < weights->count; ++i) {
         const struct weight *const weight = &weights->items[i];
         if (weight->scheme == NULL) {
             plan_copy(job->plan, weight->data, NULL, NULL, 0);
         } else {
             has_scales |= weight->input != NULL;
-            status = convert_weight(job->plan, weight, job->scheme, error);
+            CLI_TRY(convert_weight(job->plan, weight, job->scheme, error));
         }
     }
     choose_activations(job, weights, has_scales);
-    return status;
+    return OPAQ_OK;
 }
 
 /* ---- to floats ---- */
@@ -175,16 +182,20 @@ static enum opaq_status make_plan(const struct command_call *call, const struct 
     const bool is_plain = strcmp(layout, "plain") == 0;
     plan_begin(job->plan, weights);
     scale_forms_forget(job->plan);
-    enum opaq_status status =
-        is_plain ? plan_plain(job, weights, dtype, error) : plan_layout(job, weights, layout, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(is_plain ? plan_plain(job, weights, dtype, error) : plan_layout(job, weights, layout, error));
     if (!is_plain) {
         list_ignored(job, weights);
     }
     text_print(&job->settings, "convert %s %s", layout, is_plain ? dtype : "");
     return plan_finish(job->plan, error);
+}
+
+/* What it opens, run_convert releases. */
+static enum opaq_status prepare(const struct command_call *call, struct model *model, struct weights *weights,
+                                struct checkpoint_job *job, struct opaq_error *error) {
+    CLI_TRY(model_open(call->arguments[0], call_has(call, "follow-links"), model, error));
+    CLI_TRY(weights_find(model, weights, error));
+    return make_plan(call, weights, job, error);
 }
 
 enum exit_code run_convert(const struct command_call *call) {
@@ -194,17 +205,10 @@ enum exit_code run_convert(const struct command_call *call) {
     struct plan plan = {0};
     struct checkpoint_job job = {.plan = &plan};
     enum exit_code code = EXIT_TROUBLE;
-    enum opaq_status status = model_open(call->arguments[0], call_has(call, "follow-links"), &model, &error);
-    if (status == OPAQ_OK) {
-        status = weights_find(&model, &weights, &error);
-    }
-    if (status == OPAQ_OK) {
-        status = make_plan(call, &weights, &job, &error);
-    }
-    if (status == OPAQ_OK) {
-        code = checkpoint_run(call, &job, call->arguments[1], "converting");
-    } else {
+    if (prepare(call, &model, &weights, &job, &error) != OPAQ_OK) {
         complain(call, "%s", error.text);
+    } else {
+        code = checkpoint_run(call, &job, call->arguments[1], "converting");
     }
     plan_free(&plan);
     job_free(&job);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/cli_try.h"
 #include "cli/commands/commands.h"
 #include "cli/read/name_pattern.h"
 #include "cli/write/checkpoint_job.h"
@@ -46,34 +47,32 @@ struct choice {
 
 static enum opaq_status add_all(struct name_patterns *patterns, const char *const *texts, size_t count,
                                 struct opaq_error *error) {
-    enum opaq_status status = OPAQ_OK;
-    for (size_t i = 0; i < count && status == OPAQ_OK; ++i) {
-        status = patterns_add(patterns, texts[i], error);
+    for (size_t i = 0; i < count; ++i) {
+        CLI_TRY(patterns_add(patterns, texts[i], error));
     }
-    return status;
+    return OPAQ_OK;
 }
 
 static enum opaq_status add_given(struct name_patterns *patterns, const char *const *texts,
                                   struct opaq_error *error) {
-    size_t count = 0;
-    while (texts[count] != NULL) {
-        ++count;
+    for (; *texts != NULL; ++texts) {
+        CLI_TRY(patterns_add(patterns, *texts, error));
     }
-    return add_all(patterns, texts, count, error);
+    return OPAQ_OK;
 }
 
 static enum opaq_status add_usual(struct choice *choice, struct opaq_error *error) {
-    enum opaq_status status =
-        add_all(&choice->usual, usually_ignored, sizeof usually_ignored / sizeof usually_ignored[0], error);
-    if (status == OPAQ_OK && choice->scheme->layout == OPAQ_LAYOUT_MODELOPT) {
-        status = add_all(&choice->usual, ignored_by_modelopt,
-                         sizeof ignored_by_modelopt / sizeof ignored_by_modelopt[0], error);
+    CLI_TRY(
+        add_all(&choice->usual, usually_ignored, sizeof usually_ignored / sizeof usually_ignored[0], error));
+    if (choice->scheme->layout == OPAQ_LAYOUT_MODELOPT) {
+        return add_all(&choice->usual, ignored_by_modelopt,
+                       sizeof ignored_by_modelopt / sizeof ignored_by_modelopt[0], error);
     }
-    if (status == OPAQ_OK && choice->scheme->layout == OPAQ_LAYOUT_DEEPSEEK) {
-        status = add_all(&choice->usual, ignored_by_deepseek,
-                         sizeof ignored_by_deepseek / sizeof ignored_by_deepseek[0], error);
+    if (choice->scheme->layout == OPAQ_LAYOUT_DEEPSEEK) {
+        return add_all(&choice->usual, ignored_by_deepseek,
+                       sizeof ignored_by_deepseek / sizeof ignored_by_deepseek[0], error);
     }
-    return status;
+    return OPAQ_OK;
 }
 
 static void list_formats(enum opaq_layout layout, struct text *list) {
@@ -97,10 +96,7 @@ static int find_rule(const char *name) {
 static enum opaq_status choose_spec(const struct command_call *call, struct choice *choice,
                                     struct opaq_error *error) {
     const char *const rule = call_value(call, "rule", opaq_rule_name(choice->scheme->rule));
-    enum opaq_status status = opaq_spec_make(choice->scheme->format, &choice->spec, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(opaq_spec_make(choice->scheme->format, &choice->spec, error));
     const int number = find_rule(rule);
     if (number < 0) {
         return opaq_fail(error, OPAQ_ERROR_TEXT, "there is no scale rule \"%s\"", rule);
@@ -144,17 +140,13 @@ static enum opaq_status choose(const struct command_call *call, struct choice *c
         return status;
     }
     choice->splits_experts = strcmp(call_value(call, "experts", "split"), "split") == 0;
-    enum opaq_status status = choose_spec(call, choice, error);
-    if (status == OPAQ_OK) {
-        status = choose_activations(call, choice, error);
+    CLI_TRY(choose_spec(call, choice, error));
+    CLI_TRY(choose_activations(call, choice, error));
+    if (!call_has(call, "no-default-ignore")) {
+        CLI_TRY(add_usual(choice, error));
     }
-    if (status == OPAQ_OK && !call_has(call, "no-default-ignore")) {
-        status = add_usual(choice, error);
-    }
-    if (status == OPAQ_OK) {
-        status = add_given(&choice->ignored, call_values(call, "ignore"), error);
-    }
-    return status != OPAQ_OK ? status : add_given(&choice->included, call_values(call, "include"), error);
+    CLI_TRY(add_given(&choice->ignored, call_values(call, "ignore"), error));
+    return add_given(&choice->included, call_values(call, "include"), error);
 }
 
 /* Engines read blocks that are whole; fp8's 128 x 128 may be ragged. */
@@ -357,12 +349,9 @@ static enum opaq_status make_plan(const struct command_call *call, const struct 
                                   const struct weights *weights, struct checkpoint_job *job,
                                   struct opaq_error *error) {
     plan_begin(job->plan, weights);
-    enum opaq_status status = check_source(choice, weights, error);
-    for (size_t i = 0; i < weights->count && status == OPAQ_OK; ++i) {
-        status = plan_weight(choice, job, &weights->items[i], error);
-    }
-    if (status != OPAQ_OK) {
-        return status;
+    CLI_TRY(check_source(choice, weights, error));
+    for (size_t i = 0; i < weights->count; ++i) {
+        CLI_TRY(plan_weight(choice, job, &weights->items[i], error));
     }
     if (job->plan->target_count == 0) {
         return opaq_fail(
@@ -378,6 +367,15 @@ static enum opaq_status make_plan(const struct command_call *call, const struct 
     return plan_finish(job->plan, error);
 }
 
+/* What it opens, run_quantize releases. */
+static enum opaq_status prepare(const struct command_call *call, const struct choice *choice,
+                                struct model *model, struct weights *weights, struct checkpoint_job *job,
+                                struct opaq_error *error) {
+    CLI_TRY(model_open(call->arguments[0], call_has(call, "follow-links"), model, error));
+    CLI_TRY(weights_find(model, weights, error));
+    return make_plan(call, choice, weights, job, error);
+}
+
 enum exit_code run_quantize(const struct command_call *call) {
     struct opaq_error error;
     struct model model = {0};
@@ -385,21 +383,14 @@ enum exit_code run_quantize(const struct command_call *call) {
     struct choice choice = {0};
     struct plan plan = {0};
     struct checkpoint_job job = {.plan = &plan, .allows_nonfinite = call_has(call, "allow-nonfinite")};
-    enum opaq_status status = choose(call, &choice, &error);
-    enum exit_code code = status == OPAQ_OK ? EXIT_TROUBLE : EXIT_USAGE;
-    if (status == OPAQ_OK) {
-        status = model_open(call->arguments[0], call_has(call, "follow-links"), &model, &error);
-    }
-    if (status == OPAQ_OK) {
-        status = weights_find(&model, &weights, &error);
-    }
-    if (status == OPAQ_OK) {
-        status = make_plan(call, &choice, &weights, &job, &error);
-    }
-    if (status == OPAQ_OK) {
-        code = checkpoint_run(call, &job, call->arguments[1], "quantizing");
-    } else {
+    enum exit_code code = EXIT_TROUBLE;
+    if (choose(call, &choice, &error) != OPAQ_OK) {
+        code = EXIT_USAGE;
         complain(call, "%s", error.text);
+    } else if (prepare(call, &choice, &model, &weights, &job, &error) != OPAQ_OK) {
+        complain(call, "%s", error.text);
+    } else {
+        code = checkpoint_run(call, &job, call->arguments[1], "quantizing");
     }
     plan_free(&plan);
     job_free(&job);

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "cli/cli_try.h"
+
 bool checkpoint_open(const struct command_call *call, const char *path, struct checkpoint *checkpoint) {
     struct opaq_error error;
     if (model_open(path, call_has(call, "follow-links"), &checkpoint->model, &error) != OPAQ_OK) {
@@ -24,8 +26,8 @@ void checkpoint_close(struct checkpoint *checkpoint) {
 
 enum opaq_status checkpoints_check(const struct checkpoint *a, const struct checkpoint *b,
                                    struct opaq_error *error) {
-    const enum opaq_status status = model_check(&a->model, error);
-    return status != OPAQ_OK ? status : model_check(&b->model, error);
+    CLI_TRY(model_check(&a->model, error));
+    return model_check(&b->model, error);
 }
 
 int weight_shape(const struct weight *weight, int64_t shape[ST_RANK_LIMIT]) {

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "cli/cli_memory.h"
+#include "cli/cli_try.h"
 #include "cli/read/inputs.h"
 
 enum { NAME_LIMIT = 255 /* bytes; NAME_MAX */, READ_CHUNK = 1 << 30 };
@@ -273,27 +274,28 @@ enum opaq_status input_read(const struct input_file *file, uint64_t offset, void
     return OPAQ_OK;
 }
 
+static enum opaq_status read_whole(const struct input_file *file, const struct folder *folder, const char *name,
+                                   char *bytes, struct opaq_error *error) {
+    CLI_TRY(input_read(file, 0, bytes, (size_t)file->bytes, error));
+    return input_check(file, folder, name, error);
+}
+
 enum opaq_status folder_read(const struct folder *folder, const char *name, uint64_t limit, char **bytes,
                              size_t *count, struct opaq_error *error) {
     struct input_file file = {.handle = -1};
-    enum opaq_status status = folder_open_file(folder, name, &file, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(folder_open_file(folder, name, &file, error));
+    enum opaq_status status = OPAQ_OK;
     if (file.bytes > limit) {
         status = opaq_fail(error, OPAQ_ERROR_LIMIT, "%s has %" PRIu64 " bytes, at most %" PRIu64 " are read",
                            file.path, file.bytes, limit);
     } else {
-        char *const memory = alloc_array((size_t)file.bytes + 1, 1);
-        status = input_read(&file, 0, memory, (size_t)file.bytes, error);
-        if (status == OPAQ_OK) {
-            status = input_check(&file, folder, name, error);
-        }
-        if (status == OPAQ_OK) {
-            *bytes = memory;
-            *count = (size_t)file.bytes;
-        } else {
-            free(memory);
+        *bytes = alloc_array((size_t)file.bytes + 1, 1);
+        *count = (size_t)file.bytes;
+        status = read_whole(&file, folder, name, *bytes, error);
+        if (status != OPAQ_OK) {
+            free(*bytes);
+            *bytes = NULL;
+            *count = 0;
         }
     }
     input_close(&file);

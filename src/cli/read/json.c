@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli/cli_memory.h"
+#include "cli/cli_try.h"
 
 static int compare_keys(const void *first, const void *second) {
     yyjson_val *const a = *(yyjson_val *const *)first;
@@ -67,35 +68,21 @@ static enum opaq_status check_value(yyjson_val *value, const char *file, struct 
     if (!yyjson_is_ctn(value)) {
         return OPAQ_OK;
     }
-    enum opaq_status status = OPAQ_OK;
     size_t index = 0;
     size_t count = 0;
     yyjson_val *key = NULL;
     yyjson_val *inner = NULL;
     if (yyjson_is_arr(value)) {
-        yyjson_arr_foreach(value, index, count, inner) {
-            status = check_value(inner, file, error);
-            if (status != OPAQ_OK) {
-                return status;
-            }
-        }
+        yyjson_arr_foreach(value, index, count, inner) { CLI_TRY(check_value(inner, file, error)); }
         return OPAQ_OK;
     }
-    yyjson_obj_foreach(value, index, count, key, inner) {
-        status = check_value(inner, file, error);
-        if (status != OPAQ_OK) {
-            return status;
-        }
-    }
+    yyjson_obj_foreach(value, index, count, key, inner) { CLI_TRY(check_value(inner, file, error)); }
     return check_keys(value, file, error);
 }
 
 enum opaq_status json_read(const char *bytes, size_t count, const char *file, yyjson_doc **document,
                            struct opaq_error *error) {
-    const enum opaq_status deep = check_depth(bytes, count, file, error);
-    if (deep != OPAQ_OK) {
-        return deep;
-    }
+    CLI_TRY(check_depth(bytes, count, file, error));
     yyjson_read_err why = {0};
     /* without the flag YYJSON_READ_INSITU the reader does not write to its input */
     char *const input = (char *)(uintptr_t)bytes;

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "cli/cli_try.h"
 #include "cli/read/json.h"
 #include "cli/texts.h"
 #include "cli/write/output_file.h"
@@ -21,16 +22,11 @@ static enum opaq_status read_header(struct model_file *file, struct opaq_error *
                          "%s has %" PRIu64 " bytes, a safetensors file has at least 8", input->path,
                          input->bytes);
     }
-    enum opaq_status status = input_read(input, 0, first, sizeof first, error);
     uint64_t length = 0;
-    if (status == OPAQ_OK) {
-        status = st_header_length(first, input->bytes, input->path, &length, error);
-    }
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(input_read(input, 0, first, sizeof first, error));
+    CLI_TRY(st_header_length(first, input->bytes, input->path, &length, error));
     char *const json = alloc_array(length + 1, 1);
-    status = input_read(input, ST_LENGTH_BYTES, json, length, error);
+    enum opaq_status status = input_read(input, ST_LENGTH_BYTES, json, length, error);
     if (status == OPAQ_OK) {
         status = st_header_parse(json, length, input->bytes, input->path, &file->header, error);
     }
@@ -56,13 +52,10 @@ static enum opaq_status read_json(const struct model *model, const char *name, y
                                   struct opaq_error *error) {
     char *bytes = NULL;
     size_t count = 0;
-    enum opaq_status status = folder_read(&model->folder, name, MODEL_JSON_LIMIT, &bytes, &count, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(folder_read(&model->folder, name, MODEL_JSON_LIMIT, &bytes, &count, error));
     struct text path = {0};
     text_print(&path, "%s/%s", model->folder.path, name);
-    status = json_read(bytes, count, text_get(&path), document, error);
+    enum opaq_status status = json_read(bytes, count, text_get(&path), document, error);
     if (status == OPAQ_OK && !yyjson_is_obj(yyjson_doc_get_root(*document))) {
         yyjson_doc_free(*document);
         *document = NULL;
@@ -210,39 +203,46 @@ static enum opaq_status gather_tensors(struct model *model, struct opaq_error *e
 }
 
 /* The index, or else every safetensors file of the folder. */
+static enum opaq_status read_index(struct model *model, char **names, size_t count, struct opaq_error *error) {
+    for (size_t i = 0; i < count; ++i) {
+        if (ends_with(names[i], ".safetensors.index.json") && names[i][0] != '.') {
+            if (model->index_name != NULL) {
+                return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has two indexes: %s and %s", model->path,
+                                 model->index_name, names[i]);
+            }
+            model->index_name = copy_text(names[i], strlen(names[i]));
+            CLI_TRY(read_json(model, names[i], &model->index, error));
+        }
+    }
+    return OPAQ_OK;
+}
+
+static enum opaq_status add_files(struct model *model, char **names, size_t count, struct opaq_error *error) {
+    CLI_TRY(read_index(model, names, count, error));
+    if (model->index != NULL) {
+        CLI_TRY(add_index_files(model, error));
+        if (model->file_count == 0) {
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s/%s names no file", model->path, model->index_name);
+        }
+        find_outside(model, names, count);
+        return OPAQ_OK;
+    }
+    for (size_t i = 0; i < count; ++i) {
+        if (ends_with(names[i], ".safetensors") && names[i][0] != '.') {
+            CLI_TRY(add_file(model, names[i], error));
+        }
+    }
+    return model->file_count != 0
+               ? OPAQ_OK
+               : opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has no safetensors file", model->path);
+}
+
 static enum opaq_status find_files(struct model *model, struct opaq_error *error) {
     char **names = NULL;
     size_t count = 0;
-    enum opaq_status status = folder_list(&model->folder, &names, &count, error);
-    for (size_t i = 0; i < count && status == OPAQ_OK; ++i) {
-        if (ends_with(names[i], ".safetensors.index.json") && names[i][0] != '.') {
-            if (model->index_name != NULL) {
-                status = opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has two indexes: %s and %s", model->path,
-                                   model->index_name, names[i]);
-                break;
-            }
-            model->index_name = copy_text(names[i], strlen(names[i]));
-            status = read_json(model, names[i], &model->index, error);
-        }
-    }
-    if (status == OPAQ_OK && model->index != NULL) {
-        status = add_index_files(model, error);
-    }
-    for (size_t i = 0; i < count && status == OPAQ_OK && model->index == NULL; ++i) {
-        if (ends_with(names[i], ".safetensors") && names[i][0] != '.') {
-            status = add_file(model, names[i], error);
-        }
-    }
-    if (status == OPAQ_OK && model->index != NULL) {
-        find_outside(model, names, count);
-    }
+    CLI_TRY(folder_list(&model->folder, &names, &count, error));
+    const enum opaq_status status = add_files(model, names, count, error);
     folder_free_names(names, count);
-    if (status == OPAQ_OK && model->file_count == 0) {
-        status =
-            model->index == NULL
-                ? opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has no safetensors file", model->path)
-                : opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s/%s names no file", model->path, model->index_name);
-    }
     return status;
 }
 
@@ -260,47 +260,39 @@ static enum opaq_status check_finished(const struct model *model, struct opaq_er
 
 static enum opaq_status open_folder(struct model *model, bool follows_links, struct opaq_error *error) {
     model->is_folder = true;
-    enum opaq_status status = folder_open(model->path, follows_links, &model->folder, error);
-    if (status == OPAQ_OK) {
-        status = check_finished(model, error);
-    }
-    if (status == OPAQ_OK) {
-        status = find_files(model, error);
-    }
-    if (status == OPAQ_OK) {
-        status = read_json_if_there(model, "config.json", &model->config, error);
-    }
-    if (status == OPAQ_OK) {
-        status = read_json_if_there(model, "hf_quant_config.json", &model->modelopt, error);
-    }
-    return status;
+    CLI_TRY(folder_open(model->path, follows_links, &model->folder, error));
+    CLI_TRY(check_finished(model, error));
+    CLI_TRY(find_files(model, error));
+    CLI_TRY(read_json_if_there(model, "config.json", &model->config, error));
+    return read_json_if_there(model, "hf_quant_config.json", &model->modelopt, error);
 }
 
-static const char *last_part(const char *path) {
+static const char *file_name(const char *path) {
     const char *const slash = strrchr(path, '/');
     return slash == NULL ? path : slash + 1;
+}
+
+/* On an error the caller closes the model. */
+static enum opaq_status open_path(struct model *model, bool follows_links, struct opaq_error *error) {
+    struct stat what;
+    if (stat(model->path, &what) != 0) {
+        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot open %s: %s", model->path, strerror(errno));
+    }
+    if (S_ISDIR(what.st_mode)) {
+        CLI_TRY(open_folder(model, follows_links, error));
+    } else if (ends_with(model->path, PARTIAL_END)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is a file that opaq has not finished", model->path);
+    } else {
+        CLI_TRY(add_file(model, file_name(model->path), error));
+    }
+    CLI_TRY(gather_tensors(model, error));
+    return model->index == NULL ? OPAQ_OK : compare_with_index(model, error);
 }
 
 enum opaq_status model_open(const char *path, bool follows_links, struct model *model,
                             struct opaq_error *error) {
     *model = (struct model){.path = copy_text(path, strlen(path)), .folder = {.handle = -1}};
-    struct stat what;
-    enum opaq_status status = OPAQ_OK;
-    if (stat(path, &what) != 0) {
-        status = opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot open %s: %s", path, strerror(errno));
-    } else if (S_ISDIR(what.st_mode)) {
-        status = open_folder(model, follows_links, error);
-    } else if (ends_with(path, PARTIAL_END)) {
-        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is a file that opaq has not finished", path);
-    } else {
-        status = add_file(model, last_part(path), error);
-    }
-    if (status == OPAQ_OK) {
-        status = gather_tensors(model, error);
-    }
-    if (status == OPAQ_OK && model->index != NULL) {
-        status = compare_with_index(model, error);
-    }
+    const enum opaq_status status = open_path(model, follows_links, error);
     if (status != OPAQ_OK) {
         model_close(model);
     }
@@ -326,12 +318,11 @@ void model_close(struct model *model) {
 }
 
 enum opaq_status model_check(const struct model *model, struct opaq_error *error) {
-    enum opaq_status status = OPAQ_OK;
-    for (size_t i = 0; i < model->file_count && status == OPAQ_OK; ++i) {
+    for (size_t i = 0; i < model->file_count; ++i) {
         const struct model_file *const file = &model->files[i];
-        status = input_check(&file->input, model->is_folder ? &model->folder : NULL, file->name, error);
+        CLI_TRY(input_check(&file->input, model->is_folder ? &model->folder : NULL, file->name, error));
     }
-    return status;
+    return OPAQ_OK;
 }
 
 const struct model_tensor *model_find(const struct model *model, const char *name) {

@@ -6,14 +6,15 @@
 #include <string.h>
 
 #include "cli/cli_memory.h"
+#include "cli/cli_try.h"
 
 enum opaq_status patterns_add(struct name_patterns *patterns, const char *text, struct opaq_error *error) {
-    enum opaq_status status = patterns->list == NULL ? opaq_patterns_create(&patterns->list, error) : OPAQ_OK;
-    if (status == OPAQ_OK) {
-        status = opaq_patterns_add(patterns->list, text, error);
+    if (patterns->list == NULL) {
+        CLI_TRY(opaq_patterns_create(&patterns->list, error));
     }
-    patterns->count += status == OPAQ_OK;
-    return status;
+    CLI_TRY(opaq_patterns_add(patterns->list, text, error));
+    ++patterns->count;
+    return OPAQ_OK;
 }
 
 bool patterns_match(const struct name_patterns *patterns, const char *name) {

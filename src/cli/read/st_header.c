@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/cli_try.h"
 #include "cli/read/json.h"
 
 int st_elements(const int64_t *shape, int rank, uint64_t *elements) {
@@ -177,11 +178,8 @@ static enum opaq_status read_tensor(struct reading *reading, yyjson_val *key, yy
                          dtype == NULL ? "" : ", which safetensors does not have");
     }
     tensor->dtype = (enum st_dtype)found;
-    enum opaq_status status = read_shape(reading, yyjson_obj_get(value, "shape"), tensor);
-    if (status == OPAQ_OK) {
-        status = read_offsets(reading, yyjson_obj_get(value, "data_offsets"), tensor);
-    }
-    return status;
+    CLI_TRY(read_shape(reading, yyjson_obj_get(value, "shape"), tensor));
+    return read_offsets(reading, yyjson_obj_get(value, "data_offsets"), tensor);
 }
 
 static int compare_pairs(const void *first, const void *second) {
@@ -267,10 +265,8 @@ enum opaq_status st_header_parse(const char *json, uint64_t length, uint64_t fil
                          file);
     }
     yyjson_doc *document = NULL;
-    enum opaq_status status = json_read(json, length, file, &document, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(json_read(json, length, file, &document, error));
+    enum opaq_status status = OPAQ_OK;
     yyjson_val *const root = yyjson_doc_get_root(document);
     header->tensors = alloc_array(yyjson_obj_size(root), sizeof *header->tensors);
     header->names = alloc_array(length + 1, 1);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/cli_try.h"
 #include "opaq/stored.h"
 
 enum { SLOT_DATA, SLOT_SCALE, SLOT_QUANTIZED, SLOT_FLOATS };
@@ -68,11 +69,8 @@ static enum opaq_status read_scales(const struct model *model, const struct weig
     const int64_t scale_rows = block == 0 ? 0 : (weight->rows + block - 1) / block;
     const int64_t first_scale = format->block_rows == 0 ? 0 : first / block;
     const int64_t scales = format->block_rows == 0 ? scale_rows : (count + block - 1) / block;
-    enum opaq_status status = read_entries(model, weight, weight->scale, matrix, first_scale, scales,
-                                           scale_rows, memory, SLOT_SCALE, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(read_entries(model, weight, weight->scale, matrix, first_scale, scales, scale_rows, memory,
+                         SLOT_SCALE, error));
     const int64_t columns =
         format->block_columns == 0 ? 1 : (weight->columns + format->block_columns - 1) / format->block_columns;
     stored->scale =
@@ -86,43 +84,32 @@ enum opaq_status weight_decoded(const struct model *model, const struct weight *
                                 struct row_memory *memory, struct opaq_view *rows, struct opaq_error *error) {
     const int64_t shape[2] = {count, weight->columns};
     struct opaq_proto proto;
-    enum opaq_status status = opaq_proto_make(shape, 2, dtype, &weight->spec, on_cpu, &proto, error);
-    size_t bytes = 0;
-    if (status == OPAQ_OK) {
-        status = opaq_view_bind_bytes(&proto, &bytes, error);
-    }
     struct opaq_view view;
-    if (status == OPAQ_OK) {
-        void *const quantized = row_memory_take(memory, SLOT_QUANTIZED, bytes);
-        memset(quantized, 0, bytes);
-        status = opaq_view_bind(&proto, quantized, bytes, &view, error);
-    }
-    if (status == OPAQ_OK) {
-        status = read_entries(model, weight, weight->data, matrix, first, count, weight->rows, memory,
-                              SLOT_DATA, error);
-    }
-    struct opaq_stored stored = {0};
-    if (status == OPAQ_OK) {
-        const bool is_packed = weight->data->tensor->dtype == ST_U8;
-        stored.data = tensor_of(memory->bytes[SLOT_DATA], OPAQ_DTYPE_U8, count,
-                                is_packed ? weight->columns / 2 : weight->columns);
-        status = read_scales(model, weight, matrix, first, count, memory, &stored, error);
-    }
+    size_t bytes = 0;
+    CLI_TRY(opaq_proto_make(shape, 2, dtype, &weight->spec, on_cpu, &proto, error));
+    CLI_TRY(opaq_view_bind_bytes(&proto, &bytes, error));
+    void *const quantized = row_memory_take(memory, SLOT_QUANTIZED, bytes);
+    memset(quantized, 0, bytes);
+    CLI_TRY(opaq_view_bind(&proto, quantized, bytes, &view, error));
+
+    CLI_TRY(read_entries(model, weight, weight->data, matrix, first, count, weight->rows, memory, SLOT_DATA,
+                         error));
+    const bool is_packed = weight->data->tensor->dtype == ST_U8;
+    struct opaq_stored stored = {.data = tensor_of(memory->bytes[SLOT_DATA], OPAQ_DTYPE_U8, count,
+                                                   is_packed ? weight->columns / 2 : weight->columns)};
+    CLI_TRY(read_scales(model, weight, matrix, first, count, memory, &stored, error));
     float global = 0;
-    if (status == OPAQ_OK && weight->global != NULL) {
-        status =
-            model_read(model, weight->global, (uint64_t)matrix * sizeof global, &global, sizeof global, error);
+    if (weight->global != NULL) {
+        CLI_TRY(
+            model_read(model, weight->global, (uint64_t)matrix * sizeof global, &global, sizeof global, error));
         stored.global = (struct opaq_tensor){.data = &global, .dtype = OPAQ_DTYPE_F32, .device = on_cpu};
     }
-    if (status == OPAQ_OK) {
-        status = opaq_stored_import(&view, 0, &stored, error);
-    }
-    if (status == OPAQ_OK) {
-        const size_t float_bytes = (size_t)(count * weight->columns) * (dtype == OPAQ_F32 ? 4 : 2);
-        status = opaq_view_plain(shape, NULL, 2, dtype, on_cpu,
-                                 row_memory_take(memory, SLOT_FLOATS, float_bytes), float_bytes, rows, error);
-    }
-    return status != OPAQ_OK ? status : opaq_dequantize(&view, OPAQ_ROWWISE, NULL, rows, error);
+    CLI_TRY(opaq_stored_import(&view, 0, &stored, error));
+
+    const size_t float_bytes = (size_t)(count * weight->columns) * (dtype == OPAQ_F32 ? 4 : 2);
+    CLI_TRY(opaq_view_plain(shape, NULL, 2, dtype, on_cpu, row_memory_take(memory, SLOT_FLOATS, float_bytes),
+                            float_bytes, rows, error));
+    return opaq_dequantize(&view, OPAQ_ROWWISE, NULL, rows, error);
 }
 
 enum opaq_status weight_rows(const struct model *model, const struct weight *weight, int64_t matrix,
@@ -131,11 +118,8 @@ enum opaq_status weight_rows(const struct model *model, const struct weight *wei
     if (weight->scheme != NULL) {
         return weight_decoded(model, weight, matrix, first, count, OPAQ_F32, memory, rows, error);
     }
-    enum opaq_status status =
-        read_entries(model, weight, weight->data, matrix, first, count, weight->rows, memory, SLOT_DATA, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(read_entries(model, weight, weight->data, matrix, first, count, weight->rows, memory, SLOT_DATA,
+                         error));
     const int64_t shape[2] = {count, weight->columns};
     const enum st_dtype dtype = weight->data->tensor->dtype;
     if (!weight_is_float(weight)) {
@@ -180,9 +164,7 @@ enum opaq_status weight_floats(const struct model *model, const struct weight *w
                                int64_t first, int64_t count, struct row_memory *memory, const float **floats,
                                struct opaq_error *error) {
     struct opaq_view rows = {0};
-    const enum opaq_status status = weight_rows(model, weight, matrix, first, count, memory, &rows, error);
-    if (status == OPAQ_OK) {
-        *floats = rows_floats(&rows, memory);
-    }
-    return status;
+    CLI_TRY(weight_rows(model, weight, matrix, first, count, memory, &rows, error));
+    *floats = rows_floats(&rows, memory);
+    return OPAQ_OK;
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/cli_try.h"
 #include "cli/read/json.h"
 
 const char *const joined_projections[][JOINED_MOST] = {
@@ -179,11 +180,8 @@ static enum opaq_status read_transposed_rows(const struct model *model, const st
     char *const transposed = row_memory_take(memory, SLOT_TRANSPOSED, all);
     for (int64_t c = 0; c < slice->columns; ++c) {
         const int64_t at = (slice->matrix * weight->rows + c) * weight->columns + slice->first + first;
-        const enum opaq_status status = model_read(model, weight->data, (uint64_t)(at * bytes),
-                                                   read + c * count * bytes, (size_t)(count * bytes), error);
-        if (status != OPAQ_OK) {
-            return status;
-        }
+        CLI_TRY(model_read(model, weight->data, (uint64_t)(at * bytes), read + c * count * bytes,
+                           (size_t)(count * bytes), error));
     }
     transpose_elements(read, slice->columns, count, bytes, transposed);
     const int64_t shape[2] = {count, slice->columns};

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "cli/cli_try.h"
 #include "cli/read/json.h"
 #include "cli/texts.h"
 #include "opaq/stored.h"
@@ -268,12 +269,12 @@ static bool find_row(const struct model *model, int preferred, const struct mode
 }
 
 static enum opaq_status set_spec(struct weight *weight, struct opaq_error *error) {
-    enum opaq_status status = opaq_spec_make(weight->scheme->format, &weight->spec, error);
+    CLI_TRY(opaq_spec_make(weight->scheme->format, &weight->spec, error));
     weight->spec.rule = (uint8_t)weight->scheme->rule;
     if (weight->scheme->format == OPAQ_NVFP4) {
         weight->spec.options |= OPAQ_GLOBAL;
     }
-    return status != OPAQ_OK ? status : opaq_spec_check(&weight->spec, error);
+    return opaq_spec_check(&weight->spec, error);
 }
 
 static int compare_weights(const void *first, const void *second) {

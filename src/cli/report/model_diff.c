@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/cli_try.h"
 #include "cli/console/interrupt.h"
 #include "cli/console/number_text.h"
 #include "cli/report/weight_compare.h"
@@ -47,13 +48,8 @@ static enum opaq_status count_bytes(const struct checkpoint *a, const struct mod
     *different = 0;
     for (uint64_t done = 0; done < all && !interrupt_seen();) {
         const size_t count = all - done < CHUNK_BYTES ? (size_t)(all - done) : CHUNK_BYTES;
-        enum opaq_status status = model_read(&a->model, of_a, done, memory->a, count, error);
-        if (status == OPAQ_OK) {
-            status = model_read(&b->model, of_b, done, memory->b, count, error);
-        }
-        if (status != OPAQ_OK) {
-            return status;
-        }
+        CLI_TRY(model_read(&a->model, of_a, done, memory->a, count, error));
+        CLI_TRY(model_read(&b->model, of_b, done, memory->b, count, error));
         if (memcmp(memory->a, memory->b, count) != 0) {
             for (size_t i = 0; i < count; ++i) {
                 *different += memory->a[i] != memory->b[i];
@@ -77,15 +73,15 @@ static enum opaq_status diff_pair(const struct checkpoint *a, const struct model
         return OPAQ_OK;
     }
     uint64_t different = 0;
-    const enum opaq_status status = count_bytes(a, of_a, b, of_b, memory, progress, &different, error);
-    if (status == OPAQ_OK && different != 0) {
+    CLI_TRY(count_bytes(a, of_a, b, of_b, memory, progress, &different, error));
+    if (different != 0) {
         struct tensor_difference *const added = add_difference(diff, of_a->tensor->name, OTHER_CONTENT);
         added->a = describe_tensor(of_a);
         added->b = describe_tensor(of_b);
         added->different = different;
         added->all = of_a->tensor->bytes;
     }
-    return status;
+    return OPAQ_OK;
 }
 
 /* Walks through the names of both in order. A name that is only in one has NULL for the other. */
@@ -203,15 +199,12 @@ static void add_comparison(struct model_diff *diff, const struct comparison *com
 enum opaq_status diff_values(const struct checkpoint *a, const struct checkpoint *b, struct progress *progress,
                              struct model_diff *diff, bool *is_stopped, struct opaq_error *error) {
     struct opaq_pool *pool = NULL;
-    enum opaq_status status = opaq_pool_create(0, &pool, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(opaq_pool_create(0, &pool, error));
     struct weight_pairs pairs;
     struct comparison *comparisons = NULL;
     weight_pairs_make(a, b, &pairs);
     diff->has_values = true;
-    status = compare_weights(&pairs, pool, progress, &comparisons, is_stopped, error);
+    const enum opaq_status status = compare_weights(&pairs, pool, progress, &comparisons, is_stopped, error);
     for (size_t i = 0; i < pairs.count && status == OPAQ_OK; ++i) {
         add_comparison(diff, &comparisons[i]);
     }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/cli_try.h"
 #include "cli/read/json.h"
 #include "cli/read/name_pattern.h"
 #include "cli/read/weight_slice.h"
@@ -149,20 +150,15 @@ static const struct weight *neighbour(const struct weights *weights, const struc
     return found;
 }
 
+/* Whether a weight and one that engines fuse with it have different global scales. */
 static enum opaq_status has_other_scale(const struct weights *weights, const struct weight *a,
                                         const struct weight *b, bool *is_other, struct opaq_error *error) {
-    uint32_t scales[2] = {0, 0}; /* the floats' bits */
-    const struct weight *const both[] = {a, b};
+    uint32_t scales[2] = {0, 0}; /* the bits of the floats */
     if (b == NULL || b->global == NULL || a->stack != 1 || b->stack != 1) {
         return OPAQ_OK;
     }
-    for (int i = 0; i < 2; ++i) {
-        const enum opaq_status status =
-            model_read(weights->model, both[i]->global, 0, &scales[i], sizeof scales[i], error);
-        if (status != OPAQ_OK) {
-            return status;
-        }
-    }
+    CLI_TRY(model_read(weights->model, a->global, 0, &scales[0], sizeof scales[0], error));
+    CLI_TRY(model_read(weights->model, b->global, 0, &scales[1], sizeof scales[1], error));
     *is_other |= scales[0] != scales[1];
     return OPAQ_OK;
 }

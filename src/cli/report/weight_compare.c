@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/cli_try.h"
 #include "cli/console/interrupt.h"
 
 enum { CHUNK_ELEMENTS = 1 << 20, CHUNK_BYTES = 1 << 22, BLOCK_ROWS = 128, CHUNKS_PER_THREAD = 8 };
@@ -63,16 +64,11 @@ static enum opaq_status compare_bytes_of(const struct weight_pairs *pairs, struc
     void *const a = row_memory_take(&worker->original, 0, count);
     void *const b = row_memory_take(&worker->quantized, 0, count);
     const uint64_t first = (uint64_t)chunk->first;
-    enum opaq_status status =
-        model_read(&pairs->original->model, pair->original.weight->data, first, a, count, &worker->error);
-    if (status == OPAQ_OK) {
-        status =
-            model_read(&pairs->quantized->model, pair->quantized.weight->data, first, b, count, &worker->error);
-    }
-    if (status == OPAQ_OK) {
-        chunk->different_bytes = count_different(a, b, count);
-    }
-    return status;
+    CLI_TRY(model_read(&pairs->original->model, pair->original.weight->data, first, a, count, &worker->error));
+    CLI_TRY(
+        model_read(&pairs->quantized->model, pair->quantized.weight->data, first, b, count, &worker->error));
+    chunk->different_bytes = count_different(a, b, count);
+    return OPAQ_OK;
 }
 
 static enum opaq_status compare_rows_of(const struct weight_pairs *pairs, struct chunk *chunk,
@@ -84,15 +80,10 @@ static enum opaq_status compare_rows_of(const struct weight_pairs *pairs, struct
     quantized.matrix += chunk->matrix;
     struct opaq_view original_rows;
     struct opaq_view quantized_rows;
-    enum opaq_status status = weight_slice_rows(&pairs->original->model, &original, chunk->first, chunk->count,
-                                                &worker->original, &original_rows, &worker->error);
-    if (status == OPAQ_OK) {
-        status = weight_slice_rows(&pairs->quantized->model, &quantized, chunk->first, chunk->count,
-                                   &worker->quantized, &quantized_rows, &worker->error);
-    }
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(weight_slice_rows(&pairs->original->model, &original, chunk->first, chunk->count, &worker->original,
+                              &original_rows, &worker->error));
+    CLI_TRY(weight_slice_rows(&pairs->quantized->model, &quantized, chunk->first, chunk->count,
+                              &worker->quantized, &quantized_rows, &worker->error));
     const size_t elements = (size_t)(chunk->count * quantized.columns);
     if (pair_is_bytes(pair)) {
         const size_t bytes = elements * (size_t)st_dtype_bits(original.weight->data->tensor->dtype) / 8;

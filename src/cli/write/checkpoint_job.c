@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/cli_try.h"
 #include "cli/console/interrupt.h"
 #include "cli/report/job_summary.h"
 #include "cli/write/destination.h"
@@ -153,23 +154,15 @@ static enum opaq_status write_index(const struct checkpoint_job *job, const stru
 /* The small files first: what cannot be copied is then known before the work. */
 static enum opaq_status write_all(const struct checkpoint_job *job, const struct destination *destination,
                                   const struct run_options *options, struct opaq_error *error) {
-    enum opaq_status status = destination_copy_others(destination, job->plan->weights->model, error);
-    if (status == OPAQ_OK) {
-        status =
-            plan_run(job->plan, destination->folder, destination->path, destination->is_done, options, error);
+    CLI_TRY(destination_copy_others(destination, job->plan->weights->model, error));
+    CLI_TRY(plan_run(job->plan, destination->folder, destination->path, destination->is_done, options, error));
+    if (!destination->is_folder) {
+        return OPAQ_OK;
     }
-    if (status != OPAQ_OK || !destination->is_folder) {
-        return status;
-    }
-    status = model_check(job->plan->weights->model, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
-    status = write_index(job, destination, error);
-    if (status == OPAQ_OK) {
-        status = write_config(job, destination, error);
-    }
-    return status != OPAQ_OK ? status : destination_finish(destination, error);
+    CLI_TRY(model_check(job->plan->weights->model, error));
+    CLI_TRY(write_index(job, destination, error));
+    CLI_TRY(write_config(job, destination, error));
+    return destination_finish(destination, error);
 }
 
 static void note_source(struct checkpoint_job *job) {

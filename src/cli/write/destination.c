@@ -14,6 +14,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "cli/cli_try.h"
 #include "cli/console/interrupt.h"
 #include "cli/read/inputs.h"
 #include "cli/texts.h"
@@ -95,18 +96,17 @@ static bool is_of_old_model(const char *name) {
 /* Whatever will be removed or replaced must be a regular file that is not input. Said before anything is removed. */
 static enum opaq_status check_replaced(const struct destination *destination, const struct folder *source,
                                        char **names, size_t count, struct opaq_error *error) {
-    enum opaq_status status = OPAQ_OK;
-    for (size_t i = 0; i < count && status == OPAQ_OK; ++i) {
+    for (size_t i = 0; i < count; ++i) {
         struct stat theirs;
         const bool is_copied = fstatat(source->handle, names[i], &theirs, 0) == 0 && !S_ISDIR(theirs.st_mode);
         if (is_copied && S_ISREG(theirs.st_mode)) {
             inputs_add(&theirs);
         }
         if (is_copied || is_of_old_model(names[i])) {
-            status = output_check(destination->folder, destination->path, names[i], error);
+            CLI_TRY(output_check(destination->folder, destination->path, names[i], error));
         }
     }
-    return status;
+    return OPAQ_OK;
 }
 
 static void remove_old_model(const struct destination *destination, char **names, size_t count) {
@@ -122,11 +122,8 @@ static enum opaq_status take_folder(struct destination *destination, struct plan
     const struct folder folder = {.handle = destination->folder, .path = destination->path};
     char **names = NULL;
     size_t count = 0;
-    enum opaq_status status = folder_list(&folder, &names, &count, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
-    status = check_replaced(destination, &plan->weights->model->folder, names, count, error);
+    CLI_TRY(folder_list(&folder, &names, &count, error));
+    enum opaq_status status = check_replaced(destination, &plan->weights->model->folder, names, count, error);
     if (status != OPAQ_OK) {
         folder_free_names(names, count);
         return status;
@@ -228,11 +225,9 @@ static enum opaq_status open_file(const char *path, struct plan *plan, bool over
             return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s %s", path,
                              is_source ? "is the source itself" : "is a folder, and the source is one file");
         }
-        const enum opaq_status status = output_check(destination->folder, folder, name, error);
-        if (status != OPAQ_OK || !overwrites) {
-            return status != OPAQ_OK
-                       ? status
-                       : opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s exists; --overwrite replaces it", path);
+        CLI_TRY(output_check(destination->folder, folder, name, error));
+        if (!overwrites) {
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s exists; --overwrite replaces it", path);
         }
     }
     free(plan->files[0].name);
@@ -240,28 +235,31 @@ static enum opaq_status open_file(const char *path, struct plan *plan, bool over
     return OPAQ_OK;
 }
 
+/* On an error the caller closes the destination. */
+static enum opaq_status open_and_check(const char *path, struct plan *plan, bool overwrites,
+                                       struct destination *destination, struct opaq_error *error) {
+    const struct model *const model = plan->weights->model;
+    if (!model->is_folder) {
+        CLI_TRY(open_file(path, plan, overwrites, destination, error));
+        return check_space(destination, plan, error);
+    }
+    CLI_TRY(open_folder(path, model->folder.handle, destination, error));
+    if (is_same_folder(destination->folder, model->folder.handle)) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is the folder of the source", path);
+    }
+    CLI_TRY(take_folder(destination, plan, overwrites, error));
+    CLI_TRY(check_space(destination, plan, error));
+    return output_text(destination->folder, destination->path, job_name, destination->job.bytes,
+                       destination->job.length, JOB_MODE, error);
+}
+
 enum opaq_status destination_open(const char *path, struct plan *plan, const char *settings, bool overwrites,
                                   struct destination *destination, struct opaq_error *error) {
-    const struct model *const model = plan->weights->model;
-    *destination = (struct destination){.folder = -1, .is_folder = model->is_folder};
+    *destination = (struct destination){.folder = -1, .is_folder = plan->weights->model->is_folder};
     destination->path = copy_text(path, strlen(path));
     destination->is_done = alloc_array(plan->file_count, sizeof *destination->is_done);
     describe_job(destination, plan, settings);
-    enum opaq_status status = model->is_folder ? open_folder(path, model->folder.handle, destination, error)
-                                               : open_file(path, plan, overwrites, destination, error);
-    if (status == OPAQ_OK && model->is_folder && is_same_folder(destination->folder, model->folder.handle)) {
-        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is the folder of the source", path);
-    }
-    if (status == OPAQ_OK && model->is_folder) {
-        status = take_folder(destination, plan, overwrites, error);
-    }
-    if (status == OPAQ_OK) {
-        status = check_space(destination, plan, error);
-    }
-    if (status == OPAQ_OK && model->is_folder) {
-        status = output_text(destination->folder, destination->path, job_name, destination->job.bytes,
-                             destination->job.length, JOB_MODE, error);
-    }
+    const enum opaq_status status = open_and_check(path, plan, overwrites, destination, error);
     if (status != OPAQ_OK) {
         destination_close(destination);
     }
@@ -270,32 +268,35 @@ enum opaq_status destination_open(const char *path, struct plan *plan, const cha
 
 /* ---- the other files ---- */
 
+static enum opaq_status copy_contents(const struct input_file *input, const struct folder *from,
+                                      const char *name, struct output_file *output, void *bytes,
+                                      struct opaq_error *error) {
+    for (uint64_t at = 0; at < input->bytes; at += COPY_BYTES) {
+        const size_t count = input->bytes - at < COPY_BYTES ? (size_t)(input->bytes - at) : COPY_BYTES;
+        if (interrupt_seen()) {
+            return opaq_fail(error, OPAQ_ERROR_SYSTEM, "stopped");
+        }
+        CLI_TRY(input_read(input, at, bytes, count, error));
+        CLI_TRY(output_write(output, at, bytes, count, error));
+    }
+    return input_check(input, from, name, error);
+}
+
 static enum opaq_status copy_file(const struct folder *from, int to, const char *to_path, const char *name,
                                   struct opaq_error *error) {
     struct input_file input;
-    enum opaq_status status = folder_open_file(from, name, &input, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(folder_open_file(from, name, &input, error));
     struct output_file *output = NULL;
-    status = output_open(to, to_path, name, input.bytes, input.mode, &output, error);
-    void *const bytes = alloc_aligned(COPY_BYTES);
-    for (uint64_t at = 0; at < input.bytes && status == OPAQ_OK; at += COPY_BYTES) {
-        const size_t count = input.bytes - at < COPY_BYTES ? (size_t)(input.bytes - at) : COPY_BYTES;
-        status = interrupt_seen() ? opaq_fail(error, OPAQ_ERROR_SYSTEM, "stopped")
-                                  : input_read(&input, at, bytes, count, error);
+    enum opaq_status status = output_open(to, to_path, name, input.bytes, input.mode, &output, error);
+    if (status == OPAQ_OK) {
+        void *const bytes = alloc_aligned(COPY_BYTES);
+        status = copy_contents(&input, from, name, output, bytes, error);
+        free(bytes);
         if (status == OPAQ_OK) {
-            status = output_write(output, at, bytes, count, error);
+            status = output_commit(output, error);
+        } else {
+            output_discard(output);
         }
-    }
-    free(bytes);
-    if (status == OPAQ_OK) {
-        status = input_check(&input, from, name, error);
-    }
-    if (status == OPAQ_OK) {
-        status = output_commit(output, error);
-    } else {
-        output_discard(output);
     }
     input_close(&input);
     return status;
@@ -317,20 +318,17 @@ static enum opaq_status copy_subfolder(const struct destination *destination, co
                                        const char *to_path, const char *name, int depth,
                                        struct opaq_error *error) {
     struct folder inner = {.handle = -1};
-    enum opaq_status status = folder_open_inner(from, name, &inner, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(folder_open_inner(from, name, &inner, error));
+    enum opaq_status status = OPAQ_OK;
     struct text path = {0};
     text_print(&path, "%s/%s", to_path, name);
     int handle = -1;
-    if (is_same_folder(inner.handle, destination->folder)) {
-        status = OPAQ_OK; /* the destination lies in the source */
-    } else if ((mkdirat(to, name, folder_mode(inner.handle)) != 0 && errno != EEXIST) ||
-               (handle = openat(to, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)) < 0) {
+    const bool is_destination = is_same_folder(inner.handle, destination->folder); /* which is in the source */
+    if (!is_destination && ((mkdirat(to, name, folder_mode(inner.handle)) != 0 && errno != EEXIST) ||
+                            (handle = openat(to, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)) < 0)) {
         status =
             opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot make the folder %s: %s", path.bytes, strerror(errno));
-    } else {
+    } else if (!is_destination) {
         status = copy_folder(destination, &inner, handle, path.bytes, NULL, depth + 1, error);
     }
     if (handle >= 0) {

@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "cli/cli_memory.h"
+#include "cli/cli_try.h"
 #include "cli/console/number_text.h"
 #include "cli/read/folder.h"
 #include "cli/read/inputs.h"
@@ -190,10 +191,7 @@ static bool lock(int descriptor) { return flock(descriptor, LOCK_EX | LOCK_NB) =
 
 /* Removes a temporary file without a writer. */
 static enum opaq_status remove_old(const struct output_file *file, struct opaq_error *error) {
-    const enum opaq_status status = output_check(file->folder, file->path, file->partial, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(output_check(file->folder, file->path, file->partial, error));
     const int old = openat(file->folder, file->partial, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (old < 0) {
         return errno == ENOENT ? OPAQ_OK : fail_at(file, "create", errno, error);
@@ -211,13 +209,8 @@ static enum opaq_status remove_old(const struct output_file *file, struct opaq_e
 
 /* A new file, never what stands there. */
 static enum opaq_status create(struct output_file *file, unsigned mode, struct opaq_error *error) {
-    enum opaq_status status = output_check(file->folder, file->path, file->name, error);
-    if (status == OPAQ_OK) {
-        status = remove_old(file, error);
-    }
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(output_check(file->folder, file->path, file->name, error));
+    CLI_TRY(remove_old(file, error));
     file->descriptor = openat(file->folder, file->partial, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                               (mode_t)(mode & 0777));
     if (file->descriptor < 0 || fstat(file->descriptor, &file->identity) != 0) {
@@ -304,10 +297,7 @@ static enum opaq_status put_in_place(struct output_file *file, struct opaq_error
                          "cannot put %s/%s in place: another process has replaced %s meanwhile", file->path,
                          file->name, file->partial);
     }
-    const enum opaq_status status = output_check(file->folder, file->path, file->name, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(output_check(file->folder, file->path, file->name, error));
     if (renameat(file->folder, file->partial, file->folder, file->name) != 0) {
         return fail_at(file, "put in place", errno, error);
     }
@@ -333,12 +323,9 @@ void output_discard(struct output_file *file) {
 enum opaq_status output_text(int folder, const char *path, const char *name, const char *bytes, size_t count,
                              unsigned mode, struct opaq_error *error) {
     struct output_file *file = NULL;
-    enum opaq_status status = output_open(folder, path, name, count, mode, &file, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(output_open(folder, path, name, count, mode, &file, error));
     assert(file != NULL);
-    status = output_write(file, 0, bytes, count, error);
+    const enum opaq_status status = output_write(file, 0, bytes, count, error);
     if (status != OPAQ_OK) {
         output_discard(file);
         return status;

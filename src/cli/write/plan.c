@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/cli_try.h"
 #include "opaq/stored.h"
 
 #include "cli/read/weight_slice.h"
@@ -147,14 +148,9 @@ static enum opaq_status add_quantized(struct plan *plan, const char *name, size_
     const int64_t matrix[2] = {rows, columns};
     struct opaq_proto proto;
     struct opaq_stored stored;
-    enum opaq_status status =
-        opaq_proto_make(matrix, 2, OPAQ_F32, spec, (struct opaq_device){OPAQ_DEVICE_CPU, 0}, &proto, error);
-    if (status == OPAQ_OK) {
-        status = opaq_stored_describe(&proto, rows, &stored, error);
-    }
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(
+        opaq_proto_make(matrix, 2, OPAQ_F32, spec, (struct opaq_device){OPAQ_DEVICE_CPU, 0}, &proto, error));
+    CLI_TRY(opaq_stored_describe(&proto, rows, &stored, error));
     int64_t inner[ST_RANK_LIMIT];
     int64_t shape[ST_RANK_LIMIT];
     int rank = stacked(stack, is_stack, stored.data.shape, stored.data.rank, shape);
@@ -381,10 +377,7 @@ static enum opaq_status check_names(const struct plan *plan, struct opaq_error *
 }
 
 enum opaq_status plan_finish(struct plan *plan, struct opaq_error *error) {
-    const enum opaq_status status = check_names(plan, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(check_names(plan, error));
     find_sets(plan);
     for (size_t i = 0; i < plan->file_count; ++i) {
         struct plan_file *const file = &plan->files[i];

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/cli_try.h"
 #include "cli/console/interrupt.h"
 #include "cli/console/progress.h"
 #include "cli/write/nonfinite.h"
@@ -66,11 +67,9 @@ static enum opaq_status copy_bytes(struct run *run, const struct chunk *chunk, s
                                    struct opaq_error *error) {
     const struct plan_entry *const entry = &run->file->entries[chunk->index];
     void *const bytes = row_memory_take(&worker->in, 0, (size_t)chunk->count);
-    const enum opaq_status status = model_read(run->plan->weights->model, entry->copied, (uint64_t)chunk->first,
-                                               bytes, (size_t)chunk->count, error);
-    return status != OPAQ_OK ? status
-                             : output_write(run->output, entry->begin + (uint64_t)chunk->first, bytes,
-                                            (size_t)chunk->count, error);
+    CLI_TRY(model_read(run->plan->weights->model, entry->copied, (uint64_t)chunk->first, bytes,
+                       (size_t)chunk->count, error));
+    return output_write(run->output, entry->begin + (uint64_t)chunk->first, bytes, (size_t)chunk->count, error);
 }
 
 /* Names the tensor of the source and the place in it. */
@@ -117,26 +116,22 @@ static enum opaq_status find_amax(struct run *run, const struct chunk *chunk, st
     struct opaq_spec spec = target->spec;
     spec.options &= (uint16_t)~OPAQ_GLOBAL;
     struct opaq_view rows;
-    enum opaq_status status = weight_slice_rows(run->plan->weights->model, &target->slice, chunk->first,
-                                                chunk->count, &worker->in, &rows, error);
     float amax = 0;
-    if (status == OPAQ_OK) {
-        status = opaq_amax(&rows, &spec, OPAQ_ROWWISE, NULL, &amax, 1, error);
-    }
-    if (status == OPAQ_OK && !isfinite(amax)) {
+    CLI_TRY(weight_slice_rows(run->plan->weights->model, &target->slice, chunk->first, chunk->count,
+                              &worker->in, &rows, error));
+    CLI_TRY(opaq_amax(&rows, &spec, OPAQ_ROWWISE, NULL, &amax, 1, error));
+    if (!isfinite(amax)) {
         if (!run->allows_nonfinite) {
             return check_finite(run, target, chunk->first, &rows, error);
         }
         nonfinite_clear(&rows);
-        status = opaq_amax(&rows, &spec, OPAQ_ROWWISE, NULL, &amax, 1, error);
+        CLI_TRY(opaq_amax(&rows, &spec, OPAQ_ROWWISE, NULL, &amax, 1, error));
     }
-    if (status == OPAQ_OK) {
-        struct plan_set *const set = &run->plan->sets[target->set];
-        pthread_mutex_lock(&run->lock);
-        set->amax = amax > set->amax ? amax : set->amax;
-        pthread_mutex_unlock(&run->lock);
-    }
-    return status;
+    struct plan_set *const set = &run->plan->sets[target->set];
+    pthread_mutex_lock(&run->lock);
+    set->amax = amax > set->amax ? amax : set->amax;
+    pthread_mutex_unlock(&run->lock);
+    return OPAQ_OK;
 }
 
 /* Rows of a matrix that is written transposed: each column of them goes to a place of its own. */
@@ -149,25 +144,20 @@ static enum opaq_status write_transposed(struct run *run, const struct plan_targ
     const uint64_t begin = run->file->entries[target->data.entry].begin + target->data.offset;
     char *const transposed = row_memory_take(&worker->out, 0, (size_t)(column_bytes * (uint64_t)columns));
     transpose_elements(rows, chunk->count, columns, (int64_t)bytes, transposed);
-    enum opaq_status status = OPAQ_OK;
-    for (int64_t column = 0; column < columns && status == OPAQ_OK; ++column) {
-        const uint64_t place = (uint64_t)(column * target->slice.rows + chunk->first) * bytes;
-        status = output_write(run->output, begin + place, transposed + (uint64_t)column * column_bytes,
-                              column_bytes, error);
+    for (int64_t column = 0; column < columns; ++column) {
+        const uint64_t offset = (uint64_t)(column * target->slice.rows + chunk->first) * bytes;
+        CLI_TRY(output_write(run->output, begin + offset, transposed + (uint64_t)column * column_bytes,
+                             column_bytes, error));
     }
-    return status;
+    return OPAQ_OK;
 }
 
 static enum opaq_status decode_rows(struct run *run, const struct plan_target *target,
                                     const struct chunk *chunk, struct worker *worker,
                                     struct opaq_error *error) {
     struct opaq_view rows;
-    const enum opaq_status status =
-        weight_decoded(run->plan->weights->model, target->slice.weight, target->slice.matrix, chunk->first,
-                       chunk->count, target->dtype, &worker->in, &rows, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(weight_decoded(run->plan->weights->model, target->slice.weight, target->slice.matrix, chunk->first,
+                           chunk->count, target->dtype, &worker->in, &rows, error));
     if (target->is_written_transposed) {
         return write_transposed(run, target, chunk, rows.buffer[0].data, worker, error);
     }
@@ -190,72 +180,60 @@ static enum opaq_status write_rows(struct run *run, const struct plan_target *ta
                                    const struct opaq_view *view, struct worker *worker, float global,
                                    struct opaq_error *error) {
     struct opaq_stored stored;
-    enum opaq_status status = opaq_stored_describe(&view->proto, chunk->count, &stored, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(opaq_stored_describe(&view->proto, chunk->count, &stored, error));
     const size_t data_bytes = tensor_bytes(&stored.data);
     const size_t scale_bytes = tensor_bytes(&stored.scale);
-    float kept = 0;
+    float unused = 0; /* `global` is that of the set */
     stored.data.data = row_memory_take(&worker->out, 1, data_bytes);
     stored.scale.data = row_memory_take(&worker->out, 2, scale_bytes);
-    stored.global.data = target->spec.format == OPAQ_NVFP4 ? &kept : NULL;
-    status = opaq_stored_export(view, 0, chunk->count, &stored, error);
+    stored.global.data = target->spec.format == OPAQ_NVFP4 ? &unused : NULL;
+    CLI_TRY(opaq_stored_export(view, 0, chunk->count, &stored, error));
+
     const struct plan_entry *const entries = run->file->entries;
     const int64_t block_rows = opaq_format_row(target->scheme->format)->block_rows;
-    if (status == OPAQ_OK) {
-        status = output_write(run->output,
-                              entries[target->data.entry].begin + target->data.offset +
-                                  (uint64_t)chunk->first * target->data_row_bytes,
-                              stored.data.data, data_bytes, error);
-    }
-    if (status == OPAQ_OK && (block_rows != 0 || chunk->first == 0)) {
+    CLI_TRY(output_write(run->output,
+                         entries[target->data.entry].begin + target->data.offset +
+                             (uint64_t)chunk->first * target->data_row_bytes,
+                         stored.data.data, data_bytes, error));
+    if (block_rows != 0 || chunk->first == 0) {
         const uint64_t scale_row = block_rows == 0 ? 0 : (uint64_t)(chunk->first / block_rows);
-        status = output_write(run->output,
-                              entries[target->scale.entry].begin + target->scale.offset +
-                                  scale_row * target->scale_row_bytes,
-                              stored.scale.data, scale_bytes, error);
+        CLI_TRY(output_write(run->output,
+                             entries[target->scale.entry].begin + target->scale.offset +
+                                 scale_row * target->scale_row_bytes,
+                             stored.scale.data, scale_bytes, error));
     }
-    if (status == OPAQ_OK && *target->scheme->global != '\0' && chunk->first == 0) {
-        status = output_write(run->output, entries[target->global.entry].begin + target->global.offset, &global,
-                              sizeof global, error);
+    if (*target->scheme->global != '\0' && chunk->first == 0) {
+        CLI_TRY(output_write(run->output, entries[target->global.entry].begin + target->global.offset, &global,
+                             sizeof global, error));
     }
-    return status;
+    return OPAQ_OK;
 }
 
 static enum opaq_status quantize_rows(struct run *run, struct plan_target *target, const struct chunk *chunk,
                                       struct worker *worker, struct opaq_error *error) {
     struct opaq_view x;
-    enum opaq_status status = weight_slice_rows(run->plan->weights->model, &target->slice, chunk->first,
-                                                chunk->count, &worker->in, &x, error);
+    CLI_TRY(weight_slice_rows(run->plan->weights->model, &target->slice, chunk->first, chunk->count,
+                              &worker->in, &x, error));
+    /* find_amax has checked those of a set */
+    if (target->set == NO_SET || run->allows_nonfinite) {
+        CLI_TRY(check_finite(run, target, chunk->first, &x, error));
+    }
     struct opaq_proto proto;
-    size_t bytes = 0;
-    /* that of a set was looked at with the amaxes */
-    if (status == OPAQ_OK && (target->set == NO_SET || run->allows_nonfinite)) {
-        status = check_finite(run, target, chunk->first, &x, error);
-    }
-    if (status == OPAQ_OK) {
-        status = opaq_proto_make(x.proto.shape, 2, (enum opaq_element)x.proto.dtype, &target->spec,
-                                 x.proto.device, &proto, error);
-    }
-    if (status == OPAQ_OK) {
-        status = opaq_view_bind_bytes(&proto, &bytes, error);
-    }
     struct opaq_view view;
-    if (status == OPAQ_OK) {
-        status = opaq_view_bind(&proto, row_memory_take(&worker->out, 0, bytes), bytes, &view, error);
-    }
+    size_t bytes = 0;
+    CLI_TRY(opaq_proto_make(x.proto.shape, 2, (enum opaq_element)x.proto.dtype, &target->spec, x.proto.device,
+                            &proto, error));
+    CLI_TRY(opaq_view_bind_bytes(&proto, &bytes, error));
+    CLI_TRY(opaq_view_bind(&proto, row_memory_take(&worker->out, 0, bytes), bytes, &view, error));
     struct shared_scale scale = {0};
-    if (status == OPAQ_OK && target->set != NO_SET) {
-        status =
-            shared_scale_of(&target->spec, target->scheme, run->plan->sets[target->set].amax, &scale, error);
+    struct opaq_quantize_args arguments = {0};
+    if (target->set != NO_SET) {
+        CLI_TRY(
+            shared_scale_of(&target->spec, target->scheme, run->plan->sets[target->set].amax, &scale, error));
+        arguments.amax_rowwise = &scale.given;
     }
-    if (status == OPAQ_OK) {
-        const struct opaq_quantize_args arguments = {.amax_rowwise =
-                                                         target->set == NO_SET ? NULL : &scale.given};
-        status = opaq_quantize(&x, &arguments, &view, error);
-    }
-    return status != OPAQ_OK ? status : write_rows(run, target, chunk, &view, worker, scale.stored, error);
+    CLI_TRY(opaq_quantize(&x, &arguments, &view, error));
+    return write_rows(run, target, chunk, &view, worker, scale.stored, error);
 }
 
 static enum opaq_status do_chunk(struct run *run, const struct chunk *chunk, struct worker *worker,
@@ -436,12 +414,9 @@ static enum opaq_status run_file(struct run *run, size_t number, int folder, con
     run->file = &run->plan->files[number];
     const struct model *const model = run->plan->weights->model;
     const struct model_file *const source = &model->files[number];
-    enum opaq_status status =
-        output_open(folder, path, run->file->name, run->file->bytes, source->input.mode, &run->output, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
-    status = run_entries(run, error);
+    CLI_TRY(
+        output_open(folder, path, run->file->name, run->file->bytes, source->input.mode, &run->output, error));
+    enum opaq_status status = run_entries(run, error);
     for (size_t target = 0; target < run->plan->target_count && status == OPAQ_OK;) {
         status = run_batch(run, number, &target, error);
     }
@@ -493,10 +468,7 @@ static uint64_t work_bytes(const struct plan *plan, const bool *is_done) {
 enum opaq_status plan_run(struct plan *plan, int folder, const char *path, const bool *is_done,
                           const struct run_options *options, struct opaq_error *error) {
     struct opaq_pool *pool = NULL;
-    enum opaq_status status = opaq_pool_create(options->threads, &pool, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    CLI_TRY(opaq_pool_create(options->threads, &pool, error));
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
     struct run run = {.plan = plan, .parallel = &parallel, .threads = opaq_pool_threads(pool)};
     run.allows_nonfinite = options->allows_nonfinite;
@@ -506,7 +478,7 @@ enum opaq_status plan_run(struct plan *plan, int folder, const char *path, const
                                                   : share;
     pthread_mutex_init(&run.lock, NULL);
     run.progress = progress_begin(options->what, work_bytes(plan, is_done), options->is_quiet);
-    status = run_files(&run, folder, path, is_done, error);
+    const enum opaq_status status = run_files(&run, folder, path, is_done, error);
     progress_end(run.progress, status == OPAQ_OK);
     pthread_mutex_destroy(&run.lock);
     opaq_pool_destroy(pool);

@@ -1,6 +1,8 @@
 /* cli/write/shared_scale.c: see shared_scale.h. */
 #include "cli/write/shared_scale.h"
 
+#include "cli/cli_try.h"
+
 enum { BLOCK = 16, MEMORY = 4096 };
 
 /* What the library makes of a tensor with this amax, so that the arithmetic stands in one place. */
@@ -13,21 +15,13 @@ static enum opaq_status global_of(const struct opaq_spec *spec, float amax, floa
     struct opaq_view plain;
     struct opaq_view quantized;
     struct opaq_proto proto;
-    enum opaq_status status = opaq_view_plain(shape, NULL, 2, OPAQ_F32, device, x, sizeof x, &plain, error);
-    if (status == OPAQ_OK) {
-        status = opaq_proto_make(shape, 2, OPAQ_F32, spec, device, &proto, error);
-    }
-    if (status == OPAQ_OK) {
-        status = opaq_view_bind(&proto, memory, sizeof memory, &quantized, error);
-    }
-    if (status == OPAQ_OK) {
-        status = opaq_quantize(&plain, NULL, &quantized, error);
-    }
-    if (status == OPAQ_OK) {
-        const float *const found = quantized.buffer[opaq_proto_find(&proto, OPAQ_ROLE_AMAX, OPAQ_ROWWISE)].data;
-        *global = *found;
-    }
-    return status;
+    CLI_TRY(opaq_view_plain(shape, NULL, 2, OPAQ_F32, device, x, sizeof x, &plain, error));
+    CLI_TRY(opaq_proto_make(shape, 2, OPAQ_F32, spec, device, &proto, error));
+    CLI_TRY(opaq_view_bind(&proto, memory, sizeof memory, &quantized, error));
+    CLI_TRY(opaq_quantize(&plain, NULL, &quantized, error));
+    const float *const found = quantized.buffer[opaq_proto_find(&proto, OPAQ_ROLE_AMAX, OPAQ_ROWWISE)].data;
+    *global = *found;
+    return OPAQ_OK;
 }
 
 enum opaq_status shared_scale_of(const struct opaq_spec *spec, const struct opaq_layout_row *scheme, float amax,
@@ -43,8 +37,8 @@ enum opaq_status shared_scale_of(const struct opaq_spec *spec, const struct opaq
         scale->stored = amax == 0.0f ? 1.0f : divides ? whole / amax : amax / whole;
         return OPAQ_OK;
     }
-    const enum opaq_status status = global_of(spec, amax, &scale->given, error);
+    CLI_TRY(global_of(spec, amax, &scale->given, error));
     const bool is_divisor = spec->rule == OPAQ_RULE_COMPRESSED_TENSORS;
     scale->stored = is_divisor == divides ? scale->given : scale->given == 0.0f ? 1.0f : 1.0f / scale->given;
-    return status;
+    return OPAQ_OK;
 }
