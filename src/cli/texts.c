@@ -26,7 +26,7 @@ bool has_word(const char *words, const char *word) {
 
 /* ---- sets ---- */
 
-/* Where the text is, or where it would be added. */
+/* The slot of the text, or the empty slot where it belongs. */
 static const char **find(const struct text_set *set, const char *text) {
     uint64_t hash = 0xCBF29CE484222325u; /* FNV-1a */
     for (const char *at = text; *at != '\0'; ++at) {

@@ -7,10 +7,10 @@
 
 bool ends_with(const char *text, const char *end);
 
-/* The same of its first `length` characters. */
+/* The same for the first `length` characters of `text`. */
 bool prefix_ends_with(const char *text, size_t length, const char *end);
 
-/* Whether `word` is one of words that are separated by spaces. */
+/* Whether `words`, separated by spaces, contain `word`. */
 bool has_word(const char *words, const char *word);
 
 /* A hash set of texts that the caller keeps. */
@@ -20,7 +20,7 @@ struct text_set {
     size_t count;
 };
 
-/* False if it is there already. */
+/* False if the set has it already. */
 bool text_set_add(struct text_set *set, const char *text);
 void text_set_free(struct text_set *set);
 

@@ -143,14 +143,15 @@ static void scales_that_do_not_fit(void) {
     const struct given turned[] = {{"x.weight", "F8_E4M3", 2, {4, 256}}, {"x.weight_scale", "U8", 2, {8, 4}}};
     expect_refusal(
         turned, 2,
-        "m: x.weight is F8_E4M3 [4, 256] with scales U8 [8, 4], which fits no format that opaq knows");
+        "m: x.weight is F8_E4M3 [4, 256] with scales U8 [8, 4], which matches no format that opaq supports");
     const struct given flat[] = {{"x.weight", "F8_E4M3", 2, {4, 256}}, {"x.weight_scale", "U8", 1, {32}}};
-    expect_refusal(flat, 2,
-                   "m: x.weight is F8_E4M3 [4, 256] with scales U8 [32], which fits no format that opaq knows");
+    expect_refusal(
+        flat, 2,
+        "m: x.weight is F8_E4M3 [4, 256] with scales U8 [32], which matches no format that opaq supports");
     const struct given empty[] = {{"x.weight", "F8_E4M3", 2, {0, 64}}, {"x.weight_scale", "F32", 2, {5, 1}}};
     expect_refusal(
         empty, 2,
-        "m: x.weight is F8_E4M3 [0, 64] with scales F32 [5, 1], which fits no format that opaq knows");
+        "m: x.weight is F8_E4M3 [0, 64] with scales F32 [5, 1], which matches no format that opaq supports");
     const struct given alone[] = {{"x.weight_packed", "U8", 2, {4, 16}},
                                   {"x.weight_scale", "F8_E4M3", 2, {4, 2}}};
     expect_refusal(

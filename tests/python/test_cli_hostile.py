@@ -160,8 +160,8 @@ def test_no_regular_file(name: str, kind: str, tmp_path: Path) -> None:
     }
     make[kind](path)
     sentences = {
-        "pipe": f"{path} is no regular file",
-        "folder": f"{path} is no regular file",
+        "pipe": f"{path} is not a regular file",
+        "folder": f"{path} is not a regular file",
         "socket": f"cannot open {path}: No such device or address",
     }
     link = f"{path} is a link, which may lead out of the folder; --follow-links allows it"
@@ -196,8 +196,8 @@ def test_other_files_are_looked_at_before_the_work(kind: str, tmp_path: Path) ->
 
 def test_a_pipe_by_itself(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    refused(tmp_path / "pipe", "{} is no regular file")
-    refused(Path("/dev/null"), "{} is no regular file")
+    refused(tmp_path / "pipe", "{} is not a regular file")
+    refused(Path("/dev/null"), "{} is not a regular file")
     refused(tmp_path / "nothing", "cannot open {}: No such file or directory")
 
 
@@ -233,7 +233,7 @@ def test_a_header_of_zeros(tmp_path: Path) -> None:
     path.write_bytes(make_hostile.file_of(b"", length=100_000_000))
     with path.open("r+b") as file:
         file.truncate(1 << 40)
-    refused(path, "{}: its header does not begin with '{{': no safetensors file")
+    refused(path, "{}: its header does not begin with '{{': not a safetensors file")
 
 
 def test_ten_thousand_tensors_of_nothing(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ static size_t option_count(const struct command_row *row) {
     return count;
 }
 
-/* The index of an option whose name is the first `length` letters; the count of options if there is none. */
+/* Index of the option whose name is the first `length` letters of `name`; the number of options if there is none. */
 static size_t find_option(const struct command_row *row, const char *name, size_t length) {
     size_t index = 0;
     while (row->options[index].name != NULL &&
@@ -80,7 +80,7 @@ void usage_line(const struct command_row *row, char *buffer, size_t capacity) {
 static enum arguments_outcome wrong(const struct command_call *call) {
     char usage[256];
     usage_line(call->command, usage, sizeof usage);
-    (void)fprintf(stderr, "%s\n'opaq %s --help' says more.\n", usage, call->command->name);
+    (void)fprintf(stderr, "%s\nSee 'opaq %s --help'.\n", usage, call->command->name);
     return ARGUMENTS_WRONG;
 }
 
@@ -142,7 +142,7 @@ static enum arguments_outcome add_value(struct parsed_line *line, size_t index, 
     return ARGUMENTS_FINE;
 }
 
-/* The words from `words[0]`, an option, on; says how many of them it took. */
+/* Parses the option at `words[0]`; `taken` is the number of words it consists of. */
 static enum arguments_outcome take_option(struct parsed_line *line, const char *const *words, size_t count,
                                           size_t *taken) {
     const struct command_row *const row = line->call.command;
@@ -172,14 +172,14 @@ static enum arguments_outcome take_option(struct parsed_line *line, const char *
         return add_value(line, index, equals);
     }
     if (count < 2 || strncmp(words[1], "--", 2) == 0) {
-        complain(&line->call, "--%s wants a value: --%s %s", option->name, option->name, option->value);
+        complain(&line->call, "--%s needs a value: --%s %s", option->name, option->name, option->value);
         return wrong(&line->call);
     }
     *taken = 2;
     return add_value(line, index, words[1]);
 }
 
-/* The argument of that index, by its name: the second word of "SRC DST". */
+/* Name of argument number `index`: for 1 the second word of "SRC DST". */
 static void argument_name(const struct command_row *row, size_t index, char *buffer, size_t capacity) {
     const char *name = row->arguments;
     for (; index != 0; --index) {
@@ -200,7 +200,7 @@ static enum arguments_outcome count_arguments(const struct command_call *call) {
         return wrong(call);
     }
     if (count > row->most_arguments) {
-        complain(call, "\"%s\" is too much: %zu arguments were given, expected %zu",
+        complain(call, "unexpected argument \"%s\": %zu arguments were given, expected %zu",
                  call->arguments[row->most_arguments], count, row->most_arguments);
         return wrong(call);
     }

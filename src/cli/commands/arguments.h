@@ -11,17 +11,17 @@
 enum arguments_outcome {
     ARGUMENTS_FINE,
     ARGUMENTS_HELP, /* --help was asked for */
-    ARGUMENTS_WRONG /* a sentence and the usage are on stderr */
+    ARGUMENTS_WRONG /* a message and the usage were printed to stderr */
 };
 
-/* A command line and the memory its call points to; the words stay the caller's. */
+/* A command line and the arrays that its call points to; the words belong to the caller. */
 struct parsed_line {
     struct command_call call;
     const char **arguments;
     const char ***values;
 };
 
-/* `words` are what follows the command's name. To be released whatever the outcome. */
+/* `words` follow the command's name. Must be released whatever the outcome. */
 enum arguments_outcome arguments_parse(const struct command_row *row, const char *const *words, size_t count,
                                        struct parsed_line *line);
 void arguments_release(struct parsed_line *line);
@@ -36,7 +36,7 @@ struct choice {
     size_t length;
 };
 
-/* Takes the first; returns the rest, or NULL if there was none. */
+/* Splits off the first choice; returns the rest, or NULL if there was none. */
 const char *choice_next(const char *choices, struct choice *choice);
 
 bool choices_have(const char *choices, const char *value);

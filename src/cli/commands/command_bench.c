@@ -1,5 +1,5 @@
-/* cli/commands/command_bench.c: `opaq bench`: how fast this machine quantizes and dequantizes, beside copying. Everything is
- * measured once in each round, so that a noisy neighbour hits all alike; the figure is the best round's. */
+/* cli/commands/command_bench.c: `opaq bench`: speed of quantizing and dequantizing, compared with copying. Each round
+ * measures everything once, so that other load affects all alike; the best round is reported. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,7 @@ static const char *const operation_names[OPERATION_COUNT] = {"quantize", "dequan
 struct bench {
     struct opaq_view plain;                        /* the input */
     struct opaq_view decoded;                      /* the output of dequantizing and of copying */
-    struct opaq_view quantized[OPAQ_FORMAT_COUNT]; /* in memory of their own */
+    struct opaq_view quantized[OPAQ_FORMAT_COUNT]; /* each with its own memory */
     size_t plain_bytes;
     struct opaq_pool *pool;
     struct opaq_parallel parallel;
@@ -52,7 +52,7 @@ static enum opaq_status bind(const struct opaq_spec *spec, struct opaq_view *vie
     return opaq_view_bind(&proto, memory, bytes, view, error);
 }
 
-/* Nearly normal numbers, as weights are. */
+/* Approximately normal numbers, like weights. */
 static void fill(const struct opaq_view *view) {
     uint16_t *const codes = view->buffer[0].data;
     uint64_t state = 1;
@@ -145,7 +145,7 @@ static enum opaq_status run_round(struct bench *bench, struct progress *progress
     return OPAQ_OK;
 }
 
-/* The first round says how many more fit into the time. */
+/* The first round determines how many more fit into the time. */
 static enum opaq_status run_rounds(struct bench *bench, double seconds, struct opaq_error *error) {
     const double begin = now();
     enum opaq_status status = run_round(bench, NULL, error);
@@ -167,7 +167,7 @@ static double rate_of(const struct bench *bench, enum operation operation, int f
     return (double)bench->plain_bytes / bench->seconds[operation][format][width];
 }
 
-/* Copying reads and writes the plain bytes; this moves the plain and the quantized ones. */
+/* Copying moves the plain bytes twice; the operation moves the plain and the quantized bytes once each. */
 static double share_of(const struct bench *bench, enum operation operation, int format, int width) {
     size_t quantized = 0;
     (void)opaq_proto_bytes(&bench->quantized[format].proto, &quantized, NULL);

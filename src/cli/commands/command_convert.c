@@ -1,4 +1,5 @@
-/* cli/commands/command_convert.c: `opaq convert`: another layout without rounding anything, or floats again. */
+/* cli/commands/command_convert.c: `opaq convert`: stores a quantized checkpoint in another layout without rounding, or
+ * decodes it. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -28,7 +29,7 @@ static void convert_codes(struct plan *plan, const struct weight *weight,
     text_free(&name);
 }
 
-/* The shape that the layout gives them, behind the dimensions of a stack. */
+/* Shape of the scales in the layout, after the dimensions of a stack. */
 static int scale_shape(const struct weight *weight, const struct opaq_layout_row *scheme, int64_t *shape) {
     const int extra = weight->data->tensor->rank - 2;
     for (int i = 0; i < extra; ++i) {
@@ -84,7 +85,7 @@ static enum opaq_status common_format(const struct weights *weights, const struc
         const struct weight *const weight = &weights->items[i];
         if (weight->scheme != NULL && *scheme != NULL && weight->scheme->format != (*scheme)->format) {
             return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                             "%s mixes formats: %s is %s, others are %s; only --layout plain takes it",
+                             "%s mixes formats: %s is %s, others are %s; only --layout plain accepts it",
                              weights->model->path, weight->name, weight_kind(weight),
                              opaq_format_row((*scheme)->format)->name);
         }
@@ -92,11 +93,11 @@ static enum opaq_status common_format(const struct weights *weights, const struc
     }
     return *scheme != NULL ? OPAQ_OK
                            : opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                                       "%s has no quantized weight that opaq knows; `opaq quantize` makes some",
+                                       "%s has no quantized weight that opaq supports; use 'opaq quantize'",
                                        weights->model->path);
 }
 
-/* Those of the source, if the layout has a form for them. */
+/* Keeps the activations of the source if the layout supports them. */
 static void choose_activations(struct checkpoint_job *job, const struct weights *weights, bool has_scales) {
     enum activations wanted = activations_default(job->scheme);
     activations_of_config(model_quantization(weights->model), &wanted);
@@ -154,7 +155,7 @@ static enum opaq_status plan_plain(struct checkpoint_job *job, const struct weig
         }
     }
     return decoded != 0 ? OPAQ_OK
-                        : opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has no quantized weight that opaq knows",
+                        : opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has no quantized weight that opaq supports",
                                     weights->model->path);
 }
 

@@ -1,4 +1,4 @@
-/* cli/commands/command_diff.c: how two checkpoints differ. */
+/* cli/commands/command_diff.c: `opaq diff`: compares two checkpoints. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -23,13 +23,13 @@ static const struct {
 };
 enum { KIND_COUNT = sizeof kinds / sizeof kinds[0] };
 
-/* With --values the numbers decide; configuration and metadata say how they are stored. */
+/* With --values only the numbers count; configuration and metadata describe how they are stored. */
 static bool is_equal(const struct model_diff *diff) {
     return diff->count == 0 && (diff->has_values || (diff->config.count == 0 && diff->metadata.count == 0 &&
                                                      diff->is_quantization_equal));
 }
 
-/* ---- for people ---- */
+/* ---- tables ---- */
 
 static void print_content(const struct model_diff *diff, const struct tensor_difference *found) {
     show(stdout, "  %s  %s", found->name, found->a);
@@ -98,7 +98,7 @@ static void print_diff(const struct checkpoint *a, const struct checkpoint *b, c
          counts[OTHER_TYPE] + counts[OTHER_CONTENT], counts[ONLY_IN_A], counts[ONLY_IN_B]);
 }
 
-/* ---- for programs ---- */
+/* ---- JSON ---- */
 
 static void add_tensors(yyjson_mut_doc *document, const struct model_diff *diff) {
     yyjson_mut_val *const root = yyjson_mut_doc_get_root(document);

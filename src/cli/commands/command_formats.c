@@ -10,7 +10,7 @@
 
 enum { EXAMPLE_SIZE = 4096 };
 
-/* Bits of a weight, scales included, in a square matrix of EXAMPLE_SIZE; 0 if it cannot be said. */
+/* Bits per weight, scales included, in a square matrix of EXAMPLE_SIZE; 0 on an error. */
 static double bits_per_weight(enum opaq_format format) {
     static const int64_t shape[2] = {EXAMPLE_SIZE, EXAMPLE_SIZE};
     struct opaq_spec spec;
@@ -25,7 +25,7 @@ static double bits_per_weight(enum opaq_format format) {
     return 8.0 * (double)bytes / ((double)EXAMPLE_SIZE * EXAMPLE_SIZE);
 }
 
-/* What the scales of the rowwise copy are. */
+/* Element type of the rowwise scales. */
 static const char *scale_name(const struct opaq_format_row *row) {
     for (int32_t i = 0; i < row->buffer_count; ++i) {
         const struct opaq_buffer_row *const buffer = &row->buffers[i];
@@ -55,7 +55,7 @@ static void print_block(const struct opaq_format_row *row, struct text *text) {
     }
 }
 
-/* The lists of a format are walked in one way for the table and for JSON: names until NULL. */
+/* Lists of a format, by index, NULL after the last; the table and the JSON iterate over them. */
 static const char *element_of(const struct opaq_format_row *row, int index) {
     for (int element = 0; element < OPAQ_ELEMENT_COUNT; ++element) {
         if ((row->elements & 1u << element) != 0 && index-- == 0) {

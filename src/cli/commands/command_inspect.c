@@ -1,4 +1,4 @@
-/* cli/commands/command_inspect.c: what a checkpoint holds. */
+/* cli/commands/command_inspect.c: `opaq inspect`: lists the contents of a checkpoint. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,13 +25,13 @@ static const char *layout_text(int layout) {
     return layout < 0 ? NULL : opaq_layout_name((enum opaq_layout)layout);
 }
 
-/* What the configuration calls the method, or ModelOpt's algorithm where there is only that. */
+/* quant_method of the configuration, or ModelOpt's quant_algo if there is none. */
 static const char *method_of(yyjson_val *quantization) {
     const char *const method = json_member_text(quantization, "quant_method");
     return method != NULL ? method : json_member_text(quantization, "quant_algo");
 }
 
-/* ---- for people ---- */
+/* ---- tables ---- */
 
 static void print_head(const struct inspection *found) {
     const struct model *const model = &found->checkpoint.model;
@@ -141,7 +141,7 @@ static void print_notes(const struct model_notes *notes) {
     }
 }
 
-/* ---- for programs ---- */
+/* ---- JSON ---- */
 
 static void add_numbers(yyjson_mut_doc *document, yyjson_mut_val *object, const struct tally *tally) {
     yyjson_mut_obj_add_uint(document, object, "parameters", tally->elements);

@@ -8,8 +8,7 @@
 #include "cli/read/name_pattern.h"
 #include "cli/write/checkpoint_job.h"
 
-/* Modules that engines expect plain: heads and embeddings, norms, routers, convolutions, the encoders of pictures and
- * sound. */
+/* Modules that engines expect unquantized: heads, embeddings, norms, routers, convolutions, vision and audio encoders. */
 static const char *const usually_ignored[] = {
     "*lm_head",
     "*embed*",
@@ -38,7 +37,7 @@ static const char *const ignored_by_deepseek[] = {"*eh_proj", "*shared_head*", "
 struct choice {
     const struct opaq_layout_row *scheme;
     struct opaq_spec spec;
-    struct name_patterns usual; /* left by default */
+    struct name_patterns usual; /* not quantized by default */
     struct name_patterns ignored;
     struct name_patterns included;
     bool splits_experts;
@@ -149,13 +148,13 @@ static enum opaq_status choose(const struct command_call *call, struct choice *c
     return add_given(&choice->included, call_values(call, "include"), error);
 }
 
-/* Engines read blocks that are whole; fp8's 128 x 128 may be ragged. */
+/* Engines need whole blocks, except for the 128 x 128 blocks of fp8. */
 static bool has_whole_blocks(const struct choice *choice, int64_t columns) {
     const int64_t block = opaq_format_row(choice->scheme->format)->block_columns;
     return choice->scheme->format == OPAQ_FP8BLK2 || block == 0 || columns % block == 0;
 }
 
-/* Whether a matrix of this module is meant and can be stored, or why not. */
+/* Whether a matrix of this module is selected and can be stored, or why not. */
 static enum coverage judge(const struct choice *choice, const char *module, int64_t columns) {
     return patterns_match(&choice->usual, module)                                      ? SKIPPED_BY_DEFAULT
            : patterns_match(&choice->ignored, module)                                  ? SKIPPED_IGNORED
@@ -171,7 +170,7 @@ static char *module_of(const char *weight) {
 
 static void keep(struct checkpoint_job *job, const struct weight *weight, enum coverage why) {
     coverage_add(&job->coverages, why, weight);
-    if (weight->scheme != NULL) { /* what is not quantized is plain */
+    if (weight->scheme != NULL) { /* weights that are not selected become plain */
         plan_decode(job->plan, weight, OPAQ_BF16);
         const size_t length = module_length(weight->name);
         module_list_add(&job->ignored, weight->name, length == 0 ? strlen(weight->name) : length);
@@ -183,7 +182,8 @@ static void keep(struct checkpoint_job *job, const struct weight *weight, enum c
     }
 }
 
-/* Each expert by its own name. The stack is kept as it is if any of its matrices is not wanted: `why` says that. */
+/* Plans a stack of experts, as single weights or as a stack. If any of its matrices is not selected, the stack is not
+ * planned and `why` is the reason. */
 static enum opaq_status plan_experts(const struct choice *choice, struct checkpoint_job *job,
                                      const struct weight *weight, enum coverage *why,
                                      struct opaq_error *error) {
@@ -211,14 +211,15 @@ static enum opaq_status plan_experts(const struct choice *choice, struct checkpo
     }
     if (*why == COVERED && job->plan->weights->model->config == NULL && !job->has_guessed_stacks) {
         job->has_guessed_stacks = true;
-        job_note(job, "without config.json stacked experts are taken as [experts, out, in], gate before up: %s",
+        job_note(job,
+                 "without config.json stacked experts are assumed to be [experts, out, in], gate before up: %s",
                  weight->name);
     }
     weight_slices_free(slices, count);
     return status;
 }
 
-/* Of a weight that is no stack of experts. */
+/* The same for a weight that is not a stack of experts. */
 static enum coverage judge_weight(const struct choice *choice, const struct weight *weight) {
     if (weight->scheme == NULL && looks_like_embedding(weight)) {
         return SKIPPED_EMBEDDING;
@@ -235,7 +236,7 @@ static enum coverage judge_weight(const struct choice *choice, const struct weig
     return found;
 }
 
-/* gpt-oss's own layout holds the experts of a layer together or not at all: their module is "....mlp.experts". */
+/* The gpt-oss layout stores the experts of a layer together or not at all; their module is "....mlp.experts". */
 static enum opaq_status plan_gpt_oss(const struct choice *choice, struct checkpoint_job *job,
                                      const struct weight *weight, struct opaq_error *error) {
     if (!is_gpt_oss_stack(job->plan->weights->model, weight)) {
@@ -255,7 +256,7 @@ static enum opaq_status plan_gpt_oss(const struct choice *choice, struct checkpo
     } else {
         free(slice.name);
         keep(job, weight, why);
-        const size_t last = job->ignored.count; /* a layer's stacks follow each other */
+        const size_t last = job->ignored.count; /* the stacks of a layer are adjacent */
         if (last == 0 || strcmp(job->ignored.names[last - 1], module) != 0) {
             module_list_add(&job->ignored, module, strlen(module));
         }
@@ -293,7 +294,7 @@ static enum opaq_status plan_weight(const struct choice *choice, struct checkpoi
     return plan_quantize(job->plan, weight_whole(weight), choice->scheme, &choice->spec, error);
 }
 
-/* A head that shares the embedding's weight is a module without a tensor. */
+/* A head tied to the embedding is a module without a tensor. */
 static void ignore_tied_head(struct checkpoint_job *job) {
     for (size_t i = 0; i < job->plan->target_count; ++i) {
         if (strstr(job->plan->targets[i].slice.name, "lm_head.weight") != NULL) {
@@ -322,7 +323,7 @@ static void describe(const struct command_call *call, const struct choice *choic
     }
 }
 
-/* gpt-oss's blocks are not quantized again: whatever else is, no loader takes two layouts in one checkpoint. */
+/* A source in the gpt-oss layout is rejected: no loader accepts two layouts in one checkpoint. */
 static enum opaq_status check_source(const struct choice *choice, const struct weights *weights,
                                      struct opaq_error *error) {
     for (size_t i = 0; i < weights->count; ++i) {

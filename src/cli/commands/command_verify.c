@@ -1,4 +1,4 @@
-/* cli/commands/command_verify.c: how close a quantized checkpoint is to the original. */
+/* cli/commands/command_verify.c: `opaq verify`: compares a quantized checkpoint with the original. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -15,7 +15,7 @@
 
 enum { MOST_THREADS = 1024, MOST_DECIBELS = 1000 };
 
-/* Writes the page, or only says whether it could be written if `page` is NULL. */
+/* Writes the page; if `page` is NULL, only checks whether it can be written. */
 static enum opaq_status write_page(const char *path, const struct text *page, struct opaq_error *error) {
     const char *const slash = strrchr(path, '/');
     const char *const name = slash == NULL ? path : slash + 1;
@@ -31,7 +31,7 @@ static enum opaq_status write_page(const char *path, const struct text *page, st
     } else if (page == NULL) {
         status = output_check(handle, folder, name, error);
     } else {
-        struct stat there; /* a report that is replaced keeps its permissions */
+        struct stat there; /* a replaced report keeps its permissions */
         const bool is_there = fstatat(handle, name, &there, AT_SYMLINK_NOFOLLOW) == 0;
         status = output_text(handle, folder, name, text_get(page), page->length,
                              is_there ? there.st_mode & 0777 : 0666, error);

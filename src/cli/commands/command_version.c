@@ -8,7 +8,7 @@
 #include "opaq/parallel.h"
 #include "opaq/version.h"
 
-/* As many as a pool takes when it is not told; 1 if it cannot be made. */
+/* Default number of threads of a pool; 1 if none can be created. */
 static int processors(void) {
     struct opaq_pool *pool = NULL;
     if (opaq_pool_create(0, &pool, NULL) != OPAQ_OK) {

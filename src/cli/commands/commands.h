@@ -1,4 +1,4 @@
-/* cli/commands/commands.h: the functions that the table of commands points to, one file each, and the rows that no list shows. */
+/* cli/commands/commands.h: the functions behind the command table, one file each, and the hidden commands. */
 #ifndef OPAQ_CLI_COMMANDS_COMMANDS_H
 #define OPAQ_CLI_COMMANDS_COMMANDS_H
 
@@ -15,10 +15,10 @@ enum exit_code run_version(const struct command_call *call);
 enum exit_code run_help(const struct command_call *call);
 enum exit_code run_completion(const struct command_call *call);
 
-/* Commands about the command itself: not listed, otherwise like others. Ends with a name of NULL. */
+/* Commands that the overview does not list. Ends with a name of NULL. */
 extern const struct command_row hidden_command_table[];
 
-/* In both tables; NULL if there is none of that name. */
+/* Searches both tables; NULL if there is no command of that name. */
 const struct command_row *command_find(const char *name);
 
 /* "opaq: there is no command x; did you mean y?", to stderr. */

@@ -13,10 +13,10 @@
 enum { OPTION_INDENT = 2, HELP_INDENT = 24 };
 
 const struct exit_meaning exit_meanings[] = {
-    {EXIT_FINE, "it worked"},
-    {EXIT_NO, "it worked and the answer is no: a figure is too low, checkpoints differ"},
-    {EXIT_USAGE, "options or arguments that make no sense"},
-    {EXIT_TROUBLE, "something else went wrong: bad input, no space, ..."},
+    {EXIT_FINE, "success"},
+    {EXIT_NO, "success with a negative result: a figure is too low, checkpoints differ"},
+    {EXIT_USAGE, "invalid options or arguments"},
+    {EXIT_TROUBLE, "any other error: invalid input, no space, ..."},
     {EXIT_STOPPED, "stopped by Ctrl-C"},
     {EXIT_FINE, NULL},
 };
@@ -39,7 +39,7 @@ const char *description_next(const char *description, struct description_line *l
     return *description == '\n' ? description + 1 : description;
 }
 
-/* Words from column `column` of the line that is begun, later lines from `indent`; ends the line. */
+/* Wraps words: the first line continues at `column`, later lines start at `indent`. Ends with a newline. */
 static void add_wrapped(struct text *help, const char *words, size_t length, int column, int indent,
                         int columns) {
     bool is_line_empty = true;
@@ -60,7 +60,7 @@ static void add_wrapped(struct text *help, const char *words, size_t length, int
     text_print(help, "\n");
 }
 
-/* A name, and in a column beside it or below it what it is. */
+/* A name, and its meaning in a column beside or below it. */
 static void add_entry(struct text *help, const char *name, const char *meaning, int column, int columns) {
     text_print(help, "%*s%s", OPTION_INDENT, "", name);
     const int length = OPTION_INDENT + (int)strlen(name);
@@ -131,8 +131,8 @@ void help_overview(struct text *help, int columns) {
     text_print(help, "\n");
     static const char more[] =
         "'opaq COMMAND --help' describes a command and 'opaq --version' prints the version. "
-        "'opaq help --man' prints the manual page, and 'opaq completion bash' what makes bash "
-        "complete command lines.";
+        "'opaq help --man' prints the manual page, and 'opaq completion bash' the "
+        "completion script of bash.";
     add_wrapped(help, more, strlen(more), 0, 0, columns);
     text_print(help, "\nexit status:\n");
     for (const struct exit_meaning *entry = exit_meanings; entry->meaning != NULL; ++entry) {

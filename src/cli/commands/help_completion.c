@@ -1,5 +1,5 @@
-/* cli/commands/help_completion.c: the completion of bash: two functions that say what the table says, and one that uses them.
- * See help.h. */
+/* cli/commands/help_completion.c: the completion of bash: functions that hold the data of the table, and one that uses
+ * them. See help.h. */
 #include <string.h>
 
 #include "cli/commands/arguments.h"
@@ -15,7 +15,7 @@ static void add_options(struct text *script, const struct command_row *row) {
     text_print(script, "--help' ;;\n");
 }
 
-/* Paths are completed by bash; choices are words; anything else is left to whoever types. */
+/* Paths are completed by bash, choices from their list; other values are not completed. */
 static void add_value(struct text *script, const struct command_row *row, const struct option_row *option) {
     text_print(script, "    %s--%s) echo '", row->name, option->name);
     if (option->choices != NULL) {
@@ -103,7 +103,7 @@ static void add_commands(struct text *script) {
     text_print(script, "help'\n}\n\n");
 }
 
-/* Arguments are paths, but for these two. */
+/* Arguments are paths, except of these two commands. */
 static void add_arguments(struct text *script) {
     text_print(script, "_opaq_arguments_of() { # <command>\n    case $1 in\n"
                        "    help) echo \"words $(_opaq_commands)\" ;;\n"

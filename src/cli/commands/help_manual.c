@@ -5,7 +5,7 @@
 #include "cli/commands/help.h"
 #include "opaq/version.h"
 
-/* Text that troff shows as it is. */
+/* Escapes text for troff. */
 static void add_escaped(struct text *page, const char *bytes, size_t length) {
     for (size_t i = 0; i < length; ++i) {
         const bool begins_line = page->length == 0 || page->bytes[page->length - 1] == '\n';
@@ -102,15 +102,15 @@ static void add_command(struct text *page, const struct command_row *row) {
     }
 }
 
-/* What the library reads from the environment, and what the help and the progress do. */
+/* Environment variables of the library and of the command. */
 static void add_environment(struct text *page) {
     static const char *const entries[][2] = {
         {"OPAQ_CPU",
          "Limits the instruction sets: avx2, avx512, ref for none, or another name that 'opaq version' "
          "prints."},
         {"OPAQ_KERNEL", "Names of kernels to use instead of the fastest, separated by commas."},
-        {"COLUMNS", "The width of the help and of the progress bar where the terminal does not say it."},
-        {"TERM", "With dumb there is no progress bar, but a line every ten seconds."},
+        {"COLUMNS", "The width of the help and of the progress bar if the terminal does not report it."},
+        {"TERM", "If it is dumb, a line every ten seconds replaces the progress bar."},
     };
     text_print(page, ".SH ENVIRONMENT\n");
     for (size_t i = 0; i < sizeof entries / sizeof entries[0]; ++i) {
@@ -140,7 +140,7 @@ void help_manual(struct text *page) {
     add_line(
         page,
         "quantizes the weights of model checkpoints, converts between the layouts that inference engines "
-        "load, and measures what quantizing cost. Options may stand anywhere behind the command's name, as "
+        "load, and measures the error of quantizing. Options may appear anywhere after the command's name, as "
         "'--name value' or '--name=value'; '--' ends them. Every command takes --help.");
     text_print(page, ".SH COMMANDS\n");
     for (const struct command_row *row = command_table; row->name != NULL; ++row) {

@@ -8,7 +8,7 @@ enum { LENGTH_LIMIT = 63 };
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 size_t edit_distance(const char *a, size_t a_length, const char *b, size_t b_length) {
-    size_t rows[3][LENGTH_LIMIT + 1]; /* of the prefixes of a that end two, one and no letters ago */
+    size_t rows[3][LENGTH_LIMIT + 1]; /* distances for the prefixes of a of i-2, i-1 and i letters */
     if (a_length > LENGTH_LIMIT || b_length > LENGTH_LIMIT) {
         return a_length + b_length;
     }
@@ -38,7 +38,7 @@ struct nearest nearest_begin(const char *word) {
     return (struct nearest){word, NULL, 0, 0};
 }
 
-/* A name that the word begins or that it is the beginning of is nearer than any other that is not equal. */
+/* A name that is a prefix of the word, or the reverse, has a distance of at most 1. */
 void nearest_try(struct nearest *nearest, const char *name, size_t length) {
     const size_t word_length = strlen(nearest->word);
     const size_t shorter = smaller(length, word_length);

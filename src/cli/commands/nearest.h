@@ -1,13 +1,13 @@
-/* cli/commands/nearest.h: which name somebody who mistyped it may have meant. Depends on libc. */
+/* cli/commands/nearest.h: suggests the name closest to a mistyped one. Depends on libc. */
 #ifndef OPAQ_CLI_COMMANDS_NEAREST_H
 #define OPAQ_CLI_COMMANDS_NEAREST_H
 
 #include <stddef.h>
 
-/* Single letters that are wrong, missing, too many, or swapped with their neighbour. */
+/* Damerau-Levenshtein distance (adjacent transpositions count 1). */
 size_t edit_distance(const char *a, size_t a_length, const char *b, size_t b_length);
 
-/* The search for the nearest of many names; `best` is NULL while none is near enough. */
+/* The search for the nearest of many names; `best` is NULL if none is close enough. */
 struct nearest {
     const char *word;
     const char *best;

@@ -10,11 +10,11 @@ static atomic_int seen;
 static void note_signal(int number) {
     if (atomic_exchange(&seen, 1) != 0) {
         (void)signal(number, SIG_DFL);
-        (void)raise(number); /* comes when this handler returns */
+        (void)raise(number); /* delivered when this handler returns */
     }
 }
 
-/* What is ignored already stays so: nohup, or a job in the background of a script. */
+/* Signals that are ignored already stay ignored: nohup, background jobs of a script. */
 static void watch_signal(int number) {
     struct sigaction action;
     if (sigaction(number, NULL, &action) != 0 || action.sa_handler == SIG_IGN) {
@@ -30,7 +30,7 @@ void interrupt_watch(void) {
     watch_signal(SIGTERM);
     watch_signal(SIGHUP);
     (void)signal(SIGPIPE, SIG_IGN);
-    (void)signal(SIGXFSZ, SIG_IGN); /* a limit on the size of files is an error of the write, too */
+    (void)signal(SIGXFSZ, SIG_IGN); /* exceeding the file size limit makes the write fail instead */
 }
 
 bool interrupt_seen(void) { return atomic_load_explicit(&seen, memory_order_relaxed) != 0; }

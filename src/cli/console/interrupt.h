@@ -1,6 +1,6 @@
-/* cli/console/interrupt.h: Ctrl-C and its relatives (SIGINT, SIGTERM, SIGHUP). The first asks the work to stop at the next
- * chunk, and what is half written is then removed; the second ends the program at once. SIGPIPE is ignored, so that
- * writing to a closed pipe is an error like others. */
+/* cli/console/interrupt.h: SIGINT (Ctrl-C), SIGTERM and SIGHUP. The first signal stops the work at the next chunk, and
+ * partial files are removed; the second ends the process at once. SIGPIPE is ignored, so that
+ * writing to a closed pipe is an ordinary error. */
 #ifndef OPAQ_CLI_CONSOLE_INTERRUPT_H
 #define OPAQ_CLI_CONSOLE_INTERRUPT_H
 
@@ -8,7 +8,7 @@
 
 void interrupt_watch(void);
 
-/* From any thread. */
+/* May be called from any thread. */
 bool interrupt_seen(void);
 
 #endif

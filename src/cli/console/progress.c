@@ -1,5 +1,5 @@
-/* cli/console/progress.c: see progress.h. Whoever adds bytes when a report is due draws it; nobody waits for somebody else's
- * drawing. */
+/* cli/console/progress.c: see progress.h. The thread that adds bytes when an update is due draws it; no thread waits
+ * for another's drawing. */
 #include "cli/console/progress.h"
 
 #include <inttypes.h>
@@ -19,8 +19,8 @@ enum { SAMPLE_LIMIT = 64 };
 
 static const int64_t nanoseconds = 1000000000;    /* in a second */
 static const int64_t bar_interval = 100000000;    /* between two drawings of the bar */
-static const int64_t line_interval = 10000000000; /* between two plain lines */
-static const int64_t rate_window = 5000000000;    /* the rate is that of so much time */
+static const int64_t line_interval = 10000000000; /* between two log lines */
+static const int64_t rate_window = 5000000000;    /* the rate is averaged over this time */
 
 struct sample {
     int64_t time;
@@ -54,7 +54,7 @@ static void forget_oldest(struct progress *progress) {
     --progress->sample_count;
 }
 
-/* Keeps as many as reach back over the window. */
+/* Keeps the samples of the window. */
 static void add_sample(struct progress *progress, int64_t now, uint64_t done) {
     while (progress->sample_count == SAMPLE_LIMIT ||
            (progress->sample_count > 1 && now - progress->samples[1].time >= rate_window)) {

@@ -1,5 +1,5 @@
-/* cli/console/progress.h: how far long work is. On a terminal a bar with the rate and the time left; elsewhere a plain line now
- * and then; nothing with --quiet. Everything goes to stderr. */
+/* cli/console/progress.h: progress of long operations, on stderr. On a terminal a bar with the rate and the remaining
+ * time; elsewhere a line every ten seconds; nothing with --quiet. */
 #ifndef OPAQ_CLI_CONSOLE_PROGRESS_H
 #define OPAQ_CLI_CONSOLE_PROGRESS_H
 
@@ -8,16 +8,16 @@
 
 struct progress;
 
-/* `what` is said in front: "quantizing". */
+/* `what` is the label: "quantizing". */
 struct progress *progress_begin(const char *what, uint64_t total_bytes, bool is_quiet);
 
-/* From any thread. Cheap: draws at most some times a second. */
+/* May be called from any thread; redraws at most ten times a second. */
 void progress_add(struct progress *progress, uint64_t bytes);
 
-/* A line of its own above the bar, from any thread. */
+/* Prints a line above the bar; may be called from any thread. */
 void progress_note(struct progress *progress, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Takes the bar away, says how much was done in what time if it was all, and releases it. */
+/* Removes the bar, prints bytes and time if the work is complete, and releases it. */
 void progress_end(struct progress *progress, bool is_complete);
 
 #endif

@@ -28,7 +28,7 @@ static void add_bar(struct text *line, int percent, int width) {
     text_print(line, "]");
 }
 
-/* Whole seconds while there are few: what comes behind the point would only flicker. */
+/* Whole seconds below a minute: decimals would flicker. */
 static struct number_text left_text(double seconds) {
     struct number_text unit;
     if (seconds >= 59.0) {

@@ -1,4 +1,4 @@
-/* cli/console/progress_line.h: the lines that progress.h shows, as texts. */
+/* cli/console/progress_line.h: the lines that progress.h prints. */
 #ifndef OPAQ_CLI_CONSOLE_PROGRESS_LINE_H
 #define OPAQ_CLI_CONSOLE_PROGRESS_LINE_H
 
@@ -10,12 +10,12 @@ struct progress_figures {
     const char *what;
     uint64_t done;
     uint64_t total;
-    double rate;    /* bytes per second of late; 0 if not known */
+    double rate;    /* recent bytes per second; 0 if unknown */
     double seconds; /* since the beginning */
 };
 
-/* "quantizing  37% [=====>      ] 1.2 GB/3.2 GB  812 MB/s  3 s left", in less than `columns` columns: first the bar
- * goes, then what is last. Replaces what `line` held. */
+/* "quantizing  37% [=====>      ] 1.2 GB/3.2 GB  812 MB/s  3 s left", in fewer than `columns` columns: if
+ * space is short the bar is omitted, then the end is cut. Replaces the contents of `line`. */
 void progress_bar_line(const struct progress_figures *figures, int columns, struct text *line);
 
 /* "quantizing: 37%, 1.2 GB of 3.2 GB, 812 MB/s, 3 s left" */

@@ -47,7 +47,7 @@ void table_cell(struct report_table *table, const char *format, ...) {
     add_cell(table, cell);
 }
 
-/* Characters as they are shown. */
+/* Number of characters. */
 static size_t text_width(const char *text) {
     size_t width = 0;
     for (size_t bytes = 0; *text != '\0'; text += bytes) {

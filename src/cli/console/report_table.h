@@ -6,14 +6,14 @@
 
 struct report_table;
 
-/* `headings` are separated by '|', and a letter of `alignment` says of each column whether it is aligned to the left or
- * to the right: "name|bytes" and "lr". */
+/* `headings` are separated by '|', and `alignment` has a letter for each column, l for left and r for right:
+ * "name|bytes" and "lr". */
 struct report_table *table_begin(const char *headings, const char *alignment);
 
 /* The next cell, row by row. */
 void table_cell(struct report_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Prints the table, indented, if it has any row, and releases it. */
+/* Prints the table, indented, if it has rows, and releases it. */
 void table_end(struct report_table *table, FILE *file);
 
 #endif

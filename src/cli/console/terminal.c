@@ -27,7 +27,7 @@ int terminal_columns(int descriptor) {
     return columns > 0 && columns <= 10000 && *end == '\0' ? (int)columns : 80;
 }
 
-/* The code point that begins here and its bytes; -1 and one byte if it is no UTF-8. */
+/* Decodes one code point and its length; -1 and a length of 1 for invalid UTF-8. */
 static int32_t decode(const unsigned char *text, size_t *bytes) {
     static const int32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
     const size_t length = text[0] < 0x80 ? 1 : text[0] < 0xE0 ? 2 : text[0] < 0xF0 ? 3 : 4;
@@ -40,7 +40,7 @@ static int32_t decode(const unsigned char *text, size_t *bytes) {
     }
     int32_t code = text[0] & (0x7F >> length);
     for (size_t i = 1; i < length; ++i) {
-        if ((text[i] & 0xC0) != 0x80) { /* also the end of the text */
+        if ((text[i] & 0xC0) != 0x80) { /* true at the end of the text, too */
             return -1;
         }
         code = code << 6 | (text[i] & 0x3F);

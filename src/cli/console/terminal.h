@@ -8,19 +8,19 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* A terminal that a line can be drawn on again and again. */
+/* Whether the descriptor is a terminal on which a line can be redrawn. */
 bool terminal_is_drawable(int descriptor);
 
-/* The columns of a terminal: as it says, else as the environment variable COLUMNS says, else 80. */
+/* Width of the terminal in columns: from the terminal, else from the environment variable COLUMNS, else 80. */
 int terminal_columns(int descriptor);
 
-/* The bytes of the character that begins here; 0 if it is not shown, and then `skipped` is the bytes of what it is. */
+/* Length in bytes of the character that begins here; 0 if it must not be printed. `skipped` is its length either way. */
 size_t shown_length(const char *text, size_t *skipped);
 
-/* An unchecked text. */
+/* Prints text that has not been checked. */
 void show_text(FILE *file, const char *text);
 
-/* printf whose whole output is filtered, except newlines. */
+/* printf with filtered output; newlines are kept. */
 void show(FILE *file, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void show_list(FILE *file, const char *format, va_list arguments) __attribute__((format(printf, 2, 0)));
 

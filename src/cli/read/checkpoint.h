@@ -1,17 +1,17 @@
-/* cli/read/checkpoint.h: a model and what its tensors are, opened together for a command. */
+/* cli/read/checkpoint.h: a model and its weights, opened together for a command. */
 #ifndef OPAQ_CLI_READ_CHECKPOINT_H
 #define OPAQ_CLI_READ_CHECKPOINT_H
 
 #include "cli/command.h"
 #include "cli/read/weights.h"
 
-/* Stays where it was opened: the weights point to the model. */
+/* Must not be moved: the weights point to the model. */
 struct checkpoint {
     struct model model;
     struct weights weights;
 };
 
-/* False after a sentence on stderr. */
+/* Returns false after a message on stderr. */
 bool checkpoint_open(const struct command_call *call, const char *path, struct checkpoint *checkpoint);
 void checkpoint_close(struct checkpoint *checkpoint);
 
@@ -19,11 +19,11 @@ void checkpoint_close(struct checkpoint *checkpoint);
 enum opaq_status checkpoints_check(const struct checkpoint *a, const struct checkpoint *b,
                                    struct opaq_error *error);
 
-/* A weight's shape, whatever it is stored as: at most ST_RANK_LIMIT sizes. Returns the rank. */
+/* The shape of a weight, independent of how it is stored. Returns the rank. */
 int weight_shape(const struct weight *weight, int64_t shape[ST_RANK_LIMIT]);
 uint64_t weight_elements(const struct weight *weight);
 
-/* What a tensor is to the weight it belongs to. */
+/* Role of a tensor in the weight it belongs to. */
 enum tensor_role { ROLE_PLAIN, ROLE_CODES, ROLE_SCALES, ROLE_GLOBAL_SCALE, ROLE_INPUT_SCALE };
 struct tensor_use {
     const struct weight *weight;

@@ -30,7 +30,7 @@ const char *file_kind(unsigned mode) {
            : S_ISFIFO(mode)                 ? "a pipe"
            : S_ISSOCK(mode)                 ? "a socket"
            : S_ISCHR(mode) || S_ISBLK(mode) ? "a device"
-                                            : "no regular file";
+                                            : "not a regular file";
 }
 
 /* ".../models--X--Y" of a path in ".../models--X--Y/snapshots/REVISION", released with free(); NULL for others. */
@@ -111,15 +111,15 @@ static uint64_t time_of(const struct stat *what) {
     return (uint64_t)what->st_mtim.tv_sec * 1000000000u + (uint64_t)what->st_mtim.tv_nsec;
 }
 
-/* The descriptor and the path pass to `file`, also on an error. */
-static enum opaq_status look_at(int handle, char *path, bool is_source, struct input_file *file,
-                                struct opaq_error *error) {
+/* Takes over the descriptor and the path; releases them on an error. */
+static enum opaq_status take_file(int handle, char *path, bool is_source, struct input_file *file,
+                                  struct opaq_error *error) {
     struct stat what;
     enum opaq_status status = OPAQ_OK;
     if (fstat(handle, &what) != 0) {
-        status = opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot look at %s: %s", path, strerror(errno));
+        status = opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot stat %s: %s", path, strerror(errno));
     } else if (!S_ISREG(what.st_mode)) {
-        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is no regular file", path);
+        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is not a regular file", path);
     }
     if (status != OPAQ_OK) {
         close(handle);
@@ -147,8 +147,8 @@ static bool is_link(const struct folder *folder, const char *name) {
     return fstatat(folder->handle, name, &what, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(what.st_mode);
 }
 
-/* The file that a link of a snapshot leads to, if it is within the cache's folder of the model; -1 if not. Opened step by
- * step from there, so that no other link is followed. */
+/* Opens the target of a link in a snapshot if it is within the model's folder of the cache; -1 if not. Opened
+ * component by component from there, so that no other link is followed. */
 static int open_cached(const struct folder *folder, const char *path) {
     char *const real = realpath(path, NULL);
     const size_t length = strlen(folder->cache_root);
@@ -201,7 +201,7 @@ enum opaq_status folder_open_file(const struct folder *folder, const char *name,
                          folder->path, name);
     }
     const int more = folder->follows_links ? 0 : O_NOFOLLOW;
-    /* a pipe would block without O_NONBLOCK; it means nothing for files */
+    /* without O_NONBLOCK a pipe would block; regular files ignore it */
     int handle = openat(folder->handle, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | more);
     char *const path = joined(folder->path, name);
     if (handle < 0 && errno == ELOOP && !folder->follows_links && folder->cache_root != NULL) {
@@ -212,7 +212,7 @@ enum opaq_status folder_open_file(const struct folder *folder, const char *name,
         free(path);
         return status;
     }
-    return look_at(handle, path, folder->is_source, file, error);
+    return take_file(handle, path, folder->is_source, file, error);
 }
 
 enum opaq_status input_open(const char *path, struct input_file *file, struct opaq_error *error) {
@@ -220,7 +220,7 @@ enum opaq_status input_open(const char *path, struct input_file *file, struct op
     if (handle < 0) {
         return opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot open %s: %s", path, strerror(errno));
     }
-    return look_at(handle, copy_text(path, strlen(path)), true, file, error);
+    return take_file(handle, copy_text(path, strlen(path)), true, file, error);
 }
 
 enum opaq_status input_check(const struct input_file *file, const struct folder *folder, const char *name,
@@ -228,7 +228,7 @@ enum opaq_status input_check(const struct input_file *file, const struct folder 
     struct stat now;
     struct stat named;
     if (fstat(file->handle, &now) != 0) {
-        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot look at %s: %s", file->path, strerror(errno));
+        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot stat %s: %s", file->path, strerror(errno));
     }
     const int missing = folder == NULL ? stat(file->path, &named) : fstatat(folder->handle, name, &named, 0);
     const char *const what = missing != 0 ? "was removed"
@@ -237,9 +237,10 @@ enum opaq_status input_check(const struct input_file *file, const struct folder 
                              : (uint64_t)now.st_size != file->bytes ? "has changed its size"
                              : time_of(&now) != file->time          ? "was written to"
                                                                     : NULL;
-    return what == NULL ? OPAQ_OK
-                        : opaq_fail(error, OPAQ_ERROR_SYSTEM,
-                                    "%s %s while it was read: the result would be a mixture", file->path, what);
+    return what == NULL
+               ? OPAQ_OK
+               : opaq_fail(error, OPAQ_ERROR_SYSTEM,
+                           "%s %s while it was read: the result would be inconsistent", file->path, what);
 }
 
 void input_close(struct input_file *file) {
@@ -265,8 +266,8 @@ enum opaq_status input_read(const struct input_file *file, uint64_t offset, void
         }
         if (got == 0) {
             return opaq_fail(error, OPAQ_ERROR_SYSTEM,
-                             "%s has become shorter while it was read: it had %" PRIu64
-                             " bytes and ends now at %" PRIu64,
+                             "%s was truncated while it was read: it had %" PRIu64
+                             " bytes and now ends at %" PRIu64,
                              file->path, file->bytes, offset + done);
         }
         done += (size_t)got;
@@ -316,7 +317,7 @@ enum opaq_status folder_list(const struct folder *folder, char ***names, size_t 
     char **found = NULL;
     size_t length = 0;
     size_t capacity = 0;
-    /* the stream is this function's own */
+    /* the stream is local to this function */
     for (struct dirent *entry = readdir(stream); entry != NULL; entry = readdir(stream)) { /* NOLINT */
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
             found = grow_array(found, length, &capacity, sizeof *found);

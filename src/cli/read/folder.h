@@ -1,7 +1,7 @@
-/* cli/read/folder.h: reading files of one folder and nothing outside it. Names are names, not paths; links are refused unless
- * the user allows them, or the folder is a snapshot of a Hugging Face cache (models--X--Y/snapshots/REVISION) and they
- * stay within models--X--Y. Files are read with pread and not mapped: a file that shrinks meanwhile is then an error with a
- * sentence and not a signal, and memory is what is asked for. */
+/* cli/read/folder.h: reads files of one folder and nothing outside it. Names must not be paths; links are rejected
+ * unless the user allows them, or the folder is a snapshot of a Hugging Face cache (models--X--Y/snapshots/REVISION)
+ * and they stay within models--X--Y. Files are read with pread, not mapped: a file that shrinks meanwhile gives an
+ * error message instead of a signal, and memory use is bounded. */
 #ifndef OPAQ_CLI_READ_FOLDER_H
 #define OPAQ_CLI_READ_FOLDER_H
 
@@ -15,25 +15,25 @@ struct folder {
     int handle;
     char *path;
     bool follows_links;
-    bool is_source;   /* its files are input, see inputs.h */
-    char *cache_root; /* ".../models--X--Y", where links may lead; NULL if it is no snapshot */
+    bool is_source;   /* its files are registered as input, see inputs.h */
+    char *cache_root; /* ".../models--X--Y", where links may lead; NULL if it is not a snapshot */
 };
 
 struct input_file {
     int handle;
-    char *path; /* for messages: the folder's and the name */
+    char *path; /* folder and name, for messages */
     uint64_t bytes;
-    uint64_t stamp; /* changes when the file does: of its size, number and time of change */
+    uint64_t stamp; /* changes with the file: a hash of size, inode number and modification time */
     uint64_t device;
     uint64_t number;
     uint64_t time; /* of the last change, in nanoseconds */
     unsigned mode; /* permissions */
 };
 
-/* A source: its files count as input. */
+/* Opens a source folder: its files are registered as input. */
 enum opaq_status folder_open(const char *path, bool follows_links, struct folder *folder,
                              struct opaq_error *error);
-/* A folder in it, which is no link. */
+/* Opens a subfolder, which must not be a link. */
 enum opaq_status folder_open_inner(const struct folder *folder, const char *name, struct folder *inner,
                                    struct opaq_error *error);
 void folder_close(struct folder *folder);
@@ -42,22 +42,22 @@ void folder_close(struct folder *folder);
 bool folder_allows(const char *name);
 bool folder_has(const struct folder *folder, const char *name);
 
-/* A regular file. */
+/* Opens a regular file. */
 enum opaq_status folder_open_file(const struct folder *folder, const char *name, struct input_file *file,
                                   struct opaq_error *error);
 enum opaq_status input_open(const char *path, struct input_file *file, struct opaq_error *error);
 
-/* Fails if the file is not what it was when it was opened: its size or time of change, or `name` is another file now.
+/* Fails if the file has changed since it was opened: its size or modification time, or `name` is another file now.
  * `folder` is NULL for a file of input_open. */
 enum opaq_status input_check(const struct input_file *file, const struct folder *folder, const char *name,
                              struct opaq_error *error);
 void input_close(struct input_file *file);
 
-/* Exactly `count` bytes from `offset` on; a file that has become shorter is an error. From any thread. */
+/* Reads exactly `count` bytes at `offset`; a truncated file is an error. May be called from any thread. */
 enum opaq_status input_read(const struct input_file *file, uint64_t offset, void *bytes, size_t count,
                             struct opaq_error *error);
 
-/* A whole file of at most `limit` bytes, terminated; released with free(). */
+/* Reads a whole file of at most `limit` bytes, zero-terminated; released with free(). */
 enum opaq_status folder_read(const struct folder *folder, const char *name, uint64_t limit, char **bytes,
                              size_t *count, struct opaq_error *error);
 
@@ -66,7 +66,7 @@ enum opaq_status folder_list(const struct folder *folder, char ***names, size_t 
                              struct opaq_error *error);
 void folder_free_names(char **names, size_t count);
 
-/* What a file that is not regular is: "a symbolic link", "a pipe", "a device", "a folder", "a socket". */
+/* Type of a file that is not regular: "a symbolic link", "a pipe", "a device", "a folder", "a socket". */
 const char *file_kind(unsigned mode);
 
 #endif

@@ -1,4 +1,4 @@
-/* cli/read/inputs.c: see inputs.h. A hash table of devices and file numbers. */
+/* cli/read/inputs.c: see inputs.h. A hash table of device and inode numbers. */
 #include "cli/read/inputs.h"
 
 #include <stddef.h>
@@ -17,7 +17,7 @@ static struct identity *table;
 static size_t capacity; /* a power of two, or 0 */
 static size_t count;
 
-/* Where the file is, or where it would be added. */
+/* The slot of the file, or the empty slot where it belongs. */
 static struct identity *find(const struct stat *file) {
     const uint64_t hash = ((uint64_t)file->st_ino ^ (uint64_t)file->st_dev << 32) * 0x9E3779B97F4A7C15u;
     size_t at = (size_t)(hash >> 32) & (capacity - 1);

@@ -31,15 +31,15 @@ static enum opaq_status check_keys(yyjson_val *object, const char *file, struct 
     enum opaq_status status = OPAQ_OK;
     for (size_t i = 1; i < count && status == OPAQ_OK; ++i) {
         if (compare_keys(&keys[i - 1], &keys[i]) == 0) {
-            status = opaq_fail(error, OPAQ_ERROR_TEXT, "%s: the key \"%.200s\" stands twice in one object",
-                               file, yyjson_get_str(keys[i]));
+            status = opaq_fail(error, OPAQ_ERROR_TEXT, "%s: duplicate key \"%.200s\" in an object", file,
+                               yyjson_get_str(keys[i]));
         }
     }
     free(keys);
     return status;
 }
 
-/* Before anything is parsed: a hundred million brackets would cost the parser sixteen bytes each. */
+/* Runs before the parser, which would allocate 16 bytes for each of a hundred million brackets. */
 static enum opaq_status check_depth(const char *bytes, size_t count, const char *file,
                                     struct opaq_error *error) {
     int depth = 0;
@@ -91,7 +91,7 @@ enum opaq_status json_read(const char *bytes, size_t count, const char *file, yy
         const char *const reason = why.msg == NULL ? "unknown" : why.msg;
         return opaq_fail(error,
                          why.code == YYJSON_READ_ERROR_MEMORY_ALLOCATION ? OPAQ_ERROR_MEMORY : OPAQ_ERROR_TEXT,
-                         "%s: no JSON: %s at byte %zu of %zu", file, reason, why.pos, count);
+                         "%s: invalid JSON: %s at byte %zu of %zu", file, reason, why.pos, count);
     }
     const enum opaq_status status = check_value(yyjson_doc_get_root(doc), file, error);
     if (status != OPAQ_OK) {
@@ -132,7 +132,7 @@ bool json_is_clean(yyjson_val *value) {
     const size_t length = text == NULL ? 0 : yyjson_get_len(value);
     for (size_t i = 0; i < length; ++i) {
         const unsigned char byte = (unsigned char)text[i];
-        /* the second 32 are U+0080 to U+009F, of which terminals obey some; a text ends with a zero */
+        /* also U+0080 to U+009F, which terminals interpret; the text is zero-terminated */
         if (byte < 0x20 || byte == 0x7F || (byte == 0xC2 && (unsigned char)text[i + 1] < 0xA0)) {
             return false;
         }

@@ -42,7 +42,7 @@ static enum opaq_status add_file(struct model *model, const char *name, struct o
         free(file.name);
         return status;
     }
-    /* kept also when the header is bad: model_close releases it */
+    /* added even if the header is invalid: model_close releases it */
     model->files = grow_array(model->files, model->file_count, &model->file_capacity, sizeof *model->files);
     model->files[model->file_count] = file;
     return read_header(&model->files[model->file_count++], error);
@@ -59,7 +59,7 @@ static enum opaq_status read_json(const struct model *model, const char *name, y
     if (status == OPAQ_OK && !yyjson_is_obj(yyjson_doc_get_root(*document))) {
         yyjson_doc_free(*document);
         *document = NULL;
-        status = opaq_fail(error, OPAQ_ERROR_TEXT, "%s is JSON, but no object", text_get(&path));
+        status = opaq_fail(error, OPAQ_ERROR_TEXT, "%s is JSON but not an object", text_get(&path));
     }
     text_free(&path);
     free(bytes);
@@ -90,9 +90,9 @@ enum opaq_status model_check_index(yyjson_doc *index, const char *file, struct o
         }
         if (!json_is_clean(value) || !folder_allows(yyjson_get_str(value))) {
             return opaq_fail(error, OPAQ_ERROR_TEXT,
-                             "%s: %.150s lies in \"%.150s\", which is not the name of a file in this folder",
+                             "%s: %.150s is in \"%.150s\", which is not the name of a file in this folder",
                              file, yyjson_get_str(key),
-                             yyjson_is_str(value) ? yyjson_get_str(value) : "(no text)");
+                             yyjson_is_str(value) ? yyjson_get_str(value) : "(not a string)");
         }
     }
     return OPAQ_OK;
@@ -140,9 +140,9 @@ static enum opaq_status compare_with_index(const struct model *model, struct opa
     yyjson_obj_foreach(map, at, count, key, value) {
         const struct model_tensor *const found = model_find(model, yyjson_get_str(key));
         if (found == NULL || strcmp(model->files[found->file].name, yyjson_get_str(value)) != 0) {
-            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s/%s says that %.160s lies in %s, but it %s%s",
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s/%s says that %.160s is in %s, but it %s%s",
                              model->folder.path, model->index_name, yyjson_get_str(key), yyjson_get_str(value),
-                             found == NULL ? "is in no file" : "lies in ",
+                             found == NULL ? "is in no file" : "is in ",
                              found == NULL ? "" : model->files[found->file].name);
         }
     }
@@ -202,7 +202,6 @@ static enum opaq_status gather_tensors(struct model *model, struct opaq_error *e
     return OPAQ_OK;
 }
 
-/* The index, or else every safetensors file of the folder. */
 static enum opaq_status read_index(struct model *model, char **names, size_t count, struct opaq_error *error) {
     for (size_t i = 0; i < count; ++i) {
         if (ends_with(names[i], ".safetensors.index.json") && names[i][0] != '.') {
@@ -217,6 +216,7 @@ static enum opaq_status read_index(struct model *model, char **names, size_t cou
     return OPAQ_OK;
 }
 
+/* The files of the index, or else every safetensors file of the folder. */
 static enum opaq_status add_files(struct model *model, char **names, size_t count, struct opaq_error *error) {
     CLI_TRY(read_index(model, names, count, error));
     if (model->index != NULL) {
@@ -246,7 +246,7 @@ static enum opaq_status find_files(struct model *model, struct opaq_error *error
     return status;
 }
 
-/* A folder in which a job was interrupted has some of its files only. */
+/* A folder of an interrupted job is incomplete. */
 static enum opaq_status check_finished(const struct model *model, struct opaq_error *error) {
     return !folder_has(&model->folder, JOB_FILE)
                ? OPAQ_OK
@@ -348,7 +348,7 @@ yyjson_val *model_quantization(const struct model *model) {
         return found;
     }
     yyjson_val *const root = model->config == NULL ? NULL : yyjson_doc_get_root(model->config);
-    yyjson_val *const text_config = yyjson_obj_get(root, "text_config"); /* models of several kinds of input */
+    yyjson_val *const text_config = yyjson_obj_get(root, "text_config"); /* multimodal models */
     yyjson_val *const inner = yyjson_obj_get(text_config, "quantization_config");
     if (yyjson_is_obj(inner)) {
         return inner;

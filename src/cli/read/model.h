@@ -1,5 +1,5 @@
-/* cli/read/model.h: a checkpoint as it lies on disk: one safetensors file, or a folder with its files, index and
- * configuration. Opening reads headers only. */
+/* cli/read/model.h: a checkpoint on disk: one safetensors file, or a folder with its files, index and configuration.
+ * Opening reads headers only. */
 #ifndef OPAQ_CLI_READ_MODEL_H
 #define OPAQ_CLI_READ_MODEL_H
 
@@ -8,7 +8,7 @@
 #include "cli/read/folder.h"
 #include "cli/read/st_header.h"
 
-#define JOB_FILE ".opaq-job"       /* in a folder that is being written, see destination.h */
+#define JOB_FILE ".opaq-job"       /* marks a folder that is being written, see destination.h */
 #define MODEL_JSON_LIMIT 268435456 /* bytes of an index or a configuration */
 
 struct model_file {
@@ -23,13 +23,13 @@ struct model_tensor {
 };
 
 struct model {
-    char *path;     /* as it was given */
+    char *path;     /* as given by the user */
     bool is_folder; /* else `folder` is not set */
     struct folder folder;
     struct model_file *files; /* sorted by name */
     size_t file_count;
     size_t file_capacity;
-    struct model_tensor *tensors; /* sorted by name, which no two share */
+    struct model_tensor *tensors; /* sorted by name; names are unique */
     size_t tensor_count;
     char *index_name;     /* "model.safetensors.index.json"; NULL if there is none */
     yyjson_doc *index;    /* NULL if there is none */
@@ -39,12 +39,12 @@ struct model {
     size_t outside_count;
 };
 
-/* On an error the model is empty. Refuses what a job has not finished. */
+/* On an error the model is empty. Fails for an unfinished job. */
 enum opaq_status model_open(const char *path, bool follows_links, struct model *model,
                             struct opaq_error *error);
 void model_close(struct model *model);
 
-/* Fails if a file has changed since it was opened: what was read of it would be a mixture. */
+/* Fails if a file has changed since it was opened. */
 enum opaq_status model_check(const struct model *model, struct opaq_error *error);
 
 /* Whether a file of the folder is one of those in `files`. */
@@ -53,15 +53,15 @@ bool model_has_file(const struct model *model, const char *name);
 /* NULL if there is none of that name. */
 const struct model_tensor *model_find(const struct model *model, const char *name);
 
-/* Bytes [offset, offset + count) of a tensor. From any thread. */
+/* Reads bytes [offset, offset + count) of a tensor. May be called from any thread. */
 enum opaq_status model_read(const struct model *model, const struct model_tensor *tensor, uint64_t offset,
                             void *bytes, size_t count, struct opaq_error *error);
 
-/* The configuration's quantization_config, or what stands in hf_quant_config.json; NULL if there is none. */
+/* The configuration's quantization_config, or the contents of hf_quant_config.json; NULL if there is neither. */
 yyjson_val *model_quantization(const struct model *model);
 
-/* An index's weight_map: names of tensors to names of files. Refuses names that are no files of a folder. Used by
- * model_open and by the fuzzer. */
+/* Checks an index's weight_map, from names of tensors to names of files of the folder. Used by model_open and by the
+ * fuzzer. */
 enum opaq_status model_check_index(yyjson_doc *index, const char *file, struct opaq_error *error);
 
 #endif

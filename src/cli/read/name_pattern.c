@@ -47,7 +47,7 @@ void ignore_list_make(yyjson_val *quantization, struct ignore_list *list) {
         size_t count = 0;
         yyjson_val *entry = NULL;
         yyjson_val *const entries = yyjson_obj_get(quantization, keys[k]);
-        if (entries == NULL) { /* the loop is undefined for it */
+        if (entries == NULL) { /* yyjson_arr_foreach does not accept NULL */
             continue;
         }
         yyjson_arr_foreach(entries, index, count, entry) {

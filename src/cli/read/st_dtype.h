@@ -2,7 +2,7 @@
 #ifndef OPAQ_CLI_READ_ST_DTYPE_H
 #define OPAQ_CLI_READ_ST_DTYPE_H
 
-/* The order is that of the safetensors package, whose writer sorts by it. */
+/* In the order of the safetensors package, whose writer sorts by it. */
 enum st_dtype {
     ST_BOOL,
     ST_F4,
@@ -32,13 +32,13 @@ enum st_dtype {
 const char *st_dtype_name(enum st_dtype dtype);
 int st_dtype_bits(enum st_dtype dtype);
 
-/* The number of a name, -1 if there is none. */
+/* The dtype of a name, -1 if there is none. */
 int st_dtype_find(const char *name);
 
-/* What opaq takes it for, an enum opaq_dtype: floats that it computes with, and bytes that it stores; -1 for others. */
+/* The enum opaq_dtype: floats that opaq computes with, U8 for byte-sized codes; -1 if unsupported. */
 int st_dtype_opaq(enum st_dtype dtype);
 
-/* The other way; U8 for bytes. */
+/* The reverse; U8 for bytes. */
 enum st_dtype st_dtype_of_opaq(int dtype);
 
 #endif

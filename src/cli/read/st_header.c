@@ -51,7 +51,7 @@ enum opaq_status st_header_length(const uint8_t first[ST_LENGTH_BYTES], uint64_t
     if (found > ST_HEADER_LIMIT) {
         return opaq_fail(error, OPAQ_ERROR_LIMIT,
                          "%s: its header would have %" PRIu64
-                         " bytes, at most %d are allowed: no safetensors file?",
+                         " bytes, at most %d are allowed: not a safetensors file?",
                          file, found, ST_HEADER_LIMIT);
     }
     if (file_bytes < ST_LENGTH_BYTES || found > file_bytes - ST_LENGTH_BYTES) {
@@ -66,7 +66,7 @@ enum opaq_status st_header_length(const uint8_t first[ST_LENGTH_BYTES], uint64_t
 struct reading {
     const char *file;
     uint64_t data_bytes;
-    char *names; /* where the next text goes */
+    char *names; /* next free byte of header->names */
     struct opaq_error *error;
 };
 
@@ -83,7 +83,7 @@ static enum opaq_status read_shape(const struct reading *reading, yyjson_val *va
     const size_t rank = yyjson_arr_size(value);
     if (!yyjson_is_arr(value) || rank > ST_RANK_LIMIT) {
         return opaq_fail(reading->error, OPAQ_ERROR_SHAPE, "%s: %.160s: its shape %s", reading->file,
-                         tensor->name, yyjson_is_arr(value) ? "has more than 16 dimensions" : "is no list");
+                         tensor->name, yyjson_is_arr(value) ? "has more than 16 dimensions" : "is not a list");
     }
     tensor->rank = (int)rank;
     size_t index = 0;
@@ -95,7 +95,7 @@ static enum opaq_status read_shape(const struct reading *reading, yyjson_val *va
             return opaq_fail(reading->error, OPAQ_ERROR_SHAPE,
                              "%s: %.160s: size %zu of its shape is %.40s, expected a number from 0 to 2^63-1",
                              reading->file, tensor->name, index,
-                             yyjson_is_raw(size) ? yyjson_get_raw(size) : "no number");
+                             yyjson_is_raw(size) ? yyjson_get_raw(size) : "not a number");
         }
         tensor->shape[index] = (int64_t)number;
     }
@@ -109,13 +109,13 @@ static enum opaq_status read_offsets(const struct reading *reading, yyjson_val *
     if (yyjson_arr_size(value) != 2 || !json_natural(yyjson_arr_get(value, 0), &begin) ||
         !json_natural(yyjson_arr_get(value, 1), &end)) {
         return opaq_fail(reading->error, OPAQ_ERROR_TEXT,
-                         "%s: %.160s: data_offsets must be two numbers from 0 on, the begin and the end",
-                         reading->file, tensor->name);
+                         "%s: %.160s: data_offsets must be two natural numbers, begin and end", reading->file,
+                         tensor->name);
     }
     if (begin > end || end > reading->data_bytes) {
         return opaq_fail(reading->error, OPAQ_ERROR_BUFFER,
-                         "%s: %.160s: its bytes go from %" PRIu64 " to %" PRIu64 ", but the file has %" PRIu64
-                         " bytes of data",
+                         "%s: %.160s: its data_offsets are %" PRIu64 " to %" PRIu64
+                         ", but the file has %" PRIu64 " bytes of data",
                          reading->file, tensor->name, begin, end, reading->data_bytes);
     }
     uint64_t bytes = 0;
@@ -124,8 +124,8 @@ static enum opaq_status read_offsets(const struct reading *reading, yyjson_val *
         st_describe(tensor, &what);
         const enum opaq_status status =
             opaq_fail(reading->error, OPAQ_ERROR_OVERFLOW,
-                      "%s: %.160s: %s has more than 2^56 elements, or no whole bytes", reading->file,
-                      tensor->name, text_get(&what));
+                      "%s: %.160s: %s has more than 2^56 elements or is not a whole number of bytes",
+                      reading->file, tensor->name, text_get(&what));
         text_free(&what);
         return status;
     }
@@ -155,7 +155,7 @@ static enum opaq_status read_tensor(struct reading *reading, yyjson_val *key, yy
     tensor->name = keep_text(reading, key);
     if (!yyjson_is_obj(value)) {
         return opaq_fail(reading->error, OPAQ_ERROR_TEXT,
-                         "%s: %.160s: is no object with dtype, shape and data_offsets", reading->file,
+                         "%s: %.160s is not an object with dtype, shape and data_offsets", reading->file,
                          tensor->name);
     }
     size_t index = 0;
@@ -166,7 +166,7 @@ static enum opaq_status read_tensor(struct reading *reading, yyjson_val *key, yy
         if (!yyjson_equals_str(member, "dtype") && !yyjson_equals_str(member, "shape") &&
             !yyjson_equals_str(member, "data_offsets")) {
             return opaq_fail(reading->error, OPAQ_ERROR_TEXT,
-                             "%s: %.160s: has a member \"%.100s\", expected dtype, shape and data_offsets only",
+                             "%s: %.160s has a member \"%.100s\", expected dtype, shape and data_offsets only",
                              reading->file, tensor->name, yyjson_get_str(member));
         }
     }
@@ -174,7 +174,7 @@ static enum opaq_status read_tensor(struct reading *reading, yyjson_val *key, yy
     const int found = dtype == NULL ? -1 : st_dtype_find(dtype);
     if (found < 0) {
         return opaq_fail(reading->error, OPAQ_ERROR_TEXT, "%s: %.160s: its dtype is %.100s%s", reading->file,
-                         tensor->name, dtype == NULL ? "missing or no text" : dtype,
+                         tensor->name, dtype == NULL ? "missing or not a string" : dtype,
                          dtype == NULL ? "" : ", which safetensors does not have");
     }
     tensor->dtype = (enum st_dtype)found;
@@ -212,7 +212,7 @@ static enum opaq_status read_metadata(struct reading *reading, yyjson_val *value
     yyjson_obj_foreach(value, index, count, key, inner) {
         if (!yyjson_is_str(inner) || strlen(yyjson_get_str(inner)) != yyjson_get_len(inner) ||
             strlen(yyjson_get_str(key)) != yyjson_get_len(key)) {
-            return opaq_fail(reading->error, OPAQ_ERROR_TEXT, "%s: __metadata__: \"%.100s\" is no text",
+            return opaq_fail(reading->error, OPAQ_ERROR_TEXT, "%s: __metadata__: \"%.100s\" is not a string",
                              reading->file, yyjson_get_str(key));
         }
         char *const name = keep_text(reading, key);
@@ -220,7 +220,7 @@ static enum opaq_status read_metadata(struct reading *reading, yyjson_val *value
     }
     return yyjson_is_obj(value)
                ? OPAQ_OK
-               : opaq_fail(reading->error, OPAQ_ERROR_TEXT, "%s: __metadata__ is no object", reading->file);
+               : opaq_fail(reading->error, OPAQ_ERROR_TEXT, "%s: __metadata__ is not an object", reading->file);
 }
 
 static int compare_offsets(const void *first, const void *second) {
@@ -261,8 +261,8 @@ enum opaq_status st_header_parse(const char *json, uint64_t length, uint64_t fil
                                  struct st_header *header, struct opaq_error *error) {
     *header = (struct st_header){.data_begin = ST_LENGTH_BYTES + length};
     if (length == 0 || json[0] != '{') {
-        return opaq_fail(error, OPAQ_ERROR_TEXT, "%s: its header does not begin with '{': no safetensors file",
-                         file);
+        return opaq_fail(error, OPAQ_ERROR_TEXT,
+                         "%s: its header does not begin with '{': not a safetensors file", file);
     }
     yyjson_doc *document = NULL;
     CLI_TRY(json_read(json, length, file, &document, error));
@@ -349,7 +349,7 @@ void st_header_write(struct st_tensor *tensors, size_t count, const struct st_pa
     size_t length = 0;
     char *const json = yyjson_mut_write(document, 0, &length);
     yyjson_mut_doc_free(document);
-    if (json == NULL) { /* names come from JSON, so only memory can be missing */
+    if (json == NULL) { /* names come from JSON, so this can only be out of memory */
         alloc_array(SIZE_MAX, 1);
         return;
     }

@@ -31,7 +31,7 @@ int64_t rows_in(const struct weight *weight, uint64_t bytes) {
     const uint64_t all = weight->data->tensor->bytes;
     const uint64_t total = (uint64_t)(weight->stack * weight->rows);
     const uint64_t row_bytes = total == 0 || all == 0 ? 1 : (all + total - 1) / total;
-    enum { TOGETHER = 128 }; /* the largest block's rows */
+    enum { TOGETHER = 128 }; /* rows of the largest block */
     const int64_t rows = (int64_t)(bytes / row_bytes);
     return rows >= TOGETHER                                                   ? rows / TOGETHER * TOGETHER
            : weight->scheme != NULL && weight->scheme->format == OPAQ_FP8BLK2 ? TOGETHER
@@ -39,7 +39,7 @@ int64_t rows_in(const struct weight *weight, uint64_t bytes) {
                                                                               : rows;
 }
 
-/* A part of a tensor that has `entries` of them for each matrix of the stack: entries [first, first + count). */
+/* Reads entries [first, first + count) of one matrix, of a tensor with `entries` entries for each matrix of the stack. */
 static enum opaq_status read_entries(const struct model *model, const struct weight *weight,
                                      const struct model_tensor *tensor, int64_t matrix, int64_t first,
                                      int64_t count, int64_t entries, struct row_memory *memory, int slot,
@@ -60,7 +60,7 @@ static struct opaq_tensor tensor_of(void *data, int dtype, int64_t rows, int64_t
                                 .strides = {columns, 1}};
 }
 
-/* The scales of rows [first, first + count), and the global one behind them in the same slot. */
+/* Reads the scales of rows [first, first + count). */
 static enum opaq_status read_scales(const struct model *model, const struct weight *weight, int64_t matrix,
                                     int64_t first, int64_t count, struct row_memory *memory,
                                     struct opaq_stored *stored, struct opaq_error *error) {
@@ -131,7 +131,7 @@ enum opaq_status weight_rows(const struct model *model, const struct weight *wei
                            (size_t)(count * weight->columns) * (size_t)st_dtype_bits(dtype) / 8, rows, error);
 }
 
-/* ---- floats of any kind ---- */
+/* ---- conversion to float32 ---- */
 
 static void widen_bf16(const uint16_t *from, size_t count, float *to) {
     for (size_t i = 0; i < count; ++i) {

@@ -1,40 +1,40 @@
-/* cli/read/weight_rows.h: rows of a weight out of its files, as floats. A chunk at a time, so that memory is that of the
+/* cli/read/weight_rows.h: reads rows of a weight as floats, a chunk at a time, so that memory is proportional to the
  * chunk. */
 #ifndef OPAQ_CLI_READ_WEIGHT_ROWS_H
 #define OPAQ_CLI_READ_WEIGHT_ROWS_H
 
 #include "cli/read/weights.h"
 
-/* Memory of one thread, which grows as needed; all zero at first. */
+/* Buffers of one thread, which grow as needed; initialized with zeros. */
 struct row_memory {
     void *bytes[4];
     size_t capacity[4];
 };
 void row_memory_free(struct row_memory *memory);
 
-/* Rows [first, first + count) of matrix `matrix` of a weight's stack, as a plain tensor [count, columns] in this memory:
- * a plain weight as it is stored, a quantized one as float32. For fp8blk2 `first` is a multiple of 128. */
+/* Rows [first, first + count) of matrix `matrix` of a weight's stack, as a plain tensor [count, columns] in this
+ * memory: a plain weight as it is stored, a quantized one as float32. For fp8blk2 `first` is a multiple of 128. */
 enum opaq_status weight_rows(const struct model *model, const struct weight *weight, int64_t matrix,
                              int64_t first, int64_t count, struct row_memory *memory, struct opaq_view *rows,
                              struct opaq_error *error);
 
-/* A quantized weight's as bf16 or f16 too. */
+/* The same for a quantized weight, as f32, bf16 or f16. */
 enum opaq_status weight_decoded(const struct model *model, const struct weight *weight, int64_t matrix,
                                 int64_t first, int64_t count, enum opaq_element dtype,
                                 struct row_memory *memory, struct opaq_view *rows, struct opaq_error *error);
 
-/* The same as float32 whatever it is. */
+/* The same as float32 for any weight. */
 enum opaq_status weight_floats(const struct model *model, const struct weight *weight, int64_t matrix,
                                int64_t first, int64_t count, struct row_memory *memory, const float **floats,
                                struct opaq_error *error);
 
-/* What weight_rows or weight_slice_rows gave, as float32; may use the memory that they used. */
+/* Converts the result of weight_rows or weight_slice_rows to float32, in place or in the same memory. */
 const float *rows_floats(const struct opaq_view *rows, struct row_memory *memory);
 
-/* So many rows that a chunk has about `bytes` bytes in the file: at least one, and whole blocks. */
+/* Number of rows with about `bytes` bytes in the file: at least one, and whole blocks. */
 int64_t rows_in(const struct weight *weight, uint64_t bytes);
 
-/* One of the slots of the memory with at least so many bytes, aligned to 64; what it held is lost. */
+/* Buffer number `slot` with at least `bytes` bytes, aligned to 64; its contents are lost. */
 void *row_memory_take(struct row_memory *memory, int slot, size_t bytes);
 
 #endif

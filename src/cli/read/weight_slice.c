@@ -8,7 +8,7 @@
 #include "cli/cli_try.h"
 #include "cli/read/json.h"
 
-const char *const joined_projections[][JOINED_MOST] = {
+const char *const fused_projections[][FUSED_MOST] = {
     {"q_proj", "k_proj", "v_proj"},
     {"gate_proj", "up_proj"},
     {"w1", "w3"},
@@ -18,7 +18,7 @@ const char *const joined_projections[][JOINED_MOST] = {
     {"query", "key", "value"},
     {"query_proj", "key_proj", "value_proj"},
 };
-const size_t joined_count = sizeof joined_projections / sizeof joined_projections[0];
+const size_t fused_count = sizeof fused_projections / sizeof fused_projections[0];
 
 enum {
     SLOT_DATA,
@@ -27,7 +27,7 @@ enum {
 
 /* ---- names ---- */
 
-/* What the last slice of a stack's name becomes: one matrix for each expert, or two joined along the rows. */
+/* Names of the matrices in a stack: one for each expert, or two fused along the rows. */
 static const struct {
     const char *stacked;
     const char *single[2];
@@ -51,7 +51,7 @@ static yyjson_val *config_member(const struct model *model, const char *key) {
     return found != NULL ? found : yyjson_obj_get(yyjson_obj_get(root, "text_config"), key);
 }
 
-/* Whether a matrix [rows, columns] holds w transposed: the side that meets the hidden state is the other one. */
+/* Whether a matrix is stored transposed: the dimension of the hidden state is on the other side. */
 static bool is_transposed(const struct model *model, const struct weight *weight, bool is_output) {
     uint64_t hidden = 0;
     json_natural(config_member(model, "hidden_size"), &hidden);
@@ -155,7 +155,7 @@ struct weight_slice gpt_oss_slice(const struct weight *weight) {
 
 /* ---- rows ---- */
 
-/* In tiles that stay in the cache. */
+/* In tiles that fit in the cache. */
 void transpose_elements(const char *from, int64_t columns, int64_t count, int64_t bytes, char *to) {
     enum { TILE = 32 };
     for (int64_t c0 = 0; c0 < columns; c0 += TILE) {

@@ -62,7 +62,7 @@ static void set_shape(struct weight *weight) {
     int rank = data->rank;
     weight->columns = rank == 0 ? 1 : data->shape[rank - 1] * (is_packed ? 2 : 1);
     if (weight->scheme != NULL && weight->scheme->layout == OPAQ_LAYOUT_GPT_OSS && rank > 2) {
-        --rank; /* blocks of a row have a dimension of their own */
+        --rank; /* the blocks of a row are a separate dimension */
         weight->columns = data->shape[rank - 1] * GPT_OSS_BLOCK;
     }
     weight->rows = rank < 2 ? 1 : data->shape[rank - 2];
@@ -72,7 +72,7 @@ static void set_shape(struct weight *weight) {
     }
 }
 
-/* Whether `tensor` is as the row writes it: its dimensions, after those of a stack. */
+/* Whether `tensor` has the dimensions that `letters` describe, after those of a stack. */
 static bool has_shape(const struct weight *weight, const struct st_tensor *tensor, const char *letters) {
     const struct opaq_format_row *const format = opaq_format_row(weight->scheme->format);
     const int64_t block_rows = format->block_rows == 0 ? weight->rows : format->block_rows;
@@ -98,7 +98,7 @@ static bool has_shape(const struct weight *weight, const struct st_tensor *tenso
     return true;
 }
 
-/* Whether it says the same with other dimensions of size 1: as many entries as it should have. */
+/* The same, ignoring dimensions of size 1. */
 static bool has_entries(const struct weight *weight, const struct st_tensor *tensor, const char *letters) {
     struct st_tensor squeezed = *tensor;
     squeezed.rank = 0;
@@ -122,7 +122,7 @@ static bool has_entries(const struct weight *weight, const struct st_tensor *ten
     return count == squeezed.rank && memcmp(wanted, squeezed.shape, (size_t)count * sizeof *wanted) == 0;
 }
 
-/* ---- which tensors belong together ---- */
+/* ---- grouping ---- */
 
 static const struct model_tensor *sibling(const struct model *model, const char *weight, const char *ending) {
     struct text name = {0};
@@ -132,7 +132,7 @@ static const struct model_tensor *sibling(const struct model *model, const char 
     return found;
 }
 
-/* Of the module whose weight it is: one number, or one for each matrix. */
+/* The input scale of the weight's module: one number, or one for each matrix. NULL if there is none that fits. */
 static const struct model_tensor *input_of(const struct model *model, const struct weight *weight) {
     const char *const dot = strrchr(weight->name, '.');
     const char *const last = dot == NULL ? weight->name : dot + 1;
@@ -150,8 +150,8 @@ static const struct model_tensor *input_of(const struct model *model, const stru
     return fits ? found : NULL;
 }
 
-/* Whether the first `length` characters of a name can be a plain weight's: "....weight", or a stack of experts
- * ("....experts.down_proj"), which has no such ending. */
+/* Whether the first `length` characters of a name can be the name of a plain weight: "....weight", or a stack of
+ * experts ("....experts.down_proj"), which has no such ending. */
 static bool is_weight_name(const struct opaq_layout_row *scheme, const struct st_tensor *data, size_t length) {
     if (scheme->layout == OPAQ_LAYOUT_GPT_OSS) {
         return prefix_ends_with(data->name, length, "_proj");
@@ -160,7 +160,7 @@ static bool is_weight_name(const struct opaq_layout_row *scheme, const struct st
            (data->rank > 2 && strstr(data->name, ".experts.") != NULL);
 }
 
-/* Whether `data` can be the codes of a weight by a row of the table: its name, dtype and rank. */
+/* Whether name, dtype and rank of `data` fit the codes of a scheme. */
 static bool is_data(const struct opaq_layout_row *scheme, const struct st_tensor *data) {
     const size_t length = strlen(data->name);
     return prefix_ends_with(data->name, length, scheme->data) && data->rank >= 2 && data->rank <= 4 &&
@@ -168,8 +168,8 @@ static bool is_data(const struct opaq_layout_row *scheme, const struct st_tensor
            is_weight_name(scheme, data, length - strlen(scheme->data));
 }
 
-/* A weight of these codes with the tensors that belong to it, if there is a tensor that can be its scales. The name is
- * the caller's to release. */
+/* Collects the tensors of a weight with these codes; false if no tensor can be its scales. The caller releases the
+ * name. */
 static bool gather(const struct model *model, const struct opaq_layout_row *scheme,
                    const struct model_tensor *data, struct weight *weight) {
     if (!is_data(scheme, data->tensor)) {
@@ -205,7 +205,7 @@ static bool global_fits(const struct weight *weight) {
             weight->global->tensor->bytes == sizeof(float) * (uint64_t)weight->stack);
 }
 
-/* Fills a weight whose codes are `data` by a row of the table, if they can be that. */
+/* The same; false also if scales or global scale do not fit. */
 static bool matches(const struct model *model, const struct opaq_layout_row *scheme,
                     const struct model_tensor *data, bool is_strict, struct weight *weight) {
     if (!gather(model, scheme, data, weight)) {
@@ -226,7 +226,7 @@ static enum opaq_status refuse(const struct model *model, const struct weight *w
     text_print(&what, " with scales ");
     st_describe(weight->scale->tensor, &what);
     if (!scales_fit(weight, false)) {
-        text_print(&what, ", which fits no format that opaq knows");
+        text_print(&what, ", which matches no format that opaq supports");
     } else if (weight->global == NULL) {
         text_print(&what, ", but without weight%s", weight->scheme->global);
     } else {
@@ -239,7 +239,7 @@ static enum opaq_status refuse(const struct model *model, const struct weight *w
     return status;
 }
 
-/* Codes with scales that do not go with them are no plain tensor: whoever took them for one would lose the scales. */
+/* Codes whose scales do not fit are an error: as a plain tensor they would lose their scales. */
 static enum opaq_status check_plain(const struct model *model, const struct model_tensor *data,
                                     struct opaq_error *error) {
     const struct opaq_layout_row *scheme = NULL;
@@ -287,7 +287,7 @@ static void mark(const struct model *model, bool *is_taken, const struct model_t
     }
 }
 
-/* Two weights of one name, one plain and one packed, cannot both be meant. */
+/* Rejects two weights of one name, one plain and one packed. */
 static enum opaq_status check_names(const struct weights *weights, struct opaq_error *error) {
     for (size_t i = 1; i < weights->count; ++i) {
         const struct weight *const a = &weights->items[i - 1];

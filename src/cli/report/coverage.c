@@ -10,7 +10,7 @@ static const struct {
     [COVERED] = {"quantized", "quantized"},
     [SKIPPED_OTHER] = {"not_linear", "not the matrix of a linear layer"},
     [SKIPPED_EMBEDDING] = {"embedding", "embeddings"},
-    [SKIPPED_BY_DEFAULT] = {"default", "left by default (--no-default-ignore quantizes them)"},
+    [SKIPPED_BY_DEFAULT] = {"default", "ignored by default (--no-default-ignore quantizes them)"},
     [SKIPPED_IGNORED] = {"ignored", "by --ignore"},
     [SKIPPED_NOT_INCLUDED] = {"not_included", "not named by --include"},
     [SKIPPED_RAGGED] = {"ragged", "rows that are not whole blocks of the format"},

@@ -1,4 +1,4 @@
-/* cli/report/coverage.h: which share of a checkpoint's parameters is quantized, and why the rest is not. */
+/* cli/report/coverage.h: the share of a checkpoint's parameters that is quantized, and the reasons for the rest. */
 #ifndef OPAQ_CLI_REPORT_COVERAGE_H
 #define OPAQ_CLI_REPORT_COVERAGE_H
 
@@ -34,7 +34,7 @@ struct coverages {
 
 void coverage_add(struct coverages *coverages, enum coverage coverage, const struct weight *weight);
 
-/* "embedding", for programs; and a sentence's part, for people. */
+/* "embedding", for JSON; a phrase, for the summary. */
 const char *coverage_name(enum coverage coverage);
 const char *coverage_text(enum coverage coverage);
 

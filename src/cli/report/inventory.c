@@ -40,7 +40,7 @@ static struct tally *tally_of(struct inventory *inventory, const char *kind, siz
 static int compare_tallies(const void *first, const void *second) {
     const char *const a = ((const struct tally *)first)->kind;
     const char *const b = ((const struct tally *)second)->kind;
-    const int is_a_plain = isupper((unsigned char)*a) != 0; /* dtypes are in capitals, formats are not */
+    const int is_a_plain = isupper((unsigned char)*a) != 0; /* dtypes are upper case, formats lower case */
     const int is_b_plain = isupper((unsigned char)*b) != 0;
     return is_a_plain != is_b_plain ? is_a_plain - is_b_plain : strcmp(a, b);
 }
@@ -68,7 +68,7 @@ static int compare_groups(const void *first, const void *second) {
     return order;
 }
 
-/* A group for each weight, sorted, then neighbours that are alike joined. */
+/* One group for each weight, sorted, then equal neighbours merged. */
 static void make_groups(const struct weights *weights, struct inventory *inventory) {
     struct like_group *const groups = alloc_array(weights->count, sizeof *groups);
     for (size_t i = 0; i < weights->count; ++i) {

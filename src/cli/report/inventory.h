@@ -1,4 +1,4 @@
-/* cli/report/inventory.h: what a checkpoint has, counted by kind and by like modules. */
+/* cli/report/inventory.h: counts of a checkpoint's weights by kind and by groups of similar modules. */
 #ifndef OPAQ_CLI_REPORT_INVENTORY_H
 #define OPAQ_CLI_REPORT_INVENTORY_H
 
@@ -11,7 +11,7 @@ struct tally {
     uint64_t bytes;
 };
 
-/* Weights whose names differ in numbers only, of the same kind and shape. */
+/* Weights of the same kind and shape whose names differ in numbers only. */
 struct like_group {
     char *pattern; /* "model.layers.*.mlp.up_proj.weight" */
     const struct weight *first;
@@ -30,7 +30,7 @@ struct inventory {
 void inventory_make(const struct weights *weights, struct inventory *inventory);
 void inventory_free(struct inventory *inventory);
 
-/* The name with every part between dots that is a number replaced by '*'; released with free(). */
+/* The name with every component that is a number replaced by '*'; released with free(). */
 char *like_pattern(const char *name);
 
 #endif

@@ -13,7 +13,7 @@ struct made {
     size_t matrices;
     uint64_t parameters;
     uint64_t bytes;
-    size_t tensors; /* of the result, copied ones too */
+    size_t tensors; /* in the result, copied ones included */
     uint64_t nonfinite;
 };
 
@@ -46,7 +46,7 @@ static double share_of(uint64_t parameters, uint64_t all) {
     return all == 0 ? 0.0 : (double)parameters / (double)all;
 }
 
-/* ---- for people ---- */
+/* ---- tables ---- */
 
 static void print_shares(const struct coverages *coverages) {
     const uint64_t all = coverage_parameters(coverages);
@@ -131,7 +131,7 @@ void job_print_plan(const struct checkpoint_job *job) {
     }
 }
 
-/* ---- for programs ---- */
+/* ---- JSON ---- */
 
 static void add_tally(yyjson_mut_doc *document, yyjson_mut_val *to, const struct coverage_tally *tally,
                       uint64_t all) {

@@ -84,7 +84,7 @@ static enum opaq_status diff_pair(const struct checkpoint *a, const struct model
     return OPAQ_OK;
 }
 
-/* Walks through the names of both in order. A name that is only in one has NULL for the other. */
+/* Iterates over the names of both in order; a tensor that only one has is NULL for the other. */
 struct walk {
     const struct model *a;
     const struct model *b;
@@ -160,7 +160,7 @@ static bool is_equal(const struct comparison *comparison) {
     return comparison->has_error ? comparison->different_elements == 0 : comparison->is_equal;
 }
 
-/* The same format in another layout, and nothing but rounding between them. */
+/* The same format in another layout, with differences by rounding only. */
 static bool is_other_layout(const struct comparison *comparison) {
     const struct opaq_layout_row *const a = comparison->pair->original.weight->scheme;
     const struct opaq_layout_row *const b = comparison->pair->quantized.weight->scheme;
@@ -242,7 +242,7 @@ static struct member *sorted_members(yyjson_val *object, size_t *count) {
     size_t all = 0;
     yyjson_val *key = NULL;
     yyjson_val *value = NULL;
-    if (*count != 0) { /* the loop is undefined for NULL */
+    if (*count != 0) { /* yyjson_obj_foreach does not accept NULL */
         yyjson_obj_foreach(object, index, all, key, value) {
             members[index] = (struct member){yyjson_get_str(key), yyjson_get_len(key), value};
         }
@@ -251,7 +251,7 @@ static struct member *sorted_members(yyjson_val *object, size_t *count) {
     return members;
 }
 
-/* Members of `from` that `other` has not, or with another value if `compares`. Both may be NULL. */
+/* Adds the members of `from` that `other` lacks, or has with another value if `compares`. Both may be NULL. */
 static void diff_members(yyjson_val *from, yyjson_val *other, bool compares, enum difference_kind only,
                          struct key_differences *keys) {
     size_t other_count = 0;
@@ -260,7 +260,7 @@ static void diff_members(yyjson_val *from, yyjson_val *other, bool compares, enu
     size_t count = 0;
     yyjson_val *key = NULL;
     yyjson_val *value = NULL;
-    if (from != NULL) { /* the loop is undefined for it */
+    if (from != NULL) { /* yyjson_obj_foreach does not accept NULL */
         yyjson_obj_foreach(from, index, count, key, value) {
             const struct member wanted = {yyjson_get_str(key), yyjson_get_len(key), NULL};
             const struct member *const found =
@@ -288,15 +288,15 @@ static const char *metadata_value(const struct model *model, const char *key) {
     return value;
 }
 
-/* Keys of `from` that `other` has not, or with another value; each once. */
+/* Adds the keys of `from` that `other` lacks or has with another value, each once. */
 static void diff_metadata(const struct model *from, const struct model *other, enum difference_kind only,
-                          struct text_set *said, struct key_differences *keys) {
+                          struct text_set *seen, struct key_differences *keys) {
     for (size_t f = 0; f < from->file_count; ++f) {
         const struct st_header *const header = &from->files[f].header;
         for (size_t i = 0; i < header->metadata_count; ++i) {
             const char *const key = header->metadata[i].key;
             const char *const value = metadata_value(other, key);
-            if ((value == NULL || strcmp(value, header->metadata[i].value) != 0) && text_set_add(said, key)) {
+            if ((value == NULL || strcmp(value, header->metadata[i].value) != 0) && text_set_add(seen, key)) {
                 add_key(keys, key, value == NULL ? only : OTHER_CONTENT);
             }
         }
@@ -310,10 +310,10 @@ void diff_keys(const struct checkpoint *a, const struct checkpoint *b, struct mo
                                       ? a_quantization == b_quantization
                                       : yyjson_equals(a_quantization, b_quantization);
     diff_objects(yyjson_doc_get_root(a->model.config), yyjson_doc_get_root(b->model.config), &diff->config);
-    struct text_set said = {NULL, 0, 0};
-    diff_metadata(&a->model, &b->model, ONLY_IN_A, &said, &diff->metadata);
-    diff_metadata(&b->model, &a->model, ONLY_IN_B, &said, &diff->metadata);
-    text_set_free(&said);
+    struct text_set seen = {NULL, 0, 0};
+    diff_metadata(&a->model, &b->model, ONLY_IN_A, &seen, &diff->metadata);
+    diff_metadata(&b->model, &a->model, ONLY_IN_B, &seen, &diff->metadata);
+    text_set_free(&seen);
 }
 
 static void free_keys(struct key_differences *keys) {

@@ -1,4 +1,4 @@
-/* cli/report/model_diff.h: in what two checkpoints differ. Which file a tensor lies in is no difference. */
+/* cli/report/model_diff.h: differences between two checkpoints. The file of a tensor does not matter. */
 #ifndef OPAQ_CLI_REPORT_MODEL_DIFF_H
 #define OPAQ_CLI_REPORT_MODEL_DIFF_H
 
@@ -13,7 +13,7 @@ struct tensor_difference {
     enum difference_kind kind;
     char *a; /* "BF16 [4096, 128]"; NULL where there is none */
     char *b;
-    /* OTHER_CONTENT: bytes, or elements where values were compared */
+    /* OTHER_CONTENT: bytes, or elements if values were compared */
     uint64_t different;
     uint64_t all;
     double largest; /* of values */
@@ -32,10 +32,9 @@ struct key_differences {
 };
 
 struct model_diff {
-    bool has_values; /* weights were compared by what they stand for, else tensors by their bytes */
-    size_t compared; /* in both */
-    size_t
-        rounded; /* of these: equal codes in two layouts, and values that differ in float32's rounding only */
+    bool has_values; /* weights were compared by value, else tensors by bytes */
+    size_t compared; /* tensors in both */
+    size_t rounded;  /* of these: equal codes in two layouts whose values differ only by float32 rounding */
     struct tensor_difference *tensors; /* by name */
     size_t count;
     size_t capacity;

@@ -1,4 +1,4 @@
-/* cli/report/model_notes.c: see model_notes.h. Like findings share a line: how many, and the first. */
+/* cli/report/model_notes.c: see model_notes.h. Findings of one sort share a note, with their number and the first. */
 #include "cli/report/model_notes.h"
 
 #include <stdarg.h>
@@ -28,7 +28,7 @@ static void note(struct model_notes *notes, const char *format, ...) {
     notes->lines[notes->count++] = line;
 }
 
-/* Findings of one sort: how many, and the first. */
+/* Findings of one sort. */
 struct finding {
     size_t count;
     const char *first;
@@ -44,7 +44,7 @@ static void find(struct finding *finding, const char *name) {
 
 /* ---- tensors ---- */
 
-static void look_at_tensors(const struct weights *weights, struct model_notes *notes) {
+static void check_tensors(const struct weights *weights, struct model_notes *notes) {
     struct finding fp8 = {0};
     struct finding packed = {0};
     struct finding scales = {0};
@@ -55,7 +55,7 @@ static void look_at_tensors(const struct weights *weights, struct model_notes *n
             continue;
         }
         if (dtype == ST_F8_E4M3 || dtype == ST_F8_E5M2) {
-            /* block scales are of this dtype too */
+            /* block scales have this dtype, too */
             find(ends_with(weight->name, "_scale") ? &scales : &fp8, weight->name);
         } else if (ends_with(weight->name, "_packed") || ends_with(weight->name, "_blocks")) {
             find(&packed, weight->name);
@@ -82,7 +82,7 @@ static void look_at_tensors(const struct weights *weights, struct model_notes *n
 
 static void compare_layouts(const struct weights *weights, yyjson_val *quantization,
                             struct model_notes *notes) {
-    const int said = layout_of_config(quantization);
+    const int configured = layout_of_config(quantization);
     const char *const method = json_member_text(quantization, "quant_method");
     if (quantization == NULL) {
         if (weights->layout >= 0 && weights->model->config != NULL) {
@@ -90,21 +90,20 @@ static void compare_layouts(const struct weights *weights, yyjson_val *quantizat
                  opaq_layout_name((enum opaq_layout)weights->layout));
         }
     } else if (weights->layout < 0) {
-        note(notes, "the configuration says quantized (%s), but no quantized weight was found",
-             said >= 0        ? opaq_layout_name((enum opaq_layout)said)
+        note(notes, "the configuration declares quantization (%s), but no quantized weight was found",
+             configured >= 0  ? opaq_layout_name((enum opaq_layout)configured)
              : method != NULL ? method
                               : "no quant_method");
-    } else if (said != weights->layout) {
+    } else if (configured != weights->layout) {
         note(notes, "the configuration says %s, but the weights are in the layout %s",
-             said >= 0        ? opaq_layout_name((enum opaq_layout)said)
+             configured >= 0  ? opaq_layout_name((enum opaq_layout)configured)
              : method != NULL ? method
                               : "no quant_method",
              opaq_layout_name((enum opaq_layout)weights->layout));
     }
 }
 
-static void look_at_ignored(const struct weights *weights, yyjson_val *quantization,
-                            struct model_notes *notes) {
+static void check_ignored(const struct weights *weights, yyjson_val *quantization, struct model_notes *notes) {
     struct ignore_list ignored;
     ignore_list_make(quantization, &ignored);
     struct finding found = {0};
@@ -127,19 +126,19 @@ static void look_at_ignored(const struct weights *weights, yyjson_val *quantizat
     }
     if (found.count != 0) {
         note(notes,
-             "quantized, but on the configuration's list of modules to leave: %zu weight%s, the first %s "
+             "quantized, but on the configuration's list of modules to ignore: %zu weight%s, the first %s "
              "(by \"%s\")",
              found.count, plural(found.count), found.first, entry);
     }
     if (ignored.refused.status != OPAQ_OK) {
-        note(notes, "skipped in the configuration's list of modules to leave: %s", ignored.refused.text);
+        note(notes, "skipped in the configuration's list of modules to ignore: %s", ignored.refused.text);
     }
     ignore_list_free(&ignored);
 }
 
-/* ---- global scales of modules that engines join ---- */
+/* ---- global scales of modules that engines fuse ---- */
 
-/* The weight beside `weight` whose module is called `other` where its own is called `module`. */
+/* The weight of the sibling module `other` of `weight`, whose module is `module`. */
 static const struct weight *neighbour(const struct weights *weights, const struct weight *weight,
                                       const char *module, const char *other) {
     struct text name = {0};
@@ -175,7 +174,7 @@ static enum opaq_status compare_globals(const struct weights *weights, const cha
         if (weight->global == NULL || !ends_with(weight->name, text_get(&ending))) {
             continue;
         }
-        for (int other = 1; other < JOINED_MOST && modules[other] != NULL && status == OPAQ_OK; ++other) {
+        for (int other = 1; other < FUSED_MOST && modules[other] != NULL && status == OPAQ_OK; ++other) {
             status = has_other_scale(weights, weight, neighbour(weights, weight, modules[0], modules[other]),
                                      &is_other, error);
         }
@@ -185,7 +184,7 @@ static enum opaq_status compare_globals(const struct weights *weights, const cha
     }
     text_free(&ending);
     if (found.count != 0) {
-        note(notes, "global scales differ within %s, %s%s%s, which engines join: %zu time%s, the first at %s",
+        note(notes, "global scales differ within %s, %s%s%s, which engines fuse: %zu time%s, the first at %s",
              modules[0], modules[1], modules[2] == NULL ? "" : ", ", modules[2] == NULL ? "" : modules[2],
              found.count, plural(found.count), found.first);
     }
@@ -198,15 +197,15 @@ enum opaq_status model_notes_make(const struct checkpoint *checkpoint, struct mo
     yyjson_val *const quantization = model_quantization(&checkpoint->model);
     *notes = (struct model_notes){NULL, 0};
     compare_layouts(weights, quantization, notes);
-    look_at_ignored(weights, quantization, notes);
-    look_at_tensors(weights, notes);
+    check_ignored(weights, quantization, notes);
+    check_tensors(weights, notes);
     const struct model *const model = &checkpoint->model;
     for (size_t i = 0; i < model->outside_count; ++i) {
         note(notes, "%s is not in %s and was not read", model->outside[i], model->index_name);
     }
     enum opaq_status status = OPAQ_OK;
-    for (size_t i = 0; i < joined_count && status == OPAQ_OK; ++i) {
-        status = compare_globals(weights, joined_projections[i], notes, error);
+    for (size_t i = 0; i < fused_count && status == OPAQ_OK; ++i) {
+        status = compare_globals(weights, fused_projections[i], notes, error);
     }
     if (status != OPAQ_OK) {
         model_notes_free(notes);

@@ -1,4 +1,4 @@
-/* cli/report/model_notes.h: what looks wrong in a checkpoint, a sentence each. */
+/* cli/report/model_notes.h: notes on likely mistakes in a checkpoint, one sentence each. */
 #ifndef OPAQ_CLI_REPORT_MODEL_NOTES_H
 #define OPAQ_CLI_REPORT_MODEL_NOTES_H
 
@@ -9,7 +9,7 @@ struct model_notes {
     size_t count;
 };
 
-/* Reads headers and configuration, and of the tensors only the global scales of fused modules. */
+/* Uses headers and configuration; of the tensors it reads only the global scales of fused modules. */
 enum opaq_status model_notes_make(const struct checkpoint *checkpoint, struct model_notes *notes,
                                   struct opaq_error *error);
 void model_notes_free(struct model_notes *notes);

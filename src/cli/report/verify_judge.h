@@ -1,4 +1,4 @@
-/* cli/report/verify_judge.h: which comparisons pass, the worst first, and a summary by kind. */
+/* cli/report/verify_judge.h: verdicts on the comparisons, the worst first, and a summary by kind. */
 #ifndef OPAQ_CLI_REPORT_VERIFY_JUDGE_H
 #define OPAQ_CLI_REPORT_VERIFY_JUDGE_H
 
@@ -8,9 +8,9 @@
 enum verdict {
     VERDICT_PASS,
     VERDICT_LOW,        /* below the least SQNR or cosine */
-    VERDICT_UNEQUAL,    /* a plain tensor that is another one */
+    VERDICT_UNEQUAL,    /* a plain tensor that differs */
     VERDICT_NOT_FINITE, /* NaNs or infinities */
-    VERDICT_SHAPE,      /* of another shape, or a dtype that cannot be compared */
+    VERDICT_SHAPE,      /* another shape, or a dtype that cannot be compared */
     VERDICT_EXTRA,
     VERDICT_MISSING
 };
@@ -18,13 +18,13 @@ enum verdict {
 /* "pass", "below the threshold", ... */
 const char *verdict_name(enum verdict verdict);
 
-/* What is asked of quantized weights. */
+/* Required figures of quantized weights. */
 struct limit {
     double sqnr;
     double cosine;
 };
 
-/* NaN in `given` means the format's own: what normal numbers reach, less a margin. */
+/* NaN in `given` selects the default of the format: what normal numbers reach, less a margin. */
 struct limit limit_of(enum opaq_format format, struct limit given);
 
 struct judged {
@@ -39,7 +39,7 @@ struct kind_summary {
     struct limit limit; /* of quantized ones */
     size_t count;
     size_t failed;
-    size_t measured; /* with an error: what follows is of them */
+    size_t measured; /* number with an error; the fields below cover these */
     double least_sqnr;
     double median_sqnr;
     double least_cosine;

@@ -38,7 +38,7 @@ static const char *position_text(const struct comparison *comparison, char *text
     return text;
 }
 
-/* ---- for people ---- */
+/* ---- tables ---- */
 
 static void weight_cells(struct report_table *table, const struct judged *judged) {
     const struct comparison *const comparison = judged->comparison;
@@ -123,7 +123,7 @@ void verify_print(const struct weight_pairs *pairs, const struct judgement *judg
     }
 }
 
-/* ---- for programs ---- */
+/* ---- JSON ---- */
 
 static void add_bins(yyjson_mut_doc *document, yyjson_mut_val *object, uint64_t exact,
                      const uint64_t histogram[ERROR_BINS]) {

@@ -1,5 +1,5 @@
-/* cli/report/weight_compare.c: see weight_compare.h. Chunks are made in batches: each chunk has sums of its own, which are
- * joined in order when the batch is done. */
+/* cli/report/weight_compare.c: see weight_compare.h. Chunks are processed in batches: each chunk has its own sums,
+ * which are added in order when the batch is done. */
 #include "cli/report/weight_compare.h"
 
 #include <stdatomic.h>
@@ -132,7 +132,7 @@ static void work(void *argument, int64_t begin, int64_t end) {
 
 /* ---- all of them ---- */
 
-/* Where the next chunk begins. */
+/* Start of the next chunk. */
 struct cursor {
     size_t pair;
     int64_t matrix;

@@ -1,4 +1,5 @@
-/* cli/report/weight_compare.h: the errors of all pairs of two checkpoints, a few MB at a time on all threads. */
+/* cli/report/weight_compare.h: the errors of all weight pairs of two checkpoints, in chunks of a few MB on all
+ * threads. */
 #ifndef OPAQ_CLI_REPORT_WEIGHT_COMPARE_H
 #define OPAQ_CLI_REPORT_WEIGHT_COMPARE_H
 
@@ -11,13 +12,13 @@ struct comparison {
     const struct weight_pair *pair;
     bool has_error;              /* both were read as floats: `error` is set */
     bool is_equal;               /* byte for byte, or in all values if the dtypes differ */
-    uint64_t different_bytes;    /* where bytes were compared */
-    uint64_t different_elements; /* where values were */
-    uint64_t rounded_elements;   /* of these: by a few roundings of float32 only */
+    uint64_t different_bytes;    /* if bytes were compared */
+    uint64_t different_elements; /* if values were compared */
+    uint64_t rounded_elements;   /* of these: within a few float32 roundings */
     struct weight_error error;
 };
 
-/* Bytes that comparing will read. */
+/* Bytes that compare_weights reads. */
 uint64_t compare_bytes(const struct weight_pairs *pairs);
 
 /* One result for each pair, in their order; pairs without a partner or of other shapes are not read. `results` is

@@ -1,13 +1,13 @@
-/* cli/report/weight_error.h: how far a quantized weight is from the original. Sums are kept for chunks of rows and added in the
- * order of the chunks, so the result does not depend on who computed them. */
+/* cli/report/weight_error.h: the error of a quantized weight. Sums are computed for chunks of rows and added in the
+ * order of the chunks, so the result does not depend on the number of threads. */
 #ifndef OPAQ_CLI_REPORT_WEIGHT_ERROR_H
 #define OPAQ_CLI_REPORT_WEIGHT_ERROR_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* The histogram of |error| / rms: half octaves from 2^-ERROR_OCTAVES to 2^ERROR_OCTAVES, the first and the last take in
- * what lies beyond. Errors of exactly zero are counted apart. */
+/* The histogram of |error| / rms: half octaves from 2^-ERROR_OCTAVES to 2^ERROR_OCTAVES, the first and the
+ * last bin include what lies beyond. Errors of exactly zero are counted separately. */
 #define ERROR_OCTAVES 16
 #define ERROR_BINS (4 * ERROR_OCTAVES)
 #define MAGNITUDE_BINS 2048 /* a float's exponent and three bits more */
@@ -21,10 +21,10 @@ struct error_sums {
     int64_t largest_at;
     uint64_t elements;
     uint64_t exact;   /* errors of zero */
-    uint64_t rounded; /* errors that are not zero, but within what a few roundings of float32 make */
+    uint64_t rounded; /* nonzero errors within a few float32 roundings */
     /* NaNs and infinities; elements with one are skipped in all of the above */
     uint64_t skipped;
-    uint64_t agreeing; /* of those that were skipped: the same on both sides */
+    uint64_t agreeing; /* skipped elements that are equal on both sides */
     uint64_t original_not_finite;
     uint64_t quantized_not_finite;
     uint64_t magnitudes[MAGNITUDE_BINS]; /* of |error| as a float */
@@ -35,7 +35,7 @@ void error_sums_clear(struct error_sums *sums);
 void error_sums_add(struct error_sums *sums, const float *original, const float *quantized, size_t count,
                     int64_t first);
 
-/* Adds what comes after. */
+/* Adds the sums of the elements that follow. */
 void error_sums_join(struct error_sums *sums, const struct error_sums *later);
 
 struct weight_error {

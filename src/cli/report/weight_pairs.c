@@ -39,8 +39,7 @@ static void add_pair(struct making *making, struct weight_pair pair) {
     pairs->items[pairs->count++] = pair;
 }
 
-/* gpt-oss computes with the matrices of its experts as its blocks hold them; where they are plain it holds them
- * transposed. */
+/* gpt-oss stores its experts as [out, in] when quantized and transposed when plain. */
 static bool transpose_if_gpt_oss(struct weight_slice *plain, const struct weight *blocks) {
     const struct weight *const weight = plain->weight;
     const bool is_transposed = blocks->scheme != NULL && blocks->scheme->layout == OPAQ_LAYOUT_GPT_OSS &&
@@ -75,7 +74,7 @@ static void take(struct making *making, const struct weight *quantized) {
     making->is_taken[quantized - making->pairs->quantized->weights.items] = true;
 }
 
-/* The experts of a stack that are single weights in the other checkpoint. False if none is. */
+/* Pairs the experts of a stack with single weights of the other checkpoint. False if there are none. */
 static bool pair_slices(struct making *making, const struct weight *original) {
     struct weight_slice *slices = NULL;
     const size_t count = weight_slices(&making->pairs->original->model, original, &slices);
@@ -98,7 +97,7 @@ static bool pair_slices(struct making *making, const struct weight *original) {
         }
         add_pair(making, pair);
     }
-    free(slices); /* the names have gone over */
+    free(slices); /* the pairs own the names now */
     return true;
 }
 

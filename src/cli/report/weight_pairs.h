@@ -1,5 +1,5 @@
-/* cli/report/weight_pairs.h: which weight of one checkpoint is which of another. By plain name; the experts that one checkpoint
- * stacks may be single weights in the other (weight_slice.h). */
+/* cli/report/weight_pairs.h: pairs the weights of two checkpoints by plain name. Experts that are stacked in one
+ * checkpoint may be single weights in the other (weight_slice.h). */
 #ifndef OPAQ_CLI_REPORT_WEIGHT_PAIRS_H
 #define OPAQ_CLI_REPORT_WEIGHT_PAIRS_H
 
@@ -7,10 +7,10 @@
 #include "cli/read/weight_slice.h"
 
 struct weight_pair {
-    const char *name;              /* of the slice that has one, the quantized side's if both have */
-    struct weight_slice original;  /* its weight is NULL if there is none */
+    const char *name;              /* of the quantized side if it has the weight, else of the original */
+    struct weight_slice original;  /* its weight is NULL if it is missing */
     struct weight_slice quantized; /* likewise */
-    int64_t matrices; /* from the slices' own on; the shapes of both are the same unless is_other_shape */
+    int64_t matrices; /* number of matrices from the slices on; shapes are equal unless is_other_shape */
     bool is_other_shape;
 };
 
@@ -21,7 +21,7 @@ struct weight_pairs {
     size_t count;
 };
 
-/* Numbers that a calibration leaves beside weights (plain scalars called ..._scale) need no partner. */
+/* Plain scalars called ..._scale, which a calibration adds, need no counterpart. */
 void weight_pairs_make(const struct checkpoint *original, const struct checkpoint *quantized,
                        struct weight_pairs *pairs);
 void weight_pairs_free(struct weight_pairs *pairs);

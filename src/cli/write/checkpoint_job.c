@@ -151,7 +151,7 @@ static enum opaq_status write_index(const struct checkpoint_job *job, const stru
 
 /* ---- running ---- */
 
-/* The small files first: what cannot be copied is then known before the work. */
+/* The small files first, so that their errors come before the long work. */
 static enum opaq_status write_all(const struct checkpoint_job *job, const struct destination *destination,
                                   const struct run_options *options, struct opaq_error *error) {
     CLI_TRY(destination_copy_others(destination, job->plan->weights->model, error));
@@ -168,17 +168,16 @@ static enum opaq_status write_all(const struct checkpoint_job *job, const struct
 static void note_source(struct checkpoint_job *job) {
     const struct model *const model = job->plan->weights->model;
     for (size_t i = 0; i < model->outside_count; ++i) {
-        job_note(job, "%s is not in %s and is left behind", model->outside[i], model->index_name);
+        job_note(job, "%s is not in %s and is not copied", model->outside[i], model->index_name);
     }
     if (model->config != NULL) {
         return;
     }
     const char *const what = job->scheme == NULL ? "" : opaq_layout_name(job->scheme->layout);
-    job_note(
-        job,
-        "%s has no config.json, so the result has none: transformers and vLLM load it only beside one%s%s%s",
-        model->path, job->scheme == NULL ? "" : " whose quantization_config describes the layout ", what,
-        job->scheme == NULL ? "" : " as 'opaq quantize' writes it for a folder that has one");
+    job_note(job,
+             "%s has no config.json, so the result has none: transformers and vLLM load it only with one%s%s%s",
+             model->path, job->scheme == NULL ? "" : " whose quantization_config describes the layout ", what,
+             job->scheme == NULL ? "" : " as 'opaq quantize' writes it for a folder that has one");
 }
 
 enum exit_code checkpoint_run(const struct command_call *call, struct checkpoint_job *job, const char *path,

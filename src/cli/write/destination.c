@@ -30,7 +30,7 @@ static bool is_own_file(const char *name) {
     return strcmp(name, job_name) == 0 || (name[0] == '.' && ends_with(name, PARTIAL_END));
 }
 
-/* ---- what is there already ---- */
+/* ---- existing files ---- */
 
 static void describe_job(struct destination *destination, const struct plan *plan, const char *settings) {
     const struct model *const model = plan->weights->model;
@@ -46,7 +46,7 @@ static enum opaq_status check_space(const struct destination *destination, const
                                     struct opaq_error *error) {
     struct statvfs space;
     if (fstatvfs(destination->folder, &space) != 0) {
-        return OPAQ_OK; /* writing will tell */
+        return OPAQ_OK; /* a shortage is found when writing */
     }
     uint64_t needed = 0;
     for (size_t i = 0; i < plan->file_count; ++i) {
@@ -66,7 +66,7 @@ static bool is_same_folder(int first, int second) {
     return fstat(first, &a) == 0 && fstat(second, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/* Files under their final names are whole; those of the planned size are done. */
+/* Files with their final names are complete; those of the planned size are done. */
 static void find_done(struct destination *destination, const struct plan *plan) {
     for (size_t i = 0; i < plan->file_count; ++i) {
         struct stat what;
@@ -76,8 +76,8 @@ static void find_done(struct destination *destination, const struct plan *plan) 
     }
 }
 
-/* A file that opaq did not leave half written; NULL if there is none. Such a file may be all that is there: a run that was
- * killed while it wrote down its job. */
+/* The first file that is not a temporary file of opaq; NULL if there is none. Temporary files alone are left by a run
+ * that was killed while it wrote its job file. */
 static const char *find_other_file(char **names, size_t count) {
     for (size_t i = 0; i < count; ++i) {
         if (!is_own_file(names[i])) {
@@ -87,13 +87,13 @@ static const char *find_other_file(char **names, size_t count) {
     return NULL;
 }
 
-/* What an earlier model left would be loaded with this one. */
+/* Files of an earlier model, which would be loaded with this one. */
 static bool is_of_old_model(const char *name) {
     return is_own_file(name) || ends_with(name, ".safetensors") || ends_with(name, ".safetensors.index.json") ||
            strcmp(name, "config.json") == 0 || strcmp(name, "hf_quant_config.json") == 0;
 }
 
-/* Whatever will be removed or replaced must be a regular file that is not input. Said before anything is removed. */
+/* Checks, before anything is removed, that all files to be removed or replaced are regular files and not input. */
 static enum opaq_status check_replaced(const struct destination *destination, const struct folder *source,
                                        char **names, size_t count, struct opaq_error *error) {
     for (size_t i = 0; i < count; ++i) {
@@ -139,11 +139,10 @@ static enum opaq_status take_folder(struct destination *destination, struct plan
     } else if (overwrites) {
         remove_old_model(destination, names, count);
     } else if (has_job) {
-        status =
-            opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                      "%s holds the beginning of a job with other settings, another source or another version "
-                      "of opaq; --overwrite replaces it",
-                      destination->path);
+        status = opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                           "%s holds an unfinished job with other settings, another source or another version "
+                           "of opaq; --overwrite replaces it",
+                           destination->path);
     } else if (find_other_file(names, count) != NULL) {
         status = opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                            "%s has files already (%s); --overwrite replaces a model in it", destination->path,
@@ -154,7 +153,7 @@ static enum opaq_status take_folder(struct destination *destination, struct plan
     return status;
 }
 
-/* The name of a new folder becomes durable with its parent. */
+/* Makes the name of a new folder durable. */
 static enum opaq_status flush_parent(const char *path, struct opaq_error *error) {
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/') {
@@ -180,12 +179,12 @@ static unsigned folder_mode(int source) {
     return fstat(source, &what) == 0 ? (what.st_mode & 0777) | S_IRWXU : S_IRWXU;
 }
 
-/* With the source's permissions if it is new. Locked until it is closed, by this process or by its end. */
+/* Creates the folder with the permissions of the source if need be, and locks it until it is closed. */
 static enum opaq_status open_folder(const char *path, int source, struct destination *destination,
                                     struct opaq_error *error) {
     const bool is_new = mkdir(path, folder_mode(source)) == 0;
     if (!is_new && errno != EEXIST) {
-        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot make the folder %s: %s", path, strerror(errno));
+        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot create the folder %s: %s", path, strerror(errno));
     }
     destination->folder = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     struct stat what;
@@ -203,7 +202,7 @@ static enum opaq_status open_folder(const char *path, int source, struct destina
     return is_new ? flush_parent(path, error) : OPAQ_OK;
 }
 
-/* The folder of a single file; the plan's file gets its name. */
+/* Opens the folder of a single file, and sets the name of the plan's file. */
 static enum opaq_status open_file(const char *path, struct plan *plan, bool overwrites,
                                   struct destination *destination, struct opaq_error *error) {
     const char *const slash = strrchr(path, '/');
@@ -302,7 +301,7 @@ static enum opaq_status copy_file(const struct folder *from, int to, const char 
     return status;
 }
 
-/* Also a .safetensors file that the index does not name: it would be loaded with files that it does not go with. */
+/* Includes .safetensors files that the index does not name: they would be loaded with the others. */
 static bool is_model_file(const struct model *model, const char *name) {
     return model_has_file(model, name) || (model->index != NULL && ends_with(name, ".safetensors")) ||
            (model->index_name != NULL && strcmp(model->index_name, name) == 0) ||
@@ -327,7 +326,7 @@ static enum opaq_status copy_subfolder(const struct destination *destination, co
     if (!is_destination && ((mkdirat(to, name, folder_mode(inner.handle)) != 0 && errno != EEXIST) ||
                             (handle = openat(to, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)) < 0)) {
         status =
-            opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot make the folder %s: %s", path.bytes, strerror(errno));
+            opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot create the folder %s: %s", path.bytes, strerror(errno));
     } else if (!is_destination) {
         status = copy_folder(destination, &inner, handle, path.bytes, NULL, depth + 1, error);
     }
@@ -352,10 +351,10 @@ static enum opaq_status copy_folder(const struct destination *destination, const
     for (size_t i = 0; i < count && status == OPAQ_OK; ++i) {
         struct stat what;
         if (fstatat(from->handle, names[i], &what, AT_SYMLINK_NOFOLLOW) != 0) {
-            status = opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot look at %s/%s: %s", from->path, names[i],
+            status = opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot stat %s/%s: %s", from->path, names[i],
                                strerror(errno));
         } else if (S_ISDIR(what.st_mode)) {
-            if (names[i][0] != '.') { /* caches and histories of other tools */
+            if (names[i][0] != '.') { /* caches of other tools */
                 status = copy_subfolder(destination, from, to, to_path, names[i], depth, error);
             }
         } else if (!is_own_file(names[i]) && (model == NULL || !is_model_file(model, names[i]))) {
@@ -375,7 +374,7 @@ enum opaq_status destination_copy_others(const struct destination *destination, 
 
 /* ---- the end ---- */
 
-/* Of a file of the source. */
+/* Permissions of a file of the source. */
 static unsigned mode_like(const struct model *model, const char *name) {
     struct stat what;
     return name != NULL && fstatat(model->folder.handle, name, &what, 0) == 0 ? what.st_mode & 0777 : ANY_MODE;

@@ -1,5 +1,4 @@
-/* cli/write/output_file.c: see output_file.h. Files that are open stand in a list, so that an exit() from anywhere takes
- * them away. */
+/* cli/write/output_file.c: see output_file.h. Open files are in a list, so that exit() from anywhere removes them. */
 #if defined(__linux__)
 #define _GNU_SOURCE /* flock; fallocate: posix_fallocate writes into every block where the file system cannot reserve */
 #endif
@@ -33,8 +32,7 @@ struct output_file {
     char *name;
     char *partial; /* the temporary name */
     struct stat identity;
-    atomic_uint_fast64_t
-        waiting; /* bytes that were written and that the system was not asked to send to the disk */
+    atomic_uint_fast64_t waiting; /* bytes written since the last write-back was started */
     struct output_file *next;
 };
 
@@ -44,8 +42,8 @@ static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct output_file *open_files;
 static bool is_watching_exit;
 
-/* Whether the temporary file is there, and not one that somebody else has put in its place. Asked while the descriptor
- * is open, because the number of a file that is gone may be given to another. */
+/* Whether the temporary file still exists and was not replaced by another process. Must be called while the descriptor
+ * is open, because the inode number of a removed file may be reused. */
 static bool is_still_ours(const struct output_file *file) {
     struct stat there;
     return fstatat(file->folder, file->partial, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
@@ -107,7 +105,7 @@ static enum opaq_status fail_to_reserve(const struct output_file *file, uint64_t
                      file->path, file->name, strerror(number));
 }
 
-/* 0, or the number of an error. */
+/* Returns 0 or an errno. */
 static int allocate_blocks(int descriptor, uint64_t bytes) {
 #if defined(__linux__)
     int result;
@@ -122,7 +120,7 @@ static int allocate_blocks(int descriptor, uint64_t bytes) {
 #endif
 }
 
-/* Where blocks cannot be reserved, at least what is free now is compared. */
+/* If blocks cannot be reserved, compares with the free space. */
 static int reserve(int descriptor, uint64_t bytes) {
     if (bytes == 0) {
         return 0;
@@ -186,10 +184,10 @@ enum opaq_status output_check(int folder, const char *path, const char *name, st
                : OPAQ_OK;
 }
 
-/* Locks a file; false if another process has. File systems without locks do not refuse. */
+/* Locks a file; false if another process has it locked. True on file systems without locks. */
 static bool lock(int descriptor) { return flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
 
-/* Removes a temporary file without a writer. */
+/* Removes a temporary file that no process is writing. */
 static enum opaq_status remove_old(const struct output_file *file, struct opaq_error *error) {
     CLI_TRY(output_check(file->folder, file->path, file->partial, error));
     const int old = openat(file->folder, file->partial, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -207,7 +205,7 @@ static enum opaq_status remove_old(const struct output_file *file, struct opaq_e
     return is_removed ? OPAQ_OK : fail_at(file, "create", trouble, error);
 }
 
-/* A new file, never what stands there. */
+/* Creates a new file; never opens an existing one. */
 static enum opaq_status create(struct output_file *file, unsigned mode, struct opaq_error *error) {
     CLI_TRY(output_check(file->folder, file->path, file->name, error));
     CLI_TRY(remove_old(file, error));
@@ -241,7 +239,7 @@ enum opaq_status output_open(int folder, const char *path, const char *name, uin
     return OPAQ_OK;
 }
 
-/* Asks the system to begin with what was written, so that making the file durable does not begin when all is done. */
+/* Starts write-back of what was written, so that the final flush is short. */
 static void send_ahead(struct output_file *file, size_t count) {
 #if defined(__linux__)
     if (atomic_fetch_add(&file->waiting, count) + count >= SEND_BYTES) {
@@ -277,7 +275,7 @@ enum opaq_status output_write(struct output_file *file, uint64_t offset, const v
     return OPAQ_OK;
 }
 
-/* Some file systems have nothing to flush and say so. */
+/* EINVAL and ENOTSUP: the file system has nothing to flush. */
 int output_flush(int descriptor) {
     while (fsync(descriptor) != 0) {
         if (errno != EINTR) {

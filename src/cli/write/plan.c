@@ -22,7 +22,7 @@ void plan_begin(struct plan *plan, const struct weights *weights) {
             plan_metadata(plan, i, from->header.metadata[k].key, from->header.metadata[k].value);
         }
         if (from->header.metadata_count == 0) {
-            plan_metadata(plan, i, "format", "pt"); /* without it transformers refuses the file */
+            plan_metadata(plan, i, "format", "pt"); /* transformers rejects files without it */
         }
     }
 }
@@ -130,7 +130,7 @@ static size_t add_suffixed(struct plan *plan, size_t file, const char *name, con
     return entry;
 }
 
-/* With the dimension of a stack in front if there is one. */
+/* `inner` with the dimension of a stack in front if there is one. Returns the rank. */
 static int stacked(int64_t stack, bool is_stack, const int64_t *inner, int rank, int64_t *shape) {
     const int extra = is_stack ? 1 : 0;
     shape[0] = stack;
@@ -140,7 +140,7 @@ static int stacked(int64_t stack, bool is_stack, const int64_t *inner, int rank,
     return rank + extra;
 }
 
-/* The entries of a quantized matrix or a stack of them; places are those of the first matrix. */
+/* Adds the entries of a quantized matrix or of a stack; `places` are those of the first matrix. */
 static enum opaq_status add_quantized(struct plan *plan, const char *name, size_t file, int64_t stack,
                                       bool is_stack, int64_t rows, int64_t columns,
                                       const struct opaq_layout_row *scheme, const struct opaq_spec *spec,
@@ -154,7 +154,7 @@ static enum opaq_status add_quantized(struct plan *plan, const char *name, size_
     int64_t inner[ST_RANK_LIMIT];
     int64_t shape[ST_RANK_LIMIT];
     int rank = stacked(stack, is_stack, stored.data.shape, stored.data.rank, shape);
-    if (scheme->layout == OPAQ_LAYOUT_GPT_OSS) { /* the bytes of a block have a dimension of their own */
+    if (scheme->layout == OPAQ_LAYOUT_GPT_OSS) { /* the bytes of a block are a separate dimension */
         const int64_t block_bytes = opaq_format_row(scheme->format)->block_columns / 2;
         shape[rank - 1] /= block_bytes;
         shape[rank++] = block_bytes;
@@ -222,7 +222,7 @@ void plan_decode(struct plan *plan, const struct weight *weight, enum opaq_eleme
     const bool is_written_transposed = weight->scheme != NULL && weight->scheme->layout == OPAQ_LAYOUT_GPT_OSS;
     int64_t shape[ST_RANK_LIMIT] = {weight->rows, weight->columns};
     int rank = 2;
-    if (weight->scheme == NULL) { /* floats of another dtype keep their shape */
+    if (weight->scheme == NULL) { /* floats keep their shape */
         rank = from->rank;
         memcpy(shape, from->shape, sizeof shape);
     } else if (weight->stack != 1 || from->rank > 2) {
@@ -243,15 +243,15 @@ void plan_decode(struct plan *plan, const struct weight *weight, enum opaq_eleme
     }
 }
 
-/* ---- who shares scales ---- */
+/* ---- sets that share a scale ---- */
 
-/* ModelOpt also gives the projections that are joined one scale where a tensor has only one. */
+/* ModelOpt also shares the scale of fused projections in formats with one scale for the tensor. */
 static bool shares(const struct plan_target *target) {
     return target->spec.format == OPAQ_NVFP4 ||
            (target->spec.format == OPAQ_FP8 && target->scheme->layout == OPAQ_LAYOUT_MODELOPT);
 }
 
-/* The same text for targets that share: the names of the modules they are in, and which of the joined ones. */
+/* A key that is equal for targets that share a scale: the parent module and the index of the fused projections. */
 static char *shared_name(const struct plan_target *target, size_t number) {
     struct text name = {0};
     const char *const plain = target->slice.name;
@@ -261,9 +261,9 @@ static char *shared_name(const struct plan_target *target, size_t number) {
     while (leaf > 0 && plain[leaf - 1] != '.') {
         --leaf;
     }
-    for (size_t i = 0; i < joined_count && shares(target); ++i) {
-        for (size_t k = 0; k < JOINED_MOST && joined_projections[i][k] != NULL; ++k) {
-            const char *const projection = joined_projections[i][k];
+    for (size_t i = 0; i < fused_count && shares(target); ++i) {
+        for (size_t k = 0; k < FUSED_MOST && fused_projections[i][k] != NULL; ++k) {
+            const char *const projection = fused_projections[i][k];
             if (strlen(projection) == module - leaf && memcmp(plain + leaf, projection, module - leaf) == 0) {
                 text_print(&name, "%.*s %zu", (int)leaf, plain, i);
                 return name.bytes;
@@ -314,7 +314,7 @@ static void find_sets(struct plan *plan) {
     free(sharing);
 }
 
-/* ---- places ---- */
+/* ---- offsets ---- */
 
 static int compare_entries(const void *first, const void *second) {
     return strcmp((*(const struct plan_entry *const *)first)->name,
@@ -385,8 +385,8 @@ enum opaq_status plan_finish(struct plan *plan, struct opaq_error *error) {
         if (file->header.length - ST_LENGTH_BYTES > ST_HEADER_LIMIT) {
             return opaq_fail(
                 error, OPAQ_ERROR_LIMIT,
-                "%s would have %zu tensors and a header of %zu bytes, of which readers of safetensors "
-                "take at most %d: split the source into more files",
+                "%s would have %zu tensors and a header of %zu bytes, but safetensors allows at most %d: "
+                "split the source into more files",
                 file->name, file->count, file->header.length - ST_LENGTH_BYTES, ST_HEADER_LIMIT);
         }
     }

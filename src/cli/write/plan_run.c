@@ -17,10 +17,10 @@
 #include "opaq/stored.h"
 
 enum {
-    CHUNK_ELEMENTS = 1 << 20, /* at most, and fewer where there are many threads */
-    ALL_ELEMENTS = 5 << 20,   /* of all chunks under way */
+    CHUNK_ELEMENTS = 1 << 20, /* at most; fewer with many threads */
+    ALL_ELEMENTS = 5 << 20,   /* of all chunks in progress */
     LEAST_ELEMENTS = 1 << 16,
-    BATCH_BYTES = 512 << 20 /* amaxes are found for so much of the source before it is read again */
+    BATCH_BYTES = 512 << 20 /* bytes of the source whose amaxes are computed before it is read again */
 };
 
 enum chunk_kind { CHUNK_HEADER, CHUNK_COPY, CHUNK_GIVEN, CHUNK_AMAX, CHUNK_ROWS };
@@ -48,11 +48,11 @@ struct run {
     int threads;
     int64_t chunk_elements;
     bool allows_nonfinite;
-    /* for the chunks under way */
+    /* for the chunks in progress */
     const struct chunks *chunks;
     atomic_size_t next;
     atomic_bool has_failed;
-    pthread_mutex_t lock; /* of the error, of the sets' amaxes and of what is counted */
+    pthread_mutex_t lock; /* of error, sets' amaxes and counters */
     struct opaq_error error;
 };
 
@@ -72,7 +72,7 @@ static enum opaq_status copy_bytes(struct run *run, const struct chunk *chunk, s
     return output_write(run->output, entry->begin + (uint64_t)chunk->first, bytes, (size_t)chunk->count, error);
 }
 
-/* Names the tensor of the source and the place in it. */
+/* The message names the tensor of the source, row and column. */
 static enum opaq_status refuse_nonfinite(const struct weight_slice *slice, int64_t row, int64_t column,
                                          const char *kind, struct opaq_error *error) {
     const struct weight *const weight = slice->weight;
@@ -90,7 +90,7 @@ static enum opaq_status refuse_nonfinite(const struct weight_slice *slice, int64
     return status;
 }
 
-/* Refuses or counts what is not finite in the rows from `first` on. */
+/* Rejects or counts NaNs and infinities; `rows` start at row `first`. */
 static enum opaq_status check_finite(struct run *run, struct plan_target *target, int64_t first,
                                      const struct opaq_view *rows, struct opaq_error *error) {
     int64_t index = 0;
@@ -109,7 +109,7 @@ static enum opaq_status check_finite(struct run *run, struct plan_target *target
     return OPAQ_OK;
 }
 
-/* A scale of the whole tensor is that of its finite values. */
+/* The scale of a whole tensor is that of its finite values. */
 static enum opaq_status find_amax(struct run *run, const struct chunk *chunk, struct worker *worker,
                                   struct opaq_error *error) {
     struct plan_target *const target = &run->plan->targets[chunk->index];
@@ -134,12 +134,12 @@ static enum opaq_status find_amax(struct run *run, const struct chunk *chunk, st
     return OPAQ_OK;
 }
 
-/* Rows of a matrix that is written transposed: each column of them goes to a place of its own. */
+/* Writes rows of a matrix that is stored transposed, column by column. */
 static enum opaq_status write_transposed(struct run *run, const struct plan_target *target,
                                          const struct chunk *chunk, const void *rows, struct worker *worker,
                                          struct opaq_error *error) {
     const int64_t columns = target->slice.columns;
-    const uint64_t bytes = target->data_row_bytes / (uint64_t)columns; /* of an element */
+    const uint64_t bytes = target->data_row_bytes / (uint64_t)columns; /* of one element */
     const uint64_t column_bytes = (uint64_t)chunk->count * bytes;
     const uint64_t begin = run->file->entries[target->data.entry].begin + target->data.offset;
     char *const transposed = row_memory_take(&worker->out, 0, (size_t)(column_bytes * (uint64_t)columns));
@@ -175,7 +175,7 @@ static size_t tensor_bytes(const struct opaq_tensor *tensor) {
     return bytes;
 }
 
-/* The codes and scales of `view`, which holds rows from chunk->first on, to their places. */
+/* Writes the codes and scales of `view`, which holds the rows of the chunk. */
 static enum opaq_status write_rows(struct run *run, const struct plan_target *target, const struct chunk *chunk,
                                    const struct opaq_view *view, struct worker *worker, float global,
                                    struct opaq_error *error) {
@@ -270,15 +270,15 @@ static void fail(struct run *run, const struct opaq_error *error) {
 static void work(void *argument, int64_t begin, int64_t end) {
     struct run *const run = argument;
     struct worker worker = {0};
-    (void)begin; /* one of as many as there are threads */
+    (void)begin; /* called once for each thread */
     (void)end;
     for (size_t i = atomic_fetch_add(&run->next, 1); i < run->chunks->count && !atomic_load(&run->has_failed);
          i = atomic_fetch_add(&run->next, 1)) {
         struct opaq_error error = {OPAQ_OK, ""};
         if (interrupt_seen()) {
             opaq_fail(&error, OPAQ_ERROR_SYSTEM,
-                      "stopped; what was half written is removed, and running it again "
-                      "goes on with the files that are missing");
+                      "stopped; the partial file is removed, and running the command again "
+                      "continues with the missing files");
             fail(run, &error);
         } else if (do_chunk(run, &run->chunks->items[i], &worker, &error) != OPAQ_OK) {
             fail(run, &error);
@@ -290,7 +290,7 @@ static void work(void *argument, int64_t begin, int64_t end) {
     row_memory_free(&worker.out);
 }
 
-/* As many threads as there is memory for: chunks of wide matrices in square blocks cannot be made small. */
+/* Number of threads that memory allows: chunks of wide matrices in square blocks cannot be small. */
 static int64_t workers(const struct run *run, const struct chunks *chunks) {
     int64_t largest = 0;
     for (size_t i = 0; i < chunks->count; ++i) {
@@ -328,7 +328,7 @@ static uint64_t source_bytes(const struct plan_target *target, int64_t rows) {
                : (uint64_t)((double)rows * (double)target->slice.columns * (double)all / (double)elements);
 }
 
-/* Rows that only go together: those of a block of the source, or of what it becomes. */
+/* Rows that must be in one chunk: those of a block of the source or of the result. */
 static int64_t rows_together(const struct plan_target *target) {
     const struct opaq_layout_row *const from = target->slice.weight->scheme;
     const struct opaq_layout_row *const to = target->scheme;
@@ -338,7 +338,7 @@ static int64_t rows_together(const struct plan_target *target) {
     return has_square ? SQUARE_ROWS : 1;
 }
 
-/* What is read twice counts half each time. */
+/* Rows that are read twice count half each time. */
 static void add_rows(const struct run *run, struct chunks *chunks, enum chunk_kind kind, size_t index) {
     const struct plan_target *const target = &run->plan->targets[index];
     const int64_t columns = target->slice.columns < 1 ? 1 : target->slice.columns;
@@ -360,13 +360,13 @@ static void add_amaxes(struct run *run, struct chunks *chunks, size_t target) {
         return;
     }
     struct plan_set *const set = &run->plan->sets[number];
-    set->is_known = true; /* when these chunks are done */
+    set->is_known = true; /* once these chunks are done */
     for (size_t i = 0; i < set->count; ++i) {
         add_rows(run, chunks, CHUNK_AMAX, set->targets[i]);
     }
 }
 
-/* Targets from `begin` on that belong to the file, up to a batch: first their amaxes, then their rows. */
+/* Runs a batch of targets of the file from `begin` on: first their amaxes, then their rows. */
 static enum opaq_status run_batch(struct run *run, size_t file, size_t *begin, struct opaq_error *error) {
     struct chunks amaxes = {0};
     struct chunks rows = {0};
@@ -429,7 +429,7 @@ static enum opaq_status run_file(struct run *run, size_t number, int folder, con
     return status;
 }
 
-/* A file that is written waits for the disk while the next one is computed. */
+/* A complete file is flushed to disk while the next one is computed. */
 static enum opaq_status run_files(struct run *run, int folder, const char *path, const bool *is_done,
                                   struct opaq_error *error) {
     struct output_file *written = NULL;
@@ -445,7 +445,7 @@ static enum opaq_status run_files(struct run *run, int folder, const char *path,
             status = before == NULL ? OPAQ_OK : output_commit(before, error);
         }
     }
-    /* also after an error: it is whole, and a later run need not make it again */
+    /* also after an error: the file is complete, and a later run need not write it again */
     const enum opaq_status last =
         written == NULL ? OPAQ_OK : output_commit(written, status == OPAQ_OK ? error : NULL);
     return status != OPAQ_OK ? status : last;

@@ -1,5 +1,5 @@
-/* cli/write/plan_run.h: carries out a plan. The work is cut into chunks of a few megabytes, which all threads take in turn:
- * each reads its rows, computes and writes them to their place, so memory is that of the chunks under way. */
+/* cli/write/plan_run.h: executes a plan. The work is split into chunks of a few megabytes, which the threads take in
+ * turn: each reads its rows, computes and writes the result, so memory is proportional to the chunks in progress. */
 #ifndef OPAQ_CLI_WRITE_PLAN_RUN_H
 #define OPAQ_CLI_WRITE_PLAN_RUN_H
 
@@ -12,8 +12,8 @@ struct run_options {
     bool allows_nonfinite; /* count NaNs and infinities in the plan's targets instead of refusing them */
 };
 
-/* Writes the plan's files into a folder, each of them whole or not at all, but not those that are done already.
- * After Ctrl-C it ends with an error too. */
+/* Writes the files of the plan that are not done into a folder, each of them completely or not at all. Returns an error
+ * after Ctrl-C. */
 enum opaq_status plan_run(struct plan *plan, int folder, const char *path, const bool *is_done,
                           const struct run_options *options, struct opaq_error *error);
 

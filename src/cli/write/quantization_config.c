@@ -1,4 +1,5 @@
-/* cli/write/quantization_config.c: see quantization_config.h. What each layout's readers demand: docs/checkpoints.md. */
+/* cli/write/quantization_config.c: see quantization_config.h. What the readers of each layout require:
+ * docs/checkpoints.md. */
 #include "cli/write/quantization_config.h"
 
 #include <string.h>
@@ -20,7 +21,7 @@ static yyjson_mut_val *names(yyjson_mut_doc *document, const struct quantization
 static bool has_four_bits(enum opaq_format format) { return format == OPAQ_NVFP4 || format == OPAQ_MXFP4; }
 
 bool activations_fit(const struct opaq_layout_row *scheme, enum activations activations) {
-    const bool is_nvfp4 = scheme->format == OPAQ_NVFP4; /* whose inputs need a scale from a calibration */
+    const bool is_nvfp4 = scheme->format == OPAQ_NVFP4; /* whose activations need scales from a calibration */
     if (activations == ACTIVATIONS_GIVEN) {
         return *scheme->input != '\0';
     }
@@ -28,7 +29,7 @@ bool activations_fit(const struct opaq_layout_row *scheme, enum activations acti
     switch (scheme->layout) {
     case OPAQ_LAYOUT_COMPRESSED_TENSORS:
         return is_none || !is_nvfp4;
-    case OPAQ_LAYOUT_MODELOPT: /* each algorithm has one form */
+    case OPAQ_LAYOUT_MODELOPT: /* each algorithm supports one */
         return is_none == (has_four_bits(scheme->format) || scheme->format == OPAQ_FP8BLK2);
     case OPAQ_LAYOUT_DEEPSEEK:
         return !is_none;
@@ -63,7 +64,7 @@ bool activations_of_config(yyjson_val *quantization, enum activations *activatio
 
 /* ---- compressed-tensors ---- */
 
-/* How a format's weights and inputs are described. */
+/* Description of a format's weights and activations. */
 struct ct_row {
     enum opaq_format format;
     int bits;
@@ -127,7 +128,7 @@ static yyjson_mut_val *ct_input(yyjson_mut_doc *document, const struct ct_row *c
     }
     yyjson_mut_val *const input =
         ct_arguments(document, ct->bits, ct->input_strategy, ct->input_group, ct->scale_dtype);
-    if (ct->format == OPAQ_NVFP4) { /* block scales are computed, the one beside them is given */
+    if (ct->format == OPAQ_NVFP4) { /* block scales are dynamic, the global scale is given */
         yyjson_mut_obj_add_str(document, input, "dynamic", "local");
         yyjson_mut_obj_add_str(document, input, "observer", "static_minmax");
     } else {
@@ -175,7 +176,8 @@ static int modelopt_group(const struct quantization *quantization) {
 
 static void add_producer(yyjson_mut_doc *document, yyjson_mut_val *to) {
     yyjson_mut_val *const producer = yyjson_mut_obj_add_obj(document, to, "producer");
-    yyjson_mut_obj_add_str(document, producer, "name", "modelopt"); /* by this name engines know the layout */
+    yyjson_mut_obj_add_str(document, producer, "name",
+                           "modelopt"); /* engines recognize the layout by this name */
     struct text version = {0};
     text_print(&version, "opaq %s", opaq_version());
     yyjson_mut_obj_add_strcpy(document, producer, "version", text_get(&version));
@@ -232,7 +234,7 @@ yyjson_mut_val *modelopt_config(yyjson_mut_doc *document, const struct quantizat
     return root;
 }
 
-/* ---- DeepSeek, and transformers in its manner ---- */
+/* ---- DeepSeek, also used by transformers ---- */
 
 static yyjson_mut_val *deepseek_config(yyjson_mut_doc *document, const struct quantization *quantization) {
     const bool is_mx = quantization->scheme->format == OPAQ_MXFP8;

@@ -17,7 +17,7 @@ static bool has_same_bits(float a, float b) {
     return a_bits == b_bits;
 }
 
-/* ---- what a file keeps ---- */
+/* ---- forms kept in metadata ---- */
 
 static const char *kept(const struct plan *plan, const struct model_tensor *tensor) {
     struct text key = {0};
@@ -65,7 +65,7 @@ static void widen_exponents(const uint8_t *from, size_t count, float *to) {
     }
 }
 
-/* Float32 to exponents; false if one is no power of two. */
+/* Float32 to exponents; false if one is not a power of two. */
 static bool narrow_exponents(const float *from, size_t count, uint8_t *to) {
     for (size_t i = 0; i < count; ++i) {
         to[i] = (uint8_t)opaq_element_encode(OPAQ_E8M0, from[i], OPAQ_SATURATE);
@@ -117,7 +117,7 @@ enum opaq_status scale_form_convert(struct plan *plan, const struct model_tensor
 
 /* ---- global scales ---- */
 
-/* One over `from`; false if one over that is not `from` again. */
+/* 1 / from; false if the inverse of that is not `from`. */
 static bool invert(float from, float *to) {
     *to = 1.0f / from;
     const float back = 1.0f / *to;
@@ -132,7 +132,7 @@ static void print_floats(const float *floats, size_t count, struct text *text) {
     }
 }
 
-/* What print_floats wrote, if these are what their turning over gave: nobody has changed them since. */
+/* Parses the text of print_floats; false unless `now` are the inverses of these floats, that is unchanged since. */
 static bool read_floats(const char *text, const float *now, size_t count, float *floats) {
     if (text == NULL || strlen(text) != count * 8) {
         return false;

@@ -5,7 +5,7 @@
 
 enum { BLOCK = 16, MEMORY = 4096 };
 
-/* What the library makes of a tensor with this amax, so that the arithmetic stands in one place. */
+/* Quantizes a tensor with this amax, so that the arithmetic is only in the library. */
 static enum opaq_status global_of(const struct opaq_spec *spec, float amax, float *global,
                                   struct opaq_error *error) {
     const struct opaq_device device = {OPAQ_DEVICE_CPU, 0};
@@ -30,7 +30,7 @@ enum opaq_status shared_scale_of(const struct opaq_spec *spec, const struct opaq
     if (spec->format != OPAQ_NVFP4) {
         return OPAQ_OK;
     }
-    /* Rules without a global scale of their own are read by the layout's: w = code * scale * amax / (448 * 6). */
+    /* For rules without a global scale the layout's is used: w = code * scale * amax / (448 * 6). */
     const bool divides = scheme->rule == OPAQ_RULE_COMPRESSED_TENSORS;
     if ((spec->options & OPAQ_GLOBAL) == 0) {
         const float whole = (float)spec->e4m3_max * 6.0f;

@@ -1,4 +1,4 @@
-/* cli/write/shared_scale.h: the float that a tensor has beside its codes, from the amax of all that share it. */
+/* cli/write/shared_scale.h: the scale of a whole tensor, from the amax of all targets that share it. */
 #ifndef OPAQ_CLI_WRITE_SHARED_SCALE_H
 #define OPAQ_CLI_WRITE_SHARED_SCALE_H
 
@@ -8,8 +8,8 @@
 #include "opaq/opaq.h"
 
 struct shared_scale {
-    float given;  /* to opaq_quantize in place of the amax */
-    float stored; /* in the file, as the layout wants it; 0 for formats without one */
+    float given;  /* passed to opaq_quantize as the amax */
+    float stored; /* in the file, in the form of the layout; 0 for formats without one */
 };
 
 enum opaq_status shared_scale_of(const struct opaq_spec *spec, const struct opaq_layout_row *scheme, float amax,
