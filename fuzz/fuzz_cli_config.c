@@ -1,8 +1,8 @@
 /* fuzz_cli_config.c: any bytes as config.json and as hf_quant_config.json. Everything that reads a configuration
  * without writing files runs on it, beside weights that it could speak of. */
-#include "cli/config_ignore.h"
-#include "cli/json.h"
-#include "cli/weight_part.h"
+#include "cli/read/json.h"
+#include "cli/read/name_pattern.h"
+#include "cli/read/weight_slice.h"
 #include "fuzz_cli.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -19,17 +19,17 @@ static const struct st_tensor stacks[] = {
 };
 enum { STACKS = sizeof stacks / sizeof stacks[0] };
 
-static void expect_parts(const struct model *model, const struct weight *weight) {
-    struct weight_part *parts = NULL;
-    const size_t count = weight_parts(model, weight, &parts);
+static void expect_slices(const struct model *model, const struct weight *weight) {
+    struct weight_slice *slices = NULL;
+    const size_t count = weight_slices(model, weight, &slices);
     int64_t elements = 0;
     for (size_t i = 0; i < count; ++i) {
-        expect(parts[i].rows > 0 && parts[i].columns > 0 && parts[i].first >= 0);
-        expect(parts[i].matrix >= 0 && parts[i].matrix < weight->stack && strlen(parts[i].name) > 0);
-        elements += parts[i].rows * parts[i].columns;
+        expect(slices[i].rows > 0 && slices[i].columns > 0 && slices[i].first >= 0);
+        expect(slices[i].matrix >= 0 && slices[i].matrix < weight->stack && strlen(slices[i].name) > 0);
+        elements += slices[i].rows * slices[i].columns;
     }
     expect(count == 0 || elements == weight->stack * weight->rows * weight->columns);
-    weight_parts_free(parts, count);
+    weight_slices_free(slices, count);
 }
 
 /* Patterns of others, some of them expressions: none takes long, and what is found is an entry of the list. */
@@ -62,7 +62,7 @@ static void use(yyjson_doc *document) {
         struct weights weights;
         expect(weights_find(&model, &weights, &error) == OPAQ_OK && weights.count == STACKS - 1);
         for (size_t i = 0; i < weights.count; ++i) {
-            expect_parts(&model, &weights.items[i]);
+            expect_slices(&model, &weights.items[i]);
         }
         weights_free(&weights);
     }

@@ -1,7 +1,7 @@
 /* fuzz_cli_header.c: any bytes as the beginning of a safetensors file. The first two say how many bytes of data follow
  * the header. What is accepted covers the file, is written and read again as it was, and its tensors make weights. */
-#include "cli/st_header.h"
-#include "cli/weights.h"
+#include "cli/read/st_header.h"
+#include "cli/read/weights.h"
 #include "fuzz_cli.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

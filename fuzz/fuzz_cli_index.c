@@ -1,6 +1,6 @@
 /* fuzz_cli_index.c: any bytes as an index of a checkpoint. What is accepted names files of the folder and nothing else. */
-#include "cli/json.h"
-#include "cli/model.h"
+#include "cli/read/json.h"
+#include "cli/read/model.h"
 #include "fuzz_cli.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # fuzz.sh <seconds>: runs every libFuzzer target fuzz/fuzz_*.c for that long, under ASan and UBSan. What it
-# finds interesting is kept in build-fuzz/corpus; inputs worth keeping for good are in fuzz/seeds/<target>.
+# finds interesting is kept in build-fuzz/corpus; inputs worth keeping for good are in fuzz/seeds/<target>. The
+# invalid checkpoints of tests/cli/make_hostile.py are seeds too, in build-fuzz/seeds.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 seconds=$1
@@ -25,15 +26,19 @@ fi
 
 CC=$clang tools/build.sh build-fuzz -DOPAQ_FUZZ=ON -DOPAQ_TESTS=OFF \
     -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="-O1 -g"
+rm -rf build-fuzz/seeds
+python3 tests/cli/make_hostile.py --seeds build-fuzz/seeds
 for source in fuzz/fuzz_*.c; do
     name=$(basename "$source" .c)
     title "$name, $seconds seconds"
     corpus=build-fuzz/corpus/$name
     mkdir -p "$corpus" build-fuzz/findings
     seeds=()
-    if [ -d "fuzz/seeds/$name" ]; then
-        seeds=("fuzz/seeds/$name")
-    fi
+    for folder in "fuzz/seeds/$name" "build-fuzz/seeds/$name"; do
+        if [ -d "$folder" ]; then
+            seeds+=("$folder")
+        fi
+    done
     if ! "build-fuzz/fuzz/$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 \
         -artifact_prefix="build-fuzz/findings/$name-" "$corpus" ${seeds[@]+"${seeds[@]}"} \
         >"build-fuzz/$name.log" 2>&1; then

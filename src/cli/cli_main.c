@@ -1,13 +1,13 @@
-/* cli/cli_main.c: the program opaq: finds the command in the table and calls it. */
+/* cli/cli_main.c: the program opaq: looks up the command in the table and runs it. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/arguments.h"
-#include "cli/commands.h"
-#include "cli/help.h"
-#include "cli/interrupt.h"
+#include "cli/commands/arguments.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/help.h"
+#include "cli/console/interrupt.h"
 #include "opaq/version.h"
 
 static enum exit_code say_usage(void) {
@@ -15,7 +15,7 @@ static enum exit_code say_usage(void) {
     for (const struct command_row *row = command_table; row->name != NULL; ++row) {
         (void)fprintf(stderr, "%s %s", row == command_table ? "" : ",", row->name);
     }
-    (void)fprintf(stderr, "\n'opaq --help' says more.\n");
+    (void)fprintf(stderr, "\nSee 'opaq --help'.\n");
     return EXIT_USAGE;
 }
 
@@ -58,7 +58,7 @@ static enum exit_code run_words(const char *const *words, size_t count) {
     return row == NULL ? command_unknown(name) : run_row(row, words + 1, count - 1);
 }
 
-/* A reader that has seen enough, like head, is told nothing. */
+/* No message if the reader has closed the pipe, as head does. */
 static bool is_output_complete(void) {
     if (fflush(stdout) == 0 && ferror(stdout) == 0) {
         return true;

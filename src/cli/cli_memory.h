@@ -1,28 +1,28 @@
-/* cli/cli_memory.h: memory and texts that grow. The command ends with a sentence when memory runs out, so nothing here
- * fails; files that are half written go by their temporary names, see output_file.h. */
+/* cli/cli_memory.h: memory and growing texts. When memory runs out the process prints a message and exits, so
+ * nothing here fails; partial output files are removed at exit, see output_file.h. */
 #ifndef OPAQ_CLI_CLI_MEMORY_H
 #define OPAQ_CLI_CLI_MEMORY_H
 
 #include <stddef.h>
 
-/* `count` things of `size` bytes, all zero. */
+/* Array of `count` elements of `size` bytes, zeroed; fails on overflow. */
 void *alloc_array(size_t count, size_t size);
 
-/* `old` may be NULL; what is new is not set. */
+/* `old` may be NULL; added elements are uninitialized. */
 void *realloc_array(void *old, size_t count, size_t size);
 
-/* A terminated copy of `length` bytes of `text`. */
+/* A zero-terminated copy of `length` bytes of `text`; released with free(). */
 char *copy_text(const char *text, size_t length);
 
-/* Aligned to 64 bytes, not set; released with free(). */
+/* Aligned to 64 bytes, uninitialized; released with free(). */
 void *alloc_aligned(size_t bytes);
 
-/* Room for one more entry of an array that doubles: returns the array, perhaps moved. */
+/* Makes room for one more element by doubling the capacity; returns the array, which may have moved. */
 void *grow_array(void *array, size_t count, size_t *capacity, size_t size);
 
-/* A text that grows; all zero is the empty one, and `bytes` is then NULL. */
+/* A growing text. All zero is the empty text; `bytes` is then NULL. */
 struct text {
-    char *bytes; /* terminated once anything was added */
+    char *bytes; /* zero-terminated once anything was added */
     size_t length;
     size_t capacity;
 };

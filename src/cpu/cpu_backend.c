@@ -1,5 +1,5 @@
 /* cpu/cpu_backend.c: the CPU's table. */
-#include "cpu/cpu.h"
+#include "cpu/cpu_functions.h"
 #include "cpu/quant/quant_table.h"
 
 static const char *quantize_kernel_name(const struct opaq_spec *spec) {

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cpu/cpu.h"
+#include "cpu/cpu_functions.h"
 
 enum opaq_status cpu_allocate(struct opaq_device device, size_t bytes, void **memory, struct opaq_error *error) {
     (void)device;

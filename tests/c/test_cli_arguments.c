@@ -4,10 +4,9 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "cli/arguments.h"
-#include "cli/choices.h"
-#include "cli/commands.h"
-#include "cli/nearest.h"
+#include "cli/commands/arguments.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/nearest.h"
 #include "support_stderr.h"
 
 static const struct option_row options[] = {
@@ -123,18 +122,18 @@ static void wrong_lines_say_why(void) {
         {"--format= a b", "--format is \"\", expected nvfp4, mxfp4 or fp8"},
         {"--format zebra a b", "--format is \"zebra\", expected nvfp4, mxfp4 or fp8"},
         {"--format nvfp4 --format fp8 a b", "--format is given twice, as \"nvfp4\" and as \"fp8\""},
-        {"a b --format", "--format wants a value: --format NAME"},
-        {"a b --format --quiet", "--format wants a value: --format NAME"},
+        {"a b --format", "--format needs a value: --format NAME"},
+        {"a b --format --quiet", "--format needs a value: --format NAME"},
         {"--quiet=yes a b", "--quiet takes no value, and \"yes\" was given"},
         {"", "SRC is missing: 0 of 2 arguments were given"},
         {"a", "DST is missing: 1 of 2 arguments was given"},
-        {"a b c", "\"c\" is too much: 3 arguments were given, expected 2"},
+        {"a b c", "unexpected argument \"c\": 3 arguments were given, expected 2"},
     };
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; ++i) {
         char expected[512];
         struct attempt attempt = attempt_make(lines[i][0]);
         (void)snprintf(expected, sizeof expected,
-                       "opaq try: %s\nusage: opaq try [options] SRC DST\n'opaq try --help' says more.\n",
+                       "opaq try: %s\nusage: opaq try [options] SRC DST\nSee 'opaq try --help'.\n",
                        lines[i][1]);
         CHECK_EQ_INT(attempt.outcome, ARGUMENTS_WRONG);
         CHECK_EQ_STR(attempt.said, expected);

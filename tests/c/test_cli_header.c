@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "cli/st_header.h"
+#include "cli/read/st_header.h"
 
 #define ENTRY(name, dtype, shape, begin, end) \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" #begin "," #end "]}"

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "cli/interrupt.h"
+#include "cli/console/interrupt.h"
 
 /* How a process that runs `body` ends: its exit code, or the negative number of the signal. */
 static int ending_of(void (*body)(void)) {

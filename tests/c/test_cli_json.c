@@ -3,7 +3,7 @@
 
 #include "check.h"
 #include "cli/cli_memory.h"
-#include "cli/json.h"
+#include "cli/read/json.h"
 
 /* Reads a text that must be fine; NULL if it is not. */
 static yyjson_doc *read_text(const char *text) {
@@ -26,12 +26,12 @@ static void refuses(const char *text, size_t length, enum opaq_status status, co
 static void refuses_what_is_no_json(void) {
     static const char zero[] = "{}\0";
     static const char wrong[] = "{\"\xFF\":1}";
-    refuses("", 0, OPAQ_ERROR_TEXT, "f: no JSON: input length is 0 at byte 0 of 0");
-    refuses("{", 1, OPAQ_ERROR_TEXT, "f: no JSON: unexpected end of data at byte 1 of 1");
-    refuses("{}x", 3, OPAQ_ERROR_TEXT, "f: no JSON: unexpected content after document at byte 2 of 3");
-    refuses(zero, 3, OPAQ_ERROR_TEXT, "f: no JSON: unexpected content after document at byte 2 of 3");
+    refuses("", 0, OPAQ_ERROR_TEXT, "f: invalid JSON: input length is 0 at byte 0 of 0");
+    refuses("{", 1, OPAQ_ERROR_TEXT, "f: invalid JSON: unexpected end of data at byte 1 of 1");
+    refuses("{}x", 3, OPAQ_ERROR_TEXT, "f: invalid JSON: unexpected content after document at byte 2 of 3");
+    refuses(zero, 3, OPAQ_ERROR_TEXT, "f: invalid JSON: unexpected content after document at byte 2 of 3");
     refuses(wrong, strlen(wrong), OPAQ_ERROR_TEXT,
-            "f: no JSON: invalid UTF-8 encoding in string at byte 2 of 7");
+            "f: invalid JSON: invalid UTF-8 encoding in string at byte 2 of 7");
     static const char *const texts[] = {"[1,]", "[01]",  "[1.]",    "[.5]",  "[+1]", "[NaN]",    "[Infinity]",
                                         "[1e]", "['a']", "{a:1}",   "/**/1", "[1}",  "\"\n\"",   "[1 2]",
                                         "tru",  "[0x1]", "\"\\x\"", "nul",   "-",    "\"\\u12\""};
@@ -45,7 +45,7 @@ static void refuses_what_is_no_json(void) {
 }
 
 static void refuses_keys_that_stand_twice(void) {
-    static const char *const twice = "f: the key \"a\" stands twice in one object";
+    static const char *const twice = "f: duplicate key \"a\" in an object";
     refuses("{\"a\":1,\"b\":2,\"a\":3}", 19, OPAQ_ERROR_TEXT, twice);
     refuses("{\"a\":1,\"\\u0061\":3}", 18, OPAQ_ERROR_TEXT, twice);
     refuses("[1,{\"x\":[{\"a\":1,\"a\":1}]}]", 25, OPAQ_ERROR_TEXT, twice);
@@ -137,7 +137,7 @@ static void sentences_can_be_shown(void) {
     yyjson_doc *document = NULL;
     struct opaq_error error = {OPAQ_OK, ""};
     CHECK_EQ_INT(json_read(text.bytes, text.length, "f", &document, &error), OPAQ_ERROR_TEXT);
-    CHECK(strncmp(error.text, "f: the key \"???000", 18) == 0);
+    CHECK(strncmp(error.text, "f: duplicate key \"???000", 24) == 0);
     text_free(&text);
     (void)opaq_fail(&error, OPAQ_ERROR_TEXT, "%.1s|%s|%s", "\xC3\xA9", "\xF0\x9F\x98\x80", "a\tb\x7F\x80");
     CHECK_EQ_STR(error.text, "?|\xF0\x9F\x98\x80|a?b??");

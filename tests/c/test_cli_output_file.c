@@ -9,9 +9,9 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "cli/inputs.h"
-#include "cli/interrupt.h"
-#include "cli/output_file.h"
+#include "cli/console/interrupt.h"
+#include "cli/read/inputs.h"
+#include "cli/write/output_file.h"
 
 static const char partial_name[] = ".x.opaq-partial";
 

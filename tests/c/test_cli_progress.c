@@ -7,9 +7,9 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "cli/progress.h"
-#include "cli/progress_line.h"
-#include "cli/units.h"
+#include "cli/console/number_text.h"
+#include "cli/console/progress.h"
+#include "cli/console/progress_line.h"
 #include "support_stderr.h"
 
 static void units_are_readable(void) {
@@ -43,7 +43,7 @@ static void lines_say_what_was_done(void) {
     CHECK_EQ_STR(text_get(&line),
                  "quantizing  37% [=========>                 ] 1.2 GB/3.2 GB  812 MB/s  3 s left");
     CHECK_EQ_INT(line.length, 79);
-    progress_plain_line(&figures, &line);
+    progress_log_line(&figures, &line);
     CHECK_EQ_STR(text_get(&line), "quantizing: 37%, 1.2 GB of 3.2 GB, 812 MB/s, 3 s left");
     progress_last_line(&figures, &line);
     CHECK_EQ_STR(text_get(&line), "quantizing: 1.2 GB in 1.5 s, 789 MB/s");

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "cli/weight_error.h"
+#include "cli/report/weight_error.h"
 
 static struct weight_error error_of(const float *original, const float *quantized, size_t count) {
     struct error_sums *const sums = malloc(sizeof *sums);
@@ -77,7 +77,7 @@ static void fill(float *original, float *quantized) {
     }
 }
 
-static void joins_pieces(void) {
+static void joins_chunks(void) {
     float original[COUNT];
     float quantized[COUNT];
     fill(original, quantized);
@@ -120,7 +120,7 @@ static const struct test_case tests[] = {
     TEST(knows_simple_figures),
     TEST(knows_zeros),
     TEST(counts_what_is_not_finite),
-    TEST(joins_pieces),
+    TEST(joins_chunks),
     TEST(takes_the_first_of_equal_errors),
     TEST(fills_the_histogram),
 };

@@ -1,9 +1,9 @@
-/* test_cli_weights.c: which tensors of a checkpoint belong together, for every row of the table of layouts and for what
+/* test_cli_weights.c: which tensors of a checkpoint belong together, for every scheme of the table of layouts and for what
  * only looks like one. Models here are headers without files. */
 #include <stdlib.h>
 
 #include "check.h"
-#include "cli/weights.h"
+#include "cli/read/weights.h"
 
 enum { MOST = 8 };
 
@@ -42,7 +42,7 @@ static void make_model(const struct given *given, size_t count, struct made *mad
     qsort(made->places, count, sizeof made->places[0], compare_places);
 }
 
-/* ---- every row ---- */
+/* ---- every scheme ---- */
 
 static void first_word(const char *words, char *word, size_t size) {
     const size_t length = strcspn(words, " ");
@@ -50,10 +50,10 @@ static void first_word(const char *words, char *word, size_t size) {
 }
 
 /* The scales' shape by its letters, for 256 x 384. */
-static int shape_of(const struct opaq_layout_row *row, int64_t *shape) {
-    const struct opaq_format_row *const format = opaq_format_row(row->format);
+static int shape_of(const struct opaq_layout_row *scheme, int64_t *shape) {
+    const struct opaq_format_row *const format = opaq_format_row(scheme->format);
     int rank = 0;
-    for (const char *letter = row->scale_shape; *letter != '\0'; ++letter) {
+    for (const char *letter = scheme->scale_shape; *letter != '\0'; ++letter) {
         const int64_t block_rows = format->block_rows == 0 ? 256 : format->block_rows;
         const int64_t block_columns = format->block_columns == 0 ? 384 : format->block_columns;
         shape[rank++] = *letter == 'R'   ? 256
@@ -65,31 +65,31 @@ static int shape_of(const struct opaq_layout_row *row, int64_t *shape) {
 }
 
 static void every_row_is_found(void) {
-    const struct opaq_layout_row *row = NULL;
+    const struct opaq_layout_row *scheme = NULL;
     int count = 0;
-    for (int i = 0; (row = opaq_layout_row(i)) != NULL; ++i, ++count) {
-        const bool is_gpt_oss = row->layout == OPAQ_LAYOUT_GPT_OSS;
+    for (int i = 0; (scheme = opaq_layout_row(i)) != NULL; ++i, ++count) {
+        const bool is_gpt_oss = scheme->layout == OPAQ_LAYOUT_GPT_OSS;
         const char *const plain = is_gpt_oss ? "x.experts.down_proj" : "x.weight";
         char names[4][80];
         char dtypes[2][16];
-        (void)snprintf(names[0], sizeof names[0], "%s%s", plain, row->data);
-        (void)snprintf(names[1], sizeof names[1], "%s%s", plain, row->scale);
-        (void)snprintf(names[2], sizeof names[2], "%s%s", plain, row->global);
-        (void)snprintf(names[3], sizeof names[3], "x.%s", row->input);
-        first_word(row->data_dtypes, dtypes[0], sizeof dtypes[0]);
-        first_word(row->scale_dtypes, dtypes[1], sizeof dtypes[1]);
+        (void)snprintf(names[0], sizeof names[0], "%s%s", plain, scheme->data);
+        (void)snprintf(names[1], sizeof names[1], "%s%s", plain, scheme->scale);
+        (void)snprintf(names[2], sizeof names[2], "%s%s", plain, scheme->global);
+        (void)snprintf(names[3], sizeof names[3], "x.%s", scheme->input);
+        first_word(scheme->data_dtypes, dtypes[0], sizeof dtypes[0]);
+        first_word(scheme->scale_dtypes, dtypes[1], sizeof dtypes[1]);
         const bool is_packed = strcmp(dtypes[0], "U8") == 0;
         struct given given[4] = {{names[0], dtypes[0], 2, {256, is_packed ? 192 : 384}},
                                  {names[1], dtypes[1], 0, {0}}};
         if (is_gpt_oss) {
             given[0] = (struct given){names[0], dtypes[0], 3, {256, 12, 16}};
         }
-        given[1].rank = shape_of(row, given[1].shape);
+        given[1].rank = shape_of(scheme, given[1].shape);
         size_t tensors = 2;
-        if (*row->global != '\0') {
-            given[tensors++] = (struct given){names[2], "F32", *row->global_shape == '1', {1}};
+        if (*scheme->global != '\0') {
+            given[tensors++] = (struct given){names[2], "F32", *scheme->global_shape == '1', {1}};
         }
-        if (*row->input != '\0') {
+        if (*scheme->input != '\0') {
             given[tensors++] = (struct given){names[3], "F32", 0, {0}};
         }
         struct made made;
@@ -97,17 +97,17 @@ static void every_row_is_found(void) {
         struct opaq_error error = {OPAQ_OK, ""};
         make_model(given, tensors, &made);
         if (weights_find(&made.model, &weights, &error) != OPAQ_OK || weights.count != 1) {
-            CHECK_FAIL("row %d: %zu weights: %s", i, weights.count, error.text);
+            CHECK_FAIL("scheme %d: %zu weights: %s", i, weights.count, error.text);
             continue;
         }
         const struct weight *const weight = &weights.items[0];
         CHECK_EQ_STR(weight->name, plain);
-        CHECK_EQ_STR(weight_kind(weight), opaq_format_row(row->format)->name);
+        CHECK_EQ_STR(weight_kind(weight), opaq_format_row(scheme->format)->name);
         CHECK(weight->stack == 1 && weight->rows == 256 && weight->columns == 384);
-        CHECK((weight->global != NULL) == (*row->global != '\0'));
-        CHECK((weight->input != NULL) == (*row->input != '\0'));
+        CHECK((weight->global != NULL) == (*scheme->global != '\0'));
+        CHECK((weight->input != NULL) == (*scheme->input != '\0'));
         /* some rows of two layouts are the same tensors: then the first has them, or the configuration's */
-        CHECK(weights.layout == (int)row->layout || *row->global == '\0');
+        CHECK(weights.layout == (int)scheme->layout || *scheme->global == '\0');
         weights_free(&weights);
     }
     CHECK(count > 10);
@@ -143,14 +143,15 @@ static void scales_that_do_not_fit(void) {
     const struct given turned[] = {{"x.weight", "F8_E4M3", 2, {4, 256}}, {"x.weight_scale", "U8", 2, {8, 4}}};
     expect_refusal(
         turned, 2,
-        "m: x.weight is F8_E4M3 [4, 256] with scales U8 [8, 4], which fits no format that opaq knows");
+        "m: x.weight is F8_E4M3 [4, 256] with scales U8 [8, 4], which matches no format that opaq supports");
     const struct given flat[] = {{"x.weight", "F8_E4M3", 2, {4, 256}}, {"x.weight_scale", "U8", 1, {32}}};
-    expect_refusal(flat, 2,
-                   "m: x.weight is F8_E4M3 [4, 256] with scales U8 [32], which fits no format that opaq knows");
+    expect_refusal(
+        flat, 2,
+        "m: x.weight is F8_E4M3 [4, 256] with scales U8 [32], which matches no format that opaq supports");
     const struct given empty[] = {{"x.weight", "F8_E4M3", 2, {0, 64}}, {"x.weight_scale", "F32", 2, {5, 1}}};
     expect_refusal(
         empty, 2,
-        "m: x.weight is F8_E4M3 [0, 64] with scales F32 [5, 1], which fits no format that opaq knows");
+        "m: x.weight is F8_E4M3 [0, 64] with scales F32 [5, 1], which matches no format that opaq supports");
     const struct given alone[] = {{"x.weight_packed", "U8", 2, {4, 16}},
                                   {"x.weight_scale", "F8_E4M3", 2, {4, 2}}};
     expect_refusal(

@@ -6,7 +6,7 @@
 
 #include "base/fp_environment.h"
 #include "check.h"
-#include "cpu/quant/amax.h"
+#include "cpu/quant/amax_run.h"
 #include "opaq/cpu.h"
 #include "cpu/quant/ref/decode_ref.h"
 #include "cpu/quant/ref/quant_table_ref.h"

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Writes tests/cli/hostile: small files and folders that a reader of checkpoints must refuse, or take although
-they look odd. tests/python/test_cli_hostile.py runs the command on each. What a file system or git may not keep
-(links, pipes, names with control characters, a hundred million brackets) the test makes itself."""
+"""Small files and folders that a reader of checkpoints must reject, or accept although they look odd.
+
+make_hostile.py FOLDER writes them; make_hostile.py --seeds FOLDER writes the same as inputs of the fuzz
+targets, a folder for each. tests/python/test_cli_hostile.py runs the command on each in a temporary folder, and
+makes links, pipes, names with control characters and headers of a hundred million brackets itself."""
 
 from __future__ import annotations
 
@@ -12,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent / "hostile"
 Entry = tuple[str, list[int], int]  # dtype, shape, bytes
 
 
@@ -286,11 +287,38 @@ def made() -> dict[str, bytes]:
     return found
 
 
-def main() -> int:
-    for path, data in made().items():
-        target = HERE / path
+def header_seed(data: bytes) -> bytes:
+    """As fuzz/fuzz_cli_header.c reads it: the number of bytes after the header, and the file without them."""
+    length = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else len(data)
+    end = min(8 + length, len(data))
+    return struct.pack("<H", min(len(data) - end, 65535)) + data[:end]
+
+
+def seeds() -> dict[str, bytes]:
+    """Inputs by target and name."""
+    found = {f"fuzz_cli_header/{name}": header_seed(data) for name, data in files()}
+    for folder, parts in folders():
+        for name, data in parts.items():
+            if name.endswith(".json"):
+                target = "fuzz_cli_index" if name.endswith("index.json") else "fuzz_cli_config"
+                found[f"{target}/{folder}"] = data
+    return found
+
+
+def write(to: Path, contents: dict[str, bytes]) -> None:
+    for path, data in contents.items():
+        target = to / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    is_seeds = arguments[:1] == ["--seeds"]
+    if len(arguments) != 1 + is_seeds:
+        print("usage: make_hostile.py [--seeds] FOLDER", file=sys.stderr)
+        return 2
+    write(Path(arguments[-1]), seeds() if is_seeds else made())
     return 0
 
 

@@ -115,7 +115,7 @@ def test_no_config(source: Path, tmp_path: Path) -> None:
     stacks = {f"a.{i}.experts.down_proj": torch.ones(2, 64, 128) for i in range(2)}
     safetensors.save_file(stacks, folder / "model.safetensors")
     notes = run_json("quantize", folder, tmp_path / "stacks", "--dry-run")["notes"]
-    assert len(notes) == 2 and "stacked experts are taken as [experts, out, in]" in notes[0]
+    assert len(notes) == 2 and "stacked experts are assumed to be [experts, out, in]" in notes[0]
 
 
 # ---- ModelOpt's names ----

@@ -117,7 +117,7 @@ def test_ignored_modules(tmp_path: Path, entry: str, hits: int) -> None:
     found = notes(tmp_path, stored, cli.ct_config("nvfp4", ["lm_head", entry]))
     assert len(found) == (hits != 0)
     if hits:
-        assert f"list of modules to leave: {hits} weight" in found[0]
+        assert f"list of modules to ignore: {hits} weight" in found[0]
         assert f'(by "{entry}")' in found[0]
 
 
@@ -127,7 +127,7 @@ def test_ignored_modules_that_are_not_understood(tmp_path: Path, entry: str) -> 
     found = notes(tmp_path, stored, cli.ct_config("nvfp4", ["lm_head", entry]))
     assert len(found) == 1
     assert found[0].startswith(
-        f'skipped in the configuration\'s list of modules to leave: the pattern "{entry[:80]}"'
+        f'skipped in the configuration\'s list of modules to ignore: the pattern "{entry[:80]}"'
     )
 
 

@@ -209,7 +209,7 @@ def test_a_source_that_shrinks(source: Path, finished: tuple[Folder, float], tmp
     process.send_signal(signal.SIGCONT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 3, error
-    assert error.startswith(f"opaq quantize: {last} has become shorter while it was read"), error
+    assert error.startswith(f"opaq quantize: {last} was truncated while it was read"), error
     assert check_partial(target, finished[0]) < FILES
     assert not (target / last.name).exists() and list(target.glob(".*.opaq-partial")) == []
 

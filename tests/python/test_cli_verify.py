@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from html.parser import HTMLParser
 from pathlib import Path
@@ -231,14 +232,20 @@ def test_gpt_oss(tmp_path: Path) -> None:
     assert (weight["verdict"], weight["equal"]) == ("pass", True)
 
 
-class Tags(HTMLParser):
-    """Whether tags balance, and what the page holds."""
+class Page(HTMLParser):
+    """Whether tags balance, what the page holds, and the report in its JSON block."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
         self.open: list[str] = []
         self.seen: dict[str, int] = {}
         self.texts: list[str] = []
+        self.block = ""
+        self.is_block = False
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert self.open == []
+        self.report = json.loads(self.block)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen[tag] = self.seen.get(tag, 0) + 1
@@ -246,48 +253,71 @@ class Tags(HTMLParser):
             assert key not in ("src", "href") and not key.startswith("on"), (tag, key, value)
         if tag not in VOID:
             self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen[tag] = self.seen.get(tag, 0) + 1
+        self.is_block = ("type", "application/json") in attrs
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open and self.open.pop() == tag, (tag, self.getpos())
+        self.is_block = False
 
     def handle_data(self, data: str) -> None:
-        self.texts.append(data)
+        if self.is_block:
+            self.block += data
+        else:
+            self.texts.append(data)
 
 
 def test_page(tmp_path: Path) -> None:
+    """Its JSON is that of --json, and its table needs no script. Nothing is loaded from elsewhere."""
     plain = cli.plain_tensors(layers=3)
-    hostile = "</script><b>bold</b>&amp;\"'<!--.4.x_proj.weight"
-    plain[hostile] = torch.randn(64, 64)
-    stored = cli.quantized_tensors(plain, "nvfp4")
-    quantized, original = pair(tmp_path, plain, stored)
-    page_file = tmp_path / "page.html"
-    cli.run("verify", "--html", page_file, quantized, original)
-    page = page_file.read_text(encoding="utf-8")
-    tags = Tags()
-    tags.feed(page)
-    tags.close()
-    assert tags.open == []
-    assert (tags.seen["script"], tags.seen["svg"], tags.seen["style"]) == (1, 3, 1)
-    assert "b" not in tags.seen
-    assert tags.texts.count(hostile) == 1
-    assert any(text.startswith(hostile + "\n") for text in tags.texts)  # the tooltip
-    assert all(name in tags.texts for name in plain)
-    assert "http:" not in page and "https:" not in page and "nan" not in page.replace("nano", "")
-    assert page.count("<tr>") == len(plain) + 2 + 2
+    quantized, original = pair(tmp_path, plain, cli.quantized_tensors(plain, "nvfp4"))
+    path = tmp_path / "page.html"
+    cli.run("verify", "--html", path, quantized, original)
+    page = Page(path)
+    assert page.report == cli.run_json("verify", quantized, original)
+    assert {weight["name"] for weight in page.report["weights"]} == set(plain)
+    assert all(name in page.texts for name in plain)
+    assert (page.seen["script"], page.seen["style"], page.seen["table"]) == (2, 1, 1)
+    assert page.seen["tr"] == len(plain) + 1
+    text = path.read_text(encoding="utf-8")
+    assert "@" not in text.replace("@media", "") and "https:" not in text
+    assert text.count("http:") == 1 and "'http://www.w3.org/2000/svg'" in text  # the namespace
     assert "cannot open the folder" in cli.run(
         "verify", "--html", tmp_path / "none" / "x.html", quantized, original, code=3
     )
 
 
+HOSTILE_NAMES = (
+    "</script><img src=x onerror=alert(1)>.0.x_proj.weight",
+    "<!--<script>.1.x_proj.weight",
+    "</noscript></table><b>bold</b>&amp;\"'.2.x_proj.weight",
+    "a\u2028b\u2029c\u202e\\u003c/script>.3.x_proj.weight",
+    "@JSON@ @TABLE@ %s.4.x_proj.weight",
+)
+
+
+def test_no_name_breaks_out_of_the_page(tmp_path: Path) -> None:
+    plain = {name: torch.randn(64, 64) for name in HOSTILE_NAMES}
+    quantized, original = pair(tmp_path / "</script><i>", plain, cli.quantized_tensors(plain, "nvfp4"))
+    path = tmp_path / "page.html"
+    cli.run("verify", "--html", path, quantized, original)
+    page = Page(path)
+    harmless = {Q: torch.randn(64, 64)}
+    cli.run("verify", "--html", path, *pair(tmp_path / "b", harmless, cli.quantized_tensors(harmless, "nvfp4")))
+    other = Page(path)
+    rows = ("tr", "td", "code")
+    assert {t: n for t, n in page.seen.items() if t not in rows} == {
+        t: n for t, n in other.seen.items() if t not in rows
+    }
+    assert page.report == cli.run_json("verify", quantized, original)
+    assert page.block.isascii() and not set(page.block) & set("<>&")
+    assert {weight["name"] for weight in page.report["weights"]} == set(HOSTILE_NAMES)
+    assert [name for name in HOSTILE_NAMES if name.isprintable() and page.texts.count(name) != 1] == []
+
+
 def test_page_without_quantized_weights(tmp_path: Path) -> None:
     folder = cli.write_model(tmp_path / "a", {"x": torch.ones(3)})
     cli.run("verify", "--html", tmp_path / "page.html", folder, folder)
-    tags = Tags()
-    tags.feed((tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert tags.open == [] and "svg" not in tags.seen
+    assert Page(tmp_path / "page.html").report == cli.run_json("verify", folder, folder)
 
 
 def test_margins_of_the_defaults(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 /* cpu/gemm/product_run.c: a product on the CPU: the kernels for tiled weights where they can do it, else those for any
  * operands. */
 #include "base/checked.h"
-#include "cpu/cpu.h"
+#include "cpu/cpu_functions.h"
 #include "cpu/gemm/gemm_run.h"
 #include "cpu/gemm/packed_run.h"
 #include "opaq/linear.h"

@@ -8,7 +8,7 @@
 
 #include "base/checked.h"
 #include "base/parallel_run.h"
-#include "cpu/cpu.h"
+#include "cpu/cpu_functions.h"
 #include "cpu/gemm/plain_convert.h"
 #include "cpu/moe/activation_formulas.h"
 #include "cpu/moe/activation_table.h"

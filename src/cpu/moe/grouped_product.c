@@ -6,7 +6,7 @@
 
 #include "base/checked.h"
 #include "base/try.h"
-#include "cpu/cpu.h"
+#include "cpu/cpu_functions.h"
 #include "cpu/gemm/column_sum.h"
 #include "cpu/moe/activation.h"
 #include "cpu/moe/grouped_tiles.h"

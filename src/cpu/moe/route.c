@@ -1,7 +1,7 @@
 /* cpu/moe/route.c: which rows belong to which group. */
 #include <string.h>
 
-#include "cpu/cpu.h"
+#include "cpu/cpu_functions.h"
 #include "cpu/gemm/plain_convert.h"
 
 /* Where element `index`, counted along the rows, of a strided tensor lies. */

@@ -5,7 +5,7 @@
 
 #include "base/checked.h"
 #include "base/parallel_run.h"
-#include "cpu/cpu.h"
+#include "cpu/cpu_functions.h"
 #include "cpu/gemm/plain_convert.h"
 
 enum { PART = 256 }; /* columns converted at a time */

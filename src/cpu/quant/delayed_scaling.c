@@ -4,7 +4,7 @@
 
 #include "base/float_bits.h"
 #include "base/fp_environment.h"
-#include "cpu/cpu.h"
+#include "cpu/cpu_functions.h"
 
 static float larger(float a, float b) { return b > a ? b : a; }
 

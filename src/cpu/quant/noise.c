@@ -4,7 +4,7 @@
 
 #include "base/checked.h"
 #include "base/parallel_run.h"
-#include "cpu/cpu.h"
+#include "cpu/cpu_functions.h"
 #include "cpu/gemm/gemm_decode.h"
 #include "cpu/gemm/gemm_table.h"
 

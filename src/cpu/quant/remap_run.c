@@ -3,8 +3,8 @@
 
 #include "base/checked.h"
 #include "base/parallel_run.h"
-#include "cpu/cpu.h"
-#include "cpu/quant/remap.h"
+#include "cpu/cpu_functions.h"
+#include "cpu/quant/remap_rows.h"
 
 struct panel_task {
     const struct remap *remap;

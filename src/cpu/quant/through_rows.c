@@ -6,7 +6,7 @@
 
 #include "base/checked.h"
 #include "format/tile.h"
-#include "cpu/quant/remap.h"
+#include "cpu/quant/remap_rows.h"
 #include "cpu/quant/ref/segment_ref.h"
 
 enum {

@@ -1,0 +1,36 @@
+/* cli/commands/command_help.c: `opaq help` and `opaq completion`. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/commands/commands.h"
+#include "cli/commands/help.h"
+
+enum exit_code run_help(const struct command_call *call) {
+    struct text text = {NULL, 0, 0};
+    if (call_has(call, "man")) {
+        help_manual(&text);
+    } else if (call->argument_count == 0) {
+        help_overview(&text, help_columns());
+    } else {
+        const struct command_row *const row = command_find(call->arguments[0]);
+        if (row == NULL) {
+            return command_unknown(call->arguments[0]);
+        }
+        help_command(&text, row, help_columns());
+    }
+    (void)fputs(text_get(&text), stdout);
+    text_free(&text);
+    return EXIT_FINE;
+}
+
+enum exit_code run_completion(const struct command_call *call) {
+    if (strcmp(call->arguments[0], "bash") != 0) {
+        complain(call, "the shell is \"%s\", expected bash", call->arguments[0]);
+        return EXIT_USAGE;
+    }
+    struct text script = {NULL, 0, 0};
+    help_bash_completion(&script);
+    (void)fputs(text_get(&script), stdout);
+    text_free(&script);
+    return EXIT_FINE;
+}

@@ -1,0 +1,364 @@
+/* cli/read/weights.c: see weights.h. */
+#include "cli/read/weights.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "cli/cli_try.h"
+#include "cli/read/json.h"
+#include "cli/texts.h"
+#include "opaq/stored.h"
+
+enum { GPT_OSS_BLOCK = 32, GPT_OSS_BYTES = 16 };
+
+int layout_of_config(yyjson_val *quantization) {
+    const char *const method = json_member_text(quantization, "quant_method");
+    if (method == NULL) {
+        return json_member_text(quantization, "quant_algo") == NULL ? -1 : OPAQ_LAYOUT_MODELOPT;
+    }
+    if (strcasecmp(method, "compressed-tensors") == 0) {
+        return OPAQ_LAYOUT_COMPRESSED_TENSORS;
+    }
+    if (strncasecmp(method, "modelopt", strlen("modelopt")) == 0) {
+        return OPAQ_LAYOUT_MODELOPT;
+    }
+    if (strcasecmp(method, "fp8") == 0 || strcasecmp(method, "mxfp8") == 0) {
+        return OPAQ_LAYOUT_DEEPSEEK;
+    }
+    return strcasecmp(method, "mxfp4") == 0 ? OPAQ_LAYOUT_GPT_OSS : -1;
+}
+
+bool layout_is_written(const struct opaq_layout_row *scheme) {
+    return scheme->layout != OPAQ_LAYOUT_MODELOPT || scheme->format != OPAQ_MXFP4;
+}
+
+bool weight_is_float(const struct weight *weight) {
+    const enum st_dtype dtype = weight->data->tensor->dtype;
+    return weight->scheme == NULL && (dtype == ST_F32 || dtype == ST_BF16 || dtype == ST_F16);
+}
+
+uint64_t weight_bytes(const struct weight *weight) {
+    const struct model_tensor *const tensors[] = {weight->data, weight->scale, weight->global, weight->input};
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; ++i) {
+        bytes += tensors[i] == NULL ? 0 : tensors[i]->tensor->bytes;
+    }
+    return bytes;
+}
+
+const char *weight_kind(const struct weight *weight) {
+    return weight->scheme != NULL ? opaq_format_row(weight->scheme->format)->name
+                                  : st_dtype_name(weight->data->tensor->dtype);
+}
+
+/* ---- shapes ---- */
+
+static int64_t ceil_div(int64_t size, int64_t by) { return (size + by - 1) / by; }
+
+static void set_shape(struct weight *weight) {
+    const struct st_tensor *const data = weight->data->tensor;
+    const bool is_packed = weight->scheme != NULL && data->dtype == ST_U8;
+    int rank = data->rank;
+    weight->columns = rank == 0 ? 1 : data->shape[rank - 1] * (is_packed ? 2 : 1);
+    if (weight->scheme != NULL && weight->scheme->layout == OPAQ_LAYOUT_GPT_OSS && rank > 2) {
+        --rank; /* the blocks of a row are a separate dimension */
+        weight->columns = data->shape[rank - 1] * GPT_OSS_BLOCK;
+    }
+    weight->rows = rank < 2 ? 1 : data->shape[rank - 2];
+    weight->stack = 1;
+    for (int i = 0; i + 2 < rank; ++i) {
+        weight->stack *= data->shape[i];
+    }
+}
+
+/* Whether `tensor` has the dimensions that `letters` describe, after those of a stack. */
+static bool has_shape(const struct weight *weight, const struct st_tensor *tensor, const char *letters) {
+    const struct opaq_format_row *const format = opaq_format_row(weight->scheme->format);
+    const int64_t block_rows = format->block_rows == 0 ? weight->rows : format->block_rows;
+    const int64_t block_columns = format->block_columns == 0 ? weight->columns : format->block_columns;
+    const int extra = tensor->rank - (int)strlen(letters);
+    int64_t stack = 1;
+    for (int i = 0; i < extra; ++i) {
+        stack *= tensor->shape[i];
+    }
+    if (extra < 0 || stack != (extra == 0 ? 1 : weight->stack) || (extra == 0 && weight->stack != 1)) {
+        return false;
+    }
+    for (int i = extra; i < tensor->rank; ++i) {
+        const char letter = letters[i - extra];
+        const int64_t wanted = letter == 'R'   ? weight->rows
+                               : letter == 'r' ? ceil_div(weight->rows, block_rows)
+                               : letter == 'c' ? ceil_div(weight->columns, block_columns)
+                                               : 1;
+        if (tensor->shape[i] != wanted) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The same, ignoring dimensions of size 1. */
+static bool has_entries(const struct weight *weight, const struct st_tensor *tensor, const char *letters) {
+    struct st_tensor squeezed = *tensor;
+    squeezed.rank = 0;
+    for (int i = 0; i < tensor->rank; ++i) {
+        if (tensor->shape[i] != 1) {
+            squeezed.shape[squeezed.rank++] = tensor->shape[i];
+        }
+    }
+    const struct opaq_format_row *const format = opaq_format_row(weight->scheme->format);
+    int64_t wanted[ST_RANK_LIMIT];
+    int count = 0;
+    const int64_t sizes[] = {weight->stack, *letters == 'R' ? weight->rows : 0,
+                             *letters == 'r' ? ceil_div(weight->rows, format->block_rows) : 0,
+                             strchr(letters, 'c') != NULL ? ceil_div(weight->columns, format->block_columns)
+                                                          : 0};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
+        if (sizes[i] > 1) {
+            wanted[count++] = sizes[i];
+        }
+    }
+    return count == squeezed.rank && memcmp(wanted, squeezed.shape, (size_t)count * sizeof *wanted) == 0;
+}
+
+/* ---- grouping ---- */
+
+static const struct model_tensor *sibling(const struct model *model, const char *weight, const char *ending) {
+    struct text name = {0};
+    text_print(&name, "%s%s", weight, ending);
+    const struct model_tensor *const found = model_find(model, text_get(&name));
+    text_free(&name);
+    return found;
+}
+
+/* The input scale of the weight's module: one number, or one for each matrix. NULL if there is none that fits. */
+static const struct model_tensor *input_of(const struct model *model, const struct weight *weight) {
+    const char *const dot = strrchr(weight->name, '.');
+    const char *const last = dot == NULL ? weight->name : dot + 1;
+    if (*weight->scheme->input == '\0' || strcmp(last, "weight") != 0) {
+        return NULL;
+    }
+    struct text name = {0};
+    text_print(&name, "%.*s%s", (int)(last - weight->name), weight->name, weight->scheme->input);
+    const struct model_tensor *const found = model_find(model, text_get(&name));
+    text_free(&name);
+    const uint64_t entry = found == NULL ? 0 : (uint64_t)st_dtype_bits(found->tensor->dtype) / 8;
+    const bool fits =
+        found != NULL && (found->tensor->dtype == ST_F32 || found->tensor->dtype == ST_BF16) &&
+        (found->tensor->bytes == entry || found->tensor->bytes == entry * (uint64_t)weight->stack);
+    return fits ? found : NULL;
+}
+
+/* Whether the first `length` characters of a name can be the name of a plain weight: "....weight", or a stack of
+ * experts ("....experts.down_proj"), which has no such ending. */
+static bool is_weight_name(const struct opaq_layout_row *scheme, const struct st_tensor *data, size_t length) {
+    if (scheme->layout == OPAQ_LAYOUT_GPT_OSS) {
+        return prefix_ends_with(data->name, length, "_proj");
+    }
+    return prefix_ends_with(data->name, length, "weight") ||
+           (data->rank > 2 && strstr(data->name, ".experts.") != NULL);
+}
+
+/* Whether name, dtype and rank of `data` fit the codes of a scheme. */
+static bool is_data(const struct opaq_layout_row *scheme, const struct st_tensor *data) {
+    const size_t length = strlen(data->name);
+    return prefix_ends_with(data->name, length, scheme->data) && data->rank >= 2 && data->rank <= 4 &&
+           has_word(scheme->data_dtypes, st_dtype_name(data->dtype)) &&
+           is_weight_name(scheme, data, length - strlen(scheme->data));
+}
+
+/* Collects the tensors of a weight with these codes; false if no tensor can be its scales. The caller releases the
+ * name. */
+static bool gather(const struct model *model, const struct opaq_layout_row *scheme,
+                   const struct model_tensor *data, struct weight *weight) {
+    if (!is_data(scheme, data->tensor)) {
+        return false;
+    }
+    struct weight found = {.scheme = scheme, .data = data};
+    found.name = copy_text(data->tensor->name, strlen(data->tensor->name) - strlen(scheme->data));
+    found.scale = sibling(model, found.name, scheme->scale);
+    if (found.scale == NULL || !has_word(scheme->scale_dtypes, st_dtype_name(found.scale->tensor->dtype))) {
+        free(found.name);
+        return false;
+    }
+    found.global = *scheme->global == '\0' ? NULL : sibling(model, found.name, scheme->global);
+    set_shape(&found);
+    found.input = input_of(model, &found);
+    *weight = found;
+    return true;
+}
+
+static bool scales_fit(const struct weight *weight, bool is_strict) {
+    const struct st_tensor *const data = weight->data->tensor;
+    const struct st_tensor *const scale = weight->scale->tensor;
+    const char *const letters = weight->scheme->scale_shape;
+    const bool is_gpt_oss = weight->scheme->layout == OPAQ_LAYOUT_GPT_OSS;
+    return (!is_gpt_oss || data->shape[data->rank - 1] == GPT_OSS_BYTES) &&
+           (has_shape(weight, scale, letters) ||
+            (!is_strict && data->bytes != 0 && has_entries(weight, scale, letters)));
+}
+
+static bool global_fits(const struct weight *weight) {
+    return *weight->scheme->global == '\0' ||
+           (weight->global != NULL && weight->global->tensor->dtype == ST_F32 &&
+            weight->global->tensor->bytes == sizeof(float) * (uint64_t)weight->stack);
+}
+
+/* The same; false also if scales or global scale do not fit. */
+static bool matches(const struct model *model, const struct opaq_layout_row *scheme,
+                    const struct model_tensor *data, bool is_strict, struct weight *weight) {
+    if (!gather(model, scheme, data, weight)) {
+        return false;
+    }
+    if (!scales_fit(weight, is_strict) || !global_fits(weight)) {
+        free(weight->name);
+        return false;
+    }
+    return true;
+}
+
+static enum opaq_status refuse(const struct model *model, const struct weight *weight,
+                               struct opaq_error *error) {
+    struct text what = {0};
+    text_print(&what, "%.160s is ", weight->data->tensor->name);
+    st_describe(weight->data->tensor, &what);
+    text_print(&what, " with scales ");
+    st_describe(weight->scale->tensor, &what);
+    if (!scales_fit(weight, false)) {
+        text_print(&what, ", which matches no format that opaq supports");
+    } else if (weight->global == NULL) {
+        text_print(&what, ", but without weight%s", weight->scheme->global);
+    } else {
+        text_print(&what, " and weight%s ", weight->scheme->global);
+        st_describe(weight->global->tensor, &what);
+        text_print(&what, ", expected one F32 for each matrix");
+    }
+    const enum opaq_status status = opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %s", model->path, text_get(&what));
+    text_free(&what);
+    return status;
+}
+
+/* Codes whose scales do not fit are an error: as a plain tensor they would lose their scales. */
+static enum opaq_status check_plain(const struct model *model, const struct model_tensor *data,
+                                    struct opaq_error *error) {
+    const struct opaq_layout_row *scheme = NULL;
+    for (int i = 0; (scheme = opaq_layout_row(i)) != NULL; ++i) {
+        struct weight weight;
+        if (gather(model, scheme, data, &weight)) {
+            const enum opaq_status status = refuse(model, &weight, error);
+            free(weight.name);
+            return status;
+        }
+    }
+    return OPAQ_OK;
+}
+
+static bool find_row(const struct model *model, int preferred, const struct model_tensor *data,
+                     struct weight *weight) {
+    for (int pass = 0; pass < 4; ++pass) { /* the configuration's layout first, exact shapes first */
+        const struct opaq_layout_row *scheme = NULL;
+        for (int i = 0; (scheme = opaq_layout_row(i)) != NULL; ++i) {
+            const bool is_preferred = preferred < 0 || (int)scheme->layout == preferred;
+            if (is_preferred == (pass < 2) && matches(model, scheme, data, pass % 2 == 0, weight)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static enum opaq_status set_spec(struct weight *weight, struct opaq_error *error) {
+    CLI_TRY(opaq_spec_make(weight->scheme->format, &weight->spec, error));
+    weight->spec.rule = (uint8_t)weight->scheme->rule;
+    if (weight->scheme->format == OPAQ_NVFP4) {
+        weight->spec.options |= OPAQ_GLOBAL;
+    }
+    return opaq_spec_check(&weight->spec, error);
+}
+
+static int compare_weights(const void *first, const void *second) {
+    return strcmp(((const struct weight *)first)->name, ((const struct weight *)second)->name);
+}
+
+static void mark(const struct model *model, bool *is_taken, const struct model_tensor *tensor) {
+    if (tensor != NULL) {
+        is_taken[tensor - model->tensors] = true;
+    }
+}
+
+/* Rejects two weights of one name, one plain and one packed. */
+static enum opaq_status check_names(const struct weights *weights, struct opaq_error *error) {
+    for (size_t i = 1; i < weights->count; ++i) {
+        const struct weight *const a = &weights->items[i - 1];
+        const struct weight *const b = &weights->items[i];
+        if (strcmp(a->name, b->name) == 0) {
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has %.120s twice: as %.120s and as %.120s",
+                             weights->model->path, a->name, a->data->tensor->name, b->data->tensor->name);
+        }
+    }
+    return OPAQ_OK;
+}
+
+enum opaq_status weights_find(const struct model *model, struct weights *weights, struct opaq_error *error) {
+    *weights = (struct weights){.model = model, .layout = -1};
+    const int preferred = layout_of_config(model_quantization(model));
+    bool *const is_taken = alloc_array(model->tensor_count, sizeof *is_taken);
+    weights->items = alloc_array(model->tensor_count, sizeof *weights->items);
+    enum opaq_status status = OPAQ_OK;
+    for (size_t i = 0; i < model->tensor_count && status == OPAQ_OK; ++i) {
+        struct weight found;
+        if (!is_taken[i] && find_row(model, preferred, &model->tensors[i], &found)) {
+            mark(model, is_taken, found.data);
+            mark(model, is_taken, found.scale);
+            mark(model, is_taken, found.global);
+            mark(model, is_taken, found.input);
+            weights->layout = (int)found.scheme->layout;
+            status = set_spec(&found, error);
+            weights->items[weights->count++] = found;
+        }
+    }
+    for (size_t i = 0; i < model->tensor_count && status == OPAQ_OK; ++i) {
+        if (!is_taken[i]) {
+            status = check_plain(model, &model->tensors[i], error);
+            const char *const name = model->tensors[i].tensor->name;
+            struct weight plain = {.name = copy_text(name, strlen(name)), .data = &model->tensors[i]};
+            set_shape(&plain);
+            weights->items[weights->count++] = plain;
+        }
+    }
+    free(is_taken);
+    if (weights->count != 0) {
+        qsort(weights->items, weights->count, sizeof *weights->items, compare_weights);
+    }
+    if (status == OPAQ_OK) {
+        status = check_names(weights, error);
+    }
+    if (status != OPAQ_OK) {
+        weights_free(weights);
+    }
+    return status;
+}
+
+void weights_free(struct weights *weights) {
+    for (size_t i = 0; i < weights->count; ++i) {
+        free(weights->items[i].name);
+    }
+    free(weights->items);
+    *weights = (struct weights){.layout = -1};
+}
+
+const struct weight *weights_named(const struct weights *weights, const char *name) {
+    size_t low = 0;
+    size_t high = weights->count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const int order = strcmp(weights->items[middle].name, name);
+        if (order == 0) {
+            return &weights->items[middle];
+        }
+        low = order < 0 ? middle + 1 : low;
+        high = order < 0 ? high : middle;
+    }
+    return NULL;
+}

@@ -1,0 +1,203 @@
+/* cli/report/job_summary.c: see job_summary.h. */
+#include "cli/report/job_summary.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/console/json_output.h"
+#include "cli/console/number_text.h"
+#include "cli/console/terminal.h"
+
+struct made {
+    size_t matrices;
+    uint64_t parameters;
+    uint64_t bytes;
+    size_t tensors; /* in the result, copied ones included */
+    uint64_t nonfinite;
+};
+
+static uint64_t source_tensor_bytes(const struct model *model) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < model->tensor_count; ++i) {
+        bytes += model->tensors[i].tensor->bytes;
+    }
+    return bytes;
+}
+
+static struct made made_of(const struct plan *plan) {
+    struct made made = {.matrices = plan->target_count};
+    for (size_t i = 0; i < plan->file_count; ++i) {
+        made.tensors += plan->files[i].count;
+        for (size_t k = 0; k < plan->files[i].count; ++k) {
+            const struct plan_entry *const entry = &plan->files[i].entries[k];
+            made.bytes += entry->copied == NULL && entry->given == NULL ? entry->bytes : 0;
+        }
+    }
+    for (size_t i = 0; i < plan->target_count; ++i) {
+        const struct weight_slice *const slice = &plan->targets[i].slice;
+        made.parameters += (uint64_t)slice->rows * (uint64_t)slice->columns;
+        made.nonfinite += plan->targets[i].nonfinite;
+    }
+    return made;
+}
+
+static double share_of(uint64_t parameters, uint64_t all) {
+    return all == 0 ? 0.0 : (double)parameters / (double)all;
+}
+
+/* ---- tables ---- */
+
+static void print_shares(const struct coverages *coverages) {
+    const uint64_t all = coverage_parameters(coverages);
+    show(stdout, "%.2f %% of the %.1f million parameters are quantized%s\n",
+         100 * share_of(coverages->of[COVERED].parameters, all), (double)all / 1e6,
+         coverages->of[COVERED].parameters == all ? "" : "; not quantized:");
+    for (int i = COVERED + 1; i < COVERAGE_COUNT; ++i) {
+        const struct coverage_tally *const tally = &coverages->of[i];
+        if (tally->parameters != 0) {
+            show(stdout, "  %5.2f %%  %s: %zu tensor%s, the first %s\n", 100 * share_of(tally->parameters, all),
+                 coverage_text((enum coverage)i), tally->weights, tally->weights == 1 ? "" : "s", tally->first);
+        }
+    }
+}
+
+static void print_ignored(const struct module_list *ignored, bool is_dry) {
+    const size_t shown = is_dry ? ignored->count : 4;
+    show(stdout, "%zu linear module%s not quantized:", ignored->count, ignored->count == 1 ? " is" : "s are");
+    for (size_t i = 0; i < ignored->count && i < shown; ++i) {
+        show(stdout, "%s %s", i == 0 ? "" : ",", ignored->names[i]);
+    }
+    show(stdout, "%s\n", ignored->count > shown ? ", ..." : "");
+}
+
+static void print_nonfinite(const struct plan *plan, uint64_t count) {
+    enum { SHOWN = 4 };
+    size_t seen = 0;
+    show(stdout, "quantized %" PRIu64 " value%s that %s NaN or infinite, in", count, count == 1 ? "" : "s",
+         count == 1 ? "is" : "are");
+    for (size_t i = 0; i < plan->target_count; ++i) {
+        if (plan->targets[i].nonfinite != 0 && seen++ < SHOWN) {
+            show(stdout, "%s %s", seen == 1 ? "" : ",", plan->targets[i].slice.name);
+        }
+    }
+    show(stdout, "%s\n", seen > SHOWN ? ", ..." : "");
+}
+
+void job_print_summary(const struct checkpoint_job *job, const char *path, bool is_dry) {
+    const struct plan *const plan = job->plan;
+    const struct made made = made_of(plan);
+    show(stdout, "%s: %zu tensors in %zu file%s, %s (source: %s)\n", path, made.tensors, plan->file_count,
+         plan->file_count == 1 ? "" : "s", size_text(plan_tensor_bytes(plan)).text,
+         size_text(source_tensor_bytes(plan->weights->model)).text);
+    if (made.matrices != 0) {
+        show(stdout, "%s %zu matrices of %.1f million weights as %s%s%s: %.3f bits a weight\n",
+             is_dry ? "would write" : "wrote", made.matrices, (double)made.parameters / 1e6,
+             job->scheme == NULL ? "floats" : opaq_format_row(job->scheme->format)->name,
+             job->scheme == NULL ? "" : ", ", job->scheme == NULL ? "" : opaq_layout_name(job->scheme->layout),
+             made.parameters == 0 ? 0.0 : (double)made.bytes * 8.0 / (double)made.parameters);
+    }
+    if (job->scheme != NULL) {
+        print_shares(&job->coverages);
+    }
+    if (job->scheme != NULL && job->ignored.count != 0) {
+        print_ignored(&job->ignored, is_dry);
+    }
+    if (made.nonfinite != 0) {
+        print_nonfinite(plan, made.nonfinite);
+    }
+    for (size_t i = 0; i < job->notes.count; ++i) {
+        show(stdout, "note: %s\n", job->notes.names[i]);
+    }
+}
+
+void job_print_plan(const struct checkpoint_job *job) {
+    for (size_t i = 0; i < job->plan->file_count; ++i) {
+        const struct plan_file *const file = &job->plan->files[i];
+        show(stdout, "%s  %" PRIu64 " bytes\n", file->name, file->bytes);
+        for (size_t k = 0; k < file->count; ++k) {
+            const struct plan_entry *const entry = &file->entries[k];
+            struct st_tensor tensor = {.dtype = entry->dtype, .rank = entry->rank};
+            memcpy(tensor.shape, entry->shape, sizeof tensor.shape);
+            struct text what = {0};
+            st_describe(&tensor, &what);
+            show(stdout, "  %-8s %s  %s\n",
+                 entry->copied != NULL  ? "copy"
+                 : entry->given != NULL ? "convert"
+                                        : "make",
+                 entry->name, text_get(&what));
+            text_free(&what);
+        }
+    }
+}
+
+/* ---- JSON ---- */
+
+static void add_tally(yyjson_mut_doc *document, yyjson_mut_val *to, const struct coverage_tally *tally,
+                      uint64_t all) {
+    yyjson_mut_obj_add_uint(document, to, "weights", tally->weights);
+    yyjson_mut_obj_add_uint(document, to, "parameters", tally->parameters);
+    yyjson_mut_obj_add_real(document, to, "share", share_of(tally->parameters, all));
+}
+
+static void add_shares(yyjson_mut_doc *document, yyjson_mut_val *root, const struct coverages *coverages) {
+    const uint64_t all = coverage_parameters(coverages);
+    yyjson_mut_obj_add_uint(document, root, "parameters", all);
+    add_tally(document, yyjson_mut_obj_add_obj(document, root, "quantized"), &coverages->of[COVERED], all);
+    yyjson_mut_val *const left = yyjson_mut_obj_add_arr(document, root, "not_quantized");
+    for (int i = COVERED + 1; i < COVERAGE_COUNT; ++i) {
+        if (coverages->of[i].weights != 0) {
+            yyjson_mut_val *const reason = yyjson_mut_arr_add_obj(document, left);
+            json_add_text(document, reason, "reason", coverage_name((enum coverage)i));
+            add_tally(document, reason, &coverages->of[i], all);
+            json_add_text(document, reason, "first", coverages->of[i].first);
+        }
+    }
+}
+
+static void add_nonfinite(yyjson_mut_doc *document, yyjson_mut_val *root, const struct plan *plan,
+                          uint64_t count) {
+    yyjson_mut_val *const found = yyjson_mut_obj_add_obj(document, root, "nonfinite");
+    yyjson_mut_obj_add_uint(document, found, "values", count);
+    yyjson_mut_val *const weights = yyjson_mut_obj_add_arr(document, found, "weights");
+    for (size_t i = 0; i < plan->target_count; ++i) {
+        if (plan->targets[i].nonfinite != 0) {
+            yyjson_mut_val *const weight = yyjson_mut_arr_add_obj(document, weights);
+            json_add_text(document, weight, "name", plan->targets[i].slice.name);
+            yyjson_mut_obj_add_uint(document, weight, "values", plan->targets[i].nonfinite);
+        }
+    }
+}
+
+static void add_names(yyjson_mut_doc *document, yyjson_mut_val *root, const char *key,
+                      const struct module_list *list) {
+    yyjson_mut_val *const names = yyjson_mut_obj_add_arr(document, root, key);
+    for (size_t i = 0; i < list->count; ++i) {
+        yyjson_mut_arr_add_strcpy(document, names, list->names[i]);
+    }
+}
+
+enum exit_code job_print_json(const struct command_call *call, const struct checkpoint_job *job,
+                              const char *path, bool is_dry) {
+    const struct made made = made_of(job->plan);
+    yyjson_mut_doc *const document = json_begin();
+    yyjson_mut_val *const root = yyjson_mut_doc_get_root(document);
+    json_add_text(document, root, "path", path);
+    yyjson_mut_obj_add_bool(document, root, "dry_run", is_dry);
+    json_add_text(document, root, "format",
+                  job->scheme == NULL ? NULL : opaq_format_row(job->scheme->format)->name);
+    json_add_text(document, root, "layout",
+                  job->scheme == NULL ? "plain" : opaq_layout_name(job->scheme->layout));
+    json_add_text(document, root, "activations",
+                  job->scheme == NULL ? NULL : activations_name(job->activations));
+    yyjson_mut_obj_add_uint(document, root, "files", job->plan->file_count);
+    yyjson_mut_obj_add_uint(document, root, "tensors", made.tensors);
+    yyjson_mut_obj_add_uint(document, root, "bytes", plan_tensor_bytes(job->plan));
+    yyjson_mut_obj_add_uint(document, root, "source_bytes", source_tensor_bytes(job->plan->weights->model));
+    yyjson_mut_obj_add_uint(document, root, "matrices", made.matrices);
+    add_shares(document, root, &job->coverages);
+    add_names(document, root, "ignored", &job->ignored);
+    add_nonfinite(document, root, job->plan, made.nonfinite);
+    add_names(document, root, "notes", &job->notes);
+    return json_finish(call, document);
+}

@@ -1,0 +1,119 @@
+/* cli/write/plan.h: what a run writes, decided before the first byte: the same files as the source, their tensors, and
+ * where the bytes of each come from. plan_run.h executes it. */
+#ifndef OPAQ_CLI_WRITE_PLAN_H
+#define OPAQ_CLI_WRITE_PLAN_H
+
+#include "cli/read/weight_slice.h"
+
+/* One tensor of an output file. Its bytes are copied from the source, given, or computed by targets. */
+struct plan_entry {
+    char *name;
+    enum st_dtype dtype;
+    int rank;
+    int64_t shape[ST_RANK_LIMIT];
+    const struct model_tensor *copied; /* NULL: not copied */
+    void *given;                       /* NULL: not given */
+    uint64_t bytes;
+    uint64_t begin; /* in the file */
+};
+
+/* Where the bytes of a target are written. */
+struct plan_place {
+    size_t entry;
+    uint64_t offset; /* in the entry, which holds the matrices of a stack one after another */
+};
+
+/* A matrix that is quantized, or decoded to a plain dtype. */
+struct plan_target {
+    struct weight_slice slice;
+    size_t file;
+    const struct opaq_layout_row *scheme; /* NULL: decoded */
+    struct opaq_spec spec;
+    enum opaq_element dtype;    /* dtype of a decoded target */
+    bool is_written_transposed; /* a decoded target is written transposed */
+    size_t set; /* the targets that share its amax; NO_SET if the format has no scale of the whole tensor */
+    struct plan_place data;
+    struct plan_place scale;
+    struct plan_place global;
+    uint64_t data_row_bytes;
+    uint64_t scale_row_bytes; /* of a row of blocks */
+    uint64_t nonfinite;       /* number of quantized NaNs and infinities, set by plan_run */
+};
+#define NO_SET ((size_t)-1)
+
+/* Targets whose global scales must be equal, because engines fuse them to one matrix. */
+struct plan_set {
+    size_t *targets;
+    size_t count;
+    float amax;
+    bool is_known;
+};
+
+struct plan_file {
+    char *name;
+    struct plan_entry *entries;
+    size_t count;
+    size_t capacity;
+    struct st_pair *metadata;
+    size_t metadata_count;
+    size_t metadata_capacity;
+    struct text header;
+    uint64_t bytes; /* of the whole file */
+};
+
+struct plan {
+    const struct weights *weights;
+    struct plan_file *files; /* in the order of the model's files */
+    size_t file_count;
+    struct plan_target *targets;
+    size_t target_count;
+    size_t target_capacity;
+    struct plan_set *sets;
+    size_t set_count;
+    char **texts; /* owned texts of the metadata */
+    size_t text_count;
+    size_t text_capacity;
+};
+
+/* Starts with the model's files, without tensors. The weights must outlive the plan. */
+void plan_begin(struct plan *plan, const struct weights *weights);
+void plan_free(struct plan *plan);
+
+/* Copies a tensor, with another name and shape if these are not NULL. */
+void plan_copy(struct plan *plan, const struct model_tensor *tensor, const char *name, const int64_t *shape,
+               int rank);
+
+/* Adds a tensor with these bytes, which are copied. */
+void plan_give(struct plan *plan, size_t file, const char *name, enum st_dtype dtype, const int64_t *shape,
+               int rank, const void *bytes);
+
+/* Quantizes a slice of a weight in a scheme of opaq/layout.h. The plan takes over the slice's name. */
+enum opaq_status plan_quantize(struct plan *plan, struct weight_slice slice,
+                               const struct opaq_layout_row *scheme, const struct opaq_spec *spec,
+                               struct opaq_error *error);
+
+/* Quantizes all matrices of a stack to one tensor each of codes, scales and global scales. `first` is the whole first
+ * matrix; the plan takes over its name. */
+enum opaq_status plan_quantize_stack(struct plan *plan, struct weight_slice first,
+                                     const struct opaq_layout_row *scheme, const struct opaq_spec *spec,
+                                     struct opaq_error *error);
+
+/* Decodes a quantized weight to floats, or converts floats to another dtype. gpt-oss's blocks become [experts, in,
+ * out], as its model stores them. */
+void plan_decode(struct plan *plan, const struct weight *weight, enum opaq_element dtype);
+
+/* Called last: finds the sets, writes the headers, sets the offsets. Fails for two tensors of one name and for a header
+ * above the limit of safetensors. */
+enum opaq_status plan_finish(struct plan *plan, struct opaq_error *error);
+
+/* Adds to the metadata of a file. Both texts must live as long as the plan; plan_keep_text takes one over. */
+void plan_metadata(struct plan *plan, size_t file, const char *key, const char *value);
+void plan_keep_text(struct plan *plan, char *text);
+
+uint64_t plan_bytes(const struct plan *plan);        /* of all files */
+uint64_t plan_tensor_bytes(const struct plan *plan); /* of all tensors */
+
+/* The shape of the scales of a rows x columns matrix by the letters of opaq/layout.h; returns the rank. */
+int layout_shape(const char *letters, enum opaq_format format, int64_t rows, int64_t columns, int64_t *shape);
+
+#endif

@@ -1,0 +1,20 @@
+/* cli/write/plan_run.h: executes a plan. The work is split into chunks of a few megabytes, which the threads take in
+ * turn: each reads its rows, computes and writes the result, so memory is proportional to the chunks in progress. */
+#ifndef OPAQ_CLI_WRITE_PLAN_RUN_H
+#define OPAQ_CLI_WRITE_PLAN_RUN_H
+
+#include "cli/write/plan.h"
+
+struct run_options {
+    const char *what; /* "quantizing", for the progress bar */
+    int threads;      /* 0: one for each processor */
+    bool is_quiet;
+    bool allows_nonfinite; /* count NaNs and infinities in the plan's targets instead of refusing them */
+};
+
+/* Writes the files of the plan that are not done into a folder, each of them completely or not at all. Returns an error
+ * after Ctrl-C. */
+enum opaq_status plan_run(struct plan *plan, int folder, const char *path, const bool *is_done,
+                          const struct run_options *options, struct opaq_error *error);
+
+#endif

@@ -1,0 +1,276 @@
+/* cli/write/quantization_config.c: see quantization_config.h. What the readers of each layout require:
+ * docs/checkpoints.md. */
+#include "cli/write/quantization_config.h"
+
+#include <string.h>
+#include <strings.h>
+
+#include "cli/cli_memory.h"
+#include "opaq/version.h"
+
+static yyjson_mut_val *names(yyjson_mut_doc *document, const struct quantization *quantization) {
+    yyjson_mut_val *const list = yyjson_mut_arr(document);
+    for (size_t i = 0; i < quantization->ignored_count; ++i) {
+        yyjson_mut_arr_add_strcpy(document, list, quantization->ignored[i]);
+    }
+    return list;
+}
+
+/* ---- inputs ---- */
+
+static bool has_four_bits(enum opaq_format format) { return format == OPAQ_NVFP4 || format == OPAQ_MXFP4; }
+
+bool activations_fit(const struct opaq_layout_row *scheme, enum activations activations) {
+    const bool is_nvfp4 = scheme->format == OPAQ_NVFP4; /* whose activations need scales from a calibration */
+    if (activations == ACTIVATIONS_GIVEN) {
+        return *scheme->input != '\0';
+    }
+    const bool is_none = activations == ACTIVATIONS_NONE;
+    switch (scheme->layout) {
+    case OPAQ_LAYOUT_COMPRESSED_TENSORS:
+        return is_none || !is_nvfp4;
+    case OPAQ_LAYOUT_MODELOPT: /* each algorithm supports one */
+        return is_none == (has_four_bits(scheme->format) || scheme->format == OPAQ_FP8BLK2);
+    case OPAQ_LAYOUT_DEEPSEEK:
+        return !is_none;
+    case OPAQ_LAYOUT_GPT_OSS:
+        break;
+    }
+    return is_none;
+}
+
+enum activations activations_default(const struct opaq_layout_row *scheme) {
+    const enum activations wanted = has_four_bits(scheme->format) ? ACTIVATIONS_NONE : ACTIVATIONS_DYNAMIC;
+    const enum activations other = wanted == ACTIVATIONS_NONE ? ACTIVATIONS_DYNAMIC : ACTIVATIONS_NONE;
+    return activations_fit(scheme, wanted) ? wanted : other;
+}
+
+const char *activations_name(enum activations activations) {
+    static const char *const all[] = {"none", "dynamic", "given"};
+    return all[activations];
+}
+
+bool activations_of_config(yyjson_val *quantization, enum activations *activations) {
+    const char *const method = yyjson_get_str(yyjson_obj_get(quantization, "quant_method"));
+    yyjson_obj_iter groups = yyjson_obj_iter_with(yyjson_obj_get(quantization, "config_groups"));
+    yyjson_val *const first = yyjson_obj_iter_get_val(yyjson_obj_iter_next(&groups));
+    if (method == NULL || strcasecmp(method, "compressed-tensors") != 0 || !yyjson_is_obj(first)) {
+        return false;
+    }
+    *activations =
+        yyjson_is_obj(yyjson_obj_get(first, "input_activations")) ? ACTIVATIONS_DYNAMIC : ACTIVATIONS_NONE;
+    return true;
+}
+
+/* ---- compressed-tensors ---- */
+
+/* Description of a format's weights and activations. */
+struct ct_row {
+    enum opaq_format format;
+    int bits;
+    const char *strategy;
+    int group; /* 0: none */
+    const char *scale_dtype;
+    const char *input_strategy;
+    int input_group;
+};
+
+static const struct ct_row ct_rows[] = {
+    {OPAQ_NVFP4, 4, "tensor_group", 16, "torch.float8_e4m3fn", "tensor_group", 16},
+    {OPAQ_MXFP4, 4, "group", 32, "torch.uint8", "group", 32},
+    {OPAQ_MXFP8, 8, "group", 32, "torch.uint8", "group", 32},
+    {OPAQ_FP8, 8, "tensor", 0, NULL, "tensor", 0},
+    {OPAQ_FP8ROW, 8, "channel", 0, NULL, "token", 0},
+    {OPAQ_FP8BLK2, 8, "block", 0, NULL, "group", 128},
+};
+
+static const struct ct_row *ct_row_of(enum opaq_format format) {
+    for (size_t i = 0; i < sizeof ct_rows / sizeof ct_rows[0]; ++i) {
+        if (ct_rows[i].format == format) {
+            return &ct_rows[i];
+        }
+    }
+    return NULL;
+}
+
+static void add_group(yyjson_mut_doc *document, yyjson_mut_val *to, int group) {
+    if (group == 0) {
+        yyjson_mut_obj_add_null(document, to, "group_size");
+    } else {
+        yyjson_mut_obj_add_int(document, to, "group_size", group);
+    }
+}
+
+static yyjson_mut_val *ct_arguments(yyjson_mut_doc *document, int bits, const char *strategy, int group,
+                                    const char *scale_dtype) {
+    yyjson_mut_val *const to = yyjson_mut_obj(document);
+    yyjson_mut_obj_add_null(document, to, "actorder");
+    yyjson_mut_val *const block = strcmp(strategy, "block") == 0
+                                      ? yyjson_mut_arr_with_sint32(document, (const int32_t[]){128, 128}, 2)
+                                      : yyjson_mut_null(document);
+    yyjson_mut_obj_add_val(document, to, "block_structure", block);
+    add_group(document, to, group);
+    yyjson_mut_obj_add_int(document, to, "num_bits", bits);
+    if (scale_dtype != NULL) {
+        yyjson_mut_obj_add_str(document, to, "scale_dtype", scale_dtype);
+        yyjson_mut_obj_add_str(document, to, "zp_dtype", scale_dtype);
+    }
+    yyjson_mut_obj_add_str(document, to, "strategy", strategy);
+    yyjson_mut_obj_add_bool(document, to, "symmetric", true);
+    yyjson_mut_obj_add_str(document, to, "type", "float");
+    return to;
+}
+
+static yyjson_mut_val *ct_input(yyjson_mut_doc *document, const struct ct_row *ct,
+                                enum activations activations) {
+    if (activations == ACTIVATIONS_NONE) {
+        return yyjson_mut_null(document);
+    }
+    yyjson_mut_val *const input =
+        ct_arguments(document, ct->bits, ct->input_strategy, ct->input_group, ct->scale_dtype);
+    if (ct->format == OPAQ_NVFP4) { /* block scales are dynamic, the global scale is given */
+        yyjson_mut_obj_add_str(document, input, "dynamic", "local");
+        yyjson_mut_obj_add_str(document, input, "observer", "static_minmax");
+    } else {
+        yyjson_mut_obj_add_bool(document, input, "dynamic", activations == ACTIVATIONS_DYNAMIC);
+    }
+    return input;
+}
+
+static yyjson_mut_val *ct_config(yyjson_mut_doc *document, const struct quantization *quantization) {
+    const struct ct_row *const ct = ct_row_of(quantization->scheme->format);
+    yyjson_mut_val *const config = yyjson_mut_obj(document);
+    yyjson_mut_val *const groups = yyjson_mut_obj_add_obj(document, config, "config_groups");
+    yyjson_mut_val *const group = yyjson_mut_obj_add_obj(document, groups, "group_0");
+    yyjson_mut_obj_add_str(document, group, "format", quantization->scheme->method);
+    yyjson_mut_obj_add_val(document, group, "input_activations",
+                           ct_input(document, ct, quantization->activations));
+    yyjson_mut_obj_add_null(document, group, "output_activations");
+    yyjson_mut_val *const targets = yyjson_mut_obj_add_arr(document, group, "targets");
+    yyjson_mut_arr_add_str(document, targets, "Linear");
+    yyjson_mut_val *const weights = ct_arguments(document, ct->bits, ct->strategy, ct->group, ct->scale_dtype);
+    yyjson_mut_obj_add_bool(document, weights, "dynamic", false);
+    yyjson_mut_obj_add_val(document, group, "weights", weights);
+    yyjson_mut_obj_add_str(document, config, "format", quantization->scheme->method);
+    yyjson_mut_obj_add_null(document, config, "global_compression_ratio");
+    yyjson_mut_obj_add_val(document, config, "ignore", names(document, quantization));
+    yyjson_mut_obj_add_null(document, config, "kv_cache_scheme");
+    yyjson_mut_obj_add_str(document, config, "quant_method", "compressed-tensors");
+    yyjson_mut_obj_add_str(document, config, "quantization_status", "compressed");
+    return config;
+}
+
+/* ---- ModelOpt ---- */
+
+/* Only nvfp4 has a separate name for weights alone. */
+static const char *modelopt_algorithm(const struct quantization *quantization) {
+    return quantization->scheme->format == OPAQ_NVFP4 && quantization->activations == ACTIVATIONS_NONE
+               ? "W4A16_NVFP4"
+               : quantization->scheme->method;
+}
+
+static int modelopt_group(const struct quantization *quantization) {
+    const enum opaq_format format = quantization->scheme->format;
+    return format == OPAQ_NVFP4 ? 16 : format == OPAQ_MXFP8 ? 32 : format == OPAQ_FP8BLK2 ? 128 : 0;
+}
+
+static void add_producer(yyjson_mut_doc *document, yyjson_mut_val *to) {
+    yyjson_mut_val *const producer = yyjson_mut_obj_add_obj(document, to, "producer");
+    yyjson_mut_obj_add_str(document, producer, "name",
+                           "modelopt"); /* engines recognize the layout by this name */
+    struct text version = {0};
+    text_print(&version, "opaq %s", opaq_version());
+    yyjson_mut_obj_add_strcpy(document, producer, "version", text_get(&version));
+    text_free(&version);
+}
+
+static yyjson_mut_val *modelopt_numbers(yyjson_mut_doc *document, int bits, int group, bool is_dynamic) {
+    yyjson_mut_val *const to = yyjson_mut_obj(document);
+    yyjson_mut_obj_add_bool(document, to, "dynamic", is_dynamic);
+    yyjson_mut_obj_add_int(document, to, "num_bits", bits);
+    yyjson_mut_obj_add_str(document, to, "type", "float");
+    if (group != 0) {
+        yyjson_mut_obj_add_int(document, to, "group_size", group);
+    }
+    return to;
+}
+
+static yyjson_mut_val *modelopt_quantization(yyjson_mut_doc *document,
+                                             const struct quantization *quantization) {
+    const enum opaq_format format = quantization->scheme->format;
+    const int bits = format == OPAQ_NVFP4 ? 4 : 8;
+    const int group = modelopt_group(quantization);
+    yyjson_mut_val *const config = yyjson_mut_obj(document);
+    yyjson_mut_val *const groups = yyjson_mut_obj_add_obj(document, config, "config_groups");
+    yyjson_mut_val *const only = yyjson_mut_obj_add_obj(document, groups, "group_0");
+    if (quantization->activations != ACTIVATIONS_NONE) {
+        yyjson_mut_obj_add_val(
+            document, only, "input_activations",
+            modelopt_numbers(document, bits, group, format != OPAQ_NVFP4 && format != OPAQ_FP8));
+    }
+    yyjson_mut_obj_add_val(document, only, "weights", modelopt_numbers(document, bits, group, false));
+    yyjson_mut_val *const targets = yyjson_mut_obj_add_arr(document, only, "targets");
+    yyjson_mut_arr_add_str(document, targets, "Linear");
+    yyjson_mut_obj_add_val(document, config, "ignore", names(document, quantization));
+    yyjson_mut_obj_add_str(document, config, "quant_algo", modelopt_algorithm(quantization));
+    if (group != 0) {
+        yyjson_mut_obj_add_int(document, config, "group_size", group);
+    }
+    add_producer(document, config);
+    yyjson_mut_obj_add_str(document, config, "quant_method", "modelopt");
+    return config;
+}
+
+yyjson_mut_val *modelopt_config(yyjson_mut_doc *document, const struct quantization *quantization) {
+    yyjson_mut_val *const root = yyjson_mut_obj(document);
+    add_producer(document, root);
+    yyjson_mut_val *const inner = yyjson_mut_obj_add_obj(document, root, "quantization");
+    yyjson_mut_obj_add_str(document, inner, "quant_algo", modelopt_algorithm(quantization));
+    yyjson_mut_obj_add_null(document, inner, "kv_cache_quant_algo");
+    if (modelopt_group(quantization) != 0) {
+        yyjson_mut_obj_add_int(document, inner, "group_size", modelopt_group(quantization));
+    }
+    yyjson_mut_obj_add_val(document, inner, "exclude_modules", names(document, quantization));
+    return root;
+}
+
+/* ---- DeepSeek, also used by transformers ---- */
+
+static yyjson_mut_val *deepseek_config(yyjson_mut_doc *document, const struct quantization *quantization) {
+    const bool is_mx = quantization->scheme->format == OPAQ_MXFP8;
+    const int32_t block[2] = {is_mx ? 1 : 128, is_mx ? 32 : 128};
+    yyjson_mut_val *const config = yyjson_mut_obj(document);
+    yyjson_mut_obj_add_str(document, config, "activation_scheme", "dynamic");
+    yyjson_mut_obj_add_str(document, config, "fmt", "e4m3");
+    yyjson_mut_obj_add_str(document, config, "quant_method", quantization->scheme->method);
+    if (quantization->has_exponents) {
+        yyjson_mut_obj_add_str(document, config, "scale_fmt", "ue8m0");
+    }
+    yyjson_mut_obj_add_val(document, config, "weight_block_size",
+                           yyjson_mut_arr_with_sint32(document, block, 2));
+    yyjson_mut_obj_add_val(document, config, "modules_to_not_convert", names(document, quantization));
+    return config;
+}
+
+/* ---- gpt-oss ---- */
+
+static yyjson_mut_val *gpt_oss_config(yyjson_mut_doc *document, const struct quantization *quantization) {
+    yyjson_mut_val *const config = yyjson_mut_obj(document);
+    yyjson_mut_obj_add_val(document, config, "modules_to_not_convert", names(document, quantization));
+    yyjson_mut_obj_add_str(document, config, "quant_method", quantization->scheme->method);
+    return config;
+}
+
+yyjson_mut_val *quantization_config(yyjson_mut_doc *document, const struct quantization *quantization) {
+    switch (quantization->scheme->layout) {
+    case OPAQ_LAYOUT_COMPRESSED_TENSORS:
+        return ct_config(document, quantization);
+    case OPAQ_LAYOUT_MODELOPT:
+        return modelopt_quantization(document, quantization);
+    case OPAQ_LAYOUT_DEEPSEEK:
+        return deepseek_config(document, quantization);
+    case OPAQ_LAYOUT_GPT_OSS:
+        return gpt_oss_config(document, quantization);
+    }
+    return NULL;
+}

@@ -1,0 +1,91 @@
+/* cpu/quant/amax_run.c: amax over a tensor: computed in slots, one per range of rows, then joined. Joining is a maximum,
+ * so the number of slots, like the number of threads, does not matter to the result. */
+#include "cpu/quant/amax_run.h"
+
+#include <assert.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/checked.h"
+#include "base/float_bits.h"
+#include "base/parallel_run.h"
+#include "base/fp_environment.h"
+#include "cpu/cpu_functions.h"
+#include "cpu/quant/quant_table.h"
+#include "cpu/quant/ref/scale_rules.h"
+
+enum { SLOTS = 64 };
+
+struct amax_task {
+    const struct quant_copy *copy;
+    const struct opaq_spec *spec;
+    const struct amax_kernel *kernel;
+    float *amax;
+    int64_t step;
+    int64_t slots;
+    float slot[SLOTS];
+};
+
+static void amax_rows(void *argument, int64_t begin, int64_t end) {
+    const struct amax_task *task = argument;
+    task->kernel->run(task->copy, task->spec, begin, end, task->amax, 1);
+}
+
+static void amax_slots(void *argument, int64_t begin, int64_t end) {
+    struct amax_task *task = argument;
+    const int64_t rows = task->copy->operand.rows;
+    for (int64_t i = begin; i < end; ++i) {
+        const int64_t share = ceil_div(rows, task->slots);
+        task->kernel->run(task->copy, task->spec, min_int64(rows, i * share), min_int64(rows, (i + 1) * share),
+                          &task->slot[i], 0);
+    }
+}
+
+void amax_compute(const struct quant_copy *copy, const struct opaq_spec *spec,
+                  const struct opaq_parallel *parallel, float *amax, int64_t step) {
+    assert(amax != NULL || (step != 0 && copy->operand.rows == 0));
+    if (copy->operand.columns == 0) { /* however many rows */
+        for (int64_t i = 0; i < (step == 0 ? 1 : copy->operand.rows); ++i) {
+            amax[i] = 0.0f;
+        }
+        return;
+    }
+    parallel = parallel_if_worth(parallel, copy->operand.rows * copy->operand.columns);
+    struct quant_copy along = *copy;
+    if (step == 0 && !copy->is_hadamard && copy->operand.column_step != 1) {
+        along.operand = quant_matrix_transposed(copy->operand); /* the same elements, as they lie in memory */
+        copy = &along;
+    }
+    struct amax_task task = {.copy = copy, .spec = spec, .kernel = amax_kernel(), .amax = amax, .step = step};
+    if (step != 0) {
+        const struct opaq_body body = {amax_rows, &task};
+        parallel_run(parallel, copy->operand.rows, &body);
+        return;
+    }
+    /* columns that go through a transform are read side by side */
+    const int64_t together = copy->is_hadamard ? 512 : 1;
+    task.slots = max_int64(1, min_int64(SLOTS, copy->operand.rows / together));
+    const struct opaq_body body = {amax_slots, &task};
+    parallel_run(parallel, task.slots, &body);
+    uint32_t bits = 0;
+    for (int64_t i = 0; i < task.slots; ++i) { /* no sign bits; a NaN is the largest */
+        const uint32_t slot = float_to_bits(task.slot[i]);
+        bits = slot > bits ? slot : bits;
+    }
+    *amax = float_from_bits(bits);
+}
+
+enum opaq_status cpu_amax(const struct quant_copy *copy, const struct opaq_spec *spec, bool is_stored,
+                          int64_t step, float *amax, const struct opaq_execution *execution,
+                          struct opaq_error *error) {
+    (void)error;
+    amax_compute(copy, spec, execution->parallel, amax, step);
+    if (is_stored) {
+        const uint64_t saved = fp_environment_enter();
+        for (int64_t i = 0; i < (step == 0 ? 1 : copy->operand.rows); ++i) {
+            amax[i] = nvfp4_stored(spec, amax[i]);
+        }
+        fp_environment_leave(saved);
+    }
+    return OPAQ_OK;
+}
