@@ -1,11 +1,9 @@
-/* base/forced_kernels.c: names of kernels that somebody asks for, and the choice among tables of kernels. */
+/* base/forced_kernels.c: names of kernels that somebody asks for. */
 #include "base/forced_kernels.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "opaq/cpu.h"
 
 /* Lists stay until the end, because another thread may still be reading one. */
 struct list {
@@ -73,23 +71,4 @@ bool kernel_is_forced(const char *name) {
         }
     }
     return false;
-}
-
-const void *kernel_choose(const void *tables, int count) {
-    const uint32_t features = opaq_cpu_features();
-    const void *best = NULL;
-    for (int i = 0; i < count; ++i) {
-        const void *table;
-        struct kernel_head head;
-        memcpy(&table, (const char *)tables + (size_t)i * sizeof table, sizeof table);
-        memcpy(&head, table, sizeof head);
-        if ((head.features & ~features) != 0) {
-            continue;
-        }
-        if (kernel_is_forced(head.name)) {
-            return table;
-        }
-        best = best == NULL ? table : best;
-    }
-    return best;
 }

@@ -1,4 +1,4 @@
-/* base/forced_kernels.h: names of kernels that somebody asks for, and the choice among tables of kernels. Depends on libc. */
+/* base/forced_kernels.h: names of kernels that somebody asks for. Depends on libc. */
 #ifndef OPAQ_BASE_FORCED_KERNELS_H
 #define OPAQ_BASE_FORCED_KERNELS_H
 
@@ -14,16 +14,6 @@ bool forced_kernels_set(const char *names);
 
 /* Whether a kernel is among them. */
 bool kernel_is_forced(const char *name);
-
-/* What every table of kernels begins with. */
-struct kernel_head {
-    const char *name;
-    uint32_t features; /* bits of enum opaq_cpu_feature that it needs */
-};
-
-/* Of `count` pointers to tables, fastest first: the first one that this processor can run, or one of them that is asked
- * for. The last one needs nothing. */
-const void *kernel_choose(const void *tables, int count);
 
 /* The first name of a list, its length and the rest of the list; NULL at the end. */
 const char *kernel_name_next(const char *list, size_t *length, const char **rest);

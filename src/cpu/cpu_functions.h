@@ -76,7 +76,7 @@ enum opaq_status cpu_activate_backward(const struct row_groups *groups, const st
                                        const struct quant_matrix *dh, const struct opaq_execution *execution,
                                        struct opaq_error *error);
 
-/* cpu_kernels.c */
+/* kernel_tables.c */
 const char *cpu_kernel_at(int index, bool *can_run);
 
 #endif

@@ -1,5 +1,6 @@
 /* test_dispatch.c: how a kernel is chosen, on made-up tables, and that every entry is named after what it is. */
 #include "check.h"
+#include "cpu/kernel_family.h"
 #include "cpu/quant/quant_table.h"
 #include "cpu/quant/ref/quant_table_ref.h"
 #include "support_spec.h"
@@ -36,7 +37,9 @@ static size_t dequantize_offset(enum opaq_format format) {
 }
 
 static const char *chosen(uint32_t features, size_t offset) {
-    return quant_table_choose(all, 4, features, offset)->name;
+    const struct kernel_family family = {.tables = all, .table_count = 4};
+    const struct quant_table *table = kernel_family_table(&family, offset, features);
+    return table->name;
 }
 
 static void first_table_with_features_and_entry(void) {
@@ -64,8 +67,10 @@ static void empty_entries_fall_through(void) {
 
 /* The last table is taken as it is: complete, and without needs. */
 static void the_last_table_is_not_asked(void) {
-    CHECK(quant_table_choose(all, 1, 0, quantize_offset(OPAQ_MXFP4)) == &wide);
-    CHECK(quant_table_choose(&all[3], 1, 0, quantize_offset(OPAQ_MXFP4)) == &quant_table_ref);
+    const struct kernel_family one = {.tables = all, .table_count = 1};
+    const struct kernel_family last = {.tables = &all[3], .table_count = 1};
+    CHECK(kernel_family_table(&one, quantize_offset(OPAQ_MXFP4), 0) == &wide);
+    CHECK(kernel_family_table(&last, quantize_offset(OPAQ_MXFP4), 0) == &quant_table_ref);
 }
 
 static void reference_is_complete_and_named(void) {

@@ -6,6 +6,7 @@
 
 #include "base/fp_environment.h"
 #include "check.h"
+#include "cpu/kernel_family.h"
 #include "cpu/quant/amax_run.h"
 #include "opaq/cpu.h"
 #include "cpu/quant/ref/decode_ref.h"
@@ -42,7 +43,8 @@ static bool kernels_at(int i, struct kernels *kernels) {
 }
 
 static const struct quant_table *table_at(struct kernels kernels, size_t offset) {
-    return quant_table_choose(kernels.tables, kernels.count, opaq_cpu_features(), offset);
+    const struct kernel_family family = {.tables = kernels.tables, .table_count = kernels.count};
+    return kernel_family_table(&family, offset, opaq_cpu_features());
 }
 
 /* ---- the steps of opaq_quantize in their plainest form: no threads, no dispatch ---- */

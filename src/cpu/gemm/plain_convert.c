@@ -1,24 +1,7 @@
-/* cpu/gemm/plain_convert.c: which conversions serve this processor. */
+/* cpu/gemm/plain_convert.c: f32, bf16 or f16 to float32 and back, with this processor's kernels for long rows. */
 #include "cpu/gemm/plain_convert.h"
 
-#include "base/forced_kernels.h"
-
-/* Fastest first; the reference needs nothing and stands last. */
-static const struct plain_table *const tables[] = {
-#if defined(__x86_64__)
-    &plain_table_avx512,
-    &plain_table_avx2,
-#endif
-    &plain_table_ref,
-};
-enum { TABLE_COUNT = sizeof tables / sizeof tables[0], FEW = 16 };
-
-const struct plain_table *const *plain_tables(int *count) {
-    *count = TABLE_COUNT;
-    return tables;
-}
-
-const struct plain_table *plain_table_best(void) { return kernel_choose(tables, TABLE_COUNT); }
+enum { FEW = 16 };
 
 void plain_load(const void *data, enum opaq_element dtype, int64_t start, int64_t step, int n, float *to) {
     if (step != 1 || n < FEW) {

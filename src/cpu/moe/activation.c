@@ -126,6 +126,11 @@ static void backward_rows(void *argument, int64_t begin, int64_t end) {
     }
 }
 
+void activation_stretch(const struct opaq_experts_plan *plan, enum opaq_element dtype, float *g, float *u,
+                        int n, void *to) {
+    activation_table_best()->run(plan, dtype, g, u, n, to);
+}
+
 void activation_forward(const struct opaq_experts_plan *plan, const struct quant_matrix *h,
                         const struct quant_matrix *a, const struct opaq_parallel *parallel) {
     struct activation_task task = {plan, h, a, NULL};

@@ -6,6 +6,8 @@
 #ifndef OPAQ_CPU_QUANT_QUANT_TABLE_H
 #define OPAQ_CPU_QUANT_QUANT_TABLE_H
 
+#include <stddef.h>
+
 #include "backend/quant_job.h"
 
 /* Quantizes or dequantizes operand rows [r, r_end) of one copy; r is a multiple of quant_panel_rows(). Every
@@ -85,10 +87,8 @@ const struct quant_kernel *dequantize_kernel_for(const struct quant_copy *copy, 
 /* Whether it is one of the reference's, which quantize and dequantize whatever way codes lie. */
 bool quant_is_reference(const struct quant_kernel *kernel);
 
-/* The rule behind them, on any list of tables that ends with a complete one: the first table whose features are
- * all there and whose entry at `offset` (of a kernel in struct quant_table) is not
- * empty. */
-const struct quant_table *quant_table_choose(const struct quant_table *const *tables, int count,
-                                             uint32_t features, size_t offset);
+/* Where a table has its kernel of a format: quant_kernel_offset(quantize, OPAQ_NVFP4). */
+#define quant_kernel_offset(member, format) \
+    (offsetof(struct quant_table, member) + (size_t)(format) * sizeof(((struct quant_table *)0)->member[0]))
 
 #endif
