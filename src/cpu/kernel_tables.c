@@ -187,8 +187,9 @@ const struct packed_table *const *packed_tables(int *count) {
 
 const struct packed_kernel *packed_kernel(enum packed_format format, enum packed_precision precision) {
     const size_t index = (size_t)format * PACKED_PRECISION_COUNT + (size_t)precision;
-    return kernel_family_choose(&packed_family,
-                                offsetof(struct packed_table, kernel) + index * sizeof(struct packed_kernel));
+    const struct packed_kernel *kernel = kernel_family_choose(
+        &packed_family, offsetof(struct packed_table, kernel) + index * sizeof(struct packed_kernel));
+    return kernel->run == NULL ? NULL : kernel; /* not every precision is one of every format */
 }
 
 bool packed_is_reference(const struct packed_kernel *kernel) {
