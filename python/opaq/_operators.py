@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ SHAPES = (  # enum opaq_shape_source
     "leading",
     "leading_and_outer",
     "tensor_and_outer",
+    "of_sizes_flat",
 )
 # enum opaq_dtype
 DTYPES = {
@@ -173,9 +175,15 @@ def storage_dtype(row: BufferRow) -> torch.dtype:
     return torch.uint8 if row.element is None or ELEMENT_BITS[row.element] <= 8 else torch.float32
 
 
-def empty_buffers(text: str, shape: Any, device: torch.device | None) -> list[torch.Tensor]:
+def empty_buffers(
+    text: str, shape: Any, device: torch.device | None, is_flat: bool = False
+) -> list[torch.Tensor]:
     """The buffers of a tensor, uninitialised; on real, fake and symbolic sizes alike."""
-    return [torch.empty(row.shape(shape), dtype=storage_dtype(row), device=device) for row in buffer_rows(text)]
+    rows = [(row, row.shape(shape)) for row in buffer_rows(text)]
+    return [
+        torch.empty((prod(sizes),) if is_flat else sizes, dtype=storage_dtype(row), device=device)
+        for row, sizes in rows
+    ]
 
 
 def buffer_names(text: str) -> tuple[str, ...]:
@@ -201,7 +209,7 @@ def _make_fake(op: Operator) -> Callable[..., Any]:
             raise RuntimeError(f"opaq: {op.name}: some tensors are on meta, others on {where}")
         made = []
         if form:
-            made = empty_buffers(form, output.shape(values), where)
+            made = empty_buffers(form, output.shape(values), where, output.shape_source == "of_sizes_flat")
         elif form is not None:
             dtype = values[output.dtype_argument] if output.dtype_argument >= 0 else output.dtype
             dtype = dtype.dtype if isinstance(dtype, torch.Tensor) else dtype
