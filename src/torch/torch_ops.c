@@ -51,8 +51,7 @@ static void run_on_torch(void *context, int64_t count, const struct opaq_body *b
     (void)context;
     pieces_init(&run.pieces, count, torch_get_num_threads(&threads) == 0 ? threads : 1);
     if (torch_parallel_for(0, threads, 1, take_pieces, &run) != 0) {
-        body->call(body->argument, 0,
-                   count); /* no threads: every piece here; doing one twice changes nothing */
+        take_pieces(0, 1, &run); /* the pieces that no thread took: none is done twice, because work may add */
     }
 }
 
