@@ -164,6 +164,9 @@ static void refuse_gradients(const struct opaq_op *op, struct torch_list *inputs
     (void)torch_delete_list(results);
 }
 
+/* Of the latest call on this thread; an exception has no room for it. */
+static _Thread_local enum opaq_status last_status;
+
 static void call_op(int index, uint64_t *stack) {
     const struct opaq_op *op = opaq_op_at(index);
     struct torch_arguments arguments;
@@ -183,6 +186,7 @@ static void call_op(int index, uint64_t *stack) {
     if (status == OPAQ_OK) {
         status = give_results(op, handles, count, stack, &error);
     }
+    last_status = status;
     if (status != OPAQ_OK) {
         char message[OPAQ_ERROR_TEXT_BYTES + 16];
         (void)snprintf(message, sizeof message, "opaq: %s", error.text);
@@ -370,9 +374,13 @@ __attribute__((constructor)) static void register_on_load(void) {
 
 OPAQ_API const char *opaq_torch_status(void);
 OPAQ_API void opaq_torch_watch_gradients(void);
+OPAQ_API int32_t opaq_torch_last_status(void);
 
 /* NULL if every operator was registered when this library was loaded; else why not. */
 const char *opaq_torch_status(void) { return registration.status == OPAQ_OK ? NULL : registration.text; }
+
+/* enum opaq_status of the latest operator on this thread. */
+int32_t opaq_torch_last_status(void) { return (int32_t)last_status; }
 
 /* From now on, results of inputs that require a gradient pass through opaq::refuse_gradient, which exists. */
 void opaq_torch_watch_gradients(void) { watches_gradients = true; }

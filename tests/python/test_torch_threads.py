@@ -28,7 +28,8 @@ opaq.functional.linear(
 ).sum().backward()
 routing = torch.tensor([[0, 1]] * 64), torch.full((64, 2), 0.5)
 z = opaq.functional.moe(n, routing[1], routing[0], torch.ones(2, 64, 96) / 96, torch.ones(2, 96, 32) / 32)
-print(*(hash(bytes(memoryview(t.contiguous().view(torch.uint8).numpy()).cast("B"))) for t in [*q, y, main_grad, z]))
+made = [*q, y, main_grad, z]
+print(*(hash(bytes(memoryview(t.contiguous().view(torch.uint8).numpy()).cast("B"))) for t in made))
 """
 
 
