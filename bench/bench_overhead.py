@@ -22,7 +22,11 @@ compiled graph 32 operators are chained, 16 of each; a graph without them is sub
 by 32.
 
 The aim: the C op's overhead over the floor is at most half of custom_op's; in the compiled graph, the whole
-cost of an operator, allocation and work included."""
+cost of an operator, allocation and work included.
+
+And what Python adds to an operator in eager mode: a call of opaq.Linear (one row of 64, MXFP8BlockScaling, no
+gradients) and of opaq.QuantizedLinear less that of the C op with the same arguments, the median of the rounds'
+differences. The aim: at most twice the time of F.linear of that size."""
 
 from __future__ import annotations
 
@@ -38,14 +42,18 @@ from typing import Any
 
 import torch
 
+import opaq
 from opaq import _library
 from opaq._operators import ops
 from opaq.quantizer import Quantizer
+from opaq.recipe import MXFP8BlockScaling
 
 TEXT = "mxfp8"
 SHAPE = (1, 32)
 CHAIN = 32
 AIM = 0.5
+LAYER = 64
+LAYER_AIM = 2.0
 
 
 class Body:
@@ -147,6 +155,26 @@ def eager_subjects() -> dict[str, Callable[[], Any]]:
     }
 
 
+def layer_subjects() -> dict[str, Callable[[], Any]]:
+    """Modules, the operators behind them, and F.linear; under an autocast that is left entered."""
+    scope = opaq.autocast(recipe=MXFP8BlockScaling())
+    scope.__enter__()
+    x, layer = torch.linspace(-2, 2, LAYER).reshape(1, LAYER), opaq.Linear(LAYER, LAYER)
+    packed = opaq.QuantizedLinear.from_linear(layer, "nvfp4")
+    weight, bias, buffers = layer.weight.detach(), layer.bias.detach(), packed.weight.buffers()
+    size, plan, given = list(weight.shape), "x=mxfp8 w=mxfp8", "w_given=nvfp4"
+    float32, linear = torch.float32, torch.nn.functional.linear
+    assert torch.equal(layer(x), ops.linear_forward([x], [weight], bias, x.shape, size, float32, plan)[0])
+    assert torch.equal(packed(x), ops.linear(x, buffers, bias, size, given))
+    return {
+        "Linear": lambda: layer(x),
+        "Linear, C op": lambda: ops.linear_forward([x], [weight], bias, x.shape, size, float32, plan),
+        "QuantizedLinear": lambda: packed(x),
+        "QuantizedLinear, C op": lambda: ops.linear(x, buffers, bias, size, given),
+        "F.linear": lambda: linear(x, weight, bias),
+    }
+
+
 def chain(namespace: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     def run(x: torch.Tensor) -> torch.Tensor:
         x = x + 1
@@ -232,6 +260,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with torch.no_grad():
         eager = measure(eager_subjects(), given.rounds, given.calls)
+        layers = measure(layer_subjects(), given.rounds, given.calls)
         graphs = measure(compiled_subjects(), given.rounds, max(1, given.calls // 10))
     base = graphs.pop("no operator")
     compiled = {name: [us / CHAIN for us in over(values, base)] for name, values in graphs.items()}
@@ -250,11 +279,23 @@ def main() -> None:
     for name in ("quantize", "dequantize"):
         plain = min(eager[f"{name}, C op"]) / min(eager[f"{name}, custom_op"])
         print(f"{name + ', eager, nothing subtracted':34} {plain:8.2f}")
+    result["layers"] = show(f"layers of {LAYER} x {LAYER}, per call", layers)
+    print(f"\n{'Python over the C op / F.linear':34} {'ratio':>8}   aim: at most {LAYER_AIM:g}")
+    result["python"] = {}
+    for name in ("Linear", "QuantizedLinear"):
+        pairs = zip(layers[name], layers[f"{name}, C op"], strict=True)
+        added = percentile([module - op for module, op in pairs], 0.5)
+        ratio = added / percentile(layers["F.linear"], 0.5)
+        holds = ratio <= LAYER_AIM
+        print(f"{name:34} {ratio:8.2f}   {'holds' if holds else 'DOES NOT HOLD'}")
+        result["python"][name] = {"us": added, "ratio": ratio, "aim": LAYER_AIM, "holds": holds}
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(json.dumps(result, indent=2) + "\n")
     if not all(ratio["holds"] for ratio in result["overhead"].values()):
         raise SystemExit(f"bench_overhead: an operator costs more than {AIM} of custom_op's overhead")
+    if not all(added["holds"] for added in result["python"].values()):
+        raise SystemExit(f"bench_overhead: a layer adds more than {LAYER_AIM:g} times F.linear to its operator")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,8 @@ enum opaq_shape_source {
         5,                  /* the shape of a tensor argument, its last replaced by an integer argument */
     OPAQ_SHAPE_LEADING = 6, /* a sizes argument without its last */
     OPAQ_SHAPE_LEADING_AND_OUTER = 7, /* the shape of a tensor, its last replaced by the second last of sizes */
-    OPAQ_SHAPE_TENSOR_AND_OUTER = 8   /* the shape of a tensor, and then the second last of sizes */
+    OPAQ_SHAPE_TENSOR_AND_OUTER = 8,  /* the shape of a tensor, and then the second last of sizes */
+    OPAQ_SHAPE_OF_SIZES_FLAT = 9 /* a sizes argument; each buffer of a quantized tensor has one dimension */
 };
 
 struct opaq_output_row {

@@ -14,6 +14,7 @@
 #include "opaq/op.h"
 #include "opaq/parallel.h"
 #include "opaq/pattern.h"
+#include "opaq/plan_text.h"
 #include "opaq/proto.h"
 #include "opaq/quant.h"
 #include "opaq/runner.h"

@@ -61,6 +61,40 @@ OPAQ_API uint64_t opaq_spec_hash(const struct opaq_spec *spec);                 
 OPAQ_API enum opaq_status opaq_spec_intern(const char *text, size_t length, const struct opaq_spec **spec,
                                            struct opaq_error *error);
 
+/* What a spec means for who holds, cuts or hands on tensors of it. The numbers are part of the ABI: append. */
+enum opaq_spec_property {
+    OPAQ_SPEC_IS_DELAYED = 0,       /* its scale is given */
+    OPAQ_SPEC_IS_STOCHASTIC = 1,    /* rounding takes random numbers */
+    OPAQ_SPEC_IS_TILED = 2,         /* its rowwise copy is in tiles */
+    OPAQ_SPEC_IS_PLAIN_ROWWISE = 3, /* a rowwise copy only, row by row, scales too */
+    OPAQ_SPEC_CAN_BE_TILED = 4,     /* its rowwise copy can be in tiles: OPAQ_DERIVE_TILED gives a spec */
+    OPAQ_SPEC_TENSOR_AMAXES =
+        5, /* enum opaq_usage, or 0: the copies for which one amax covers all of a tensor, so
+                                         that ranks that hold parts of it have to agree on it */
+    OPAQ_SPEC_COLUMN_COVERS_ROWS =
+        6, /* a column's scale covers all rows: some of them cannot be quantized alone */
+    OPAQ_SPEC_ROWS_PER_SCALE =
+        7, /* rows that share a scale in some copy, of those that do not cover all: a tensor
+                                         is cut at multiples of it; at least 1 */
+    OPAQ_SPEC_HAS_ROW_SCALES = 8, /* a row's only scale is its own */
+    OPAQ_SPEC_GIVES_AMAX = 9      /* opaq_quantize gives the amax back */
+};
+
+/* The answer, 0 or 1 where the question is one of yes or no; -1 for a spec that is not valid or another number. */
+OPAQ_API int64_t opaq_spec_query(const struct opaq_spec *spec, enum opaq_spec_property property);
+
+/* Specs that follow from one. The numbers are part of the ABI: append. */
+enum opaq_derivation {
+    OPAQ_DERIVE_TILED = 0,    /* its rowwise copy in tiles, alone */
+    OPAQ_DERIVE_UNTILED = 1,  /* without tiles */
+    OPAQ_DERIVE_CURRENT = 2,  /* its scale comes from the data instead of being given */
+    OPAQ_DERIVE_HANDED_ON = 3 /* for a tensor that leaves a layer: without the options of single products */
+};
+
+/* The error is that of opaq_spec_check where the result is not valid. */
+OPAQ_API enum opaq_status opaq_spec_derive(const struct opaq_spec *spec, enum opaq_derivation derivation,
+                                           struct opaq_spec *derived, struct opaq_error *error);
+
 #ifdef __cplusplus
 }
 #endif

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from opaq import _library, _transformers_hook
 from opaq._import_hook import when_imported
-from opaq._library import OpaqError
+from opaq._library import OpaqError, OpaqUnsupportedError
 from opaq._tables import Buffer, BufferRow, Extent, FormatRow, formats, proto
 from opaq.quantizer import Quantizer
 
@@ -44,6 +44,7 @@ __all__ = [
     "Linear",
     "MoE",
     "OpaqError",
+    "OpaqUnsupportedError",
     "QuantizedArray",
     "QuantizedLinear",
     "QuantizedTensor",

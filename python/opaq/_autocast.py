@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, TypeVar
-from weakref import WeakKeyDictionary
 
 from opaq.recipe import Recipe, default_recipe
 
@@ -28,6 +27,12 @@ class _Level:
         self.recipe = recipe
         self.detail = detail
         self.around = around
+
+    def __deepcopy__(self, memo: Any) -> _Level:
+        return self
+
+    def __reduce__(self) -> tuple[type[_Level], tuple[None, None, None]]:
+        return _Level, (None, None, None)  # a module in a file has had no forward pass
 
 
 class _Levels(threading.local):
@@ -138,8 +143,9 @@ def captured() -> autocast:
     return autocast(enabled=recipe is not None, recipe=recipe, amax_reduction_group=active_group())
 
 
-# By module: what held in its latest forward pass that may be computed again.
-_latest: WeakKeyDictionary[Any, _Level] = WeakKeyDictionary()
+LATEST = (
+    "_opaq_level"  # in a module's __dict__: what held in its latest forward pass that may be computed again
+)
 
 
 def recomputing(module: Any) -> autocast | None:
@@ -152,11 +158,11 @@ def recomputing(module: Any) -> autocast | None:
         return None
     level = autocast._levels.top
     if level.around is None and torch._C._current_graph_task_id() != -1:
-        if (level := _latest.get(module, level)).recipe is None:
+        if (level := module.__dict__.get(LATEST, level)).recipe is None:
             return None
         return autocast(recipe=level.recipe, amax_reduction_group=level.detail)
     if module.training or torch.is_grad_enabled():
-        _latest[module] = level
+        module.__dict__[LATEST] = level
     return None
 
 

@@ -9,24 +9,23 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from opaq._autocast import active
-from opaq._operators import ops
-from opaq._plan import given_by, parts_of, plan_text, precision_word, results_of, wanted_gradients
+from opaq._operators import call_operator, expect_tensors, ops
+from opaq._plan import any_quantizer, experts_plan, given_by, parts_of, plan_set, results_of, wanted_gradients
 from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe
 
 
-def _quantizers(operation: str, recipe: Recipe | None) -> LinearQuantizers:
+def _quantizers(caller: str, recipe: Recipe | None) -> LinearQuantizers:
     recipe = active() if recipe is None else recipe
     if isinstance(recipe, DelayedScaling):
         raise NotImplementedError(
-            f"opaq.{operation}: DelayedScaling is not supported; use Float8CurrentScaling or a recipe of blocks"
+            f"{caller}: DelayedScaling is not supported; use Float8CurrentScaling or a recipe of blocks"
         )
     return HIGH_PRECISION if recipe is None else recipe.linear_quantizers()
 
 
-def _random(words: dict[str, Any], like: torch.Tensor) -> torch.Tensor | None:
-    """Numbers for stochastic rounding, from PyTorch's generator."""
-    rounds = any("+sr" in words.get(name, "") for name in ("x", "h", "w", "dy"))
-    return ops.random_state(like) if rounds else None
+def _rounds(plan: str) -> bool:
+    """Whether it takes numbers for stochastic rounding, from PyTorch's generator."""
+    return any_quantizer(plan, "is_stochastic", "x", "h", "w", "dy")
 
 
 def _gradient(places: list[list[torch.Tensor]], index: int) -> torch.Tensor | None:
@@ -38,27 +37,35 @@ class _Mlp(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Any, gate_up: Any, down: Any, gate_up_bias: Any, down_bias: Any, random: Any, plan: str
+        ctx: Any,
+        x: Any,
+        gate_up: Any,
+        down: Any,
+        gate_up_bias: Any,
+        down_bias: Any,
+        random: Any,
+        plan: str,
+        caller: str,
     ) -> torch.Tensor:
         up, dn = parts_of(gate_up), parts_of(down)
         shapes = tuple(gate_up.shape), tuple(down.shape)
-        y, h = ops.mlp_forward(x, up, dn, gate_up_bias, down_bias, *shapes, plan, random)
+        arguments = x, up, dn, gate_up_bias, down_bias, *shapes, plan, random
+        y, h = call_operator(caller, ops.mlp_forward, *arguments)
         ctx.save_for_backward(x, h, *up, *dn, *([] if random is None else [random]))
-        ctx.constants = plan, shapes, gate_up.dtype, len(up), len(dn)
+        ctx.constants = caller, plan, shapes, gate_up.dtype, len(up), len(dn)
         made: torch.Tensor = y
         return made
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        plan, shapes, dtype, ups, downs = ctx.constants
+        caller, plan, shapes, dtype, ups, downs = ctx.constants
         x, h, *rest = ctx.saved_tensors
         up, dn, random = rest[:ups], rest[ups : ups + downs], rest[ups + downs :]
-        out = ops.mlp_backward(
-            dy.contiguous(), x, h, up, dn, *shapes, dtype, plan, random[0] if random else None
-        )
+        arguments = dy.contiguous(), x, h, up, dn, *shapes, dtype, plan, random[0] if random else None
+        out = call_operator(caller, ops.mlp_backward, *arguments)
         places = results_of("mlp_backward", plan, out)
-        return *(_gradient(places, i) for i in range(5)), None, None
+        return *(_gradient(places, i) for i in range(5)), None, None, None
 
 
 class _Moe(torch.autograd.Function):
@@ -76,61 +83,58 @@ class _Moe(torch.autograd.Function):
         down_bias: Any,
         random: Any,
         plan: str,
+        caller: str,
     ) -> torch.Tensor:
         up, dn = parts_of(gate_up), parts_of(down)
         shapes = tuple(gate_up.shape), tuple(down.shape)
-        y, h = ops.moe_forward(x, weights, ids, up, dn, gate_up_bias, down_bias, *shapes, plan, random)
+        arguments = x, weights, ids, up, dn, gate_up_bias, down_bias, *shapes, plan, random
+        y, h = call_operator(caller, ops.moe_forward, *arguments)
         extra = [t for t in (down_bias, random) if t is not None]
         ctx.save_for_backward(x, weights, ids, h, *up, *dn, *extra)
-        ctx.constants = plan, shapes, gate_up.dtype, len(up), len(dn), down_bias is not None
+        ctx.constants = caller, plan, shapes, gate_up.dtype, len(up), len(dn), down_bias is not None
         made: torch.Tensor = y
         return made
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        plan, shapes, dtype, ups, downs, has_bias = ctx.constants
+        caller, plan, shapes, dtype, ups, downs, has_bias = ctx.constants
         x, weights, ids, h, *rest = ctx.saved_tensors
         up, dn, extra = rest[:ups], rest[ups : ups + downs], rest[ups + downs :]
         bias, extra = (extra[0], extra[1:]) if has_bias else (None, extra)
         random = extra[0] if extra else None
-        out = ops.moe_backward(
-            dy.contiguous(), x, weights, ids, h, list(up), list(dn), bias, *shapes, dtype, plan, random
-        )
+        arguments = dy.contiguous(), x, weights, ids, h, list(up), list(dn), bias, *shapes, dtype, plan, random
+        out = call_operator(caller, ops.moe_backward, *arguments)
         dx, dweights, *others = (_gradient(results_of("moe_backward", plan, out), i) for i in range(6))
-        return dx, dweights, None, *others, None, None
+        return dx, dweights, None, *others, None, None, None
 
 
-def _words(
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    quantizers: LinearQuantizers,
+def _plan(
+    caller: str,
+    weights: tuple[torch.Tensor, torch.Tensor],
+    recipe: Recipe | None,
     grad: str,
-    input_quantizer: str,
-    hidden_quantizer: str,
-    activation: str,
-    numbers: dict[str, float | None],
-) -> dict[str, Any]:
-    up_given, down_given = given_by(gate_up), given_by(down)
-    if bool(up_given) != bool(down_given) and quantizers.weight:
-        raise NotImplementedError("opaq.mlp: under a recipe gate_up and down are both quantized, or neither is")
-    return {
-        "act": activation,
-        **{name: "" if value is None else repr(float(value)) for name, value in numbers.items()},
-        "x": input_quantizer or quantizers.input,
-        "h": hidden_quantizer or input_quantizer or quantizers.input,
-        "w": "" if up_given else quantizers.weight,
-        "dy": quantizers.grad_output if grad else "",
-        "gate_up_given": up_given,
-        "down_given": down_given,
-        "grad": grad,
-        "backward": quantizers.backward_override if grad else "",
-    }
+    inputs: tuple[str, str],
+    words: tuple[Any, Any, Any, Any],
+) -> str:
+    """The plan of an MLP or a mixture under a recipe; `words` as experts_plan takes them."""
+    quantizers = _quantizers(caller, recipe)
+    given = given_by(weights[0]), given_by(weights[1])
+    if bool(given[0]) != bool(given[1]) and quantizers.weight:
+        raise NotImplementedError(
+            f"{caller}: under a recipe gate_up and down are both quantized, or neither is"
+        )
+    by_x = inputs[0] or quantizers.input
+    used = by_x, inputs[1] or by_x, "" if given[0] else quantizers.weight
+    gradients = grad, quantizers.grad_output, quantizers.backward_override
+    return experts_plan(caller, used, given, *words, gradients=gradients)
 
 
-def _refuse_scales(operation: str, *scales: torch.Tensor | None) -> None:
+def _refuse_scales(caller: str, *scales: torch.Tensor | None) -> None:
     if any(scale is not None for scale in scales):
-        raise NotImplementedError(f"opaq.{operation}: a checkpoint's scales do not go with gradients")
+        raise NotImplementedError(
+            f"{caller}: a checkpoint's scales do not go with gradients or random rounding"
+        )
 
 
 def mlp(
@@ -150,29 +154,31 @@ def mlp(
     input_scale: torch.Tensor | None = None,
     hidden_scale: torch.Tensor | None = None,
     precision: str = "exact",
+    _caller: str = "opaq.functional.mlp",
 ) -> torch.Tensor:
     """activation(x gate_up^T + bias) down^T + bias under `recipe`, or the active autocast's. gate_up is [2I, H]
     ([I, H] for an activation without a gate), down [H, I]; both may be QuantizedTensors. The inputs of the two
     products stay as they are, or are quantized by `input_quantizer` and `hidden_quantizer` (default: the
     recipe's), with a checkpoint's scales if those are given. `precision`: see quantized_linear."""
+    weights = {"gate_up": gate_up, "down": down, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
+    expect_tensors(_caller, x=x, **weights)
     x = x.contiguous()
     grad = wanted_gradients(x=x, g=gate_up, d=down, b=gate_up_bias, c=down_bias)
-    numbers = {"limit": limit, "alpha": alpha, "beta": beta}
-    quantizers = _quantizers("mlp", recipe)
-    words = _words(gate_up, down, quantizers, grad, input_quantizer, hidden_quantizer, activation, numbers)
-    words["precision"] = precision_word(precision)
+    words = activation, (limit, alpha, beta), precision, (None, 0, False)
+    plan = _plan(_caller, (gate_up, down), recipe, grad, (input_quantizer, hidden_quantizer), words)
     made: torch.Tensor
+    if grad or _rounds(plan):
+        _refuse_scales(_caller, input_scale, hidden_scale)
+    random = ops.random_state(x) if _rounds(plan) else None
     if grad:
-        _refuse_scales("mlp", input_scale, hidden_scale)
-        random = _random(words, x)
-        made = _Mlp.apply(x, gate_up, down, gate_up_bias, down_bias, random, plan_text(words))
+        made = _Mlp.apply(x, gate_up, down, gate_up_bias, down_bias, random, plan, _caller)
         return made
-    up, dn, shapes = parts_of(gate_up), parts_of(down), (gate_up.shape, down.shape)
-    if (random := _random(words, x)) is not None:
-        _refuse_scales("mlp", input_scale, hidden_scale)
-        made, _ = ops.mlp_forward(x, up, dn, gate_up_bias, down_bias, *shapes, plan_text(words), random)
+    biases, shapes = (gate_up_bias, down_bias), (gate_up.shape, down.shape)
+    arguments = x, parts_of(gate_up), parts_of(down), *biases, *shapes, plan
+    if random is not None:
+        made, _ = call_operator(_caller, ops.mlp_forward, *arguments, random)
         return made
-    made = ops.mlp(x, up, dn, gate_up_bias, down_bias, *shapes, plan_text(words), input_scale, hidden_scale)
+    made = call_operator(_caller, ops.mlp, *arguments, input_scale, hidden_scale)
     return made
 
 
@@ -198,34 +204,31 @@ def moe(
     input_scale: torch.Tensor | None = None,
     hidden_scale: torch.Tensor | None = None,
     precision: str = "exact",
+    _caller: str = "opaq.functional.moe",
 ) -> torch.Tensor:
     """Each token through its chosen experts, times their weights, summed up: like `mlp` for stacks gate_up
     [E, 2I, H] and down [E, H, I]. Ids -1 and `num_experts` are nobody's. The stacks may hold experts
     `first_expert` and on of `num_experts` (default: all of them); the others' part of the sum is left out."""
+    weights = {"gate_up": gate_up, "down": down, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
+    routing = {"topk_weights": topk_weights, "topk_ids": topk_ids}
+    expect_tensors(_caller, hidden_states=hidden_states, **routing, **weights)
     x = hidden_states.contiguous()
     grad = wanted_gradients(x=x, r=topk_weights, g=gate_up, d=down, b=gate_up_bias, c=down_bias)
-    numbers = {"limit": limit, "alpha": alpha, "beta": beta}
-    quantizers = _quantizers("moe", recipe)
-    words = _words(gate_up, down, quantizers, grad, input_quantizer, hidden_quantizer, activation, numbers)
-    words["precision"] = precision_word(precision)
-    words |= {
-        "experts": "" if num_experts is None else str(num_experts),
-        "first": str(first_expert) if first_expert else "",
-        "weights": "input" if weights_on_input else "",
-    }
+    words = activation, (limit, alpha, beta), precision, (num_experts, first_expert, weights_on_input)
+    plan = _plan(_caller, (gate_up, down), recipe, grad, (input_quantizer, hidden_quantizer), words)
     made: torch.Tensor
+    if grad or _rounds(plan):
+        _refuse_scales(_caller, input_scale, hidden_scale)
+    random = ops.random_state(x) if _rounds(plan) else None
+    biases, shapes = (gate_up_bias, down_bias), (gate_up.shape, down.shape)
     if grad:
-        _refuse_scales("moe", input_scale, hidden_scale)
-        random, plan = _random(words, x), plan_text(words)
-        made = _Moe.apply(x, topk_weights, topk_ids, gate_up, down, gate_up_bias, down_bias, random, plan)
+        made = _Moe.apply(x, topk_weights, topk_ids, gate_up, down, *biases, random, plan, _caller)
         return made
-    up, dn, shapes = parts_of(gate_up), parts_of(down), (gate_up.shape, down.shape)
-    arguments = (x, topk_weights, topk_ids, up, dn, gate_up_bias, down_bias, *shapes, plan_text(words))
-    if (random := _random(words, x)) is not None:
-        _refuse_scales("moe", input_scale, hidden_scale)
-        made, _ = ops.moe_forward(*arguments, random)
+    arguments = x, topk_weights, topk_ids, parts_of(gate_up), parts_of(down), *biases, *shapes, plan
+    if random is not None:
+        made, _ = call_operator(_caller, ops.moe_forward, *arguments, random)
         return made
-    made = ops.moe(*arguments, input_scale, hidden_scale)
+    made = call_operator(_caller, ops.moe, *arguments, input_scale, hidden_scale)
     return made
 
 
@@ -233,24 +236,26 @@ class _GroupedLinear(torch.autograd.Function):
     """Tensors first; the rest is constant in a graph."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, splits: Any, weight: Any, bias: Any, random: Any, plan: str) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: Any, splits: Any, weight: Any, bias: Any, random: Any, plan: str, caller: str
+    ) -> torch.Tensor:
         parts, shape = parts_of(weight), tuple(weight.shape)
         ctx.save_for_backward(x, splits, *parts, *([] if random is None else [random]))
-        ctx.constants = plan, shape, weight.dtype, len(parts)
-        made: torch.Tensor = ops.grouped_linear(x, splits, parts, bias, shape, plan, random)
+        ctx.constants = caller, plan, shape, weight.dtype, len(parts)
+        arguments = x, splits, parts, bias, shape, plan, random
+        made: torch.Tensor = call_operator(caller, ops.grouped_linear, *arguments)
         return made
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        plan, shape, dtype, count = ctx.constants
+        caller, plan, shape, dtype, count = ctx.constants
         x, splits, *rest = ctx.saved_tensors
         parts, random = rest[:count], rest[count:]
-        out = ops.grouped_linear_backward(
-            dy.contiguous(), x, splits, parts, shape, dtype, plan, random[0] if random else None
-        )
+        arguments = dy.contiguous(), x, splits, parts, shape, dtype, plan, random[0] if random else None
+        out = call_operator(caller, ops.grouped_linear_backward, *arguments)
         dx, dw, dbias = (_gradient(results_of("grouped_linear_backward", plan, out), i) for i in range(3))
-        return dx, None, dw, dbias, None, None
+        return dx, None, dw, dbias, None, None, None
 
 
 def grouped_linear(
@@ -260,24 +265,27 @@ def grouped_linear(
     bias: torch.Tensor | None = None,
     *,
     recipe: Recipe | None = None,
+    _caller: str = "opaq.functional.grouped_linear",
 ) -> torch.Tensor:
     """x w^T + bias for consecutive rows of x: `splits[e]` of them, an int64 tensor, with weight[e]. weight is
     [E, N, K] and may be a QuantizedTensor, bias [E, N]."""
+    expect_tensors(_caller, x=x, splits=splits, weight=weight, bias=bias)
     x, given = x.contiguous(), given_by(weight)
     grad = wanted_gradients(x=x, w=weight, b=bias)
-    quantizers = _quantizers("grouped_linear", recipe)
-    words = {
-        "x": quantizers.input,
-        "w": "" if given else quantizers.weight,
-        "w_given": given,
-        "dy": quantizers.grad_output if grad else "",
-        "grad": grad,
-        "backward": quantizers.backward_override if grad else "",
-    }
-    random, plan = _random(words, x), plan_text(words)
+    quantizers = _quantizers(_caller, recipe)
+    plan = plan_set(
+        x=quantizers.input,
+        w="" if given else quantizers.weight,
+        w_given=given,
+        dy=quantizers.grad_output if grad else "",
+        grad=grad,
+        backward=quantizers.backward_override if grad else "",
+    )
+    random = ops.random_state(x) if _rounds(plan) else None
     made: torch.Tensor
     if grad:
-        made = _GroupedLinear.apply(x, splits, weight, bias, random, plan)
+        made = _GroupedLinear.apply(x, splits, weight, bias, random, plan, _caller)
         return made
-    made = ops.grouped_linear(x, splits, parts_of(weight), bias, weight.shape, plan, random)
+    arguments = x, splits, parts_of(weight), bias, weight.shape, plan, random
+    made = call_operator(_caller, ops.grouped_linear, *arguments)
     return made

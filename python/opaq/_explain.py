@@ -13,7 +13,7 @@ from opaq._operators import DTYPES
 from opaq.model import PRECISIONS
 from opaq.packed import PackedModule
 from opaq.quantized_tensor import QuantizedTensor
-from opaq.quantizer import Quantizer
+from opaq.quantizer import Quantizer, query
 from opaq.runner import Runner
 
 
@@ -39,7 +39,7 @@ def kernel_of(weight: str, given: str, dtype: torch.dtype, precision: str) -> st
 def _why(weight: str, given: str, precision: str, kernel: str) -> str:
     if kernel in _library.library.opaq_kernel_forced().decode().replace(" ", "").split(","):
         return "it is forced"
-    if "+tiled" not in weight:
+    if not query(weight, "is_tiled"):
         return "the weight is not tiled: it is decoded to float32 in every call; opaq.tile_ makes tiles"
     if "_codes_" in kernel:
         return "both are 4-bit codes: multiplied as integers"

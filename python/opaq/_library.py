@@ -14,6 +14,20 @@ from typing import Any
 MAJOR, MINOR = 0, 1
 
 SPEC_TEXT_BYTES = 128
+PLAN_TEXT_BYTES = 1024
+PROPERTIES = (  # enum opaq_spec_property
+    "is_delayed",
+    "is_stochastic",
+    "is_tiled",
+    "is_plain_rowwise",
+    "can_be_tiled",
+    "tensor_amaxes",
+    "column_covers_rows",
+    "rows_per_scale",
+    "has_row_scales",
+    "gives_amax",
+)
+DERIVATIONS = ("tiled", "untiled", "current", "handed_on")  # enum opaq_derivation
 ROLES = ("data", "scale", "amax")  # enum opaq_role
 DIMS = ("one", "rows", "columns")  # enum opaq_dim
 USAGES = {"rowwise": 1, "columnwise": 2, "both": 3}  # enum opaq_usage
@@ -207,6 +221,10 @@ text option_name(enum)
 text rule_name(enum)
 enum spec_parse(text, size_t, Spec*, Error*)
 enum spec_print(Spec*, text, size_t, Error*)
+int64_t spec_query(Spec*, enum)
+enum spec_derive(Spec*, enum, Spec*, Error*)
+enum plan_set(text, text, text, text, size_t, Error*)
+enum plan_get(text, text, text, size_t, Error*)
 enum proto_make(int64_t*, int, enum, Spec*, Device, Proto*, Error*)
 int proto_buffer_count(Proto*)
 enum proto_buffer(Proto*, int, Buffer*, Error*)
@@ -252,6 +270,16 @@ class OpaqError(ValueError):
         self.status = status
 
 
+class OpaqUnsupportedError(OpaqError, NotImplementedError):
+    """What is valid, and not supported here."""
+
+
+def error_of(status: int, text: str) -> OpaqError:
+    """The exception for a status of the library."""
+    name = library.opaq_status_name(status).decode()
+    return (OpaqUnsupportedError if name == "UNSUPPORTED" else OpaqError)(text, name)
+
+
 def _find() -> Path:
     given = os.environ.get("OPAQ_LIBRARY")
     if given and not Path(given).is_file():
@@ -292,7 +320,7 @@ def call(name: str, *arguments: Any) -> None:
     error = Error()
     status = getattr(library, name)(*arguments, ctypes.byref(error))
     if status != 0:
-        raise OpaqError(error.text.decode(errors="replace"), library.opaq_status_name(status).decode())
+        raise error_of(status, error.text.decode(errors="replace"))
 
 
 call("opaq_cpu_check")  # an OPAQ_CPU that means nothing is told at once

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from opaq import _library, _refusals
 from opaq._library import call
 from opaq._tables import ELEMENT_BITS, BufferRow, formats
-from opaq.quantizer import TEXT_LIMIT, Quantizer, text_of
+from opaq.quantizer import TEXT_LIMIT, Quantizer, kept, text_of
 
 OLDEST = (2, 11)
 NAMESPACE = "opaq"
@@ -36,6 +37,7 @@ SHAPES = (  # enum opaq_shape_source
     "leading",
     "leading_and_outer",
     "tensor_and_outer",
+    "of_sizes_flat",
 )
 # enum opaq_dtype
 DTYPES = {
@@ -47,6 +49,7 @@ DTYPES = {
     18: torch.int32,
 }
 TEXT, CHANGED = 3, 8  # enum opaq_argument_kind
+ARGUMENT = 1  # enum opaq_status
 ABSENT, PLAIN, QUANTIZED = range(3)  # enum opaq_form_kind
 
 
@@ -128,8 +131,10 @@ def operators() -> dict[str, Operator]:
     return rows
 
 
-@lru_cache(TEXT_LIMIT)
-def _forms(name: str, *texts: str) -> tuple[str | None, ...]:
+@kept
+def forms(name: str, *texts: str) -> tuple[str | None, ...]:
+    """What each output is, by the texts of a call: None where it is absent, "" for a plain tensor, else its
+    quantizer."""
     op = operators()[name]
     values = (_library.Value * len(op.arguments))()
     for index, text in zip(op.texts, texts, strict=True):
@@ -143,16 +148,11 @@ def _forms(name: str, *texts: str) -> tuple[str | None, ...]:
     return tuple(found)
 
 
-def forms(name: str, *texts: str) -> tuple[str | None, ...]:
-    """What each output is, by the texts of a call: None where it is absent, "" for a plain tensor, else its
-    quantizer."""
-    return _forms(name, *texts)
-
-
+@kept
 def result_places(name: str, *texts: str) -> tuple[tuple[int, int], ...]:
     """Where each output's tensors begin and end among an operator's results."""
     places, at = [], 0
-    for form, row in zip(_forms(name, *texts), operators()[name].outputs, strict=True):
+    for form, row in zip(forms(name, *texts), operators()[name].outputs, strict=True):
         count = 0 if form is None else len(buffer_rows(form)) if form else 1
         places.append((at, at + count))
         at += row.slots or count
@@ -173,18 +173,20 @@ def storage_dtype(row: BufferRow) -> torch.dtype:
     return torch.uint8 if row.element is None or ELEMENT_BITS[row.element] <= 8 else torch.float32
 
 
-def empty_buffers(text: str, shape: Any, device: torch.device | None) -> list[torch.Tensor]:
+def empty_buffers(
+    text: str, shape: Any, device: torch.device | None, is_flat: bool = False
+) -> list[torch.Tensor]:
     """The buffers of a tensor, uninitialised; on real, fake and symbolic sizes alike."""
-    return [torch.empty(row.shape(shape), dtype=storage_dtype(row), device=device) for row in buffer_rows(text)]
+    rows = [(row, row.shape(shape)) for row in buffer_rows(text)]
+    return [
+        torch.empty((prod(sizes),) if is_flat else sizes, dtype=storage_dtype(row), device=device)
+        for row, sizes in rows
+    ]
 
 
+@kept
 def buffer_names(text: str) -> tuple[str, ...]:
     return tuple(row.name for row in buffer_rows(text))
-
-
-# Text to text, always the same: a compiler may take the results as constants.
-for _function in (forms, result_places, buffer_names):
-    setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010  # functions have no such attribute to mypy
 
 
 @torch._dynamo.allow_in_graph
@@ -201,7 +203,7 @@ def _make_fake(op: Operator) -> Callable[..., Any]:
             raise RuntimeError(f"opaq: {op.name}: some tensors are on meta, others on {where}")
         made = []
         if form:
-            made = empty_buffers(form, output.shape(values), where)
+            made = empty_buffers(form, output.shape(values), where, output.shape_source == "of_sizes_flat")
         elif form is not None:
             dtype = values[output.dtype_argument] if output.dtype_argument >= 0 else output.dtype
             dtype = dtype.dtype if isinstance(dtype, torch.Tensor) else dtype
@@ -291,6 +293,28 @@ def _load() -> ctypes.CDLL:
         if torch.Tag.nondeterministic_seeded not in packet.default.tags:
             packet.default.tags.append(torch.Tag.nondeterministic_seeded)
     return bridge
+
+
+def call_operator(caller: str, operator: Any, *arguments: Any) -> Any:
+    """The operator's results. Its error becomes what a caller of `caller` expects: docs/pytorch.md, "Errors". A
+    compiled graph has PyTorch's."""
+    if torch.compiler.is_compiling():
+        return operator(*arguments)
+    try:
+        return operator(*arguments)
+    except RuntimeError as error:
+        said = str(error)
+        if type(error) is not RuntimeError or not said.startswith("opaq: "):
+            raise
+        text = said.removeprefix("opaq: ").removeprefix(f"{operator.__name__}: ")
+        raise _library.error_of(_bridge.opaq_torch_last_status() or ARGUMENT, f"{caller}: {text}") from None
+
+
+def expect_tensors(caller: str, **arguments: Any) -> None:
+    """A TypeError for an argument that is no tensor; None is no argument."""
+    for name, value in arguments.items():
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise TypeError(f"{caller}: {name} is a {type(value).__name__}, expected a torch.Tensor")
 
 
 _fragment = torch.library.Library(NAMESPACE, "FRAGMENT")

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from opaq._library import USAGES
 from opaq._operators import DTYPES, buffer_names, ops
-from opaq._tables import formats
 from opaq.quantized_tensor import QuantizedTensor
-from opaq.quantizer import Quantizer
+from opaq.quantizer import query
 
 _c10d = torch.ops._c10d_functional
 
@@ -96,61 +96,40 @@ def sum_gradient(tensor: torch.Tensor, parallel: Parallel) -> torch.Tensor:
 # ---- quantized shards: the bytes are those that the whole tensor would have ----
 
 
-def _shared_amaxes(text: str) -> tuple[bool, bool]:
-    """Whether one amax covers all of the rowwise copy, and of the columnwise: ranks have to agree on it."""
-    quantizer = Quantizer(text)
-    covers = quantizer.format in ("fp8", "nvfp4") and not {"delayed", "rowscaled"} & set(quantizer.options)
-    return covers and quantizer.usage != "columnwise", covers and quantizer.usage != "rowwise"
-
-
-def covers_rows(text: str) -> bool:
-    """Whether a column's scale covers all rows, so that no rank can quantize its part of them alone."""
-    quantizer = Quantizer(text)
-    return quantizer.usage != "rowwise" and (quantizer.format == "fp8row" or "rowscaled" in quantizer.options)
-
-
-def _block_rows(text: str) -> int:
-    """How many rows share a scale in some copy: shards must be cut between them."""
-    quantizer = Quantizer(text)
-    row = next(row for row in formats() if row.name == quantizer.format)
-    columnwise = quantizer.usage != "rowwise"
-    square = "2d" in quantizer.options
-    return max(row.block_rows, row.block_columns if columnwise or square else 1, 1)
-
-
-for _function in (_shared_amaxes, covers_rows, _block_rows):
-    setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010  # as in quantizer.py
-
-
 def check_parallel(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, text: str, parallel: Parallel
+    caller: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    text: str,
+    parallel: Parallel,
 ) -> None:
     """What would be found out only after a collective; `text` is how rows are quantized before they are
     gathered, "" if they are not."""
     if x.dtype not in DTYPES.values() or not x.is_floating_point():
-        raise TypeError(f"opaq.linear: x is {x.dtype}, expected float32, bfloat16 or float16")
+        raise ValueError(f"{caller}: x is {x.dtype}, expected float32, bfloat16 or float16")
     for name, other in (("weight", weight), ("bias", bias)):
         if other is not None and other.dtype not in (x.dtype, torch.float32):
-            raise TypeError(f"opaq.linear: {name} is {other.dtype}, expected float32 or {x.dtype}, which x is")
+            raise ValueError(f"{caller}: {name} is {other.dtype}, expected float32 or {x.dtype}, which x is")
     if parallel.mode == "row" and bias is not None:
-        raise ValueError("opaq.linear: a row-parallel layer's bias is added after the sum over ranks")
+        raise ValueError(f"{caller}: a row-parallel layer's bias is added after the sum over ranks")
     if not parallel.sequence:
         return
     if x.dim() < 2:
-        raise ValueError(f"opaq.linear: x has the shape {tuple(x.shape)}, which has no sequence to divide")
+        raise ValueError(f"{caller}: x has the shape {tuple(x.shape)}, which has no sequence to divide")
     if parallel.gathers_input and isinstance(x, QuantizedTensor):
-        raise NotImplementedError("opaq.linear: x is quantized already, so its rows cannot be gathered")
-    if parallel.gathers_input and "+sr" in text:
-        raise NotImplementedError(f"opaq.linear: {text} does not go with a sequence-parallel layer's input")
+        raise NotImplementedError(f"{caller}: x is quantized already, so its rows cannot be gathered")
+    if parallel.gathers_input and query(text, "is_stochastic"):
+        raise NotImplementedError(f"{caller}: {text} does not go with a sequence-parallel layer's input")
     if parallel.gathers_gradient and x.shape[0] % parallel.size:
         raise ValueError(
-            f"opaq.linear: {x.shape[0]} as the first size of x cannot be divided among {parallel.size} ranks"
+            f"{caller}: {x.shape[0]} as the first size of x cannot be divided among {parallel.size} ranks"
         )
     rows = prod(x.shape[:-1]) // (parallel.size if parallel.gathers_gradient else 1)
-    if text and rows % _block_rows(text):
+    if text and rows % (block := query(text, "rows_per_scale")):
         raise ValueError(
-            f"opaq.linear: {rows} rows on each of {parallel.size} ranks cannot be gathered as {text}: expected "
-            f"a multiple of {_block_rows(text)}"
+            f"{caller}: {rows} rows on each of {parallel.size} ranks cannot be gathered as {text}: expected "
+            f"a multiple of {block}"
         )
 
 
@@ -167,8 +146,9 @@ def quantize_shard(
     random: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """The buffers of this rank's rows, quantized as the whole tensor's would be."""
-    rowwise, columnwise = _shared_amaxes(text)
-    amax = all_reduce(ops.amax(x, text), "max", parallel.group) if rowwise or columnwise else x
+    shared = query(text, "tensor_amaxes")  # which copies have one amax for all, so that ranks have to agree
+    amax = all_reduce(ops.amax(x, text), "max", parallel.group) if shared else x
+    rowwise, columnwise = (bool(shared & USAGES[usage]) for usage in ("rowwise", "columnwise"))
     made: list[torch.Tensor] = ops.quantize(
         x, text, scale, amax[:1] if rowwise else None, amax[1:] if columnwise else None, random
     )

@@ -1,29 +1,86 @@
-"""Plans: words that the library reads; a dict here, so that a word can be exchanged. And what goes with a plan:
-an operator's tensors and results."""
+"""Plans: texts that the library edits (opaq/plan_text.h). And what goes with a plan: an operator's tensors and
+results. What was asked of a text once is kept: a call does no work on texts."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
 
 import torch
 
+from opaq._library import PLAN_TEXT_BYTES, OpaqError, call
 from opaq._operators import result_places
 from opaq.quantized_tensor import QuantizedTensor
+from opaq.quantizer import kept, query
 
 
-def plan_text(words: dict[str, Any]) -> str:
-    """`x="fp8"` is the word x=fp8, `cache=True` the word cache; what is empty is left out."""
-    return " ".join(name if value is True else f"{name}={value}" for name, value in words.items() if value)
+@kept
+def plan_set(plan: str = "", /, **words: str | bool) -> str:
+    """The plan with these words: `x="fp8"` is the word x=fp8, `cache=True` the word cache; what is empty is
+    taken out."""
+    text = ctypes.create_string_buffer(plan.encode(), PLAN_TEXT_BYTES)
+    for key, value in words.items():
+        given = (b"" if value is True else str(value).encode()) if value else None
+        call("opaq_plan_set", text, key.encode(), given, text, PLAN_TEXT_BYTES)
+    return text.value.decode()
 
 
-def plan_words(text: str) -> dict[str, Any]:
-    pairs = [word.split("=", 1) for word in text.split(" ") if word]
-    return {pair[0]: pair[1] if len(pair) == 2 else True for pair in pairs}
+@kept
+def plan_for(caller: str, /, **words: str | bool) -> str:
+    """A plan of these words, some of which a user gave to `caller`."""
+    for key, value in words.items():
+        if not isinstance(value, (str, bool)):
+            raise TypeError(f"{caller}: {value!r} is a {type(value).__name__}, expected a str as {key}")
+    try:
+        return plan_set(**words)
+    except OpaqError as error:
+        raise OpaqError(f"{caller}: {error}", error.status) from None
 
 
-def is_delayed(words: dict[str, Any], *names: str) -> bool:
-    return any("+delayed" in words.get(name, "") for name in names)
+@kept
+def plan_get(plan: str, key: str) -> str:
+    """The value of a word, its key if it takes none; "" if the plan has no such word."""
+    value = ctypes.create_string_buffer(PLAN_TEXT_BYTES)
+    call("opaq_plan_get", plan.encode(), key.encode(), value, PLAN_TEXT_BYTES)
+    return value.value.decode()
+
+
+@kept
+def any_quantizer(plan: str, name: str, *keys: str) -> bool:
+    """Whether one of these words' quantizers has a property ("is_delayed"). Texts that are none have not: an
+    operator will say so."""
+    with suppress(OpaqError):
+        return any(query(plan_get(plan, key), name) for key in keys)
+    return False
+
+
+@kept
+def _experts_plan(caller: str, *words: str) -> str:
+    names = (
+        "x h w gate_up_given down_given act limit alpha beta precision experts first weights grad dy backward"
+    )
+    return plan_for(caller, **dict(zip(names.split(), words, strict=True)))
+
+
+def experts_plan(
+    caller: str,
+    quantizers: tuple[str, str, str],
+    given: tuple[str, str],
+    activation: str,
+    numbers: tuple[float | None, float | None, float | None],
+    precision: str | None,
+    slices: tuple[int | None, int, bool] = (None, 0, False),
+    gradients: tuple[str, str, str] = ("", "", ""),
+) -> str:
+    """The plan of an MLP or a mixture: quantizers of x, h and w; how gate_up and down come; the activation's
+    limit, alpha and beta; experts, first expert, and whether weights are on the input; which gradients, the
+    quantizer of dy, and what the backward works with."""
+    factors = ["" if number is None else str(float(number)) for number in numbers]
+    experts, first = "" if slices[0] is None else str(slices[0]), str(slices[1]) if slices[1] else ""
+    weights = "input" if slices[2] else ""
+    words = *quantizers, *given, activation, *factors, precision or "", experts, first, weights
+    return _experts_plan(caller, *words, *(gradients if gradients[0] else ("", "", "")))
 
 
 def wanted_gradients(**tensors: torch.Tensor | None) -> str:
@@ -46,8 +103,3 @@ def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
 def given_by(tensor: torch.Tensor | None) -> str:
     """How a tensor comes quantized; "" for a plain one."""
     return tensor._quantizer_text if isinstance(tensor, QuantizedTensor) else ""
-
-
-def precision_word(precision: str) -> str:
-    """The plan's word; none for what is the default."""
-    return "" if precision == "exact" else precision

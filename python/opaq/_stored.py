@@ -14,6 +14,7 @@ from opaq._library import call
 from opaq._operators import DTYPES
 from opaq._tables import make_proto
 from opaq.quantized_tensor import QuantizedTensor
+from opaq.quantizer import query
 
 _CPU = _library.Device(0, 0)
 STORED_DTYPES = {  # by their names in safetensors
@@ -112,7 +113,7 @@ def export_rows(
     described = _library.Stored()
     call("opaq_stored_describe", _proto(tensor), rows, described)
     parts: list[Any] = [_empty(getattr(described, name)) for name in ("data", "scale", "global")]
-    if one_for_all and tensor.quantizer.format == "fp8row":
+    if one_for_all and query(tensor._quantizer_text, "has_row_scales"):
         parts[1] = torch.empty(1)
     if one_for_all and parts[2] is not None:
         parts[2] = torch.empty(1)

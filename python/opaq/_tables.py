@@ -190,7 +190,7 @@ def element_of(dtype: Any) -> int:
     """The library's number for "float32", numpy.float32, numpy.dtype("float32") and their 16-bit relatives."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", None))
     if name not in _DTYPES:
-        raise TypeError(f"opaq: the dtype is {dtype!r}, expected one of {', '.join(_DTYPES)}")
+        raise ValueError(f"opaq: the dtype is {dtype!r}, expected one of {', '.join(_DTYPES)}")
     return ELEMENTS.index(_DTYPES[name])
 
 

@@ -15,7 +15,7 @@ from opaq import _library
 from opaq._library import USAGES, call, library
 from opaq._library import threads as _threads
 from opaq._tables import buffers_of, element_of, make_proto
-from opaq.quantizer import Quantizer
+from opaq.quantizer import Quantizer, query
 
 _CPU = _library.Device(0, 0)
 _FLOATS = ctypes.POINTER(ctypes.c_float)
@@ -45,7 +45,7 @@ def _plain_view(array: NDArray[Any]) -> _library.View:
     """The array's memory as it is, gaps between rows included."""
     size = array.itemsize
     if not array.dtype.isnative or any(stride % size for stride in array.strides):
-        raise TypeError("opaq: expected elements in native byte order, at whole multiples of their size")
+        raise ValueError("opaq: expected elements in native byte order, at whole multiples of their size")
     shape = (ctypes.c_int64 * array.ndim)(*array.shape)
     strides = (ctypes.c_int64 * array.ndim)(*(stride // size for stride in array.strides))
     reach = sum((n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True) if stride > 0)
@@ -97,7 +97,7 @@ def quantize(
         b.name: np.empty(b.shape, np.float32 if b.element == "f32" else np.uint8) for b in buffers_of(made)
     }
     out = _quantized_view(made, list(buffers.values()))
-    amax = ctypes.c_float() if quantizer.format == "fp8" else None
+    amax = ctypes.c_float() if query(str(quantizer), "gives_amax") else None
     args = _library.QuantizeArgs(
         scale=None if scale is None else ctypes.pointer(ctypes.c_float(scale)),
         amax_rowwise=_given_amax(amax_rowwise, made, "rowwise"),

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from opaq._autocast import active, active_group
 from opaq._experts import grouped_linear, mlp, moe
-from opaq._operators import forms, ops
+from opaq._operators import call_operator, expect_tensors, forms, ops
 from opaq._parallel import (
     Parallel,
     agreed_amax,
@@ -19,7 +19,6 @@ from opaq._parallel import (
     all_reduce,
     check_parallel,
     copy_of,
-    covers_rows,
     gather_rows,
     group_of,
     quantize_shard,
@@ -27,17 +26,17 @@ from opaq._parallel import (
     whole_shape,
 )
 from opaq._plan import (
+    any_quantizer,
     given_by,
-    is_delayed,
     parts_of,
-    plan_text,
-    plan_words,
-    precision_word,
+    plan_for,
+    plan_get,
+    plan_set,
     results_of,
     wanted_gradients,
 )
 from opaq.quantized_tensor import QuantizedTensor, assemble
-from opaq.quantizer import with_usage
+from opaq.quantizer import kept, query, with_usage
 from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe
 
 __all__ = ["DelayedState", "grouped_linear", "linear", "mlp", "moe", "quantized_linear"]
@@ -56,26 +55,27 @@ class DelayedState(NamedTuple):
 # ---- forward ----
 
 
-def _gathered_input(words: dict[str, Any]) -> str:
+def _gathered_input(plan: str) -> str:
     """How x is quantized before it is gathered: its rows for y, and the copy that the backward reads."""
-    saved = forms("linear_forward", plan_text(words))[1]
-    rowwise = with_usage(words["x"], True, False)
+    saved = forms("linear_forward", plan)[1]
+    rowwise = with_usage(plan_get(plan, "x"), True, False)
     return with_usage(rowwise, True, saved not in (None, rowwise))
 
 
 def _gather_input(
-    x: torch.Tensor, words: dict[str, Any], scale: torch.Tensor | None, parallel: Parallel
-) -> tuple[dict[str, Any], list[torch.Tensor], list[torch.Tensor]]:
+    x: torch.Tensor, plan: str, scale: torch.Tensor | None, parallel: Parallel
+) -> tuple[str, list[torch.Tensor], list[torch.Tensor]]:
     """A split sequence: the plan for the whole of x, its tensors, and those of this rank's part to keep."""
-    keeps = "w" in words.get("grad", "")
-    if not words.get("x"):
-        return words, [all_gather(x, parallel)], [x] if keeps else []
-    text, saved = _gathered_input(words), forms("linear_forward", plan_text(words))[1]
+    keeps = "w" in plan_get(plan, "grad")
+    if not plan_get(plan, "x"):
+        return plan, [all_gather(x, parallel)], [x] if keeps else []
+    text, saved = _gathered_input(plan), forms("linear_forward", plan)[1]
     rowwise = with_usage(text, True, False)
-    local = quantize_shard(x, text, parallel, scale[:1] if scale is not None and "+delayed" in text else None)
+    is_delayed = scale is not None and query(text, "is_delayed")
+    local = quantize_shard(x, text, parallel, scale[:1] if scale is not None and is_delayed else None)
     parts = gather_rows(copy_of(local, text, rowwise), rowwise, x.shape, x.dtype, parallel)
     kept = copy_of(local, text, saved) if saved else [x] if keeps else []
-    return {**words, "x": "", "x_given": rowwise}, parts, kept
+    return plan_set(plan, x="", x_given=rowwise), parts, kept
 
 
 def _forward(
@@ -85,23 +85,22 @@ def _forward(
     scale: torch.Tensor | None,
     plan: str,
     parallel: Parallel,
+    caller: str,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[list[torch.Tensor]]]:
     """y; the tensors of x that the backward needs; the other results: w_saved, amax, random."""
-    words = plan_words(plan)
     shape, parts = tuple(x.shape), parts_of(x)
     kept = parts
     if parallel.gathers_input:
-        words, parts, kept = _gather_input(x, words, scale, parallel)
+        plan, parts, kept = _gather_input(x, plan, scale, parallel)
         shape = whole_shape(shape, parallel)
-    scale = scale if is_delayed(words, "x", "w", "y") else None
-    plan = plan_text(words)
+    scale = scale if any_quantizer(plan, "is_delayed", "x", "w", "y") else None
     arguments = (parts, parts_of(source), bias, shape, source.shape, x.dtype, plan, scale)
-    if forms("linear_forward", plan)[-1] is None:
-        out = ops.linear_forward(*arguments)
+    form, *_, is_random = forms("linear_forward", plan)
+    if is_random is None:
+        out = call_operator(caller, ops.linear_forward, *arguments)
     else:
-        out = ops.linear_forward_random(*arguments, parts[0])
+        out = call_operator(caller, ops.linear_forward_random, *arguments, parts[0])
     y_parts, x_saved, *others = results_of("linear_forward", plan, out)
-    form = forms("linear_forward", plan)[0]
     y = QuantizedTensor(y_parts, form, (*shape[:-1], source.shape[0]), x.dtype) if form else y_parts[0]
     if parallel.mode == "row":
         y = reduce_rows(y, parallel)
@@ -111,30 +110,27 @@ def _forward(
 # ---- backward ----
 
 
-def _gathered_gradient(words: dict[str, Any]) -> str:
+def _gathered_gradient(plan: str) -> str:
     """How dy is quantized before it is gathered; "" if it is gathered as it comes."""
-    if not words.get("dy") or words.get("backward"):
+    text, grad = plan_get(plan, "dy"), plan_get(plan, "grad")
+    if not text or plan_get(plan, "backward"):
         return ""
-    text = with_usage(words["dy"], "x" in words["grad"], "w" in words["grad"])
-    return "" if covers_rows(text) else text
+    text = with_usage(text, "x" in grad, "w" in grad)
+    return "" if query(text, "column_covers_rows") else text
 
 
 def _gather_gradient(
-    dy: torch.Tensor,
-    words: dict[str, Any],
-    state: Sequence[Any],
-    random: torch.Tensor | None,
-    parallel: Parallel,
-) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    dy: torch.Tensor, plan: str, state: Sequence[Any], random: torch.Tensor | None, parallel: Parallel
+) -> tuple[str, list[torch.Tensor]]:
     """A split sequence: the plan for the whole of dy, and its tensors."""
-    if not (text := _gathered_gradient(words)):
-        return words, [all_gather(dy, parallel)]
+    if not (text := _gathered_gradient(plan)):
+        return plan, [all_gather(dy, parallel)]
     scale = None
-    if "+delayed" in text:  # the operator will not see what it could record
+    if query(text, "is_delayed"):  # the operator will not see what it could record
         scale, recorded = state[2][:1], state[3][0, :1]
         recorded.copy_(torch.maximum(recorded, agreed_amax(dy, parallel)))
-    local = quantize_shard(dy, text, parallel, scale, random if "+sr" in text else None)
-    return {**words, "dy": "", "dy_given": text}, gather_rows(local, text, dy.shape, dy.dtype, parallel)
+    local = quantize_shard(dy, text, parallel, scale, random if query(text, "is_stochastic") else None)
+    return plan_set(plan, dy="", dy_given=text), gather_rows(local, text, dy.shape, dy.dtype, parallel)
 
 
 def _update_delayed(plan: str, state: Sequence[torch.Tensor], group: str) -> None:
@@ -144,9 +140,9 @@ def _update_delayed(plan: str, state: Sequence[torch.Tensor], group: str) -> Non
         joined = all_reduce(torch.cat([history_fwd[0], history_bwd[0]]), "max", group)
         history_fwd[0].copy_(joined[:3])
         history_bwd[0].copy_(joined[3:])
-    if is_delayed(plan_words(plan), "x", "w", "y"):
+    if any_quantizer(plan, "is_delayed", "x", "w", "y"):
         ops.delayed_update(plan, scale_fwd, history_fwd)
-    if is_delayed(plan_words(plan), "dy", "dx"):
+    if any_quantizer(plan, "is_delayed", "dy", "dx"):
         ops.delayed_update(plan, scale_bwd, history_bwd)
 
 
@@ -172,33 +168,36 @@ class _Linear(torch.autograd.Function):
         group: str,
         size: int,
         reduce_group: str,
+        caller: str,
     ) -> Any:
         parallel = Parallel(mode, sequence, group, size)
         source = weight if cached is None else cached
-        y, kept_x, (w_saved, amax, random) = _forward(x, source, bias, scale_fwd, plan, parallel)
-        words = plan_words(plan)
-        kept_x = kept_x if "w" in words["grad"] else []
-        if words.get("backward") == "high_precision":  # the weight itself, whatever the forward multiplied
+        y, kept_x, (w_saved, amax, random) = _forward(x, source, bias, scale_fwd, plan, parallel, caller)
+        grad = plan_get(plan, "grad")
+        kept_x = kept_x if "w" in grad else []
+        if plan_get(plan, "backward") == "high_precision":  # the weight itself, whatever the forward multiplied
             kept_w, given = parts_of(weight), given_by(weight)
         else:
-            kept_w, given = w_saved or parts_of(source), words.get("w_given", "")
-        kept_w = kept_w if "x" in words["grad"] else []
-        if parallel.gathers_input and is_delayed(words, "x"):  # quantized before the operator saw it
+            kept_w, given = w_saved or parts_of(source), plan_get(plan, "w_given")
+        kept_w = kept_w if "x" in grad else []
+        if parallel.gathers_input and any_quantizer(
+            plan, "is_delayed", "x"
+        ):  # quantized before the operator saw it
             mine = agreed_amax(x, parallel)
             amax = [torch.cat([mine, amax[0][1:] if amax else mine.new_zeros(2)])]
         ctx.save_for_backward(*kept_x, *kept_w, *amax, *random)
         ctx.counts = len(kept_x), len(kept_w), len(amax), len(random)
         ctx.state = main_grad, scale_fwd, history_fwd, scale_bwd, history_bwd
-        ctx.constants = plan, given, parallel, reduce_group, x.dtype, weight.dtype
+        ctx.constants = plan, given, parallel, reduce_group, caller, x.dtype, weight.dtype
         ctx.shapes = x.shape, weight.shape
-        cache = w_saved if words.get("cache") else []
+        cache = w_saved if plan_get(plan, "cache") else []
         ctx.mark_non_differentiable(*cache)
         return (y, *cache)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
-        plan, w_given, parallel, reduce_group, x_dtype, w_dtype = ctx.constants
+        whole_plan, w_given, parallel, reduce_group, caller, x_dtype, w_dtype = ctx.constants
         shape, w_shape = ctx.shapes
         main_grad, *state = ctx.state
         saved, groups = list(ctx.saved_tensors), []
@@ -207,69 +206,72 @@ class _Linear(torch.autograd.Function):
             saved = saved[count:]
         x, w = groups[:2]
         amax, random = (group[0] if group else None for group in groups[2:])
-        words = {**plan_words(plan), "w_given": w_given}
-        grad = words["grad"]
+        plan = plan_set(whole_plan, w_given=w_given)
         if parallel.gathers_gradient:
             dy = dy.dequantize() if isinstance(dy, QuantizedTensor) else dy.contiguous()
-            words, parts = _gather_gradient(dy, words, state, random, parallel)
+            plan, parts = _gather_gradient(dy, plan, state, random, parallel)
         elif given := given_by(dy):
-            words, parts = {**words, "dy": "", "dy_given": given}, parts_of(dy)
+            plan, parts = plan_set(plan, dy="", dy_given=given), parts_of(dy)
         else:
             parts = [dy.contiguous()]
         if parallel.gathers_input:
-            if kept := forms("linear_forward", plan)[1]:
+            if kept := forms("linear_forward", whole_plan)[1]:
                 x = gather_rows(x, kept, shape, x_dtype, parallel)
-            elif "w" in grad:
+            elif "w" in plan_get(plan, "grad"):
                 x = [all_gather(x[0], parallel)]
             shape = whole_shape(shape, parallel)
-        whole_plan, plan = plan, plan_text(words)
         arguments = (parts, x, w, shape, w_shape, x_dtype, w_dtype, plan, random)
         changes = main_grad is not None or state[0] is not None
         name = "linear_backward_changing" if changes else "linear_backward"
         if changes:
-            out = ops.linear_backward_changing(*arguments, amax, main_grad, *state)
+            out = call_operator(caller, ops.linear_backward_changing, *arguments, amax, main_grad, *state)
         else:
-            out = ops.linear_backward(*arguments)
+            out = call_operator(caller, ops.linear_backward, *arguments)
         dx, dw, dbias = results_of(name, plan, out)
-        if words.get("reduce"):
+        if plan_get(plan, "reduce"):
             _update_delayed(whole_plan, state, reduce_group)
         gradient = dx[0] if dx else None
         if dx and (form := forms(name, plan)[0]):
             gradient = QuantizedTensor(dx, form, shape, x_dtype)
         if dx and parallel.mode == "column":
             gradient = reduce_rows(dx[0], parallel)
-        return (gradient, dw[0] if dw else None, dbias[0] if dbias else None, *[None] * 12)
+        return (gradient, dw[0] if dw else None, dbias[0] if dbias else None, *[None] * 13)
 
 
 # ---- the front ----
 
 
 def _check(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cached: torch.Tensor | None
+    caller: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    cached: torch.Tensor | None,
 ) -> None:
+    """What the library would find too: for a compiled graph, whose fakes do not look, and for its words."""
     if weight.dim() != 2:
         raise ValueError(
-            f"opaq.linear: weight has the shape {tuple(weight.shape)}, expected two sizes, out features and in "
+            f"{caller}: weight has the shape {tuple(weight.shape)}, expected two sizes, out features and in "
             "features"
         )
     if cached is not None and cached.shape != weight.shape:
         raise ValueError(
-            f"opaq.linear: cached_weight has the shape {tuple(cached.shape)}, expected {tuple(weight.shape)}"
+            f"{caller}: cached_weight has the shape {tuple(cached.shape)}, expected {tuple(weight.shape)}"
         )
     if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
-            f"opaq.linear: x has the shape {tuple(x.shape)}, expected {weight.shape[1]} as its last size: the "
+            f"{caller}: x has the shape {tuple(x.shape)}, expected {weight.shape[1]} as its last size: the "
             f"weight is {tuple(weight.shape)}"
         )
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-        raise ValueError(f"opaq.linear: bias has the shape {tuple(bias.shape)}, expected ({weight.shape[0]},)")
+        raise ValueError(f"{caller}: bias has the shape {tuple(bias.shape)}, expected ({weight.shape[0]},)")
     for name, other in (("weight", weight), ("bias", bias)):
         if other is not None and other.device != x.device:
-            raise ValueError(f"opaq.linear: x is on {x.device}, {name} on {other.device}: expected one device")
+            raise ValueError(f"{caller}: x is on {x.device}, {name} on {other.device}: expected one device")
 
 
 def _check_handed_on(
-    fp8_output: bool, fp8_grad: bool, quantizers: LinearQuantizers, grad: str, parallel: Parallel
+    caller: str, fp8_output: bool, fp8_grad: bool, quantizers: LinearQuantizers, grad: str, parallel: Parallel
 ) -> None:
     """What leaves the layer quantized."""
     for name, asked, text, mode, what in (
@@ -277,40 +279,18 @@ def _check_handed_on(
         ("fp8_grad", fp8_grad, quantizers.grad_input, "column", "gradient"),
     ):
         if asked and not text:
-            raise ValueError(f"opaq.linear: {name}=True needs a recipe that quantizes {what}s")
+            raise ValueError(f"{caller}: {name}=True needs a recipe that quantizes {what}s")
         if asked and parallel.mode == mode:
             raise ValueError(
-                f"opaq.linear: {name}=True does not go with a {mode}-parallel layer, whose {what} is a sum "
-                "over ranks"
+                f"{caller}: {name}=True does not go with a {mode}-parallel layer, whose {what} is a sum over "
+                "ranks"
             )
         differentiates = grad if what == "output" else "x" in grad
         if asked and differentiates and torch.compiler.is_compiling():
             raise NotImplementedError(
-                f"opaq.linear: {name}=True with gradients does not go with torch.compile, which takes a "
-                "gradient to be of its tensor's type and quantizer"
+                f"{caller}: {name}=True with gradients does not go with torch.compile, which takes a gradient "
+                "to be of its tensor's type and quantizer"
             )
-
-
-def _plan_of(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    cached: torch.Tensor | None,
-    quantizers: LinearQuantizers,
-) -> dict[str, Any]:
-    """Who is quantized how, and which gradients are wanted."""
-    x_given, w_given = given_by(x), given_by(weight if cached is None else cached)
-    wanted = (("x", x), ("w", weight), ("b", bias))
-    grad = "".join(n for n, t in wanted if t is not None and t.requires_grad) if torch.is_grad_enabled() else ""
-    return {
-        "x": "" if x_given else quantizers.input,
-        "w": "" if w_given else quantizers.weight,
-        "dy": quantizers.grad_output if grad else "",
-        "x_given": x_given,
-        "w_given": w_given,
-        "grad": grad,
-        "backward": quantizers.backward_override if grad else "",
-    }
 
 
 def linear(
@@ -331,6 +311,7 @@ def linear(
     accumulate: bool = True,
     bias_later: bool = False,
     parallel: Parallel | None = None,
+    _caller: str = "opaq.functional.linear",
 ) -> Any:
     """x w^T + bias under `recipe`, or the active autocast's; one operator forward and one backward.
 
@@ -341,48 +322,57 @@ def linear(
     recipe = active() if recipe is None else recipe
     parallel = Parallel() if parallel is None else parallel
     quantizers = HIGH_PRECISION if recipe is None else recipe.linear_quantizers(name)
-    _check(x, weight, bias, cached_weight)
+    expect_tensors(_caller, x=x, weight=weight, bias=bias, cached_weight=cached_weight, main_grad=main_grad)
+    _check(_caller, x, weight, bias, cached_weight)
     x = x if isinstance(x, QuantizedTensor) else x.contiguous()
     weight = weight if isinstance(weight, QuantizedTensor) else weight.contiguous()
-    words = _plan_of(x, weight, bias, cached_weight, quantizers)
-    grad = words["grad"]
+    x_given, w_given = given_by(x), given_by(weight if cached_weight is None else cached_weight)
+    grad = wanted_gradients(x=x, w=weight, b=bias)
     if fp8_output or fp8_grad:
-        _check_handed_on(fp8_output, fp8_grad, quantizers, grad, parallel)
-    cache = cache_weight and bool(words["w"])
+        _check_handed_on(_caller, fp8_output, fp8_grad, quantizers, grad, parallel)
+    by_x, by_w = "" if x_given else quantizers.input, "" if w_given else quantizers.weight
+    cache = cache_weight and bool(by_w)
     # a part of x whose columns' scales cover the whole is quantized for the backward only once it is gathered
-    alone = not parallel.gathers_input or not words["x"] or not covers_rows(with_usage(words["x"], False, True))
-    keeps_x = words["x"] and (save_original_input or not alone)
-    keeps = ("x" if keeps_x else "") + ("w" if save_original_weight and words["w"] else "")
-    words |= {
-        "y": quantizers.output if fp8_output else "",
-        "dx": quantizers.grad_input if fp8_grad and "x" in grad else "",
-        "save": keeps if grad and not words["backward"] else "",
-        "cache": cache,
-        "bias_later": bias_later,
-    }
-    if main_grad is not None and "w" in grad:
-        words["main_grad"] = "add" if accumulate else "set"
+    alone = not parallel.gathers_input or not by_x or not _covers_rows(by_x)
+    keeps = ("x" if by_x and (save_original_input or not alone) else "") + (
+        "w" if by_w and save_original_weight else ""
+    )
+    plan = plan_set(
+        x=by_x,
+        w=by_w,
+        dy=quantizers.grad_output if grad else "",
+        y=quantizers.output if fp8_output else "",
+        dx=quantizers.grad_input if fp8_grad and "x" in grad else "",
+        x_given=x_given,
+        w_given=w_given,
+        grad=grad,
+        save=keeps if grad and not quantizers.backward_override else "",
+        backward=quantizers.backward_override if grad else "",
+        cache=cache,
+        bias_later=bias_later,
+        main_grad=("add" if accumulate else "set") if main_grad is not None and "w" in grad else "",
+    )
     state: tuple[torch.Tensor | None, ...] = (None,) * 4
     reduce_group = ""
     if isinstance(recipe, DelayedScaling):
         if delayed_state is None:
-            raise ValueError("opaq.linear: DelayedScaling needs a delayed_state; opaq.Linear has one")
+            raise ValueError(f"{_caller}: DelayedScaling needs a delayed_state; opaq.Linear has one")
         state = tuple(delayed_state)
-        if words["x"] or words["w"] or words["dy"]:
-            words |= {"history": recipe.amax_compute_algo, "margin": str(recipe.margin)}
+        if by_x or by_w or (grad and quantizers.grad_output):
             reduce_group = _reduction_group(recipe) if grad else ""
-            words["reduce"] = bool(reduce_group) or parallel.gathers_gradient
+            reduces = bool(reduce_group) or parallel.gathers_gradient
+            margin, history = str(recipe.margin), recipe.amax_compute_algo
+            plan = plan_set(plan, history=history, margin=margin, reduce=reduces)
     if parallel.mode:
-        check_parallel(x, weight, bias, _gathered(words, parallel), parallel)
-    plan = plan_text(words)
+        check_parallel(_caller, x, weight, bias, _gathered(plan, parallel), parallel)
     if not grad:
-        y, _, (w_saved, *_) = _forward(
-            x, weight if cached_weight is None else cached_weight, bias, state[0], plan, parallel
-        )
+        source = weight if cached_weight is None else cached_weight
+        y, _, (w_saved, *_) = _forward(x, source, bias, state[0], plan, parallel, _caller)
         result: tuple[Any, ...] = (y, *(w_saved if cache else []))
     else:
         main = main_grad if "w" in grad else None
-        result = _Linear.apply(x, weight, bias, cached_weight, main, *state, plan, *parallel, reduce_group)
+        constants = plan, *parallel, reduce_group, _caller
+        result = _Linear.apply(x, weight, bias, cached_weight, main, *state, *constants)
     if not cache_weight:
         return result[0]
     form = forms("linear_forward", plan)[2] if cache else None
@@ -395,22 +385,37 @@ class _QuantizedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, bias: Any, scale: Any, given: str, plan: str, shape: Any, *buffers: Any
+        ctx: Any,
+        x: torch.Tensor,
+        bias: Any,
+        scale: Any,
+        given: str,
+        plan: str,
+        caller: str,
+        shape: Any,
+        *buffers: Any,
     ) -> Any:
         ctx.save_for_backward(*buffers)
-        ctx.constants = given, tuple(x.shape), shape, x.dtype, x.dtype if bias is None else bias.dtype
-        return ops.linear(x, list(buffers), bias, shape, plan, scale)
+        dtypes = x.dtype, x.dtype if bias is None else bias.dtype
+        ctx.constants = caller, given, tuple(x.shape), shape, *dtypes
+        return call_operator(caller, ops.linear, x, list(buffers), bias, shape, plan, scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        given, *shapes_and_dtypes = ctx.constants
+        caller, given, *shapes_and_dtypes = ctx.constants
         grad = "".join(name for name, needed in zip("xb", ctx.needs_input_grad, strict=False) if needed)
-        plan = f"w_given={given} grad={grad}"
+        plan = plan_set(w_given=given, grad=grad)
         w = list(ctx.saved_tensors)
-        out = ops.linear_backward([dy.contiguous()], [], w, *shapes_and_dtypes, plan)
+        arguments = [dy.contiguous()], [], w, *shapes_and_dtypes, plan
+        out = call_operator(caller, ops.linear_backward, *arguments)
         dx, _, dbias = results_of("linear_backward", plan, out)
-        return dx[0] if dx else None, dbias[0] if dbias else None, *[None] * (4 + len(w))
+        return dx[0] if dx else None, dbias[0] if dbias else None, *[None] * (5 + len(w))
+
+
+@kept
+def _quantized_plan(caller: str, input_quantizer: str, given: str, precision: str) -> str:
+    return plan_for(caller, x=input_quantizer, w_given=given, precision=precision)
 
 
 def quantized_linear(
@@ -421,26 +426,38 @@ def quantized_linear(
     input_quantizer: str = "",
     input_scale: torch.Tensor | None = None,
     precision: str = "exact",
+    _caller: str = "opaq.functional.quantized_linear",
 ) -> torch.Tensor:
     """x w^T + bias with a packed weight, one operator. x stays as it is, or is quantized by `input_quantizer`;
     `input_scale` is then a checkpoint's scale for it instead of one computed from the data. `precision` is what
     a tiled weight's kernels may make of an x that stays as it is: docs/performance.md. Gradients flow to x and
     the bias."""
-    x, given = x.contiguous(), given_by(weight)
-    plan = plan_text({"x": input_quantizer, "w_given": given, "precision": precision_word(precision)})
+    if not isinstance(weight, QuantizedTensor):
+        raise TypeError(f"{_caller}: weight is a {type(weight).__name__}, expected an opaq.QuantizedTensor")
+    if not isinstance(x, torch.Tensor):
+        expect_tensors(_caller, x=x)
+    x, given = x.contiguous(), weight._quantizer_text
+    plan = _quantized_plan(_caller, input_quantizer, given, precision)
     made: torch.Tensor
-    if wanted_gradients(x=x, bias=bias):
-        made = _QuantizedLinear.apply(x, bias, input_scale, given, plan, tuple(weight.shape), *weight.buffers())
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        constants = given, plan, _caller, tuple(weight.shape)
+        made = _QuantizedLinear.apply(x, bias, input_scale, *constants, *weight.buffers())
         return made
-    made = ops.linear(x, parts_of(weight), bias, weight.shape, plan, input_scale)
+    arguments = x, weight.buffers(), bias, weight.shape, plan, input_scale
+    made = call_operator(_caller, ops.linear, *arguments)
     return made
 
 
-def _gathered(words: dict[str, Any], parallel: Parallel) -> str:
+def _covers_rows(text: str) -> bool:
+    """Whether a column's scale covers all rows, so that no rank can quantize its part of them alone."""
+    return bool(query(with_usage(text, False, True), "column_covers_rows"))
+
+
+def _gathered(plan: str, parallel: Parallel) -> str:
     """How rows are quantized before they are gathered, in this layer; "" if none are."""
-    if parallel.gathers_input and words["x"]:
-        return _gathered_input(words)
-    return _gathered_gradient(words) if parallel.gathers_gradient and words["grad"] else ""
+    if parallel.gathers_input and plan_get(plan, "x"):
+        return _gathered_input(plan)
+    return _gathered_gradient(plan) if parallel.gathers_gradient and plan_get(plan, "grad") else ""
 
 
 def _reduction_group(recipe: DelayedScaling) -> str:

@@ -13,15 +13,19 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from opaq import functional
-from opaq._autocast import active, model_init_recipe, preserves_high_precision, recomputing
+from opaq._autocast import LATEST, active, autocast, model_init_recipe, preserves_high_precision, recomputing
+from opaq._operators import ops
 from opaq._parallel import Parallel, group_of, sum_gradient
+from opaq._plan import any_quantizer, plan_set
 from opaq.functional import DelayedState
 from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
-from opaq.quantizer import with_usage
+from opaq.quantizer import derive, with_usage
 from opaq.recipe import DelayedScaling, Recipe
 
 HISTORY_LENGTH = 1024  # rows of an amax history; a recipe uses its first amax_history_len
 _STATE = DelayedState._fields
+_levels = autocast._levels
+_linear = ops.linear_forward.default
 _UNSUPPORTED = (
     "ub_overlap_ag",
     "ub_overlap_rs",
@@ -100,6 +104,7 @@ class Linear(nn.Linear):
         self._rng = (get_rng_state_tracker, rng_tracker_name)
         self._parts = self._part_sizes(parameters_split, size if mode == "column" else 1)
         self._cached_weight: QuantizedTensor | None = None
+        self._inference: tuple[Recipe | None, str] = None, ""
         self._has_delayed_state = isinstance(active(), DelayedScaling)
         dtype = params_dtype or dtype or torch.get_default_dtype()
         for part, rows in self._parts.items():
@@ -159,7 +164,7 @@ class Linear(nn.Linear):
     def _quantize_weights(self, recipe: Recipe, preserve: bool) -> None:
         text = recipe.linear_quantizers(self.name).weight
         if isinstance(recipe, DelayedScaling):
-            text = text.replace("+delayed", "")  # no history yet: the weight's own amax gives its scale
+            text = derive(text, "current")  # no history yet: the weight's own amax gives its scale
         for part in self._parts if text else ():
             weight = getattr(self, f"{part}weight")
             made = nn.Parameter(quantize_tensor(weight.detach(), with_usage(text, True, True)))
@@ -231,7 +236,8 @@ class Linear(nn.Linear):
         self._cached_weight = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cached_weight": None}
+        kept = {key: value for key, value in self.__dict__.items() if key != LATEST}
+        return {**kept, "_cached_weight": None, "_inference": (None, "")}
 
     def extra_repr(self) -> str:
         more = f", {self.parallel}" if self.parallel.mode else ""
@@ -290,10 +296,18 @@ class Linear(nn.Linear):
         fp8_output: bool = False,
         fp8_grad: bool = False,
     ) -> Any:
-        if (scope := recomputing(self)) is not None:
-            with scope:
-                return self.forward(inp, is_first_microbatch, fp8_output, fp8_grad)
-        recipe = active()
+        level = _levels.top
+        recipe = level.recipe
+        if not torch.compiler.is_compiling():
+            if recipe is not None and self._inference[0] is recipe and not torch.is_grad_enabled():
+                if is_first_microbatch is None and not fp8_output and (y := self._infer(inp)) is not None:
+                    self.__dict__[LATEST] = level
+                    return y
+            if (scope := recomputing(self)) is not None:
+                with scope:
+                    return self.forward(inp, is_first_microbatch, fp8_output, fp8_grad)
+            if self._inference[0] is not recipe:
+                self._inference = recipe, self._inference_plan(recipe)
         weight, bias = self._whole("weight"), self._whole("bias")
         if isinstance(weight, DTensor):
             return self._forward_distributed(inp, weight, bias, is_first_microbatch, fp8_output, fp8_grad)
@@ -307,6 +321,30 @@ class Linear(nn.Linear):
         if self.return_bias:
             return y, bias
         return y + bias if later else y
+
+    def _inference_plan(self, recipe: Recipe | None) -> str:
+        """The plan of a plain call without gradients; "" where a call is more than one operator, or the recipe
+        has to be asked each time."""
+        if recipe is None or self.parallel.mode or self.return_bias or list(self._parts) != [""]:
+            return ""
+        if isinstance(recipe, DelayedScaling) or type(recipe).linear_quantizers is not Recipe.linear_quantizers:
+            return ""
+        quantizers = recipe.linear_quantizers()
+        plan = plan_set(x=quantizers.input, w=quantizers.weight)
+        return "" if any_quantizer(plan, "is_stochastic", "x", "w") else plan
+
+    def _infer(self, x: torch.Tensor) -> Any:
+        """What `forward` gives without gradients, with as little work as can be; None if it has to do it."""
+        plan, parameters = self._inference[1], self._parameters
+        weight = parameters.get("weight")
+        if not plan or type(x) is not torch.Tensor or type(weight) is not nn.Parameter or x.is_meta:
+            return None
+        if torch._C._is_any_autocast_enabled():
+            return None
+        try:
+            return _linear([x], [weight], parameters.get("bias"), x.shape, weight.shape, x.dtype, plan)[0]
+        except RuntimeError:
+            return None  # forward meets it again, and tells it as its own
 
     def _forward_local(
         self,
@@ -341,6 +379,7 @@ class Linear(nn.Linear):
             accumulate=not (is_first_microbatch or getattr(self.weight, "overwrite_main_grad", False)),
             bias_later=bias_later,
             parallel=parallel,
+            _caller="opaq.Linear",
         )
         if keeps:
             y, self._cached_weight = y

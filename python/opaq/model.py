@@ -22,7 +22,7 @@ from opaq._tables import buffers_of, make_proto
 from opaq.linear import Linear
 from opaq.packed import PackedModule, QuantizedLinear, input_quantizer_text, weight_quantizer
 from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
-from opaq.quantizer import Quantizer, with_tiles
+from opaq.quantizer import Quantizer, query, with_tiles
 
 PRECISIONS = ("exact", "near", "fast", "fast32")  # enum opaq_precision
 _Undo = Callable[[], None]
@@ -152,14 +152,12 @@ def _free_bytes(device: torch.device) -> float:
 
 
 def _is_plainly_rowwise(weight: QuantizedTensor) -> bool:
-    return weight.device.type == "cpu" and with_tiles(with_tiles(weight._quantizer_text, True), False) == str(
-        weight._quantizer_text
-    )
+    return weight.device.type == "cpu" and bool(query(weight._quantizer_text, "is_plain_rowwise"))
 
 
 def _can_be_tiled(weight: QuantizedTensor) -> bool:
     """Tiles of a stack must not reach from one expert into the next."""
-    if weight.quantizer.format == "fp8blk1":
+    if not query(weight._quantizer_text, "can_be_tiled"):
         return False
     tiled = Quantizer(with_tiles(weight._quantizer_text, True)).spec
     return bool(weight.dim() == 2 or weight.shape[-2] % library.opaq_rows_together(tiled) == 0)
@@ -242,7 +240,7 @@ def quantize_(
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"opaq.quantize_: precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
     for what, given in (("quantizer", text), ("activations", inputs)):
-        if "+delayed" in given:
+        if query(given, "is_delayed"):
             raise ValueError(
                 f"opaq.quantize_: {what}={given!r} needs calibrated scales, and quantize_ calibrates nothing"
             )

@@ -159,7 +159,7 @@ class MLP(_Experts):
             with scope:
                 return self.forward(x)
         weights = self.gate_up, self.down, self.gate_up_bias, self.down_bias
-        return functional.mlp(autocast_input(x), *weights, **self._options())
+        return functional.mlp(autocast_input(x), *weights, **self._options(), _caller="opaq.MLP")
 
 
 class MoE(_Experts):
@@ -247,6 +247,7 @@ class MoE(_Experts):
             first_expert=self.first_expert,
             weights_on_input=self.weights_on_input,
             **self._options(),
+            _caller="opaq.MoE",
         )
         return y if self.shared_expert is None else y + self.shared_expert(x)
 
@@ -306,7 +307,7 @@ class GroupedLinear(_Stacked):
         x = autocast_input(inp).reshape(-1, inp.shape[-1])
         if not isinstance(m_splits, torch.Tensor):
             m_splits = torch.tensor(m_splits, dtype=torch.int64, device=inp.device)
-        y = functional.grouped_linear(x, m_splits, self.weight, self.bias)
+        y = functional.grouped_linear(x, m_splits, self.weight, self.bias, _caller="opaq.GroupedLinear")
         return y.view(*inp.shape[:-1], self.out_features)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, metadata: Any, *arguments: Any) -> None:

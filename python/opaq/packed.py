@@ -11,7 +11,7 @@ from torch import nn
 
 from opaq import functional
 from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
-from opaq.quantizer import Quantizer, with_usage
+from opaq.quantizer import Quantizer, query, with_usage
 from opaq.tensor_proto import TensorProto
 
 
@@ -71,9 +71,10 @@ class PackedModule(nn.Module):
 
 def autocast_input(x: torch.Tensor) -> torch.Tensor:
     """As torch.autocast wants it."""
-    kind = x.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        return x.to(torch.get_autocast_dtype(kind))
+    if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
+        kind = x.device.type
+        if kind != "meta" and torch.is_autocast_enabled(kind):
+            return x.to(torch.get_autocast_dtype(kind))
     return x
 
 
@@ -115,7 +116,7 @@ class QuantizedLinear(PackedModule):
         self.input_quantizer = input_quantizer
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        given = "+delayed" in input_quantizer  # there is no input's own scale
+        given = query(input_quantizer, "is_delayed")  # there is no input's own scale
         self.register_buffer("input_scale", torch.ones(1, device=weight.device) if given else None)
 
     @classmethod
@@ -156,13 +157,15 @@ class QuantizedLinear(PackedModule):
         return str(self.weight._quantizer_text)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parameters = self._parameters  # without nn.Module.__getattr__, which costs as much as a small product
         return functional.quantized_linear(
             autocast_input(x),
-            self.weight,
-            self.bias,
+            parameters["weight"],
+            parameters.get("bias"),
             input_quantizer=self.input_quantizer,
-            input_scale=self.input_scale,
+            input_scale=self._buffers["input_scale"],
             precision=self.precision,
+            _caller="opaq.QuantizedLinear",
         )
 
     def extra_repr(self) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from opaq._library import version
-from opaq._operators import buffer_rows, ops
+from opaq._operators import buffer_names, buffer_rows, call_operator, expect_tensors, ops
 from opaq.quantizer import Quantizer, with_tiles
 
 aten = torch.ops.aten
@@ -90,7 +90,7 @@ class QuantizedTensor(torch.Tensor):
         return Quantizer(self._quantizer_text)
 
     def buffer_names(self) -> list[str]:
-        return [row.name for row in buffer_rows(self._quantizer_text)]
+        return list(buffer_names(self._quantizer_text))
 
     def buffers(self) -> list[torch.Tensor]:
         if self._is_flat:
@@ -98,7 +98,7 @@ class QuantizedTensor(torch.Tensor):
                 "opaq: this is a QuantizedTensor seen as one dimension, and the quantized dimension cannot be "
                 "merged with others; use it in its own shape, or dequantize it first"
             )
-        return [getattr(self, name) for name in self.buffer_names()]
+        return [getattr(self, name) for name in buffer_names(self._quantizer_text)]
 
     @property
     def nbytes(self) -> int:
@@ -228,7 +228,8 @@ class _Dequantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
         ctx.dtype = tensor.dtype
-        made: torch.Tensor = ops.dequantize(tensor.buffers(), tensor._quantizer_text, tensor.shape, dtype)
+        arguments = tensor.buffers(), tensor._quantizer_text, tensor.shape, dtype
+        made: torch.Tensor = call_operator("opaq.QuantizedTensor.dequantize", ops.dequantize, *arguments)
         return made
 
     @staticmethod
@@ -239,7 +240,8 @@ class _Dequantize(torch.autograd.Function):
 class _Convert(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: QuantizedTensor, target: str) -> torch.Tensor:
-        made = ops.convert(tensor.buffers(), tensor._quantizer_text, target, tensor.shape, tensor.dtype)
+        arguments = tensor.buffers(), tensor._quantizer_text, target, tensor.shape, tensor.dtype
+        made = call_operator("opaq.QuantizedTensor.update_usage", ops.convert, *arguments)
         return QuantizedTensor(made, target, tensor.shape, tensor.dtype)
 
     @staticmethod
@@ -250,7 +252,8 @@ class _Convert(torch.autograd.Function):
 class _Quantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, text: str, given: tuple[Any, ...]) -> torch.Tensor:
-        return QuantizedTensor(ops.quantize(x, text, *given), text, x.shape, x.dtype)
+        made = call_operator("opaq.quantize_tensor", ops.quantize, x, text, *given)
+        return QuantizedTensor(made, text, x.shape, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -278,6 +281,7 @@ def quantize_tensor(
     random: torch.Tensor | None = None,
 ) -> QuantizedTensor:
     """x as a QuantizedTensor; gradients pass through unchanged. `random`, for `sr`, is int64 (seed, offset)."""
+    expect_tensors("opaq.quantize_tensor", x=x, scale=scale, random=random)
     text = str(quantizer if isinstance(quantizer, Quantizer) else Quantizer(quantizer))
     made: QuantizedTensor = _Quantize.apply(x, text, (scale, amax_rowwise, amax_columnwise, random))
     return made
@@ -369,7 +373,8 @@ def _slice(
     length = torch.sym_max(0, last - first)
     whole, part = list(tensor.shape), [length, *tensor.shape[1:]]
     rows = first * prod(tensor.shape[1:-1])
-    cut = ops.slice_rows(tensor.buffers(), tensor._quantizer_text, whole, part, tensor.dtype, rows)
+    arguments = tensor.buffers(), tensor._quantizer_text, whole, part, tensor.dtype, rows
+    cut = call_operator("opaq.QuantizedTensor", ops.slice_rows, *arguments)
     made = _like(tensor, cut, part)
     made._is_cut = True
     return made
@@ -395,7 +400,7 @@ def _copy(function: Any, tensor: Any, source: torch.Tensor, non_blocking: bool =
     if not isinstance(source, QuantizedTensor):
         source = quantize_tensor(source.to(tensor.device, tensor.dtype), tensor._quantizer_text)
     if source.shape == tensor.shape:
-        source = source.tiled("tiled" in tensor.quantizer.options)
+        source = source.tiled(tensor.quantizer.is_tiled)
     if (source._quantizer_text, source.shape) != (tensor._quantizer_text, tensor.shape):
         raise NotImplementedError(f"opaq: {source!r} cannot be copied into {tensor!r}")
     for mine, theirs in zip(tensor.buffers(), source.buffers(), strict=True):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from opaq import _library
-from opaq._library import USAGES, call
+from opaq._library import DERIVATIONS, PROPERTIES, USAGES, call, library
 from opaq._tables import ELEMENTS, OPTIONS, RULES, formats, names_of
 
 if TYPE_CHECKING:
     import torch
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 TEXT_LIMIT = 4096  # texts that a cache keeps; the library bounds its own likewise
 
 
@@ -21,6 +22,21 @@ def text_of(spec: _library.Spec) -> str:
     printed = ctypes.create_string_buffer(_library.SPEC_TEXT_BYTES)
     call("opaq_spec_print", spec, printed, len(printed))
     return printed.value.decode()
+
+
+def kept(function: _Function) -> _Function:
+    """A function of texts and other constants whose results are kept, and are constants to a compiler: they are
+    always the same."""
+    cached = lru_cache(TEXT_LIMIT)(function)
+
+    @wraps(function)
+    def call_cached(*arguments: Any, **named: Any) -> Any:
+        return cached(*arguments, **named)
+
+    made: Any = call_cached
+    made._dynamo_marked_constant = True
+    made.cache_info, made.cache_parameters = cached.cache_info, cached.cache_parameters
+    return made  # type: ignore[no-any-return]
 
 
 @lru_cache(TEXT_LIMIT)
@@ -31,10 +47,12 @@ def _parse(text: str) -> _library.Spec:
     return spec
 
 
+@kept
 def _canonical(text: str) -> str:
     return text_of(_parse(text))
 
 
+@kept
 def with_usage(text: str, rowwise: bool | None, columnwise: bool | None) -> str:
     spec = Quantizer(text).spec
     for given, name in ((rowwise, "rowwise"), (columnwise, "columnwise")):
@@ -43,20 +61,24 @@ def with_usage(text: str, rowwise: bool | None, columnwise: bool | None) -> str:
     return text_of(spec)
 
 
+@kept
+def derive(text: str, how: str) -> str:
+    """The quantizer that follows from one: "tiled", "untiled", "current" (its scale is not given), "handed_on"
+    (of a tensor that leaves a layer)."""
+    made = _library.Spec()
+    call("opaq_spec_derive", _parse(text), DERIVATIONS.index(how), made)
+    return text_of(made)
+
+
+@kept
+def query(text: str, name: str) -> int:
+    """What the library says of a quantizer: a property of PROPERTIES, opaq/spec.h. 0 for "", a plain tensor."""
+    return int(library.opaq_spec_query(_parse(text), PROPERTIES.index(name))) if text else 0
+
+
 def with_tiles(text: str, tiled: bool) -> str:
     """The same quantizer with its rowwise copy in tiles, or without tiles."""
-    spec = Quantizer(text).spec
-    bit, swizzle = (1 << OPTIONS.index(name) for name in ("tiled", "swizzle"))
-    if tiled:
-        spec.usage, spec.options = USAGES["rowwise"], spec.options & ~swizzle | bit
-    else:
-        spec.options &= ~bit
-    return text_of(spec)
-
-
-# Text to text, always the same: a compiler may take the result as a constant.
-for _function in (_canonical, with_usage, with_tiles):
-    setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010  # functions have no such attribute to mypy
+    return derive(text, "tiled" if tiled else "untiled")
 
 
 class Quantizer:
@@ -99,6 +121,26 @@ class Quantizer:
     @property
     def rule(self) -> str:
         return str(RULES[self.spec.rule])
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether its scale is given instead of computed from the data."""
+        return bool(query(self._text, "is_delayed"))
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether it rounds stochastically."""
+        return bool(query(self._text, "is_stochastic"))
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether codes and scales are in the order that processors' kernels read."""
+        return bool(query(self._text, "is_tiled"))
+
+    @property
+    def rows_per_scale(self) -> int:
+        """How many rows share a scale: a tensor is cut at multiples of it."""
+        return query(self._text, "rows_per_scale")
 
     def with_usage(self, rowwise: bool | None = None, columnwise: bool | None = None) -> Quantizer:
         """The same quantizer with other copies; None leaves a copy as it is."""

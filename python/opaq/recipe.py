@@ -9,13 +9,12 @@ from enum import Enum
 from math import inf
 from typing import Any, NamedTuple
 
-from opaq.quantizer import Quantizer
+from opaq.quantizer import Quantizer, derive, kept, query
 
 # A default that __post_init__ makes: a dataclass as a default could not be constructed in a compiled graph.
 _MADE_LATER: Any = None
 _OVERRIDES = (None, "high_precision", "dequantized")
 _SCOPES = ("none", "weights", "activations", "all")
-_ONLY_INSIDE = ("rht", "sr", "2d", "rowscaled", "4over6", "e4m3max")  # not for what a module hands on
 
 
 # ------------------------------------------------------------------------------------------ parts of recipes
@@ -118,20 +117,9 @@ HIGH_PRECISION = LinearQuantizers("", "", "", "", "", "")
 # ---------------------------------------------------------------------------------------------------- texts
 
 
-def _handed_on(text: str) -> str:
-    """The quantizer of a tensor that leaves the module: format, element and scales, none of the training's
-    tricks."""
-    kept = (part for part in text.split("+") if part.partition("=")[0] not in _ONLY_INSIDE)
-    return str(Quantizer("+".join(kept)))
-
-
+@kept
 def _number(value: float) -> str:
     return repr(float(value)).replace("e+", "e")
-
-
-# Always the same for the same argument: a compiler may take the result as a constant.
-for _function in (_handed_on, _number):
-    setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010  # functions have no such attribute to mypy
 
 
 def _text(start: str, params: QParams, more: str = "") -> str:
@@ -188,7 +176,7 @@ class Recipe:
         return "e4m3", "e5m2" if self.fp8_format is Format.HYBRID else "e4m3"
 
     def _set(self, input: str, weight: str, grad_output: str) -> None:
-        handed_on = _handed_on(input), _handed_on(grad_output)
+        handed_on = derive(input, "handed_on"), derive(grad_output, "handed_on")
         made = LinearQuantizers(input, weight, grad_output, *handed_on, self.backward_override or "")
         object.__setattr__(self, "_quantizers", made)
 
@@ -423,7 +411,7 @@ class CustomRecipe(Recipe):
                 "None"
             )
         text = str(Quantizer(str(made)).with_usage(rowwise=True, columnwise=False))
-        if "+delayed" in text:
+        if query(text, "is_delayed"):
             raise ValueError(
                 f"CustomRecipe: qfactory returned {text!r} for {tensor_type!r}, but delayed scaling keeps "
                 "a history that only the recipe DelayedScaling describes"

@@ -19,7 +19,7 @@ import torch
 from opaq import _library
 from opaq._library import RUNNER_KINDS, call, library
 from opaq._operators import DTYPES, operators, ops
-from opaq._plan import given_by, parts_of, plan_text, precision_word
+from opaq._plan import experts_plan, given_by, parts_of, plan_for
 from opaq.quantized_tensor import QuantizedTensor
 from opaq.quantizer import with_tiles
 
@@ -163,8 +163,13 @@ def create_linear(
     quantizes now. x is quantized by `input_quantizer` in every run, with `input_scale` instead of its own
     amax. With a `precision` (see `opaq.tile_`) the weight is kept in tiles, for speed on processors."""
     quantizer, weight = _tiled(precision, quantizer, weight)
-    words = {"x": input_quantizer, "w": quantizer, "w_given": given_by(weight)}
-    plan = plan_text({**words, "precision": precision_word(precision or "exact")})
+    plan = plan_for(
+        "opaq.runner.create_linear",
+        x=input_quantizer,
+        w=quantizer,
+        w_given=given_by(weight),
+        precision=precision or "exact",
+    )
     arguments = {
         "w": _weight(weight),
         "bias": _plain(bias),
@@ -181,9 +186,12 @@ def _create_experts(
     down: torch.Tensor,
     biases: Sequence[torch.Tensor | None],
     scales: Sequence[torch.Tensor | float | None],
-    words: dict[str, Any],
+    inputs: tuple[str, str],
+    quantizer: str,
+    *words: Any,
 ) -> Runner:
-    words |= {"gate_up_given": given_by(gate_up), "down_given": given_by(down)}
+    quantizers = inputs[0], inputs[1] or inputs[0], quantizer
+    plan = experts_plan(f"opaq.runner.create_{name}", quantizers, (given_by(gate_up), given_by(down)), *words)
     arguments = {
         "gate_up": _weight(gate_up),
         "down": _weight(down),
@@ -191,11 +199,11 @@ def _create_experts(
         "down_bias": _plain(biases[1]),
         "gate_up_shape": gate_up.shape,
         "down_shape": down.shape,
-        "plan": plan_text(words),
+        "plan": plan,
         "input_scale": _plain(scales[0]),
         "hidden_scale": _plain(scales[1]),
     }
-    return _create(name, arguments, bool(words["w"]))
+    return _create(name, arguments, bool(quantizer))
 
 
 def create_mlp(
@@ -218,10 +226,10 @@ def create_mlp(
     """What `opaq.functional.mlp` computes. Plain weights are quantized now by `quantizer`, the inputs of both
     products in every run, by `input_quantizer` and `hidden_quantizer` (default: the same)."""
     quantizer, gate_up, down = _tiled(precision, quantizer, gate_up, down)
-    words = _words(activation, limit, alpha, beta, quantizer, input_quantizer, hidden_quantizer)
-    words["precision"] = precision_word(precision or "exact")
     biases, scales = (gate_up_bias, down_bias), (input_scale, hidden_scale)
-    return _create_experts("mlp", gate_up, down, biases, scales, words)
+    words = activation, (limit, alpha, beta), precision
+    inputs, weights = (input_quantizer, hidden_quantizer), (gate_up, down, biases, scales)
+    return _create_experts("mlp", *weights, inputs, quantizer, *words)
 
 
 def create_moe(
@@ -247,34 +255,10 @@ def create_moe(
     """What `opaq.functional.moe` computes. Plain weights are quantized now by `quantizer`, each expert's by
     itself."""
     quantizer, gate_up, down = _tiled(precision, quantizer, gate_up, down)
-    words = _words(activation, limit, alpha, beta, quantizer, input_quantizer, hidden_quantizer)
-    words["precision"] = precision_word(precision or "exact")
-    words |= {
-        "experts": "" if num_experts is None else str(num_experts),
-        "first": str(first_expert) if first_expert else "",
-        "weights": "input" if weights_on_input else "",
-    }
     biases, scales = (gate_up_bias, down_bias), (input_scale, hidden_scale)
-    return _create_experts("moe", gate_up, down, biases, scales, words)
-
-
-def _words(
-    activation: str,
-    limit: float | None,
-    alpha: float | None,
-    beta: float | None,
-    quantizer: str,
-    input_quantizer: str,
-    hidden_quantizer: str,
-) -> dict[str, Any]:
-    numbers = {"limit": limit, "alpha": alpha, "beta": beta}
-    return {
-        "act": activation,
-        **{name: "" if number is None else repr(float(number)) for name, number in numbers.items()},
-        "x": input_quantizer,
-        "h": hidden_quantizer or input_quantizer,
-        "w": quantizer,
-    }
+    words = activation, (limit, alpha, beta), precision, (num_experts, first_expert, weights_on_input)
+    inputs, weights = (input_quantizer, hidden_quantizer), (gate_up, down, biases, scales)
+    return _create_experts("moe", *weights, inputs, quantizer, *words)
 
 
 # ---- a Python object as a runner ----

@@ -51,8 +51,7 @@ static void run_on_torch(void *context, int64_t count, const struct opaq_body *b
     (void)context;
     pieces_init(&run.pieces, count, torch_get_num_threads(&threads) == 0 ? threads : 1);
     if (torch_parallel_for(0, threads, 1, take_pieces, &run) != 0) {
-        body->call(body->argument, 0,
-                   count); /* no threads: every piece here; doing one twice changes nothing */
+        take_pieces(0, 1, &run); /* the pieces that no thread took: none is done twice, because work may add */
     }
 }
 
@@ -178,6 +177,9 @@ static void refuse_gradients(const struct opaq_op *op, struct torch_list *inputs
     (void)torch_delete_list(results);
 }
 
+/* Of the latest call on this thread; an exception has no room for it. */
+static _Thread_local enum opaq_status last_status;
+
 static void call_op(int index, uint64_t *stack) {
     const struct opaq_op *op = opaq_op_at(index);
     struct torch_arguments arguments;
@@ -197,6 +199,7 @@ static void call_op(int index, uint64_t *stack) {
     if (status == OPAQ_OK) {
         status = give_results(op, handles, count, stack, &error);
     }
+    last_status = status;
     if (status != OPAQ_OK) {
         char message[OPAQ_ERROR_TEXT_BYTES + 16];
         (void)snprintf(message, sizeof message, "opaq: %s", error.text);
@@ -384,9 +387,13 @@ __attribute__((constructor)) static void register_on_load(void) {
 
 OPAQ_API const char *opaq_torch_status(void);
 OPAQ_API void opaq_torch_watch_gradients(void);
+OPAQ_API int32_t opaq_torch_last_status(void);
 
 /* NULL if every operator was registered when this library was loaded; else why not. */
 const char *opaq_torch_status(void) { return registration.status == OPAQ_OK ? NULL : registration.text; }
+
+/* enum opaq_status of the latest operator on this thread. */
+int32_t opaq_torch_last_status(void) { return (int32_t)last_status; }
 
 /* From now on, results of inputs that require a gradient pass through opaq::refuse_gradient, which exists. */
 void opaq_torch_watch_gradients(void) { watches_gradients = true; }

@@ -121,6 +121,7 @@ enum opaq_status op_call(const char *name, const struct opaq_value *values, cons
     size_t bytes = 0;
     means = means == NULL ? &none : means;
     memset(result, 0, sizeof *result);
+    result->has_slots = opaq_op_changes(op);
     enum opaq_status status = opaq_op_outputs(op, values, &result->outputs, error);
     if (status == OPAQ_OK) {
         status = opaq_op_workspace(op, values, &bytes, error);
@@ -155,8 +156,8 @@ struct op_tensors op_result_row(const struct op_result *result, int output) {
     memset(&row, 0, sizeof row);
     for (int i = outputs->first[output]; i < outputs->first[output + 1]; ++i) {
         const struct opaq_tensor *tensor = &outputs->tensor[i];
-        const int is_slot = tensor->dtype == OPAQ_DTYPE_U8 && tensor->rank == 1 && tensor->shape[0] == 0;
-        if (!is_slot) { /* what an operator with changed tensors leaves over */
+        const int is_empty = tensor->dtype == OPAQ_DTYPE_U8 && tensor->rank == 1 && tensor->shape[0] == 0;
+        if (!result->has_slots || !is_empty) { /* what an operator with changed tensors leaves over */
             row.tensor[row.count++] = *tensor;
         }
     }

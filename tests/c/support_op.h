@@ -26,6 +26,7 @@ enum opaq_status op_run_into(const char *name, const struct opaq_value *values, 
 /* Any operator's outputs, each in an allocation of exactly its size that starts as 0xA5. */
 struct op_result {
     struct opaq_outputs outputs;
+    int has_slots; /* of an operator with changed tensors */
 };
 
 /* What a call runs with besides its arguments. NULL and zeros will do. */

@@ -1,11 +1,12 @@
 /* parallel_for_probe.c: stands before PyTorch's torch_parallel_for (LD_PRELOAD) and says at the end how often it was
- * called and on how many threads bodies ran. With PROBE_FAIL set it fails instead, having done nothing. */
+ * called and on how many threads bodies ran. PROBE_FAIL makes it fail: "before" any work, or "after" it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef void body_function(int64_t begin, int64_t end, void *context);
 typedef int32_t parallel_for_function(int64_t begin, int64_t end, int64_t grain, body_function *body,
@@ -43,7 +44,11 @@ int32_t torch_parallel_for(int64_t begin, int64_t end, int64_t grain, body_funct
     if (calls++ == 0) {
         atexit(report);
     }
-    if (getenv("PROBE_FAIL") != NULL) {
+    const char *const failure = getenv("PROBE_FAIL");
+    if (failure != NULL) {
+        if (strcmp(failure, "after") == 0) {
+            body(begin, begin + 1, context);
+        }
         return 1;
     }
     void *torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD); /* Python opened it for itself alone */

@@ -24,9 +24,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 WITH_INDUCTOR = ("none", "delayed", "nvfp4")
 
 
-def rows_of(name: str) -> tuple[int, ...]:
-    """Row counts that one graph serves: a scale for each 128 rows makes two of it (docs/pytorch.md)."""
-    return (129, 200, 257, 160) if name.startswith("block") else (2, 17, 100, 129, 257)
+ROWS = (2, 17, 100, 128, 129, 257)  # one graph serves them all, also where scales cover 128 rows
 
 
 def around(net: Any, name: str) -> Callable[[Any], Any]:
@@ -166,14 +164,14 @@ def once(function: Any) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("name", [*MAIN, "nvfp4 rowscaled", "custom"])
 def test_dynamic_batches_never_recompile(name: str, device: str) -> None:
-    rows, results = rows_of(name), []
+    results = []
     for wrap in (lambda f: f, lambda f: once(compiled(f, dynamic=True))):
         net = Net(device)
-        results.append(train(net, wrap(around(net, name)), len(rows), rows, device))
+        results.append(train(net, wrap(around(net, name)), len(ROWS), ROWS, device))
     assert same(*results)
 
 
-@pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "delayed"])
+@pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "delayed", "block"])
 def test_a_marked_batch_is_not_specialised(name: str, device: str) -> None:
     net = Net(device)
     function = compiled(around(net, name))

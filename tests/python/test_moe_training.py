@@ -327,7 +327,7 @@ def test_an_autocast_is_the_same_as_a_recipe() -> None:
 
 def test_delayed_scaling_is_refused() -> None:
     made = mixture()
-    with pytest.raises((ValueError, NotImplementedError, RuntimeError), match="(?i)delayed"):
+    with pytest.raises(NotImplementedError, match="(?i)delayed"):
         made.run(DelayedScaling())
 
 
@@ -535,7 +535,7 @@ def test_grouped_linear_is_a_linear_for_each() -> None:
 )
 def test_wrong_splits(splits: Any, text: str) -> None:
     tensors, _, dy = grouped([10, 7, 20])
-    with pytest.raises(RuntimeError, match=f"^opaq: grouped_linear: .*({text})"):
+    with pytest.raises(ValueError, match=f"^opaq.functional.grouped_linear: .*({text})"):
         run_grouped(tensors, splits, dy)
 
 

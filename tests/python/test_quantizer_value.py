@@ -287,3 +287,27 @@ def test_eps_is_printed_with_the_fewest_digits() -> None:
 
 def test_eps_powers_of_two_are_printed_with_the_fewest_digits() -> None:
     check_printed(np.exp2(np.arange(-149, 128, dtype=np.float64)).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("fp8+delayed", (True, False, False, 1)),
+        ("nvfp4+rht+sr+both", (False, True, False, 16)),
+        ("mxfp4+tiled", (False, False, True, 1)),
+        ("fp8blk1+both", (False, False, False, 128)),
+    ],
+)
+def test_properties_are_the_librarys(text: str, found: tuple[bool, bool, bool, int]) -> None:
+    made = Quantizer(text)
+    assert (made.is_delayed, made.is_stochastic, made.is_tiled, made.rows_per_scale) == found
+
+
+def test_plans_are_the_librarys() -> None:
+    plan = pytest.importorskip("opaq._plan")
+    text = plan.plan_set("grad=xw cache", x="nvfp4+sr+rht", cache=False, reduce=True, precision="exact")
+    assert text == "x=nvfp4+rht+sr grad=xw reduce"
+    assert [plan.plan_get(text, key) for key in ("x", "w", "reduce")] == ["nvfp4+rht+sr", "", "reduce"]
+    assert plan.any_quantizer(text, "is_stochastic", "w", "x") and not plan.any_quantizer(
+        text, "is_delayed", "x"
+    )

@@ -21,7 +21,15 @@ torch.set_num_threads({threads})
 x = torch.linspace(-3, 3, 512 * 512).reshape(512, 512)
 q = torch.ops.opaq.quantize(x, "nvfp4+both")
 y = torch.ops.opaq.dequantize(q, "nvfp4+both", x.shape, torch.float32)
-print(*(hash(bytes(memoryview(t.contiguous().view(torch.uint8).numpy()).cast("B"))) for t in [*q, y]))
+n = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+main_grad = torch.ones(64, 96)  # work that adds: doing a piece twice would show
+opaq.functional.linear(
+    n, torch.nn.Parameter(torch.ones(64, 96)), main_grad=main_grad
+).sum().backward()
+routing = torch.tensor([[0, 1]] * 64), torch.full((64, 2), 0.5)
+z = opaq.functional.moe(n, routing[1], routing[0], torch.ones(2, 64, 96) / 96, torch.ones(2, 96, 32) / 32)
+made = [*q, y, main_grad, z]
+print(*(hash(bytes(memoryview(t.contiguous().view(torch.uint8).numpy()).cast("B"))) for t in made))
 """
 
 
@@ -52,6 +60,7 @@ def test_threads_are_pytorchs(probe: Path) -> None:
         assert probed.stdout == alone
 
 
-def test_work_is_done_without_threads(probe: Path) -> None:
-    failed = run(2, LD_PRELOAD=str(probe), PROBE_FAIL="1")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_work_is_done_once_where_threads_fail(when: str, probe: Path) -> None:
+    failed = run(2, LD_PRELOAD=str(probe), PROBE_FAIL=when)
     assert "probe: " in failed.stderr and failed.stdout == run(2).stdout

@@ -51,7 +51,7 @@ from opaq.integrations.transformers_weights import (
 from opaq.model import PRECISIONS, dequantize_, tile_loaded
 from opaq.packed import QuantizedLinear, zeros
 from opaq.quantized_tensor import QuantizedTensor
-from opaq.quantizer import Quantizer
+from opaq.quantizer import Quantizer, query
 
 __all__ = ["Config", "OpaqHfQuantizer", "why_not"]
 
@@ -102,7 +102,7 @@ class Config(QuantizationConfigMixin):
         self.quantizer, self.activations = (
             str(Quantizer(str(text))) if str(text) else "" for text in (quantizer, activations)
         )
-        if "+delayed" in self.quantizer + self.activations:
+        if any(query(text, "is_delayed") for text in (self.quantizer, self.activations)):
             raise ValueError(
                 f"opaq.Config: {self.quantizer!r} with activations {self.activations!r} needs calibrated "
                 "scales, and nothing is calibrated here"

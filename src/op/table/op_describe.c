@@ -170,7 +170,7 @@ static int output_shape(const struct opaq_output_row *output, const struct opaq_
     if (rank > 0) {
         memcpy(shape, sizes, (size_t)rank * sizeof *shape);
     }
-    if (source == OPAQ_SHAPE_OF_TENSOR || source == OPAQ_SHAPE_OF_SIZES) {
+    if (source == OPAQ_SHAPE_OF_TENSOR || source == OPAQ_SHAPE_OF_SIZES || source == OPAQ_SHAPE_OF_SIZES_FLAT) {
         return (int)rank;
     }
     rank -= source == OPAQ_SHAPE_TENSOR_AND_OUTER ? 0 : 1;
@@ -270,7 +270,14 @@ static enum opaq_status describe_output(const struct op_call *call, int index, s
     }
     TRY(opaq_proto_make(shape, rank, (enum opaq_element)dtype,
                         form.kind == OPAQ_FORM_QUANTIZED ? &form.spec : NULL, device, proto, error));
-    outputs->count += tensors_of_proto(proto, &outputs->tensor[outputs->count]);
+    struct opaq_tensor *const tensors = &outputs->tensor[outputs->count];
+    const int count = tensors_of_proto(proto, tensors);
+    for (int i = 0; output->shape_source == OPAQ_SHAPE_OF_SIZES_FLAT && proto->is_quantized && i < count; ++i) {
+        tensors[i].shape[0] = tensor_elements(&tensors[i]);
+        tensors[i].strides[0] = 1;
+        tensors[i].rank = 1;
+    }
+    outputs->count += count;
     return OPAQ_OK;
 }
 

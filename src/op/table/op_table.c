@@ -20,6 +20,7 @@
 /* outputs: name, and which arguments give shape, dtype and device */
 #define LIKE(name, tensor)                          {name, OPAQ_SHAPE_OF_TENSOR, tensor, 0, tensor, 0, tensor, 0, 0}
 #define SHAPED(name, sizes, dtype, device, slots)   {name, OPAQ_SHAPE_OF_SIZES, sizes, 0, dtype, 0, device, slots, 0}
+#define SAVED(name, sizes, dtype, device)           {name, OPAQ_SHAPE_OF_SIZES_FLAT, sizes, 0, dtype, 0, device, 0, 0}
 #define FLOATS(name, count, device)                 {name, OPAQ_SHAPE_CONSTANT, count, 0, -1, OPAQ_DTYPE_F32, device, 0, 0}
 #define RANDOM(name, count, device)                 {name, OPAQ_SHAPE_CONSTANT, count, 0, -1, OPAQ_DTYPE_I64, device, 0, 1}
 #define PRODUCT(name, sizes, first, dtype, device)  {name, OPAQ_SHAPE_LEADING_AND_FIRST, sizes, first, dtype, 0, device, 0, 0}
@@ -67,7 +68,7 @@ static const struct op_row rows[] = {
     {{"linear_forward", 8,
      {LIST("x"), LIST("w"), MAYBE("bias"), SIZES("x_shape"), SIZES("w_shape"), DTYPE("dtype"), TEXT("plan"),
       OPTIONAL("scale")},
-     5, {PRODUCT("y", 3, 4, 5, 0), SHAPED("x_saved", 3, 5, 0, 0), SHAPED("w_saved", 4, 5, 0, 0), FLOATS("amax", 3, 0),
+     5, {PRODUCT("y", 3, 4, 5, 0), SAVED("x_saved", 3, 5, 0), SHAPED("w_saved", 4, 5, 0, 0), FLOATS("amax", 3, 0),
          RANDOM("random", 2, 0)}, 0},
      PLAN_TRAINING, 6, true, form_linear_forward, run_linear_forward},
     /* the gradients. x, w: what the forward saved, or its arguments where that is the same */
@@ -89,7 +90,7 @@ static const struct op_row rows[] = {
     {{"linear_forward_random", 9,
      {LIST("x"), LIST("w"), MAYBE("bias"), SIZES("x_shape"), SIZES("w_shape"), DTYPE("dtype"), TEXT("plan"),
       OPTIONAL("scale"), OPTIONAL("like")},
-     5, {PRODUCT("y", 3, 4, 5, 0), SHAPED("x_saved", 3, 5, 0, 0), SHAPED("w_saved", 4, 5, 0, 0), FLOATS("amax", 3, 0),
+     5, {PRODUCT("y", 3, 4, 5, 0), SAVED("x_saved", 3, 5, 0), SHAPED("w_saved", 4, 5, 0, 0), FLOATS("amax", 3, 0),
          RANDOM("random", 2, 0)}, 0},
      PLAN_TRAINING, 6, true, form_linear_forward, run_linear_forward},
     /* y = x w^T + bias without anything kept: a packed weight's inference. The plan has x=, w= and w_given= only.

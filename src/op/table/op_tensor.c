@@ -183,7 +183,12 @@ enum opaq_status view_of_buffers(const struct opaq_proto *proto,
     for (int i = 0; i < expected_count; ++i) {
         const struct opaq_tensor *tensor = &buffers[i];
         const struct opaq_buffer *buffer = &expected[i];
-        const struct opaq_tensor wanted = tensor_of_buffer(buffer, proto->device);
+        struct opaq_tensor wanted = tensor_of_buffer(buffer, proto->device);
+        if (tensor->rank == 1 && tensor->shape[0] == tensor_elements(&wanted)) {
+            wanted.rank = 1;
+            wanted.shape[0] = tensor->shape[0];
+            wanted.strides[0] = 1;
+        }
         TRY(check_same_tensor(buffer->name, tensor, &wanted, error));
         if (tensor->device.type != proto->device.type || tensor->device.index != proto->device.index) {
             return opaq_fail(error, OPAQ_ERROR_ARGUMENT,

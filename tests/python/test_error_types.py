@@ -1,0 +1,154 @@
+"""Exceptions: a mistake has one type whether Python or the library finds it, and names what was called. The
+rule is docs/pytorch.md, "Errors"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import opaq
+from conftest import need
+from linear_reference import values
+
+torch = need("torch")
+
+from opaq import functional  # noqa: E402
+
+F64 = torch.float64
+
+
+def tensor(*shape: int, dtype: Any = torch.float32) -> Any:
+    return values(shape, 1, "cpu", dtype)
+
+
+def linear(**changed: Any) -> Any:
+    return functional.linear(**{"x": tensor(4, 32), "weight": tensor(16, 32), **changed})
+
+
+def linear_module(x: Any, **options: Any) -> Any:
+    return opaq.Linear(32, 16, **options)(x)
+
+
+def mlp(**changed: Any) -> Any:
+    return functional.mlp(
+        **{
+            "x": tensor(4, 32),
+            "gate_up": tensor(32, 32),
+            "down": tensor(32, 16),
+            "input_quantizer": "",
+            **changed,
+        }
+    )
+
+
+def moe(**changed: Any) -> Any:
+    right = {
+        "hidden_states": tensor(4, 32),
+        "topk_weights": torch.full((4, 1), 1.0),
+        "topk_ids": torch.zeros(4, 1, dtype=torch.int64),
+        "gate_up": tensor(2, 32, 32),
+        "down": tensor(2, 32, 16),
+    }
+    return functional.moe(**{**right, **changed})
+
+
+def moe_module(**changed: Any) -> Any:
+    right = (tensor(4, 32), torch.full((4, 1), 1.0), torch.zeros(4, 1, dtype=torch.int64))
+    names = ("hidden_states", "topk_weights", "topk_ids")
+    return opaq.MoE(32, 16, 2)(**{**dict(zip(names, right, strict=True)), **changed})
+
+
+def quantize(x: Any, quantizer: Any = "mxfp8", **more: Any) -> Any:
+    return opaq.quantize_tensor(x, quantizer, **more)
+
+
+LINEAR, MLP, MOE = "opaq.functional.linear: ", "opaq.functional.mlp: ", "opaq.functional.moe: "
+CURRENT = opaq.recipe.Float8CurrentScaling()
+half = opaq.quantize_tensor(tensor(32, 32), "mxfp8")
+CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    # values: shapes, dtypes, devices, texts
+    "linear, shape": (lambda: linear(x=tensor(4, 31)), ValueError, LINEAR),
+    "linear, dtype": (lambda: linear(x=tensor(4, 32, dtype=F64)), ValueError, LINEAR),
+    "linear, bias dtype": (lambda: linear(bias=tensor(16).half()), ValueError, LINEAR),
+    "linear, device": (lambda: linear(x=tensor(4, 32).to("meta")), ValueError, LINEAR),
+    "linear, option": (lambda: linear(fp8_output=True), ValueError, LINEAR),
+    "Linear, shape": (lambda: linear_module(tensor(4, 31)), ValueError, "opaq.Linear: "),
+    "Linear, dtype": (lambda: linear_module(tensor(4, 32), dtype=torch.float16), ValueError, "opaq.Linear: "),
+    "mlp, shape": (lambda: mlp(x=tensor(4, 31)), ValueError, MLP),
+    "mlp, dtype": (lambda: mlp(x=tensor(4, 32, dtype=F64)), ValueError, MLP),
+    "mlp, activation": (lambda: mlp(activation="none such"), ValueError, MLP),
+    "mlp, quantizer": (lambda: mlp(input_quantizer="nvfp5"), ValueError, MLP),
+    "mlp, number": (lambda: mlp(limit=-1.0), ValueError, MLP),
+    "moe, shape": (lambda: moe(down=tensor(2, 32, 15)), ValueError, MOE),
+    "moe, dtype": (lambda: moe(topk_ids=torch.zeros(4, 1)), ValueError, MOE),
+    "moe, id": (lambda: moe(topk_ids=torch.full((4, 1), 7)), ValueError, MOE),
+    "moe, gradient": (
+        lambda: moe(gate_up=tensor(2, 32, 32).requires_grad_(), activation="no"), ValueError, MOE,
+    ),
+    "MoE, shape": (lambda: moe_module(hidden_states=tensor(4, 31)), ValueError, "opaq.MoE: "),
+    "MLP, shape": (lambda: opaq.MLP(32, 16)(tensor(4, 31)), ValueError, "opaq.MLP: "),
+    "GroupedLinear, splits": (
+        lambda: opaq.GroupedLinear(2, 32, 16)(tensor(4, 32), [1, 1]), ValueError, "opaq.GroupedLinear: ",
+    ),
+    "QuantizedLinear, shape": (
+        lambda: opaq.QuantizedLinear(32, 16, quantizer="mxfp8")(tensor(4, 31)), ValueError,
+        "opaq.QuantizedLinear: ",
+    ),
+    "quantize, dtype": (lambda: quantize(tensor(4, 32, dtype=F64)), ValueError, "opaq.quantize_tensor: "),
+    "quantize, scale": (lambda: quantize(tensor(4, 32), "fp8+delayed"), ValueError, "opaq.quantize_tensor: "),
+    "quantize, text": (lambda: quantize(tensor(4, 32), "nvfp5"), ValueError, "spec "),
+    "array, dtype": (lambda: opaq.proto((4, 32), "float64", opaq.Quantizer("mxfp8")), ValueError, "opaq: "),
+    # wrong types
+    "linear, type": (lambda: linear(x=[[1.0] * 32]), TypeError, LINEAR),
+    "linear, type of a bias": (lambda: linear(bias=1.0), TypeError, LINEAR),
+    "mlp, type": (lambda: mlp(down=None, x="x"), TypeError, MLP),
+    "moe, type": (lambda: moe(topk_ids=[0, 0, 0, 0]), TypeError, MOE),
+    "quantize, type": (lambda: quantize([1.0]), TypeError, "opaq.quantize_tensor: "),
+    "quantize, type of a quantizer": (lambda: quantize(tensor(4, 32), 7), TypeError, "Quantizer: "),
+    "quantized_linear, type": (
+        lambda: functional.quantized_linear(tensor(4, 32), tensor(16, 32)), TypeError,
+        "opaq.functional.quantized_linear: ",
+    ),
+    "mlp, type of an activation": (lambda: mlp(activation=7), TypeError, MLP),
+    # valid, and not supported; by Python, and by the library
+    "moe, one quantized": (
+        lambda: mlp(gate_up=half, recipe=CURRENT), NotImplementedError, MLP,
+    ),
+    "moe, stacks": (
+        lambda: moe(gate_up=opaq.quantize_tensor(tensor(2, 32, 32), "mxfp8"), recipe=CURRENT),
+        NotImplementedError, MOE,
+    ),
+    "mlp, delayed gradients": (
+        lambda: mlp(x=tensor(4, 32).requires_grad_(), input_quantizer="fp8+delayed"), NotImplementedError, MLP,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_type_and_name(what: str) -> None:
+    function, kind, name = CASES[what]
+    with pytest.raises(kind) as caught:
+        function()
+    others = {ValueError, TypeError, NotImplementedError} - {kind}
+    if kind is NotImplementedError:
+        others -= {ValueError}  # the library's own is both
+    assert not isinstance(caught.value, tuple(others))
+    assert str(caught.value).startswith(name), str(caught.value)
+
+
+def test_operators_and_graphs_raise_what_pytorch_gives() -> None:
+    with pytest.raises(RuntimeError, match="^opaq: quantize: "):
+        torch.ops.opaq.quantize(tensor(4, 32, dtype=F64), "mxfp8")
+    torch.compiler.reset()
+    function = torch.compile(lambda x: quantize(x).dequantize(), backend="aot_eager")
+    with pytest.raises(Exception, match="float64|f64|dtype"):
+        function(tensor(4, 32, dtype=F64))
+
+
+def test_gradients_find_mistakes_by_the_same_rule() -> None:
+    layer = opaq.Linear(32, 16, fuse_wgrad_accumulation=True)
+    layer.weight.main_grad = torch.zeros(16, 31)
+    with pytest.raises(ValueError, match="^opaq.Linear: main_grad"):
+        layer(tensor(4, 32)).sum().backward()
