@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from opaq._autocast import active
 from opaq._operators import ops
 from opaq._plan import given_by, parts_of, plan_text, precision_word, results_of, wanted_gradients
+from opaq._refusals import differentiable_once, refuse_transforms
 from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe
 
 
@@ -49,7 +49,7 @@ class _Mlp(torch.autograd.Function):
         return made
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("opaq.functional.mlp")
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         plan, shapes, dtype, ups, downs = ctx.constants
         x, h, *rest = ctx.saved_tensors
@@ -87,7 +87,7 @@ class _Moe(torch.autograd.Function):
         return made
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("opaq.functional.moe")
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         plan, shapes, dtype, ups, downs, has_bias = ctx.constants
         x, weights, ids, h, *rest = ctx.saved_tensors
@@ -155,6 +155,7 @@ def mlp(
     ([I, H] for an activation without a gate), down [H, I]; both may be QuantizedTensors. The inputs of the two
     products stay as they are, or are quantized by `input_quantizer` and `hidden_quantizer` (default: the
     recipe's), with a checkpoint's scales if those are given. `precision`: see quantized_linear."""
+    refuse_transforms("opaq.functional.mlp")
     x = x.contiguous()
     grad = wanted_gradients(x=x, g=gate_up, d=down, b=gate_up_bias, c=down_bias)
     numbers = {"limit": limit, "alpha": alpha, "beta": beta}
@@ -202,6 +203,7 @@ def moe(
     """Each token through its chosen experts, times their weights, summed up: like `mlp` for stacks gate_up
     [E, 2I, H] and down [E, H, I]. Ids -1 and `num_experts` are nobody's. The stacks may hold experts
     `first_expert` and on of `num_experts` (default: all of them); the others' part of the sum is left out."""
+    refuse_transforms("opaq.functional.moe")
     x = hidden_states.contiguous()
     grad = wanted_gradients(x=x, r=topk_weights, g=gate_up, d=down, b=gate_up_bias, c=down_bias)
     numbers = {"limit": limit, "alpha": alpha, "beta": beta}
@@ -241,7 +243,7 @@ class _GroupedLinear(torch.autograd.Function):
         return made
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("opaq.functional.grouped_linear", factors=(0, 2))
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         plan, shape, dtype, count = ctx.constants
         x, splits, *rest = ctx.saved_tensors
@@ -263,6 +265,7 @@ def grouped_linear(
 ) -> torch.Tensor:
     """x w^T + bias for consecutive rows of x: `splits[e]` of them, an int64 tensor, with weight[e]. weight is
     [E, N, K] and may be a QuantizedTensor, bias [E, N]."""
+    refuse_transforms("opaq.functional.grouped_linear")
     x, given = x.contiguous(), given_by(weight)
     grad = wanted_gradients(x=x, w=weight, b=bias)
     quantizers = _quantizers("grouped_linear", recipe)
