@@ -27,9 +27,8 @@ tools/build.sh build-neon -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aar
     -DCMAKE_CROSSCOMPILING_EMULATOR="$qemu" -DOPAQ_WERROR=ON
 
 # Skipped: test_never_slower, because times under emulation mean nothing; test_install, which runs what it installs
-# without the emulator; test_quant_kernels, which compares tables of quantizers and finds but one there; test_fork, whose
-# child fails under user-mode emulation when it is forked beside running threads.
+# without the emulator; test_quant_kernels, which compares tables of quantizers and finds but one there.
 title "the C tests with NEON and dot products"
-QEMU_CPU=max tools/run_ctest.sh build-neon --exclude-regex '^test_(never_slower|install|quant_kernels|fork)$'
+QEMU_CPU=max tools/run_ctest.sh build-neon --exclude-regex '^test_(never_slower|install|quant_kernels)$'
 title "the tests of kernels with NEON alone"
 QEMU_CPU=cortex-a53 tools/run_ctest.sh build-neon --tests-regex '^test_(packed|dispatch|kernel_force|experts_tiled|runner)'

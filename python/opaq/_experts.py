@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from opaq._autocast import active
 from opaq._operators import call_operator, expect_tensors, ops
 from opaq._plan import any_quantizer, experts_plan, given_by, parts_of, plan_set, results_of, wanted_gradients
+from opaq._refusals import differentiable_once, refuse_transforms
 from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe
 
 
@@ -57,7 +57,7 @@ class _Mlp(torch.autograd.Function):
         return made
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("opaq.functional.mlp")
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         caller, plan, shapes, dtype, ups, downs = ctx.constants
         x, h, *rest = ctx.saved_tensors
@@ -96,7 +96,7 @@ class _Moe(torch.autograd.Function):
         return made
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("opaq.functional.moe")
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         caller, plan, shapes, dtype, ups, downs, has_bias = ctx.constants
         x, weights, ids, h, *rest = ctx.saved_tensors
@@ -160,6 +160,7 @@ def mlp(
     ([I, H] for an activation without a gate), down [H, I]; both may be QuantizedTensors. The inputs of the two
     products stay as they are, or are quantized by `input_quantizer` and `hidden_quantizer` (default: the
     recipe's), with a checkpoint's scales if those are given. `precision`: see quantized_linear."""
+    refuse_transforms("opaq.functional.mlp")
     weights = {"gate_up": gate_up, "down": down, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
     expect_tensors(_caller, x=x, **weights)
     x = x.contiguous()
@@ -209,6 +210,7 @@ def moe(
     """Each token through its chosen experts, times their weights, summed up: like `mlp` for stacks gate_up
     [E, 2I, H] and down [E, H, I]. Ids -1 and `num_experts` are nobody's. The stacks may hold experts
     `first_expert` and on of `num_experts` (default: all of them); the others' part of the sum is left out."""
+    refuse_transforms("opaq.functional.moe")
     weights = {"gate_up": gate_up, "down": down, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
     routing = {"topk_weights": topk_weights, "topk_ids": topk_ids}
     expect_tensors(_caller, hidden_states=hidden_states, **routing, **weights)
@@ -247,7 +249,7 @@ class _GroupedLinear(torch.autograd.Function):
         return made
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("opaq.functional.grouped_linear", factors=(0, 2))
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         caller, plan, shape, dtype, count = ctx.constants
         x, splits, *rest = ctx.saved_tensors
@@ -269,6 +271,7 @@ def grouped_linear(
 ) -> torch.Tensor:
     """x w^T + bias for consecutive rows of x: `splits[e]` of them, an int64 tensor, with weight[e]. weight is
     [E, N, K] and may be a QuantizedTensor, bias [E, N]."""
+    refuse_transforms("opaq.functional.grouped_linear")
     expect_tensors(_caller, x=x, splits=splits, weight=weight, bias=bias)
     x, given = x.contiguous(), given_by(weight)
     grad = wanted_gradients(x=x, w=weight, b=bias)

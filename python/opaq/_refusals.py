@@ -4,6 +4,7 @@ PyTorch's defaults would leave them out of the result."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -23,25 +24,32 @@ class _Refuse(torch.autograd.Function):
     """Passes a result on; its gradient is an error."""
 
     @staticmethod
-    def forward(ctx: Any, operator: str, result: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
-        ctx.operator = operator
+    def forward(ctx: Any, message: str, result: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+        ctx.message = message
         return result.detach()
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        functions = next(text for name, text in _WITH_GRADIENTS.items() if ctx.operator.startswith(name))
-        raise RuntimeError(
-            f"opaq: {ctx.operator} has no gradient. {functions} have one; call the operator under "
-            "torch.no_grad(), or detach its result, if none is wanted."
-        )
+        raise RuntimeError(ctx.message)
 
 
-def _refuse(results: Any, inputs: list[torch.Tensor], operator: str) -> Any:
+def _refuse_as(message: str, results: Any, inputs: list[torch.Tensor]) -> Any:
     def one(result: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = _Refuse.apply(operator, result, *inputs) if result.is_floating_point() else result
+        if not result.is_floating_point():
+            return result
+        made: torch.Tensor = _Refuse.apply(message, result, *inputs)
         return made
 
     return tree_map_only(torch.Tensor, one, results)
+
+
+def _refuse(results: Any, inputs: list[torch.Tensor], operator: str) -> Any:
+    functions = next(text for name, text in _WITH_GRADIENTS.items() if operator.startswith(name))
+    message = (
+        f"opaq: {operator} has no gradient. {functions} have one; call the operator under torch.no_grad(), or "
+        "detach its result, if none is wanted."
+    )
+    return _refuse_as(message, results, inputs)
 
 
 def _refuse_below(results: Any, inputs: list[torch.Tensor], operator: str) -> Any:
@@ -76,14 +84,69 @@ def _traced(overload: Any) -> Callable[..., Any]:
     return call
 
 
+def _transforms_error(name: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{name} does not support the transforms of torch.func (vmap, grad, vjp, jvp, jacrev and the others). "
+        "Use torch.autograd.grad for gradients; instead of vmap, pass all rows in one call or loop over them."
+    )
+
+
 def _transformed(name: str) -> Callable[..., Any]:
     def call(*_: Any, **__: Any) -> Any:
-        raise NotImplementedError(
-            f"opaq: {name} does not support the transforms of torch.func (vmap, grad, jvp, jacrev and the "
-            "others); torch.autograd and a loop over the batch do"
-        )
+        raise _transforms_error(f"opaq: {name}")
 
     return call
+
+
+def refuse_transforms(function: str) -> None:
+    """Raises inside a transform of torch.func. For functions around an autograd.Function: PyTorch's own message
+    is meant for the author of that class."""
+    if torch._C._are_functorch_transforms_active():
+        raise _transforms_error(function)
+
+
+def _leaves(ctx: Any) -> list[torch.Tensor]:
+    """The inputs of an autograd.Function that are leaves and require gradients."""
+    return [node.variable for node, _ in ctx.next_functions if hasattr(node, "variable")]
+
+
+def differentiable_once(function: str, factors: tuple[int, ...] | None = None) -> Callable[..., Any]:
+    """Decorates the backward of an autograd.Function: its results raise when they are differentiated again.
+    PyTorch's once_differentiable does so only where the incoming gradient requires one; this also where an
+    input does that the result depends on. For a product, `factors` are the places of its factors among the
+    inputs: a factor's gradient depends on the others, any other input's on none. Without, all depend on all."""
+    message = (
+        f"{function} does not support double backward: its gradients cannot be differentiated again. Leave out "
+        "create_graph=True, detach the gradients, or use torch.nn.functional if you need second derivatives."
+    )
+
+    def depends(needed: tuple[bool, ...], place: int) -> bool:
+        if factors is None:
+            return True
+        return place in factors and any(needed[factor] for factor in factors if factor != place)
+
+    def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(backward)
+        def call(ctx: Any, *gradients: Any) -> Any:
+            if (
+                torch.compiler.is_compiling()
+            ):  # Dynamo runs it without gradients, and AOTAutograd refuses a second
+                return backward(ctx, *gradients)
+            with torch.no_grad():
+                results = backward(ctx, *gradients)
+            if not torch.is_grad_enabled():
+                return results
+            incoming = _requiring_gradients(gradients)
+            inputs = [*incoming, *_requiring_gradients(ctx.saved_tensors), *_leaves(ctx)]
+            inputs = inputs or [torch.empty(0, requires_grad=True)]
+            return tuple(
+                _refuse_as(message, result, inputs) if incoming or depends(ctx.needs_input_grad, i) else result
+                for i, result in enumerate(results)
+            )
+
+        return call
+
+    return decorate
 
 
 def register(overload: Any, library: torch.library.Library) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from opaq._autocast import active, active_group
 from opaq._experts import grouped_linear, mlp, moe
@@ -35,6 +34,7 @@ from opaq._plan import (
     results_of,
     wanted_gradients,
 )
+from opaq._refusals import differentiable_once, refuse_transforms
 from opaq.quantized_tensor import QuantizedTensor, assemble
 from opaq.quantizer import kept, query, with_usage
 from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe
@@ -195,7 +195,7 @@ class _Linear(torch.autograd.Function):
         return (y, *cache)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("opaq.functional.linear", factors=(0, 1))
     def backward(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
         whole_plan, w_given, parallel, reduce_group, caller, x_dtype, w_dtype = ctx.constants
         shape, w_shape = ctx.shapes
@@ -319,6 +319,7 @@ def linear(
     weight, to be given as `cached_weight` next time. `main_grad` takes the weight's gradient, added to it if
     `accumulate`; the weight then gets none itself. `bias_later`: the bias is not added, only its gradient is
     computed."""
+    refuse_transforms("opaq.functional.linear")
     recipe = active() if recipe is None else recipe
     parallel = Parallel() if parallel is None else parallel
     quantizers = HIGH_PRECISION if recipe is None else recipe.linear_quantizers(name)
@@ -401,7 +402,7 @@ class _QuantizedLinear(torch.autograd.Function):
         return call_operator(caller, ops.linear, x, list(buffers), bias, shape, plan, scale)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("opaq.functional.quantized_linear", factors=(0,))
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         caller, given, *shapes_and_dtypes = ctx.constants
         grad = "".join(name for name, needed in zip("xb", ctx.needs_input_grad, strict=False) if needed)
@@ -432,6 +433,7 @@ def quantized_linear(
     `input_scale` is then a checkpoint's scale for it instead of one computed from the data. `precision` is what
     a tiled weight's kernels may make of an x that stays as it is: docs/performance.md. Gradients flow to x and
     the bias."""
+    refuse_transforms("opaq.functional.quantized_linear")
     if not isinstance(weight, QuantizedTensor):
         raise TypeError(f"{_caller}: weight is a {type(weight).__name__}, expected an opaq.QuantizedTensor")
     if not isinstance(x, torch.Tensor):

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from opaq._library import version
 from opaq._operators import buffer_names, buffer_rows, call_operator, expect_tensors, ops
+from opaq._refusals import refuse_transforms
 from opaq.quantizer import Quantizer, with_tiles
 
 aten = torch.ops.aten
@@ -281,6 +282,7 @@ def quantize_tensor(
     random: torch.Tensor | None = None,
 ) -> QuantizedTensor:
     """x as a QuantizedTensor; gradients pass through unchanged. `random`, for `sr`, is int64 (seed, offset)."""
+    refuse_transforms("opaq.quantize_tensor")
     expect_tensors("opaq.quantize_tensor", x=x, scale=scale, random=random)
     text = str(quantizer if isinstance(quantizer, Quantizer) else Quantizer(quantizer))
     made: QuantizedTensor = _Quantize.apply(x, text, (scale, amax_rowwise, amax_columnwise, random))

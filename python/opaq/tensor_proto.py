@@ -14,10 +14,11 @@ from opaq.quantized_tensor import QuantizedTensor, assemble
 from opaq.quantizer import Quantizer
 
 
-@dataclass(init=False, repr=False, eq=False)  # for dataclasses.replace; the rest is written below
+@dataclass(frozen=True, init=False, repr=False)
 class TensorProto:
-    """Shape, dtype, quantizer (None for a plain tensor), requires_grad and device of a tensor. Equal where all
-    of these are. It has no hash: `update_usage` changes it, as Transformer Engine's does. `replace` copies."""
+    """Shape, dtype, quantizer (None for a plain tensor), requires_grad and device of a tensor. A value: it
+    cannot be changed; prototypes are equal, with equal hashes, where all of these are. `replace` and
+    `update_usage` give new ones."""
 
     shape: Sequence[Any]
     dtype: torch.dtype
@@ -37,15 +38,16 @@ class TensorProto:
             raise TypeError(
                 f"TensorProto: quantizer is a {type(quantizer).__name__}, expected an opaq.Quantizer"
             )
-        self.shape = torch.Size(shape) if all(type(size) is int for size in shape) else tuple(shape)
-        self.dtype = dtype
-        self.quantizer = quantizer  # a value: nobody else's changes with it
-        self.requires_grad = requires_grad
-        self.device = torch.device("cpu" if device is None else device)
-        if quantizer is not None and isinstance(self.shape, torch.Size) and not torch.compiler.is_compiling():
+        sizes = torch.Size(shape) if all(type(size) is int for size in shape) else tuple(shape)
+        if quantizer is not None and isinstance(sizes, torch.Size) and not torch.compiler.is_compiling():
             make_proto(
-                self.shape, str(dtype).removeprefix("torch."), quantizer
+                sizes, str(dtype).removeprefix("torch."), quantizer
             )  # the library refuses what it cannot be
+        object.__setattr__(self, "shape", sizes)
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "quantizer", quantizer)
+        object.__setattr__(self, "requires_grad", requires_grad)
+        object.__setattr__(self, "device", torch.device("cpu" if device is None else device))
 
     @property
     def is_quantized(self) -> bool:
@@ -76,11 +78,12 @@ class TensorProto:
         made = assemble(buffers, str(self.quantizer), self.shape, self.dtype)
         return made.requires_grad_() if self.requires_grad else made
 
-    def update_usage(self, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
-        """Says which copies the tensor has. The quantizer that was passed in stays as it is."""
+    def update_usage(self, rowwise: bool | None = None, columnwise: bool | None = None) -> TensorProto:
+        """The prototype of a tensor with other copies; None keeps what it has. It returns a new one where
+        Transformer Engine's changes itself."""
         if self.quantizer is None:
             raise ValueError("TensorProto: a plain tensor has no usages")
-        self.quantizer = self.quantizer.with_usage(rowwise, columnwise)
+        return self.replace(quantizer=self.quantizer.with_usage(rowwise, columnwise))
 
     def replace(self, **changes: Any) -> TensorProto:
         """A copy with other values of some arguments of the constructor: `proto.replace(dtype=torch.float16)`.
@@ -88,11 +91,6 @@ class TensorProto:
         return TensorProto(**{**vars(self), **changes})
 
     __replace__ = replace
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TensorProto) and vars(self) == vars(other)
-
-    __hash__ = None  # type: ignore[assignment]  # it can change
 
     def __repr__(self) -> str:
         parts = [f"{tuple(self.shape)}", f"{self.dtype}"]

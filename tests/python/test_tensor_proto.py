@@ -3,7 +3,9 @@ of really quantized tensors and of the prototypes that C makes, in every mode.""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from typing import Any
 
 import pytest
@@ -140,30 +142,23 @@ def test_prototype_of_a_tensor_makes_it_again(text: str, device: str) -> None:
         assert (names, context) == (proto.inner_names(), (text, dtype))
 
 
-def test_usage_is_changed_on_its_own_copy(device: str) -> None:
+def test_another_usage_is_another_prototype(device: str) -> None:
     quantizer = Quantizer("nvfp4")
-    first = TensorProto((5, 37), torch.float32, quantizer, device=device)
-    second = TensorProto((5, 37), torch.float32, quantizer, device=device)
-    assert first == second
-    first.update_usage(columnwise=True)
-    assert str(first.quantizer) == "nvfp4+both" and first != second
-    assert (str(quantizer), str(second.quantizer)) == ("nvfp4", "nvfp4")
-    assert layout_of(first.create_tensor()) == layout_in_c((5, 37), "nvfp4+both")
-    first.update_usage(rowwise=False)
-    assert layout_of(first.create_tensor()) == layout_in_c((5, 37), "nvfp4+columnwise")
-    first.update_usage()
-    assert str(first.quantizer) == "nvfp4+columnwise"
+    first = TensorProto((5, 37), torch.float32, quantizer, True, device)
+    second = first.update_usage(columnwise=True)
+    assert (str(quantizer), str(first.quantizer), str(second.quantizer)) == ("nvfp4", "nvfp4", "nvfp4+both")
+    assert second == TensorProto((5, 37), torch.float32, Quantizer("nvfp4+both"), True, device) != first
+    assert layout_of(second.create_tensor()) == layout_in_c((5, 37), "nvfp4+both")
+    third = second.update_usage(rowwise=False)
+    assert layout_of(third.create_tensor()) == layout_in_c((5, 37), "nvfp4+columnwise")
+    assert third.update_usage() == third
     with pytest.raises(opaq.OpaqError, match="usage is 0"):
-        first.update_usage(columnwise=False)
-    q = quantized("nvfp4", (5, 37), device)
-    to_tensor_proto(q).update_usage(columnwise=True)
-    assert str(q.quantizer) == "nvfp4"
+        third.update_usage(columnwise=False)
 
 
-def test_usage_is_changed_in_a_compiled_function(device: str) -> None:
+def test_another_usage_in_a_compiled_function(device: str) -> None:
     def both(q: Any) -> tuple[Any, int]:
-        proto = to_tensor_proto(q)
-        proto.update_usage(columnwise=True)
+        proto = to_tensor_proto(q).update_usage(columnwise=True)
         return proto.create_tensor(), len(proto.inner_names())
 
     made, count = torch.compile(both, backend="aot_eager", fullgraph=True)(quantized("nvfp4", (5, 37), device))
@@ -196,8 +191,13 @@ def test_prototypes_are_values_that_can_be_printed(device: str) -> None:
         TensorProto((5, 37), torch.bfloat16, Quantizer("fp8"), device="meta"),
     ]
     assert proto == TensorProto((5, 37), torch.bfloat16, Quantizer("fp8")) and proto not in others
-    with pytest.raises(TypeError):
-        hash(proto)
+    assert len({proto, *others, proto.replace(), pickle.loads(pickle.dumps(proto)), copy.deepcopy(proto)}) == 7
+    assert hash(proto) == hash(TensorProto([5, 37], torch.bfloat16, Quantizer("fp8"), False, "cpu"))
+    for name, value in (("shape", (5, 37)), ("quantizer", None), ("other", 1)):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(proto, name, value)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        del proto.dtype
 
 
 def test_replace_gives_a_checked_copy() -> None:

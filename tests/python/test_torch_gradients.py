@@ -151,22 +151,46 @@ def test_opcheck_with_gradients() -> None:
         torch.library.opcheck(ops.quantize.default, (x, "fp8+both"), test_utils=tests)
 
 
-def test_torch_func_is_refused() -> None:
+def functions_with_gradients() -> dict[str, Any]:
+    weight, stack = make_tensor((K, K), "cpu"), make_tensor((2, K, K), "cpu")
+    up, packed = make_tensor((2 * K, K), "cpu"), opaq.quantize_tensor(weight, "nvfp4")
+    splits, ids = torch.tensor([1, 3]), torch.tensor([[0], [1], [1], [0]])
+    return {
+        "functional.linear": lambda x: opaq.functional.linear(x, weight),
+        "functional.quantized_linear": lambda x: opaq.functional.quantized_linear(x, packed),
+        "functional.mlp": lambda x: opaq.functional.mlp(x, up, weight),
+        "functional.moe": lambda x: opaq.functional.moe(
+            x, torch.ones(4, 1), ids, torch.stack([up, up]), torch.stack([weight, weight])
+        ),
+        "functional.grouped_linear": lambda x: opaq.functional.grouped_linear(x, splits, stack),
+        "quantize_tensor": lambda x: opaq.quantize_tensor(x, "mxfp8").dequantize(),
+    }
+
+
+TRANSFORMS = {
+    "grad": lambda f: lambda x: torch.func.grad(lambda x: f(x).sum())(x),
+    "vjp": lambda f: lambda x: torch.func.vjp(f, x)[0],
+    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x,)),
+    "jacrev": lambda f: lambda x: torch.func.jacrev(f)(x),
+    "hessian": lambda f: lambda x: torch.func.hessian(lambda x: f(x).sum())(x),
+    "vmap": lambda f: lambda x: torch.vmap(f, in_dims=1)(x[:, None].expand(4, 2, K)),
+}
+
+
+@pytest.mark.parametrize("transform", list(TRANSFORMS))
+def test_torch_func_is_refused(transform: str) -> None:
     one, function, _ = gemm()
-    weight = make_tensor((N, K), "cpu")
-    with one:
-        x = make_tensor((4, K), "cpu")
-        for call in (
-            lambda: torch.func.grad(lambda x: function(x).sum())(x),
-            lambda: torch.vmap(function)(x),
-            lambda: torch.func.jvp(function, (x,), (x,)),
-            lambda: torch.func.jacrev(function)(x),
-            lambda: torch.vmap(lambda x: opaq.functional.linear(x, weight))(x),
-        ):
-            with pytest.raises(NotImplementedError, match="opaq: linear_.*does not support .*torch.func"):
-                call()
-        with pytest.raises(RuntimeError, match="functorch transforms"):
-            torch.func.grad(lambda x: opaq.functional.linear(x, weight).sum())(x)
+    x, transformed = make_tensor((4, K), "cpu"), TRANSFORMS[transform]
+    sentence = "does not support the transforms of torch.func .*torch.autograd.grad .*instead of vmap"
+    with one, pytest.raises(NotImplementedError, match=f"^opaq: linear_gemm {sentence}"):
+        transformed(function)(x)
+    for name, function in functions_with_gradients().items():
+        with pytest.raises(NotImplementedError, match=f"^opaq.{name} {sentence}"):
+            transformed(function)(x)
+    linear = functions_with_gradients()["functional.linear"]
+    with pytest.raises(NotImplementedError, match=f"^opaq.functional.linear {sentence}"):
+        torch.compile(transformed(linear), backend="aot_eager")(x)
+    assert torch.equal(linear(x), linear(x))  # nothing stays behind
 
 
 def test_forward_mode_is_refused() -> None:
@@ -187,11 +211,51 @@ def test_forward_mode_is_refused() -> None:
             call(forward_ad.unpack_dual(dual).primal)
 
 
+DOUBLE = "does not support double backward: .*create_graph.*torch.nn.functional"
+
+
 def test_double_backward_is_refused() -> None:
-    x, weight = make_tensor((4, K), "cpu").requires_grad_(), make_tensor((N, K), "cpu")
-    y = opaq.functional.linear(x, weight)
+    for name, function in functions_with_gradients().items():
+        if name == "quantize_tensor":  # gradients pass through: so do theirs
+            continue
+        x = make_tensor((4, K), "cpu").requires_grad_()
+        (gradient,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
+        for call in (
+            lambda g=gradient: g.sum().backward(),
+            lambda g=gradient, x=x: torch.autograd.grad(g.sum(), x, retain_graph=True),
+        ):
+            with pytest.raises(RuntimeError, match=f"^opaq.{name} {DOUBLE}"):
+                call()
+        (again,) = torch.autograd.grad(function(x).square().sum(), x)
+        assert torch.equal(again, gradient) and not again.requires_grad
+
+
+def test_double_backward_is_refused_where_only_an_input_requires_gradients() -> None:
+    """The gradient of a sum is x's and w's, and PyTorch's once_differentiable would lose these."""
+    x, w, b = (make_tensor(s, "cpu").requires_grad_() for s in ((4, K), (N, K), (N,)))
+    for recipe in (None, opaq.recipe.MXFP8BlockScaling()):
+        y = opaq.functional.linear(x, w, b, recipe=recipe)
+        dx, dw, db = torch.autograd.grad(y.sum(), (x, w, b), create_graph=True)
+        assert not db.requires_grad
+        for gradient, other in ((dx, w), (dw, x)):
+            for inputs in ({}, {"inputs": [other]}):
+                with pytest.raises(RuntimeError, match=f"opaq.functional.linear {DOUBLE}"):
+                    gradient.sum().backward(retain_graph=True, **inputs)
+        y = opaq.functional.linear(x, w.detach(), b, recipe=recipe)
+        (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        assert not dx.requires_grad
+    y = opaq.functional.linear(x.square(), w)  # not a leaf
+    (dw,) = torch.autograd.grad(y.sum(), w, create_graph=True)
+    with pytest.raises(RuntimeError, match=f"opaq.functional.linear {DOUBLE}"):
+        dw.sum().backward()
+
+
+def test_double_backward_compiled() -> None:
+    """AOTAutograd refuses it before anything of ours is called."""
+    x = make_tensor((4, K), "cpu").requires_grad_()
+    y = torch.compile(functions_with_gradients()["functional.linear"], backend="aot_eager")(x)
     (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
         gradient.sum().backward()
 
 

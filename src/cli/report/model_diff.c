@@ -251,6 +251,37 @@ static struct member *sorted_members(yyjson_val *object, size_t *count) {
     return members;
 }
 
+/* Equal apart from the order of members, in time n log n: yyjson_equals is quadratic if the orders differ. The reader
+ * has refused keys that stand twice. */
+/* NOLINTNEXTLINE(misc-no-recursion): as deep as JSON_DEPTH_LIMIT */
+static bool json_equal(yyjson_val *a, yyjson_val *b) {
+    const size_t count = yyjson_get_len(a);
+    if (!yyjson_is_ctn(a) || !yyjson_is_ctn(b)) {
+        return yyjson_equals(a, b);
+    }
+    if (yyjson_get_type(a) != yyjson_get_type(b) || count != yyjson_get_len(b)) {
+        return false;
+    }
+    bool equal = true;
+    if (yyjson_is_arr(a)) {
+        yyjson_arr_iter of_a = yyjson_arr_iter_with(a);
+        yyjson_arr_iter of_b = yyjson_arr_iter_with(b);
+        for (size_t i = 0; i < count && equal; ++i) {
+            equal = json_equal(yyjson_arr_iter_next(&of_a), yyjson_arr_iter_next(&of_b));
+        }
+        return equal;
+    }
+    size_t members;
+    struct member *const of_a = sorted_members(a, &members);
+    struct member *const of_b = sorted_members(b, &members);
+    for (size_t i = 0; i < count && equal; ++i) {
+        equal = compare_members(&of_a[i], &of_b[i]) == 0 && json_equal(of_a[i].value, of_b[i].value);
+    }
+    free(of_a);
+    free(of_b);
+    return equal;
+}
+
 /* Adds the members of `from` that `other` lacks, or has with another value if `compares`. Both may be NULL. */
 static void diff_members(yyjson_val *from, yyjson_val *other, bool compares, enum difference_kind only,
                          struct key_differences *keys) {
@@ -266,7 +297,7 @@ static void diff_members(yyjson_val *from, yyjson_val *other, bool compares, enu
             const struct member *const found =
                 other_count == 0 ? NULL
                                  : bsearch(&wanted, members, other_count, sizeof wanted, compare_members);
-            if (found == NULL || (compares && !yyjson_equals(value, found->value))) {
+            if (found == NULL || (compares && !json_equal(value, found->value))) {
                 add_key(keys, yyjson_get_str(key), found == NULL ? only : OTHER_CONTENT);
             }
         }
@@ -279,28 +310,74 @@ static void diff_objects(yyjson_val *a, yyjson_val *b, struct key_differences *k
     diff_members(b, a, false, ONLY_IN_B, keys);
 }
 
-/* The first file's value for a key; NULL if no file has it. */
-static const char *metadata_value(const struct model *model, const char *key) {
-    const char *value = NULL;
-    for (size_t f = 0; f < model->file_count && value == NULL; ++f) {
-        value = st_metadata_find(&model->files[f].header, key);
+/* The metadata of all files by key, and of equal keys by file. */
+struct metadata_entry {
+    const struct st_pair *pair;
+    size_t file;
+};
+
+struct metadata {
+    struct metadata_entry *entries;
+    size_t count;
+};
+
+static int compare_entries(const void *first, const void *second) {
+    const struct metadata_entry *const a = first;
+    const struct metadata_entry *const b = second;
+    const int order = strcmp(a->pair->key, b->pair->key);
+    return order != 0 ? order : (a->file > b->file) - (a->file < b->file);
+}
+
+/* Entries point into the model; released with free(). */
+static struct metadata sorted_metadata(const struct model *model) {
+    struct metadata all = {NULL, 0};
+    for (size_t f = 0; f < model->file_count; ++f) {
+        all.count += model->files[f].header.metadata_count;
     }
-    return value;
+    all.entries = alloc_array(all.count, sizeof *all.entries);
+    size_t at = 0;
+    for (size_t f = 0; f < model->file_count; ++f) {
+        const struct st_header *const header = &model->files[f].header;
+        for (size_t i = 0; i < header->metadata_count; ++i) {
+            all.entries[at++] = (struct metadata_entry){&header->metadata[i], f};
+        }
+    }
+    if (all.count != 0) {
+        qsort(all.entries, all.count, sizeof *all.entries, compare_entries);
+    }
+    return all;
+}
+
+/* The first file's value for a key; NULL if no file has it. */
+static const char *metadata_value(const struct metadata *all, const char *key) {
+    size_t low = 0; /* the first entry that is not before the key */
+    for (size_t high = all->count; low < high;) {
+        const size_t middle = low + (high - low) / 2;
+        if (strcmp(all->entries[middle].pair->key, key) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    const bool is_found = low < all->count && strcmp(all->entries[low].pair->key, key) == 0;
+    return is_found ? all->entries[low].pair->value : NULL;
 }
 
 /* Adds the keys of `from` that `other` lacks or has with another value, each once. */
 static void diff_metadata(const struct model *from, const struct model *other, enum difference_kind only,
                           struct text_set *seen, struct key_differences *keys) {
+    const struct metadata others = sorted_metadata(other);
     for (size_t f = 0; f < from->file_count; ++f) {
         const struct st_header *const header = &from->files[f].header;
         for (size_t i = 0; i < header->metadata_count; ++i) {
             const char *const key = header->metadata[i].key;
-            const char *const value = metadata_value(other, key);
+            const char *const value = metadata_value(&others, key);
             if ((value == NULL || strcmp(value, header->metadata[i].value) != 0) && text_set_add(seen, key)) {
                 add_key(keys, key, value == NULL ? only : OTHER_CONTENT);
             }
         }
     }
+    free(others.entries);
 }
 
 void diff_keys(const struct checkpoint *a, const struct checkpoint *b, struct model_diff *diff) {
@@ -308,7 +385,7 @@ void diff_keys(const struct checkpoint *a, const struct checkpoint *b, struct mo
     yyjson_val *const b_quantization = model_quantization(&b->model);
     diff->is_quantization_equal = a_quantization == NULL || b_quantization == NULL
                                       ? a_quantization == b_quantization
-                                      : yyjson_equals(a_quantization, b_quantization);
+                                      : json_equal(a_quantization, b_quantization);
     diff_objects(yyjson_doc_get_root(a->model.config), yyjson_doc_get_root(b->model.config), &diff->config);
     struct text_set seen = {NULL, 0, 0};
     diff_metadata(&a->model, &b->model, ONLY_IN_A, &seen, &diff->metadata);
