@@ -15,7 +15,7 @@
 #include "cpu/quant/ref/segment_ref.h"
 
 /* One call, checked. */
-struct stretch {
+struct stored_range {
     const char *operation;
     struct quant_job job;
     const struct quant_copy *copy;
@@ -42,10 +42,10 @@ static enum opaq_status refuse_dtype(const char *operation, const char *what, in
 /* ---- checks ---- */
 
 static enum opaq_status check_tensor(const char *operation, const struct opaq_view *view,
-                                     const struct opaq_stored *stored, struct stretch *stretch,
+                                     const struct opaq_stored *stored, struct stored_range *range,
                                      struct opaq_error *error) {
-    memset(stretch, 0, sizeof *stretch);
-    stretch->operation = operation;
+    memset(range, 0, sizeof *range);
+    range->operation = operation;
     TRY_AS(operation, error, check_quantized_tensor("the tensor", view, error));
     if (view->proto.device.type != OPAQ_DEVICE_CPU) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "%s: the tensor is on cuda:%d, this works on the cpu",
@@ -62,57 +62,57 @@ static enum opaq_status check_tensor(const char *operation, const struct opaq_vi
     if (view->proto.spec.options & OPAQ_TILED) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s: the tensor is tiled; convert it", operation);
     }
-    locate(view, &stretch->job);
-    stretch->copy = &stretch->job.copy[0];
-    stretch->format = opaq_format_row((enum opaq_format)view->proto.spec.format);
-    stretch->all = opaq_proto_rows(&view->proto);
-    stretch->columns = opaq_proto_columns(&view->proto);
-    stretch->data_columns = stretch->copy->is_packed ? ceil_div(stretch->columns, 2) : stretch->columns;
-    stretch->has_float_scale = located_scale_bytes(&view->proto, OPAQ_ROWWISE) == sizeof(float);
+    locate(view, &range->job);
+    range->copy = &range->job.copy[0];
+    range->format = opaq_format_row((enum opaq_format)view->proto.spec.format);
+    range->all = opaq_proto_rows(&view->proto);
+    range->columns = opaq_proto_columns(&view->proto);
+    range->data_columns = range->copy->is_packed ? ceil_div(range->columns, 2) : range->columns;
+    range->has_float_scale = located_scale_bytes(&view->proto, OPAQ_ROWWISE) == sizeof(float);
     return OPAQ_OK;
 }
 
 /* Stacked matrices are rows one after another only if no block reaches from one into the next. */
-static enum opaq_status check_stack(const struct stretch *stretch, struct opaq_error *error) {
-    const int64_t inner = stretch->data.inner_rows;
-    const int64_t block = stretch->format->block_rows == 0 ? 1 : stretch->copy->block_rows;
-    if (stretch->data.rows != inner && inner % block != 0) {
+static enum opaq_status check_stack(const struct stored_range *range, struct opaq_error *error) {
+    const int64_t inner = range->data.inner_rows;
+    const int64_t block = range->format->block_rows == 0 ? 1 : range->copy->block_rows;
+    if (range->data.rows != inner && inner % block != 0) {
         return opaq_fail(
             error, OPAQ_ERROR_SHAPE,
             "%s: data has %lld rows in stacks of %lld, expected stacks of a multiple of %lld rows, which share "
             "a scale",
-            stretch->operation, (long long)stretch->data.rows, (long long)inner, (long long)block);
+            range->operation, (long long)range->data.rows, (long long)inner, (long long)block);
     }
     return OPAQ_OK;
 }
 
-static enum opaq_status check_data(struct stretch *stretch, const struct opaq_tensor *data, int64_t first,
+static enum opaq_status check_data(struct stored_range *range, const struct opaq_tensor *data, int64_t first,
                                    int64_t rows, struct opaq_error *error) {
-    enum opaq_status status = cells_check(stretch->operation, "data", data, error);
+    enum opaq_status status = cells_check(range->operation, "data", data, error);
     if (status == OPAQ_OK && data->dtype != OPAQ_DTYPE_U8) {
-        status = refuse_dtype(stretch->operation, "data", data->dtype, "uint8", error);
+        status = refuse_dtype(range->operation, "data", data->dtype, "uint8", error);
     }
     if (status == OPAQ_OK) {
-        status = cells_of(stretch->operation, "data", data, stretch->data_columns, &stretch->data, error);
+        status = cells_of(range->operation, "data", data, range->data_columns, &range->data, error);
     }
-    if (status == OPAQ_OK && rows >= 0 && stretch->data.rows != rows) {
-        status = opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: data has %lld rows, expected %lld", stretch->operation,
-                           (long long)stretch->data.rows, (long long)rows);
+    if (status == OPAQ_OK && rows >= 0 && range->data.rows != rows) {
+        status = opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: data has %lld rows, expected %lld", range->operation,
+                           (long long)range->data.rows, (long long)rows);
     }
     if (status == OPAQ_OK) {
-        TRY_AS(stretch->operation, error,
-               check_row_cut(&stretch->job, first, stretch->data.rows, stretch->all, error));
+        TRY_AS(range->operation, error,
+               check_row_cut(&range->job, first, range->data.rows, range->all, error));
     }
-    stretch->first = first;
-    stretch->rows = stretch->data.rows;
-    return status == OPAQ_OK ? check_stack(stretch, error) : status;
+    range->first = first;
+    range->rows = range->data.rows;
+    return status == OPAQ_OK ? check_stack(range, error) : status;
 }
 
 /* A tensor of rows x columns entries, or, where `repeats`, of one that stands for all rows. */
-static enum opaq_status check_entries(const struct stretch *stretch, const char *what,
+static enum opaq_status check_entries(const struct stored_range *range, const char *what,
                                       const struct opaq_tensor *tensor, int64_t rows, int64_t columns,
                                       bool repeats, struct cells *cells, struct opaq_error *error) {
-    enum opaq_status status = cells_of(stretch->operation, what, tensor, columns, cells, error);
+    enum opaq_status status = cells_of(range->operation, what, tensor, columns, cells, error);
     if (status == OPAQ_OK && cells->rows == 1 && rows != 1 && repeats) {
         cells->rows = rows;
         cells->row_step = 0;
@@ -121,102 +121,102 @@ static enum opaq_status check_entries(const struct stretch *stretch, const char 
         char shape[128];
         status = opaq_fail(error, OPAQ_ERROR_SHAPE,
                            "%s: %s has the shape %s, expected [%lld,%lld] for %lld rows and %lld columns",
-                           stretch->operation, what, shape_text(tensor, shape, sizeof shape), (long long)rows,
-                           (long long)columns, (long long)stretch->rows, (long long)stretch->columns);
+                           range->operation, what, shape_text(tensor, shape, sizeof shape), (long long)rows,
+                           (long long)columns, (long long)range->rows, (long long)range->columns);
     }
     return status;
 }
 
-static enum opaq_status check_scale(struct stretch *stretch, const struct opaq_tensor *scale, bool is_import,
+static enum opaq_status check_scale(struct stored_range *range, const struct opaq_tensor *scale, bool is_import,
                                     struct opaq_error *error) {
-    const struct opaq_format_row *format = stretch->format;
-    enum opaq_status status = cells_check(stretch->operation, "scale", scale, error);
+    const struct opaq_format_row *format = range->format;
+    enum opaq_status status = cells_check(range->operation, "scale", scale, error);
     if (status != OPAQ_OK) {
         return status;
     }
     const bool takes_e8m0 = format->format == OPAQ_FP8BLK2 && is_import;
-    const bool is_right = stretch->has_float_scale ? scale->dtype == OPAQ_DTYPE_F32 ||
+    const bool is_right = range->has_float_scale ? scale->dtype == OPAQ_DTYPE_F32 ||
                                                          (is_import && scale->dtype == OPAQ_DTYPE_BF16) ||
                                                          (takes_e8m0 && scale->dtype == OPAQ_DTYPE_U8)
                                                    : scale->dtype == OPAQ_DTYPE_U8;
     if (!is_right) {
-        return refuse_dtype(stretch->operation, "scale", scale->dtype,
-                            !stretch->has_float_scale ? "uint8"
+        return refuse_dtype(range->operation, "scale", scale->dtype,
+                            !range->has_float_scale ? "uint8"
                             : takes_e8m0              ? "f32, bf16 or uint8 (e8m0)"
                             : is_import               ? "f32 or bf16"
                                                       : "f32",
                             error);
     }
-    stretch->scale_rows = format->block_rows == 0 ? 1 : ceil_div(stretch->rows, format->block_rows);
-    stretch->scale_columns = format->block_columns == 0 ? 1 : ceil_div(stretch->columns, format->block_columns);
-    return check_entries(stretch, "scale", scale, stretch->scale_rows, stretch->scale_columns,
-                         format->format == OPAQ_FP8ROW, &stretch->scale, error);
+    range->scale_rows = format->block_rows == 0 ? 1 : ceil_div(range->rows, format->block_rows);
+    range->scale_columns = format->block_columns == 0 ? 1 : ceil_div(range->columns, format->block_columns);
+    return check_entries(range, "scale", scale, range->scale_rows, range->scale_columns,
+                         format->format == OPAQ_FP8ROW, &range->scale, error);
 }
 
-static enum opaq_status check_global(struct stretch *stretch, const struct opaq_tensor *global,
+static enum opaq_status check_global(struct stored_range *range, const struct opaq_tensor *global,
                                      struct opaq_error *error) {
-    if (stretch->format->format != OPAQ_NVFP4) {
+    if (range->format->format != OPAQ_NVFP4) {
         return global->rank == -1 && global->data == NULL
                    ? OPAQ_OK
                    : opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                                "%s: global is given (rank %d), but %s has none (rank -1, data NULL)",
-                               stretch->operation, global->rank, stretch->format->name);
+                               range->operation, global->rank, range->format->name);
     }
-    const enum opaq_status status = cells_check(stretch->operation, "global", global, error);
+    const enum opaq_status status = cells_check(range->operation, "global", global, error);
     if (status != OPAQ_OK) {
         return status;
     }
     if (global->dtype != OPAQ_DTYPE_F32) {
-        return refuse_dtype(stretch->operation, "global", global->dtype, "f32", error);
+        return refuse_dtype(range->operation, "global", global->dtype, "f32", error);
     }
-    const bool per_row = stretch->copy->amax_step != 0;
-    return check_entries(stretch, "global", global, per_row ? stretch->rows : 1, 1, per_row, &stretch->global,
+    const bool per_row = range->copy->amax_step != 0;
+    return check_entries(range, "global", global, per_row ? range->rows : 1, 1, per_row, &range->global,
                          error);
 }
 
 static enum opaq_status check_all(const char *operation, const struct opaq_view *view, int64_t first,
                                   int64_t rows, const struct opaq_stored *stored, bool is_import,
-                                  struct stretch *stretch, struct opaq_error *error) {
-    enum opaq_status status = check_tensor(operation, view, stored, stretch, error);
+                                  struct stored_range *range, struct opaq_error *error) {
+    enum opaq_status status = check_tensor(operation, view, stored, range, error);
     if (status == OPAQ_OK) {
-        status = check_data(stretch, &stored->data, first, rows, error);
+        status = check_data(range, &stored->data, first, rows, error);
     }
     if (status == OPAQ_OK) {
-        status = check_scale(stretch, &stored->scale, is_import, error);
+        status = check_scale(range, &stored->scale, is_import, error);
     }
-    return status == OPAQ_OK ? check_global(stretch, &stored->global, error) : status;
+    return status == OPAQ_OK ? check_global(range, &stored->global, error) : status;
 }
 
 /* ---- import ---- */
 
 /* A float that covers the tensor: the rows that are there already were stored under it. Zero bytes mean that none
  * are. */
-static enum opaq_status check_shared(const struct stretch *stretch, const char *what, const float *there,
+static enum opaq_status check_shared(const struct stored_range *range, const char *what, const float *there,
                                      float given, struct opaq_error *error) {
     const uint32_t bits = float_to_bits(*there);
-    const bool is_whole = stretch->rows == stretch->all;
+    const bool is_whole = range->rows == range->all;
     if (is_whole || bits == 0 || bits == float_to_bits(given)) {
         return OPAQ_OK;
     }
     return opaq_fail(
         error, OPAQ_ERROR_ARGUMENT,
         "%s: rows %lld to %lld come with the %s %.9g, but the tensor has one for all rows, and that is %.9g",
-        stretch->operation, (long long)stretch->first, (long long)stretch->first + stretch->rows, what,
+        range->operation, (long long)range->first, (long long)range->first + range->rows, what,
         (double)given, (double)*there);
 }
 
 /* A square block has one scale, which is stored for every row. */
-static enum opaq_status check_squares(const struct stretch *stretch, struct opaq_error *error) {
-    const int64_t block = stretch->copy->block_rows;
-    for (int64_t r = 0; r < stretch->scale_rows; ++r) {
-        for (int64_t c = 0; c < stretch->scale_columns; ++c) {
-            const int first = *(const uint8_t *)cell_at(&stretch->scale, r - r % block, c);
-            const int here = *(const uint8_t *)cell_at(&stretch->scale, r, c);
+static enum opaq_status check_squares(const struct stored_range *range, struct opaq_error *error) {
+    const int64_t block = range->copy->block_rows;
+    for (int64_t r = 0; r < range->scale_rows; ++r) {
+        for (int64_t c = 0; c < range->scale_columns; ++c) {
+            const int first = *(const uint8_t *)cell_at(&range->scale, r - r % block, c);
+            const int here = *(const uint8_t *)cell_at(&range->scale, r, c);
             if (first != here) {
                 return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                                  "%s: the scales of rows %lld and %lld in block %lld are %d and %d, but a "
                                  "square block (2d) has one",
-                                 stretch->operation, (long long)r - r % block, (long long)r, (long long)c,
+                                 range->operation, (long long)r - r % block, (long long)r, (long long)c,
                                  first, here);
             }
         }
@@ -224,19 +224,19 @@ static enum opaq_status check_squares(const struct stretch *stretch, struct opaq
     return OPAQ_OK;
 }
 
-static enum opaq_status check_values(const struct stretch *stretch, struct opaq_error *error) {
-    const struct quant_copy *copy = stretch->copy;
-    if (stretch->format->format == OPAQ_FP8) {
-        return check_shared(stretch, "scale", copy->scale, cells_float(&stretch->scale, 0, 0), error);
+static enum opaq_status check_values(const struct stored_range *range, struct opaq_error *error) {
+    const struct quant_copy *copy = range->copy;
+    if (range->format->format == OPAQ_FP8) {
+        return check_shared(range, "scale", copy->scale, cells_float(&range->scale, 0, 0), error);
     }
     if (copy->amax != NULL && copy->amax_step == 0) {
         const enum opaq_status status =
-            check_shared(stretch, "global scale", copy->amax, cells_float(&stretch->global, 0, 0), error);
+            check_shared(range, "global scale", copy->amax, cells_float(&range->global, 0, 0), error);
         if (status != OPAQ_OK) {
             return status;
         }
     }
-    return stretch->job.spec.options & OPAQ_2D ? check_squares(stretch, error) : OPAQ_OK;
+    return range->job.spec.options & OPAQ_2D ? check_squares(range, error) : OPAQ_OK;
 }
 
 /* Stands for memory that nobody reads. */
@@ -268,35 +268,35 @@ enum opaq_status opaq_stored_check(const struct opaq_proto *to, int64_t first_ro
             tensors[i]->data = no_memory();
         }
     }
-    struct stretch stretch;
-    return check_all("stored_check", &view, first_row, -1, &stored, true, &stretch, error);
+    struct stored_range range;
+    return check_all("stored_check", &view, first_row, -1, &stored, true, &range, error);
 }
 
 /* A row's codes in the tensor. */
-static uint8_t *code_row(const struct stretch *stretch, int64_t r) {
-    const struct quant_copy *copy = stretch->copy;
+static uint8_t *code_row(const struct stored_range *range, int64_t r) {
+    const struct quant_copy *copy = range->copy;
     assert(copy->data_column_step == 1);
-    return copy->data + (stretch->first + r) * copy->data_row_step / (copy->is_packed ? 2 : 1);
+    return copy->data + (range->first + r) * copy->data_row_step / (copy->is_packed ? 2 : 1);
 }
 
-static char *scale_entry(const struct stretch *stretch, int64_t r, int64_t c) {
-    const int64_t row = stretch->first + r * stretch->format->block_rows;
-    const int64_t index = scale_index(stretch->copy, row, c * stretch->format->block_columns);
-    return (char *)stretch->copy->scale + index * (int64_t)(stretch->has_float_scale ? sizeof(float) : 1);
+static char *scale_entry(const struct stored_range *range, int64_t r, int64_t c) {
+    const int64_t row = range->first + r * range->format->block_rows;
+    const int64_t index = scale_index(range->copy, row, c * range->format->block_columns);
+    return (char *)range->copy->scale + index * (int64_t)(range->has_float_scale ? sizeof(float) : 1);
 }
 
-static void import_codes(const struct stretch *stretch) {
-    const struct cells *data = &stretch->data;
-    const int64_t count = stretch->data_columns;
-    for (int64_t r = 0; count > 0 && r < stretch->rows; ++r) {
-        uint8_t *row = code_row(stretch, r);
+static void import_codes(const struct stored_range *range) {
+    const struct cells *data = &range->data;
+    const int64_t count = range->data_columns;
+    for (int64_t r = 0; count > 0 && r < range->rows; ++r) {
+        uint8_t *row = code_row(range, r);
         if (data->column_step == 1) {
             memcpy(row, cell_at(data, r, 0), (size_t)count);
         }
         for (int64_t c = 0; data->column_step != 1 && c < count; ++c) {
             row[c] = *(const uint8_t *)cell_at(data, r, c);
         }
-        if (stretch->copy->is_packed && stretch->columns % 2 != 0) {
+        if (range->copy->is_packed && range->columns % 2 != 0) {
             row[count - 1] &= 15; /* beyond the last column there is no code */
         }
     }
@@ -304,25 +304,25 @@ static void import_codes(const struct stretch *stretch) {
 
 enum opaq_status opaq_stored_import(const struct opaq_view *to, int64_t first_row,
                                     const struct opaq_stored *from, struct opaq_error *error) {
-    struct stretch stretch;
-    enum opaq_status status = check_all("stored_import", to, first_row, -1, from, true, &stretch, error);
+    struct stored_range range;
+    enum opaq_status status = check_all("stored_import", to, first_row, -1, from, true, &range, error);
     if (status == OPAQ_OK) {
-        status = check_values(&stretch, error);
+        status = check_values(&range, error);
     }
     if (status != OPAQ_OK) {
         return status;
     }
-    import_codes(&stretch);
-    for (int64_t r = 0; r < stretch.scale_rows; ++r) {
-        for (int64_t c = 0; c < stretch.scale_columns; ++c) {
-            const float value = stretch.has_float_scale ? cells_float(&stretch.scale, r, c) : 0.0f;
-            const void *entry = stretch.has_float_scale ? (const void *)&value : cell_at(&stretch.scale, r, c);
-            memcpy(scale_entry(&stretch, r, c), entry, stretch.has_float_scale ? sizeof value : 1);
+    import_codes(&range);
+    for (int64_t r = 0; r < range.scale_rows; ++r) {
+        for (int64_t c = 0; c < range.scale_columns; ++c) {
+            const float value = range.has_float_scale ? cells_float(&range.scale, r, c) : 0.0f;
+            const void *entry = range.has_float_scale ? (const void *)&value : cell_at(&range.scale, r, c);
+            memcpy(scale_entry(&range, r, c), entry, range.has_float_scale ? sizeof value : 1);
         }
     }
-    const struct quant_copy *copy = stretch.copy;
-    for (int64_t r = 0; copy->amax != NULL && r < (copy->amax_step == 0 ? 1 : stretch.rows); ++r) {
-        copy->amax[copy->amax_step * (first_row + r)] = cells_float(&stretch.global, r, 0);
+    const struct quant_copy *copy = range.copy;
+    for (int64_t r = 0; copy->amax != NULL && r < (copy->amax_step == 0 ? 1 : range.rows); ++r) {
+        copy->amax[copy->amax_step * (first_row + r)] = cells_float(&range.global, r, 0);
     }
     return OPAQ_OK;
 }
@@ -330,7 +330,7 @@ enum opaq_status opaq_stored_import(const struct opaq_view *to, int64_t first_ro
 /* ---- export ---- */
 
 /* Floats of several rows that go into one place. */
-static enum opaq_status check_agreement(const struct stretch *stretch, const char *what,
+static enum opaq_status check_agreement(const struct stored_range *range, const char *what,
                                         const struct cells *cells, const float *values,
                                         struct opaq_error *error) {
     for (int64_t r = 1; cells->row_step == 0 && r < cells->rows; ++r) {
@@ -338,18 +338,18 @@ static enum opaq_status check_agreement(const struct stretch *stretch, const cha
             return opaq_fail(
                 error, OPAQ_ERROR_ARGUMENT,
                 "%s: %s has one entry for all rows, but that of row %lld is %.9g and that of row %lld %.9g",
-                stretch->operation, what, (long long)stretch->first, (double)values[0],
-                (long long)stretch->first + r, (double)values[r]);
+                range->operation, what, (long long)range->first, (double)values[0],
+                (long long)range->first + r, (double)values[r]);
         }
     }
     return OPAQ_OK;
 }
 
-static void export_codes(const struct stretch *stretch) {
-    const struct cells *data = &stretch->data;
-    const int64_t count = stretch->data_columns;
-    for (int64_t r = 0; count > 0 && r < stretch->rows; ++r) {
-        const uint8_t *row = code_row(stretch, r);
+static void export_codes(const struct stored_range *range) {
+    const struct cells *data = &range->data;
+    const int64_t count = range->data_columns;
+    for (int64_t r = 0; count > 0 && r < range->rows; ++r) {
+        const uint8_t *row = code_row(range, r);
         if (data->column_step == 1) {
             memcpy(cell_at(data, r, 0), row, (size_t)count);
         }
@@ -361,34 +361,34 @@ static void export_codes(const struct stretch *stretch) {
 
 enum opaq_status opaq_stored_export(const struct opaq_view *from, int64_t first_row, int64_t rows,
                                     const struct opaq_stored *to, struct opaq_error *error) {
-    struct stretch stretch;
+    struct stored_range range;
     if (rows < 0) {
         return opaq_fail(error, OPAQ_ERROR_SHAPE, "stored_export: rows is %lld, expected at least 0",
                          (long long)rows);
     }
-    enum opaq_status status = check_all("stored_export", from, first_row, rows, to, false, &stretch, error);
+    enum opaq_status status = check_all("stored_export", from, first_row, rows, to, false, &range, error);
     if (status != OPAQ_OK) {
         return status;
     }
-    const struct quant_copy *copy = stretch.copy;
-    if (stretch.format->format == OPAQ_FP8ROW && rows > 0) {
+    const struct quant_copy *copy = range.copy;
+    if (range.format->format == OPAQ_FP8ROW && rows > 0) {
         status =
-            check_agreement(&stretch, "scale", &stretch.scale, (const float *)copy->scale + first_row, error);
+            check_agreement(&range, "scale", &range.scale, (const float *)copy->scale + first_row, error);
     } else if (copy->amax != NULL && copy->amax_step != 0 && rows > 0) {
-        status = check_agreement(&stretch, "global", &stretch.global, copy->amax + first_row, error);
+        status = check_agreement(&range, "global", &range.global, copy->amax + first_row, error);
     }
     if (status != OPAQ_OK) {
         return status;
     }
-    export_codes(&stretch);
-    for (int64_t r = 0; r < stretch.scale_rows; ++r) {
-        for (int64_t c = 0; c < stretch.scale_columns; ++c) {
-            memcpy(cell_at(&stretch.scale, r, c), scale_entry(&stretch, r, c),
-                   stretch.has_float_scale ? sizeof(float) : 1);
+    export_codes(&range);
+    for (int64_t r = 0; r < range.scale_rows; ++r) {
+        for (int64_t c = 0; c < range.scale_columns; ++c) {
+            memcpy(cell_at(&range.scale, r, c), scale_entry(&range, r, c),
+                   range.has_float_scale ? sizeof(float) : 1);
         }
     }
     for (int64_t r = 0; copy->amax != NULL && r < (copy->amax_step == 0 ? 1 : rows); ++r) {
-        memcpy(cell_at(&stretch.global, r, 0), &copy->amax[copy->amax_step * (first_row + r)], sizeof(float));
+        memcpy(cell_at(&range.global, r, 0), &copy->amax[copy->amax_step * (first_row + r)], sizeof(float));
     }
     return OPAQ_OK;
 }

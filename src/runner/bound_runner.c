@@ -170,7 +170,7 @@ static const void *keep(struct arena *host, const void *from, size_t bytes) {
 
 /* Copies a call's values: descriptions into `host`, tensors' data into the arena of `work`; or measures both. */
 static enum opaq_status bind(struct work *work, struct arena *host, const struct op_row *row, int activations,
-                             const struct opaq_value *values, const struct bound_plan *plan, struct bound *bound,
+                             const struct opaq_value *values, const struct bound_layer *layer, struct bound *bound,
                              struct opaq_error *error) {
     const struct opaq_op *op = &row->op;
     int weight = 0;
@@ -180,13 +180,13 @@ static enum opaq_status bind(struct work *work, struct arena *host, const struct
         struct opaq_tensor tensors[OPAQ_BUFFER_LIMIT];
         int count = 0;
         *value = values[i];
-        if (i == plan->argument) {
-            value->count = (int64_t)plan->length;
-            value->text = keep(host, plan->text, plan->length + 1);
+        if (i == layer->argument) {
+            value->count = (int64_t)layer->length;
+            value->text = keep(host, layer->text, layer->length + 1);
         } else if (kind == OPAQ_ARGUMENT_SIZES) {
             value->sizes = keep(host, values[i].sizes, (size_t)values[i].count * sizeof *value->sizes);
         } else if (kind == OPAQ_ARGUMENT_TENSOR_LIST) {
-            TRY(bound_weight_copy(work, &plan->weight[weight++], tensors, &count, error));
+            TRY(bound_weight_copy(work, &layer->weight[weight++], tensors, &count, error));
             value->count = count;
         } else if (kind < OPAQ_ARGUMENT_TENSOR_LIST && values[i].tensors != NULL) {
             TRY_AS(op->argument[i].name, error, bound_tensor_copy(work, values[i].tensors, tensors, error));
@@ -200,18 +200,18 @@ static enum opaq_status bind(struct work *work, struct arena *host, const struct
 }
 
 /* The kernel of the first product, with activations of that dtype. */
-static const char *kernel_of(const struct binding *binding, const struct bound_plan *plan, int32_t dtype) {
+static const char *kernel_of(const struct binding *binding, const struct bound_layer *layer, int32_t dtype) {
     struct opaq_linear_plan linear;
     struct opaq_experts_plan experts;
-    const struct opaq_form *weight = &plan->weight[0].kept;
+    const struct opaq_form *weight = &layer->weight[0].kept;
     const struct opaq_form *x = NULL;
     int32_t precision = OPAQ_PRECISION_EXACT;
     if (binding->kind == OPAQ_RUNNER_LINEAR &&
-        opaq_linear_plan_parse(plan->text, plan->length, &linear, NULL) == OPAQ_OK) {
+        opaq_linear_plan_parse(layer->text, layer->length, &linear, NULL) == OPAQ_OK) {
         x = &linear.x;
         precision = linear.precision;
     } else if (binding->kind != OPAQ_RUNNER_LINEAR &&
-               opaq_experts_plan_parse(plan->text, plan->length, &experts, NULL) == OPAQ_OK) {
+               opaq_experts_plan_parse(layer->text, layer->length, &experts, NULL) == OPAQ_OK) {
         x = &experts.x;
         precision = experts.precision;
     }
@@ -221,10 +221,10 @@ static const char *kernel_of(const struct binding *binding, const struct bound_p
     return name == NULL ? "" : name;
 }
 
-static enum opaq_status describe(const struct binding *binding, const struct bound_plan *plan, int32_t dtype,
+static enum opaq_status describe(const struct binding *binding, const struct bound_layer *layer, int32_t dtype,
                                  size_t bytes, struct opaq_runner_info *info, struct opaq_error *error) {
-    const struct opaq_value *first = plan->weight[0].shape;
-    const struct opaq_value *last = plan->weight[plan->weight_count - 1].shape;
+    const struct opaq_value *first = layer->weight[0].shape;
+    const struct opaq_value *last = layer->weight[layer->weight_count - 1].shape;
     char text[2][OPAQ_SPEC_TEXT_BYTES] = {"", ""};
     memset(info, 0, sizeof *info);
     info->kind = (int32_t)binding->kind;
@@ -232,13 +232,13 @@ static enum opaq_status describe(const struct binding *binding, const struct bou
     info->out_features = last->sizes[last->count - 2];
     info->experts = binding->kind == OPAQ_RUNNER_MOE ? first->sizes[0] : 0;
     info->bytes = bytes;
-    (void)snprintf(info->kernel, sizeof info->kernel, "%s", kernel_of(binding, plan, dtype));
-    for (int i = 0; i < plan->weight_count; ++i) {
-        const struct opaq_value *shape = plan->weight[i].shape;
+    (void)snprintf(info->kernel, sizeof info->kernel, "%s", kernel_of(binding, layer, dtype));
+    for (int i = 0; i < layer->weight_count; ++i) {
+        const struct opaq_value *shape = layer->weight[i].shape;
         info->multiplications += shape->sizes[shape->count - 2] * shape->sizes[shape->count - 1];
-        TRY(bound_weight_format(&plan->weight[i], text[i], sizeof text[i], error));
+        TRY(bound_weight_format(&layer->weight[i], text[i], sizeof text[i], error));
     }
-    const bool differ = plan->weight_count == 2 && strcmp(text[0], text[1]) != 0;
+    const bool differ = layer->weight_count == 2 && strcmp(text[0], text[1]) != 0;
     (void)snprintf(info->format, sizeof info->format, "%s%s%s", text[0], differ ? " " : "",
                    differ ? text[1] : "");
     return OPAQ_OK;
@@ -246,16 +246,16 @@ static enum opaq_status describe(const struct binding *binding, const struct bou
 
 /* Fills a block of host memory, whose size was measured, and memory of the device. */
 static enum opaq_status fill(struct work *work, struct arena *host, const struct binding *binding,
-                             const struct opaq_value *values, const struct bound_plan *plan, struct bound *bound,
+                             const struct opaq_value *values, const struct bound_layer *layer, struct bound *bound,
                              struct opaq_error *error) {
-    TRY(bind(work, host, bound->row, binding->activations, values, plan, bound, error));
+    TRY(bind(work, host, bound->row, binding->activations, values, layer, bound, error));
     TRY(check_call(binding, &bound->row->op, bound->values, bound->device, error));
     return op_plan_resolve(bound->row, bound->values, &bound->plan, error);
 }
 
 /* Allocates and fills; nothing stays allocated after an error. */
 static enum opaq_status prepare(const struct binding *binding, const struct op_row *row,
-                                const struct opaq_value *values, const struct bound_plan *plan,
+                                const struct opaq_value *values, const struct bound_layer *layer,
                                 const struct opaq_execution *execution, size_t *bytes, struct bound **made,
                                 struct opaq_error *error) {
     struct work work = {.execution = execution, .is_measuring = true};
@@ -263,7 +263,7 @@ static enum opaq_status prepare(const struct binding *binding, const struct op_r
     struct bound measured = {0};
     TRY(backend_of(execution->device, &work.backend, error));
     (void)arena_take(&host, sizeof measured);
-    TRY(bind(&work, &host, row, binding->activations, values, plan, &measured, error));
+    TRY(bind(&work, &host, row, binding->activations, values, layer, &measured, error));
     *bytes = host.used + work.arena.used;
     void *block = NULL;
     if (work.arena.used > (size_t)OPAQ_SIZE_LIMIT || posix_memalign(&block, 64, host.used) != 0) {
@@ -279,7 +279,7 @@ static enum opaq_status prepare(const struct binding *binding, const struct op_r
     if (status == OPAQ_OK) {
         work.arena = (struct arena){.memory = bound->memory};
         work.is_measuring = false;
-        status = fill(&work, &host, binding, values, plan, bound, error);
+        status = fill(&work, &host, binding, values, layer, bound, error);
     }
     if (status != OPAQ_OK) {
         bound_destroy(bound);
@@ -309,16 +309,16 @@ static enum opaq_status create(const struct opaq_op *op, const struct opaq_value
     }
     const struct opaq_device device = device_of(binding, op, values);
     struct opaq_execution execution;
-    struct bound_plan plan;
+    struct bound_layer layer;
     struct opaq_runner_info info;
     struct bound *bound = NULL;
     size_t bytes = 0;
     TRY(check_call(binding, op, values, device, error));
     TRY(execution_of(given, device, &execution, error));
-    TRY(bound_plan_make(op, values, &plan, error));
-    TRY(prepare(binding, row, values, &plan, &execution, &bytes, &bound, error));
+    TRY(bound_layer_make(op, values, &layer, error));
+    TRY(prepare(binding, row, values, &layer, &execution, &bytes, &bound, error));
     enum opaq_status status =
-        describe(binding, &plan, activation_dtype(op, values, binding->activations), bytes, &info, error);
+        describe(binding, &layer, activation_dtype(op, values, binding->activations), bytes, &info, error);
     if (status == OPAQ_OK) {
         status = opaq_runner_register(&info, &bound_functions, bound, handle, error);
     }

@@ -56,10 +56,10 @@ static enum opaq_status stack_form(const struct bound_weight *weight, struct opa
 
 /* A word of the plan: about a weight, or kept as it is. */
 static enum opaq_status read_word(const struct plan_word *word, void *context, struct opaq_error *error) {
-    struct bound_plan *plan = context;
+    struct bound_layer *layer = context;
     bool is_about_weights = false;
-    for (int i = 0; i < plan->weight_count; ++i) {
-        struct bound_weight *weight = &plan->weight[i];
+    for (int i = 0; i < layer->weight_count; ++i) {
+        struct bound_weight *weight = &layer->weight[i];
         char given[32];
         (void)snprintf(given, sizeof given, "%s_given", weight->name);
         const bool is_here = word_is(word, "w");
@@ -78,49 +78,49 @@ static enum opaq_status read_word(const struct plan_word *word, void *context, s
             return status;
         }
     }
-    if (!is_about_weights && plan->length + word->length + 1 < sizeof plan->text) {
-        plan->length += (size_t)snprintf(plan->text + plan->length, sizeof plan->text - plan->length, "%s%.*s",
-                                         plan->length ? " " : "", (int)word->length, word->text);
+    if (!is_about_weights && layer->length + word->length + 1 < sizeof layer->text) {
+        layer->length += (size_t)snprintf(layer->text + layer->length, sizeof layer->text - layer->length, "%s%.*s",
+                                         layer->length ? " " : "", (int)word->length, word->text);
     }
     return OPAQ_OK;
 }
 
 /* " w_given=nvfp4" */
-static enum opaq_status add_given(struct bound_plan *plan, const struct bound_weight *weight,
+static enum opaq_status add_given(struct bound_layer *layer, const struct bound_weight *weight,
                                   struct opaq_error *error) {
     char spec[OPAQ_SPEC_TEXT_BYTES];
     const enum opaq_status status = opaq_spec_print(&weight->kept.spec, spec, sizeof spec, error);
     if (status != OPAQ_OK) {
         return status;
     }
-    const size_t room = sizeof plan->text - plan->length;
+    const size_t room = sizeof layer->text - layer->length;
     const int wanted =
-        snprintf(plan->text + plan->length, room, "%s%s_given=%s", plan->length ? " " : "", weight->name, spec);
+        snprintf(layer->text + layer->length, room, "%s%s_given=%s", layer->length ? " " : "", weight->name, spec);
     if (wanted < 0 || (size_t)wanted >= room) {
         return opaq_fail(error, OPAQ_ERROR_TEXT, "the plan is too long with its weights' words");
     }
-    plan->length += (size_t)wanted;
+    layer->length += (size_t)wanted;
     return OPAQ_OK;
 }
 
-enum opaq_status bound_plan_make(const struct opaq_op *op, const struct opaq_value *values,
-                                 struct bound_plan *plan, struct opaq_error *error) {
-    memset(plan, 0, sizeof *plan);
-    plan->argument = find_argument(op, "plan", "");
-    for (int i = 0; i < op->argument_count && plan->weight_count < WEIGHT_LIMIT; ++i) {
+enum opaq_status bound_layer_make(const struct opaq_op *op, const struct opaq_value *values,
+                                 struct bound_layer *layer, struct opaq_error *error) {
+    memset(layer, 0, sizeof *layer);
+    layer->argument = find_argument(op, "plan", "");
+    for (int i = 0; i < op->argument_count && layer->weight_count < WEIGHT_LIMIT; ++i) {
         if (op->argument[i].kind == OPAQ_ARGUMENT_TENSOR_LIST) {
             const char *name = op->argument[i].name;
             const struct opaq_form plain = {.kind = OPAQ_FORM_PLAIN};
-            plan->weight[plan->weight_count++] = (struct bound_weight){
+            layer->weight[layer->weight_count++] = (struct bound_weight){
                 name, &values[i], &values[find_argument(op, name, "_shape")], plain, plain, plain};
         }
     }
-    const struct opaq_value *text = &values[plan->argument];
+    const struct opaq_value *text = &values[layer->argument];
     enum opaq_status status =
-        plan_read_words(text->text, (size_t)text->count, sizeof plan->text, plan, read_word, error);
-    for (int i = 0; status == OPAQ_OK && i < plan->weight_count; ++i) {
-        if (is_quantized(&plan->weight[i].kept)) {
-            status = add_given(plan, &plan->weight[i], error);
+        plan_read_words(text->text, (size_t)text->count, sizeof layer->text, layer, read_word, error);
+    for (int i = 0; status == OPAQ_OK && i < layer->weight_count; ++i) {
+        if (is_quantized(&layer->weight[i].kept)) {
+            status = add_given(layer, &layer->weight[i], error);
         }
     }
     return status;

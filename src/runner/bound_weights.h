@@ -4,7 +4,7 @@
 
 #include "op/linear/linear_parts.h"
 
-enum { WEIGHT_LIMIT = 2, BOUND_PLAN_BYTES = 1024 };
+enum { WEIGHT_LIMIT = 2, BOUND_TEXT_BYTES = 1024 };
 
 /* One list argument of the operator, `name`; its shape is the argument `name`_shape. */
 struct bound_weight {
@@ -17,17 +17,17 @@ struct bound_weight {
 };
 
 /* The weights of a call, and the plan of one whose weights are kept so. */
-struct bound_plan {
+struct bound_layer {
     int argument; /* which one is the plan */
     int weight_count;
     struct bound_weight weight[WEIGHT_LIMIT];
-    char text[BOUND_PLAN_BYTES];
+    char text[BOUND_TEXT_BYTES];
     size_t length;
 };
 
 /* Of a call that was checked. The error names no operation. */
-enum opaq_status bound_plan_make(const struct opaq_op *op, const struct opaq_value *values,
-                                 struct bound_plan *plan, struct opaq_error *error);
+enum opaq_status bound_layer_make(const struct opaq_op *op, const struct opaq_value *values,
+                                 struct bound_layer *layer, struct opaq_error *error);
 
 /* A contiguous copy of any strided tensor, in memory of the work's arena. While measuring nothing is written. */
 enum opaq_status bound_tensor_copy(struct work *work, const struct opaq_tensor *from, struct opaq_tensor *to,

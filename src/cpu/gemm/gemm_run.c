@@ -24,7 +24,7 @@ enum {
 static const int64_t panel_bytes = (int64_t)8 << 20; /* that a panel is to stay within */
 
 /* What all tasks of a panel share. */
-struct gemm_plan {
+struct gemm_schedule {
     const struct gemm_job *job;
     const struct gemm_table *table;
     struct gemm_decoder a;
@@ -59,24 +59,24 @@ size_t gemm_workspace_bytes(const struct gemm_job *job) {
     return (size_t)floats * sizeof(float);
 }
 
-static int block_depth(const struct gemm_plan *plan, int64_t block) {
-    return (int)min_int64(plan->depth - block * GEMM_BLOCK, GEMM_BLOCK);
+static int block_depth(const struct gemm_schedule *schedule, int64_t block) {
+    return (int)min_int64(schedule->depth - block * GEMM_BLOCK, GEMM_BLOCK);
 }
 
 /* ---- packing ---- */
 
 /* Rows of a, one block deep, as the tile kernels read them. */
-static void decode_a(const struct gemm_plan *plan, int64_t row, int rows, int64_t block, float *to) {
-    gemm_decode(&plan->a, row, rows, block * GEMM_BLOCK, block_depth(plan, block), to);
+static void decode_a(const struct gemm_schedule *schedule, int64_t row, int rows, int64_t block, float *to) {
+    gemm_decode(&schedule->a, row, rows, block * GEMM_BLOCK, block_depth(schedule, block), to);
 }
 
 /* The rows of b behind one tile of c, one block deep, transposed; zeros beyond the last one. */
-static void pack_b(const struct gemm_plan *plan, int64_t column, int64_t block, float *to) {
+static void pack_b(const struct gemm_schedule *schedule, int64_t column, int64_t block, float *to) {
     float rows[GEMM_TILE_COLUMN_LIMIT * GEMM_BLOCK];
-    const int width = plan->table->tile_columns;
-    const int depth = block_depth(plan, block);
-    const int inside = (int)min_int64(width, plan->job->c.columns - column);
-    gemm_decode(&plan->b, column, inside, block * GEMM_BLOCK, depth, rows);
+    const int width = schedule->table->tile_columns;
+    const int depth = block_depth(schedule, block);
+    const int inside = (int)min_int64(width, schedule->job->c.columns - column);
+    gemm_decode(&schedule->b, column, inside, block * GEMM_BLOCK, depth, rows);
     memset(rows + inside * GEMM_BLOCK, 0, (size_t)(width - inside) * GEMM_BLOCK * sizeof *rows);
     for (int j = 0; j < width; j += TRANSPOSE_SIZE) {
         transpose_rows(rows + j * GEMM_BLOCK, depth, to + j, width);
@@ -84,10 +84,10 @@ static void pack_b(const struct gemm_plan *plan, int64_t column, int64_t block, 
 }
 
 /* Where a tile of the panel lies in the workspace: block by block, in each of them tile by tile. */
-static float *packed_b(const struct gemm_plan *plan, int64_t block, int64_t tile) {
-    const int width = plan->table->tile_columns;
-    return plan->workspace + block * GEMM_BLOCK * plan->panel_tiles * width +
-           tile * width * block_depth(plan, block);
+static float *packed_b(const struct gemm_schedule *schedule, int64_t block, int64_t tile) {
+    const int width = schedule->table->tile_columns;
+    return schedule->workspace + block * GEMM_BLOCK * schedule->panel_tiles * width +
+           tile * width * block_depth(schedule, block);
 }
 
 /* ---- results ---- */
@@ -119,72 +119,72 @@ static void store_row(const struct gemm_job *job, int64_t row, int64_t column, i
 
 /* Unit: one block of one tile of the panel. */
 static void pack_panel(void *argument, int64_t begin, int64_t end) {
-    const struct gemm_plan *plan = argument;
+    const struct gemm_schedule *schedule = argument;
     for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t block = unit / plan->panel_tiles;
-        const int64_t tile = unit % plan->panel_tiles;
-        pack_b(plan, plan->panel + tile * plan->table->tile_columns, block, packed_b(plan, block, tile));
+        const int64_t block = unit / schedule->panel_tiles;
+        const int64_t tile = unit % schedule->panel_tiles;
+        pack_b(schedule, schedule->panel + tile * schedule->table->tile_columns, block, packed_b(schedule, block, tile));
     }
 }
 
-static void multiply_chunk(const struct gemm_plan *plan, int64_t row, int64_t tile, int64_t tile_end) {
+static void multiply_chunk(const struct gemm_schedule *schedule, int64_t row, int64_t tile, int64_t tile_end) {
     _Alignas(64) float total[TASK_ROWS * PANEL_COLUMNS];
     _Alignas(64) float a[TASK_ROWS * GEMM_BLOCK];
-    const int width = plan->table->tile_columns;
-    const int rows = (int)min_int64(TASK_ROWS, plan->job->c.rows - row);
+    const int width = schedule->table->tile_columns;
+    const int rows = (int)min_int64(TASK_ROWS, schedule->job->c.rows - row);
     const int columns = (int)(tile_end - tile) * width;
     memset(total, 0, (size_t)(rows * columns) * sizeof total[0]);
-    for (int64_t block = 0; block < plan->block_count; ++block) {
-        decode_a(plan, row, rows, block, a);
+    for (int64_t block = 0; block < schedule->block_count; ++block) {
+        decode_a(schedule, row, rows, block, a);
         for (int64_t t = tile; t < tile_end; ++t) {
-            plan->table->run(a, rows, packed_b(plan, block, t), block_depth(plan, block),
+            schedule->table->run(a, rows, packed_b(schedule, block, t), block_depth(schedule, block),
                              total + (t - tile) * width, columns);
         }
     }
     for (int i = 0; i < rows; ++i) {
-        store_row(plan->job, row + i, plan->panel + tile * width, columns, total + i * columns);
+        store_row(schedule->job, row + i, schedule->panel + tile * width, columns, total + i * columns);
     }
 }
 
 /* Unit: TASK_ROWS rows of a times chunk_tiles tiles of the panel. */
 static void multiply_panel(void *argument, int64_t begin, int64_t end) {
-    const struct gemm_plan *plan = argument;
-    const int64_t chunks = ceil_div(plan->panel_tiles, plan->chunk_tiles);
+    const struct gemm_schedule *schedule = argument;
+    const int64_t chunks = ceil_div(schedule->panel_tiles, schedule->chunk_tiles);
     for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t tile = unit % chunks * plan->chunk_tiles;
-        multiply_chunk(plan, unit / chunks * TASK_ROWS, tile,
-                       min_int64(tile + plan->chunk_tiles, plan->panel_tiles));
+        const int64_t tile = unit % chunks * schedule->chunk_tiles;
+        multiply_chunk(schedule, unit / chunks * TASK_ROWS, tile,
+                       min_int64(tile + schedule->chunk_tiles, schedule->panel_tiles));
     }
 }
 
-static void run_panels(struct gemm_plan *plan, const struct opaq_parallel *parallel) {
-    const struct gemm_job *job = plan->job;
-    const int width = plan->table->tile_columns;
-    const int64_t columns = panel_columns(job->c.columns, plan->depth);
+static void run_panels(struct gemm_schedule *schedule, const struct opaq_parallel *parallel) {
+    const struct gemm_job *job = schedule->job;
+    const int width = schedule->table->tile_columns;
+    const int64_t columns = panel_columns(job->c.columns, schedule->depth);
     const int64_t row_blocks = ceil_div(job->c.rows, TASK_ROWS);
-    const struct opaq_body pack = {pack_panel, plan};
-    const struct opaq_body multiply = {multiply_panel, plan};
-    for (plan->panel = 0; plan->panel < job->c.columns; plan->panel += columns) {
-        plan->panel_tiles = ceil_div(min_int64(columns, job->c.columns - plan->panel), width);
-        const int64_t chunks = min_int64(ceil_div(TASKS_WANTED, row_blocks), plan->panel_tiles);
-        plan->chunk_tiles = ceil_div(plan->panel_tiles, chunks);
-        parallel_run(parallel, plan->panel_tiles * plan->block_count, &pack);
-        parallel_run(parallel, row_blocks * ceil_div(plan->panel_tiles, plan->chunk_tiles), &multiply);
+    const struct opaq_body pack = {pack_panel, schedule};
+    const struct opaq_body multiply = {multiply_panel, schedule};
+    for (schedule->panel = 0; schedule->panel < job->c.columns; schedule->panel += columns) {
+        schedule->panel_tiles = ceil_div(min_int64(columns, job->c.columns - schedule->panel), width);
+        const int64_t chunks = min_int64(ceil_div(TASKS_WANTED, row_blocks), schedule->panel_tiles);
+        schedule->chunk_tiles = ceil_div(schedule->panel_tiles, chunks);
+        parallel_run(parallel, schedule->panel_tiles * schedule->block_count, &pack);
+        parallel_run(parallel, row_blocks * ceil_div(schedule->panel_tiles, schedule->chunk_tiles), &multiply);
     }
 }
 
 /* ---- few rows of a ---- */
 
 /* Where a block of a lies in the workspace. */
-static float *decoded_a(const struct gemm_plan *plan, int64_t block) {
-    return plan->workspace + block * plan->job->c.rows * GEMM_BLOCK;
+static float *decoded_a(const struct gemm_schedule *schedule, int64_t block) {
+    return schedule->workspace + block * schedule->job->c.rows * GEMM_BLOCK;
 }
 
 /* Unit: one block. */
 static void decode_all_a(void *argument, int64_t begin, int64_t end) {
-    const struct gemm_plan *plan = argument;
+    const struct gemm_schedule *schedule = argument;
     for (int64_t block = begin; block < end; ++block) {
-        decode_a(plan, 0, (int)plan->job->c.rows, block, decoded_a(plan, block));
+        decode_a(schedule, 0, (int)schedule->job->c.rows, block, decoded_a(schedule, block));
     }
 }
 
@@ -192,41 +192,41 @@ static void decode_all_a(void *argument, int64_t begin, int64_t end) {
 static void multiply_tiles(void *argument, int64_t begin, int64_t end) {
     _Alignas(64) float total[TASK_ROWS * GEMM_TILE_COLUMN_LIMIT];
     _Alignas(64) float b[GEMM_BLOCK * GEMM_TILE_COLUMN_LIMIT];
-    const struct gemm_plan *plan = argument;
-    const int width = plan->table->tile_columns;
-    const int rows = (int)plan->job->c.rows;
+    const struct gemm_schedule *schedule = argument;
+    const int width = schedule->table->tile_columns;
+    const int rows = (int)schedule->job->c.rows;
     for (int64_t tile = begin; tile < end; ++tile) {
         memset(total, 0, sizeof total);
-        for (int64_t block = 0; block < plan->block_count; ++block) {
-            pack_b(plan, tile * width, block, b);
-            plan->table->run(decoded_a(plan, block), rows, b, block_depth(plan, block), total, width);
+        for (int64_t block = 0; block < schedule->block_count; ++block) {
+            pack_b(schedule, tile * width, block, b);
+            schedule->table->run(decoded_a(schedule, block), rows, b, block_depth(schedule, block), total, width);
         }
         for (int i = 0; i < rows; ++i) {
-            store_row(plan->job, i, tile * width, width, total + i * width);
+            store_row(schedule->job, i, tile * width, width, total + i * width);
         }
     }
 }
 
-static void run_tiles(struct gemm_plan *plan, const struct opaq_parallel *parallel) {
-    const struct opaq_body decode = {decode_all_a, plan};
-    const struct opaq_body multiply = {multiply_tiles, plan};
-    parallel_run(parallel, plan->block_count, &decode);
-    parallel_run(parallel, ceil_div(plan->job->c.columns, plan->table->tile_columns), &multiply);
+static void run_tiles(struct gemm_schedule *schedule, const struct opaq_parallel *parallel) {
+    const struct opaq_body decode = {decode_all_a, schedule};
+    const struct opaq_body multiply = {multiply_tiles, schedule};
+    parallel_run(parallel, schedule->block_count, &decode);
+    parallel_run(parallel, ceil_div(schedule->job->c.columns, schedule->table->tile_columns), &multiply);
 }
 
 /* Whether there is so little to do that waking threads would cost more than it saves. Decoding an element takes as long
  * as some 16 multiply-adds. */
-static bool is_small(const struct gemm_plan *plan) {
-    const double rows = (double)plan->job->c.rows;
-    const double columns = (double)plan->job->c.columns;
+static bool is_small(const struct gemm_schedule *schedule) {
+    const double rows = (double)schedule->job->c.rows;
+    const double columns = (double)schedule->job->c.columns;
     const double worth = 1 << 19; /* some 0.01 ms */
-    return (rows * columns + 16.0 * (rows + columns)) * (double)plan->depth < worth;
+    return (rows * columns + 16.0 * (rows + columns)) * (double)schedule->depth < worth;
 }
 
 void gemm_run_with(const struct gemm_table *table, const struct gemm_job *job, void *workspace,
                    const struct opaq_parallel *parallel) {
     const int64_t depth = gemm_depth(job);
-    struct gemm_plan plan = {.job = job,
+    struct gemm_schedule schedule = {.job = job,
                              .table = table,
                              .depth = depth,
                              .block_count = ceil_div(depth, GEMM_BLOCK),
@@ -237,14 +237,14 @@ void gemm_run_with(const struct gemm_table *table, const struct gemm_job *job, v
         return;
     }
     const uint64_t saved = fp_environment_enter();
-    gemm_decoder_make(&job->a, &plan.a);
-    gemm_decoder_make(&job->b, &plan.b);
+    gemm_decoder_make(&job->a, &schedule.a);
+    gemm_decoder_make(&job->b, &schedule.b);
     fp_environment_leave(saved);
-    parallel = is_small(&plan) ? NULL : parallel;
+    parallel = is_small(&schedule) ? NULL : parallel;
     if (has_few_rows(job)) {
-        run_tiles(&plan, parallel);
+        run_tiles(&schedule, parallel);
     } else {
-        run_panels(&plan, parallel);
+        run_panels(&schedule, parallel);
     }
 }
 
