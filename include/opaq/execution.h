@@ -13,8 +13,8 @@ extern "C" {
 #endif
 
 struct opaq_execution {
-    struct opaq_device device;            /* the device of the tensors; another one is an error */
-    void *stream;                         /* CUDA: the stream that the work is queued on; NULL: the default stream */
+    struct opaq_device device; /* the device of the tensors; another one is an error */
+    void *stream;              /* CUDA: the stream that the work is queued on; NULL: the default stream */
     const struct opaq_parallel *parallel; /* CPU: the threads; NULL: the calling thread */
 };
 

@@ -157,8 +157,8 @@ struct opaq_memory {
 
 /* opaq_op_outputs, opaq_op_workspace and opaq_op_run in one, which looks at the values once. */
 OPAQ_API enum opaq_status opaq_op_call(const struct opaq_op *op, const struct opaq_value *values,
-                                       const struct opaq_memory *memory,
-                                       const struct opaq_execution *execution, struct opaq_error *error);
+                                       const struct opaq_memory *memory, const struct opaq_execution *execution,
+                                       struct opaq_error *error);
 
 #ifdef __cplusplus
 }

@@ -138,9 +138,7 @@ class Random(ctypes.Structure):
 
 
 class QuantizeArgs(ctypes.Structure):
-    _fields_ = _fields(
-        "float* scale; float* amax_rowwise; float* amax_columnwise; float* amax; Random random"
-    )
+    _fields_ = _fields("float* scale; float* amax_rowwise; float* amax_columnwise; float* amax; Random random")
 
 
 class Noise(ctypes.Structure):

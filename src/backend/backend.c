@@ -13,7 +13,8 @@ void backend_install(enum opaq_device_type type, const struct backend *backend) 
     atomic_store_explicit(&installed[type], backend, memory_order_release);
 }
 
-enum opaq_status backend_of(struct opaq_device device, const struct backend **backend, struct opaq_error *error) {
+enum opaq_status backend_of(struct opaq_device device, const struct backend **backend,
+                            struct opaq_error *error) {
     if (device.type == OPAQ_DEVICE_CPU) {
         *backend = &cpu_backend;
         return OPAQ_OK;
@@ -23,10 +24,11 @@ enum opaq_status backend_of(struct opaq_device device, const struct backend **ba
         found = atomic_load_explicit(&installed[device.type], memory_order_acquire);
     }
     if (found == NULL) {
-        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                         "the tensors are on %s:%d, for which this build of opaq has no back end: install a build "
-                         "with CUDA, or move the tensors to the cpu",
-                         device.type == OPAQ_DEVICE_CUDA ? "cuda" : "an unknown device", device.index);
+        return opaq_fail(
+            error, OPAQ_ERROR_UNSUPPORTED,
+            "the tensors are on %s:%d, for which this build of opaq has no back end: install a build "
+            "with CUDA, or move the tensors to the cpu",
+            device.type == OPAQ_DEVICE_CUDA ? "cuda" : "an unknown device", device.index);
     }
     *backend = found;
     return OPAQ_OK;

@@ -28,8 +28,8 @@ struct backend {
     enum opaq_status (*copy)(const struct opaq_tensor *from, void *to, const struct opaq_execution *execution,
                              struct opaq_error *error);
     /* One float, `count` times. */
-    enum opaq_status (*fill)(const float *value, int64_t count, float *to, const struct opaq_execution *execution,
-                             struct opaq_error *error);
+    enum opaq_status (*fill)(const float *value, int64_t count, float *to,
+                             const struct opaq_execution *execution, struct opaq_error *error);
 
     /* ---- quantized tensors ---- */
     enum opaq_status (*quantize)(const struct quant_job *job, const struct quantize_figures *figures,
@@ -104,14 +104,15 @@ struct backend {
     /* Those that serve a spec, or a product; NULL where there is none. */
     const char *(*quantize_kernel)(const struct opaq_spec *spec);
     const char *(*dequantize_kernel)(const struct opaq_spec *spec);
-    const char *(*product_kernel)(const struct opaq_spec *w, const struct opaq_spec *x, enum opaq_element x_dtype,
-                                  int32_t precision);
+    const char *(*product_kernel)(const struct opaq_spec *w, const struct opaq_spec *x,
+                                  enum opaq_element x_dtype, int32_t precision);
 };
 
 extern const struct backend cpu_backend;
 
 /* The table of a device. Fails with what to install where this build has none. */
-enum opaq_status backend_of(struct opaq_device device, const struct backend **backend, struct opaq_error *error);
+enum opaq_status backend_of(struct opaq_device device, const struct backend **backend,
+                            struct opaq_error *error);
 
 /* The execution of a call on tensors of `device`: the caller's, or the default one. Fails where the caller's is for
  * another device. */

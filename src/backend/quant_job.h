@@ -46,7 +46,7 @@ struct quant_copy {
     bool is_packed;           /* two codes per byte, the even one low */
     int64_t tile_rows;        /* 0, or: codes lie by format/tile.h, in tiles of so many rows */
     void *scale;
-    int scale_bytes; /* of an entry */
+    int scale_bytes;           /* of an entry */
     size_t scale_buffer_bytes; /* of the whole buffer, its padding included */
     struct scale_layout scale_layout;
     float *amax; /* NVFP4: one, or one per operand row; given to the kernel. OPAQ_GLOBAL: the global scale */

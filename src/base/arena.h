@@ -12,8 +12,8 @@
 struct arena {
     char *memory;
     size_t bytes; /* that the memory has; not read here */
-    size_t used; /* more than OPAQ_SIZE_LIMIT after an overflow */
-    size_t most; /* ever used: memory is given back by setting `used` */
+    size_t used;  /* more than OPAQ_SIZE_LIMIT after an overflow */
+    size_t most;  /* ever used: memory is given back by setting `used` */
 };
 
 /* NULL while only counting. */

@@ -6,13 +6,13 @@
 
 #include "base/checked.h"
 #include "base/try.h"
-#include "format/proto_layout.h"
-#include "op/table/op_tensor.h"
-#include "op/quantize/rearrange.h"
 #include "checkpoint/stored_cells.h"
+#include "cpu/quant/ref/segment_ref.h"
+#include "format/proto_layout.h"
+#include "op/quantize/rearrange.h"
+#include "op/table/op_tensor.h"
 #include "op/table/tensor_check.h"
 #include "opaq/status.h"
-#include "cpu/quant/ref/segment_ref.h"
 
 /* One call, checked. */
 struct stored_range {
@@ -100,8 +100,7 @@ static enum opaq_status check_data(struct stored_range *range, const struct opaq
                            (long long)range->data.rows, (long long)rows);
     }
     if (status == OPAQ_OK) {
-        TRY_AS(range->operation, error,
-               check_row_cut(&range->job, first, range->data.rows, range->all, error));
+        TRY_AS(range->operation, error, check_row_cut(&range->job, first, range->data.rows, range->all, error));
     }
     range->first = first;
     range->rows = range->data.rows;
@@ -136,15 +135,15 @@ static enum opaq_status check_scale(struct stored_range *range, const struct opa
     }
     const bool takes_e8m0 = format->format == OPAQ_FP8BLK2 && is_import;
     const bool is_right = range->has_float_scale ? scale->dtype == OPAQ_DTYPE_F32 ||
-                                                         (is_import && scale->dtype == OPAQ_DTYPE_BF16) ||
-                                                         (takes_e8m0 && scale->dtype == OPAQ_DTYPE_U8)
-                                                   : scale->dtype == OPAQ_DTYPE_U8;
+                                                       (is_import && scale->dtype == OPAQ_DTYPE_BF16) ||
+                                                       (takes_e8m0 && scale->dtype == OPAQ_DTYPE_U8)
+                                                 : scale->dtype == OPAQ_DTYPE_U8;
     if (!is_right) {
         return refuse_dtype(range->operation, "scale", scale->dtype,
                             !range->has_float_scale ? "uint8"
-                            : takes_e8m0              ? "f32, bf16 or uint8 (e8m0)"
-                            : is_import               ? "f32 or bf16"
-                                                      : "f32",
+                            : takes_e8m0            ? "f32, bf16 or uint8 (e8m0)"
+                            : is_import             ? "f32 or bf16"
+                                                    : "f32",
                             error);
     }
     range->scale_rows = format->block_rows == 0 ? 1 : ceil_div(range->rows, format->block_rows);
@@ -170,8 +169,7 @@ static enum opaq_status check_global(struct stored_range *range, const struct op
         return refuse_dtype(range->operation, "global", global->dtype, "f32", error);
     }
     const bool per_row = range->copy->amax_step != 0;
-    return check_entries(range, "global", global, per_row ? range->rows : 1, 1, per_row, &range->global,
-                         error);
+    return check_entries(range, "global", global, per_row ? range->rows : 1, 1, per_row, &range->global, error);
 }
 
 static enum opaq_status check_all(const char *operation, const struct opaq_view *view, int64_t first,
@@ -201,8 +199,8 @@ static enum opaq_status check_shared(const struct stored_range *range, const cha
     return opaq_fail(
         error, OPAQ_ERROR_ARGUMENT,
         "%s: rows %lld to %lld come with the %s %.9g, but the tensor has one for all rows, and that is %.9g",
-        range->operation, (long long)range->first, (long long)range->first + range->rows, what,
-        (double)given, (double)*there);
+        range->operation, (long long)range->first, (long long)range->first + range->rows, what, (double)given,
+        (double)*there);
 }
 
 /* A square block has one scale, which is stored for every row. */
@@ -216,8 +214,8 @@ static enum opaq_status check_squares(const struct stored_range *range, struct o
                 return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                                  "%s: the scales of rows %lld and %lld in block %lld are %d and %d, but a "
                                  "square block (2d) has one",
-                                 range->operation, (long long)r - r % block, (long long)r, (long long)c,
-                                 first, here);
+                                 range->operation, (long long)r - r % block, (long long)r, (long long)c, first,
+                                 here);
             }
         }
     }
@@ -338,8 +336,8 @@ static enum opaq_status check_agreement(const struct stored_range *range, const 
             return opaq_fail(
                 error, OPAQ_ERROR_ARGUMENT,
                 "%s: %s has one entry for all rows, but that of row %lld is %.9g and that of row %lld %.9g",
-                range->operation, what, (long long)range->first, (double)values[0],
-                (long long)range->first + r, (double)values[r]);
+                range->operation, what, (long long)range->first, (double)values[0], (long long)range->first + r,
+                (double)values[r]);
         }
     }
     return OPAQ_OK;
@@ -372,8 +370,7 @@ enum opaq_status opaq_stored_export(const struct opaq_view *from, int64_t first_
     }
     const struct quant_copy *copy = range.copy;
     if (range.format->format == OPAQ_FP8ROW && rows > 0) {
-        status =
-            check_agreement(&range, "scale", &range.scale, (const float *)copy->scale + first_row, error);
+        status = check_agreement(&range, "scale", &range.scale, (const float *)copy->scale + first_row, error);
     } else if (copy->amax != NULL && copy->amax_step != 0 && rows > 0) {
         status = check_agreement(&range, "global", &range.global, copy->amax + first_row, error);
     }

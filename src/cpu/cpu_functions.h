@@ -35,8 +35,8 @@ enum opaq_status cpu_delayed_update(const struct opaq_delayed_state *state, cons
 
 /* gemm/product_run.c, column_sum.c */
 size_t cpu_product_workspace(const struct gemm_job *job);
-enum opaq_status cpu_product(const struct gemm_job *job, void *workspace, const struct opaq_execution *execution,
-                             struct opaq_error *error);
+enum opaq_status cpu_product(const struct gemm_job *job, void *workspace,
+                             const struct opaq_execution *execution, struct opaq_error *error);
 const char *cpu_product_kernel(const struct opaq_spec *w, const struct opaq_spec *x, enum opaq_element x_dtype,
                                int32_t precision);
 enum opaq_status cpu_column_sum(const struct row_groups *groups, const struct quant_matrix *rows,
@@ -53,8 +53,8 @@ enum opaq_status cpu_grouped_gradient_workspace(const struct grouped_gradient *j
 enum opaq_status cpu_grouped_gradient(const struct grouped_gradient *job, void *workspace,
                                       const struct opaq_execution *execution, struct opaq_error *error);
 enum opaq_status cpu_row_dot_workspace(const struct row_dot *job, size_t *bytes, struct opaq_error *error);
-enum opaq_status cpu_row_dot(const struct row_dot *job, void *workspace,
-                             const struct opaq_execution *execution, struct opaq_error *error);
+enum opaq_status cpu_row_dot(const struct row_dot *job, void *workspace, const struct opaq_execution *execution,
+                             struct opaq_error *error);
 
 /* moe/route.c, rows.c, activation.c */
 enum opaq_status cpu_route(const struct route_job *job, const struct opaq_execution *execution,

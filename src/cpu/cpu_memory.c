@@ -4,7 +4,8 @@
 
 #include "cpu/cpu_functions.h"
 
-enum opaq_status cpu_allocate(struct opaq_device device, size_t bytes, void **memory, struct opaq_error *error) {
+enum opaq_status cpu_allocate(struct opaq_device device, size_t bytes, void **memory,
+                              struct opaq_error *error) {
     (void)device;
     return posix_memalign(memory, 64, bytes == 0 ? 64 : bytes) == 0
                ? OPAQ_OK
@@ -27,7 +28,10 @@ enum opaq_status cpu_zero(void *memory, size_t bytes, const struct opaq_executio
 }
 
 static size_t dtype_size(int32_t dtype) {
-    return dtype == OPAQ_DTYPE_U8 ? 1 : dtype == OPAQ_DTYPE_I64 ? 8 : dtype == OPAQ_DTYPE_F32 || dtype == OPAQ_DTYPE_I32 ? 4 : 2;
+    return dtype == OPAQ_DTYPE_U8                               ? 1
+           : dtype == OPAQ_DTYPE_I64                            ? 8
+           : dtype == OPAQ_DTYPE_F32 || dtype == OPAQ_DTYPE_I32 ? 4
+                                                                : 2;
 }
 
 /* Copies the elements from dimension `dimension` on, the last dimension innermost. */
@@ -45,7 +49,8 @@ static void copy_strided(const struct opaq_tensor *from, int dimension, const ch
         return;
     }
     for (int64_t i = 0; i < size; ++i) {
-        copy_strided(from, dimension + 1, source + (size_t)(i * from->strides[dimension]) * bytes, bytes, target);
+        copy_strided(from, dimension + 1, source + (size_t)(i * from->strides[dimension]) * bytes, bytes,
+                     target);
     }
 }
 

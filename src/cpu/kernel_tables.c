@@ -76,17 +76,17 @@ static const struct activation_table *const activation_list[] = {
 #define LIST(list) list, (int)(sizeof(list) / sizeof(list)[0])
 #define RANGE(table, member, kernel, count) \
     { offsetof(struct table, member), sizeof(struct kernel), count }
-#define ONE_KERNEL \
-    {              \
+#define ONE_KERNEL  \
+    {               \
         { 0, 0, 1 } \
     }
 
-static const struct kernel_family quant_family = {LIST(quant_list),
-                                                  {RANGE(quant_table, quantize, quant_kernel, OPAQ_FORMAT_COUNT),
-                                                   RANGE(quant_table, dequantize, quant_kernel, OPAQ_FORMAT_COUNT),
-                                                   RANGE(quant_table, both, both_kernel, OPAQ_FORMAT_COUNT),
-                                                   RANGE(quant_table, amax, amax_kernel, 1),
-                                                   RANGE(quant_table, decode_row, decode_row_kernel, 1)}};
+static const struct kernel_family quant_family = {
+    LIST(quant_list),
+    {RANGE(quant_table, quantize, quant_kernel, OPAQ_FORMAT_COUNT),
+     RANGE(quant_table, dequantize, quant_kernel, OPAQ_FORMAT_COUNT),
+     RANGE(quant_table, both, both_kernel, OPAQ_FORMAT_COUNT), RANGE(quant_table, amax, amax_kernel, 1),
+     RANGE(quant_table, decode_row, decode_row_kernel, 1)}};
 static const struct kernel_family packed_family = {
     LIST(packed_list),
     {RANGE(packed_table, kernel, packed_kernel, PACKED_FORMAT_COUNT *PACKED_PRECISION_COUNT)}};

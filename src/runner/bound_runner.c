@@ -170,8 +170,8 @@ static const void *keep(struct arena *host, const void *from, size_t bytes) {
 
 /* Copies a call's values: descriptions into `host`, tensors' data into the arena of `work`; or measures both. */
 static enum opaq_status bind(struct work *work, struct arena *host, const struct op_row *row, int activations,
-                             const struct opaq_value *values, const struct bound_layer *layer, struct bound *bound,
-                             struct opaq_error *error) {
+                             const struct opaq_value *values, const struct bound_layer *layer,
+                             struct bound *bound, struct opaq_error *error) {
     const struct opaq_op *op = &row->op;
     int weight = 0;
     for (int i = activations; i < op->argument_count; ++i) {
@@ -246,8 +246,8 @@ static enum opaq_status describe(const struct binding *binding, const struct bou
 
 /* Fills a block of host memory, whose size was measured, and memory of the device. */
 static enum opaq_status fill(struct work *work, struct arena *host, const struct binding *binding,
-                             const struct opaq_value *values, const struct bound_layer *layer, struct bound *bound,
-                             struct opaq_error *error) {
+                             const struct opaq_value *values, const struct bound_layer *layer,
+                             struct bound *bound, struct opaq_error *error) {
     TRY(bind(work, host, bound->row, binding->activations, values, layer, bound, error));
     TRY(check_call(binding, &bound->row->op, bound->values, bound->device, error));
     return op_plan_resolve(bound->row, bound->values, &bound->plan, error);
@@ -267,14 +267,13 @@ static enum opaq_status prepare(const struct binding *binding, const struct op_r
     *bytes = host.used + work.arena.used;
     void *block = NULL;
     if (work.arena.used > (size_t)OPAQ_SIZE_LIMIT || posix_memalign(&block, 64, host.used) != 0) {
-        return opaq_fail(error, OPAQ_ERROR_MEMORY, "no memory for a %s runner of %zu bytes", row->op.name, *bytes);
+        return opaq_fail(error, OPAQ_ERROR_MEMORY, "no memory for a %s runner of %zu bytes", row->op.name,
+                         *bytes);
     }
     host = (struct arena){.memory = block};
     struct bound *bound = arena_take(&host, sizeof *bound);
-    *bound = (struct bound){.row = row,
-                            .backend = work.backend,
-                            .device = execution->device,
-                            .activations = binding->activations};
+    *bound = (struct bound){
+        .row = row, .backend = work.backend, .device = execution->device, .activations = binding->activations};
     enum opaq_status status = work.backend->allocate(bound->device, work.arena.used, &bound->memory, error);
     if (status == OPAQ_OK) {
         work.arena = (struct arena){.memory = bound->memory};

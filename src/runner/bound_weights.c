@@ -79,8 +79,8 @@ static enum opaq_status read_word(const struct plan_word *word, void *context, s
         }
     }
     if (!is_about_weights && layer->length + word->length + 1 < sizeof layer->text) {
-        layer->length += (size_t)snprintf(layer->text + layer->length, sizeof layer->text - layer->length, "%s%.*s",
-                                         layer->length ? " " : "", (int)word->length, word->text);
+        layer->length += (size_t)snprintf(layer->text + layer->length, sizeof layer->text - layer->length,
+                                          "%s%.*s", layer->length ? " " : "", (int)word->length, word->text);
     }
     return OPAQ_OK;
 }
@@ -94,8 +94,8 @@ static enum opaq_status add_given(struct bound_layer *layer, const struct bound_
         return status;
     }
     const size_t room = sizeof layer->text - layer->length;
-    const int wanted =
-        snprintf(layer->text + layer->length, room, "%s%s_given=%s", layer->length ? " " : "", weight->name, spec);
+    const int wanted = snprintf(layer->text + layer->length, room, "%s%s_given=%s", layer->length ? " " : "",
+                                weight->name, spec);
     if (wanted < 0 || (size_t)wanted >= room) {
         return opaq_fail(error, OPAQ_ERROR_TEXT, "the plan is too long with its weights' words");
     }
@@ -104,7 +104,7 @@ static enum opaq_status add_given(struct bound_layer *layer, const struct bound_
 }
 
 enum opaq_status bound_layer_make(const struct opaq_op *op, const struct opaq_value *values,
-                                 struct bound_layer *layer, struct opaq_error *error) {
+                                  struct bound_layer *layer, struct opaq_error *error) {
     memset(layer, 0, sizeof *layer);
     layer->argument = find_argument(op, "plan", "");
     for (int i = 0; i < op->argument_count && layer->weight_count < WEIGHT_LIMIT; ++i) {

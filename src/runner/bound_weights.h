@@ -27,7 +27,7 @@ struct bound_layer {
 
 /* Of a call that was checked. The error names no operation. */
 enum opaq_status bound_layer_make(const struct opaq_op *op, const struct opaq_value *values,
-                                 struct bound_layer *layer, struct opaq_error *error);
+                                  struct bound_layer *layer, struct opaq_error *error);
 
 /* A contiguous copy of any strided tensor, in memory of the work's arena. While measuring nothing is written. */
 enum opaq_status bound_tensor_copy(struct work *work, const struct opaq_tensor *from, struct opaq_tensor *to,

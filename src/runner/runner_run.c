@@ -7,8 +7,8 @@
 
 /* The row of the runner's kind, and its values: the inputs, the handle, the size that the runner gives. NULL with an
  * OPAQ_ERROR_ARGUMENT if that does not fit. */
-static const struct opaq_op *find_row(int64_t handle, const struct opaq_tensor *inputs,
-                                      int input_count, struct opaq_value *values, struct opaq_error *error) {
+static const struct opaq_op *find_row(int64_t handle, const struct opaq_tensor *inputs, int input_count,
+                                      struct opaq_value *values, struct opaq_error *error) {
     const struct runner *runner = runner_hold(handle, RUNNER_ANY, error);
     char name[32];
     if (runner == NULL) {
@@ -21,8 +21,7 @@ static const struct opaq_op *find_row(int64_t handle, const struct opaq_tensor *
     const struct opaq_op *op = opaq_op_find(name);
     const int count = op->argument_count - 2;
     if (inputs == NULL || input_count != count) {
-        (void)opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                        "%s %d inputs, but runner %lld is a %s runner and takes %d",
+        (void)opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s %d inputs, but runner %lld is a %s runner and takes %d",
                         inputs == NULL ? "NULL for" : "got", input_count, (long long)handle, kind, count);
         return NULL;
     }

@@ -11,8 +11,8 @@ struct torch_scratch {
 };
 
 /* At least so many bytes on a device: those of an earlier call of this thread, or new ones. */
-enum opaq_status torch_scratch_take(struct opaq_device device, size_t bytes,
-                                    struct torch_scratch *scratch, struct opaq_error *error);
+enum opaq_status torch_scratch_take(struct opaq_device device, size_t bytes, struct torch_scratch *scratch,
+                                    struct opaq_error *error);
 
 /* Back: freed, or kept for the thread's next call. */
 void torch_scratch_give(struct torch_scratch *scratch);

@@ -134,7 +134,8 @@ static enum opaq_status make_rows(const char *operation, const char *name, bool 
         stride *= copy.shape[i];
     }
     if (torch_tensor_allocate(&copy, &made, error) != OPAQ_OK) {
-        return opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: PyTorch could not allocate a copy of %s", operation, name);
+        return opaq_fail(error, OPAQ_ERROR_MEMORY, "%s: PyTorch could not allocate a copy of %s", operation,
+                         name);
     }
     const bool records = aoti_torch_grad_mode_is_enabled();
     aoti_torch_grad_mode_set_enabled(false);
@@ -383,8 +384,7 @@ enum opaq_status torch_tensor_randomize(const struct opaq_tensor *tensor, uint64
     const int64_t high = (int64_t)1 << 62;
     if (tensor->device.type != OPAQ_DEVICE_CPU) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                         "random numbers on cuda:%d, this build works on the cpu",
-                         tensor->device.index);
+                         "random numbers on cuda:%d, this build works on the cpu", tensor->device.index);
     }
     if (aoti_torch_cpu_randint_low_out(tensor_handle(handle), 0, high, tensor->shape, tensor->rank) != 0) {
         return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch gave no random numbers");

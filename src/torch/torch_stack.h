@@ -34,12 +34,11 @@ enum opaq_status torch_arguments_read(const struct opaq_op *op, uint64_t *stack,
 void torch_arguments_free(const struct opaq_op *op, uint64_t *stack, struct torch_arguments *arguments);
 
 /* A new tensor like `like`; its handle, and its address in like->data. */
-enum opaq_status torch_tensor_allocate(struct opaq_tensor *like, uint64_t *handle,
-                                       struct opaq_error *error);
+enum opaq_status torch_tensor_allocate(struct opaq_tensor *like, uint64_t *handle, struct opaq_error *error);
 
 /* Random integers from PyTorch's default generator into a tensor that was allocated. */
-enum opaq_status torch_tensor_randomize(const struct opaq_tensor *tensor,
-                                        uint64_t handle, struct opaq_error *error);
+enum opaq_status torch_tensor_randomize(const struct opaq_tensor *tensor, uint64_t handle,
+                                        struct opaq_error *error);
 
 void torch_tensor_free(uint64_t handle);
 

@@ -94,12 +94,12 @@ static void leave(void) {
 /* ---- the table ---- */
 
 /* One function: the CPU's, with the memory readable meanwhile. */
-#define FORWARD(name, parameters, arguments)               \
-    static enum opaq_status hiding_##name parameters {     \
-        enter();                                           \
+#define FORWARD(name, parameters, arguments)                        \
+    static enum opaq_status hiding_##name parameters {              \
+        enter();                                                    \
         const enum opaq_status status = cpu_backend.name arguments; \
-        leave();                                           \
-        return status;                                     \
+        leave();                                                    \
+        return status;                                              \
     }
 #define RUN const struct opaq_execution *execution, struct opaq_error *error
 
@@ -115,7 +115,8 @@ FORWARD(quantize, (const struct quant_job *job, const struct quantize_figures *f
         (job, figures, execution, error))
 FORWARD(dequantize, (const struct quant_job *job, RUN), (job, execution, error))
 FORWARD(amax,
-        (const struct quant_copy *copy, const struct opaq_spec *spec, bool is_stored, int64_t step, float *amax, RUN),
+        (const struct quant_copy *copy, const struct opaq_spec *spec, bool is_stored, int64_t step, float *amax,
+         RUN),
         (copy, spec, is_stored, step, amax, execution, error))
 FORWARD(remap, (const struct remap_job *job, RUN), (job, execution, error))
 FORWARD(compare_figures, (const struct quant_job *a, const struct quant_job *b, bool *are_equal, RUN),
@@ -136,8 +137,8 @@ FORWARD(column_sum,
 FORWARD(route, (const struct route_job *job, RUN), (job, execution, error))
 FORWARD(split, (const struct split_job *job, RUN), (job, execution, error))
 FORWARD(gather_rows,
-        (const struct row_groups *groups, const struct quant_matrix *from, enum row_order order, bool is_weighted,
-         const struct quant_matrix *to, RUN),
+        (const struct row_groups *groups, const struct quant_matrix *from, enum row_order order,
+         bool is_weighted, const struct quant_matrix *to, RUN),
         (groups, from, order, is_weighted, to, execution, error))
 FORWARD(weigh_rows, (const struct row_groups *groups, const struct quant_matrix *rows, RUN),
         (groups, rows, execution, error))
@@ -222,8 +223,8 @@ void hiding_remove(void) {
 /* ---- calls of operators ---- */
 
 /* Bytes of everything that a call has, and how many tensors its arguments have. */
-static size_t measure(const struct opaq_op *op, const struct opaq_value *values, const struct opaq_outputs *outputs,
-                      int64_t *tensors, bool *is_on_cpu) {
+static size_t measure(const struct opaq_op *op, const struct opaq_value *values,
+                      const struct opaq_outputs *outputs, int64_t *tensors, bool *is_on_cpu) {
     size_t bytes = 0;
     *tensors = 0;
     *is_on_cpu = true;
@@ -282,8 +283,8 @@ void hidden_call_run(struct hidden_call *call, const struct opaq_op *op, const s
     void *const workspace = hiding_copy(&call->hiding, NULL, bytes);
     memset(workspace, 0xA5, bytes);
     hiding_hide(&call->hiding);
-    call->status = opaq_op_run(op, call->values, &call->outputs, (struct opaq_span){workspace, bytes}, &execution,
-                               &call->error);
+    call->status = opaq_op_run(op, call->values, &call->outputs, (struct opaq_span){workspace, bytes},
+                               &execution, &call->error);
     hiding_reveal(&call->hiding);
     hiding_remove();
 }

@@ -264,8 +264,7 @@ static int run_without_memory(const char *name, const struct opaq_value *values,
     if (status == OPAQ_OK) {
         const struct opaq_execution execution = {.parallel = means->parallel};
         fail_at(n);
-        status =
-            opaq_op_run(op, values, &outputs, (struct opaq_span){workspace, bytes}, &execution, &error);
+        status = opaq_op_run(op, values, &outputs, (struct opaq_span){workspace, bytes}, &execution, &error);
         fail_never();
     }
     CHECK_EQ_INT(status, OPAQ_OK);

@@ -156,7 +156,8 @@ static void by_hand(void) {
     CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL), OPAQ_OK);
     CHECK(history[1] == 2.0f && history[2] == 1.0f && scale == 112.0f); /* nothing gathered: nothing moves */
     const float reduced = 7.0f;
-    CHECK_EQ_INT(opaq_delayed_update(&state, &reduced, OPAQ_E4M3, 0, OPAQ_AMAX_MOST_RECENT, NULL, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_delayed_update(&state, &reduced, OPAQ_E4M3, 0, OPAQ_AMAX_MOST_RECENT, NULL, NULL),
+                 OPAQ_OK);
     CHECK(history[1] == 1.0f && history[2] == 7.0f && scale == 64.0f);
 }
 

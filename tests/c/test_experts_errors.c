@@ -115,7 +115,8 @@ static void inputs(void) {
          "the tensors are on cuda:0, for which this build of opaq has no back end");
     BOTH("", args.gate_up.tensor[0].device.type = OPAQ_DEVICE_CUDA, ARGUMENT,
          "gate_up is on another device than the first tensor");
-    BOTH("", move_to_cuda(), UNSUPPORTED, "the tensors are on cuda:1, for which this build of opaq has no back end");
+    BOTH("", move_to_cuda(), UNSUPPORTED,
+         "the tensors are on cuda:1, for which this build of opaq has no back end");
     tensors_free();
 }
 
@@ -353,14 +354,15 @@ static void routers(void) {
                "the strides of topk_weights are negative or reach beyond 2^62 bytes");
         REFUSE(op, "", args.ids.device.type = OPAQ_DEVICE_CUDA, ARGUMENT,
                "topk_ids is on another device than the first tensor");
-        REFUSE(op, "", args.weights.device.index = 2, ARGUMENT,
-               "topk_weights is on another device");
+        REFUSE(op, "", args.weights.device.index = 2, ARGUMENT, "topk_weights is on another device");
         REFUSE(op, "experts=2", (void)0, SHAPE, "a stack of 3 experts from 0 on does not fit into experts=2");
         REFUSE(op, "experts=5 first=3", (void)0, SHAPE,
                "a stack of 3 experts from 3 on does not fit into experts=5");
     }
-    refuse_id(__LINE__, "", -2, "topk_ids has -2 at token 3, choice 1, expected 0 to 2, or -1 or 3 for no expert");
-    refuse_id(__LINE__, "", 4, "topk_ids has 4 at token 3, choice 1, expected 0 to 2, or -1 or 3 for no expert");
+    refuse_id(__LINE__, "", -2,
+              "topk_ids has -2 at token 3, choice 1, expected 0 to 2, or -1 or 3 for no expert");
+    refuse_id(__LINE__, "", 4,
+              "topk_ids has 4 at token 3, choice 1, expected 0 to 2, or -1 or 3 for no expert");
     refuse_id(__LINE__, "", INT64_MIN, "topk_ids has -9223372036854775808 at token 3, choice 1");
     refuse_id(__LINE__, "", INT64_MAX, "topk_ids has 9223372036854775807 at token 3, choice 1");
     refuse_id(__LINE__, "experts=9 first=2", 10, "expected 0 to 8, or -1 or 9 for no expert");

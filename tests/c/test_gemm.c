@@ -6,8 +6,8 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "opaq/cpu.h"
 #include "cpu/quant/ref/quant_table_ref.h"
+#include "opaq/cpu.h"
 #include "support_float.h"
 #include "support_tensor.h"
 
@@ -234,8 +234,8 @@ static void run_case(const struct gemm_case *one, const int64_t *shape, enum ten
     struct operand b;
     operand_make(&a, one->a, shape[0], shape[2], fill, 1, undo);
     operand_make(&b, one->b, shape[1], shape[2], fill, 2, undo);
-    struct gemm_job job = {a.operand, b.operand, matrix_make(shape[0], shape[1], OPAQ_F32),
-                           NULL,      OPAQ_F32,  false, 0};
+    struct gemm_job job = {a.operand, b.operand, matrix_make(shape[0], shape[1], OPAQ_F32), NULL, OPAQ_F32,
+                           false,     0};
     snprintf(what, sizeof what, "%s by %s, fill %d%s", one->a, one->b, (int)fill, undo ? ", undone" : "");
     check_job(&a, &b, &job, what);
     if (fill <= FILL_OUTLIERS) {
@@ -305,12 +305,12 @@ static void operands_may_have_any_steps(void) {
                                       steps[s][0],
                                       steps[s][1]};
             decode_plain_operand(&side);
-            struct gemm_job job = {side.operand, b.operand, matrix_make(rows, 21, OPAQ_F32),
-                                   NULL,         OPAQ_F32,  false, 0};
+            struct gemm_job job = {side.operand, b.operand, matrix_make(rows, 21, OPAQ_F32), NULL, OPAQ_F32,
+                                   false,        0};
             check_job(&side, &b, &job, "strided a");
             free(job.c.data);
-            job = (struct gemm_job){b.operand, side.operand, matrix_make(21, rows, OPAQ_F32),
-                                    NULL,      OPAQ_F32,     false, 0};
+            job = (struct gemm_job){
+                b.operand, side.operand, matrix_make(21, rows, OPAQ_F32), NULL, OPAQ_F32, false, 0};
             check_job(&b, &side, &job, "strided b");
             free(job.c.data);
             operand_free(&side);
@@ -394,8 +394,8 @@ static void specials_come_through(void) {
                     ((float *)b.made.x.buffer[0].data)[i] = 1.0f;
                 }
                 ((float *)a.made.x.buffer[0].data)[columns + k] = values[v];
-                struct gemm_job job = {a.operand, b.operand, matrix_make(rows, 3, OPAQ_F32),
-                                       NULL,      OPAQ_F32,  false, 0};
+                struct gemm_job job = {a.operand, b.operand, matrix_make(rows, 3, OPAQ_F32), NULL, OPAQ_F32,
+                                       false,     0};
                 void *workspace = gemm_case_allocate(gemm_workspace_bytes(&job));
                 gemm_run(&job, workspace, NULL);
                 for (int64_t i = 0; i < rows * 3; ++i) {

@@ -86,10 +86,8 @@ static void grouped_calls(void) {
     }
     GROUPED("", grouped.splits.dtype = OPAQ_DTYPE_F32, ARGUMENT,
             "splits is f32[3], expected int32 or int64 [3]");
-    GROUPED("", grouped.splits.rank = 2, ARGUMENT,
-            "splits is int64[3,0], expected int32 or int64 [3]");
-    GROUPED("", grouped.splits.shape[0] = 2, ARGUMENT,
-            "splits is int64[2], expected int32 or int64 [3]");
+    GROUPED("", grouped.splits.rank = 2, ARGUMENT, "splits is int64[3,0], expected int32 or int64 [3]");
+    GROUPED("", grouped.splits.shape[0] = 2, ARGUMENT, "splits is int64[2], expected int32 or int64 [3]");
     GROUPED("", grouped.splits.strides[0] = -1, OVERFLOW, "the strides of splits are negative");
     GROUPED("", grouped.splits.device.type = OPAQ_DEVICE_CUDA, ARGUMENT,
             "splits is on another device than the first tensor");

@@ -24,8 +24,8 @@ static struct opaq_view hidden_view(struct hiding *hiding, const struct opaq_vie
 
 static void check_buffers(const struct opaq_view *hidden, const struct opaq_view *expected, const char *what) {
     for (int i = 0; i < opaq_proto_buffer_count(&expected->proto); ++i) {
-        CHECK_BYTES(hidden->buffer[i].data, expected->buffer[i].data, expected->buffer[i].bytes, "%s, buffer %d",
-                    what, i);
+        CHECK_BYTES(hidden->buffer[i].data, expected->buffer[i].data, expected->buffer[i].bytes,
+                    "%s, buffer %d", what, i);
     }
 }
 
@@ -168,7 +168,8 @@ static void check_runner(enum opaq_runner_kind kind, const char *weights, const 
 }
 
 static void runners(void) {
-    static const char *const given[] = {"", "fp8row", "fp8blk2", "mxfp8", "mxfp4", "nvfp4+rowscaled", "nvfp4+tiled"};
+    static const char *const given[] = {"",      "fp8row",          "fp8blk2",    "mxfp8",
+                                        "mxfp4", "nvfp4+rowscaled", "nvfp4+tiled"};
     static const char *const here[] = {"w=fp8", "w=fp8row", "w=mxfp8", "w=nvfp4", "w=mxfp4"};
     for (int kind = OPAQ_RUNNER_LINEAR; kind <= OPAQ_RUNNER_MOE; ++kind) {
         for (size_t i = 0; i < sizeof given / sizeof given[0]; ++i) {

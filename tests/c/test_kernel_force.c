@@ -9,8 +9,8 @@
 #include "cpu/gemm/packed_prepare.h"
 #include "cpu/gemm/plain_convert.h"
 #include "cpu/moe/activation_table.h"
-#include "opaq/opaq.h"
 #include "cpu/quant/quant_table.h"
+#include "opaq/opaq.h"
 #include "support_spec.h"
 
 static void names_are_unique(void) {

@@ -51,10 +51,12 @@ static struct linear_state updated(struct linear_state state, const struct updat
     const struct opaq_delayed_state forward = {state.history_fwd[0], state.scale_fwd, LINEAR_HISTORY, 3};
     const struct opaq_delayed_state backward = {state.history_bwd[0], state.scale_bwd, LINEAR_HISTORY, 2};
     if (!update->reduce) {
-        CHECK_EQ_INT(opaq_delayed_update(&forward, NULL, update->fwd, update->margin, update->algorithm, NULL, NULL),
-                     OPAQ_OK);
-        CHECK_EQ_INT(opaq_delayed_update(&backward, NULL, update->bwd, update->margin, update->algorithm, NULL, NULL),
-                     OPAQ_OK);
+        CHECK_EQ_INT(
+            opaq_delayed_update(&forward, NULL, update->fwd, update->margin, update->algorithm, NULL, NULL),
+            OPAQ_OK);
+        CHECK_EQ_INT(
+            opaq_delayed_update(&backward, NULL, update->bwd, update->margin, update->algorithm, NULL, NULL),
+            OPAQ_OK);
     }
     return state;
 }

@@ -346,20 +346,21 @@ static void delayed_arguments(void) {
         const char *says;
     } shapes[] = {
         {0, 2, "[0][2]"}, {-3, 2, "[-3][2]"}, {3, -1, "[3][-1]"}, {(int64_t)1 << 32, (int64_t)1 << 32, "["}};
-    check_refusal(opaq_delayed_update(NULL, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, &error), OPAQ_ERROR_ARGUMENT,
-                  &error, "delayed_update: ", "NULL", "no state");
+    check_refusal(opaq_delayed_update(NULL, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, &error),
+                  OPAQ_ERROR_ARGUMENT, &error, "delayed_update: ", "NULL", "no state");
     for (int i = 0; i < 4; ++i) {
         const struct opaq_delayed_state bad = {history, scale, shapes[i].length, shapes[i].count};
-        check_refusal(opaq_delayed_update(&bad, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, &error), OPAQ_ERROR_SHAPE,
-                      &error, "delayed_update: ", shapes[i].says, "shape");
-        CHECK_EQ_INT(opaq_delayed_update(&bad, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL), OPAQ_ERROR_SHAPE);
+        check_refusal(opaq_delayed_update(&bad, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, &error),
+                      OPAQ_ERROR_SHAPE, &error, "delayed_update: ", shapes[i].says, "shape");
+        CHECK_EQ_INT(opaq_delayed_update(&bad, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL),
+                     OPAQ_ERROR_SHAPE);
     }
     const struct opaq_delayed_state no_history = {NULL, scale, 3, 2};
     const struct opaq_delayed_state no_scale = {history, NULL, 3, 2};
     check_refusal(opaq_delayed_update(&no_history, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, &error),
                   OPAQ_ERROR_BUFFER, &error, "delayed_update: ", "amax_history", "no history");
-    check_refusal(opaq_delayed_update(&no_scale, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, &error), OPAQ_ERROR_BUFFER,
-                  &error, "delayed_update: ", "scale", "no scale");
+    check_refusal(opaq_delayed_update(&no_scale, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, &error),
+                  OPAQ_ERROR_BUFFER, &error, "delayed_update: ", "scale", "no scale");
     for (int element = -1; element <= OPAQ_ELEMENT_COUNT; ++element) {
         if (element != OPAQ_E4M3 && element != OPAQ_E5M2) {
             check_refusal(

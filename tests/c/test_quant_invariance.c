@@ -179,7 +179,8 @@ static void settings_and_other_operations(void) {
         const struct float_setting before = change_setting(i);
         const struct float_setting set = float_setting_get();
         const enum opaq_status first = opaq_amax(&x.view, &spec, OPAQ_COLUMNWISE, NULL, actual, 40, NULL);
-        const enum opaq_status second = opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL);
+        const enum opaq_status second =
+            opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL);
         const uint32_t code = opaq_element_encode_stochastic(OPAQ_BF16, support_float(0x00012345u), 0xFFFF);
         const uint32_t nearest = opaq_element_encode(OPAQ_BF16, support_float(0x00012345u), OPAQ_SATURATE);
         const float smallest = opaq_element_decode(OPAQ_BF16, 1);

@@ -146,7 +146,17 @@ def test_asked_to_stop_in_long_work(tmp_path: Path, number: int) -> None:
     save_file(weights, tmp_path / "source.safetensors")
     target = tmp_path / "made.safetensors"
     process = subprocess.Popen(
-        ["nice", "-n", "19", PROGRAM, "quantize", "--threads", "1", str(tmp_path / "source.safetensors"), str(target)],
+        [
+            "nice",
+            "-n",
+            "19",
+            PROGRAM,
+            "quantize",
+            "--threads",
+            "1",
+            str(tmp_path / "source.safetensors"),
+            str(target),
+        ],
         stderr=subprocess.PIPE,
         text=True,
     )

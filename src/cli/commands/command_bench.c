@@ -29,7 +29,7 @@ struct bench {
     struct opaq_pool *pool;
     struct opaq_parallel parallel;
     struct opaq_execution execution; /* on all threads */
-    int widths; /* 1 if there is one thread only */
+    int widths;                      /* 1 if there is one thread only */
     double copy_seconds[WIDTH_COUNT];
     double seconds[OPERATION_COUNT][OPAQ_FORMAT_COUNT][WIDTH_COUNT];
     int rounds;

@@ -123,7 +123,8 @@ static void pack_panel(void *argument, int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t block = unit / schedule->panel_tiles;
         const int64_t tile = unit % schedule->panel_tiles;
-        pack_b(schedule, schedule->panel + tile * schedule->table->tile_columns, block, packed_b(schedule, block, tile));
+        pack_b(schedule, schedule->panel + tile * schedule->table->tile_columns, block,
+               packed_b(schedule, block, tile));
     }
 }
 
@@ -138,7 +139,7 @@ static void multiply_chunk(const struct gemm_schedule *schedule, int64_t row, in
         decode_a(schedule, row, rows, block, a);
         for (int64_t t = tile; t < tile_end; ++t) {
             schedule->table->run(a, rows, packed_b(schedule, block, t), block_depth(schedule, block),
-                             total + (t - tile) * width, columns);
+                                 total + (t - tile) * width, columns);
         }
     }
     for (int i = 0; i < rows; ++i) {
@@ -199,7 +200,8 @@ static void multiply_tiles(void *argument, int64_t begin, int64_t end) {
         memset(total, 0, sizeof total);
         for (int64_t block = 0; block < schedule->block_count; ++block) {
             pack_b(schedule, tile * width, block, b);
-            schedule->table->run(decoded_a(schedule, block), rows, b, block_depth(schedule, block), total, width);
+            schedule->table->run(decoded_a(schedule, block), rows, b, block_depth(schedule, block), total,
+                                 width);
         }
         for (int i = 0; i < rows; ++i) {
             store_row(schedule->job, i, tile * width, width, total + i * width);
@@ -227,10 +229,10 @@ void gemm_run_with(const struct gemm_table *table, const struct gemm_job *job, v
                    const struct opaq_parallel *parallel) {
     const int64_t depth = gemm_depth(job);
     struct gemm_schedule schedule = {.job = job,
-                             .table = table,
-                             .depth = depth,
-                             .block_count = ceil_div(depth, GEMM_BLOCK),
-                             .workspace = workspace};
+                                     .table = table,
+                                     .depth = depth,
+                                     .block_count = ceil_div(depth, GEMM_BLOCK),
+                                     .workspace = workspace};
     assert(job->a.plain.rows == job->c.rows && job->b.plain.rows == job->c.columns);
     assert(job->a.plain.columns == job->b.plain.columns);
     if (job->c.rows == 0 || job->c.columns == 0) {

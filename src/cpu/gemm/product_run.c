@@ -18,8 +18,8 @@ size_t cpu_product_workspace(const struct gemm_job *job) {
     return tiled > any ? tiled : any;
 }
 
-enum opaq_status cpu_product(const struct gemm_job *job, void *workspace, const struct opaq_execution *execution,
-                             struct opaq_error *error) {
+enum opaq_status cpu_product(const struct gemm_job *job, void *workspace,
+                             const struct opaq_execution *execution, struct opaq_error *error) {
     const enum packed_precision precision = (enum packed_precision)job->precision;
     (void)error;
     if (packed_can_run(job, precision)) {

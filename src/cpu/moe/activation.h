@@ -3,9 +3,9 @@
 #ifndef OPAQ_CPU_MOE_ACTIVATION_H
 #define OPAQ_CPU_MOE_ACTIVATION_H
 
+#include "backend/quant_job.h"
 #include "opaq/experts.h"
 #include "opaq/parallel.h"
-#include "backend/quant_job.h"
 
 /* a[rows, I] from h[rows, 2I or I], both contiguous along their rows. h and a hold one dtype. */
 void activation_forward(const struct opaq_experts_plan *plan, const struct quant_matrix *h,

@@ -312,8 +312,8 @@ enum opaq_status cpu_row_dot_workspace(const struct row_dot *job, size_t *bytes,
     return measure_group(job->groups, job->a.view.proto.device, dot_group, job, bytes, error);
 }
 
-enum opaq_status cpu_row_dot(const struct row_dot *job, void *workspace,
-                             const struct opaq_execution *execution, struct opaq_error *error) {
+enum opaq_status cpu_row_dot(const struct row_dot *job, void *workspace, const struct opaq_execution *execution,
+                             struct opaq_error *error) {
     struct work work = work_in(workspace, execution);
     return each_group(&work, job->groups, dot_group, job, error);
 }

@@ -21,8 +21,8 @@ enum { BATCH_ROWS = 1024, PART = ACTIVATION_STRETCH };
 struct batch {
     const struct grouped_product *job;
     struct row_range range;
-    int64_t count; /* segments */
-    int64_t *group; /* of each segment */
+    int64_t count;   /* segments */
+    int64_t *group;  /* of each segment */
     int64_t *source; /* the row of x of each sorted row; NULL: they are consecutive */
     struct operand *weights;
     struct packed_segment *segments;
@@ -56,8 +56,9 @@ static bool stack_of(const struct grouped_product *job, struct operand *stack) {
     const struct opaq_proto *proto = &job->w.view.proto;
     const struct operand_form form = {.along = OPAQ_ROWWISE};
     struct work nothing = {.is_measuring = true};
-    return proto->is_quantized && (proto->spec.usage & OPAQ_ROWWISE) != 0 && job->w.form.along == OPAQ_ROWWISE &&
-           !job->w.form.is_dequantized && operand_make(&nothing, &job->w.view, &form, stack, NULL) == OPAQ_OK;
+    return proto->is_quantized && (proto->spec.usage & OPAQ_ROWWISE) != 0 &&
+           job->w.form.along == OPAQ_ROWWISE && !job->w.form.is_dequantized &&
+           operand_make(&nothing, &job->w.view, &form, stack, NULL) == OPAQ_OK;
 }
 
 static bool fits(const struct grouped_product *job, const struct operand *stack) {
@@ -65,10 +66,10 @@ static bool fits(const struct grouped_product *job, const struct operand *stack)
     const int64_t partner = partner_of(job);
     struct gemm_operand weight = stack->gemm;
     weight.plain.rows = weight_rows(job);
-    return !job->a.form.quantizes && job->groups->count > 0 && opaq_proto_columns(&job->a.view.proto) <= limit &&
-           weight.plain.rows <= limit && job->groups->rows <= limit &&
-           !(job->result == GROUPED_ACTIVATE && job->h.columns > 0) && job->dot_result == NULL &&
-           (partner == 0 || packed_batch_can_pair(&weight, partner));
+    return !job->a.form.quantizes && job->groups->count > 0 &&
+           opaq_proto_columns(&job->a.view.proto) <= limit && weight.plain.rows <= limit &&
+           job->groups->rows <= limit && !(job->result == GROUPED_ACTIVATE && job->h.columns > 0) &&
+           job->dot_result == NULL && (partner == 0 || packed_batch_can_pair(&weight, partner));
 }
 
 static struct gemm_job probe_of(const struct grouped_product *job, const struct operand *stack) {
@@ -237,9 +238,9 @@ static enum opaq_status run_batch(struct work *work, struct batch *batch, struct
                                      .y = batch->product.buffer[0].data,
                                      .y_step = batch->product.row_stride,
                                      .partner = partner_of(job),
-                                     .finish = job->result == GROUPED_ACTIVATE                        ? activate
+                                     .finish = job->result == GROUPED_ACTIVATE                     ? activate
                                                : job->result == GROUPED_STORE || job->bias != NULL ? conclude
-                                                                                                      : NULL,
+                                                                                                   : NULL,
                                      .argument = batch};
     void *const memory = arena_take(&work->arena, packed_batch_bytes(&run));
     if (work->is_measuring) {
@@ -254,7 +255,8 @@ static enum opaq_status run_batch(struct work *work, struct batch *batch, struct
 }
 
 /* Host arrays of a batch, in the arena: of the CPU this is host memory. */
-static void take_arrays(struct work *work, const struct grouped_product *job, int64_t rows, struct batch *batch) {
+static void take_arrays(struct work *work, const struct grouped_product *job, int64_t rows,
+                        struct batch *batch) {
     const int64_t segments = min_int64(rows, job->groups->count);
     const bool has_source = job->a.order != ROWS_SORTED && !job->a.is_weighted;
     batch->source = arena_take_array(&work->arena, has_source ? rows : 0, sizeof *batch->source);

@@ -107,7 +107,8 @@ void rows_add(const struct row_range *range, const struct quant_matrix *from, bo
               const struct quant_matrix *sums, const struct opaq_parallel *parallel) {
     struct row_task task = {.range = range, .from = from, .to = sums, .is_weighted = is_weighted};
     const struct opaq_body body = {add_columns, &task};
-    parallel_run(parallel_if_worth(parallel, range->count * from->columns), ceil_div(from->columns, PART), &body);
+    parallel_run(parallel_if_worth(parallel, range->count * from->columns), ceil_div(from->columns, PART),
+                 &body);
 }
 
 static void dot_rows(void *argument, int64_t begin, int64_t end) {
@@ -119,8 +120,7 @@ static void dot_rows(void *argument, int64_t begin, int64_t end) {
     float right[PART];
     for (int64_t i = begin; i < end; ++i) {
         const enum row_order order = task->dot->b_order;
-        const int64_t b_row =
-            order == ROWS_SORTED ? i : row_in_order(range->groups, range->first + i, order);
+        const int64_t b_row = order == ROWS_SORTED ? i : row_in_order(range->groups, range->first + i, order);
         float *const result = &task->result[slot_of(range->groups, range->first + i)];
         float total = task->dot->adds ? *result : 0.0f;
         for (int64_t c = 0; c < a->columns; c += PART) {

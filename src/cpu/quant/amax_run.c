@@ -8,8 +8,8 @@
 
 #include "base/checked.h"
 #include "base/float_bits.h"
-#include "base/parallel_run.h"
 #include "base/fp_environment.h"
+#include "base/parallel_run.h"
 #include "cpu/cpu_functions.h"
 #include "cpu/quant/quant_table.h"
 #include "cpu/quant/ref/scale_rules.h"

@@ -40,7 +40,8 @@ enum opaq_status cpu_remap(const struct remap_job *job, const struct opaq_execut
     const struct quant_copy *to = job->remap.to;
     (void)error;
     if (job->amax_count > 0) {
-        memcpy(to->amax + job->amax_to, from->amax + job->amax_from, (size_t)job->amax_count * sizeof *to->amax);
+        memcpy(to->amax + job->amax_to, from->amax + job->amax_from,
+               (size_t)job->amax_count * sizeof *to->amax);
     }
     if (job->has_tensor_scale) {
         memcpy(to->scale, from->scale, sizeof(float));

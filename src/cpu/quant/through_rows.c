@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "format/tile.h"
-#include "cpu/quant/remap_rows.h"
 #include "cpu/quant/ref/segment_ref.h"
+#include "cpu/quant/remap_rows.h"
+#include "format/tile.h"
 
 enum {
     STRIP_CODES = 32 << 10,

@@ -95,8 +95,8 @@ static enum opaq_status gather(struct backward *backward, const struct opaq_view
     const struct quant_matrix source = quant_matrix_make(from);
     const struct quant_matrix target = quant_matrix_make(rows);
     return work->is_measuring ? OPAQ_OK
-                              : work->backend->gather_rows(&experts->groups, &source, order, is_weighted, &target,
-                                                           work->execution, error);
+                              : work->backend->gather_rows(&experts->groups, &source, order, is_weighted,
+                                                           &target, work->execution, error);
 }
 
 /* How products read dy or dh along a usage: quantized, or as they are where the backward is not. */
@@ -140,7 +140,8 @@ static enum opaq_status router_gradient(struct backward *backward, const struct 
     const struct opaq_experts_plan *plan = experts->plan;
     struct work *work = &experts->call->work;
     struct operand_form seen = form_along(OPAQ_ROWWISE);
-    if (plan->backward == OPAQ_BACKWARD_DEQUANTIZED && is_quantized(&plan->h)) { /* what the forward multiplied */
+    if (plan->backward == OPAQ_BACKWARD_DEQUANTIZED &&
+        is_quantized(&plan->h)) { /* what the forward multiplied */
         seen = forward_form(&plan->h, NULL, experts->random, EXPERTS_H);
         seen.is_dequantized = true;
     }
@@ -163,7 +164,8 @@ static enum opaq_status router_gradient(struct backward *backward, const struct 
 }
 
 /* The second product's gradients: da (times r), the router's, ddown. */
-static enum opaq_status backward_down(struct backward *backward, struct opaq_view *da, struct opaq_error *error) {
+static enum opaq_status backward_down(struct backward *backward, struct opaq_view *da,
+                                      struct opaq_error *error) {
     struct experts *experts = &backward->experts;
     const struct opaq_experts_plan *plan = experts->plan;
     struct work *work = &experts->call->work;
@@ -171,7 +173,8 @@ static enum opaq_status backward_down(struct backward *backward, struct opaq_vie
     TRY(experts_matrix(experts, experts->inner, OPAQ_F32, da, error));
     const struct grouped_product product = {
         .groups = &experts->groups,
-        .a = experts_token_rows(experts, &backward->dy, false, gradient_form(backward, OPAQ_ROWWISE, EXPERTS_DY)),
+        .a = experts_token_rows(experts, &backward->dy, false,
+                                gradient_form(backward, OPAQ_ROWWISE, EXPERTS_DY)),
         .w = {experts->down.view, kept(backward, &plan->w, EXPERTS_W2)},
         .precision = plan->precision,
         .result = GROUPED_STORE,
@@ -199,11 +202,10 @@ static enum opaq_status input_gradient(struct backward *backward, const struct o
                                        struct opaq_error *error) {
     struct experts *experts = &backward->experts;
     const struct opaq_experts_plan *plan = experts->plan;
-    struct grouped_product job = {
-        .groups = &experts->groups,
-        .a = sorted_rows(dh, gradient_form(backward, OPAQ_ROWWISE, EXPERTS_DH)),
-        .w = {experts->gate_up.view, kept(backward, &plan->w, EXPERTS_W1)},
-        .precision = plan->precision};
+    struct grouped_product job = {.groups = &experts->groups,
+                                  .a = sorted_rows(dh, gradient_form(backward, OPAQ_ROWWISE, EXPERTS_DH)),
+                                  .w = {experts->gate_up.view, kept(backward, &plan->w, EXPERTS_W1)},
+                                  .precision = plan->precision};
     if (experts->is_routed) {
         job.result = GROUPED_COMBINE;
         job.sums = quant_matrix_make(&backward->dx_sums);
@@ -233,7 +235,8 @@ static enum opaq_status backward_gate_up(struct backward *backward, const struct
         const struct quant_matrix h = quant_matrix_make(&backward->h_rows);
         const struct quant_matrix upstream = quant_matrix_make(da);
         const struct quant_matrix to = quant_matrix_make(&dh);
-        TRY(work->backend->activate_backward(&experts->groups, plan, &h, &upstream, &to, work->execution, error));
+        TRY(work->backend->activate_backward(&experts->groups, plan, &h, &upstream, &to, work->execution,
+                                             error));
     }
     if (wants(backward, DX) || (on_input && wants(backward, DROUTER))) {
         TRY(input_gradient(backward, &dh, error));

@@ -10,8 +10,8 @@
 
 static enum opaq_status check_plan(const struct experts *experts, struct opaq_error *error) {
     const struct opaq_experts_plan *plan = experts->plan;
-    if (!experts->is_routed && (plan->experts || plan->first || plan->weights_on_input ||
-                                (plan->gradients & OPAQ_EXPERTS_ROUTER))) {
+    if (!experts->is_routed &&
+        (plan->experts || plan->first || plan->weights_on_input || (plan->gradients & OPAQ_EXPERTS_ROUTER))) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                          "experts=, first=, weights= and grad=r are for a mixture of experts");
     }
@@ -112,15 +112,17 @@ static enum opaq_status check_choices(const struct experts *experts, const struc
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "topk_ids holds %s, expected int32 or int64",
                          dtype_name(ids->dtype));
     }
-    if (weights->dtype != OPAQ_DTYPE_F32 && weights->dtype != OPAQ_DTYPE_BF16 && weights->dtype != OPAQ_DTYPE_F16) {
+    if (weights->dtype != OPAQ_DTYPE_F32 && weights->dtype != OPAQ_DTYPE_BF16 &&
+        weights->dtype != OPAQ_DTYPE_F16) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "topk_weights holds %s, expected f32, bf16 or f16",
                          dtype_name(weights->dtype));
     }
     if (tensor_elements(ids) < 0 || !fits_tokens(ids, tokens)) {
-        return opaq_fail(error, OPAQ_ERROR_SHAPE,
-                         "topk_ids has the shape %s, expected %lld tokens by choices, or the tokens' own sizes by "
-                         "choices",
-                         shape_text(ids, got, sizeof got), (long long)opaq_proto_rows(tokens));
+        return opaq_fail(
+            error, OPAQ_ERROR_SHAPE,
+            "topk_ids has the shape %s, expected %lld tokens by choices, or the tokens' own sizes by "
+            "choices",
+            shape_text(ids, got, sizeof got), (long long)opaq_proto_rows(tokens));
     }
     if (weights->rank != ids->rank ||
         memcmp(weights->shape, ids->shape, (size_t)ids->rank * sizeof ids->shape[0]) != 0) {
@@ -141,8 +143,8 @@ static enum opaq_status route(struct experts *experts, struct opaq_error *error)
     const int64_t total = plan->experts == 0 ? plan->first + count : plan->experts;
     if (plan->first + count > total) {
         return opaq_fail(error, OPAQ_ERROR_SHAPE,
-                         "a stack of %lld experts from %lld on does not fit into experts=%lld", (long long)count,
-                         (long long)plan->first, (long long)total);
+                         "a stack of %lld experts from %lld on does not fit into experts=%lld",
+                         (long long)count, (long long)plan->first, (long long)total);
     }
     TRY(check_choices(experts, weights, ids, error));
     groups->count = count;

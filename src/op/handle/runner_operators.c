@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "base/try.h"
+#include "op/handle/runner_registry.h"
 #include "op/table/op_table.h"
 #include "op/table/op_tensor.h"
-#include "op/handle/runner_registry.h"
 
 /* the activations of moe_gemm; of the others X alone */
 enum { X, TOPK_WEIGHTS, TOPK_IDS, INPUT_LIMIT };
@@ -36,8 +36,9 @@ static enum opaq_status check_sizes(const struct op_call *call, const struct hel
     const int hint = held->call.input_count + 1;
     const int64_t given = call->values[hint].integer;
     if (given != info->out_features) {
-        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s is %lld, but runner %lld gives %lld", op->argument[hint].name,
-                         (long long)given, (long long)held->handle, (long long)info->out_features);
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s is %lld, but runner %lld gives %lld",
+                         op->argument[hint].name, (long long)given, (long long)held->handle,
+                         (long long)info->out_features);
     }
     if (x->shape[x->rank - 1] != info->in_features) { /* the output has a last size, so x has one */
         char text[160];
@@ -91,17 +92,17 @@ static enum opaq_status hold(const struct op_call *call, struct held_call *held,
     for (int i = 0; i < count; ++i) {
         held->inputs[i] = *call->values[i].tensors;
     }
-    held->call =
-        (struct opaq_runner_call){.inputs = held->inputs,
-                                  .input_count = count,
-                                  .output = call->outputs->tensor,
-                                  .workspace = {call->work.arena.memory, call->work.arena.bytes},
-                                  .execution = &call->execution};
+    held->call = (struct opaq_runner_call){.inputs = held->inputs,
+                                           .input_count = count,
+                                           .output = call->outputs->tensor,
+                                           .workspace = {call->work.arena.memory, call->work.arena.bytes},
+                                           .execution = &call->execution};
     return OPAQ_OK;
 }
 
 /* Memory that a runner's functions can read as it is described, of sizes that fit. */
-static enum opaq_status check(const struct op_call *call, const struct held_call *held, struct opaq_error *error) {
+static enum opaq_status check(const struct op_call *call, const struct held_call *held,
+                              struct opaq_error *error) {
     TRY(check_sizes(call, held, error));
     if (held->call.input_count == INPUT_LIMIT) {
         TRY(check_topk(held, error));

@@ -56,8 +56,7 @@ static bool is_there(uint64_t word, int64_t handle) {
 }
 
 /* Why a handle finds nothing: a generation that its slot has not reached was never given out. */
-static void refuse(int64_t handle, const struct slot *slot, uint64_t word,
-                   struct opaq_error *error) {
+static void refuse(int64_t handle, const struct slot *slot, uint64_t word, struct opaq_error *error) {
     const bool was_there = slot != NULL && generation_of(word) >= (uint64_t)handle >> SLOT_BITS;
     (void)opaq_fail(error, OPAQ_ERROR_ARGUMENT, "runner %lld %s", (long long)handle,
                     was_there ? "is gone: it was destroyed" : "does not exist");

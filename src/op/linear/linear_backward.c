@@ -76,8 +76,8 @@ static enum opaq_status read_history(const struct op_call *call, int scale, int6
                          history == NULL ? "missing" : shape_text(history, text, sizeof text),
                          (long long)count);
     }
-    TRY(floats_of_tensor(rows[scale + 1].name, &values[scale + 1], tensor_elements(history), call->device, &floats,
-                         error));
+    TRY(floats_of_tensor(rows[scale + 1].name, &values[scale + 1], tensor_elements(history), call->device,
+                         &floats, error));
     *state = (struct opaq_delayed_state){.amax_history = history->data,
                                          .scale = values[scale].tensors->data,
                                          .length = history->shape[0],
@@ -145,8 +145,8 @@ static struct quantize_figures figures_of(const struct inputs *in, int place, in
 }
 
 /* dx = dy w */
-static enum opaq_status input_gradient(struct op_call *call, const struct inputs *in, const struct opaq_view *dy,
-                                       struct opaq_error *error) {
+static enum opaq_status input_gradient(struct op_call *call, const struct inputs *in,
+                                       const struct opaq_view *dy, struct opaq_error *error) {
     const struct opaq_linear_plan *plan = &call->plan.linear;
     const bool quantizes = is_quantized(&plan->dx);
     const struct operand_form dy_form = form_along(OPAQ_ROWWISE);
@@ -173,8 +173,8 @@ static enum opaq_status input_gradient(struct op_call *call, const struct inputs
 }
 
 /* dw = dy^T x */
-static enum opaq_status weight_gradient(struct op_call *call, const struct inputs *in, const struct opaq_view *dy,
-                                        struct opaq_error *error) {
+static enum opaq_status weight_gradient(struct op_call *call, const struct inputs *in,
+                                        const struct opaq_view *dy, struct opaq_error *error) {
     const struct opaq_linear_plan *plan = &call->plan.linear;
     const struct operand_form dy_form = form_along(OPAQ_COLUMNWISE);
     const struct operand_form x_form = kept_form(&plan->x, plan->backward, in->random, STREAM_X);
@@ -192,7 +192,8 @@ static enum opaq_status bias_gradient(struct op_call *call, const struct inputs 
     const struct opaq_view dbias = op_plain_output(call, DBIAS);
     TRY(work_dequantize(work, &in->dy, &dy, error));
     const struct quant_matrix rows = quant_matrix_make(&dy);
-    return work->is_measuring ? OPAQ_OK : work->backend->column_sum(NULL, &rows, &dbias, work->execution, error);
+    return work->is_measuring ? OPAQ_OK
+                              : work->backend->column_sum(NULL, &rows, &dbias, work->execution, error);
 }
 
 /* Records the amaxes of forward and backward and, unless they have to be reduced first, updates the scales. */
@@ -205,7 +206,8 @@ static enum opaq_status delayed_step(const struct op_call *call, const struct de
                                 .updates = (plan->options & OPAQ_LINEAR_REDUCE) == 0};
     if (delayed->forward.scale != NULL) {
         rule.element = (enum opaq_element)plan_forward_element(plan);
-        TRY(backend->delayed_update(&delayed->forward, delayed->forward_amax, NULL, &rule, &call->execution, error));
+        TRY(backend->delayed_update(&delayed->forward, delayed->forward_amax, NULL, &rule, &call->execution,
+                                    error));
     }
     if (delayed->backward.scale != NULL) {
         rule.element = (enum opaq_element)plan_backward_element(plan);
@@ -227,7 +229,8 @@ enum opaq_status run_linear_backward(struct op_call *call, struct opaq_error *er
     if (plan_backward_is_delayed(plan)) {
         in.delayed.backward_amax = arena_take_array(&work->arena, AMAX_COUNT, sizeof(float));
         if (!work->is_measuring) {
-            TRY(work->backend->zero(in.delayed.backward_amax, AMAX_COUNT * sizeof(float), work->execution, error));
+            TRY(work->backend->zero(in.delayed.backward_amax, AMAX_COUNT * sizeof(float), work->execution,
+                                    error));
         }
     }
     struct opaq_view dy = in.dy;

@@ -72,9 +72,10 @@ static struct quantize_figures figures_of(const struct inputs *in, int place, in
 }
 
 /* x or w as the product reads it: as it came, or quantized, with the copy that is saved. */
-static enum opaq_status prepare(struct op_call *call, const struct opaq_view *view, const struct opaq_form *form,
-                                struct opaq_form saved, int output, struct quantize_figures figures,
-                                struct operand *operand, struct opaq_error *error) {
+static enum opaq_status prepare(struct op_call *call, const struct opaq_view *view,
+                                const struct opaq_form *form, struct opaq_form saved, int output,
+                                struct quantize_figures figures, struct operand *operand,
+                                struct opaq_error *error) {
     const struct operand_form along_rows = form_along(OPAQ_ROWWISE);
     struct opaq_view read = *view;
     if (is_quantized(form)) {
@@ -99,8 +100,10 @@ enum opaq_status run_linear_forward(struct op_call *call, struct opaq_error *err
     if (in.amax != NULL && !work->is_measuring) {
         TRY(work->backend->zero(in.amax, AMAX_COUNT * sizeof *in.amax, work->execution, error));
     }
-    TRY(prepare(call, &in.x, &plan->x, plan_x_saved(plan), X_SAVED, figures_of(&in, AMAX_X, STREAM_X), &x, error));
-    TRY(prepare(call, &in.w, &plan->w, plan_w_saved(plan), W_SAVED, figures_of(&in, AMAX_W, STREAM_W), &w, error));
+    TRY(prepare(call, &in.x, &plan->x, plan_x_saved(plan), X_SAVED, figures_of(&in, AMAX_X, STREAM_X), &x,
+                error));
+    TRY(prepare(call, &in.w, &plan->w, plan_w_saved(plan), W_SAVED, figures_of(&in, AMAX_W, STREAM_W), &w,
+                error));
     if (is_quantized(&plan->y)) {
         const struct opaq_view shape = {.proto = call->protos[Y]};
         TRY(work_plain_like(work, &shape, (enum opaq_element)call->values[DTYPE].integer, &y, error));

@@ -28,7 +28,8 @@ enum opaq_status linear_sizes_read(const struct op_call *call, int x_shape, stru
     memset(sizes, 0, sizeof *sizes);
     if (w->count != 2 || x->count < 1 || x->count > OPAQ_RANK_LIMIT) {
         const struct opaq_value *wrong = w->count != 2 ? w : x;
-        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s is %s, expected %s", w->count != 2 ? "w_shape" : "x_shape",
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s is %s, expected %s",
+                         w->count != 2 ? "w_shape" : "x_shape",
                          sizes_text(wrong->sizes, wrong->count, text, sizeof text),
                          w->count != 2 ? "two sizes, out features and in features" : "1 to 8 sizes");
     }
@@ -42,7 +43,8 @@ enum opaq_status linear_sizes_read(const struct op_call *call, int x_shape, stru
                          sizes_text(x->sizes, x->count, text, sizeof text),
                          (long long)x->sizes[sizes->rank - 1], (long long)w->sizes[1]);
     }
-    if (argument_tensors(call->op->argument[0].kind, &call->values[0]) == 0) { /* unchecked if no output reads it */
+    if (argument_tensors(call->op->argument[0].kind, &call->values[0]) ==
+        0) { /* unchecked if no output reads it */
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is empty", call->op->argument[0].name);
     }
     return OPAQ_OK;
@@ -84,13 +86,12 @@ enum opaq_status read_list(const struct op_call *call, const char *name, const s
 }
 
 enum opaq_status read_stack(const struct op_call *call, const char *name, const struct opaq_value *list,
-                            const struct opaq_value *shape, int rank, const struct opaq_form *given, int32_t dtype,
-                            struct weight_stack *stack, struct opaq_error *error) {
+                            const struct opaq_value *shape, int rank, const struct opaq_form *given,
+                            int32_t dtype, struct weight_stack *stack, struct opaq_error *error) {
     if (shape->count != rank) {
-        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s_shape has %lld sizes, expected %s", name,
-                         (long long)shape->count,
-                         rank == 2 ? "two, out features and in features"
-                                   : "three, experts, out features and in features");
+        return opaq_fail(
+            error, OPAQ_ERROR_SHAPE, "%s_shape has %lld sizes, expected %s", name, (long long)shape->count,
+            rank == 2 ? "two, out features and in features" : "three, experts, out features and in features");
     }
     stack->name = name;
     stack->count = rank == 3 ? shape->sizes[0] : 1;
@@ -105,8 +106,8 @@ enum opaq_status read_stack_bias(const struct op_call *call, const char *name, c
     const bool is_stack = stack->view.proto.rank == 3;
     const int64_t shape[2] = {stack->count, stack->rows};
     *is_there = value != NULL && value->tensors != NULL;
-    return *is_there ? read_plain(call, name, value->tensors, is_stack ? shape : shape + 1, is_stack ? 2 : 1, dtype,
-                                  bias, error)
+    return *is_there ? read_plain(call, name, value->tensors, is_stack ? shape : shape + 1, is_stack ? 2 : 1,
+                                  dtype, bias, error)
                      : OPAQ_OK;
 }
 
@@ -153,7 +154,9 @@ struct operand_form kept_form(const struct opaq_form *form, int32_t backward, co
                                  .random = {.state = random, .stream = stream}};
 }
 
-struct operand_form form_along(enum opaq_usage usage) { return (struct operand_form){.along = usage}; }
+struct operand_form form_along(enum opaq_usage usage) {
+    return (struct operand_form){.along = usage};
+}
 
 enum opaq_status check_given_scale(const char *scale_name, const char *name, const struct opaq_form *form,
                                    const float *given, struct opaq_error *error) {
@@ -181,10 +184,11 @@ enum opaq_status check_stack(const struct weight_stack *stack, struct opaq_error
     quant_job_make(&plain, &stack->view, OPAQ_ROWWISE, &job);
     const int64_t together = quant_copy_rows_together(&job.copy[0]);
     if (stack->count > 1 && stack->rows % together != 0) {
-        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                         "%s has %lld rows for each expert, expected a multiple of %lld: else some share a scale, "
-                         "or a tile, with the next expert's",
-                         stack->name, (long long)stack->rows, (long long)together);
+        return opaq_fail(
+            error, OPAQ_ERROR_UNSUPPORTED,
+            "%s has %lld rows for each expert, expected a multiple of %lld: else some share a scale, "
+            "or a tile, with the next expert's",
+            stack->name, (long long)stack->rows, (long long)together);
     }
     return OPAQ_OK;
 }
@@ -225,8 +229,9 @@ static void place_buffers(struct op_call *call, int output, struct opaq_view *vi
     }
 }
 
-enum opaq_status quantize_to(struct op_call *call, const struct opaq_view *x, const struct quantize_target *target,
-                             struct opaq_view *quantized, struct opaq_error *error) {
+enum opaq_status quantize_to(struct op_call *call, const struct opaq_view *x,
+                             const struct quantize_target *target, struct opaq_view *quantized,
+                             struct opaq_error *error) {
     memset(quantized, 0, sizeof *quantized);
     TRY(opaq_proto_make(x->proto.shape, x->proto.rank, (enum opaq_element)x->proto.dtype, &target->form.spec,
                         x->proto.device, &quantized->proto, error));

@@ -40,8 +40,8 @@ struct weight_stack {
     int64_t count, rows, columns;
 };
 enum opaq_status read_stack(const struct op_call *call, const char *name, const struct opaq_value *list,
-                            const struct opaq_value *shape, int rank, const struct opaq_form *given, int32_t dtype,
-                            struct weight_stack *stack, struct opaq_error *error);
+                            const struct opaq_value *shape, int rank, const struct opaq_form *given,
+                            int32_t dtype, struct weight_stack *stack, struct opaq_error *error);
 
 /* A plain tensor [N] or [E,N] beside a stack; *is_there is false if `value` has none. */
 enum opaq_status read_stack_bias(const struct op_call *call, const char *name, const struct opaq_value *value,
@@ -90,7 +90,8 @@ struct quantize_target {
     int output;
     struct quantize_figures figures;
 };
-enum opaq_status quantize_to(struct op_call *call, const struct opaq_view *x, const struct quantize_target *target,
-                             struct opaq_view *quantized, struct opaq_error *error);
+enum opaq_status quantize_to(struct op_call *call, const struct opaq_view *x,
+                             const struct quantize_target *target, struct opaq_view *quantized,
+                             struct opaq_error *error);
 
 #endif

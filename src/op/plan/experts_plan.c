@@ -201,4 +201,3 @@ enum opaq_status experts_plan_of_value(const struct opaq_value *text, struct opa
                                        struct opaq_error *error) {
     return plan_find_or_parse(&table, text, sizeof *plan, parse, plan, error);
 }
-

@@ -62,14 +62,15 @@ enum opaq_status run_convert(struct op_call *call, struct opaq_error *error) {
         const struct quant_copy *to = &target.job.copy[i];
         const struct quant_copy *same = located_copy(&source.job, to->usage);
         const struct quant_copy *from = same != NULL ? same : &source.job.copy[0];
-        const struct remap_job job = {.remap = {.from = from,
-                                                .to = to,
-                                                .is_transposed = same == NULL,
-                                                .column_end = to->operand.columns,
-                                                .scale_bytes = located_scale_bytes(&target.view.proto, to->usage)},
-                                      .rows = to->operand.rows,
-                                      .has_tensor_scale = source.job.spec.format == OPAQ_FP8,
-                                      .amax_count = from->amax == NULL ? 0 : copy_amax_count(to)};
+        const struct remap_job job = {
+            .remap = {.from = from,
+                      .to = to,
+                      .is_transposed = same == NULL,
+                      .column_end = to->operand.columns,
+                      .scale_bytes = located_scale_bytes(&target.view.proto, to->usage)},
+            .rows = to->operand.rows,
+            .has_tensor_scale = source.job.spec.format == OPAQ_FP8,
+            .amax_count = from->amax == NULL ? 0 : copy_amax_count(to)};
         TRY(work->backend->remap(&job, work->execution, error));
     }
     return OPAQ_OK;

@@ -57,18 +57,19 @@ static enum opaq_status place_shard(const struct work *work, const struct locate
         const struct quant_copy *to = &target->job.copy[i];
         const bool rowwise = to->usage == OPAQ_ROWWISE;
         const bool has_row_amaxes = to->amax_step != 0 && rowwise;
-        const struct remap_job job = {.remap = {.from = from,
-                                                .to = to,
-                                                .row_offset = rowwise ? -start : 0,
-                                                .column_offset = rowwise ? 0 : -start,
-                                                .column = rowwise ? 0 : start,
-                                                .column_end = rowwise ? to->operand.columns : start + rows,
-                                                .scale_bytes = located_scale_bytes(&target->view.proto, to->usage)},
-                                      .row = rowwise ? start : 0,
-                                      .rows = rowwise ? rows : to->operand.rows,
-                                      .has_tensor_scale = target->job.spec.format == OPAQ_FP8,
-                                      .amax_count = has_row_amaxes ? rows : copy_amax_count(to),
-                                      .amax_to = has_row_amaxes ? start : 0};
+        const struct remap_job job = {
+            .remap = {.from = from,
+                      .to = to,
+                      .row_offset = rowwise ? -start : 0,
+                      .column_offset = rowwise ? 0 : -start,
+                      .column = rowwise ? 0 : start,
+                      .column_end = rowwise ? to->operand.columns : start + rows,
+                      .scale_bytes = located_scale_bytes(&target->view.proto, to->usage)},
+            .row = rowwise ? start : 0,
+            .rows = rowwise ? rows : to->operand.rows,
+            .has_tensor_scale = target->job.spec.format == OPAQ_FP8,
+            .amax_count = has_row_amaxes ? rows : copy_amax_count(to),
+            .amax_to = has_row_amaxes ? start : 0};
         TRY(work->backend->remap(&job, work->execution, error));
     }
     return OPAQ_OK;
@@ -78,11 +79,12 @@ static enum opaq_status place_shard(const struct work *work, const struct locate
 struct shards {
     struct opaq_proto proto;
     int64_t rows;
-    int64_t distinct; /* without elements there may be any number, all alike but for figures that rows have of their own */
+    int64_t
+        distinct; /* without elements there may be any number, all alike but for figures that rows have of their own */
 };
 
-static enum opaq_status read_shards(const struct op_call *call, const struct located *target, struct shards *shards,
-                                    struct opaq_error *error) {
+static enum opaq_status read_shards(const struct op_call *call, const struct located *target,
+                                    struct shards *shards, struct opaq_error *error) {
     const struct opaq_value *shape = &call->values[SHAPE];
     const struct opaq_proto *proto = call->protos;
     const int64_t all = opaq_proto_rows(proto);
@@ -124,10 +126,11 @@ enum opaq_status run_gather_rows(struct op_call *call, struct opaq_error *error)
         TRY(locate_shard(call, &shards, i, &shard, error));
         TRY(work->backend->compare_figures(&first.job, &shard.job, &are_equal, work->execution, error));
         if (!are_equal) {
-            return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                             "shard %lld has another tensor-wide scale than shard 0, so they are not shards of one "
-                             "quantized tensor",
-                             (long long)i);
+            return opaq_fail(
+                error, OPAQ_ERROR_ARGUMENT,
+                "shard %lld has another tensor-wide scale than shard 0, so they are not shards of one "
+                "quantized tensor",
+                (long long)i);
         }
     }
     TRY(located_clear(work, &target.view, error));

@@ -33,13 +33,15 @@ static enum opaq_status check_figures(const struct opaq_view *out, const struct 
                          stray_rowwise ? "rowwise" : "columnwise", stray_rowwise ? "rowwise" : "columnwise");
     }
     if (figures->amax != NULL && spec->format != OPAQ_FP8) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "args.amax asks for the amax, but %s returns none", format);
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "args.amax asks for the amax, but %s returns none",
+                         format);
     }
     return OPAQ_OK;
 }
 
-enum opaq_status quantize_view(struct work *work, const struct opaq_view *x, const struct quantize_figures *figures,
-                               const struct opaq_view *out, struct opaq_error *error) {
+enum opaq_status quantize_view(struct work *work, const struct opaq_view *x,
+                               const struct quantize_figures *figures, const struct opaq_view *out,
+                               struct opaq_error *error) {
     struct quant_job job;
     TRY(check_figures(out, figures, error));
     quant_job_make(x, out, out->proto.spec.usage, &job);
@@ -57,11 +59,12 @@ static enum opaq_status quantize(const struct opaq_view *x, const struct opaq_qu
     TRY(work_of(given, x->proto.device, &execution, &work, error));
     struct quantize_figures figures = {0};
     if (args != NULL) {
-        figures = (struct quantize_figures){.scale = args->scale,
-                                            .amax_rowwise = args->amax_rowwise,
-                                            .amax_columnwise = args->amax_columnwise,
-                                            .amax = args->amax,
-                                            .random = {.seed = args->random.seed, .offset = args->random.offset}};
+        figures =
+            (struct quantize_figures){.scale = args->scale,
+                                      .amax_rowwise = args->amax_rowwise,
+                                      .amax_columnwise = args->amax_columnwise,
+                                      .amax = args->amax,
+                                      .random = {.seed = args->random.seed, .offset = args->random.offset}};
         if (args->random.offset >> 63) {
             return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "random.offset is %llu, expected less than 2^63",
                              (unsigned long long)args->random.offset);
@@ -79,8 +82,8 @@ enum opaq_status opaq_quantize(const struct opaq_view *x, const struct opaq_quan
 
 /* ---- dequantize ---- */
 
-enum opaq_status dequantize_view(struct work *work, const struct opaq_view *q, int usage, const struct opaq_view *y,
-                                 struct opaq_error *error) {
+enum opaq_status dequantize_view(struct work *work, const struct opaq_view *q, int usage,
+                                 const struct opaq_view *y, struct opaq_error *error) {
     int from;
     struct quant_job job;
     TRY(check_usage(q, usage, &from, error));
@@ -144,9 +147,10 @@ static enum opaq_status amax_of(const struct opaq_view *x, const struct opaq_spe
     TRY(opaq_proto_make(x->proto.shape, x->proto.rank, (enum opaq_element)x->proto.dtype, spec, x->proto.device,
                         &proto, error));
     if (spec->options & OPAQ_GLOBAL) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                         "the quantizer keeps a global scale (global), not an amax; ask for the amax of the one "
-                         "without \"global\"");
+        return opaq_fail(
+            error, OPAQ_ERROR_ARGUMENT,
+            "the quantizer keeps a global scale (global), not an amax; ask for the amax of the one "
+            "without \"global\"");
     }
     if (usage != OPAQ_ROWWISE && usage != OPAQ_COLUMNWISE) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "usage is %d, expected 1 (rowwise) or 2 (columnwise)",
@@ -222,7 +226,8 @@ static enum opaq_status delayed_update(const struct opaq_delayed_state *state, c
                          (long long)state->length, (long long)state->count);
     }
     if (floats > 0 && (state->amax_history == NULL || state->scale == NULL)) {
-        return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s is NULL", state->scale == NULL ? "scale" : "amax_history");
+        return opaq_fail(error, OPAQ_ERROR_BUFFER, "%s is NULL",
+                         state->scale == NULL ? "scale" : "amax_history");
     }
     if (rule->element != OPAQ_E4M3 && rule->element != OPAQ_E5M2) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "element is %d, expected e4m3 (%d) or e5m2 (%d)",

@@ -30,8 +30,8 @@ enum opaq_status run_quantize(struct op_call *call, struct opaq_error *error) {
     TRY(view_of_tensor("x", values[X].tensors, &x, error));
     TRY(view_of_buffers(proto, call->outputs->tensor, call->outputs->count, &out, error));
     TRY(floats_of_tensor("scale", &values[SCALE], 1, call->device, &figures.scale, error));
-    TRY(floats_of_tensor("amax_rowwise", &values[AMAX_ROWWISE], opaq_amax_count(proto, OPAQ_ROWWISE), call->device,
-                         &figures.amax_rowwise, error));
+    TRY(floats_of_tensor("amax_rowwise", &values[AMAX_ROWWISE], opaq_amax_count(proto, OPAQ_ROWWISE),
+                         call->device, &figures.amax_rowwise, error));
     TRY(floats_of_tensor("amax_columnwise", &values[AMAX_COLUMNWISE], opaq_amax_count(proto, OPAQ_COLUMNWISE),
                          call->device, &figures.amax_columnwise, error));
     TRY(random_of_tensor(&values[RANDOM], call->device, &figures.random.state, error));
@@ -66,17 +66,18 @@ enum opaq_status run_amax(struct op_call *call, struct opaq_error *error) {
     TRY(view_of_tensor("x", values[X].tensors, &x, error));
     if ((spec.format != OPAQ_FP8 && spec.format != OPAQ_NVFP4) ||
         (spec.options & (OPAQ_ROWSCALED | OPAQ_DELAYED | OPAQ_GLOBAL)) != 0) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                         "%.*s has no amax that covers the tensor, only fp8 and nvfp4 without delayed, rowscaled "
-                         "or global do",
-                         (int)values[QUANTIZER].count, values[QUANTIZER].text);
+        return opaq_fail(
+            error, OPAQ_ERROR_ARGUMENT,
+            "%.*s has no amax that covers the tensor, only fp8 and nvfp4 without delayed, rowscaled "
+            "or global do",
+            (int)values[QUANTIZER].count, values[QUANTIZER].text);
     }
     for (int i = 0; i < 2; ++i) {
         const enum opaq_usage usage = i == 0 ? OPAQ_ROWWISE : OPAQ_COLUMNWISE;
         struct opaq_proto proto;
         spec.usage = (uint8_t)usage;
-        TRY(opaq_proto_make(x.proto.shape, x.proto.rank, (enum opaq_element)x.proto.dtype, &spec, x.proto.device,
-                            &proto, error)); /* whether the spec has such a copy */
+        TRY(opaq_proto_make(x.proto.shape, x.proto.rank, (enum opaq_element)x.proto.dtype, &spec,
+                            x.proto.device, &proto, error)); /* whether the spec has such a copy */
         TRY(amax_view(&call->work, &x, &spec, usage, false, &amax[i], error));
     }
     return OPAQ_OK;

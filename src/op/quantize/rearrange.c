@@ -17,15 +17,15 @@ void locate(const struct opaq_view *view, struct quant_job *job) {
     quant_job_make(&plain, view, view->proto.spec.usage, job);
 }
 
-enum opaq_status locate_buffers(const struct opaq_proto *proto, const struct opaq_tensor *buffers, int64_t count,
-                                struct located *located, struct opaq_error *error) {
+enum opaq_status locate_buffers(const struct opaq_proto *proto, const struct opaq_tensor *buffers,
+                                int64_t count, struct located *located, struct opaq_error *error) {
     TRY(view_of_buffers(proto, buffers, count, &located->view, error));
     locate(&located->view, &located->job);
     return OPAQ_OK;
 }
 
-enum opaq_status locate_source(const struct opaq_proto *like, const struct opaq_spec *spec, const int64_t *shape,
-                               int rank, const struct opaq_tensor *buffers, int64_t count,
+enum opaq_status locate_source(const struct opaq_proto *like, const struct opaq_spec *spec,
+                               const int64_t *shape, int rank, const struct opaq_tensor *buffers, int64_t count,
                                struct located *located, struct opaq_error *error) {
     struct opaq_proto proto;
     TRY(opaq_proto_make(shape, rank, (enum opaq_element)like->dtype, spec, like->device, &proto, error));
@@ -78,10 +78,11 @@ enum opaq_status check_row_cut(const struct quant_job *job, int64_t start, int64
         multiple = max_int64(multiple, block);
     }
     if (start % multiple != 0 || ((start + rows) % multiple != 0 && start + rows != all)) {
-        return opaq_fail(error, OPAQ_ERROR_SHAPE,
-                         "rows %lld to %lld cut a block in two; this quantizer's copies can be cut at multiples of "
-                         "%lld rows",
-                         (long long)start, (long long)start + rows, (long long)multiple);
+        return opaq_fail(
+            error, OPAQ_ERROR_SHAPE,
+            "rows %lld to %lld cut a block in two; this quantizer's copies can be cut at multiples of "
+            "%lld rows",
+            (long long)start, (long long)start + rows, (long long)multiple);
     }
     return OPAQ_OK;
 }

@@ -15,12 +15,12 @@ struct located {
 void locate(const struct opaq_view *view, struct quant_job *job);
 
 /* Buffers of a prototype, checked. */
-enum opaq_status locate_buffers(const struct opaq_proto *proto, const struct opaq_tensor *buffers, int64_t count,
-                                struct located *located, struct opaq_error *error);
+enum opaq_status locate_buffers(const struct opaq_proto *proto, const struct opaq_tensor *buffers,
+                                int64_t count, struct located *located, struct opaq_error *error);
 
 /* The source: buffers of a quantizer over `shape`, with the dtype and device of `like`. */
-enum opaq_status locate_source(const struct opaq_proto *like, const struct opaq_spec *spec, const int64_t *shape,
-                               int rank, const struct opaq_tensor *buffers, int64_t count,
+enum opaq_status locate_source(const struct opaq_proto *like, const struct opaq_spec *spec,
+                               const int64_t *shape, int rank, const struct opaq_tensor *buffers, int64_t count,
                                struct located *located, struct opaq_error *error);
 
 /* The target: the outputs of a call. */

@@ -108,7 +108,8 @@ enum opaq_status check_values(const struct op_row *row, const struct opaq_value 
     return OPAQ_OK;
 }
 
-enum opaq_status check_row(const struct op_row *row, const struct opaq_value *values, struct opaq_error *error) {
+enum opaq_status check_row(const struct op_row *row, const struct opaq_value *values,
+                           struct opaq_error *error) {
     return row != NULL && values != NULL
                ? OPAQ_OK
                : opaq_fail(error, OPAQ_ERROR_ARGUMENT, "op: %s",
@@ -212,8 +213,7 @@ static enum opaq_status output_device(const struct opaq_op *op, const struct opa
     const struct opaq_value *value = &values[output->device_argument];
     const bool is_list = op->argument[output->device_argument].kind == OPAQ_ARGUMENT_TENSOR_LIST;
     if (value->tensors == NULL || (is_list && value->count == 0)) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is empty",
-                         op->argument[output->device_argument].name);
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is empty", op->argument[output->device_argument].name);
     }
     *device = value->tensors->device;
     return OPAQ_OK;

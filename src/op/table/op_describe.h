@@ -8,7 +8,8 @@
 enum opaq_status check_row(const struct op_row *row, const struct opaq_value *values, struct opaq_error *error);
 
 /* Whether every argument that must be given is, with ranks that fit. */
-enum opaq_status check_values(const struct op_row *row, const struct opaq_value *values, struct opaq_error *error);
+enum opaq_status check_values(const struct op_row *row, const struct opaq_value *values,
+                              struct opaq_error *error);
 
 /* How many tensors an argument brings. */
 int64_t argument_tensors(enum opaq_argument_kind kind, const struct opaq_value *value);

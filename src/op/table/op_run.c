@@ -60,7 +60,8 @@ static enum opaq_status check_outputs(const struct op_call *call, const struct o
         const struct opaq_tensor *output = &outputs->tensor[i];
         TRY(check_same_tensor(output_name(call->op, expected, i), output, &expected->tensor[i], error));
         if (!is_on_device(output, expected->tensor[i].device)) {
-            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "output %d is on another device than the arguments", i);
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "output %d is on another device than the arguments",
+                             i);
         }
         if (tensor_reach(output) > 0 &&
             (output->data == NULL || (uintptr_t)output->data % (uintptr_t)dtype_bytes(output->dtype) != 0)) {
@@ -92,8 +93,8 @@ static enum opaq_status check_changed(const struct op_call *call, struct opaq_er
 
 static enum opaq_status check_workspace(struct opaq_span given, size_t needed, struct opaq_error *error) {
     if (needed > 0 && (given.data == NULL || given.bytes < needed || (uintptr_t)given.data % 64 != 0)) {
-        return opaq_fail(error, OPAQ_ERROR_BUFFER, "needs a workspace of %zu bytes aligned to 64, got %zu", needed,
-                         given.data == NULL ? 0 : given.bytes);
+        return opaq_fail(error, OPAQ_ERROR_BUFFER, "needs a workspace of %zu bytes aligned to 64, got %zu",
+                         needed, given.data == NULL ? 0 : given.bytes);
     }
     return OPAQ_OK;
 }

@@ -106,12 +106,13 @@ enum opaq_status spec_of_value(const struct opaq_value *text, struct opaq_spec *
     return status;
 }
 
-enum opaq_status view_of_tensor(const char *what, const struct opaq_tensor *tensor,
-                                struct opaq_view *view, struct opaq_error *error) {
+enum opaq_status view_of_tensor(const char *what, const struct opaq_tensor *tensor, struct opaq_view *view,
+                                struct opaq_error *error) {
     const int64_t bytes = tensor_reach(tensor);
     if (tensor->dtype != OPAQ_DTYPE_F32 && tensor->dtype != OPAQ_DTYPE_BF16 &&
         tensor->dtype != OPAQ_DTYPE_F16) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s holds %s, expected f32, bf16 or f16", what, dtype_name(tensor->dtype));
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s holds %s, expected f32, bf16 or f16", what,
+                         dtype_name(tensor->dtype));
     }
     if (bytes < 0) {
         return opaq_fail(error, OPAQ_ERROR_OVERFLOW,
@@ -170,13 +171,13 @@ enum opaq_status check_same_tensor(const char *name, const struct opaq_tensor *t
     return OPAQ_OK;
 }
 
-enum opaq_status view_of_buffers(const struct opaq_proto *proto,
-                                 const struct opaq_tensor *buffers, int64_t count, struct opaq_view *view,
-                                 struct opaq_error *error) {
+enum opaq_status view_of_buffers(const struct opaq_proto *proto, const struct opaq_tensor *buffers,
+                                 int64_t count, struct opaq_view *view, struct opaq_error *error) {
     struct opaq_buffer expected[OPAQ_BUFFER_LIMIT];
     const int expected_count = proto_buffers(proto, expected);
     if (count != expected_count) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "got %lld buffers, expected %d", (long long)count, expected_count);
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "got %lld buffers, expected %d", (long long)count,
+                         expected_count);
     }
     memset(view, 0, sizeof *view);
     view->proto = *proto;
@@ -191,8 +192,8 @@ enum opaq_status view_of_buffers(const struct opaq_proto *proto,
         }
         TRY(check_same_tensor(buffer->name, tensor, &wanted, error));
         if (tensor->device.type != proto->device.type || tensor->device.index != proto->device.index) {
-            return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                             "buffer \"%s\" is on another device than the first", buffer->name);
+            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "buffer \"%s\" is on another device than the first",
+                             buffer->name);
         }
         if ((tensor->data == NULL && buffer->bytes > 0) ||
             (uintptr_t)tensor->data % (uintptr_t)buffer->entry_bytes) {
@@ -227,8 +228,8 @@ enum opaq_status check_on_device(const char *name, const struct opaq_tensor *ten
                : opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is on another device than the first tensor", name);
 }
 
-enum opaq_status check_tensor_memory(const char *name, const struct opaq_tensor *tensor, struct opaq_device device,
-                                     struct opaq_error *error) {
+enum opaq_status check_tensor_memory(const char *name, const struct opaq_tensor *tensor,
+                                     struct opaq_device device, struct opaq_error *error) {
     const int64_t reach = tensor_reach(tensor);
     TRY(check_on_device(name, tensor, device, error));
     if (reach < 0) {
@@ -254,8 +255,8 @@ enum opaq_status floats_of_tensor(const char *what, const struct opaq_value *val
     const bool dense = elements <= 0 || is_row_major(tensor);
     if (tensor->dtype != OPAQ_DTYPE_F32 || elements != count || elements < 0 || !dense ||
         !is_on_device(tensor, device)) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is %lld x %s%s%s, expected %lld contiguous f32 on %s", what,
-                         (long long)elements, dtype_name(tensor->dtype), dense ? "" : ", not contiguous",
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is %lld x %s%s%s, expected %lld contiguous f32 on %s",
+                         what, (long long)elements, dtype_name(tensor->dtype), dense ? "" : ", not contiguous",
                          is_on_device(tensor, device) ? "" : ", on another device", (long long)count,
                          device.type == OPAQ_DEVICE_CPU ? "the cpu" : "the device of the first tensor");
     }

@@ -30,8 +30,8 @@ enum opaq_status check_on_device(const char *name, const struct opaq_tensor *ten
                                  struct opaq_error *error);
 
 /* Whether a tensor of any dtype is on the device and its memory can be reached. */
-enum opaq_status check_tensor_memory(const char *name, const struct opaq_tensor *tensor, struct opaq_device device,
-                                     struct opaq_error *error);
+enum opaq_status check_tensor_memory(const char *name, const struct opaq_tensor *tensor,
+                                     struct opaq_device device, struct opaq_error *error);
 
 /* A plain view of a float tensor. */
 enum opaq_status view_of_tensor(const char *what, const struct opaq_tensor *tensor, struct opaq_view *view,
@@ -43,8 +43,8 @@ enum opaq_status check_same_tensor(const char *name, const struct opaq_tensor *t
 
 /* A quantized view of contiguous buffers that must be exactly the prototype's: count, dtypes, shapes, device. A buffer may
  * also come with its entries in one dimension. */
-enum opaq_status view_of_buffers(const struct opaq_proto *proto, const struct opaq_tensor *buffers, int64_t count,
-                                 struct opaq_view *view, struct opaq_error *error);
+enum opaq_status view_of_buffers(const struct opaq_proto *proto, const struct opaq_tensor *buffers,
+                                 int64_t count, struct opaq_view *view, struct opaq_error *error);
 
 /* The buffers of a prototype, or its one plain tensor, as tensors without data; how many. */
 int tensors_of_proto(const struct opaq_proto *proto, struct opaq_tensor tensors[OPAQ_BUFFER_LIMIT]);

@@ -44,9 +44,8 @@ enum opaq_status check_usage(const struct opaq_view *quantized, int usage, int *
     const int present = quantized->proto.spec.usage;
     *copy = usage == 0 ? (present & OPAQ_ROWWISE ? OPAQ_ROWWISE : OPAQ_COLUMNWISE) : usage;
     if ((*copy != OPAQ_ROWWISE && *copy != OPAQ_COLUMNWISE) || (*copy & present) == 0) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                         "usage is %d, expected 0 or one that the tensor has (%d)", usage,
-                         present);
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "usage is %d, expected 0 or one that the tensor has (%d)",
+                         usage, present);
     }
     return OPAQ_OK;
 }
@@ -60,15 +59,16 @@ static size_t covered_bytes(const struct opaq_view *plain) {
                                      : (size_t)((rows - 1) * plain->row_stride + columns) * (size_t)(bits / 8);
 }
 
-enum opaq_status check_pair(const struct opaq_view *plain,
-                            const struct opaq_view *quantized, struct opaq_error *error) {
+enum opaq_status check_pair(const struct opaq_view *plain, const struct opaq_view *quantized,
+                            struct opaq_error *error) {
     const struct opaq_proto *a = &plain->proto;
     const struct opaq_proto *b = &quantized->proto;
     if (a->device.type != b->device.type || a->device.index != b->device.index) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
-                         "the plain tensor is on %s:%d and the quantized one on %s:%d, expected the same device",
-                         a->device.type == OPAQ_DEVICE_CPU ? "cpu" : "cuda", a->device.index,
-                         b->device.type == OPAQ_DEVICE_CPU ? "cpu" : "cuda", b->device.index);
+        return opaq_fail(
+            error, OPAQ_ERROR_ARGUMENT,
+            "the plain tensor is on %s:%d and the quantized one on %s:%d, expected the same device",
+            a->device.type == OPAQ_DEVICE_CPU ? "cpu" : "cuda", a->device.index,
+            b->device.type == OPAQ_DEVICE_CPU ? "cpu" : "cuda", b->device.index);
     }
     if (a->rank != b->rank || memcmp(a->shape, b->shape, sizeof a->shape) != 0) {
         char first[OPAQ_PROTO_TEXT_BYTES];

@@ -7,7 +7,8 @@
 
 /* A valid plain (quantized) tensor. `what` names the argument in the message. */
 enum opaq_status check_plain_tensor(const char *what, const struct opaq_view *view, struct opaq_error *error);
-enum opaq_status check_quantized_tensor(const char *what, const struct opaq_view *view, struct opaq_error *error);
+enum opaq_status check_quantized_tensor(const char *what, const struct opaq_view *view,
+                                        struct opaq_error *error);
 
 /* Which copy `usage` asks for: 0 is the rowwise one if it is there, else the columnwise one. */
 enum opaq_status check_usage(const struct opaq_view *quantized, int usage, int *copy, struct opaq_error *error);

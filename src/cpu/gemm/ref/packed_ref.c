@@ -4,8 +4,8 @@
 #include <stddef.h>
 
 #include "base/checked.h"
-#include "format/element_codec.h"
 #include "cpu/gemm/packed_tables.h"
+#include "format/element_codec.h"
 
 static int block_columns(enum packed_format format) {
     return format == PACKED_NVFP4 ? 16 : format == PACKED_FP8BLK ? 128 : 32;

@@ -27,8 +27,8 @@
 
 #include "base/checked.h"
 #include "base/float_bits.h"
-#include "format/element_codec.h"
 #include "cpu/gemm/packed.h"
+#include "format/element_codec.h"
 
 #define INLINE static inline __attribute__((always_inline))
 

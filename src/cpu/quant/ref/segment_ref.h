@@ -6,13 +6,13 @@
 #include <assert.h>
 #include <string.h>
 
+#include "backend/quant_job.h"
 #include "base/checked.h"
 #include "base/philox.h"
+#include "cpu/quant/ref/hadamard.h"
+#include "cpu/quant/ref/scale_rules.h"
 #include "format/swizzle.h"
 #include "format/tile.h"
-#include "cpu/quant/ref/hadamard.h"
-#include "backend/quant_job.h"
-#include "cpu/quant/ref/scale_rules.h"
 
 /* The longest stretch handled at once. Stretches start at multiples of 16. */
 enum { SEGMENT = 128 };

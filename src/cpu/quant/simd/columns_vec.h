@@ -6,11 +6,11 @@
 #ifndef OPAQ_CPU_QUANT_SIMD_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_COLUMNS_VEC_H
 
+#include "backend/quant_job.h"
 #include "base/checked.h"
+#include "cpu/quant/ref/hadamard.h"
 #include "cpu/quant/simd/decode_vec.h"
 #include "cpu/quant/simd/fold_vec.h"
-#include "cpu/quant/ref/hadamard.h"
-#include "backend/quant_job.h"
 
 /* Rows that are held at once. */
 enum { HELD_ROWS = HADAMARD_SIZE };

@@ -3,12 +3,12 @@
 #ifndef OPAQ_CPU_QUANT_SIMD_DECODE_FACTORS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_DECODE_FACTORS_VEC_H
 
+#include "backend/quant_job.h"
 #include "base/checked.h"
 #include "base/float_bits.h"
+#include "cpu/quant/simd/decode_vec.h"
 #include "format/swizzle.h"
 #include "format/tile.h"
-#include "cpu/quant/simd/decode_vec.h"
-#include "backend/quant_job.h"
 
 /* Elements whose scales are looked up together. */
 enum { SCALED_AT_ONCE = 2048, SCALES_AT_ONCE = SCALED_AT_ONCE / 16 };

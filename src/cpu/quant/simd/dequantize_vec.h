@@ -3,9 +3,9 @@
 #ifndef OPAQ_CPU_QUANT_SIMD_DEQUANTIZE_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_DEQUANTIZE_VEC_H
 
+#include "cpu/quant/ref/quant_table_ref.h"
 #include "cpu/quant/simd/dequantize_columns_vec.h"
 #include "cpu/quant/simd/lookup_vec.h"
-#include "cpu/quant/ref/quant_table_ref.h"
 
 /* What is decoded. Constants in what is inlined into an out-of-line function, except `spec`. */
 struct decode_kind {

@@ -9,15 +9,15 @@
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_BLOCKS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_BLOCKS_VEC_H
 
+#include "backend/quant_job.h"
 #include "base/checked.h"
-#include "format/swizzle.h"
 #include "cpu/quant/simd/fold_vec.h"
 #include "cpu/quant/simd/four_over_six_vec.h"
-#include "backend/quant_job.h"
 #include "cpu/quant/simd/region_vec.h"
 #include "cpu/quant/simd/scales_vec.h"
 #include "cpu/quant/simd/specialize_vec.h"
 #include "cpu/quant/simd/stochastic_vec.h"
+#include "format/swizzle.h"
 
 enum { BLOCK_ROW_LIMIT = 32, STRETCH_ELEMENTS = 2048, STRETCH_GROUPS = STRETCH_ELEMENTS / (16 * FLOATS) };
 

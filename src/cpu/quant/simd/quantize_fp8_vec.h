@@ -4,8 +4,8 @@
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_FP8_VEC_H
 
 #include "base/checked.h"
-#include "cpu/quant/simd/encode_run_vec.h"
 #include "cpu/quant/ref/quant_table_ref.h"
+#include "cpu/quant/simd/encode_run_vec.h"
 #include "cpu/quant/simd/quantize_fp8_both_vec.h"
 #include "cpu/quant/simd/quantize_fp8row_both_vec.h"
 #include "cpu/quant/simd/region_vec.h"

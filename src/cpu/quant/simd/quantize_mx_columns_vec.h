@@ -3,11 +3,11 @@
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_MX_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_MX_COLUMNS_VEC_H
 
-#include "format/swizzle.h"
 #include "cpu/quant/simd/columns_vec.h"
 #include "cpu/quant/simd/random_bytes_vec.h"
 #include "cpu/quant/simd/scales_vec.h"
 #include "cpu/quant/simd/specialize_vec.h"
+#include "format/swizzle.h"
 
 /* So many columns are done at a time, row by row, so that memory is read and written in long runs; codes are made in strips
  * of whole vectors. */

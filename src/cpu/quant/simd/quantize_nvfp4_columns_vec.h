@@ -6,13 +6,13 @@
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_NVFP4_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_NVFP4_COLUMNS_VEC_H
 
-#include "format/swizzle.h"
 #include "cpu/quant/simd/columns_vec.h"
 #include "cpu/quant/simd/four_over_six_vec.h"
 #include "cpu/quant/simd/scales_vec.h"
 #include "cpu/quant/simd/specialize_vec.h"
 #include "cpu/quant/simd/stochastic_vec.h"
 #include "cpu/quant/simd/transpose_vec.h"
+#include "format/swizzle.h"
 
 /* A strip of this many columns is done at a time: its codes and scales as they lie in x, in rows of so many bytes, until
  * there are enough of them to be turned. Columns are written in runs, since each may lie in a page of its own. */

@@ -2,8 +2,8 @@
 #ifndef OPAQ_CPU_QUANT_SIMD_REGION_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_REGION_VEC_H
 
-#include "cpu/quant/simd/encode_vec.h"
 #include "backend/quant_job.h"
+#include "cpu/quant/simd/encode_vec.h"
 
 /* Rows [row, row_end) and columns [c, c_end) of x. At least one copy is there. */
 struct quant_region {

@@ -3,9 +3,9 @@
 #ifndef OPAQ_CPU_QUANT_SIMD_STOCHASTIC_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_STOCHASTIC_VEC_H
 
+#include "backend/quant_job.h"
 #include "base/checked.h"
 #include "cpu/quant/simd/encode_vec.h"
-#include "backend/quant_job.h"
 
 enum { RANDOM_ROUNDS = 10, RANDOM_PAIRS = VEC_BYTES / 8 };
 
