@@ -5,11 +5,11 @@
                              \\-> op -> runner -> {torch, cli}
                                   \\-> checkpoint
 
-op and runner see backend, never cpu: what is in memory belongs to a back end. checkpoint works on host memory and sees
-cpu. A file in src/<layer> may include its own layer, those before it and public headers; a public header only public
-headers; programs (demo, bench, examples, fuzz, the cli layer) only public headers and what lies beside them;
-benchmarks and tests also the case lists they share (tests/cases), and fuzz/fuzz_cli_* the command's files.
-File names are unique in the repository, so an include line names one file.
+op and runner see backend, never cpu: what is in memory belongs to a back end. checkpoint works on host memory
+and sees cpu. A file in src/<layer> may include its own layer, those before it and public headers; a public
+header only public headers; programs (demo, bench, examples, fuzz, the cli layer) only public headers and what
+lies beside them; benchmarks and tests also the case lists they share (tests/cases), and fuzz/fuzz_cli_* the
+command's files. File names are unique in the repository, so an include line names one file.
 """
 
 import re
