@@ -40,6 +40,9 @@ struct hidden_call {
     bool has_run;
 };
 
+/* Calls from now on that are expected to be refused are not copied: their tensors may not be what they say. */
+void hidden_calls_pause(bool is_paused);
+
 /* Copies what the call has, and runs it there; nothing is done for tensors that are not on the CPU and for runners, which
  * hold tensors of their own. To be called before the call on the CPU, which may change tensors. */
 void hidden_call_run(struct hidden_call *call, const struct opaq_op *op, const struct opaq_value *values,

@@ -1,4 +1,5 @@
 /* support_linear.c: plans, layers and calls of the linear operators. */
+#include "support_hiding.h"
 #include "support_linear.h"
 
 #include <stdlib.h>
@@ -239,6 +240,7 @@ void linear_refuse(int line, const char *op, const struct opaq_value *values, en
                    const char *part) {
     struct op_result result;
     struct opaq_error error = {OPAQ_OK, ""};
+    hidden_calls_pause(true);
     const enum opaq_status found = op_call(op, values, NULL, &result, &error);
     const size_t length = strlen(op);
     if (found == OPAQ_OK) {
@@ -250,6 +252,7 @@ void linear_refuse(int line, const char *op, const struct opaq_value *values, en
                    (int)found, (int)status, error.text, op, part);
     }
     CHECK(found == OPAQ_OK || op_call(op, values, NULL, &result, NULL) == status); /* no error to fill */
+    hidden_calls_pause(false);
 }
 
 void linear_check_same(const struct op_result *a, const struct op_result *b, int output, const char *what) {
