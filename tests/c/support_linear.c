@@ -1,10 +1,10 @@
 /* support_linear.c: plans, layers and calls of the linear operators. */
-#include "support_hiding.h"
 #include "support_linear.h"
 
 #include <stdlib.h>
 
 #include "check.h"
+#include "support_hiding.h"
 #include "support_quant.h"
 #include "support_spec.h"
 
