@@ -100,6 +100,17 @@ class Spec(ctypes.Structure):
     )
 
 
+class ConfigValue(ctypes.Structure):
+    _fields_ = _fields("int32_t depth; int32_t kind; text key; text text; int64_t integer")
+
+
+class ConfigScheme(ctypes.Structure):
+    _fields_ = _fields(
+        "LayoutRow* row; Spec weight; Spec stacked; int32_t has_input; int32_t has_input_given; Spec input;"
+        "Spec input_given; text input_scale"
+    )
+
+
 class Device(ctypes.Structure):
     _fields_ = _fields("int32_t type; int32_t index")
 
@@ -210,6 +221,13 @@ void element_encode_stochastic_array(enum, float*, uint32_t*, int64_t, void*)
 FormatRow* format_row(enum)
 LayoutRow* layout_row(int)
 text layout_name(enum)
+int layout_scheme(enum, int, ConfigScheme*)
+enum config_read(ConfigValue*, int64_t, void**, Error*)
+void config_destroy(void*)
+ConfigScheme* config_scheme(void*, int64_t)
+text config_target(void*, int64_t, int64_t)
+text config_ignored(void*, int64_t)
+text config_weight_name(void*, int64_t)
 enum patterns_create(void**, Error*)
 enum patterns_add(void*, text, Error*)
 int64_t patterns_find(void*, text)
