@@ -15,18 +15,9 @@ MAJOR, MINOR = 0, 1
 
 SPEC_TEXT_BYTES = 128
 PLAN_TEXT_BYTES = 1024
-PROPERTIES = (  # enum opaq_spec_property
-    "is_delayed",
-    "is_stochastic",
-    "is_tiled",
-    "is_plain_rowwise",
-    "can_be_tiled",
-    "tensor_amaxes",
-    "column_covers_rows",
-    "rows_per_scale",
-    "has_row_scales",
-    "gives_amax",
-)
+# enum opaq_spec_property
+_PROPERTIES = "is_delayed is_stochastic is_tiled is_plain_rowwise can_be_tiled tensor_amaxes column_covers_rows"
+PROPERTIES = tuple(f"{_PROPERTIES} rows_per_scale has_row_scales gives_amax".split())
 DERIVATIONS = ("tiled", "untiled", "current", "handed_on")  # enum opaq_derivation
 ROLES = ("data", "scale", "amax")  # enum opaq_role
 DIMS = ("one", "rows", "columns")  # enum opaq_dim
