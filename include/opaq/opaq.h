@@ -2,6 +2,7 @@
 #ifndef OPAQ_OPAQ_H
 #define OPAQ_OPAQ_H
 
+#include "opaq/checkpoint_config.h"
 #include "opaq/cpu.h"
 #include "opaq/element.h"
 #include "opaq/execution.h"

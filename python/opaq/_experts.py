@@ -36,17 +36,8 @@ class _Mlp(torch.autograd.Function):
     """Tensors first; the rest is constant in a graph."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Any,
-        gate_up: Any,
-        down: Any,
-        gate_up_bias: Any,
-        down_bias: Any,
-        random: Any,
-        plan: str,
-        caller: str,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: Any, gate_up: Any, down: Any, *others: Any) -> torch.Tensor:
+        gate_up_bias, down_bias, random, plan, caller = others
         up, dn = parts_of(gate_up), parts_of(down)
         shapes = tuple(gate_up.shape), tuple(down.shape)
         arguments = x, up, dn, gate_up_bias, down_bias, *shapes, plan, random
@@ -73,18 +64,9 @@ class _Moe(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Any,
-        weights: Any,
-        ids: Any,
-        gate_up: Any,
-        down: Any,
-        gate_up_bias: Any,
-        down_bias: Any,
-        random: Any,
-        plan: str,
-        caller: str,
+        ctx: Any, x: Any, weights: Any, ids: Any, gate_up: Any, down: Any, *others: Any
     ) -> torch.Tensor:
+        gate_up_bias, down_bias, random, plan, caller = others
         up, dn = parts_of(gate_up), parts_of(down)
         shapes = tuple(gate_up.shape), tuple(down.shape)
         arguments = x, weights, ids, up, dn, gate_up_bias, down_bias, *shapes, plan, random

@@ -15,18 +15,9 @@ MAJOR, MINOR = 0, 1
 
 SPEC_TEXT_BYTES = 128
 PLAN_TEXT_BYTES = 1024
-PROPERTIES = (  # enum opaq_spec_property
-    "is_delayed",
-    "is_stochastic",
-    "is_tiled",
-    "is_plain_rowwise",
-    "can_be_tiled",
-    "tensor_amaxes",
-    "column_covers_rows",
-    "rows_per_scale",
-    "has_row_scales",
-    "gives_amax",
-)
+# enum opaq_spec_property
+_PROPERTIES = "is_delayed is_stochastic is_tiled is_plain_rowwise can_be_tiled tensor_amaxes column_covers_rows"
+PROPERTIES = tuple(f"{_PROPERTIES} rows_per_scale has_row_scales gives_amax".split())
 DERIVATIONS = ("tiled", "untiled", "current", "handed_on")  # enum opaq_derivation
 ROLES = ("data", "scale", "amax")  # enum opaq_role
 DIMS = ("one", "rows", "columns")  # enum opaq_dim
@@ -97,6 +88,17 @@ class Spec(ctypes.Structure):
     _fields_ = _fields(
         "uint8_t format; uint8_t element; uint8_t usage; uint8_t rule; uint16_t options;"
         "uint16_t hadamard_mask; uint16_t e4m3_max; uint8_t error_mode; uint8_t reserved; float epsilon"
+    )
+
+
+class ConfigValue(ctypes.Structure):
+    _fields_ = _fields("int32_t depth; int32_t kind; text key; text text; int64_t integer")
+
+
+class ConfigScheme(ctypes.Structure):
+    _fields_ = _fields(
+        "LayoutRow* row; Spec weight; Spec stacked; int32_t has_input; int32_t has_input_given; Spec input;"
+        "Spec input_given; text input_scale"
     )
 
 
@@ -211,6 +213,13 @@ void element_encode_stochastic_array(enum, float*, uint32_t*, int64_t, void*)
 FormatRow* format_row(enum)
 LayoutRow* layout_row(int)
 text layout_name(enum)
+int layout_scheme(enum, int, ConfigScheme*)
+enum config_read(ConfigValue*, int64_t, void**, Error*)
+void config_destroy(void*)
+ConfigScheme* config_scheme(void*, int64_t)
+text config_target(void*, int64_t, int64_t)
+text config_ignored(void*, int64_t)
+text config_weight_name(void*, int64_t)
 enum patterns_create(void**, Error*)
 enum patterns_add(void*, text, Error*)
 int64_t patterns_find(void*, text)

@@ -97,12 +97,7 @@ def sum_gradient(tensor: torch.Tensor, parallel: Parallel) -> torch.Tensor:
 
 
 def check_parallel(
-    caller: str,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    text: str,
-    parallel: Parallel,
+    caller: str, x: torch.Tensor, weight: torch.Tensor, bias: Any, text: str, parallel: Parallel
 ) -> None:
     """What would be found out only after a collective; `text` is how rows are quantized before they are
     gathered, "" if they are not."""

@@ -161,7 +161,7 @@ def formats() -> tuple[FormatRow, ...]:
     return tuple(rows)
 
 
-def _layout_row(row: _library.LayoutRow) -> LayoutRow:
+def layout_row(row: _library.LayoutRow) -> LayoutRow:
     return LayoutRow(
         layout=library.opaq_layout_name(row.layout).decode(),
         format=formats()[row.format].name,
@@ -182,7 +182,7 @@ def layouts() -> tuple[LayoutRow, ...]:
     """How checkpoints lay weights out, the rows of a layout together."""
     rows: list[LayoutRow] = []
     while pointer := library.opaq_layout_row(len(rows)):
-        rows.append(_layout_row(pointer.contents))
+        rows.append(layout_row(pointer.contents))
     return tuple(rows)
 
 

@@ -1,15 +1,21 @@
 """How quantized checkpoints are laid out, read from their `quantization_config`: which quantizer each weight
 has, which tensors hold it, how its layer's input is quantized. Nothing here knows a framework or opens a file.
-The names and dtypes of the tensors are the library's table (opaq/layout.h)."""
+The library reads it (opaq/checkpoint_config.h) and has the names and dtypes of the tensors (opaq/layout.h)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
+from itertools import count, takewhile
 from typing import Any, NamedTuple
 
+from opaq import _library
+from opaq._library import OpaqError, call, library
 from opaq._names import Names
-from opaq._tables import layouts
+from opaq._tables import layout_row, layouts
+from opaq.quantizer import text_of
 
 _PLAIN = ("F32", "BF16", "F16", "F64")
 _FLOATS = ("F32", "BF16")
@@ -106,9 +112,9 @@ class Layout:
         return found
 
 
-# ---- fields of a quantization_config ----
+# ---- the library's reader ----
 
-_JSON_KINDS: dict[str, tuple[type, ...]] = {
+_JSON_KINDS: dict[str, tuple[type, ...]] = {  # enum opaq_json_kind, from OPAQ_JSON_BOOLEAN on
     "a boolean": (bool,),
     "an integer": (int,),
     "a number": (int, float),
@@ -116,6 +122,7 @@ _JSON_KINDS: dict[str, tuple[type, ...]] = {
     "a list": (list, tuple, set, frozenset),
     "an object": (Mapping,),
 }
+_DEEPEST = 60
 
 
 def json_kind(value: Any) -> str:
@@ -125,67 +132,49 @@ def json_kind(value: Any) -> str:
     return next((kind for kind, types in _JSON_KINDS.items() if isinstance(value, types)), type(value).__name__)
 
 
-def _field(config: Mapping[str, Any], key: str, expected: str, default: Any = None) -> Any:
-    """config[key] of the kind `expected`; the default where it is absent or null."""
-    value = config.get(key)
-    if value is None or json_kind(value) == expected:
-        return default if value is None else value
-    raise ValueError(
-        f"opaq: the quantization_config's {key} is {value!r}, {json_kind(value)}, expected {expected}"
-    )
+def _text(value: Any) -> bytes:
+    return str(value).replace("\0", "\ufffd").encode(errors="replace")
 
 
-def _strings(config: Mapping[str, Any], key: str) -> list[str]:
-    """A list of names."""
-    found = _field(config, key, "a list", ())
-    for name in found:
-        if not isinstance(name, str):
-            kind = f"{name!r}, {json_kind(name)}"
-            raise ValueError(f"opaq: the quantization_config's {key} has {kind}, expected a list of strings")
-    return list(found)
+def _values(value: Any, depth: int = 0, key: str | None = None) -> Iterator[_library.ConfigValue]:
+    """A configuration as the library takes it."""
+    value = value.value if isinstance(value, Enum) else value
+    kind = json_kind(value)
+    number = ["null", *_JSON_KINDS].index(kind) if kind in ("null", *_JSON_KINDS) else len(_JSON_KINDS) + 1
+    if kind == "an integer" and not -(2**63) <= value < 2**63:
+        number = 3  # OPAQ_JSON_NUMBER
+    integer = int(value) if number in (1, 2) else 0
+    text = None if number in (0, 1, 2, 5, 6) else _text(value)
+    yield _library.ConfigValue(depth, number, None if key is None else _text(key), text, integer)
+    if depth < _DEEPEST and isinstance(value, Mapping):
+        for name, child in value.items():
+            yield from _values(child, depth + 1, name)
+    elif depth < _DEEPEST and kind == "a list":
+        for child in value:
+            yield from _values(child, depth + 1)
 
 
-def _objects(config: Mapping[str, Any], key: str) -> dict[str, Mapping[str, Any]]:
-    """An object of objects."""
-    found = _field(config, key, "an object", {})
-    return {name: _field(found, name, "an object", {}) for name in found}
+def _names(function: Callable[..., bytes | None], *arguments: Any) -> list[str]:
+    """What a function gives for 0, 1, ... as its last argument, up to the first None."""
+    found = takewhile(lambda name: name is not None, (function(*arguments, i) for i in count()))
+    return [str(name, errors="replace") for name in found if name is not None]
 
 
-# ---- the layouts ----
-
-
-def _layout(schemes: Iterable[tuple[Iterable[str], Scheme]], ignore: Iterable[str], *weights: str) -> Layout:
-    found = tuple((Names(names), scheme) for names, scheme in schemes)
-    return Layout(found, Names(ignore), weights or ("weight",))
-
-
-def _with(text: str, rule: str) -> str:
-    return text if rule == "te" else f"{text}+rule={rule}"
-
-
-def _scheme(layout: str, form: str, **more: Any) -> Scheme:
-    """A row of the library's table. Weights that are stacked and have one scale each have one for every row."""
-    row = next(row for row in layouts() if (row.layout, row.format) == (layout, form))
-    texts = {"nvfp4": ("nvfp4+global", "nvfp4+rowscaled+global"), "fp8": ("fp8", "fp8row")}.get(
-        form, (form, form)
-    )
-    weight, stacked = (_with(text, row.rule) for text in texts)
+def _scheme(row: _library.ConfigScheme) -> Scheme:
+    layout = layout_row(row.row.contents)
     return Scheme(
-        weight,
-        stacked,
-        row.data,
-        row.scale,
-        row.global_,
-        data_dtypes=row.data_dtypes,
-        scale_dtypes=row.scale_dtypes,
-        scale_shape=row.scale_shape,
-        **more,
+        text_of(row.weight),
+        text_of(row.stacked),
+        layout.data,
+        layout.scale,
+        layout.global_,
+        text_of(row.input) if row.has_input else "",
+        text_of(row.input_given) if row.has_input_given else "",
+        row.input_scale.decode(),
+        layout.data_dtypes,
+        layout.scale_dtypes,
+        layout.scale_shape,
     )
-
-
-def _deepseek_tensor(**more: Any) -> Scheme:
-    """One scale for a weight, which only transformers writes."""
-    return Scheme("fp8+rule=modelopt", "fp8row+rule=modelopt", "", "_scale_inv", **more)
 
 
 def layout_names() -> list[str]:
@@ -194,189 +183,29 @@ def layout_names() -> list[str]:
 
 def layout_schemes(layout: str) -> list[Scheme]:
     """How weights can be stored in a layout."""
-    found = [_scheme(layout, row.format, input_scale=row.input) for row in layouts() if row.layout == layout]
-    return [*found, _deepseek_tensor()] if layout == "deepseek" else found
-
-
-class _Found(NamedTuple):
-    """What an entry of compressed-tensors says, as far as it decides the format."""
-
-    bits: int
-    strategy: str
-    group: int | None
-    block: tuple[int, ...] | None
-
-    def __str__(self) -> str:
-        size = f", group {self.group}" if self.group else f", block {self.block}" if self.block else ""
-        return f"floats of {self.bits} bits, strategy {self.strategy}{size}"
-
-
-def _ct_entry(entry: Mapping[str, Any], what: str) -> _Found:
-    is_symmetric, kind = _field(entry, "symmetric", "a boolean", True), _field(entry, "type", "a string")
-    if kind != "float" or not is_symmetric:
-        kind = f"{'symmetric' if is_symmetric else 'asymmetric'} {kind}"
-        raise ValueError(f"opaq: the checkpoint's {what} are {kind} numbers, expected symmetric float ones")
-    block = _field(entry, "block_structure", "a list")
-    return _Found(
-        _field(entry, "num_bits", "an integer", 0),
-        str(_field(entry, "strategy", "a string")),
-        _field(entry, "group_size", "an integer"),
-        None if block is None else tuple(block),
-    )
-
-
-def _ct_input(entry: Mapping[str, Any] | None) -> dict[str, str]:
-    if entry is None:
-        return {}
-    found, rule = _ct_entry(entry, "input activations"), "compressed-tensors"
-    computed = {
-        (4, "tensor_group", 16): "nvfp4+global",
-        (4, "group", 32): "mxfp4",
-        (8, "group", 32): "mxfp8",
-        (8, "group", 128): "fp8blk1",
-        (8, "token", None): "fp8row",
-        (8, "tensor", None): "fp8",
-    }.get((found.bits, found.strategy, found.group))
-    if computed is None:
-        raise ValueError(f"opaq: the checkpoint's input activations are {found}, which no opaq format is")
-    text = _with(computed, rule)
-    if computed == "nvfp4+global":
-        return {"input": text, "input_given": text, "input_scale": "input_global_scale"}
-    is_dynamic = entry.get("dynamic") or False
-    if not isinstance(is_dynamic, bool) and is_dynamic != "local":
-        kind = f"{is_dynamic!r}, {json_kind(is_dynamic)}"
-        raise ValueError(f'opaq: the quantization_config\'s dynamic is {kind}, expected a boolean or "local"')
-    if computed == "fp8" and not is_dynamic:
-        return {"input": text, "input_given": _with("fp8+delayed", rule), "input_scale": "input_scale"}
-    if not is_dynamic:
-        raise ValueError(
-            f"opaq: the checkpoint's input activations are static {computed}, expected dynamic ones"
-        )
-    return {"input": text}
-
-
-def _ct_scheme(group: Mapping[str, Any]) -> Scheme:
-    found = _ct_entry(_field(group, "weights", "an object"), "weights")
-    more = _ct_input(_field(group, "input_activations", "an object"))
-    if group.get("output_activations"):
-        raise ValueError("opaq: the checkpoint quantizes output activations, which opaq does not")
-    blocks = {(4, "tensor_group", 16): "nvfp4", (4, "group", 32): "mxfp4", (8, "group", 32): "mxfp8"}
-    form = blocks.get((found.bits, found.strategy, found.group or 0))
-    if found.bits == 8 and (found.strategy != "block" or found.block == (128, 128)):
-        form = form or {"channel": "fp8row", "tensor": "fp8", "block": "fp8blk2"}.get(found.strategy)
-    if form:
-        return _scheme("compressed-tensors", form, **more)
-    raise ValueError(f"opaq: the checkpoint's weights are {found}, which no opaq format is")
-
-
-def _ct_targets(group: Mapping[str, Any]) -> list[str]:
-    """All weights that are stored quantized are those of linear layers."""
-    return ["*" if target == "Linear" else target for target in _strings(group, "targets")]
-
-
-def _read_compressed_tensors(config: Mapping[str, Any]) -> Layout:
-    is_sparse = _field(config, "sparsity_config", "an object", {}).get("format", "dense") != "dense"
-    if is_sparse or _field(config, "transform_config", "an object", {}).get("config_groups"):
-        what = "is sparse" if is_sparse else "transforms its inputs (transform_config)"
-        raise ValueError(f"opaq: the checkpoint {what}, which opaq does not do")
-    groups = [group for group in _objects(config, "config_groups").values() if group.get("weights")]
-    # a module's name decides before its class
-    groups.sort(key=lambda group: "Linear" in _strings(group, "targets"))
-    return _layout([(_ct_targets(group), _ct_scheme(group)) for group in groups], _strings(config, "ignore"))
-
-
-# How inputs are quantized: as they come, and with the checkpoint's scale. ModelOpt writes some algorithms in
-# lower case; all are compared in upper case.
-_MODELOPT_FP8_INPUT = {"input": "fp8+rule=modelopt", "input_given": "fp8+delayed+rule=modelopt"}
-_MODELOPT_INPUTS = {
-    "NVFP4": {"input": "nvfp4+global+rule=modelopt", "input_given": "nvfp4+global+rule=modelopt"},
-    "FP8": _MODELOPT_FP8_INPUT,
-    "FP8_PER_CHANNEL_PER_TOKEN": {"input": "fp8row+rule=modelopt"},
-    "MXFP8": {"input": "mxfp8+rule=modelopt"},
-    "W4A8_MXFP4_FP8": _MODELOPT_FP8_INPUT,
-}
-_MODELOPT_WEIGHTS = {"W4A16_NVFP4": "NVFP4", "W4A8_MXFP4_FP8": "MXFP4"}  # stored as those are
-
-
-def _modelopt_scheme(algorithm: str | None) -> Scheme:
-    rows = {row.method.upper(): row for row in layouts() if row.layout == "modelopt"}
-    name = algorithm.upper() if algorithm else ""
-    row = rows.get(_MODELOPT_WEIGHTS.get(name, name))
-    if row is None:
-        expected = ", ".join([*rows, *_MODELOPT_WEIGHTS])
-        raise ValueError(
-            f"opaq: the checkpoint's quant_algo is {algorithm!r}, expected one of {expected} or MIXED_PRECISION"
-        )
-    inputs = _MODELOPT_INPUTS.get(name, {})
-    named = {"input_scale": row.input} if "input_given" in inputs else {}
-    return _scheme("modelopt", row.format, **inputs, **named)
-
-
-def _read_modelopt(config: Mapping[str, Any]) -> Layout:
-    """As it stands in config.json, or as in hf_quant_config.json, where it is called `quantization`."""
-    config = {**config, **_field(config, "quantization", "an object", {})}
-    ignore = _strings(config, "ignore") or _strings(config, "exclude_modules")
-    algorithm, layers = _field(config, "quant_algo", "a string"), _objects(config, "quantized_layers")
-    if str(algorithm).upper() != "MIXED_PRECISION" or not layers:
-        return _layout([(["*"], _modelopt_scheme(algorithm))], ignore)
-    named: dict[str | None, list[str]] = {}
-    for name, layer in layers.items():
-        named.setdefault(_field(layer, "quant_algo", "a string"), []).append(name)
-    return _layout([(names, _modelopt_scheme(found)) for found, names in named.items()], ignore)
-
-
-def _read_deepseek(config: Mapping[str, Any]) -> Layout:
-    """DeepSeek's blocks, and what transformers writes under the same name: one scale, or MXFP8."""
-    block = _field({"weight_block_size": (128, 128), **config}, "weight_block_size", "a list")
-    block = tuple(block) if block is not None else None
-    dynamic = _field(config, "activation_scheme", "a string", "dynamic") == "dynamic"
-    pow2 = _field(config, "scale_fmt", "a string") == "ue8m0"
-    if block == (128, 128):
-        text = "fp8blk1+pow2" if pow2 else "fp8blk1+rule=modelopt"
-        scheme = _scheme("deepseek", "fp8blk2", input=text)
-    elif block == (1, 32):
-        scheme = _scheme("deepseek", "mxfp8", input="mxfp8")
-    elif block is None:
-        given = "" if dynamic else "fp8+delayed+rule=modelopt"
-        name = "" if dynamic else "activation_scale"
-        scheme = _deepseek_tensor(input="fp8+rule=modelopt", input_given=given, input_scale=name)
-    else:
-        raise ValueError(f"opaq: the checkpoint's weight_block_size is {block}, expected [128, 128] or [1, 32]")
-    if not dynamic and block is not None:
-        raise ValueError("opaq: the checkpoint's activation_scheme is static, expected dynamic for blocks")
-    if config.get("expert_dtype", "fp8") != "fp8":
-        raise ValueError(f"opaq: the checkpoint's expert_dtype is {config['expert_dtype']!r}, expected 'fp8'")
-    ignore = _strings(config, "modules_to_not_convert") or _strings(config, "ignored_layers")
-    return _layout([(["*"], scheme)], ignore)
-
-
-def _read_mxfp4(config: Mapping[str, Any]) -> Layout:
-    """gpt-oss: the experts only, each projection in one tensor of blocks and one of scales."""
-    scheme = _scheme("gpt-oss", "mxfp4")
-    ignore = _strings(config, "modules_to_not_convert")
-    return _layout([(["*"], scheme)], ignore, "gate_up_proj", "down_proj")
-
-
-_READERS: dict[str, Callable[[Mapping[str, Any]], Layout]] = {
-    "compressed-tensors": _read_compressed_tensors,
-    "modelopt": _read_modelopt,
-    "fp8": _read_deepseek,
-    "mxfp8": _read_deepseek,
-    "mxfp4": _read_mxfp4,
-}
+    row = _library.ConfigScheme()
+    found: list[Scheme] = []
+    while library.opaq_layout_scheme(layout_names().index(layout), len(found), row):
+        found.append(_scheme(row))
+    return found
 
 
 def read_layout(config: Mapping[str, Any]) -> Layout:
     """The layout that a checkpoint's `quantization_config` describes."""
-    if not isinstance(config, Mapping):
-        raise ValueError(
-            f"opaq: the quantization_config is {config!r}, {json_kind(config)}, expected an object"
+    values = list(_values(config))
+    read = ctypes.c_void_p()
+    try:
+        call("opaq_config_read", (_library.ConfigValue * len(values))(*values), len(values), read)
+    except OpaqError as error:
+        raise type(error)(f"opaq: {error}", error.status) from None
+    try:
+        schemes: list[tuple[Names, Scheme]] = []
+        while pointer := library.opaq_config_scheme(read, len(schemes)):
+            names = _names(library.opaq_config_target, read, len(schemes))
+            schemes.append((Names(names), _scheme(pointer.contents)))
+        ignore, weights = (
+            _names(f, read) for f in (library.opaq_config_ignored, library.opaq_config_weight_name)
         )
-    method = config.get("quant_method")
-    method = getattr(method, "value", method)
-    method = method.lower() if isinstance(method, str) else method
-    if not isinstance(method, str) or method not in _READERS:
-        raise ValueError(
-            f"opaq: the checkpoint's quant_method is {method!r}, expected one of {', '.join(_READERS)}"
-        )
-    return _READERS[method](config)
+        return Layout(tuple(schemes), Names(ignore), tuple(weights))
+    finally:
+        library.opaq_config_destroy(read)

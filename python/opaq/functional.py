@@ -159,17 +159,9 @@ class _Linear(torch.autograd.Function):
         cached: torch.Tensor | None,
         main_grad: torch.Tensor | None,
         scale_fwd: torch.Tensor | None,
-        history_fwd: torch.Tensor | None,
-        scale_bwd: torch.Tensor | None,
-        history_bwd: torch.Tensor | None,
-        plan: str,
-        mode: str,
-        sequence: bool,
-        group: str,
-        size: int,
-        reduce_group: str,
-        caller: str,
+        *others: Any,
     ) -> Any:
+        *state, plan, mode, sequence, group, size, reduce_group, caller = others
         parallel = Parallel(mode, sequence, group, size)
         source = weight if cached is None else cached
         y, kept_x, (w_saved, amax, random) = _forward(x, source, bias, scale_fwd, plan, parallel, caller)
@@ -187,7 +179,7 @@ class _Linear(torch.autograd.Function):
             amax = [torch.cat([mine, amax[0][1:] if amax else mine.new_zeros(2)])]
         ctx.save_for_backward(*kept_x, *kept_w, *amax, *random)
         ctx.counts = len(kept_x), len(kept_w), len(amax), len(random)
-        ctx.state = main_grad, scale_fwd, history_fwd, scale_bwd, history_bwd
+        ctx.state = main_grad, scale_fwd, *state
         ctx.constants = plan, given, parallel, reduce_group, caller, x.dtype, weight.dtype
         ctx.shapes = x.shape, weight.shape
         cache = w_saved if plan_get(plan, "cache") else []
@@ -241,13 +233,7 @@ class _Linear(torch.autograd.Function):
 # ---- the front ----
 
 
-def _check(
-    caller: str,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    cached: torch.Tensor | None,
-) -> None:
+def _check(caller: str, x: torch.Tensor, weight: torch.Tensor, bias: Any, cached: Any) -> None:
     """What the library would find too: for a compiled graph, whose fakes do not look, and for its words."""
     if weight.dim() != 2:
         raise ValueError(
@@ -335,9 +321,8 @@ def linear(
     cache = cache_weight and bool(by_w)
     # a part of x whose columns' scales cover the whole is quantized for the backward only once it is gathered
     alone = not parallel.gathers_input or not by_x or not _covers_rows(by_x)
-    keeps = ("x" if by_x and (save_original_input or not alone) else "") + (
-        "w" if by_w and save_original_weight else ""
-    )
+    keeps = "x" if by_x and (save_original_input or not alone) else ""
+    keeps += "w" if by_w and save_original_weight else ""
     plan = plan_set(
         x=by_x,
         w=by_w,
@@ -385,21 +370,12 @@ class _QuantizedLinear(torch.autograd.Function):
     """The gradients of x and of the bias: a packed weight is not trained."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        bias: Any,
-        scale: Any,
-        given: str,
-        plan: str,
-        caller: str,
-        shape: Any,
-        *buffers: Any,
-    ) -> Any:
+    def forward(ctx: Any, x: torch.Tensor, bias: Any, scale: Any, *constants_and_buffers: Any) -> Any:
+        given, plan, caller, shape, *buffers = constants_and_buffers
         ctx.save_for_backward(*buffers)
         dtypes = x.dtype, x.dtype if bias is None else bias.dtype
         ctx.constants = caller, given, tuple(x.shape), shape, *dtypes
-        return call_operator(caller, ops.linear, x, list(buffers), bias, shape, plan, scale)
+        return call_operator(caller, ops.linear, x, buffers, bias, shape, plan, scale)
 
     @staticmethod
     @differentiable_once("opaq.functional.quantized_linear", factors=(0,))

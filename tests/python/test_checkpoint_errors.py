@@ -253,13 +253,13 @@ def ct(layout: str, where: str, **changes: Any) -> dict[str, Any]:
 
 
 CONFIGS = {
-    "no method": ({}, "quant_method is None, expected one of compressed-tensors, modelopt, fp8"),
-    "another method": ({"quant_method": "gptq"}, "quant_method is 'gptq'"),
+    "no method": ({}, "quant_method is null, expected one of compressed-tensors, modelopt, fp8"),
+    "another method": ({"quant_method": "gptq"}, 'quant_method is "gptq"'),
     "integers": (ct("ct-nvfp4", "weights", type="int"), "weights are symmetric int numbers"),
     "asymmetric": (ct("ct-nvfp4", "weights", symmetric=False), "asymmetric float"),
     "six bits": (ct("ct-mxfp4", "weights", num_bits=6), "weights are floats of 6 bits"),
     "groups of 64": (ct("ct-mxfp4", "weights", group_size=64), "group 64"),
-    "blocks of 64": (ct("ct-fp8-block", "weights", block_structure=[64, 64]), "block (64, 64)"),
+    "blocks of 64": (ct("ct-fp8-block", "weights", block_structure=[64, 64]), "block [64, 64]"),
     "static groups": (ct("ct-mxfp8", "input_activations", dynamic=False), "static mxfp8, expected dynamic"),
     "inputs of 6 bits": (ct("ct-mxfp8", "input_activations", num_bits=6), "activations are floats of 6 bits"),
     "outputs": (ct("ct-nvfp4", "", config_groups={"g": {
@@ -267,10 +267,10 @@ CONFIGS = {
     }}), "output activations"),
     "sparse": (ct("ct-nvfp4", "", sparsity_config={"format": "sparse-24-bitmask"}), "is sparse"),
     "transformed": (ct("ct-nvfp4", "", transform_config={"config_groups": {"u": {}}}), "transforms its inputs"),
-    "modelopt": ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'"),
-    "deepseek blocks": ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "size is (64, 64)"),
+    "modelopt": ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, 'quant_algo is "W4A8_AWQ"'),
+    "deepseek blocks": ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "size is [64, 64]"),
     "deepseek static": ({"quant_method": "fp8", "activation_scheme": "static"}, "static, expected dynamic"),
-    "deepseek v4": ({"quant_method": "fp8", "expert_dtype": "fp4"}, "expert_dtype is 'fp4'"),
+    "deepseek v4": ({"quant_method": "fp8", "expert_dtype": "fp4"}, 'expert_dtype is "fp4"'),
 }  # fmt: skip
 
 

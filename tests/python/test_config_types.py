@@ -133,10 +133,10 @@ def test_a_configuration_of_opaq() -> None:
     ("change", "says"),
     [
         ({"weight_block_size": 128}, "weight_block_size is 128, an integer, expected a list"),
-        ({"ignored_layers": "lm_head"}, "ignored_layers is 'lm_head', a string, expected a list"),
+        ({"ignored_layers": "lm_head"}, 'ignored_layers is "lm_head", a string, expected a list'),
         ({"ignored_layers": [1]}, "ignored_layers has 1, an integer, expected a list of strings"),
         ({"activation_scheme": {}}, "activation_scheme is {}, an object, expected a string"),
-        ({"quant_method": ["fp8"]}, r"quant_method is \['fp8'\], expected one of compressed-tensors"),
+        ({"quant_method": ["fp8"]}, r'quant_method is \["fp8"\], expected one of compressed-tensors'),
     ],
 )
 def test_sentences(change: dict[str, Any], says: str) -> None:

@@ -32,7 +32,7 @@ def python_type(declared: str) -> object:
     """The ctypes type for a C type as the headers write it."""
     words = declared.replace("const ", "").replace("OPAQ_API ", "").replace(" *", "*").strip()
     words = re.sub(r"^enum \w+$", "enum", words)
-    words = re.sub(r"struct opaq_(pool|patterns)\b", "void", words)
+    words = re.sub(r"struct opaq_(pool|patterns|config)\b", "void", words)
     words = re.sub(r"struct opaq_(\w+)", lambda m: m.group(1).title().replace("_", ""), words)
     return _library._type("text" if words == "char*" else words)
 

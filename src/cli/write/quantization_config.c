@@ -3,9 +3,9 @@
 #include "cli/write/quantization_config.h"
 
 #include <string.h>
-#include <strings.h>
 
 #include "cli/cli_memory.h"
+#include "cli/read/config_values.h"
 #include "opaq/version.h"
 
 static yyjson_mut_val *names(yyjson_mut_doc *document, const struct quantization *quantization) {
@@ -51,47 +51,17 @@ const char *activations_name(enum activations activations) {
 }
 
 bool activations_of_config(yyjson_val *quantization, enum activations *activations) {
-    const char *const method = yyjson_get_str(yyjson_obj_get(quantization, "quant_method"));
-    yyjson_obj_iter groups = yyjson_obj_iter_with(yyjson_obj_get(quantization, "config_groups"));
-    yyjson_val *const first = yyjson_obj_iter_get_val(yyjson_obj_iter_next(&groups));
-    if (method == NULL || strcasecmp(method, "compressed-tensors") != 0 || !yyjson_is_obj(first)) {
-        return false;
+    struct opaq_config *const config = config_of_json(quantization);
+    const struct opaq_config_scheme *const first = opaq_config_scheme(config, 0);
+    const bool is_said = first != NULL && first->row->layout == OPAQ_LAYOUT_COMPRESSED_TENSORS;
+    if (is_said) {
+        *activations = first->has_input ? ACTIVATIONS_DYNAMIC : ACTIVATIONS_NONE;
     }
-    *activations =
-        yyjson_is_obj(yyjson_obj_get(first, "input_activations")) ? ACTIVATIONS_DYNAMIC : ACTIVATIONS_NONE;
-    return true;
+    opaq_config_destroy(config);
+    return is_said;
 }
 
 /* ---- compressed-tensors ---- */
-
-/* Description of a format's weights and activations. */
-struct ct_row {
-    enum opaq_format format;
-    int bits;
-    const char *strategy;
-    int group; /* 0: none */
-    const char *scale_dtype;
-    const char *input_strategy;
-    int input_group;
-};
-
-static const struct ct_row ct_rows[] = {
-    {OPAQ_NVFP4, 4, "tensor_group", 16, "torch.float8_e4m3fn", "tensor_group", 16},
-    {OPAQ_MXFP4, 4, "group", 32, "torch.uint8", "group", 32},
-    {OPAQ_MXFP8, 8, "group", 32, "torch.uint8", "group", 32},
-    {OPAQ_FP8, 8, "tensor", 0, NULL, "tensor", 0},
-    {OPAQ_FP8ROW, 8, "channel", 0, NULL, "token", 0},
-    {OPAQ_FP8BLK2, 8, "block", 0, NULL, "group", 128},
-};
-
-static const struct ct_row *ct_row_of(enum opaq_format format) {
-    for (size_t i = 0; i < sizeof ct_rows / sizeof ct_rows[0]; ++i) {
-        if (ct_rows[i].format == format) {
-            return &ct_rows[i];
-        }
-    }
-    return NULL;
-}
 
 static void add_group(yyjson_mut_doc *document, yyjson_mut_val *to, int group) {
     if (group == 0) {
@@ -121,7 +91,7 @@ static yyjson_mut_val *ct_arguments(yyjson_mut_doc *document, int bits, const ch
     return to;
 }
 
-static yyjson_mut_val *ct_input(yyjson_mut_doc *document, const struct ct_row *ct,
+static yyjson_mut_val *ct_input(yyjson_mut_doc *document, const struct opaq_config_row *ct,
                                 enum activations activations) {
     if (activations == ACTIVATIONS_NONE) {
         return yyjson_mut_null(document);
@@ -138,7 +108,7 @@ static yyjson_mut_val *ct_input(yyjson_mut_doc *document, const struct ct_row *c
 }
 
 static yyjson_mut_val *ct_config(yyjson_mut_doc *document, const struct quantization *quantization) {
-    const struct ct_row *const ct = ct_row_of(quantization->scheme->format);
+    const struct opaq_config_row *const ct = opaq_config_row(quantization->scheme->format);
     yyjson_mut_val *const config = yyjson_mut_obj(document);
     yyjson_mut_val *const groups = yyjson_mut_obj_add_obj(document, config, "config_groups");
     yyjson_mut_val *const group = yyjson_mut_obj_add_obj(document, groups, "group_0");

@@ -1,0 +1,344 @@
+/* checkpoint/config_read.c: a configuration's schemes, which modules have them, and which none. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "checkpoint/config_scheme.h"
+#include "opaq/status.h"
+
+struct scheme_entry {
+    struct opaq_config_scheme scheme;
+    const char *algorithm; /* ModelOpt's, while it is read */
+    int64_t first, last;   /* its targets among the names */
+};
+
+struct opaq_config {
+    struct scheme_entry *schemes;
+    int64_t scheme_count;
+    const char **names; /* the targets of all schemes, then the ignored ones from `ignored` on */
+    int64_t name_count;
+    int64_t ignored;
+    bool has_stacks; /* weights are gpt-oss's projections */
+    char *texts;
+    size_t text_bytes;
+};
+
+void opaq_config_destroy(struct opaq_config *config) {
+    if (config != NULL) {
+        free(config->schemes);
+        free((void *)config->names);
+        free(config->texts);
+        free(config);
+    }
+}
+
+/* Room for all that the values could give: a scheme for each, a name for each and one more. */
+static struct opaq_config *allocate(const struct config_tree *tree) {
+    size_t bytes = 2;
+    for (int64_t i = 0; i < tree->count; ++i) {
+        const struct opaq_config_value *const value = &tree->values[i];
+        bytes += (value->key == NULL ? 0 : strlen(value->key) + 1) +
+                 (value->kind == OPAQ_JSON_STRING ? strlen(value->text) + 1 : 0);
+    }
+    struct opaq_config *const config = calloc(1, sizeof *config);
+    if (config != NULL) {
+        config->schemes = calloc((size_t)tree->count + 1, sizeof *config->schemes);
+        config->names = calloc((size_t)tree->count + 1, sizeof *config->names);
+        config->texts = malloc(bytes);
+    }
+    if (config != NULL && (config->schemes == NULL || config->names == NULL || config->texts == NULL)) {
+        opaq_config_destroy(config);
+        return NULL;
+    }
+    return config;
+}
+
+static void add_name(struct opaq_config *config, const char *name) {
+    const size_t bytes = strlen(name) + 1;
+    config->names[config->name_count++] = memcpy(config->texts + config->text_bytes, name, bytes);
+    config->text_bytes += bytes;
+}
+
+static void add_strings(const struct config_tree *tree, int64_t list, struct opaq_config *config) {
+    for (int64_t i = tree_inside(tree, list); i >= 0; i = tree_next(tree, i)) {
+        add_name(config, tree->values[i].text);
+    }
+}
+
+/* A scheme for all modules. */
+static struct scheme_entry *add_for_all(struct opaq_config *config) {
+    struct scheme_entry *const entry = &config->schemes[config->scheme_count++];
+    add_name(config, "*");
+    entry->last = config->name_count;
+    return entry;
+}
+
+/* The first of two lists, or the second where the first is absent or empty. */
+static enum opaq_status add_ignored(const struct config_tree *tree, int64_t object, const char *key,
+                                    const char *other, struct opaq_config *config, struct opaq_error *error) {
+    int64_t list = -1;
+    config->ignored = config->name_count;
+    enum opaq_status status = tree_strings(tree, object, key, &list, error);
+    if (status == OPAQ_OK && !tree_holds(tree, list) && other != NULL) {
+        status = tree_strings(tree, object, other, &list, error);
+    }
+    if (status == OPAQ_OK) {
+        add_strings(tree, list, config);
+    }
+    return status;
+}
+
+/* ---- compressed-tensors ---- */
+
+/* All weights that are stored quantized are those of linear layers. */
+static bool is_class(const char *target) { return strcmp(target, "Linear") == 0; }
+
+static enum opaq_status add_group(const struct config_tree *tree, int64_t group, struct opaq_config *config,
+                                  struct opaq_error *error) {
+    struct scheme_entry *const entry = &config->schemes[config->scheme_count];
+    int64_t targets = -1;
+    enum opaq_status status = tree_strings(tree, group, "targets", &targets, error);
+    status = status == OPAQ_OK ? scheme_of_group(tree, group, &entry->scheme, error) : status;
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    entry->first = config->name_count;
+    for (int64_t i = tree_inside(tree, targets); i >= 0; i = tree_next(tree, i)) {
+        add_name(config, is_class(tree->values[i].text) ? "*" : tree->values[i].text);
+    }
+    entry->last = config->name_count;
+    ++config->scheme_count;
+    return OPAQ_OK;
+}
+
+static bool has_class(const struct config_tree *tree, int64_t group) {
+    const int64_t targets = tree_find(tree, group, "targets");
+    const bool is_list = targets >= 0 && tree->values[targets].kind == OPAQ_JSON_LIST;
+    for (int64_t i = tree_inside(tree, is_list ? targets : -1); i >= 0; i = tree_next(tree, i)) {
+        if (tree->values[i].kind == OPAQ_JSON_STRING && is_class(tree->values[i].text)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What opaq does not do, whatever the groups say. */
+static enum opaq_status refuse_other_work(const struct config_tree *tree, struct opaq_error *error) {
+    int64_t sparsity = -1;
+    int64_t transform = -1;
+    enum opaq_status status = tree_field(tree, 0, "sparsity_config", OPAQ_JSON_OBJECT, &sparsity, error);
+    status = status == OPAQ_OK ? tree_field(tree, 0, "transform_config", OPAQ_JSON_OBJECT, &transform, error)
+                               : status;
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    const int64_t format = tree_find(tree, sparsity, "format");
+    const bool is_sparse = format >= 0 && (tree->values[format].kind != OPAQ_JSON_STRING ||
+                                           strcmp(tree->values[format].text, "dense") != 0);
+    if (is_sparse || tree_holds(tree, tree_find(tree, transform, "config_groups"))) {
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "the checkpoint %s, which opaq does not do",
+                         is_sparse ? "is sparse" : "transforms its inputs (transform_config)");
+    }
+    return OPAQ_OK;
+}
+
+static enum opaq_status read_compressed_tensors(const struct config_tree *tree, struct opaq_config *config,
+                                                struct opaq_error *error) {
+    int64_t groups = -1;
+    enum opaq_status status = refuse_other_work(tree, error);
+    status =
+        status == OPAQ_OK ? tree_field(tree, 0, "config_groups", OPAQ_JSON_OBJECT, &groups, error) : status;
+    for (int pass = 0; pass < 2; ++pass) { /* a module's name decides before its class */
+        int64_t group = status == OPAQ_OK ? tree_inside(tree, groups) : -1;
+        for (; status == OPAQ_OK && group >= 0; group = tree_next(tree, group)) {
+            status = tree_expect(tree, group, OPAQ_JSON_OBJECT, error);
+            const bool is_used = status == OPAQ_OK && tree_holds(tree, tree_find(tree, group, "weights"));
+            if (is_used && (int)has_class(tree, group) == pass) {
+                status = add_group(tree, group, config, error);
+            }
+        }
+    }
+    return status == OPAQ_OK ? add_ignored(tree, 0, "ignore", NULL, config, error) : status;
+}
+
+/* ---- ModelOpt ---- */
+
+/* As it stands in config.json, or as in hf_quant_config.json, whose fields are in "quantization". */
+static int64_t modelopt_object(const struct config_tree *tree, int64_t inner, const char *key) {
+    return tree_find(tree, inner, key) >= 0 ? inner : 0;
+}
+
+/* Targets of each algorithm, in the order in which they are named first. */
+static enum opaq_status read_layers(const struct config_tree *tree, int64_t layers, struct opaq_config *config,
+                                    struct opaq_error *error) {
+    for (int64_t layer = tree_inside(tree, layers); layer >= 0; layer = tree_next(tree, layer)) {
+        const char *algorithm = NULL;
+        enum opaq_status status = tree_expect(tree, layer, OPAQ_JSON_OBJECT, error);
+        status = status == OPAQ_OK ? tree_string(tree, layer, "quant_algo", &algorithm, error) : status;
+        if (status != OPAQ_OK) {
+            return status;
+        }
+        int64_t known = 0;
+        while (known < config->scheme_count && algorithm != NULL &&
+               strcmp(config->schemes[known].algorithm, algorithm) != 0) {
+            ++known;
+        }
+        if (known < config->scheme_count && algorithm != NULL) {
+            continue;
+        }
+        struct scheme_entry *const entry = &config->schemes[config->scheme_count];
+        status = scheme_of_algorithm(algorithm, &entry->scheme, error);
+        if (status != OPAQ_OK) {
+            return status;
+        }
+        entry->algorithm = algorithm;
+        ++config->scheme_count;
+    }
+    for (int64_t i = 0; i < config->scheme_count; ++i) {
+        struct scheme_entry *const entry = &config->schemes[i];
+        entry->first = config->name_count;
+        for (int64_t layer = tree_inside(tree, layers); layer >= 0; layer = tree_next(tree, layer)) {
+            const int64_t value = tree_find(tree, layer, "quant_algo");
+            if (value >= 0 && strcmp(tree->values[value].text, entry->algorithm) == 0) {
+                add_name(config, tree->values[layer].key);
+            }
+        }
+        entry->last = config->name_count;
+        entry->algorithm = NULL;
+    }
+    return OPAQ_OK;
+}
+
+static enum opaq_status read_modelopt(const struct config_tree *tree, struct opaq_config *config,
+                                      struct opaq_error *error) {
+    const char *algorithm = NULL;
+    int64_t inner = -1;
+    int64_t layers = -1;
+    enum opaq_status status = tree_field(tree, 0, "quantization", OPAQ_JSON_OBJECT, &inner, error);
+    if (status == OPAQ_OK) {
+        status = tree_string(tree, modelopt_object(tree, inner, "quant_algo"), "quant_algo", &algorithm, error);
+    }
+    if (status == OPAQ_OK) {
+        status = tree_field(tree, modelopt_object(tree, inner, "quantized_layers"), "quantized_layers",
+                            OPAQ_JSON_OBJECT, &layers, error);
+    }
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    const bool is_mixed = algorithm != NULL && is_same_name(algorithm, "MIXED_PRECISION");
+    if (is_mixed && tree_holds(tree, layers)) {
+        status = read_layers(tree, layers, config, error);
+    } else {
+        status = scheme_of_algorithm(algorithm, &add_for_all(config)->scheme, error);
+    }
+    if (status != OPAQ_OK) {
+        return status;
+    }
+    int64_t list = -1;
+    const int64_t object = modelopt_object(tree, inner, "ignore");
+    status = tree_strings(tree, object, "ignore", &list, error);
+    if (status == OPAQ_OK && tree_holds(tree, list)) {
+        return add_ignored(tree, object, "ignore", NULL, config, error);
+    }
+    return status == OPAQ_OK ? add_ignored(tree, modelopt_object(tree, inner, "exclude_modules"),
+                                           "exclude_modules", NULL, config, error)
+                             : status;
+}
+
+/* ---- the others ---- */
+
+static enum opaq_status read_deepseek(const struct config_tree *tree, struct opaq_config *config,
+                                      struct opaq_error *error) {
+    const enum opaq_status status = scheme_of_deepseek(tree, &add_for_all(config)->scheme, error);
+    return status == OPAQ_OK ? add_ignored(tree, 0, "modules_to_not_convert", "ignored_layers", config, error)
+                             : status;
+}
+
+static enum opaq_status read_gpt_oss(const struct config_tree *tree, struct opaq_config *config,
+                                     struct opaq_error *error) {
+    scheme_of_gpt_oss(&add_for_all(config)->scheme);
+    config->has_stacks = true;
+    return add_ignored(tree, 0, "modules_to_not_convert", NULL, config, error);
+}
+
+static const struct {
+    const char *method;
+    enum opaq_status (*read)(const struct config_tree *tree, struct opaq_config *config,
+                             struct opaq_error *error);
+} readers[] = {
+    {"compressed-tensors", read_compressed_tensors},
+    {"modelopt", read_modelopt},
+    {"fp8", read_deepseek},
+    {"mxfp8", read_deepseek},
+    {"mxfp4", read_gpt_oss},
+};
+enum { READER_COUNT = sizeof readers / sizeof readers[0] };
+
+enum opaq_status opaq_config_read(const struct opaq_config_value *values, int64_t count,
+                                  struct opaq_config **config, struct opaq_error *error) {
+    const struct config_tree tree = {values, count};
+    char shown[SHOWN_BYTES];
+    enum opaq_status status = tree_check(&tree, error);
+    if (status != OPAQ_OK || config == NULL) {
+        return status != OPAQ_OK ? status
+                                 : opaq_fail(error, OPAQ_ERROR_ARGUMENT, "config_read: config is NULL");
+    }
+    if (values[0].kind != OPAQ_JSON_OBJECT) {
+        return opaq_fail(error, OPAQ_ERROR_TEXT, "the quantization_config is %s, %s, expected an object",
+                         tree_show(&tree, 0, shown), tree_kind_name(&tree, 0));
+    }
+    const int64_t method = tree_find(&tree, 0, "quant_method");
+    int reader = 0;
+    while (reader < READER_COUNT && (method < 0 || values[method].kind != OPAQ_JSON_STRING ||
+                                     !is_same_name(values[method].text, readers[reader].method))) {
+        ++reader;
+    }
+    if (reader == READER_COUNT) {
+        return opaq_fail(
+            error, OPAQ_ERROR_UNSUPPORTED,
+            "the checkpoint's quant_method is %s, expected one of compressed-tensors, modelopt, fp8, "
+            "mxfp8, mxfp4",
+            tree_show(&tree, method, shown));
+    }
+    struct opaq_config *const made = allocate(&tree);
+    if (made == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_MEMORY, "config_read: no memory for %lld values", (long long)count);
+    }
+    status = readers[reader].read(&tree, made, error);
+    if (status == OPAQ_OK) {
+        *config = made;
+    } else {
+        opaq_config_destroy(made);
+    }
+    return status;
+}
+
+/* ---- what was read ---- */
+
+const struct opaq_config_scheme *opaq_config_scheme(const struct opaq_config *config, int64_t index) {
+    const bool is_there = config != NULL && index >= 0 && index < config->scheme_count;
+    return is_there ? &config->schemes[index].scheme : NULL;
+}
+
+static const char *name_at(const struct opaq_config *config, int64_t first, int64_t last, int64_t index) {
+    return index >= 0 && index < last - first ? config->names[first + index] : NULL;
+}
+
+const char *opaq_config_target(const struct opaq_config *config, int64_t scheme, int64_t index) {
+    if (opaq_config_scheme(config, scheme) == NULL) {
+        return NULL;
+    }
+    return name_at(config, config->schemes[scheme].first, config->schemes[scheme].last, index);
+}
+
+const char *opaq_config_ignored(const struct opaq_config *config, int64_t index) {
+    return config == NULL ? NULL : name_at(config, config->ignored, config->name_count, index);
+}
+
+const char *opaq_config_weight_name(const struct opaq_config *config, int64_t index) {
+    static const char *const plain[] = {"weight"};
+    static const char *const stacks[] = {"gate_up_proj", "down_proj"};
+    if (config == NULL || index < 0 || index >= (config->has_stacks ? 2 : 1)) {
+        return NULL;
+    }
+    return (config->has_stacks ? stacks : plain)[index];
+}

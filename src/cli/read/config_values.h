@@ -1,0 +1,12 @@
+/* cli/read/config_values.h: JSON as the list of values that opaq/checkpoint_config.h reads. */
+#ifndef OPAQ_CLI_READ_CONFIG_VALUES_H
+#define OPAQ_CLI_READ_CONFIG_VALUES_H
+
+#include <yyjson.h>
+
+#include "opaq/checkpoint_config.h"
+
+/* What a quantization_config says; NULL if it is none that is understood. opaq_config_destroy releases it. */
+struct opaq_config *config_of_json(yyjson_val *quantization);
+
+#endif

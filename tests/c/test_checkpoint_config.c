@@ -1,0 +1,231 @@
+/* test_checkpoint_config.c: quantization_configs as lists of values: what each layout's says, and what is refused. Types of
+ * every field, one after another: tests/python/test_config_types.py. */
+#include "check.h"
+#include "opaq/checkpoint_config.h"
+#include "support_spec.h"
+
+#define OBJECT(depth, key) \
+    { depth, OPAQ_JSON_OBJECT, key, NULL, 0 }
+#define LIST(depth, key) \
+    { depth, OPAQ_JSON_LIST, key, NULL, 0 }
+#define STRING(depth, key, text) \
+    { depth, OPAQ_JSON_STRING, key, text, 0 }
+#define INT(depth, key, number) \
+    { depth, OPAQ_JSON_INTEGER, key, NULL, number }
+#define BOOL(depth, key, truth) \
+    { depth, OPAQ_JSON_BOOLEAN, key, NULL, truth }
+#define NONE(depth, key) \
+    { depth, OPAQ_JSON_NULL, key, NULL, 0 }
+#define READ(values, config, error) opaq_config_read(values, sizeof(values) / sizeof(values)[0], config, error)
+
+static void check_scheme(const struct opaq_config *config, int64_t index, const char *weight,
+                         const char *stacked, const char *input, const char *given, const char *scale) {
+    const struct opaq_config_scheme *const scheme = opaq_config_scheme(config, index);
+    if (!CHECK(scheme != NULL)) {
+        return;
+    }
+    CHECK_EQ_STR(spec_text(&scheme->weight).text, weight);
+    CHECK_EQ_STR(spec_text(&scheme->stacked).text, stacked);
+    CHECK_EQ_STR(scheme->has_input ? spec_text(&scheme->input).text : "", input);
+    CHECK_EQ_STR(scheme->has_input_given ? spec_text(&scheme->input_given).text : "", given);
+    CHECK_EQ_STR(scheme->input_scale, scale);
+    CHECK_EQ_INT(opaq_spec_check(&scheme->weight, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_spec_check(&scheme->stacked, NULL), OPAQ_OK);
+}
+
+static void compressed_tensors(void) {
+    static const struct opaq_config_value values[] = {
+        OBJECT(0, NULL),
+        STRING(1, "quant_method", "Compressed-Tensors"),
+        OBJECT(1, "config_groups"),
+        OBJECT(2, "by_class"),
+        LIST(3, "targets"),
+        STRING(4, NULL, "Linear"),
+        OBJECT(3, "weights"),
+        INT(4, "num_bits", 4),
+        STRING(4, "type", "float"),
+        STRING(4, "strategy", "tensor_group"),
+        INT(4, "group_size", 16),
+        OBJECT(3, "input_activations"),
+        INT(4, "num_bits", 4),
+        STRING(4, "type", "float"),
+        STRING(4, "strategy", "tensor_group"),
+        INT(4, "group_size", 16),
+        STRING(4, "dynamic", "local"),
+        OBJECT(2, "by_name"),
+        LIST(3, "targets"),
+        STRING(4, NULL, "re:.*self_attn.*"),
+        STRING(4, NULL, "model.embed"),
+        OBJECT(3, "weights"),
+        INT(4, "num_bits", 8),
+        STRING(4, "type", "float"),
+        BOOL(4, "symmetric", 1),
+        STRING(4, "strategy", "block"),
+        LIST(4, "block_structure"),
+        INT(5, NULL, 128),
+        INT(5, NULL, 128),
+        OBJECT(3, "input_activations"),
+        INT(4, "num_bits", 8),
+        STRING(4, "type", "float"),
+        STRING(4, "strategy", "group"),
+        INT(4, "group_size", 128),
+        BOOL(4, "dynamic", 1),
+        LIST(1, "ignore"),
+        STRING(2, NULL, "lm_head"),
+    };
+    struct opaq_config *config = NULL;
+    struct opaq_error error = {OPAQ_OK, ""};
+    CHECK_EQ_INT(READ(values, &config, &error), OPAQ_OK);
+    CHECK_EQ_STR(error.text, "");
+    check_scheme(config, 0, "fp8blk2+rule=compressed-tensors", "fp8blk2+rule=compressed-tensors",
+                 "fp8blk1+rule=compressed-tensors", "", "");
+    check_scheme(config, 1, "nvfp4+global+rule=compressed-tensors",
+                 "nvfp4+rowscaled+global+rule=compressed-tensors", "nvfp4+global+rule=compressed-tensors",
+                 "nvfp4+global+rule=compressed-tensors", "input_global_scale");
+    CHECK(opaq_config_scheme(config, 2) == NULL && opaq_config_scheme(config, -1) == NULL);
+    CHECK_EQ_STR(opaq_config_target(config, 0, 0), "re:.*self_attn.*");
+    CHECK_EQ_STR(opaq_config_target(config, 0, 1), "model.embed");
+    CHECK(opaq_config_target(config, 0, 2) == NULL && opaq_config_target(config, 2, 0) == NULL);
+    CHECK_EQ_STR(opaq_config_target(config, 1, 0), "*");
+    CHECK_EQ_STR(opaq_config_ignored(config, 0), "lm_head");
+    CHECK(opaq_config_ignored(config, 1) == NULL && opaq_config_ignored(NULL, 0) == NULL);
+    CHECK_EQ_STR(opaq_config_weight_name(config, 0), "weight");
+    CHECK(opaq_config_weight_name(config, 1) == NULL);
+    opaq_config_destroy(config);
+}
+
+static void modelopt_of_several_algorithms(void) {
+    static const struct opaq_config_value values[] = {
+        OBJECT(0, NULL),
+        STRING(1, "quant_method", "modelopt"),
+        STRING(1, "quant_algo", "FP8"), /* the inner one counts */
+        OBJECT(1, "quantization"),
+        STRING(2, "quant_algo", "mixed_precision"),
+        LIST(2, "exclude_modules"),
+        STRING(3, NULL, "lm_head"),
+        OBJECT(2, "quantized_layers"),
+        OBJECT(3, "a.b"),
+        STRING(4, "quant_algo", "FP8"),
+        OBJECT(3, "c"),
+        STRING(4, "quant_algo", "w4a8_mxfp4_fp8"),
+        OBJECT(3, "d"),
+        STRING(4, "quant_algo", "FP8"),
+    };
+    struct opaq_config *config = NULL;
+    CHECK_EQ_INT(READ(values, &config, NULL), OPAQ_OK);
+    check_scheme(config, 0, "fp8+rule=modelopt", "fp8row+rule=modelopt", "fp8+rule=modelopt",
+                 "fp8+delayed+rule=modelopt", "input_scale");
+    check_scheme(config, 1, "mxfp4+rule=modelopt", "mxfp4+rule=modelopt", "fp8+rule=modelopt",
+                 "fp8+delayed+rule=modelopt", "input_scale");
+    CHECK_EQ_STR(opaq_config_target(config, 0, 0), "a.b");
+    CHECK_EQ_STR(opaq_config_target(config, 0, 1), "d");
+    CHECK_EQ_STR(opaq_config_target(config, 1, 0), "c");
+    CHECK_EQ_STR(opaq_config_ignored(config, 0), "lm_head");
+    opaq_config_destroy(config);
+}
+
+static void deepseek_and_gpt_oss(void) {
+    static const struct opaq_config_value blocks[] = {
+        OBJECT(0, NULL),
+        STRING(1, "quant_method", "fp8"),
+        STRING(1, "scale_fmt", "ue8m0"),
+        NONE(1, "modules_to_not_convert"),
+        LIST(1, "ignored_layers"),
+        STRING(2, NULL, "x"),
+    };
+    static const struct opaq_config_value tensor[] = {
+        OBJECT(0, NULL),
+        STRING(1, "quant_method", "fp8"),
+        NONE(1, "weight_block_size"),
+        STRING(1, "activation_scheme", "static"),
+    };
+    static const struct opaq_config_value stacks[] = {OBJECT(0, NULL), STRING(1, "quant_method", "mxfp4")};
+    struct opaq_config *config = NULL;
+    CHECK_EQ_INT(READ(blocks, &config, NULL), OPAQ_OK);
+    check_scheme(config, 0, "fp8blk2+rule=modelopt", "fp8blk2+rule=modelopt", "fp8blk1+pow2", "", "");
+    CHECK_EQ_STR(opaq_config_ignored(config, 0), "x");
+    opaq_config_destroy(config);
+    CHECK_EQ_INT(READ(tensor, &config, NULL), OPAQ_OK);
+    check_scheme(config, 0, "fp8+rule=modelopt", "fp8row+rule=modelopt", "fp8+rule=modelopt",
+                 "fp8+delayed+rule=modelopt", "activation_scale");
+    CHECK_EQ_STR(opaq_config_scheme(config, 0)->row->scale, "_scale_inv");
+    opaq_config_destroy(config);
+    CHECK_EQ_INT(READ(stacks, &config, NULL), OPAQ_OK);
+    check_scheme(config, 0, "mxfp4+rule=ocp", "mxfp4+rule=ocp", "", "", "");
+    CHECK_EQ_STR(opaq_config_weight_name(config, 1), "down_proj");
+    opaq_config_destroy(config);
+}
+
+static void refusals(void) {
+    static const struct opaq_config_value number[] = {INT(0, NULL, 7)};
+    static const struct opaq_config_value method[] = {OBJECT(0, NULL), LIST(1, "quant_method"),
+                                                      STRING(2, NULL, "fp8"), OBJECT(2, NULL), BOOL(3, "a", 0)};
+    static const struct opaq_config_value size[] = {OBJECT(0, NULL), STRING(1, "quant_method", "fp8"),
+                                                    LIST(1, "weight_block_size"), INT(2, NULL, 64)};
+    static const struct opaq_config_value kind[] = {OBJECT(0, NULL), STRING(1, "quant_method", "fp8"),
+                                                    INT(1, "weight_block_size", 128)};
+    static const struct {
+        const struct opaq_config_value *values;
+        int64_t count;
+        const char *says;
+    } all[] = {
+        {number, 1, "the quantization_config is 7, an integer, expected an object"},
+        {method, 5,
+         "the checkpoint's quant_method is [\"fp8\", {\"a\": false}], expected one of compressed-tensors, "
+         "modelopt, fp8, mxfp8, mxfp4"},
+        {size, 4, "the checkpoint's weight_block_size is [64], expected [128, 128] or [1, 32]"},
+        {kind, 3, "the quantization_config's weight_block_size is 128, an integer, expected a list"},
+        {NULL, 1, "config_read: there are no values of depth 0"},
+        {number, 0, "config_read: there are no values of depth 0"},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
+        struct opaq_config *config = NULL;
+        struct opaq_error error = {OPAQ_OK, ""};
+        CHECK(opaq_config_read(all[i].values, all[i].count, &config, &error) != OPAQ_OK && config == NULL);
+        CHECK_EQ_STR(error.text, all[i].says);
+    }
+    CHECK_EQ_INT(opaq_config_read(size, 2, NULL, NULL), OPAQ_ERROR_ARGUMENT);
+    opaq_config_destroy(NULL);
+}
+
+/* Lists that no JSON gives. */
+static void values_that_do_not_belong(void) {
+    static const struct opaq_config_value all[][3] = {
+        {OBJECT(0, NULL), OBJECT(0, NULL), OBJECT(1, "a")},       /* two */
+        {OBJECT(0, NULL), OBJECT(2, "a"), OBJECT(1, "a")},        /* too deep */
+        {OBJECT(0, NULL), INT(1, "a", 1), OBJECT(2, "b")},        /* inside of a number */
+        {OBJECT(0, NULL), OBJECT(1, NULL), OBJECT(2, "b")},       /* no key */
+        {OBJECT(0, NULL), STRING(1, "a", NULL), OBJECT(1, "b")},  /* no text */
+        {OBJECT(0, NULL), {1, 99, "a", NULL, 0}, OBJECT(1, "b")}, /* no kind */
+        {OBJECT(0, NULL), OBJECT(-1, "a"), OBJECT(1, "b")},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
+        struct opaq_config *config = NULL;
+        CHECK_EQ_INT(opaq_config_read(all[i], 3, &config, NULL), OPAQ_ERROR_ARGUMENT);
+    }
+}
+
+static void schemes_of_layouts(void) {
+    struct opaq_config_scheme scheme;
+    int count = 0;
+    for (int layout = 0; layout < OPAQ_LAYOUT_COUNT; ++layout) {
+        for (int i = 0; opaq_layout_scheme((enum opaq_layout)layout, i, &scheme); ++i) {
+            CHECK_EQ_INT(opaq_spec_check(&scheme.weight, NULL), OPAQ_OK);
+            CHECK(scheme.row->layout == (enum opaq_layout)layout && !scheme.has_input);
+            ++count;
+        }
+    }
+    int rows = 0;
+    while (opaq_layout_row(rows) != NULL) {
+        ++rows;
+    }
+    CHECK_EQ_INT(count, rows + 1); /* and transformers' in DeepSeek's manner */
+    CHECK(!opaq_layout_scheme(OPAQ_LAYOUT_GPT_OSS, 0, NULL) &&
+          !opaq_layout_scheme((enum opaq_layout)9, 0, &scheme));
+    CHECK(opaq_config_row(OPAQ_FP8BLK1) == NULL && opaq_config_row(OPAQ_FP8BLK2)->input_format == OPAQ_FP8BLK1);
+}
+
+static const struct test_case tests[] = {TEST(compressed_tensors),        TEST(modelopt_of_several_algorithms),
+                                         TEST(deepseek_and_gpt_oss),      TEST(refusals),
+                                         TEST(values_that_do_not_belong), TEST(schemes_of_layouts)};
+TEST_MAIN(tests)
