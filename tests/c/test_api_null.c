@@ -436,6 +436,46 @@ static void patterns(void) {
     opaq_patterns_destroy(NULL);
 }
 
+static void plans_and_derived_specs(void) {
+    char text[OPAQ_PLAN_TEXT_BYTES];
+    struct opaq_spec made;
+    struct opaq_spec bad;
+    memset(&bad, 0xFF, sizeof bad);
+    CHECK(is_refused(opaq_plan_set(NULL, "x", "mxfp8", text, sizeof text, NULL)) &&
+          is_refused(opaq_plan_set("", NULL, "mxfp8", text, sizeof text, NULL)) &&
+          is_refused(opaq_plan_set("", "x", "mxfp8", NULL, sizeof text, NULL)) &&
+          is_refused(opaq_plan_set("", "x", "mxfp8", text, 0, NULL)) &&
+          is_refused(opaq_plan_set("", "no such word", "", text, sizeof text, NULL)));
+    CHECK_EQ_INT(opaq_plan_set("", "x", NULL, text, sizeof text, NULL), OPAQ_OK);
+    CHECK(is_refused(opaq_plan_get(NULL, "x", text, sizeof text, NULL)) &&
+          is_refused(opaq_plan_get("x=mxfp8", NULL, text, sizeof text, NULL)) &&
+          is_refused(opaq_plan_get("x=mxfp8", "x", NULL, sizeof text, NULL)) &&
+          is_refused(opaq_plan_get("x=mxfp8", "x", text, 0, NULL)));
+    CHECK_EQ_INT(opaq_spec_query(NULL, OPAQ_SPEC_ROWS_PER_SCALE), -1);
+    CHECK_EQ_INT(opaq_spec_query(&bad, OPAQ_SPEC_ROWS_PER_SCALE), -1);
+    CHECK(is_refused(opaq_spec_derive(NULL, OPAQ_DERIVE_TILED, &made, NULL)) &&
+          is_refused(opaq_spec_derive(&bad, OPAQ_DERIVE_TILED, &made, NULL)));
+}
+
+static void configurations(void) {
+    const struct opaq_config_value object = {.kind = OPAQ_JSON_OBJECT};
+    const struct opaq_config_value bad = {-5, 99, NULL, NULL, -1};
+    struct opaq_config *config = NULL;
+    struct opaq_config_scheme scheme;
+    CHECK(is_refused(opaq_config_read(NULL, 1, &config, NULL)) &&
+          is_refused(opaq_config_read(&object, 0, &config, NULL)) &&
+          is_refused(opaq_config_read(&object, -1, &config, NULL)) &&
+          is_refused(opaq_config_read(&object, 1, NULL, NULL)) &&
+          is_refused(opaq_config_read(&bad, 1, &config, NULL)));
+    opaq_config_destroy(NULL);
+    CHECK(opaq_config_scheme(NULL, 0) == NULL && opaq_config_target(NULL, 0, 0) == NULL &&
+          opaq_config_ignored(NULL, 0) == NULL && opaq_config_weight_name(NULL, 0) == NULL);
+    CHECK_EQ_INT(opaq_layout_scheme((enum opaq_layout)99, 0, &scheme), 0);
+    CHECK_EQ_INT(opaq_layout_scheme((enum opaq_layout)0, -1, &scheme), 0);
+    CHECK_EQ_INT(opaq_layout_scheme((enum opaq_layout)0, 0, NULL), 0);
+    CHECK(opaq_config_row((enum opaq_format)99) == NULL);
+}
+
 /* A function that is exported and not called above is not tested. */
 static void every_exported_function_is_called(void) {
     const char *folder = getenv("OPAQ_GOLDEN_DIR");
@@ -471,5 +511,7 @@ static const struct test_case tests[] = {TEST(elements_and_tables),
                                          TEST(operators),
                                          TEST(runners_and_pools),
                                          TEST(patterns),
+                                         TEST(plans_and_derived_specs),
+                                         TEST(configurations),
                                          TEST(every_exported_function_is_called)};
 TEST_MAIN(tests)
