@@ -367,4 +367,14 @@ PACKED_INLINE void packed_totals_store(const struct packed_piece *piece, int64_t
     }
 }
 
+/* The total of a row of x and a half of a tile, plus the sum of a block times its scales. */
+PACKED_INLINE void packed_totals_add(const struct packed_piece *piece, bool has_lift, int64_t block, int half,
+                                     __m256 value, __m256 *total) {
+    const int64_t at = block * TILE4_ROWS + half * PACKED_LANES;
+    if (has_lift) {
+        value = _mm256_mul_ps(value, _mm256_loadu_ps(piece->lift + at));
+    }
+    *total = _mm256_fmadd_ps(value, _mm256_loadu_ps(piece->scale + at), *total);
+}
+
 #endif
