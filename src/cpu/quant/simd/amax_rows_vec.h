@@ -2,9 +2,9 @@
 #ifndef OPAQ_CPU_QUANT_SIMD_AMAX_ROWS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_AMAX_ROWS_VEC_H
 
+#include "cpu/quant/ref/quant_table_ref.h"
 #include "cpu/quant/simd/amax_vec.h"
 #include "cpu/quant/simd/column_amax_vec.h"
-#include "cpu/quant/ref/quant_table_ref.h"
 
 /* Over `rows` rows of n elements. */
 VEC_INLINE float amax_all(const char *x, int64_t rows, int64_t row_step, int64_t n, enum opaq_element dtype,

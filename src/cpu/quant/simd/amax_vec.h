@@ -2,9 +2,9 @@
 #ifndef OPAQ_CPU_QUANT_SIMD_AMAX_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_AMAX_VEC_H
 
+#include "backend/quant_job.h"
 #include "base/float_bits.h"
 #include "cpu/quant/simd/fold_vec.h"
-#include "backend/quant_job.h"
 #include "cpu/quant/simd/specialize_vec.h"
 
 /* Keys gathered so far, in several vectors so that one maximum need not wait for the last. */

@@ -75,8 +75,8 @@ VEC_INLINE void transformed_keys(const struct quant_matrix *m, int64_t c, int64_
             char staged[HELD_ROWS * STEP * 4];
             struct step held[HELD_ROWS];
             vecf v[HELD_ROWS];
-            const struct column_source source =
-                column_source_at(m, row, rows, c + i * STEP, columns - i * STEP, STEP, dtype, staged);
+            const struct column_source source = column_source_part(
+                column_source_at(m, row, c, dtype), rows, i * STEP, columns - i * STEP, STEP, dtype, staged);
             for (int64_t k = 0; k < rows * bytes / 2; ++k) { /* what comes next, a line at a time */
                 const int64_t next = (row + HELD_ROWS + k % rows) * m->column_step + c + i * STEP;
                 __builtin_prefetch((const char *)m->data + next * bytes + k / rows * VEC_BYTES);

@@ -70,9 +70,8 @@ VEC_OUTLINE void encode_plain_run(struct encode_how how, const char *x, int64_t 
 VEC_OUTLINE void encode_any_run(struct encode_how how, const char *x, int64_t n, float factor,
                                 const uint8_t *random, int64_t ahead, uint8_t *data) {
     if (how.is_careful) {
-        FOR_DTYPE(how.dtype,
-                  FOR_FP8_ELEMENT(how.element, encode_run(encode_carefully(how, DTYPE, ELEMENT, true), x, n,
-                                                          factor, false, NULL, ahead, false, data)));
+        FOR_DTYPE(how.dtype, encode_run(encode_carefully(how, DTYPE, OPAQ_E4M3, true), x, n, factor, false,
+                                        NULL, ahead, false, data));
     } else if (random != NULL) {
         FOR_DTYPE(how.dtype,
                   FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n, factor, false,

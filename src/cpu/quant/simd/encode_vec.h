@@ -222,6 +222,12 @@ VEC_INLINE struct encode_how encode_carefully(struct encode_how how, enum opaq_e
     return how;
 }
 
+/* `how`, for stochastic rounding: the rule, which matters to NaNs only, is no constant. */
+VEC_INLINE struct encode_how encode_at_random(struct encode_how how, enum opaq_element dtype,
+                                              enum opaq_element element) {
+    return (struct encode_how){.dtype = dtype, .element = element, .is_careful = how.is_careful};
+}
+
 /* Codes without signs to codes; `nans` are those that stand for NaN, `unsigned_ones` those without sign, NaNs among
  * them. */
 VEC_INLINE vec16 finish_codes(vec16 codes, vec16 signs, mask16 nans, mask16 unsigned_ones,

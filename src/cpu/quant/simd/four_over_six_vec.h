@@ -6,7 +6,6 @@
 #define OPAQ_CPU_QUANT_SIMD_FOUR_OVER_SIX_VEC_H
 
 #include "cpu/quant/simd/scales_vec.h"
-#include "cpu/quant/simd/specialize_vec.h"
 
 enum { FOUR_OVER_SIX_BLOCK = 16 };
 
@@ -184,15 +183,6 @@ VEC_INLINE struct block_scales four_over_six_blocks(const char *x, int64_t row_b
     const struct block_scales scales = better_scales(&candidates, &errors);
     return (struct block_scales){gather_deal(scales.codes), (vecf)gather_deal((vec32)scales.factors),
                                  scales.is_plain};
-}
-
-/* The same for any dtype, out of line. */
-VEC_OUTLINE struct block_scales four_over_six_blocks_of(const char *x, int64_t row_bytes, int rows, vecf amax,
-                                                        float global, float stored,
-                                                        const struct opaq_spec *spec, enum opaq_element dtype) {
-    struct block_scales scales;
-    FOR_DTYPE(dtype, scales = four_over_six_blocks(x, row_bytes, rows, amax, global, stored, spec, DTYPE));
-    return scales;
 }
 
 #endif

@@ -123,9 +123,8 @@ VEC_INLINE void fp8_column_row(struct encode_how how, const char *x, int64_t col
 VEC_OUTLINE void fp8_column_row_of(struct encode_how how, const char *x, int64_t columns, const float *apply,
                                    bool is_plain, const uint8_t *random, uint8_t *codes) {
     if (how.is_careful) {
-        FOR_DTYPE(how.dtype,
-                  FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_carefully(how, DTYPE, ELEMENT, true), x,
-                                                              columns, apply, false, NULL, codes)));
+        FOR_DTYPE(how.dtype, fp8_column_row(encode_carefully(how, DTYPE, OPAQ_E4M3, true), x, columns, apply,
+                                            false, NULL, codes));
     } else if (random != NULL) {
         FOR_DTYPE(how.dtype,
                   FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x, columns, apply,

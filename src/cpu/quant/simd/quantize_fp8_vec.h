@@ -4,8 +4,8 @@
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_FP8_VEC_H
 
 #include "base/checked.h"
-#include "cpu/quant/simd/encode_run_vec.h"
 #include "cpu/quant/ref/quant_table_ref.h"
+#include "cpu/quant/simd/encode_run_vec.h"
 #include "cpu/quant/simd/quantize_fp8_both_vec.h"
 #include "cpu/quant/simd/quantize_fp8row_both_vec.h"
 #include "cpu/quant/simd/region_vec.h"
@@ -52,30 +52,44 @@ struct fp8_group {
     int64_t ahead; /* bytes from what is read to what memory is asked for */
 };
 
+/* The key of a whole block of one row. Prefetches what lies `ahead` bytes on, unless that is 0. */
+VEC_INLINE vec32 fp8_block_key(const char *x, int64_t ahead, enum opaq_element dtype, bool drop_nan) {
+    const int parts = FP8_BLOCK * element_bytes(dtype) / VEC_BYTES;
+    vec32 key = vec32_set(0);
+    for (int i = 0; i < parts; ++i) {
+        if (ahead != 0) {
+            __builtin_prefetch(x + ahead + i * VEC_BYTES);
+        }
+        key = key_max(key, key_of(vec_load(x + i * VEC_BYTES), dtype, drop_nan), dtype);
+    }
+    return key;
+}
+
 /* The amax of each block. */
 VEC_INLINE vecf fp8_group_amax(const struct fp8_group *group, enum opaq_element dtype, bool drop_nan) {
-    enum { PARTS_LIMIT = FP8_BLOCK * 4 / VEC_BYTES };
-    const int bytes = element_bytes(dtype);
-    const int parts = FP8_BLOCK * bytes / VEC_BYTES;
+    const int64_t block_bytes = FP8_BLOCK * element_bytes(dtype);
     vec32 key[FLOATS];
-    for (int b = 0; b < FLOATS; ++b) {
-        key[b] = vec32_set(0);
-    }
-    for (int64_t row = 0; row < group->rows; ++row) {
-        for (int b = 0; b * FP8_BLOCK < group->columns; ++b) {
-            char staged[PARTS_LIMIT * VEC_BYTES];
-            const char *from = group->x + row * group->row_bytes + (int64_t)b * FP8_BLOCK * bytes;
-            const int64_t inside = group->columns - b * FP8_BLOCK;
-            if (inside < FP8_BLOCK) {
-                memset(staged, 0, sizeof staged);
-                memcpy(staged, from, (size_t)(inside * bytes));
-                from = staged;
-            }
-            for (int i = 0; i < parts; ++i) {
-                if (group->rows > 1) { /* else it is done while codes are made */
-                    __builtin_prefetch(from + group->ahead + i * VEC_BYTES);
+    if (group->rows == 1 && group->columns == FLOATS * FP8_BLOCK) {
+        for (int b = 0; b < FLOATS; ++b) {
+            key[b] = fp8_block_key(group->x + b * block_bytes, 0, dtype, drop_nan);
+        }
+    } else {
+        for (int b = 0; b < FLOATS; ++b) {
+            key[b] = vec32_set(0);
+        }
+        for (int64_t row = 0; row < group->rows; ++row) {
+            for (int b = 0; b * FP8_BLOCK < group->columns; ++b) {
+                char staged[FP8_BLOCK * 4];
+                const char *from = group->x + row * group->row_bytes + b * block_bytes;
+                const int64_t inside = group->columns - b * FP8_BLOCK;
+                if (inside < FP8_BLOCK) {
+                    memset(staged, 0, sizeof staged);
+                    memcpy(staged, from, (size_t)(inside * element_bytes(dtype)));
+                    from = staged;
                 }
-                key[b] = key_max(key[b], key_of(vec_load(from + i * VEC_BYTES), dtype, drop_nan), dtype);
+                /* one row is prefetched while codes are made */
+                const vec32 each = fp8_block_key(from, group->rows > 1 ? group->ahead : 0, dtype, drop_nan);
+                key[b] = key_max(key[b], each, dtype);
             }
         }
     }
@@ -100,6 +114,30 @@ struct fp8_target {
     bool streams; /* one scale for the tensor: codes are written past the caches */
 };
 
+/* Codes of any blocks, given the amax of each, NaNs counting, and what they are multiplied with. */
+VEC_OUTLINE void fp8_group_codes(struct encode_how how, const struct fp8_group *group, int64_t r, int64_t c,
+                                 const float *amax, const float *apply, const struct fp8_target *target) {
+    for (int64_t i = 0; i < group->rows; ++i) {
+        const uint8_t *const random = !how.is_careful && target->random->is_used
+                                          ? random_bytes(target->random, r + i, c, group->columns)
+                                          : NULL;
+        for (int b = 0; b * FP8_BLOCK < group->columns; ++b) {
+            const int64_t place = (int64_t)b * FP8_BLOCK;
+            const char *const x = group->x + i * group->row_bytes + place * element_bytes(how.dtype);
+            uint8_t *const data = target->data + i * target->data_step + place;
+            const int64_t n = min_int64(FP8_BLOCK, group->columns - place);
+            if (group->rows == 1) {
+                prefetch_run(x + target->ahead, FP8_BLOCK * element_bytes(how.dtype));
+            }
+            if (random == NULL && is_plain_amax(how, amax[b], apply[b])) {
+                encode_plain_run(how, x, n, apply[b], 0, false, data);
+            } else {
+                encode_any_run(how, x, n, apply[b], random == NULL ? NULL : random + place, 0, data);
+            }
+        }
+    }
+}
+
 /* Rows [r, r + rows) and columns [c, c_end) of x, at most as many as are done together. */
 VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, const struct quant_matrix *m,
                           int64_t r, int64_t rows, int64_t c, int64_t c_end, const struct fp8_target *target) {
@@ -112,10 +150,8 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
     }
     const struct fp8_scales scales =
         fp8_scales_from_amax(amax, &job->spec, how, fp8_scale_limit(&job->spec, m->dtype));
-    float each[FLOATS];
     float apply[FLOATS];
     float stored[FLOATS];
-    vec_store(each, (vec32)all);
     vec_store(apply, (vec32)scales.apply);
     vec_store(stored, (vec32)scales.stored);
     for (int b = 0; b * FP8_BLOCK < group.columns; ++b) {
@@ -125,26 +161,23 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
             }
         }
     }
+    const bool is_random = !how.is_careful && target->random->is_used;
+    if (how.is_careful || is_random || group.columns % FP8_BLOCK != 0 ||
+        !are_plain_amaxes(how.element, all, scales.apply)) {
+        float each[FLOATS];
+        vec_store(each, (vec32)all);
+        fp8_group_codes(how, &group, r, c, each, apply, target);
+        return;
+    }
     for (int64_t i = 0; i < rows; ++i) {
-        const uint8_t *const random = !how.is_careful && target->random->is_used
-                                          ? random_bytes(target->random, r + i, c, group.columns)
-                                          : NULL;
         for (int b = 0; b * FP8_BLOCK < group.columns; ++b) {
             const int64_t place = (int64_t)b * FP8_BLOCK;
             const char *const x = group.x + i * group.row_bytes + place * element_bytes(how.dtype);
-            uint8_t *const data = target->data + i * target->data_step + place;
-            const int64_t n = min_int64(FP8_BLOCK, group.columns - place);
             if (rows == 1) {
                 prefetch_run(x + target->ahead, FP8_BLOCK * element_bytes(how.dtype));
             }
-            if (random != NULL) {
-                encode_any_run(how, x, n, apply[b], random + place, 0, data);
-            } else if (n == FP8_BLOCK && is_plain_amax(how, each[b], apply[b])) {
-                /* a constant, so without a loop's end */
-                encode_run(how, x, FP8_BLOCK, apply[b], true, NULL, 0, false, data);
-            } else {
-                encode_any_run(how, x, n, apply[b], NULL, 0, data);
-            }
+            encode_run(how, x, FP8_BLOCK, apply[b], true, NULL, 0, false,
+                       target->data + i * target->data_step + place);
         }
     }
 }
@@ -154,8 +187,8 @@ VEC_OUTLINE void fp8_group_of(struct encode_how how, const struct quant_job *job
                               int64_t r, int64_t rows, int64_t c, int64_t c_end,
                               const struct fp8_target *target) {
     if (how.is_careful) {
-        FOR_DTYPE(how.dtype, fp8_group(encode_carefully(how, DTYPE, how.element, true), job, m, r, rows, c,
-                                       c_end, target));
+        FOR_DTYPE(how.dtype,
+                  fp8_group(encode_carefully(how, DTYPE, OPAQ_E4M3, true), job, m, r, rows, c, c_end, target));
     } else {
         FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_group(encode_simply(DTYPE, ELEMENT), job, m, r,
                                                                     rows, c, c_end, target)));

@@ -3,11 +3,11 @@
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_MX_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_MX_COLUMNS_VEC_H
 
-#include "format/swizzle.h"
 #include "cpu/quant/simd/columns_vec.h"
 #include "cpu/quant/simd/random_bytes_vec.h"
 #include "cpu/quant/simd/scales_vec.h"
 #include "cpu/quant/simd/specialize_vec.h"
+#include "format/swizzle.h"
 
 /* So many columns are done at a time, row by row, so that memory is read and written in long runs; codes are made in strips
  * of whole vectors. */
@@ -190,29 +190,22 @@ VEC_INLINE void mx_column_row(struct encode_how how, const char *x, int64_t colu
     }
 }
 
-/* The same out of line: by the rules of other software, and by any. */
+/* The same out of line: to the nearest by the rules of other software, and in any way. */
 VEC_OUTLINE void mx_careful_column_row(struct encode_how how, const char *x, int64_t columns,
-                                       const struct step_floats *factors, const uint8_t *random, bool streams,
-                                       uint8_t *data) {
-    if (random != NULL) {
-        FOR_DTYPE(how.dtype,
-                  FOR_ELEMENT(how.element, mx_column_row(encode_carefully(how, DTYPE, ELEMENT, false), x,
-                                                         columns, factors, false, random, streams, data)));
-    } else {
-        FOR_DTYPE(how.dtype,
-                  FOR_ELEMENT(how.element, mx_column_row(encode_carefully(how, DTYPE, ELEMENT, false), x,
-                                                         columns, factors, false, NULL, streams, data)));
-    }
+                                       const struct step_floats *factors, bool streams, uint8_t *data) {
+    FOR_DTYPE(how.dtype, FOR_ELEMENT(how.element, mx_column_row(encode_carefully(how, DTYPE, ELEMENT, false), x,
+                                                                columns, factors, false, NULL, streams, data)));
 }
 
 VEC_OUTLINE void mx_column_row_of(struct encode_how how, const char *x, int64_t columns,
                                   const struct step_floats *factors, bool is_plain, const uint8_t *random,
                                   bool streams, uint8_t *data) {
-    if (how.is_careful) {
-        mx_careful_column_row(how, x, columns, factors, random, streams, data);
-    } else if (random != NULL) {
-        FOR_DTYPE(how.dtype, FOR_ELEMENT(how.element, mx_column_row(encode_simply(DTYPE, ELEMENT), x, columns,
-                                                                    factors, false, random, streams, data)));
+    if (random != NULL) {
+        FOR_DTYPE(how.dtype,
+                  FOR_ELEMENT(how.element, mx_column_row(encode_at_random(how, DTYPE, ELEMENT), x, columns,
+                                                         factors, false, random, streams, data)));
+    } else if (how.is_careful) {
+        mx_careful_column_row(how, x, columns, factors, streams, data);
     } else if (is_plain) {
         FOR_DTYPE(how.dtype, FOR_ELEMENT(how.element, mx_column_row(encode_simply(DTYPE, ELEMENT), x, columns,
                                                                     factors, true, NULL, streams, data)));
@@ -228,8 +221,7 @@ static inline void mx_column_part(struct mx_columns kind, const struct quant_cop
     struct mx_column_factors factors;
     const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;
     const int64_t rows = min_int64(MX_BLOCK, copy->operand.columns - row);
-    const struct column_source source =
-        column_source_at(&copy->operand, row, rows, c, 0, 0, kind.how.dtype, NULL);
+    const struct column_source source = column_source_at(&copy->operand, row, c, kind.how.dtype);
     mx_column_scales(kind, &source, rows, columns, &factors);
     store_mx_column_scales(copy, c, columns, row / MX_BLOCK, factors.codes);
     for (int64_t i = 0; i < rows; ++i) {

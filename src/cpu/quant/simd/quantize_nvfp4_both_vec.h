@@ -13,22 +13,23 @@ enum { NVFP4_BOTH_STEPS = 4, NVFP4_BOTH_ROWS = 4, NVFP4_BOTH_BLOCKS = BOTH_COLUM
 
 /* Codes of NVFP4_BOTH_STEPS steps from s on, of NVFP4_BOTH_ROWS rows of both copies: each row's for the rowwise one, and
  * words of theirs for the columnwise one. */
-VEC_INLINE void nvfp4_both_steps(struct block_kind kind, const char *x, int64_t row_bytes, int s,
+VEC_INLINE void nvfp4_both_steps(struct encode_how how, const char *x, int64_t row_bytes, int64_t ahead, int s,
                                  const float *row_factors, const struct step_floats *column_factors,
-                                 bool is_plain, uint8_t *rowwise, int64_t rowwise_step, uint8_t *words) {
-    const int64_t step_bytes = STEP * element_bytes(kind.how.dtype);
+                                 bool is_plain, bool streams, uint8_t *rowwise, int64_t rowwise_step,
+                                 uint8_t *words) {
+    const int64_t step_bytes = STEP * element_bytes(how.dtype);
     vec16 down[NVFP4_BOTH_STEPS] = {vec16_set(0), vec16_set(0), vec16_set(0), vec16_set(0)};
     for (int i = NVFP4_BOTH_ROWS - 1; i >= 0; --i) {
         vec16 along[NVFP4_BOTH_STEPS];
         for (int k = 0; k < NVFP4_BOTH_STEPS; ++k) {
             const char *const from = x + i * row_bytes + (s + k) * step_bytes;
-            const struct step step = step_load(from, kind.how.dtype);
-            prefetch_step(from + kind.ahead, kind.how.dtype);
-            along[k] = both_along(kind, step, row_factors + i * NVFP4_BOTH_BLOCKS, s + k, is_plain);
-            down[k] = down[k] << 4 | both_down(kind, step, column_factors, s + k, is_plain);
+            const struct step step = step_load(from, how.dtype);
+            prefetch_step(from + ahead, how.dtype);
+            along[k] = both_along(how, step, row_factors + i * NVFP4_BOTH_BLOCKS, s + k, is_plain);
+            down[k] = down[k] << 4 | both_down(how, step, column_factors, s + k, is_plain);
         }
         vec_put(rowwise + i * rowwise_step + s * STEP / 2, pack_nibbles(along[0], along[1], along[2], along[3]),
-                kind.streams);
+                streams);
     }
     for (int k = 0; k < NVFP4_BOTH_STEPS; ++k) {
         vec_store(words + 2 * (s + k) * STEP, (vec32)down[k]);
@@ -41,16 +42,16 @@ VEC_OUTLINE void nvfp4_both_steps_of(const struct block_kind *kind, const char *
                                      bool is_plain, uint8_t *rowwise, int64_t rowwise_step, uint8_t *words) {
     if (!is_plain) {
         FOR_DTYPE(kind->how.dtype,
-                  nvfp4_both_steps(plain_kind(*kind, DTYPE, OPAQ_E2M1, kind->streams), x, row_bytes, s,
-                                   row_factors, column_factors, false, rowwise, rowwise_step, words));
+                  nvfp4_both_steps(encode_simply(DTYPE, OPAQ_E2M1), x, row_bytes, kind->ahead, s, row_factors,
+                                   column_factors, false, kind->streams, rowwise, rowwise_step, words));
     } else if (kind->streams) {
         FOR_DTYPE(kind->how.dtype,
-                  nvfp4_both_steps(plain_kind(*kind, DTYPE, OPAQ_E2M1, true), x, row_bytes, s, row_factors,
-                                   column_factors, true, rowwise, rowwise_step, words));
+                  nvfp4_both_steps(encode_simply(DTYPE, OPAQ_E2M1), x, row_bytes, kind->ahead, s, row_factors,
+                                   column_factors, true, true, rowwise, rowwise_step, words));
     } else {
         FOR_DTYPE(kind->how.dtype,
-                  nvfp4_both_steps(plain_kind(*kind, DTYPE, OPAQ_E2M1, false), x, row_bytes, s, row_factors,
-                                   column_factors, true, rowwise, rowwise_step, words));
+                  nvfp4_both_steps(encode_simply(DTYPE, OPAQ_E2M1), x, row_bytes, kind->ahead, s, row_factors,
+                                   column_factors, true, false, rowwise, rowwise_step, words));
     }
 }
 

@@ -18,17 +18,20 @@ enum { BLOCK = 16, BLOCKS_ARE_NVFP4 = true };
 #include "cpu/quant/simd/region_vec.h"
 
 VEC_INLINE struct encode_how nvfp4_how(enum opaq_element dtype, bool is_te) {
-    return (struct encode_how){
-        .dtype = dtype, .element = OPAQ_E2M1, .is_careful = !is_te, .divides = true, .drops_zero_sign = true};
+    return is_te ? encode_simply(dtype, OPAQ_E2M1) : nvfp4_careful(dtype);
 }
 
 /* Along the rows of x. Memory is asked for `rows_ahead` rows before it is needed. */
 static inline void quantize_nvfp4_rows(enum opaq_element dtype, bool is_te, const struct quant_job *job,
                                        const struct quant_copy *copy, int64_t r, int64_t r_end, int64_t c,
                                        int64_t c_end, int64_t rows_ahead) {
-    const struct random_source random = random_source(job, copy);
+    const bool is_random = (job->spec.options & OPAQ_STOCHASTIC) != 0;
+    struct random_source random;
+    if (is_random) {
+        random = random_source(job, copy);
+    }
     const struct block_kind kind = {nvfp4_how(dtype, is_te), &job->spec, ahead_bytes(copy, rows_ahead),
-                                    codes_stream(copy), job->spec.options & OPAQ_STOCHASTIC ? &random : NULL};
+                                    codes_stream(copy), is_random ? &random : NULL};
     for (int64_t row = r; row < r_end; row += copy->block_rows) {
         const float stored = copy->amax[row * copy->amax_step];
         const struct block_globals globals = {nvfp4_global_of_stored(&job->spec, stored), stored};
@@ -42,11 +45,14 @@ static inline void quantize_nvfp4_columns(enum opaq_element dtype, bool is_te, c
                                           const struct quant_copy *copy, struct nvfp4_strip *strip,
                                           int64_t block, int64_t row, int64_t row_end, int64_t c, int64_t c_end,
                                           bool prefetches) {
-    const struct random_source random = random_source(job, copy);
-    const struct nvfp4_columns kind = {
-        nvfp4_how(dtype, is_te), dtype,      copy->is_hadamard,
-        copy->block_rows > 1,    &job->spec, job->spec.options & OPAQ_STOCHASTIC ? &random : NULL};
-    nvfp4_strip_block_of(&kind, copy, strip, block, row, row_end - row, c, c_end - c, prefetches);
+    const bool is_random = (job->spec.options & OPAQ_STOCHASTIC) != 0;
+    struct random_source random;
+    if (is_random) {
+        random = random_source(job, copy);
+    }
+    const struct nvfp4_columns kind = {nvfp4_how(dtype, is_te), copy->is_hadamard, copy->block_rows > 1,
+                                       &job->spec, is_random ? &random : NULL};
+    nvfp4_column_block(&kind, copy, strip, block, row, row_end - row, c, c_end - c, prefetches);
 }
 
 /* Rows [row, row_end) and columns [c, c_end) of x, for the copies that are wanted. For the columnwise one row is a

@@ -2,8 +2,8 @@
 #ifndef OPAQ_CPU_QUANT_SIMD_REGION_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_REGION_VEC_H
 
-#include "cpu/quant/simd/encode_vec.h"
 #include "backend/quant_job.h"
+#include "cpu/quant/simd/encode_vec.h"
 
 /* Rows [row, row_end) and columns [c, c_end) of x. At least one copy is there. */
 struct quant_region {
@@ -29,7 +29,7 @@ VEC_INLINE struct quant_region region_of_both(const struct quant_job *job, int64
 
 /* How far ahead memory is asked for along a row, of long blocks and of short ones; and from how many bytes on codes go past
  * the caches. */
-enum { AHEAD_BYTES = 8192, SHORT_AHEAD_BYTES = 2048, STREAMED_BYTES = 4 << 20 };
+enum { AHEAD_BYTES = 8192, SHORT_AHEAD_BYTES = 6144, STREAMED_BYTES = 4 << 20 };
 
 /* How far ahead memory is asked for: so many rows of x, or some lines where one row is meant. */
 VEC_INLINE int64_t ahead_bytes(const struct quant_copy *rowwise, int64_t rows) {

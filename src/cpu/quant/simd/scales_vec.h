@@ -3,8 +3,8 @@
 #ifndef OPAQ_CPU_QUANT_SIMD_SCALES_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_SCALES_VEC_H
 
-#include "cpu/quant/simd/encode_vec.h"
 #include "cpu/quant/ref/scale_rules.h"
+#include "cpu/quant/simd/encode_vec.h"
 #include "cpu/quant/simd/specialize_vec.h"
 
 /* Scale codes in the low bytes, and what elements are multiplied with. */

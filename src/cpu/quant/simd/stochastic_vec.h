@@ -3,9 +3,9 @@
 #ifndef OPAQ_CPU_QUANT_SIMD_STOCHASTIC_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_STOCHASTIC_VEC_H
 
+#include "backend/quant_job.h"
 #include "base/checked.h"
 #include "cpu/quant/simd/encode_vec.h"
-#include "backend/quant_job.h"
 
 enum { RANDOM_ROUNDS = 10, RANDOM_PAIRS = VEC_BYTES / 8 };
 
@@ -117,7 +117,7 @@ VEC_INLINE vec32 cut_to_codes(vecf a, vecf random, enum opaq_element element) {
                      normal);
 }
 
-/* Codes, as words, of a step under finite factors above 0; careful ones may be NaN. */
+/* Codes, as words, of a step under finite factors above 0, or NaN under some rules. */
 VEC_INLINE vec16 encode_stochastic(struct encode_how how, struct step x, vecf even, vecf odd,
                                    struct step_floats random) {
     const struct step_floats magnitudes = step_magnitudes(x, how.dtype);
