@@ -4,8 +4,7 @@
 
 #include "base/forced_kernels.h"
 #include "opaq/cpu.h"
-#include "cpu/quant/x86/quant_table_avx2.h"
-#include "cpu/quant/x86/quant_table_avx512.h"
+#include "cpu/quant/x86/quant_kernels_x86.h"
 #include "cpu/quant/ref/quant_table_ref.h"
 
 /* Fastest first; the reference is complete and stands last. */

@@ -53,11 +53,7 @@ VEC_INLINE void column_amaxes(const struct quant_matrix *m, int64_t row, int64_t
 VEC_OUTLINE void column_amaxes_of(const struct quant_matrix *m, int64_t row, int64_t row_end, int64_t c,
                                   int64_t columns, enum opaq_element dtype, bool drop_nan,
                                   float amax[AMAX_COLUMNS]) {
-    if (drop_nan) {
-        FOR_DTYPE(dtype, column_amaxes(m, row, row_end, c, columns, DTYPE, true, amax));
-    } else {
-        FOR_DTYPE(dtype, column_amaxes(m, row, row_end, c, columns, DTYPE, false, amax));
-    }
+    FOR_DTYPE(dtype, FOR_FLAG(drop_nan, column_amaxes(m, row, row_end, c, columns, DTYPE, FLAG, amax)));
 }
 
 /* Keys of steps of columns after the Hadamard transform, as floats that are not rounded yet: rounding keeps the order,
@@ -98,11 +94,7 @@ VEC_INLINE void transformed_keys(const struct quant_matrix *m, int64_t c, int64_
 VEC_OUTLINE void transformed_keys_of(const struct quant_matrix *m, int64_t c, int64_t columns,
                                      enum opaq_element dtype, const struct hadamard_quarters *quarters,
                                      bool drop_nan, struct step_floats keys[AMAX_STEPS]) {
-    if (drop_nan) {
-        FOR_DTYPE(dtype, transformed_keys(m, c, columns, DTYPE, quarters, true, keys));
-    } else {
-        FOR_DTYPE(dtype, transformed_keys(m, c, columns, DTYPE, quarters, false, keys));
-    }
+    FOR_DTYPE(dtype, FOR_FLAG(drop_nan, transformed_keys(m, c, columns, DTYPE, quarters, FLAG, keys)));
 }
 
 /* The amaxes of columns after the Hadamard transform. NaNs are passed over only where there are any. */

@@ -166,8 +166,8 @@ VEC_OUTLINE void dequantize_along_rows(const struct quant_job *job, const struct
     }
 }
 
-static inline void dequantize_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
-                                  int64_t r_end) {
+void VEC_NAME(dequantize)(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                          int64_t r_end) {
     const bool is_tiled = copy->tile_rows != 0;
     if (!is_tiled && copy->operand.column_step == 1 && copy->data_column_step == 1 && !copy->is_hadamard) {
         dequantize_along_rows(job, copy, r, r_end);

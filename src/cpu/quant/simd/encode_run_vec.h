@@ -57,13 +57,7 @@ VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, floa
 /* encode_run() of plain elements, out of line. */
 VEC_OUTLINE void encode_plain_run(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
                                   bool streams, uint8_t *data) {
-    if (streams) {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n,
-                                                                     factor, true, NULL, ahead, true, data)));
-    } else {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n,
-                                                                     factor, true, NULL, ahead, false, data)));
-    }
+    FOR_FP8_TE(how, FOR_FLAG(streams, encode_run(HOW, x, n, factor, true, NULL, ahead, FLAG, data)));
 }
 
 /* encode_run() of any elements, rounded to the nearest or, with random bytes, stochastically; out of line. */
@@ -73,12 +67,9 @@ VEC_OUTLINE void encode_any_run(struct encode_how how, const char *x, int64_t n,
         FOR_DTYPE(how.dtype, encode_run(encode_carefully(how, DTYPE, OPAQ_E4M3, true), x, n, factor, false,
                                         NULL, ahead, false, data));
     } else if (random != NULL) {
-        FOR_DTYPE(how.dtype,
-                  FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n, factor, false,
-                                                          random, ahead, false, data)));
+        FOR_FP8_TE(how, encode_run(HOW, x, n, factor, false, random, ahead, false, data));
     } else {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n,
-                                                                     factor, false, NULL, ahead, false, data)));
+        FOR_FP8_TE(how, encode_run(HOW, x, n, factor, false, NULL, ahead, false, data));
     }
 }
 

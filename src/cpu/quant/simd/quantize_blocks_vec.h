@@ -124,24 +124,19 @@ VEC_OUTLINE void encode_careful_groups(const struct block_kind *kind, const char
 VEC_OUTLINE void encode_groups_of(const struct block_kind *kind, const char *x, int groups,
                                   const float *factors, bool is_plain, const uint8_t *random, bool streams,
                                   uint8_t *data) {
-    const enum opaq_element dtype = kind->how.dtype;
-    const enum opaq_element element = kind->how.element;
+    const struct encode_how how = kind->how;
     const int64_t ahead = kind->ahead;
     if (random != NULL) {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element,
-                                           encode_groups(encode_at_random(kind->how, DTYPE, ELEMENT), x, groups,
-                                                         ahead, factors, false, random, streams, data)));
-    } else if (kind->how.is_careful) {
+        FOR_DTYPE(how.dtype,
+                  FOR_BLOCK_ELEMENT(how.element, encode_groups(encode_at_random(how, DTYPE, ELEMENT), x, groups,
+                                                               ahead, factors, false, random, streams, data)));
+    } else if (how.is_careful) {
         encode_careful_groups(kind, x, groups, factors, streams, data);
     } else if (!is_plain) {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(encode_simply(DTYPE, ELEMENT), x, groups,
-                                                                  ahead, factors, false, NULL, streams, data)));
-    } else if (streams) {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(encode_simply(DTYPE, ELEMENT), x, groups,
-                                                                  ahead, factors, true, NULL, true, data)));
+        FOR_BLOCK_TE(how, encode_groups(HOW, x, groups, ahead, factors, false, NULL, streams, data));
     } else {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(encode_simply(DTYPE, ELEMENT), x, groups,
-                                                                  ahead, factors, true, NULL, false, data)));
+        FOR_BLOCK_TE(how,
+                     FOR_FLAG(streams, encode_groups(HOW, x, groups, ahead, factors, true, NULL, FLAG, data)));
     }
 }
 

@@ -143,9 +143,7 @@ VEC_INLINE void both_find_scales(struct encode_how how, const struct opaq_spec *
 /* The same out of line. */
 VEC_OUTLINE void both_find_scales_of(const struct block_kind *kind, const char *x, int64_t row_bytes,
                                      const struct both_globals *globals, struct both_scales *scales) {
-    FOR_DTYPE(kind->how.dtype,
-              FOR_BLOCK_ELEMENT(kind->how.element, both_find_scales(encode_simply(DTYPE, ELEMENT), kind->spec,
-                                                                    x, row_bytes, globals, scales)));
+    FOR_BLOCK_TE(kind->how, both_find_scales(HOW, kind->spec, x, row_bytes, globals, scales));
 }
 
 /* Codes of a step under factors that were multiplied with plain_factor(), which does not round. */

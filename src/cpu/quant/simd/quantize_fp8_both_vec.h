@@ -130,16 +130,13 @@ static inline void fp8_both_store_scales(const struct quant_copy *rowwise, const
 /* fp8_both_find_scales() and fp8_both_row(), out of line. */
 VEC_OUTLINE void fp8_both_find_scales_of(struct encode_how how, const struct opaq_spec *spec, const char *x,
                                          int64_t row_bytes, float limit, struct fp8_both_scales *scales) {
-    FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_both_find_scales(encode_simply(DTYPE, ELEMENT), spec,
-                                                                           x, row_bytes, limit, scales)));
+    FOR_FP8_TE(how, fp8_both_find_scales(HOW, spec, x, row_bytes, limit, scales));
 }
 
 VEC_OUTLINE void fp8_both_row_of(struct encode_how how, const char *x, const char *next, const float *row_apply,
                                  const struct step_floats *column_apply, bool streams, uint8_t *rowwise,
                                  uint8_t *columnwise) {
-    FOR_DTYPE(how.dtype,
-              FOR_FP8_ELEMENT(how.element, fp8_both_row(encode_simply(DTYPE, ELEMENT), x, next, row_apply,
-                                                        column_apply, streams, rowwise, columnwise)));
+    FOR_FP8_TE(how, fp8_both_row(HOW, x, next, row_apply, column_apply, streams, rowwise, columnwise));
 }
 
 /* FP8_BLOCK rows and FP8_BOTH_COLUMNS columns from (row, c) on; what comes next lies `ahead` bytes on. False, and nothing

@@ -126,15 +126,9 @@ VEC_OUTLINE void fp8_column_row_of(struct encode_how how, const char *x, int64_t
         FOR_DTYPE(how.dtype, fp8_column_row(encode_carefully(how, DTYPE, OPAQ_E4M3, true), x, columns, apply,
                                             false, NULL, codes));
     } else if (random != NULL) {
-        FOR_DTYPE(how.dtype,
-                  FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x, columns, apply,
-                                                              false, random, codes)));
-    } else if (is_plain) {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x,
-                                                                         columns, apply, true, NULL, codes)));
+        FOR_FP8_TE(how, fp8_column_row(HOW, x, columns, apply, false, random, codes));
     } else {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x,
-                                                                         columns, apply, false, NULL, codes)));
+        FOR_FP8_TE(how, FOR_FLAG(is_plain, fp8_column_row(HOW, x, columns, apply, FLAG, NULL, codes)));
     }
 }
 

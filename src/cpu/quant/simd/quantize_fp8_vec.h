@@ -190,8 +190,7 @@ VEC_OUTLINE void fp8_group_of(struct encode_how how, const struct quant_job *job
         FOR_DTYPE(how.dtype,
                   fp8_group(encode_carefully(how, DTYPE, OPAQ_E4M3, true), job, m, r, rows, c, c_end, target));
     } else {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_group(encode_simply(DTYPE, ELEMENT), job, m, r,
-                                                                    rows, c, c_end, target)));
+        FOR_FP8_TE(how, fp8_group(HOW, job, m, r, rows, c, c_end, target));
     }
 }
 
@@ -429,8 +428,8 @@ static inline bool fp8_is_covered(const struct quant_job *job, const struct quan
     return is_along && fp8_is_usual(job);
 }
 
-static inline void quantize_fp8_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
-                                    int64_t r_end) {
+void VEC_NAME(quantize_fp8)(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                            int64_t r_end) {
     if (fp8_is_covered(job, copy)) {
         fp8_quantize_region(job, region_of_copy(copy, copy->operand.column_step == 1, r, r_end));
     } else {
@@ -439,7 +438,7 @@ static inline void quantize_fp8_vec(const struct quant_job *job, const struct qu
 }
 
 /* What is not usual of fp8row and fp8blk1 goes faster apart. So does what has random bits, which fp8's copies share. */
-static inline bool covers_both_fp8_vec(const struct quant_job *job) {
+bool VEC_NAME(covers_both_fp8)(const struct quant_job *job) {
     const struct quant_copy *copy = job->copy;
     const bool is_row = job->spec.format == OPAQ_FP8ROW;
     const bool is_stochastic = (job->spec.options & OPAQ_STOCHASTIC) != 0;
@@ -450,12 +449,14 @@ static inline bool covers_both_fp8_vec(const struct quant_job *job) {
            fp8_is_covered(job, &copy[1]) && copy[0].operand.column_step == 1 && copy[1].operand.row_step == 1;
 }
 
-static inline void quantize_both_fp8_vec(const struct quant_job *job, int64_t r, int64_t r_end) {
+void VEC_NAME(quantize_both_fp8)(const struct quant_job *job, int64_t r, int64_t r_end) {
     if (job->spec.format == OPAQ_FP8ROW) {
         fp8row_quantize_both(job, region_of_both(job, r, r_end));
     } else {
         fp8_quantize_region(job, region_of_both(job, r, r_end));
     }
 }
+
+const struct both_amaxes VEC_NAME(amaxes_fp8row) = {fp8row_find_amaxes, fp8row_amaxes_are_usual, fp8row_finish};
 
 #endif

@@ -41,15 +41,8 @@ VEC_OUTLINE void mx_both_row_of(const struct block_kind *kind, const char *x, co
                                 const struct step_floats *column_factors, uint8_t *rowwise,
                                 uint8_t *columnwise) {
     const char *const next = x + kind->ahead;
-    if (kind->streams) {
-        FOR_DTYPE(kind->how.dtype, FOR_ELEMENT(kind->how.element,
-                                               mx_both_row(encode_simply(DTYPE, ELEMENT), x, next, row_factors,
-                                                           column_factors, true, rowwise, columnwise)));
-    } else {
-        FOR_DTYPE(kind->how.dtype, FOR_ELEMENT(kind->how.element,
-                                               mx_both_row(encode_simply(DTYPE, ELEMENT), x, next, row_factors,
-                                                           column_factors, false, rowwise, columnwise)));
-    }
+    FOR_BLOCK_TE(kind->how, FOR_FLAG(kind->streams, mx_both_row(HOW, x, next, row_factors, column_factors, FLAG,
+                                                                rowwise, columnwise)));
 }
 
 /* MX_BLOCK rows and BOTH_COLUMNS columns from (row, c) on; what comes next lies `kind.ahead` bytes on. False, and

@@ -62,11 +62,7 @@ VEC_INLINE void mx_column_amaxes(const struct column_source *source, int64_t row
 /* The same for any dtype, out of line. */
 VEC_OUTLINE void mx_column_amaxes_of(const struct column_source *source, int64_t rows, int64_t columns,
                                      enum opaq_element dtype, bool drop_nan, struct step_floats *amax) {
-    if (drop_nan) {
-        FOR_DTYPE(dtype, mx_column_amaxes(source, rows, columns, DTYPE, true, amax));
-    } else {
-        FOR_DTYPE(dtype, mx_column_amaxes(source, rows, columns, DTYPE, false, amax));
-    }
+    FOR_DTYPE(dtype, FOR_FLAG(drop_nan, mx_column_amaxes(source, rows, columns, DTYPE, FLAG, amax)));
 }
 
 /* Square blocks: one amax for MX_BLOCK columns. */
@@ -206,12 +202,9 @@ VEC_OUTLINE void mx_column_row_of(struct encode_how how, const char *x, int64_t 
                                                          factors, false, random, streams, data)));
     } else if (how.is_careful) {
         mx_careful_column_row(how, x, columns, factors, streams, data);
-    } else if (is_plain) {
-        FOR_DTYPE(how.dtype, FOR_ELEMENT(how.element, mx_column_row(encode_simply(DTYPE, ELEMENT), x, columns,
-                                                                    factors, true, NULL, streams, data)));
     } else {
-        FOR_DTYPE(how.dtype, FOR_ELEMENT(how.element, mx_column_row(encode_simply(DTYPE, ELEMENT), x, columns,
-                                                                    factors, false, NULL, streams, data)));
+        FOR_BLOCK_TE(how,
+                     FOR_FLAG(is_plain, mx_column_row(HOW, x, columns, factors, FLAG, NULL, streams, data)));
     }
 }
 

@@ -86,8 +86,8 @@ static inline bool mx_is_covered(const struct opaq_spec *spec, const struct quan
     return (is_along_rows(copy) || mx_is_along_columns(copy)) && is_wide;
 }
 
-static inline void quantize_mx_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
-                                   int64_t r_end) {
+void VEC_NAME(quantize_mx)(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                           int64_t r_end) {
     if (mx_is_covered(&job->spec, copy)) {
         mx_quantize_region(job, region_of_copy(copy, is_along_rows(copy), r, r_end));
     } else {
@@ -95,12 +95,12 @@ static inline void quantize_mx_vec(const struct quant_job *job, const struct qua
     }
 }
 
-static inline bool covers_both_mx_vec(const struct quant_job *job) {
+bool VEC_NAME(covers_both_mx)(const struct quant_job *job) {
     return is_along_rows(&job->copy[0]) && mx_is_along_columns(&job->copy[1]) &&
            mx_is_covered(&job->spec, &job->copy[0]) && mx_is_covered(&job->spec, &job->copy[1]);
 }
 
-static inline void quantize_both_mx_vec(const struct quant_job *job, int64_t r, int64_t r_end) {
+void VEC_NAME(quantize_both_mx)(const struct quant_job *job, int64_t r, int64_t r_end) {
     mx_quantize_region(job, region_of_both(job, r, r_end));
 }
 

@@ -121,8 +121,8 @@ static inline bool nvfp4_is_covered(const struct quant_job *job, const struct qu
     return is_along && is_usual && is_nearest;
 }
 
-static inline void quantize_nvfp4_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
-                                      int64_t r_end) {
+void VEC_NAME(quantize_nvfp4)(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                              int64_t r_end) {
     if (!nvfp4_is_covered(job, copy, r, r_end)) {
         quantize_nvfp4_ref(job, copy, r, r_end);
     } else {
@@ -130,7 +130,7 @@ static inline void quantize_nvfp4_vec(const struct quant_job *job, const struct 
     }
 }
 
-static inline bool covers_both_nvfp4_vec(const struct quant_job *job) {
+bool VEC_NAME(covers_both_nvfp4)(const struct quant_job *job) {
     const struct quant_copy *rowwise = &job->copy[0];
     const struct quant_copy *columnwise = &job->copy[1];
     return is_along_rows(rowwise) && !is_along_rows(columnwise) &&
@@ -138,7 +138,7 @@ static inline bool covers_both_nvfp4_vec(const struct quant_job *job) {
            nvfp4_is_covered(job, columnwise, 0, columnwise->operand.rows);
 }
 
-static inline void quantize_both_nvfp4_vec(const struct quant_job *job, int64_t r, int64_t r_end) {
+void VEC_NAME(quantize_both_nvfp4)(const struct quant_job *job, int64_t r, int64_t r_end) {
     nvfp4_quantize_region(job, region_of_both(job, r, r_end));
 }
 

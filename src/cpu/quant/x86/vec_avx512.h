@@ -11,6 +11,9 @@
 #include <stdint.h>
 #include <string.h>
 
+/* What a kernel is called. */
+#define VEC_NAME(name) name##_avx512
+
 #define VEC_INLINE static inline __attribute__((always_inline))
 
 enum { VEC_BYTES = 64, LANES = 4, FLOATS = 16, WORDS = 32 };
