@@ -6,11 +6,11 @@
 
 #include "base/fp_environment.h"
 #include "check.h"
-#include "op/quantize/amax_op.h"
-#include "opaq/cpu.h"
 #include "cpu/quant/ref/decode_ref.h"
 #include "cpu/quant/ref/quant_table_ref.h"
 #include "cpu/quant/ref/scale_rules.h"
+#include "op/quantize/amax_op.h"
+#include "opaq/cpu.h"
 #include "support_quant.h"
 #include "support_spec.h"
 #include "support_tensor.h"

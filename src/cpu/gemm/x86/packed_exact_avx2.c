@@ -189,7 +189,8 @@ PACKED_INLINE void line_tiles(enum packed_format format, const uint8_t *codes, i
             const int tile = i / PACKED_HALVES;
             const int h = i % PACKED_HALVES;
             const uint8_t *const from = scales + tile * scales_step + b * TILE4_ROWS + h * PACKED_LANES;
-            total[tile][0][h] = _mm256_fmadd_ps(sum[i], packed_usual_scale(format, 0, from), total[tile][0][h]);
+            total[tile][0][h] =
+                _mm256_fmadd_ps(sum[i], packed_normal_scale(format, 0, from), total[tile][0][h]);
         }
     }
 }
@@ -205,7 +206,7 @@ PACKED_INLINE int64_t line_all(enum packed_format format, enum packed_precision 
         const uint8_t *const scales = line->scales + c * scales_bytes;
         const struct packed_ahead ahead = packed_line_ahead(line, c, end);
         packed_prefetch_scales(scales, line->scales_step, ahead);
-        if (!packed_are_usual(format, scales, line->scales_step)) {
+        if (!packed_scales_are_normal(format, scales, line->scales_step)) {
             break;
         }
         for (int tile = 0; tile < PACKED_STREAMS; tile += LINE_TILES) {

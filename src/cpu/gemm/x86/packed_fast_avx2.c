@@ -161,7 +161,7 @@ PACKED_INLINE __m256 line_block(enum packed_format format, int halvings, int sca
     if (scale_columns != 0) {
         value = _mm256_mul_ps(value, _mm256_broadcast_ss(x_scale));
     }
-    return _mm256_fmadd_ps(value, packed_usual_scale(format, halvings, scales), total);
+    return _mm256_fmadd_ps(value, packed_normal_scale(format, halvings, scales), total);
 }
 
 /* 64 columns of all tiles. `scale_columns`: for which x has a scale, or 0. */
@@ -215,7 +215,7 @@ PACKED_INLINE int64_t line_all(enum packed_format format, enum packed_precision 
         const uint8_t *const scales = line->scales + c * scales_bytes;
         const struct packed_ahead ahead = packed_line_ahead(line, c, end);
         packed_prefetch_scales(scales, line->scales_step, ahead);
-        if (!packed_are_usual(format, scales, line->scales_step)) {
+        if (!packed_scales_are_normal(format, scales, line->scales_step)) {
             break;
         }
         line_column(format, halvings, scale_columns, line, c, ahead, values, total);

@@ -16,7 +16,7 @@ enum { SCALED_AT_ONCE = 2048, SCALES_AT_ONCE = SCALED_AT_ONCE / 16 };
 /* What codes are multiplied with, one for every block. */
 struct decode_factors {
     float value[SCALES_AT_ONCE];
-    bool is_usual; /* all finite, not 0 and far from the largest float */
+    bool all_in_range; /* all finite, not 0 and far from the largest float */
 };
 
 VEC_INLINE bool format_has_bytes(const struct opaq_spec *spec) {
@@ -92,7 +92,7 @@ VEC_INLINE void factors_of_bytes(const struct quant_copy *copy, const struct opa
         vec_store(factors->value + i, values);
         largest = max32(largest, values & 0x7FFFFFFFu);
     }
-    factors->is_usual = !any32(above32(largest, (127u + 118u) << 23));
+    factors->all_in_range = !any32(above32(largest, (127u + 118u) << 23));
 }
 
 /* The same for scales that are floats, for n elements from column c on, a multiple of 128. */
@@ -100,13 +100,20 @@ VEC_INLINE void factors_of_floats(const struct quant_copy *copy, int64_t row, in
                                   struct decode_factors *factors) {
     const struct scale_layout *layout = &copy->scale_layout;
     const float *const scale = (const float *)copy->scale + row / layout->row_per * layout->row_step;
-    const bool is_one = layout->column_step == 0;
-    factors->is_usual = true;
+    const int64_t count = ceil_div(n, 128);
+    if (layout->column_step == 0) { /* one for the row */
+        for (int i = 0; i < SCALED_AT_ONCE / 128; i += FLOATS) {
+            vec_store(factors->value + i, (vec32)vecf_set(scale[0]));
+        }
+        factors->all_in_range = scale[0] != 0.0f && float_abs(scale[0]) < 0x1p118f;
+        return;
+    }
+    factors->all_in_range = true;
     factors->value[0] = 0.0f; /* of nothing, too */
-    for (int64_t i = 0; i < ceil_div(n, 128); ++i) {
-        const float value = scale[is_one ? 0 : (c / 128 + i) * layout->column_step];
+    for (int64_t i = 0; i < count; ++i) {
+        const float value = scale[(c / 128 + i) * layout->column_step];
         factors->value[i] = value;
-        factors->is_usual &= value != 0.0f && float_abs(value) < 0x1p118f;
+        factors->all_in_range &= value != 0.0f && float_abs(value) < 0x1p118f;
     }
 }
 

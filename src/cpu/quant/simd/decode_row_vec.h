@@ -1,4 +1,4 @@
-/* cpu/quant/simd/decode_row_vec.h: stretches of an operand row to floats as they are multiplied with, in vectors. Depends on
+/* cpu/quant/simd/decode_row_vec.h: part of an operand row to the floats that products take, in vectors. Depends on
  * decode_factors_vec.h. Specification: docs/formats.md. */
 #ifndef OPAQ_CPU_QUANT_SIMD_DECODE_ROW_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_DECODE_ROW_VEC_H

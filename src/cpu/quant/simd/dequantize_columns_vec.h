@@ -2,7 +2,7 @@
  * decode_factors_vec.h and transpose_vec.h. Specification: docs/formats.md.
  *
  * Vectors lie along the rows of the result, so every lane has a column and a factor of its own. Codes that are stored
- * transposed are turned in tiles first; those of mxfp8 and mxfp4 lie as the result does. */
+ * transposed are transposed in tiles first; those of mxfp8 and mxfp4 lie as the result does. */
 #ifndef OPAQ_CPU_QUANT_SIMD_DEQUANTIZE_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_DEQUANTIZE_COLUMNS_VEC_H
 
@@ -203,9 +203,9 @@ VEC_OUTLINE void decode_held_of(const struct column_decode *how, const struct de
     }
 }
 
-/* The bytes of up to TILE columns of the result from byte `at` of theirs on, turned. */
-VEC_OUTLINE void turn_codes(const struct column_decode *how, const struct decode_columns *together, int64_t at,
-                            int64_t row_bytes, uint8_t turned[TILE * TILE]) {
+/* The bytes of up to TILE columns of the result from byte `at` of theirs on, transposed. */
+VEC_OUTLINE void transpose_codes(const struct column_decode *how, const struct decode_columns *together,
+                                 int64_t at, int64_t row_bytes, uint8_t transposed[TILE * TILE]) {
     const struct quant_copy *copy = how->copy;
     const int64_t step = how->element == OPAQ_E2M1 ? copy->data_row_step / 2 : copy->data_row_step;
     const int64_t there = min_int64(TILE, row_bytes - at);
@@ -215,20 +215,20 @@ VEC_OUTLINE void turn_codes(const struct column_decode *how, const struct decode
         for (int64_t i = 0; i < TILE; ++i) {
             __builtin_prefetch(from + i * step + TILE);
         }
-        transpose_tile(from, step, TILE, TILE, true, turned, TILE, false);
+        transpose_tile(from, step, TILE, TILE, true, transposed, TILE, false);
         return;
     }
     memset(tile, 0, sizeof tile);
     for (int64_t i = 0; i < together->columns; ++i) {
         memcpy(tile + i * TILE, from + i * step, (size_t)there);
     }
-    transpose_tile(tile, TILE, TILE, TILE, true, turned, TILE, false);
+    transpose_tile(tile, TILE, TILE, TILE, true, transposed, TILE, false);
 }
 
 /* ---- tiles ---- */
 
-/* Rows [row, row + rows) of the result, up to TILE of them: codes of whole tiles, those of rows `codes_step` bytes apart or
- * turned pairs. Where columns are left out, a whole tile is decoded beside and copied. */
+/* Rows [row, row + rows) of the result, up to TILE of them, from codes of whole tiles: rows `codes_step` bytes apart,
+ * or transposed pairs. A tile that the result has only part of is decoded into a buffer and copied. */
 static inline void decode_rows(const struct column_decode *how, const struct decode_columns *together,
                                int64_t row, int64_t rows, const uint8_t *codes, int64_t codes_step,
                                bool is_pairs) {
@@ -252,7 +252,7 @@ static inline void decode_rows(const struct column_decode *how, const struct dec
     }
 }
 
-static inline void dequantize_turned(const struct column_decode *how, struct decode_columns *together) {
+static inline void dequantize_transposed(const struct column_decode *how, struct decode_columns *together) {
     const struct quant_copy *copy = how->copy;
     const bool is_packed = how->element == OPAQ_E2M1;
     const int64_t tile_rows = is_packed ? 2 * TILE : TILE;
@@ -260,22 +260,22 @@ static inline void dequantize_turned(const struct column_decode *how, struct dec
     const int64_t row_bytes =
         is_packed ? ceil_div(copy->data_columns, 2) : copy->data_columns; /* a Hadamard group is stored whole */
     const bool is_one = copy->scale_layout.column_step == 0;
-    uint8_t turned[TILE * TILE];
+    uint8_t transposed[TILE * TILE];
     for (int64_t row = 0; row < rows; row += tile_rows) {
         const int64_t end = min_int64(row + tile_rows, rows);
-        turn_codes(how, together, is_packed ? row / 2 : row, row_bytes, turned);
+        transpose_codes(how, together, is_packed ? row / 2 : row, row_bytes, transposed);
         if (is_packed) {
             for (int64_t i = row; i < end; i += HELD_ROWS) {
                 column_factors(how, together, i / HELD_ROWS);
-                decode_rows(how, together, i, min_int64(HELD_ROWS, end - i), turned + (i - row) / 2 * TILE, 0,
-                            true);
+                decode_rows(how, together, i, min_int64(HELD_ROWS, end - i), transposed + (i - row) / 2 * TILE,
+                            0, true);
             }
             continue;
         }
         if (row % how->block == 0) {
             column_factors(how, together, is_one ? 0 : row / how->block);
         }
-        decode_rows(how, together, row, end - row, turned, TILE, false);
+        decode_rows(how, together, row, end - row, transposed, TILE, false);
     }
 }
 
@@ -320,7 +320,7 @@ VEC_OUTLINE void dequantize_columns(const struct quant_job *job, const struct qu
         for (int64_t c = r; c < r_end; c += TILE) {
             together.c = c;
             together.columns = min_int64(TILE, r_end - c);
-            dequantize_turned(&how, &together);
+            dequantize_transposed(&how, &together);
         }
     } else {
         for (int64_t row = 0; row < m->columns; row += how.block) {

@@ -96,7 +96,7 @@ VEC_OUTLINE void dequantize_run(struct decode_kind kind, const struct opaq_spec 
         const int64_t block = 1 << kind.block_bits;
         factors_of_bytes(copy, spec, row, c >> kind.block_bits, (n + block - 1) >> kind.block_bits, &factors);
     }
-    decode_run_of(kind, codes, whole, factors.value, !factors.is_usual, streams, y);
+    decode_run_of(kind, codes, whole, factors.value, !factors.all_in_range, streams, y);
     if (whole < n) {
         decode_rest(kind, codes + (is_packed ? whole / 2 : whole), n - whole,
                     factors.value + (whole >> kind.block_bits), y + whole * bytes);

@@ -20,7 +20,7 @@
 #include "cpu/quant/simd/stochastic_vec.h"
 #include "format/swizzle.h"
 
-enum { BLOCK_ROW_LIMIT = 32, STRETCH_ELEMENTS = 2048, STRETCH_GROUPS = STRETCH_ELEMENTS / (16 * FLOATS) };
+enum { BLOCK_ROW_LIMIT = 32, CHUNK_ELEMENTS = 2048, CHUNK_GROUPS = CHUNK_ELEMENTS / (16 * FLOATS) };
 
 /* How blocks are made. What is inlined into an out-of-line function takes `how`, and whether codes are streamed, as constants
  * instead. */
@@ -33,9 +33,9 @@ struct block_kind {
 };
 
 /* `how`, of a rule of other software, with constants. */
-VEC_INLINE struct encode_how careful_how(struct encode_how how, enum opaq_element dtype,
-                                         enum opaq_element element) {
-    how = encode_carefully(how, dtype, element, BLOCKS_ARE_NVFP4);
+VEC_INLINE struct encode_how not_te_how(struct encode_how how, enum opaq_element dtype,
+                                        enum opaq_element element) {
+    how = encode_not_te(how, dtype, element, BLOCKS_ARE_NVFP4);
     if (BLOCKS_ARE_NVFP4) {
         how.drops_zero_sign = true;
         how.halves_down = false;
@@ -43,7 +43,7 @@ VEC_INLINE struct encode_how careful_how(struct encode_how how, enum opaq_elemen
     return how;
 }
 
-/* What nvfp4 has beside amaxes of blocks: G, and the tensor's or the row's amax. */
+/* Scales of nvfp4 besides those of blocks: G, and the tensor's or the row's amax. */
 struct block_globals {
     float global;
     float stored;
@@ -65,7 +65,7 @@ VEC_INLINE vecf group_amax(struct encode_how how, const char *x, int64_t row_byt
         }
     }
     const vec32 magnitude = key_magnitude(fold_keys(key, parts, dtype), dtype, drop_nan);
-    return how.is_careful ? magnitudes_to_floats(magnitude, dtype) : magnitudes_as_floats(magnitude, dtype);
+    return how.not_te ? magnitudes_to_floats(magnitude, dtype) : magnitudes_as_floats(magnitude, dtype);
 }
 
 /* The factors of step i of a group. */
@@ -78,14 +78,14 @@ VEC_INLINE void encode_group(struct encode_how how, const char *x, int64_t ahead
                              bool is_plain, const uint8_t *random, bool streams, uint8_t *data) {
     enum { AT_ONCE = 4 };
     const int64_t step_bytes = STEP * element_bytes(how.dtype);
-    const float up = how.is_careful ? 1.0f : 1.0f / plain_factor(how.element);
+    const float up = how.not_te ? 1.0f : 1.0f / plain_factor(how.element);
     for (int i = 0; i < BLOCK * FLOATS / STEP; i += AT_ONCE) {
         vec16 codes[AT_ONCE];
         for (int k = 0; k < AT_ONCE; ++k) {
             const vecf factor = step_factors(factors, i + k);
             const vecf apply = is_plain ? factor : factor * up;
             const struct step step = step_load(x + (i + k) * step_bytes, how.dtype);
-            __builtin_prefetch(x + (i + k) * step_bytes + ahead, 0, 2); /* not yet into the first cache */
+            __builtin_prefetch(x + (i + k) * step_bytes + ahead, 0, 2); /* into the second-level cache */
             codes[k] = random != NULL ? encode_stochastic(how, step, apply, apply,
                                                           random_of_bytes(random + (i + k) * STEP))
                        : is_plain     ? encode_plain(step, how.dtype, how.element, apply, apply)
@@ -113,11 +113,11 @@ VEC_INLINE void encode_groups(struct encode_how how, const char *x, int groups, 
 }
 
 /* The same out of line: to the nearest by the rules of other software, and in any way. */
-VEC_OUTLINE void encode_careful_groups(const struct block_kind *kind, const char *x, int groups,
-                                       const float *factors, bool streams, uint8_t *data) {
+VEC_OUTLINE void encode_groups_not_te(const struct block_kind *kind, const char *x, int groups,
+                                      const float *factors, bool streams, uint8_t *data) {
     const struct encode_how how = kind->how;
     FOR_DTYPE(how.dtype,
-              FOR_BLOCK_ELEMENT(how.element, encode_groups(careful_how(how, DTYPE, ELEMENT), x, groups,
+              FOR_BLOCK_ELEMENT(how.element, encode_groups(not_te_how(how, DTYPE, ELEMENT), x, groups,
                                                            kind->ahead, factors, false, NULL, streams, data)));
 }
 
@@ -130,8 +130,8 @@ VEC_OUTLINE void encode_groups_of(const struct block_kind *kind, const char *x, 
         FOR_DTYPE(how.dtype,
                   FOR_BLOCK_ELEMENT(how.element, encode_groups(encode_at_random(how, DTYPE, ELEMENT), x, groups,
                                                                ahead, factors, false, random, streams, data)));
-    } else if (how.is_careful) {
-        encode_careful_groups(kind, x, groups, factors, streams, data);
+    } else if (how.not_te) {
+        encode_groups_not_te(kind, x, groups, factors, streams, data);
     } else if (!is_plain) {
         FOR_BLOCK_TE(how, encode_groups(HOW, x, groups, ahead, factors, false, NULL, streams, data));
     } else {
@@ -169,8 +169,8 @@ VEC_INLINE void store_partly(uint8_t *data, uint8_t *codes, int64_t n, bool is_p
     memset(data + ceil_div(n, 2), 0, (size_t)(padded / 2 - ceil_div(n, 2)));
 }
 
-/* A stretch of rows that share their scales: where it is read, and where its codes go. */
-struct block_stretch {
+/* A chunk of rows that share their scales: where it is read, and where its codes go. */
+struct block_chunk {
     const char *x;
     int64_t row_bytes;
     uint8_t *data;
@@ -183,78 +183,77 @@ VEC_INLINE int64_t group_bytes(enum opaq_element dtype) {
     return (int64_t)BLOCK * FLOATS * element_bytes(dtype);
 }
 
-/* The amaxes of a stretch's blocks. Whether there is a NaN. */
-VEC_INLINE bool find_amaxes(struct encode_how how, const struct block_stretch *stretch, int rows, bool drop_nan,
+/* The amaxes of a chunk's blocks. Whether there is a NaN. */
+VEC_INLINE bool find_amaxes(struct encode_how how, const struct block_chunk *chunk, int rows, bool drop_nan,
                             float *amaxes) {
-    const int groups = stretch->groups;
+    const int groups = chunk->groups;
     vec32 largest = vec32_set(0);
     for (int g = 0; g < groups; ++g) {
         const vecf amax =
-            group_amax(how, stretch->x + g * group_bytes(how.dtype), stretch->row_bytes, rows, drop_nan);
+            group_amax(how, chunk->x + g * group_bytes(how.dtype), chunk->row_bytes, rows, drop_nan);
         vec_store(amaxes + g * FLOATS, (vec32)amax);
         largest = max32(largest, (vec32)amax);
     }
     return any32(above32(largest, 0x7F800000u));
 }
 
-VEC_INLINE struct encode_how amax_how(enum opaq_element dtype, bool is_careful) {
-    return (struct encode_how){.dtype = dtype, .is_careful = is_careful};
+VEC_INLINE struct encode_how amax_how(enum opaq_element dtype, bool not_te) {
+    return (struct encode_how){.dtype = dtype, .not_te = not_te};
 }
 
 /* The same out of line. */
-VEC_OUTLINE bool find_amaxes_of(const struct block_kind *kind, const struct block_stretch *stretch,
-                                bool drop_nan, float *amaxes) {
+VEC_OUTLINE bool find_amaxes_of(const struct block_kind *kind, const struct block_chunk *chunk, bool drop_nan,
+                                float *amaxes) {
     const enum opaq_element dtype = kind->how.dtype;
-    const int rows = stretch->rows;
+    const int rows = chunk->rows;
     bool has_nans;
-    if (kind->how.is_careful) {
-        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, true), stretch, rows, false, amaxes));
+    if (kind->how.not_te) {
+        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, true), chunk, rows, false, amaxes));
     } else if (drop_nan) {
-        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, false), stretch, rows, true, amaxes));
+        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, false), chunk, rows, true, amaxes));
     } else if (rows == 1) {
-        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, false), stretch, 1, false, amaxes));
+        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, false), chunk, 1, false, amaxes));
     } else {
-        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, false), stretch, rows, false, amaxes));
+        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, false), chunk, rows, false, amaxes));
     }
     return has_nans;
 }
 
-/* The same. Rule te passes over NaNs, which is done only where there are any. */
-static inline bool stretch_amaxes(const struct block_kind *kind, const struct block_stretch *stretch,
-                                  float *amaxes) {
-    const bool has_nans = find_amaxes_of(kind, stretch, false, amaxes);
-    if (!kind->how.is_careful && has_nans) {
-        find_amaxes_of(kind, stretch, true, amaxes);
+/* The same. Rule te skips NaNs: a second pass, only if there are any. */
+static inline bool chunk_amaxes(const struct block_kind *kind, const struct block_chunk *chunk, float *amaxes) {
+    const bool has_nans = find_amaxes_of(kind, chunk, false, amaxes);
+    if (!kind->how.not_te && has_nans) {
+        find_amaxes_of(kind, chunk, true, amaxes);
     }
     return has_nans;
 }
 
 /* The scales of group g from its amaxes. */
 VEC_INLINE struct block_scales group_scales(struct encode_how how, const struct opaq_spec *spec,
-                                            const struct block_stretch *stretch, int g, vecf amax,
+                                            const struct block_chunk *chunk, int g, vecf amax,
                                             struct block_globals globals, bool is_4over6) {
     const float global = globals.global;
     if (is_4over6) {
-        return four_over_six_blocks(stretch->x + g * group_bytes(how.dtype), stretch->row_bytes, stretch->rows,
-                                    amax, global, globals.stored, spec, how.dtype);
+        return four_over_six_blocks(chunk->x + g * group_bytes(how.dtype), chunk->row_bytes, chunk->rows, amax,
+                                    global, globals.stored, spec, how.dtype);
     }
-    const bool is_te = !how.is_careful;
+    const bool is_te = !how.not_te;
     return BLOCKS_ARE_NVFP4 ? nvfp4_scales(amax, vecf_set(global), vecf_set(1.0f / global), spec, is_te)
                             : mx_scales(amax, how.element, spec, is_te);
 }
 
 /* From amaxes to factors, in their place, and codes of scales. Under rule te factors are times plain_factor(), which does not
  * round. Whether all blocks are plain. */
-VEC_INLINE bool stretch_scales(struct encode_how how, const struct opaq_spec *spec,
-                               const struct block_stretch *stretch, struct block_globals globals,
-                               bool is_4over6, float *factors, uint8_t *codes) {
-    const int groups = stretch->groups;
+VEC_INLINE bool chunk_scales(struct encode_how how, const struct opaq_spec *spec,
+                             const struct block_chunk *chunk, struct block_globals globals, bool is_4over6,
+                             float *factors, uint8_t *codes) {
+    const int groups = chunk->groups;
     bool is_plain = true;
     for (int g = 0; g < groups; ++g) {
         const vecf amax = (vecf)vec_load(factors + g * FLOATS);
-        const struct block_scales scales = group_scales(how, spec, stretch, g, amax, globals, is_4over6);
+        const struct block_scales scales = group_scales(how, spec, chunk, g, amax, globals, is_4over6);
         vec_store(factors + g * FLOATS,
-                  (vec32)(how.is_careful ? scales.factors : scales.factors * plain_factor(how.element)));
+                  (vec32)(how.not_te ? scales.factors : scales.factors * plain_factor(how.element)));
         store_low_bytes(codes + g * FLOATS, scales.codes);
         is_plain &= scales.is_plain;
     }
@@ -262,46 +261,46 @@ VEC_INLINE bool stretch_scales(struct encode_how how, const struct opaq_spec *sp
 }
 
 /* The same out of line. */
-VEC_OUTLINE bool stretch_scales_of(const struct block_kind *kind, const struct block_stretch *stretch,
-                                   struct block_globals globals, float *factors, uint8_t *codes) {
+VEC_OUTLINE bool chunk_scales_of(const struct block_kind *kind, const struct block_chunk *chunk,
+                                 struct block_globals globals, float *factors, uint8_t *codes) {
     const struct opaq_spec *const spec = kind->spec;
     const enum opaq_element dtype = kind->how.dtype;
     bool is_plain;
-    if (kind->how.is_careful) {
-        is_plain = stretch_scales(careful_how(kind->how, dtype, kind->how.element), spec, stretch, globals,
-                                  false, factors, codes);
+    if (kind->how.not_te) {
+        is_plain = chunk_scales(not_te_how(kind->how, dtype, kind->how.element), spec, chunk, globals, false,
+                                factors, codes);
     } else if (BLOCKS_ARE_NVFP4 && (spec->options & OPAQ_4OVER6) != 0) {
-        FOR_DTYPE(dtype, is_plain = stretch_scales(encode_simply(DTYPE, OPAQ_E2M1), spec, stretch, globals,
-                                                   true, factors, codes));
+        FOR_DTYPE(dtype, is_plain = chunk_scales(encode_te(DTYPE, OPAQ_E2M1), spec, chunk, globals, true,
+                                                 factors, codes));
     } else {
         FOR_BLOCK_ELEMENT(kind->how.element,
-                          is_plain = stretch_scales(encode_simply(OPAQ_BF16, ELEMENT), spec, stretch, globals,
-                                                    false, factors, codes)); /* the dtype does not matter */
+                          is_plain = chunk_scales(encode_te(OPAQ_BF16, ELEMENT), spec, chunk, globals, false,
+                                                  factors, codes)); /* the dtype does not matter */
     }
     return is_plain;
 }
 
-/* All scales come first: computing one takes long, but many are computed at a time. Memory is asked for what comes later
- * while the codes are made, since it is not read then. */
-static inline void quantize_stretch(const struct block_kind *kind, const struct block_stretch *stretch,
-                                    bool streams, const struct quant_copy *copy, int64_t r, int64_t block,
-                                    int64_t blocks, struct block_globals globals) {
-    _Alignas(VEC_BYTES) float factors[STRETCH_GROUPS * FLOATS];
-    uint8_t codes[STRETCH_GROUPS * FLOATS];
-    const bool has_nans = stretch_amaxes(kind, stretch, factors);
-    bool is_plain = stretch_scales_of(kind, stretch, globals, factors, codes);
-    is_plain = is_plain && !kind->how.is_careful && !has_nans && kind->random == NULL;
-    for (int i = 0; i < stretch->rows; ++i) {
-        const char *const x = stretch->x + i * stretch->row_bytes;
-        uint8_t *const data = stretch->data + i * stretch->data_row_bytes;
+/* Computes all scales first: one takes long, but many overlap. Prefetches while codes are made, when memory is not
+ * read. */
+static inline void quantize_chunk(const struct block_kind *kind, const struct block_chunk *chunk, bool streams,
+                                  const struct quant_copy *copy, int64_t r, int64_t block, int64_t blocks,
+                                  struct block_globals globals) {
+    _Alignas(VEC_BYTES) float factors[CHUNK_GROUPS * FLOATS];
+    uint8_t codes[CHUNK_GROUPS * FLOATS];
+    const bool has_nans = chunk_amaxes(kind, chunk, factors);
+    bool is_plain = chunk_scales_of(kind, chunk, globals, factors, codes);
+    is_plain = is_plain && !kind->how.not_te && !has_nans && kind->random == NULL;
+    for (int i = 0; i < chunk->rows; ++i) {
+        const char *const x = chunk->x + i * chunk->row_bytes;
+        uint8_t *const data = chunk->data + i * chunk->data_row_bytes;
         store_scales(copy, r + i, block, blocks, codes);
         if (kind->random != NULL) {
-            uint8_t random[STRETCH_ELEMENTS];
-            const int64_t random_blocks = (int64_t)stretch->groups * FLOATS * BLOCK / 16;
+            uint8_t random[CHUNK_ELEMENTS];
+            const int64_t random_blocks = (int64_t)chunk->groups * FLOATS * BLOCK / 16;
             random_row(kind->random, r + i, block * BLOCK / 16, random_blocks, random);
-            encode_groups_of(kind, x, stretch->groups, factors, false, random, streams, data);
+            encode_groups_of(kind, x, chunk->groups, factors, false, random, streams, data);
         } else {
-            encode_groups_of(kind, x, stretch->groups, factors, is_plain, NULL, streams, data);
+            encode_groups_of(kind, x, chunk->groups, factors, is_plain, NULL, streams, data);
         }
     }
 }
@@ -322,25 +321,25 @@ VEC_OUTLINE void quantize_block_rows(const struct block_kind *kind, const struct
     int64_t n;
     for (; c < c_end; c += n) {
         uint8_t *const data = copy->data + r * data_row_bytes + (is_packed ? c / 2 : c);
-        const int64_t groups = min_int64(STRETCH_ELEMENTS / group, (c_end - c) / group);
-        struct block_stretch stretch = {(const char *)m->data + r * row_bytes + c * bytes,
-                                        row_bytes,
-                                        data,
-                                        data_row_bytes,
-                                        rows,
-                                        (int)groups};
+        const int64_t groups = min_int64(CHUNK_ELEMENTS / group, (c_end - c) / group);
+        struct block_chunk chunk = {(const char *)m->data + r * row_bytes + c * bytes,
+                                    row_bytes,
+                                    data,
+                                    data_row_bytes,
+                                    rows,
+                                    (int)groups};
         n = groups * group;
         if (groups == 0) { /* the last few blocks */
             n = c_end - c;
             for (int i = 0; i < rows; ++i) {
                 char *const to = staged + i * group * bytes;
-                memcpy(to, stretch.x + i * row_bytes, (size_t)(n * bytes));
+                memcpy(to, chunk.x + i * row_bytes, (size_t)(n * bytes));
                 memset(to + n * bytes, 0, (size_t)((group - n) * bytes));
             }
-            stretch = (struct block_stretch){staged, group * bytes, staged_codes, group, rows, 1};
+            chunk = (struct block_chunk){staged, group * bytes, staged_codes, group, rows, 1};
         }
         const int64_t blocks = ceil_div(n, BLOCK);
-        quantize_stretch(kind, &stretch, kind->streams && groups != 0, copy, r, c / BLOCK, blocks, globals);
+        quantize_chunk(kind, &chunk, kind->streams && groups != 0, copy, r, c / BLOCK, blocks, globals);
         for (int i = 0; groups == 0 && i < rows; ++i) {
             store_partly(data + i * data_row_bytes, staged_codes + i * group, n, is_packed, blocks * BLOCK);
         }

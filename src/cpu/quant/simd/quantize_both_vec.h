@@ -1,9 +1,8 @@
 /* cpu/quant/simd/quantize_both_vec.h: the scales of both copies of mxfp8, mxfp4 and nvfp4 in one pass over x, in vectors. Depends
  * on quantize_blocks_vec.h and columns_vec.h. Specification: docs/formats.md.
  *
- * A part of x is a block of rows, so many rows as a block is long, and BOTH_COLUMNS columns. It is read once for the amaxes
- * of both copies and once for their codes, while memory is asked for the next part. That is for what is usual: rule te,
- * blocks of one row or column, no NaN. */
+ * A part of x is BLOCK rows and BOTH_COLUMNS columns. It is read once for the amaxes of both copies and once for
+ * their codes, while the next part is prefetched. Only for rule te, blocks of one row or column, and no NaN. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_BOTH_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_BOTH_VEC_H
 
@@ -39,7 +38,7 @@ VEC_INLINE struct block_scales both_scales_of(struct encode_how how, const struc
                             : mx_scales(amax, how.element, spec, true);
 }
 
-/* So many vectors have FLOATS blocks of a row; at most 32. */
+/* Vectors that hold FLOATS blocks of a row; at most 32. */
 VEC_INLINE int both_parts(enum opaq_element dtype) { return BLOCK * FLOATS * element_bytes(dtype) / VEC_BYTES; }
 
 /* The amaxes of FLOATS blocks in each row; they are joined to the keys of the columns. A NaN stays one. */
@@ -167,7 +166,7 @@ VEC_INLINE vec16 both_down(struct encode_how how, struct step step, const struct
     return both_encode(how, step, factors[s].even, factors[s].odd, is_plain);
 }
 
-/* Memory is asked for a step that comes later. */
+/* Prefetches a step. */
 VEC_INLINE void prefetch_step(const char *x, enum opaq_element dtype) {
     for (int i = 0; i < STEP * element_bytes(dtype); i += 64) {
         __builtin_prefetch(x + i);

@@ -16,7 +16,7 @@ VEC_INLINE void mx_put(const vec16 codes[MX_STEPS], enum opaq_element element, b
     }
 }
 
-/* Codes of a row of both copies. Memory is asked for what lies at `next`. */
+/* Codes of a row of both copies. Prefetches the row at `next`. */
 VEC_INLINE void mx_both_row(struct encode_how how, const char *x, const char *next, const float *row_factors,
                             const struct step_floats *column_factors, bool streams, uint8_t *rowwise,
                             uint8_t *columnwise) {
@@ -45,8 +45,8 @@ VEC_OUTLINE void mx_both_row_of(const struct block_kind *kind, const char *x, co
                                                                 rowwise, columnwise)));
 }
 
-/* MX_BLOCK rows and BOTH_COLUMNS columns from (row, c) on; what comes next lies `kind.ahead` bytes on. False, and
- * nothing is written, if they are not plain, which is all or nothing here: scales do not let anything beyond. */
+/* MX_BLOCK rows and BOTH_COLUMNS columns from (row, c) on; the next part lies `kind->ahead` bytes on. Returns false and
+ * writes nothing if there is a NaN or an infinity; nothing else is out of range here. */
 static inline bool mx_both_part(const struct block_kind *kind, const struct quant_copy *rowwise,
                                 const struct quant_copy *columnwise, int64_t row, int64_t c) {
     const int packing = kind->how.element == OPAQ_E2M1 ? 2 : 1;

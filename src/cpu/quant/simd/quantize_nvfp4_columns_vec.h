@@ -1,7 +1,7 @@
 /* cpu/quant/simd/quantize_nvfp4_columns_vec.h: nvfp4's columnwise copy, in vectors. Depends on columns_vec.h, scales_vec.h and
  * transpose_vec.h. Specification: docs/formats.md.
  *
- * Codes are made row by row of x, four rows to a word, into a strip that is then transposed, because the copy is stored
+ * Codes are made row by row of x, four rows to a word, into a buffer that is then transposed, because the copy is stored
  * transposed. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_NVFP4_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_NVFP4_COLUMNS_VEC_H
@@ -14,26 +14,27 @@
 #include "cpu/quant/simd/transpose_vec.h"
 #include "format/swizzle.h"
 
-/* A strip of this many columns is done at a time: its codes and scales as they lie in x, in rows of so many bytes, until
- * there are enough of them to be turned. Columns are written in runs, since each may lie in a page of its own. */
+/* Codes and scales of NVFP4_BUFFER_ROWS rows and NVFP4_BUFFER_COLUMNS columns, in the order of x, to be transposed
+ * together: each column of the copy may lie in a page of its own, so it is written in long runs. Pitches are bytes of a
+ * row. */
 enum {
-    NVFP4_STRIP = 512,
-    NVFP4_STRIP_ROWS = 512,
-    NVFP4_BLOCKS = NVFP4_STRIP_ROWS / HELD_ROWS,
+    NVFP4_BUFFER_COLUMNS = 512,
+    NVFP4_BUFFER_ROWS = 512,
+    NVFP4_BLOCKS = NVFP4_BUFFER_ROWS / HELD_ROWS,
     NVFP4_QUADS = HELD_ROWS / 4, /* of rows, in a block */
-    NVFP4_PITCH = 2 * NVFP4_STRIP + 64,
-    NVFP4_SCALE_PITCH = NVFP4_STRIP + 64
+    NVFP4_PITCH = 2 * NVFP4_BUFFER_COLUMNS + 64,
+    NVFP4_SCALE_PITCH = NVFP4_BUFFER_COLUMNS + 64
 };
-struct nvfp4_strip {
+struct nvfp4_buffer {
     _Alignas(VEC_BYTES) uint8_t codes[NVFP4_BLOCKS * NVFP4_QUADS * NVFP4_PITCH]; /* words, of four rows each */
     uint8_t scales[NVFP4_BLOCKS * NVFP4_SCALE_PITCH];
-    struct step_floats global[NVFP4_STRIP / STEP];
-    struct step_floats inverse[NVFP4_STRIP / STEP]; /* one over it */
-    struct step_floats stored[NVFP4_STRIP / STEP];  /* the amax behind it */
+    struct step_floats global[NVFP4_BUFFER_COLUMNS / STEP];
+    struct step_floats inverse[NVFP4_BUFFER_COLUMNS / STEP]; /* one over it */
+    struct step_floats stored[NVFP4_BUFFER_COLUMNS / STEP];  /* the amax behind it */
 };
 
-VEC_INLINE uint8_t *strip_codes(struct nvfp4_strip *strip, int64_t block, int quad, int64_t c) {
-    return strip->codes + (block * NVFP4_QUADS + quad) * NVFP4_PITCH + 2 * c;
+VEC_INLINE uint8_t *buffer_codes(struct nvfp4_buffer *buffer, int64_t block, int quad, int64_t c) {
+    return buffer->codes + (block * NVFP4_QUADS + quad) * NVFP4_PITCH + 2 * c;
 }
 
 /* How columns become blocks. */
@@ -54,9 +55,9 @@ struct nvfp4_column_how {
 };
 
 /* By the rules of other software. */
-VEC_INLINE struct encode_how nvfp4_careful(enum opaq_element dtype) {
+VEC_INLINE struct encode_how nvfp4_not_te(enum opaq_element dtype) {
     return (struct encode_how){
-        .dtype = dtype, .element = OPAQ_E2M1, .is_careful = true, .divides = true, .drops_zero_sign = true};
+        .dtype = dtype, .element = OPAQ_E2M1, .not_te = true, .divides = true, .drops_zero_sign = true};
 }
 
 /* Codes of a step of HELD_ROWS rows: those of rows 4i to 4i + 3 in the words of quad[i], and of the scales. */
@@ -174,7 +175,7 @@ VEC_INLINE struct nvfp4_column_scales nvfp4_column_scales(struct nvfp4_column_ho
                                                           struct step_floats amax,
                                                           const struct nvfp4_column_globals *globals) {
     const struct opaq_spec *const spec = kind->spec;
-    const bool is_te = !how.encode.is_careful;
+    const bool is_te = !how.encode.not_te;
     if (how.is_4over6) {
         struct step_floats magnitudes[HELD_ROWS];
         for (int i = 0; i < HELD_ROWS; ++i) {
@@ -193,7 +194,7 @@ VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_column_how h
                                                        const struct step held[HELD_ROWS], int64_t rows,
                                                        const struct nvfp4_column_globals *globals, int64_t c,
                                                        int64_t block) {
-    const bool is_te = !how.encode.is_careful;
+    const bool is_te = !how.encode.not_te;
     struct step_floats amax = held_amaxes(held, how.encode.dtype, false);
     const bool drops_nans = is_te && has_nans(amax);
     if (drops_nans) {
@@ -223,18 +224,18 @@ VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_column_how h
 VEC_OUTLINE void store_column_scales(const struct quant_copy *copy, int64_t c, int64_t columns, int64_t block,
                                      int64_t blocks, const uint8_t *scales) {
     vec32 row[16];
-    uint8_t turned[16 * TILE];
+    uint8_t transposed[16 * TILE];
     for (int i = 0; i < 16; ++i) {
         row[i] = i < blocks ? vec_load(scales + i * NVFP4_SCALE_PITCH) : vec32_set(0);
     }
     transpose_lanes(row);
     for (int i = 0; i < 16; ++i) {
-        vec_store(turned + i * TILE, row[i]);
+        vec_store(transposed + i * TILE, row[i]);
     }
     const struct scale_layout *layout = &copy->scale_layout;
     uint8_t *const scale = copy->scale;
     for (int64_t i = 0; i < columns; ++i) {
-        const uint8_t *const from = turned + i % 16 * TILE + i / 16 * 16;
+        const uint8_t *const from = transposed + i % 16 * TILE + i / 16 * 16;
         if (layout->swizzled_columns != 0) {
             for (int64_t b = 0; b < blocks; b += SWIZZLE_COLUMNS) {
                 memcpy(scale + swizzle_offset(c + i, block + b, layout->swizzled_columns), from + b,
@@ -248,15 +249,15 @@ VEC_OUTLINE void store_column_scales(const struct quant_copy *copy, int64_t c, i
     }
 }
 
-static inline void nvfp4_strip_begin(struct nvfp4_strip *strip, const struct opaq_spec *spec,
-                                     const struct quant_copy *copy, int64_t c, int64_t columns) {
-    for (int s = 0; s < NVFP4_STRIP / STEP; ++s) {
+static inline void nvfp4_buffer_begin(struct nvfp4_buffer *buffer, const struct opaq_spec *spec,
+                                      const struct quant_copy *copy, int64_t c, int64_t columns) {
+    for (int s = 0; s < NVFP4_BUFFER_COLUMNS / STEP; ++s) {
         float stored[STEP];
         float global[STEP];
         if (s > 0 && copy->amax_step == 0) {
-            strip->stored[s] = strip->stored[0];
-            strip->global[s] = strip->global[0];
-            strip->inverse[s] = strip->inverse[0];
+            buffer->stored[s] = buffer->stored[0];
+            buffer->global[s] = buffer->global[0];
+            buffer->inverse[s] = buffer->inverse[0];
             continue;
         }
         for (int k = 0; k < STEP; ++k) { /* the last one's, beyond it */
@@ -264,16 +265,16 @@ static inline void nvfp4_strip_begin(struct nvfp4_strip *strip, const struct opa
             stored[k] = copy->amax[(c + min_int64(s * STEP + even_first, columns - 1)) * copy->amax_step];
             global[k] = nvfp4_global_of_stored(spec, stored[k]);
         }
-        strip->stored[s] = (struct step_floats){(vecf)vec_load(stored), (vecf)vec_load(stored + FLOATS)};
-        strip->global[s] = (struct step_floats){(vecf)vec_load(global), (vecf)vec_load(global + FLOATS)};
-        strip->inverse[s] = (struct step_floats){1.0f / strip->global[s].even, 1.0f / strip->global[s].odd};
+        buffer->stored[s] = (struct step_floats){(vecf)vec_load(stored), (vecf)vec_load(stored + FLOATS)};
+        buffer->global[s] = (struct step_floats){(vecf)vec_load(global), (vecf)vec_load(global + FLOATS)};
+        buffer->inverse[s] = (struct step_floats){1.0f / buffer->global[s].even, 1.0f / buffer->global[s].odd};
     }
 }
 
-/* The codes of block `block` of a strip: `rows` rows of the source, which is x from row `row` and column c on. */
-VEC_INLINE void nvfp4_strip_block(struct nvfp4_column_how how, const struct nvfp4_columns *kind,
-                                  struct column_source source, struct nvfp4_strip *strip, int64_t block,
-                                  int64_t row, int64_t rows, int64_t c, int64_t columns, bool prefetches) {
+/* The codes of block `block` of a buffer: `rows` rows of the source, which is x from row `row` and column c on. */
+VEC_INLINE void nvfp4_encode_block(struct nvfp4_column_how how, const struct nvfp4_columns *kind,
+                                   struct column_source source, struct nvfp4_buffer *buffer, int64_t block,
+                                   int64_t row, int64_t rows, int64_t c, int64_t columns, bool prefetches) {
     enum { STEPS = TILE / STEP };
     const int64_t bytes = element_bytes(how.encode.dtype);
     char staged[HELD_ROWS * TILE * 4];
@@ -295,62 +296,62 @@ VEC_INLINE void nvfp4_strip_block(struct nvfp4_column_how how, const struct nvfp
                 }
             }
             const int64_t k = i / STEP + s;
-            const struct nvfp4_column_globals globals = {&strip->global[k], &strip->inverse[k],
-                                                         &strip->stored[k]};
+            const struct nvfp4_column_globals globals = {&buffer->global[k], &buffer->inverse[k],
+                                                         &buffer->stored[k]};
             codes[s] = nvfp4_column_step(how, kind, held, rows, &globals, c + i + s * STEP, row / HELD_ROWS);
         }
         for (int k = 0; k < STEPS * NVFP4_QUADS; ++k) {
-            vec_store(strip_codes(strip, block, k % NVFP4_QUADS, i + k / NVFP4_QUADS * STEP),
+            vec_store(buffer_codes(buffer, block, k % NVFP4_QUADS, i + k / NVFP4_QUADS * STEP),
                       (vec32)codes[k / NVFP4_QUADS].quad[k % NVFP4_QUADS]);
         }
-        vec_store(strip->scales + block * NVFP4_SCALE_PITCH + i, pack_bytes(codes[0].scale, codes[1].scale));
+        vec_store(buffer->scales + block * NVFP4_SCALE_PITCH + i, pack_bytes(codes[0].scale, codes[1].scale));
     }
 }
 
 /* The same out of line, each way. */
 VEC_OUTLINE void nvfp4_te_block(enum opaq_element dtype, const struct nvfp4_columns *kind,
-                                struct column_source source, struct nvfp4_strip *strip, int64_t block,
+                                struct column_source source, struct nvfp4_buffer *buffer, int64_t block,
                                 int64_t row, int64_t rows, int64_t c, int64_t columns, bool prefetches) {
-    FOR_DTYPE(dtype, nvfp4_strip_block((struct nvfp4_column_how){encode_simply(DTYPE, OPAQ_E2M1), false, false},
-                                       kind, source, strip, block, row, rows, c, columns, prefetches));
+    FOR_DTYPE(dtype, nvfp4_encode_block((struct nvfp4_column_how){encode_te(DTYPE, OPAQ_E2M1), false, false},
+                                        kind, source, buffer, block, row, rows, c, columns, prefetches));
 }
 
 VEC_OUTLINE void nvfp4_random_block(enum opaq_element dtype, const struct nvfp4_columns *kind,
-                                    struct column_source source, struct nvfp4_strip *strip, int64_t block,
+                                    struct column_source source, struct nvfp4_buffer *buffer, int64_t block,
                                     int64_t row, int64_t rows, int64_t c, int64_t columns, bool prefetches) {
-    FOR_DTYPE(dtype, nvfp4_strip_block((struct nvfp4_column_how){encode_simply(DTYPE, OPAQ_E2M1), true, false},
-                                       kind, source, strip, block, row, rows, c, columns, prefetches));
+    FOR_DTYPE(dtype, nvfp4_encode_block((struct nvfp4_column_how){encode_te(DTYPE, OPAQ_E2M1), true, false},
+                                        kind, source, buffer, block, row, rows, c, columns, prefetches));
 }
 
 VEC_OUTLINE void nvfp4_4over6_block(enum opaq_element dtype, const struct nvfp4_columns *kind,
-                                    struct column_source source, struct nvfp4_strip *strip, int64_t block,
+                                    struct column_source source, struct nvfp4_buffer *buffer, int64_t block,
                                     int64_t row, int64_t rows, int64_t c, int64_t columns, bool prefetches) {
-    FOR_DTYPE(dtype, nvfp4_strip_block((struct nvfp4_column_how){encode_simply(DTYPE, OPAQ_E2M1), false, true},
-                                       kind, source, strip, block, row, rows, c, columns, prefetches));
+    FOR_DTYPE(dtype, nvfp4_encode_block((struct nvfp4_column_how){encode_te(DTYPE, OPAQ_E2M1), false, true},
+                                        kind, source, buffer, block, row, rows, c, columns, prefetches));
 }
 
-VEC_OUTLINE void nvfp4_careful_block(enum opaq_element dtype, const struct nvfp4_columns *kind,
-                                     struct column_source source, struct nvfp4_strip *strip, int64_t block,
-                                     int64_t row, int64_t rows, int64_t c, int64_t columns, bool prefetches) {
-    FOR_DTYPE(dtype, nvfp4_strip_block((struct nvfp4_column_how){nvfp4_careful(DTYPE), false, false}, kind,
-                                       source, strip, block, row, rows, c, columns, prefetches));
+VEC_OUTLINE void nvfp4_not_te_block(enum opaq_element dtype, const struct nvfp4_columns *kind,
+                                    struct column_source source, struct nvfp4_buffer *buffer, int64_t block,
+                                    int64_t row, int64_t rows, int64_t c, int64_t columns, bool prefetches) {
+    FOR_DTYPE(dtype, nvfp4_encode_block((struct nvfp4_column_how){nvfp4_not_te(DTYPE), false, false}, kind,
+                                        source, buffer, block, row, rows, c, columns, prefetches));
 }
 
-VEC_INLINE void nvfp4_strip_block_of(enum opaq_element dtype, const struct nvfp4_columns *kind,
-                                     struct column_source source, struct nvfp4_strip *strip, int64_t block,
-                                     int64_t row, int64_t rows, int64_t c, int64_t columns, bool prefetches) {
-    (kind->how.is_careful   ? nvfp4_careful_block
+VEC_INLINE void nvfp4_encode_block_of(enum opaq_element dtype, const struct nvfp4_columns *kind,
+                                      struct column_source source, struct nvfp4_buffer *buffer, int64_t block,
+                                      int64_t row, int64_t rows, int64_t c, int64_t columns, bool prefetches) {
+    (kind->how.not_te       ? nvfp4_not_te_block
      : kind->random != NULL ? nvfp4_random_block
      : (kind->spec->options & OPAQ_4OVER6) != 0
          ? nvfp4_4over6_block
-         : nvfp4_te_block)(dtype, kind, source, strip, block, row, rows, c, columns, prefetches);
+         : nvfp4_te_block)(dtype, kind, source, buffer, block, row, rows, c, columns, prefetches);
 }
 
-/* ---- the Hadamard transform: rows are transformed to bf16 beside x, and are quantized from there ---- */
+/* ---- the Hadamard transform: rows are transformed to a buffer of bf16 and quantized from there ---- */
 
-/* HELD_ROWS rows of NVFP4_STRIP columns of bf16. */
+/* HELD_ROWS rows of NVFP4_BUFFER_COLUMNS columns of bf16. */
 struct nvfp4_transformed {
-    _Alignas(VEC_BYTES) uint8_t rows[HELD_ROWS][NVFP4_STRIP * 2];
+    _Alignas(VEC_BYTES) uint8_t rows[HELD_ROWS][NVFP4_BUFFER_COLUMNS * 2];
 };
 
 VEC_INLINE void transform_rows(enum opaq_element dtype, struct column_source source, int64_t rows,
@@ -380,26 +381,26 @@ VEC_OUTLINE void transform_rows_of(enum opaq_element dtype, struct column_source
     FOR_DTYPE(dtype, transform_rows(DTYPE, source, rows, columns, mask, prefetches, to));
 }
 
-/* The codes of block `block` of a strip: `rows` rows of x from `row` on. */
+/* The codes of block `block` of a buffer: `rows` rows of x from `row` on. */
 static inline void nvfp4_column_block(const struct nvfp4_columns *kind, const struct quant_copy *copy,
-                                      struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t rows,
+                                      struct nvfp4_buffer *buffer, int64_t block, int64_t row, int64_t rows,
                                       int64_t c, int64_t columns, bool prefetches) {
     const enum opaq_element dtype = kind->how.dtype;
     const struct column_source source = column_source_at(&copy->operand, row, c, dtype);
     if (!kind->is_hadamard) {
-        nvfp4_strip_block_of(dtype, kind, source, strip, block, row, rows, c, columns, prefetches);
+        nvfp4_encode_block_of(dtype, kind, source, buffer, block, row, rows, c, columns, prefetches);
         return;
     }
     struct nvfp4_transformed transformed;
     transform_rows_of(dtype, source, rows, columns, kind->spec->hadamard_mask, prefetches, &transformed);
     const struct column_source instead = {(const char *)transformed.rows, sizeof transformed.rows[0]};
     /* a group is stored whole, beyond the last row too */
-    nvfp4_strip_block_of(OPAQ_BF16, kind, instead, strip, block, row, HELD_ROWS, c, columns, false);
+    nvfp4_encode_block_of(OPAQ_BF16, kind, instead, buffer, block, row, HELD_ROWS, c, columns, false);
 }
 
-/* Codes of a block of a strip, 8 bytes of a column: of those columns that lie in the first or in the second halves of
+/* Codes of a block of a buffer, 8 bytes of a column: of those columns that lie in the first or in the second halves of
  * lanes, two of each lane in each vector. */
-VEC_INLINE void turn_block(const uint8_t *words, bool second, vec32 columns[2]) {
+VEC_INLINE void transpose_block(const uint8_t *words, bool second, vec32 columns[2]) {
     vec32 quad[NVFP4_QUADS];
     vec32 half[2];
     for (int i = 0; i < NVFP4_QUADS; ++i) {
@@ -414,11 +415,11 @@ VEC_INLINE void turn_block(const uint8_t *words, bool second, vec32 columns[2]) 
 }
 
 /* Half of a step's columns of QUADS blocks: a vector of each. */
-VEC_INLINE void turn_half(const uint8_t *words, bool second, uint8_t *to, int64_t step, bool streams) {
+VEC_INLINE void transpose_half(const uint8_t *words, bool second, uint8_t *to, int64_t step, bool streams) {
     vec32 row[2][QUADS];
     for (int i = 0; i < QUADS; ++i) {
         vec32 each[2];
-        turn_block(words + i * NVFP4_QUADS * NVFP4_PITCH, second, each);
+        transpose_block(words + i * NVFP4_QUADS * NVFP4_PITCH, second, each);
         row[0][i] = each[0];
         row[1][i] = each[1];
     }
@@ -432,45 +433,46 @@ VEC_INLINE void turn_half(const uint8_t *words, bool second, uint8_t *to, int64_
     }
 }
 
-VEC_INLINE void turn_step(const uint8_t *words, uint8_t *to, int64_t step, bool streams) {
-    turn_half(words, false, to, step, streams);
-    turn_half(words, true, to, step, streams);
+VEC_INLINE void transpose_step(const uint8_t *words, uint8_t *to, int64_t step, bool streams) {
+    transpose_half(words, false, to, step, streams);
+    transpose_half(words, true, to, step, streams);
 }
 
 /* The same with fewer columns, or fewer bytes of them. */
-VEC_OUTLINE void turn_partly(const uint8_t *words, int64_t columns, int64_t bytes, uint8_t *to, int64_t step) {
+VEC_OUTLINE void transpose_partly(const uint8_t *words, int64_t columns, int64_t bytes, uint8_t *to,
+                                  int64_t step) {
     uint8_t staged[STEP * VEC_BYTES];
-    turn_step(words, staged, VEC_BYTES, false);
+    transpose_step(words, staged, VEC_BYTES, false);
     for (int64_t i = 0; i < columns; ++i) {
         memcpy(to + i * step, staged + i * VEC_BYTES, (size_t)bytes);
     }
 }
 
-/* A strip of `blocks` blocks from row `row` on to where it goes. */
-VEC_OUTLINE void nvfp4_strip_end(struct nvfp4_strip *strip, const struct quant_copy *copy, int64_t row,
-                                 int64_t blocks, int64_t c, int64_t columns) {
+/* Transposes a buffer of `blocks` blocks from row `row` on into the copy. */
+VEC_OUTLINE void nvfp4_buffer_end(struct nvfp4_buffer *buffer, const struct quant_copy *copy, int64_t row,
+                                  int64_t blocks, int64_t c, int64_t columns) {
     const int64_t block_bytes = HELD_ROWS / 2;
     const int64_t step = copy->data_row_step / 2;
     uint8_t *const to = copy->data + c * step + row / 2;
-    const bool streams = turns_past_caches(to, step, copy->operand.rows * step);
+    const bool streams = transpose_streams(to, step, copy->operand.rows * step);
     for (int64_t i = 0; i < columns; i += STEP) {
         for (int64_t b = 0; b < blocks; b += QUADS) {
-            const uint8_t *const words = strip_codes(strip, b, 0, i);
+            const uint8_t *const words = buffer_codes(buffer, b, 0, i);
             uint8_t *const first = to + i * step + b * block_bytes;
             if (columns - i < STEP || blocks - b < QUADS) {
-                turn_partly(words, min_int64(STEP, columns - i), min_int64(QUADS, blocks - b) * block_bytes,
-                            first, step);
+                transpose_partly(words, min_int64(STEP, columns - i),
+                                 min_int64(QUADS, blocks - b) * block_bytes, first, step);
             } else if (streams) {
-                turn_step(words, first, step, true);
+                transpose_step(words, first, step, true);
             } else {
-                turn_step(words, first, step, false);
+                transpose_step(words, first, step, false);
             }
         }
     }
     for (int64_t i = 0; i < columns; i += TILE) {
         for (int64_t b = 0; b < blocks; b += 16) {
             store_column_scales(copy, c + i, min_int64(TILE, columns - i), row / HELD_ROWS + b,
-                                min_int64(16, blocks - b), strip->scales + b * NVFP4_SCALE_PITCH + i);
+                                min_int64(16, blocks - b), buffer->scales + b * NVFP4_SCALE_PITCH + i);
         }
     }
 }
