@@ -12,8 +12,7 @@
 #include "cpu/moe/activation_table.h"
 #include "cpu/quant/quant_table.h"
 #include "cpu/quant/ref/quant_table_ref.h"
-#include "cpu/quant/x86/quant_table_avx2.h"
-#include "cpu/quant/x86/quant_table_avx512.h"
+#include "cpu/quant/x86/quant_kernels_x86.h"
 #include "opaq/cpu.h"
 
 /* ---- the tables, fastest first, the reference last ---- */

@@ -18,7 +18,7 @@ static inline struct factor factor_load(const number *x) {
     return (struct factor){vreinterpret_s8_s32(vdup_n_s32(four_columns(x)))};
 }
 
-/* Of the four columns of a quad by themselves: rows 0 and 1, and 2 and 3. */
+/* One sum for each of the four columns of a quad: of rows 0 and 1, and of 2 and 3. */
 struct sum {
     int16x8_t first;
     int16x8_t last;

@@ -1,5 +1,6 @@
-/* cpu/gemm/neon/packed_int8_neon.h: what products of 4-bit weights with int8 rows have in common, however NEON multiplies. The file
- * that includes it goes on with struct factor, struct sum and what packed_neon.h wants. Depends on packed.h. */
+/* cpu/gemm/neon/packed_int8_neon.h: what products of 4-bit weights with int8 rows have in common, with or without sdot.
+ * The file that includes it then defines struct factor, struct sum and the rest that packed_neon.h needs. Depends on
+ * packed.h. */
 #ifndef OPAQ_CPU_GEMM_NEON_PACKED_INT8_NEON_H
 #define OPAQ_CPU_GEMM_NEON_PACKED_INT8_NEON_H
 

@@ -76,7 +76,7 @@ INLINE void scales_from_e8m0(uint32x4_t code, float *to) {
     vst1q_f32(to, vreinterpretq_f32_u32(vorrq_u32(bits, nan)));
 }
 
-/* Of so many blocks, to [block][16]. */
+/* Scales of `blocks` blocks to floats, [block][16]. */
 INLINE void scales_decode(enum packed_format format, const uint8_t *codes, int64_t blocks, float *to) {
     for (int64_t i = 0; i < blocks * TILE4_ROWS; i += 2 * LANES) {
         const uint8x8_t code = vld1_u8(codes + i);
@@ -92,7 +92,7 @@ INLINE void scales_decode(enum packed_format format, const uint8_t *codes, int64
 
 /* ---- rows of x ---- */
 
-/* Some columns of some rows beside each other: in x itself they may all lie in the same few sets of a cache. */
+/* A contiguous copy of some columns of some rows: in x itself they may all map to the same few cache sets. */
 struct columns {
     number x[PIECE_COLUMNS];
     float scale[PIECE_GROUPS]; /* for each block of the weight */
@@ -165,7 +165,7 @@ INLINE void add_groups(bool is_decoded, int rows, int vectors, int first, const 
     }
 }
 
-/* The same for what is summed by itself, times scales, to the totals. */
+/* Adds one block, or one group of floats: its sums times the scales, to the totals. */
 INLINE void add_block(bool is_decoded, int rows, int vectors, int first, const struct product *p, int64_t begin,
                       int64_t end) {
     const int64_t block = p->block_groups == 1 ? begin : begin / 2;
@@ -211,7 +211,7 @@ INLINE void multiply(bool is_decoded, int rows, const struct product p) {
     }
 }
 
-/* Functions of their own, as compilers give registers to each by itself. */
+/* Separate functions, so that registers are allocated for each number of rows. */
 static void few_1(const struct product *p) { multiply(false, 1, *p); }
 static void few_2(const struct product *p) { multiply(false, 2, *p); }
 static void few_3(const struct product *p) { multiply(false, 3, *p); }
@@ -318,7 +318,7 @@ static void decode_piece(const struct packed_weight *weight, int64_t tile, int64
     }
 }
 
-/* So many rows of x, from that of `total` on, over what is decoded. */
+/* Multiplies `rows` rows of x, from that of `total` on, with the decoded weights. */
 static void sweep(const struct packed_weight *weight, const struct packed_rows *x, int64_t rows, int64_t tiles,
                   int groups, struct panel *panel, float *total) {
     struct product product = {.groups = groups,

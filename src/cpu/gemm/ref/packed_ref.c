@@ -11,7 +11,7 @@ static int block_columns(enum packed_format format) {
     return format == PACKED_NVFP4 ? 16 : format == PACKED_FP8BLK ? 128 : 32;
 }
 
-/* What is summed by itself. Floats: in small steps, so that sums are short. */
+/* Columns of one sum. Of floats fewer, so that sums are short. */
 static int step_columns(enum packed_format format, enum packed_precision precision) {
     if (precision == PACKED_EXACT) {
         return format <= PACKED_MXFP4 ? 16 : 32;

@@ -51,7 +51,7 @@ enum {
     STRIPS = TILE8_ROWS / STRIP_ROWS, /* in a tile */
     /* few tokens */
     DIRECT_TOKENS = PACKED_FEW_ROWS,
-    STREAMS = 4, /* tiles read side by side, a block of each in turn */
+    STREAMS = 4, /* tiles read side by side, one block of each after the other */
     /* many tokens */
     SWEEP_BLOCKS = 4, /* decoded at a time: 16 KiB of a tile */
     SWEEP_NUMBERS = SWEEP_BLOCKS * NUMBERS,
@@ -187,7 +187,7 @@ INLINE void add_block(struct vector (*sum)[2], int tokens, const struct block_sc
     }
 }
 
-/* Rows of x beside each other: in x itself they may all lie in the same few sets of a cache. */
+/* A contiguous copy of rows of x: in x itself they may all map to the same few cache sets. */
 INLINE void copy_numbers(const number *x, int64_t x_step, int tokens, int count, number *to, int step) {
     for (int t = 0; t < tokens; ++t) {
         for (int k = 0; k < count; k += LANES) {

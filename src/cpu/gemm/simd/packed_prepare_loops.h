@@ -1,5 +1,5 @@
-/* cpu/gemm/simd/packed_prepare_loops.h: the functions of a packed_prepare table, as loops that compilers turn into vectors; a file for
- * each instruction set includes it and makes the table with PREPARE_TABLE. Depends on packed_prepare.h. */
+/* cpu/gemm/simd/packed_prepare_loops.h: the functions of a packed_prepare table, as loops that compilers vectorize; a
+ * file for each instruction set includes it and defines the table with PREPARE_TABLE. Depends on packed_prepare.h. */
 #ifndef OPAQ_CPU_GEMM_SIMD_PACKED_PREPARE_LOOPS_H
 #define OPAQ_CPU_GEMM_SIMD_PACKED_PREPARE_LOOPS_H
 

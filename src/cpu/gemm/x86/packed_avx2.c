@@ -9,7 +9,7 @@
 #include "cpu/gemm/x86/packed_avx2.h"
 
 enum {
-    AHEAD = 4,        /* tiles along K that memory is asked for before they are used */
+    AHEAD = 4,        /* prefetch distance, in tiles along K */
     PANEL_TILES = 16, /* whose pieces are decoded together: that often x is used when it has come from memory */
     PANEL_BLOCKS = 64,
     PANEL_BYTES = 16384 /* of a piece's weights: most of what the first cache has is left to x and y */
@@ -85,8 +85,7 @@ struct tile_group {
     int64_t first, step, count, next;
 };
 
-/* How many tiles after one at `tile_column` the one stands that is asked for with it: in the same rows, or at the
- * beginning of those that come next. */
+/* Prefetch distance at `tile_column`, in tiles: in the same rows, or at the beginning of the next ones. */
 static int64_t tiles_ahead(const struct tile_group *group, int64_t columns, int64_t tile_column) {
     if (tile_column + AHEAD < columns) {
         return AHEAD;
@@ -170,7 +169,7 @@ static void decode_pieces(const struct packed_avx2_parts *parts, const struct pa
     }
 }
 
-/* Floats of rows [m, m + rows) beside each other: in x itself they may all lie in the same few sets of a cache. */
+/* A contiguous copy of the floats of rows [m, m + rows): in x itself they may all map to the same few cache sets. */
 static void copy_rows(const struct packed_rows *x, int64_t m, int64_t rows, int64_t column,
                       struct panel *panel) {
     const int64_t columns = min_int64(PACKED_SWEEP_COLUMNS, x->padded - column);
@@ -179,8 +178,8 @@ static void copy_rows(const struct packed_rows *x, int64_t m, int64_t rows, int6
     }
 }
 
-/* Asks for a part of the rows from m on, which come next: the part-th of PANEL_TILES. Inline, because compilers take a
- * function that only asks for memory to do nothing, and leave out its calls. */
+/* Prefetches part `part` of PANEL_TILES of the next rows, from m on. Inline, because compilers remove calls of a
+ * function that only prefetches. */
 PACKED_INLINE void prefetch_rows(const struct packed_avx2_parts *parts, const struct packed_rows *x, int64_t m,
                                  int64_t part, int64_t c) {
     const int64_t bytes = packed_element_bytes(x->precision);

@@ -202,7 +202,7 @@ PACKED_INLINE bool packed_decode_scales(enum packed_format format, int halvings,
     return _mm256_movemask_epi8(_mm256_cmpeq_epi32(least, _mm256_set1_epi32(4))) != -1;
 }
 
-/* For steps: a tile's scales on their way. */
+/* For steps: the scales of a tile, not yet floats. */
 struct packed_scales {
     _Alignas(32) uint16_t half[PACKED_GROUPS * TILE4_ROWS]; /* NVFP4: float16 */
     const uint8_t *codes;                                   /* MXFP4 */
@@ -215,14 +215,14 @@ PACKED_INLINE void packed_scales_load(enum packed_format format, const uint8_t *
         return;
     }
     const __m256i one = _mm256_set1_epi8(1);
-    const __m256i unusual = _mm256_or_si256(_mm256_adds_epu8(packed_load_any(codes), one),
-                                            _mm256_adds_epu8(packed_load_any(codes + 32), one));
-    const bool is_usual = _mm256_movemask_epi8(unusual) == 0;
+    const __m256i negative_or_nan = _mm256_or_si256(_mm256_adds_epu8(packed_load_any(codes), one),
+                                                    _mm256_adds_epu8(packed_load_any(codes + 32), one));
+    const bool is_plain = _mm256_movemask_epi8(negative_or_nan) == 0;
     PACKED_UNROLL
     for (int i = 0; i < PACKED_GROUPS; ++i) {
         const __m128i some = _mm_loadu_si128((const __m128i *)(codes + i * TILE4_ROWS));
         _mm256_store_si256((__m256i *)(scales->half + i * TILE4_ROWS),
-                           is_usual ? packed_e4m3_to_half_quickly(some) : packed_e4m3_to_half(some));
+                           is_plain ? packed_e4m3_to_half_quickly(some) : packed_e4m3_to_half(some));
     }
 }
 
@@ -243,7 +243,7 @@ PACKED_INLINE __m256 packed_lift(const struct packed_scales *scales, int64_t blo
 
 /* For lines. Whether all scales of PACKED_STREAMS tiles are normal numbers, so that their bits become a float's by a
  * shift. */
-PACKED_INLINE bool packed_are_usual(enum packed_format format, const uint8_t *codes, int64_t step) {
+PACKED_INLINE bool packed_scales_are_normal(enum packed_format format, const uint8_t *codes, int64_t step) {
     const __m256i least = _mm256_set1_epi8(format == PACKED_NVFP4 ? 8 : 5);
     const __m256i most = _mm256_set1_epi8((char)(format == PACKED_NVFP4 ? 126 : 254));
     __m256i low = packed_load_any(codes);
@@ -255,13 +255,13 @@ PACKED_INLINE bool packed_are_usual(enum packed_format format, const uint8_t *co
         low = _mm256_min_epu8(low, _mm256_min_epu8(first, second));
         high = _mm256_max_epu8(high, _mm256_max_epu8(first, second));
     }
-    const __m256i usual = _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_max_epu8(low, least), low),
-                                           _mm256_cmpeq_epi8(_mm256_min_epu8(high, most), high));
-    return _mm256_movemask_epi8(usual) == -1;
+    const __m256i normal = _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_max_epu8(low, least), low),
+                                            _mm256_cmpeq_epi8(_mm256_min_epu8(high, most), high));
+    return _mm256_movemask_epi8(normal) == -1;
 }
 
 /* 8 of them, times 2^-halvings. */
-PACKED_INLINE __m256 packed_usual_scale(enum packed_format format, int halvings, const uint8_t *codes) {
+PACKED_INLINE __m256 packed_normal_scale(enum packed_format format, int halvings, const uint8_t *codes) {
     const int shift = format == PACKED_NVFP4 ? 20 : 23;
     const int bias = format == PACKED_NVFP4 ? (127 - 7 - halvings) * 8 : -halvings;
     const __m256i code = packed_load_codes(codes);
@@ -270,7 +270,7 @@ PACKED_INLINE __m256 packed_usual_scale(enum packed_format format, int halvings,
 
 /* ---- steps ---- */
 
-/* Asks for what will be needed soon of one tile. */
+/* Prefetches the codes and scales of one tile. */
 PACKED_INLINE void packed_prefetch(const struct packed_step *step, int64_t tile) {
     const char *const codes = (const char *)step->codes + tile * step->codes_step + step->codes_ahead;
     PACKED_UNROLL
@@ -280,8 +280,8 @@ PACKED_INLINE void packed_prefetch(const struct packed_step *step, int64_t tile)
     _mm_prefetch((const char *)step->scales + tile * step->scales_step + step->scales_ahead, _MM_HINT_T0);
 }
 
-/* Likewise for lines, where the processor sees by itself what is read and only the last way is left; but not that rows end:
- * there, the beginning of those that come next is asked for. */
+/* Likewise for lines. The hardware prefetcher follows a row, so this only brings lines into the first cache; at the end
+ * of a row it prefetches the beginning of the next one. */
 struct packed_ahead {
     int64_t codes; /* bytes to what will be needed soon */
     int64_t scales;
@@ -365,6 +365,16 @@ PACKED_INLINE void packed_totals_store(const struct packed_piece *piece, int64_t
             y[i] = some[i];
         }
     }
+}
+
+/* The total of a row of x and a half of a tile, plus the sum of a block times its scales. */
+PACKED_INLINE void packed_totals_add(const struct packed_piece *piece, bool has_lift, int64_t block, int half,
+                                     __m256 value, __m256 *total) {
+    const int64_t at = block * TILE4_ROWS + half * PACKED_LANES;
+    if (has_lift) {
+        value = _mm256_mul_ps(value, _mm256_loadu_ps(piece->lift + at));
+    }
+    *total = _mm256_fmadd_ps(value, _mm256_loadu_ps(piece->scale + at), *total);
 }
 
 #endif

@@ -39,8 +39,8 @@ _Static_assert(TILE4_ROWS - LANES == 0, "a tile's rows are the lanes");
 
 /* ---- the loops around the kernels ---- */
 
-/* Tiles that are read side by side, at equal distances, and the sums of each with the rows of x. Where each stream goes on
- * with the tiles of the next rows, that is another round. */
+/* Tiles that are read side by side, at equal distances, and the sums of each with the rows of x. In the next round each
+ * stream continues with the tiles of the next rows. */
 struct stream_job {
     const uint8_t *data;
     const uint8_t *scale;
@@ -49,8 +49,7 @@ struct stream_job {
     int64_t count;  /* along the columns */
     int64_t rounds; /* at least one */
     int64_t gap;    /* tiles between two rounds */
-    int64_t
-        jump; /* what is asked for at the end of the last one lies so many tiles further on: it is the next job's */
+    int64_t jump;   /* tiles from the end of the last round to what is prefetched there: the next job's */
     const uint8_t *record;
     float *total; /* [round][stream][row][LANES] */
 };
@@ -74,7 +73,7 @@ struct packed_ways {
                          uint8_t *records);
     void (*stream[FEW_KINDS])(const struct stream_job *job);
     int streams[FEW_KINDS];
-    /* Of tiles `tile` and `other`, so many columns of tiles from `first` on. */
+    /* Tiles `tile` and `other`, `columns` columns of tiles from `first` on. */
     void (*panel_make)(const struct packed_weight *weight, const int64_t *tile, int64_t first, int64_t count,
                        void *panel);
     void (*sweep[2])(const struct sweep_job *job); /* GROUP_ROWS or half as many rows */
@@ -86,8 +85,8 @@ struct packed_ways {
 /* What a task has for records and for sums, both to stay in the second-level cache; a panel follows. */
 enum { RECORDS_BYTES = 128 << 10, SUMS_BYTES = 512 << 10, WAYS_BYTES = RECORDS_BYTES + SUMS_BYTES };
 
-/* The first round of a job, and from one to the next, as jobs of one round. Little is done in between: processors that wait
- * for memory do not look far beyond it, and ask for what follows too late. */
+/* Iterates over the rounds of a job, as jobs of one round. Little is done in between: while a load waits, the processor
+ * runs only a few hundred instructions ahead, and later loads would start too late. */
 PACKED_INLINE struct stream_job stream_first(const struct stream_job *job) {
     struct stream_job round = *job;
     round.jump = job->rounds == 1 ? job->jump : job->gap;
@@ -277,12 +276,12 @@ PACKED_INLINE __m512i broadcast_integers(const uint8_t *from) {
 
 /* ---- asking for memory ---- */
 
-/* Tiles along the columns that are asked for before they are needed: with one row of bytes, which are multiplied faster
- * than they come, more would be too much. */
+/* Prefetch distance, in tiles along the columns. Products with one row of bytes are bound by memory, and gain nothing
+ * from more. */
 PACKED_INLINE int64_t stream_ahead(int rows) { return rows <= 2 ? 2 : 4; }
 
-/* Into the second-level cache: asked for like this, more lines can be on their way than the first one keeps track of.
- * A function that does nothing else must be PACKED_INLINE too: compilers take it to do nothing, and leave out its calls. */
+/* Prefetches into the second-level cache, which allows more lines in flight than the first one. A function that only
+ * prefetches must be PACKED_INLINE too: compilers remove calls of it. */
 PACKED_INLINE void ask_for(const uint8_t *line) { _mm_prefetch((const char *)line, _MM_HINT_T1); }
 
 #endif

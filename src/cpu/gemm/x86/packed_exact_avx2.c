@@ -9,6 +9,8 @@
 #if defined(__x86_64__)
 #include "cpu/gemm/x86/packed_avx2.h"
 
+#define SWEEP_ROWS 6
+
 enum { PIECE_TILES = PACKED_SWEEP_COLUMNS / TILE4_COLUMNS };
 
 /* The two bytes of each code's float. */
@@ -93,7 +95,9 @@ PACKED_INLINE void step_groups(enum packed_format format, int rows, int chains, 
     }
 }
 
-PACKED_INLINE void step_rows(enum packed_format format, int rows, const struct packed_step *step) {
+PACKED_INLINE void step_rows(enum packed_format format, enum packed_precision precision, int rows,
+                             const struct packed_step *step) {
+    (void)precision;
     const int chains = rows == 1 ? 4 : rows <= 3 ? 2 : 1;
     const struct tables tables = tables_load();
     for (int64_t tile = 0; tile < step->tiles; ++tile) {
@@ -104,34 +108,6 @@ PACKED_INLINE void step_rows(enum packed_format format, int rows, const struct p
             step_groups(format, rows, chains, step->codes + tile * step->codes_step, &scales, step->x, tables,
                         i, step->total[tile]);
         }
-    }
-}
-
-PACKED_INLINE void step_all(enum packed_format format, const struct packed_step *step) {
-    switch (step->rows) {
-    case 1:
-        step_rows(format, 1, step);
-        break;
-    case 2:
-        step_rows(format, 2, step);
-        break;
-    case 3:
-        step_rows(format, 3, step);
-        break;
-    case 4:
-        step_rows(format, 4, step);
-        break;
-    case 5:
-        step_rows(format, 5, step);
-        break;
-    case 6:
-        step_rows(format, 6, step);
-        break;
-    case 7:
-        step_rows(format, 7, step);
-        break;
-    default:
-        step_rows(format, 8, step);
     }
 }
 
@@ -213,13 +189,15 @@ PACKED_INLINE void line_tiles(enum packed_format format, const uint8_t *codes, i
             const int tile = i / PACKED_HALVES;
             const int h = i % PACKED_HALVES;
             const uint8_t *const from = scales + tile * scales_step + b * TILE4_ROWS + h * PACKED_LANES;
-            total[tile][0][h] = _mm256_fmadd_ps(sum[i], packed_usual_scale(format, 0, from), total[tile][0][h]);
+            total[tile][0][h] =
+                _mm256_fmadd_ps(sum[i], packed_normal_scale(format, 0, from), total[tile][0][h]);
         }
     }
 }
 
-PACKED_INLINE int64_t line_all(enum packed_format format, const struct packed_line *line, int64_t begin,
-                               int64_t end) {
+PACKED_INLINE int64_t line_all(enum packed_format format, enum packed_precision precision,
+                               const struct packed_line *line, int64_t begin, int64_t end) {
+    (void)precision;
     const int64_t scales_bytes = format == PACKED_NVFP4 ? 64 : 32; /* of a tile */
     const struct tables tables = tables_load();
     int64_t c = begin;
@@ -228,7 +206,7 @@ PACKED_INLINE int64_t line_all(enum packed_format format, const struct packed_li
         const uint8_t *const scales = line->scales + c * scales_bytes;
         const struct packed_ahead ahead = packed_line_ahead(line, c, end);
         packed_prefetch_scales(scales, line->scales_step, ahead);
-        if (!packed_are_usual(format, scales, line->scales_step)) {
+        if (!packed_scales_are_normal(format, scales, line->scales_step)) {
             break;
         }
         for (int tile = 0; tile < PACKED_STREAMS; tile += LINE_TILES) {
@@ -260,8 +238,9 @@ static void decode(const uint8_t *codes, int64_t groups, void *weights) {
     }
 }
 
-PACKED_INLINE void sweep_rows(enum packed_format format, bool has_lift, int rows,
-                              const struct packed_piece *piece, int64_t m) {
+PACKED_INLINE void sweep_rows(enum packed_format format, enum packed_precision precision, bool has_lift,
+                              int rows, const struct packed_piece *piece, int64_t m) {
+    (void)precision;
     const int groups = format == PACKED_NVFP4 ? 1 : 2; /* in a block */
     const float *weights = piece->weights;
     const float *x = piece->copy;
@@ -294,10 +273,7 @@ PACKED_INLINE void sweep_rows(enum packed_format format, bool has_lift, int rows
         for (int i = 0; i < rows; ++i) {
             PACKED_UNROLL
             for (int h = 0; h < PACKED_HALVES; ++h) {
-                const int64_t at = b * TILE4_ROWS + h * PACKED_LANES;
-                const __m256 value =
-                    has_lift ? _mm256_mul_ps(sum[i][h], _mm256_loadu_ps(piece->lift + at)) : sum[i][h];
-                total[i][h] = _mm256_fmadd_ps(value, _mm256_loadu_ps(piece->scale + at), total[i][h]);
+                packed_totals_add(piece, has_lift, b, h, sum[i][h], &total[i][h]);
             }
         }
     }
@@ -307,60 +283,21 @@ PACKED_INLINE void sweep_rows(enum packed_format format, bool has_lift, int rows
     }
 }
 
-PACKED_INLINE void sweep_all(enum packed_format format, bool has_lift, const struct packed_piece *piece,
-                             int64_t m, int64_t rows) {
-    switch (rows) {
-    case 1:
-        sweep_rows(format, has_lift, 1, piece, m);
-        break;
-    case 2:
-        sweep_rows(format, has_lift, 2, piece, m);
-        break;
-    case 3:
-        sweep_rows(format, has_lift, 3, piece, m);
-        break;
-    case 4:
-        sweep_rows(format, has_lift, 4, piece, m);
-        break;
-    case 5:
-        sweep_rows(format, has_lift, 5, piece, m);
-        break;
-    default:
-        sweep_rows(format, has_lift, PACKED_SWEEP_ROWS, piece, m);
-    }
-}
-
 /* ---- kernels ---- */
 
-static void step_nvfp4(const struct packed_step *step) { step_all(PACKED_NVFP4, step); }
-static void step_mxfp4(const struct packed_step *step) { step_all(PACKED_MXFP4, step); }
-
-static int64_t line_nvfp4(const struct packed_line *line, int64_t begin, int64_t end) {
-    return line_all(PACKED_NVFP4, line, begin, end);
-}
-static int64_t line_mxfp4(const struct packed_line *line, int64_t begin, int64_t end) {
-    return line_all(PACKED_MXFP4, line, begin, end);
+PACKED_INLINE int halvings_of(enum packed_precision precision) {
+    (void)precision;
+    return 0;
 }
 
-static void sweep_nvfp4(const struct packed_piece *piece, int64_t m, int64_t rows) {
-    sweep_all(PACKED_NVFP4, false, piece, m, rows);
-}
-static void sweep_mxfp4(const struct packed_piece *piece, int64_t m, int64_t rows) {
-    if (piece->lift != NULL) {
-        sweep_all(PACKED_MXFP4, true, piece, m, rows);
-    } else {
-        sweep_all(PACKED_MXFP4, false, piece, m, rows);
-    }
-}
+#include "cpu/gemm/x86/packed_kernels_avx2.h"
 
-static bool scales_nvfp4(const uint8_t *codes, int64_t blocks, float *scale, float *lift) {
-    return packed_decode_scales(PACKED_NVFP4, 0, codes, blocks, scale, lift);
-}
-static bool scales_mxfp4(const uint8_t *codes, int64_t blocks, float *scale, float *lift) {
-    return packed_decode_scales(PACKED_MXFP4, 0, codes, blocks, scale, lift);
-}
+PACKED_FUNCTIONS(nvfp4, PACKED_NVFP4, PACKED_EXACT)
+PACKED_FUNCTIONS(mxfp4, PACKED_MXFP4, PACKED_EXACT)
+PACKED_LINE(nvfp4, PACKED_NVFP4, PACKED_EXACT)
+PACKED_LINE(mxfp4, PACKED_MXFP4, PACKED_EXACT)
 
 const struct packed_avx2_parts packed_exact_parts_avx2[2] = {
-    {1.0f, PIECE_TILES, PACKED_SWEEP_ROWS, step_nvfp4, line_nvfp4, decode, scales_nvfp4, sweep_nvfp4},
-    {1.0f, PIECE_TILES, PACKED_SWEEP_ROWS, step_mxfp4, line_mxfp4, decode, scales_mxfp4, sweep_mxfp4}};
+    {1.0f, PIECE_TILES, SWEEP_ROWS, step_nvfp4, line_nvfp4, decode, scales_nvfp4, sweep_nvfp4},
+    {1.0f, PIECE_TILES, SWEEP_ROWS, step_mxfp4, line_mxfp4, decode, scales_mxfp4, sweep_mxfp4}};
 #endif

@@ -11,7 +11,9 @@
 #if defined(__x86_64__)
 #include "cpu/gemm/x86/packed_avx2.h"
 
-enum { PIECE_TILES = 16, QUADS = 4 /* of columns in a group of 16 */, SWEEP_ROWS = 2, ROWS_TOGETHER = 48 };
+#define SWEEP_ROWS 2
+
+enum { PIECE_TILES = 16, QUADS = 4 /* of columns in a group of 16 */, ROWS_TOGETHER = 48 };
 
 static const int8_t unsigned_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
@@ -20,6 +22,14 @@ PACKED_INLINE __m256i broadcast4(const int8_t *q) {
     int32_t four;
     __builtin_memcpy(&four, q, sizeof four);
     return _mm256_set1_epi32(four);
+}
+
+/* Products are times 2 because of the weights, and times 2 again if x is codes. */
+PACKED_INLINE int halvings_of(enum packed_precision precision) { return precision == PACKED_CODES ? 2 : 1; }
+
+/* The same where scales are decoded in registers: those of nvfp4 are left times 2^-8, if that is all. */
+PACKED_INLINE int register_halvings(enum packed_format format, enum packed_precision precision) {
+    return format == PACKED_NVFP4 && precision == PACKED_FAST ? 8 : halvings_of(precision);
 }
 
 /* ---- few rows of x ---- */
@@ -95,8 +105,10 @@ PACKED_INLINE void step_block_of_halves(enum packed_format format, int halvings,
     }
 }
 
-PACKED_INLINE void step_rows(enum packed_format format, int halvings, bool has_scale, int rows,
+PACKED_INLINE void step_rows(enum packed_format format, enum packed_precision precision, int rows,
                              const struct packed_step *step) {
+    const int halvings = register_halvings(format, precision);
+    const bool has_scale = precision != PACKED_FAST;
     const int blocks = format == PACKED_NVFP4 ? 4 : 2;
     const __m256i values = packed_table16(unsigned_values);
     for (int64_t tile = 0; tile < step->tiles; ++tile) {
@@ -108,35 +120,6 @@ PACKED_INLINE void step_rows(enum packed_format format, int halvings, bool has_s
             step_block_of_halves(format, halvings, has_scale, rows, codes, &scales, step->x, values, b,
                                  step->total[tile]);
         }
-    }
-}
-
-PACKED_INLINE void step_all(enum packed_format format, int halvings, bool has_scale,
-                            const struct packed_step *step) {
-    switch (step->rows) {
-    case 1:
-        step_rows(format, halvings, has_scale, 1, step);
-        break;
-    case 2:
-        step_rows(format, halvings, has_scale, 2, step);
-        break;
-    case 3:
-        step_rows(format, halvings, has_scale, 3, step);
-        break;
-    case 4:
-        step_rows(format, halvings, has_scale, 4, step);
-        break;
-    case 5:
-        step_rows(format, halvings, has_scale, 5, step);
-        break;
-    case 6:
-        step_rows(format, halvings, has_scale, 6, step);
-        break;
-    case 7:
-        step_rows(format, halvings, has_scale, 7, step);
-        break;
-    default:
-        step_rows(format, halvings, has_scale, 8, step);
     }
 }
 
@@ -178,7 +161,7 @@ PACKED_INLINE __m256 line_block(enum packed_format format, int halvings, int sca
     if (scale_columns != 0) {
         value = _mm256_mul_ps(value, _mm256_broadcast_ss(x_scale));
     }
-    return _mm256_fmadd_ps(value, packed_usual_scale(format, halvings, scales), total);
+    return _mm256_fmadd_ps(value, packed_normal_scale(format, halvings, scales), total);
 }
 
 /* 64 columns of all tiles. `scale_columns`: for which x has a scale, or 0. */
@@ -217,8 +200,12 @@ PACKED_INLINE void line_column(enum packed_format format, int halvings, int scal
     }
 }
 
-PACKED_INLINE int64_t line_all(enum packed_format format, int halvings, int scale_columns,
+PACKED_INLINE int64_t line_all(enum packed_format format, enum packed_precision precision,
                                const struct packed_line *line, int64_t begin, int64_t end) {
+    const int halvings = register_halvings(format, precision);
+    const int scale_columns = precision == PACKED_FAST                              ? 0
+                              : precision == PACKED_CODES && format == PACKED_NVFP4 ? 16
+                                                                                    : 32;
     const int64_t scales_bytes = format == PACKED_NVFP4 ? 64 : 32; /* of a tile */
     const __m256i values = packed_table16(unsigned_values);
     __m256 total[PACKED_STREAMS][PACKED_HALVES];
@@ -228,7 +215,7 @@ PACKED_INLINE int64_t line_all(enum packed_format format, int halvings, int scal
         const uint8_t *const scales = line->scales + c * scales_bytes;
         const struct packed_ahead ahead = packed_line_ahead(line, c, end);
         packed_prefetch_scales(scales, line->scales_step, ahead);
-        if (!packed_are_usual(format, scales, line->scales_step)) {
+        if (!packed_scales_are_normal(format, scales, line->scales_step)) {
             break;
         }
         line_column(format, halvings, scale_columns, line, c, ahead, values, total);
@@ -318,16 +305,12 @@ PACKED_INLINE void sweep_rows(enum packed_format format, enum packed_precision p
         for (int i = 0; i < rows; ++i) {
             PACKED_UNROLL
             for (int h = 0; h < PACKED_HALVES; ++h) {
-                const int64_t at = b * TILE4_ROWS + h * PACKED_LANES;
                 const __m256i all = groups == 1 ? sum[0][i][h] : _mm256_add_epi32(sum[0][i][h], sum[1][i][h]);
                 __m256 value = _mm256_cvtepi32_ps(all);
                 if (precision != PACKED_FAST) {
                     value = _mm256_mul_ps(value, _mm256_set1_ps(row[i].scale[b >> scale_shift]));
                 }
-                if (has_lift) {
-                    value = _mm256_mul_ps(value, _mm256_loadu_ps(piece->lift + at));
-                }
-                total[i][h] = _mm256_fmadd_ps(value, _mm256_loadu_ps(piece->scale + at), total[i][h]);
+                packed_totals_add(piece, has_lift, b, h, value, &total[i][h]);
             }
         }
     }
@@ -337,96 +320,29 @@ PACKED_INLINE void sweep_rows(enum packed_format format, enum packed_precision p
     }
 }
 
-PACKED_INLINE void sweep_all(enum packed_format format, enum packed_precision precision, bool has_lift,
-                             const struct packed_piece *piece, int64_t m, int64_t rows) {
-    const int64_t end = m + rows;
-    for (; m + SWEEP_ROWS <= end; m += SWEEP_ROWS) {
-        sweep_rows(format, precision, has_lift, SWEEP_ROWS, piece, m);
-    }
-    for (; m < end; ++m) {
-        sweep_rows(format, precision, has_lift, 1, piece, m);
-    }
-}
-
-PACKED_INLINE void sweep_piece(enum packed_format format, enum packed_precision precision,
-                               const struct packed_piece *piece, int64_t m, int64_t rows) {
-    if (format == PACKED_MXFP4 && piece->lift != NULL) {
-        sweep_all(format, precision, true, piece, m, rows);
-    } else {
-        sweep_all(format, precision, false, piece, m, rows);
-    }
-}
-
 /* ---- kernels ---- */
 
-static void step_nvfp4_fast(const struct packed_step *step) { step_all(PACKED_NVFP4, 8, false, step); }
-static void step_nvfp4_fast32(const struct packed_step *step) { step_all(PACKED_NVFP4, 1, true, step); }
-static void step_nvfp4_codes(const struct packed_step *step) { step_all(PACKED_NVFP4, 2, true, step); }
-static void step_mxfp4_fast(const struct packed_step *step) { step_all(PACKED_MXFP4, 1, false, step); }
-static void step_mxfp4_fast32(const struct packed_step *step) { step_all(PACKED_MXFP4, 1, true, step); }
-static void step_mxfp4_codes(const struct packed_step *step) { step_all(PACKED_MXFP4, 2, true, step); }
+#include "cpu/gemm/x86/packed_kernels_avx2.h"
 
-static int64_t line_nvfp4_fast(const struct packed_line *line, int64_t begin, int64_t end) {
-    return line_all(PACKED_NVFP4, 8, 0, line, begin, end);
-}
-static int64_t line_nvfp4_fast32(const struct packed_line *line, int64_t begin, int64_t end) {
-    return line_all(PACKED_NVFP4, 1, 32, line, begin, end);
-}
-static int64_t line_nvfp4_codes(const struct packed_line *line, int64_t begin, int64_t end) {
-    return line_all(PACKED_NVFP4, 2, 16, line, begin, end);
-}
-static int64_t line_mxfp4_fast(const struct packed_line *line, int64_t begin, int64_t end) {
-    return line_all(PACKED_MXFP4, 1, 0, line, begin, end);
-}
-static int64_t line_mxfp4_fast32(const struct packed_line *line, int64_t begin, int64_t end) {
-    return line_all(PACKED_MXFP4, 1, 32, line, begin, end);
-}
-static int64_t line_mxfp4_codes(const struct packed_line *line, int64_t begin, int64_t end) {
-    return line_all(PACKED_MXFP4, 2, 32, line, begin, end);
-}
+/* Sweeps of mxfp4 take scales of x for 32 columns, wherever these come from. */
+PACKED_FUNCTIONS(nvfp4_fast, PACKED_NVFP4, PACKED_FAST)
+PACKED_FUNCTIONS(nvfp4_fast32, PACKED_NVFP4, PACKED_FAST32)
+PACKED_FUNCTIONS(nvfp4_codes, PACKED_NVFP4, PACKED_CODES)
+PACKED_FUNCTIONS(mxfp4_fast, PACKED_MXFP4, PACKED_FAST)
+PACKED_FUNCTIONS(mxfp4_fast32, PACKED_MXFP4, PACKED_FAST32)
+PACKED_FUNCTIONS(mxfp4_codes, PACKED_MXFP4, PACKED_CODES)
+PACKED_LINE(nvfp4_fast, PACKED_NVFP4, PACKED_FAST)
+PACKED_LINE(nvfp4_fast32, PACKED_NVFP4, PACKED_FAST32)
+PACKED_LINE(nvfp4_codes, PACKED_NVFP4, PACKED_CODES)
+PACKED_LINE(mxfp4_fast, PACKED_MXFP4, PACKED_FAST)
+PACKED_LINE(mxfp4_fast32, PACKED_MXFP4, PACKED_FAST32)
+PACKED_LINE(mxfp4_codes, PACKED_MXFP4, PACKED_CODES)
 
-static void sweep_nvfp4_fast(const struct packed_piece *piece, int64_t m, int64_t rows) {
-    sweep_piece(PACKED_NVFP4, PACKED_FAST, piece, m, rows);
-}
-static void sweep_nvfp4_fast32(const struct packed_piece *piece, int64_t m, int64_t rows) {
-    sweep_piece(PACKED_NVFP4, PACKED_FAST32, piece, m, rows);
-}
-static void sweep_nvfp4_codes(const struct packed_piece *piece, int64_t m, int64_t rows) {
-    sweep_piece(PACKED_NVFP4, PACKED_CODES, piece, m, rows);
-}
-static void sweep_mxfp4_fast(const struct packed_piece *piece, int64_t m, int64_t rows) {
-    sweep_piece(PACKED_MXFP4, PACKED_FAST, piece, m, rows);
-}
-static void sweep_mxfp4_scaled(const struct packed_piece *piece, int64_t m, int64_t rows) {
-    sweep_piece(PACKED_MXFP4, PACKED_CODES, piece, m, rows);
-}
-
-static bool scales_nvfp4(const uint8_t *codes, int64_t blocks, float *scale, float *lift) {
-    return packed_decode_scales(PACKED_NVFP4, 1, codes, blocks, scale, lift);
-}
-static bool scales_nvfp4_codes(const uint8_t *codes, int64_t blocks, float *scale, float *lift) {
-    return packed_decode_scales(PACKED_NVFP4, 2, codes, blocks, scale, lift);
-}
-static bool scales_mxfp4(const uint8_t *codes, int64_t blocks, float *scale, float *lift) {
-    return packed_decode_scales(PACKED_MXFP4, 1, codes, blocks, scale, lift);
-}
-static bool scales_mxfp4_codes(const uint8_t *codes, int64_t blocks, float *scale, float *lift) {
-    return packed_decode_scales(PACKED_MXFP4, 2, codes, blocks, scale, lift);
-}
-
-const struct packed_avx2_parts packed_fast_parts_avx2[2] = {
-    {128.0f, PIECE_TILES, ROWS_TOGETHER, step_nvfp4_fast, line_nvfp4_fast, decode, scales_nvfp4,
-     sweep_nvfp4_fast},
-    {1.0f, PIECE_TILES, ROWS_TOGETHER, step_mxfp4_fast, line_mxfp4_fast, decode, scales_mxfp4,
-     sweep_mxfp4_fast}};
-const struct packed_avx2_parts packed_fast32_parts_avx2[2] = {
-    {1.0f, PIECE_TILES, ROWS_TOGETHER, step_nvfp4_fast32, line_nvfp4_fast32, decode, scales_nvfp4,
-     sweep_nvfp4_fast32},
-    {1.0f, PIECE_TILES, ROWS_TOGETHER, step_mxfp4_fast32, line_mxfp4_fast32, decode, scales_mxfp4,
-     sweep_mxfp4_scaled}};
-const struct packed_avx2_parts packed_codes_parts_avx2[2] = {
-    {1.0f, PIECE_TILES, ROWS_TOGETHER, step_nvfp4_codes, line_nvfp4_codes, decode, scales_nvfp4_codes,
-     sweep_nvfp4_codes},
-    {1.0f, PIECE_TILES, ROWS_TOGETHER, step_mxfp4_codes, line_mxfp4_codes, decode, scales_mxfp4_codes,
-     sweep_mxfp4_scaled}};
+#define PARTS(unit, name) \
+    { unit, PIECE_TILES, ROWS_TOGETHER, step_##name, line_##name, decode, scales_##name, sweep_##name }
+const struct packed_avx2_parts packed_fast_parts_avx2[2] = {PARTS(128.0f, nvfp4_fast), PARTS(1.0f, mxfp4_fast)};
+const struct packed_avx2_parts packed_fast32_parts_avx2[2] = {PARTS(1.0f, nvfp4_fast32),
+                                                              PARTS(1.0f, mxfp4_fast32)};
+const struct packed_avx2_parts packed_codes_parts_avx2[2] = {PARTS(1.0f, nvfp4_codes),
+                                                             PARTS(1.0f, mxfp4_codes)};
 #endif

@@ -144,7 +144,7 @@ PACKED_INLINE void stream_block(struct kind kind, bool is_plain, const uint8_t *
     }
 }
 
-/* A column of tiles. What lies ahead is asked for in small portions. */
+/* A column of tiles. Prefetches are spread over it. */
 PACKED_INLINE void stream_column(struct kind kind, bool is_plain, const uint8_t *data, int64_t data_step,
                                  const uint8_t *scale, int64_t scale_step, const uint8_t *data_ahead,
                                  const uint8_t *record, int streams, int rows,

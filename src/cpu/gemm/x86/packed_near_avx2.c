@@ -8,7 +8,9 @@
 #if defined(__x86_64__)
 #include "cpu/gemm/x86/packed_avx2.h"
 
-enum { PIECE_TILES = 8, PAIRS = 8 /* of columns in a group of 16 */, SWEEP_ROWS = 2, ROWS_TOGETHER = 48 };
+#define SWEEP_ROWS 2
+
+enum { PIECE_TILES = 8, PAIRS = 8 /* of columns in a group of 16 */, ROWS_TOGETHER = 48 };
 
 static const int8_t twice_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
@@ -75,7 +77,9 @@ PACKED_INLINE void step_block(enum packed_format format, int rows, const uint8_t
     }
 }
 
-PACKED_INLINE void step_rows(enum packed_format format, int rows, const struct packed_step *step) {
+PACKED_INLINE void step_rows(enum packed_format format, enum packed_precision precision, int rows,
+                             const struct packed_step *step) {
+    (void)precision;
     const int blocks = format == PACKED_NVFP4 ? 4 : 2;
     const __m256i values = packed_table16(twice_values);
     for (int64_t tile = 0; tile < step->tiles; ++tile) {
@@ -110,34 +114,6 @@ PACKED_INLINE void step_rows(enum packed_format format, int rows, const struct p
     }
 }
 
-PACKED_INLINE void step_all(enum packed_format format, const struct packed_step *step) {
-    switch (step->rows) {
-    case 1:
-        step_rows(format, 1, step);
-        break;
-    case 2:
-        step_rows(format, 2, step);
-        break;
-    case 3:
-        step_rows(format, 3, step);
-        break;
-    case 4:
-        step_rows(format, 4, step);
-        break;
-    case 5:
-        step_rows(format, 5, step);
-        break;
-    case 6:
-        step_rows(format, 6, step);
-        break;
-    case 7:
-        step_rows(format, 7, step);
-        break;
-    default:
-        step_rows(format, 8, step);
-    }
-}
-
 /* ---- many rows of x ---- */
 
 /* [group of 16 columns][pair][row][2 columns]. The bytes of columns 1 and 2 change places first, so that a dword's even
@@ -162,8 +138,9 @@ static void decode(const uint8_t *codes, int64_t groups, void *weights) {
     }
 }
 
-PACKED_INLINE void sweep_rows(enum packed_format format, bool has_lift, int rows,
-                              const struct packed_piece *piece, int64_t m) {
+PACKED_INLINE void sweep_rows(enum packed_format format, enum packed_precision precision, bool has_lift,
+                              int rows, const struct packed_piece *piece, int64_t m) {
+    (void)precision;
     const struct packed_rows *x = piece->x;
     const int groups = format == PACKED_NVFP4 ? 1 : 2;
     const __m256i *const weights = piece->weights;
@@ -198,12 +175,7 @@ PACKED_INLINE void sweep_rows(enum packed_format format, bool has_lift, int rows
         for (int i = 0; i < rows; ++i) {
             PACKED_UNROLL
             for (int h = 0; h < PACKED_HALVES; ++h) {
-                const int64_t at = b * TILE4_ROWS + h * PACKED_LANES;
-                __m256 value = _mm256_cvtepi32_ps(sum[i][h]);
-                if (has_lift) {
-                    value = _mm256_mul_ps(value, _mm256_loadu_ps(piece->lift + at));
-                }
-                total[i][h] = _mm256_fmadd_ps(value, _mm256_loadu_ps(piece->scale + at), total[i][h]);
+                packed_totals_add(piece, has_lift, b, h, _mm256_cvtepi32_ps(sum[i][h]), &total[i][h]);
             }
         }
     }
@@ -213,39 +185,17 @@ PACKED_INLINE void sweep_rows(enum packed_format format, bool has_lift, int rows
     }
 }
 
-PACKED_INLINE void sweep_all(enum packed_format format, bool has_lift, const struct packed_piece *piece,
-                             int64_t m, int64_t rows) {
-    const int64_t end = m + rows;
-    for (; m + SWEEP_ROWS <= end; m += SWEEP_ROWS) {
-        sweep_rows(format, has_lift, SWEEP_ROWS, piece, m);
-    }
-    for (; m < end; ++m) {
-        sweep_rows(format, has_lift, 1, piece, m);
-    }
-}
-
 /* ---- kernels ---- */
 
-static void step_nvfp4(const struct packed_step *step) { step_all(PACKED_NVFP4, step); }
-static void step_mxfp4(const struct packed_step *step) { step_all(PACKED_MXFP4, step); }
-
-static void sweep_nvfp4(const struct packed_piece *piece, int64_t m, int64_t rows) {
-    sweep_all(PACKED_NVFP4, false, piece, m, rows);
-}
-static void sweep_mxfp4(const struct packed_piece *piece, int64_t m, int64_t rows) {
-    if (piece->lift != NULL) {
-        sweep_all(PACKED_MXFP4, true, piece, m, rows);
-    } else {
-        sweep_all(PACKED_MXFP4, false, piece, m, rows);
-    }
+PACKED_INLINE int halvings_of(enum packed_precision precision) {
+    (void)precision;
+    return 1;
 }
 
-static bool scales_nvfp4(const uint8_t *codes, int64_t blocks, float *scale, float *lift) {
-    return packed_decode_scales(PACKED_NVFP4, 1, codes, blocks, scale, lift);
-}
-static bool scales_mxfp4(const uint8_t *codes, int64_t blocks, float *scale, float *lift) {
-    return packed_decode_scales(PACKED_MXFP4, 1, codes, blocks, scale, lift);
-}
+#include "cpu/gemm/x86/packed_kernels_avx2.h"
+
+PACKED_FUNCTIONS(nvfp4, PACKED_NVFP4, PACKED_NEAR)
+PACKED_FUNCTIONS(mxfp4, PACKED_MXFP4, PACKED_NEAR)
 
 const struct packed_avx2_parts packed_near_parts_avx2[2] = {
     {0.5f, PIECE_TILES, ROWS_TOGETHER, step_nvfp4, NULL, decode, scales_nvfp4, sweep_nvfp4},

@@ -89,8 +89,8 @@ struct tile_group {
 };
 
 /* The group that is read when `tiles` of a task's tiles are done. Its tiles are as far apart as possible, so that each
- * round begins in memory where the one before it ends. What is left at the end is read with some tiles before it, and
- * where there are none, the one tile is read so many times. */
+ * round begins in memory where the one before it ends. The last tiles are read together with tiles before them; if
+ * there are none, one tile is read by all streams. */
 static struct tile_group tile_group_at(const struct task *task, int64_t tiles, int streams,
                                        int64_t most_rounds) {
     const int64_t all = task->end - task->begin;
@@ -119,7 +119,7 @@ static void group_totals(const struct task *task, const struct tile_group *group
     }
 }
 
-/* Multiplies a group with `rows` rows of x. While its last columns are read, those of the next one are asked for. */
+/* Multiplies a group with `rows` rows of x, and prefetches the next group while it reads the last columns. */
 static void stream_group(const struct task *task, const struct tile_group *group, const struct tile_group *next,
                          int kind, int rows) {
     float total[STREAM_SUMS * LANES] __attribute__((aligned(LINE)));
@@ -143,7 +143,7 @@ static void stream_group(const struct task *task, const struct tile_group *group
     group_totals(task, group, streams, rows, total, totals_end);
 }
 
-/* All tiles, with the columns whose records are there. */
+/* All tiles, times the columns whose records are prepared. */
 static void stream_tiles(const struct task *task, int kind, int rows) {
     const int streams = task->ways->streams[kind];
     const int64_t most_rounds = STREAM_SUMS / (streams * rows);
@@ -219,7 +219,7 @@ static float *sums_of(const struct task *task, int64_t tile, int64_t rows, int64
     return task->sums + ((tile - task->begin) * round_up(rows, GROUP_ROWS) + r * PANEL_TILES) * LANES;
 }
 
-/* Rows [m, m + rows) of x, of which the records are there, with two tiles. */
+/* Rows [m, m + rows) of x, whose records are prepared, times two tiles. */
 static void sweep_tiles(const struct task *task, int64_t tile, int64_t m, int64_t rows) {
     int64_t tiles[PANEL_TILES];
     const int64_t groups = ceil_div(rows, GROUP_ROWS);

@@ -27,7 +27,7 @@ static void move_codes(const struct remap *remap, int64_t r, int64_t first) {
 static void move_scales(const struct remap *remap, int64_t r) {
     const struct quant_copy *to = remap->to;
     const struct quant_copy *from = remap->from;
-    /* an entry for a whole row is there even if the row has no elements */
+    /* a row without elements has its entry too */
     const bool per_row = to->scale_layout.column_step == 0;
     int64_t c = remap->column;
     for (; c < remap->column_end || (per_row && c == remap->column); c += to->block_columns) {

@@ -1,5 +1,5 @@
-/* cpu/quant/ref/segment_ref.h: the reference's handling of a stretch of one operand row: load, amax, encode, store.
- * Depends on format. Plain and obviously right comes first here; speed is the business of the other files. */
+/* cpu/quant/ref/segment_ref.h: the reference's handling of a segment of one operand row: load, amax, encode, store.
+ * Depends on format. Written to be obviously right; the other files are fast. */
 #ifndef OPAQ_CPU_QUANT_REF_SEGMENT_REF_H
 #define OPAQ_CPU_QUANT_REF_SEGMENT_REF_H
 
@@ -14,7 +14,7 @@
 #include "format/swizzle.h"
 #include "format/tile.h"
 
-/* The longest stretch handled at once. Stretches start at multiples of 16. */
+/* Elements of the longest segment. Segments start at multiples of 16. */
 enum { SEGMENT = 128 };
 
 /* ---- operand elements ---- */
@@ -162,7 +162,7 @@ static inline void segment_encode(const struct opaq_spec *spec, const float *sca
             codes[i] = (uint8_t)narrow_encode_stochastic(scaled[i], narrow, random[i], 8);
         }
     } else if (spec->element != OPAQ_E2M1) {
-        /* compressed-tensors adds a zero point of 0, which turns a negative zero into a positive one */
+        /* compressed-tensors adds a zero point of 0, which makes a negative zero positive */
         const float zero_point = spec->rule == OPAQ_RULE_COMPRESSED_TENSORS ? 0.0f : -0.0f;
         for (int i = 0; i < n; ++i) {
             codes[i] = (uint8_t)(is_e5m2 ? encode_e5m2(scaled[i]) : encode_e4m3(scaled[i] + zero_point));
@@ -233,7 +233,7 @@ static inline void copy_clear(const struct quant_copy *copy, int64_t r, int64_t 
     }
     if (copy->data_column_step == 1) { /* operand rows are rows of bytes */
         memset(copy->data + r * copy->data_row_step / 2, 0, (size_t)(rows * copy->data_row_step / 2));
-    } else { /* operand rows run down the buffer: a strip of its every row, the last one up to its end */
+    } else { /* operand rows run down the buffer: some columns of every row, and in the last one to its end */
         const int64_t end = r + rows >= copy->operand.rows ? copy->data_column_step : r + rows;
         for (int64_t c = 0; c < copy->operand.columns; ++c) {
             memset(copy->data + (c * copy->data_column_step + r) / 2, 0, (size_t)((end - r) / 2));

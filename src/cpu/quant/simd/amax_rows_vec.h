@@ -25,11 +25,7 @@ VEC_INLINE float amax_all(const char *x, int64_t rows, int64_t row_step, int64_t
 VEC_OUTLINE float amax_all_of(const char *x, int64_t rows, int64_t row_step, int64_t n, enum opaq_element dtype,
                               bool drop_nan) {
     float amax;
-    if (drop_nan) {
-        FOR_DTYPE(dtype, amax = amax_all(x, rows, row_step, n, DTYPE, true));
-    } else {
-        FOR_DTYPE(dtype, amax = amax_all(x, rows, row_step, n, DTYPE, false));
-    }
+    FOR_DTYPE(dtype, FOR_FLAG(drop_nan, amax = amax_all(x, rows, row_step, n, DTYPE, FLAG)));
     return amax;
 }
 
@@ -77,8 +73,8 @@ static inline void amax_columns(const struct quant_copy *copy, const struct opaq
     }
 }
 
-static inline void amax_vec(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r,
-                            int64_t r_end, float *amax, int64_t step) {
+void VEC_NAME(amax)(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r, int64_t r_end,
+                    float *amax, int64_t step) {
     const struct quant_matrix *m = &copy->operand;
     const bool is_along_rows = m->column_step == 1 && !copy->is_hadamard;
     if ((!is_along_rows && !is_along_columns(copy)) || m->columns == 0) {

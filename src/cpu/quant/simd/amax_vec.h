@@ -87,11 +87,7 @@ VEC_INLINE uint32_t amax_run(const char *x, int64_t n, enum opaq_element dtype, 
 /* The same for any dtype, out of line. */
 VEC_OUTLINE uint32_t amax_of_run(const char *x, int64_t n, enum opaq_element dtype, bool drop_nan) {
     uint32_t bits;
-    if (drop_nan) {
-        FOR_DTYPE(dtype, bits = amax_run(x, n, DTYPE, true));
-    } else {
-        FOR_DTYPE(dtype, bits = amax_run(x, n, DTYPE, false));
-    }
+    FOR_DTYPE(dtype, FOR_FLAG(drop_nan, bits = amax_run(x, n, DTYPE, FLAG)));
     return bits;
 }
 

@@ -13,7 +13,7 @@ struct column_keys {
     struct step step[AMAX_STEPS];
 };
 
-/* One row's columns, `columns` of them, joined to the keys. Memory is asked for what lies `ahead` bytes on. */
+/* Takes `columns` columns of one row into the keys. Prefetches `ahead` bytes on. */
 VEC_INLINE void column_keys_add(struct column_keys *keys, const char *x, int64_t columns,
                                 enum opaq_element dtype, bool drop_nan, int64_t ahead) {
     const int64_t bytes = element_bytes(dtype);
@@ -53,11 +53,7 @@ VEC_INLINE void column_amaxes(const struct quant_matrix *m, int64_t row, int64_t
 VEC_OUTLINE void column_amaxes_of(const struct quant_matrix *m, int64_t row, int64_t row_end, int64_t c,
                                   int64_t columns, enum opaq_element dtype, bool drop_nan,
                                   float amax[AMAX_COLUMNS]) {
-    if (drop_nan) {
-        FOR_DTYPE(dtype, column_amaxes(m, row, row_end, c, columns, DTYPE, true, amax));
-    } else {
-        FOR_DTYPE(dtype, column_amaxes(m, row, row_end, c, columns, DTYPE, false, amax));
-    }
+    FOR_DTYPE(dtype, FOR_FLAG(drop_nan, column_amaxes(m, row, row_end, c, columns, DTYPE, FLAG, amax)));
 }
 
 /* Keys of steps of columns after the Hadamard transform, as floats that are not rounded yet: rounding keeps the order,
@@ -75,9 +71,9 @@ VEC_INLINE void transformed_keys(const struct quant_matrix *m, int64_t c, int64_
             char staged[HELD_ROWS * STEP * 4];
             struct step held[HELD_ROWS];
             vecf v[HELD_ROWS];
-            const struct column_source source =
-                column_source_at(m, row, rows, c + i * STEP, columns - i * STEP, STEP, dtype, staged);
-            for (int64_t k = 0; k < rows * bytes / 2; ++k) { /* what comes next, a line at a time */
+            const struct column_source source = column_source_part(
+                column_source_at(m, row, c, dtype), rows, i * STEP, columns - i * STEP, STEP, dtype, staged);
+            for (int64_t k = 0; k < rows * bytes / 2; ++k) { /* prefetches the next rows, a line at a time */
                 const int64_t next = (row + HELD_ROWS + k % rows) * m->column_step + c + i * STEP;
                 __builtin_prefetch((const char *)m->data + next * bytes + k / rows * VEC_BYTES);
             }
@@ -98,14 +94,10 @@ VEC_INLINE void transformed_keys(const struct quant_matrix *m, int64_t c, int64_
 VEC_OUTLINE void transformed_keys_of(const struct quant_matrix *m, int64_t c, int64_t columns,
                                      enum opaq_element dtype, const struct hadamard_quarters *quarters,
                                      bool drop_nan, struct step_floats keys[AMAX_STEPS]) {
-    if (drop_nan) {
-        FOR_DTYPE(dtype, transformed_keys(m, c, columns, DTYPE, quarters, true, keys));
-    } else {
-        FOR_DTYPE(dtype, transformed_keys(m, c, columns, DTYPE, quarters, false, keys));
-    }
+    FOR_DTYPE(dtype, FOR_FLAG(drop_nan, transformed_keys(m, c, columns, DTYPE, quarters, FLAG, keys)));
 }
 
-/* The amaxes of columns after the Hadamard transform. NaNs are passed over only where there are any. */
+/* The amaxes of columns after the Hadamard transform. The version that skips NaNs runs only if there are any. */
 static inline void transformed_amaxes(const struct quant_matrix *m, int64_t c, int64_t columns,
                                       enum opaq_element dtype, uint16_t mask, bool drop_nan,
                                       float amax[AMAX_COLUMNS]) {

@@ -21,14 +21,21 @@ struct column_source {
     int64_t row_bytes;
 };
 
-/* x from row `row` and column `c` on, the operand being x transposed. `width` columns are read where only `columns` may
- * be left: then it is a copy of `rows` rows in `staged`, zeros behind them. */
-VEC_INLINE struct column_source column_source_at(const struct quant_matrix *m, int64_t row, int64_t rows,
-                                                 int64_t c, int64_t columns, int64_t width,
-                                                 enum opaq_element dtype, char *staged) {
+/* x from row `row` and column `c` on, the operand being x transposed. */
+VEC_INLINE struct column_source column_source_at(const struct quant_matrix *m, int64_t row, int64_t c,
+                                                 enum opaq_element dtype) {
     const int64_t bytes = element_bytes(dtype);
-    const struct column_source source = {(const char *)m->data + (row * m->column_step + c) * bytes,
-                                         m->column_step * bytes};
+    return (struct column_source){(const char *)m->data + (row * m->column_step + c) * bytes,
+                                  m->column_step * bytes};
+}
+
+/* The source from column c on, of which `width` columns are read and `columns` are left. If these are fewer, a copy of
+ * `rows` rows in `staged`, zeros behind them. */
+VEC_INLINE struct column_source column_source_part(struct column_source source, int64_t rows, int64_t c,
+                                                   int64_t columns, int64_t width, enum opaq_element dtype,
+                                                   char *staged) {
+    const int64_t bytes = element_bytes(dtype);
+    source.x += c * bytes;
     if (columns >= width) {
         return source;
     }
@@ -153,20 +160,42 @@ VEC_INLINE void transform_half(const struct step held[HELD_ROWS], enum opaq_elem
     transform_lanes(v, quarters);
 }
 
+/* Whether one of them may be NaN: their sum is if one is, and if infinities of both signs are among them. */
+VEC_INLINE bool may_have_nans(const vecf v[HELD_ROWS]) {
+    vecf sum[4] = {v[0], v[1], v[2], v[3]};
+    for (int i = 4; i < HELD_ROWS; ++i) {
+        sum[i % 4] = sum[i % 4] + v[i];
+    }
+    const vec32 all = (vec32)(sum[0] + sum[1] + (sum[2] + sum[3]));
+    return any32(above32(all & 0x7FFFFFFFu, 0x7F800000u));
+}
+
+/* Held rows rounded to bf16, in the high words. */
+VEC_INLINE void round_held(const vecf v[HELD_ROWS], vec32 rounded[HELD_ROWS]) {
+    if (may_have_nans(v)) {
+        for (int i = 0; i < HELD_ROWS; ++i) {
+            rounded[i] = round_to_bf16(v[i], true);
+        }
+    } else {
+        for (int i = 0; i < HELD_ROWS; ++i) {
+            rounded[i] = round_to_bf16(v[i], false);
+        }
+    }
+}
+
 /* hadamard_forward() of held rows, whatever their dtype, to rows of bf16. One half comes after the other, since all
  * registers would not hold both. */
 VEC_INLINE void transform_held(struct step held[HELD_ROWS], enum opaq_element dtype,
                                const struct hadamard_quarters *quarters) {
     vecf v[HELD_ROWS];
     vec32 low[HELD_ROWS];
+    vec32 high[HELD_ROWS];
     transform_half(held, dtype, false, quarters, v);
-    for (int i = 0; i < HELD_ROWS; ++i) {
-        low[i] = round_to_bf16(v[i], true) >> 16;
-    }
+    round_held(v, low);
     transform_half(held, dtype, true, quarters, v);
+    round_held(v, high);
     for (int i = 0; i < HELD_ROWS; ++i) {
-        held[i] =
-            (struct step){{choose_bits(low[i], round_to_bf16(v[i], true), vec32_set(0xFFFFu)), vec32_set(0)}};
+        held[i] = (struct step){{choose_bits(low[i] >> 16, high[i], vec32_set(0xFFFFu)), vec32_set(0)}};
     }
 }
 

@@ -16,7 +16,7 @@ enum { SCALED_AT_ONCE = 2048, SCALES_AT_ONCE = SCALED_AT_ONCE / 16 };
 /* What codes are multiplied with, one for every block. */
 struct decode_factors {
     float value[SCALES_AT_ONCE];
-    bool is_usual; /* all finite, not 0 and far from the largest float */
+    bool all_in_range; /* all finite, not 0 and far from the largest float */
 };
 
 VEC_INLINE bool format_has_bytes(const struct opaq_spec *spec) {
@@ -30,25 +30,25 @@ VEC_INLINE int64_t scale_place(const struct scale_layout *layout, int64_t row, i
                                            : row * layout->row_step + block * layout->column_step;
 }
 
-/* `count` scale bytes of a row from block `block` on, zeros behind them. */
-static inline void load_scales(const struct quant_copy *copy, int64_t row, int64_t block, int64_t count,
-                               uint8_t codes[SCALES_AT_ONCE]) {
+/* `count` scale bytes of a row from block `block` on: where they lie if they lie one after another, else a copy. */
+VEC_INLINE const uint8_t *scales_at(const struct quant_copy *copy, int64_t row, int64_t block, int64_t count,
+                                    uint8_t buffer[SCALES_AT_ONCE]) {
     const uint8_t *const scale = copy->scale;
     const struct scale_layout *layout = &copy->scale_layout;
-    const bool is_plain = layout->swizzled_columns == 0 && layout->tiled_columns == 0;
-    if (is_plain && layout->column_step == 1) {
-        memcpy(codes, scale + row * layout->row_step + block, (size_t)count);
-    } else if (layout->swizzled_columns != 0 && block % SWIZZLE_COLUMNS == 0) {
-        for (int64_t i = 0; i < count; i += SWIZZLE_COLUMNS) {
-            memcpy(codes + i, scale + swizzle_offset(row, block + i, layout->swizzled_columns),
-                   (size_t)min_int64(SWIZZLE_COLUMNS, count - i));
-        }
-    } else {
-        for (int64_t i = 0; i < count; ++i) {
-            codes[i] = scale[scale_place(layout, row, block + i)];
+    if (layout->swizzled_columns == 0 && layout->tiled_columns == 0 && layout->column_step == 1) {
+        return scale + row * layout->row_step + block;
+    }
+    int64_t i = 0;
+    if (layout->swizzled_columns != 0 && block % SWIZZLE_COLUMNS == 0) { /* columns of tiles, 512 bytes apart */
+        const uint8_t *const first = scale + swizzle_offset(row, block, layout->swizzled_columns);
+        for (; i + SWIZZLE_COLUMNS <= count; i += SWIZZLE_COLUMNS) {
+            memcpy(buffer + i, first + i * SWIZZLE_ROWS, SWIZZLE_COLUMNS);
         }
     }
-    memset(codes + count, 0, (size_t)(round_up(count, FLOATS) - count));
+    for (; i < count; ++i) {
+        buffer[i] = scale[scale_place(layout, row, block + i)];
+    }
+    return buffer;
 }
 
 /* nvfp4_decode_factor() */
@@ -73,15 +73,26 @@ VEC_INLINE vecf byte_factors(const uint8_t *codes, const struct opaq_spec *spec,
 /* `count` blocks of a row from block `block` on. */
 VEC_INLINE void factors_of_bytes(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t row,
                                  int64_t block, int64_t count, struct decode_factors *factors) {
-    uint8_t codes[SCALES_AT_ONCE];
+    uint8_t buffer[SCALES_AT_ONCE];
     const vecf stored = vecf_set(copy->amax == NULL ? 0.0f : copy->amax[row * copy->amax_step]);
-    load_scales(copy, row, block, count, codes);
-    factors->is_usual = true;
-    for (int64_t i = 0; i < count; i += FLOATS) {
-        const vecf values = byte_factors(codes + i, spec, stored);
-        vec_store(factors->value + i, (vec32)values);
-        factors->is_usual &= !any32(above32((vec32)values & 0x7FFFFFFFu, (127u + 118u) << 23));
+    const uint8_t *const codes = scales_at(copy, row, block, count, buffer);
+    vec32 largest = vec32_set(0);
+    int64_t i = 0;
+    for (; i + FLOATS <= count; i += FLOATS) {
+        const vec32 values = (vec32)byte_factors(codes + i, spec, stored);
+        vec_store(factors->value + i, values);
+        largest = max32(largest, values & 0x7FFFFFFFu);
     }
+    if (i < count) {
+        uint8_t rest[FLOATS] = {0};
+        for (int64_t k = i; k < count; ++k) {
+            rest[k - i] = codes[k];
+        }
+        const vec32 values = (vec32)byte_factors(rest, spec, stored);
+        vec_store(factors->value + i, values);
+        largest = max32(largest, values & 0x7FFFFFFFu);
+    }
+    factors->all_in_range = !any32(above32(largest, (127u + 118u) << 23));
 }
 
 /* The same for scales that are floats, for n elements from column c on, a multiple of 128. */
@@ -89,13 +100,20 @@ VEC_INLINE void factors_of_floats(const struct quant_copy *copy, int64_t row, in
                                   struct decode_factors *factors) {
     const struct scale_layout *layout = &copy->scale_layout;
     const float *const scale = (const float *)copy->scale + row / layout->row_per * layout->row_step;
-    const bool is_one = layout->column_step == 0;
-    factors->is_usual = true;
+    const int64_t count = ceil_div(n, 128);
+    if (layout->column_step == 0) { /* one for the row */
+        for (int i = 0; i < SCALED_AT_ONCE / 128; i += FLOATS) {
+            vec_store(factors->value + i, (vec32)vecf_set(scale[0]));
+        }
+        factors->all_in_range = scale[0] != 0.0f && float_abs(scale[0]) < 0x1p118f;
+        return;
+    }
+    factors->all_in_range = true;
     factors->value[0] = 0.0f; /* of nothing, too */
-    for (int64_t i = 0; i < ceil_div(n, 128); ++i) {
-        const float value = scale[is_one ? 0 : (c / 128 + i) * layout->column_step];
+    for (int64_t i = 0; i < count; ++i) {
+        const float value = scale[(c / 128 + i) * layout->column_step];
         factors->value[i] = value;
-        factors->is_usual &= value != 0.0f && float_abs(value) < 0x1p118f;
+        factors->all_in_range &= value != 0.0f && float_abs(value) < 0x1p118f;
     }
 }
 

@@ -1,4 +1,4 @@
-/* cpu/quant/simd/decode_row_vec.h: stretches of an operand row to floats as they are multiplied with, in vectors. Depends on
+/* cpu/quant/simd/decode_row_vec.h: part of an operand row to the floats that products take, in vectors. Depends on
  * decode_factors_vec.h. Specification: docs/formats.md. */
 #ifndef OPAQ_CPU_QUANT_SIMD_DECODE_ROW_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_DECODE_ROW_VEC_H
@@ -45,8 +45,8 @@ VEC_INLINE void decode_row_run(enum opaq_element element, int block, const uint8
 
 /* n codes of operand row `row` from column k on, a multiple of 128; they lie at `codes` one after another. At most
  * SCALED_AT_ONCE. */
-static inline void decode_row_vec(const struct opaq_spec *spec, const struct quant_copy *copy, int64_t row,
-                                  int64_t k, const uint8_t *codes, int n, float *to) {
+void VEC_NAME(decode_row)(const struct opaq_spec *spec, const struct quant_copy *copy, int64_t row, int64_t k,
+                          const uint8_t *codes, int n, float *to) {
     struct decode_factors factors;
     if (!format_has_bytes(spec)) {
         factors_of_floats(copy, row, k, n, &factors);

@@ -108,7 +108,7 @@ VEC_INLINE struct decoded byte_values(const uint8_t *codes, enum opaq_element el
 }
 
 /* STEP codes of a byte each under one factor, which is finite, not 0, and small enough to be multiplied with 256, or
- * `may_be_nan` is given. NaN codes are looked at by themselves. */
+ * `may_be_nan` is given. NaN codes are replaced at the end. */
 VEC_INLINE struct step decode_bytes(const uint8_t *codes, enum opaq_element element, enum opaq_element dtype,
                                     float factor, bool may_be_nan) {
     if (!may_be_nan && dtype != OPAQ_F32) {

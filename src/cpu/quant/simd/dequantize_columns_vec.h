@@ -2,7 +2,7 @@
  * decode_factors_vec.h and transpose_vec.h. Specification: docs/formats.md.
  *
  * Vectors lie along the rows of the result, so every lane has a column and a factor of its own. Codes that are stored
- * transposed are turned in tiles first; those of mxfp8 and mxfp4 lie as the result does. */
+ * transposed are transposed in tiles first; those of mxfp8 and mxfp4 lie as the result does. */
 #ifndef OPAQ_CPU_QUANT_SIMD_DEQUANTIZE_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_DEQUANTIZE_COLUMNS_VEC_H
 
@@ -22,7 +22,7 @@ VEC_INLINE bool decode_streams(const struct quant_matrix *m) {
     return is_streamed(m->data, m->rows, m->row_step, m->dtype);
 }
 
-/* What is decoded. The first two are constants in what is inlined into an out-of-line function. */
+/* What is decoded. */
 struct column_decode {
     enum opaq_element dtype;
     enum opaq_element element;
@@ -37,98 +37,119 @@ struct decode_columns {
     int64_t c;
     int64_t columns; /* up to TILE */
     float factors[TILE];
+    bool all_finite; /* the factors */
 };
 
-/* Up to STEP values of row `row` of the result, at column `place` of those done together. */
-VEC_INLINE void store_decoded(const struct column_decode *how, const struct decode_columns *together,
-                              int64_t row, int place, vecf first, vecf second) {
-    const struct quant_matrix *m = &how->copy->operand;
-    const int64_t bytes = element_bytes(how->dtype);
-    char *const y = (char *)m->data + (row * m->column_step + together->c + place) * bytes;
-    const struct step step = step_of_values(first, second, how->dtype, true);
-    const int64_t left = together->columns - place;
-    if (left < STEP) {
-        char staged[STEP * 4];
-        step_store(staged, step, how->dtype, false);
-        memcpy(y, staged, (size_t)(max_int64(left, 0) * bytes));
-    } else if (how->streams) {
-        step_store(y, step, how->dtype, true);
+/* Where a tile of the result goes: rows of TILE elements. */
+struct decode_target {
+    char *y;
+    int64_t row_bytes;
+    bool streams;
+};
+
+/* ---- factors ---- */
+
+/* The scale codes of TILE columns in scale block `block`; columns beyond the last get the last one's. */
+static inline void column_scale_codes(const struct quant_copy *copy, const struct decode_columns *together,
+                                      int64_t block, uint8_t codes[TILE]) {
+    const struct scale_layout *layout = &copy->scale_layout;
+    const uint8_t *const scale = copy->scale;
+    if (layout->swizzled_columns != 0 || layout->tiled_columns != 0) {
+        for (int64_t i = 0; i < together->columns; ++i) {
+            codes[i] = scale[scale_place(layout, together->c + i, block)];
+        }
     } else {
-        step_store(y, step, how->dtype, false);
+        const uint8_t *const first = scale + scale_place(layout, together->c, block);
+        for (int64_t i = 0; i < together->columns; ++i) {
+            codes[i] = first[i * layout->row_step];
+        }
+    }
+    for (int64_t i = together->columns; i < TILE; ++i) {
+        codes[i] = codes[together->columns - 1];
     }
 }
 
-/* The factors of scale block `block`; columns beyond the last get one that is there. */
+/* The factors of scale block `block`. */
 VEC_OUTLINE void column_factors(const struct column_decode *how, struct decode_columns *together,
                                 int64_t block) {
     const struct quant_copy *copy = how->copy;
     const struct scale_layout *layout = &copy->scale_layout;
+    const int64_t last = together->columns - 1;
     if (!format_has_bytes(how->spec)) {
         const float *const scale = (const float *)copy->scale + block * layout->column_step;
         for (int64_t i = 0; i < TILE; ++i) {
-            const int64_t column = together->c + min_int64(i, together->columns - 1);
-            together->factors[i] = scale[column / layout->row_per * layout->row_step];
+            together->factors[i] =
+                scale[(together->c + min_int64(i, last)) / layout->row_per * layout->row_step];
         }
+        together->all_finite = false; /* not known; codes may be NaN as well */
         return;
     }
     uint8_t codes[TILE];
     float stored[TILE];
+    column_scale_codes(copy, together, block, codes);
     for (int64_t i = 0; i < TILE; ++i) {
-        const int64_t column = together->c + min_int64(i, together->columns - 1);
-        codes[i] = ((const uint8_t *)copy->scale)[scale_place(layout, column, block)];
-        stored[i] = copy->amax == NULL ? 0.0f : copy->amax[column * copy->amax_step];
+        stored[i] =
+            copy->amax == NULL ? 0.0f : copy->amax[(together->c + min_int64(i, last)) * copy->amax_step];
     }
+    vec32 largest = vec32_set(0);
     for (int i = 0; i < TILE; i += FLOATS) {
-        vec_store(together->factors + i, (vec32)byte_factors(codes + i, how->spec, (vecf)vec_load(stored + i)));
+        const vec32 factors = (vec32)byte_factors(codes + i, how->spec, (vecf)vec_load(stored + i));
+        vec_store(together->factors + i, factors);
+        largest = max32(largest, factors & 0x7FFFFFFFu);
     }
+    together->all_finite = !any32(above32(largest, 0x7F7FFFFFu));
 }
 
-/* A row of codes as it lies in the result. */
-VEC_INLINE void decode_along(const struct column_decode *how, const struct decode_columns *together,
-                             int64_t row, const uint8_t *codes) {
-    uint8_t staged[TILE];
-    const int packing = how->element == OPAQ_E2M1 ? 2 : 1;
-    if (together->columns < TILE) {
-        memset(staged, 0, sizeof staged);
-        memcpy(staged, codes, (size_t)ceil_div(together->columns, packing));
-        codes = staged;
+/* ---- codes that lie as the result ---- */
+
+/* What the columns of a step are multiplied with: even and odd ones apart for pairs of codes, else one vector after the
+ * other. */
+VEC_INLINE struct step_floats column_step_factors(const float *factors, enum opaq_element element) {
+    const vec32 first = vec_load(factors);
+    const vec32 second = vec_load(factors + FLOATS);
+    return element == OPAQ_E2M1
+               ? (struct step_floats){(vecf)split_even(first, second), (vecf)split_odd(first, second)}
+               : (struct step_floats){(vecf)first, (vecf)second};
+}
+
+/* `rows` rows of TILE codes, `codes_step` bytes apart. */
+VEC_INLINE void decode_tile(enum opaq_element dtype, enum opaq_element element, bool may_be_nan,
+                            const float *factors, int64_t rows, const uint8_t *codes, int64_t codes_step,
+                            struct decode_target to) {
+    enum { STEPS = TILE / STEP };
+    const int packing = element == OPAQ_E2M1 ? 2 : 1;
+    struct step_floats apply[STEPS];
+    for (int s = 0; s < STEPS; ++s) {
+        apply[s] = column_step_factors(factors + s * STEP, element);
     }
-    for (int place = 0; place < TILE; place += STEP) {
-        const vec32 first = vec_load(together->factors + place);
-        const vec32 second = vec_load(together->factors + place + FLOATS);
-        if (how->element == OPAQ_E2M1) {
-            const vec32 pairs = load_bytes_as_dwords(codes + place / 2);
-            const vec32 even = (vec32)(e2m1_values(pairs) * (vecf)split_even(first, second));
-            const vec32 odd = (vec32)(e2m1_values(pairs >> 4) * (vecf)split_odd(first, second));
-            store_decoded(how, together, row, place, (vecf)interleave_first(even, odd),
-                          (vecf)interleave_second(even, odd));
-        } else {
-            const struct decoded values = byte_values(codes + place, how->element);
-            store_decoded(how, together, row, place, values.first * (vecf)first, values.second * (vecf)second);
+    for (int64_t row = 0; row < rows; ++row, codes += codes_step, to.y += to.row_bytes) {
+        for (int s = 0; s < STEPS; ++s) {
+            const uint8_t *const from = codes + s * STEP / packing;
+            struct step step;
+            if (element == OPAQ_E2M1) {
+                const vec32 pairs = load_bytes_as_dwords(from);
+                step = step_of_pairs(e2m1_values(pairs) * apply[s].even, e2m1_values(pairs >> 4) * apply[s].odd,
+                                     dtype, may_be_nan);
+            } else {
+                const struct decoded values = byte_values(from, element);
+                step = step_of_values(values.first * apply[s].even, values.second * apply[s].odd, dtype, true);
+            }
+            step_store(to.y + s * STEP * element_bytes(dtype), step, dtype, to.streams);
         }
     }
 }
 
-VEC_INLINE struct column_decode column_decode_with(const struct column_decode *how, enum opaq_element dtype,
-                                                   enum opaq_element element) {
-    struct column_decode constant = *how;
-    constant.dtype = dtype;
-    constant.element = element;
-    return constant;
-}
-
-VEC_INLINE void decode_rows_along(struct column_decode how, const struct decode_columns *together, int64_t row,
-                                  int64_t end, const uint8_t *codes, int64_t codes_step) {
-    for (; row < end; ++row, codes += codes_step) {
-        decode_along(&how, together, row, codes);
+/* The same out of line. */
+VEC_OUTLINE void decode_tile_of(const struct column_decode *how, const struct decode_columns *together,
+                                int64_t rows, const uint8_t *codes, int64_t codes_step,
+                                struct decode_target to) {
+    const float *const factors = together->factors;
+    if (how->element == OPAQ_E2M1 && together->all_finite) {
+        FOR_DTYPE(how->dtype, decode_tile(DTYPE, OPAQ_E2M1, false, factors, rows, codes, codes_step, to));
+    } else {
+        FOR_DTYPE(how->dtype, FOR_ELEMENT(how->element, decode_tile(DTYPE, ELEMENT, true, factors, rows, codes,
+                                                                    codes_step, to)));
     }
-}
-
-/* Rows [row, end) of the result, whose codes lie `codes_step` bytes apart. */
-VEC_OUTLINE void decode_rows_along_of(const struct column_decode *how, const struct decode_columns *together,
-                                      int64_t row, int64_t end, const uint8_t *codes, int64_t codes_step) {
-    FOR_DTYPE(how->dtype, FOR_ELEMENT(how->element, decode_rows_along(column_decode_with(how, DTYPE, ELEMENT),
-                                                                      together, row, end, codes, codes_step)));
 }
 
 /* ---- codes that are stored transposed ---- */
@@ -144,96 +165,142 @@ VEC_INLINE void transform_back(vecf v[HELD_ROWS], uint16_t mask) {
     }
 }
 
-/* HELD_ROWS rows of the result from `row` on, of which `rows` are there: pairs of them in rows of the tile. */
-VEC_INLINE void decode_held_pairs(const struct column_decode *how, const struct decode_columns *together,
-                                  int64_t row, int64_t rows, const uint8_t *tile) {
+/* HELD_ROWS rows of the result, of which the first `rows` are stored; rows of `tile` hold pairs of them. */
+VEC_INLINE void decode_held(enum opaq_element dtype, bool is_hadamard, uint16_t mask, bool may_be_nan,
+                            const float *factors, int64_t rows, const uint8_t *tile, struct decode_target to) {
     for (int place = 0; place < TILE; place += STEP) {
         vecf first[HELD_ROWS];
         vecf second[HELD_ROWS];
-        const vecf first_factors = (vecf)vec_load(together->factors + place);
-        const vecf second_factors = (vecf)vec_load(together->factors + place + FLOATS);
+        const vecf first_factors = (vecf)vec_load(factors + place);
+        const vecf second_factors = (vecf)vec_load(factors + place + FLOATS);
         for (int i = 0; i < HELD_ROWS; ++i) {
             const uint8_t *const pairs = tile + i / 2 * TILE + place;
             first[i] = e2m1_values(load_bytes_as_dwords(pairs) >> (i % 2 * 4)) * first_factors;
             second[i] = e2m1_values(load_bytes_as_dwords(pairs + FLOATS) >> (i % 2 * 4)) * second_factors;
         }
-        if (how->copy->is_hadamard) {
-            transform_back(first, how->spec->hadamard_mask);
-            transform_back(second, how->spec->hadamard_mask);
+        if (is_hadamard) {
+            transform_back(first, mask);
+            transform_back(second, mask);
         }
         for (int i = 0; i < HELD_ROWS && i < rows; ++i) {
-            store_decoded(how, together, row + i, place, first[i], second[i]);
+            step_store(to.y + i * to.row_bytes + place * element_bytes(dtype),
+                       step_of_values(first[i], second[i], dtype, may_be_nan), dtype, to.streams);
         }
     }
-}
-
-VEC_INLINE void decode_held(struct column_decode how, const struct decode_columns *together, int64_t row,
-                            int64_t rows, const uint8_t *tile) {
-    decode_held_pairs(&how, together, row, rows, tile);
 }
 
 /* The same out of line. */
 VEC_OUTLINE void decode_held_of(const struct column_decode *how, const struct decode_columns *together,
-                                int64_t row, int64_t rows, const uint8_t *tile) {
-    FOR_DTYPE(how->dtype, decode_held(column_decode_with(how, DTYPE, OPAQ_E2M1), together, row, rows, tile));
+                                int64_t rows, const uint8_t *tile, struct decode_target to) {
+    const uint16_t mask = how->spec->hadamard_mask;
+    const float *const factors = together->factors;
+    if (how->copy->is_hadamard) {
+        FOR_DTYPE(how->dtype, decode_held(DTYPE, true, mask, true, factors, rows, tile, to));
+    } else if (together->all_finite) {
+        FOR_DTYPE(how->dtype, decode_held(DTYPE, false, mask, false, factors, rows, tile, to));
+    } else {
+        FOR_DTYPE(how->dtype, decode_held(DTYPE, false, mask, true, factors, rows, tile, to));
+    }
 }
 
-/* The bytes of up to TILE columns of the result from byte `at` of theirs on, turned. */
-VEC_OUTLINE void turn_codes(const struct column_decode *how, const struct decode_columns *together, int64_t at,
-                            int64_t row_bytes, uint8_t turned[TILE * TILE]) {
+/* The bytes of up to TILE columns of the result from byte `at` of theirs on, transposed. */
+VEC_OUTLINE void transpose_codes(const struct column_decode *how, const struct decode_columns *together,
+                                 int64_t at, int64_t row_bytes, uint8_t transposed[TILE * TILE]) {
     const struct quant_copy *copy = how->copy;
-    const int packing = how->element == OPAQ_E2M1 ? 2 : 1;
-    const int64_t step = copy->data_row_step / packing;
+    const int64_t step = how->element == OPAQ_E2M1 ? copy->data_row_step / 2 : copy->data_row_step;
     const int64_t there = min_int64(TILE, row_bytes - at);
     const uint8_t *const from = copy->data + together->c * step + at;
     uint8_t tile[TILE * TILE];
-    for (int64_t i = 0; i < together->columns; ++i) {
-        if (there == TILE) {
-            vec_store(tile + i * TILE, vec_load(from + i * step));
+    if (there == TILE && together->columns == TILE) {
+        for (int64_t i = 0; i < TILE; ++i) {
             __builtin_prefetch(from + i * step + TILE);
-        } else {
-            memset(tile + i * TILE, 0, TILE);
-            memcpy(tile + i * TILE, from + i * step, (size_t)there);
         }
+        transpose_tile(from, step, TILE, TILE, true, transposed, TILE, false);
+        return;
     }
-    memset(tile + together->columns * TILE, 0, (size_t)((TILE - together->columns) * TILE));
-    transpose_tile(tile, TILE, TILE, TILE, true, turned, TILE, false);
+    memset(tile, 0, sizeof tile);
+    for (int64_t i = 0; i < together->columns; ++i) {
+        memcpy(tile + i * TILE, from + i * step, (size_t)there);
+    }
+    transpose_tile(tile, TILE, TILE, TILE, true, transposed, TILE, false);
 }
 
-static inline void dequantize_turned(const struct column_decode *how, struct decode_columns *together) {
+/* ---- tiles ---- */
+
+/* Rows [row, row + rows) of the result, up to TILE of them, from codes of whole tiles: rows `codes_step` bytes apart,
+ * or transposed pairs. A tile that the result has only part of is decoded into a buffer and copied. */
+static inline void decode_rows(const struct column_decode *how, const struct decode_columns *together,
+                               int64_t row, int64_t rows, const uint8_t *codes, int64_t codes_step,
+                               bool is_pairs) {
+    const struct quant_matrix *m = &how->copy->operand;
+    const int64_t bytes = element_bytes(how->dtype);
+    struct decode_target target = {(char *)m->data + (row * m->column_step + together->c) * bytes,
+                                   m->column_step * bytes, how->streams};
+    char *const y = target.y;
+    _Alignas(VEC_BYTES) char staged[TILE * TILE * 4];
+    const bool is_whole = together->columns == TILE;
+    if (!is_whole) {
+        target = (struct decode_target){staged, TILE * bytes, false};
+    }
+    if (is_pairs) {
+        decode_held_of(how, together, rows, codes, target);
+    } else {
+        decode_tile_of(how, together, rows, codes, codes_step, target);
+    }
+    for (int64_t i = 0; !is_whole && i < rows; ++i) {
+        memcpy(y + i * m->column_step * bytes, staged + i * TILE * bytes, (size_t)(together->columns * bytes));
+    }
+}
+
+static inline void dequantize_transposed(const struct column_decode *how, struct decode_columns *together) {
     const struct quant_copy *copy = how->copy;
-    const int packing = how->element == OPAQ_E2M1 ? 2 : 1;
+    const bool is_packed = how->element == OPAQ_E2M1;
+    const int64_t tile_rows = is_packed ? 2 * TILE : TILE;
     const int64_t rows = copy->operand.columns;
-    const int64_t row_bytes = ceil_div(copy->data_columns, packing); /* a Hadamard group is stored whole */
+    const int64_t row_bytes =
+        is_packed ? ceil_div(copy->data_columns, 2) : copy->data_columns; /* a Hadamard group is stored whole */
     const bool is_one = copy->scale_layout.column_step == 0;
-    uint8_t turned[TILE * TILE];
-    for (int64_t row = 0; row < rows; row += TILE * packing) {
-        const int64_t end = min_int64(row + TILE * packing, rows);
-        turn_codes(how, together, row / packing, row_bytes, turned);
-        if (how->element == OPAQ_E2M1) {
+    uint8_t transposed[TILE * TILE];
+    for (int64_t row = 0; row < rows; row += tile_rows) {
+        const int64_t end = min_int64(row + tile_rows, rows);
+        transpose_codes(how, together, is_packed ? row / 2 : row, row_bytes, transposed);
+        if (is_packed) {
             for (int64_t i = row; i < end; i += HELD_ROWS) {
                 column_factors(how, together, i / HELD_ROWS);
-                decode_held_of(how, together, i, end - i, turned + (i - row) / 2 * TILE);
+                decode_rows(how, together, i, min_int64(HELD_ROWS, end - i), transposed + (i - row) / 2 * TILE,
+                            0, true);
             }
             continue;
         }
         if (row % how->block == 0) {
             column_factors(how, together, is_one ? 0 : row / how->block);
         }
-        decode_rows_along_of(how, together, row, end, turned, TILE);
+        decode_rows(how, together, row, end - row, transposed, TILE, false);
     }
 }
 
-/* ---- codes that lie as the result ---- */
-
+/* Rows [row, end) of the result, in one scale block of mxfp8 or mxfp4, whose codes lie as the result. */
 static inline void dequantize_in_place(const struct column_decode *how, struct decode_columns *together,
                                        int64_t row, int64_t end) {
     const struct quant_copy *copy = how->copy;
-    const int packing = how->element == OPAQ_E2M1 ? 2 : 1;
+    const bool is_packed = how->element == OPAQ_E2M1;
+    const int64_t step = is_packed ? copy->data_column_step / 2 : copy->data_column_step;
+    const uint8_t *const codes = copy->data + row * step + (is_packed ? together->c / 2 : together->c);
     column_factors(how, together, row / how->block);
-    decode_rows_along_of(how, together, row, end,
-                         copy->data + (row * copy->data_column_step + together->c) / packing,
-                         copy->data_column_step / packing);
+    for (int64_t i = row; i < end; i += TILE) {
+        const int64_t rows = min_int64(TILE, end - i);
+        const uint8_t *from = codes + (i - row) * step;
+        if (together->columns == TILE) {
+            decode_rows(how, together, i, rows, from, step, false);
+            continue;
+        }
+        uint8_t tile[TILE * TILE] = {0};
+        const int64_t bytes = is_packed ? ceil_div(together->columns, 2) : together->columns;
+        for (int64_t k = 0; k < rows; ++k) {
+            memcpy(tile + k * TILE, from + k * step, (size_t)bytes);
+        }
+        decode_rows(how, together, i, rows, tile, TILE, false);
+    }
 }
 
 /* ---- all of it ---- */
@@ -253,7 +320,7 @@ VEC_OUTLINE void dequantize_columns(const struct quant_job *job, const struct qu
         for (int64_t c = r; c < r_end; c += TILE) {
             together.c = c;
             together.columns = min_int64(TILE, r_end - c);
-            dequantize_turned(&how, &together);
+            dequantize_transposed(&how, &together);
         }
     } else {
         for (int64_t row = 0; row < m->columns; row += how.block) {

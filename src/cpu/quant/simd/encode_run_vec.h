@@ -21,8 +21,9 @@ VEC_INLINE vec16 encode_one(struct encode_how how, struct step step, vecf apply,
                           : encode_step(how, step, apply, apply);
 }
 
-/* n elements under one factor, with their random bytes if they are not rounded to the nearest. Plain ones take fewer
- * instructions; the factor is as usual. Past the caches if `streams`, which is a constant; data is aligned then. */
+/* n elements under one factor, with their random bytes if they are not rounded to the nearest. Plain elements take
+ * fewer instructions; the factor is the same. With `streams`, a constant, stores bypass the caches and `data` is
+ * aligned. */
 VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, float factor, bool is_plain,
                            const uint8_t *random, int64_t ahead, bool streams, uint8_t *data) {
     enum { AT_ONCE = 2 * STEP };
@@ -57,29 +58,19 @@ VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, floa
 /* encode_run() of plain elements, out of line. */
 VEC_OUTLINE void encode_plain_run(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
                                   bool streams, uint8_t *data) {
-    if (streams) {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n,
-                                                                     factor, true, NULL, ahead, true, data)));
-    } else {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n,
-                                                                     factor, true, NULL, ahead, false, data)));
-    }
+    FOR_FP8_TE(how, FOR_FLAG(streams, encode_run(HOW, x, n, factor, true, NULL, ahead, FLAG, data)));
 }
 
 /* encode_run() of any elements, rounded to the nearest or, with random bytes, stochastically; out of line. */
 VEC_OUTLINE void encode_any_run(struct encode_how how, const char *x, int64_t n, float factor,
                                 const uint8_t *random, int64_t ahead, uint8_t *data) {
-    if (how.is_careful) {
-        FOR_DTYPE(how.dtype,
-                  FOR_FP8_ELEMENT(how.element, encode_run(encode_carefully(how, DTYPE, ELEMENT, true), x, n,
-                                                          factor, false, NULL, ahead, false, data)));
+    if (how.not_te) {
+        FOR_DTYPE(how.dtype, encode_run(encode_not_te(how, DTYPE, OPAQ_E4M3, true), x, n, factor, false, NULL,
+                                        ahead, false, data));
     } else if (random != NULL) {
-        FOR_DTYPE(how.dtype,
-                  FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n, factor, false,
-                                                          random, ahead, false, data)));
+        FOR_FP8_TE(how, encode_run(HOW, x, n, factor, false, random, ahead, false, data));
     } else {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, encode_run(encode_simply(DTYPE, ELEMENT), x, n,
-                                                                     factor, false, NULL, ahead, false, data)));
+        FOR_FP8_TE(how, encode_run(HOW, x, n, factor, false, NULL, ahead, false, data));
     }
 }
 
@@ -87,7 +78,7 @@ VEC_OUTLINE void encode_any_run(struct encode_how how, const char *x, int64_t n,
  * step beyond the largest value rounds to it. */
 VEC_INLINE bool is_plain_amax(struct encode_how how, float amax, float factor) {
     const float half_beyond = how.element == OPAQ_E4M3 ? 464.0f : 61440.0f;
-    return !how.is_careful && factor >= 0x1p-90f && amax * factor < half_beyond;
+    return !how.not_te && factor >= 0x1p-90f && amax * factor < half_beyond;
 }
 
 /* The same for elements whose amax is not known. */
@@ -97,7 +88,7 @@ VEC_INLINE void encode_unseen(struct encode_how how, const char *x, int64_t n, f
     for (int64_t i = 0; i < n; i += AT_ONCE) {
         const char *const from = x + i * element_bytes(how.dtype);
         const int64_t count = min_int64(AT_ONCE, n - i);
-        const uint32_t amax = how.is_careful ? 0 : amax_of_run(from, count, how.dtype, false);
+        const uint32_t amax = how.not_te ? 0 : amax_of_run(from, count, how.dtype, false);
         if (is_plain_amax(how, float_from_bits(amax), factor)) {
             encode_plain_run(how, from, count, factor, ahead, streams, data + i);
         } else {

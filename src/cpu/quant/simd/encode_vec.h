@@ -69,8 +69,8 @@ VEC_INLINE mask16 step_nans(struct step x, enum opaq_element dtype) {
 
 /* ---- amax ----
  *
- * Magnitudes are compared as integers. Where NaNs are to be passed over, magnitudes are doubled, and what brings the
- * smallest NaN to 2^16 (or 2^32) is added, so that NaNs wrap around below zero's key. */
+ * Magnitudes are compared as integers. To skip NaNs, magnitudes are doubled and an offset is added that takes the
+ * smallest NaN to 2^16 (or 2^32), so that NaNs wrap around below zero's key. */
 
 VEC_INLINE uint32_t key_offset(enum opaq_element dtype) {
     return dtype == OPAQ_F32 ? 0x00FFFFFEu : dtype == OPAQ_BF16 ? 0x00FE00FEu : 0x07FE07FEu;
@@ -201,25 +201,31 @@ VEC_INLINE vec16 encode_magnitudes(struct step_floats a, enum opaq_element eleme
 struct encode_how {
     enum opaq_element dtype;
     enum opaq_element element;
-    bool is_careful;      /* the factor may be 0, infinite or NaN; else it is above 0 and finite */
-    bool divides;         /* careful: x over the factor */
-    bool drops_zero_sign; /* careful: what is scaled to zero has no sign */
-    bool halves_down; /* careful, E2M1: halfway between two codes goes to the smaller one, and zero is code 8 */
+    bool not_te;  /* another rule: the factor may be 0, infinite or NaN; else it is above 0 and finite */
+    bool divides; /* not te: x over the factor */
+    bool drops_zero_sign; /* not te: what is scaled to zero has no sign */
+    bool halves_down;     /* not te, E2M1: halfway between two codes is the smaller one, and zero is code 8 */
 };
 
 /* Under rule te, with constants. */
-VEC_INLINE struct encode_how encode_simply(enum opaq_element dtype, enum opaq_element element) {
+VEC_INLINE struct encode_how encode_te(enum opaq_element dtype, enum opaq_element element) {
     return (struct encode_how){.dtype = dtype, .element = element};
 }
 
-/* `how`, which is careful, with constants. */
-VEC_INLINE struct encode_how encode_carefully(struct encode_how how, enum opaq_element dtype,
-                                              enum opaq_element element, bool divides) {
+/* `how`, of a rule other than te, with constants. */
+VEC_INLINE struct encode_how encode_not_te(struct encode_how how, enum opaq_element dtype,
+                                           enum opaq_element element, bool divides) {
     how.dtype = dtype;
     how.element = element;
-    how.is_careful = true;
+    how.not_te = true;
     how.divides = divides;
     return how;
+}
+
+/* `how`, for stochastic rounding: the rule, which matters to NaNs only, is no constant. */
+VEC_INLINE struct encode_how encode_at_random(struct encode_how how, enum opaq_element dtype,
+                                              enum opaq_element element) {
+    return (struct encode_how){.dtype = dtype, .element = element, .not_te = how.not_te};
 }
 
 /* Codes without signs to codes; `nans` are those that stand for NaN, `unsigned_ones` those without sign, NaNs among
@@ -260,7 +266,7 @@ VEC_INLINE vec16 codes_halves_down(struct step_floats a, vec16 signs, mask16 nan
 VEC_INLINE vec16 encode_step(struct encode_how how, struct step x, vecf even, vecf odd) {
     struct step_floats a = step_magnitudes(x, how.dtype);
     const vec16 signs = step_signs(x, how.dtype);
-    if (!how.is_careful) {
+    if (!how.not_te) {
         const mask16 nans = step_nans(x, how.dtype);
         a = (struct step_floats){a.even * even, a.odd * odd};
         return finish_codes(encode_magnitudes(a, how.element), signs, nans, nans, how.element);

@@ -1,12 +1,11 @@
 /* cpu/quant/simd/four_over_six_vec.h: nvfp4's option 4over6 in vectors, a block in each lane: what four_over_six() of the reference
  * does for one. Depends on scales_vec.h. Specification: docs/formats.md.
  *
- * Values are compared as magnitudes: a sign turns a difference around and changes nothing else. */
+ * Values are compared as magnitudes: signs do not change the size of a difference. */
 #ifndef OPAQ_CPU_QUANT_SIMD_FOUR_OVER_SIX_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_FOUR_OVER_SIX_VEC_H
 
 #include "cpu/quant/simd/scales_vec.h"
-#include "cpu/quant/simd/specialize_vec.h"
 
 enum { FOUR_OVER_SIX_BLOCK = 16 };
 
@@ -15,7 +14,7 @@ struct candidate {
     vec32 codes;
     vecf factors; /* what elements are multiplied with */
     /* What the codes of 1 and of 1.5 stand for. Other codes stand for one of them times a power of two, which does not
-     * round: four_over_six_is_usual(). */
+     * round: four_over_six_in_range(). */
     vecf one;
     vecf one_and_half;
 };
@@ -33,7 +32,7 @@ struct candidate_errors {
 };
 
 /* Whether the values of codes under the tensor's amax are far from subnormal numbers and from infinity, or all zero. */
-static inline bool four_over_six_is_usual(float amax) {
+static inline bool four_over_six_in_range(float amax) {
     return float_to_bits(amax) == 0 || (amax >= 0x1p-100f && amax <= 0x1p100f);
 }
 
@@ -184,15 +183,6 @@ VEC_INLINE struct block_scales four_over_six_blocks(const char *x, int64_t row_b
     const struct block_scales scales = better_scales(&candidates, &errors);
     return (struct block_scales){gather_deal(scales.codes), (vecf)gather_deal((vec32)scales.factors),
                                  scales.is_plain};
-}
-
-/* The same for any dtype, out of line. */
-VEC_OUTLINE struct block_scales four_over_six_blocks_of(const char *x, int64_t row_bytes, int rows, vecf amax,
-                                                        float global, float stored,
-                                                        const struct opaq_spec *spec, enum opaq_element dtype) {
-    struct block_scales scales;
-    FOR_DTYPE(dtype, scales = four_over_six_blocks(x, row_bytes, rows, amax, global, stored, spec, DTYPE));
-    return scales;
 }
 
 #endif

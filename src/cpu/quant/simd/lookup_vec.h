@@ -44,26 +44,13 @@ VEC_INLINE void lookup_run(const struct lookup *table, const uint8_t *codes, con
     }
 }
 
-/* The same out of line. */
+/* lookup_make() out of line. */
 VEC_OUTLINE void lookup_make_of(const struct opaq_spec *spec, float stored, enum opaq_element dtype,
                                 struct lookup *table) {
     if (dtype == OPAQ_BF16) {
         lookup_make(spec, stored, OPAQ_BF16, table);
     } else {
         lookup_make(spec, stored, OPAQ_F16, table);
-    }
-}
-
-VEC_OUTLINE void lookup_run_of(const struct lookup *table, const uint8_t *codes, const uint8_t *scales,
-                               int64_t n, int block, bool streams, char *y) {
-    if (block == 16 && streams) {
-        lookup_run(table, codes, scales, n, 16, true, y);
-    } else if (block == 16) {
-        lookup_run(table, codes, scales, n, 16, false, y);
-    } else if (streams) {
-        lookup_run(table, codes, scales, n, 32, true, y);
-    } else {
-        lookup_run(table, codes, scales, n, 32, false, y);
     }
 }
 

@@ -11,6 +11,7 @@
 
 #include "backend/quant_job.h"
 #include "base/checked.h"
+#include "cpu/quant/simd/copy_vec.h"
 #include "cpu/quant/simd/fold_vec.h"
 #include "cpu/quant/simd/four_over_six_vec.h"
 #include "cpu/quant/simd/region_vec.h"
@@ -19,47 +20,40 @@
 #include "cpu/quant/simd/stochastic_vec.h"
 #include "format/swizzle.h"
 
-enum { BLOCK_ROW_LIMIT = 32, STRETCH_ELEMENTS = 2048, STRETCH_GROUPS = STRETCH_ELEMENTS / (16 * FLOATS) };
+enum { BLOCK_ROW_LIMIT = 32, CHUNK_ELEMENTS = 2048, CHUNK_GROUPS = CHUNK_ELEMENTS / (16 * FLOATS) };
 
-/* How blocks are made. `how` is a constant in what is inlined into an out-of-line function. */
+/* How blocks are made. What is inlined into an out-of-line function takes `how`, and whether codes are streamed, as constants
+ * instead. */
 struct block_kind {
     struct encode_how how;
     const struct opaq_spec *spec;
-    int64_t ahead;                      /* bytes from what is read to what memory is asked for */
+    int64_t ahead;                      /* prefetch distance, in bytes */
     bool streams;                       /* codes are written past the caches */
     const struct random_source *random; /* or NULL: rounded to the nearest */
 };
 
-/* With constants: for plain elements, and for any. */
-VEC_INLINE struct block_kind plain_kind(struct block_kind kind, enum opaq_element dtype,
-                                        enum opaq_element element, bool streams) {
-    kind.how = encode_simply(dtype, element);
-    kind.streams = streams;
-    return kind;
-}
-
-VEC_INLINE struct block_kind careful_kind(struct block_kind kind, enum opaq_element dtype,
-                                          enum opaq_element element, bool streams) {
-    kind.streams = streams;
-    kind.how = encode_carefully(kind.how, dtype, element, BLOCKS_ARE_NVFP4);
+/* `how`, of a rule of other software, with constants. */
+VEC_INLINE struct encode_how not_te_how(struct encode_how how, enum opaq_element dtype,
+                                        enum opaq_element element) {
+    how = encode_not_te(how, dtype, element, BLOCKS_ARE_NVFP4);
     if (BLOCKS_ARE_NVFP4) {
-        kind.how.drops_zero_sign = true;
-        kind.how.halves_down = false;
+        how.drops_zero_sign = true;
+        how.halves_down = false;
     }
-    return kind;
+    return how;
 }
 
-/* What nvfp4 has beside amaxes of blocks: G, and the tensor's or the row's amax. */
+/* Scales of nvfp4 besides those of blocks: G, and the tensor's or the row's amax. */
 struct block_globals {
     float global;
     float stored;
 };
 
 /* The amaxes of FLOATS blocks from column 0 of `rows` on. Under rule te a NaN is any. */
-VEC_INLINE vecf group_amax(struct block_kind kind, const char *x, int64_t row_bytes, int rows, bool drop_nan) {
+VEC_INLINE vecf group_amax(struct encode_how how, const char *x, int64_t row_bytes, int rows, bool drop_nan) {
     enum { PART_LIMIT = 32 };
     vec32 key[PART_LIMIT];
-    const enum opaq_element dtype = kind.how.dtype;
+    const enum opaq_element dtype = how.dtype;
     const int parts = BLOCK * FLOATS * element_bytes(dtype) / VEC_BYTES;
     for (int i = 0; i < parts; ++i) {
         key[i] = key_of(vec_load(x + i * VEC_BYTES), dtype, drop_nan);
@@ -71,8 +65,7 @@ VEC_INLINE vecf group_amax(struct block_kind kind, const char *x, int64_t row_by
         }
     }
     const vec32 magnitude = key_magnitude(fold_keys(key, parts, dtype), dtype, drop_nan);
-    return kind.how.is_careful ? magnitudes_to_floats(magnitude, dtype)
-                               : magnitudes_as_floats(magnitude, dtype);
+    return how.not_te ? magnitudes_to_floats(magnitude, dtype) : magnitudes_as_floats(magnitude, dtype);
 }
 
 /* The factors of step i of a group. */
@@ -81,75 +74,69 @@ VEC_INLINE vecf step_factors(const float *factors, int i) {
 }
 
 /* A group of a row, with its random bytes if it is not rounded to the nearest. */
-VEC_INLINE void encode_group(struct block_kind kind, const char *x, const float *factors, bool is_plain,
-                             const uint8_t *random, uint8_t *data) {
+VEC_INLINE void encode_group(struct encode_how how, const char *x, int64_t ahead, const float *factors,
+                             bool is_plain, const uint8_t *random, bool streams, uint8_t *data) {
     enum { AT_ONCE = 4 };
-    const int64_t step_bytes = STEP * element_bytes(kind.how.dtype);
+    const int64_t step_bytes = STEP * element_bytes(how.dtype);
+    const float up = how.not_te ? 1.0f : 1.0f / plain_factor(how.element);
     for (int i = 0; i < BLOCK * FLOATS / STEP; i += AT_ONCE) {
         vec16 codes[AT_ONCE];
         for (int k = 0; k < AT_ONCE; ++k) {
-            const vecf apply = step_factors(factors, i + k);
-            const struct step step = step_load(x + (i + k) * step_bytes, kind.how.dtype);
-            __builtin_prefetch(x + (i + k) * step_bytes + kind.ahead, 0, 2); /* not yet into the first cache */
-            codes[k] = random != NULL ? encode_stochastic(kind.how, step, apply, apply,
+            const vecf factor = step_factors(factors, i + k);
+            const vecf apply = is_plain ? factor : factor * up;
+            const struct step step = step_load(x + (i + k) * step_bytes, how.dtype);
+            __builtin_prefetch(x + (i + k) * step_bytes + ahead, 0, 2); /* into the second-level cache */
+            codes[k] = random != NULL ? encode_stochastic(how, step, apply, apply,
                                                           random_of_bytes(random + (i + k) * STEP))
-                       : is_plain     ? encode_plain(step, kind.how.dtype, kind.how.element, apply, apply)
-                                      : encode_step(kind.how, step, apply, apply);
+                       : is_plain     ? encode_plain(step, how.dtype, how.element, apply, apply)
+                                      : encode_step(how, step, apply, apply);
         }
-        if (kind.how.element == OPAQ_E2M1) {
-            vec_put(data + i * STEP / 2, pack_nibbles(codes[0], codes[1], codes[2], codes[3]), kind.streams);
+        if (how.element == OPAQ_E2M1) {
+            vec_put(data + i * STEP / 2, pack_nibbles(codes[0], codes[1], codes[2], codes[3]), streams);
         } else {
-            vec_put(data + i * STEP, pack_bytes(codes[0], codes[1]), kind.streams);
-            vec_put(data + (i + 2) * STEP, pack_bytes(codes[2], codes[3]), kind.streams);
+            vec_put(data + i * STEP, pack_bytes(codes[0], codes[1]), streams);
+            vec_put(data + (i + 2) * STEP, pack_bytes(codes[2], codes[3]), streams);
         }
     }
 }
 
 /* `groups` groups of one row. */
-VEC_INLINE void encode_groups(struct block_kind kind, const char *x, int groups, const float *factors,
-                              bool is_plain, const uint8_t *random, uint8_t *data) {
-    const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;
+VEC_INLINE void encode_groups(struct encode_how how, const char *x, int groups, int64_t ahead,
+                              const float *factors, bool is_plain, const uint8_t *random, bool streams,
+                              uint8_t *data) {
+    const int packing = how.element == OPAQ_E2M1 ? 2 : 1;
     const int64_t group = BLOCK * FLOATS;
     for (int g = 0; g < groups; ++g) {
-        encode_group(kind, x + g * group * element_bytes(kind.how.dtype), factors + g * FLOATS, is_plain,
-                     random == NULL ? NULL : random + g * group, data + g * group / packing);
+        encode_group(how, x + g * group * element_bytes(how.dtype), ahead, factors + g * FLOATS, is_plain,
+                     random == NULL ? NULL : random + g * group, streams, data + g * group / packing);
     }
 }
 
-/* The same out of line: by the rules of other software, and by any. */
-VEC_OUTLINE void encode_careful_groups(const struct block_kind *kind, const char *x, int groups,
-                                       const float *factors, const uint8_t *random, bool streams,
-                                       uint8_t *data) {
-    const enum opaq_element dtype = kind->how.dtype;
-    const enum opaq_element element = kind->how.element;
-    if (random != NULL && !BLOCKS_ARE_NVFP4) {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(careful_kind(*kind, DTYPE, ELEMENT, streams),
-                                                                  x, groups, factors, false, random, data)));
-    } else {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(careful_kind(*kind, DTYPE, ELEMENT, streams),
-                                                                  x, groups, factors, false, NULL, data)));
-    }
+/* The same out of line: to the nearest by the rules of other software, and in any way. */
+VEC_OUTLINE void encode_groups_not_te(const struct block_kind *kind, const char *x, int groups,
+                                      const float *factors, bool streams, uint8_t *data) {
+    const struct encode_how how = kind->how;
+    FOR_DTYPE(how.dtype,
+              FOR_BLOCK_ELEMENT(how.element, encode_groups(not_te_how(how, DTYPE, ELEMENT), x, groups,
+                                                           kind->ahead, factors, false, NULL, streams, data)));
 }
 
 VEC_OUTLINE void encode_groups_of(const struct block_kind *kind, const char *x, int groups,
                                   const float *factors, bool is_plain, const uint8_t *random, bool streams,
                                   uint8_t *data) {
-    const enum opaq_element dtype = kind->how.dtype;
-    const enum opaq_element element = kind->how.element;
-    if (kind->how.is_careful) {
-        encode_careful_groups(kind, x, groups, factors, random, streams, data);
-    } else if (random != NULL) {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(*kind, DTYPE, ELEMENT, streams), x,
-                                                                  groups, factors, false, random, data)));
+    const struct encode_how how = kind->how;
+    const int64_t ahead = kind->ahead;
+    if (random != NULL) {
+        FOR_DTYPE(how.dtype,
+                  FOR_BLOCK_ELEMENT(how.element, encode_groups(encode_at_random(how, DTYPE, ELEMENT), x, groups,
+                                                               ahead, factors, false, random, streams, data)));
+    } else if (how.not_te) {
+        encode_groups_not_te(kind, x, groups, factors, streams, data);
     } else if (!is_plain) {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(*kind, DTYPE, ELEMENT, streams), x,
-                                                                  groups, factors, false, NULL, data)));
-    } else if (streams) {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(*kind, DTYPE, ELEMENT, true), x,
-                                                                  groups, factors, true, NULL, data)));
+        FOR_BLOCK_TE(how, encode_groups(HOW, x, groups, ahead, factors, false, NULL, streams, data));
     } else {
-        FOR_DTYPE(dtype, FOR_BLOCK_ELEMENT(element, encode_groups(plain_kind(*kind, DTYPE, ELEMENT, false), x,
-                                                                  groups, factors, true, NULL, data)));
+        FOR_BLOCK_TE(how,
+                     FOR_FLAG(streams, encode_groups(HOW, x, groups, ahead, factors, true, NULL, FLAG, data)));
     }
 }
 
@@ -159,7 +146,7 @@ static void store_scales(const struct quant_copy *copy, int64_t row, int64_t blo
     uint8_t *const scale = copy->scale;
     const struct scale_layout *layout = &copy->scale_layout;
     if (layout->swizzled_columns == 0) {
-        memcpy(scale + row * layout->row_step + block, codes, (size_t)count);
+        copy_few(scale + row * layout->row_step + block, codes, count);
         return;
     }
     for (int64_t i = 0; i < count; i += SWIZZLE_COLUMNS) {
@@ -170,8 +157,8 @@ static void store_scales(const struct quant_copy *copy, int64_t row, int64_t blo
 
 /* n codes of a group that goes beyond the row. Bytes end where the row does; a packed row ends with a whole block, with
  * code 0 behind its last element whatever the factor made of zeros. */
-VEC_INLINE void store_partly(uint8_t *data, uint8_t *codes, int64_t n, int packing, int64_t padded) {
-    if (packing == 1) {
+VEC_INLINE void store_partly(uint8_t *data, uint8_t *codes, int64_t n, bool is_packed, int64_t padded) {
+    if (!is_packed) {
         memcpy(data, codes, (size_t)n);
         return;
     }
@@ -182,8 +169,8 @@ VEC_INLINE void store_partly(uint8_t *data, uint8_t *codes, int64_t n, int packi
     memset(data + ceil_div(n, 2), 0, (size_t)(padded / 2 - ceil_div(n, 2)));
 }
 
-/* A stretch of rows that share their scales: where it is read, and where its codes go. */
-struct block_stretch {
+/* A chunk of rows that share their scales: where it is read, and where its codes go. */
+struct block_chunk {
     const char *x;
     int64_t row_bytes;
     uint8_t *data;
@@ -192,130 +179,128 @@ struct block_stretch {
     int groups;
 };
 
-VEC_INLINE int64_t group_bytes(struct block_kind kind) {
-    return (int64_t)BLOCK * FLOATS * element_bytes(kind.how.dtype);
+VEC_INLINE int64_t group_bytes(enum opaq_element dtype) {
+    return (int64_t)BLOCK * FLOATS * element_bytes(dtype);
 }
 
-/* The amaxes of a stretch's blocks. Whether there is a NaN. */
-VEC_INLINE bool find_amaxes(struct block_kind kind, const struct block_stretch *stretch, int rows,
-                            bool drop_nan, float *amaxes) {
+/* The amaxes of a chunk's blocks. Whether there is a NaN. */
+VEC_INLINE bool find_amaxes(struct encode_how how, const struct block_chunk *chunk, int rows, bool drop_nan,
+                            float *amaxes) {
+    const int groups = chunk->groups;
     vec32 largest = vec32_set(0);
-    for (int g = 0; g < stretch->groups; ++g) {
+    for (int g = 0; g < groups; ++g) {
         const vecf amax =
-            group_amax(kind, stretch->x + g * group_bytes(kind), stretch->row_bytes, rows, drop_nan);
+            group_amax(how, chunk->x + g * group_bytes(how.dtype), chunk->row_bytes, rows, drop_nan);
         vec_store(amaxes + g * FLOATS, (vec32)amax);
         largest = max32(largest, (vec32)amax);
     }
     return any32(above32(largest, 0x7F800000u));
 }
 
-VEC_INLINE struct block_kind amax_kind(struct block_kind kind, enum opaq_element dtype, bool is_careful) {
-    kind.how.dtype = dtype;
-    kind.how.is_careful = is_careful;
-    return kind;
+VEC_INLINE struct encode_how amax_how(enum opaq_element dtype, bool not_te) {
+    return (struct encode_how){.dtype = dtype, .not_te = not_te};
 }
 
 /* The same out of line. */
-VEC_OUTLINE bool find_amaxes_of(const struct block_kind *kind, const struct block_stretch *stretch,
-                                bool drop_nan, float *amaxes) {
+VEC_OUTLINE bool find_amaxes_of(const struct block_kind *kind, const struct block_chunk *chunk, bool drop_nan,
+                                float *amaxes) {
     const enum opaq_element dtype = kind->how.dtype;
+    const int rows = chunk->rows;
     bool has_nans;
-    if (kind->how.is_careful) {
-        FOR_DTYPE(dtype,
-                  has_nans = find_amaxes(amax_kind(*kind, DTYPE, true), stretch, stretch->rows, false, amaxes));
+    if (kind->how.not_te) {
+        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, true), chunk, rows, false, amaxes));
     } else if (drop_nan) {
-        FOR_DTYPE(dtype,
-                  has_nans = find_amaxes(amax_kind(*kind, DTYPE, false), stretch, stretch->rows, true, amaxes));
-    } else if (stretch->rows == 1) {
-        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_kind(*kind, DTYPE, false), stretch, 1, false, amaxes));
+        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, false), chunk, rows, true, amaxes));
+    } else if (rows == 1) {
+        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, false), chunk, 1, false, amaxes));
     } else {
-        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_kind(*kind, DTYPE, false), stretch, stretch->rows, false,
-                                                amaxes));
+        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, false), chunk, rows, false, amaxes));
     }
     return has_nans;
 }
 
-/* The same. Rule te passes over NaNs, which is done only where there are any. */
-static inline bool stretch_amaxes(const struct block_kind *kind, const struct block_stretch *stretch,
-                                  float *amaxes) {
-    const bool has_nans = find_amaxes_of(kind, stretch, false, amaxes);
-    if (!kind->how.is_careful && has_nans) {
-        find_amaxes_of(kind, stretch, true, amaxes);
+/* The same. Rule te skips NaNs: a second pass, only if there are any. */
+static inline bool chunk_amaxes(const struct block_kind *kind, const struct block_chunk *chunk, float *amaxes) {
+    const bool has_nans = find_amaxes_of(kind, chunk, false, amaxes);
+    if (!kind->how.not_te && has_nans) {
+        find_amaxes_of(kind, chunk, true, amaxes);
     }
     return has_nans;
 }
 
 /* The scales of group g from its amaxes. */
-VEC_INLINE struct block_scales group_scales(struct block_kind kind, const struct block_stretch *stretch, int g,
-                                            vecf amax, struct block_globals globals, bool is_4over6) {
+VEC_INLINE struct block_scales group_scales(struct encode_how how, const struct opaq_spec *spec,
+                                            const struct block_chunk *chunk, int g, vecf amax,
+                                            struct block_globals globals, bool is_4over6) {
     const float global = globals.global;
     if (is_4over6) {
-        return four_over_six_blocks_of(stretch->x + g * group_bytes(kind), stretch->row_bytes, stretch->rows,
-                                       amax, global, globals.stored, kind.spec, kind.how.dtype);
+        return four_over_six_blocks(chunk->x + g * group_bytes(how.dtype), chunk->row_bytes, chunk->rows, amax,
+                                    global, globals.stored, spec, how.dtype);
     }
-    const bool is_te = !kind.how.is_careful;
-    return BLOCKS_ARE_NVFP4 ? nvfp4_scales(amax, vecf_set(global), vecf_set(1.0f / global), kind.spec, is_te)
-                            : mx_scales(amax, kind.how.element, kind.spec, is_te);
+    const bool is_te = !how.not_te;
+    return BLOCKS_ARE_NVFP4 ? nvfp4_scales(amax, vecf_set(global), vecf_set(1.0f / global), spec, is_te)
+                            : mx_scales(amax, how.element, spec, is_te);
 }
 
-/* From amaxes to factors, in their place, and codes of scales. Whether all blocks are plain. */
-VEC_INLINE bool stretch_scales(struct block_kind kind, const struct block_stretch *stretch,
-                               struct block_globals globals, bool is_4over6, float *factors, uint8_t *codes) {
+/* From amaxes to factors, in their place, and codes of scales. Under rule te factors are times plain_factor(), which does not
+ * round. Whether all blocks are plain. */
+VEC_INLINE bool chunk_scales(struct encode_how how, const struct opaq_spec *spec,
+                             const struct block_chunk *chunk, struct block_globals globals, bool is_4over6,
+                             float *factors, uint8_t *codes) {
+    const int groups = chunk->groups;
     bool is_plain = true;
-    for (int g = 0; g < stretch->groups; ++g) {
+    for (int g = 0; g < groups; ++g) {
         const vecf amax = (vecf)vec_load(factors + g * FLOATS);
-        const struct block_scales scales = group_scales(kind, stretch, g, amax, globals, is_4over6);
-        vec_store(factors + g * FLOATS, (vec32)scales.factors);
+        const struct block_scales scales = group_scales(how, spec, chunk, g, amax, globals, is_4over6);
+        vec_store(factors + g * FLOATS,
+                  (vec32)(how.not_te ? scales.factors : scales.factors * plain_factor(how.element)));
         store_low_bytes(codes + g * FLOATS, scales.codes);
-        is_plain = is_plain && scales.is_plain;
+        is_plain &= scales.is_plain;
     }
     return is_plain;
 }
 
 /* The same out of line. */
-VEC_OUTLINE bool stretch_scales_of(const struct block_kind *kind, const struct block_stretch *stretch,
-                                   struct block_globals globals, float *factors, uint8_t *codes) {
+VEC_OUTLINE bool chunk_scales_of(const struct block_kind *kind, const struct block_chunk *chunk,
+                                 struct block_globals globals, float *factors, uint8_t *codes) {
+    const struct opaq_spec *const spec = kind->spec;
     const enum opaq_element dtype = kind->how.dtype;
-    if (kind->how.is_careful) {
-        return stretch_scales(careful_kind(*kind, dtype, kind->how.element, false), stretch, globals, false,
-                              factors, codes);
-    }
-    if (BLOCKS_ARE_NVFP4 && (kind->spec->options & OPAQ_4OVER6) != 0) {
-        return stretch_scales(plain_kind(*kind, dtype, OPAQ_E2M1, false), stretch, globals, true, factors,
-                              codes);
-    }
     bool is_plain;
-    FOR_BLOCK_ELEMENT(kind->how.element, is_plain = stretch_scales(plain_kind(*kind, dtype, ELEMENT, false),
-                                                                   stretch, globals, false, factors, codes));
+    if (kind->how.not_te) {
+        is_plain = chunk_scales(not_te_how(kind->how, dtype, kind->how.element), spec, chunk, globals, false,
+                                factors, codes);
+    } else if (BLOCKS_ARE_NVFP4 && (spec->options & OPAQ_4OVER6) != 0) {
+        FOR_DTYPE(dtype, is_plain = chunk_scales(encode_te(DTYPE, OPAQ_E2M1), spec, chunk, globals, true,
+                                                 factors, codes));
+    } else {
+        FOR_BLOCK_ELEMENT(kind->how.element,
+                          is_plain = chunk_scales(encode_te(OPAQ_BF16, ELEMENT), spec, chunk, globals, false,
+                                                  factors, codes)); /* the dtype does not matter */
+    }
     return is_plain;
 }
 
-/* All scales come first: computing one takes long, but many are computed at a time. Memory is asked for what comes later
- * while the codes are made, since it is not read then. */
-static inline void quantize_stretch(const struct block_kind *kind, const struct block_stretch *stretch,
-                                    bool streams, const struct quant_copy *copy, int64_t r, int64_t block,
-                                    int64_t blocks, struct block_globals globals) {
-    _Alignas(VEC_BYTES) float factors[STRETCH_GROUPS * FLOATS];
-    uint8_t codes[STRETCH_GROUPS * FLOATS];
-    const bool has_nans = stretch_amaxes(kind, stretch, factors);
-    bool is_plain = stretch_scales_of(kind, stretch, globals, factors, codes);
-    is_plain = is_plain && !kind->how.is_careful && !has_nans && kind->random == NULL;
-    const bool has_factor = kind->how.element != OPAQ_E2M1; /* else it is 1 */
-    for (int g = 0; is_plain && has_factor && g < stretch->groups; ++g) {
-        const vecf apply = (vecf)vec_load(factors + g * FLOATS) * plain_factor(kind->how.element);
-        vec_store(factors + g * FLOATS, (vec32)apply);
-    }
-    for (int i = 0; i < stretch->rows; ++i) {
-        const char *const x = stretch->x + i * stretch->row_bytes;
-        uint8_t *const data = stretch->data + i * stretch->data_row_bytes;
+/* Computes all scales first: one takes long, but many overlap. Prefetches while codes are made, when memory is not
+ * read. */
+static inline void quantize_chunk(const struct block_kind *kind, const struct block_chunk *chunk, bool streams,
+                                  const struct quant_copy *copy, int64_t r, int64_t block, int64_t blocks,
+                                  struct block_globals globals) {
+    _Alignas(VEC_BYTES) float factors[CHUNK_GROUPS * FLOATS];
+    uint8_t codes[CHUNK_GROUPS * FLOATS];
+    const bool has_nans = chunk_amaxes(kind, chunk, factors);
+    bool is_plain = chunk_scales_of(kind, chunk, globals, factors, codes);
+    is_plain = is_plain && !kind->how.not_te && !has_nans && kind->random == NULL;
+    for (int i = 0; i < chunk->rows; ++i) {
+        const char *const x = chunk->x + i * chunk->row_bytes;
+        uint8_t *const data = chunk->data + i * chunk->data_row_bytes;
         store_scales(copy, r + i, block, blocks, codes);
-        if (!(kind->how.is_careful && BLOCKS_ARE_NVFP4) && kind->random != NULL) {
-            uint8_t random[STRETCH_ELEMENTS];
-            const int64_t random_blocks = (int64_t)stretch->groups * FLOATS * BLOCK / 16;
+        if (kind->random != NULL) {
+            uint8_t random[CHUNK_ELEMENTS];
+            const int64_t random_blocks = (int64_t)chunk->groups * FLOATS * BLOCK / 16;
             random_row(kind->random, r + i, block * BLOCK / 16, random_blocks, random);
-            encode_groups_of(kind, x, stretch->groups, factors, false, random, streams, data);
+            encode_groups_of(kind, x, chunk->groups, factors, false, random, streams, data);
         } else {
-            encode_groups_of(kind, x, stretch->groups, factors, is_plain, NULL, streams, data);
+            encode_groups_of(kind, x, chunk->groups, factors, is_plain, NULL, streams, data);
         }
     }
 }
@@ -327,36 +312,36 @@ VEC_OUTLINE void quantize_block_rows(const struct block_kind *kind, const struct
     enum { GROUP_LIMIT = 32 * FLOATS };
     char staged[BLOCK_ROW_LIMIT * GROUP_LIMIT * 4];
     uint8_t staged_codes[BLOCK_ROW_LIMIT * GROUP_LIMIT];
-    const int packing = kind->how.element == OPAQ_E2M1 ? 2 : 1;
+    const bool is_packed = kind->how.element == OPAQ_E2M1;
     const int64_t group = BLOCK * FLOATS;
     const int64_t bytes = element_bytes(kind->how.dtype);
+    const int64_t data_row_bytes = is_packed ? copy->data_row_step / 2 : copy->data_row_step;
     const struct quant_matrix *m = &copy->operand;
     const int64_t row_bytes = m->row_step * bytes;
     int64_t n;
     for (; c < c_end; c += n) {
-        uint8_t *const data = copy->data + (r * copy->data_row_step + c) / packing;
-        const int64_t groups = min_int64(STRETCH_ELEMENTS / group, (c_end - c) / group);
-        struct block_stretch stretch = {(const char *)m->data + r * row_bytes + c * bytes,
-                                        row_bytes,
-                                        data,
-                                        copy->data_row_step / packing,
-                                        rows,
-                                        (int)groups};
+        uint8_t *const data = copy->data + r * data_row_bytes + (is_packed ? c / 2 : c);
+        const int64_t groups = min_int64(CHUNK_ELEMENTS / group, (c_end - c) / group);
+        struct block_chunk chunk = {(const char *)m->data + r * row_bytes + c * bytes,
+                                    row_bytes,
+                                    data,
+                                    data_row_bytes,
+                                    rows,
+                                    (int)groups};
         n = groups * group;
         if (groups == 0) { /* the last few blocks */
             n = c_end - c;
             for (int i = 0; i < rows; ++i) {
                 char *const to = staged + i * group * bytes;
-                memcpy(to, stretch.x + i * row_bytes, (size_t)(n * bytes));
+                memcpy(to, chunk.x + i * row_bytes, (size_t)(n * bytes));
                 memset(to + n * bytes, 0, (size_t)((group - n) * bytes));
             }
-            stretch = (struct block_stretch){staged, group * bytes, staged_codes, group, rows, 1};
+            chunk = (struct block_chunk){staged, group * bytes, staged_codes, group, rows, 1};
         }
         const int64_t blocks = ceil_div(n, BLOCK);
-        quantize_stretch(kind, &stretch, kind->streams && groups != 0, copy, r, c / BLOCK, blocks, globals);
+        quantize_chunk(kind, &chunk, kind->streams && groups != 0, copy, r, c / BLOCK, blocks, globals);
         for (int i = 0; groups == 0 && i < rows; ++i) {
-            store_partly(data + i * (copy->data_row_step / packing), staged_codes + i * group, n, packing,
-                         blocks * BLOCK);
+            store_partly(data + i * data_row_bytes, staged_codes + i * group, n, is_packed, blocks * BLOCK);
         }
     }
 }

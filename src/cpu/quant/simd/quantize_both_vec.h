@@ -1,9 +1,8 @@
 /* cpu/quant/simd/quantize_both_vec.h: the scales of both copies of mxfp8, mxfp4 and nvfp4 in one pass over x, in vectors. Depends
  * on quantize_blocks_vec.h and columns_vec.h. Specification: docs/formats.md.
  *
- * A part of x is a block of rows, so many rows as a block is long, and BOTH_COLUMNS columns. It is read once for the amaxes
- * of both copies and once for their codes, while memory is asked for the next part. That is for what is usual: rule te,
- * blocks of one row or column, no NaN. */
+ * A part of x is BLOCK rows and BOTH_COLUMNS columns. It is read once for the amaxes of both copies and once for
+ * their codes, while the next part is prefetched. Only for rule te, blocks of one row or column, and no NaN. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_BOTH_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_BOTH_VEC_H
 
@@ -29,53 +28,51 @@ struct both_scales {
 /* G of each row and each column of a part, and one over it; nvfp4 only. */
 struct both_globals {
     float row[HELD_ROWS];
-    const float *column;
-    const float *column_inverse;
+    const struct step_floats *column;
+    const struct step_floats *column_inverse;
 };
 
-VEC_INLINE struct block_scales both_scales_of(struct block_kind kind, vecf amax, vecf global, vecf inverse) {
-    return BLOCKS_ARE_NVFP4 ? nvfp4_scales(amax, global, inverse, kind.spec, true)
-                            : mx_scales(amax, kind.how.element, kind.spec, true);
+VEC_INLINE struct block_scales both_scales_of(struct encode_how how, const struct opaq_spec *spec, vecf amax,
+                                              vecf global, vecf inverse) {
+    return BLOCKS_ARE_NVFP4 ? nvfp4_scales(amax, global, inverse, spec, true)
+                            : mx_scales(amax, how.element, spec, true);
 }
 
-/* So many vectors have FLOATS blocks of a row; at most 32. */
-VEC_INLINE int both_parts(struct block_kind kind) {
-    return BLOCK * FLOATS * element_bytes(kind.how.dtype) / VEC_BYTES;
-}
+/* Vectors that hold FLOATS blocks of a row; at most 32. */
+VEC_INLINE int both_parts(enum opaq_element dtype) { return BLOCK * FLOATS * element_bytes(dtype) / VEC_BYTES; }
 
 /* The amaxes of FLOATS blocks in each row; they are joined to the keys of the columns. A NaN stays one. */
-VEC_INLINE void both_amaxes(struct block_kind kind, const char *x, int64_t row_bytes, vec32 *column_keys,
+VEC_INLINE void both_amaxes(enum opaq_element dtype, const char *x, int64_t row_bytes, vec32 *column_keys,
                             float *amaxes, int amax_step) {
     enum { PART_LIMIT = 32 };
-    const enum opaq_element dtype = kind.how.dtype;
     vec32 columns[PART_LIMIT];
-    for (int i = 0; i < both_parts(kind); ++i) {
+    for (int i = 0; i < both_parts(dtype); ++i) {
         columns[i] = vec32_set(0);
     }
     for (int row = 0; row < BLOCK; ++row) {
         vec32 key[PART_LIMIT];
-        for (int i = 0; i < both_parts(kind); ++i) {
+        for (int i = 0; i < both_parts(dtype); ++i) {
             key[i] = key_of(vec_load(x + row * row_bytes + i * VEC_BYTES), dtype, false);
             columns[i] = key_max(columns[i], key[i], dtype);
         }
-        const vec32 folded = fold_keys(key, both_parts(kind), dtype);
+        const vec32 folded = fold_keys(key, both_parts(dtype), dtype);
         vec_store(amaxes + row * amax_step, (vec32)magnitudes_as_floats(folded, dtype));
     }
-    for (int i = 0; i < both_parts(kind); ++i) {
+    for (int i = 0; i < both_parts(dtype); ++i) {
         column_keys[i] = columns[i];
     }
 }
 
 /* From the amaxes of `blocks` blocks of a row to their factors, in the same place, and codes. */
-VEC_INLINE void both_row_scales(struct block_kind kind, int blocks, float global, float *factors,
-                                uint8_t *codes, bool *is_plain, bool *has_nans) {
+VEC_INLINE void both_row_scales(struct encode_how how, const struct opaq_spec *spec, int blocks, float global,
+                                float *factors, uint8_t *codes, bool *is_plain, bool *has_nans) {
     bool all_are_plain = true;
     vec32 largest = vec32_set(0);
     for (int b = 0; b < blocks; b += FLOATS) {
         const vecf amax = (vecf)vec_load(factors + b);
         const struct block_scales scales =
-            both_scales_of(kind, amax, vecf_set(global), vecf_set(1.0f / global));
-        vec_store(factors + b, (vec32)(scales.factors * plain_factor(kind.how.element)));
+            both_scales_of(how, spec, amax, vecf_set(global), vecf_set(1.0f / global));
+        vec_store(factors + b, (vec32)(scales.factors * plain_factor(how.element)));
         store_low_bytes(codes + b, scales.codes);
         all_are_plain = all_are_plain && scales.is_plain;
         largest = max32(largest, (vec32)amax);
@@ -84,54 +81,49 @@ VEC_INLINE void both_row_scales(struct block_kind kind, int blocks, float global
     *has_nans = *has_nans || any32(above32(largest, 0x7F800000u));
 }
 
-VEC_INLINE struct step_floats both_globals_of(const float *globals) {
-    const vec32 first = vec_load(globals);
-    const vec32 second = vec_load(globals + FLOATS);
-    return (struct step_floats){(vecf)split_even(first, second), (vecf)split_odd(first, second)};
-}
-
-/* G of a step of columns, or one over it; 1 where the format has none. */
-VEC_INLINE struct step_floats both_globals_at(const struct both_globals *globals, bool is_inverse, int64_t c) {
+/* G of step s of columns, or one over it; 1 where the format has none. */
+VEC_INLINE struct step_floats both_globals_at(const struct both_globals *globals, bool is_inverse, int s) {
     if (BLOCKS_ARE_NVFP4) {
-        return both_globals_of((is_inverse ? globals->column_inverse : globals->column) + c);
+        return is_inverse ? globals->column_inverse[s] : globals->column[s];
     }
     return (struct step_floats){vecf_set(1.0f), vecf_set(1.0f)};
 }
 
 /* Two steps of columns. */
-VEC_INLINE void both_column_steps(struct block_kind kind, const struct step keys[2], int64_t c,
-                                  const struct both_globals *globals, struct step_floats factors[2],
-                                  uint8_t *codes, bool *is_plain) {
+VEC_INLINE void both_column_steps(struct encode_how how, const struct opaq_spec *spec,
+                                  const struct step keys[2], int s, const struct both_globals *globals,
+                                  struct step_floats factors[2], uint8_t *codes, bool *is_plain) {
     vec16 words[2];
     for (int i = 0; i < 2; ++i) {
-        const struct step_floats amax = step_amaxes(keys[i], kind.how.dtype, false);
-        const struct step_floats global = both_globals_at(globals, false, c + i * STEP);
-        const struct step_floats inverse = both_globals_at(globals, true, c + i * STEP);
-        const struct block_scales even = both_scales_of(kind, amax.even, global.even, inverse.even);
-        const struct block_scales odd = both_scales_of(kind, amax.odd, global.odd, inverse.odd);
+        const struct step_floats amax = step_amaxes(keys[i], how.dtype, false);
+        const struct step_floats global = both_globals_at(globals, false, s + i);
+        const struct step_floats inverse = both_globals_at(globals, true, s + i);
+        const struct block_scales even = both_scales_of(how, spec, amax.even, global.even, inverse.even);
+        const struct block_scales odd = both_scales_of(how, spec, amax.odd, global.odd, inverse.odd);
         words[i] = join_words(even.codes & 0xFFu, odd.codes & 0xFFu);
-        factors[i] = (struct step_floats){even.factors * plain_factor(kind.how.element),
-                                          odd.factors * plain_factor(kind.how.element)};
+        factors[i] = (struct step_floats){even.factors * plain_factor(how.element),
+                                          odd.factors * plain_factor(how.element)};
         *is_plain = *is_plain && even.is_plain && odd.is_plain;
     }
     vec_store(codes, pack_bytes(words[0], words[1]));
 }
 
-VEC_INLINE void both_find_scales(struct block_kind kind, const char *x, int64_t row_bytes,
-                                 const struct both_globals *globals, struct both_scales *scales) {
+VEC_INLINE void both_find_scales(struct encode_how how, const struct opaq_spec *spec, const char *x,
+                                 int64_t row_bytes, const struct both_globals *globals,
+                                 struct both_scales *scales) {
     enum { PARTS = BOTH_COLUMNS * 4 / VEC_BYTES };
-    const int64_t bytes = element_bytes(kind.how.dtype);
-    const int step_parts = kind.how.dtype == OPAQ_F32 ? 2 : 1;
+    const int64_t bytes = element_bytes(how.dtype);
+    const int step_parts = how.dtype == OPAQ_F32 ? 2 : 1;
     const int blocks = BOTH_COLUMNS / BLOCK;
     vec32 keys[PARTS];
     scales->is_plain = true;
     scales->has_nans = false;
     for (int b = 0; b < blocks; b += FLOATS) {
         const int64_t place = b * BLOCK * bytes;
-        both_amaxes(kind, x + place, row_bytes, keys + place / VEC_BYTES, scales->row_factors + b, blocks);
+        both_amaxes(how.dtype, x + place, row_bytes, keys + place / VEC_BYTES, scales->row_factors + b, blocks);
     }
     for (int row = 0; row < BLOCK; ++row) {
-        both_row_scales(kind, blocks, BLOCKS_ARE_NVFP4 ? globals->row[row] : 1.0f,
+        both_row_scales(how, spec, blocks, BLOCKS_ARE_NVFP4 ? globals->row[row] : 1.0f,
                         scales->row_factors + row * blocks, scales->row_codes + row * blocks,
                         &scales->row_is_plain[row], &scales->has_nans);
         scales->is_plain = scales->is_plain && scales->row_is_plain[row];
@@ -141,7 +133,7 @@ VEC_INLINE void both_find_scales(struct block_kind kind, const char *x, int64_t 
         const struct step steps[2] = {{{first[0], first[step_parts - 1]}},
                                       {{first[step_parts], first[2 * step_parts - 1]}}};
         scales->column_is_plain[s] = true;
-        both_column_steps(kind, steps, s * STEP, globals, &scales->column_factors[s],
+        both_column_steps(how, spec, steps, s, globals, &scales->column_factors[s],
                           scales->column_codes + s * STEP, &scales->column_is_plain[s]);
         scales->is_plain = scales->is_plain && scales->column_is_plain[s];
     }
@@ -150,9 +142,7 @@ VEC_INLINE void both_find_scales(struct block_kind kind, const char *x, int64_t 
 /* The same out of line. */
 VEC_OUTLINE void both_find_scales_of(const struct block_kind *kind, const char *x, int64_t row_bytes,
                                      const struct both_globals *globals, struct both_scales *scales) {
-    FOR_DTYPE(kind->how.dtype,
-              FOR_BLOCK_ELEMENT(kind->how.element, both_find_scales(plain_kind(*kind, DTYPE, ELEMENT, false), x,
-                                                                    row_bytes, globals, scales)));
+    FOR_BLOCK_TE(kind->how, both_find_scales(HOW, kind->spec, x, row_bytes, globals, scales));
 }
 
 /* Codes of a step under factors that were multiplied with plain_factor(), which does not round. */
@@ -163,20 +153,20 @@ VEC_INLINE vec16 both_encode(struct encode_how how, struct step step, vecf even,
 }
 
 /* For the rowwise copy. */
-VEC_INLINE vec16 both_along(struct block_kind kind, struct step step, const float *row_factors, int s,
+VEC_INLINE vec16 both_along(struct encode_how how, struct step step, const float *row_factors, int s,
                             bool is_plain) {
     const vecf factor =
         (int)STEP > (int)BLOCK ? load_two(&row_factors[2 * s]) : vecf_set(row_factors[s * STEP / BLOCK]);
-    return both_encode(kind.how, step, factor, factor, is_plain);
+    return both_encode(how, step, factor, factor, is_plain);
 }
 
 /* For the columnwise copy. */
-VEC_INLINE vec16 both_down(struct block_kind kind, struct step step, const struct step_floats *factors, int s,
+VEC_INLINE vec16 both_down(struct encode_how how, struct step step, const struct step_floats *factors, int s,
                            bool is_plain) {
-    return both_encode(kind.how, step, factors[s].even, factors[s].odd, is_plain);
+    return both_encode(how, step, factors[s].even, factors[s].odd, is_plain);
 }
 
-/* Memory is asked for a step that comes later. */
+/* Prefetches a step. */
 VEC_INLINE void prefetch_step(const char *x, enum opaq_element dtype) {
     for (int i = 0; i < STEP * element_bytes(dtype); i += 64) {
         __builtin_prefetch(x + i);

@@ -1,9 +1,9 @@
 /* cpu/quant/simd/quantize_fp8_both_vec.h: both copies of fp8blk1 in one pass over x, in vectors. Depends on
  * quantize_fp8_columns_vec.h and region_vec.h. Specification: docs/formats.md.
  *
- * A part of x, FP8_BLOCK rows and FP8_BOTH_COLUMNS columns, is read once for the amaxes of both copies and once for their
- * codes, while memory is asked for the next part. That is for what is usual: rule te, no element NaN, infinite or scaled
- * beyond the largest value. */
+ * A part of x, FP8_BLOCK rows and FP8_BOTH_COLUMNS columns, is read once for the amaxes of both copies and once for
+ * their codes, while the next part is prefetched. Only for rule te, and if no element is NaN, infinite or scaled beyond
+ * the largest value. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_FP8_BOTH_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_FP8_BOTH_VEC_H
 
@@ -87,7 +87,7 @@ VEC_INLINE void fp8_both_find_scales(struct encode_how how, const struct opaq_sp
     scales->is_plain = is_plain;
 }
 
-/* Codes of a row of both copies. Memory is asked for what lies at `next`. */
+/* Codes of a row of both copies. Prefetches the row at `next`. */
 VEC_INLINE void fp8_both_row(struct encode_how how, const char *x, const char *next, const float *row_apply,
                              const struct step_floats *column_apply, bool streams, uint8_t *rowwise,
                              uint8_t *columnwise) {
@@ -130,23 +130,20 @@ static inline void fp8_both_store_scales(const struct quant_copy *rowwise, const
 /* fp8_both_find_scales() and fp8_both_row(), out of line. */
 VEC_OUTLINE void fp8_both_find_scales_of(struct encode_how how, const struct opaq_spec *spec, const char *x,
                                          int64_t row_bytes, float limit, struct fp8_both_scales *scales) {
-    FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_both_find_scales(encode_simply(DTYPE, ELEMENT), spec,
-                                                                           x, row_bytes, limit, scales)));
+    FOR_FP8_TE(how, fp8_both_find_scales(HOW, spec, x, row_bytes, limit, scales));
 }
 
 VEC_OUTLINE void fp8_both_row_of(struct encode_how how, const char *x, const char *next, const float *row_apply,
                                  const struct step_floats *column_apply, bool streams, uint8_t *rowwise,
                                  uint8_t *columnwise) {
-    FOR_DTYPE(how.dtype,
-              FOR_FP8_ELEMENT(how.element, fp8_both_row(encode_simply(DTYPE, ELEMENT), x, next, row_apply,
-                                                        column_apply, streams, rowwise, columnwise)));
+    FOR_FP8_TE(how, fp8_both_row(HOW, x, next, row_apply, column_apply, streams, rowwise, columnwise));
 }
 
-/* FP8_BLOCK rows and FP8_BOTH_COLUMNS columns from (row, c) on; what comes next lies `ahead` bytes on. False, and nothing
- * is written, if they are not as usual. */
+/* FP8_BLOCK rows and FP8_BOTH_COLUMNS columns from (row, c) on; the next part lies `ahead` bytes on. Returns false and
+ * writes nothing if not all elements are plain. */
 static inline bool fp8_both_part(struct encode_how how, const struct opaq_spec *spec,
                                  const struct quant_copy *rowwise, const struct quant_copy *columnwise,
-                                 int64_t row, int64_t c, int64_t ahead, struct fp8_strip *strip) {
+                                 int64_t row, int64_t c, int64_t ahead, struct fp8_buffer *buffer) {
     const struct quant_matrix *m = &rowwise->operand;
     const int64_t row_bytes = m->row_step * element_bytes(how.dtype);
     const char *const x = (const char *)m->data + row * row_bytes + c * element_bytes(how.dtype);
@@ -161,9 +158,9 @@ static inline bool fp8_both_part(struct encode_how how, const struct opaq_spec *
         const char *const from = x + i * row_bytes;
         fp8_both_row_of(how, from, from + ahead, scales.row_apply + i * FP8_BOTH_BLOCKS, scales.column_apply,
                         streams, rowwise->data + (row + i) * rowwise->data_row_step + c,
-                        strip->codes + i * FP8_PITCH);
+                        buffer->codes + i * FP8_PITCH);
     }
-    fp8_turn(strip->codes, FP8_PITCH, true, columnwise, row, FP8_BLOCK, c, FP8_BOTH_COLUMNS);
+    fp8_transpose_all(buffer->codes, FP8_PITCH, true, columnwise, row, FP8_BLOCK, c, FP8_BOTH_COLUMNS);
     return true;
 }
 

@@ -1,7 +1,7 @@
 /* cpu/quant/simd/quantize_fp8_columns_vec.h: the columnwise copies of fp8row and fp8blk1, in vectors. Depends on column_amax_vec.h,
  * random_bytes_vec.h, scales_vec.h and transpose_vec.h. Specification: docs/formats.md.
  *
- * Codes are made row by row of x, and turned then, because the copy is stored transposed. */
+ * Codes are made row by row of x, and transposed then, because the copy is stored transposed. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_FP8_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_FP8_COLUMNS_VEC_H
 
@@ -11,11 +11,12 @@
 #include "cpu/quant/simd/scales_vec.h"
 #include "cpu/quant/simd/transpose_vec.h"
 
-/* Codes that wait to be turned, of so many rows: columns are written in runs, since each may lie in a page of its own. */
-enum { FP8_WIDTH = 1024, FP8_PITCH = FP8_WIDTH + 64, FP8_TURNED_ROWS = 128 };
-struct fp8_strip {
-    _Alignas(VEC_BYTES) uint8_t codes[FP8_TURNED_ROWS * FP8_PITCH];
-    struct random_bytes random; /* of the first strip only */
+/* Codes of FP8_BUFFER_ROWS rows, to be transposed together: each column of the copy may lie in a page of its own, so it
+ * is written in long runs. */
+enum { FP8_WIDTH = 1024, FP8_PITCH = FP8_WIDTH + 64, FP8_BUFFER_ROWS = 128 };
+struct fp8_buffer {
+    _Alignas(VEC_BYTES) uint8_t codes[FP8_BUFFER_ROWS * FP8_PITCH];
+    struct random_bytes random; /* of the first buffer only */
 };
 
 /* Columns that are done together: what each is multiplied with, and its amax, NaNs counting. */
@@ -30,7 +31,7 @@ VEC_INLINE float fp8_half_beyond(enum opaq_element element) { return element == 
 
 /* Codes of `rows` rows from `row` on, as they lie in x, to those of the copy: tile by tile, so that it can be done
  * between other things. */
-struct fp8_turning {
+struct fp8_transpose {
     const uint8_t *codes;
     int64_t step;
     bool may_read_beyond;
@@ -43,11 +44,11 @@ struct fp8_turning {
     bool streams;
 };
 
-static inline struct fp8_turning fp8_turning_begin(const uint8_t *codes, int64_t step, bool may_read_beyond,
-                                                   const struct quant_copy *copy, int64_t row, int64_t rows,
-                                                   int64_t c, int64_t columns) {
+static inline struct fp8_transpose fp8_transpose_begin(const uint8_t *codes, int64_t step, bool may_read_beyond,
+                                                       const struct quant_copy *copy, int64_t row, int64_t rows,
+                                                       int64_t c, int64_t columns) {
     uint8_t *const to = copy->data + c * copy->data_row_step + row;
-    return (struct fp8_turning){
+    return (struct fp8_transpose){
         codes,
         step,
         may_read_beyond,
@@ -57,32 +58,33 @@ static inline struct fp8_turning fp8_turning_begin(const uint8_t *codes, int64_t
         columns,
         0,
         ceil_div(rows, TILE) * ceil_div(columns, TILE),
-        turns_past_caches(to, copy->data_row_step, copy->operand.rows * copy->data_row_step)};
+        transpose_streams(to, copy->data_row_step, copy->operand.rows * copy->data_row_step)};
 }
 
-/* Until so many tiles are done. */
-VEC_OUTLINE void fp8_turning_go(struct fp8_turning *turning, int64_t tiles) {
-    const int64_t down = ceil_div(turning->rows, TILE);
-    for (; turning->done < min_int64(tiles, turning->tiles); ++turning->done) {
-        const int64_t i = turning->done / down * TILE;
-        const int64_t r = turning->done % down * TILE;
-        transpose_tile(turning->codes + r * turning->step + i, turning->step,
-                       min_int64(TILE, turning->rows - r), min_int64(TILE, turning->columns - i),
-                       turning->may_read_beyond, turning->to + i * turning->to_step + r, turning->to_step,
-                       turning->streams);
+/* Transposes until `tiles` tiles are complete. */
+VEC_OUTLINE void fp8_transpose_until(struct fp8_transpose *transpose, int64_t tiles) {
+    const int64_t down = ceil_div(transpose->rows, TILE);
+    for (; transpose->done < min_int64(tiles, transpose->tiles); ++transpose->done) {
+        const int64_t i = transpose->done / down * TILE;
+        const int64_t r = transpose->done % down * TILE;
+        transpose_tile(transpose->codes + r * transpose->step + i, transpose->step,
+                       min_int64(TILE, transpose->rows - r), min_int64(TILE, transpose->columns - i),
+                       transpose->may_read_beyond, transpose->to + i * transpose->to_step + r,
+                       transpose->to_step, transpose->streams);
     }
 }
 
-static inline void fp8_turn(const uint8_t *codes, int64_t step, bool may_read_beyond,
-                            const struct quant_copy *copy, int64_t row, int64_t rows, int64_t c,
-                            int64_t columns) {
-    struct fp8_turning turning = fp8_turning_begin(codes, step, may_read_beyond, copy, row, rows, c, columns);
-    fp8_turning_go(&turning, turning.tiles);
+static inline void fp8_transpose_all(const uint8_t *codes, int64_t step, bool may_read_beyond,
+                                     const struct quant_copy *copy, int64_t row, int64_t rows, int64_t c,
+                                     int64_t columns) {
+    struct fp8_transpose transpose =
+        fp8_transpose_begin(codes, step, may_read_beyond, copy, row, rows, c, columns);
+    fp8_transpose_until(&transpose, transpose.tiles);
 }
 
 /* Whether no element is NaN, infinite or scaled beyond the largest value. */
 VEC_OUTLINE bool fp8_columns_are_plain(struct encode_how how, const struct fp8_columns *together) {
-    bool is_plain = !how.is_careful;
+    bool is_plain = !how.not_te;
     for (int64_t i = 0; i < together->columns; ++i) {
         is_plain &= together->apply[i] >= 0x1p-90f &&
                     together->amax[i] * together->apply[i] < fp8_half_beyond(how.element);
@@ -122,30 +124,23 @@ VEC_INLINE void fp8_column_row(struct encode_how how, const char *x, int64_t col
 /* fp8_column_row(), out of line. */
 VEC_OUTLINE void fp8_column_row_of(struct encode_how how, const char *x, int64_t columns, const float *apply,
                                    bool is_plain, const uint8_t *random, uint8_t *codes) {
-    if (how.is_careful) {
-        FOR_DTYPE(how.dtype,
-                  FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_carefully(how, DTYPE, ELEMENT, true), x,
-                                                              columns, apply, false, NULL, codes)));
+    if (how.not_te) {
+        FOR_DTYPE(how.dtype, fp8_column_row(encode_not_te(how, DTYPE, OPAQ_E4M3, true), x, columns, apply,
+                                            false, NULL, codes));
     } else if (random != NULL) {
-        FOR_DTYPE(how.dtype,
-                  FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x, columns, apply,
-                                                              false, random, codes)));
-    } else if (is_plain) {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x,
-                                                                         columns, apply, true, NULL, codes)));
+        FOR_FP8_TE(how, fp8_column_row(HOW, x, columns, apply, false, random, codes));
     } else {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_column_row(encode_simply(DTYPE, ELEMENT), x,
-                                                                         columns, apply, false, NULL, codes)));
+        FOR_FP8_TE(how, FOR_FLAG(is_plain, fp8_column_row(HOW, x, columns, apply, FLAG, NULL, codes)));
     }
 }
 
-/* Codes of rows [row, row_end), to a strip. */
+/* Codes of rows [row, row_end), to a buffer. */
 static inline void fp8_column_codes(struct encode_how how, const struct quant_copy *copy,
                                     const struct fp8_columns *together, int64_t row, int64_t row_end,
                                     struct random_bytes *random, uint8_t *codes) {
     const struct quant_matrix *m = &copy->operand;
     const bool is_plain = fp8_columns_are_plain(how, together);
-    const bool is_random = !how.is_careful && random->is_used;
+    const bool is_random = !how.not_te && random->is_used;
     for (int64_t i = row; i < row_end; ++i, codes += FP8_PITCH) {
         const char *const x =
             (const char *)m->data + (i * m->column_step + together->c) * element_bytes(how.dtype);
@@ -166,7 +161,7 @@ static inline void fp8_columns_scale(struct encode_how how, const struct opaq_sp
     for (int64_t i = 0; i < together->columns; ++i) {
         has_nan |= float_is_nan(together->amax[i]) != 0;
     }
-    if (has_nan && !how.is_careful) {
+    if (has_nan && !how.not_te) {
         column_amaxes_of(m, row, row_end, together->c, together->columns, how.dtype, true, used);
     } else {
         memcpy(used, together->amax, sizeof used);
@@ -188,7 +183,7 @@ static inline void fp8_store_scales(const struct quant_copy *copy, const struct 
     }
 }
 
-/* Columns beyond the last are read as factors, but come to nothing. */
+/* Factors of columns beyond the last are read, but their codes are not stored. */
 VEC_INLINE struct fp8_columns fp8_columns_at(int64_t c, int64_t c_end, float apply) {
     struct fp8_columns together = {.c = c, .columns = min_int64(AMAX_COLUMNS, c_end - c)};
     for (int i = 0; i < AMAX_COLUMNS; ++i) {
@@ -201,21 +196,21 @@ VEC_INLINE struct fp8_columns fp8_columns_at(int64_t c, int64_t c_end, float app
 /* Rows [row, row_end) and up to AMAX_COLUMNS columns from c on, a scale for each column and `block` rows. */
 VEC_OUTLINE void fp8_scaled_columns(struct encode_how how, const struct quant_job *job,
                                     const struct quant_copy *copy, int64_t row, int64_t row_end, int64_t block,
-                                    int64_t c, int64_t c_end, struct fp8_strip *strip) {
+                                    int64_t c, int64_t c_end, struct fp8_buffer *buffer) {
     float stored[AMAX_COLUMNS];
     struct fp8_columns together = fp8_columns_at(c, c_end, 1.0f);
-    for (int64_t from = row; from < row_end; from += FP8_TURNED_ROWS) {
-        const int64_t end = min_int64(from + FP8_TURNED_ROWS, row_end);
-        for (int64_t r = from; r < end; r += min_int64(block, FP8_TURNED_ROWS)) {
+    for (int64_t from = row; from < row_end; from += FP8_BUFFER_ROWS) {
+        const int64_t end = min_int64(from + FP8_BUFFER_ROWS, row_end);
+        for (int64_t r = from; r < end; r += min_int64(block, FP8_BUFFER_ROWS)) {
             if ((r - row) % block == 0) {
                 fp8_columns_scale(how, &job->spec, &copy->operand, r, min_int64(r + block, row_end), &together,
                                   stored);
                 fp8_store_scales(copy, &together, r, stored);
             }
-            fp8_column_codes(how, copy, &together, r, min_int64(r + block, end), &strip->random,
-                             strip->codes + (r - from) * FP8_PITCH);
+            fp8_column_codes(how, copy, &together, r, min_int64(r + block, end), &buffer->random,
+                             buffer->codes + (r - from) * FP8_PITCH);
         }
-        fp8_turn(strip->codes, FP8_PITCH, true, copy, from, end - from, c, together.columns);
+        fp8_transpose_all(buffer->codes, FP8_PITCH, true, copy, from, end - from, c, together.columns);
     }
 }
 

@@ -27,11 +27,11 @@ static inline void fp8_scaled_rows(struct encode_how how, const struct quant_job
         const char *const x = operand_at(m, row, 0, how.dtype);
         uint8_t *const data = copy->data + row * copy->data_row_step;
         const float all = float_from_bits(amax_of_run(x, m->columns, how.dtype, false));
-        const bool passes_over = !how.is_careful && float_is_nan(all);
+        const bool passes_over = !how.not_te && float_is_nan(all);
         const float amax = passes_over ? float_from_bits(amax_of_run(x, m->columns, how.dtype, true)) : all;
         const struct fp8_scale scale = fp8_scale_from_amax(&job->spec, amax, FLT_MAX);
         ((float *)copy->scale)[row * copy->scale_layout.row_step] = scale.stored;
-        if (!how.is_careful && random->is_used) {
+        if (!how.not_te && random->is_used) {
             encode_randomly(how, random, row, 0, x, m->columns, scale.apply, 0, data);
         } else if (is_plain_amax(how, all, scale.apply)) {
             encode_plain_run(how, x, m->columns, scale.apply, 0, streams, data);
@@ -49,40 +49,54 @@ struct fp8_group {
     int64_t row_bytes;
     int64_t rows;
     int64_t columns;
-    int64_t ahead; /* bytes from what is read to what memory is asked for */
+    int64_t ahead; /* prefetch distance, in bytes */
 };
+
+/* The key of a whole block of one row. Prefetches what lies `ahead` bytes on, unless that is 0. */
+VEC_INLINE vec32 fp8_block_key(const char *x, int64_t ahead, enum opaq_element dtype, bool drop_nan) {
+    const int parts = FP8_BLOCK * element_bytes(dtype) / VEC_BYTES;
+    vec32 key = vec32_set(0);
+    for (int i = 0; i < parts; ++i) {
+        if (ahead != 0) {
+            __builtin_prefetch(x + ahead + i * VEC_BYTES);
+        }
+        key = key_max(key, key_of(vec_load(x + i * VEC_BYTES), dtype, drop_nan), dtype);
+    }
+    return key;
+}
 
 /* The amax of each block. */
 VEC_INLINE vecf fp8_group_amax(const struct fp8_group *group, enum opaq_element dtype, bool drop_nan) {
-    enum { PARTS_LIMIT = FP8_BLOCK * 4 / VEC_BYTES };
-    const int bytes = element_bytes(dtype);
-    const int parts = FP8_BLOCK * bytes / VEC_BYTES;
+    const int64_t block_bytes = FP8_BLOCK * element_bytes(dtype);
     vec32 key[FLOATS];
-    for (int b = 0; b < FLOATS; ++b) {
-        key[b] = vec32_set(0);
-    }
-    for (int64_t row = 0; row < group->rows; ++row) {
-        for (int b = 0; b * FP8_BLOCK < group->columns; ++b) {
-            char staged[PARTS_LIMIT * VEC_BYTES];
-            const char *from = group->x + row * group->row_bytes + (int64_t)b * FP8_BLOCK * bytes;
-            const int64_t inside = group->columns - b * FP8_BLOCK;
-            if (inside < FP8_BLOCK) {
-                memset(staged, 0, sizeof staged);
-                memcpy(staged, from, (size_t)(inside * bytes));
-                from = staged;
-            }
-            for (int i = 0; i < parts; ++i) {
-                if (group->rows > 1) { /* else it is done while codes are made */
-                    __builtin_prefetch(from + group->ahead + i * VEC_BYTES);
+    if (group->rows == 1 && group->columns == FLOATS * FP8_BLOCK) {
+        for (int b = 0; b < FLOATS; ++b) {
+            key[b] = fp8_block_key(group->x + b * block_bytes, 0, dtype, drop_nan);
+        }
+    } else {
+        for (int b = 0; b < FLOATS; ++b) {
+            key[b] = vec32_set(0);
+        }
+        for (int64_t row = 0; row < group->rows; ++row) {
+            for (int b = 0; b * FP8_BLOCK < group->columns; ++b) {
+                char staged[FP8_BLOCK * 4];
+                const char *from = group->x + row * group->row_bytes + b * block_bytes;
+                const int64_t inside = group->columns - b * FP8_BLOCK;
+                if (inside < FP8_BLOCK) {
+                    memset(staged, 0, sizeof staged);
+                    memcpy(staged, from, (size_t)(inside * element_bytes(dtype)));
+                    from = staged;
                 }
-                key[b] = key_max(key[b], key_of(vec_load(from + i * VEC_BYTES), dtype, drop_nan), dtype);
+                /* one row is prefetched while codes are made */
+                const vec32 each = fp8_block_key(from, group->rows > 1 ? group->ahead : 0, dtype, drop_nan);
+                key[b] = key_max(key[b], each, dtype);
             }
         }
     }
     return magnitudes_to_floats(key_magnitude(fold_keys(key, FLOATS, dtype), dtype, drop_nan), dtype);
 }
 
-/* The same, NaNs passed over; out of line, since they are rare. */
+/* The same, skipping NaNs; out of line, since they are rare. */
 VEC_OUTLINE vecf fp8_group_amax_without_nans(const struct fp8_group *group, enum opaq_element dtype) {
     vecf amax;
     FOR_DTYPE(dtype, amax = fp8_group_amax(group, DTYPE, true));
@@ -95,10 +109,34 @@ struct fp8_target {
     int64_t data_step;
     float *scale[2];
     int64_t scale_step[2];
-    int64_t ahead; /* bytes from what is read to what memory is asked for */
+    int64_t ahead; /* prefetch distance, in bytes */
     struct random_bytes *random;
     bool streams; /* one scale for the tensor: codes are written past the caches */
 };
+
+/* Codes of any blocks, given the amax of each, NaNs counting, and what they are multiplied with. */
+VEC_OUTLINE void fp8_group_codes(struct encode_how how, const struct fp8_group *group, int64_t r, int64_t c,
+                                 const float *amax, const float *apply, const struct fp8_target *target) {
+    for (int64_t i = 0; i < group->rows; ++i) {
+        const uint8_t *const random = !how.not_te && target->random->is_used
+                                          ? random_bytes(target->random, r + i, c, group->columns)
+                                          : NULL;
+        for (int b = 0; b * FP8_BLOCK < group->columns; ++b) {
+            const int64_t place = (int64_t)b * FP8_BLOCK;
+            const char *const x = group->x + i * group->row_bytes + place * element_bytes(how.dtype);
+            uint8_t *const data = target->data + i * target->data_step + place;
+            const int64_t n = min_int64(FP8_BLOCK, group->columns - place);
+            if (group->rows == 1) {
+                prefetch_run(x + target->ahead, FP8_BLOCK * element_bytes(how.dtype));
+            }
+            if (random == NULL && is_plain_amax(how, amax[b], apply[b])) {
+                encode_plain_run(how, x, n, apply[b], 0, false, data);
+            } else {
+                encode_any_run(how, x, n, apply[b], random == NULL ? NULL : random + place, 0, data);
+            }
+        }
+    }
+}
 
 /* Rows [r, r + rows) and columns [c, c_end) of x, at most as many as are done together. */
 VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, const struct quant_matrix *m,
@@ -107,15 +145,13 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
                                     rows, c_end - c, target->ahead};
     const vecf all = fp8_group_amax(&group, how.dtype, false);
     vecf amax = all;
-    if (!how.is_careful && any32(above32((vec32)all, 0x7F800000u))) {
+    if (!how.not_te && any32(above32((vec32)all, 0x7F800000u))) {
         amax = fp8_group_amax_without_nans(&group, how.dtype);
     }
     const struct fp8_scales scales =
         fp8_scales_from_amax(amax, &job->spec, how, fp8_scale_limit(&job->spec, m->dtype));
-    float each[FLOATS];
     float apply[FLOATS];
     float stored[FLOATS];
-    vec_store(each, (vec32)all);
     vec_store(apply, (vec32)scales.apply);
     vec_store(stored, (vec32)scales.stored);
     for (int b = 0; b * FP8_BLOCK < group.columns; ++b) {
@@ -125,26 +161,23 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
             }
         }
     }
+    const bool is_random = !how.not_te && target->random->is_used;
+    if (how.not_te || is_random || group.columns % FP8_BLOCK != 0 ||
+        !are_plain_amaxes(how.element, all, scales.apply)) {
+        float each[FLOATS];
+        vec_store(each, (vec32)all);
+        fp8_group_codes(how, &group, r, c, each, apply, target);
+        return;
+    }
     for (int64_t i = 0; i < rows; ++i) {
-        const uint8_t *const random = !how.is_careful && target->random->is_used
-                                          ? random_bytes(target->random, r + i, c, group.columns)
-                                          : NULL;
         for (int b = 0; b * FP8_BLOCK < group.columns; ++b) {
             const int64_t place = (int64_t)b * FP8_BLOCK;
             const char *const x = group.x + i * group.row_bytes + place * element_bytes(how.dtype);
-            uint8_t *const data = target->data + i * target->data_step + place;
-            const int64_t n = min_int64(FP8_BLOCK, group.columns - place);
             if (rows == 1) {
                 prefetch_run(x + target->ahead, FP8_BLOCK * element_bytes(how.dtype));
             }
-            if (random != NULL) {
-                encode_any_run(how, x, n, apply[b], random + place, 0, data);
-            } else if (n == FP8_BLOCK && is_plain_amax(how, each[b], apply[b])) {
-                /* a constant, so without a loop's end */
-                encode_run(how, x, FP8_BLOCK, apply[b], true, NULL, 0, false, data);
-            } else {
-                encode_any_run(how, x, n, apply[b], NULL, 0, data);
-            }
+            encode_run(how, x, FP8_BLOCK, apply[b], true, NULL, 0, false,
+                       target->data + i * target->data_step + place);
         }
     }
 }
@@ -153,12 +186,11 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
 VEC_OUTLINE void fp8_group_of(struct encode_how how, const struct quant_job *job, const struct quant_matrix *m,
                               int64_t r, int64_t rows, int64_t c, int64_t c_end,
                               const struct fp8_target *target) {
-    if (how.is_careful) {
-        FOR_DTYPE(how.dtype, fp8_group(encode_carefully(how, DTYPE, how.element, true), job, m, r, rows, c,
-                                       c_end, target));
+    if (how.not_te) {
+        FOR_DTYPE(how.dtype,
+                  fp8_group(encode_not_te(how, DTYPE, OPAQ_E4M3, true), job, m, r, rows, c, c_end, target));
     } else {
-        FOR_DTYPE(how.dtype, FOR_FP8_ELEMENT(how.element, fp8_group(encode_simply(DTYPE, ELEMENT), job, m, r,
-                                                                    rows, c, c_end, target)));
+        FOR_FP8_TE(how, fp8_group(HOW, job, m, r, rows, c, c_end, target));
     }
 }
 
@@ -195,7 +227,7 @@ VEC_INLINE struct quant_matrix region_matrix(const struct quant_region *region) 
 static inline void fp8_tensor_codes(struct encode_how how, const struct quant_job *job,
                                     struct random_bytes *random, int64_t row, int64_t c, const char *x,
                                     int64_t n, int64_t ahead, bool streams, uint8_t *data) {
-    if (!how.is_careful && random->is_used) {
+    if (!how.not_te && random->is_used) {
         encode_randomly(how, random, row, c, x, n, job->tensor_scale, ahead, data);
     } else {
         encode_unseen(how, x, n, job->tensor_scale, ahead, streams, data);
@@ -240,54 +272,54 @@ static inline void put_row(const uint8_t *codes, int64_t columns, bool streams, 
     memcpy(to + whole, codes + whole, (size_t)(columns - whole));
 }
 
-/* One scale for the tensor: rows of codes are made beside, put where the rowwise copy has them, and turned while the
- * next ones are made, so that memory is read and written all the time. */
+/* One scale for the tensor: codes go to a buffer, from there to the rowwise copy, and are transposed while the next
+ * rows are encoded, so that memory is read and written all the time. */
 static inline void fp8_tensor_region(struct encode_how how, const struct quant_job *job,
-                                     struct quant_region region, struct fp8_strip *strip) {
+                                     struct quant_region region, struct fp8_buffer *buffer) {
     int used = 0;
-    struct fp8_turning turning = {.tiles = 0};
+    struct fp8_transpose transpose = {.tiles = 0};
     const struct quant_copy *rowwise = region.rowwise;
     const struct quant_matrix m = region_matrix(&region);
     const bool streams = rowwise != NULL && codes_stream(rowwise);
     const int64_t ahead = 2 * m.row_step * element_bytes(how.dtype);
-    for (int64_t row = region.row; row < region.row_end; row += FP8_TURNED_ROWS) {
-        const int64_t rows = min_int64(FP8_TURNED_ROWS, region.row_end - row);
+    for (int64_t row = region.row; row < region.row_end; row += FP8_BUFFER_ROWS) {
+        const int64_t rows = min_int64(FP8_BUFFER_ROWS, region.row_end - row);
         for (int64_t c = region.c; c < region.c_end; c += FP8_WIDTH) {
             const int64_t columns = min_int64(FP8_WIDTH, region.c_end - c);
             for (int64_t r = 0; r < rows; ++r) {
-                uint8_t *const codes = strip[used].codes + r * FP8_PITCH;
-                fp8_tensor_codes(how, job, &strip->random, row + r, c, operand_at(&m, row + r, c, how.dtype),
+                uint8_t *const codes = buffer[used].codes + r * FP8_PITCH;
+                fp8_tensor_codes(how, job, &buffer->random, row + r, c, operand_at(&m, row + r, c, how.dtype),
                                  columns, ahead, false, codes);
                 if (rowwise != NULL) {
                     put_row(codes, columns, streams, rowwise->data + (row + r) * rowwise->data_row_step + c);
                 }
-                fp8_turning_go(&turning, turning.tiles * (r + 1) / rows);
+                fp8_transpose_until(&transpose, transpose.tiles * (r + 1) / rows);
             }
-            turning =
-                fp8_turning_begin(strip[used].codes, FP8_PITCH, true, region.columnwise, row, rows, c, columns);
+            transpose = fp8_transpose_begin(buffer[used].codes, FP8_PITCH, true, region.columnwise, row, rows,
+                                            c, columns);
             used = 1 - used;
         }
     }
-    fp8_turning_go(&turning, turning.tiles);
+    fp8_transpose_until(&transpose, transpose.tiles);
 }
 
-/* Codes are made where the rowwise copy has them, or else beside, and turned from there. */
+/* Codes go to the rowwise copy, or to a buffer if there is none, and are transposed from there. */
 static inline void fp8_shared_region(struct encode_how how, const struct quant_job *job,
-                                     struct quant_region region, struct fp8_strip *strip) {
+                                     struct quant_region region, struct fp8_buffer *buffer) {
     const struct quant_copy *rowwise = region.rowwise;
     const struct quant_matrix m = region_matrix(&region);
     const bool is_alone = region.columnwise == NULL && job->spec.format == OPAQ_FP8;
     const int64_t width = is_alone                       ? max_int64(region.c_end - region.c, 1)
                           : job->spec.format == OPAQ_FP8 ? FP8_WIDTH
                                                          : fp8_group_columns(FP8_BLOCK);
-    for (int64_t row = region.row; row < region.row_end; row += FP8_TURNED_ROWS) {
-        const int64_t row_end = min_int64(row + FP8_TURNED_ROWS, region.row_end);
+    for (int64_t row = region.row; row < region.row_end; row += FP8_BUFFER_ROWS) {
+        const int64_t row_end = min_int64(row + FP8_BUFFER_ROWS, region.row_end);
         for (int64_t c = region.c; c < region.c_end; c += width) {
             const int64_t c_end = min_int64(c + width, region.c_end);
-            struct fp8_target target = {.data = strip->codes,
+            struct fp8_target target = {.data = buffer->codes,
                                         .data_step = FP8_PITCH,
                                         .ahead = 2 * m.row_step * element_bytes(how.dtype),
-                                        .random = &strip->random,
+                                        .random = &buffer->random,
                                         .streams = is_alone && lines_stream(rowwise)};
             if (rowwise != NULL) {
                 target.data = rowwise->data + row * rowwise->data_row_step + c;
@@ -301,8 +333,8 @@ static inline void fp8_shared_region(struct encode_how how, const struct quant_j
                 fp8_shared_codes(how, job, &part, target);
             }
             if (region.columnwise != NULL) {
-                fp8_turn(codes, target.data_step, rowwise == NULL, region.columnwise, row, row_end - row, c,
-                         c_end - c);
+                fp8_transpose_all(codes, target.data_step, rowwise == NULL, region.columnwise, row,
+                                  row_end - row, c, c_end - c);
             }
         }
     }
@@ -312,29 +344,29 @@ static inline void fp8_shared_region(struct encode_how how, const struct quant_j
 
 /* Blocks of 128 along rows, or down columns. Where both are made, part of the columns is done before the next. */
 static inline void fp8_block_region(struct encode_how how, const struct quant_job *job,
-                                    struct quant_region region, struct fp8_strip *strip) {
-    const bool is_usual = region.rowwise != NULL && region.columnwise != NULL && !how.is_careful;
+                                    struct quant_region region, struct fp8_buffer *buffer) {
+    const bool in_one_pass = region.rowwise != NULL && region.columnwise != NULL && !how.not_te;
     const int64_t width = region.columnwise != NULL ? AMAX_COLUMNS : max_int64(region.c_end - region.c, 1);
-    for (int64_t row = region.row; row < region.row_end; row += FP8_TURNED_ROWS) {
-        const int64_t row_end = min_int64(row + FP8_TURNED_ROWS, region.row_end);
+    for (int64_t row = region.row; row < region.row_end; row += FP8_BUFFER_ROWS) {
+        const int64_t row_end = min_int64(row + FP8_BUFFER_ROWS, region.row_end);
         for (int64_t c = region.c; c < region.c_end; c += width) {
             const int64_t c_end = min_int64(c + width, region.c_end);
-            if (is_usual && row_end - row == FP8_BLOCK && c_end - c == FP8_BOTH_COLUMNS) {
+            if (in_one_pass && row_end - row == FP8_BLOCK && c_end - c == FP8_BOTH_COLUMNS) {
                 const int64_t next = c_end < region.c_end
                                          ? FP8_BOTH_COLUMNS
                                          : FP8_BLOCK * region.rowwise->operand.row_step + region.c - c;
                 if (fp8_both_part(how, &job->spec, region.rowwise, region.columnwise, row, c,
-                                  next * element_bytes(how.dtype), strip)) {
+                                  next * element_bytes(how.dtype), buffer)) {
                     continue;
                 }
             }
             if (region.rowwise != NULL) {
                 fp8_block_rows(how, job, region.rowwise, row, row_end, c, c_end,
                                region.columnwise == NULL ? AHEAD_BYTES : ahead_bytes(region.rowwise, 2),
-                               &strip->random);
+                               &buffer->random);
             }
             if (region.columnwise != NULL) {
-                fp8_scaled_columns(how, job, region.columnwise, row, row_end, FP8_BLOCK, c, c_end, strip);
+                fp8_scaled_columns(how, job, region.columnwise, row, row_end, FP8_BLOCK, c, c_end, buffer);
             }
         }
     }
@@ -342,13 +374,13 @@ static inline void fp8_block_region(struct encode_how how, const struct quant_jo
 
 /* Whole rows, or whole columns. */
 static inline void fp8_row_region(struct encode_how how, const struct quant_job *job,
-                                  struct quant_region region, struct fp8_strip *strip) {
+                                  struct quant_region region, struct fp8_buffer *buffer) {
     if (region.rowwise != NULL) {
-        fp8_scaled_rows(how, job, region.rowwise, region.row, region.row_end, &strip->random);
+        fp8_scaled_rows(how, job, region.rowwise, region.row, region.row_end, &buffer->random);
     }
     for (int64_t c = region.c; region.columnwise != NULL && c < region.c_end; c += AMAX_COLUMNS) {
         fp8_scaled_columns(how, job, region.columnwise, region.row, region.row_end,
-                           max_int64(region.row_end - region.row, 1), c, region.c_end, strip);
+                           max_int64(region.row_end - region.row, 1), c, region.c_end, buffer);
     }
 }
 
@@ -358,14 +390,14 @@ VEC_INLINE struct encode_how fp8_how(const struct quant_job *job) {
     const bool is_te = job->spec.rule == OPAQ_RULE_TE;
     return (struct encode_how){.dtype = job->copy[0].operand.dtype,
                                .element = job->spec.element == OPAQ_E5M2 ? OPAQ_E5M2 : OPAQ_E4M3,
-                               .is_careful = !is_te,
+                               .not_te = !is_te,
                                .divides = !is_te,
                                .drops_zero_sign = job->spec.rule == OPAQ_RULE_COMPRESSED_TENSORS};
 }
 
 /* Whether the vectors' arithmetic goes with the tensor's factor: under rule te above 0 and finite, else not negative. A
  * caller may give any. */
-static inline bool fp8_is_usual(const struct quant_job *job) {
+static inline bool fp8_factor_in_range(const struct quant_job *job) {
     const float factor = job->tensor_scale;
     return job->spec.format != OPAQ_FP8 ||
            (job->spec.rule == OPAQ_RULE_TE ? factor > 0.0f && float_is_finite(factor)
@@ -373,18 +405,18 @@ static inline bool fp8_is_usual(const struct quant_job *job) {
 }
 
 VEC_OUTLINE void fp8_quantize_region(const struct quant_job *job, struct quant_region region) {
-    struct fp8_strip strip[2];
+    struct fp8_buffer buffer[2];
     const struct encode_how how = fp8_how(job);
     const bool is_across = region.rowwise == NULL;
-    random_bytes_begin(&strip->random, job, is_across ? region.columnwise : region.rowwise, is_across);
+    random_bytes_begin(&buffer->random, job, is_across ? region.columnwise : region.rowwise, is_across);
     if (job->spec.format == OPAQ_FP8ROW) {
-        fp8_row_region(how, job, region, strip);
+        fp8_row_region(how, job, region, buffer);
     } else if (job->spec.format == OPAQ_FP8BLK1) {
-        fp8_block_region(how, job, region, strip);
+        fp8_block_region(how, job, region, buffer);
     } else if (job->spec.format == OPAQ_FP8 && region.columnwise != NULL) {
-        fp8_tensor_region(how, job, region, strip);
+        fp8_tensor_region(how, job, region, buffer);
     } else {
-        fp8_shared_region(how, job, region, strip);
+        fp8_shared_region(how, job, region, buffer);
     }
     finish_streams();
 }
@@ -393,11 +425,11 @@ VEC_OUTLINE void fp8_quantize_region(const struct quant_job *job, struct quant_r
 static inline bool fp8_is_covered(const struct quant_job *job, const struct quant_copy *copy) {
     const bool is_along = (copy->operand.column_step == 1 || copy->operand.row_step == 1) &&
                           copy->data_column_step == 1 && copy->operand.columns > 0;
-    return is_along && fp8_is_usual(job);
+    return is_along && fp8_factor_in_range(job);
 }
 
-static inline void quantize_fp8_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
-                                    int64_t r_end) {
+void VEC_NAME(quantize_fp8)(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                            int64_t r_end) {
     if (fp8_is_covered(job, copy)) {
         fp8_quantize_region(job, region_of_copy(copy, copy->operand.column_step == 1, r, r_end));
     } else {
@@ -405,8 +437,9 @@ static inline void quantize_fp8_vec(const struct quant_job *job, const struct qu
     }
 }
 
-/* What is not usual of fp8row and fp8blk1 goes faster apart. So does what has random bits, which fp8's copies share. */
-static inline bool covers_both_fp8_vec(const struct quant_job *job) {
+/* Under rules other than te, fp8row and fp8blk1 are faster one copy after the other. So are random bits, except those
+ * of fp8, whose copies share them. */
+bool VEC_NAME(covers_both_fp8)(const struct quant_job *job) {
     const struct quant_copy *copy = job->copy;
     const bool is_row = job->spec.format == OPAQ_FP8ROW;
     const bool is_stochastic = (job->spec.options & OPAQ_STOCHASTIC) != 0;
@@ -417,12 +450,14 @@ static inline bool covers_both_fp8_vec(const struct quant_job *job) {
            fp8_is_covered(job, &copy[1]) && copy[0].operand.column_step == 1 && copy[1].operand.row_step == 1;
 }
 
-static inline void quantize_both_fp8_vec(const struct quant_job *job, int64_t r, int64_t r_end) {
+void VEC_NAME(quantize_both_fp8)(const struct quant_job *job, int64_t r, int64_t r_end) {
     if (job->spec.format == OPAQ_FP8ROW) {
         fp8row_quantize_both(job, region_of_both(job, r, r_end));
     } else {
         fp8_quantize_region(job, region_of_both(job, r, r_end));
     }
 }
+
+const struct both_amaxes VEC_NAME(amaxes_fp8row) = {fp8row_find_amaxes, fp8row_amaxes_in_range, fp8row_finish};
 
 #endif

@@ -2,8 +2,8 @@
  * columns and one for their codes. Depends on encode_run_vec.h and quantize_fp8_both_vec.h. Specification:
  * docs/formats.md.
  *
- * Amaxes lie where scales go later: those of rows until their codes are made, those of columns until all are. That is for
- * what is usual: rule te, no element NaN, infinite or scaled beyond the largest value. */
+ * Amaxes are stored where scales go later: those of rows until their codes are made, those of columns until all are.
+ * Only for rule te, and if no element is NaN, infinite or scaled beyond the largest value. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_FP8ROW_BOTH_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_FP8ROW_BOTH_VEC_H
 
@@ -16,8 +16,8 @@ enum { FP8ROW_COLUMNS = 4096, FP8ROW_ROWS = 4 };
 
 /* ---- amaxes ---- */
 
-/* `rows` rows, `bytes` bytes of each, joined to the keys of the columns, and each to its own. Memory is asked for what lies
- * `ahead` bytes on. */
+/* Takes `bytes` bytes of `rows` rows into the keys of the columns, and each row into its own. Prefetches `ahead` bytes
+ * on. */
 VEC_INLINE void fp8row_keys_add(const char *x, int64_t row_bytes, int rows, int64_t bytes, int64_t ahead,
                                 enum opaq_element dtype, vec32 *column_keys, vec32 row_keys[FP8ROW_ROWS]) {
     const int64_t parts = bytes / VEC_BYTES;
@@ -42,7 +42,7 @@ VEC_INLINE void fp8row_keys_add(const char *x, int64_t row_bytes, int rows, int6
     }
 }
 
-/* Up to FLOATS rows; their amaxes are joined to those that are there. */
+/* Up to FLOATS rows; `amax` is raised to their amaxes. */
 VEC_INLINE void fp8row_group_amaxes(const char *x, int64_t row_bytes, int64_t rows, int64_t bytes,
                                     enum opaq_element dtype, vec32 *column_keys, float *amax) {
     vec32 row_keys[FLOATS];
@@ -63,7 +63,7 @@ VEC_INLINE void fp8row_group_amaxes(const char *x, int64_t row_bytes, int64_t ro
     }
 }
 
-/* Amaxes of columns joined to those that are there, while other threads do the same. */
+/* Raises `amax` to the amaxes found, while other threads do the same. */
 static inline void fp8row_join(const float *found, int64_t n, float *amax) {
     uint32_t *const there = (uint32_t *)amax;
     for (int64_t i = 0; i < n; ++i) {
@@ -76,8 +76,8 @@ static inline void fp8row_join(const float *found, int64_t n, float *amax) {
 }
 
 /* Rows [row, row_end), up to FP8ROW_COLUMNS columns from c on. */
-VEC_INLINE void fp8row_strip_amaxes(const struct quant_job *job, int64_t row, int64_t row_end, int64_t c,
-                                    int64_t columns, enum opaq_element dtype) {
+VEC_INLINE void fp8row_part_amaxes(const struct quant_job *job, int64_t row, int64_t row_end, int64_t c,
+                                   int64_t columns, enum opaq_element dtype) {
     const struct quant_matrix *m = &job->copy[0].operand;
     const int64_t row_bytes = m->row_step * element_bytes(dtype);
     const int step_parts = dtype == OPAQ_F32 ? 2 : 1;
@@ -103,7 +103,7 @@ static inline void fp8row_find_amaxes(const struct quant_job *job, int64_t r, in
     const struct quant_matrix *m = &job->copy[0].operand;
     for (int64_t c = 0; c < m->columns; c += FP8ROW_COLUMNS) {
         const int64_t columns = min_int64(FP8ROW_COLUMNS, m->columns - c);
-        FOR_DTYPE(m->dtype, fp8row_strip_amaxes(job, r, r_end, c, columns, DTYPE));
+        FOR_DTYPE(m->dtype, fp8row_part_amaxes(job, r, r_end, c, columns, DTYPE));
     }
 }
 
@@ -121,7 +121,7 @@ VEC_INLINE struct encode_how fp8row_how(const struct quant_job *job) {
                                .element = job->spec.element == OPAQ_E5M2 ? OPAQ_E5M2 : OPAQ_E4M3};
 }
 
-static inline bool fp8row_amaxes_are_usual(const struct quant_job *job) {
+static inline bool fp8row_amaxes_in_range(const struct quant_job *job) {
     const struct encode_how how = fp8row_how(job);
     bool are_plain = true;
     for (int copy = 0; copy < 2; ++copy) {
@@ -177,17 +177,17 @@ VEC_OUTLINE void fp8row_columns_at(struct encode_how how, const struct opaq_spec
     }
 }
 
-/* Up to FP8_BLOCK rows and FP8_BOTH_COLUMNS columns; what comes next lies `ahead` bytes on. */
+/* Up to FP8_BLOCK rows and FP8_BOTH_COLUMNS columns; the next part lies `ahead` bytes on. */
 static inline void fp8row_both_part(struct encode_how how, const struct quant_region *part,
                                     const float *row_apply, const struct fp8row_columns *down, int64_t ahead,
-                                    struct fp8_strip *strip) {
+                                    struct fp8_buffer *buffer) {
     const struct quant_copy *rowwise = part->rowwise;
     const int64_t columns = part->c_end - part->c;
     const bool streams = codes_stream(rowwise);
     for (int64_t i = 0; i < part->row_end - part->row; ++i) {
         const char *const from = operand_at(&rowwise->operand, part->row + i, part->c, how.dtype);
         uint8_t *const to = rowwise->data + (part->row + i) * rowwise->data_row_step + part->c;
-        uint8_t *const beside = strip->codes + i * FP8_PITCH;
+        uint8_t *const beside = buffer->codes + i * FP8_PITCH;
         if (columns == FP8_BOTH_COLUMNS) {
             float along[FP8_BOTH_BLOCKS];
             for (int b = 0; b < FP8_BOTH_BLOCKS; ++b) {
@@ -199,13 +199,13 @@ static inline void fp8row_both_part(struct encode_how how, const struct quant_re
             fp8_column_row_of(how, from, columns, down->apply, true, NULL, beside);
         }
     }
-    fp8_turn(strip->codes, FP8_PITCH, true, part->columnwise, part->row, part->row_end - part->row, part->c,
-             columns);
+    fp8_transpose_all(buffer->codes, FP8_PITCH, true, part->columnwise, part->row, part->row_end - part->row,
+                      part->c, columns);
 }
 
 /* Rows [row, row_end) of x; the last ones come first, which may be in a cache since their amaxes were found. */
 static inline void fp8row_both_region(struct encode_how how, const struct opaq_spec *spec,
-                                      const struct quant_region *region, struct fp8_strip *strip) {
+                                      const struct quant_region *region, struct fp8_buffer *buffer) {
     const int64_t panels = ceil_div(region->row_end - region->row, FP8_BLOCK);
     const int64_t row_step = region->rowwise->operand.row_step;
     for (int64_t panel = panels - 1; panel >= 0; --panel) {
@@ -222,14 +222,14 @@ static inline void fp8row_both_region(struct encode_how how, const struct opaq_s
                               &down);
             const int64_t before = panel > 0 ? region->c - part.c - FP8_BLOCK * row_step : 0;
             const int64_t next = part.c_end < region->c_end ? FP8_BOTH_COLUMNS : before;
-            fp8row_both_part(how, &part, row_apply, &down, next * element_bytes(how.dtype), strip);
+            fp8row_both_part(how, &part, row_apply, &down, next * element_bytes(how.dtype), buffer);
         }
     }
 }
 
 VEC_OUTLINE void fp8row_quantize_both(const struct quant_job *job, struct quant_region region) {
-    struct fp8_strip strip;
-    fp8row_both_region(fp8row_how(job), &job->spec, &region, &strip);
+    struct fp8_buffer buffer;
+    fp8row_both_region(fp8row_how(job), &job->spec, &region, &buffer);
     finish_streams();
 }
 

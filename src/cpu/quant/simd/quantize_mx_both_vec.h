@@ -16,22 +16,23 @@ VEC_INLINE void mx_put(const vec16 codes[MX_STEPS], enum opaq_element element, b
     }
 }
 
-/* Codes of a row of both copies. Memory is asked for what lies at `next`. */
-VEC_INLINE void mx_both_row(struct block_kind kind, const char *x, const char *next, const float *row_factors,
-                            const struct step_floats *column_factors, uint8_t *rowwise, uint8_t *columnwise) {
-    const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;
-    const int64_t step_bytes = STEP * element_bytes(kind.how.dtype);
+/* Codes of a row of both copies. Prefetches the row at `next`. */
+VEC_INLINE void mx_both_row(struct encode_how how, const char *x, const char *next, const float *row_factors,
+                            const struct step_floats *column_factors, bool streams, uint8_t *rowwise,
+                            uint8_t *columnwise) {
+    const int packing = how.element == OPAQ_E2M1 ? 2 : 1;
+    const int64_t step_bytes = STEP * element_bytes(how.dtype);
     for (int s = 0; s < BOTH_STEPS; s += MX_STEPS) {
         vec16 along[MX_STEPS];
         vec16 down[MX_STEPS];
         for (int k = 0; k < MX_STEPS; ++k) {
-            const struct step step = step_load(x + (s + k) * step_bytes, kind.how.dtype);
-            prefetch_step(next + (s + k) * step_bytes, kind.how.dtype);
-            along[k] = both_along(kind, step, row_factors, s + k, true);
-            down[k] = both_down(kind, step, column_factors, s + k, true);
+            const struct step step = step_load(x + (s + k) * step_bytes, how.dtype);
+            prefetch_step(next + (s + k) * step_bytes, how.dtype);
+            along[k] = both_along(how, step, row_factors, s + k, true);
+            down[k] = both_down(how, step, column_factors, s + k, true);
         }
-        mx_put(along, kind.how.element, kind.streams, rowwise + s * STEP / packing);
-        mx_put(down, kind.how.element, kind.streams, columnwise + s * STEP / packing);
+        mx_put(along, how.element, streams, rowwise + s * STEP / packing);
+        mx_put(down, how.element, streams, columnwise + s * STEP / packing);
     }
 }
 
@@ -40,19 +41,12 @@ VEC_OUTLINE void mx_both_row_of(const struct block_kind *kind, const char *x, co
                                 const struct step_floats *column_factors, uint8_t *rowwise,
                                 uint8_t *columnwise) {
     const char *const next = x + kind->ahead;
-    if (kind->streams) {
-        FOR_DTYPE(kind->how.dtype, FOR_ELEMENT(kind->how.element,
-                                               mx_both_row(plain_kind(*kind, DTYPE, ELEMENT, true), x, next,
-                                                           row_factors, column_factors, rowwise, columnwise)));
-    } else {
-        FOR_DTYPE(kind->how.dtype, FOR_ELEMENT(kind->how.element,
-                                               mx_both_row(plain_kind(*kind, DTYPE, ELEMENT, false), x, next,
-                                                           row_factors, column_factors, rowwise, columnwise)));
-    }
+    FOR_BLOCK_TE(kind->how, FOR_FLAG(kind->streams, mx_both_row(HOW, x, next, row_factors, column_factors, FLAG,
+                                                                rowwise, columnwise)));
 }
 
-/* MX_BLOCK rows and BOTH_COLUMNS columns from (row, c) on; what comes next lies `kind.ahead` bytes on. False, and
- * nothing is written, if they are not plain, which is all or nothing here: scales do not let anything beyond. */
+/* MX_BLOCK rows and BOTH_COLUMNS columns from (row, c) on; the next part lies `kind->ahead` bytes on. Returns false and
+ * writes nothing if there is a NaN or an infinity; nothing else is out of range here. */
 static inline bool mx_both_part(const struct block_kind *kind, const struct quant_copy *rowwise,
                                 const struct quant_copy *columnwise, int64_t row, int64_t c) {
     const int packing = kind->how.element == OPAQ_E2M1 ? 2 : 1;

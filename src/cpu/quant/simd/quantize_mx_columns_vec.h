@@ -9,9 +9,9 @@
 #include "cpu/quant/simd/specialize_vec.h"
 #include "format/swizzle.h"
 
-/* So many columns are done at a time, row by row, so that memory is read and written in long runs; codes are made in strips
- * of whole vectors. */
-enum { MX_BLOCK = 32, MX_STEPS = 4, MX_STRIP = MX_STEPS * STEP, MX_WIDTH = 2048 };
+/* MX_WIDTH columns are done at a time, row by row, so that memory is read and written in long runs; codes of
+ * MX_VECTOR_COLUMNS columns are whole vectors. */
+enum { MX_BLOCK = 32, MX_STEPS = 4, MX_VECTOR_COLUMNS = MX_STEPS * STEP, MX_WIDTH = 2048 };
 
 /* How columns become blocks. */
 struct mx_columns {
@@ -28,7 +28,7 @@ struct mx_column_factors {
     bool is_plain;
 };
 
-/* A step of a row of which `left` columns are there. */
+/* A step of a row that has `left` more columns. */
 VEC_INLINE struct step load_step_partly(const char *x, int64_t left, enum opaq_element dtype) {
     char staged[STEP * 4];
     if (left >= STEP) {
@@ -44,7 +44,7 @@ VEC_INLINE void mx_column_amaxes(const struct column_source *source, int64_t row
                                  enum opaq_element dtype, bool drop_nan, struct step_floats *amax) {
     struct step keys[MX_WIDTH / STEP];
     const int64_t step_bytes = STEP * element_bytes(dtype);
-    const int64_t steps = round_up(columns, MX_STRIP) / STEP;
+    const int64_t steps = round_up(columns, MX_VECTOR_COLUMNS) / STEP;
     memset(keys, 0, (size_t)steps * sizeof keys[0]);
     for (int64_t i = 0; i < rows; ++i) {
         const char *const x = source->x + i * source->row_bytes;
@@ -62,11 +62,7 @@ VEC_INLINE void mx_column_amaxes(const struct column_source *source, int64_t row
 /* The same for any dtype, out of line. */
 VEC_OUTLINE void mx_column_amaxes_of(const struct column_source *source, int64_t rows, int64_t columns,
                                      enum opaq_element dtype, bool drop_nan, struct step_floats *amax) {
-    if (drop_nan) {
-        FOR_DTYPE(dtype, mx_column_amaxes(source, rows, columns, DTYPE, true, amax));
-    } else {
-        FOR_DTYPE(dtype, mx_column_amaxes(source, rows, columns, DTYPE, false, amax));
-    }
+    FOR_DTYPE(dtype, FOR_FLAG(drop_nan, mx_column_amaxes(source, rows, columns, DTYPE, FLAG, amax)));
 }
 
 /* Square blocks: one amax for MX_BLOCK columns. */
@@ -85,8 +81,8 @@ VEC_INLINE void mx_square_amaxes(struct step_floats *amax) {
 /* Scale codes of columns, and their factors. */
 static inline void mx_column_scales(struct mx_columns kind, const struct column_source *source, int64_t rows,
                                     int64_t columns, struct mx_column_factors *factors) {
-    const bool is_te = !kind.how.is_careful;
-    const int64_t steps = round_up(columns, MX_STRIP) / STEP;
+    const bool is_te = !kind.how.not_te;
+    const int64_t steps = round_up(columns, MX_VECTOR_COLUMNS) / STEP;
     bool is_plain = is_te && !kind.random->is_used;
     mx_column_amaxes_of(source, rows, columns, kind.how.dtype, false, factors->step);
     bool drops_nans = false;
@@ -147,7 +143,7 @@ VEC_INLINE void store_row_partly(const uint8_t *codes, int64_t columns, enum opa
     }
 }
 
-/* Codes of a strip of a row; with their random bytes if they are not rounded to the nearest. */
+/* Codes of MX_VECTOR_COLUMNS columns of a row; with their random bytes if they are not rounded to the nearest. */
 VEC_INLINE void mx_column_codes(struct encode_how how, const char *x, const struct step_floats *factors,
                                 bool is_plain, const uint8_t *random, bool streams, uint8_t *data) {
     vec16 codes[MX_STEPS];
@@ -167,16 +163,16 @@ VEC_INLINE void mx_column_codes(struct encode_how how, const char *x, const stru
     }
 }
 
-/* Codes of a row. The last columns, if they are no whole strip, are copied, with zeros behind them. */
+/* Codes of a row. The last columns, if fewer than MX_VECTOR_COLUMNS, are copied, with zeros behind them. */
 VEC_INLINE void mx_column_row(struct encode_how how, const char *x, int64_t columns,
                               const struct step_floats *factors, bool is_plain, const uint8_t *random,
                               bool streams, uint8_t *data) {
     const int packing = how.element == OPAQ_E2M1 ? 2 : 1;
     const int64_t bytes = element_bytes(how.dtype);
-    for (int64_t k = 0; k < columns; k += MX_STRIP) {
-        char staged[MX_STRIP * 4];
-        uint8_t staged_codes[MX_STRIP];
-        const bool is_whole = columns - k >= MX_STRIP;
+    for (int64_t k = 0; k < columns; k += MX_VECTOR_COLUMNS) {
+        char staged[MX_VECTOR_COLUMNS * 4];
+        uint8_t staged_codes[MX_VECTOR_COLUMNS];
+        const bool is_whole = columns - k >= MX_VECTOR_COLUMNS;
         if (!is_whole) {
             memset(staged, 0, sizeof staged);
             memcpy(staged, x + k * bytes, (size_t)((columns - k) * bytes));
@@ -190,35 +186,25 @@ VEC_INLINE void mx_column_row(struct encode_how how, const char *x, int64_t colu
     }
 }
 
-/* The same out of line: by the rules of other software, and by any. */
-VEC_OUTLINE void mx_careful_column_row(struct encode_how how, const char *x, int64_t columns,
-                                       const struct step_floats *factors, const uint8_t *random, bool streams,
-                                       uint8_t *data) {
-    if (random != NULL) {
-        FOR_DTYPE(how.dtype,
-                  FOR_ELEMENT(how.element, mx_column_row(encode_carefully(how, DTYPE, ELEMENT, false), x,
-                                                         columns, factors, false, random, streams, data)));
-    } else {
-        FOR_DTYPE(how.dtype,
-                  FOR_ELEMENT(how.element, mx_column_row(encode_carefully(how, DTYPE, ELEMENT, false), x,
-                                                         columns, factors, false, NULL, streams, data)));
-    }
+/* The same out of line: to the nearest by the rules of other software, and in any way. */
+VEC_OUTLINE void mx_column_row_not_te(struct encode_how how, const char *x, int64_t columns,
+                                      const struct step_floats *factors, bool streams, uint8_t *data) {
+    FOR_DTYPE(how.dtype, FOR_ELEMENT(how.element, mx_column_row(encode_not_te(how, DTYPE, ELEMENT, false), x,
+                                                                columns, factors, false, NULL, streams, data)));
 }
 
 VEC_OUTLINE void mx_column_row_of(struct encode_how how, const char *x, int64_t columns,
                                   const struct step_floats *factors, bool is_plain, const uint8_t *random,
                                   bool streams, uint8_t *data) {
-    if (how.is_careful) {
-        mx_careful_column_row(how, x, columns, factors, random, streams, data);
-    } else if (random != NULL) {
-        FOR_DTYPE(how.dtype, FOR_ELEMENT(how.element, mx_column_row(encode_simply(DTYPE, ELEMENT), x, columns,
-                                                                    factors, false, random, streams, data)));
-    } else if (is_plain) {
-        FOR_DTYPE(how.dtype, FOR_ELEMENT(how.element, mx_column_row(encode_simply(DTYPE, ELEMENT), x, columns,
-                                                                    factors, true, NULL, streams, data)));
+    if (random != NULL) {
+        FOR_DTYPE(how.dtype,
+                  FOR_ELEMENT(how.element, mx_column_row(encode_at_random(how, DTYPE, ELEMENT), x, columns,
+                                                         factors, false, random, streams, data)));
+    } else if (how.not_te) {
+        mx_column_row_not_te(how, x, columns, factors, streams, data);
     } else {
-        FOR_DTYPE(how.dtype, FOR_ELEMENT(how.element, mx_column_row(encode_simply(DTYPE, ELEMENT), x, columns,
-                                                                    factors, false, NULL, streams, data)));
+        FOR_BLOCK_TE(how,
+                     FOR_FLAG(is_plain, mx_column_row(HOW, x, columns, factors, FLAG, NULL, streams, data)));
     }
 }
 
@@ -228,8 +214,7 @@ static inline void mx_column_part(struct mx_columns kind, const struct quant_cop
     struct mx_column_factors factors;
     const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;
     const int64_t rows = min_int64(MX_BLOCK, copy->operand.columns - row);
-    const struct column_source source =
-        column_source_at(&copy->operand, row, rows, c, 0, 0, kind.how.dtype, NULL);
+    const struct column_source source = column_source_at(&copy->operand, row, c, kind.how.dtype);
     mx_column_scales(kind, &source, rows, columns, &factors);
     store_mx_column_scales(copy, c, columns, row / MX_BLOCK, factors.codes);
     for (int64_t i = 0; i < rows; ++i) {

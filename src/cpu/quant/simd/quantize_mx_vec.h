@@ -20,8 +20,8 @@ static inline void quantize_mx_how(struct encode_how how, const struct quant_job
     const struct quant_copy *columnwise = region.columnwise;
     const bool is_both = rowwise != NULL && columnwise != NULL;
     const bool is_stochastic = (spec->options & OPAQ_STOCHASTIC) != 0;
-    const bool is_usual = is_both && !how.is_careful && rowwise->block_rows == 1 && !is_stochastic;
-    const int64_t width = is_usual                              ? BOTH_COLUMNS
+    const bool in_one_pass = is_both && !how.not_te && rowwise->block_rows == 1 && !is_stochastic;
+    const int64_t width = in_one_pass                           ? BOTH_COLUMNS
                           : columnwise != NULL && is_stochastic ? RANDOM_DOWN
                           : columnwise != NULL                  ? MX_WIDTH
                                                                 : max_int64(region.c_end - region.c, 1);
@@ -38,7 +38,7 @@ static inline void quantize_mx_how(struct encode_how how, const struct quant_job
         const int64_t row_end = min_int64(row + MX_BLOCK, region.row_end);
         for (int64_t c = region.c; c < region.c_end; c += width) {
             const int64_t c_end = min_int64(c + width, region.c_end);
-            if (is_usual && row_end - row == MX_BLOCK && c_end - c == BOTH_COLUMNS) {
+            if (in_one_pass && row_end - row == MX_BLOCK && c_end - c == BOTH_COLUMNS) {
                 const int64_t next =
                     c_end < region.c_end ? BOTH_COLUMNS : MX_BLOCK * rowwise->operand.row_step + region.c - c;
                 struct block_kind part = kind;
@@ -66,7 +66,7 @@ VEC_OUTLINE void mx_quantize_region(const struct quant_job *job, struct quant_re
     const enum opaq_rule rule = (enum opaq_rule)job->spec.rule;
     const struct encode_how how = {.dtype = job->copy[0].operand.dtype,
                                    .element = (enum opaq_element)job->spec.element,
-                                   .is_careful = rule != OPAQ_RULE_TE,
+                                   .not_te = rule != OPAQ_RULE_TE,
                                    .drops_zero_sign = rule == OPAQ_RULE_COMPRESSED_TENSORS,
                                    .halves_down = rule == OPAQ_RULE_MODELOPT};
     quantize_mx_how(how, job, region, &random);
@@ -86,8 +86,8 @@ static inline bool mx_is_covered(const struct opaq_spec *spec, const struct quan
     return (is_along_rows(copy) || mx_is_along_columns(copy)) && is_wide;
 }
 
-static inline void quantize_mx_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
-                                   int64_t r_end) {
+void VEC_NAME(quantize_mx)(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                           int64_t r_end) {
     if (mx_is_covered(&job->spec, copy)) {
         mx_quantize_region(job, region_of_copy(copy, is_along_rows(copy), r, r_end));
     } else {
@@ -95,12 +95,12 @@ static inline void quantize_mx_vec(const struct quant_job *job, const struct qua
     }
 }
 
-static inline bool covers_both_mx_vec(const struct quant_job *job) {
+bool VEC_NAME(covers_both_mx)(const struct quant_job *job) {
     return is_along_rows(&job->copy[0]) && mx_is_along_columns(&job->copy[1]) &&
            mx_is_covered(&job->spec, &job->copy[0]) && mx_is_covered(&job->spec, &job->copy[1]);
 }
 
-static inline void quantize_both_mx_vec(const struct quant_job *job, int64_t r, int64_t r_end) {
+void VEC_NAME(quantize_both_mx)(const struct quant_job *job, int64_t r, int64_t r_end) {
     mx_quantize_region(job, region_of_both(job, r, r_end));
 }
 

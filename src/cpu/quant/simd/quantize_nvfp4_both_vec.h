@@ -6,29 +6,30 @@
 #include "cpu/quant/simd/quantize_both_vec.h"
 #include "cpu/quant/simd/quantize_nvfp4_columns_vec.h"
 
-_Static_assert((int)NVFP4_STRIP == (int)BOTH_COLUMNS, "a strip is as wide as a part");
+_Static_assert((int)NVFP4_BUFFER_COLUMNS == (int)BOTH_COLUMNS, "a buffer is as wide as a part");
 
-/* So many steps of a row make a vector of codes, and codes of so many rows a word. */
+/* Steps of a row that make a vector of codes, rows whose codes make a word, blocks of a row of a part. */
 enum { NVFP4_BOTH_STEPS = 4, NVFP4_BOTH_ROWS = 4, NVFP4_BOTH_BLOCKS = BOTH_COLUMNS / HELD_ROWS };
 
 /* Codes of NVFP4_BOTH_STEPS steps from s on, of NVFP4_BOTH_ROWS rows of both copies: each row's for the rowwise one, and
  * words of theirs for the columnwise one. */
-VEC_INLINE void nvfp4_both_steps(struct block_kind kind, const char *x, int64_t row_bytes, int s,
+VEC_INLINE void nvfp4_both_steps(struct encode_how how, const char *x, int64_t row_bytes, int64_t ahead, int s,
                                  const float *row_factors, const struct step_floats *column_factors,
-                                 bool is_plain, uint8_t *rowwise, int64_t rowwise_step, uint8_t *words) {
-    const int64_t step_bytes = STEP * element_bytes(kind.how.dtype);
+                                 bool is_plain, bool streams, uint8_t *rowwise, int64_t rowwise_step,
+                                 uint8_t *words) {
+    const int64_t step_bytes = STEP * element_bytes(how.dtype);
     vec16 down[NVFP4_BOTH_STEPS] = {vec16_set(0), vec16_set(0), vec16_set(0), vec16_set(0)};
     for (int i = NVFP4_BOTH_ROWS - 1; i >= 0; --i) {
         vec16 along[NVFP4_BOTH_STEPS];
         for (int k = 0; k < NVFP4_BOTH_STEPS; ++k) {
             const char *const from = x + i * row_bytes + (s + k) * step_bytes;
-            const struct step step = step_load(from, kind.how.dtype);
-            prefetch_step(from + kind.ahead, kind.how.dtype);
-            along[k] = both_along(kind, step, row_factors + i * NVFP4_BOTH_BLOCKS, s + k, is_plain);
-            down[k] = down[k] << 4 | both_down(kind, step, column_factors, s + k, is_plain);
+            const struct step step = step_load(from, how.dtype);
+            prefetch_step(from + ahead, how.dtype);
+            along[k] = both_along(how, step, row_factors + i * NVFP4_BOTH_BLOCKS, s + k, is_plain);
+            down[k] = down[k] << 4 | both_down(how, step, column_factors, s + k, is_plain);
         }
         vec_put(rowwise + i * rowwise_step + s * STEP / 2, pack_nibbles(along[0], along[1], along[2], along[3]),
-                kind.streams);
+                streams);
     }
     for (int k = 0; k < NVFP4_BOTH_STEPS; ++k) {
         vec_store(words + 2 * (s + k) * STEP, (vec32)down[k]);
@@ -41,16 +42,16 @@ VEC_OUTLINE void nvfp4_both_steps_of(const struct block_kind *kind, const char *
                                      bool is_plain, uint8_t *rowwise, int64_t rowwise_step, uint8_t *words) {
     if (!is_plain) {
         FOR_DTYPE(kind->how.dtype,
-                  nvfp4_both_steps(plain_kind(*kind, DTYPE, OPAQ_E2M1, kind->streams), x, row_bytes, s,
-                                   row_factors, column_factors, false, rowwise, rowwise_step, words));
+                  nvfp4_both_steps(encode_te(DTYPE, OPAQ_E2M1), x, row_bytes, kind->ahead, s, row_factors,
+                                   column_factors, false, kind->streams, rowwise, rowwise_step, words));
     } else if (kind->streams) {
         FOR_DTYPE(kind->how.dtype,
-                  nvfp4_both_steps(plain_kind(*kind, DTYPE, OPAQ_E2M1, true), x, row_bytes, s, row_factors,
-                                   column_factors, true, rowwise, rowwise_step, words));
+                  nvfp4_both_steps(encode_te(DTYPE, OPAQ_E2M1), x, row_bytes, kind->ahead, s, row_factors,
+                                   column_factors, true, true, rowwise, rowwise_step, words));
     } else {
         FOR_DTYPE(kind->how.dtype,
-                  nvfp4_both_steps(plain_kind(*kind, DTYPE, OPAQ_E2M1, false), x, row_bytes, s, row_factors,
-                                   column_factors, true, rowwise, rowwise_step, words));
+                  nvfp4_both_steps(encode_te(DTYPE, OPAQ_E2M1), x, row_bytes, kind->ahead, s, row_factors,
+                                   column_factors, true, false, rowwise, rowwise_step, words));
     }
 }
 
@@ -70,15 +71,15 @@ static inline void nvfp4_both_rows(const struct block_kind *kind, const char *x,
     }
 }
 
-/* HELD_ROWS rows and BOTH_COLUMNS columns from (row, c) on, block `block` of the strip; what comes next lies `kind->ahead`
- * bytes on. False, and nothing is written, if there is a NaN. */
+/* HELD_ROWS rows and BOTH_COLUMNS columns from (row, c) on, block `block` of the buffer; the next part lies
+ * `kind->ahead` bytes on. Returns false and writes nothing if there is a NaN. */
 static inline bool nvfp4_both_part(const struct block_kind *kind, const struct quant_copy *rowwise,
-                                   struct nvfp4_strip *strip, int64_t block, int64_t row, int64_t c) {
+                                   struct nvfp4_buffer *buffer, int64_t block, int64_t row, int64_t c) {
     const int64_t bytes = element_bytes(kind->how.dtype);
     const int64_t row_bytes = rowwise->operand.row_step * bytes;
     const int64_t data_step = rowwise->data_row_step / 2;
     const char *const x = (const char *)rowwise->operand.data + row * row_bytes + c * bytes;
-    struct both_globals globals = {.column = strip->global, .column_inverse = strip->inverse};
+    struct both_globals globals = {.column = buffer->global, .column_inverse = buffer->inverse};
     struct both_scales scales;
     for (int i = 0; i < HELD_ROWS; ++i) {
         globals.row[i] = nvfp4_global_of_stored(kind->spec, rowwise->amax[(row + i) * rowwise->amax_step]);
@@ -87,7 +88,7 @@ static inline bool nvfp4_both_part(const struct block_kind *kind, const struct q
     if (scales.has_nans) {
         return false;
     }
-    memcpy(strip->scales + block * NVFP4_SCALE_PITCH, scales.column_codes, BOTH_COLUMNS);
+    memcpy(buffer->scales + block * NVFP4_SCALE_PITCH, scales.column_codes, BOTH_COLUMNS);
     for (int i = 0; i < HELD_ROWS; ++i) {
         store_scales(rowwise, row + i, c / HELD_ROWS, NVFP4_BOTH_BLOCKS,
                      scales.row_codes + i * NVFP4_BOTH_BLOCKS);
@@ -95,7 +96,7 @@ static inline bool nvfp4_both_part(const struct block_kind *kind, const struct q
     for (int i = 0; i < HELD_ROWS; i += NVFP4_BOTH_ROWS) {
         nvfp4_both_rows(kind, x + i * row_bytes, row_bytes, &scales, i,
                         rowwise->data + (row + i) * data_step + c / 2, data_step,
-                        strip_codes(strip, block, i / NVFP4_BOTH_ROWS, 0));
+                        buffer_codes(buffer, block, i / NVFP4_BOTH_ROWS, 0));
     }
     return true;
 }

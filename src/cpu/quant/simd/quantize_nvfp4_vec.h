@@ -18,17 +18,20 @@ enum { BLOCK = 16, BLOCKS_ARE_NVFP4 = true };
 #include "cpu/quant/simd/region_vec.h"
 
 VEC_INLINE struct encode_how nvfp4_how(enum opaq_element dtype, bool is_te) {
-    return (struct encode_how){
-        .dtype = dtype, .element = OPAQ_E2M1, .is_careful = !is_te, .divides = true, .drops_zero_sign = true};
+    return is_te ? encode_te(dtype, OPAQ_E2M1) : nvfp4_not_te(dtype);
 }
 
-/* Along the rows of x. Memory is asked for `rows_ahead` rows before it is needed. */
+/* Along the rows of x. Prefetches `rows_ahead` rows ahead. */
 static inline void quantize_nvfp4_rows(enum opaq_element dtype, bool is_te, const struct quant_job *job,
                                        const struct quant_copy *copy, int64_t r, int64_t r_end, int64_t c,
                                        int64_t c_end, int64_t rows_ahead) {
-    const struct random_source random = random_source(job, copy);
+    const bool is_random = (job->spec.options & OPAQ_STOCHASTIC) != 0;
+    struct random_source random;
+    if (is_random) {
+        random = random_source(job, copy);
+    }
     const struct block_kind kind = {nvfp4_how(dtype, is_te), &job->spec, ahead_bytes(copy, rows_ahead),
-                                    codes_stream(copy), job->spec.options & OPAQ_STOCHASTIC ? &random : NULL};
+                                    codes_stream(copy), is_random ? &random : NULL};
     for (int64_t row = r; row < r_end; row += copy->block_rows) {
         const float stored = copy->amax[row * copy->amax_step];
         const struct block_globals globals = {nvfp4_global_of_stored(&job->spec, stored), stored};
@@ -37,45 +40,48 @@ static inline void quantize_nvfp4_rows(enum opaq_element dtype, bool is_te, cons
     }
 }
 
-/* Down its columns: block `block` of a strip. */
+/* Down its columns: block `block` of a buffer. */
 static inline void quantize_nvfp4_columns(enum opaq_element dtype, bool is_te, const struct quant_job *job,
-                                          const struct quant_copy *copy, struct nvfp4_strip *strip,
+                                          const struct quant_copy *copy, struct nvfp4_buffer *buffer,
                                           int64_t block, int64_t row, int64_t row_end, int64_t c, int64_t c_end,
                                           bool prefetches) {
-    const struct random_source random = random_source(job, copy);
-    const struct nvfp4_columns kind = {
-        nvfp4_how(dtype, is_te), dtype,      copy->is_hadamard,
-        copy->block_rows > 1,    &job->spec, job->spec.options & OPAQ_STOCHASTIC ? &random : NULL};
-    nvfp4_strip_block_of(&kind, copy, strip, block, row, row_end - row, c, c_end - c, prefetches);
+    const bool is_random = (job->spec.options & OPAQ_STOCHASTIC) != 0;
+    struct random_source random;
+    if (is_random) {
+        random = random_source(job, copy);
+    }
+    const struct nvfp4_columns kind = {nvfp4_how(dtype, is_te), copy->is_hadamard, copy->block_rows > 1,
+                                       &job->spec, is_random ? &random : NULL};
+    nvfp4_column_block(&kind, copy, buffer, block, row, row_end - row, c, c_end - c, prefetches);
 }
 
 /* Rows [row, row_end) and columns [c, c_end) of x, for the copies that are wanted. For the columnwise one row is a
- * multiple of NVFP4_STRIP_ROWS, and row_end too unless it is the last; c is a multiple of TILE. */
+ * multiple of NVFP4_BUFFER_ROWS, and row_end too unless it is the last; c is a multiple of TILE. */
 static inline void nvfp4_region(enum opaq_element dtype, bool is_te, const struct quant_job *job,
                                 struct quant_region region) {
     const struct quant_copy *rowwise = region.rowwise;
     const struct quant_copy *columnwise = region.columnwise;
-    const int64_t width = columnwise == NULL ? max_int64(region.c_end - region.c, 1) : NVFP4_STRIP;
-    const bool is_usual = rowwise != NULL && columnwise != NULL && is_te && rowwise->block_rows == 1 &&
-                          !columnwise->is_hadamard &&
-                          (job->spec.options & (OPAQ_STOCHASTIC | OPAQ_4OVER6)) == 0;
-    struct block_kind usual = {nvfp4_how(dtype, true), &job->spec, 0, false, NULL};
-    if (is_usual) {
-        usual.ahead = ahead_bytes(rowwise, HELD_ROWS);
-        usual.streams = codes_stream(rowwise);
+    const int64_t width = columnwise == NULL ? max_int64(region.c_end - region.c, 1) : NVFP4_BUFFER_COLUMNS;
+    const bool in_one_pass = rowwise != NULL && columnwise != NULL && is_te && rowwise->block_rows == 1 &&
+                             !columnwise->is_hadamard &&
+                             (job->spec.options & (OPAQ_STOCHASTIC | OPAQ_4OVER6)) == 0;
+    struct block_kind kind = {nvfp4_how(dtype, true), &job->spec, 0, false, NULL};
+    if (in_one_pass) {
+        kind.ahead = ahead_bytes(rowwise, HELD_ROWS);
+        kind.streams = codes_stream(rowwise);
     }
-    struct nvfp4_strip strip;
-    for (int64_t row = region.row; row < region.row_end; row += NVFP4_STRIP_ROWS) {
-        const int64_t row_end = min_int64(row + NVFP4_STRIP_ROWS, region.row_end);
+    struct nvfp4_buffer buffer;
+    for (int64_t row = region.row; row < region.row_end; row += NVFP4_BUFFER_ROWS) {
+        const int64_t row_end = min_int64(row + NVFP4_BUFFER_ROWS, region.row_end);
         for (int64_t c = region.c; c < region.c_end; c += width) {
             const int64_t c_end = min_int64(c + width, region.c_end);
             if (columnwise != NULL) {
-                nvfp4_strip_begin(&strip, &job->spec, columnwise, c, c_end - c);
+                nvfp4_buffer_begin(&buffer, &job->spec, columnwise, c, c_end - c);
             }
             for (int64_t r = row; r < row_end; r += HELD_ROWS) {
                 const int64_t r_end = min_int64(r + HELD_ROWS, row_end);
-                if (is_usual && r_end - r == HELD_ROWS && c_end - c == BOTH_COLUMNS &&
-                    nvfp4_both_part(&usual, rowwise, &strip, (r - row) / HELD_ROWS, r, c)) {
+                if (in_one_pass && r_end - r == HELD_ROWS && c_end - c == BOTH_COLUMNS &&
+                    nvfp4_both_part(&kind, rowwise, &buffer, (r - row) / HELD_ROWS, r, c)) {
                     continue;
                 }
                 if (rowwise != NULL) {
@@ -83,12 +89,12 @@ static inline void nvfp4_region(enum opaq_element dtype, bool is_te, const struc
                                         columnwise == NULL ? 1 : HELD_ROWS);
                 }
                 if (columnwise != NULL) {
-                    quantize_nvfp4_columns(dtype, is_te, job, columnwise, &strip, (r - row) / HELD_ROWS, r,
+                    quantize_nvfp4_columns(dtype, is_te, job, columnwise, &buffer, (r - row) / HELD_ROWS, r,
                                            r_end, c, c_end, rowwise == NULL);
                 }
             }
             if (columnwise != NULL) {
-                nvfp4_strip_end(&strip, columnwise, row, ceil_div(row_end - row, HELD_ROWS), c, c_end - c);
+                nvfp4_buffer_end(&buffer, columnwise, row, ceil_div(row_end - row, HELD_ROWS), c, c_end - c);
             }
         }
     }
@@ -104,19 +110,19 @@ static inline bool nvfp4_is_covered(const struct quant_job *job, const struct qu
                                     int64_t r_end) {
     const bool is_along = is_along_rows(copy) || (is_along_columns(copy) && copy->data_column_step == 1);
     const bool is_4over6 = (job->spec.options & OPAQ_4OVER6) != 0;
-    bool is_usual = true;
+    bool in_range = true;
     for (int64_t row = r; row < (copy->amax_step == 0 ? r + 1 : r_end); ++row) {
         const float stored = copy->amax[row * copy->amax_step];
         const float global = nvfp4_global_of_stored(&job->spec, stored);
-        is_usual &= nvfp4_is_usual(global, job->spec.rule == OPAQ_RULE_TE) &&
-                    (!is_4over6 || four_over_six_is_usual(stored));
+        in_range &= nvfp4_global_in_range(global, job->spec.rule == OPAQ_RULE_TE) &&
+                    (!is_4over6 || four_over_six_in_range(stored));
     }
     const bool is_nearest = (job->spec.options & OPAQ_STOCHASTIC) == 0 || job->spec.rule == OPAQ_RULE_TE;
-    return is_along && is_usual && is_nearest;
+    return is_along && in_range && is_nearest;
 }
 
-static inline void quantize_nvfp4_vec(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
-                                      int64_t r_end) {
+void VEC_NAME(quantize_nvfp4)(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
+                              int64_t r_end) {
     if (!nvfp4_is_covered(job, copy, r, r_end)) {
         quantize_nvfp4_ref(job, copy, r, r_end);
     } else {
@@ -124,7 +130,7 @@ static inline void quantize_nvfp4_vec(const struct quant_job *job, const struct 
     }
 }
 
-static inline bool covers_both_nvfp4_vec(const struct quant_job *job) {
+bool VEC_NAME(covers_both_nvfp4)(const struct quant_job *job) {
     const struct quant_copy *rowwise = &job->copy[0];
     const struct quant_copy *columnwise = &job->copy[1];
     return is_along_rows(rowwise) && !is_along_rows(columnwise) &&
@@ -132,7 +138,7 @@ static inline bool covers_both_nvfp4_vec(const struct quant_job *job) {
            nvfp4_is_covered(job, columnwise, 0, columnwise->operand.rows);
 }
 
-static inline void quantize_both_nvfp4_vec(const struct quant_job *job, int64_t r, int64_t r_end) {
+void VEC_NAME(quantize_both_nvfp4)(const struct quant_job *job, int64_t r, int64_t r_end) {
     nvfp4_quantize_region(job, region_of_both(job, r, r_end));
 }
 

@@ -6,14 +6,14 @@
 #include "cpu/quant/simd/specialize_vec.h"
 #include "cpu/quant/simd/stochastic_vec.h"
 
-/* Columns of x whose bytes are there at a time: of one row along rows, of 16 down columns. */
+/* Columns of x whose bytes are kept at a time: of one row along rows, of 16 down columns. */
 enum { RANDOM_ALONG = 2048, RANDOM_DOWN = 512, RANDOM_PITCH = RANDOM_DOWN + 64 };
 
 struct random_bytes {
     bool is_used; /* else codes are rounded to the nearest, and there is nothing here */
     bool is_down; /* blocks run down columns of x */
     struct random_source source;
-    int64_t row; /* down columns: what is there, from this row and column on */
+    int64_t row; /* down columns: the first row and column whose bytes are kept */
     int64_t c;
     int64_t columns;
     uint8_t bytes[16 * RANDOM_PITCH];

@@ -5,7 +5,7 @@
 #include "backend/quant_job.h"
 #include "cpu/quant/simd/encode_vec.h"
 
-/* Rows [row, row_end) and columns [c, c_end) of x. At least one copy is there. */
+/* Rows [row, row_end) and columns [c, c_end) of x. At least one copy is not NULL. */
 struct quant_region {
     const struct quant_copy *rowwise;
     const struct quant_copy *columnwise;
@@ -27,17 +27,17 @@ VEC_INLINE struct quant_region region_of_both(const struct quant_job *job, int64
     return (struct quant_region){&job->copy[0], &job->copy[1], r, r_end, 0, job->copy[0].operand.columns};
 }
 
-/* How far ahead memory is asked for along a row, of long blocks and of short ones; and from how many bytes on codes go past
- * the caches. */
-enum { AHEAD_BYTES = 8192, SHORT_AHEAD_BYTES = 2048, STREAMED_BYTES = 4 << 20 };
+/* Prefetch distances along a row, of long blocks and of short ones, and the size from which on codes bypass the caches;
+ * in bytes. */
+enum { AHEAD_BYTES = 8192, SHORT_AHEAD_BYTES = 6144, STREAMED_BYTES = 4 << 20 };
 
-/* How far ahead memory is asked for: so many rows of x, or some lines where one row is meant. */
+/* Prefetch distance in bytes: `rows` rows of x, or if that is one, a few lines. */
 VEC_INLINE int64_t ahead_bytes(const struct quant_copy *rowwise, int64_t rows) {
     const int64_t row_bytes = rowwise->operand.row_step * element_bytes(rowwise->operand.dtype);
     return rows == 1 ? SHORT_AHEAD_BYTES : rows * row_bytes;
 }
 
-/* Whether codes are written past the caches: a large tensor whose rows are whole vectors. */
+/* Whether stores of codes bypass the caches: of a large tensor whose rows are whole vectors. */
 VEC_INLINE bool codes_stream(const struct quant_copy *copy) {
     const int packing = copy->is_packed ? 2 : 1;
     const int64_t step = (copy->data_column_step == 1 ? copy->data_row_step : copy->data_column_step) / packing;
@@ -48,7 +48,7 @@ VEC_INLINE bool codes_stream(const struct quant_copy *copy) {
 /* The same for codes that gain only where a vector is a whole line. */
 VEC_INLINE bool lines_stream(const struct quant_copy *copy) { return VEC_BYTES == 64 && codes_stream(copy); }
 
-/* What was written past the caches is in order with what comes. */
+/* Orders streaming stores before later ones. */
 VEC_INLINE void finish_streams(void) { _mm_sfence(); }
 
 #endif

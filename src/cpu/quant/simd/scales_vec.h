@@ -29,7 +29,7 @@ VEC_INLINE struct block_scales e4m3_scales(vecf wanted) {
     return (struct block_scales){codes_of_sum(sum, OPAQ_E4M3) - code_excess(OPAQ_E4M3), sum - grid, false};
 }
 
-/* nvfp4_block(), global being what nvfp4_global() gives, as nvfp4_is_usual() wants it, and `inverse` one over it. */
+/* nvfp4_block(), global being what nvfp4_global() gives, as nvfp4_global_in_range() wants it, and `inverse` one over it. */
 VEC_INLINE struct block_scales nvfp4_scales(vecf amax, vecf global, vecf inverse, const struct opaq_spec *spec,
                                             bool is_te) {
     if (is_te) {
@@ -61,9 +61,9 @@ VEC_INLINE struct block_scales nvfp4_scales(vecf amax, vecf global, vecf inverse
     return scales;
 }
 
-/* Whether nvfp4_scales() can do with it: under rule te finite, and half of what follows from it no subnormal number, else
- * not negative. A caller may give a strange amax. */
-static inline bool nvfp4_is_usual(float global, bool is_te) {
+/* Whether nvfp4_scales() handles it: under rule te finite and large enough that no intermediate result is subnormal,
+ * else not negative. A caller may pass any amax. */
+static inline bool nvfp4_global_in_range(float global, bool is_te) {
     return is_te ? global >= 0x1p-116f && float_is_finite(global) : float_to_bits(global) <= 0x7F800000u;
 }
 
@@ -127,7 +127,7 @@ struct fp8_scales {
 /* fp8_scale_from_amax() */
 VEC_INLINE struct fp8_scales fp8_scales_from_amax(vecf amax, const struct opaq_spec *spec,
                                                   struct encode_how how, float limit) {
-    if (how.is_careful) {
+    if (how.not_te) {
         const vecf scale = amax / largest_value(how.element);
         const vecf instead = vecf_set(spec->rule == OPAQ_RULE_MODELOPT ? 1.0f : FLT_EPSILON);
         const vec32 used = replace32(equal32((vec32)scale, 0), (vec32)scale, (vec32)instead);

@@ -48,4 +48,28 @@
         }                                                \
     } while (0)
 
+/* `statement` with FLAG, a constant, for `flag`. */
+#define FOR_FLAG(flag, statement)  \
+    do {                           \
+        if (flag) {                \
+            enum { FLAG = true };  \
+            statement;             \
+        } else {                   \
+            enum { FLAG = false }; \
+            statement;             \
+        }                          \
+    } while (0)
+
+/* `statement` with HOW, a constant struct encode_how: rule te, `how`'s dtype and its element, one of 8 bits or any. */
+#define FOR_FP8_TE(how, statement)                                         \
+    FOR_DTYPE((how).dtype, FOR_FP8_ELEMENT((how).element, {                \
+                  const struct encode_how HOW = encode_te(DTYPE, ELEMENT); \
+                  statement;                                               \
+              }))
+#define FOR_BLOCK_TE(how, statement)                                       \
+    FOR_DTYPE((how).dtype, FOR_BLOCK_ELEMENT((how).element, {              \
+                  const struct encode_how HOW = encode_te(DTYPE, ELEMENT); \
+                  statement;                                               \
+              }))
+
 #endif

@@ -37,7 +37,8 @@ struct random_words {
     vec32 word[4];
 };
 
-/* philox() of two times RANDOM_PAIRS blocks whose numbers are given: words in the even dwords, with anything beside them. */
+/* philox() of two times RANDOM_PAIRS blocks whose numbers are given: words in the even dwords; the odd ones are
+ * undefined. */
 VEC_INLINE void random_even(const struct random_source *source, uint64_t number[2][RANDOM_PAIRS],
                             struct random_words words[2]) {
     for (int i = 0; i < 2; ++i) {
@@ -58,7 +59,7 @@ VEC_INLINE void random_even(const struct random_source *source, uint64_t number[
     }
 }
 
-/* The words of FLOATS blocks: `first`, and so many after it each. */
+/* The words of FLOATS blocks, `step` apart from `first` on. */
 VEC_INLINE struct random_words random_blocks(const struct random_source *source, uint64_t first,
                                              uint64_t step) {
     uint64_t number[2][RANDOM_PAIRS];
@@ -103,8 +104,7 @@ VEC_INLINE struct step_floats random_of_bytes(const uint8_t *bytes) {
     return (struct step_floats){to_floats(words & 0xFFFFu), to_floats(words >> 16)};
 }
 
-/* Codes, without signs, of scaled magnitudes that are cut after so many 256ths of a step were added; NaN becomes the
- * largest. */
+/* Codes, without signs, of scaled magnitudes: adds `random` 256ths of a step, then truncates. NaN becomes the largest. */
 VEC_INLINE vec32 cut_to_codes(vecf a, vecf random, enum opaq_element element) {
     const uint32_t bits = (uint32_t)mantissa_bits(element);
     const vecf kept = minf(a, vecf_set(largest_value(element)));
@@ -117,12 +117,12 @@ VEC_INLINE vec32 cut_to_codes(vecf a, vecf random, enum opaq_element element) {
                      normal);
 }
 
-/* Codes, as words, of a step under finite factors above 0; careful ones may be NaN. */
+/* Codes, as words, of a step under finite factors above 0, or NaN under some rules. */
 VEC_INLINE vec16 encode_stochastic(struct encode_how how, struct step x, vecf even, vecf odd,
                                    struct step_floats random) {
     const struct step_floats magnitudes = step_magnitudes(x, how.dtype);
     const struct step_floats a = {magnitudes.even * even, magnitudes.odd * odd};
-    const mask16 nans = how.is_careful ? scaled_nans(a) : step_nans(x, how.dtype);
+    const mask16 nans = how.not_te ? scaled_nans(a) : step_nans(x, how.dtype);
     const vec16 codes = join_words(cut_to_codes(a.even, random.even, how.element),
                                    cut_to_codes(a.odd, random.odd, how.element));
     return finish_codes(codes, step_signs(x, how.dtype), nans, nans, how.element);

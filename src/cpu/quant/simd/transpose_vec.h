@@ -6,8 +6,9 @@
 /* The square has this many rows and columns: a row is a vector. */
 enum { TILE = VEC_BYTES };
 
-/* In each lane a square of 16 x 16. Bytes of rows i and i + 8 take turns: the row's highest bit becomes the lowest of the
- * column, and the column's highest the lowest of the row; after four times rows are columns. */
+/* In each lane a square of 16 x 16. Interleaving the bytes of rows i and i + 8 makes the highest bit of the row's
+ * number the lowest of the column's, and the highest of the column's the lowest of the row's; after four times rows are
+ * columns. */
 VEC_INLINE void transpose_lanes(vec32 row[16]) {
     vec32 other[16];
     for (int round = 0; round < 4; ++round) {
@@ -49,13 +50,13 @@ VEC_INLINE void transpose_quads(const vec32 row[QUADS], vec32 column[QUADS]) {
 }
 
 /* Whether columns are written past the caches: whole lines only. */
-VEC_INLINE bool turns_past_caches(const uint8_t *to, int64_t to_step, int64_t bytes) {
+VEC_INLINE bool transpose_streams(const uint8_t *to, int64_t to_step, int64_t bytes) {
     const int64_t large = 4 << 20;
     return VEC_BYTES == 64 && bytes >= large && (uintptr_t)to % VEC_BYTES == 0 && to_step % VEC_BYTES == 0;
 }
 
-VEC_INLINE void turn_whole(const uint8_t *from, int64_t from_step, int64_t rows, int64_t columns, uint8_t *to,
-                           int64_t to_step, bool streams) {
+VEC_INLINE void transpose_whole(const uint8_t *from, int64_t from_step, int64_t rows, int64_t columns,
+                                uint8_t *to, int64_t to_step, bool streams) {
     vec32 part[TILE];
     for (int group = 0; group < LANES; ++group) {
         vec32 row[16];
@@ -98,7 +99,7 @@ static inline void transpose_tile(const uint8_t *from, int64_t from_step, int64_
         from = staged;
         from_step = TILE;
     }
-    turn_whole(from, from_step, rows, columns, to, to_step, streams);
+    transpose_whole(from, from_step, rows, columns, to, to_step, streams);
 }
 
 #endif

@@ -1,12 +1,9 @@
-/* cpu/quant/x86/dequantize_avx512.c: dequantize_vec.h, compiled for AVX-512. */
-#include "cpu/quant/x86/quant_table_avx512.h"
+/* cpu/quant/x86/dequantize_avx512.c: dequantize_vec.h and decode_row_vec.h, compiled for AVX-512. */
+#include "cpu/quant/x86/quant_kernels_x86.h"
 
 #if defined(__x86_64__)
 #include "cpu/quant/x86/vec_avx512.h"
 
+#include "cpu/quant/simd/decode_row_vec.h"
 #include "cpu/quant/simd/dequantize_vec.h"
-
-void dequantize_avx512(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end) {
-    dequantize_vec(job, copy, r, r_end);
-}
 #endif

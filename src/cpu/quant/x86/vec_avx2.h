@@ -8,6 +8,9 @@
 #include <stdint.h>
 #include <string.h>
 
+/* What a kernel is called. */
+#define VEC_NAME(name) name##_avx2
+
 #define VEC_INLINE static inline __attribute__((always_inline))
 
 enum { VEC_BYTES = 32, LANES = 2, FLOATS = 8, WORDS = 16 };

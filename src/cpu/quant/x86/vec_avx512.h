@@ -11,6 +11,9 @@
 #include <stdint.h>
 #include <string.h>
 
+/* What a kernel is called. */
+#define VEC_NAME(name) name##_avx512
+
 #define VEC_INLINE static inline __attribute__((always_inline))
 
 enum { VEC_BYTES = 64, LANES = 4, FLOATS = 16, WORDS = 32 };
@@ -88,8 +91,8 @@ VEC_INLINE vec32 choose_bits(vec32 a, vec32 b, vec32 c) {
 VEC_INLINE vec32 to_integers(vecf v) { return (vec32)_mm512_cvttps_epi32(v); }
 VEC_INLINE vecf to_floats(vec32 v) { return _mm512_cvtepi32_ps((__m512i)v); }
 
-/* The even dwords of a and b multiplied, 64 bits wide; odd dwords moved to even places, and back; and even ones of a
- * beside odd ones of b. */
+/* The even dwords of a and b multiplied, 64 bits wide; odd dwords moved to even places, and back; and the even ones of
+ * a with the odd ones of b. */
 VEC_INLINE vec32 multiply_even(vec32 a, vec32 b) { return (vec32)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
 VEC_INLINE vec32 odd_to_even(vec32 a) { return (vec32)_mm512_srli_epi64((__m512i)a, 32); }
 VEC_INLINE vec32 even_to_odd(vec32 a) { return (vec32)_mm512_slli_epi64((__m512i)a, 32); }
@@ -158,10 +161,10 @@ VEC_INLINE vec32 halves_second(vec32 x, vec32 y) {
 /* In each lane: the first 8 bytes of x and of y, and the second ones. */
 VEC_INLINE vec32 quads_first(vec32 x, vec32 y) { return (vec32)_mm512_unpacklo_epi64((__m512i)x, (__m512i)y); }
 VEC_INLINE vec32 quads_second(vec32 x, vec32 y) { return (vec32)_mm512_unpackhi_epi64((__m512i)x, (__m512i)y); }
-/* In each lane: x's and y's words in turn, of their first four, and of their second. */
+/* In each lane: the words of x and y interleaved, of their first four, and of their second. */
 VEC_INLINE vec32 words_first(vec32 x, vec32 y) { return (vec32)_mm512_unpacklo_epi16((__m512i)x, (__m512i)y); }
 VEC_INLINE vec32 words_second(vec32 x, vec32 y) { return (vec32)_mm512_unpackhi_epi16((__m512i)x, (__m512i)y); }
-/* In each lane: x's and y's dwords in turn, of their first two, and of their second. */
+/* In each lane: the dwords of x and y interleaved, of their first two, and of their second. */
 VEC_INLINE vec32 dwords_first(vec32 x, vec32 y) { return (vec32)_mm512_unpacklo_epi32((__m512i)x, (__m512i)y); }
 VEC_INLINE vec32 dwords_second(vec32 x, vec32 y) {
     return (vec32)_mm512_unpackhi_epi32((__m512i)x, (__m512i)y);
@@ -187,7 +190,7 @@ VEC_INLINE vecf sum_in_halves(vecf x) {
     return x + (vecf)_mm512_shuffle_epi32((__m512i)x, 0xB1);
 }
 
-/* In each lane: x's and y's bytes in turn, of their first 8, and of their second. */
+/* In each lane: the bytes of x and y interleaved, of their first 8, and of their second. */
 VEC_INLINE vec32 bytes_first(vec32 x, vec32 y) { return (vec32)_mm512_unpacklo_epi8((__m512i)x, (__m512i)y); }
 VEC_INLINE vec32 bytes_second(vec32 x, vec32 y) { return (vec32)_mm512_unpackhi_epi8((__m512i)x, (__m512i)y); }
 
@@ -197,7 +200,7 @@ VEC_INLINE vec32 gather_deal(vec32 x) {
     return (vec32)_mm512_permutexvar_epi32(from, (__m512i)x);
 }
 
-/* And back: dealt out by lane. It is the same turning of four by four. */
+/* And back: dealt out by lane. It is the same transpose of four by four. */
 VEC_INLINE vec32 deal_out(vec32 x) { return gather_deal(x); }
 
 /* The dwords of x followed by y at even places, and at odd ones. */
@@ -258,7 +261,7 @@ VEC_INLINE vecf load_halves(const float *floats, int i) {
     return _mm512_permutexvar_ps(from, (vecf)vec_load(floats));
 }
 
-/* x's and y's dwords in turn: of their first halves, and of their second ones. */
+/* The dwords of x and y interleaved: of their first halves, and of their second ones. */
 VEC_INLINE vec32 interleave_first(vec32 x, vec32 y) {
     const __m512i from = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     return (vec32)_mm512_permutex2var_epi32((__m512i)x, from, (__m512i)y);

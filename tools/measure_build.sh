@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# measure_build.sh [cmake options]: compiles the library into a temporary folder, file by file on one core and without
+# ccache, and prints the CPU seconds that took, the files that took longest, the size of libopaq.so after strip and its
+# largest functions. CPU seconds (user and system) hardly depend on what else the machine does.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+slowest=8
+largest=5
+unset CCACHE_DIR CMAKE_C_COMPILER_LAUNCHER
+cmake=$(tools/find_cmake.sh)
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+# Called by CMake in front of every compiler command: writes its CPU seconds and its last argument, the source file.
+cat >"$folder/timed" <<'SCRIPT'
+#!/usr/bin/env bash
+TIMEFORMAT='%U %S'
+{ time "$@" 2>&3; } 3>&2 2>"$0.$$"
+status=$?
+awk -v file="${!#}" '{ print $1 + $2, file }' "$0.$$" >>"$0.log"
+rm "$0.$$"
+exit $status
+SCRIPT
+chmod +x "$folder/timed"
+
+"$cmake" -S . -B "$folder/build" -DCMAKE_C_COMPILER_LAUNCHER="$folder/timed" -DOPAQ_TESTS=OFF -DOPAQ_CLI=OFF \
+    -DOPAQ_TORCH=OFF "$@" >"$folder/configure.log" || { cat "$folder/configure.log" >&2; exit 1; }
+"$cmake" --build "$folder/build" --parallel 1 --target opaq_shared >"$folder/build.log" 2>&1 ||
+    { cat "$folder/build.log" >&2; exit 1; }
+
+library=$folder/build/libopaq.so
+strip -o "$folder/stripped.so" "$library"
+title "libopaq.so"
+awk '{ sum += $1 } END { printf "compiling      %7.1f CPU seconds, %d files\n", sum, NR }' "$folder/timed.log"
+printf 'stripped       %7.2f MB\n' "$(awk -v n="$(stat -L -c %s "$folder/stripped.so")" 'BEGIN { print n / 1e6 }')"
+title "largest functions"
+nm -S --size-sort -r "$library" | awk -v n="$largest" '$3 ~ /[tT]/ && NR <= n + 20 { print $2, $4 }' | head -n "$largest" |
+    while read -r size name; do printf '%7.1f KB  %s\n' "$(awk -v n=$((16#$size)) 'BEGIN { print n / 1e3 }')" "$name"; done
+title "slowest files, CPU seconds"
+sort -rn "$folder/timed.log" | head -n "$slowest" | sed "s| $PWD/| |" |
+    while read -r seconds file; do printf '%7.1f  %s\n' "$seconds" "$file"; done
