@@ -377,3 +377,14 @@ const char *opaq_torch_status(void) { return registration.status == OPAQ_OK ? NU
 
 /* From now on, results of inputs that require a gradient pass through opaq::refuse_gradient, which exists. */
 void opaq_torch_watch_gradients(void) { watches_gradients = true; }
+
+OPAQ_API int32_t opaq_torch_has_snapshot(void);
+OPAQ_API void opaq_torch_snapshot_begin(void *guard);
+OPAQ_API void opaq_torch_snapshot_end(void *guard);
+
+/* Whether the running torch has the next two. */
+int32_t opaq_torch_has_snapshot(void) { return torch_snapshot_begin != NULL && torch_snapshot_end != NULL; }
+
+/* Around a redispatch from a kernel of the key PythonTLSSnapshot, on one thread; `guard` is 16 bytes of the caller's. */
+void opaq_torch_snapshot_begin(void *guard) { torch_snapshot_begin(guard); }
+void opaq_torch_snapshot_end(void *guard) { torch_snapshot_end(guard); }
