@@ -20,7 +20,7 @@ build: ## build the libraries and programs into build/ (the default)
 
 test: test-c test-python ## before a push: the C tests in Release and the Python tests
 
-test-all: test test-sanitize fuzz-short test-transformers test-neon ## also sanitizers, fuzzers, the oldest transformers, AArch64
+test-all: test test-wheel test-sanitize fuzz-short test-transformers test-neon ## also the wheel, sanitizers, fuzzers, the oldest transformers, AArch64
 
 test-c: build ## the C tests, examples and installation, in Release
 	@tools/run_ctest.sh $(BUILD)
@@ -33,6 +33,9 @@ test-neon: ## the C tests for AArch64, under emulation; needs a cross compiler a
 
 test-python: build ## the Python tests
 	@tools/test_python.sh $(BUILD)
+
+test-wheel: ## builds the wheel and reads it: files, licences, ELF properties
+	@tools/test_wheel.sh $(BUILD)
 
 test-transformers: build ## the transformers integration with the oldest supported release
 	@tools/test_transformers_range.sh $(BUILD)
@@ -80,5 +83,5 @@ clean: ## remove everything that was built; .venv stays
 help: ## this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build test test-all test-transformers test-c test-sanitize test-neon test-python test-gpu fuzz fuzz-short check format demo \
+.PHONY: build test test-all test-wheel test-transformers test-c test-sanitize test-neon test-python test-gpu fuzz fuzz-short check format demo \
 	evidence bench bench-overhead bench-checkpoint golden install clean help

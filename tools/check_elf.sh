@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# check_elf.sh <folder>: reads every program and shared library under a build or an installation: full RELRO, no
-# executable stack, no empty entry in RUNPATH (which would search the current folder). Run by ctest.
+# check_elf.sh <folder>: reads every program and shared library under a build, an installation or an unpacked wheel: full
+# RELRO, no executable stack, no empty entry in RUNPATH (which would search the current folder); libopaq.so with calls of
+# the stack protector and of _FORTIFY_SOURCE. Of an optimized build also the compile commands: the files in src/ with
+# hardening are all but the kernels, by the same names as in CMakeLists.txt. Run by ctest.
 set -euo pipefail
 folder=$1
 
@@ -8,6 +10,7 @@ if ! command -v readelf >/dev/null; then
     echo "note: there is no readelf, so nothing was checked."
     exit 0
 fi
+type=$(sed -n 's/^CMAKE_BUILD_TYPE:[A-Z]*=//p' "$folder/CMakeCache.txt" 2>/dev/null || true)
 count=0
 failed=0
 while IFS= read -r -d '' file; do
@@ -22,6 +25,11 @@ while IFS= read -r -d '' file; do
     grep -Eq 'BIND_NOW|Flags:.* NOW' <<<"$dynamic" || wrong="$wrong, no BIND_NOW"
     grep -Eq 'GNU_STACK.* RWE' <<<"$segments" && wrong="$wrong, an executable stack"
     [[ $path != *::* ]] || wrong="$wrong, an empty RUNPATH entry in $path"
+    if [[ $file == */libopaq.so* && $type != Debug ]]; then
+        symbols=$(readelf --dyn-syms -W "$file" 2>/dev/null)
+        grep -q __stack_chk_fail <<<"$symbols" || wrong="$wrong, no stack protector"
+        grep -Eq '__[a-z]+_chk' <<<"$symbols" || wrong="$wrong, no _FORTIFY_SOURCE"
+    fi
     if [ -n "$wrong" ]; then
         echo "$file: ${wrong#, }" >&2
         failed=1
@@ -29,5 +37,16 @@ while IFS= read -r -d '' file; do
     count=$((count + 1))
 done < <(find "$folder" -type f \( -perm -u+x -o -name '*.so*' \) ! -path '*/CMakeFiles/*' -print0)
 [ "$count" != 0 ] || { echo "$folder holds no program and no shared library" >&2; exit 1; }
+
+if [ -f "$folder/compile_commands.json" ] && [ "$type" != Debug ]; then
+    soft=$(grep '"command":' "$folder/compile_commands.json" | grep -E ' -c [^ ]*/src/[^ ]*\.c' |
+        grep -v -e ' -D_FORTIFY_SOURCE=3 .*-fstack-protector-strong ' -e ' -fstack-protector-strong .*-D_FORTIFY_SOURCE=3 ' |
+        sed 's/.* -c [^ ]*\(\/src\/[^ "]*\).*/\1/' |
+        grep -Ev '_(ref|avx2|avx512|neon|dotprod)\.c$|/gemm_(decode|run)\.c$' || true)
+    if [ -n "$soft" ]; then
+        printf 'compiled without hardening: %s\n' $soft >&2
+        failed=1
+    fi
+fi
 echo "$count ELF files read"
 exit "$failed"

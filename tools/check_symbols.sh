@@ -37,7 +37,7 @@ if [ -f build/libopaq_torch.so ]; then
     exported=$(nm -D --defined-only build/libopaq_torch.so | awk '{ print $3 }')
     strangers=$(readelf -d build/libopaq_torch.so | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
         grep -vE '^(libc|libtorch_cpu|libopaq|ld-linux[-a-z0-9_]*)\.so' || true)
-    expected='opaq_torch_alias_define opaq_torch_alias_withdraw opaq_torch_last_status opaq_torch_status opaq_torch_watch_gradients'
+    expected='opaq_torch_alias_define opaq_torch_alias_withdraw opaq_torch_has_snapshot opaq_torch_last_status opaq_torch_snapshot_begin opaq_torch_snapshot_end opaq_torch_status opaq_torch_watch_gradients'
     if [ "$(printf '%s\n' "$exported" | sort | tr '\n' ' ')" != "$expected " ] || [ -n "$strangers" ]; then
         say "libopaq_torch.so exports: $exported; needs beyond PyTorch and opaq: $strangers"
         exit 1

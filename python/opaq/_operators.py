@@ -224,10 +224,10 @@ def _make_fake(op: Operator) -> Callable[..., Any]:
     return fake
 
 
-def _complete(op: Operator, library: torch.library.Library) -> None:
+def _complete(op: Operator, library: torch.library.Library, bridge: ctypes.CDLL) -> None:
     """Gives an operator what it has from Python: the fake and its refusals."""
     torch.library.register_fake(f"{library.ns}::{op.name}", _make_fake(op), lib=library)
-    _refusals.register(getattr(getattr(torch.ops, library.ns), op.name).default, library)
+    _refusals.register(getattr(getattr(torch.ops, library.ns), op.name).default, library, bridge)
 
 
 _given_up: set[str] = set()  # aliases that another library has defined after us
@@ -240,7 +240,7 @@ class _AliasLibrary(torch.library.Library):
         super().__init__(ALIASES, "FRAGMENT")
         self.name = name
         self._op_defs.add(f"{ALIASES}::{name}")  # so that PyTorch forgets torch.ops.nvfp4.name
-        _complete(operators()[name], self)
+        _complete(operators()[name], self, _bridge)
 
     def _destroy(self) -> None:
         super()._destroy()
@@ -281,7 +281,7 @@ def _load() -> ctypes.CDLL:
     if (reason := bridge.opaq_torch_status()) is not None:
         raise ImportError(f"opaq: {reason.decode()}.")
     for op in operators().values():
-        _complete(op, _fragment)
+        _complete(op, _fragment, bridge)
         bridge.opaq_torch_alias_withdraw(op.name.encode())
     getattr(torch.ops, ALIASES).__class__ = _AliasNamespace
     bridge.opaq_torch_watch_gradients()

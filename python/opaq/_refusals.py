@@ -3,6 +3,7 @@ PyTorch's defaults would leave them out of the result."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -18,6 +19,9 @@ _WITH_GRADIENTS = {  # by the beginning of an operator's name
     "": "opaq.quantize_tensor, QuantizedTensor.dequantize and the functions of opaq.functional",
 }
 _tracing = torch._C.DispatchKey.PythonDispatcher
+_snapshot = torch._C.DispatchKey.PythonTLSSnapshot
+_below_snapshot = torch._C._dispatch_keyset_full_after(_snapshot)
+_GUARD_BYTES = 16  # room for PyTorch's guard, which is one bool
 
 
 class _Refuse(torch.autograd.Function):
@@ -35,7 +39,7 @@ class _Refuse(torch.autograd.Function):
 
 def _refuse_as(message: str, results: Any, inputs: list[torch.Tensor]) -> Any:
     def one(result: torch.Tensor) -> torch.Tensor:
-        if not result.is_floating_point():
+        if result.requires_grad or not result.is_floating_point():
             return result
         made: torch.Tensor = _Refuse.apply(message, result, *inputs)
         return made
@@ -53,10 +57,16 @@ def _refuse(results: Any, inputs: list[torch.Tensor], operator: str) -> Any:
 
 
 def _refuse_below(results: Any, inputs: list[torch.Tensor], operator: str) -> Any:
-    """Without autograd's keys: inside a __torch_dispatch__, which PyTorch calls without the keys above its own,
-    as this one is; or below autograd, where there are no gradients."""
-    is_dispatched = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.PythonTLSSnapshot)
-    return _refuse(results, inputs, operator) if is_dispatched else results
+    """From a kernel: on the meta device, where no key of autograd is excluded; inside a __torch_dispatch__,
+    which PyTorch calls without the keys above its own, as _snapshot is; or below autograd, where there are no
+    gradients."""
+    is_dispatched = torch._C._dispatch_tls_is_dispatch_key_excluded(_snapshot)
+    return _refuse(results, inputs, operator) if is_dispatched or not _is_below_autograd() else results
+
+
+def _is_below_autograd() -> bool:
+    is_below: bool = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
+    return is_below
 
 
 def _requiring_gradients(*arguments: Any) -> list[torch.Tensor]:
@@ -79,6 +89,23 @@ def _traced(overload: Any) -> Callable[..., Any]:
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_tracing)):
             results = overload(*arguments, **named)
         inputs = _requiring_gradients(arguments, named)
+        return _refuse(results, inputs, overload._opname) if inputs else results
+
+    return call
+
+
+def _dispatched(overload: Any, bridge: ctypes.CDLL) -> Callable[..., Any]:
+    """The operator on wrapper subclasses and under modes: what PyTorch does at this key, then the refusal. A
+    __torch_dispatch__ that unwraps its tensors would lose the gradient."""
+
+    def call(keys: Any, *arguments: Any, **named: Any) -> Any:
+        guard = ctypes.create_string_buffer(_GUARD_BYTES)
+        bridge.opaq_torch_snapshot_begin(guard)
+        try:
+            results = overload.redispatch(keys & _below_snapshot, *arguments, **named)
+        finally:
+            bridge.opaq_torch_snapshot_end(guard)
+        inputs = [] if _is_below_autograd() else _requiring_gradients(arguments, named)
         return _refuse(results, inputs, overload._opname) if inputs else results
 
     return call
@@ -149,12 +176,14 @@ def differentiable_once(function: str, factors: tuple[int, ...] | None = None) -
     return decorate
 
 
-def register(overload: Any, library: torch.library.Library) -> None:
+def register(overload: Any, library: torch.library.Library, bridge: ctypes.CDLL) -> None:
     """Gives an operator its refusals. Eager calls meet no Python here: the key Autograd falls through, and the
     kernels in C call opaq::refuse_gradient where an input requires a gradient."""
     name = overload._opname
     library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     library.impl(name, _traced(overload), "PythonDispatcher")
+    if bridge.opaq_torch_has_snapshot():
+        library.impl(name, _dispatched(overload, bridge), "PythonTLSSnapshot", with_keyset=True)
     library.impl(name, _transformed(name), "FuncTorchDynamicLayerFrontMode")
 
 

@@ -397,3 +397,14 @@ int32_t opaq_torch_last_status(void) { return (int32_t)last_status; }
 
 /* From now on, results of inputs that require a gradient pass through opaq::refuse_gradient, which exists. */
 void opaq_torch_watch_gradients(void) { watches_gradients = true; }
+
+OPAQ_API int32_t opaq_torch_has_snapshot(void);
+OPAQ_API void opaq_torch_snapshot_begin(void *guard);
+OPAQ_API void opaq_torch_snapshot_end(void *guard);
+
+/* Whether the running torch has the next two. */
+int32_t opaq_torch_has_snapshot(void) { return torch_snapshot_begin != NULL && torch_snapshot_end != NULL; }
+
+/* Around a redispatch from a kernel of the key PythonTLSSnapshot, on one thread; `guard` is 16 bytes of the caller's. */
+void opaq_torch_snapshot_begin(void *guard) { torch_snapshot_begin(guard); }
+void opaq_torch_snapshot_end(void *guard) { torch_snapshot_end(guard); }

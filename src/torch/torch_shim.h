@@ -69,6 +69,11 @@ const struct torch_tensor *torch_impl_tangent(const void *impl, uint64_t level, 
     __asm__("_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE") __attribute__((weak));
 extern const char torch_undefined_impl[] __asm__("_ZN3c1019UndefinedTensorImpl10_singletonE") __attribute__((weak));
 
+/* Constructor and destructor of at::impl::MaybeSetTLSOnEntryGuard, one bool: from one to the other a
+ * __torch_dispatch__ can be called by redispatching, as after PyTorch's own kernel of the key PythonTLSSnapshot. */
+void torch_snapshot_begin(void *guard) __asm__("_ZN2at4impl23MaybeSetTLSOnEntryGuardC1Ev") __attribute__((weak));
+void torch_snapshot_end(void *guard) __asm__("_ZN2at4impl23MaybeSetTLSOnEntryGuardD1Ev") __attribute__((weak));
+
 /* Random integers from low to high - 1, from the default generator, into a tensor. (2.4 generated it first; the CUDA one
  * is looked up when it is needed.) */
 TORCH_SINCE(2, 4) int32_t aoti_torch_cpu_randint_low_out(

@@ -151,6 +151,70 @@ def test_opcheck_with_gradients() -> None:
         torch.library.opcheck(ops.quantize.default, (x, "fp8+both"), test_utils=tests)
 
 
+class Unwrapping(torch.Tensor):  # type: ignore[misc, name-defined]
+    """A wrapper subclass as other libraries have them: what it calls inside has no gradients."""
+
+    @staticmethod
+    def __new__(cls, inner: Any, requires_grad: bool = False) -> Any:
+        like = {"dtype": inner.dtype, "device": inner.device, "strides": inner.stride()}
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, requires_grad=requires_grad, **like)
+
+    def __init__(self, inner: Any, requires_grad: bool = False) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        arguments, named = tree_map_only(cls, lambda t: t.inner, (arguments, named or {}))
+        return tree_map_only(torch.Tensor, cls, function(*arguments, **named))
+
+
+def on_meta(t: Any) -> Any:
+    return torch.empty_like(t, device="meta", requires_grad=t.is_floating_point())
+
+
+def wrapped(t: Any) -> Any:
+    return Unwrapping(t.detach().clone(), t.is_floating_point())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("random_state", "delayed_update")])
+@pytest.mark.parametrize("made_by", [on_meta, wrapped])
+def test_backward_raises_on_meta_and_of_wrapper_subclasses(made_by: Any, name: str) -> None:
+    operator, tried = getattr(ops, name), 0
+    for of_name, arguments, named in cases("cpu"):
+        if of_name != name:
+            continue
+        changed = {k: made_by(v).detach() for k, v in named.items() if k in CHANGED}
+        arguments, named = tree_map_only(torch.Tensor, made_by, (arguments, named))
+        named |= changed
+        made = floats(operator(*arguments, **named))
+        with torch.no_grad():
+            assert not any(t.requires_grad for t in floats(operator(*arguments, **named)))
+        if not floats((arguments, [v for k, v in named.items() if k not in CHANGED])):
+            continue
+        for result in made:
+            assert result.requires_grad and type(result) in (torch.Tensor, Unwrapping)
+            with pytest.raises(RuntimeError, match=f"opaq: {name} has no gradient. .*opaq"):
+                result.sum().backward()
+            tried += 1
+    assert tried or name in ("convert", "slice_rows", "gather_rows")
+
+
+def test_wrapper_subclasses_and_modes_compute_as_before() -> None:
+    one, *functions = gemm()
+    x = make_tensor((4, K), "cpu")
+    with one:
+        for function in functions:
+            want = function(x)
+            for requires_grad in (False, True):
+                made = function(Unwrapping(x, requires_grad))
+                assert torch.equal(made.detach().inner, want) and made.requires_grad == requires_grad
+            with torch.inference_mode():
+                assert torch.equal(function(Unwrapping(x)).inner, want)
+        with pytest.raises(RuntimeError, match="opaq: linear_gemm"):  # and after an error as before
+            ops.linear_gemm(Unwrapping(x[:, :3], True), one.id, N)
+        assert torch.equal((Unwrapping(x) + 1).inner, x + 1)
+
+
 def functions_with_gradients() -> dict[str, Any]:
     weight, stack = make_tensor((K, K), "cpu"), make_tensor((2, K, K), "cpu")
     up, packed = make_tensor((2 * K, K), "cpu"), opaq.quantize_tensor(weight, "nvfp4")
