@@ -20,7 +20,7 @@ build: ## build the libraries and programs into build/ (the default)
 
 test: test-c test-python ## before a push: the C tests in Release and the Python tests
 
-test-all: test test-sanitize fuzz-short test-transformers test-neon ## also sanitizers, fuzzers, the oldest transformers, AArch64
+test-all: test test-python-slow test-sanitize fuzz-short test-transformers test-neon ## also slow Python tests, sanitizers, fuzzers, the oldest transformers, AArch64
 
 test-c: build ## the C tests, examples and installation, in Release
 	@tools/run_ctest.sh $(BUILD)
@@ -31,8 +31,11 @@ test-sanitize: ## the C tests under ASan and UBSan, those with threads under TSa
 test-neon: ## the C tests for AArch64, under emulation; needs a cross compiler and qemu-aarch64
 	@tools/test_neon.sh
 
-test-python: build ## the Python tests
+test-python: build ## the Python tests but for the slow ones
 	@tools/test_python.sh $(BUILD)
+
+test-python-slow: build ## the Python tests that are marked slow
+	@tools/test_python.sh $(BUILD) slow
 
 test-transformers: build ## the transformers integration with the oldest supported release
 	@tools/test_transformers_range.sh $(BUILD)
@@ -80,5 +83,5 @@ clean: ## remove everything that was built; .venv stays
 help: ## this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build test test-all test-transformers test-c test-sanitize test-neon test-python test-gpu fuzz fuzz-short check format demo \
+.PHONY: build test test-all test-transformers test-c test-sanitize test-neon test-python test-python-slow test-gpu fuzz fuzz-short check format demo \
 	evidence bench bench-overhead bench-checkpoint golden install clean help
