@@ -20,7 +20,7 @@ build: ## build the libraries and programs into build/ (the default)
 
 test: test-c test-python ## before a push: the C tests in Release and the Python tests
 
-test-all: test test-wheel test-sanitize fuzz-short test-transformers test-neon ## also the wheel, sanitizers, fuzzers, the oldest transformers, AArch64
+test-all: test test-python-slow test-wheel test-sanitize fuzz-short test-transformers test-neon ## also slow Python tests, the wheel, sanitizers, fuzzers, the oldest transformers, AArch64
 
 test-c: build ## the C tests, examples and installation, in Release
 	@tools/run_ctest.sh $(BUILD)
@@ -31,8 +31,11 @@ test-sanitize: ## the C tests under ASan and UBSan, those with threads under TSa
 test-neon: ## the C tests for AArch64, under emulation; needs a cross compiler and qemu-aarch64
 	@tools/test_neon.sh
 
-test-python: build ## the Python tests
+test-python: build ## the Python tests but for the slow ones
 	@tools/test_python.sh $(BUILD)
+
+test-python-slow: build ## the Python tests that are marked slow
+	@tools/test_python.sh $(BUILD) slow
 
 test-wheel: ## builds the wheel and reads it: files, licences, ELF properties
 	@tools/test_wheel.sh $(BUILD)
@@ -83,5 +86,5 @@ clean: ## remove everything that was built; .venv stays
 help: ## this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build test test-all test-wheel test-transformers test-c test-sanitize test-neon test-python test-gpu fuzz fuzz-short check format demo \
+.PHONY: build test test-all test-wheel test-transformers test-c test-sanitize test-neon test-python test-python-slow test-gpu fuzz fuzz-short check format demo \
 	evidence bench bench-overhead bench-checkpoint golden install clean help

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# test_python.sh <build folder>: the Python tests, against the shared library and the command in that folder.
+# test_python.sh <build folder> [slow]: the Python tests, against the shared library and the command in that folder: those
+# that are not marked slow, or those that are.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$1
+selection=${2:-not slow}
 
 status=0
 tools/python_env.sh core torch peers || status=$?
@@ -16,4 +18,4 @@ OPAQ_COMMAND=$(absolute "$folder")/opaq
 export OPAQ_LIBRARY OPAQ_COMMAND PYTHONPATH=$PWD/python
 # One process for each processor, each with one thread: threads of several processes would wait for each other.
 export OMP_NUM_THREADS=1
-exec "${PYTHON:-.venv/bin/python}" -m pytest -q -n "$jobs" --dist worksteal tests/python
+exec "${PYTHON:-.venv/bin/python}" -m pytest -q -n "$jobs" --dist worksteal -m "$selection" tests/python

@@ -186,7 +186,7 @@ static enum opaq_status read_dynamic(const struct config_tree *tree, int64_t obj
 static enum opaq_status read_input(const struct config_tree *tree, int64_t object,
                                    struct opaq_config_scheme *scheme, struct opaq_error *error) {
     const struct opaq_config_row *row = NULL;
-    struct entry entry;
+    struct entry entry = {0, NULL, 0, -1};
     bool is_dynamic = true;
     enum opaq_status status = read_entry(tree, object, "input activations", &entry, error);
     if (status != OPAQ_OK) {

@@ -8,15 +8,21 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 sys.path[:0] = [str(ROOT / "python"), *(str(ROOT / "tests" / name) for name in ("cases", "cli")), str(GOLDEN)]
+
+
+def slow_but(values: Iterable[Any], *fast: Any) -> list[Any]:
+    """Parameters, of which only these are run by `make test-python`."""
+    return [value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def leave_out(reason: str) -> NoReturn:

@@ -17,6 +17,7 @@ from conftest import ROOT, leave_out, need
 torch = need("torch")
 transformers = need("transformers")
 models = need("checkpoint_models")
+pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 SLACK = 48 * MIB  # what PyTorch, the allocator and transformers take besides

@@ -88,6 +88,7 @@ def test_inspect(case: str, hostile: Path, expected: dict[str, str]) -> None:
         assert done.stderr[:-1].isprintable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_commands_that_write(case: str, hostile: Path, expected: dict[str, str], tmp_path: Path) -> None:
     """The same sentence, and nothing is written."""

@@ -10,7 +10,7 @@ import pytest
 
 import opaq
 from compiling import compiled, fail_on_recompile, fresh_compiler  # noqa: F401
-from conftest import need, need_cxx
+from conftest import need, need_cxx, slow_but
 from linear_reference import CASES, values
 from linear_training import ALL, CLASSES, FEATURES, MAIN, Net, same, train, under
 from torch_cases import same_bytes
@@ -65,7 +65,7 @@ def operators_in(graph: Any) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", slow_but(ALL, *MAIN))
 def test_one_node_each_and_the_bits_of_eager(name: str, device: str) -> None:
     """A layer is one operator forward and one backward, no other of opaq's; three steps give the same bits."""
     net, plain = Net(device), Net(device)

@@ -4,11 +4,13 @@ once for each number of them, watched and ended."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from conftest import leave_out, need
+from conftest import leave_out, need, slow_but
 from rank_processes import RankProcesses
 
 torch = need("torch")
@@ -31,18 +33,25 @@ class Ranks(RankProcesses):
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Ranks]:
-    return {world: Ranks(world, tmp_path_factory.mktemp(f"world{world}")) for world in (2, 4)}
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Ranks]:
+    """The ranks of a world, which are started for the first test that asks."""
+    return cache(lambda world: Ranks(world, tmp_path_factory.mktemp(f"world{world}")))
 
 
 @pytest.mark.parametrize(
-    ("world", "case"), [(world, case) for world in (2, 4) for case in CASES if world in CASES[case][1]]
+    ("world", "case"),
+    [
+        pytest.param(world, case, marks=[pytest.mark.slow] if world == 4 else [])
+        for world in (2, 4)
+        for case in CASES
+        if world in CASES[case][1]
+    ],
 )
-def test_on_ranks(world: int, case: str, worlds: dict[int, Ranks]) -> None:
-    ranks = worlds[world]
+def test_on_ranks(world: int, case: str, worlds: Callable[[int], Ranks]) -> None:
+    ranks = worlds(world)
     assert all(case in held for held in ranks.held), f"{case} did not hold on every rank:\n{ranks.said}"
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_ranks_end(world: int, worlds: dict[int, Ranks]) -> None:
-    assert worlds[world].ended == [0] * world, worlds[world].said
+@pytest.mark.parametrize("world", slow_but([2, 4], 2))
+def test_ranks_end(world: int, worlds: Callable[[int], Ranks]) -> None:
+    assert worlds(world).ended == [0] * world, worlds(world).said

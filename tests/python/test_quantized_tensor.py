@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import opaq
-from conftest import need
+from conftest import need, slow_but
 from torch_cases import (
     DTYPES,
     EMPTY,
@@ -309,13 +309,13 @@ def test_equality_is_of_bytes(device: str) -> None:
     assert torch.equal(q, q) and torch.equal(q, q.clone())
 
 
-def test_saved_tensors_load_in_a_new_process(device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("imports", slow_but(("torch, opaq", "opaq, torch"), "torch, opaq"))
+def test_saved_tensors_load_in_a_new_process(imports: str, device: str, tmp_path: Path) -> None:
     path = tmp_path / "q.pt"
     torch.save(quantized("nvfp4", (4, 32), device), path)
-    for imports in ("torch, opaq", "opaq, torch"):
-        code = f"import {imports}; print(torch.load({str(path)!r}, weights_only=True))"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert done.stdout.startswith("QuantizedTensor((4, 32)"), done.stderr
+    code = f"import {imports}; print(torch.load({str(path)!r}, weights_only=True))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("QuantizedTensor((4, 32)"), done.stderr
 
 
 def test_slices_do_not_recompile(device: str) -> None:

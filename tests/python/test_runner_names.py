@@ -152,7 +152,10 @@ with opaq.runner.create_linear(torch.ones(3, 4)) as one:
 
 @pytest.mark.parametrize(
     "parts",
-    [(CUSTOM_OP, "import opaq"), ("import opaq", DEFINED, USED, CUSTOM_OP)],
+    [
+        pytest.param((CUSTOM_OP, "import opaq"), marks=pytest.mark.slow),
+        ("import opaq", DEFINED, USED, CUSTOM_OP),
+    ],
     ids=["custom_op first", "opaq first"],
 )
 def test_another_library_defines_the_name(parts: tuple[str, ...]) -> None:

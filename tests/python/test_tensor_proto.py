@@ -13,7 +13,7 @@ import pytest
 import opaq
 from compiling import fresh_compiler  # noqa: F401
 from conftest import need
-from torch_cases import DTYPES, EMPTY, QUANTIZERS, SHAPES, given_for, make_tensor, quantized
+from torch_cases import DTYPES, EMPTY, FEW_QUANTIZERS, QUANTIZERS, SHAPES, given_for, make_tensor, quantized
 
 torch = need("torch")
 
@@ -64,8 +64,16 @@ def check(made: Any, inner: dict[str, Any], real: Any, x: Any, text: str, what: 
         assert all(buffer.device == x.device for buffer in tensor.buffers())
 
 
-@pytest.mark.parametrize("text", QUANTIZERS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [
+        pytest.param(mode, text, marks=pytest.mark.slow)
+        if mode in ("compiled", "dynamic") and text not in FEW_QUANTIZERS
+        else (mode, text)
+        for mode in MODES
+        for text in QUANTIZERS
+    ],
+)
 def test_the_prototype_is_the_real_thing(mode: str, text: str, device: str) -> None:
     given, quantizer = given_for(text, device), Quantizer(text)
     shapes = SHAPES + EMPTY

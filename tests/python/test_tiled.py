@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import opaq
-from conftest import need
+from conftest import need, slow_but
 
 torch = need("torch")
 nn = torch.nn
@@ -179,7 +179,7 @@ for dtype in (torch.float32, torch.bfloat16):
 """
 
 
-@pytest.mark.parametrize("limit", ("ref", "avx2", ""))
+@pytest.mark.parametrize("limit", slow_but(("ref", "avx2", ""), ""))
 def test_kernels_by_processor(limit: str) -> None:
     """Without kernels for tiles an exact product is one like any other; with those for bfloat16 they run."""
     needed = {"ref": set(), "avx2": {"avx2"}, "": {"avx512vbmi", "avx512vnni", "avx512bf16"}}[limit]

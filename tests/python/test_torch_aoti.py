@@ -18,7 +18,10 @@ operators = need("opaq._operators")
 cpp_extension = need("torch.utils.cpp_extension")
 
 COMPILER = need_cxx()
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 COLUMNS = 96
 QUANTIZERS = ("nvfp4+both", "mxfp8+2d+swizzle", "fp8blk1")
 DTYPES = {"Float": np.float32, "Byte": np.uint8}

@@ -11,8 +11,17 @@ import pytest
 
 import opaq
 from compiling import compiled, fail_on_recompile, fresh_compiler  # noqa: F401
-from conftest import need, need_cxx
-from torch_cases import FORMATS, QUANTIZERS, given_for, make_tensor, quantized, same_buffers, same_bytes
+from conftest import need, need_cxx, slow_but
+from torch_cases import (
+    FEW_QUANTIZERS,
+    FORMATS,
+    QUANTIZERS,
+    given_for,
+    make_tensor,
+    quantized,
+    same_buffers,
+    same_bytes,
+)
 
 torch = need("torch")
 
@@ -144,7 +153,7 @@ def test_a_quantizer_takes_no_attributes() -> None:
 # ------------------------------------------------------------------------------- compiled equals eager
 
 
-@pytest.mark.parametrize("text", QUANTIZERS)
+@pytest.mark.parametrize("text", slow_but(QUANTIZERS, *FEW_QUANTIZERS))
 def test_compiled_equals_eager(text: str, device: str) -> None:
     x, given = make_tensor((5, 48), device), given_for(text, device)
 
@@ -220,7 +229,7 @@ def test_what_a_quantized_tensor_can_do_compiled(device: str) -> None:
 # ---------------------------------------------------------------------------------------- symbolic sizes
 
 
-@pytest.mark.parametrize("text", QUANTIZERS)
+@pytest.mark.parametrize("text", slow_but(QUANTIZERS, *FEW_QUANTIZERS))
 def test_dynamic_rows_never_recompile(text: str, device: str) -> None:
     given = given_for(text, device)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import leave_out, need
+from conftest import leave_out, need, slow_but
 from rank_processes import RankProcesses
 
 torch = need("torch")
@@ -20,7 +20,7 @@ SECONDS = 180
 SCRIPT = Path(__file__).with_name("distributed_rank.py")
 
 
-@pytest.mark.parametrize("case", ["gather", "train", "refuse", "checkpoint"])
+@pytest.mark.parametrize("case", slow_but(["gather", "train", "refuse", "checkpoint"], "train"))
 def test_on_two_ranks(case: str, tmp_path: Path) -> None:
     ranks = RankProcesses(SCRIPT, WORLD, tmp_path, SECONDS, case)
     assert ranks.ended == [0] * WORLD, f"{case}, at most {SECONDS} s:\n{ranks.said}"

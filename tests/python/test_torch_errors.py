@@ -268,6 +268,7 @@ def fail(calls: list[Callable[[int], Any]], count: int) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc/self/statm")
+@pytest.mark.slow
 def test_a_hundred_thousand_failures_leak_nothing(device: str) -> None:
     x, one, seeds = make_tensor((2, 32), device), torch.ones(1, device=device), torch.tensor([1, 2])
     want = ops.quantize(x, "nvfp4")
@@ -290,6 +291,7 @@ def test_nobody_holds_an_argument_after_a_failure() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc/self/statm")
+@pytest.mark.slow
 def test_successes_leak_nothing_either(device: str) -> None:
     x, one, seeds = make_tensor((2, 32), device), torch.ones(1, device=device), torch.tensor([1, 2])
 

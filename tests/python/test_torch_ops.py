@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import opaq
-from conftest import need
+from conftest import need, slow_but
 from opaq import Quantizer, _library
 from spec_texts import valid_texts
 from torch_cases import (
@@ -197,7 +197,7 @@ def check_bytes(text: str, x: Any) -> None:
     assert numpy_of(values).tobytes() == opaq.dequantize(want, name).tobytes(), what
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", slow_but(DTYPES, "bf16"))
 @pytest.mark.parametrize("row", FORMATS)
 def test_bytes_of_every_spec(row: str, dtype: str, device: str) -> None:
     texts = [text for text in valid_texts() if Quantizer(text).format == row]

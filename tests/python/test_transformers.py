@@ -22,7 +22,7 @@ import pytest
 
 import opaq
 from compiling import compiled, fresh_compiler  # noqa: F401
-from conftest import ROOT, need, need_cxx
+from conftest import ROOT, need, need_cxx, slow_but
 
 torch = need("torch")
 transformers = need("transformers")
@@ -470,7 +470,7 @@ def greedy(model: Any, forward: Any, steps: int = 5, recompiles: bool = True) ->
     return torch.cat(tokens, 1), torch.stack(found, 1)
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", slow_but(models.MODELS, "llama", "gpt_oss"))
 def test_compiles_whole_and_generates_the_same(name: str, tmp_path: Path) -> None:
     models.write_checkpoint(tmp_path, models.make_model(name), models.LAYOUTS[OWN.get(name, "ct-nvfp4")])
     # Before 5.18 transformers' SDPA prefills a static cache with is_causal in eager code and with a mask over
@@ -538,7 +538,10 @@ print([type(module).__name__ for module in model.modules()].count("QuantizedLine
 
 @pytest.mark.parametrize(
     "imports",
-    ["import opaq; assert 'transformers' not in sys.modules", "import transformers.quantizers.auto, opaq"],
+    [
+        "import opaq; assert 'transformers' not in sys.modules",
+        pytest.param("import transformers.quantizers.auto, opaq", marks=pytest.mark.slow),
+    ],
 )
 def test_import_opaq_registers_it(imports: str, tmp_path: Path) -> None:
     """A folder that opaq saved loads packed without a mention of opaq.Config, in both orders of the imports."""

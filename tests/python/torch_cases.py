@@ -30,6 +30,7 @@ BASES = (
     *("nvfp4+rowscaled+global+rule=compressed-tensors", "nvfp4+global+rule=modelopt"),
 )
 QUANTIZERS = tuple(str(Quantizer(base + usage)) for base in BASES for usage in USAGES)
+FEW_QUANTIZERS = tuple({Quantizer(text).format: text for text in QUANTIZERS}.values())  # one of each format
 
 SHAPES = [(1, 1), (37,), (5, 37), (16, 128), (2, 3, 32), (3, 2, 5, 17), (40, 130), (130, 33)]
 EMPTY = [(0, 32), (5, 0), (0,), (2, 0, 16)]

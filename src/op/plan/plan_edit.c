@@ -142,7 +142,7 @@ static enum opaq_status copy_out(const char *operation, const char *text, size_t
 
 enum opaq_status opaq_plan_set(const char *plan, const char *key, const char *value, char *made,
                                size_t capacity, struct opaq_error *error) {
-    struct plan_words words = {0};
+    struct plan_words words = {{NULL}, {0}};
     char text[OPAQ_PLAN_TEXT_BYTES] = "";
     size_t used = 0;
     int number = 0;
@@ -169,7 +169,7 @@ enum opaq_status opaq_plan_set(const char *plan, const char *key, const char *va
 
 enum opaq_status opaq_plan_get(const char *plan, const char *key, char *value, size_t capacity,
                                struct opaq_error *error) {
-    struct plan_words words = {0};
+    struct plan_words words = {{NULL}, {0}};
     int number = 0;
     const enum opaq_status status = read_plan("plan_get", plan, key, value, &number, &words, error);
     if (status != OPAQ_OK) {
