@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# build.sh <folder> [cmake options]: configures and builds into the folder. Ninja if it is there, else make.
+# build.sh <folder> [cmake options]: configures and builds into the folder. Ninja if it is there, else make. TARGETS, if
+# set, lists what is built instead of everything.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$1
@@ -28,4 +29,5 @@ if ! "$cmake" -S . -B "$folder" ${generator[@]+"${generator[@]}"} "$@" >"$folder
     cat "$folder/configure.log" >&2
     exit 1
 fi
-exec "$cmake" --build "$folder" --parallel "$jobs"
+# shellcheck disable=SC2086  # TARGETS is a list
+exec "$cmake" --build "$folder" --parallel "$jobs" ${TARGETS:+--target $TARGETS}

@@ -28,12 +28,11 @@ CC=$clang tools/build.sh build-fuzz -DOPAQ_FUZZ=ON -DOPAQ_TESTS=OFF \
     -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="-O1 -g"
 rm -rf build-fuzz/seeds
 python3 tests/cli/make_hostile.py --seeds build-fuzz/seeds
-for source in fuzz/fuzz_*.c; do
-    name=$(basename "$source" .c)
-    title "$name, $seconds seconds"
-    corpus=build-fuzz/corpus/$name
+
+# run_target <name>: one target, quietly; its log and a line with what it did.
+run_target() {
+    local name=$1 corpus=build-fuzz/corpus/$1 seeds=() folder
     mkdir -p "$corpus" build-fuzz/findings
-    seeds=()
     for folder in "fuzz/seeds/$name" "build-fuzz/seeds/$name"; do
         if [ -d "$folder" ]; then
             seeds+=("$folder")
@@ -44,7 +43,13 @@ for source in fuzz/fuzz_*.c; do
         >"build-fuzz/$name.log" 2>&1; then
         tail -n 60 "build-fuzz/$name.log" >&2
         say "error: $name failed; the input is in build-fuzz/findings, the log is build-fuzz/$name.log." >&2
-        exit 1
+        return 1
     fi
-    sed -n 's/^stat::number_of_executed_units: */runs: /p; s/^\(#[0-9]*\tDONE.*\)/\1/p' "build-fuzz/$name.log"
-done
+    say "$name: $(sed -n 's/^stat::number_of_executed_units: */runs: /p' "build-fuzz/$name.log")" \
+        "$(sed -n 's/^#[0-9]*\tDONE *//p' "build-fuzz/$name.log")"
+}
+export -f run_target say
+export seconds
+
+title "every target for $seconds seconds, $jobs at a time"
+find fuzz -name 'fuzz_*.c' | sed 's|.*/||; s|[.]c$||' | sort | xargs -n 1 -P "$jobs" bash -c 'run_target "$1"' run
