@@ -1,6 +1,7 @@
 /* base/pattern_code.c: the parser of patterns. Jumps are relative, so the code of a part can be moved and repeated as it
  * stands. */
 #include "base/pattern_code.h"
+#include "base/try.h"
 
 #include <string.h>
 
@@ -79,11 +80,9 @@ static struct pattern_step step(const struct parser *parser, enum pattern_op op,
 }
 
 static enum opaq_status put(struct parser *parser, int place, struct pattern_step made) {
-    const enum opaq_status status = insert(parser, place, 1);
-    if (status == OPAQ_OK) {
-        parser->code->steps[place] = made;
-    }
-    return status;
+    TRY(insert(parser, place, 1));
+    parser->code->steps[place] = made;
+    return OPAQ_OK;
 }
 
 static enum opaq_status add(struct parser *parser, struct pattern_step made) {
@@ -129,15 +128,14 @@ static enum opaq_status add_range(struct parser *parser, int32_t first, int32_t 
 
 /* Adds the ranges of \d and its like; `is_class` is 0 for another letter. */
 static enum opaq_status add_class(struct parser *parser, int32_t letter, int *is_class) {
-    enum opaq_status status = OPAQ_OK;
     *is_class = 0;
     for (size_t i = 0; i < sizeof classes / sizeof classes[0]; ++i) {
-        for (int k = 0; classes[i].letter == letter && k < classes[i].count && status == OPAQ_OK; ++k) {
+        for (int k = 0; classes[i].letter == letter && k < classes[i].count; ++k) {
             *is_class = 1;
-            status = add_range(parser, classes[i].ranges[k].first, classes[i].ranges[k].last);
+            TRY(add_range(parser, classes[i].ranges[k].first, classes[i].ranges[k].last));
         }
     }
-    return status;
+    return OPAQ_OK;
 }
 
 /* The character that an escape stands for; -1 if opaq does not know it. */
@@ -162,11 +160,9 @@ static enum opaq_status set_member(struct parser *parser, int is_glob, int32_t *
     }
     const int32_t letter = peek(parser, 0);
     ++parser->at;
-    const enum opaq_status status = add_class(parser, letter, is_class);
+    TRY(add_class(parser, letter, is_class));
     *character = escaped(letter);
-    return status != OPAQ_OK || *is_class || *character >= 0
-               ? status
-               : refuse(parser, "has an escape that is not supported");
+    return *is_class || *character >= 0 ? OPAQ_OK : refuse(parser, "has an escape that is not supported");
 }
 
 /* Behind '['. */
@@ -179,21 +175,17 @@ static enum opaq_status parse_set(struct parser *parser, int is_glob) {
         if (parser->at >= parser->count) {
             return refuse(parser, "has a set without its end, ]");
         }
-        enum opaq_status status = set_member(parser, is_glob, &first, &is_class);
+        TRY(set_member(parser, is_glob, &first, &is_class));
         int32_t last = first;
-        if (status == OPAQ_OK && !is_class && peek(parser, 0) == '-' && peek(parser, 1) != ']' &&
-            peek(parser, 1) >= 0) {
+        if (!is_class && peek(parser, 0) == '-' && peek(parser, 1) != ']' && peek(parser, 1) >= 0) {
             ++parser->at;
-            status = set_member(parser, is_glob, &last, &is_class);
-            if (status == OPAQ_OK && (is_class || last < first)) {
-                status = refuse(parser, "has a range whose end is before its beginning");
+            TRY(set_member(parser, is_glob, &last, &is_class));
+            if (is_class || last < first) {
+                return refuse(parser, "has a range whose end is before its beginning");
             }
         }
-        if (status == OPAQ_OK && !is_class) {
-            status = add_range(parser, first, last);
-        }
-        if (status != OPAQ_OK) {
-            return status;
+        if (!is_class) {
+            TRY(add_range(parser, first, last));
         }
     }
     ++parser->at;
@@ -227,17 +219,17 @@ static enum opaq_status parse_group(struct parser *parser) {
         }
     }
     parser->depth += ahead != 0;
-    enum opaq_status status = parse_alternatives(parser);
-    if (status == OPAQ_OK && !take(parser, ')')) {
-        status = refuse(parser, "has a group without its end, )");
+    TRY(parse_alternatives(parser));
+    if (!take(parser, ')')) {
+        return refuse(parser, "has a group without its end, )");
     }
-    if (status == OPAQ_OK && ahead != 0) {
-        status = add(parser, step(parser, PATTERN_FOUND, 0, 0));
+    if (ahead != 0) {
+        TRY(add(parser, step(parser, PATTERN_FOUND, 0, 0)));
     }
     parser->depth -= ahead != 0;
     --parser->nested;
-    if (status != OPAQ_OK || ahead == 0) {
-        return status;
+    if (ahead == 0) {
+        return OPAQ_OK;
     }
     struct pattern_step made = step(parser, PATTERN_AHEAD, parser->code->count - begin + 1, 0);
     made.is_negated = ahead < 0;
@@ -265,10 +257,10 @@ static enum opaq_status parse_escape(struct parser *parser, int *is_literal) {
     }
     int is_class = 0;
     struct pattern_step made = step(parser, PATTERN_SET, parser->code->range_count, 0);
-    const enum opaq_status status = add_class(parser, letter, &is_class);
-    if (status != OPAQ_OK || is_class) {
+    TRY(add_class(parser, letter, &is_class));
+    if (is_class) {
         made.b = parser->code->range_count - made.a;
-        return status != OPAQ_OK ? status : add(parser, made);
+        return add(parser, made);
     }
     *is_literal = escaped(letter) >= 0;
     return *is_literal ? add(parser, step(parser, PATTERN_CHARACTER, escaped(letter), 0))
@@ -344,16 +336,10 @@ static enum opaq_status repeat(struct parser *parser, int begin, int least, int 
     }
     /* the part stands once already: further ones are copies of it, the last of them perhaps a loop */
     const int needed = most < 0 ? (least == 0 ? 1 : least) : most;
-    enum opaq_status status = OPAQ_OK;
-    for (int i = 1; i < needed && status == OPAQ_OK; ++i) {
+    for (int i = 1; i < needed; ++i) {
         const int to = code->count;
-        status = insert(parser, to, length);
-        if (status == OPAQ_OK) {
-            memcpy(code->steps + to, code->steps + begin, (size_t)length * sizeof *code->steps);
-        }
-    }
-    if (status != OPAQ_OK) {
-        return status;
+        TRY(insert(parser, to, length));
+        memcpy(code->steps + to, code->steps + begin, (size_t)length * sizeof *code->steps);
     }
     if (most == 0) {
         code->count = begin;
@@ -362,16 +348,16 @@ static enum opaq_status repeat(struct parser *parser, int begin, int least, int 
     if (most < 0) {
         const int last = code->count - length;
         if (least == 0) {
-            status = put(parser, last, step(parser, PATTERN_SPLIT, 1, length + 2));
-            return status != OPAQ_OK ? status : add(parser, step(parser, PATTERN_JUMP, -(length + 1), 0));
+            TRY(put(parser, last, step(parser, PATTERN_SPLIT, 1, length + 2)));
+            return add(parser, step(parser, PATTERN_JUMP, -(length + 1), 0));
         }
         return add(parser, step(parser, PATTERN_SPLIT, -length, 1));
     }
-    for (int i = most - 1; i >= least && status == OPAQ_OK; --i) { /* those behind it are optional together */
+    for (int i = most - 1; i >= least; --i) { /* those behind it are optional together */
         const int place = begin + i * length;
-        status = put(parser, place, step(parser, PATTERN_SPLIT, 1, code->count - place + 1));
+        TRY(put(parser, place, step(parser, PATTERN_SPLIT, 1, code->count - place + 1)));
     }
-    return status;
+    return OPAQ_OK;
 }
 
 /* NOLINTNEXTLINE(misc-no-recursion): see parse_group */
@@ -384,10 +370,7 @@ static enum opaq_status parse_part(struct parser *parser) {
     if (character == '(') {
         end_run(parser);
     }
-    enum opaq_status status = parse_atom(parser, &is_literal);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(parse_atom(parser, &is_literal));
     const int32_t mark = peek(parser, 0);
     int repeats = mark == '*' || mark == '+' || mark == '?';
     if (repeats) {
@@ -415,33 +398,30 @@ static enum opaq_status parse_part(struct parser *parser) {
 
 /* NOLINTNEXTLINE(misc-no-recursion): see parse_group */
 static enum opaq_status parse_alternatives(struct parser *parser) {
-    enum opaq_status status = OPAQ_OK;
     int begin = parser->code->count;
     int chain = -1; /* the last jump to the end; each has the one before it in `b` */
-    while (status == OPAQ_OK && parser->at < parser->count && peek(parser, 0) != ')') {
+    while (parser->at < parser->count && peek(parser, 0) != ')') {
         if (!take(parser, '|')) {
-            status = parse_part(parser);
+            TRY(parse_part(parser));
             continue;
         }
         const int length = parser->code->count - begin;
-        status = put(parser, begin, step(parser, PATTERN_SPLIT, 1, length + 2));
-        if (status == OPAQ_OK) {
-            status = add(parser, step(parser, PATTERN_JUMP, 0, chain));
-        }
+        TRY(put(parser, begin, step(parser, PATTERN_SPLIT, 1, length + 2)));
+        TRY(add(parser, step(parser, PATTERN_JUMP, 0, chain)));
         chain = parser->code->count - 1;
         begin = parser->code->count;
         if (parser->nested == 0) {
             parser->has_alternatives = 1;
         }
     }
-    for (; status == OPAQ_OK && chain >= 0;) {
+    while (chain >= 0) {
         struct pattern_step *const jump = &parser->code->steps[chain];
         const int before = jump->b;
         jump->a = parser->code->count - chain;
         jump->b = 0;
         chain = before;
     }
-    return status;
+    return OPAQ_OK;
 }
 
 /* ---- globs ---- */
@@ -457,29 +437,28 @@ static int has_set(const struct parser *parser) {
 
 /* A star is SPLIT, ANY and a jump back. */
 static enum opaq_status parse_glob(struct parser *parser) {
-    enum opaq_status status = OPAQ_OK;
-    while (status == OPAQ_OK && parser->at < parser->count) {
+    while (parser->at < parser->count) {
         const int32_t character = peek(parser, 0);
         const int begin = parser->code->count;
         if (character == '[' && has_set(parser)) {
             end_run(parser);
             ++parser->at;
-            status = parse_set(parser, 1);
+            TRY(parse_set(parser, 1));
             continue;
         }
         ++parser->at;
         if (character == '*' || character == '?') {
             end_run(parser);
-            status = add(parser, step(parser, PATTERN_ANY, 0, 0));
-            if (status == OPAQ_OK && character == '*') {
-                status = repeat(parser, begin, 0, -1);
+            TRY(add(parser, step(parser, PATTERN_ANY, 0, 0)));
+            if (character == '*') {
+                TRY(repeat(parser, begin, 0, -1));
             }
         } else {
             parser->run[parser->run_length++] = character;
-            status = add(parser, step(parser, PATTERN_CHARACTER, character, 0));
+            TRY(add(parser, step(parser, PATTERN_CHARACTER, character, 0)));
         }
     }
-    return status != OPAQ_OK ? status : add(parser, step(parser, PATTERN_END, 0, 0));
+    return add(parser, step(parser, PATTERN_END, 0, 0));
 }
 
 enum opaq_status pattern_compile(const char *text, struct pattern_code *code, struct opaq_error *error) {
@@ -497,13 +476,13 @@ enum opaq_status pattern_compile(const char *text, struct pattern_code *code, st
                          bytes);
     }
     parser.count = pattern_decode(body, bytes, parser.characters);
-    enum opaq_status status = is_regular ? parse_alternatives(&parser) : parse_glob(&parser);
-    if (status == OPAQ_OK && parser.at < parser.count) {
-        status = refuse(&parser, "has a ) without its (");
+    TRY(is_regular ? parse_alternatives(&parser) : parse_glob(&parser));
+    if (parser.at < parser.count) {
+        return refuse(&parser, "has a ) without its (");
     }
     end_run(&parser);
     if (parser.has_alternatives) {
         code->literal_length = 0;
     }
-    return status != OPAQ_OK ? status : add(&parser, step(&parser, PATTERN_FOUND, 0, 0));
+    return add(&parser, step(&parser, PATTERN_FOUND, 0, 0));
 }

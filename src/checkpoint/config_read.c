@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/try.h"
 #include "checkpoint/config_scheme.h"
 #include "opaq/status.h"
 
@@ -77,14 +78,12 @@ static enum opaq_status add_ignored(const struct config_tree *tree, int64_t obje
                                     const char *other, struct opaq_config *config, struct opaq_error *error) {
     int64_t list = -1;
     config->ignored = config->name_count;
-    enum opaq_status status = tree_strings(tree, object, key, &list, error);
-    if (status == OPAQ_OK && !tree_holds(tree, list) && other != NULL) {
-        status = tree_strings(tree, object, other, &list, error);
+    TRY(tree_strings(tree, object, key, &list, error));
+    if (!tree_holds(tree, list) && other != NULL) {
+        TRY(tree_strings(tree, object, other, &list, error));
     }
-    if (status == OPAQ_OK) {
-        add_strings(tree, list, config);
-    }
-    return status;
+    add_strings(tree, list, config);
+    return OPAQ_OK;
 }
 
 /* ---- compressed-tensors ---- */
@@ -96,11 +95,8 @@ static enum opaq_status add_group(const struct config_tree *tree, int64_t group,
                                   struct opaq_error *error) {
     struct scheme_entry *const entry = &config->schemes[config->scheme_count];
     int64_t targets = -1;
-    enum opaq_status status = tree_strings(tree, group, "targets", &targets, error);
-    status = status == OPAQ_OK ? scheme_of_group(tree, group, &entry->scheme, error) : status;
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(tree_strings(tree, group, "targets", &targets, error));
+    TRY(scheme_of_group(tree, group, &entry->scheme, error));
     entry->first = config->name_count;
     for (int64_t i = tree_inside(tree, targets); i >= 0; i = tree_next(tree, i)) {
         add_name(config, is_class(tree->values[i].text) ? "*" : tree->values[i].text);
@@ -125,12 +121,8 @@ static bool has_class(const struct config_tree *tree, int64_t group) {
 static enum opaq_status refuse_other_work(const struct config_tree *tree, struct opaq_error *error) {
     int64_t sparsity = -1;
     int64_t transform = -1;
-    enum opaq_status status = tree_field(tree, 0, "sparsity_config", OPAQ_JSON_OBJECT, &sparsity, error);
-    status = status == OPAQ_OK ? tree_field(tree, 0, "transform_config", OPAQ_JSON_OBJECT, &transform, error)
-                               : status;
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(tree_field(tree, 0, "sparsity_config", OPAQ_JSON_OBJECT, &sparsity, error));
+    TRY(tree_field(tree, 0, "transform_config", OPAQ_JSON_OBJECT, &transform, error));
     const int64_t format = tree_find(tree, sparsity, "format");
     const bool is_sparse = format >= 0 && (tree->values[format].kind != OPAQ_JSON_STRING ||
                                            strcmp(tree->values[format].text, "dense") != 0);
@@ -144,20 +136,18 @@ static enum opaq_status refuse_other_work(const struct config_tree *tree, struct
 static enum opaq_status read_compressed_tensors(const struct config_tree *tree, struct opaq_config *config,
                                                 struct opaq_error *error) {
     int64_t groups = -1;
-    enum opaq_status status = refuse_other_work(tree, error);
-    status =
-        status == OPAQ_OK ? tree_field(tree, 0, "config_groups", OPAQ_JSON_OBJECT, &groups, error) : status;
+    TRY(refuse_other_work(tree, error));
+    TRY(tree_field(tree, 0, "config_groups", OPAQ_JSON_OBJECT, &groups, error));
     for (int pass = 0; pass < 2; ++pass) { /* a module's name decides before its class */
-        int64_t group = status == OPAQ_OK ? tree_inside(tree, groups) : -1;
-        for (; status == OPAQ_OK && group >= 0; group = tree_next(tree, group)) {
-            status = tree_expect(tree, group, OPAQ_JSON_OBJECT, error);
-            const bool is_used = status == OPAQ_OK && tree_holds(tree, tree_find(tree, group, "weights"));
+        for (int64_t group = tree_inside(tree, groups); group >= 0; group = tree_next(tree, group)) {
+            TRY(tree_expect(tree, group, OPAQ_JSON_OBJECT, error));
+            const bool is_used = tree_holds(tree, tree_find(tree, group, "weights"));
             if (is_used && (int)has_class(tree, group) == pass) {
-                status = add_group(tree, group, config, error);
+                TRY(add_group(tree, group, config, error));
             }
         }
     }
-    return status == OPAQ_OK ? add_ignored(tree, 0, "ignore", NULL, config, error) : status;
+    return add_ignored(tree, 0, "ignore", NULL, config, error);
 }
 
 /* ---- ModelOpt ---- */
@@ -172,11 +162,8 @@ static enum opaq_status read_layers(const struct config_tree *tree, int64_t laye
                                     struct opaq_error *error) {
     for (int64_t layer = tree_inside(tree, layers); layer >= 0; layer = tree_next(tree, layer)) {
         const char *algorithm = NULL;
-        enum opaq_status status = tree_expect(tree, layer, OPAQ_JSON_OBJECT, error);
-        status = status == OPAQ_OK ? tree_string(tree, layer, "quant_algo", &algorithm, error) : status;
-        if (status != OPAQ_OK) {
-            return status;
-        }
+        TRY(tree_expect(tree, layer, OPAQ_JSON_OBJECT, error));
+        TRY(tree_string(tree, layer, "quant_algo", &algorithm, error));
         int64_t known = 0;
         while (known < config->scheme_count && algorithm != NULL &&
                strcmp(config->schemes[known].algorithm, algorithm) != 0) {
@@ -186,10 +173,7 @@ static enum opaq_status read_layers(const struct config_tree *tree, int64_t laye
             continue;
         }
         struct scheme_entry *const entry = &config->schemes[config->scheme_count];
-        status = scheme_of_algorithm(algorithm, &entry->scheme, error);
-        if (status != OPAQ_OK) {
-            return status;
-        }
+        TRY(scheme_of_algorithm(algorithm, &entry->scheme, error));
         entry->algorithm = algorithm;
         ++config->scheme_count;
     }
@@ -213,44 +197,32 @@ static enum opaq_status read_modelopt(const struct config_tree *tree, struct opa
     const char *algorithm = NULL;
     int64_t inner = -1;
     int64_t layers = -1;
-    enum opaq_status status = tree_field(tree, 0, "quantization", OPAQ_JSON_OBJECT, &inner, error);
-    if (status == OPAQ_OK) {
-        status = tree_string(tree, modelopt_object(tree, inner, "quant_algo"), "quant_algo", &algorithm, error);
-    }
-    if (status == OPAQ_OK) {
-        status = tree_field(tree, modelopt_object(tree, inner, "quantized_layers"), "quantized_layers",
-                            OPAQ_JSON_OBJECT, &layers, error);
-    }
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(tree_field(tree, 0, "quantization", OPAQ_JSON_OBJECT, &inner, error));
+    TRY(tree_string(tree, modelopt_object(tree, inner, "quant_algo"), "quant_algo", &algorithm, error));
+    TRY(tree_field(tree, modelopt_object(tree, inner, "quantized_layers"), "quantized_layers", OPAQ_JSON_OBJECT,
+                   &layers, error));
     const bool is_mixed = algorithm != NULL && is_same_name(algorithm, "MIXED_PRECISION");
     if (is_mixed && tree_holds(tree, layers)) {
-        status = read_layers(tree, layers, config, error);
+        TRY(read_layers(tree, layers, config, error));
     } else {
-        status = scheme_of_algorithm(algorithm, &add_for_all(config)->scheme, error);
-    }
-    if (status != OPAQ_OK) {
-        return status;
+        TRY(scheme_of_algorithm(algorithm, &add_for_all(config)->scheme, error));
     }
     int64_t list = -1;
     const int64_t object = modelopt_object(tree, inner, "ignore");
-    status = tree_strings(tree, object, "ignore", &list, error);
-    if (status == OPAQ_OK && tree_holds(tree, list)) {
+    TRY(tree_strings(tree, object, "ignore", &list, error));
+    if (tree_holds(tree, list)) {
         return add_ignored(tree, object, "ignore", NULL, config, error);
     }
-    return status == OPAQ_OK ? add_ignored(tree, modelopt_object(tree, inner, "exclude_modules"),
-                                           "exclude_modules", NULL, config, error)
-                             : status;
+    return add_ignored(tree, modelopt_object(tree, inner, "exclude_modules"), "exclude_modules", NULL, config,
+                       error);
 }
 
 /* ---- the others ---- */
 
 static enum opaq_status read_deepseek(const struct config_tree *tree, struct opaq_config *config,
                                       struct opaq_error *error) {
-    const enum opaq_status status = scheme_of_deepseek(tree, &add_for_all(config)->scheme, error);
-    return status == OPAQ_OK ? add_ignored(tree, 0, "modules_to_not_convert", "ignored_layers", config, error)
-                             : status;
+    TRY(scheme_of_deepseek(tree, &add_for_all(config)->scheme, error));
+    return add_ignored(tree, 0, "modules_to_not_convert", "ignored_layers", config, error);
 }
 
 static enum opaq_status read_gpt_oss(const struct config_tree *tree, struct opaq_config *config,
@@ -277,10 +249,9 @@ enum opaq_status opaq_config_read(const struct opaq_config_value *values, int64_
                                   struct opaq_config **config, struct opaq_error *error) {
     const struct config_tree tree = {values, count};
     char shown[SHOWN_BYTES];
-    enum opaq_status status = tree_check(&tree, error);
-    if (status != OPAQ_OK || config == NULL) {
-        return status != OPAQ_OK ? status
-                                 : opaq_fail(error, OPAQ_ERROR_ARGUMENT, "config_read: config is NULL");
+    TRY(tree_check(&tree, error));
+    if (config == NULL) {
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "config_read: config is NULL");
     }
     if (values[0].kind != OPAQ_JSON_OBJECT) {
         return opaq_fail(error, OPAQ_ERROR_TEXT, "the quantization_config is %s, %s, expected an object",
@@ -303,13 +274,13 @@ enum opaq_status opaq_config_read(const struct opaq_config_value *values, int64_
     if (made == NULL) {
         return opaq_fail(error, OPAQ_ERROR_MEMORY, "config_read: no memory for %lld values", (long long)count);
     }
-    status = readers[reader].read(&tree, made, error);
-    if (status == OPAQ_OK) {
-        *config = made;
-    } else {
+    const enum opaq_status status = readers[reader].read(&tree, made, error);
+    if (status != OPAQ_OK) {
         opaq_config_destroy(made);
+        return status;
     }
-    return status;
+    *config = made;
+    return OPAQ_OK;
 }
 
 /* ---- what was read ---- */

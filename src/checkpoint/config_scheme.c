@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/try.h"
 #include "opaq/status.h"
 
 bool is_same_name(const char *a, const char *b) {
@@ -120,24 +121,17 @@ static enum opaq_status read_entry(const struct config_tree *tree, int64_t objec
                                    struct entry *entry, struct opaq_error *error) {
     const char *type = NULL;
     int64_t is_symmetric = 1;
-    enum opaq_status status =
-        tree_integer(tree, object, "symmetric", OPAQ_JSON_BOOLEAN, 1, &is_symmetric, error);
-    status = status == OPAQ_OK ? tree_string(tree, object, "type", &type, error) : status;
-    if (status == OPAQ_OK && (type == NULL || strcmp(type, "float") != 0 || !is_symmetric)) {
+    TRY(tree_integer(tree, object, "symmetric", OPAQ_JSON_BOOLEAN, 1, &is_symmetric, error));
+    TRY(tree_string(tree, object, "type", &type, error));
+    if (type == NULL || strcmp(type, "float") != 0 || !is_symmetric) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
                          "the checkpoint's %s are %s %.32s numbers, expected symmetric float ones", what,
                          is_symmetric ? "symmetric" : "asymmetric", type == NULL ? "null" : type);
     }
-    status = status == OPAQ_OK
-                 ? tree_field(tree, object, "block_structure", OPAQ_JSON_LIST, &entry->block, error)
-                 : status;
-    status = status == OPAQ_OK
-                 ? tree_integer(tree, object, "num_bits", OPAQ_JSON_INTEGER, 0, &entry->bits, error)
-                 : status;
-    status = status == OPAQ_OK ? tree_string(tree, object, "strategy", &entry->strategy, error) : status;
-    return status == OPAQ_OK
-               ? tree_integer(tree, object, "group_size", OPAQ_JSON_INTEGER, 0, &entry->group, error)
-               : status;
+    TRY(tree_field(tree, object, "block_structure", OPAQ_JSON_LIST, &entry->block, error));
+    TRY(tree_integer(tree, object, "num_bits", OPAQ_JSON_INTEGER, 0, &entry->bits, error));
+    TRY(tree_string(tree, object, "strategy", &entry->strategy, error));
+    return tree_integer(tree, object, "group_size", OPAQ_JSON_INTEGER, 0, &entry->group, error);
 }
 
 static enum opaq_status refuse_entry(const struct config_tree *tree, const struct entry *entry,
@@ -188,10 +182,7 @@ static enum opaq_status read_input(const struct config_tree *tree, int64_t objec
     const struct opaq_config_row *row = NULL;
     struct entry entry = {0, NULL, 0, -1};
     bool is_dynamic = true;
-    enum opaq_status status = read_entry(tree, object, "input activations", &entry, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(read_entry(tree, object, "input activations", &entry, error));
     for (int i = 0; i < ROW_COUNT && row == NULL; ++i) {
         row = inputs_are(&entry, &rows[i]) ? &rows[i] : NULL;
     }
@@ -204,9 +195,9 @@ static enum opaq_status read_input(const struct config_tree *tree, int64_t objec
         set_given(named->input, scheme);
         return OPAQ_OK;
     }
-    status = read_dynamic(tree, object, &is_dynamic, error);
-    if (status != OPAQ_OK || is_dynamic) {
-        return status;
+    TRY(read_dynamic(tree, object, &is_dynamic, error));
+    if (is_dynamic) {
+        return OPAQ_OK;
     }
     if (row->input_format != OPAQ_FP8) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
@@ -223,13 +214,9 @@ enum opaq_status scheme_of_group(const struct config_tree *tree, int64_t group,
     struct entry entry = {0, NULL, 0, -1};
     int64_t weights = -1;
     int64_t inputs = -1;
-    enum opaq_status status = tree_field(tree, group, "weights", OPAQ_JSON_OBJECT, &weights, error);
-    status = status == OPAQ_OK ? read_entry(tree, weights, "weights", &entry, error) : status;
-    status = status == OPAQ_OK ? tree_field(tree, group, "input_activations", OPAQ_JSON_OBJECT, &inputs, error)
-                               : status;
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(tree_field(tree, group, "weights", OPAQ_JSON_OBJECT, &weights, error));
+    TRY(read_entry(tree, weights, "weights", &entry, error));
+    TRY(tree_field(tree, group, "input_activations", OPAQ_JSON_OBJECT, &inputs, error));
     for (int i = 0; i < ROW_COUNT && row == NULL; ++i) {
         row = weights_are(tree, &entry, &rows[i]) ? &rows[i] : NULL;
     }
@@ -237,12 +224,14 @@ enum opaq_status scheme_of_group(const struct config_tree *tree, int64_t group,
         return refuse_entry(tree, &entry, "weights", error);
     }
     set_weight(opaq_layout_find(OPAQ_LAYOUT_COMPRESSED_TENSORS, row->format), scheme);
-    status = inputs < 0 ? OPAQ_OK : read_input(tree, inputs, scheme, error);
-    if (status == OPAQ_OK && tree_holds(tree, tree_find(tree, group, "output_activations"))) {
+    if (inputs >= 0) {
+        TRY(read_input(tree, inputs, scheme, error));
+    }
+    if (tree_holds(tree, tree_find(tree, group, "output_activations"))) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
                          "the checkpoint quantizes output activations, which opaq does not");
     }
-    return status;
+    return OPAQ_OK;
 }
 
 /* ---- ModelOpt ---- */
@@ -315,12 +304,9 @@ enum opaq_status scheme_of_deepseek(const struct config_tree *tree, struct opaq_
     int64_t block = -1;
     char shown[SHOWN_BYTES];
     const bool is_said = tree_find(tree, 0, "weight_block_size") >= 0;
-    enum opaq_status status = tree_field(tree, 0, "weight_block_size", OPAQ_JSON_LIST, &block, error);
-    status = status == OPAQ_OK ? tree_string(tree, 0, "activation_scheme", &activations, error) : status;
-    status = status == OPAQ_OK ? tree_string(tree, 0, "scale_fmt", &scales, error) : status;
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(tree_field(tree, 0, "weight_block_size", OPAQ_JSON_LIST, &block, error));
+    TRY(tree_string(tree, 0, "activation_scheme", &activations, error));
+    TRY(tree_string(tree, 0, "scale_fmt", &scales, error));
     const bool is_dynamic = activations == NULL || strcmp(activations, "dynamic") == 0;
     if (!is_said || tree_is_pair(tree, block, 128, 128)) {
         const bool has_exponents = scales != NULL && strcmp(scales, "ue8m0") == 0;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/try.h"
 #include "opaq/status.h"
 
 static const char *const kind_names[] = {"null",     "a boolean", "an integer", "a number",
@@ -103,8 +104,8 @@ enum opaq_status tree_integer(const struct config_tree *tree, int64_t object, co
 
 enum opaq_status tree_strings(const struct config_tree *tree, int64_t object, const char *key, int64_t *list,
                               struct opaq_error *error) {
-    const enum opaq_status status = tree_field(tree, object, key, OPAQ_JSON_LIST, list, error);
-    for (int64_t i = tree_inside(tree, status == OPAQ_OK ? *list : -1); i >= 0; i = tree_next(tree, i)) {
+    TRY(tree_field(tree, object, key, OPAQ_JSON_LIST, list, error));
+    for (int64_t i = tree_inside(tree, *list); i >= 0; i = tree_next(tree, i)) {
         if (kind_of(tree, i) != OPAQ_JSON_STRING) {
             char shown[SHOWN_BYTES];
             return opaq_fail(error, OPAQ_ERROR_TEXT,
@@ -112,7 +113,7 @@ enum opaq_status tree_strings(const struct config_tree *tree, int64_t object, co
                              tree_show(tree, i, shown), tree_kind_name(tree, i));
         }
     }
-    return status;
+    return OPAQ_OK;
 }
 
 bool tree_holds(const struct config_tree *tree, int64_t value) {

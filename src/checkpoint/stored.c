@@ -88,51 +88,44 @@ static enum opaq_status check_stack(const struct stored_range *range, struct opa
 
 static enum opaq_status check_data(struct stored_range *range, const struct opaq_tensor *data, int64_t first,
                                    int64_t rows, struct opaq_error *error) {
-    enum opaq_status status = cells_check(range->operation, "data", data, error);
-    if (status == OPAQ_OK && data->dtype != OPAQ_DTYPE_U8) {
-        status = refuse_dtype(range->operation, "data", data->dtype, "uint8", error);
+    TRY(cells_check(range->operation, "data", data, error));
+    if (data->dtype != OPAQ_DTYPE_U8) {
+        return refuse_dtype(range->operation, "data", data->dtype, "uint8", error);
     }
-    if (status == OPAQ_OK) {
-        status = cells_of(range->operation, "data", data, range->data_columns, &range->data, error);
+    TRY(cells_of(range->operation, "data", data, range->data_columns, &range->data, error));
+    if (rows >= 0 && range->data.rows != rows) {
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: data has %lld rows, expected %lld", range->operation,
+                         (long long)range->data.rows, (long long)rows);
     }
-    if (status == OPAQ_OK && rows >= 0 && range->data.rows != rows) {
-        status = opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: data has %lld rows, expected %lld", range->operation,
-                           (long long)range->data.rows, (long long)rows);
-    }
-    if (status == OPAQ_OK) {
-        TRY_AS(range->operation, error, check_row_cut(&range->job, first, range->data.rows, range->all, error));
-    }
+    TRY_AS(range->operation, error, check_row_cut(&range->job, first, range->data.rows, range->all, error));
     range->first = first;
     range->rows = range->data.rows;
-    return status == OPAQ_OK ? check_stack(range, error) : status;
+    return check_stack(range, error);
 }
 
 /* A tensor of rows x columns entries, or, where `repeats`, of one that stands for all rows. */
 static enum opaq_status check_entries(const struct stored_range *range, const char *what,
                                       const struct opaq_tensor *tensor, int64_t rows, int64_t columns,
                                       bool repeats, struct cells *cells, struct opaq_error *error) {
-    enum opaq_status status = cells_of(range->operation, what, tensor, columns, cells, error);
-    if (status == OPAQ_OK && cells->rows == 1 && rows != 1 && repeats) {
+    TRY(cells_of(range->operation, what, tensor, columns, cells, error));
+    if (cells->rows == 1 && rows != 1 && repeats) {
         cells->rows = rows;
         cells->row_step = 0;
     }
-    if (status == OPAQ_OK && cells->rows != rows) {
+    if (cells->rows != rows) {
         char shape[128];
-        status = opaq_fail(error, OPAQ_ERROR_SHAPE,
-                           "%s: %s has the shape %s, expected [%lld,%lld] for %lld rows and %lld columns",
-                           range->operation, what, shape_text(tensor, shape, sizeof shape), (long long)rows,
-                           (long long)columns, (long long)range->rows, (long long)range->columns);
+        return opaq_fail(error, OPAQ_ERROR_SHAPE,
+                         "%s: %s has the shape %s, expected [%lld,%lld] for %lld rows and %lld columns",
+                         range->operation, what, shape_text(tensor, shape, sizeof shape), (long long)rows,
+                         (long long)columns, (long long)range->rows, (long long)range->columns);
     }
-    return status;
+    return OPAQ_OK;
 }
 
 static enum opaq_status check_scale(struct stored_range *range, const struct opaq_tensor *scale, bool is_import,
                                     struct opaq_error *error) {
     const struct opaq_format_row *format = range->format;
-    enum opaq_status status = cells_check(range->operation, "scale", scale, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(cells_check(range->operation, "scale", scale, error));
     const bool takes_e8m0 = format->format == OPAQ_FP8BLK2 && is_import;
     const bool is_right = range->has_float_scale ? scale->dtype == OPAQ_DTYPE_F32 ||
                                                        (is_import && scale->dtype == OPAQ_DTYPE_BF16) ||
@@ -161,10 +154,7 @@ static enum opaq_status check_global(struct stored_range *range, const struct op
                                "%s: global is given (rank %d), but %s has none (rank -1, data NULL)",
                                range->operation, global->rank, range->format->name);
     }
-    const enum opaq_status status = cells_check(range->operation, "global", global, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(cells_check(range->operation, "global", global, error));
     if (global->dtype != OPAQ_DTYPE_F32) {
         return refuse_dtype(range->operation, "global", global->dtype, "f32", error);
     }
@@ -175,14 +165,10 @@ static enum opaq_status check_global(struct stored_range *range, const struct op
 static enum opaq_status check_all(const char *operation, const struct opaq_view *view, int64_t first,
                                   int64_t rows, const struct opaq_stored *stored, bool is_import,
                                   struct stored_range *range, struct opaq_error *error) {
-    enum opaq_status status = check_tensor(operation, view, stored, range, error);
-    if (status == OPAQ_OK) {
-        status = check_data(range, &stored->data, first, rows, error);
-    }
-    if (status == OPAQ_OK) {
-        status = check_scale(range, &stored->scale, is_import, error);
-    }
-    return status == OPAQ_OK ? check_global(range, &stored->global, error) : status;
+    TRY(check_tensor(operation, view, stored, range, error));
+    TRY(check_data(range, &stored->data, first, rows, error));
+    TRY(check_scale(range, &stored->scale, is_import, error));
+    return check_global(range, &stored->global, error);
 }
 
 /* ---- import ---- */
@@ -228,11 +214,7 @@ static enum opaq_status check_values(const struct stored_range *range, struct op
         return check_shared(range, "scale", copy->scale, cells_float(&range->scale, 0, 0), error);
     }
     if (copy->amax != NULL && copy->amax_step == 0) {
-        const enum opaq_status status =
-            check_shared(range, "global scale", copy->amax, cells_float(&range->global, 0, 0), error);
-        if (status != OPAQ_OK) {
-            return status;
-        }
+        TRY(check_shared(range, "global scale", copy->amax, cells_float(&range->global, 0, 0), error));
     }
     return range->job.spec.options & OPAQ_2D ? check_squares(range, error) : OPAQ_OK;
 }
@@ -303,13 +285,8 @@ static void import_codes(const struct stored_range *range) {
 enum opaq_status opaq_stored_import(const struct opaq_view *to, int64_t first_row,
                                     const struct opaq_stored *from, struct opaq_error *error) {
     struct stored_range range;
-    enum opaq_status status = check_all("stored_import", to, first_row, -1, from, true, &range, error);
-    if (status == OPAQ_OK) {
-        status = check_values(&range, error);
-    }
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(check_all("stored_import", to, first_row, -1, from, true, &range, error));
+    TRY(check_values(&range, error));
     import_codes(&range);
     for (int64_t r = 0; r < range.scale_rows; ++r) {
         for (int64_t c = 0; c < range.scale_columns; ++c) {
@@ -364,18 +341,12 @@ enum opaq_status opaq_stored_export(const struct opaq_view *from, int64_t first_
         return opaq_fail(error, OPAQ_ERROR_SHAPE, "stored_export: rows is %lld, expected at least 0",
                          (long long)rows);
     }
-    enum opaq_status status = check_all("stored_export", from, first_row, rows, to, false, &range, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(check_all("stored_export", from, first_row, rows, to, false, &range, error));
     const struct quant_copy *copy = range.copy;
     if (range.format->format == OPAQ_FP8ROW && rows > 0) {
-        status = check_agreement(&range, "scale", &range.scale, (const float *)copy->scale + first_row, error);
+        TRY(check_agreement(&range, "scale", &range.scale, (const float *)copy->scale + first_row, error));
     } else if (copy->amax != NULL && copy->amax_step != 0 && rows > 0) {
-        status = check_agreement(&range, "global", &range.global, copy->amax + first_row, error);
-    }
-    if (status != OPAQ_OK) {
-        return status;
+        TRY(check_agreement(&range, "global", &range.global, copy->amax + first_row, error));
     }
     export_codes(&range);
     for (int64_t r = 0; r < range.scale_rows; ++r) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "format/proto_layout.h"
 #include "opaq/status.h"
 
@@ -207,8 +208,10 @@ enum opaq_status opaq_proto_check(const struct opaq_proto *proto, struct opaq_er
     if (!quantized && !opaq_spec_equal(&proto->spec, &no_spec)) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto: a plain tensor carries a spec, expected all zero");
     }
-    const enum opaq_status status = quantized ? opaq_spec_check(&proto->spec, error) : OPAQ_OK;
-    return status == OPAQ_OK ? check_shape(proto, error) : status;
+    if (quantized) {
+        TRY(opaq_spec_check(&proto->spec, error));
+    }
+    return check_shape(proto, error);
 }
 
 enum opaq_status opaq_proto_make(const int64_t *shape, int rank, enum opaq_element dtype,
@@ -230,11 +233,9 @@ enum opaq_status opaq_proto_make(const int64_t *shape, int rank, enum opaq_eleme
     if (spec != NULL) {
         made.spec = *spec;
     }
-    const enum opaq_status status = opaq_proto_check(&made, error);
-    if (status == OPAQ_OK) {
-        *proto = made;
-    }
-    return status;
+    TRY(opaq_proto_check(&made, error));
+    *proto = made;
+    return OPAQ_OK;
 }
 
 int proto_buffers(const struct opaq_proto *proto, struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT]) {
@@ -252,10 +253,7 @@ int proto_buffers(const struct opaq_proto *proto, struct opaq_buffer buffers[OPA
 
 enum opaq_status opaq_proto_buffer(const struct opaq_proto *proto, int index, struct opaq_buffer *buffer,
                                    struct opaq_error *error) {
-    const enum opaq_status status = opaq_proto_check(proto, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(opaq_proto_check(proto, error));
     struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
     const int count = proto_buffers(proto, buffers);
     if (buffer == NULL || index < 0 || index >= count) {
@@ -267,10 +265,7 @@ enum opaq_status opaq_proto_buffer(const struct opaq_proto *proto, int index, st
 }
 
 enum opaq_status opaq_proto_bytes(const struct opaq_proto *proto, size_t *bytes, struct opaq_error *error) {
-    const enum opaq_status status = opaq_proto_check(proto, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(opaq_proto_check(proto, error));
     if (bytes == NULL) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "proto_bytes: bytes is NULL");
     }
@@ -296,11 +291,9 @@ enum opaq_status opaq_proto_update_usage(struct opaq_proto *proto, int usage, st
     }
     struct opaq_proto changed = *proto;
     changed.spec.usage = (uint8_t)usage;
-    const enum opaq_status status = opaq_proto_check(&changed, error);
-    if (status == OPAQ_OK) {
-        *proto = changed;
-    }
-    return status;
+    TRY(opaq_proto_check(&changed, error));
+    *proto = changed;
+    return OPAQ_OK;
 }
 
 int opaq_proto_equal(const struct opaq_proto *a, const struct opaq_proto *b) {

@@ -3,15 +3,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/try.h"
 #include "opaq/proto.h"
 #include "opaq/status.h"
 
 enum opaq_status opaq_proto_print(const struct opaq_proto *proto, char *buffer, size_t capacity,
                                   struct opaq_error *error) {
-    const enum opaq_status status = opaq_proto_check(proto, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(opaq_proto_check(proto, error));
     char text[OPAQ_PROTO_TEXT_BYTES];
     char spec[OPAQ_SPEC_TEXT_BYTES] = "";
     size_t length =
@@ -127,10 +125,7 @@ enum opaq_status opaq_proto_parse(const char *text, size_t length, struct opaq_p
         const char *space = memchr(text + cursor.at, ' ', length - cursor.at);
         if (space != NULL) {
             const size_t spec_length = (size_t)(space - (text + cursor.at));
-            const enum opaq_status status = opaq_spec_parse(text + cursor.at, spec_length, &parsed.spec, error);
-            if (status != OPAQ_OK) {
-                return status;
-            }
+            TRY(opaq_spec_parse(text + cursor.at, spec_length, &parsed.spec, error));
             parsed.is_quantized = 1;
             cursor.at += spec_length + 1;
         }
@@ -140,9 +135,7 @@ enum opaq_status opaq_proto_parse(const char *text, size_t length, struct opaq_p
         return opaq_fail(error, OPAQ_ERROR_TEXT, "proto_parse: expected %s at position %zu of %zu", expected,
                          cursor.at, length);
     }
-    const enum opaq_status status = opaq_proto_check(&parsed, error);
-    if (status == OPAQ_OK) {
-        *proto = parsed;
-    }
-    return status;
+    TRY(opaq_proto_check(&parsed, error));
+    *proto = parsed;
+    return OPAQ_OK;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/float_bits.h"
+#include "base/try.h"
 #include "opaq/status.h"
 
 _Static_assert(sizeof(struct opaq_spec) == 16, "opaq_spec is a value of 16 bytes without padding");
@@ -164,11 +165,9 @@ enum opaq_status opaq_spec_check(const struct opaq_spec *spec, struct opaq_error
         return opaq_fail(error, OPAQ_ERROR_SPEC, "spec: \"tiled\" does not go with \"%s\"",
                          spec->usage == OPAQ_BOTH ? "both" : "columnwise");
     }
-    enum opaq_status status = check_options(spec, row, error);
-    if (status == OPAQ_OK) {
-        status = check_rule(spec, row, error);
-    }
-    return status == OPAQ_OK ? check_parameters(spec, row, error) : status;
+    TRY(check_options(spec, row, error));
+    TRY(check_rule(spec, row, error));
+    return check_parameters(spec, row, error);
 }
 
 int opaq_spec_equal(const struct opaq_spec *a, const struct opaq_spec *b) {

@@ -5,6 +5,7 @@
 
 #include "base/fork_lock.h"
 #include "base/text_table.h"
+#include "base/try.h"
 #include "opaq/spec.h"
 #include "opaq/status.h"
 
@@ -14,10 +15,7 @@ static struct text_table table;
 static enum opaq_status intern_new(const char *text, size_t length, const struct opaq_spec *value,
                                    const struct opaq_spec **spec, struct opaq_error *error) {
     char canonical[OPAQ_SPEC_TEXT_BYTES];
-    const enum opaq_status status = opaq_spec_print(value, canonical, sizeof canonical, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(opaq_spec_print(value, canonical, sizeof canonical, error));
     if (table.count > OPAQ_INTERN_LIMIT - 2) {
         return opaq_fail(error, OPAQ_ERROR_LIMIT, "spec_intern: %d texts are kept already, which is the limit",
                          table.count);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/float_bits.h"
+#include "base/try.h"
 #include "format/decimal.h"
 #include "opaq/spec.h"
 #include "opaq/status.h"
@@ -250,10 +251,7 @@ enum opaq_status opaq_spec_parse(const char *text, size_t length, struct opaq_sp
     }
     struct opaq_spec parsed;
     struct reader reader = {text, length, &parsed, error, NULL, 0};
-    const enum opaq_status status = read_all(&reader);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(read_all(&reader));
     if ((parsed.options & OPAQ_4OVER6) != 0 && (reader.seen & SEEN_E4M3_MAX) == 0) {
         parsed.e4m3_max = 256;
     }
@@ -285,10 +283,7 @@ static void print_option(const struct opaq_spec *spec, int index, char *text, si
 
 enum opaq_status opaq_spec_print(const struct opaq_spec *spec, char *buffer, size_t capacity,
                                  struct opaq_error *error) {
-    const enum opaq_status status = opaq_spec_check(spec, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(opaq_spec_check(spec, error));
     const struct opaq_format_row *row = opaq_format_row((enum opaq_format)spec->format);
     char text[OPAQ_SPEC_TEXT_BYTES] = "";
     size_t length = 0;

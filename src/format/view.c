@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "format/proto_layout.h"
 #include "opaq/proto.h"
 #include "opaq/status.h"
@@ -71,9 +72,9 @@ enum opaq_status opaq_view_check(const struct opaq_view *view, struct opaq_error
     if (view == NULL) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "view: NULL");
     }
-    const enum opaq_status status = opaq_proto_check(&view->proto, error);
-    if (status != OPAQ_OK || !view->proto.is_quantized) {
-        return status == OPAQ_OK ? check_plain(view, error) : status;
+    TRY(opaq_proto_check(&view->proto, error));
+    if (!view->proto.is_quantized) {
+        return check_plain(view, error);
     }
     struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
     const int count = proto_buffers(&view->proto, buffers);
@@ -121,20 +122,15 @@ enum opaq_status opaq_view_plain(const int64_t *shape, const int64_t *strides, i
                 rank);
         }
     }
-    status = check_plain(&made, error); /* the prototype was checked when it was made */
-    if (status == OPAQ_OK) {
-        *view = made;
-    }
-    return status;
+    TRY(check_plain(&made, error)); /* the prototype was checked when it was made */
+    *view = made;
+    return OPAQ_OK;
 }
 
 enum opaq_status opaq_view_quantized(const struct opaq_proto *proto, const struct opaq_span *spans, int count,
                                      struct opaq_view *view, struct opaq_error *error) {
     struct opaq_view made;
-    enum opaq_status status = opaq_proto_check(proto, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(opaq_proto_check(proto, error));
     const int expected = opaq_proto_buffer_count(proto);
     if (view == NULL || spans == NULL || !proto->is_quantized || count != expected) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
@@ -145,18 +141,13 @@ enum opaq_status opaq_view_quantized(const struct opaq_proto *proto, const struc
     memset(&made, 0, sizeof made);
     made.proto = *proto;
     memcpy(made.buffer, spans, (size_t)count * sizeof *spans);
-    status = opaq_view_check(&made, error);
-    if (status == OPAQ_OK) {
-        *view = made;
-    }
-    return status;
+    TRY(opaq_view_check(&made, error));
+    *view = made;
+    return OPAQ_OK;
 }
 
 enum opaq_status opaq_view_bind_bytes(const struct opaq_proto *proto, size_t *bytes, struct opaq_error *error) {
-    const enum opaq_status status = opaq_proto_check(proto, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(opaq_proto_check(proto, error));
     if (bytes == NULL) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "view_bind_bytes: bytes is NULL");
     }
@@ -173,10 +164,7 @@ enum opaq_status opaq_view_bind_bytes(const struct opaq_proto *proto, size_t *by
 enum opaq_status opaq_view_bind(const struct opaq_proto *proto, void *memory, size_t bytes,
                                 struct opaq_view *view, struct opaq_error *error) {
     size_t needed;
-    const enum opaq_status status = opaq_view_bind_bytes(proto, &needed, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(opaq_view_bind_bytes(proto, &needed, error));
     if (view == NULL) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "view_bind: view is NULL");
     }

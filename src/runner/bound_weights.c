@@ -89,10 +89,7 @@ static enum opaq_status read_word(const struct plan_word *word, void *context, s
 static enum opaq_status add_given(struct bound_layer *layer, const struct bound_weight *weight,
                                   struct opaq_error *error) {
     char spec[OPAQ_SPEC_TEXT_BYTES];
-    const enum opaq_status status = opaq_spec_print(&weight->kept.spec, spec, sizeof spec, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(opaq_spec_print(&weight->kept.spec, spec, sizeof spec, error));
     const size_t room = sizeof layer->text - layer->length;
     const int wanted = snprintf(layer->text + layer->length, room, "%s%s_given=%s", layer->length ? " " : "",
                                 weight->name, spec);
