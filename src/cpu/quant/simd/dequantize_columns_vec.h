@@ -116,13 +116,14 @@ VEC_INLINE struct step_floats column_step_factors(const float *factors, enum opa
 VEC_INLINE void decode_tile(enum opaq_element dtype, enum opaq_element element, bool may_be_nan,
                             const float *factors, int64_t rows, const uint8_t *codes, int64_t codes_step,
                             struct decode_target to) {
-    enum { STEPS = TILE / STEP };
+    enum { STEPS = TILE / STEP, TILE_AHEAD = 2 /* prefetch distance, in tiles */ };
     const int packing = element == OPAQ_E2M1 ? 2 : 1;
     struct step_floats apply[STEPS];
     for (int s = 0; s < STEPS; ++s) {
         apply[s] = column_step_factors(factors + s * STEP, element);
     }
     for (int64_t row = 0; row < rows; ++row, codes += codes_step, to.y += to.row_bytes) {
+        __builtin_prefetch(codes + TILE_AHEAD * TILE / packing);
         for (int s = 0; s < STEPS; ++s) {
             const uint8_t *const from = codes + s * STEP / packing;
             struct step step;

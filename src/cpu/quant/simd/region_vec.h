@@ -31,10 +31,13 @@ VEC_INLINE struct quant_region region_of_both(const struct quant_job *job, int64
  * in bytes. */
 enum { AHEAD_BYTES = 8192, SHORT_AHEAD_BYTES = 6144, STREAMED_BYTES = 4 << 20 };
 
-/* Prefetch distance in bytes: `rows` rows of x, or if that is one, a few lines. */
+/* Prefetch distance in bytes: `rows` rows of x; if that is one, a few lines, or where short rows have gaps between them, two
+ * rows. */
 VEC_INLINE int64_t ahead_bytes(const struct quant_copy *rowwise, int64_t rows) {
-    const int64_t row_bytes = rowwise->operand.row_step * element_bytes(rowwise->operand.dtype);
-    return rows == 1 ? SHORT_AHEAD_BYTES : rows * row_bytes;
+    const struct quant_matrix *x = &rowwise->operand;
+    const int64_t bytes = element_bytes(x->dtype);
+    const bool has_gaps = x->columns < x->row_step && x->columns * bytes < SHORT_AHEAD_BYTES;
+    return rows > 1 ? rows * x->row_step * bytes : has_gaps ? 2 * x->row_step * bytes : SHORT_AHEAD_BYTES;
 }
 
 /* Whether stores of codes bypass the caches: of a large tensor whose rows are whole vectors. */
