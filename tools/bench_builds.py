@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""bench_builds.py OLD NEW [options]: two checkouts, each with a build folder, beside each other.
+
+Runs the benchmarks of both checkouts in turns and compares every figure that they have in common: the figure of
+NEW divided by that of OLD, as the median over the turns with the lowest and the highest. Each figure is itself
+a ratio to a limit or a peer of the same rounds, so that the machine's mood cancels twice. Ratios of two opaq
+results ("two passes", "x of M=1") are left out: their parts are compared by themselves. --strict: exit 1 if a
+figure is below --least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from bench_summary import READERS
+
+Place = tuple[str, str, int, str, int]
+OF_OUR_OWN = ("two passes", "x of M=1")
+
+
+def run(checkout: Path, arguments: argparse.Namespace) -> dict[Place, float]:
+    """One run of the benchmarks of a checkout: its figures."""
+    command = ["tools/run_benches.sh", arguments.folder, "--benches", arguments.benches]
+    command += ["--rounds", str(arguments.rounds)] if arguments.rounds else []
+    subprocess.run(command, cwd=checkout, check=True, stdout=subprocess.DEVNULL)
+    wanted = arguments.benches.split(",")
+    figures = {}
+    for name, read in READERS.items():
+        path = checkout / arguments.folder / "bench" / f"{name}.json"
+        if name.removeprefix("bench_").removesuffix("_avx2") in wanted and path.exists():
+            for entry in read(name, json.loads(path.read_text())):
+                if entry.of not in OF_OUR_OWN and entry.ratio.value > 0:
+                    figures[(entry.source, entry.case, entry.m, entry.of, entry.threads)] = entry.ratio.value
+    return figures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=Path)
+    parser.add_argument("new", type=Path)
+    parser.add_argument("--folder", default="build", help="the build folder in each checkout (build)")
+    parser.add_argument("--benches", default="packed,quant,linear,moe,llama", help="as of run_benches.sh")
+    parser.add_argument("--rounds", type=int, help="rounds of each benchmark (what suits it)")
+    parser.add_argument("--turns", type=int, default=3, help="runs of each checkout (3)")
+    parser.add_argument("--least", type=float, default=0.97, help="ratios below are named at the end (0.97)")
+    parser.add_argument("--json", type=Path, help="write the ratios there")
+    parser.add_argument("--strict", action="store_true")
+    arguments = parser.parse_args()
+
+    ratios: dict[Place, list[float]] = {}
+    for turn in range(arguments.turns):
+        order = (arguments.old, arguments.new) if turn % 2 == 0 else (arguments.new, arguments.old)
+        made = {}
+        for checkout in order:
+            print(f"turn {turn + 1} of {arguments.turns}: {checkout}", file=sys.stderr, flush=True)
+            made[checkout] = run(checkout, arguments)
+        for place in made[arguments.old].keys() & made[arguments.new].keys():
+            ratios.setdefault(place, []).append(made[arguments.new][place] / made[arguments.old][place])
+    rows = sorted((place, statistics.median(found), min(found), max(found)) for place, found in ratios.items())
+    form = "{:18} {:40} {:>5} {:15} {:>2} {:>7} {:>13}"
+    print(form.format("bench", "case", "M", "of", "T", "new/old", "range"))
+    for place, median, low, high in rows:
+        print(form.format(*place, f"{median:.3f}", f"{low:.3f}-{high:.3f}"))
+    slower = [(place, median) for place, median, _, _ in rows if median < arguments.least]
+    whole = statistics.median(row[1] for row in rows)
+    print(f"\n{len(rows)} figures, median {whole:.3f}; {len(slower)} below {arguments.least:g}")
+    for place, median in slower:
+        print(f"  {place[0]} {place[1]}, M = {place[2]}, of {place[3]}, {place[4]} threads: {median:.3f}")
+    if arguments.json:
+        told = [
+            {"place": place, "median": median, "low": low, "high": high} for place, median, low, high in rows
+        ]
+        arguments.json.write_text(json.dumps(told, indent=1) + "\n")
+    return 1 if arguments.strict and slower else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
