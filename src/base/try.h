@@ -15,12 +15,13 @@
     } while (0)
 
 /* The same where the error text has to say first who failed: "<name>: <text>". */
-#define TRY_AS(name, error, expression)                        \
-    do {                                                       \
-        const enum opaq_status try_status_ = (expression);     \
-        if (try_status_ != OPAQ_OK) {                          \
-            return error_prefix((error), try_status_, (name)); \
-        }                                                      \
+#define TRY_AS(name, error, expression)                       \
+    do {                                                      \
+        const enum opaq_status try_status_ = (expression);    \
+        if (try_status_ != OPAQ_OK) {                         \
+            (void)error_prefix((error), try_status_, (name)); \
+            return try_status_;                               \
+        }                                                     \
     } while (0)
 
 /* Puts "<name>: " before the text of `error`, which may be NULL, and returns `status`. */

@@ -164,15 +164,17 @@ static enum opaq_status read_layers(const struct config_tree *tree, int64_t laye
         const char *algorithm = NULL;
         TRY(tree_expect(tree, layer, OPAQ_JSON_OBJECT, error));
         TRY(tree_string(tree, layer, "quant_algo", &algorithm, error));
+        struct scheme_entry *const entry = &config->schemes[config->scheme_count];
+        if (algorithm == NULL) {
+            return scheme_of_algorithm(NULL, &entry->scheme, error);
+        }
         int64_t known = 0;
-        while (known < config->scheme_count && algorithm != NULL &&
-               strcmp(config->schemes[known].algorithm, algorithm) != 0) {
+        while (known < config->scheme_count && strcmp(config->schemes[known].algorithm, algorithm) != 0) {
             ++known;
         }
-        if (known < config->scheme_count && algorithm != NULL) {
+        if (known < config->scheme_count) {
             continue;
         }
-        struct scheme_entry *const entry = &config->schemes[config->scheme_count];
         TRY(scheme_of_algorithm(algorithm, &entry->scheme, error));
         entry->algorithm = algorithm;
         ++config->scheme_count;

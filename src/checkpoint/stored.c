@@ -47,6 +47,7 @@ static enum opaq_status check_tensor(const char *operation, const struct opaq_vi
     memset(range, 0, sizeof *range);
     range->operation = operation;
     TRY_AS(operation, error, check_quantized_tensor("the tensor", view, error));
+    range->format = opaq_format_row((enum opaq_format)view->proto.spec.format);
     if (view->proto.device.type != OPAQ_DEVICE_CPU) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "%s: the tensor is on cuda:%d, this works on the cpu",
                          operation, view->proto.device.index);
@@ -64,7 +65,6 @@ static enum opaq_status check_tensor(const char *operation, const struct opaq_vi
     }
     locate(view, &range->job);
     range->copy = &range->job.copy[0];
-    range->format = opaq_format_row((enum opaq_format)view->proto.spec.format);
     range->all = opaq_proto_rows(&view->proto);
     range->columns = opaq_proto_columns(&view->proto);
     range->data_columns = range->copy->is_packed ? ceil_div(range->columns, 2) : range->columns;

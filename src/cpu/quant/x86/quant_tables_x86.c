@@ -17,7 +17,7 @@
 #define QUANT_TABLE(isa, feature)                                                                        \
     const struct quant_table quant_table_##isa = {                                                       \
         .name = #isa,                                                                                    \
-        .features = feature,                                                                             \
+        .features = (feature),                                                                           \
         .quantize = {                                                                                    \
             QUANTIZE(fp8, fp8, isa), QUANTIZE(fp8row, fp8, isa), QUANTIZE(fp8blk1, fp8, isa),            \
             QUANTIZE(fp8blk2, fp8, isa), QUANTIZE(mxfp8, mx, isa), QUANTIZE(mxfp4, mx, isa),             \
