@@ -12,17 +12,21 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 FUZZ_SECONDS ?= 300
 BENCH_ARGS ?=
+PRODUCTS := opaq_shared opaq_static opaq_torch opaq opaq_cli_pages # targets of CMakeLists.txt
 
 export PYTHON CI
 
-build: ## build the libraries and programs into build/ (the default)
+build: ## build the libraries and the command opaq into build/ (the default)
+	@TARGETS="$(PRODUCTS)" tools/build.sh $(BUILD)
+
+programs: ## also tests, demonstrations, examples and benchmarks
 	@tools/build.sh $(BUILD)
 
 test: test-c test-python ## before a push: the C tests in Release and the Python tests
 
 test-all: test test-python-slow test-wheel test-sanitize fuzz-short test-transformers test-neon ## also slow Python tests, the wheel, sanitizers, fuzzers, the oldest transformers, AArch64
 
-test-c: build ## the C tests, examples and installation, in Release
+test-c: programs ## the C tests, examples and installation, in Release
 	@tools/run_ctest.sh $(BUILD)
 
 test-sanitize: ## the C tests under ASan and UBSan, those with threads under TSan
@@ -58,13 +62,13 @@ check: ## formatting, warnings, static analysis, include direction, exported sym
 format: ## reformat the C and Python files in place
 	@tools/check_format.sh --fix
 
-demo: build ## run the demonstrations
+demo: programs ## run the demonstrations
 	@tools/demo.sh $(BUILD)
 
 evidence: build ## what quantizing costs in each projection, in cosines to bf16; also part of the demonstrations
 	@tools/demo.sh $(BUILD) demo/demo_projections.py
 
-bench: build ## the benchmarks and one table of all targets; BENCH_ARGS="--rounds N --benches LIST --strict"; JSON in build/bench
+bench: programs ## the benchmarks and one table of all targets; BENCH_ARGS="--rounds N --benches LIST --strict"; JSON in build/bench
 	@tools/run_benches.sh $(BUILD) $(BENCH_ARGS)
 
 bench-overhead: build ## what calling an operator from PyTorch costs; figures also go to build/bench/bench_overhead.json
@@ -77,7 +81,7 @@ golden: ## make the files in tests/golden again, from other people's encoders
 	@tools/golden.sh
 
 install: ## install under PREFIX (/usr/local), staged in DESTDIR
-	@tools/build.sh $(BUILD) -DCMAKE_INSTALL_PREFIX="$(abspath $(PREFIX))"
+	@TARGETS="$(PRODUCTS)" tools/build.sh $(BUILD) -DCMAKE_INSTALL_PREFIX="$(abspath $(PREFIX))"
 	@DESTDIR="$(DESTDIR)" "$$(tools/find_cmake.sh)" --install $(BUILD)
 
 clean: ## remove everything that was built; .venv stays
@@ -86,5 +90,5 @@ clean: ## remove everything that was built; .venv stays
 help: ## this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build test test-all test-wheel test-transformers test-c test-sanitize test-neon test-python test-python-slow test-gpu fuzz fuzz-short check format demo \
+.PHONY: build programs test test-all test-wheel test-transformers test-c test-sanitize test-neon test-python test-python-slow test-gpu fuzz fuzz-short check format demo \
 	evidence bench bench-overhead bench-checkpoint golden install clean help
