@@ -7,9 +7,10 @@ installed."""
 from __future__ import annotations
 
 import ctypes
+import difflib
 import importlib
-import importlib.util
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from opaq import _library, _transformers_hook
@@ -119,17 +120,56 @@ _LATER = {
 }
 
 
+# Transformer Engine's and torchao's names for what is called otherwise here.
+_ELSEWHERE = {
+    "fp8_autocast": "opaq.autocast(recipe=...)",
+    "fp8_model_init": "opaq.quantized_model_init(recipe=...)",
+    "DelayedScaling": "opaq.recipe.DelayedScaling",
+    "Float8CurrentScaling": "opaq.recipe.Float8CurrentScaling",
+    "Float8BlockScaling": "opaq.recipe.Float8BlockScaling",
+    "MXFP8BlockScaling": "opaq.recipe.MXFP8BlockScaling",
+    "NVFP4BlockScaling": "opaq.recipe.NVFP4BlockScaling",
+    "Format": "opaq.recipe.Format",
+    "LayerNormLinear": "torch.nn.LayerNorm before opaq.Linear",
+    "LayerNormMLP": "torch.nn.LayerNorm before opaq.MLP",
+    "pytorch": "opaq itself",
+}
+
+
 def __getattr__(name: str) -> Any:
     for module, names in _LATER.items():
         if name in names:
             return getattr(importlib.import_module(module), name)
     if name in ("functional", "recipe", "runner"):
         return importlib.import_module(f"opaq.{name}")
-    raise AttributeError(f"module 'opaq' has no attribute {name!r}")
+    if name in _ELSEWHERE:
+        raise AttributeError(f"module 'opaq' has no attribute {name!r}: it is {_ELSEWHERE[name]}")
+    nearest = difflib.get_close_matches(name, __all__, 1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise AttributeError(f"module 'opaq' has no attribute {name!r}{hint}")
 
 
-# With PyTorch on the machine the operators are registered now, and saved tensors can be loaded.
-if importlib.util.find_spec("torch") and _library.path.with_name("libopaq_torch.so").exists():
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _register() -> None:
+    """With PyTorch the operators are registered, and saved tensors can be loaded."""
     importlib.import_module("opaq.quantized_tensor")
     when_imported("torch.utils.flop_counter", lambda _: importlib.import_module("opaq._flops").register())
     _transformers_hook.install()
+
+
+def _register_later(_: Any) -> None:
+    try:
+        _register()
+    except ImportError as error:  # it is PyTorch's import that would fail
+        warnings.warn(f"{error}", RuntimeWarning, stacklevel=2)
+
+
+# Now if PyTorch has been imported, else when it is: who has arrays only does not wait for it.
+if _library.path.with_name("libopaq_torch.so").exists():
+    if "torch" in sys.modules:
+        _register()
+    else:
+        when_imported("torch", _register_later)

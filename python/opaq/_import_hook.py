@@ -8,13 +8,13 @@ from typing import Any
 
 
 class _Finder:
-    """Finds one module as the other finders do, and sees when it has been executed."""
+    """Finds the modules that are waited for as the other finders do, and sees when they have been executed."""
 
-    def __init__(self, module: str, act: Callable[[Any], None]) -> None:
-        self.module, self.act = module, act
+    def __init__(self) -> None:
+        self.acts: dict[str, list[Callable[[Any], None]]] = {}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != self.module:
+        if name not in self.acts:
             return None
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next((found for finder in others if (found := finder.find_spec(name, path, target))), None)
@@ -23,15 +23,27 @@ class _Finder:
 
             def execute_and_act(module: Any) -> None:
                 execute(module)
-                self.act(module)
+                for act in self.acts.pop(name, ()):
+                    act(module)
 
             spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
         return spec
 
 
+_finder = _Finder()
+
+
 def when_imported(module: str, act: Callable[[Any], None]) -> None:
     """Calls `act` with the module: now if it has been imported, else when it is."""
-    if module in sys.modules:
-        act(sys.modules[module])
-    else:
-        sys.meta_path.insert(0, _Finder(module, act))
+    if (loaded := sys.modules.get(module)) is not None:
+        act(loaded)
+        return
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    _finder.acts.setdefault(module, []).append(act)
+
+
+def allow_in_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch._dynamo.allow_in_graph, without importing torch._dynamo, which takes as long as PyTorch itself."""
+    when_imported("torch._dynamo", lambda dynamo: dynamo.allow_in_graph(function))
+    return function

@@ -8,16 +8,16 @@ import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from math import prod
 from typing import Any
 
 import torch
-from torch._functorch import compile_utils
 from torch._library import custom_ops
 from torch.utils._pytree import tree_leaves
 
 from opaq import _library, _refusals
+from opaq._import_hook import allow_in_graph, when_imported
 from opaq._library import call
 from opaq._tables import ELEMENT_BITS, BufferRow, formats
 from opaq.quantizer import TEXT_LIMIT, Quantizer, kept, text_of
@@ -189,7 +189,7 @@ def buffer_names(text: str) -> tuple[str, ...]:
     return tuple(row.name for row in buffer_rows(text))
 
 
-@torch._dynamo.allow_in_graph
+@allow_in_graph
 def create_buffers(text: str, shape: Any, device: torch.device | None) -> list[torch.Tensor]:
     """empty_buffers, for compiled code too: the compiler looks inside later, when sizes are symbols."""
     return empty_buffers(text, shape, device)
@@ -268,6 +268,10 @@ class _AliasNamespace(torch._ops._OpNamespace):
         return super().__getattr__(name)
 
 
+def _add_random(packet: Any, compile_utils: Any) -> None:
+    getattr(compile_utils, "rand_ops", []).append(packet)
+
+
 def _load() -> ctypes.CDLL:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST:
@@ -289,7 +293,7 @@ def _load() -> ctypes.CDLL:
     # before PyTorch 2.12 only Python can give an operator the tag.
     for name in ("linear_forward_random", "random_state"):
         packet = getattr(getattr(torch.ops, NAMESPACE), name)
-        getattr(compile_utils, "rand_ops", []).append(packet)
+        when_imported("torch._functorch.compile_utils", partial(_add_random, packet))
         if torch.Tag.nondeterministic_seeded not in packet.default.tags:
             packet.default.tags.append(torch.Tag.nondeterministic_seeded)
     return bridge

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from opaq._import_hook import allow_in_graph
 from opaq._library import version
 from opaq._operators import buffer_names, buffer_rows, call_operator, expect_tensors, ops
 from opaq._refusals import refuse_transforms
@@ -261,7 +262,7 @@ class _Quantize(torch.autograd.Function):
         return gradient, None, None
 
 
-@torch._dynamo.allow_in_graph
+@allow_in_graph
 def _assemble(buffers: list[torch.Tensor], text: str, shape: Any, dtype: torch.dtype) -> QuantizedTensor:
     return QuantizedTensor(buffers, text, shape, dtype)
 

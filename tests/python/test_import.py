@@ -1,0 +1,90 @@
+"""What `import opaq` brings in, what it offers, and what it says of names that it does not have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import opaq
+from conftest import need
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_arrays_do_not_import_torch() -> None:
+    need("numpy")
+    run(
+        "import sys, opaq, numpy\n"
+        "opaq.quantize(numpy.ones((4, 32), numpy.float32), opaq.Quantizer('nvfp4'))\n"
+        "assert 'torch' not in sys.modules"
+    )
+
+
+@pytest.mark.parametrize("order", ["import torch, opaq", "import opaq, torch"])
+def test_operators_are_there_in_either_order(order: str) -> None:
+    need("torch")
+    out = run(f"{order}\nprint(torch.ops.opaq.quantize(torch.ones(2, 32), 'mxfp8')[0].dtype)")
+    assert out.strip() == "torch.uint8"
+
+
+def test_compiler_is_not_imported() -> None:
+    """torch._dynamo takes as long to import as PyTorch itself; it is wanted when something is compiled."""
+    need("torch")
+    run(
+        "import sys, torch, opaq\n"
+        "opaq.quantize_tensor(torch.ones(2, 32), 'mxfp8')\n"
+        "found = {'torch._dynamo', 'torch._inductor', 'sympy', 'transformers'} & set(sys.modules)\n"
+        "assert not found, found"
+    )
+
+
+def test_old_torch_warns_when_it_is_imported_later(tmp_path) -> None:
+    (tmp_path / "torch.py").write_text("__version__ = '2.1.0'\nclass library:\n    Library = object\n")
+    out = run(
+        f"import sys, warnings; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import opaq\n"
+        "with warnings.catch_warnings(record=True) as told:\n"
+        "    warnings.simplefilter('always')\n"
+        "    import torch\n"
+        "print(torch.__version__, *[w.category.__name__ for w in told])"
+    )
+    assert out.split() == ["2.1.0", "RuntimeWarning"]
+
+
+def test_all_names_are_listed_and_found() -> None:
+    need("torch")
+    need("transformers")
+    assert set(opaq.__all__) <= set(dir(opaq))
+    for name in opaq.__all__:
+        assert getattr(opaq, name) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("fp8_autocast", "opaq.autocast(recipe=...)"),
+        ("DelayedScaling", "opaq.recipe.DelayedScaling"),
+        ("quantise_", "did you mean 'quantize_'?"),
+        ("Linaer", "did you mean 'Linear'?"),
+    ],
+)
+def test_other_names_point_to_ours(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(opaq, name)
+    assert hint in str(caught.value) and name in str(caught.value)
+
+
+def test_hints_name_what_exists() -> None:
+    need("torch")
+    for hint in opaq._ELSEWHERE.values():
+        for word in hint.split():
+            if word.startswith("opaq."):
+                value = opaq
+                for part in word.split("(")[0].split(".")[1:]:
+                    value = getattr(value, part)
