@@ -174,7 +174,7 @@ static void check_job(const struct operand *a, const struct operand *b, struct g
             const struct opaq_parallel parallel = p < 0 ? (struct opaq_parallel){0} : pool_at(p);
             job->c.data = gemm_case_allocate(bytes);
             memcpy(job->c.data, c.data, bytes);
-            gemm_run_with(tables[t], job, workspace, p < 0 ? NULL : &parallel);
+            gemm_run_with(tables[t], NULL, job, workspace, p < 0 ? NULL : &parallel);
             CHECK_BYTES(job->c.data, expected.data, bytes, "%s, %lld x %lld x %lld, %s, pool %d", what,
                         (long long)c.rows, (long long)c.columns, (long long)job->a.plain.columns,
                         tables[t]->name, p);
