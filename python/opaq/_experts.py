@@ -128,8 +128,8 @@ def _plans(
         return plan_set(plan, grad=""), plan_set(plan, x="", h="")
     if grad and any(scale is not None for scale in scales):
         raise NotImplementedError(
-            f"{caller}: a checkpoint's scales go with gradients only where both weights are packed and no recipe "
-            "quantizes"
+            f"{caller}: a checkpoint's scales go with gradients only where both weights are packed and no "
+            "recipe quantizes"
         )
     return plan, plan
 

@@ -102,8 +102,8 @@ static const struct kernel_family plain_family = {LIST(plain_list), ONE_KERNEL};
 static const struct kernel_family prepare_family = {LIST(prepare_list), ONE_KERNEL};
 static const struct kernel_family activation_family = {LIST(activation_list), ONE_KERNEL};
 
-static const struct kernel_family *const families[] = {&quant_family, &packed_family, &gemm_family,
-                                                       &pairs_family, &plain_family,  &prepare_family,
+static const struct kernel_family *const families[] = {&quant_family,     &packed_family, &gemm_family,
+                                                       &pairs_family,     &plain_family,  &prepare_family,
                                                        &activation_family};
 enum { FAMILY_COUNT = sizeof families / sizeof families[0] };
 

@@ -313,12 +313,11 @@ static void check_experts(const struct experts_sizes *size, const char *format, 
     const char *op = layer.is_routed ? "moe" : "mlp";
     struct experts_arguments arguments;
     experts_arguments(op, &layer, plan, &given, &arguments);
-    const struct call call = {
-        op,
-        plan,
-        arguments.value,
-        {&arguments.x, layer.is_routed ? &arguments.weights : NULL, &arguments.ids},
-        NULL};
+    const struct call call = {op,
+                              plan,
+                              arguments.value,
+                              {&arguments.x, layer.is_routed ? &arguments.weights : NULL, &arguments.ids},
+                              NULL};
     check(&call);
     weight_free(&weights[0]);
     weight_free(&weights[1]);
@@ -375,7 +374,8 @@ static void input_gradients_of_experts(void) {
         (void)snprintf(format, sizeof format, "%s%s", formats[f % TILED_FORMATS],
                        f < TILED_FORMATS ? "" : "+tiled");
         check_experts_backward(&one, format, "", dtypes[f % COUNT(dtypes)]);
-        check_experts_backward(&several, format, f % 2 ? " weights=input" : "", dtypes[(f + 1) % COUNT(dtypes)]);
+        check_experts_backward(&several, format, f % 2 ? " weights=input" : "",
+                               dtypes[(f + 1) % COUNT(dtypes)]);
     }
 }
 

@@ -1,6 +1,6 @@
 /* test_gemm.c: the matrix product against its definition, a plain loop over the operands as dequantize gives them, bit
  * for bit; that definition against double arithmetic, within the bound that gemm_run.h states; and all tile kernels, also
- * those for pairs of bf16, and numbers of threads against each other. */
+ * those for pairs of bf16, and numbers of threads against each other. It is long because all tests share one definition. */
 #include <fenv.h>
 #include <math.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ struct operand {
     struct gemm_case_operand made;
     struct gemm_operand operand;
     float *decoded; /* rows x depth */
-    float *values;  /* the same as dequantization gives them, where `factor` is left out of `decoded`; or NULL */
+    float *values; /* the same as dequantization gives them, where `factor` is left out of `decoded`; or NULL */
     float factor;
     int64_t depth;
 };
@@ -89,7 +89,7 @@ static void leave_factor_out(struct operand *o) {
         copy.scale = &one;
     } else if (job.spec.format == OPAQ_NVFP4 && copy.amax_step == 0) {
         const bool is_global = (job.spec.options & OPAQ_GLOBAL) != 0;
-        factor = !is_global                           ? *copy.amax * (1.0f / (6.0f * (float)job.spec.e4m3_max))
+        factor = !is_global                            ? *copy.amax * (1.0f / (6.0f * (float)job.spec.e4m3_max))
                  : job.spec.rule == OPAQ_RULE_MODELOPT ? *copy.amax
                                                        : 1.0f / *copy.amax;
         job.spec.options |= OPAQ_GLOBAL; /* scales times the global one */

@@ -12,9 +12,8 @@
 #include "support_spec.h"
 
 /* Those that have tiles first. */
-static const char *const formats[] = {"nvfp4", "nvfp4+2d", "nvfp4+rowscaled", "mxfp4", "mxfp8", "mxfp8.e5m2",
-                                      "fp8",   "fp8.e5m2", "fp8row",          "fp8blk2",
-                                      "fp8blk1"};
+static const char *const formats[] = {"nvfp4", "nvfp4+2d", "nvfp4+rowscaled", "mxfp4",   "mxfp8",  "mxfp8.e5m2",
+                                      "fp8",   "fp8.e5m2", "fp8row",          "fp8blk2", "fp8blk1"};
 enum { FORMATS = 11, TILED_FORMATS = 10 };
 static const enum opaq_element dtypes[] = {OPAQ_BF16, OPAQ_F32, OPAQ_F16};
 
@@ -204,8 +203,9 @@ static struct op_tensors shaped(const int64_t *shape, int rank, const char *text
     const struct opaq_spec spec = spec_of(text[0] ? text : "fp8");
     struct tensor tensor;
     memset(&tensor, 0, sizeof tensor);
-    CHECK_EQ_INT(opaq_proto_make(shape, rank, dtype, text[0] ? &spec : NULL, tensor_cpu, &tensor.view.proto, NULL),
-                 OPAQ_OK);
+    CHECK_EQ_INT(
+        opaq_proto_make(shape, rank, dtype, text[0] ? &spec : NULL, tensor_cpu, &tensor.view.proto, NULL),
+        OPAQ_OK);
     tensor.view.row_stride = text[0] ? 0 : shape[rank - 1];
     for (int i = 0; i < opaq_proto_buffer_count(&tensor.view.proto); ++i) {
         struct opaq_buffer buffer;

@@ -86,7 +86,10 @@ def numbers(*shape: int, dtype: Any = torch.float32) -> Any:
 
 def doubles(module: Any, *names: str) -> list[Any]:
     found = [getattr(module, name) for name in names]
-    return [(w.dequantize(torch.float32) if isinstance(w, opaq.QuantizedTensor) else w).detach().double() for w in found]
+    return [
+        (w.dequantize(torch.float32) if isinstance(w, opaq.QuantizedTensor) else w).detach().double()
+        for w in found
+    ]
 
 
 def linear(text: str, tiles: bool, dtype: Any, inputs: str = "", rows: int = 7) -> Layer:
@@ -118,9 +121,7 @@ def mlp(text: str, tiles: bool, dtype: Any, inputs: str = "", scale: Any = None,
 
 
 def moe(text: str, tiles: bool, dtype: Any, on_input: bool = False, rows: int = 7) -> Layer:
-    made = opaq.MoE(
-        HIDDEN, INNER, EXPERTS, quantizer=text, bias=True, dtype=dtype, weights_on_input=on_input
-    )
+    made = opaq.MoE(HIDDEN, INNER, EXPERTS, quantizer=text, bias=True, dtype=dtype, weights_on_input=on_input)
     module = filled(made, tiles)
     up, down, up_bias, down_bias = doubles(module, "gate_up", "down", "gate_up_bias", "down_bias")
     ids = torch.stack([torch.arange(rows) % EXPERTS, (torch.arange(rows) + 1) % EXPERTS], -1)
@@ -156,7 +157,9 @@ MAKERS: dict[str, Callable[..., Layer]] = {"linear": linear, "mlp": mlp, "moe": 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "bf16"])
-@pytest.mark.parametrize(("text", "tiles"), QUANTIZERS, ids=[f"{t}{'+tiled' * tiles}" for t, tiles in QUANTIZERS])
+@pytest.mark.parametrize(
+    ("text", "tiles"), QUANTIZERS, ids=[f"{t}{'+tiled' * tiles}" for t, tiles in QUANTIZERS]
+)
 @pytest.mark.parametrize("name", MAKERS)
 def test_gradients_are_those_of_the_dequantized_weights(name: str, text: str, tiles: bool, dtype: Any) -> None:
     layer = MAKERS[name](text, tiles, dtype)
@@ -276,7 +279,9 @@ def test_a_packed_weights_gradient_is_refused() -> None:
 def test_scales_with_gradients_of_plain_weights_are_refused() -> None:
     up, down = torch.randn(64, 32), torch.randn(32, 32)
     x, scale = torch.randn(3, 32).requires_grad_(), torch.ones(1)
-    with pytest.raises(NotImplementedError, match="opaq.functional.mlp: a checkpoint's scales go with gradients"):
+    with pytest.raises(
+        NotImplementedError, match="opaq.functional.mlp: a checkpoint's scales go with gradients"
+    ):
         functional.mlp(x, up, down, input_quantizer="nvfp4", input_scale=scale)
 
 

@@ -32,10 +32,10 @@ static float shared_factor(const struct opaq_spec *spec, const struct quant_copy
         return 0.0f;
     }
     const bool is_global = (spec->options & OPAQ_GLOBAL) != 0;
-    return !is_global                            ? copy->amax[0] * (1.0f / (6.0f * (float)spec->e4m3_max))
-           : spec->rule == OPAQ_RULE_MODELOPT    ? copy->amax[0]
-           : copy->amax[0] == 0.0f               ? 0.0f
-                                                 : 1.0f / copy->amax[0];
+    return !is_global                         ? copy->amax[0] * (1.0f / (6.0f * (float)spec->e4m3_max))
+           : spec->rule == OPAQ_RULE_MODELOPT ? copy->amax[0]
+           : copy->amax[0] == 0.0f            ? 0.0f
+                                              : 1.0f / copy->amax[0];
 }
 
 /* Decodes the operand as if that factor were 1, where that is possible. */

@@ -20,7 +20,7 @@ struct gemm_decoder {
         struct opaq_spec spec;
         struct quant_copy copy;
         float one;
-    } bare; /* the operand without its factor */
+    } bare;                                 /* the operand without its factor */
     float value[256][2];                    /* of a code before it is scaled; of two codes if they are packed */
     float factor[256];                      /* of a scale byte */
     const struct decode_row_kernel *kernel; /* what is used instead of these, if its run is not NULL */

@@ -17,8 +17,8 @@
 #include "base/forced_kernels.h"
 #include "base/fp_environment.h"
 #include "base/parallel_run.h"
-#include "cpu/gemm/gemm_decode.h"
 #include "cpu/gemm/gemm_across.h"
+#include "cpu/gemm/gemm_decode.h"
 #include "cpu/gemm/plain_convert.h"
 #include "cpu/gemm/transpose.h"
 
@@ -114,8 +114,7 @@ static void pack_across(const struct gemm_schedule *schedule, int64_t column, in
                         float *to) {
     const int depth = block_depth(schedule, block);
     struct across_target target = {.width = schedule->table->tile_columns,
-                                   .tile_step =
-                                       schedule->table->tile_columns * tile_steps(schedule, depth),
+                                   .tile_step = schedule->table->tile_columns * tile_steps(schedule, depth),
                                    .tiles = (int)tiles,
                                    .to = to};
     if (schedule->has_pairs) {
@@ -200,8 +199,8 @@ static void multiply_chunk(const struct gemm_schedule *schedule, int64_t row, in
         decode_a(schedule, row, rows, block, a);
         for (int64_t t = tile; t < tile_end; ++t) {
             schedule->table->run(a, rows, packed_b(schedule, block, t),
-                                 tile_steps(schedule, block_depth(schedule, block)),
-                                 total + (t - tile) * width, columns);
+                                 tile_steps(schedule, block_depth(schedule, block)), total + (t - tile) * width,
+                                 columns);
         }
     }
     for (int i = 0; i < rows; ++i) {

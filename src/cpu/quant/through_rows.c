@@ -24,7 +24,8 @@ static struct strip_size strip_size(const struct quant_copy *copy) {
     const int64_t panel = quant_panel_rows(copy);
     const int64_t columns = round_up(copy->operand.columns, tile_columns(copy));
     if (copy->block_columns < copy->operand.columns) {
-        return (struct strip_size){panel, min_int64(columns, TILE_STRIP_CODES / panel / TILE_STRIP_ALIGN * TILE_STRIP_ALIGN)};
+        return (struct strip_size){
+            panel, min_int64(columns, TILE_STRIP_CODES / panel / TILE_STRIP_ALIGN * TILE_STRIP_ALIGN)};
     }
     return (struct strip_size){min_int64(panel, TILE_STRIP_CODES / columns), columns};
 }
