@@ -95,8 +95,8 @@ def refuse_packed_gradients(caller: str, **weights: torch.Tensor | None) -> None
     for name, weight in weights.items() if torch.is_grad_enabled() else ():
         if isinstance(weight, QuantizedTensor) and weight.requires_grad:
             raise NotImplementedError(
-                f"{caller}: {name} is packed and requires a gradient, which packed weights of this layer do not "
-                f"have: call {name}.requires_grad_(False); the gradient of the input passes through it all the same"
+                f"{caller}: {name} is packed and requires a gradient, which packed weights of this layer do "
+                f"not have: call {name}.requires_grad_(False); the input's gradient passes through all the same"
             )
 
 
