@@ -30,6 +30,7 @@ from opaq import _library
 COLD_BYTES = 300 << 20  # copies that are visited in turn take more than this, and more than any cache
 TOLD = (
     "torch f32",
+    "torch bf16",
     "best f32",
     "torch f32 loop",
     "read floor",

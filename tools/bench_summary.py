@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 SOURCES = (
     *("bench_peaks", "bench_packed", "bench_packed_avx2", "bench_quant", "bench_gemm"),
-    *("bench_linear", "bench_moe", "bench_llama", "bench_overhead"),
+    *("bench_linear", "bench_backward", "bench_moe", "bench_llama", "bench_overhead"),
 )
 
 
@@ -109,6 +109,12 @@ ROWS = (
         for name in ("nvfp4", "mxfp4", "mxfp8", "fp8", "fp8row", "fp8blk1", "fp8blk2")
     ),
     Row("NVFP4 -> bf16", "bench_quant", "nvfp4 dequantize", 0, "copy"),
+    *(
+        Row("M=512 dx", "bench_backward", f"{name}{how}, {dtype}", 512, f"torch {dtype}")
+        for dtype in ("bf16", "f32")
+        for name in FORMATS[:-1]
+        for how in ("", "+tiled")
+    ),
     Row("MoE M=1 fast", "bench_moe", "nvfp4 fast", 1, "read floor"),
     Row("MoE M=64 fast", "bench_moe", "nvfp4 fast", 64, "torch f32 loop"),
     Row("Llama decode fast", "bench_llama", "nvfp4 fast", 1, "torch f32"),
@@ -174,6 +180,7 @@ READERS = {
     "bench_packed_avx2": packed_entries,
     "bench_quant": quant_entries,
     "bench_linear": figure_entries,
+    "bench_backward": figure_entries,
     "bench_moe": figure_entries,
     "bench_llama": figure_entries,
 }

@@ -3,7 +3,8 @@
 # <folder>/bench/<name>.json, and then one table of all rows that have a target, with those that miss it. Those in Python
 # need PyTorch and are left out without it. Options:
 #     --rounds N      rounds of each benchmark, instead of what suits it
-#     --benches LIST  only these, separated by commas: peaks, packed, quant, gemm, linear, moe, llama, overhead
+#     --benches LIST  only these, separated by commas: peaks, packed, quant, gemm, linear, backward, moe, llama,
+#                     overhead
 #     --strict        exit 1 if a row misses what it must be
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
@@ -11,7 +12,7 @@ folder=$1
 shift
 
 rounds=
-wanted=peaks,packed,quant,gemm,linear,moe,llama,overhead
+wanted=peaks,packed,quant,gemm,linear,backward,moe,llama,overhead
 strict=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -68,7 +69,7 @@ fi
 if is_wanted quant; then bench bench_quant 4 "$programs/bench_quant" --threads 1; fi
 if is_wanted gemm; then bench bench_gemm 3 "$programs/bench_gemm" --shape 512x1024x1024; fi
 
-if is_wanted linear || is_wanted moe || is_wanted llama || is_wanted overhead; then
+if is_wanted linear || is_wanted backward || is_wanted moe || is_wanted llama || is_wanted overhead; then
     status=0
     tools/python_env.sh torch core || status=$?
     if [ "$status" != 0 ] && [ "$status" != 3 ]; then # 3: it said what is left out
@@ -79,6 +80,7 @@ if is_wanted linear || is_wanted moe || is_wanted llama || is_wanted overhead; t
         OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so
         export OPAQ_LIBRARY PYTHONPATH=$PWD/python
         if is_wanted linear; then bench bench_linear 4 "$python" bench/bench_linear.py; fi
+        if is_wanted backward; then bench bench_backward 4 "$python" bench/bench_backward.py; fi
         if is_wanted moe; then bench bench_moe 5 "$python" bench/bench_moe.py; fi
         if is_wanted llama; then bench bench_llama 5 "$python" bench/bench_llama.py --threads "$jobs"; fi
         if is_wanted overhead; then

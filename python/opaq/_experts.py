@@ -9,7 +9,16 @@ import torch
 
 from opaq._autocast import active
 from opaq._operators import call_operator, expect_tensors, ops
-from opaq._plan import any_quantizer, experts_plan, given_by, parts_of, plan_set, results_of, wanted_gradients
+from opaq._plan import (
+    any_quantizer,
+    experts_plan,
+    given_by,
+    parts_of,
+    plan_set,
+    refuse_packed_gradients,
+    results_of,
+    wanted_gradients,
+)
 from opaq._refusals import differentiable_once, refuse_transforms
 from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe
 
@@ -37,10 +46,11 @@ class _Mlp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any, gate_up: Any, down: Any, *others: Any) -> torch.Tensor:
-        gate_up_bias, down_bias, random, plan, caller = others
+        gate_up_bias, down_bias, random, input_scale, hidden_scale, plans, caller = others
+        forward, plan = plans
         up, dn = parts_of(gate_up), parts_of(down)
         shapes = tuple(gate_up.shape), tuple(down.shape)
-        arguments = x, up, dn, gate_up_bias, down_bias, *shapes, plan, random
+        arguments = x, up, dn, gate_up_bias, down_bias, *shapes, forward, random, input_scale, hidden_scale
         y, h = call_operator(caller, ops.mlp_forward, *arguments)
         ctx.save_for_backward(x, h, *up, *dn, *([] if random is None else [random]))
         ctx.constants = caller, plan, shapes, gate_up.dtype, len(up), len(dn)
@@ -56,7 +66,7 @@ class _Mlp(torch.autograd.Function):
         arguments = dy.contiguous(), x, h, up, dn, *shapes, dtype, plan, random[0] if random else None
         out = call_operator(caller, ops.mlp_backward, *arguments)
         places = results_of("mlp_backward", plan, out)
-        return *(_gradient(places, i) for i in range(5)), None, None, None
+        return *(_gradient(places, i) for i in range(5)), *[None] * 5
 
 
 class _Moe(torch.autograd.Function):
@@ -66,10 +76,12 @@ class _Moe(torch.autograd.Function):
     def forward(
         ctx: Any, x: Any, weights: Any, ids: Any, gate_up: Any, down: Any, *others: Any
     ) -> torch.Tensor:
-        gate_up_bias, down_bias, random, plan, caller = others
+        gate_up_bias, down_bias, random, input_scale, hidden_scale, plans, caller = others
+        forward, plan = plans
         up, dn = parts_of(gate_up), parts_of(down)
         shapes = tuple(gate_up.shape), tuple(down.shape)
-        arguments = x, weights, ids, up, dn, gate_up_bias, down_bias, *shapes, plan, random
+        biases, scales = (gate_up_bias, down_bias), (input_scale, hidden_scale)
+        arguments = x, weights, ids, up, dn, *biases, *shapes, forward, random, *scales
         y, h = call_operator(caller, ops.moe_forward, *arguments)
         extra = [t for t in (down_bias, random) if t is not None]
         ctx.save_for_backward(x, weights, ids, h, *up, *dn, *extra)
@@ -88,18 +100,20 @@ class _Moe(torch.autograd.Function):
         arguments = dy.contiguous(), x, weights, ids, h, list(up), list(dn), bias, *shapes, dtype, plan, random
         out = call_operator(caller, ops.moe_backward, *arguments)
         dx, dweights, *others = (_gradient(results_of("moe_backward", plan, out), i) for i in range(6))
-        return dx, dweights, None, *others, None, None, None
+        return dx, dweights, None, *others, *[None] * 5
 
 
-def _plan(
+def _plans(
     caller: str,
     weights: tuple[torch.Tensor, torch.Tensor],
     recipe: Recipe | None,
     grad: str,
     inputs: tuple[str, str],
     words: tuple[Any, Any, Any, Any],
-) -> str:
-    """The plan of an MLP or a mixture under a recipe; `words` as experts_plan takes them."""
+    scales: tuple[Any, Any],
+) -> tuple[str, str]:
+    """The plans of an MLP's or a mixture's forward and backward under a recipe; `words` as experts_plan takes
+    them. Without a recipe the backward through packed weights is straight through the inputs' quantizers."""
     quantizers = _quantizers(caller, recipe)
     given = given_by(weights[0]), given_by(weights[1])
     if bool(given[0]) != bool(given[1]) and quantizers.weight:
@@ -109,14 +123,15 @@ def _plan(
     by_x = inputs[0] or quantizers.input
     used = by_x, inputs[1] or by_x, "" if given[0] else quantizers.weight
     gradients = grad, quantizers.grad_output, quantizers.backward_override
-    return experts_plan(caller, used, given, *words, gradients=gradients)
-
-
-def _refuse_scales(caller: str, *scales: torch.Tensor | None) -> None:
-    if any(scale is not None for scale in scales):
+    plan = experts_plan(caller, used, given, *words, gradients=gradients)
+    if grad and all(given) and quantizers is HIGH_PRECISION:
+        return plan_set(plan, grad=""), plan_set(plan, x="", h="")
+    if grad and any(scale is not None for scale in scales):
         raise NotImplementedError(
-            f"{caller}: a checkpoint's scales do not go with gradients or random rounding"
+            f"{caller}: a checkpoint's scales go with gradients only where both weights are packed and no "
+            "recipe quantizes"
         )
+    return plan, plan
 
 
 def mlp(
@@ -141,27 +156,28 @@ def mlp(
     """activation(x gate_up^T + bias) down^T + bias under `recipe`, or the active autocast's. gate_up is [2I, H]
     ([I, H] for an activation without a gate), down [H, I]; both may be QuantizedTensors. The inputs of the two
     products stay as they are, or are quantized by `input_quantizer` and `hidden_quantizer` (default: the
-    recipe's), with a checkpoint's scales if those are given. `precision`: see quantized_linear."""
+    recipe's), with a checkpoint's scales if those are given. `precision`: see quantized_linear. Gradients pass
+    through packed weights to x and the biases, straight through the inputs' quantizers."""
     refuse_transforms("opaq.functional.mlp")
     weights = {"gate_up": gate_up, "down": down, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
     expect_tensors(_caller, x=x, **weights)
+    refuse_packed_gradients(_caller, gate_up=gate_up, down=down)
     x = x.contiguous()
     grad = wanted_gradients(x=x, g=gate_up, d=down, b=gate_up_bias, c=down_bias)
     words = activation, (limit, alpha, beta), precision, (None, 0, False)
-    plan = _plan(_caller, (gate_up, down), recipe, grad, (input_quantizer, hidden_quantizer), words)
+    inputs, scales = (input_quantizer, hidden_quantizer), (input_scale, hidden_scale)
+    plans = plan, _ = _plans(_caller, (gate_up, down), recipe, grad, inputs, words, scales)
     made: torch.Tensor
-    if grad or _rounds(plan):
-        _refuse_scales(_caller, input_scale, hidden_scale)
     random = ops.random_state(x) if _rounds(plan) else None
-    if grad:
-        made = _Mlp.apply(x, gate_up, down, gate_up_bias, down_bias, random, plan, _caller)
-        return made
     biases, shapes = (gate_up_bias, down_bias), (gate_up.shape, down.shape)
+    if grad:
+        made = _Mlp.apply(x, gate_up, down, *biases, random, *scales, plans, _caller)
+        return made
     arguments = x, parts_of(gate_up), parts_of(down), *biases, *shapes, plan
     if random is not None:
-        made, _ = call_operator(_caller, ops.mlp_forward, *arguments, random)
+        made, _ = call_operator(_caller, ops.mlp_forward, *arguments, random, *scales)
         return made
-    made = call_operator(_caller, ops.mlp, *arguments, input_scale, hidden_scale)
+    made = call_operator(_caller, ops.mlp, *arguments, *scales)
     return made
 
 
@@ -196,23 +212,24 @@ def moe(
     weights = {"gate_up": gate_up, "down": down, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
     routing = {"topk_weights": topk_weights, "topk_ids": topk_ids}
     expect_tensors(_caller, hidden_states=hidden_states, **routing, **weights)
+    refuse_packed_gradients(_caller, gate_up=gate_up, down=down)
     x = hidden_states.contiguous()
     grad = wanted_gradients(x=x, r=topk_weights, g=gate_up, d=down, b=gate_up_bias, c=down_bias)
     words = activation, (limit, alpha, beta), precision, (num_experts, first_expert, weights_on_input)
-    plan = _plan(_caller, (gate_up, down), recipe, grad, (input_quantizer, hidden_quantizer), words)
+    inputs, scales = (input_quantizer, hidden_quantizer), (input_scale, hidden_scale)
+    plans = plan, _ = _plans(_caller, (gate_up, down), recipe, grad, inputs, words, scales)
     made: torch.Tensor
-    if grad or _rounds(plan):
-        _refuse_scales(_caller, input_scale, hidden_scale)
     random = ops.random_state(x) if _rounds(plan) else None
     biases, shapes = (gate_up_bias, down_bias), (gate_up.shape, down.shape)
     if grad:
-        made = _Moe.apply(x, topk_weights, topk_ids, gate_up, down, *biases, random, plan, _caller)
+        tensors = x, topk_weights, topk_ids, gate_up, down, *biases
+        made = _Moe.apply(*tensors, random, *scales, plans, _caller)
         return made
     arguments = x, topk_weights, topk_ids, parts_of(gate_up), parts_of(down), *biases, *shapes, plan
     if random is not None:
-        made, _ = call_operator(_caller, ops.moe_forward, *arguments, random)
+        made, _ = call_operator(_caller, ops.moe_forward, *arguments, random, *scales)
         return made
-    made = call_operator(_caller, ops.moe, *arguments, input_scale, hidden_scale)
+    made = call_operator(_caller, ops.moe, *arguments, *scales)
     return made
 
 
@@ -255,6 +272,7 @@ def grouped_linear(
     [E, N, K] and may be a QuantizedTensor, bias [E, N]."""
     refuse_transforms("opaq.functional.grouped_linear")
     expect_tensors(_caller, x=x, splits=splits, weight=weight, bias=bias)
+    refuse_packed_gradients(_caller, weight=weight)
     x, given = x.contiguous(), given_by(weight)
     grad = wanted_gradients(x=x, w=weight, b=bias)
     quantizers = _quantizers(_caller, recipe)

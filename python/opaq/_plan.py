@@ -90,6 +90,16 @@ def wanted_gradients(**tensors: torch.Tensor | None) -> str:
     return "".join(name for name, tensor in tensors.items() if tensor is not None and tensor.requires_grad)
 
 
+def refuse_packed_gradients(caller: str, **weights: torch.Tensor | None) -> None:
+    """For layers that do not train packed weights: gradients go through these, not to them."""
+    for name, weight in weights.items() if torch.is_grad_enabled() else ():
+        if isinstance(weight, QuantizedTensor) and weight.requires_grad:
+            raise NotImplementedError(
+                f"{caller}: {name} is packed and requires a gradient, which packed weights of this layer do "
+                f"not have: call {name}.requires_grad_(False); the input's gradient passes through all the same"
+            )
+
+
 def results_of(name: str, plan: str, out: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     """An operator's results by output; an empty list for one that is absent."""
     return [list(out[begin:end]) for begin, end in result_places(name, plan)]

@@ -31,6 +31,7 @@ from opaq._plan import (
     plan_for,
     plan_get,
     plan_set,
+    refuse_packed_gradients,
     results_of,
     wanted_gradients,
 )
@@ -407,13 +408,14 @@ def quantized_linear(
 ) -> torch.Tensor:
     """x w^T + bias with a packed weight, one operator. x stays as it is, or is quantized by `input_quantizer`;
     `input_scale` is then a checkpoint's scale for it instead of one computed from the data. `precision` is what
-    a tiled weight's kernels may make of an x that stays as it is: docs/performance.md. Gradients flow to x and
-    the bias."""
+    a tiled weight's kernels may make of an x that stays as it is: docs/performance.md. Gradients flow to x,
+    straight through its quantizer, and to the bias."""
     refuse_transforms("opaq.functional.quantized_linear")
     if not isinstance(weight, QuantizedTensor):
         raise TypeError(f"{_caller}: weight is a {type(weight).__name__}, expected an opaq.QuantizedTensor")
     if not isinstance(x, torch.Tensor):
         expect_tensors(_caller, x=x)
+    refuse_packed_gradients(_caller, weight=weight)
     x, given = x.contiguous(), weight._quantizer_text
     plan = _quantized_plan(_caller, input_quantizer, given, precision)
     made: torch.Tensor

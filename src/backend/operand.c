@@ -108,6 +108,17 @@ static void copy_operand(const struct opaq_view *view, enum opaq_usage along, st
     operand->gemm.undo_hadamard = true;
 }
 
+/* The rowwise copy of a quantized tensor, read across its rows. */
+static void across_operand(const struct opaq_view *view, struct operand *operand) {
+    copy_operand(view, OPAQ_ROWWISE, operand);
+    operand_turn(operand);
+}
+
+void operand_turn(struct operand *operand) {
+    operand->gemm.plain = quant_matrix_transposed(operand->gemm.plain);
+    operand->gemm.is_across = true;
+}
+
 static enum opaq_status quantize_for(struct work *work, const struct opaq_view *view,
                                      const struct operand_form *form, struct opaq_view *quantized,
                                      struct opaq_error *error) {
@@ -140,6 +151,11 @@ enum opaq_status operand_make(struct work *work, const struct opaq_view *view, c
     const bool has_copy = read.proto.is_quantized && (read.proto.spec.usage & (int)form->along) != 0;
     if (has_copy && !form->is_dequantized) {
         copy_operand(&read, form->along, operand);
+        return OPAQ_OK;
+    }
+    if (read.proto.is_quantized && form->may_be_across && form->along == OPAQ_COLUMNWISE &&
+        (read.proto.spec.usage & OPAQ_ROWWISE) != 0) {
+        across_operand(&read, operand);
         return OPAQ_OK;
     }
     struct opaq_view plain;
@@ -196,7 +212,7 @@ enum opaq_status work_product(struct work *work, struct gemm_job *job, struct op
         return opaq_fail(error, OPAQ_ERROR_OVERFLOW, "a product over %lld elements, at most 2^48 are possible",
                          (long long)job->a.plain.columns);
     }
-    const bool is_tiled = job->b.copy != NULL && job->b.copy->tile_rows != 0;
+    const bool is_tiled = job->b.copy != NULL && job->b.copy->tile_rows != 0 && !job->b.is_across;
     if (is_tiled && job->c.columns > limit) { /* whose results and panels take memory by the column */
         return opaq_fail(error, OPAQ_ERROR_OVERFLOW, "a tiled weight of %lld rows, at most 2^48 are possible",
                          (long long)job->c.columns);

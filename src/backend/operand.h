@@ -46,6 +46,7 @@ struct operand_form {
     bool quantizes;
     struct opaq_spec spec; /* with the usages that are made */
     bool is_dequantized;   /* the product reads the floats that the codes stand for */
+    bool may_be_across;    /* it is the second operand, which products read across the rows of a copy as well */
     enum opaq_usage along; /* ROWWISE: the sum runs over the tensor's columns; COLUMNWISE: over its rows */
     const float *scale;    /* delayed scaling, or NULL */
     const float *amax;     /* given instead of computed, or NULL */
@@ -60,6 +61,9 @@ struct operand {
 /* Makes an operand; what has to be made for it lies in the work's arena. */
 enum opaq_status operand_make(struct work *work, const struct opaq_view *view, const struct operand_form *form,
                               struct operand *operand, struct opaq_error *error);
+
+/* Turns an operand that was made along the rows of a copy into one that is read across them. */
+void operand_turn(struct operand *operand);
 
 /* Rows [first, first + rows) of an operand that was made along its rows. False where those share a scale or a tile with
  * others. */

@@ -14,6 +14,9 @@ struct gemm_operand {
      * transformed with the same mask need not be, the product is the same; then both are such copies of the same
      * number of columns. */
     bool undo_hadamard;
+    /* A rowwise copy that is read across its rows: the operand is what the copy stands for, transposed, so its columns are
+     * the copy's rows. Of a product's second operand only. */
+    bool is_across;
 };
 
 /* c = a b^T. With K = 0 every sum is 0; other sizes may be 0 too. */

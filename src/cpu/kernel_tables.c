@@ -46,6 +46,13 @@ static const struct gemm_table *const gemm_list[] = {
     &gemm_table_ref,
 };
 
+static const struct gemm_table *const pairs_list[] = {
+#if defined(__x86_64__)
+    &gemm_pairs_avx512,
+#endif
+    &gemm_pairs_ref,
+};
+
 static const struct plain_table *const plain_list[] = {
 #if defined(__x86_64__)
     &plain_table_avx512,
@@ -90,12 +97,14 @@ static const struct kernel_family packed_family = {
     LIST(packed_list),
     {RANGE(packed_table, kernel, packed_kernel, PACKED_FORMAT_COUNT *PACKED_PRECISION_COUNT)}};
 static const struct kernel_family gemm_family = {LIST(gemm_list), ONE_KERNEL};
+static const struct kernel_family pairs_family = {LIST(pairs_list), ONE_KERNEL};
 static const struct kernel_family plain_family = {LIST(plain_list), ONE_KERNEL};
 static const struct kernel_family prepare_family = {LIST(prepare_list), ONE_KERNEL};
 static const struct kernel_family activation_family = {LIST(activation_list), ONE_KERNEL};
 
-static const struct kernel_family *const families[] = {&quant_family, &packed_family,  &gemm_family,
-                                                       &plain_family, &prepare_family, &activation_family};
+static const struct kernel_family *const families[] = {&quant_family,     &packed_family, &gemm_family,
+                                                       &pairs_family,     &plain_family,  &prepare_family,
+                                                       &activation_family};
 enum { FAMILY_COUNT = sizeof families / sizeof families[0] };
 
 /* ---- kernels by index ---- */
@@ -208,6 +217,16 @@ const struct gemm_table *const *gemm_tables(int *count) {
 }
 
 const struct gemm_table *gemm_table_best(void) { return kernel_family_choose(&gemm_family, 0); }
+
+const struct gemm_table *const *gemm_pairs_tables(int *count) {
+    *count = pairs_family.table_count;
+    return pairs_list;
+}
+
+const struct gemm_table *gemm_pairs_best(void) {
+    const struct gemm_table *const table = kernel_family_choose(&pairs_family, 0);
+    return table != &gemm_pairs_ref || kernel_is_forced(table->name) ? table : NULL;
+}
 
 const char *gemm_kernel_name(void) { return gemm_table_best()->name; }
 

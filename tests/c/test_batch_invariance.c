@@ -1,5 +1,5 @@
-/* test_batch_invariance.c: a row of linear, mlp or moe is the same, byte for byte, alone and in every batch, on any number of
- * threads: for weights of every format, in rows and in tiles, every precision, and every quantizer of activations whose
+/* test_batch_invariance.c: a row of linear, mlp or moe, or of the gradient of their input through a packed weight, is the same,
+ * byte for byte, alone and in every batch, on any number of threads: for weights of every format, in rows and in tiles, every precision, and every quantizer of activations whose
  * scales are of one row, of a block in it, or given. Where one scale covers the batch, rows do depend on it. */
 #include <stdlib.h>
 
@@ -8,7 +8,7 @@
 #include "support_quant.h"
 #include "support_spec.h"
 
-enum { ROWS = 64, N = 83, K = 270, THREADS = 4, TENSORS_LIMIT = 3 };
+enum { ROWS = 64, N = 83, K = 270, THREADS = 4, TENSORS_LIMIT = 5 };
 
 /* Those that have tiles first. */
 static const char *const formats[] = {"fp8",   "fp8.e5m2", "fp8row",          "fp8blk2",  "mxfp8",
@@ -28,6 +28,7 @@ struct call {
     const struct opaq_value *value;
     struct opaq_tensor
         *by_row[TENSORS_LIMIT]; /* the arguments that have the batch's rows, NULL-ended if fewer */
+    int64_t *shape;             /* or NULL: sizes of which the first counts rows */
 };
 
 static struct opaq_pool *pools[THREADS];
@@ -44,7 +45,10 @@ static struct op_result run_rows(const struct call *call, int64_t first, int64_t
         struct opaq_tensor *part = call->by_row[i];
         whole[i] = *part;
         part->data = (char *)part->data + op_tensor_bytes(part) / ROWS * (size_t)first;
-        part->shape[0] = rows;
+        part->shape[0] = rows * (part->shape[0] / ROWS); /* h has one for each choice */
+    }
+    if (call->shape != NULL) {
+        call->shape[0] = rows;
     }
     if (op_call(call->op, call->value, &means, &result, &error) != OPAQ_OK) {
         CHECK_FAIL("%s, \"%s\": %s", call->op, call->plan, error.text);
@@ -177,7 +181,7 @@ static int compare_linear(const struct linear_case *c, const struct tensor *w, c
     const struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {
         op_tensor_value(&x),      op_list_value(&list), op_tensor_value(&bias),
         op_sizes_value(shape, 2), op_text_value(plan),  op_tensor_value(input_scale == NULL ? NULL : &scale)};
-    const struct call call = {"linear", plan, values, {&x}};
+    const struct call call = {"linear", plan, values, {&x}, NULL};
     return compare(&call);
 }
 
@@ -260,6 +264,43 @@ static void one_scale_for_the_batch_depends_on_it(void) {
     linear_case_free(&c);
 }
 
+/* ---- the gradient of linear's input ---- */
+
+static void check_linear_backward(const struct linear_case *c, const struct tensor *w, const char *plan,
+                                  enum opaq_element dtype) {
+    static const int64_t w_shape[2] = {N, K};
+    int64_t x_shape[2] = {ROWS, K};
+    struct tensor dy = tensor_make(ROWS, N, dtype, NULL);
+    tensor_fill(&dy, FILL_OUTLIERS, 4);
+    struct op_tensors gradient = op_tensors_of(&dy);
+    const struct op_tensors list = op_tensors_of(w);
+    const struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {
+        op_list_value(&gradient),   {.count = 0},
+        op_list_value(&list),       op_sizes_value(x_shape, 2),
+        op_sizes_value(w_shape, 2), op_int_value((int64_t)c->x.view.proto.dtype),
+        op_int_value(dtype),        op_text_value(plan)};
+    const struct call call = {"linear_backward", plan, values, {&gradient.tensor[0]}, x_shape};
+    check(&call);
+    tensor_free(&dy);
+}
+
+static void input_gradients_of_linear(void) {
+    for (int i = 0; i < FORMATS + TILED_FORMATS; ++i) {
+        char plan[96];
+        (void)snprintf(plan, sizeof plan, "w_given=%s%s grad=x", formats[i % FORMATS],
+                       i < FORMATS ? "" : "+tiled");
+        char format[64];
+        (void)snprintf(format, sizeof format, "%s%s", formats[i % FORMATS], i < FORMATS ? "" : "+tiled");
+        for (int d = 0; d < COUNT(dtypes); ++d) {
+            struct linear_case c = linear_case_make(dtypes[d]);
+            struct weight w = weight_make(&c.w, format);
+            check_linear_backward(&c, &w.tensor, plan, dtypes[d]);
+            weight_free(&w);
+            linear_case_free(&c);
+        }
+    }
+}
+
 /* ---- experts ---- */
 
 static void check_experts(const struct experts_sizes *size, const char *format, const char *words,
@@ -272,8 +313,11 @@ static void check_experts(const struct experts_sizes *size, const char *format, 
     const char *op = layer.is_routed ? "moe" : "mlp";
     struct experts_arguments arguments;
     experts_arguments(op, &layer, plan, &given, &arguments);
-    const struct call call = {
-        op, plan, arguments.value, {&arguments.x, layer.is_routed ? &arguments.weights : NULL, &arguments.ids}};
+    const struct call call = {op,
+                              plan,
+                              arguments.value,
+                              {&arguments.x, layer.is_routed ? &arguments.weights : NULL, &arguments.ids},
+                              NULL};
     check(&call);
     weight_free(&weights[0]);
     weight_free(&weights[1]);
@@ -293,6 +337,45 @@ static void check_experts_of(const struct experts_sizes *size) {
         (void)snprintf(words, sizeof words, " x=%s h=%s", quantizers[f % COUNT(quantizers)],
                        quantizers[(f + 2) % COUNT(quantizers)]);
         check_experts(size, f % 2 ? formats[f] : tiled, words, dtypes[f % COUNT(dtypes)]);
+    }
+}
+
+/* dx alone: the router's gradient is another output. */
+static void check_experts_backward(const struct experts_sizes *size, const char *format, const char *words,
+                                   enum opaq_element dtype) {
+    char plan[256];
+    (void)snprintf(plan, sizeof plan, "gate_up_given=%s down_given=%s grad=x%s", format, format, words);
+    struct experts_layer layer = experts_layer_make(size, plan, dtype);
+    struct weight weights[2] = {weight_make(&layer.gate_up, format), weight_make(&layer.down, format)};
+    struct experts_given given = {.gate_up = &weights[0].tensor, .down = &weights[1].tensor};
+    struct tensor h = experts_forward_h(&layer, plan, &given);
+    const struct opaq_tensor kept = op_tensors_of(&h).tensor[0];
+    given.h = &kept;
+    struct experts_arguments arguments;
+    experts_arguments(experts_backward_name(&layer), &layer, plan, &given, &arguments);
+    const struct call call = {experts_backward_name(&layer),
+                              plan,
+                              arguments.value,
+                              {&arguments.dy, &arguments.x, &arguments.h,
+                               layer.is_routed ? &arguments.weights : NULL, &arguments.ids},
+                              NULL};
+    check(&call);
+    tensor_free(&h);
+    weight_free(&weights[0]);
+    weight_free(&weights[1]);
+    experts_layer_free(&layer);
+}
+
+static void input_gradients_of_experts(void) {
+    static const struct experts_sizes one = {ROWS, -1, 1, 77, 35};
+    static const struct experts_sizes several = {ROWS, 2, 3, 128, 64};
+    for (int f = 0; f < 2 * TILED_FORMATS; ++f) {
+        char format[64];
+        (void)snprintf(format, sizeof format, "%s%s", formats[f % TILED_FORMATS],
+                       f < TILED_FORMATS ? "" : "+tiled");
+        check_experts_backward(&one, format, "", dtypes[f % COUNT(dtypes)]);
+        check_experts_backward(&several, format, f % 2 ? " weights=input" : "",
+                               dtypes[(f + 1) % COUNT(dtypes)]);
     }
 }
 
@@ -328,7 +411,9 @@ static const struct test_case tests[] = {TEST(make_pools),
                                          TEST(tiled_weights),
                                          TEST(precisions_of_tiled_weights),
                                          TEST(one_scale_for_the_batch_depends_on_it),
+                                         TEST(input_gradients_of_linear),
                                          TEST(rows_of_an_mlp),
                                          TEST(tokens_of_a_mixture),
+                                         TEST(input_gradients_of_experts),
                                          TEST(end_pools)};
 TEST_MAIN(tests)

@@ -1,6 +1,6 @@
 /* test_gemm.c: the matrix product against its definition, a plain loop over the operands as dequantize gives them, bit
- * for bit; that definition against double arithmetic, within the bound that gemm_run.h states; and all tile kernels and
- * numbers of threads against each other. */
+ * for bit; that definition against double arithmetic, within the bound that gemm_run.h states; and all tile kernels, also
+ * those for pairs of bf16, and numbers of threads against each other. It is long because all tests share one definition. */
 #include <fenv.h>
 #include <math.h>
 #include <stdlib.h>
@@ -20,6 +20,8 @@ struct operand {
     struct gemm_case_operand made;
     struct gemm_operand operand;
     float *decoded; /* rows x depth */
+    float *values; /* the same as dequantization gives them, where `factor` is left out of `decoded`; or NULL */
+    float factor;
     int64_t depth;
 };
 
@@ -57,6 +59,50 @@ static void decode_copy_operand(struct operand *o) {
     dequantize_ref(&o->made.job, &copy, 0, rows);
 }
 
+/* By the reference's dequantization, turned. */
+static float *decode_turned(const struct operand *o, const struct quant_job *job, struct quant_copy copy) {
+    const int64_t rows = o->operand.plain.rows;
+    float *const turned = floats(rows * o->depth);
+    float *const stored = floats(rows * o->depth);
+    copy.operand = (struct quant_matrix){stored, OPAQ_F32, o->depth, rows, rows, 1};
+    dequantize_ref(job, &copy, 0, o->depth);
+    for (int64_t i = 0; i < rows * o->depth; ++i) {
+        turned[i % rows * o->depth + i / rows] = stored[i];
+    }
+    free(stored);
+    return turned;
+}
+
+static void decode_across_operand(struct operand *o) {
+    o->depth = o->operand.plain.columns;
+    o->decoded = decode_turned(o, &o->made.job, *o->operand.copy);
+}
+
+/* What is decoded beside a plain a of bf16: without the factor that all elements share. */
+static void leave_factor_out(struct operand *o) {
+    static float one = 1.0f;
+    struct quant_job job = o->made.job;
+    struct quant_copy copy = *o->operand.copy;
+    float factor = 0.0f;
+    if (job.spec.format == OPAQ_FP8) {
+        factor = *(const float *)copy.scale;
+        copy.scale = &one;
+    } else if (job.spec.format == OPAQ_NVFP4 && copy.amax_step == 0) {
+        const bool is_global = (job.spec.options & OPAQ_GLOBAL) != 0;
+        factor = !is_global                            ? *copy.amax * (1.0f / (6.0f * (float)job.spec.e4m3_max))
+                 : job.spec.rule == OPAQ_RULE_MODELOPT ? *copy.amax
+                                                       : 1.0f / *copy.amax;
+        job.spec.options |= OPAQ_GLOBAL; /* scales times the global one */
+        job.spec.rule = OPAQ_RULE_MODELOPT;
+        copy.amax = &one;
+    }
+    if (fabsf(factor) > 0x1p-100f && fabsf(factor) < 0x1p100f) {
+        o->values = o->decoded;
+        o->factor = factor;
+        o->decoded = decode_turned(o, &job, copy);
+    }
+}
+
 static void operand_make(struct operand *o, const char *text, int64_t rows, int64_t columns,
                          enum tensor_fill fill, uint64_t seed, bool undo_hadamard) {
     gemm_case_operand_make(&o->made, text, rows, columns);
@@ -64,8 +110,12 @@ static void operand_make(struct operand *o, const char *text, int64_t rows, int6
     tensor_fill(&x, fill, seed);
     gemm_case_operand_quantize(&o->made, undo_hadamard, NULL);
     o->operand = o->made.operand;
+    o->values = NULL;
+    o->factor = 1.0f;
     if (o->operand.copy == NULL) {
         decode_plain_operand(o);
+    } else if (o->operand.is_across) {
+        decode_across_operand(o);
     } else {
         decode_copy_operand(o);
     }
@@ -74,6 +124,7 @@ static void operand_make(struct operand *o, const char *text, int64_t rows, int6
 static void operand_free(struct operand *o) {
     gemm_case_operand_free(&o->made);
     free(o->decoded);
+    free(o->values);
 }
 
 /* ---- the definition ---- */
@@ -115,6 +166,7 @@ static void run_definition(const struct operand *a, const struct operand *b, con
         for (int64_t j = 0; j < job->c.columns; ++j) {
             float value = defined_total(a->decoded + i * a->depth, b->decoded + j * b->depth,
                                         a->depth < b->depth ? a->depth : b->depth);
+            value *= b->factor == 0.0f ? 1.0f : b->factor;
             if (job->bias != NULL) {
                 value += bias.dtype == OPAQ_F32
                              ? ((const float *)job->bias)[j]
@@ -156,6 +208,33 @@ static size_t matrix_bytes(const struct quant_matrix *m) {
     return m->rows == 0 || m->columns == 0 ? 0 : (size_t)(last + 1) * entry;
 }
 
+/* A table, or one with kernels for pairs beside. */
+struct kernels {
+    const struct gemm_table *table, *pairs;
+};
+enum { KERNELS_LIMIT = 16 };
+
+/* All that this machine can run. */
+static int find_kernels(struct kernels *found) {
+    int count;
+    int pairs_count;
+    int used = 0;
+    const struct gemm_table *const *tables = gemm_tables(&count);
+    const struct gemm_table *const *pairs = gemm_pairs_tables(&pairs_count);
+    for (int t = 0; t < count; ++t) {
+        for (int p = -1; p < pairs_count && (tables[t]->features & ~opaq_cpu_features()) == 0; ++p) {
+            if (p < 0 || (t == count - 1 && (pairs[p]->features & ~opaq_cpu_features()) == 0)) {
+                CHECK(used < KERNELS_LIMIT);
+                found[used++] = (struct kernels){tables[t], p < 0 ? NULL : pairs[p]};
+            }
+        }
+    }
+    return used;
+}
+
+/* Subnormal numbers may count as 0 in pairs: their results are compared by a test of their own. */
+static bool may_flush;
+
 /* Every table this machine can run, alone and on pools of each size, must leave in c what the definition does. c comes
  * with its former contents and is left as the definition leaves it. */
 static void check_job(const struct operand *a, const struct operand *b, struct gemm_job *job,
@@ -163,21 +242,22 @@ static void check_job(const struct operand *a, const struct operand *b, struct g
     const size_t bytes = matrix_bytes(&job->c);
     const struct quant_matrix c = job->c;
     struct quant_matrix expected = c;
-    int count;
-    const struct gemm_table *const *tables = gemm_tables(&count);
+    struct kernels kernels[KERNELS_LIMIT];
+    const int count = find_kernels(kernels);
     expected.data = gemm_case_allocate(bytes);
     memcpy(expected.data, c.data, bytes);
     run_definition(a, b, job, &expected);
     void *workspace = gemm_case_allocate(gemm_workspace_bytes(job));
     for (int t = 0; t < count; ++t) {
-        for (int p = -1; p < THREAD_CASES && (tables[t]->features & ~opaq_cpu_features()) == 0; ++p) {
+        const struct gemm_table *const pairs = kernels[t].pairs;
+        for (int p = -1; p < THREAD_CASES && !(may_flush && pairs != NULL && pairs->features != 0); ++p) {
             const struct opaq_parallel parallel = p < 0 ? (struct opaq_parallel){0} : pool_at(p);
             job->c.data = gemm_case_allocate(bytes);
             memcpy(job->c.data, c.data, bytes);
-            gemm_run_with(tables[t], job, workspace, p < 0 ? NULL : &parallel);
+            gemm_run_with(kernels[t].table, pairs, job, workspace, p < 0 ? NULL : &parallel);
             CHECK_BYTES(job->c.data, expected.data, bytes, "%s, %lld x %lld x %lld, %s, pool %d", what,
                         (long long)c.rows, (long long)c.columns, (long long)job->a.plain.columns,
-                        tables[t]->name, p);
+                        pairs != NULL ? pairs->name : kernels[t].table->name, p);
             free(job->c.data);
         }
     }
@@ -204,14 +284,14 @@ static double rounding_count(int64_t depth) {
 static void check_bound(const struct operand *a, const struct operand *b, const struct quant_matrix *c,
                         const char *what) {
     const int64_t depth = a->depth < b->depth ? a->depth : b->depth;
-    const double roundings = rounding_count(depth);
+    const double roundings = rounding_count(depth) + (b->values != NULL ? 5 : 0);
+    const float *const other = b->values != NULL ? b->values : b->decoded;
     for (int64_t i = 0; i < c->rows; ++i) {
         for (int64_t j = 0; j < c->columns; ++j) {
             double exact = 0.0;
             double size = 0.0;
             for (int64_t k = 0; k < depth; ++k) {
-                const double product =
-                    (double)a->decoded[i * a->depth + k] * (double)b->decoded[j * b->depth + k];
+                const double product = (double)a->decoded[i * a->depth + k] * (double)other[j * b->depth + k];
                 exact += product;
                 size += fabs(product);
             }
@@ -234,6 +314,10 @@ static void run_case(const struct gemm_case *one, const int64_t *shape, enum ten
     struct operand b;
     operand_make(&a, one->a, shape[0], shape[2], fill, 1, undo);
     operand_make(&b, one->b, shape[1], shape[2], fill, 2, undo);
+    if (b.operand.is_across && strcmp(one->a, "bf16") == 0) {
+        leave_factor_out(&b);
+    }
+    may_flush = fill > FILL_OUTLIERS;
     struct gemm_job job = {a.operand, b.operand, matrix_make(shape[0], shape[1], OPAQ_F32), NULL, OPAQ_F32,
                            false,     0};
     snprintf(what, sizeof what, "%s by %s, fill %d%s", one->a, one->b, (int)fill, undo ? ", undone" : "");
@@ -275,9 +359,13 @@ static void every_kind_of_data_is_as_defined(void) {
 /* Several panels of columns, several tasks of rows, and a depth that makes panels narrower. */
 static void large_shapes_are_as_defined(void) {
     static const int64_t shapes[][3] = {{70, 1100, 40}, {300, 530, 300}, {40, 450, 5000}, {2, 600, 1030}};
-    static const struct gemm_case pairs[] = {{"f32", "f32", false}, {"bf16", "nvfp4", false}};
+    static const struct gemm_case pairs[] = {{"f32", "f32", false},
+                                             {"bf16", "nvfp4", false},
+                                             {"bf16", "across nvfp4", false},
+                                             {"f32", "across mxfp8+tiled", false},
+                                             {"bf16", "across fp8+tiled", false}};
     for (int s = 0; s < 4; ++s) {
-        for (int i = 0; i < 2; ++i) {
+        for (int i = 0; i < 5; ++i) {
             run_case(&pairs[i], shapes[s], FILL_NORMAL, true);
         }
     }
@@ -501,6 +589,55 @@ static void settings_of_the_caller_play_no_part(void) {
     }
 }
 
+/* Subnormal numbers in a, in b and in sums: pairs may take them for 0, within the bound that gemm_run.h states. */
+static void subnormal_numbers_are_within_the_bound(void) {
+    static const char *const texts[] = {"across nvfp4", "across mxfp8", "across mxfp4", "across fp8"};
+    enum { M = 40, N = 33, K = 300 };
+    int pairs_count;
+    const struct gemm_table *const *pairs = gemm_pairs_tables(&pairs_count);
+    for (int t = 0; t < 4; ++t) {
+        struct operand a;
+        struct operand b;
+        operand_make(&a, "bf16", M, K, FILL_NORMAL, 5, true);
+        for (int64_t i = 0; i < (int64_t)M * K; ++i) { /* to 2^-133 and beyond */
+            ((uint16_t *)a.made.x.buffer[0].data)[i] =
+                (uint16_t)opaq_element_encode(OPAQ_BF16, a.decoded[i] * 0x1p-126f, OPAQ_IEEE);
+        }
+        free(a.decoded);
+        decode_plain_operand(&a);
+        operand_make(&b, texts[t], N, K, FILL_NORMAL, 6, true);
+        leave_factor_out(&b);
+        struct gemm_job job = {a.operand, b.operand, matrix_make(M, N, OPAQ_F32), NULL, OPAQ_F32, false, 0};
+        void *workspace = gemm_case_allocate(gemm_workspace_bytes(&job));
+        for (int p = 0; p < pairs_count; ++p) {
+            if ((pairs[p]->features & ~opaq_cpu_features()) != 0) {
+                continue;
+            }
+            gemm_run_with(gemm_table_best(), pairs[p], &job, workspace, NULL);
+            for (int64_t i = 0; i < (int64_t)M * N; ++i) {
+                double exact = 0.0;
+                double size = 0.0;
+                for (int64_t k = 0; k < K; ++k) {
+                    const double p_k = (double)a.decoded[i / N * K + k];
+                    const double q_k = (double)b.decoded[i % N * K + k];
+                    exact += p_k * q_k * (double)b.factor;
+                    size += fabs(q_k) + fabs(p_k) + 2;
+                }
+                const double error = fabs((double)value_at(&job.c, i / N, i % N) - exact);
+                if (!(error <= 0x1p-126 * size * fabs((double)b.factor) + fabs(exact) * 0x1p-14 + 0x1p-149)) {
+                    CHECK_FAIL("%s, %s: element %lld is %g from %g", texts[t], pairs[p]->name, (long long)i,
+                               error, exact);
+                    break;
+                }
+            }
+        }
+        free(workspace);
+        free(job.c.data);
+        operand_free(&a);
+        operand_free(&b);
+    }
+}
+
 static void the_workspace_stays_small(void) {
     struct gemm_job job;
     memset(&job, 0, sizeof job);
@@ -509,9 +646,13 @@ static void the_workspace_stays_small(void) {
             job.a.plain = (struct quant_matrix){.rows = rows, .columns = k};
             job.b.plain = (struct quant_matrix){.rows = 10000, .columns = k};
             job.c = (struct quant_matrix){.rows = rows, .columns = 10000};
+            job.b.is_across = false;
             CHECK(gemm_workspace_bytes(&job) <= (size_t)8 << 20);
+            job.b.is_across = true;
+            CHECK(gemm_workspace_bytes(&job) <= (size_t)(k <= 8192 ? 4 << 20 : 512 * k));
         }
     }
+    job.b.is_across = false;
     job.c.columns = 0;
     CHECK_EQ_INT(gemm_workspace_bytes(&job), 0);
 }
@@ -523,7 +664,9 @@ static void the_workspace_grows_with_the_sizes(void) {
     enum { SIZES = sizeof sizes / sizeof sizes[0] };
     struct gemm_job job;
     memset(&job, 0, sizeof job);
-    for (int i = 0; i < SIZES * SIZES * SIZES; ++i) {
+    for (int n = 0; n < 2 * SIZES * SIZES * SIZES; ++n) {
+        const int i = n / 2;
+        job.b.is_across = n % 2 != 0;
         const int at[3] = {i % SIZES, i / SIZES % SIZES, i / SIZES / SIZES};
         size_t bytes[4];
         for (int grown = 0; grown < 4; ++grown) { /* the last is the one from which the others grow */
@@ -565,6 +708,7 @@ static const struct test_case tests[] = {TEST(every_case_is_as_defined),
                                          TEST(specials_come_through),
                                          TEST(hadamard_pair_needs_no_undoing),
                                          TEST(settings_of_the_caller_play_no_part),
+                                         TEST(subnormal_numbers_are_within_the_bound),
                                          TEST(the_workspace_stays_small),
                                          TEST(the_workspace_grows_with_the_sizes),
                                          TEST(the_best_table_is_the_first_that_runs)};

@@ -42,6 +42,9 @@ static bool is_used(const char *name) {
             return true;
         }
     }
+    if (gemm_pairs_best() != NULL && gemm_pairs_best()->name == name) {
+        return true;
+    }
     return amax_kernel()->name == name || decode_row_kernel()->name == name ||
            packed_prepare_best()->name == name || gemm_kernel_name() == name ||
            activation_table_best()->name == name || plain_table_best()->name == name;

@@ -172,7 +172,7 @@ struct gemm {
 
 static void run_gemm(const struct contest *contest, bool is_reference) {
     const struct gemm *g = contest->argument;
-    gemm_run_with(is_reference ? g->reference : g->table, g->job, g->workspace, NULL);
+    gemm_run_with(is_reference ? g->reference : g->table, NULL, g->job, g->workspace, NULL);
 }
 
 static void check_gemm(const struct gemm_case *from, const int64_t *size) {

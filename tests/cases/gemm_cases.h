@@ -7,7 +7,8 @@
 #include <stdint.h>
 
 /* An operand is "f32", "bf16", "f16" or the text of a quantizer. "+columnwise" in it says that the tensor is stored
- * with the contraction along its rows, and that the product reads its columnwise copy. */
+ * with the contraction along its rows, and that the product reads its columnwise copy. "across " before a quantizer says that
+ * the tensor is stored in the same way, and that the product reads its rowwise copy across the rows. */
 struct gemm_case {
     const char *a;
     const char *b;
@@ -67,6 +68,40 @@ static const struct gemm_case gemm_cases[] = {
     {"nvfp4+columnwise+rht", "nvfp4+columnwise+rht", true},
     {"nvfp4+columnwise+rht", "nvfp4", false},
     {"bf16", "nvfp4+columnwise+rht", false},
+    /* gradients of inputs through packed weights */
+    {"bf16", "across nvfp4", true},
+    {"f32", "across nvfp4", true},
+    {"f16", "across nvfp4", false},
+    {"bf16", "across nvfp4+tiled", true},
+    {"f32", "across nvfp4+tiled", false},
+    {"bf16", "across nvfp4+2d", false},
+    {"bf16", "across nvfp4+swizzle", false},
+    {"bf16", "across nvfp4+rowscaled", false},
+    {"bf16", "across nvfp4+rowscaled+tiled", false},
+    {"bf16", "across nvfp4+rule=modelopt", false},
+    {"bf16", "across nvfp4+global+rule=modelopt", false},
+    {"bf16", "across nvfp4+global+rule=compressed-tensors", false},
+    {"f32", "across nvfp4+global+rule=compressed-tensors", false},
+    {"bf16", "across nvfp4+global+rule=compressed-tensors+tiled", false},
+    {"bf16", "across mxfp4", true},
+    {"f32", "across mxfp4", false},
+    {"bf16", "across mxfp4+tiled", false},
+    {"bf16", "across mxfp8", true},
+    {"bf16", "across mxfp8.e5m2", false},
+    {"bf16", "across mxfp8+swizzle", false},
+    {"f32", "across mxfp8+tiled", false},
+    {"bf16", "across mxfp8+tiled", false},
+    {"bf16", "across fp8", true},
+    {"f32", "across fp8", false},
+    {"bf16", "across fp8.e5m2+tiled", false},
+    {"bf16", "across fp8+tiled", false},
+    {"bf16", "across fp8row", true},
+    {"bf16", "across fp8row+tiled", false},
+    {"bf16", "across fp8blk1", false},
+    {"bf16", "across fp8blk2", true},
+    {"bf16", "across fp8blk2+tiled", false},
+    {"mxfp8.e5m2", "across mxfp8", false},
+    {"fp8.e5m2", "across fp8", false},
 };
 enum { GEMM_CASE_COUNT = sizeof gemm_cases / sizeof gemm_cases[0] };
 
@@ -74,7 +109,7 @@ enum { GEMM_CASE_COUNT = sizeof gemm_cases / sizeof gemm_cases[0] };
  * task's rows and a block of K, empty ones. */
 static const int64_t gemm_test_shapes[][3] = {{1, 1, 1},     {1, 33, 17},   {3, 5, 16},    {9, 40, 40},
                                               {32, 64, 256}, {33, 31, 257}, {70, 49, 530}, {0, 5, 32},
-                                              {5, 0, 32},    {5, 6, 0},     {40, 33, 0}};
+                                              {5, 0, 32},    {5, 6, 0},     {40, 33, 0},   {7, 300, 140}};
 enum { GEMM_TEST_SHAPE_COUNT = sizeof gemm_test_shapes / sizeof gemm_test_shapes[0] };
 
 /* Of the benchmark: one token, a few, a batch, on two sizes of weights; a training step's. */

@@ -66,9 +66,12 @@ static inline void gemm_case_tensor_free(struct opaq_view *view) {
 static inline void gemm_case_operand_make(struct gemm_case_operand *o, const char *text, int64_t rows,
                                           int64_t columns) {
     static const char *const plain[] = {[OPAQ_F16] = "f16", [OPAQ_BF16] = "bf16", [OPAQ_F32] = "f32"};
+    static const char across[] = "across ";
+    const bool is_across = strncmp(text, across, sizeof across - 1) == 0;
     struct opaq_spec spec;
     struct opaq_error error;
     memset(o, 0, sizeof *o);
+    text += is_across ? sizeof across - 1 : 0;
     for (int dtype = OPAQ_F16; dtype <= OPAQ_F32; ++dtype) {
         if (strcmp(text, plain[dtype]) == 0) {
             o->x = gemm_case_tensor(rows, columns, (enum opaq_element)dtype, NULL);
@@ -79,9 +82,10 @@ static inline void gemm_case_operand_make(struct gemm_case_operand *o, const cha
     if (opaq_spec_parse(text, strlen(text), &spec, &error) != OPAQ_OK) {
         gemm_case_stop(text, &error);
     }
-    const bool columnwise = spec.usage == OPAQ_COLUMNWISE;
-    const int64_t stored_rows = columnwise ? columns : rows;
-    const int64_t stored_columns = columnwise ? rows : columns;
+    const bool is_turned = spec.usage == OPAQ_COLUMNWISE || is_across;
+    const int64_t stored_rows = is_turned ? columns : rows;
+    const int64_t stored_columns = is_turned ? rows : columns;
+    o->operand.is_across = is_across;
     o->x = gemm_case_tensor(stored_rows, stored_columns, OPAQ_F32, NULL);
     o->q = gemm_case_tensor(stored_rows, stored_columns, OPAQ_F32, &spec);
     o->operand.plain = (struct quant_matrix){.rows = rows, .columns = columns};

@@ -5,6 +5,7 @@
 #include "cpu/gemm/gemm_table.h"
 #include "cpu/gemm/plain_convert.h"
 #include "cpu/quant/ref/decode_ref.h"
+#include "cpu/quant/through_rows.h"
 
 static bool is_left_transformed(const struct gemm_operand *operand) {
     return operand->copy != NULL && operand->copy->is_hadamard && !operand->undo_hadamard;
@@ -20,24 +21,84 @@ int64_t gemm_depth(const struct gemm_job *job) {
     return max_int64(operand_depth(&job->a), operand_depth(&job->b));
 }
 
-void gemm_decoder_make(const struct gemm_operand *operand, struct gemm_decoder *decoder) {
-    const struct quant_copy *copy = operand->copy;
+/* ---- what all elements of a tensor have in common ---- */
+
+/* The factor of all elements; 0 if there is none. */
+static float shared_factor(const struct opaq_spec *spec, const struct quant_copy *copy) {
+    if (spec->format == OPAQ_FP8) {
+        return *(const float *)copy->scale;
+    }
+    if (spec->format != OPAQ_NVFP4 || copy->amax_step != 0) {
+        return 0.0f;
+    }
+    const bool is_global = (spec->options & OPAQ_GLOBAL) != 0;
+    return !is_global                         ? copy->amax[0] * (1.0f / (6.0f * (float)spec->e4m3_max))
+           : spec->rule == OPAQ_RULE_MODELOPT ? copy->amax[0]
+           : copy->amax[0] == 0.0f            ? 0.0f
+                                              : 1.0f / copy->amax[0];
+}
+
+/* Decodes the operand as if that factor were 1, where that is possible. */
+static void set_factor_aside(struct gemm_decoder *decoder) {
+    const float factor = shared_factor(decoder->spec, decoder->copy);
+    const enum opaq_format format = (enum opaq_format)decoder->spec->format;
+    decoder->is_bf16 = format == OPAQ_MXFP8 || format == OPAQ_MXFP4;
+    if (!(float_abs(factor) > 0x1p-100f && float_abs(factor) < 0x1p100f)) {
+        return;
+    }
+    decoder->left_out = factor;
+    decoder->is_bf16 = true;
+    decoder->bare.one = 1.0f;
+    decoder->bare.spec = *decoder->spec;
+    decoder->bare.copy = *decoder->copy;
+    if (format == OPAQ_FP8) {
+        decoder->bare.copy.scale = &decoder->bare.one;
+    } else { /* whose blocks' scales are multiplied with the global one */
+        decoder->bare.spec.options |= OPAQ_GLOBAL;
+        decoder->bare.spec.rule = OPAQ_RULE_MODELOPT;
+        decoder->bare.copy.amax = &decoder->bare.one;
+    }
+    decoder->spec = &decoder->bare.spec;
+    decoder->copy = &decoder->bare.copy;
+}
+
+static void begin(const struct gemm_operand *operand, struct gemm_decoder *decoder) {
     decoder->operand = operand;
+    decoder->spec = operand->spec;
+    decoder->copy = operand->copy;
+    decoder->left_out = 1.0f;
+    decoder->is_bf16 = false;
     decoder->kernel = decode_row_kernel();
+}
+
+/* The tables, where there is no kernel. */
+static void fill_tables(struct gemm_decoder *decoder) {
+    const struct quant_copy *copy = decoder->copy;
     if (copy == NULL || decoder->kernel->run != NULL) {
         return;
     }
-    const enum opaq_format format = (enum opaq_format)operand->spec->format;
+    const enum opaq_format format = (enum opaq_format)decoder->spec->format;
     const bool is_mx = format == OPAQ_MXFP8 || format == OPAQ_MXFP4;
     decoder->has_factors = is_mx || (format == OPAQ_NVFP4 && copy->amax_step == 0);
     for (uint32_t byte = 0; byte < 256; ++byte) {
-        decoder->value[byte][0] = decode_element(operand->spec, copy->is_packed ? byte & 15 : byte);
-        decoder->value[byte][1] = copy->is_packed ? decode_element(operand->spec, byte >> 4) : 0.0f;
+        decoder->value[byte][0] = decode_element(decoder->spec, copy->is_packed ? byte & 15 : byte);
+        decoder->value[byte][1] = copy->is_packed ? decode_element(decoder->spec, byte >> 4) : 0.0f;
     }
     for (uint32_t byte = 0; decoder->has_factors && byte < 256; ++byte) {
         decoder->factor[byte] =
-            is_mx ? decode_e8m0(byte) : nvfp4_decode_factor(operand->spec, byte, copy->amax[0]);
+            is_mx ? decode_e8m0(byte) : nvfp4_decode_factor(decoder->spec, byte, copy->amax[0]);
     }
+}
+
+void gemm_decoder_make(const struct gemm_operand *operand, struct gemm_decoder *decoder) {
+    begin(operand, decoder);
+    fill_tables(decoder);
+}
+
+void gemm_decoder_make_bare(const struct gemm_operand *operand, struct gemm_decoder *decoder) {
+    begin(operand, decoder);
+    set_factor_aside(decoder);
+    fill_tables(decoder);
 }
 
 /* Asks for what comes after the block that is being read: rows are read a block at a time, one after another, which
@@ -140,10 +201,9 @@ static inline __attribute__((always_inline)) void scale_block(const struct gemm_
     }
 }
 
-/* n codes of a row from column k on. Scale entries follow each other block by block. */
-static void decode_row(const struct gemm_decoder *decoder, int64_t row, int64_t k, const uint8_t *codes, int n,
-                       float *to) {
-    const struct quant_copy *copy = decoder->operand->copy;
+/* n codes of a row of a copy from column k on. Scale entries follow each other block by block. */
+static void decode_row(const struct gemm_decoder *decoder, const struct quant_copy *copy, int64_t row,
+                       int64_t k, const uint8_t *codes, int n, float *to) {
     const struct scale_layout *layout = &copy->scale_layout;
     const int length = (int)min_int64(copy->block_columns, GEMM_BLOCK);
     const int64_t scale_row = row / layout->row_per;
@@ -155,7 +215,7 @@ static void decode_row(const struct gemm_decoder *decoder, int64_t row, int64_t 
             : layout->swizzled_columns != 0 ? swizzle_offset(scale_row, scale_column, layout->swizzled_columns)
                                             : scale_row * layout->row_step + scale_column * layout->column_step;
         const float factor = decoder->has_factors ? decoder->factor[((const uint8_t *)copy->scale)[index]]
-                                                  : decode_factor_at(decoder->operand->spec, copy, row, index);
+                                                  : decode_factor_at(decoder->spec, copy, row, index);
         const int count = (int)min_int64(length, n - c);
         if (copy->is_packed) {
             scale_block(decoder, true, codes + c / 2, count, factor, to + c);
@@ -163,6 +223,16 @@ static void decode_row(const struct gemm_decoder *decoder, int64_t row, int64_t 
             scale_block(decoder, false, codes + c, count, factor, to + c);
         }
         ++scale_column;
+    }
+}
+
+/* The same by the kernel, if there is one. */
+static inline void decode_codes_of(const struct gemm_decoder *decoder, const struct quant_copy *copy,
+                                   int64_t row, int64_t k, const uint8_t *codes, int n, float *to) {
+    if (decoder->kernel->run != NULL) {
+        decoder->kernel->run(decoder->spec, copy, row, k, codes, n, to);
+    } else {
+        decode_row(decoder, copy, row, k, codes, n, to);
     }
 }
 
@@ -183,11 +253,7 @@ static void decode_copy(const struct gemm_decoder *decoder, int64_t row, int row
             const int packing = copy->is_packed ? 2 : 1;
             prefetch_next(from, n_stored / packing, (copy->data_columns - k - n_stored) / packing);
         }
-        if (decoder->kernel->run != NULL) {
-            decoder->kernel->run(operand->spec, copy, row + i, k, from, n_stored, values);
-        } else {
-            decode_row(decoder, row + i, k, from, n_stored, values);
-        }
+        decode_codes_of(decoder, copy, row + i, k, from, n_stored, values);
         for (int c = 0; transform && c < n_stored; c += HADAMARD_SIZE) {
             hadamard_inverse(values + c, operand->spec->hadamard_mask);
         }
@@ -197,7 +263,7 @@ static void decode_copy(const struct gemm_decoder *decoder, int64_t row, int row
 void gemm_decode(const struct gemm_decoder *decoder, int64_t row, int rows, int64_t k, int n, float *to) {
     const struct gemm_operand *operand = decoder->operand;
     const int inside = (int)max_int64(min_int64(n, operand_depth(operand) - k), 0);
-    assert(rows <= GEMM_DECODE_ROWS && n <= GEMM_BLOCK && k % GEMM_BLOCK == 0);
+    assert(!operand->is_across && rows <= GEMM_DECODE_ROWS && n <= GEMM_BLOCK && k % GEMM_BLOCK == 0);
     if (inside > 0 && operand->copy == NULL) {
         decode_plain(&operand->plain, row, rows, k, inside, to);
     } else if (inside > 0) {
@@ -206,4 +272,50 @@ void gemm_decode(const struct gemm_decoder *decoder, int64_t row, int rows, int6
     for (int i = 0; i < rows; ++i) {
         memset(to + i * GEMM_BLOCK + inside, 0, (size_t)(n - inside) * sizeof *to);
     }
+}
+
+/* ---- across rows ---- */
+
+/* Some rows of a copy that lie one after another. */
+struct copy_rows {
+    const struct quant_copy *copy;
+    int64_t row, column; /* in the copy */
+};
+
+static void take_rows(const struct gemm_decoder *decoder, const struct copy_rows *from, int rows, int inside,
+                      void (*take)(void *argument, int place, const float *values), void *argument) {
+    enum { AHEAD = 16 }; /* rows; each is a stretch of memory of its own */
+    _Alignas(64) float values[2][GEMM_ACROSS] = {{0}};
+    const struct quant_copy *copy = from->copy;
+    const int packing = copy->is_packed ? 2 : 1;
+    const int64_t row_bytes = copy->data_row_step / packing;
+    const uint8_t *codes = copy->data + (from->row * copy->data_row_step + from->column) / packing;
+    const int64_t last = copy->operand.rows - 1 - from->row;
+    for (int i = 0; i < rows; ++i, codes += row_bytes) {
+        const uint8_t *const ahead = codes + (min_int64(i + AHEAD, last) - i) * row_bytes;
+        __builtin_prefetch(ahead);
+        __builtin_prefetch(ahead + GEMM_ACROSS / packing - 1);
+        decode_codes_of(decoder, copy, from->row + i, from->column, codes, inside, values[i % 2]);
+        take(argument, i, values[i % 2]);
+    }
+    if (rows % 2 != 0) {
+        memset(values[1], 0, sizeof values[1]);
+        take(argument, rows, values[1]);
+    }
+}
+
+void gemm_decode_across(const struct gemm_decoder *decoder, int64_t row, int64_t k, int n,
+                        void (*take)(void *argument, int place, const float *values), void *argument) {
+    const struct quant_copy *copy = decoder->copy;
+    const int inside = (int)min_int64(GEMM_ACROSS, copy->operand.columns - row);
+    struct copy_rows from = {copy, k, row};
+    struct tile_strip strip;
+    struct quant_copy untiled;
+    assert(row % GEMM_ACROSS == 0 && k % GEMM_BLOCK == 0 && n <= GEMM_BLOCK && !copy->is_hadamard);
+    assert(copy->tile_rows != 0 || copy->data_column_step == 1);
+    if (copy->tile_rows != 0) {
+        untiled = tile_strip_rows(copy, &strip, k, n, row, inside);
+        from = (struct copy_rows){&untiled, 0, 0};
+    }
+    take_rows(decoder, &from, n, inside, take, argument);
 }

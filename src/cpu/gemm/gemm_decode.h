@@ -9,17 +9,30 @@
  * of its last group, whose codes beyond the columns count. */
 int64_t gemm_depth(const struct gemm_job *job);
 
-/* An operand and what its bytes are worth. */
+/* An operand and what its bytes are worth. It stays where it was made. */
 struct gemm_decoder {
     const struct gemm_operand *operand;
+    const struct opaq_spec *spec;  /* what is decoded; NULL: plain */
+    const struct quant_copy *copy; /* the same */
+    float left_out;                /* a factor of all values that decoding leaves out; else 1 */
+    bool is_bf16;                  /* what is decoded is known to be exact in bf16 */
+    struct {
+        struct opaq_spec spec;
+        struct quant_copy copy;
+        float one;
+    } bare;                                 /* the operand without its factor */
     float value[256][2];                    /* of a code before it is scaled; of two codes if they are packed */
     float factor[256];                      /* of a scale byte */
     const struct decode_row_kernel *kernel; /* what is used instead of these, if its run is not NULL */
     bool has_factors;                       /* scales are bytes that mean the same in all rows */
 };
 
-/* This and gemm_decode run in the library's floating-point environment (base/fp_environment.h). */
+/* This and what follows run in the library's floating-point environment (base/fp_environment.h). */
 void gemm_decoder_make(const struct gemm_operand *operand, struct gemm_decoder *decoder);
+
+/* The same for a copy, without the factor that all its elements share, where there is one (fp8; nvfp4 without rowscaled): codes
+ * times the scales of their blocks are exact in bf16. Factors too large, too small or not finite stay. */
+void gemm_decoder_make_bare(const struct gemm_operand *operand, struct gemm_decoder *decoder);
 
 /* At most this many rows are decoded at once. */
 enum { GEMM_DECODE_ROWS = 32 };
@@ -27,5 +40,14 @@ enum { GEMM_DECODE_ROWS = 32 };
 /* `rows` rows from `row` on, of each columns [k, k + n), zeros beyond the operand's end; rows of GEMM_BLOCK floats in
  * `to`. k is a multiple of GEMM_BLOCK and n at most that. */
 void gemm_decode(const struct gemm_decoder *decoder, int64_t row, int rows, int64_t k, int n, float *to);
+
+/* Rows of the operand that are decoded at once where it is read across the copy's rows. */
+enum { GEMM_ACROSS = 128 };
+
+/* The same across rows: for each k in [k, k + n) the elements of rows [row, row + GEMM_ACROSS) of the operand, zeros beyond
+ * the last one, are given to `take`, with k's place in the block; they stay during the call after. An odd n is followed
+ * by a step of zeros. row is a multiple of GEMM_ACROSS. */
+void gemm_decode_across(const struct gemm_decoder *decoder, int64_t row, int64_t k, int n,
+                        void (*take)(void *argument, int place, const float *values), void *argument);
 
 #endif

@@ -3,15 +3,21 @@
  * Many rows of a: c goes in panels of columns. The rows of b behind a panel are decoded once, by all threads, into the
  * workspace; then each task takes a few rows of a, decodes them block by block on its stack, and multiplies.
  * Few rows of a: a is decoded once into the workspace, and each task decodes its own rows of b on its stack, so that
- * nothing large is written and read again. */
+ * nothing large is written and read again.
+ *
+ * An operand b that is read across the rows of its copy (a weight's, for the gradient of its input) is decoded GEMM_ACROSS
+ * rows of b at a time, which lie side by side, so nothing is transposed. If a is bf16 and b's values are exact in bf16,
+ * kernels may take two steps at once (gemm_pairs): a float then holds two numbers, the earlier step in its upper half. */
 #include "cpu/gemm/gemm_run.h"
 
 #include <assert.h>
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/forced_kernels.h"
 #include "base/fp_environment.h"
 #include "base/parallel_run.h"
+#include "cpu/gemm/gemm_across.h"
 #include "cpu/gemm/gemm_decode.h"
 #include "cpu/gemm/plain_convert.h"
 #include "cpu/gemm/transpose.h"
@@ -21,12 +27,14 @@ enum {
     PANEL_COLUMNS = 512,          /* of c, at most */
     TASKS_WANTED = 16             /* for each panel, so that every thread has some */
 };
-static const int64_t panel_bytes = (int64_t)8 << 20; /* that a panel is to stay within */
+static const int64_t panel_bytes = (int64_t)8 << 20;  /* that a panel is to stay within */
+static const int64_t across_bytes = (int64_t)4 << 20; /* the same where b is read across rows */
 
 /* What all tasks of a panel share. */
 struct gemm_schedule {
     const struct gemm_job *job;
     const struct gemm_table *table;
+    bool has_pairs; /* the table is one of gemm_pairs */
     struct gemm_decoder a;
     struct gemm_decoder b;
     int64_t depth;
@@ -39,10 +47,19 @@ struct gemm_schedule {
 
 static bool has_few_rows(const struct gemm_job *job) { return job->c.rows <= TASK_ROWS; }
 
-static int64_t panel_columns(int64_t columns, int64_t depth) {
-    const int64_t fitting = panel_bytes / (int64_t)sizeof(float) / max_int64(depth, 1);
-    const int64_t whole = max_int64(fitting / GEMM_TILE_COLUMN_LIMIT, 1) * GEMM_TILE_COLUMN_LIMIT;
-    return min_int64(min_int64(whole, PANEL_COLUMNS), round_up(columns, GEMM_TILE_COLUMN_LIMIT));
+/* Columns of c that are decoded together. */
+static int64_t columns_together(const struct gemm_job *job) {
+    return job->b.is_across ? GEMM_ACROSS : GEMM_TILE_COLUMN_LIMIT;
+}
+
+static int64_t panel_limit(const struct gemm_job *job) {
+    return (job->b.is_across ? across_bytes : panel_bytes) / (int64_t)sizeof(float);
+}
+
+static int64_t panel_columns(const struct gemm_job *job, int64_t depth) {
+    const int64_t unit = columns_together(job);
+    const int64_t whole = max_int64(panel_limit(job) / max_int64(depth, 1) / unit, 1) * unit;
+    return min_int64(min_int64(whole, PANEL_COLUMNS), round_up(job->c.columns, unit));
 }
 
 /* At least what run_tiles and run_panels take, in a form that grows with each size: a panel's columns do not, because
@@ -53,8 +70,8 @@ size_t gemm_workspace_bytes(const struct gemm_job *job) {
         return 0;
     }
     const int64_t few = min_int64(job->c.rows, TASK_ROWS) * round_up(depth, GEMM_BLOCK);
-    const int64_t columns = min_int64(PANEL_COLUMNS, round_up(job->c.columns, GEMM_TILE_COLUMN_LIMIT));
-    const int64_t limit = max_int64(panel_bytes / (int64_t)sizeof(float), GEMM_TILE_COLUMN_LIMIT * depth);
+    const int64_t columns = min_int64(PANEL_COLUMNS, round_up(job->c.columns, columns_together(job)));
+    const int64_t limit = max_int64(panel_limit(job), columns_together(job) * depth);
     const int64_t floats = has_few_rows(job) ? few : max_int64(few, min_int64(columns * depth, limit));
     return (size_t)floats * sizeof(float);
 }
@@ -65,9 +82,18 @@ static int block_depth(const struct gemm_schedule *schedule, int64_t block) {
 
 /* ---- packing ---- */
 
+/* Steps of the tile kernels in a block, or in a part of it. */
+static int tile_steps(const struct gemm_schedule *schedule, int depth) {
+    return schedule->has_pairs ? (depth + 1) / 2 : depth;
+}
+
 /* Rows of a, one block deep, as the tile kernels read them. */
 static void decode_a(const struct gemm_schedule *schedule, int64_t row, int rows, int64_t block, float *to) {
-    gemm_decode(&schedule->a, row, rows, block * GEMM_BLOCK, block_depth(schedule, block), to);
+    if (schedule->has_pairs) {
+        pairs_of_rows(&schedule->job->a.plain, row, rows, block * GEMM_BLOCK, block_depth(schedule, block), to);
+    } else {
+        gemm_decode(&schedule->a, row, rows, block * GEMM_BLOCK, block_depth(schedule, block), to);
+    }
 }
 
 /* The rows of b behind one tile of c, one block deep, transposed; zeros beyond the last one. */
@@ -83,11 +109,26 @@ static void pack_b(const struct gemm_schedule *schedule, int64_t column, int64_t
     }
 }
 
+/* The same for GEMM_ACROSS columns of c, tile by tile, where b is read across rows. */
+static void pack_across(const struct gemm_schedule *schedule, int64_t column, int64_t block, int64_t tiles,
+                        float *to) {
+    const int depth = block_depth(schedule, block);
+    struct across_target target = {.width = schedule->table->tile_columns,
+                                   .tile_step = schedule->table->tile_columns * tile_steps(schedule, depth),
+                                   .tiles = (int)tiles,
+                                   .to = to};
+    if (schedule->has_pairs) {
+        gemm_decode_across(&schedule->b, column, block * GEMM_BLOCK, depth, across_take_pair, &target);
+    } else {
+        gemm_decode_across(&schedule->b, column, block * GEMM_BLOCK, depth, across_take, &target);
+    }
+}
+
 /* Where a tile of the panel lies in the workspace: block by block, in each of them tile by tile. */
 static float *packed_b(const struct gemm_schedule *schedule, int64_t block, int64_t tile) {
     const int width = schedule->table->tile_columns;
-    return schedule->workspace + block * GEMM_BLOCK * schedule->panel_tiles * width +
-           tile * width * block_depth(schedule, block);
+    return schedule->workspace + block * tile_steps(schedule, GEMM_BLOCK) * schedule->panel_tiles * width +
+           tile * width * tile_steps(schedule, block_depth(schedule, block));
 }
 
 /* ---- results ---- */
@@ -99,11 +140,17 @@ static void add(const float *restrict from, int n, float *restrict to) {
 }
 
 /* Finishes n totals of one row, at most PANEL_COLUMNS. */
-static void store_row(const struct gemm_job *job, int64_t row, int64_t column, int n, float *total) {
+static void store_row(const struct gemm_schedule *schedule, int64_t row, int64_t column, int n, float *total) {
     float other[PANEL_COLUMNS];
+    const struct gemm_job *job = schedule->job;
     const struct quant_matrix *c = &job->c;
     const int64_t start = row * c->row_step + column * c->column_step;
     const int inside = (int)min_int64(n, c->columns - column);
+    if (schedule->b.left_out != 1.0f) {
+        for (int i = 0; i < inside; ++i) {
+            total[i] *= schedule->b.left_out;
+        }
+    }
     if (job->bias != NULL) {
         plain_load(job->bias, job->bias_dtype, column, 1, inside, other);
         add(other, inside, total);
@@ -128,6 +175,19 @@ static void pack_panel(void *argument, int64_t begin, int64_t end) {
     }
 }
 
+/* Unit: one block of GEMM_ACROSS columns of the panel. */
+static void pack_panel_across(void *argument, int64_t begin, int64_t end) {
+    const struct gemm_schedule *schedule = argument;
+    const int64_t together = GEMM_ACROSS / schedule->table->tile_columns;
+    const int64_t groups = ceil_div(schedule->panel_tiles, together);
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t block = unit / groups;
+        const int64_t tile = unit % groups * together;
+        pack_across(schedule, schedule->panel + tile * schedule->table->tile_columns, block,
+                    min_int64(together, schedule->panel_tiles - tile), packed_b(schedule, block, tile));
+    }
+}
+
 static void multiply_chunk(const struct gemm_schedule *schedule, int64_t row, int64_t tile, int64_t tile_end) {
     _Alignas(64) float total[TASK_ROWS * PANEL_COLUMNS];
     _Alignas(64) float a[TASK_ROWS * GEMM_BLOCK];
@@ -138,12 +198,13 @@ static void multiply_chunk(const struct gemm_schedule *schedule, int64_t row, in
     for (int64_t block = 0; block < schedule->block_count; ++block) {
         decode_a(schedule, row, rows, block, a);
         for (int64_t t = tile; t < tile_end; ++t) {
-            schedule->table->run(a, rows, packed_b(schedule, block, t), block_depth(schedule, block),
-                                 total + (t - tile) * width, columns);
+            schedule->table->run(a, rows, packed_b(schedule, block, t),
+                                 tile_steps(schedule, block_depth(schedule, block)), total + (t - tile) * width,
+                                 columns);
         }
     }
     for (int i = 0; i < rows; ++i) {
-        store_row(schedule->job, row + i, schedule->panel + tile * width, columns, total + i * columns);
+        store_row(schedule, row + i, schedule->panel + tile * width, columns, total + i * columns);
     }
 }
 
@@ -161,15 +222,16 @@ static void multiply_panel(void *argument, int64_t begin, int64_t end) {
 static void run_panels(struct gemm_schedule *schedule, const struct opaq_parallel *parallel) {
     const struct gemm_job *job = schedule->job;
     const int width = schedule->table->tile_columns;
-    const int64_t columns = panel_columns(job->c.columns, schedule->depth);
+    const int64_t columns = panel_columns(job, schedule->depth);
     const int64_t row_blocks = ceil_div(job->c.rows, TASK_ROWS);
-    const struct opaq_body pack = {pack_panel, schedule};
+    const int64_t tiles_together = job->b.is_across ? GEMM_ACROSS / width : 1;
+    const struct opaq_body pack = {job->b.is_across ? pack_panel_across : pack_panel, schedule};
     const struct opaq_body multiply = {multiply_panel, schedule};
     for (schedule->panel = 0; schedule->panel < job->c.columns; schedule->panel += columns) {
         schedule->panel_tiles = ceil_div(min_int64(columns, job->c.columns - schedule->panel), width);
         const int64_t chunks = min_int64(ceil_div(TASKS_WANTED, row_blocks), schedule->panel_tiles);
         schedule->chunk_tiles = ceil_div(schedule->panel_tiles, chunks);
-        parallel_run(parallel, schedule->panel_tiles * schedule->block_count, &pack);
+        parallel_run(parallel, ceil_div(schedule->panel_tiles, tiles_together) * schedule->block_count, &pack);
         parallel_run(parallel, row_blocks * ceil_div(schedule->panel_tiles, schedule->chunk_tiles), &multiply);
     }
 }
@@ -204,16 +266,44 @@ static void multiply_tiles(void *argument, int64_t begin, int64_t end) {
                                  width);
         }
         for (int i = 0; i < rows; ++i) {
-            store_row(schedule->job, i, tile * width, width, total + i * width);
+            store_row(schedule, i, tile * width, width, total + i * width);
+        }
+    }
+}
+
+/* Unit: GEMM_ACROSS columns. */
+static void multiply_across(void *argument, int64_t begin, int64_t end) {
+    _Alignas(64) float total[TASK_ROWS * GEMM_ACROSS];
+    _Alignas(64) float b[GEMM_BLOCK * GEMM_ACROSS];
+    const struct gemm_schedule *schedule = argument;
+    const int width = schedule->table->tile_columns;
+    const int rows = (int)schedule->job->c.rows;
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t column = unit * GEMM_ACROSS;
+        const int64_t inside = min_int64(GEMM_ACROSS, schedule->job->c.columns - column);
+        const int tiles = (int)ceil_div(inside, width);
+        memset(total, 0, (size_t)rows * GEMM_ACROSS * sizeof total[0]);
+        for (int64_t block = 0; block < schedule->block_count; ++block) {
+            const int steps = tile_steps(schedule, block_depth(schedule, block));
+            pack_across(schedule, column, block, tiles, b);
+            for (int tile = 0; tile < tiles; ++tile) {
+                schedule->table->run(decoded_a(schedule, block), rows, b + tile * width * steps, steps,
+                                     total + tile * width, GEMM_ACROSS);
+            }
+        }
+        for (int i = 0; i < rows; ++i) {
+            store_row(schedule, i, column, (int)inside, total + i * GEMM_ACROSS);
         }
     }
 }
 
 static void run_tiles(struct gemm_schedule *schedule, const struct opaq_parallel *parallel) {
     const struct opaq_body decode = {decode_all_a, schedule};
-    const struct opaq_body multiply = {multiply_tiles, schedule};
+    const bool is_across = schedule->job->b.is_across;
+    const struct opaq_body multiply = {is_across ? multiply_across : multiply_tiles, schedule};
+    const int64_t unit = is_across ? GEMM_ACROSS : schedule->table->tile_columns;
     parallel_run(parallel, schedule->block_count, &decode);
-    parallel_run(parallel, ceil_div(schedule->job->c.columns, schedule->table->tile_columns), &multiply);
+    parallel_run(parallel, ceil_div(schedule->job->c.columns, unit), &multiply);
 }
 
 /* Whether there is so little to do that waking threads would cost more than it saves. Decoding an element takes as long
@@ -225,8 +315,12 @@ static bool is_small(const struct gemm_schedule *schedule) {
     return (rows * columns + 16.0 * (rows + columns)) * (double)schedule->depth < worth;
 }
 
-void gemm_run_with(const struct gemm_table *table, const struct gemm_job *job, void *workspace,
-                   const struct opaq_parallel *parallel) {
+static bool is_plain_bf16(const struct gemm_operand *operand) {
+    return operand->copy == NULL && operand->plain.dtype == OPAQ_BF16;
+}
+
+void gemm_run_with(const struct gemm_table *table, const struct gemm_table *pairs, const struct gemm_job *job,
+                   void *workspace, const struct opaq_parallel *parallel) {
     const int64_t depth = gemm_depth(job);
     struct gemm_schedule schedule = {.job = job,
                                      .table = table,
@@ -240,8 +334,16 @@ void gemm_run_with(const struct gemm_table *table, const struct gemm_job *job, v
     }
     const uint64_t saved = fp_environment_enter();
     gemm_decoder_make(&job->a, &schedule.a);
-    gemm_decoder_make(&job->b, &schedule.b);
+    if (job->b.is_across && is_plain_bf16(&job->a)) {
+        gemm_decoder_make_bare(&job->b, &schedule.b);
+    } else {
+        gemm_decoder_make(&job->b, &schedule.b);
+    }
     fp_environment_leave(saved);
+    if (pairs != NULL && schedule.b.is_bf16) {
+        schedule.table = pairs;
+        schedule.has_pairs = true;
+    }
     parallel = is_small(&schedule) ? NULL : parallel;
     if (has_few_rows(job)) {
         run_tiles(&schedule, parallel);
@@ -251,5 +353,8 @@ void gemm_run_with(const struct gemm_table *table, const struct gemm_job *job, v
 }
 
 void gemm_run(const struct gemm_job *job, void *workspace, const struct opaq_parallel *parallel) {
-    gemm_run_with(gemm_table_best(), job, workspace, parallel);
+    const struct gemm_table *const table = gemm_table_best();
+    const struct gemm_table *const pairs = gemm_pairs_best();
+    const bool can_pair = pairs != NULL && (!kernel_is_forced(table->name) || kernel_is_forced(pairs->name));
+    gemm_run_with(table, can_pair ? pairs : NULL, job, workspace, parallel);
 }

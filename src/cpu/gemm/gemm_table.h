@@ -27,4 +27,11 @@ const struct gemm_table *gemm_table_best(void);
 /* All tables that this build has, fastest first, whether this machine can run them or not. */
 const struct gemm_table *const *gemm_tables(int *count);
 
+/* The same for kernels whose steps are pairs: a float of a or b holds two bf16 numbers, the earlier in its upper half, and a
+ * step adds the product of the upper halves, then that of the lower ones. `depth` counts pairs. */
+const struct gemm_table *const *gemm_pairs_tables(int *count);
+
+/* The one for this machine; NULL where there is none faster than gemm_table_best(). */
+const struct gemm_table *gemm_pairs_best(void);
+
 #endif

@@ -5,9 +5,11 @@
 #include "cpu/gemm/gemm_table.h"
 
 extern const struct gemm_table gemm_table_ref;
+extern const struct gemm_table gemm_pairs_ref;
 #if defined(__x86_64__)
 extern const struct gemm_table gemm_table_avx2;
 extern const struct gemm_table gemm_table_avx512;
+extern const struct gemm_table gemm_pairs_avx512;
 #elif defined(__aarch64__)
 extern const struct gemm_table gemm_table_neon;
 #endif

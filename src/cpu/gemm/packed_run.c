@@ -49,7 +49,7 @@ bool packed_can_run(const struct gemm_job *job, enum packed_precision wanted) {
 }
 
 bool packed_could_run(const struct gemm_job *job, enum packed_precision wanted) {
-    return job->b.copy != NULL && job->b.copy->tile_rows != 0 && !job->accumulate &&
+    return job->b.copy != NULL && job->b.copy->tile_rows != 0 && !job->b.is_across && !job->accumulate &&
            (job->a.copy == NULL || (!job->a.copy->is_hadamard && job->a.copy->usage == OPAQ_ROWWISE)) &&
            is_worth_it(packed_format_of(job->b.spec), packed_precision_of(job, wanted));
 }

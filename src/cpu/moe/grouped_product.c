@@ -111,17 +111,10 @@ static enum opaq_status weight_operand(struct work *work, const struct grouped_w
         return operand_make(work, &matrix, &form, operand, error);
     }
     TRY(quantized_matrix(work, &weights->view, index, operand, error));
-    if (form.along == OPAQ_ROWWISE && !form.is_dequantized) {
-        return OPAQ_OK;
+    if (form.along == OPAQ_COLUMNWISE) {
+        operand_turn(operand);
     }
-    struct opaq_view plain;
-    const struct quant_matrix *sizes = &operand->gemm.plain;
-    TRY(work_matrix(work, sizes->rows, sizes->columns, OPAQ_F32, &plain, error));
-    if (!work->is_measuring) {
-        operand->job.copy[0].operand = quant_matrix_make(&plain);
-        TRY(cpu_dequantize(&operand->job, work->execution, error));
-    }
-    return operand_make(work, &plain, &form, operand, error);
+    return OPAQ_OK;
 }
 
 /* ---- products ---- */

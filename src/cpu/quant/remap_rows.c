@@ -64,6 +64,51 @@ static void move_tile8_row(uint8_t *tile, uint8_t *plain, bool to_tiles) {
     }
 }
 
+/* All rows of a tile at once, which compilers turn into vectors: rows begin `step` bytes apart. */
+static void read_tile4(const uint8_t *tile, uint8_t *rows, int64_t step) {
+    enum { HALVES = TILE4_COLUMNS / 8 };
+    uint32_t words[HALVES][TILE4_ROWS];
+    memcpy(words, tile, sizeof words);
+    for (int half = 0; half < HALVES; ++half) {
+        for (int r = 0; r < TILE4_ROWS; ++r) {
+            words[half][r] = plain_nibbles(words[half][r]);
+        }
+    }
+    for (int r = 0; r < TILE4_ROWS; ++r) {
+        for (int half = 0; half < HALVES; ++half) {
+            memcpy(rows + r * step + half * 4, &words[half][r], sizeof words[half][r]);
+        }
+    }
+}
+
+static void read_tile8(const uint8_t *tile, uint8_t *rows, int64_t step) {
+    enum { PAIRS = TILE8_COLUMNS / 2 };
+    uint16_t pairs[PAIRS][TILE8_ROWS];
+    uint32_t words[PAIRS / 2][TILE8_ROWS];
+    memcpy(pairs, tile, sizeof pairs);
+    for (int i = 0; i < PAIRS / 2; ++i) {
+        for (int r = 0; r < TILE8_ROWS; ++r) {
+            words[i][r] = pairs[2 * i][r] | (uint32_t)pairs[2 * i + 1][r] << 16;
+        }
+    }
+    for (int r = 0; r < TILE8_ROWS; ++r) {
+        for (int i = 0; i < PAIRS / 2; ++i) {
+            memcpy(rows + r * step + i * 4, &words[i][r], sizeof words[i][r]);
+        }
+    }
+}
+
+/* `tiles` tiles of the same rows. */
+static void read_tiles(const uint8_t *tile, int64_t tiles, bool is_packed, uint8_t *rows, int64_t step) {
+    for (int64_t t = 0; t < tiles; ++t) {
+        if (is_packed) {
+            read_tile4(tile + t * TILE4_BYTES, rows + t * (TILE4_COLUMNS / 2), step);
+        } else {
+            read_tile8(tile + t * TILE8_BYTES, rows + t * TILE8_COLUMNS, step);
+        }
+    }
+}
+
 /* The bytes of codes that a row needs are read as little-endian words. */
 static bool is_little_endian(void) {
     const uint16_t one = 1;
@@ -91,6 +136,11 @@ static int64_t move_tiles(const struct remap *remap, int64_t r, int64_t r_end, b
             tiled->data + (tiled->is_packed ? tile4_offset(tiled_row, tiled_column, tiled->data_columns, &shift)
                                             : tile8_offset(tiled_row, tiled_column, tiled->data_columns));
         uint8_t *codes = plain->data + (plain_row * plain->data_row_step + plain_column) / packing;
+        if (!to_tiles && tiled_row % tiled->tile_rows == 0 && r_end - row >= tiled->tile_rows) {
+            read_tiles(tile, tiles, tiled->is_packed, codes, plain->data_row_step / packing);
+            row += tiled->tile_rows - 1;
+            continue;
+        }
         for (int64_t t = 0; t < tiles; ++t, codes += width / packing) {
             if (tiled->is_packed) {
                 move_tile4_row(tile, codes, to_tiles);

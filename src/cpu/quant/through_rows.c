@@ -2,6 +2,7 @@
  * at a time lie in a strip, row by row, which stays in a cache. */
 #include "cpu/quant/through_rows.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -9,21 +10,9 @@
 #include "cpu/quant/remap_rows.h"
 #include "format/tile.h"
 
-enum {
-    STRIP_CODES = 32 << 10,
-    STRIP_SCALES = STRIP_CODES / 16, /* of the smallest blocks */
-    STRIP_ALIGN = 128                /* columns of the largest blocks */
-};
-
 /* Rows and columns that go at a time, whole blocks and, along the columns, whole tiles. */
 struct strip_size {
     int64_t rows, columns;
-};
-
-/* Codes and scales of some rows and columns. */
-struct strip {
-    uint8_t codes[STRIP_CODES] __attribute__((aligned(64)));
-    uint8_t scales[STRIP_SCALES];
 };
 
 static int64_t tile_columns(const struct quant_copy *copy) {
@@ -35,9 +24,10 @@ static struct strip_size strip_size(const struct quant_copy *copy) {
     const int64_t panel = quant_panel_rows(copy);
     const int64_t columns = round_up(copy->operand.columns, tile_columns(copy));
     if (copy->block_columns < copy->operand.columns) {
-        return (struct strip_size){panel, min_int64(columns, STRIP_CODES / panel / STRIP_ALIGN * STRIP_ALIGN)};
+        return (struct strip_size){
+            panel, min_int64(columns, TILE_STRIP_CODES / panel / TILE_STRIP_ALIGN * TILE_STRIP_ALIGN)};
     }
-    return (struct strip_size){min_int64(panel, STRIP_CODES / columns), columns};
+    return (struct strip_size){min_int64(panel, TILE_STRIP_CODES / columns), columns};
 }
 
 bool through_rows_can_run(const struct quant_job *job, const struct quant_copy *copy, bool is_quantizing) {
@@ -49,13 +39,15 @@ static bool has_tiled_scales(const struct quant_copy *copy) { return copy->scale
 
 /* Part of a tiled copy as a copy by itself whose codes lie row by row in a strip. Scales that lie in tiles are there too,
  * others stay where they are. */
-static struct quant_copy strip_copy(const struct quant_copy *tiled, struct strip *strip, int64_t r,
+static struct quant_copy strip_copy(const struct quant_copy *tiled, struct tile_strip *strip, int64_t r,
                                     int64_t rows, int64_t c, int64_t columns) {
     const struct scale_layout *layout = &tiled->scale_layout;
     const struct quant_matrix *operand = &tiled->operand;
     const int64_t first = r * operand->row_step + c * operand->column_step;
     struct quant_copy copy = *tiled;
-    copy.operand.data = (char *)operand->data + first * (operand->dtype == OPAQ_F32 ? 4 : 2);
+    if (operand->data != NULL) {
+        copy.operand.data = (char *)operand->data + first * (operand->dtype == OPAQ_F32 ? 4 : 2);
+    }
     copy.operand.rows = rows;
     copy.operand.columns = columns;
     copy.data = strip->codes;
@@ -87,7 +79,7 @@ typedef void strip_function(const struct quant_kernel *kernel, const struct quan
 
 static void each_strip(strip_function *work, const struct quant_kernel *kernel, const struct quant_job *job,
                        const struct quant_copy *copy, int64_t r, int64_t r_end) {
-    struct strip strip;
+    struct tile_strip strip;
     const struct strip_size size = strip_size(copy);
     for (int64_t row = r; row < r_end; row += size.rows) {
         for (int64_t c = 0; c < copy->operand.columns; c += size.columns) {
@@ -135,9 +127,8 @@ void quantize_through_rows(const struct quant_kernel *kernel, const struct quant
 
 /* ---- from tiles ---- */
 
-static void dequantize_strip(const struct quant_kernel *kernel, const struct quant_job *job,
-                             const struct quant_copy *tiled, const struct quant_copy *rows, int64_t r,
-                             int64_t c) {
+/* Fills a strip. */
+static void read_strip(const struct quant_copy *tiled, const struct quant_copy *rows, int64_t r, int64_t c) {
     const struct remap remap = {.from = tiled,
                                 .to = rows,
                                 .row_offset = r,
@@ -145,7 +136,21 @@ static void dequantize_strip(const struct quant_kernel *kernel, const struct qua
                                 .column_end = rows->data_columns,
                                 .scale_bytes = has_tiled_scales(tiled) ? tiled->scale_bytes : 0};
     remap_rows(&remap, 0, rows->operand.rows);
+}
+
+static void dequantize_strip(const struct quant_kernel *kernel, const struct quant_job *job,
+                             const struct quant_copy *tiled, const struct quant_copy *rows, int64_t r,
+                             int64_t c) {
+    read_strip(tiled, rows, r, c);
     kernel->run(job, rows, 0, rows->operand.rows);
+}
+
+struct quant_copy tile_strip_rows(const struct quant_copy *tiled, struct tile_strip *strip, int64_t r,
+                                  int64_t rows, int64_t c, int64_t columns) {
+    const struct quant_copy copy = strip_copy(tiled, strip, r, rows, c, columns);
+    assert(copy.operand.rows * copy.data_columns <= TILE_STRIP_CODES);
+    read_strip(tiled, &copy, r, c);
+    return copy;
 }
 
 void dequantize_through_rows(const struct quant_kernel *kernel, const struct quant_job *job,

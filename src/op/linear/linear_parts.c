@@ -150,6 +150,7 @@ struct operand_form kept_form(const struct opaq_form *form, int32_t backward, co
     return (struct operand_form){.quantizes = is_quantized(form) && backward != OPAQ_BACKWARD_HIGH_PRECISION,
                                  .spec = form_with_usage(form, usage).spec,
                                  .is_dequantized = backward != OPAQ_BACKWARD_QUANTIZED,
+                                 .may_be_across = true,
                                  .along = OPAQ_COLUMNWISE,
                                  .random = {.state = random, .stream = stream}};
 }
