@@ -12,7 +12,7 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from opaq import _library, _transformers_hook
+from opaq import _library, _peft_hook, _transformers_hook
 from opaq._import_hook import when_imported
 from opaq._library import OpaqError, OpaqUnsupportedError
 from opaq._tables import Buffer, BufferRow, Extent, FormatRow, formats, proto
@@ -133,3 +133,4 @@ if importlib.util.find_spec("torch") and _library.path.with_name("libopaq_torch.
     importlib.import_module("opaq.quantized_tensor")
     when_imported("torch.utils.flop_counter", lambda _: importlib.import_module("opaq._flops").register())
     _transformers_hook.install()
+    _peft_hook.install()
