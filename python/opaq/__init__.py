@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from opaq.packed import QuantizedLinear
     from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
     from opaq.tensor_proto import TensorProto, TensorSpec, to_tensor_proto
+    from opaq.training import TrainingSummary, convert_training, revert_training
 
 __all__ = [
     "MLP",
@@ -52,8 +53,10 @@ __all__ = [
     "Summary",
     "TensorProto",
     "TensorSpec",
+    "TrainingSummary",
     "autocast",
     "checkpoint_contexts",
+    "convert_training",
     "dequantize",
     "dequantize_",
     "explain",
@@ -69,6 +72,7 @@ __all__ = [
     "quantize_tensor",
     "quantized_model_init",
     "recipe",
+    "revert_training",
     "runner",
     "sqnr",
     "tile_",
@@ -116,6 +120,7 @@ _LATER = {
     "opaq.packed": ("QuantizedLinear",),
     "opaq.quantized_tensor": ("QuantizedTensor", "quantize_tensor"),
     "opaq.tensor_proto": ("TensorProto", "TensorSpec", "to_tensor_proto"),
+    "opaq.training": ("TrainingSummary", "convert_training", "revert_training"),
 }
 
 

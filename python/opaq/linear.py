@@ -48,6 +48,7 @@ class Linear(nn.Linear):
 
     weight: Any
     bias: Any
+    recipe: Recipe | None = None  # what counts outside every autocast: opaq.convert_training
 
     def __init__(
         self,
@@ -158,6 +159,10 @@ class Linear(nn.Linear):
                     weight.copy_(values)
                 if bias is not None:
                     bias.zero_()
+        self.reset_state()
+
+    def reset_state(self) -> None:
+        """Delayed scaling's histories 0, scales 1."""
         for key in _STATE:
             getattr(self, key).fill_(_at_first(key))
 
@@ -297,6 +302,9 @@ class Linear(nn.Linear):
         fp8_grad: bool = False,
     ) -> Any:
         level = _levels.top
+        if self.recipe is not None and level.around is None and recomputing(self) is None:
+            with autocast(recipe=self.recipe):
+                return self.forward(inp, is_first_microbatch, fp8_output, fp8_grad)
         recipe = level.recipe
         if not torch.compiler.is_compiling():
             if recipe is not None and self._inference[0] is recipe and not torch.is_grad_enabled():
