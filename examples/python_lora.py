@@ -1,8 +1,9 @@
-"""Fine-tunes a small trained model with LoRA over bf16 and over packed NVFP4 weights, and compares losses and memory.
+"""Fine-tunes a small trained model with LoRA over bf16 and over packed NVFP4 weights, and compares losses and
+memory.
 
-A character-level Llama learns this repository's documentation, then adapters learn its C sources, from the same
-adapters and batches: `python examples/python_lora.py [training steps] [fine-tuning steps]`. Takes three minutes of one
-core with 400 and 150 steps. Needs PyTorch, transformers and peft."""
+A character-level Llama learns this repository's documentation, then adapters learn its C sources, from the
+same adapters and batches: `python examples/python_lora.py [training steps] [fine-tuning steps]`. Takes three
+minutes of one core with 400 and 150 steps. Needs PyTorch, transformers and peft."""
 
 import copy
 import sys
@@ -108,9 +109,11 @@ def main(training=400, tuning=150):
         found = compare(base, tuning, **options)
         for name, row in found.items():
             merged = f", merged {row['merged']:.4f}" if "merged" in row else ""
-            print(f"{method} {name:6} loss {row['before']:.4f} -> {row['after']:.4f}{merged}; base {row['bytes']} bytes")
+            losses = f"loss {row['before']:.4f} -> {row['after']:.4f}{merged}"
+            print(f"{method} {name:6} {losses}; base {row['bytes']} bytes")
         plain, packed = found["bf16"], found["nvfp4"]
-        print(f"{method} loss {packed['after'] / plain['after'] - 1:+.2%}, base {packed['bytes'] / plain['bytes']:.3f} of bf16")
+        loss, size = (packed[key] / plain[key] for key in ("after", "bytes"))
+        print(f"{method} loss {loss - 1:+.2%}, base {size:.3f} of bf16")
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ __version__ = _library.version
 
 
 def library_info() -> dict[str, Any]:
-    """Prints and returns what is running: version, path, back ends, the processor's features, PyTorch's version
-    if it was imported, the kernels of each format."""
+    """Prints and returns what is running: version, path, back ends, the processor's features, PyTorch's
+    version if it was imported, the kernels of each format."""
     library = _library.library
     features = ctypes.create_string_buffer(256)
     library.opaq_cpu_describe(library.opaq_cpu_features(), features, len(features))

@@ -1,5 +1,5 @@
-"""Makes PEFT's LoRA take opaq.QuantizedLinear, in either order of the two imports. Imports neither PEFT nor what
-opaq needs for it: opaq.integrations.peft is imported when the first packed layer gets an adapter."""
+"""Makes PEFT's LoRA take opaq.QuantizedLinear, in either order of the two imports. Imports neither PEFT nor
+what opaq needs for it: opaq.integrations.peft is imported when the first packed layer gets an adapter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from opaq._import_hook import when_imported
 
 
 def _add_dispatcher(module: Any) -> None:
-    """`LoraModel._create_new_module` asks opaq first; a module that the user's LoraConfig maps stays theirs."""
+    """`LoraModel._create_new_module` asks opaq first; a module that the user's LoraConfig maps stays
+    theirs."""
     original = module.LoraModel._create_new_module
 
     def create(lora_config: Any, adapter_name: str, target: Any, **keywords: Any) -> Any:

@@ -42,8 +42,8 @@ class Linear(nn.Linear):
 
     The arguments are Transformer Engine's. `tp_group` is a process group or a one-dimensional DeviceMesh;
     `parallel_mode` "column" splits the out features over it, "row" the in features. `parameters_split` makes
-    several named weights of the out features. Besides: `save_original_weight` keeps the weight as it is for the
-    backward and quantizes it there again, which is what FSDP2 wants; `dtype` is another name of
+    several named weights of the out features. Besides: `save_original_weight` keeps the weight as it is for
+    the backward and quantizes it there again, which is what FSDP2 wants; `dtype` is another name of
     params_dtype."""
 
     weight: Any
@@ -195,8 +195,8 @@ class Linear(nn.Linear):
         return self
 
     def _leave_meta(self) -> None:
-        """Delayed scaling's state as it is at first, where the parameters have left the meta device without it:
-        assigned, say."""
+        """Delayed scaling's state as it is at first, where the parameters have left the meta device without
+        it: assigned, say."""
         if not self.scale_fwd.is_meta or (device := next(self.parameters()).device).type == "meta":
             return
         if (
@@ -210,8 +210,8 @@ class Linear(nn.Linear):
             setattr(self, key, torch.full_like(getattr(self, key), _at_first(key), device=device))
 
     def _uses_delayed_state(self) -> bool:
-        """Whether it was made for it, loaded, or has been through a backward. Said by the data: a flag set in a
-        forward would be a side effect, which a compiler does not take everywhere."""
+        """Whether it was made for it, loaded, or has been through a backward. Said by the data: a flag set in
+        a forward would be a side effect, which a compiler does not take everywhere."""
         history = self.amax_history_fwd
         return self._has_delayed_state or (not history.is_meta and bool((history != 0).any()))
 

@@ -1,8 +1,9 @@
-"""convert_training: the linear layers and experts of a model train by a recipe, in place. revert_training is the way
-back. docs/training.md.
+"""convert_training: the linear layers and experts of a model train by a recipe, in place. revert_training is
+the way back. docs/training.md.
 
-A module stays the object it is, and so do its parameters; only its class changes, as torch.nn.utils.parametrize and
-FSDP2 do. So hooks, names, tied weights and whoever refers to the module keep working."""
+A module stays the object it is, and so do its parameters; only its class changes, as
+torch.nn.utils.parametrize and FSDP2 do. So hooks, names, tied weights and whoever refers to the module keep
+working."""
 
 from __future__ import annotations
 
@@ -102,8 +103,8 @@ def _ends(model: nn.Module, first: int, last: int) -> set[str]:
             found.update(members[:first], members[len(members) - last :])
     if (first or last) and not lists:
         raise ValueError(
-            "opaq.convert_training: skip_first and skip_last count members of an nn.ModuleList, and the model has "
-            "none; use filter"
+            "opaq.convert_training: skip_first and skip_last count members of an nn.ModuleList, and the model "
+            "has none; use filter"
         )
     return found
 
@@ -162,13 +163,14 @@ def _experts_class(kind: type) -> type:
 
 
 def _blank(kind: type) -> Any:
-    made = _experts_class(kind)
+    made: Any = _experts_class(kind)
     return made.__new__(made)
 
 
 def _convert_experts(module: Any) -> _Record:
     """Experts run as one operator."""
-    kind, changed = type(module), ()
+    kind = type(module)
+    changed: tuple[tuple[str, Any], ...] = ()
     if not isinstance(module, PackedModule):
         changed = (("config", module.config),)
         module.config = copy.copy(module.config)  # its own: other experts run as they did
@@ -189,11 +191,14 @@ def convert_training(
     """Makes every nn.Linear an opaq.Linear, and runs the experts that opaq knows as one operator, in place.
 
     With a `recipe` the modules compute by it wherever no `opaq.autocast` is active; without, under one only.
-    `filter(module, name)` says which modules are converted. `ignore` names others, as in `quantize_`. The first
-    `skip_first` and the last `skip_last` members of each outermost nn.ModuleList, a model's blocks, are left.
-    Called again it converts what is left and gives all converted modules that it is asked for the new recipe."""
+    `filter(module, name)` says which modules are converted. `ignore` names others, as in `quantize_`. The
+    first `skip_first` and the last `skip_last` members of each outermost nn.ModuleList, a model's blocks, are
+    left. Called again it converts what is left and gives all converted modules that it is asked for the new
+    recipe."""
     if recipe is not None and not isinstance(recipe, Recipe):
-        raise TypeError(f"opaq.convert_training: recipe is a {type(recipe).__name__}, expected an opaq.recipe.Recipe")
+        raise TypeError(
+            f"opaq.convert_training: recipe is a {type(recipe).__name__}, expected an opaq.recipe.Recipe"
+        )
     ends = _ends(model, skip_first, skip_last)
     names = Names((ignore,) if isinstance(ignore, str) else tuple(ignore))
     converted: dict[str, str] = {}
@@ -226,7 +231,8 @@ def convert_training(
 
 
 def revert_training(model: nn.Module) -> int:
-    """Undoes `convert_training`: the same modules with the classes and attributes they had. Returns how many."""
+    """Undoes `convert_training`: the same modules with the classes and attributes they had. Returns how
+    many."""
     found = [module for module in model.modules() if _BEFORE in vars(module)]
     for module in found:
         record: _Record = vars(module).pop(_BEFORE)

@@ -47,9 +47,7 @@ static void compare(const struct opaq_execution *execution) {
     reproduction_release(&made);
 }
 
-static void one_thread(void) {
-    compare(NULL);
-}
+static void one_thread(void) { compare(NULL); }
 
 static void three_threads(void) {
     struct opaq_pool *pool = NULL;

@@ -1,5 +1,5 @@
-"""A process that loads a checkpoint, plain or packed, trains LoRA adapters for a step, and says what memory that took.
-Started by test_peft_training.py."""
+"""A process that loads a checkpoint, plain or packed, trains LoRA adapters for a step, and says what memory
+that took. Started by test_peft_training.py."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from pathlib import Path
 import peft
 import torch
 import transformers
-from checkpoint_process import Watch, own
 
 import opaq
+from checkpoint_process import Watch, own
 
 
 def in_files(model: torch.nn.Module, folder: str) -> int:
-    """Bytes of weights that lie in the folder's mapped files: memory that the model needs and does not own. Pages of
-    a file that no weight lies in any more are the kernel's to take."""
+    """Bytes of weights that lie in the folder's mapped files: memory that the model needs and does not own.
+    Pages of a file that no weight lies in any more are the kernel's to take."""
     lines = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
-    ranges = [[int(end, 16) for end in w[0].split("-")] for w in lines if len(w) > 5 and w[5].startswith(folder)]
+    ranges = [
+        [int(end, 16) for end in w[0].split("-")] for w in lines if len(w) > 5 and w[5].startswith(folder)
+    ]
     found = 0
     for parameter in model.parameters():
         parts = parameter.buffers() if isinstance(parameter, opaq.QuantizedTensor) else [parameter]

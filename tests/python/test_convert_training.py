@@ -1,6 +1,6 @@
-"""convert_training and revert_training: a converted model computes what a model made of opaq.Linear under autocast
-does, and everything around the computation stays: objects, names, hooks, ties, meta device, compiling, FSDP2,
-accelerate."""
+"""convert_training and revert_training: a converted model computes what a model made of opaq.Linear under
+autocast does, and everything around the computation stays: objects, names, hooks, ties, meta device,
+compiling, FSDP2, accelerate."""
 
 from __future__ import annotations
 
@@ -78,7 +78,11 @@ def step(model: Any, ids: Any = None) -> tuple[Any, dict[str, Any]]:
 
 
 def same(a: tuple[Any, dict[str, Any]], b: tuple[Any, dict[str, Any]]) -> bool:
-    return torch.equal(a[0], b[0]) and a[1].keys() == b[1].keys() and all(torch.equal(a[1][n], b[1][n]) for n in a[1])
+    return (
+        torch.equal(a[0], b[0])
+        and a[1].keys() == b[1].keys()
+        and all(torch.equal(a[1][n], b[1][n]) for n in a[1])
+    )
 
 
 def with_opaq_linear(recipe: Any) -> tuple[Any, dict[str, Any]]:
@@ -135,7 +139,8 @@ def test_an_autocast_takes_precedence() -> None:
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("around", [None, "block"])
 def test_activation_checkpointing(use_reentrant: bool, around: str | None) -> None:
-    """What is computed again is computed by the same recipe, though backward() is called outside the autocast."""
+    """What is computed again is computed by the same recipe, though backward() is called outside the
+    autocast."""
     from torch.utils.checkpoint import checkpoint
 
     model = net()

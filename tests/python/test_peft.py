@@ -1,5 +1,6 @@
-"""PEFT's LoRA and DoRA over packed models, against PEFT itself over plain layers with the values that the packed
-weights stand for: outputs, gradients, merging, switching, saving, gradient checkpointing, autocast, compiling."""
+"""PEFT's LoRA and DoRA over packed models, against PEFT itself over plain layers with the values that the
+packed weights stand for: outputs, gradients, merging, switching, saving, gradient checkpointing, autocast,
+compiling."""
 
 from __future__ import annotations
 
@@ -43,8 +44,11 @@ def llama(dtype: Any = torch.float32, bias: bool = False) -> Any:
     return model
 
 
-def pair(config: Any, quantizer: str = "nvfp4", dtype: Any = torch.float32, bias: bool = False) -> tuple[Any, Any]:
-    """The packed model with adapters, and PEFT's over plain layers of the same values with the same adapters."""
+def pair(
+    config: Any, quantizer: str = "nvfp4", dtype: Any = torch.float32, bias: bool = False
+) -> tuple[Any, Any]:
+    """The packed model with adapters, and PEFT's over plain layers of the same values with the same
+    adapters."""
     packed = llama(dtype, bias)
     opaq.quantize_(packed, quantizer, progress=False)
     plain = copy.deepcopy(packed)
@@ -150,7 +154,9 @@ def test_all_linear_means_packed_layers_too() -> None:
     for ignore in (("lm_head",), ()):
         model = llama()
         opaq.quantize_(model, "nvfp4", progress=False, ignore=(*ignore, "o_proj"))
-        made = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+        made = peft.get_peft_model(
+            model, peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+        )
         layers = [m for m in made.modules() if isinstance(m, peft.tuners.lora.LoraLayer)]
         assert len(layers) == 14
         assert sum(type(layer).__name__ == "LoraQuantizedLinear" for layer in layers) == 12
@@ -279,7 +285,10 @@ def test_a_merge_that_fails_leaves_the_layer_as_it_was() -> None:
 def test_initializations_that_change_the_weight_are_refused(initialization: str) -> None:
     model = llama()
     opaq.quantize_(model, "nvfp4", progress=False)
-    config = lora(init_lora_weights=initialization, **({"loftq_config": {"loftq_bits": 4}} if initialization == "loftq" else {}))
+    config = lora(
+        init_lora_weights=initialization,
+        **({"loftq_config": {"loftq_bits": 4}} if initialization == "loftq" else {}),
+    )
     with pytest.raises(NotImplementedError, match=f"opaq: init_lora_weights='{initialization}' .* packed"):
         peft.get_peft_model(model, config)
 
@@ -336,7 +345,9 @@ def test_a_model_from_a_checkpoint(checkpoint: str, tmp_path: Path) -> None:
     fill(made)
     assert len(train_once(made)) == 28
     made.save_pretrained(tmp_path)
-    loaded = peft.PeftModel.from_pretrained(load(checkpoint, quantization_config=opaq.Config("nvfp4")), str(tmp_path))
+    loaded = peft.PeftModel.from_pretrained(
+        load(checkpoint, quantization_config=opaq.Config("nvfp4")), str(tmp_path)
+    )
     assert torch.equal(logits(loaded), logits(made))
     native = load(checkpoint, quantization_config=opaq.Config("nvfp4"))
     native.load_adapter(str(tmp_path))
@@ -364,8 +375,8 @@ def test_gradient_checkpointing_changes_no_gradient(use_reentrant: bool) -> None
 
 
 def test_prepare_model_for_kbit_training(checkpoint: str) -> None:
-    """PEFT's own preparation freezes, casts what is plain to float32, and changes only the label of packed weights.
-    It does not know the method, so it leaves checkpointing to the caller."""
+    """PEFT's own preparation freezes, casts what is plain to float32, and changes only the label of packed
+    weights. It does not know the method, so it leaves checkpointing to the caller."""
     load = transformers.AutoModelForCausalLM.from_pretrained
     model = load(checkpoint, quantization_config=opaq.Config("nvfp4"), dtype=torch.bfloat16)
     layer = model.model.layers[0].mlp.up_proj
@@ -405,7 +416,9 @@ def test_a_layer_compiles_as_one_graph(options: dict[str, Any]) -> None:
         packed.zero_grad()
         y = function(given)
         y.float().square().sum().backward()
-        results.append([y.detach(), given.grad, *(p.grad.clone() for p in layer.parameters() if p.requires_grad)])
+        results.append(
+            [y.detach(), given.grad, *(p.grad.clone() for p in layer.parameters() if p.requires_grad)]
+        )
     assert len(results[0]) == 4 + len(options)
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 

@@ -1,5 +1,5 @@
-"""LoRA and DoRA over packed weights train as over bf16, in less memory: a model that was really trained, and the peak
-of a process that trains adapters of a larger one."""
+"""LoRA and DoRA over packed weights train as over bf16, in less memory: a model that was really trained, and
+the peak of a process that trains adapters of a larger one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def run(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def test_peak_memory_of_a_larger_model(tmp_path: Path) -> None:
-    """464 MiB of linear weights in bf16. The peak includes the adapters, their gradients and the activations."""
+    """464 MiB of linear weights in bf16. The peak includes the adapters, their gradients and the
+    activations."""
     (tmp_path / "packed").mkdir()
     (tmp_path / "plain").mkdir()
     memory.write_packed(tmp_path / "packed", "llama")

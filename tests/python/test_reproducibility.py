@@ -1,5 +1,5 @@
-"""The same bits: `opaq reproduce` under every instruction set, from numbers that Python makes too; and a model that was
-trained, exported and loaded packed has the logits that the trainer computes, alone and in a batch."""
+"""The same bits: `opaq reproduce` under every instruction set, from numbers that Python makes too; and a model
+that was trained, exported and loaded packed has the logits that the trainer computes, alone and in a batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ LEVELS = ["", "ref", "avx2", "avx512"]
 
 def reproduce(level: str, *options: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OPAQ_CPU": level}
-    return subprocess.run([COMMAND, "reproduce", *options], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [COMMAND, "reproduce", *options], env=environment, capture_output=True, text=True, check=False
+    )
 
 
 # ---- opaq reproduce ----
@@ -34,8 +36,8 @@ def reproduce(level: str, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_what_is_promised_is_as_on_the_machine_that_wrote_the_expectation(level: str) -> None:
-    """OPAQ_REWRITE=1 writes it again: only where a format, rule, option or plan was added or the arithmetic was
-    meant to change."""
+    """OPAQ_REWRITE=1 writes it again: only where a format, rule, option or plan was added or the arithmetic
+    was meant to change."""
     done = reproduce(level)
     assert (done.returncode, done.stderr) == (0, "")
     promised = done.stdout.split("\n\n")[0] + "\n"
@@ -106,7 +108,7 @@ def test_pytorch_quantizes_to_the_same_bytes(quantizer: str) -> None:
 
 # ---- from the trainer to the engine ----
 
-# How a model is served: the way it is exported, the format, and the quantizers that its packed layers then have.
+# How a model is served: how it is exported, the format, and the quantizers that its packed layers then have.
 SERVED = {
     "save_pretrained nvfp4": ("nvfp4", "nvfp4", ""),
     "save_pretrained mxfp8": ("mxfp8", "mxfp8", "mxfp8"),
@@ -117,8 +119,8 @@ SERVED = {
 
 
 def untrained() -> Any:
-    """In bf16 but for the rotary embedding's frequencies, which transformers keeps in float32 when it loads a model,
-    and `.to(torch.bfloat16)` would not."""
+    """In bf16 but for the rotary embedding's frequencies, which transformers keeps in float32 when it loads a
+    model, and `.to(torch.bfloat16)` would not."""
     transformers = need("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -168,8 +170,9 @@ def served(model: Any, way: str, folder: Path) -> Any:
 
 
 def adopt(model: Any, engine: Any) -> set[str]:
-    """Gives the trainer's layers the checkpoint's weights; returns which were others. Engines fuse q, k and v, and gate
-    and up, so a checkpoint of NVFP4 has one global scale for those, and a trainer's layers have each their own."""
+    """Gives the trainer's layers the checkpoint's weights; returns which were others. Engines fuse q, k and v,
+    and gate and up, so a checkpoint of NVFP4 has one global scale for those, and a trainer's layers have each
+    their own."""
     differ = set()
     for name, layer in engine.named_modules():
         if isinstance(layer, opaq.QuantizedLinear):
@@ -207,8 +210,8 @@ def test_a_packed_model_has_the_trainers_logits(way: str, tmp_path: Path) -> Non
 
 
 def test_tiles_differ_by_no_more_than_the_order_of_sums(tmp_path: Path) -> None:
-    """Weights in tiles are the same weights; their products have the same bits alone and in a batch, and differ from
-    those in rows by rounding only."""
+    """Weights in tiles are the same weights; their products have the same bits alone and in a batch, and
+    differ from those in rows by rounding only."""
     model = trained("nvfp4", "")
     engine = served(model, "save_pretrained nvfp4", tmp_path)
     rows = logits(engine, tokens())

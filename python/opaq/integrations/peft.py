@@ -1,5 +1,5 @@
-"""PEFT: LoRA and DoRA adapters beside packed linear layers, whose weights stay packed: docs/lora.md. PEFT asks for
-them through opaq._peft_hook."""
+"""PEFT: LoRA and DoRA adapters beside packed linear layers, whose weights stay packed: docs/lora.md. PEFT asks
+for them through opaq._peft_hook."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ _INITIALIZATIONS = (True, False, "gaussian", "orthogonal")
 class LoraQuantizedLinear(PeftLinear):
     """PEFT's lora.Linear around an opaq.QuantizedLinear: y = packed product + adapters, as PEFT computes them.
 
-    `merge` makes a new packed weight from the sum in float32, quantized as the old one was, and `merge_sqnr` is
-    then its signal-to-noise ratio in decibels. The old packed weight is kept, so `unmerge` is exact."""
+    `merge` makes a new packed weight from the sum in float32, quantized as the old one was, and `merge_sqnr`
+    is then its signal-to-noise ratio in decibels. The old packed weight is kept, so `unmerge` is exact."""
+
+    base_layer: Any
+    merged_adapters: list[str]
 
     def __init__(self, base_layer: QuantizedLinear, adapter_name: str, config: Any, **keywords: Any) -> None:
         self._check(config)
@@ -44,7 +47,7 @@ class LoraQuantizedLinear(PeftLinear):
 
     def _get_in_out_features(self, module: nn.Module) -> tuple[Any, Any]:
         """PEFT warns of classes that it does not know."""
-        return module.in_features, module.out_features  # type: ignore[return-value]
+        return module.in_features, module.out_features
 
     @property
     def lora_variants(self) -> dict[tuple[str, ...], Any]:
@@ -59,8 +62,8 @@ class LoraQuantizedLinear(PeftLinear):
     # ---- merging ----
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-        """The adapters become part of a new packed weight. All that are merged are added to the weight from before
-        the first merge, so it is rounded once. On an error the layer stays as it was."""
+        """The adapters become part of a new packed weight. All that are merged are added to the weight from
+        before the first merge, so it is rounded once. On an error the layer stays as it was."""
         names = [name for name in check_adapters_to_merge(self, adapter_names) if name in self.lora_A]
         layer = self.base_layer
         if not names or not isinstance(layer, QuantizedLinear):
@@ -86,7 +89,9 @@ class LoraQuantizedLinear(PeftLinear):
             self.base_layer = layer
         layer.weight = nn.Parameter(packed, requires_grad=False)
         if plain.bias is not None:
-            layer.bias = nn.Parameter(plain.bias.detach().to(before[1].dtype), requires_grad=layer.bias.requires_grad)
+            layer.bias = nn.Parameter(
+                plain.bias.detach().to(before[1].dtype), requires_grad=layer.bias.requires_grad
+            )
         self.__dict__["_before_merge"], self.__dict__["merge_sqnr"] = before, ratio
         _log.info("merged %s into %s: SQNR %.2f dB", ", ".join(names), layer.quantizer, ratio)
 
@@ -106,20 +111,22 @@ class LoraQuantizedLinear(PeftLinear):
         self.__dict__["_before_merge"] = self.__dict__["merge_sqnr"] = None
 
     def __repr__(self) -> str:
-        return super().__repr__().replace("lora.LoraQuantizedLinear", "lora.QuantizedLinear")
+        return str(super().__repr__()).replace("lora.LoraQuantizedLinear", "lora.QuantizedLinear")
 
 
 def dispatch(target: Any, adapter_name: str, config: Any, **keywords: Any) -> Any:
     """The LoRA layer for a packed module."""
     if not isinstance(target, QuantizedLinear):
         raise NotImplementedError(
-            f"opaq: LoRA adapters of an opaq.{type(target).__name__} are not supported, only of opaq.QuantizedLinear"
+            f"opaq: LoRA adapters of an opaq.{type(target).__name__} are not supported, only of "
+            "opaq.QuantizedLinear"
         )
     return LoraQuantizedLinear(target, adapter_name, config, **keywords)
 
 
 def packed_names(model: nn.Module) -> set[str]:
-    """The packed linear layers that "all-linear" means: without the output layer, and none that has an adapter."""
+    """The packed linear layers that "all-linear" means: without the output layer, and none that has an
+    adapter."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     wrapped = {module.base_layer for module in model.modules() if isinstance(module, BaseTunerLayer)}
     return {

@@ -34,7 +34,12 @@ static const char *const linear_plans[] = {
     "w=fp8blk2",
 };
 static const char *const mlp_plans[] = {
-    "act=silu", "act=gelu", "act=gelu_tanh", "act=relu2", "act=silu x=mxfp8 w=mxfp8", "act=silu x=nvfp4 w=nvfp4",
+    "act=silu",
+    "act=gelu",
+    "act=gelu_tanh",
+    "act=relu2",
+    "act=silu x=mxfp8 w=mxfp8",
+    "act=silu x=nvfp4 w=nvfp4",
 };
 static const char *const precisions[] = {"exact", "near", "fast", "fast32"};
 static const enum opaq_dtype dtypes[] = {OPAQ_DTYPE_BF16, OPAQ_DTYPE_F32};
@@ -188,11 +193,12 @@ static struct opaq_value sizes_value(const int64_t *sizes) {
 
 static struct opaq_value output_value(const struct run *run, int row) {
     const int first = run->outputs.first[row];
-    return (struct opaq_value){.tensors = &run->outputs.tensor[first], .count = run->outputs.first[row + 1] - first};
+    return (struct opaq_value){.tensors = &run->outputs.tensor[first],
+                               .count = run->outputs.first[row + 1] - first};
 }
 
-static void add_result(struct reproduction *reproduction, const char *operation, const char *what, uint64_t hash,
-                       bool is_promised) {
+static void add_result(struct reproduction *reproduction, const char *operation, const char *what,
+                       uint64_t hash, bool is_promised) {
     reproduction->results = grow_array(reproduction->results, reproduction->count, &reproduction->capacity,
                                        sizeof *reproduction->results);
     reproduction->results[reproduction->count++] =
@@ -306,17 +312,18 @@ static enum opaq_status add_format(struct reproduction *reproduction, const stru
 
 /* ---- products */
 
-static enum opaq_status run_linear(const char *plan, enum opaq_dtype dtype, const struct opaq_execution *execution,
-                                   uint64_t *forward_hash, uint64_t *backward_hash, struct opaq_error *error) {
+static enum opaq_status run_linear(const char *plan, enum opaq_dtype dtype,
+                                   const struct opaq_execution *execution, uint64_t *forward_hash,
+                                   uint64_t *backward_hash, struct opaq_error *error) {
     const struct opaq_tensor x = make_tensor(x_shape, 2, dtype, 1);
     const struct opaq_tensor w = make_tensor(w_shape, 2, dtype, 2);
     const struct opaq_tensor bias = make_tensor(w_shape, 1, dtype, 3);
     const struct opaq_tensor dy = make_tensor((const int64_t[2]){M, N}, 2, dtype, 4);
     struct run forward;
     struct run backward = {0};
-    struct opaq_value values[WORDS_LIMIT] = {
-        tensor_value(&x),     tensor_value(&w),    tensor_value(&bias), sizes_value(x_shape),
-        sizes_value(w_shape), {.integer = dtype}, text_value(plan)};
+    struct opaq_value values[WORDS_LIMIT] = {tensor_value(&x),     tensor_value(&w),     tensor_value(&bias),
+                                             sizes_value(x_shape), sizes_value(w_shape), {.integer = dtype},
+                                             text_value(plan)};
     enum opaq_status status = run_operator("linear_forward", values, execution, &forward, forward_hash, error);
     if (status == OPAQ_OK) {
         const struct opaq_value x_saved = output_value(&forward, 1);
@@ -403,8 +410,11 @@ static enum opaq_status add_tiled(struct reproduction *reproduction, const char 
         uint64_t ignored = hash_start;
         status = quantize(&w, weight, execution, &packed, &ignored, error);
         if (status == OPAQ_OK) {
-            const struct opaq_value values[WORDS_LIMIT] = {tensor_value(&x), output_value(&packed, 0), {0},
-                                                           sizes_value(w_shape), text_value(text_get(&plan))};
+            const struct opaq_value values[WORDS_LIMIT] = {tensor_value(&x),
+                                                           output_value(&packed, 0),
+                                                           {0},
+                                                           sizes_value(w_shape),
+                                                           text_value(text_get(&plan))};
             status = run_operator("linear", values, execution, &product, &hash, error);
         }
         release_run(&packed);
@@ -452,7 +462,8 @@ uint64_t reproduction_hash(const struct reproduction *reproduction, bool is_prom
         const struct reproduction_result *const result = &reproduction->results[i];
         if (result->is_promised == is_promised) {
             struct text line = {NULL, 0, 0};
-            text_print(&line, "%s %s %016llx\n", result->operation, result->what, (unsigned long long)result->hash);
+            text_print(&line, "%s %s %016llx\n", result->operation, result->what,
+                       (unsigned long long)result->hash);
             hash = hash_bytes(hash, line.bytes, line.length);
             text_free(&line);
         }
