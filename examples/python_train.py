@@ -1,4 +1,4 @@
-"""Trains a plain PyTorch model in MXFP8 and packs it: convert_training, a few steps, quantize_. Needs PyTorch."""
+"""Trains a plain PyTorch model in MXFP8 and packs it: convert_training, a few steps, quantize_."""
 
 import torch
 
