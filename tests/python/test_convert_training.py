@@ -201,15 +201,16 @@ def everything(model: nn.Module) -> list[tuple[str, Any, Any]]:
     return [(name, type(m), {k: of(v) for k, v in vars(m).items()}) for name, m in model.named_modules()]
 
 
-def test_reverting_restores_everything() -> None:
+@pytest.mark.parametrize("recipe", ["delayed", "mxfp8"])
+def test_reverting_restores_everything(recipe: str) -> None:
     model = net()
     model.blocks[1].up.register_forward_hook(lambda *_: None)
     model.blocks[1].eval()
     model.blocks[2].down.weight.requires_grad_(False)
     before = everything(model)
-    opaq.convert_training(model, RECIPES["delayed"])
+    opaq.convert_training(model, RECIPES[recipe])
     step(model)
-    opaq.convert_training(model, RECIPES["mxfp8"])
+    opaq.convert_training(model, RECIPES["block"])
     assert everything(model) != before
     model.zero_grad()
     assert opaq.revert_training(model) == 6
@@ -459,6 +460,13 @@ def test_experts_of_transformers() -> None:
     )
     model, ids = transformers.Qwen3MoeForCausalLM(config), torch.arange(16)[None]
     plain = model(ids).logits
+    by_hand = copy.deepcopy(model)
+    need("opaq.integrations.transformers")  # registers it
+    by_hand.set_experts_implementation("opaq")
+    with opaq.autocast(recipe=RECIPES["mxfp8"]):
+        expected = by_hand(ids).logits
+    opaq.convert_training(model, RECIPES["mxfp8"], lambda _, name: name.endswith("experts"))
+    assert torch.equal(model(ids).logits, expected)
     summary = opaq.convert_training(model, RECIPES["mxfp8"], ignore=("lm_head", "*.gate"))
     assert sum(kind == "Qwen3MoeExperts" for kind in summary.converted.values()) == 2
     converted = model(ids).logits

@@ -265,16 +265,20 @@ def test_merge_and_unload_gives_a_packed_model() -> None:
 
 def test_a_merge_that_fails_leaves_the_layer_as_it_was() -> None:
     packed, _ = pair(lora())
-    before, layer = logits(packed), packed.base_model.model.model.layers[1].mlp.up_proj
-    weight, kept = layer.base_layer.weight, layer.lora_B["default"].weight.detach().clone()
+    packed.add_adapter("broken", lora())
+    layer = packed.base_model.model.model.layers[1].mlp.up_proj
+    before = logits(packed)
     with torch.no_grad():
-        layer.lora_B["default"].weight[0, 0] = float("nan")
-    with pytest.raises(ValueError, match="NaNs detected"):
-        layer.merge(safe_merge=True)
-    assert layer.base_layer.weight is weight
-    assert not layer.merged
-    with torch.no_grad():
-        layer.lora_B["default"].weight.copy_(kept)
+        layer.lora_B["broken"].weight[0, 0] = float("nan")
+    for merged in ([], ["default"]):
+        if merged:
+            layer.merge(adapter_names=merged)
+        weight = layer.base_layer.weight
+        with pytest.raises(ValueError, match="NaNs detected"):
+            layer.merge(safe_merge=True, adapter_names=[*({"default"} - {*merged}), "broken"])
+        assert layer.base_layer.weight is weight
+        assert layer.merged_adapters == merged
+    layer.unmerge()
     assert torch.equal(logits(packed), before)
 
 
