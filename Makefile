@@ -24,7 +24,7 @@ programs: ## also tests, demonstrations, examples and benchmarks
 
 test: test-c test-python ## before a push: the C tests in Release and the Python tests
 
-test-all: test test-python-slow test-wheel test-sanitize fuzz-short test-transformers test-neon ## also slow Python tests, the wheel, sanitizers, fuzzers, the oldest transformers, AArch64
+test-all: test test-python-slow test-wheel test-sanitize fuzz-short test-transformers test-trainers test-neon ## also slow Python tests, the wheel, sanitizers, fuzzers, the oldest transformers, trainers, AArch64
 
 test-c: programs ## the C tests, examples and installation, in Release
 	@tools/run_ctest.sh $(BUILD)
@@ -46,6 +46,9 @@ test-wheel: ## builds the wheel and reads it: files, licences, ELF properties
 
 test-transformers: build ## the transformers integration with the oldest supported release
 	@tools/test_transformers_range.sh $(BUILD)
+
+test-trainers: build ## opaq inside torchtitan and Megatron-core, from requirements/trainers.txt
+	@tools/test_trainers.sh $(BUILD)
 
 test-gpu: build ## the PyTorch tests on a machine with a GPU, with PYTHON
 	@tools/test_gpu.sh $(BUILD)
@@ -90,5 +93,5 @@ clean: ## remove everything that was built; .venv stays
 help: ## this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build programs test test-all test-wheel test-transformers test-c test-sanitize test-neon test-python test-python-slow test-gpu fuzz fuzz-short check format demo \
+.PHONY: build programs test test-all test-wheel test-transformers test-trainers test-c test-sanitize test-neon test-python test-python-slow test-gpu fuzz fuzz-short check format demo \
 	evidence bench bench-overhead bench-checkpoint golden install clean help

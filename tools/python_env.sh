@@ -13,6 +13,7 @@ what_needs() { # <part>: what is left out without it, for the sentence
     core) say "the Python tests and golden files are" ;;
     torch) say "everything that needs PyTorch is" ;;
     peers) say "the comparisons with torchao, compressed-tensors and nvidia-modelopt are" ;;
+    peft) say "LoRA adapters and accelerate are" ;;
     demo) say "the training demonstration is" ;;
     *) say "what needs requirements/$1.txt is" ;;
     esac
@@ -23,6 +24,7 @@ modules_of() { # <part>: what a given interpreter must be able to import
     core) say "numpy ml_dtypes pytest" ;;
     torch) say "torch" ;;
     peers) say "torchao compressed_tensors modelopt" ;;
+    peft) say "peft accelerate" ;;
     demo) say "matplotlib tqdm" ;;
     dev) say "mypy" ;;
     esac

@@ -7,7 +7,7 @@ folder=$1
 selection=${2:-not slow}
 
 status=0
-tools/python_env.sh core torch peers || status=$?
+tools/python_env.sh core torch peers peft || status=$?
 if [ "$status" = 3 ]; then
     exit 0 # it said what is left out
 elif [ "$status" != 0 ]; then

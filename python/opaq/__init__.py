@@ -13,7 +13,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from opaq import _library, _transformers_hook
+from opaq import _library, _peft_hook, _transformers_hook
 from opaq._import_hook import when_imported
 from opaq._library import OpaqError, OpaqUnsupportedError
 from opaq._tables import Buffer, BufferRow, Extent, FormatRow, formats, proto
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from opaq.packed import QuantizedLinear
     from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
     from opaq.tensor_proto import TensorProto, TensorSpec, to_tensor_proto
+    from opaq.training import TrainingSummary, convert_training, revert_training
 
 __all__ = [
     "MLP",
@@ -53,8 +54,10 @@ __all__ = [
     "Summary",
     "TensorProto",
     "TensorSpec",
+    "TrainingSummary",
     "autocast",
     "checkpoint_contexts",
+    "convert_training",
     "dequantize",
     "dequantize_",
     "explain",
@@ -70,6 +73,7 @@ __all__ = [
     "quantize_tensor",
     "quantized_model_init",
     "recipe",
+    "revert_training",
     "runner",
     "sqnr",
     "tile_",
@@ -80,8 +84,8 @@ __version__ = _library.version
 
 
 def library_info() -> dict[str, Any]:
-    """Prints and returns what is running: version, path, back ends, the processor's features, PyTorch's version
-    if it was imported, the kernels of each format."""
+    """Prints and returns what is running: version, path, back ends, the processor's features, PyTorch's
+    version if it was imported, the kernels of each format."""
     library = _library.library
     features = ctypes.create_string_buffer(256)
     library.opaq_cpu_describe(library.opaq_cpu_features(), features, len(features))
@@ -117,6 +121,7 @@ _LATER = {
     "opaq.packed": ("QuantizedLinear",),
     "opaq.quantized_tensor": ("QuantizedTensor", "quantize_tensor"),
     "opaq.tensor_proto": ("TensorProto", "TensorSpec", "to_tensor_proto"),
+    "opaq.training": ("TrainingSummary", "convert_training", "revert_training"),
 }
 
 
@@ -158,6 +163,7 @@ def _register() -> None:
     importlib.import_module("opaq.quantized_tensor")
     when_imported("torch.utils.flop_counter", lambda _: importlib.import_module("opaq._flops").register())
     _transformers_hook.install()
+    _peft_hook.install()
 
 
 def _register_later(_: Any) -> None:

@@ -42,12 +42,13 @@ class Linear(nn.Linear):
 
     The arguments are Transformer Engine's. `tp_group` is a process group or a one-dimensional DeviceMesh;
     `parallel_mode` "column" splits the out features over it, "row" the in features. `parameters_split` makes
-    several named weights of the out features. Besides: `save_original_weight` keeps the weight as it is for the
-    backward and quantizes it there again, which is what FSDP2 wants; `dtype` is another name of
+    several named weights of the out features. Besides: `save_original_weight` keeps the weight as it is for
+    the backward and quantizes it there again, which is what FSDP2 wants; `dtype` is another name of
     params_dtype."""
 
     weight: Any
     bias: Any
+    recipe: Recipe | None = None  # what counts outside every autocast: opaq.convert_training
 
     def __init__(
         self,
@@ -158,6 +159,10 @@ class Linear(nn.Linear):
                     weight.copy_(values)
                 if bias is not None:
                     bias.zero_()
+        self.reset_state()
+
+    def reset_state(self) -> None:
+        """Delayed scaling's histories 0, scales 1."""
         for key in _STATE:
             getattr(self, key).fill_(_at_first(key))
 
@@ -190,8 +195,8 @@ class Linear(nn.Linear):
         return self
 
     def _leave_meta(self) -> None:
-        """Delayed scaling's state as it is at first, where the parameters have left the meta device without it:
-        assigned, say."""
+        """Delayed scaling's state as it is at first, where the parameters have left the meta device without
+        it: assigned, say."""
         if not self.scale_fwd.is_meta or (device := next(self.parameters()).device).type == "meta":
             return
         if (
@@ -205,8 +210,8 @@ class Linear(nn.Linear):
             setattr(self, key, torch.full_like(getattr(self, key), _at_first(key), device=device))
 
     def _uses_delayed_state(self) -> bool:
-        """Whether it was made for it, loaded, or has been through a backward. Said by the data: a flag set in a
-        forward would be a side effect, which a compiler does not take everywhere."""
+        """Whether it was made for it, loaded, or has been through a backward. Said by the data: a flag set in
+        a forward would be a side effect, which a compiler does not take everywhere."""
         history = self.amax_history_fwd
         return self._has_delayed_state or (not history.is_meta and bool((history != 0).any()))
 
@@ -297,6 +302,9 @@ class Linear(nn.Linear):
         fp8_grad: bool = False,
     ) -> Any:
         level = _levels.top
+        if self.recipe is not None and level.around is None and recomputing(self) is None:
+            with autocast(recipe=self.recipe):
+                return self.forward(inp, is_first_microbatch, fp8_output, fp8_grad)
         recipe = level.recipe
         if not torch.compiler.is_compiling():
             if recipe is not None and self._inference[0] is recipe and not torch.is_grad_enabled():

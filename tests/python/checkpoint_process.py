@@ -1,6 +1,7 @@
 """A process that loads a checkpoint, runs it, and says what memory that took: the most that was its own, and
 the most that was its own or pages of the checkpoint's files. Pages of libraries are not counted: the kernel
-takes them away and gives them back as it likes. Started by test_checkpoint_memory.py."""
+takes them away and gives them back as it likes. Started by test_checkpoint_memory.py; lora_process.py measures
+in the same way."""
 
 from __future__ import annotations
 
@@ -71,4 +72,5 @@ def main(folder: str, quantizer: str) -> None:
     print("memory:", json.dumps(found))
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])

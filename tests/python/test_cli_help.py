@@ -19,7 +19,7 @@ COMMAND = os.environ.get("OPAQ_COMMAND", str(ROOT / "build" / "opaq"))
 if not Path(COMMAND).is_file():
     leave_out(f"there is no command {COMMAND}; OPAQ_COMMAND names another")
 
-COMMANDS = ["quantize", "convert", "inspect", "verify", "diff", "formats", "bench", "version"]
+COMMANDS = ["quantize", "convert", "inspect", "verify", "diff", "formats", "bench", "reproduce", "version"]
 HIDDEN = ["help", "completion"]
 
 

@@ -251,7 +251,7 @@ static enum exit_code print_json(const struct command_call *call, const struct b
     return json_finish(call, document);
 }
 
-enum exit_code run_bench(const struct command_call *call) {
+enum exit_code command_bench(const struct command_call *call) {
     double seconds = 3.0;
     long long threads = 0;
     if (!call_real(call, "seconds", 0.01, 3600.0, &seconds) ||

@@ -191,7 +191,7 @@ static enum opaq_status make_plan(const struct command_call *call, const struct 
     return plan_finish(job->plan, error);
 }
 
-/* What it opens, run_convert releases. */
+/* What it opens, command_convert releases. */
 static enum opaq_status prepare(const struct command_call *call, struct model *model, struct weights *weights,
                                 struct checkpoint_job *job, struct opaq_error *error) {
     CLI_TRY(model_open(call->arguments[0], call_has(call, "follow-links"), model, error));
@@ -199,7 +199,7 @@ static enum opaq_status prepare(const struct command_call *call, struct model *m
     return make_plan(call, weights, job, error);
 }
 
-enum exit_code run_convert(const struct command_call *call) {
+enum exit_code command_convert(const struct command_call *call) {
     struct opaq_error error;
     struct model model = {0};
     struct weights weights = {0};

@@ -202,7 +202,7 @@ static enum exit_code compare(const struct command_call *call, const struct chec
     return code;
 }
 
-enum exit_code run_diff(const struct command_call *call) {
+enum exit_code command_diff(const struct command_call *call) {
     struct checkpoint a;
     struct checkpoint b;
     if (!checkpoint_open(call, call->arguments[0], &a)) {

@@ -147,7 +147,7 @@ static void print_rules_line(const struct opaq_format_row *row) {
     text_free(&rules);
 }
 
-enum exit_code run_formats(const struct command_call *call) {
+enum exit_code command_formats(const struct command_call *call) {
     if (call_has(call, "json")) {
         return print_json(call);
     }

@@ -5,7 +5,7 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/help.h"
 
-enum exit_code run_help(const struct command_call *call) {
+enum exit_code command_help(const struct command_call *call) {
     struct text text = {NULL, 0, 0};
     if (call_has(call, "man")) {
         help_manual(&text);
@@ -23,7 +23,7 @@ enum exit_code run_help(const struct command_call *call) {
     return EXIT_FINE;
 }
 
-enum exit_code run_completion(const struct command_call *call) {
+enum exit_code command_completion(const struct command_call *call) {
     if (strcmp(call->arguments[0], "bash") != 0) {
         complain(call, "the shell is \"%s\", expected bash", call->arguments[0]);
         return EXIT_USAGE;

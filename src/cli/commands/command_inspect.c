@@ -269,7 +269,7 @@ static enum exit_code print_all(const struct command_call *call, const struct in
     return EXIT_FINE;
 }
 
-enum exit_code run_inspect(const struct command_call *call) {
+enum exit_code command_inspect(const struct command_call *call) {
     struct inspection found;
     if (!checkpoint_open(call, call->arguments[0], &found.checkpoint)) {
         return EXIT_TROUBLE;

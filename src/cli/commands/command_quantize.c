@@ -368,7 +368,7 @@ static enum opaq_status make_plan(const struct command_call *call, const struct 
     return plan_finish(job->plan, error);
 }
 
-/* What it opens, run_quantize releases. */
+/* What it opens, command_quantize releases. */
 static enum opaq_status prepare(const struct command_call *call, const struct choice *choice,
                                 struct model *model, struct weights *weights, struct checkpoint_job *job,
                                 struct opaq_error *error) {
@@ -377,7 +377,7 @@ static enum opaq_status prepare(const struct command_call *call, const struct ch
     return make_plan(call, choice, weights, job, error);
 }
 
-enum exit_code run_quantize(const struct command_call *call) {
+enum exit_code command_quantize(const struct command_call *call) {
     struct opaq_error error;
     struct model model = {0};
     struct weights weights = {0};

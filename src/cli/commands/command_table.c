@@ -264,6 +264,30 @@ static const char *const version_examples[] = {
     NULL,
 };
 
+/* ---- reproduce */
+
+static const char reproduce_description[] =
+    "Quantizes and multiplies fixed numbers and prints a hash of the bytes for each quantizer and plan, and one for all "
+    "of them. Two machines with the same hash compute the same bits.\n"
+    "The first part is the same on every processor and with any number of threads: quantizing, dequantizing, products "
+    "with weights in rows, their gradients, and MLPs. The second is products with weights in tiles, whose kernels sum in "
+    "an order of their own: it may differ between instruction sets, not between runs.\n"
+    "With --json one object: version, cpu, same_everywhere and may_differ (hash, results: operation, what, hash).\n";
+
+static const struct option_row reproduce_options[] = {
+    JSON,
+    VALUE("expect", "HASH", "Exit with 1 if the hash of what is the same everywhere is another."),
+    THREADS, LAST_OPTION,
+};
+
+static const char *const reproduce_examples[] = {
+    "opaq reproduce --json > here.json",
+    "Hashes of this machine.",
+    "opaq reproduce --expect 0123456789abcdef",
+    "Exits with 1 if this machine computes other bits than the one with that hash.",
+    NULL,
+};
+
 /* ---- help, completion */
 
 static const char help_description[] = "Describes a command, or lists them all.\n";
@@ -294,7 +318,7 @@ static const char *const completion_examples[] = {
 
 /* The options, description, examples and function of a command carry its name. */
 #define ROW(name, summary, arguments, least, most, options) \
-    {#name, summary, arguments, least, most, options, name##_description, name##_examples, run_##name}
+    {#name, summary, arguments, least, most, options, name##_description, name##_examples, command_##name}
 #define LAST_ROW {NULL, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL}
 
 const struct command_row command_table[] = {
@@ -305,6 +329,7 @@ const struct command_row command_table[] = {
     ROW(diff,     "compare two checkpoints",                 "A B",     2, 2, diff_options),
     ROW(formats,  "describe the formats",                           "",        0, 0, json_only),
     ROW(bench,    "measure the speed of quantizing",        "",        0, 0, bench_options),
+    ROW(reproduce, "print hashes of results, to compare machines", "",  0, 0, reproduce_options),
     ROW(version,  "print the version and the instruction sets", "",  0, 0, json_only),
     LAST_ROW,
 };

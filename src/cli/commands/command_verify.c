@@ -106,7 +106,7 @@ static enum exit_code verify(const struct command_call *call, const struct check
     return code;
 }
 
-enum exit_code run_verify(const struct command_call *call) {
+enum exit_code command_verify(const struct command_call *call) {
     struct limit given = {(double)NAN, (double)NAN};
     long long threads = 0;
     if ((call_has(call, "min-sqnr") &&

@@ -35,7 +35,7 @@ static enum exit_code print_json(const struct command_call *call) {
     return json_finish(call, document);
 }
 
-enum exit_code run_version(const struct command_call *call) {
+enum exit_code command_version(const struct command_call *call) {
     if (call_has(call, "json")) {
         return print_json(call);
     }

@@ -4,16 +4,17 @@
 
 #include "cli/command.h"
 
-enum exit_code run_quantize(const struct command_call *call);
-enum exit_code run_convert(const struct command_call *call);
-enum exit_code run_inspect(const struct command_call *call);
-enum exit_code run_verify(const struct command_call *call);
-enum exit_code run_diff(const struct command_call *call);
-enum exit_code run_formats(const struct command_call *call);
-enum exit_code run_bench(const struct command_call *call);
-enum exit_code run_version(const struct command_call *call);
-enum exit_code run_help(const struct command_call *call);
-enum exit_code run_completion(const struct command_call *call);
+enum exit_code command_quantize(const struct command_call *call);
+enum exit_code command_convert(const struct command_call *call);
+enum exit_code command_inspect(const struct command_call *call);
+enum exit_code command_verify(const struct command_call *call);
+enum exit_code command_diff(const struct command_call *call);
+enum exit_code command_formats(const struct command_call *call);
+enum exit_code command_bench(const struct command_call *call);
+enum exit_code command_reproduce(const struct command_call *call);
+enum exit_code command_version(const struct command_call *call);
+enum exit_code command_help(const struct command_call *call);
+enum exit_code command_completion(const struct command_call *call);
 
 /* Commands that the overview does not list. Ends with a name of NULL. */
 extern const struct command_row hidden_command_table[];

@@ -1,0 +1,480 @@
+/* cli/report/reproduction.c: see reproduction.h. Formats, rules, elements and options come from the library's tables, so
+ * a new one is part of the comparison without an edit here. */
+#include "cli/report/reproduction.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli_memory.h"
+#include "cli/cli_try.h"
+#include "opaq/element.h"
+#include "opaq/op.h"
+#include "opaq/spec.h"
+
+/* Sizes with a remainder for every block, panel and vector: rows of x, columns of x, rows of w. */
+enum { M = 19, K = 288, N = 80, INNER = 48 };
+enum { SEED = 20260101, WORDS_LIMIT = 16 };
+
+static const int64_t x_shape[2] = {M, K};
+static const int64_t w_shape[2] = {N, K};
+static const int64_t gate_up_shape[2] = {2 * INNER, K};
+static const int64_t down_shape[2] = {K, INNER};
+
+/* x, w and dy of a layer by each recipe, and quantized weights alone. */
+static const char *const linear_plans[] = {
+    "",
+    "x=fp8 w=fp8 dy=fp8.e5m2",
+    "x=fp8blk1+pow2 w=fp8blk2+pow2 dy=fp8blk1+pow2",
+    "x=mxfp8 w=mxfp8 dy=mxfp8",
+    "x=nvfp4+rht w=nvfp4+2d dy=nvfp4+rht+sr",
+    "w=nvfp4",
+    "w=mxfp4",
+    "w=mxfp8",
+    "w=fp8row",
+    "w=fp8blk2",
+};
+static const char *const mlp_plans[] = {
+    "act=silu",
+    "act=gelu",
+    "act=gelu_tanh",
+    "act=relu2",
+    "act=silu x=mxfp8 w=mxfp8",
+    "act=silu x=nvfp4 w=nvfp4",
+};
+static const char *const precisions[] = {"exact", "near", "fast", "fast32"};
+static const enum opaq_dtype dtypes[] = {OPAQ_DTYPE_BF16, OPAQ_DTYPE_F32};
+
+/* ---- hashing: FNV-1a with 64 bits */
+
+static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count) {
+    const unsigned char *const from = bytes;
+    for (size_t i = 0; i < count; ++i) {
+        hash = (hash ^ from[i]) * 0x100000001B3u;
+    }
+    return hash;
+}
+
+static const uint64_t hash_start = 0xCBF29CE484222325u;
+
+/* ---- numbers */
+
+struct block {
+    uint32_t word[4];
+};
+
+/* Philox 4x32 with 10 rounds, key (SEED, stream). */
+static struct block random_block(uint32_t index, uint32_t stream) {
+    struct block b = {{index, 0, 0, 0}};
+    uint32_t key[2] = {SEED, stream};
+    for (int round = 0; round < 10; ++round) {
+        const uint64_t left = (uint64_t)0xD2511F53u * b.word[0];
+        const uint64_t right = (uint64_t)0xCD9E8D57u * b.word[2];
+        b = (struct block){{(uint32_t)(right >> 32) ^ b.word[1] ^ key[0], (uint32_t)right,
+                            (uint32_t)(left >> 32) ^ b.word[3] ^ key[1], (uint32_t)left}};
+        key[0] += 0x9E3779B9u;
+        key[1] += 0xBB67AE85u;
+    }
+    return b;
+}
+
+/* A number with 8 significant bits: like a bell around 0, of several orders of magnitude, now and then 0 or large. */
+static float number(uint32_t index, uint32_t stream) {
+    const struct block b = random_block(index, stream);
+    int sum = 0;
+    for (int i = 0; i < 4; ++i) {
+        sum += (int)(b.word[0] >> 8 * i & 0x3F);
+    }
+    const int octave = (int)(b.word[1] % 8) + (b.word[2] % 64 == 0 ? 5 : 0);
+    const float scale = (float)(1 << octave) / 4096.0f;
+    return b.word[3] % 50 == 0 ? 0.0f : (float)(sum - 126) * scale;
+}
+
+static size_t dtype_bytes(int dtype) {
+    switch (dtype) {
+    case OPAQ_DTYPE_U8:
+        return 1;
+    case OPAQ_DTYPE_F16:
+    case OPAQ_DTYPE_BF16:
+        return 2;
+    case OPAQ_DTYPE_I64:
+        return 8;
+    default:
+        return 4;
+    }
+}
+
+static size_t tensor_bytes(const struct opaq_tensor *tensor) {
+    size_t bytes = dtype_bytes(tensor->dtype);
+    for (int i = 0; i < tensor->rank; ++i) {
+        bytes *= (size_t)tensor->shape[i];
+    }
+    return bytes;
+}
+
+/* A tensor of numbers; one of rank 1 has shape[0] of them. The memory is released with free(). */
+static struct opaq_tensor make_tensor(const int64_t *shape, int rank, enum opaq_dtype dtype, uint32_t stream) {
+    struct opaq_tensor tensor = {.dtype = dtype, .rank = rank};
+    for (int i = 0; i < rank; ++i) {
+        tensor.shape[i] = shape[i];
+        tensor.strides[i] = i + 1 < rank ? shape[i + 1] : 1;
+    }
+    const size_t bytes = tensor_bytes(&tensor);
+    tensor.data = alloc_aligned(bytes);
+    for (uint32_t i = 0; i < bytes / dtype_bytes(dtype); ++i) {
+        const float value = number(i, stream);
+        if (dtype == OPAQ_DTYPE_F32) {
+            ((float *)tensor.data)[i] = value;
+        } else {
+            ((uint16_t *)tensor.data)[i] = (uint16_t)opaq_element_encode(OPAQ_BF16, value, OPAQ_SATURATE);
+        }
+    }
+    return tensor;
+}
+
+/* ---- running operators */
+
+/* What an operator returned, and its memory. */
+struct run {
+    const struct opaq_op *op;
+    struct opaq_outputs outputs;
+    void *workspace;
+};
+
+static enum opaq_status give_memory(void *context, struct opaq_outputs *outputs, size_t bytes,
+                                    struct opaq_span *workspace, struct opaq_error *error) {
+    struct run *const run = context;
+    (void)error;
+    for (int i = 0; i < outputs->count; ++i) {
+        outputs->tensor[i].data = alloc_aligned(tensor_bytes(&outputs->tensor[i]) + 1);
+    }
+    for (int row = 0; row < run->op->output_count; ++row) {
+        if (run->op->output[row].is_random && outputs->first[row + 1] > outputs->first[row]) {
+            memcpy(outputs->tensor[outputs->first[row]].data, (const int64_t[2]){SEED, 3}, 2 * sizeof(int64_t));
+        }
+    }
+    run->workspace = bytes == 0 ? NULL : alloc_aligned(bytes);
+    *workspace = (struct opaq_span){run->workspace, bytes};
+    run->outputs = *outputs;
+    return OPAQ_OK;
+}
+
+static void release_run(struct run *run) {
+    for (int i = 0; i < run->outputs.count; ++i) {
+        free(run->outputs.tensor[i].data);
+    }
+    free(run->workspace);
+    *run = (struct run){0};
+}
+
+static enum opaq_status run_operator(const char *name, const struct opaq_value *values,
+                                     const struct opaq_execution *execution, struct run *run, uint64_t *hash,
+                                     struct opaq_error *error) {
+    *run = (struct run){.op = opaq_op_find(name)};
+    const struct opaq_memory memory = {give_memory, run};
+    CLI_TRY(opaq_op_call(run->op, values, &memory, execution, error));
+    for (int i = 0; i < run->outputs.count; ++i) {
+        const struct opaq_tensor *const tensor = &run->outputs.tensor[i];
+        *hash = hash_bytes(*hash, tensor->data, tensor_bytes(tensor));
+    }
+    return OPAQ_OK;
+}
+
+static struct opaq_value text_value(const char *text) {
+    return (struct opaq_value){.text = text, .count = (int64_t)strlen(text)};
+}
+
+static struct opaq_value tensor_value(const struct opaq_tensor *tensor) {
+    return (struct opaq_value){.tensors = tensor, .count = 1};
+}
+
+static struct opaq_value sizes_value(const int64_t *sizes) {
+    return (struct opaq_value){.sizes = sizes, .count = 2};
+}
+
+static struct opaq_value output_value(const struct run *run, int row) {
+    const int first = run->outputs.first[row];
+    return (struct opaq_value){.tensors = &run->outputs.tensor[first],
+                               .count = run->outputs.first[row + 1] - first};
+}
+
+static void add_result(struct reproduction *reproduction, const char *operation, const char *what,
+                       uint64_t hash, bool is_promised) {
+    reproduction->results = grow_array(reproduction->results, reproduction->count, &reproduction->capacity,
+                                       sizeof *reproduction->results);
+    reproduction->results[reproduction->count++] =
+        (struct reproduction_result){operation, copy_text(what, strlen(what)), hash, is_promised};
+}
+
+/* ---- quantize, dequantize */
+
+static enum opaq_status quantize(const struct opaq_tensor *x, const char *text,
+                                 const struct opaq_execution *execution, struct run *run, uint64_t *hash,
+                                 struct opaq_error *error) {
+    struct opaq_spec spec;
+    CLI_TRY(opaq_spec_parse(text, strlen(text), &spec, error));
+    float scale_number = 0.75f;
+    int64_t random_numbers[2] = {SEED, 1};
+    const struct opaq_tensor scale = {
+        .data = &scale_number, .dtype = OPAQ_DTYPE_F32, .rank = 1, .shape = {1}, .strides = {1}};
+    const struct opaq_tensor random = {
+        .data = random_numbers, .dtype = OPAQ_DTYPE_I64, .rank = 1, .shape = {2}, .strides = {1}};
+    struct opaq_value values[WORDS_LIMIT] = {tensor_value(x), text_value(text)};
+    if ((spec.options & OPAQ_DELAYED) != 0) {
+        values[2] = tensor_value(&scale);
+    }
+    if ((spec.options & OPAQ_STOCHASTIC) != 0) {
+        values[5] = tensor_value(&random);
+    }
+    return run_operator("quantize", values, execution, run, hash, error);
+}
+
+static enum opaq_status add_quantizer(struct reproduction *reproduction, const char *text,
+                                      const struct opaq_execution *execution, struct opaq_error *error) {
+    uint64_t quantized = hash_start;
+    uint64_t dequantized = hash_start;
+    enum opaq_status status = OPAQ_OK;
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] && status == OPAQ_OK; ++i) {
+        const struct opaq_tensor x = make_tensor(x_shape, 2, dtypes[i], 1);
+        struct run packed;
+        struct run plain = {0};
+        status = quantize(&x, text, execution, &packed, &quantized, error);
+        if (status == OPAQ_OK) {
+            const struct opaq_value values[WORDS_LIMIT] = {
+                output_value(&packed, 0), text_value(text), sizes_value(x_shape), {.integer = dtypes[i]}};
+            status = run_operator("dequantize", values, execution, &plain, &dequantized, error);
+        }
+        release_run(&packed);
+        release_run(&plain);
+        free(x.data);
+    }
+    if (status == OPAQ_OK) {
+        add_result(reproduction, "quantize", text, quantized, true);
+        add_result(reproduction, "dequantize", text, dequantized, true);
+    }
+    return status;
+}
+
+static bool is_spec(const char *text) {
+    struct opaq_spec spec;
+    return opaq_spec_parse(text, strlen(text), &spec, NULL) == OPAQ_OK;
+}
+
+/* Adds `format` with `more`, in both copies or, where an option does not go with that, rowwise alone. */
+static enum opaq_status add_if_valid(struct reproduction *reproduction, const char *format, const char *more,
+                                     const struct opaq_execution *execution, struct opaq_error *error) {
+    enum opaq_status status = OPAQ_OK;
+    static const char *const usages[] = {"+both", ""};
+    for (int i = 0; i < 2; ++i) {
+        struct text text = {NULL, 0, 0};
+        text_print(&text, "%s%s%s", format, usages[i], more);
+        const bool is_valid = is_spec(text_get(&text));
+        if (is_valid) {
+            status = add_quantizer(reproduction, text_get(&text), execution, error);
+        }
+        text_free(&text);
+        if (is_valid) {
+            break;
+        }
+    }
+    return status;
+}
+
+/* A format with each of its elements, rules and options. */
+static enum opaq_status add_format(struct reproduction *reproduction, const struct opaq_format_row *row,
+                                   const struct opaq_execution *execution, struct opaq_error *error) {
+    struct text text = {NULL, 0, 0};
+    enum opaq_status status = OPAQ_OK;
+    for (int element = 0; element < OPAQ_ELEMENT_COUNT && status == OPAQ_OK; ++element) {
+        if ((row->elements & 1u << element) != 0) {
+            text.length = 0;
+            text_print(&text, "%s.%s", row->name, opaq_element_info((enum opaq_element)element)->name);
+            status = add_if_valid(reproduction, text_get(&text), "", execution, error);
+        }
+    }
+    for (int rule = 0; rule < OPAQ_RULE_COUNT && status == OPAQ_OK; ++rule) {
+        if ((row->rules & 1u << rule) != 0 && rule != OPAQ_RULE_TE) {
+            text.length = 0;
+            text_print(&text, "+rule=%s", opaq_rule_name((enum opaq_rule)rule));
+            status = add_if_valid(reproduction, row->name, text_get(&text), execution, error);
+        }
+    }
+    for (int bit = 0; bit < 16 && status == OPAQ_OK; ++bit) {
+        const char *const name = opaq_option_name((enum opaq_option)(1 << bit));
+        if ((row->options & 1u << bit) != 0 && name != NULL) {
+            text.length = 0;
+            text_print(&text, "+%s", name);
+            status = add_if_valid(reproduction, row->name, text_get(&text), execution, error);
+        }
+    }
+    text_free(&text);
+    return status;
+}
+
+/* ---- products */
+
+static enum opaq_status run_linear(const char *plan, enum opaq_dtype dtype,
+                                   const struct opaq_execution *execution, uint64_t *forward_hash,
+                                   uint64_t *backward_hash, struct opaq_error *error) {
+    const struct opaq_tensor x = make_tensor(x_shape, 2, dtype, 1);
+    const struct opaq_tensor w = make_tensor(w_shape, 2, dtype, 2);
+    const struct opaq_tensor bias = make_tensor(w_shape, 1, dtype, 3);
+    const struct opaq_tensor dy = make_tensor((const int64_t[2]){M, N}, 2, dtype, 4);
+    struct run forward;
+    struct run backward = {0};
+    struct opaq_value values[WORDS_LIMIT] = {tensor_value(&x),     tensor_value(&w),     tensor_value(&bias),
+                                             sizes_value(x_shape), sizes_value(w_shape), {.integer = dtype},
+                                             text_value(plan)};
+    enum opaq_status status = run_operator("linear_forward", values, execution, &forward, forward_hash, error);
+    if (status == OPAQ_OK) {
+        const struct opaq_value x_saved = output_value(&forward, 1);
+        const struct opaq_value w_saved = output_value(&forward, 2);
+        const struct opaq_value random = output_value(&forward, 4);
+        struct opaq_value gradients[WORDS_LIMIT] = {
+            tensor_value(&dy),
+            x_saved.count != 0 ? x_saved : values[0],
+            w_saved.count != 0 ? w_saved : values[1],
+            sizes_value(x_shape),
+            sizes_value(w_shape),
+            {.integer = dtype},
+            {.integer = dtype},
+            text_value(plan),
+        };
+        if (random.count != 0) {
+            gradients[8] = random;
+        }
+        status = run_operator("linear_backward", gradients, execution, &backward, backward_hash, error);
+    }
+    release_run(&forward);
+    release_run(&backward);
+    free(x.data);
+    free(w.data);
+    free(bias.data);
+    free(dy.data);
+    return status;
+}
+
+static enum opaq_status add_linear(struct reproduction *reproduction, const char *start,
+                                   const struct opaq_execution *execution, struct opaq_error *error) {
+    uint64_t forward = hash_start;
+    uint64_t backward = hash_start;
+    struct text plan = {NULL, 0, 0};
+    text_print(&plan, "%s%sgrad=xwb", start, *start == '\0' ? "" : " ");
+    enum opaq_status status = OPAQ_OK;
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] && status == OPAQ_OK; ++i) {
+        status = run_linear(text_get(&plan), dtypes[i], execution, &forward, &backward, error);
+    }
+    if (status == OPAQ_OK) {
+        add_result(reproduction, "linear_forward", text_get(&plan), forward, true);
+        add_result(reproduction, "linear_backward", text_get(&plan), backward, true);
+    }
+    text_free(&plan);
+    return status;
+}
+
+static enum opaq_status add_mlp(struct reproduction *reproduction, const char *plan,
+                                const struct opaq_execution *execution, struct opaq_error *error) {
+    uint64_t hash = hash_start;
+    enum opaq_status status = OPAQ_OK;
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] && status == OPAQ_OK; ++i) {
+        const struct opaq_tensor x = make_tensor(x_shape, 2, dtypes[i], 1);
+        const struct opaq_tensor gate_up = make_tensor(gate_up_shape, 2, dtypes[i], 5);
+        const struct opaq_tensor down = make_tensor(down_shape, 2, dtypes[i], 6);
+        const struct opaq_value values[WORDS_LIMIT] = {
+            tensor_value(&x),           tensor_value(&gate_up),  tensor_value(&down), {0}, {0},
+            sizes_value(gate_up_shape), sizes_value(down_shape), text_value(plan)};
+        struct run run;
+        status = run_operator("mlp", values, execution, &run, &hash, error);
+        release_run(&run);
+        free(x.data);
+        free(gate_up.data);
+        free(down.data);
+    }
+    if (status == OPAQ_OK) {
+        add_result(reproduction, "mlp", plan, hash, true);
+    }
+    return status;
+}
+
+/* A product with a weight in tiles, whose kernels add up in an order of their own. */
+static enum opaq_status add_tiled(struct reproduction *reproduction, const char *weight, const char *precision,
+                                  const struct opaq_execution *execution, struct opaq_error *error) {
+    struct text plan = {NULL, 0, 0};
+    text_print(&plan, "w_given=%s precision=%s", weight, precision);
+    uint64_t hash = hash_start;
+    enum opaq_status status = OPAQ_OK;
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] && status == OPAQ_OK; ++i) {
+        const struct opaq_tensor x = make_tensor(x_shape, 2, dtypes[i], 1);
+        const struct opaq_tensor w = make_tensor(w_shape, 2, dtypes[i], 2);
+        struct run packed;
+        struct run product = {0};
+        uint64_t ignored = hash_start;
+        status = quantize(&w, weight, execution, &packed, &ignored, error);
+        if (status == OPAQ_OK) {
+            const struct opaq_value values[WORDS_LIMIT] = {tensor_value(&x),
+                                                           output_value(&packed, 0),
+                                                           {0},
+                                                           sizes_value(w_shape),
+                                                           text_value(text_get(&plan))};
+            status = run_operator("linear", values, execution, &product, &hash, error);
+        }
+        release_run(&packed);
+        release_run(&product);
+        free(x.data);
+        free(w.data);
+    }
+    if (status == OPAQ_OK) {
+        add_result(reproduction, "linear", text_get(&plan), hash, false);
+    }
+    text_free(&plan);
+    return status;
+}
+
+enum opaq_status reproduction_compute(const struct opaq_execution *execution, struct reproduction *reproduction,
+                                      struct opaq_error *error) {
+    *reproduction = (struct reproduction){0};
+    for (int format = 0; format < OPAQ_FORMAT_COUNT; ++format) {
+        CLI_TRY(add_format(reproduction, opaq_format_row((enum opaq_format)format), execution, error));
+    }
+    for (size_t i = 0; i < sizeof linear_plans / sizeof linear_plans[0]; ++i) {
+        CLI_TRY(add_linear(reproduction, linear_plans[i], execution, error));
+    }
+    for (size_t i = 0; i < sizeof mlp_plans / sizeof mlp_plans[0]; ++i) {
+        CLI_TRY(add_mlp(reproduction, mlp_plans[i], execution, error));
+    }
+    for (int format = 0; format < OPAQ_FORMAT_COUNT; ++format) {
+        struct text weight = {NULL, 0, 0};
+        text_print(&weight, "%s+tiled", opaq_format_row((enum opaq_format)format)->name);
+        enum opaq_status status = OPAQ_OK;
+        for (size_t i = 0; i < sizeof precisions / sizeof precisions[0] && status == OPAQ_OK; ++i) {
+            if (is_spec(text_get(&weight))) {
+                status = add_tiled(reproduction, text_get(&weight), precisions[i], execution, error);
+            }
+        }
+        text_free(&weight);
+        CLI_TRY(status);
+    }
+    return OPAQ_OK;
+}
+
+uint64_t reproduction_hash(const struct reproduction *reproduction, bool is_promised) {
+    uint64_t hash = hash_start;
+    for (size_t i = 0; i < reproduction->count; ++i) {
+        const struct reproduction_result *const result = &reproduction->results[i];
+        if (result->is_promised == is_promised) {
+            struct text line = {NULL, 0, 0};
+            text_print(&line, "%s %s %016llx\n", result->operation, result->what,
+                       (unsigned long long)result->hash);
+            hash = hash_bytes(hash, line.bytes, line.length);
+            text_free(&line);
+        }
+    }
+    return hash;
+}
+
+void reproduction_release(struct reproduction *reproduction) {
+    for (size_t i = 0; i < reproduction->count; ++i) {
+        free(reproduction->results[i].what);
+    }
+    free(reproduction->results);
+    *reproduction = (struct reproduction){0};
+}
