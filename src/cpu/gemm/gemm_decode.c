@@ -4,17 +4,7 @@
 
 #include "cpu/gemm/gemm_table.h"
 #include "cpu/gemm/plain_convert.h"
-#include "cpu/quant/ref/decode_ref.h"
-
-static bool is_left_transformed(const struct gemm_operand *operand) {
-    return operand->copy != NULL && operand->copy->is_hadamard && !operand->undo_hadamard;
-}
-
-/* The columns of an operand that are not zero by definition. */
-static int64_t operand_depth(const struct gemm_operand *operand) {
-    return is_left_transformed(operand) ? round_up(operand->plain.columns, HADAMARD_SIZE)
-                                        : operand->plain.columns;
-}
+#include "definition/operand_ref.h"
 
 int64_t gemm_depth(const struct gemm_job *job) {
     return max_int64(operand_depth(&job->a), operand_depth(&job->b));

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "cpu/quant/ref/segment_ref.h"
 #include "cpu/quant/remap_rows.h"
+#include "definition/segment_ref.h"
 #include "format/tile.h"
 
 enum {

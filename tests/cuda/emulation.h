@@ -1,0 +1,17 @@
+/* emulation.h: what tests tell the emulated GPU. Depends on nothing. */
+#ifndef EMULATION_H
+#define EMULATION_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* `enter` is called before a kernel, a copy or the like touches device memory, and `leave` afterwards. */
+typedef void emulation_hooks_function(void (*enter)(void), void (*leave)(void));
+__attribute__((visibility("default"))) emulation_hooks_function emulation_set_hooks;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
