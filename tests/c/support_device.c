@@ -25,6 +25,12 @@ static void *symbol_of(const char *file, const char *name) {
     return symbol;
 }
 
+static emulation_kernels_function *emulation_kernels_here;
+
+static void print_kernels(void) {
+    printf("  %ld kernels ran on the emulated GPU\n", emulation_kernels_here());
+}
+
 enum test_device test_device_open(void (*enter)(void), void (*leave)(void), const struct backend **table) {
     const char *name = getenv("OPAQ_TEST_DEVICE");
     const char *file = getenv("OPAQ_TEST_CUDA_LIBRARY");
@@ -49,6 +55,9 @@ enum test_device test_device_open(void (*enter)(void), void (*leave)(void), cons
     symbol = symbol_of(file, "emulation_set_hooks");
     memcpy(&set_hooks, &symbol, sizeof set_hooks);
     set_hooks(enter, leave);
+    symbol = symbol_of(file, "emulation_kernels");
+    memcpy(&emulation_kernels_here, &symbol, sizeof emulation_kernels_here);
+    (void)atexit(print_kernels);
     return TEST_DEVICE_EMULATED;
 }
 

@@ -180,6 +180,10 @@ void emulation_set_hooks(void (*enter)(void), void (*leave)(void)) {
     leave_memory = leave;
 }
 
+static long kernels;
+
+long emulation_kernels(void) { return __atomic_load_n(&kernels, __ATOMIC_RELAXED); }
+
 /* One for each thread of the host, freed with it. */
 struct block_owner {
     emulated_block *owned = NULL;
@@ -201,6 +205,7 @@ void emulation_run(unsigned blocks, unsigned threads, void (*call)(const void *c
     if (threads == 0 || threads > THREAD_LIMIT || blocks == 0) {
         stop("a grid that no GPU takes");
     }
+    (void)__atomic_add_fetch(&kernels, 1, __ATOMIC_RELAXED);
     block->threads = threads;
     block->call = call;
     block->context = context;

@@ -10,6 +10,10 @@ extern "C" {
 typedef void emulation_hooks_function(void (*enter)(void), void (*leave)(void));
 __attribute__((visibility("default"))) emulation_hooks_function emulation_set_hooks;
 
+/* Kernels that have run. */
+typedef long emulation_kernels_function(void);
+__attribute__((visibility("default"))) emulation_kernels_function emulation_kernels;
+
 #ifdef __cplusplus
 }
 #endif
