@@ -29,7 +29,7 @@ target_include_directories(opaq_cuda_below PRIVATE include src)
 
 # Never -use_fast_math. -fmad=false: the bytes are defined with one rounding per operation, and products ask for their
 # fused multiply-adds by name.
-set(OPAQ_NVCC_FLAGS -std=c++20 -O2 -DNDEBUG -fmad=false -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-deprecated-enum-enum-conversion
+set(OPAQ_NVCC_FLAGS -std=c++20 -O2 -DNDEBUG -fmad=false -Xcompiler=-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-threadsafe-statics,-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-deprecated-enum-enum-conversion
     -Werror=all-warnings -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=compute_80
     "-I${PROJECT_SOURCE_DIR}/include" "-I${PROJECT_SOURCE_DIR}/src")
 
@@ -94,18 +94,23 @@ if(OPAQ_EMULATION)
     opaq_cuda_exports(opaq_cuda_emulated "opaq_cuda_open; emulation_set_hooks; emulation_kernels;")
 endif()
 
-# Runs those of the test programs that call operators once more, on the emulated GPU.
-function(opaq_cuda_emulation tests)
+# Tells the tests where the back ends are, and runs those that call operators once more, on the emulated GPU.
+set(OPAQ_EMULATED_TESTS hiding device_quantize op_rearrange linear linear_forms linear_options linear_given linear_delayed
+    linear_parallel grouped_linear experts experts_activation experts_backward experts_composed experts_parallel
+    experts_routing experts_tiled runner_prepared)
+function(opaq_cuda_tests)
+    if(TARGET opaq_cuda)
+        set_property(TEST test_backend_library APPEND PROPERTY ENVIRONMENT
+            "OPAQ_TEST_REAL_CUDA_LIBRARY=$<TARGET_FILE:opaq_cuda>")
+    endif()
     if(NOT OPAQ_EMULATION)
         return()
     endif()
-    foreach(name IN LISTS tests)
-        if(NOT name MATCHES "^test_(hiding|linear|linear_forms|linear_options|linear_given|linear_delayed|op_rearrange|experts|experts_activation|experts_backward|experts_composed|experts_routing|experts_tiled|grouped_linear|device_quantize|linear_parallel|experts_parallel|runner_prepared)$")
-            continue()
-        endif()
-        add_test(NAME emulated_${name} COMMAND ${name})
+    set_property(TEST test_backend_library APPEND PROPERTY ENVIRONMENT
+        "OPAQ_TEST_CUDA_LIBRARY=$<TARGET_FILE:opaq_cuda_emulated>")
+    foreach(name IN LISTS OPAQ_EMULATED_TESTS)
+        add_test(NAME emulated_${name} COMMAND test_${name})
         set_tests_properties(emulated_${name} PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT
-            "OPAQ_GOLDEN_DIR=${PROJECT_SOURCE_DIR}/tests/golden;OPAQ_TEST_DEVICE=emulated;OPAQ_TEST_CUDA_LIBRARY=$<TARGET_FILE:opaq_cuda_emulated>")
-        add_dependencies(${name} opaq_cuda_emulated)
+            "OPAQ_TEST_DEVICE=emulated;OPAQ_TEST_CUDA_LIBRARY=$<TARGET_FILE:opaq_cuda_emulated>")
     endforeach()
 endfunction()

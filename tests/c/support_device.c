@@ -27,9 +27,7 @@ static void *symbol_of(const char *file, const char *name) {
 
 static emulation_kernels_function *emulation_kernels_here;
 
-static void print_kernels(void) {
-    printf("  %ld kernels ran on the emulated GPU\n", emulation_kernels_here());
-}
+static void print_kernels(void) { printf("  %ld kernels ran on the emulated GPU\n", emulation_kernels_here()); }
 
 enum test_device test_device_open(void (*enter)(void), void (*leave)(void), const struct backend **table) {
     const char *name = getenv("OPAQ_TEST_DEVICE");

@@ -370,8 +370,7 @@ static void compare_tensor(const struct opaq_op *op, const struct opaq_value *va
     const bool may_round =
         test_device != TEST_DEVICE_CPU && has_tiles(op, values) && are_close(hidden, expected, bytes);
     if (bytes > 0 && memcmp(hidden->data, expected->data, (size_t)bytes) != 0 && !may_round) {
-        CHECK_FAIL("%s: %s has other bytes on the back end \"%s\"", op->name, what,
-                   hiding_backend.name);
+        CHECK_FAIL("%s: %s has other bytes on the back end \"%s\"", op->name, what, hiding_backend.name);
     }
 }
 
