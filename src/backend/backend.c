@@ -41,6 +41,11 @@ enum opaq_status backend_of(struct opaq_device device, const struct backend **ba
     return OPAQ_OK;
 }
 
+enum opaq_status opaq_device_check(struct opaq_device device, struct opaq_error *error) {
+    const struct backend *backend;
+    return backend_of(device, &backend, error);
+}
+
 enum opaq_status execution_of(const struct opaq_execution *given, struct opaq_device device,
                               struct opaq_execution *execution, struct opaq_error *error) {
     if (given == NULL) {

@@ -39,8 +39,7 @@ enum opaq_status queue_copy(const void *from, void *to, size_t bytes, const stru
         return OPAQ_OK;
     }
     TRY(device_enter(execution->device, &saved, error));
-    const cudaError_t result =
-        cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(execution));
+    const cudaError_t result = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(execution));
     device_leave(execution->device, saved);
     return cuda_status(result, "to copy memory", error);
 }

@@ -21,7 +21,14 @@ extern "C" {
 #include "base/try.h"
 }
 
-enum { THREADS = 256, WARP = 32, BLOCK_LIMIT = 4096 };
+enum { THREADS = 256, WARP = 32 };
+
+/* Blocks of a grid, at most. Few on an emulated GPU, so that every kernel loops there. */
+#if defined(OPAQ_CUDA_EMULATION)
+enum { BLOCK_LIMIT = 3 };
+#else
+enum { BLOCK_LIMIT = 4096 };
+#endif
 
 /* Fails with CUDA's own words where `result` is an error. */
 enum opaq_status cuda_status(cudaError_t result, const char *what, struct opaq_error *error);

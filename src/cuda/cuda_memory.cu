@@ -8,10 +8,9 @@ enum opaq_status cuda_allocate(struct opaq_device device, size_t bytes, void **m
     TRY(device_enter(device, &saved, error));
     const cudaError_t result = cudaMalloc(memory, bytes == 0 ? 64 : bytes);
     device_leave(device, saved);
-    return result == cudaSuccess
-               ? OPAQ_OK
-               : opaq_fail(error, OPAQ_ERROR_MEMORY, "no memory for %zu bytes on cuda:%d: %s", bytes,
-                           device.index, cudaGetErrorString(result));
+    return result == cudaSuccess ? OPAQ_OK
+                                 : opaq_fail(error, OPAQ_ERROR_MEMORY, "no memory for %zu bytes on cuda:%d: %s",
+                                             bytes, device.index, cudaGetErrorString(result));
 }
 
 void cuda_release(struct opaq_device device, void *memory) {
@@ -83,8 +82,8 @@ static __global__ void fill_kernel(struct fill_arguments job) {
     }
 }
 
-enum opaq_status cuda_fill(const float *value, int64_t count, float *to,
-                           const struct opaq_execution *execution, struct opaq_error *error) {
+enum opaq_status cuda_fill(const float *value, int64_t count, float *to, const struct opaq_execution *execution,
+                           struct opaq_error *error) {
     const struct fill_arguments job = {value, to, count};
     return count == 0 ? OPAQ_OK
                       : launch("to fill memory", fill_kernel, blocks_for(count, THREADS), THREADS, job,

@@ -2,7 +2,7 @@
  * that runs a grid block by block, a block's threads as fibers that take turns at __syncthreads and at warp functions.
  * Depends on emulation.cc. Only what src/cuda uses is here.
  *
- * A kernel that a thread leaves while others wait, or whose threads wait at different places, ends the process with a
+ * Every second kernel runs its blocks and threads from the last to the first. A kernel that a thread leaves while others wait, or whose threads wait at different places, ends the process with a
  * sentence: on a GPU that is undefined. */
 #ifndef CUDA_RUNTIME_H
 #define CUDA_RUNTIME_H

@@ -70,6 +70,7 @@ struct emulated_block {
     const void *place[THREAD_LIMIT];
     uint32_t given[THREAD_LIMIT], published[THREAD_LIMIT];
     unsigned threads, running;
+    bool is_reversed; /* threads take their turns from the last to the first */
     void (*call)(const void *context);
     const void *context;
     char *stacks;
@@ -153,7 +154,8 @@ static void run_block(void) {
     }
     for (;;) {
         bool has_run = false;
-        for (unsigned i = 0; i < block->threads; ++i) {
+        for (unsigned turn = 0; turn < block->threads; ++turn) {
+            const unsigned i = block->is_reversed ? block->threads - 1 - turn : turn;
             if (block->state[i] == READY) {
                 block->running = i;
                 threadIdx.x = i;
@@ -205,7 +207,8 @@ void emulation_run(unsigned blocks, unsigned threads, void (*call)(const void *c
     if (threads == 0 || threads > THREAD_LIMIT || blocks == 0) {
         stop("a grid that no GPU takes");
     }
-    (void)__atomic_add_fetch(&kernels, 1, __ATOMIC_RELAXED);
+    /* every second kernel backwards, so that one that depends on the order gives other bytes */
+    block->is_reversed = __atomic_add_fetch(&kernels, 1, __ATOMIC_RELAXED) % 2 == 0;
     block->threads = threads;
     block->call = call;
     block->context = context;
@@ -213,7 +216,8 @@ void emulation_run(unsigned blocks, unsigned threads, void (*call)(const void *c
     gridDim.x = blocks;
     const uint64_t saved = fp_environment_enter(); /* a GPU knows nothing of the caller's rounding */
     enter_memory();
-    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+    for (unsigned turn = 0; turn < blocks; ++turn) {
+        blockIdx.x = block->is_reversed ? blocks - 1 - turn : turn;
         run_block();
     }
     leave_memory();
@@ -280,7 +284,8 @@ cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t 
     return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
     (void)kind;
     (void)stream;
     enter_memory();

@@ -33,21 +33,20 @@ struct product_arguments {
     enum product_part part;
 };
 
-/* The operand, pointing to its own parts. Its sizes are those of the group. */
-static __device__ struct gemm_operand operand_of(struct product_operand *operand, enum product_part part,
-                                                 const struct group_part *group, bool is_a) {
-    struct gemm_operand gemm = operand->gemm;
+/* A copy of an operand that points to its own parts, with the sizes of the group. */
+static __device__ void place_operand(const struct product_operand *from, enum product_part part,
+                                     const struct group_part *group, bool is_a, struct product_operand *to) {
+    *to = *from;
     if (part == PRODUCT_TERMS) {
-        gemm.plain.columns = rows_of_group(group, gemm.plain.columns);
-        operand->copy.operand.columns = gemm.plain.columns;
+        to->gemm.plain.columns = rows_of_group(group, from->gemm.plain.columns);
+        to->copy.operand.columns = to->gemm.plain.columns;
     } else if (part == PRODUCT_ROWS && is_a) {
-        gemm.plain.rows = rows_of_group(group, gemm.plain.rows);
+        to->gemm.plain.rows = rows_of_group(group, from->gemm.plain.rows);
     }
-    if (gemm.copy != NULL) {
-        gemm.spec = &operand->spec;
-        gemm.copy = &operand->copy;
+    if (from->gemm.copy != NULL) {
+        to->gemm.spec = &to->spec;
+        to->gemm.copy = &to->copy;
     }
-    return gemm;
 }
 
 /* TILE rows of an operand from `row` on, TILE terms from k on; a thread decodes OPERAND_PART of them. */
@@ -85,8 +84,15 @@ static __device__ void store_result(const struct product_arguments *job, int64_t
 static __global__ void __launch_bounds__(THREADS) product_kernel(struct product_arguments job) {
     __shared__ float a_tile[TILE][PITCH];
     __shared__ float b_tile[TILE][PITCH];
-    const struct gemm_operand a = operand_of(&job.a, job.part, &job.group, true);
-    const struct gemm_operand b = operand_of(&job.b, job.part, &job.group, false);
+    __shared__ struct product_operand
+        operands[2]; /* where all threads read them, rather than a copy for each */
+    if (threadIdx.x == 0) {
+        place_operand(&job.a, job.part, &job.group, true, &operands[0]);
+        place_operand(&job.b, job.part, &job.group, false, &operands[1]);
+    }
+    __syncthreads();
+    const struct gemm_operand &a = operands[0].gemm;
+    const struct gemm_operand &b = operands[1].gemm;
     const int64_t first = job.part == PRODUCT_ROWS ? first_of_group(&job.group) : 0; /* row of c */
     const int64_t depth = max_int64(operand_depth(&a), operand_depth(&b));
     const int64_t across = ceil_div(job.c.columns, TILE);

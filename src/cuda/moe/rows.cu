@@ -99,9 +99,9 @@ enum opaq_status cuda_weigh_rows(const struct row_groups *groups, const struct q
                                  const struct opaq_execution *execution, struct opaq_error *error) {
     const struct move_arguments job = {{*groups, -1}, *rows, *rows, ROWS_SORTED, true};
     const int64_t count = groups->rows * rows->columns;
-    return count == 0 ? OPAQ_OK
-                      : launch("weigh_rows", weigh_kernel, blocks_for(count, THREADS), THREADS, job, execution,
-                               error);
+    return count == 0
+               ? OPAQ_OK
+               : launch("weigh_rows", weigh_kernel, blocks_for(count, THREADS), THREADS, job, execution, error);
 }
 
 static __global__ void convert_kernel(struct move_arguments job) {
@@ -197,7 +197,8 @@ struct dot_arguments {
 static __device__ float part_sum(const struct span_dot *dot, int64_t a_row, int64_t b_row, int64_t c) {
     float sum = 0.0f;
     for (int64_t k = c; k < min_int64(c + PART, dot->a.columns); ++k) {
-        sum += matrix_at(&dot->a, a_row * dot->a.row_step + k) * matrix_at(&dot->b, b_row * dot->b.row_step + k);
+        sum +=
+            matrix_at(&dot->a, a_row * dot->a.row_step + k) * matrix_at(&dot->b, b_row * dot->b.row_step + k);
     }
     return sum;
 }
@@ -231,8 +232,8 @@ static __global__ void dot_kernel(struct dot_arguments job) {
 enum opaq_status dot_span(const struct row_span *span, const struct span_dot *dot, float *result,
                           const struct opaq_execution *execution, struct opaq_error *error) {
     const struct dot_arguments job = {*span, *dot, result};
-    return span->groups.rows == 0 ? OPAQ_OK
-                                  : launch("dot_rows", dot_kernel,
-                                           blocks_for(span->groups.rows, THREADS / WARP), THREADS, job,
-                                           execution, error);
+    return span->groups.rows == 0
+               ? OPAQ_OK
+               : launch("dot_rows", dot_kernel, blocks_for(span->groups.rows, THREADS / WARP), THREADS, job,
+                        execution, error);
 }

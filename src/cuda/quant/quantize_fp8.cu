@@ -7,10 +7,9 @@
 
 static __device__ struct fp8_scale tensor_scale(const struct quant_arguments *arguments) {
     const struct opaq_spec *spec = &arguments->job.spec;
-    return arguments->scale != NULL
-               ? fp8_scale_given(spec, *arguments->scale)
-               : fp8_scale_from_amax(spec, *arguments->amax,
-                                     fp8_scale_limit(spec, arguments->copy.operand.dtype));
+    return arguments->scale != NULL ? fp8_scale_given(spec, *arguments->scale)
+                                    : fp8_scale_from_amax(spec, *arguments->amax,
+                                                          fp8_scale_limit(spec, arguments->copy.operand.dtype));
 }
 
 static __global__ void encode_fp8_kernel(struct quant_arguments arguments) {

@@ -100,9 +100,9 @@ enum opaq_status quantize_group(const struct quant_job *job, const struct quanti
         arguments.copy = job->copy[i];
         TRY(quantize_copy(&arguments, execution, error));
     }
-    return job->spec.format == OPAQ_FP8 ? finish_fp8_tensor(&arguments, (float *)job->copy[0].scale,
-                                                            figures->amax, execution, error)
-                                        : OPAQ_OK;
+    return job->spec.format == OPAQ_FP8
+               ? finish_fp8_tensor(&arguments, (float *)job->copy[0].scale, figures->amax, execution, error)
+               : OPAQ_OK;
 }
 
 enum opaq_status cuda_quantize(const struct quant_job *job, const struct quantize_figures *figures,
