@@ -50,8 +50,11 @@ test-transformers: build ## the transformers integration with the oldest support
 test-trainers: build ## opaq inside torchtitan and Megatron-core, from requirements/trainers.txt
 	@tools/test_trainers.sh $(BUILD)
 
-test-gpu: build ## the PyTorch tests on a machine with a GPU, with PYTHON
-	@tools/test_gpu.sh $(BUILD)
+test-cuda-build: ## compiles the CUDA back end with nvcc, and says what each kernel takes
+	@tools/check_cuda.sh --print
+
+test-gpu: ## builds the CUDA back end and tests it on this machine's GPU: C tests, compute-sanitizer, PyTorch with PYTHON
+	@tools/test_gpu.sh
 
 fuzz: ## every fuzz target for FUZZ_SECONDS (300)
 	@tools/fuzz.sh $(FUZZ_SECONDS)
@@ -93,5 +96,5 @@ clean: ## remove everything that was built; .venv stays
 help: ## this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build programs test test-all test-wheel test-transformers test-trainers test-c test-sanitize test-neon test-python test-python-slow test-gpu fuzz fuzz-short check format demo \
+.PHONY: build programs test test-all test-wheel test-transformers test-trainers test-c test-sanitize test-neon test-python test-python-slow test-cuda-build test-gpu fuzz fuzz-short check format demo \
 	evidence bench bench-overhead bench-checkpoint golden install clean help

@@ -23,6 +23,7 @@ run "warnings" tools/check_warnings.sh
 run "public headers alone" tools/check_headers.sh
 run "static analysis" tools/check_analysis.sh
 run "exported symbols" tools/check_symbols.sh
+run "CUDA" tools/check_cuda.sh
 run "Python" tools/check_python.sh
 
 if [ ${#failed[@]} != 0 ]; then

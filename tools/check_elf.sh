@@ -39,7 +39,7 @@ done < <(find "$folder" -type f \( -perm -u+x -o -name '*.so*' \) ! -path '*/CMa
 [ "$count" != 0 ] || { echo "$folder holds no program and no shared library" >&2; exit 1; }
 
 if [ -f "$folder/compile_commands.json" ] && [ "$type" != Debug ]; then
-    soft=$(grep '"command":' "$folder/compile_commands.json" | grep -E ' -c [^ ]*/src/[^ ]*\.c' |
+    soft=$(grep '"command":' "$folder/compile_commands.json" | grep -E ' -c [^ ]*/src/[^ ]*\.c[^u]' |
         grep -v -e ' -D_FORTIFY_SOURCE=3 .*-fstack-protector-strong ' -e ' -fstack-protector-strong .*-D_FORTIFY_SOURCE=3 ' |
         sed 's/.* -c [^ ]*\(\/src\/[^ "]*\).*/\1/' |
         grep -Ev '_(ref|avx2|avx512|neon|dotprod)\.c$|/gemm_(decode|run)\.c$' || true)

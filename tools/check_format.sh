@@ -19,7 +19,7 @@ status=0
 if [ -z "$format" ]; then
     left_out "there is no clang-format 14, so the formatting of C was not checked."
 else
-    mapfile -t files < <(find include src tests demo examples bench fuzz -name '*.[ch]' 2>/dev/null | sort)
+    mapfile -t files < <(find include src tests demo examples bench fuzz \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cc' \) 2>/dev/null | sort)
     if [ "$fix" = --fix ]; then
         "$format" -i "${files[@]}"
     elif ! "$format" --dry-run -Werror "${files[@]}" >build-format.log 2>&1; then

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Includes go one way:
 
-    base -> format -> backend -> cpu
+    base -> format -> backend -> definition -> {cpu, cuda}
                              \\-> op -> runner -> {torch, cli}
                                   \\-> checkpoint
 
-op and runner see backend, never cpu: what is in memory belongs to a back end. checkpoint works on host memory
-and sees cpu. A file in src/<layer> may include its own layer, those before it and public headers; a public
+definition is arithmetic that is compiled for every back end; cpu and cuda do not see each other. op and
+runner see backend, never a back end: what is in memory belongs to it. checkpoint works on host memory and
+sees cpu. A file in src/<layer> may include its own layer, those before it and public headers; a public
 header only public headers; programs (demo, bench, examples, fuzz, the cli layer) only public headers and what
 lies beside them; benchmarks and tests also the case lists they share (tests/cases), and fuzz/fuzz_cli_* the
 command's files. File names are unique in the repository, so an include line names one file.
@@ -24,10 +25,12 @@ BELOW = {
     "base": set(),
     "format": {"base"},
     "backend": {"base", "format"},
-    "cpu": {"base", "format", "backend"},
+    "definition": {"base", "format", "backend"},
+    "cpu": {"base", "format", "backend", "definition"},
+    "cuda": {"base", "format", "backend", "definition"},
     "op": {"base", "format", "backend"},
     "runner": {"base", "format", "backend", "op"},
-    "checkpoint": {"base", "format", "backend", "cpu", "op"},
+    "checkpoint": {"base", "format", "backend", "definition", "cpu", "op"},
     "torch": {"base"},
     "cli": set(),  # uses opaq as a stranger would
 }

@@ -1,19 +1,80 @@
 #!/usr/bin/env bash
-# test_gpu.sh <build folder>: the tests that involve PyTorch, on a machine with a GPU. The fixtures add the device cuda
-# where PyTorch has one, so these are the same tests as on the CPU. Needs PYTHON, an interpreter with a CUDA PyTorch.
-set -euo pipefail
+# test_gpu.sh: everything that needs a GPU, in one call; on a machine with an NVIDIA GPU, nvcc of CUDA 13 and PYTHON, an interpreter
+# with a CUDA build of PyTorch. Builds the CUDA back end, then runs
+#   - the C tests of operators and quantizers on the GPU, against the CPU byte for byte (OPAQ_TEST_DEVICE=cuda);
+#   - some of them under compute-sanitizer, where it is installed;
+#   - the PyTorch tests: their fixtures add the device cuda where PyTorch has one.
+# Every step is timed and shown, a failure does not stop the next one, and the last lines say what failed. Takes OPAQ_GPU_SECONDS
+# (470) at most: a step that is not done by then is stopped and counts as failed.
+set -uo pipefail
 . "$(dirname "$0")/common.sh"
-folder=$1
 python=${PYTHON:-python3}
+folder=build-cuda
+limit=${OPAQ_GPU_SECONDS:-470}
+SECONDS=0
+failed=()
 
-if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-    say "error: $python has no PyTorch that sees a GPU; make test-gpu PYTHON=... needs one." >&2
-    exit 1
+step() { # <title> <command>...
+    local name=$1 begin=$SECONDS left status=0
+    shift
+    left=$((limit - SECONDS))
+    title "$name"
+    printf '+ %s\n' "$*"
+    if [ "$left" -le 0 ]; then
+        say "no time is left"
+        failed+=("$name (not run: no time was left)")
+        return 1
+    fi
+    timeout "$left" "$@" || status=$?
+    if [ "$status" != 0 ]; then
+        failed+=("$name (exit status $status)")
+    fi
+    say "-- $name: $((SECONDS - begin)) s, exit status $status, $SECONDS s in all"
+    return "$status"
+}
+
+finish() {
+    printf '\n%d s in all\n' "$SECONDS"
+    if [ ${#failed[@]} != 0 ]; then
+        printf 'steps that failed:\n'
+        printf '  %s\n' "${failed[@]}"
+        exit 1
+    fi
+    say "all steps on the GPU passed"
+    exit 0
+}
+
+step "machine" bash -c 'nvidia-smi -L; nvidia-smi --query-gpu=driver_version,compute_cap --format=csv; nvcc --version | tail -n 2; uname -sm'
+step "build" tools/build.sh "$folder" -DOPAQ_CUDA=ON || finish
+
+# ---- C tests
+library=$(absolute "$folder")/libopaq_cuda.so
+tests=$(sed -n '/^set(OPAQ_EMULATED_TESTS/,/)$/p' cmake/cuda.cmake | tr -d '()\n' | sed 's/^setOPAQ_EMULATED_TESTS//')
+[ -n "$tests" ] || failed+=("the list of tests in cmake/cuda.cmake")
+on_gpu=(env OPAQ_TEST_DEVICE=cuda "OPAQ_TEST_CUDA_LIBRARY=$library" "OPAQ_GOLDEN_DIR=$PWD/tests/golden")
+for name in $tests; do
+    step "C test $name" "${on_gpu[@]}" timeout 120 "$folder/tests/c/test_$name"
+done
+
+# ---- memory and races
+sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true)
+if [ -n "$sanitizer" ]; then
+    for tool in memcheck racecheck; do
+        step "compute-sanitizer $tool, rearranging" "${on_gpu[@]}" timeout 90 "$sanitizer" --tool "$tool" --error-exitcode 9 \
+            "$folder/tests/c/test_op_rearrange"
+        step "compute-sanitizer $tool, a mixture" "${on_gpu[@]}" timeout 90 "$sanitizer" --tool "$tool" --error-exitcode 9 \
+            "$folder/tests/c/test_experts_composed"
+    done
+else
+    say "note: there is no compute-sanitizer, so memory and races were not checked."
 fi
-"$python" -c 'import torch; print("PyTorch", torch.__version__, "on", torch.cuda.get_device_name())'
-OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so
-export OPAQ_LIBRARY PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
-# Without the AOTInductor host: loading a package, of any model, crashed in a CUDA build of PyTorch 2.11.
-mapfile -t files < <(ls tests/python/test_{torch,linear}_*.py \
-    tests/python/test_{autocast,moe,moe_compile,moe_training,quantized_tensor,recipe,runner,tensor_proto,tiled}.py | grep -v test_torch_aoti)
-exec "$python" -m pytest -q "${files[@]}"
+
+# ---- PyTorch
+export OPAQ_LIBRARY="$PWD/$folder/libopaq.so" PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
+if step "PyTorch" "$python" -c 'import torch; print(torch.__version__, torch.cuda.get_device_name())'; then
+    # Without the AOTInductor host: loading a package, of any model, crashed in a CUDA build of PyTorch 2.11.
+    mapfile -t files < <(ls tests/python/test_{torch,linear}_*.py \
+        tests/python/test_{autocast,moe,moe_compile,moe_training,quantized_tensor,recipe,runner,tensor_proto,tiled}.py | grep -v test_torch_aoti)
+    step "Python tests" "$python" -m pytest -q -m "not slow" "${files[@]}"
+fi
+finish

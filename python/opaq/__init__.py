@@ -97,7 +97,11 @@ def library_info() -> dict[str, Any]:
     info = {
         "version": _library.version,
         "path": str(_library.path),
-        "backends": ["cpu"],
+        "backends": [
+            name
+            for kind, name in enumerate(("cpu", "cuda"))
+            if library.opaq_device_check(_library.Device(kind, 0), None) == 0
+        ],
         "cpu": features.value.decode().split(),
         "torch": getattr(sys.modules.get("torch"), "__version__", None),
         "kernels": kernels,

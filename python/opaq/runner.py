@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -119,6 +119,11 @@ def _fill(value: _library.Value, given: Any) -> None:
         value.count = len(tensors)
 
 
+def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for given in arguments:
+        yield from (t for t in (given if isinstance(given, list) else [given]) if isinstance(t, torch.Tensor))
+
+
 def _create(name: str, arguments: dict[str, Any], quantizes: bool) -> Runner:
     """A runner from a call of an operator without its activations."""
     row = operators()[name]
@@ -126,6 +131,12 @@ def _create(name: str, arguments: dict[str, Any], quantizes: bool) -> Runner:
     for value, argument in zip(values, row.arguments, strict=True):
         _fill(value, arguments.get(argument))
     handle = ctypes.c_int64()
+    device = next((t.device for t in _tensors(arguments.values()) if t.device.type == "cuda"), None)
+    if device is not None:
+        stream = torch.cuda.current_stream(device).cuda_stream
+        execution = _library.Execution(device=_library.Device(1, device.index or 0), stream=stream)
+        call("opaq_runner_create", library.opaq_op_at(row.index), values, execution, handle)
+        return Runner(handle.value)
     with _library.threads(torch.get_num_threads() if quantizes else 1) as execution:
         call("opaq_runner_create", library.opaq_op_at(row.index), values, execution, handle)
     return Runner(handle.value)

@@ -4,6 +4,8 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
+#include "backend/backend_library.h"
+
 enum { DEVICE_TYPES = 2 };
 
 /* Beside the CPU's, which is always there. */
@@ -23,15 +25,25 @@ enum opaq_status backend_of(struct opaq_device device, const struct backend **ba
     if (device.type > OPAQ_DEVICE_CPU && device.type < DEVICE_TYPES) {
         found = atomic_load_explicit(&installed[device.type], memory_order_acquire);
     }
+    if (found == NULL && device.type == OPAQ_DEVICE_CUDA) {
+        struct opaq_error reason;
+        if (backend_library_open(&found, &reason) != OPAQ_OK) {
+            return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "the tensors are on cuda:%d: %s", device.index,
+                             reason.text);
+        }
+    }
     if (found == NULL) {
-        return opaq_fail(
-            error, OPAQ_ERROR_UNSUPPORTED,
-            "the tensors are on %s:%d, for which this build of opaq has no back end: install a build "
-            "with CUDA, or move the tensors to the cpu",
-            device.type == OPAQ_DEVICE_CUDA ? "cuda" : "an unknown device", device.index);
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                         "the tensors are on an unknown device (%d, %d), expected the cpu or cuda", device.type,
+                         device.index);
     }
     *backend = found;
     return OPAQ_OK;
+}
+
+enum opaq_status opaq_device_check(struct opaq_device device, struct opaq_error *error) {
+    const struct backend *backend;
+    return backend_of(device, &backend, error);
 }
 
 enum opaq_status execution_of(const struct opaq_execution *given, struct opaq_device device,

@@ -5,7 +5,7 @@
  *
  * Rules for every function: arguments were checked; memory lies on execution->device; nothing is allocated (but by
  * `allocate`) and nothing waits for the device; the status is not OPAQ_OK where the device refused the work or, on a
- * device that sees contents at once, where these are wrong. A `..._workspace` gives the bytes of scratch memory, aligned
+ * device that sees contents at once, where these are wrong; `noise`, whose result is in host memory, may wait. A `..._workspace` gives the bytes of scratch memory, aligned
  * to 64, that the call needs; it follows no address, and addresses may be NULL. */
 #ifndef OPAQ_BACKEND_BACKEND_H
 #define OPAQ_BACKEND_BACKEND_H

@@ -8,7 +8,13 @@
 #define OPAQ_BACKEND_GROUPED_H
 
 #include "backend/operand.h"
+#include "base/device.h"
 #include "opaq/experts.h"
+
+/* Whether h is twice as wide as a. */
+OPAQ_DEVICE static inline bool activation_is_gated(enum opaq_activation activation) {
+    return activation < OPAQ_SILU_NO_MUL;
+}
 
 /* Random streams of a group start at GROUP_STREAMS times its index. */
 enum { GROUP_STREAMS = 64 };

@@ -1,9 +1,11 @@
-/* base/checked.h: integer arithmetic that says when it does not fit. Depends on nothing. */
+/* base/checked.h: integer arithmetic that says when it does not fit. Depends on device.h. */
 #ifndef OPAQ_BASE_CHECKED_H
 #define OPAQ_BASE_CHECKED_H
 
 #include <stdbool.h>
 #include <stdint.h>
+
+#include "base/device.h"
 
 /* No tensor has more elements or bytes than this, so sums of a few of them never overflow. */
 #define OPAQ_SIZE_LIMIT ((int64_t)1 << 62)
@@ -18,12 +20,12 @@ static inline bool checked_multiply(int64_t a, int64_t b, int64_t *product) {
     return true;
 }
 
-static inline int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+OPAQ_DEVICE static inline int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-static inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+OPAQ_DEVICE static inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-static inline int64_t min_int64(int64_t a, int64_t b) { return a < b ? a : b; }
+OPAQ_DEVICE static inline int64_t min_int64(int64_t a, int64_t b) { return a < b ? a : b; }
 
-static inline int64_t max_int64(int64_t a, int64_t b) { return a > b ? a : b; }
+OPAQ_DEVICE static inline int64_t max_int64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 #endif

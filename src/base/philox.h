@@ -1,4 +1,4 @@
-/* base/philox.h: the counter-based generator Philox 4x32 with 10 rounds. Depends on nothing.
+/* base/philox.h: the counter-based generator Philox 4x32 with 10 rounds. Depends on device.h.
  *
  * Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Checked against the
  * known-answer vectors of the authors' Random123. */
@@ -7,11 +7,14 @@
 
 #include <stdint.h>
 
+#include "base/device.h"
+
 struct philox_block {
     uint32_t word[4];
 };
 
-static inline struct philox_block philox(struct philox_block counter, uint32_t key0, uint32_t key1) {
+OPAQ_DEVICE static inline struct philox_block philox(struct philox_block counter, uint32_t key0,
+                                                     uint32_t key1) {
     uint32_t a = counter.word[0];
     uint32_t b = counter.word[1];
     uint32_t c = counter.word[2];

@@ -7,7 +7,7 @@
 #include "base/checked.h"
 #include "base/try.h"
 #include "checkpoint/stored_cells.h"
-#include "cpu/quant/ref/segment_ref.h"
+#include "definition/segment_ref.h"
 #include "format/proto_layout.h"
 #include "op/quantize/rearrange.h"
 #include "op/table/op_tensor.h"

@@ -24,14 +24,14 @@ struct narrow {
     bool nan_signed;       /* whether the IEEE variant keeps a NaN's sign */
 };
 
-static const struct narrow narrow_e2m1 = {1, 1, 3, 0x7, 0x7, 0x7, 0x7, false};
-static const struct narrow narrow_e4m3 = {3, 7, 7, 0x7E, 0x7F, 0x7F, 0x7F, true};
-static const struct narrow narrow_e5m2 = {2, 15, 7, 0x7B, 0x7C, 0x7F, 0x7E, true};
-static const struct narrow narrow_f16 = {10, 15, 15, 0x7BFF, 0x7C00, 0x7E00, 0x7E00, true};
-static const struct narrow narrow_bf16 = {7, 127, 15, 0x7F7F, 0x7F80, 0x7FC0, 0x7FC0, true};
+OPAQ_DEVICE_CONSTANT struct narrow narrow_e2m1 = {1, 1, 3, 0x7, 0x7, 0x7, 0x7, false};
+OPAQ_DEVICE_CONSTANT struct narrow narrow_e4m3 = {3, 7, 7, 0x7E, 0x7F, 0x7F, 0x7F, true};
+OPAQ_DEVICE_CONSTANT struct narrow narrow_e5m2 = {2, 15, 7, 0x7B, 0x7C, 0x7F, 0x7E, true};
+OPAQ_DEVICE_CONSTANT struct narrow narrow_f16 = {10, 15, 15, 0x7BFF, 0x7C00, 0x7E00, 0x7E00, true};
+OPAQ_DEVICE_CONSTANT struct narrow narrow_bf16 = {7, 127, 15, 0x7F7F, 0x7F80, 0x7FC0, 0x7FC0, true};
 
 /* The bits of |x| (finite) as a significand and the exponent of its last place. */
-static inline uint32_t narrow_significand(uint32_t magnitude, int *exponent) {
+OPAQ_DEVICE static inline uint32_t narrow_significand(uint32_t magnitude, int *exponent) {
     const uint32_t field = magnitude >> 23;
     *exponent = (field == 0 ? 1 : (int)field) - 127 - 23;
     return field == 0 ? magnitude : (magnitude & 0x7FFFFFu) | 0x800000u;
@@ -39,7 +39,7 @@ static inline uint32_t narrow_significand(uint32_t magnitude, int *exponent) {
 
 /* The code of a finite |x| that is rounded to nearest even (or cut) to the grid, past the largest if need be:
  * codes of positive values are consecutive, so a carry out of the mantissa is right by itself. */
-static inline uint32_t narrow_round(uint32_t magnitude, struct narrow n, bool cut) {
+OPAQ_DEVICE static inline uint32_t narrow_round(uint32_t magnitude, struct narrow n, bool cut) {
     const int lowest = 1 - n.bias - n.mantissa_bits; /* exponent of the smallest subnormal */
     int exponent;
     const uint32_t significand = narrow_significand(magnitude, &exponent);
@@ -62,7 +62,7 @@ static inline uint32_t narrow_round(uint32_t magnitude, struct narrow n, bool cu
     return kept + ((uint32_t)(exponent + drop - lowest) << n.mantissa_bits);
 }
 
-static inline uint32_t narrow_encode(float value, struct narrow n, bool ieee) {
+OPAQ_DEVICE static inline uint32_t narrow_encode(float value, struct narrow n, bool ieee) {
     const uint32_t bits = float_to_bits(value);
     const uint32_t magnitude = bits & 0x7FFFFFFFu;
     const uint32_t sign = (bits >> 31) << n.sign_shift;
@@ -78,8 +78,8 @@ static inline uint32_t narrow_encode(float value, struct narrow n, bool ieee) {
 }
 
 /* u = random / 2^random_bits of one step is added to |x|, then the sum is cut to the grid. */
-static inline uint32_t narrow_encode_stochastic(float value, struct narrow n, uint32_t random,
-                                                int random_bits) {
+OPAQ_DEVICE static inline uint32_t narrow_encode_stochastic(float value, struct narrow n, uint32_t random,
+                                                            int random_bits) {
     const uint32_t bits = float_to_bits(value);
     const uint32_t magnitude = bits & 0x7FFFFFFFu;
     if (magnitude > 0x7F800000u) {
@@ -102,7 +102,7 @@ static inline uint32_t narrow_encode_stochastic(float value, struct narrow n, ui
     return sign | (code > n.largest_code ? n.largest_code : code);
 }
 
-static inline float narrow_decode(uint32_t code, struct narrow n, int exponent_bits) {
+OPAQ_DEVICE static inline float narrow_decode(uint32_t code, struct narrow n, int exponent_bits) {
     const uint32_t sign = ((code >> n.sign_shift) & 1u) << 31;
     const uint32_t field = (code >> n.mantissa_bits) & ((1u << exponent_bits) - 1u);
     const uint32_t mantissa = code & ((1u << n.mantissa_bits) - 1u);
@@ -115,17 +115,17 @@ static inline float narrow_decode(uint32_t code, struct narrow n, int exponent_b
 }
 
 /* Quantizers' encodings: saturating, nearest even. */
-static inline uint32_t encode_e2m1(float value) { return narrow_encode(value, narrow_e2m1, false); }
-static inline uint32_t encode_e4m3(float value) { return narrow_encode(value, narrow_e4m3, false); }
-static inline uint32_t encode_e5m2(float value) { return narrow_encode(value, narrow_e5m2, false); }
+OPAQ_DEVICE static inline uint32_t encode_e2m1(float value) { return narrow_encode(value, narrow_e2m1, false); }
+OPAQ_DEVICE static inline uint32_t encode_e4m3(float value) { return narrow_encode(value, narrow_e4m3, false); }
+OPAQ_DEVICE static inline uint32_t encode_e5m2(float value) { return narrow_encode(value, narrow_e5m2, false); }
 
-static inline float decode_e2m1(uint32_t code) { return narrow_decode(code, narrow_e2m1, 2); }
+OPAQ_DEVICE static inline float decode_e2m1(uint32_t code) { return narrow_decode(code, narrow_e2m1, 2); }
 
-static inline float decode_e4m3(uint32_t code) {
+OPAQ_DEVICE static inline float decode_e4m3(uint32_t code) {
     return (code & 0x7Fu) == 0x7Fu ? float_nan() : narrow_decode(code, narrow_e4m3, 4);
 }
 
-static inline float decode_e5m2(uint32_t code) {
+OPAQ_DEVICE static inline float decode_e5m2(uint32_t code) {
     const uint32_t magnitude = code & 0x7Fu;
     if (magnitude > 0x7Cu) {
         return float_nan();
@@ -134,11 +134,11 @@ static inline float decode_e5m2(uint32_t code) {
                               : narrow_decode(code, narrow_e5m2, 5);
 }
 
-static inline float decode_e8m0(uint32_t code) {
+OPAQ_DEVICE static inline float decode_e8m0(uint32_t code) {
     return code == 255 ? float_nan() : float_from_bits(code == 0 ? 0x400000u : code << 23);
 }
 
-static inline float decode_f16(uint32_t code) {
+OPAQ_DEVICE static inline float decode_f16(uint32_t code) {
     const uint32_t magnitude = code & 0x7FFFu;
     if (magnitude < 0x7C00u) {
         return narrow_decode(code, narrow_f16, 5);
@@ -146,14 +146,21 @@ static inline float decode_f16(uint32_t code) {
     return float_from_bits((code & 0x8000u) << 16 | 0x7F800000u | (magnitude & 0x3FFu) << 13);
 }
 
-static inline float decode_bf16(uint32_t code) { return float_from_bits(code << 16); }
+OPAQ_DEVICE static inline float decode_bf16(uint32_t code) { return float_from_bits(code << 16); }
+
+/* The largest finite f16, bf16 or f32. */
+OPAQ_DEVICE static inline float largest_plain(enum opaq_element dtype) {
+    return dtype == OPAQ_F16    ? decode_f16(narrow_f16.largest_code)
+           : dtype == OPAQ_BF16 ? decode_bf16(narrow_bf16.largest_code)
+                                : float_from_bits(0x7F7FFFFFu);
+}
 
 /* Output conversions: IEEE, every NaN positive and quiet. */
-static inline uint32_t encode_f16_ieee(float value) {
+OPAQ_DEVICE static inline uint32_t encode_f16_ieee(float value) {
     return float_is_nan(value) ? narrow_f16.nan : narrow_encode(value, narrow_f16, true);
 }
 
-static inline uint32_t encode_bf16_ieee(float value) {
+OPAQ_DEVICE static inline uint32_t encode_bf16_ieee(float value) {
     const uint32_t bits = float_to_bits(value);
     return float_is_nan(value) ? narrow_bf16.nan : (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
 }

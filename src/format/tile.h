@@ -1,4 +1,4 @@
-/* format/tile.h: where codes and scales lie in a tiled tensor. Depends on nothing. Specification: docs/formats.md,
+/* format/tile.h: where codes and scales lie in a tiled tensor. Depends on base. Specification: docs/formats.md,
  * "Tiles".
  *
  * Tiles are what processors' kernels read: the rows of a tile are the lanes of vectors, so a weight is streamed once,
@@ -8,6 +8,8 @@
 #define OPAQ_FORMAT_TILE_H
 
 #include <stdint.h>
+
+#include "base/device.h"
 
 /* 4-bit codes: 16 rows x 64 columns, 512 bytes, as four groups of 16 columns (128 bytes) of two halves (64 bytes, 8
  * columns). In a half, row r has the four bytes from 4 r on, and byte j of them holds columns j (low nibble) and
@@ -19,14 +21,14 @@ enum { TILE8_ROWS = 32, TILE8_COLUMNS = 32, TILE8_BYTES = 1024, TILE8_PAIR_BYTES
 
 /* The byte of a code; *shift is 0 or 4. `columns` is the tensor's, padded to whole tiles. Tiles of the same rows follow
  * each other along the columns. */
-static inline int64_t tile4_offset(int64_t row, int64_t column, int64_t columns, int *shift) {
+OPAQ_DEVICE static inline int64_t tile4_offset(int64_t row, int64_t column, int64_t columns, int *shift) {
     const int64_t tile = row / TILE4_ROWS * (columns / TILE4_COLUMNS) + column / TILE4_COLUMNS;
     const int64_t in_half = column % 8;
     *shift = in_half < 4 ? 0 : 4;
     return tile * TILE4_BYTES + column % TILE4_COLUMNS / 8 * 64 + row % TILE4_ROWS * 4 + in_half % 4;
 }
 
-static inline int64_t tile8_offset(int64_t row, int64_t column, int64_t columns) {
+OPAQ_DEVICE static inline int64_t tile8_offset(int64_t row, int64_t column, int64_t columns) {
     const int64_t tile = row / TILE8_ROWS * (columns / TILE8_COLUMNS) + column / TILE8_COLUMNS;
     return tile * TILE8_BYTES + column % TILE8_COLUMNS / 2 * TILE8_PAIR_BYTES + row % TILE8_ROWS * 2 +
            column % 2;
@@ -34,7 +36,7 @@ static inline int64_t tile8_offset(int64_t row, int64_t column, int64_t columns)
 
 /* The entry of a block's scale (one byte): block by block along the columns, in each the tile's rows. `blocks`: along all
  * columns, padded to whole tiles; `rows`: of a tile. */
-static inline int64_t tile_scale_offset(int64_t row, int64_t block, int64_t blocks, int64_t rows) {
+OPAQ_DEVICE static inline int64_t tile_scale_offset(int64_t row, int64_t block, int64_t blocks, int64_t rows) {
     return (row / rows * blocks + block) * rows + row % rows;
 }
 

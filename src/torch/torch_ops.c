@@ -10,6 +10,7 @@
 
 #include "base/pieces.h"
 #include "opaq/status.h"
+#include "torch/torch_cuda.h"
 #include "torch/torch_scratch.h"
 #include "torch/torch_shim.h"
 #include "torch/torch_stack.h"
@@ -115,8 +116,16 @@ static enum opaq_status compute(const struct opaq_op *op, const struct opaq_valu
     struct opaq_execution execution = {.parallel = &parallel};
     struct call_memory given = {.op = op, .values = values, .handles = handles};
     const struct opaq_memory memory = {give_memory, &given};
+    struct torch_guard *guard = NULL;
+    enum opaq_status status = OPAQ_OK;
     execution.device = device_of(op, values);
-    const enum opaq_status status = opaq_op_call(op, values, &memory, &execution, error);
+    if (execution.device.type == OPAQ_DEVICE_CUDA) {
+        status = torch_cuda_begin(execution.device, &guard, &execution.stream, error);
+    }
+    if (status == OPAQ_OK) {
+        status = opaq_op_call(op, values, &memory, &execution, error);
+    }
+    torch_cuda_end(guard);
     if (given.scratch.handle != 0) {
         torch_scratch_give(&given.scratch);
     }

@@ -20,6 +20,8 @@ struct torch_tensor;
 struct torch_library;
 struct torch_list;
 struct torch_string;
+struct torch_guard;
+struct torch_stream;
 
 /* clang-format off */
 
@@ -89,6 +91,13 @@ TORCH_SINCE(2, 0) int32_t aoti_torch_dtype_int32(void);
 TORCH_SINCE(2, 0) int32_t aoti_torch_device_type_cpu(void);
 TORCH_SINCE(2, 0) int32_t aoti_torch_device_type_cuda(void);
 TORCH_SINCE(2, 0) int32_t aoti_torch_layout_strided(void);
+
+/* ---- the current device and stream ---- */
+TORCH_SINCE(2, 0) int32_t aoti_torch_create_device_guard(int32_t index, struct torch_guard **guard);
+TORCH_SINCE(2, 0) int32_t aoti_torch_delete_device_guard(struct torch_guard *guard);
+TORCH_SINCE(2, 9) int32_t aoti_torch_get_current_stream(int32_t index, struct torch_stream **stream); /* the caller's */
+TORCH_SINCE(2, 9) int32_t aoti_torch_delete_stream(struct torch_stream *stream);
+TORCH_OPTIONAL_SINCE(2, 13) int32_t torch_stream_native_handle(struct torch_stream *stream, void **native);
 
 /* ---- lists and strings ---- */
 TORCH_SINCE(2, 10) int32_t torch_new_list_reserve_size(size_t size, struct torch_list **list);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "opaq/status.h"
+#include "torch/torch_cuda.h"
 #include "torch/torch_shim.h"
 
 static struct torch_tensor *tensor_handle(uint64_t value) { return (struct torch_tensor *)(uintptr_t)value; }
@@ -382,11 +383,19 @@ enum opaq_status torch_tensor_allocate(struct opaq_tensor *like, uint64_t *handl
 enum opaq_status torch_tensor_randomize(const struct opaq_tensor *tensor, uint64_t handle,
                                         struct opaq_error *error) {
     const int64_t high = (int64_t)1 << 62;
+    int32_t (*randint)(struct torch_tensor *, int64_t, int64_t, const int64_t *, int64_t) =
+        aoti_torch_cpu_randint_low_out;
     if (tensor->device.type != OPAQ_DEVICE_CPU) {
-        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                         "random numbers on cuda:%d, this build works on the cpu", tensor->device.index);
+        void *const symbol = torch_cuda_symbol("aoti_torch_cuda_randint_low_out");
+        if (symbol == NULL) {
+            return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                             "this PyTorch has no aoti_torch_cuda_randint_low_out, which draws random numbers "
+                             "on cuda:%d",
+                             tensor->device.index);
+        }
+        memcpy(&randint, &symbol, sizeof randint);
     }
-    if (aoti_torch_cpu_randint_low_out(tensor_handle(handle), 0, high, tensor->shape, tensor->rank) != 0) {
+    if (randint(tensor_handle(handle), 0, high, tensor->shape, tensor->rank) != 0) {
         return opaq_fail(error, OPAQ_ERROR_SYSTEM, "PyTorch gave no random numbers");
     }
     return OPAQ_OK;

@@ -106,6 +106,9 @@ static void elements_and_tables(void) {
     CHECK(opaq_version() != NULL && opaq_kernel_forced() != NULL);
     (void)opaq_cpu_features();
     CHECK_EQ_INT(opaq_cpu_check(NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_device_check((struct opaq_device){OPAQ_DEVICE_CPU, 0}, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_device_check((struct opaq_device){-1, 7}, NULL), OPAQ_ERROR_UNSUPPORTED);
+    CHECK_EQ_INT(opaq_device_check((struct opaq_device){2, 0}, NULL), OPAQ_ERROR_UNSUPPORTED);
     CHECK_EQ_INT(opaq_fail(NULL, OPAQ_ERROR_TEXT, "%d", 1), OPAQ_ERROR_TEXT);
     CHECK_EQ_INT(opaq_kernel_force(NULL, NULL), OPAQ_OK);
     CHECK(is_refused(opaq_kernel_force("nobody", NULL)));

@@ -112,11 +112,10 @@ static void inputs(void) {
     BOTH("", args.x.strides[1] = 2, BUFFER, "the last stride is 2, expected 1");
     BOTH("", args.x.strides[0] = -16, OVERFLOW, "the strides of ");
     BOTH("", args.x.device.type = OPAQ_DEVICE_CUDA, UNSUPPORTED,
-         "the tensors are on cuda:0, for which this build of opaq has no back end");
+         "the tensors are on cuda:0: this installation has no CUDA back end");
     BOTH("", args.gate_up.tensor[0].device.type = OPAQ_DEVICE_CUDA, ARGUMENT,
          "gate_up is on another device than the first tensor");
-    BOTH("", move_to_cuda(), UNSUPPORTED,
-         "the tensors are on cuda:1, for which this build of opaq has no back end");
+    BOTH("", move_to_cuda(), UNSUPPORTED, "the tensors are on cuda:1: this installation has no CUDA back end");
     tensors_free();
 }
 
@@ -433,9 +432,9 @@ static void gradients(void) {
         REFUSE(op, "grad=x", args.dy.strides[1] = 0, BUFFER,
                "dy: view_plain: the last stride is 0, expected 1");
         REFUSE(op, "grad=x", args.dy.device.type = OPAQ_DEVICE_CUDA, UNSUPPORTED,
-               "the tensors are on cuda:0, for which this build of opaq has no back end");
+               "the tensors are on cuda:0: this installation has no CUDA back end");
         REFUSE(op, "grad=x", move_to_cuda(), UNSUPPORTED,
-               "the tensors are on cuda:1, for which this build of opaq has no back end");
+               "the tensors are on cuda:1: this installation has no CUDA back end");
         REFUSE(op, "grad=x", args.x.device.type = OPAQ_DEVICE_CUDA, ARGUMENT,
                " is on another device than the first tensor");
         REFUSE(op, "grad=x", args.h.device.type = OPAQ_DEVICE_CUDA, ARGUMENT,

@@ -64,7 +64,7 @@ static void plain_inputs(void) {
     FORWARD("",
             (args.x.tensor[0].device.type = args.w.tensor[0].device.type = args.bias.device.type =
                  OPAQ_DEVICE_CUDA),
-            UNSUPPORTED, "cuda:0, for which this build of opaq has no back end");
+            UNSUPPORTED, "cuda:0: this installation has no CUDA back end");
     FORWARD("", args.w.tensor[0].device.type = OPAQ_DEVICE_CUDA, ARGUMENT, "w is on another device");
     FORWARD("", args.bias.device.index = 1, ARGUMENT, "bias is on another device");
     FORWARD("", args.value[3].count = 0, SHAPE, "x_shape has 0 dimensions");

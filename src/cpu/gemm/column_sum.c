@@ -2,7 +2,7 @@
 #include "cpu/gemm/column_sum.h"
 
 #include "base/parallel_run.h"
-#include "cpu/quant/ref/segment_ref.h"
+#include "definition/segment_ref.h"
 
 enum { BLOCK_ROWS = 256 };
 

@@ -4,60 +4,21 @@
 
 #include "cpu/gemm/gemm_table.h"
 #include "cpu/gemm/plain_convert.h"
-#include "cpu/quant/ref/decode_ref.h"
 #include "cpu/quant/through_rows.h"
-
-static bool is_left_transformed(const struct gemm_operand *operand) {
-    return operand->copy != NULL && operand->copy->is_hadamard && !operand->undo_hadamard;
-}
-
-/* The columns of an operand that are not zero by definition. */
-static int64_t operand_depth(const struct gemm_operand *operand) {
-    return is_left_transformed(operand) ? round_up(operand->plain.columns, HADAMARD_SIZE)
-                                        : operand->plain.columns;
-}
+#include "definition/operand_ref.h"
 
 int64_t gemm_depth(const struct gemm_job *job) {
     return max_int64(operand_depth(&job->a), operand_depth(&job->b));
 }
 
-/* ---- what all elements of a tensor have in common ---- */
-
-/* The factor of all elements; 0 if there is none. */
-static float shared_factor(const struct opaq_spec *spec, const struct quant_copy *copy) {
-    if (spec->format == OPAQ_FP8) {
-        return *(const float *)copy->scale;
-    }
-    if (spec->format != OPAQ_NVFP4 || copy->amax_step != 0) {
-        return 0.0f;
-    }
-    const bool is_global = (spec->options & OPAQ_GLOBAL) != 0;
-    return !is_global                         ? copy->amax[0] * (1.0f / (6.0f * (float)spec->e4m3_max))
-           : spec->rule == OPAQ_RULE_MODELOPT ? copy->amax[0]
-           : copy->amax[0] == 0.0f            ? 0.0f
-                                              : 1.0f / copy->amax[0];
-}
-
-/* Decodes the operand as if that factor were 1, where that is possible. */
+/* Decodes the operand as if the factor of all its elements were 1, where that is possible. */
 static void set_factor_aside(struct gemm_decoder *decoder) {
-    const float factor = shared_factor(decoder->spec, decoder->copy);
     const enum opaq_format format = (enum opaq_format)decoder->spec->format;
     decoder->is_bf16 = format == OPAQ_MXFP8 || format == OPAQ_MXFP4;
-    if (!(float_abs(factor) > 0x1p-100f && float_abs(factor) < 0x1p100f)) {
+    if (!bare_copy_make(decoder->spec, decoder->copy, &decoder->bare, &decoder->left_out)) {
         return;
     }
-    decoder->left_out = factor;
     decoder->is_bf16 = true;
-    decoder->bare.one = 1.0f;
-    decoder->bare.spec = *decoder->spec;
-    decoder->bare.copy = *decoder->copy;
-    if (format == OPAQ_FP8) {
-        decoder->bare.copy.scale = &decoder->bare.one;
-    } else { /* whose blocks' scales are multiplied with the global one */
-        decoder->bare.spec.options |= OPAQ_GLOBAL;
-        decoder->bare.spec.rule = OPAQ_RULE_MODELOPT;
-        decoder->bare.copy.amax = &decoder->bare.one;
-    }
     decoder->spec = &decoder->bare.spec;
     decoder->copy = &decoder->bare.copy;
 }

@@ -4,6 +4,7 @@
 
 #include "backend/product.h"
 #include "cpu/quant/quant_table.h"
+#include "definition/operand_ref.h"
 
 /* How far the contraction runs: the operands' columns, or, where a Hadamard transform is left in place, up to the end
  * of its last group, whose codes beyond the columns count. */
@@ -16,11 +17,7 @@ struct gemm_decoder {
     const struct quant_copy *copy; /* the same */
     float left_out;                /* a factor of all values that decoding leaves out; else 1 */
     bool is_bf16;                  /* what is decoded is known to be exact in bf16 */
-    struct {
-        struct opaq_spec spec;
-        struct quant_copy copy;
-        float one;
-    } bare;                                 /* the operand without its factor */
+    struct bare_copy bare;                  /* the operand without its factor */
     float value[256][2];                    /* of a code before it is scaled; of two codes if they are packed */
     float factor[256];                      /* of a scale byte */
     const struct decode_row_kernel *kernel; /* what is used instead of these, if its run is not NULL */

@@ -315,10 +315,6 @@ static bool is_small(const struct gemm_schedule *schedule) {
     return (rows * columns + 16.0 * (rows + columns)) * (double)schedule->depth < worth;
 }
 
-static bool is_plain_bf16(const struct gemm_operand *operand) {
-    return operand->copy == NULL && operand->plain.dtype == OPAQ_BF16;
-}
-
 void gemm_run_with(const struct gemm_table *table, const struct gemm_table *pairs, const struct gemm_job *job,
                    void *workspace, const struct opaq_parallel *parallel) {
     const int64_t depth = gemm_depth(job);
@@ -334,7 +330,7 @@ void gemm_run_with(const struct gemm_table *table, const struct gemm_table *pair
     }
     const uint64_t saved = fp_environment_enter();
     gemm_decoder_make(&job->a, &schedule.a);
-    if (job->b.is_across && is_plain_bf16(&job->a)) {
+    if (leaves_factor_out(&job->a, &job->b)) {
         gemm_decoder_make_bare(&job->b, &schedule.b);
     } else {
         gemm_decoder_make(&job->b, &schedule.b);

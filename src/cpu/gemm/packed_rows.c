@@ -13,7 +13,7 @@
 #include "cpu/gemm/gemm_table.h"
 #include "cpu/gemm/packed_prepare.h"
 #include "cpu/gemm/plain_convert.h"
-#include "cpu/quant/ref/decode_ref.h"
+#include "definition/decode_ref.h"
 
 static size_t rounded(int64_t bytes) { return (size_t)round_up(bytes, 64); }
 

@@ -3,7 +3,7 @@
 #ifndef OPAQ_CPU_GEMM_PLAIN_CONVERT_H
 #define OPAQ_CPU_GEMM_PLAIN_CONVERT_H
 
-#include "cpu/gemm/plain_row.h"
+#include "definition/plain_row.h"
 
 /* n elements, `step` apart, from element `start` of the data on. */
 void plain_load(const void *data, enum opaq_element dtype, int64_t start, int64_t step, int n, float *to);

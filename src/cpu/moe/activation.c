@@ -10,44 +10,11 @@
 #include "base/parallel_run.h"
 #include "cpu/cpu_functions.h"
 #include "cpu/gemm/plain_convert.h"
-#include "cpu/moe/activation_formulas.h"
 #include "cpu/moe/activation_table.h"
 #include "cpu/moe/rows.h"
+#include "definition/activation_formulas.h"
 
 enum { STRETCH = ACTIVATION_STRETCH };
-
-/* Its derivative. */
-static inline float slope(const struct opaq_experts_plan *plan, float g) {
-    switch ((enum opaq_activation)plan->activation) {
-    case OPAQ_SILU:
-    case OPAQ_SILU_STEP:
-    case OPAQ_SILU_NO_MUL: {
-        const float s = sigmoid(g);
-        const bool is_cut = plan->activation == OPAQ_SILU_STEP && g * s > plan->limit;
-        return is_cut ? 0.0f : s * (1.0f + g * (1.0f - s));
-    }
-    case OPAQ_SILU_CLAMP:
-    case OPAQ_SWIGLU_OAI:
-    case OPAQ_SWIGLU_OAI_PACKED: {
-        const float s = sigmoid(plan->alpha * g);
-        return g > plan->limit ? 0.0f : s * (1.0f + plan->alpha * g * (1.0f - s));
-    }
-    case OPAQ_GELU:
-    case OPAQ_GELU_NO_MUL: {
-        const double x = (double)g;
-        return (float)(0.5 * erfc(-0.70710678118654752 * x) + x * 0.39894228040143268 * exp(-0.5 * x * x));
-    }
-    case OPAQ_GELU_TANH:
-    case OPAQ_GELU_TANH_NO_MUL: {
-        const float s = sigmoid(tanh_argument(g));
-        return s + g * s * (1.0f - s) * 1.59576912f * (1.0f + 3.0f * 0.044715f * g * g);
-    }
-    case OPAQ_RELU2:
-    case OPAQ_RELU2_NO_MUL:
-        return g < 0.0f ? 0.0f : 2.0f * g;
-    }
-    return 1.0f;
-}
 
 struct activation_task {
     const struct opaq_experts_plan *plan;
@@ -110,12 +77,7 @@ static void backward_rows(void *argument, int64_t begin, int64_t end) {
             load(task, &at, n, g, u);
             plain_load(task->a->data, task->a->dtype, row * task->a->row_step + c, 1, n, da);
             for (int i = 0; i < n; ++i) {
-                const float gate = g[i];
-                const float upstream = da[i];
-                float value = activated(plan, (enum opaq_activation)plan->activation, gate);
-                value = plan->activation == OPAQ_SILU_STEP ? at_most(value, plan->limit) : value;
-                g[i] = upstream * (is_gated ? factor_of(plan, u[i]) : 1.0f) * slope(plan, gate);
-                u[i] = has_limit(plan) && within(u[i], plan->limit) != u[i] ? 0.0f : upstream * value;
+                activation_gradient(plan, da[i], &g[i], &u[i]);
             }
             const struct gate_places to = places_of(task, task->dh, row, c);
             plain_store(task->dh->data, task->dh->dtype, to.gate, to.step, n, g);

@@ -1,9 +1,10 @@
-/* cpu/moe/activation.h: what stands between the two products of an MLP, and its gradient. Depends on gemm. Specification:
+/* cpu/moe/activation.h: what stands between the two products of an MLP, and its gradient. Depends on definition. Specification:
  * docs/experts.md. */
 #ifndef OPAQ_CPU_MOE_ACTIVATION_H
 #define OPAQ_CPU_MOE_ACTIVATION_H
 
 #include "backend/quant_job.h"
+#include "definition/activation_formulas.h"
 #include "opaq/experts.h"
 #include "opaq/parallel.h"
 
@@ -13,7 +14,6 @@ void activation_forward(const struct opaq_experts_plan *plan, const struct quant
 
 /* The same for at most ACTIVATION_STRETCH gates and factors (of which nothing is read where there are none) in float32, which
  * become what `dtype` holds of them. `to`: n elements of dtype. */
-enum { ACTIVATION_STRETCH = 256 };
 void activation_stretch(const struct opaq_experts_plan *plan, enum opaq_element dtype, float *g, float *u,
                         int n, void *to);
 

@@ -3,28 +3,7 @@
 
 #include "cpu/cpu_functions.h"
 #include "cpu/gemm/plain_convert.h"
-
-/* Where element `index`, counted along the rows, of a strided tensor lies. */
-static int64_t offset_of(const struct opaq_tensor *tensor, int64_t index) {
-    int64_t offset = 0;
-    for (int i = tensor->rank - 1; i >= 0; --i) {
-        offset += index % tensor->shape[i] * tensor->strides[i];
-        index /= tensor->shape[i];
-    }
-    return offset;
-}
-
-static int64_t integer_at(const struct opaq_tensor *tensor, int64_t index) {
-    const int64_t offset = offset_of(tensor, index);
-    return tensor->dtype == OPAQ_DTYPE_I32 ? ((const int32_t *)tensor->data)[offset]
-                                           : ((const int64_t *)tensor->data)[offset];
-}
-
-/* The group of an id; -1 if it has none here. */
-static int64_t group_of(const struct route_job *job, int64_t id) {
-    const int64_t group = id - job->begin;
-    return id >= 0 && id < job->total && group >= 0 && group < job->groups.count ? group : -1;
-}
+#include "definition/sorted_rows.h"
 
 enum opaq_status cpu_route(const struct route_job *job, const struct opaq_execution *execution,
                            struct opaq_error *error) {
@@ -32,7 +11,7 @@ enum opaq_status cpu_route(const struct route_job *job, const struct opaq_execut
     (void)execution;
     memset(groups->first, 0, (size_t)(groups->count + 1) * sizeof *groups->first);
     for (int64_t s = 0; s < groups->rows; ++s) {
-        const int64_t id = integer_at(&job->ids, s);
+        const int64_t id = tensor_integer(&job->ids, s);
         if (id < -1 || id > job->total) {
             return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
                              "topk_ids has %lld at token %lld, choice %lld, expected 0 to %lld, or -1 or %lld "
@@ -40,9 +19,9 @@ enum opaq_status cpu_route(const struct route_job *job, const struct opaq_execut
                              (long long)id, (long long)(s / groups->choices), (long long)(s % groups->choices),
                              (long long)job->total - 1, (long long)job->total);
         }
-        const int64_t group = group_of(job, id);
-        plain_load(job->weights.data, (enum opaq_element)job->weights.dtype, offset_of(&job->weights, s), 1, 1,
-                   &groups->weight[s]);
+        const int64_t group = route_group(job, id);
+        plain_load(job->weights.data, (enum opaq_element)job->weights.dtype, tensor_offset(&job->weights, s), 1,
+                   1, &groups->weight[s]);
         if (group >= 0) {
             ++groups->first[group + 1];
         }
@@ -51,7 +30,7 @@ enum opaq_status cpu_route(const struct route_job *job, const struct opaq_execut
         groups->first[e + 1] += groups->first[e];
     }
     for (int64_t s = 0; s < groups->rows; ++s) { /* first[e] moves to the end of group e, where e + 1 begins */
-        const int64_t group = group_of(job, integer_at(&job->ids, s));
+        const int64_t group = route_group(job, tensor_integer(&job->ids, s));
         if (group >= 0) {
             groups->slot[groups->first[group]++] = s;
         }
@@ -67,7 +46,7 @@ enum opaq_status cpu_split(const struct split_job *job, const struct opaq_execut
     (void)execution;
     groups->first[0] = 0;
     for (int64_t e = 0; e < groups->count; ++e) {
-        const int64_t split = integer_at(&job->splits, e);
+        const int64_t split = tensor_integer(&job->splits, e);
         const int64_t left = groups->rows - groups->first[e];
         if (split < 0 || split > left) {
             return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "splits has %lld at %lld, expected 0 to %lld",

@@ -1,34 +1,10 @@
 /* cpu/moe/rows.h: moving rows between the order of tokens or slots and the sorted order of groups. Depends on
- * backend/grouped.h. */
+ * definition. */
 #ifndef OPAQ_CPU_MOE_ROWS_H
 #define OPAQ_CPU_MOE_ROWS_H
 
-#include "backend/grouped.h"
+#include "definition/sorted_rows.h"
 #include "opaq/parallel.h"
-
-/* Sorted rows that exist; those of a group; where they begin. */
-static inline int64_t groups_total(const struct row_groups *groups) {
-    return !groups->is_split ? groups->rows : groups->first[groups->count];
-}
-
-static inline int64_t group_begin(const struct row_groups *groups, int64_t group) {
-    return !groups->is_split ? 0 : groups->first[group];
-}
-
-static inline int64_t group_rows(const struct row_groups *groups, int64_t group) {
-    return !groups->is_split ? groups->rows : groups->first[group + 1] - groups->first[group];
-}
-
-/* The slot, and the row of a matrix in some order, of sorted row i. */
-static inline int64_t slot_of(const struct row_groups *groups, int64_t i) {
-    return !groups->is_routed ? i : groups->slot[i];
-}
-
-static inline int64_t row_in_order(const struct row_groups *groups, int64_t i, enum row_order order) {
-    return order == ROWS_SORTED    ? i
-           : order == ROWS_BY_SLOT ? slot_of(groups, i)
-                                   : slot_of(groups, i) / groups->choices;
-}
 
 /* Sorted rows [first, first + count). The matrices below have `count` rows for them unless it says otherwise. */
 struct row_range {

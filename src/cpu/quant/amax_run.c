@@ -12,7 +12,7 @@
 #include "base/parallel_run.h"
 #include "cpu/cpu_functions.h"
 #include "cpu/quant/quant_table.h"
-#include "cpu/quant/ref/scale_rules.h"
+#include "definition/scale_rules.h"
 
 enum { SLOTS = 64 };
 

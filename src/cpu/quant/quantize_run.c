@@ -8,8 +8,8 @@
 #include "cpu/cpu_functions.h"
 #include "cpu/quant/amax_run.h"
 #include "cpu/quant/quant_table.h"
-#include "cpu/quant/ref/scale_rules.h"
 #include "cpu/quant/through_rows.h"
+#include "definition/scale_rules.h"
 
 /* Scale padding is zero by definition, so the scales are cleared whole and blocks written over that. */
 static void clear_scales(const struct quant_job *job) {

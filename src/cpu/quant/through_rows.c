@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "cpu/quant/ref/segment_ref.h"
 #include "cpu/quant/remap_rows.h"
+#include "definition/segment_ref.h"
 #include "format/tile.h"
 
 /* Rows and columns that go at a time, whole blocks and, along the columns, whole tiles. */

@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "backend/grouped.h"
 #include "base/float_bits.h"
 #include "format/decimal.h"
 #include "op/plan/linear_plan.h"
@@ -34,7 +35,7 @@ const char *opaq_activation_name(enum opaq_activation activation) {
     return (unsigned)activation < OPAQ_ACTIVATION_COUNT ? activations[activation].name : NULL;
 }
 
-int opaq_activation_is_gated(enum opaq_activation activation) { return activation < OPAQ_SILU_NO_MUL; }
+int opaq_activation_is_gated(enum opaq_activation activation) { return activation_is_gated(activation); }
 
 static bool has_alpha(int32_t activation) {
     return activation >= OPAQ_SILU_CLAMP && activation <= OPAQ_SWIGLU_OAI_PACKED;

@@ -2,7 +2,7 @@
 #include "cpu/moe/activation_table.h"
 
 #if defined(__x86_64__)
-#include "cpu/moe/activation_formulas.h"
+#include "definition/activation_formulas.h"
 #include "opaq/cpu.h"
 
 const struct activation_table activation_table_avx512 = {

@@ -1,6 +1,6 @@
 /* cpu/quant/ref/amax_ref.c: reference for the amax of a tensor or of its rows. */
 #include "cpu/quant/ref/quant_table_ref.h"
-#include "cpu/quant/ref/segment_ref.h"
+#include "definition/segment_ref.h"
 
 void amax_ref(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r, int64_t r_end,
               float *amax, int64_t step) {

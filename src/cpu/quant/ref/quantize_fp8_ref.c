@@ -1,25 +1,15 @@
 /* cpu/quant/ref/quantize_fp8_ref.c: reference for fp8, fp8row, fp8blk1, fp8blk2: bytes times one float32 scale per
  * tensor, row, 1x128 or 128x128. Specification: docs/formats.md. */
 #include "cpu/quant/ref/quant_table_ref.h"
-#include "cpu/quant/ref/segment_ref.h"
+#include "definition/block_ref.h"
 
 /* Encodes the block at (r, c), of which rows from r to r_end are meant. */
 static void encode_block(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end,
                          int64_t c, float apply) {
-    float values[SEGMENT];
-    uint8_t random[SEGMENT];
-    uint8_t codes[SEGMENT];
     const int64_t c_end = min_int64(c + copy->block_columns, copy->operand.columns);
     for (int64_t row = r; row < r_end; ++row) {
         for (int64_t column = c; column < c_end; column += SEGMENT) {
-            const int n = (int)min_int64(SEGMENT, c_end - column);
-            segment_load(&copy->operand, row, column, n, values);
-            segment_scale(values, n, apply, rule_divides(&job->spec));
-            if (job->spec.options & OPAQ_STOCHASTIC) {
-                segment_random(job, copy, row, column, n, random);
-            }
-            segment_encode(&job->spec, values, random, n, codes);
-            copy_store(copy, row, column, n, codes);
+            encode_fp8_segment(job, copy, row, column, (int)min_int64(SEGMENT, c_end - column), apply);
         }
     }
 }

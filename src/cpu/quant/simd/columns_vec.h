@@ -8,9 +8,9 @@
 
 #include "backend/quant_job.h"
 #include "base/checked.h"
-#include "cpu/quant/ref/hadamard.h"
 #include "cpu/quant/simd/decode_vec.h"
 #include "cpu/quant/simd/fold_vec.h"
+#include "definition/hadamard.h"
 
 /* Rows that are held at once. */
 enum { HELD_ROWS = HADAMARD_SIZE };

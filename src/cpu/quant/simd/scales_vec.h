@@ -3,9 +3,9 @@
 #ifndef OPAQ_CPU_QUANT_SIMD_SCALES_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_SCALES_VEC_H
 
-#include "cpu/quant/ref/scale_rules.h"
 #include "cpu/quant/simd/encode_vec.h"
 #include "cpu/quant/simd/specialize_vec.h"
+#include "definition/scale_rules.h"
 
 /* Scale codes in the low bytes, and what elements are multiplied with. */
 struct block_scales {

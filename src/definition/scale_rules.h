@@ -1,8 +1,8 @@
-/* cpu/quant/ref/scale_rules.h: from an amax to a scale, under every rule. Depends on format.
+/* definition/scale_rules.h: from an amax to a scale, under every rule. Depends on format.
  * Specification: docs/formats.md, "Arithmetic" and "Scale rules". One rounding per operation: this file is
  * compiled without contraction into fused multiply-adds, like all of opaq. */
-#ifndef OPAQ_CPU_QUANT_REF_SCALE_RULES_H
-#define OPAQ_CPU_QUANT_REF_SCALE_RULES_H
+#ifndef OPAQ_DEFINITION_SCALE_RULES_H
+#define OPAQ_DEFINITION_SCALE_RULES_H
 
 #include <float.h>
 #include <stdbool.h>
@@ -13,7 +13,7 @@
 #include "opaq/spec.h"
 
 /* Whether the rule divides by the scale (true) or multiplies with its inverse. */
-static inline bool rule_divides(const struct opaq_spec *spec) {
+OPAQ_DEVICE static inline bool rule_divides(const struct opaq_spec *spec) {
     return spec->rule == OPAQ_RULE_COMPRESSED_TENSORS || spec->rule == OPAQ_RULE_MODELOPT;
 }
 
@@ -25,18 +25,19 @@ struct fp8_scale {
 };
 
 /* The scale that a caller gives. */
-static inline struct fp8_scale fp8_scale_given(const struct opaq_spec *spec, float scale) {
+OPAQ_DEVICE static inline struct fp8_scale fp8_scale_given(const struct opaq_spec *spec, float scale) {
     const float stored = rule_divides(spec) ? scale : 1.0f / scale;
     return (struct fp8_scale){scale, float_is_nan(stored) ? float_nan() : stored};
 }
 
 /* What an infinite scale is replaced with. */
-static inline float fp8_scale_limit(const struct opaq_spec *spec, enum opaq_element dtype) {
+OPAQ_DEVICE static inline float fp8_scale_limit(const struct opaq_spec *spec, enum opaq_element dtype) {
     const bool blockwise = spec->format == OPAQ_FP8BLK1 || spec->format == OPAQ_FP8BLK2;
-    return blockwise ? opaq_element_info(dtype)->largest : FLT_MAX;
+    return blockwise ? largest_plain(dtype) : FLT_MAX;
 }
 
-static inline struct fp8_scale fp8_scale_from_amax(const struct opaq_spec *spec, float amax, float limit) {
+OPAQ_DEVICE static inline struct fp8_scale fp8_scale_from_amax(const struct opaq_spec *spec, float amax,
+                                                               float limit) {
     const float largest = spec->element == OPAQ_E5M2 ? 57344.0f : 448.0f;
     if (rule_divides(spec)) {
         const float scale = amax / largest;
@@ -59,7 +60,7 @@ static inline struct fp8_scale fp8_scale_from_amax(const struct opaq_spec *spec,
 /* ---- mxfp8, mxfp4 ---- */
 
 /* The smallest e with 2^(e-127) >= value; value at least 0, not NaN. */
-static inline uint32_t e8m0_round_up(float value) {
+OPAQ_DEVICE static inline uint32_t e8m0_round_up(float value) {
     const uint32_t bits = float_to_bits(value);
     const uint32_t field = bits >> 23;
     const uint32_t mantissa = bits & 0x7FFFFFu;
@@ -73,7 +74,7 @@ static inline uint32_t e8m0_round_up(float value) {
  * f is at most half a unit in the last place of k, which in units of f is ln(2)/2 times the power of two at or
  * below |k| (the next lower one where a negative k is itself a power of two, since the floats above it lie
  * closer). No libm, so that the result is the same everywhere. */
-static inline int ceil_log2_rounded(float value) {
+OPAQ_DEVICE static inline int ceil_log2_rounded(float value) {
     static const uint32_t within[8] = {0, 0, 1, 2, 5, 11, 22, 44}; /* floor(2^j ln(2) / 2) */
     uint32_t bits = float_to_bits(value);
     int k = (int)(bits >> 23) - 127;
@@ -95,7 +96,7 @@ static inline int ceil_log2_rounded(float value) {
     return k + (fraction > (size == 0 ? 0 : within[j]));
 }
 
-static inline uint32_t mx_exponent(const struct opaq_spec *spec, float amax) {
+OPAQ_DEVICE static inline uint32_t mx_exponent(const struct opaq_spec *spec, float amax) {
     const bool is_e2m1 = spec->element == OPAQ_E2M1;
     const bool is_e5m2 = spec->element == OPAQ_E5M2;
     const float largest = is_e2m1 ? 6.0f : is_e5m2 ? 57344.0f : 448.0f;
@@ -130,7 +131,7 @@ static inline uint32_t mx_exponent(const struct opaq_spec *spec, float amax) {
 }
 
 /* 2^(127-e): what the data is multiplied with. */
-static inline float mx_factor(uint32_t exponent) {
+OPAQ_DEVICE static inline float mx_factor(uint32_t exponent) {
     if (exponent >= 254) {
         return exponent == 254 ? 0x1p-127f : float_nan();
     }
@@ -145,7 +146,7 @@ struct nvfp4_scale {
 };
 
 /* G of the documentation: what the tensor's amax makes of block amaxes. Under rule modelopt: c. */
-static inline float nvfp4_global(const struct opaq_spec *spec, float amax) {
+OPAQ_DEVICE static inline float nvfp4_global(const struct opaq_spec *spec, float amax) {
     if (spec->rule == OPAQ_RULE_MODELOPT) {
         return amax / 2688.0f;
     }
@@ -158,11 +159,12 @@ static inline float nvfp4_global(const struct opaq_spec *spec, float amax) {
 }
 
 /* t of the documentation, for rule te. */
-static inline float nvfp4_encode_factor(uint32_t code, float global) {
+OPAQ_DEVICE static inline float nvfp4_encode_factor(uint32_t code, float global) {
     return float_min(1.0f / (decode_e4m3(code) * (1.0f / global)), FLT_MAX);
 }
 
-static inline struct nvfp4_scale nvfp4_block(const struct opaq_spec *spec, float global, float amax) {
+OPAQ_DEVICE static inline struct nvfp4_scale nvfp4_block(const struct opaq_spec *spec, float global,
+                                                         float amax) {
     if (spec->rule == OPAQ_RULE_COMPRESSED_TENSORS) {
         uint32_t code = encode_e4m3(global * (amax / 6.0f));
         code = code == 0 ? encode_e4m3(0.125f) : code;
@@ -180,18 +182,18 @@ static inline struct nvfp4_scale nvfp4_block(const struct opaq_spec *spec, float
 }
 
 /* What is stored for an amax: itself, or with OPAQ_GLOBAL what the rule makes of it. */
-static inline float nvfp4_stored(const struct opaq_spec *spec, float amax) {
+OPAQ_DEVICE static inline float nvfp4_stored(const struct opaq_spec *spec, float amax) {
     const float stored = spec->options & OPAQ_GLOBAL ? nvfp4_global(spec, amax) : amax;
     return float_is_nan(stored) ? float_nan() : stored;
 }
 
 /* G (or c) from what is stored. */
-static inline float nvfp4_global_of_stored(const struct opaq_spec *spec, float stored) {
+OPAQ_DEVICE static inline float nvfp4_global_of_stored(const struct opaq_spec *spec, float stored) {
     return spec->options & OPAQ_GLOBAL ? stored : nvfp4_global(spec, stored);
 }
 
 /* What a code times this is the value, for a scale and the float that is stored with it. */
-static inline float nvfp4_decode_factor(const struct opaq_spec *spec, uint32_t code, float stored) {
+OPAQ_DEVICE static inline float nvfp4_decode_factor(const struct opaq_spec *spec, uint32_t code, float stored) {
     const float scale = decode_e4m3(code);
     if (spec->options & OPAQ_GLOBAL) {
         /* zero bytes are zeros in every format, so 0/0 is 0 here */

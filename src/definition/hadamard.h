@@ -1,7 +1,7 @@
-/* cpu/quant/ref/hadamard.h: the 16-point Hadamard transform of NVFP4's columnwise copies. Depends on base.
+/* definition/hadamard.h: the 16-point Hadamard transform of NVFP4's columnwise copies. Depends on base.
  * The order of the additions is part of the format: docs/formats.md, "Hadamard". */
-#ifndef OPAQ_CPU_QUANT_REF_HADAMARD_H
-#define OPAQ_CPU_QUANT_REF_HADAMARD_H
+#ifndef OPAQ_DEFINITION_HADAMARD_H
+#define OPAQ_DEFINITION_HADAMARD_H
 
 #include <stdint.h>
 
@@ -10,7 +10,7 @@
 
 enum { HADAMARD_SIZE = 16 };
 
-static inline void hadamard_signs(float v[HADAMARD_SIZE], uint16_t mask) {
+OPAQ_DEVICE static inline void hadamard_signs(float v[HADAMARD_SIZE], uint16_t mask) {
     for (int i = 0; i < HADAMARD_SIZE; ++i) {
         v[i] = mask >> i & 1 ? -v[i] : v[i];
     }
@@ -18,7 +18,7 @@ static inline void hadamard_signs(float v[HADAMARD_SIZE], uint16_t mask) {
 
 /* Sylvester's matrix over 4, which is its own inverse. The quarter comes first, so that the sums overflow no
  * sooner than they must. */
-static inline void hadamard_butterflies(float v[HADAMARD_SIZE]) {
+OPAQ_DEVICE static inline void hadamard_butterflies(float v[HADAMARD_SIZE]) {
     for (int i = 0; i < HADAMARD_SIZE; ++i) {
         v[i] *= 0.25f;
     }
@@ -34,7 +34,7 @@ static inline void hadamard_butterflies(float v[HADAMARD_SIZE]) {
     }
 }
 
-static inline void hadamard_forward(float v[HADAMARD_SIZE], uint16_t mask) {
+OPAQ_DEVICE static inline void hadamard_forward(float v[HADAMARD_SIZE], uint16_t mask) {
     hadamard_signs(v, mask);
     hadamard_butterflies(v);
     for (int i = 0; i < HADAMARD_SIZE; ++i) {
@@ -42,7 +42,7 @@ static inline void hadamard_forward(float v[HADAMARD_SIZE], uint16_t mask) {
     }
 }
 
-static inline void hadamard_inverse(float v[HADAMARD_SIZE], uint16_t mask) {
+OPAQ_DEVICE static inline void hadamard_inverse(float v[HADAMARD_SIZE], uint16_t mask) {
     hadamard_butterflies(v);
     hadamard_signs(v, mask);
 }

@@ -1,7 +1,7 @@
-/* cpu/quant/ref/segment_ref.h: the reference's handling of a segment of one operand row: load, amax, encode, store.
+/* definition/segment_ref.h: the reference's handling of a segment of one operand row: load, amax, encode, store.
  * Depends on format. Written to be obviously right; the other files are fast. */
-#ifndef OPAQ_CPU_QUANT_REF_SEGMENT_REF_H
-#define OPAQ_CPU_QUANT_REF_SEGMENT_REF_H
+#ifndef OPAQ_DEFINITION_SEGMENT_REF_H
+#define OPAQ_DEFINITION_SEGMENT_REF_H
 
 #include <assert.h>
 #include <string.h>
@@ -9,8 +9,8 @@
 #include "backend/quant_job.h"
 #include "base/checked.h"
 #include "base/philox.h"
-#include "cpu/quant/ref/hadamard.h"
-#include "cpu/quant/ref/scale_rules.h"
+#include "definition/hadamard.h"
+#include "definition/scale_rules.h"
 #include "format/swizzle.h"
 #include "format/tile.h"
 
@@ -19,7 +19,7 @@ enum { SEGMENT = 128 };
 
 /* ---- operand elements ---- */
 
-static inline float matrix_at(const struct quant_matrix *m, int64_t index) {
+OPAQ_DEVICE static inline float matrix_at(const struct quant_matrix *m, int64_t index) {
     if (m->dtype == OPAQ_F32) {
         return ((const float *)m->data)[index];
     }
@@ -28,7 +28,8 @@ static inline float matrix_at(const struct quant_matrix *m, int64_t index) {
 }
 
 /* Elements (r, c) to (r, c+n-1) of the matrix; zeros beyond its last column. */
-static inline void segment_load(const struct quant_matrix *m, int64_t r, int64_t c, int n, float *values) {
+OPAQ_DEVICE static inline void segment_load(const struct quant_matrix *m, int64_t r, int64_t c, int n,
+                                            float *values) {
     const int64_t start = r * m->row_step + c * m->column_step;
     const int64_t inside = m->columns - c;
     for (int i = 0; i < n; ++i) {
@@ -37,8 +38,8 @@ static inline void segment_load(const struct quant_matrix *m, int64_t r, int64_t
 }
 
 /* Rounded to the matrix's dtype; what lies beyond its last column is dropped. */
-static inline void segment_store(const struct quant_matrix *m, int64_t r, int64_t c, int n,
-                                 const float *values) {
+OPAQ_DEVICE static inline void segment_store(const struct quant_matrix *m, int64_t r, int64_t c, int n,
+                                             const float *values) {
     const int64_t start = r * m->row_step + c * m->column_step;
     const int inside = (int)max_int64(0, min_int64(n, m->columns - c));
     if (m->dtype == OPAQ_F32) {
@@ -57,8 +58,8 @@ static inline void segment_store(const struct quant_matrix *m, int64_t r, int64_
 }
 
 /* The same, through the Hadamard transform if the copy has one; n is then 16. */
-static inline void copy_load(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r, int64_t c,
-                             int n, float *values) {
+OPAQ_DEVICE static inline void copy_load(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r,
+                                         int64_t c, int n, float *values) {
     assert(n > 0 && (!copy->is_hadamard || n == HADAMARD_SIZE));
     segment_load(&copy->operand, r, c, n, values);
     if (copy->is_hadamard) {
@@ -69,7 +70,7 @@ static inline void copy_load(const struct quant_copy *copy, const struct opaq_sp
 /* ---- amax, kept as the bits of a float that is not negative ---- */
 
 /* Rule te passes NaNs over. Under the others one NaN makes the result NaN, which as bits is the largest. */
-static inline uint32_t amax_bits(uint32_t so_far, const float *values, int n, bool drop_nan) {
+OPAQ_DEVICE static inline uint32_t amax_bits(uint32_t so_far, const float *values, int n, bool drop_nan) {
     for (int i = 0; i < n; ++i) {
         const uint32_t magnitude = float_to_bits(values[i]) & 0x7FFFFFFFu;
         if (magnitude > so_far && !(drop_nan && magnitude > 0x7F800000u)) {
@@ -79,13 +80,13 @@ static inline uint32_t amax_bits(uint32_t so_far, const float *values, int n, bo
     return so_far;
 }
 
-static inline float amax_from_bits(uint32_t bits) {
+OPAQ_DEVICE static inline float amax_from_bits(uint32_t bits) {
     return bits > 0x7F800000u ? float_nan() : float_from_bits(bits);
 }
 
 /* Of the block whose first element is (r, c). */
-static inline float block_amax(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r,
-                               int64_t c) {
+OPAQ_DEVICE static inline float block_amax(const struct quant_copy *copy, const struct opaq_spec *spec,
+                                           int64_t r, int64_t c) {
     float values[SEGMENT];
     uint32_t bits = 0;
     const int64_t r_end = min_int64(r + copy->block_rows, copy->operand.rows);
@@ -102,9 +103,9 @@ static inline float block_amax(const struct quant_copy *copy, const struct opaq_
 
 /* ---- random bits ---- */
 
-static inline uint8_t random_byte(const struct opaq_random *random, uint32_t high_bit, int64_t row,
-                                  int64_t column, int64_t columns, struct philox_block *block,
-                                  int64_t *block_group) {
+OPAQ_DEVICE static inline uint8_t random_byte(const struct opaq_random *random, uint32_t high_bit, int64_t row,
+                                              int64_t column, int64_t columns, struct philox_block *block,
+                                              int64_t *block_group) {
     const int64_t group = row * ceil_div(columns, 16) + column / 16;
     if (group != *block_group) {
         const struct philox_block counter = {{(uint32_t)group, (uint32_t)((uint64_t)group >> 32),
@@ -118,8 +119,8 @@ static inline uint8_t random_byte(const struct opaq_random *random, uint32_t hig
 }
 
 /* One byte per element (r, c+i). fp8's columnwise copy is its rowwise one transposed, random bits and all. */
-static inline void segment_random(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
-                                  int64_t c, int n, uint8_t *bytes) {
+OPAQ_DEVICE static inline void segment_random(const struct quant_job *job, const struct quant_copy *copy,
+                                              int64_t r, int64_t c, int n, uint8_t *bytes) {
     struct philox_block block = {{0, 0, 0, 0}};
     int64_t group = -1;
     const bool columnwise = copy->usage == OPAQ_COLUMNWISE;
@@ -135,12 +136,12 @@ static inline void segment_random(const struct quant_job *job, const struct quan
 /* ---- codes ---- */
 
 /* compressed-tensors and ModelOpt set the sign bit of what is below zero, not of a negative zero. */
-static inline uint32_t encode_e2m1_by_comparison(float value) {
+OPAQ_DEVICE static inline uint32_t encode_e2m1_by_comparison(float value) {
     return float_is_nan(value) ? 7u : encode_e2m1(float_abs(value)) | (value < 0.0f ? 8u : 0u);
 }
 
 /* ModelOpt's MXFP4: halves go down, and zero is code 8. */
-static inline uint32_t encode_e2m1_half_down(float value) {
+OPAQ_DEVICE static inline uint32_t encode_e2m1_half_down(float value) {
     static const float bounds[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
     if (float_is_nan(value)) {
         return 7;
@@ -153,8 +154,8 @@ static inline uint32_t encode_e2m1_half_down(float value) {
 }
 
 /* Scaled values to codes, one per byte. `random` is used with OPAQ_STOCHASTIC only. */
-static inline void segment_encode(const struct opaq_spec *spec, const float *scaled, const uint8_t *random,
-                                  int n, uint8_t *codes) {
+OPAQ_DEVICE static inline void segment_encode(const struct opaq_spec *spec, const float *scaled,
+                                              const uint8_t *random, int n, uint8_t *codes) {
     const bool is_e5m2 = spec->element == OPAQ_E5M2;
     const struct narrow narrow = spec->element == OPAQ_E2M1 ? narrow_e2m1 : is_e5m2 ? narrow_e5m2 : narrow_e4m3;
     if (spec->options & OPAQ_STOCHASTIC) {
@@ -180,14 +181,14 @@ static inline void segment_encode(const struct opaq_spec *spec, const float *sca
     }
 }
 
-static inline void segment_scale(float *values, int n, float apply, bool divide) {
+OPAQ_DEVICE static inline void segment_scale(float *values, int n, float apply, bool divide) {
     for (int i = 0; i < n; ++i) {
         values[i] = divide ? values[i] / apply : values[i] * apply;
     }
 }
 
 /* The byte of code (r, c), and how far up in it the code lies. */
-static inline uint8_t *code_place(const struct quant_copy *copy, int64_t r, int64_t c, int *shift) {
+OPAQ_DEVICE static inline uint8_t *code_place(const struct quant_copy *copy, int64_t r, int64_t c, int *shift) {
     if (copy->tile_rows != 0) {
         *shift = 0;
         return copy->data + (copy->is_packed ? tile4_offset(r, c, copy->data_columns, shift)
@@ -199,8 +200,8 @@ static inline uint8_t *code_place(const struct quant_copy *copy, int64_t r, int6
 }
 
 /* Codes (r, c) to (r, c+n-1), without those beyond the buffer's row. Packed buffers are cleared before. */
-static inline void copy_store(const struct quant_copy *copy, int64_t r, int64_t c, int n,
-                              const uint8_t *codes) {
+OPAQ_DEVICE static inline void copy_store(const struct quant_copy *copy, int64_t r, int64_t c, int n,
+                                          const uint8_t *codes) {
     const int inside = (int)min_int64(n, copy->data_columns - c);
     for (int i = 0; i < inside; ++i) {
         int shift;
@@ -209,7 +210,8 @@ static inline void copy_store(const struct quant_copy *copy, int64_t r, int64_t 
     }
 }
 
-static inline void copy_load_codes(const struct quant_copy *copy, int64_t r, int64_t c, int n, uint8_t *codes) {
+OPAQ_DEVICE static inline void copy_load_codes(const struct quant_copy *copy, int64_t r, int64_t c, int n,
+                                               uint8_t *codes) {
     const int inside = (int)min_int64(n, copy->data_columns - c);
     for (int i = 0; i < inside; ++i) {
         int shift;
@@ -221,7 +223,7 @@ static inline void copy_load_codes(const struct quant_copy *copy, int64_t r, int
 
 /* Zeroes the bytes of operand rows [r, r+rows) of a packed buffer, so that codes can be or-ed in, and of a tiled one,
  * whose padding is zero. */
-static inline void copy_clear(const struct quant_copy *copy, int64_t r, int64_t rows) {
+OPAQ_DEVICE static inline void copy_clear(const struct quant_copy *copy, int64_t r, int64_t rows) {
     if (copy->tile_rows != 0) { /* r is at the beginning of a tile */
         const int64_t codes = round_up(rows, copy->tile_rows) * copy->data_columns;
         uint8_t *const first = copy->data + r * copy->data_columns / (copy->is_packed ? 2 : 1);
@@ -243,7 +245,7 @@ static inline void copy_clear(const struct quant_copy *copy, int64_t r, int64_t 
 
 /* ---- block scales ---- */
 
-static inline int64_t scale_index(const struct quant_copy *copy, int64_t r, int64_t c) {
+OPAQ_DEVICE static inline int64_t scale_index(const struct quant_copy *copy, int64_t r, int64_t c) {
     const struct scale_layout *layout = &copy->scale_layout;
     if (layout->tiled_columns != 0) {
         return tile_scale_offset(r, c / layout->column_per, layout->tiled_columns, layout->tile_rows);
@@ -255,7 +257,8 @@ static inline int64_t scale_index(const struct quant_copy *copy, int64_t r, int6
 }
 
 /* The scale byte of the block at (r, c), once for every row of it that has an entry of its own. */
-static inline void scale_store_byte(const struct quant_copy *copy, int64_t r, int64_t c, uint32_t code) {
+OPAQ_DEVICE static inline void scale_store_byte(const struct quant_copy *copy, int64_t r, int64_t c,
+                                                uint32_t code) {
     const int64_t end = min_int64(r + copy->block_rows, copy->operand.rows);
     for (int64_t row = r; row < end; row += copy->scale_layout.row_per) {
         ((uint8_t *)copy->scale)[scale_index(copy, row, c)] = (uint8_t)code;

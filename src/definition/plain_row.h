@@ -1,7 +1,7 @@
-/* cpu/gemm/plain_row.h: a stretch of f32, bf16 or f16 to float32 and back, in loops that compilers turn into vectors. Depends
+/* definition/plain_row.h: a stretch of f32, bf16 or f16 to float32 and back, in loops that compilers turn into vectors. Depends
  * on format. */
-#ifndef OPAQ_CPU_GEMM_PLAIN_ROW_H
-#define OPAQ_CPU_GEMM_PLAIN_ROW_H
+#ifndef OPAQ_DEFINITION_PLAIN_ROW_H
+#define OPAQ_DEFINITION_PLAIN_ROW_H
 
 #include <stdbool.h>
 
@@ -9,7 +9,7 @@
 
 /* decode_f16 without branches: the exponent is moved, and a subnormal number, having got the exponent of the smallest
  * normal one, loses that number's leading one. */
-static inline float plain_decode_f16(uint32_t code) {
+OPAQ_DEVICE static inline float plain_decode_f16(uint32_t code) {
     const uint32_t magnitude = code & 0x7FFFu;
     const bool is_small = magnitude < 0x400u;
     const uint32_t exponent = (is_small ? 113u : 112u) + (magnitude >= 0x7C00u ? 112u : 0u);
@@ -19,8 +19,10 @@ static inline float plain_decode_f16(uint32_t code) {
 }
 
 /* The step is a constant where it matters. */
-static inline __attribute__((always_inline)) void plain_row_load_step(const void *data, enum opaq_element dtype,
-                                                                      int64_t step, int n, float *restrict to) {
+OPAQ_DEVICE static inline __attribute__((always_inline)) void plain_row_load_step(const void *data,
+                                                                                  enum opaq_element dtype,
+                                                                                  int64_t step, int n,
+                                                                                  float *__restrict__ to) {
     if (dtype == OPAQ_F32) {
         for (int i = 0; i < n; ++i) {
             to[i] = ((const float *)data)[i * step];
@@ -36,9 +38,8 @@ static inline __attribute__((always_inline)) void plain_row_load_step(const void
     }
 }
 
-static inline __attribute__((always_inline)) void plain_row_store_step(void *data, enum opaq_element dtype,
-                                                                       int64_t step, int n,
-                                                                       const float *restrict from) {
+OPAQ_DEVICE static inline __attribute__((always_inline)) void plain_row_store_step(
+    void *data, enum opaq_element dtype, int64_t step, int n, const float *__restrict__ from) {
     if (dtype == OPAQ_F32) {
         for (int i = 0; i < n; ++i) {
             ((float *)data)[i * step] = float_is_nan(from[i]) ? float_nan() : from[i];
@@ -54,13 +55,13 @@ static inline __attribute__((always_inline)) void plain_row_store_step(void *dat
     }
 }
 
-static inline int64_t plain_bytes(enum opaq_element dtype, int64_t count) {
+OPAQ_DEVICE static inline int64_t plain_bytes(enum opaq_element dtype, int64_t count) {
     return dtype == OPAQ_F32 ? 4 * count : 2 * count;
 }
 
 /* n elements, `step` apart, from element `start` of the data on. */
-static inline void plain_row_load(const void *data, enum opaq_element dtype, int64_t start, int64_t step, int n,
-                                  float *to) {
+OPAQ_DEVICE static inline void plain_row_load(const void *data, enum opaq_element dtype, int64_t start,
+                                              int64_t step, int n, float *to) {
     const char *const first = (const char *)data + plain_bytes(dtype, start);
     if (step == 1) {
         plain_row_load_step(first, dtype, 1, n, to);
@@ -70,8 +71,8 @@ static inline void plain_row_load(const void *data, enum opaq_element dtype, int
 }
 
 /* Rounded once, every NaN the canonical one. */
-static inline void plain_row_store(void *data, enum opaq_element dtype, int64_t start, int64_t step, int n,
-                                   const float *from) {
+OPAQ_DEVICE static inline void plain_row_store(void *data, enum opaq_element dtype, int64_t start, int64_t step,
+                                               int n, const float *from) {
     char *const first = (char *)data + plain_bytes(dtype, start);
     if (step == 1) {
         plain_row_store_step(first, dtype, 1, n, from);

@@ -1,0 +1,116 @@
+# cuda.cmake: src/cuda compiled twice: by nvcc to libopaq_cuda.so (OPAQ_CUDA=ON), and by a C++ compiler for an emulated GPU,
+# on which the C tests run.
+#
+# Both carry their own copy of the layers below, so that they need nothing of libopaq: a program may be linked with
+# libopaq.a, whose functions a shared object cannot see. No language CUDA: nvcc is called as it is.
+
+file(GLOB_RECURSE OPAQ_CUDA_SOURCES CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/cuda/*.cu")
+file(GLOB_RECURSE OPAQ_CUDA_HEADERS CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/base/*.h"
+    "${PROJECT_SOURCE_DIR}/src/format/*.h" "${PROJECT_SOURCE_DIR}/src/backend/*.h" "${PROJECT_SOURCE_DIR}/src/definition/*.h"
+    "${PROJECT_SOURCE_DIR}/src/cuda/*.h" "${PROJECT_SOURCE_DIR}/include/opaq/*.h")
+set(OPAQ_CUDA_BELOW ${OPAQ_SOURCES})
+list(FILTER OPAQ_CUDA_BELOW INCLUDE REGEX "/src/base/(error|version)\\.c$|/src/format/|/src/backend/(operand|quant_job)\\.c$")
+list(FILTER OPAQ_CUDA_BELOW EXCLUDE REGEX "/(spec_intern|[a-z]+_text|layout_table|swizzle|decimal|spec_query)\\.c$")
+
+# Exports of a shared object with the back end, and nothing else of it.
+function(opaq_cuda_exports target names)
+    set(script "${PROJECT_BINARY_DIR}/${target}.map")
+    file(GENERATE OUTPUT "${script}" CONTENT "{ global: ${names} local: *; };\n")
+    target_link_options(${target} PRIVATE "-Wl,--version-script=${script}" -Wl,--no-undefined)
+    set_target_properties(${target} PROPERTIES LINK_DEPENDS "${script}")
+endfunction()
+
+add_library(opaq_cuda_below OBJECT EXCLUDE_FROM_ALL ${OPAQ_CUDA_BELOW})
+opaq_compile(opaq_cuda_below)
+set_target_properties(opaq_cuda_below PROPERTIES POSITION_INDEPENDENT_CODE ON C_VISIBILITY_PRESET hidden)
+target_include_directories(opaq_cuda_below PRIVATE include src)
+
+# ---- libopaq_cuda.so
+
+# Never -use_fast_math. -fmad=false: the bytes are defined with one rounding per operation, and products ask for their
+# fused multiply-adds by name.
+set(OPAQ_NVCC_FLAGS -std=c++20 -O2 -DNDEBUG -fmad=false -Xcompiler=-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-threadsafe-statics,-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-deprecated-enum-enum-conversion
+    -Werror=all-warnings -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=compute_80
+    "-I${PROJECT_SOURCE_DIR}/include" "-I${PROJECT_SOURCE_DIR}/src")
+
+if(OPAQ_CUDA)
+    find_program(OPAQ_NVCC nvcc HINTS /usr/local/cuda/bin)
+    if(NOT OPAQ_NVCC)
+        message(FATAL_ERROR "OPAQ_CUDA=ON needs nvcc of CUDA 13: none was found. Put it on PATH or set OPAQ_NVCC.")
+    endif()
+    get_filename_component(nvcc_folder "${OPAQ_NVCC}" REALPATH)
+    get_filename_component(nvcc_folder "${nvcc_folder}" DIRECTORY)
+    find_library(OPAQ_CUDART cudart_static HINTS "${nvcc_folder}/../lib64" "${nvcc_folder}/../targets/x86_64-linux/lib"
+        /usr/local/cuda/lib64 REQUIRED)
+    set(objects "")
+    foreach(source IN LISTS OPAQ_CUDA_SOURCES)
+        get_filename_component(name "${source}" NAME_WE)
+        set(object "${PROJECT_BINARY_DIR}/cuda/${name}.o")
+        add_custom_command(OUTPUT "${object}" VERBATIM COMMENT "Compiling ${name}.cu"
+            DEPENDS "${source}" ${OPAQ_CUDA_HEADERS} "${PROJECT_SOURCE_DIR}/tools/compile_cuda.sh"
+            COMMAND "${PROJECT_SOURCE_DIR}/tools/compile_cuda.sh" "${OPAQ_NVCC}" "${source}" "${object}" ${OPAQ_NVCC_FLAGS})
+        list(APPEND objects "${object}")
+    endforeach()
+    add_library(opaq_cuda SHARED ${objects} $<TARGET_OBJECTS:opaq_cuda_below>)
+    set_target_properties(opaq_cuda PROPERTIES LINKER_LANGUAGE C)
+    target_link_libraries(opaq_cuda PRIVATE "${OPAQ_CUDART}" m Threads::Threads ${CMAKE_DL_LIBS} rt)
+    target_link_options(opaq_cuda PRIVATE -static-libgcc)
+    opaq_cuda_exports(opaq_cuda "opaq_cuda_open;")
+    if(SKBUILD)
+        install(TARGETS opaq_cuda LIBRARY DESTINATION opaq COMPONENT python)
+    else()
+        install(TARGETS opaq_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+    endif()
+endif()
+
+# ---- the emulated GPU
+
+include(CheckLanguage)
+set(OPAQ_EMULATION OFF)
+if(OPAQ_TESTS AND NOT OPAQ_SANITIZE AND NOT CMAKE_CROSSCOMPILING AND NOT APPLE)
+    check_language(CXX)
+    if(CMAKE_CXX_COMPILER)
+        enable_language(CXX)
+        set(OPAQ_EMULATION ON)
+    else()
+        message(STATUS "There is no C++ compiler, so the CUDA back end is not tested on an emulated GPU.")
+    endif()
+endif()
+
+if(OPAQ_EMULATION)
+    set_source_files_properties(${OPAQ_CUDA_SOURCES} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++")
+    add_library(opaq_cuda_emulated SHARED ${OPAQ_CUDA_SOURCES} tests/cuda/emulation.cc $<TARGET_OBJECTS:opaq_cuda_below>)
+    set_target_properties(opaq_cuda_emulated PROPERTIES CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS ON
+        CXX_VISIBILITY_PRESET hidden LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+    target_compile_options(opaq_cuda_emulated PRIVATE -Wall -Wextra -Wno-missing-field-initializers -Wno-deprecated-enum-enum-conversion -ffp-contract=off -O2)
+    if(OPAQ_WERROR)
+        target_compile_options(opaq_cuda_emulated PRIVATE -Werror)
+    endif()
+    if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+        target_compile_options(opaq_cuda_emulated PRIVATE -mfma) # a call of fmaf for each term takes minutes
+    endif()
+    target_include_directories(opaq_cuda_emulated PRIVATE tests/cuda include src)
+    target_link_libraries(opaq_cuda_emulated PRIVATE m Threads::Threads)
+    opaq_cuda_exports(opaq_cuda_emulated "opaq_cuda_open; emulation_set_hooks; emulation_kernels;")
+endif()
+
+# Tells the tests where the back ends are, and runs those that call operators once more, on the emulated GPU.
+set(OPAQ_EMULATED_TESTS hiding device_quantize op_rearrange linear linear_forms linear_options linear_given linear_delayed
+    linear_parallel grouped_linear experts experts_activation experts_backward experts_composed experts_parallel
+    experts_routing experts_tiled runner_prepared)
+function(opaq_cuda_tests)
+    if(TARGET opaq_cuda)
+        set_property(TEST test_backend_library APPEND PROPERTY ENVIRONMENT
+            "OPAQ_TEST_REAL_CUDA_LIBRARY=$<TARGET_FILE:opaq_cuda>")
+    endif()
+    if(NOT OPAQ_EMULATION)
+        return()
+    endif()
+    set_property(TEST test_backend_library APPEND PROPERTY ENVIRONMENT
+        "OPAQ_TEST_CUDA_LIBRARY=$<TARGET_FILE:opaq_cuda_emulated>")
+    foreach(name IN LISTS OPAQ_EMULATED_TESTS)
+        add_test(NAME emulated_${name} COMMAND test_${name})
+        set_tests_properties(emulated_${name} PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT
+            "OPAQ_TEST_DEVICE=emulated;OPAQ_TEST_CUDA_LIBRARY=$<TARGET_FILE:opaq_cuda_emulated>")
+    endforeach()
+endfunction()

@@ -1,0 +1,121 @@
+/* cuda/cuda_backend.cu: CUDA's table, and opening it. */
+#include "cuda/cuda_functions.h"
+#include "cuda/cuda_open.h"
+
+/* One kernel serves each purpose: there is nothing to choose by name. */
+static const char *const kernel_names[] = {"quantize_cuda", "dequantize_cuda", "product_cuda"};
+enum { KERNEL_COUNT = sizeof kernel_names / sizeof kernel_names[0] };
+
+static const char *kernel_at(int index, bool *can_run) {
+    *can_run = true;
+    return index >= 0 && index < KERNEL_COUNT ? kernel_names[index] : NULL;
+}
+
+static const char *quantize_kernel_name(const struct opaq_spec *spec) {
+    (void)spec;
+    return kernel_names[0];
+}
+
+static const char *dequantize_kernel_name(const struct opaq_spec *spec) {
+    (void)spec;
+    return kernel_names[1];
+}
+
+static const char *product_kernel_name(const struct opaq_spec *w, const struct opaq_spec *x,
+                                       enum opaq_element x_dtype, int32_t precision) {
+    (void)w;
+    (void)x;
+    (void)x_dtype;
+    (void)precision;
+    return kernel_names[2];
+}
+
+const struct backend cuda_backend = {
+    .name = "cuda",
+    .allocate = cuda_allocate,
+    .release = cuda_release,
+    .zero = cuda_zero,
+    .copy = cuda_copy,
+    .fill = cuda_fill,
+    .quantize = cuda_quantize,
+    .dequantize = cuda_dequantize,
+    .amax = cuda_amax,
+    .remap = cuda_remap,
+    .compare_figures = cuda_compare_figures,
+    .noise = cuda_noise,
+    .delayed_update = cuda_delayed_update,
+    .product_workspace = cuda_product_workspace,
+    .product = cuda_product,
+    .grouped_product_workspace = cuda_grouped_product_workspace,
+    .grouped_product = cuda_grouped_product,
+    .grouped_gradient_workspace = cuda_grouped_gradient_workspace,
+    .grouped_gradient = cuda_grouped_gradient,
+    .column_sum = cuda_column_sum,
+    .route = cuda_route,
+    .split = cuda_split,
+    .gather_rows = cuda_gather_rows,
+    .weigh_rows = cuda_weigh_rows,
+    .row_dot_workspace = cuda_row_dot_workspace,
+    .row_dot = cuda_row_dot,
+    .convert_rows = cuda_convert_rows,
+    .activate = cuda_activate,
+    .activate_backward = cuda_activate_backward,
+    .kernel_at = kernel_at,
+    .quantize_kernel = quantize_kernel_name,
+    .dequantize_kernel = dequantize_kernel_name,
+    .product_kernel = product_kernel_name,
+};
+
+enum { OLDEST_MAJOR = 8 }; /* compute capability 8.0, which the PTX is for */
+
+/* Whether there is a driver and every GPU can run the kernels. */
+static enum opaq_status check_devices(struct opaq_error *error) {
+    int count = 0;
+    const cudaError_t result = cudaGetDeviceCount(&count);
+    if (result == cudaErrorInsufficientDriver) {
+        int driver = 0;
+        int needed = 0;
+        (void)cudaDriverGetVersion(&driver);
+        (void)cudaRuntimeGetVersion(&needed);
+        return driver == 0
+                   ? opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                               "opaq's CUDA back end found no NVIDIA driver on this machine: install one, or "
+                               "use tensors on the cpu")
+                   : opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                               "the NVIDIA driver supports CUDA %d.%d, opaq's CUDA back end needs %d.%d: "
+                               "update the driver, or use tensors on the cpu",
+                               driver / 1000, driver % 1000 / 10, needed / 1000, needed % 1000 / 10);
+    }
+    if (result != cudaSuccess || count == 0) {
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "opaq's CUDA back end found no GPU: %s",
+                         result == cudaSuccess ? "none is visible" : cudaGetErrorString(result));
+    }
+    for (int i = 0; i < count; ++i) {
+        int major = 0;
+        int minor = 0;
+        TRY(cuda_status(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i),
+                        "to name a GPU's capability", error));
+        TRY(cuda_status(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, i),
+                        "to name a GPU's capability", error));
+        if (major < OLDEST_MAJOR) {
+            return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                             "GPU %d has compute capability %d.%d, opaq's CUDA back end needs %d.0 or later", i,
+                             major, minor, OLDEST_MAJOR);
+        }
+    }
+    return OPAQ_OK;
+}
+
+enum opaq_status opaq_cuda_open(const char *version, size_t table_bytes, const struct backend **backend,
+                                struct opaq_error *error) {
+    const char *own = opaq_version();
+    if (strcmp(version, own) != 0 || table_bytes != sizeof(struct backend)) {
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                         "libopaq_cuda.so is of opaq %s (a table of %zu bytes), libopaq of %s (%zu): install "
+                         "both from one build",
+                         own, sizeof(struct backend), version, table_bytes);
+    }
+    TRY(check_devices(error));
+    *backend = &cuda_backend;
+    return OPAQ_OK;
+}

@@ -1,0 +1,45 @@
+/* cuda/cuda_device.cu: the current device, errors, and what is queued without a kernel. */
+#include "cuda/cuda_device.h"
+
+enum opaq_status cuda_status(cudaError_t result, const char *what, struct opaq_error *error) {
+    return result == cudaSuccess
+               ? OPAQ_OK
+               : opaq_fail(error, result == cudaErrorMemoryAllocation ? OPAQ_ERROR_MEMORY : OPAQ_ERROR_SYSTEM,
+                           "CUDA refused %s: %s", what, cudaGetErrorString(result));
+}
+
+enum opaq_status device_enter(struct opaq_device device, int *saved, struct opaq_error *error) {
+    TRY(cuda_status(cudaGetDevice(saved), "to name the current device", error));
+    return *saved == device.index ? OPAQ_OK
+                                  : cuda_status(cudaSetDevice(device.index), "to change the device", error);
+}
+
+void device_leave(struct opaq_device device, int saved) {
+    if (saved != device.index) {
+        (void)cudaSetDevice(saved);
+    }
+}
+
+enum opaq_status queue_set(void *memory, int value, size_t bytes, const struct opaq_execution *execution,
+                           struct opaq_error *error) {
+    int saved;
+    if (bytes == 0) {
+        return OPAQ_OK;
+    }
+    TRY(device_enter(execution->device, &saved, error));
+    const cudaError_t result = cudaMemsetAsync(memory, value, bytes, stream_of(execution));
+    device_leave(execution->device, saved);
+    return cuda_status(result, "to clear memory", error);
+}
+
+enum opaq_status queue_copy(const void *from, void *to, size_t bytes, const struct opaq_execution *execution,
+                            struct opaq_error *error) {
+    int saved;
+    if (bytes == 0) {
+        return OPAQ_OK;
+    }
+    TRY(device_enter(execution->device, &saved, error));
+    const cudaError_t result = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(execution));
+    device_leave(execution->device, saved);
+    return cuda_status(result, "to copy memory", error);
+}

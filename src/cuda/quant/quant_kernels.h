@@ -1,0 +1,54 @@
+/* cuda/quant/quant_kernels.h: what the quantizers' kernels are given. Depends on cuda_functions.h. */
+#ifndef OPAQ_CUDA_QUANT_QUANT_KERNELS_H
+#define OPAQ_CUDA_QUANT_QUANT_KERNELS_H
+
+#include "cuda/cuda_functions.h"
+
+struct quant_arguments {
+    struct quant_job job; /* its copies are not read */
+    struct quant_copy copy;
+    struct group_part group;
+    struct random_source random;
+    const float *scale; /* fp8: given, or NULL */
+    const float *amax;  /* fp8: of the tensor, where no scale is given */
+};
+
+/* A copy with the sizes of its group. */
+OPAQ_DEVICE static inline struct quant_copy copy_of_group(const struct quant_copy *whole,
+                                                          const struct group_part *group) {
+    struct quant_copy copy = *whole;
+    if (copy.usage == OPAQ_ROWWISE) {
+        copy.operand.rows = rows_of_group(group, copy.operand.rows);
+    } else {
+        copy.operand.columns = rows_of_group(group, copy.operand.columns);
+    }
+    return copy;
+}
+
+/* Reads the random state, which is in device memory. */
+OPAQ_DEVICE static inline struct opaq_random random_of(const struct random_source *source) {
+    const uint64_t offset = source->state == NULL ? source->offset : (uint64_t)source->state[1];
+    return (struct opaq_random){source->state == NULL ? source->seed : (uint64_t)source->state[0],
+                                (offset + (uint64_t)source->stream) & (UINT64_MAX >> 1)};
+}
+
+/* The job with its random numbers. */
+OPAQ_DEVICE static inline struct quant_job job_of(const struct quant_arguments *arguments) {
+    struct quant_job job;
+    job.spec = arguments->job.spec;
+    if (job.spec.options & OPAQ_STOCHASTIC) {
+        job.random = random_of(&arguments->random);
+    }
+    return job;
+}
+
+/* Codes of copies, each in its own file; buffers that are packed or tiled are zero before. */
+enum opaq_status encode_fp8_tensor(const struct quant_arguments *arguments, CUDA_RUN);
+enum opaq_status quantize_fp8_blocks(const struct quant_arguments *arguments, CUDA_RUN);
+enum opaq_status quantize_small_blocks(const struct quant_arguments *arguments, CUDA_RUN);
+
+/* Turns the amax in `amax` into the stored scale, having given it back in `returned` unless that is NULL. */
+enum opaq_status finish_fp8_tensor(const struct quant_arguments *arguments, float *amax, float *returned,
+                                   CUDA_RUN);
+
+#endif

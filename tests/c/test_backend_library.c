@@ -1,0 +1,103 @@
+/* test_backend_library.c: the CUDA back end where it cannot be had: every way is one sentence, and the CPU goes on working.
+ * Each runs in a process of its own, because the answer is kept. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "backend/backend_library.h"
+#include "check.h"
+#include "opaq/opaq.h"
+#include "support_quant.h"
+#include "support_spec.h"
+
+/* The error of quantizing a tensor on a GPU, "" if there is none, with this file as the back end. */
+static void error_with(const char *file, char text[OPAQ_ERROR_TEXT_BYTES]) {
+    int ends[2];
+    int status = -1;
+    memset(text, 0, OPAQ_ERROR_TEXT_BYTES);
+    if (!CHECK(pipe(ends) == 0)) {
+        return;
+    }
+    const pid_t child = fork();
+    if (child == 0) {
+        struct opaq_error error = {.text = ""};
+        const struct opaq_spec spec = spec_of("nvfp4");
+        struct tensor x = tensor_make(16, 32, OPAQ_F32, NULL);
+        struct tensor q = quantized_like(&x, &spec);
+        if (file != NULL) {
+            (void)setenv("OPAQ_CUDA_LIBRARY", file, 1);
+        } else {
+            (void)unsetenv("OPAQ_CUDA_LIBRARY");
+        }
+        x.view.proto.device.type = OPAQ_DEVICE_CUDA;
+        q.view.proto.device.type = OPAQ_DEVICE_CUDA;
+        const enum opaq_status first = opaq_quantize(&x.view, NULL, NULL, &q.view, &error);
+        const enum opaq_status again = opaq_quantize(&x.view, NULL, NULL, &q.view, &error);
+        x.view.proto.device.type = OPAQ_DEVICE_CPU;
+        q.view.proto.device.type = OPAQ_DEVICE_CPU;
+        const enum opaq_status cpu = opaq_quantize(&x.view, NULL, NULL, &q.view, NULL);
+        const ssize_t written = write(ends[1], error.text, strlen(error.text));
+        _exit(written < 0 || first != again || cpu != OPAQ_OK);
+    }
+    (void)close(ends[1]);
+    CHECK(read(ends[0], text, OPAQ_ERROR_TEXT_BYTES - 1) >= 0);
+    (void)close(ends[0]);
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK_EQ_INT(status, 0);
+}
+
+static void a_file_that_is_not_there(void) {
+    char text[OPAQ_ERROR_TEXT_BYTES];
+    error_with("/nowhere/libopaq_cuda.so", text);
+    CHECK(strstr(text, "the tensors are on cuda:0: this installation has no CUDA back end (/nowhere") != NULL);
+    error_with(NULL, text);
+    CHECK(strstr(text, "this installation has no CUDA back end") != NULL);
+    CHECK(strstr(text, "libopaq_cuda.so") != NULL);
+}
+
+static void a_file_that_is_something_else(void) {
+    char text[OPAQ_ERROR_TEXT_BYTES];
+    error_with("libm.so.6", text);
+    CHECK_EQ_STR(text, "quantize: the tensors are on cuda:0: libm.so.6 is not opaq's CUDA back end");
+}
+
+/* The real file, where this build has it: on a machine without a driver it says so. */
+static void a_machine_without_a_driver(void) {
+    const char *file = getenv("OPAQ_TEST_REAL_CUDA_LIBRARY");
+    void *const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+    char text[OPAQ_ERROR_TEXT_BYTES];
+    if (file == NULL || driver != NULL) {
+        printf("  skipped: %s\n", file == NULL ? "OPAQ_CUDA is OFF" : "there is a driver");
+        return;
+    }
+    error_with(file, text);
+    CHECK(strstr(text, "opaq's CUDA back end found no NVIDIA driver on this machine") != NULL);
+}
+
+/* Another version, and a table of another size; by the emulated back end, where there is one. */
+static void another_build(void) {
+    const char *file = getenv("OPAQ_TEST_CUDA_LIBRARY");
+    void *const library = file == NULL ? NULL : dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    void *const symbol = library == NULL ? NULL : dlsym(library, "opaq_cuda_open");
+    const struct backend *table = NULL;
+    struct opaq_error error;
+    backend_open_function *open;
+    if (symbol == NULL) {
+        printf("  skipped: OPAQ_TEST_CUDA_LIBRARY names no back end\n");
+        return;
+    }
+    memcpy(&open, &symbol, sizeof open);
+    CHECK_EQ_INT(open("0.0.0", sizeof *table, &table, &error), OPAQ_ERROR_UNSUPPORTED);
+    CHECK(strstr(error.text, "install both from one build") != NULL);
+    CHECK_EQ_INT(open(opaq_version(), sizeof *table - 8, &table, &error), OPAQ_ERROR_UNSUPPORTED);
+    CHECK(table == NULL);
+    CHECK_EQ_INT(open(opaq_version(), sizeof *table, &table, &error), OPAQ_OK);
+    CHECK_EQ_STR(table->name, "cuda");
+}
+
+static const struct test_case tests[] = {TEST(a_file_that_is_not_there), TEST(a_file_that_is_something_else),
+                                         TEST(a_machine_without_a_driver), TEST(another_build)};
+TEST_MAIN(tests)

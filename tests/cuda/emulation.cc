@@ -1,0 +1,300 @@
+/* emulation.cc: the emulated GPU of cuda_runtime.h. */
+#include "emulation.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/fp_environment.h"
+#include "cuda_runtime.h"
+
+thread_local emulation_index threadIdx, blockIdx, blockDim, gridDim;
+
+/* ---- fibers ---- */
+
+enum { STACK_BYTES = 128 << 10, THREAD_LIMIT = 1024, LANES = 32 };
+
+#if defined(__x86_64__)
+/* Saves the registers that a function keeps on this stack, and goes on where the other one was left. */
+extern "C" void emulation_switch(void **save, void *load);
+__asm__(".text\n"
+        ".globl emulation_switch\n"
+        ".hidden emulation_switch\n"
+        "emulation_switch:\n"
+        "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+        "  movq %rsp, (%rdi)\n"
+        "  movq %rsi, %rsp\n"
+        "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
+        "  ret\n");
+
+struct fiber {
+    void *stack_pointer;
+};
+
+static void fiber_make(fiber *fiber, char *stack, void (*start)(void)) {
+    void **top = (void **)(stack + STACK_BYTES);
+    *--top = NULL; /* alignment: where a return address would be */
+    *--top = (void *)start;
+    for (int i = 0; i < 6; ++i) {
+        *--top = NULL;
+    }
+    fiber->stack_pointer = top;
+}
+
+static void fiber_switch(fiber *from, fiber *to) { emulation_switch(&from->stack_pointer, to->stack_pointer); }
+#else
+#include <ucontext.h>
+
+struct fiber {
+    ucontext_t context;
+};
+
+static void fiber_make(fiber *fiber, char *stack, void (*start)(void)) {
+    (void)getcontext(&fiber->context);
+    fiber->context.uc_stack.ss_sp = stack;
+    fiber->context.uc_stack.ss_size = STACK_BYTES;
+    fiber->context.uc_link = NULL;
+    makecontext(&fiber->context, start, 0);
+}
+
+static void fiber_switch(fiber *from, fiber *to) { (void)swapcontext(&from->context, &to->context); }
+#endif
+
+/* ---- a block ---- */
+
+enum state { READY, AT_BLOCK, AT_WARP, DONE };
+
+struct emulated_block {
+    fiber scheduler;
+    fiber fibers[THREAD_LIMIT];
+    enum state state[THREAD_LIMIT];
+    const void *place[THREAD_LIMIT];
+    uint32_t given[THREAD_LIMIT], published[THREAD_LIMIT];
+    unsigned threads, running;
+    bool is_reversed; /* threads take their turns from the last to the first */
+    void (*call)(const void *context);
+    const void *context;
+    char *stacks;
+};
+
+static thread_local emulated_block *block;
+
+static void stop(const char *what) {
+    fprintf(stderr, "emulated GPU: block %u of %u, %u threads: %s\n", blockIdx.x, gridDim.x, blockDim.x, what);
+    abort();
+}
+
+static void yield(enum state state, const void *place) {
+    const unsigned self = block->running;
+    block->state[self] = state;
+    block->place[self] = place;
+    fiber_switch(&block->fibers[self], &block->scheduler);
+}
+
+static void start_thread(void) {
+    block->call(block->context);
+    yield(DONE, NULL);
+}
+
+void emulation_wait_block(const void *place) { yield(AT_BLOCK, place); }
+
+unsigned emulation_lane(void) { return block->running % LANES; }
+
+uint32_t emulation_exchange(uint32_t word, unsigned from) {
+    const unsigned first = block->running / LANES * LANES;
+    block->given[block->running] = word;
+    yield(AT_WARP, NULL);
+    return block->published[first + from % LANES];
+}
+
+/* Whether threads [first, end) all wait in `state`; ends the process where they never will. */
+static bool all_wait(unsigned first, unsigned end, enum state state) {
+    unsigned waiting = 0;
+    unsigned done = 0;
+    bool is_one_place = true;
+    for (unsigned i = first; i < end; ++i) {
+        waiting += block->state[i] == state;
+        done += block->state[i] == DONE;
+        is_one_place = is_one_place && block->place[i] == block->place[first];
+    }
+    if (waiting > 0 && done > 0 && waiting + done == end - first) {
+        stop("a thread has left the kernel while others wait for it");
+    }
+    if (waiting == end - first && !is_one_place) {
+        stop("threads wait at different places");
+    }
+    return waiting == end - first;
+}
+
+static bool release(void) {
+    bool released = false;
+    for (unsigned first = 0; first < block->threads; first += LANES) {
+        const unsigned end = first + LANES < block->threads ? first + LANES : block->threads;
+        if (all_wait(first, end, AT_WARP)) {
+            for (unsigned i = first; i < end; ++i) {
+                block->published[i] = block->given[i];
+                block->state[i] = READY;
+            }
+            released = true;
+        }
+    }
+    if (all_wait(0, block->threads, AT_BLOCK)) {
+        for (unsigned i = 0; i < block->threads; ++i) {
+            block->state[i] = READY;
+        }
+        released = true;
+    }
+    return released;
+}
+
+static void run_block(void) {
+    unsigned left = block->threads;
+    for (unsigned i = 0; i < block->threads; ++i) {
+        fiber_make(&block->fibers[i], block->stacks + (size_t)i * STACK_BYTES, start_thread);
+        block->state[i] = READY;
+    }
+    for (;;) {
+        bool has_run = false;
+        for (unsigned turn = 0; turn < block->threads; ++turn) {
+            const unsigned i = block->is_reversed ? block->threads - 1 - turn : turn;
+            if (block->state[i] == READY) {
+                block->running = i;
+                threadIdx.x = i;
+                fiber_switch(&block->scheduler, &block->fibers[i]);
+                left -= block->state[i] == DONE;
+                has_run = true;
+            }
+        }
+        if (left == 0) {
+            return;
+        }
+        if (!release() && !has_run) {
+            stop("threads wait for one another");
+        }
+    }
+}
+
+static void nothing(void) {}
+static void (*enter_memory)(void) = nothing;
+static void (*leave_memory)(void) = nothing;
+
+void emulation_set_hooks(void (*enter)(void), void (*leave)(void)) {
+    enter_memory = enter;
+    leave_memory = leave;
+}
+
+static long kernels;
+
+long emulation_kernels(void) { return __atomic_load_n(&kernels, __ATOMIC_RELAXED); }
+
+/* One for each thread of the host, freed with it. */
+struct block_owner {
+    emulated_block *owned = NULL;
+    ~block_owner() {
+        if (owned != NULL) {
+            free(owned->stacks);
+            free(owned);
+        }
+    }
+};
+static thread_local block_owner owner;
+
+void emulation_run(unsigned blocks, unsigned threads, void (*call)(const void *context), const void *context) {
+    if (owner.owned == NULL) {
+        owner.owned = (emulated_block *)calloc(1, sizeof *owner.owned);
+        owner.owned->stacks = (char *)aligned_alloc(4096, (size_t)THREAD_LIMIT * STACK_BYTES);
+    }
+    block = owner.owned;
+    if (threads == 0 || threads > THREAD_LIMIT || blocks == 0) {
+        stop("a grid that no GPU takes");
+    }
+    /* every second kernel backwards, so that one that depends on the order gives other bytes */
+    block->is_reversed = __atomic_add_fetch(&kernels, 1, __ATOMIC_RELAXED) % 2 == 0;
+    block->threads = threads;
+    block->call = call;
+    block->context = context;
+    blockDim.x = threads;
+    gridDim.x = blocks;
+    const uint64_t saved = fp_environment_enter(); /* a GPU knows nothing of the caller's rounding */
+    enter_memory();
+    for (unsigned turn = 0; turn < blocks; ++turn) {
+        blockIdx.x = block->is_reversed ? blocks - 1 - turn : turn;
+        run_block();
+    }
+    leave_memory();
+    fp_environment_leave(saved);
+}
+
+/* ---- the runtime's functions ---- */
+
+cudaError_t cudaGetDeviceCount(int *count) {
+    *count = 2;
+    return cudaSuccess;
+}
+
+static thread_local int current_device;
+
+cudaError_t cudaGetDevice(int *device) {
+    *device = current_device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device > 1) {
+        return cudaErrorInvalidDevice;
+    }
+    current_device = device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
+    (void)device;
+    *value = attribute == cudaDevAttrComputeCapabilityMajor ? 9 : 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *version) {
+    *version = 13000;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version) {
+    *version = 13000;
+    return cudaSuccess;
+}
+
+const char *cudaGetErrorString(cudaError_t error) {
+    return error == cudaErrorInvalidDevice ? "invalid device ordinal" : "an error of the emulated GPU";
+}
+
+cudaError_t cudaMalloc(void **memory, size_t bytes) {
+    *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    return *memory == NULL ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+
+cudaError_t cudaFree(void *memory) {
+    free(memory);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream) {
+    (void)stream;
+    enter_memory();
+    memset(memory, value, bytes);
+    leave_memory();
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+    (void)kind;
+    (void)stream;
+    enter_memory();
+    memmove(to, from, bytes);
+    leave_memory();
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    (void)stream;
+    return cudaSuccess;
+}

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# check_cuda.sh [--print]: compiles the CUDA back end with nvcc, warnings being errors, into build-nvcc; says which kernels have
+# stack frames or spills (--print: all kernels, with their registers); compares what libopaq_cuda.so exports and needs with
+# what it should; and makes sure that a machine without a driver gets a sentence. Without nvcc it does nothing, and says so.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+    say "note: there is no nvcc, so libopaq_cuda.so was not built. src/cuda was compiled for the emulated GPU only."
+    exit 0
+fi
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+if ! TARGETS=opaq_cuda tools/build.sh build-nvcc -DOPAQ_CUDA=ON -DOPAQ_TESTS=OFF -DOPAQ_WERROR=ON >"$log" 2>&1 ||
+    ! TARGETS=test_backend_library tools/build.sh build >>"$log" 2>&1; then
+    cat "$log"
+    exit 1
+fi
+
+# A line for each kernel: name, registers, bytes of stack frame, of spill stores and loads; those of sm_90a.
+kernels=$(cat build-nvcc/cuda/*.o.log | awk '
+    /Compiling entry function/ { split($0, quoted, "\x27"); name = quoted[2] }
+    /bytes stack frame/ { frame = $1; spill = $5 + $9 }
+    /Used [0-9]+ registers/ { for (i = 1; i <= NF; i++) if ($i == "registers" || $i == "registers,") print name, $(i - 1), frame, spill }' |
+    if command -v c++filt >/dev/null; then c++filt; else cat; fi | sed 's/([a-z_ ]*)//' | sort)
+say "$(printf '%s\n' "$kernels" | wc -l) kernels for sm_90a, and PTX for compute_80; no warnings"
+if [ "${1:-}" = --print ]; then
+    printf '%s\n' "$kernels" | awk '{ printf "  %-32s %3d registers, stack frame %4d bytes, spills %d bytes\n", $1, $2, $3, $4 }'
+else
+    printf '%s\n' "$kernels" | awk '$3 > 0 || $4 > 0 { printf "  %-32s stack frame %4d bytes, spills %d bytes\n", $1, $3, $4 }'
+fi
+
+exported=$(nm -D --defined-only build-nvcc/libopaq_cuda.so | awk '{ print $3 }')
+needed=$(readelf -d build-nvcc/libopaq_cuda.so | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
+strangers=$(printf '%s\n' "$needed" | grep -vE '^(libc|libm|libdl|librt|libpthread|ld-linux[-a-z0-9_]*)\.so' || true)
+if [ "$exported" != opaq_cuda_open ] || [ -n "$strangers" ]; then
+    say "libopaq_cuda.so exports: $exported; needs beyond the C library: $strangers"
+    exit 1
+fi
+say "libopaq_cuda.so exports opaq_cuda_open only and needs only:" $needed
+OPAQ_TEST_REAL_CUDA_LIBRARY=$PWD/build-nvcc/libopaq_cuda.so build/tests/c/test_backend_library
