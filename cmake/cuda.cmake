@@ -95,7 +95,7 @@ if(OPAQ_EMULATION)
 endif()
 
 # Tells the tests where the back ends are, and runs those that call operators once more, on the emulated GPU.
-set(OPAQ_EMULATED_TESTS hiding device_quantize op_rearrange linear linear_forms linear_options linear_given linear_delayed
+set(OPAQ_EMULATED_TESTS hiding device_quantize op_rearrange linear linear_options linear_given linear_delayed
     linear_parallel grouped_linear experts experts_activation experts_backward experts_composed experts_parallel
     experts_routing experts_tiled runner_prepared)
 function(opaq_cuda_tests)

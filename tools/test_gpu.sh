@@ -45,12 +45,15 @@ finish() {
 }
 
 step "machine" bash -c 'nvidia-smi -L; nvidia-smi --query-gpu=driver_version,compute_cap --format=csv; nvcc --version | tail -n 2; uname -sm'
-step "build" tools/build.sh "$folder" -DOPAQ_CUDA=ON || finish
+# The programs that run on the emulated GPU too.
+tests=$(sed -n '/^set(OPAQ_EMULATED_TESTS/,/)$/p' cmake/cuda.cmake | tr -d '()\n' | sed 's/^setOPAQ_EMULATED_TESTS//')
+[ -n "$tests" ] || failed+=("the list of tests in cmake/cuda.cmake")
+# shellcheck disable=SC2086  # a list
+step "build" env "TARGETS=opaq_cuda opaq_shared opaq_torch $(printf 'test_%s ' $tests)" tools/build.sh "$folder" \
+    -DOPAQ_CUDA=ON || finish
 
 # ---- C tests
 library=$(absolute "$folder")/libopaq_cuda.so
-tests=$(sed -n '/^set(OPAQ_EMULATED_TESTS/,/)$/p' cmake/cuda.cmake | tr -d '()\n' | sed 's/^setOPAQ_EMULATED_TESTS//')
-[ -n "$tests" ] || failed+=("the list of tests in cmake/cuda.cmake")
 on_gpu=(env OPAQ_TEST_DEVICE=cuda "OPAQ_TEST_CUDA_LIBRARY=$library" "OPAQ_GOLDEN_DIR=$PWD/tests/golden")
 for name in $tests; do
     step "C test $name" "${on_gpu[@]}" timeout 120 "$folder/tests/c/test_$name"
@@ -59,12 +62,14 @@ done
 # ---- memory and races
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true)
 if [ -n "$sanitizer" ]; then
-    for tool in memcheck racecheck; do
-        step "compute-sanitizer $tool, rearranging" "${on_gpu[@]}" timeout 90 "$sanitizer" --tool "$tool" --error-exitcode 9 \
-            "$folder/tests/c/test_op_rearrange"
-        step "compute-sanitizer $tool, a mixture" "${on_gpu[@]}" timeout 90 "$sanitizer" --tool "$tool" --error-exitcode 9 \
-            "$folder/tests/c/test_experts_composed"
-    done
+    sanitize() { # <tool> <program> [<tests>]
+        step "compute-sanitizer $*" "${on_gpu[@]}" timeout 90 "$sanitizer" --tool "$1" --error-exitcode 9 "$folder/tests/c/$2" "${@:3}"
+    }
+    sanitize memcheck test_op_rearrange
+    sanitize memcheck test_experts_composed
+    sanitize memcheck test_device_quantize given_figures
+    sanitize racecheck test_experts_composed
+    sanitize racecheck test_linear_options
 else
     say "note: there is no compute-sanitizer, so memory and races were not checked."
 fi
