@@ -42,7 +42,7 @@ static const char *const mlp_plans[] = {
     "act=silu x=nvfp4 w=nvfp4",
 };
 static const char *const precisions[] = {"exact", "near", "fast", "fast32"};
-static const enum opaq_dtype dtypes[] = {OPAQ_DTYPE_BF16, OPAQ_DTYPE_F32};
+static const int dtypes[] = {OPAQ_DTYPE_BF16, OPAQ_DTYPE_F32};
 
 /* ---- hashing: FNV-1a with 64 bits */
 
@@ -112,7 +112,7 @@ static size_t tensor_bytes(const struct opaq_tensor *tensor) {
 }
 
 /* A tensor of numbers; one of rank 1 has shape[0] of them. The memory is released with free(). */
-static struct opaq_tensor make_tensor(const int64_t *shape, int rank, enum opaq_dtype dtype, uint32_t stream) {
+static struct opaq_tensor make_tensor(const int64_t *shape, int rank, int dtype, uint32_t stream) {
     struct opaq_tensor tensor = {.dtype = dtype, .rank = rank};
     for (int i = 0; i < rank; ++i) {
         tensor.shape[i] = shape[i];
@@ -235,7 +235,7 @@ static enum opaq_status add_quantizer(struct reproduction *reproduction, const c
     enum opaq_status status = OPAQ_OK;
     for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] && status == OPAQ_OK; ++i) {
         const struct opaq_tensor x = make_tensor(x_shape, 2, dtypes[i], 1);
-        struct run packed;
+        struct run packed = {0};
         struct run plain = {0};
         status = quantize(&x, text, execution, &packed, &quantized, error);
         if (status == OPAQ_OK) {
@@ -312,14 +312,13 @@ static enum opaq_status add_format(struct reproduction *reproduction, const stru
 
 /* ---- products */
 
-static enum opaq_status run_linear(const char *plan, enum opaq_dtype dtype,
-                                   const struct opaq_execution *execution, uint64_t *forward_hash,
-                                   uint64_t *backward_hash, struct opaq_error *error) {
+static enum opaq_status run_linear(const char *plan, int dtype, const struct opaq_execution *execution,
+                                   uint64_t *forward_hash, uint64_t *backward_hash, struct opaq_error *error) {
     const struct opaq_tensor x = make_tensor(x_shape, 2, dtype, 1);
     const struct opaq_tensor w = make_tensor(w_shape, 2, dtype, 2);
     const struct opaq_tensor bias = make_tensor(w_shape, 1, dtype, 3);
     const struct opaq_tensor dy = make_tensor((const int64_t[2]){M, N}, 2, dtype, 4);
-    struct run forward;
+    struct run forward = {0};
     struct run backward = {0};
     struct opaq_value values[WORDS_LIMIT] = {tensor_value(&x),     tensor_value(&w),     tensor_value(&bias),
                                              sizes_value(x_shape), sizes_value(w_shape), {.integer = dtype},
@@ -382,7 +381,7 @@ static enum opaq_status add_mlp(struct reproduction *reproduction, const char *p
         const struct opaq_value values[WORDS_LIMIT] = {
             tensor_value(&x),           tensor_value(&gate_up),  tensor_value(&down), {0}, {0},
             sizes_value(gate_up_shape), sizes_value(down_shape), text_value(plan)};
-        struct run run;
+        struct run run = {0};
         status = run_operator("mlp", values, execution, &run, &hash, error);
         release_run(&run);
         free(x.data);
@@ -405,7 +404,7 @@ static enum opaq_status add_tiled(struct reproduction *reproduction, const char 
     for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] && status == OPAQ_OK; ++i) {
         const struct opaq_tensor x = make_tensor(x_shape, 2, dtypes[i], 1);
         const struct opaq_tensor w = make_tensor(w_shape, 2, dtypes[i], 2);
-        struct run packed;
+        struct run packed = {0};
         struct run product = {0};
         uint64_t ignored = hash_start;
         status = quantize(&w, weight, execution, &packed, &ignored, error);
