@@ -43,6 +43,9 @@ test-wheel: ## builds the wheel and reads it: files, licences, ELF properties
 test-transformers: build ## the transformers integration with the oldest supported release
 	@tools/test_transformers_range.sh $(BUILD)
 
+test-vllm: build ## the plug-in for vLLM with the real vLLM, in .venv-vllm: 2.5 GB and about eight minutes
+	@tools/test_vllm.sh $(BUILD)
+
 test-gpu: build ## the PyTorch tests on a machine with a GPU, with PYTHON
 	@tools/test_gpu.sh $(BUILD)
 
@@ -86,5 +89,5 @@ clean: ## remove everything that was built; .venv stays
 help: ## this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build test test-all test-wheel test-transformers test-c test-sanitize test-neon test-python test-python-slow test-gpu fuzz fuzz-short check format demo \
+.PHONY: build test test-all test-wheel test-transformers test-vllm test-c test-sanitize test-neon test-python test-python-slow test-gpu fuzz fuzz-short check format demo \
 	evidence bench bench-overhead bench-checkpoint golden install clean help
