@@ -50,6 +50,9 @@ test-transformers: build ## the transformers integration with the oldest support
 test-trainers: build ## opaq inside torchtitan and Megatron-core, from requirements/trainers.txt
 	@tools/test_trainers.sh $(BUILD)
 
+test-vllm: build ## the plug-in for vLLM with the real vLLM, in .venv-vllm: 2.5 GB and about eight minutes
+	@tools/test_vllm.sh $(BUILD)
+
 test-cuda-build: ## compiles the CUDA back end with nvcc, and says what each kernel takes
 	@tools/check_cuda.sh --print
 
@@ -96,5 +99,5 @@ clean: ## remove everything that was built; .venv stays
 help: ## this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build programs test test-all test-wheel test-transformers test-trainers test-c test-sanitize test-neon test-python test-python-slow test-cuda-build test-gpu fuzz fuzz-short check format demo \
+.PHONY: build programs test test-all test-wheel test-transformers test-trainers test-vllm test-c test-sanitize test-neon test-python test-python-slow test-cuda-build test-gpu fuzz fuzz-short check format demo \
 	evidence bench bench-overhead bench-checkpoint golden install clean help

@@ -39,7 +39,7 @@ expected=$(
     say "opaq/libopaq.so"
     say "opaq/libopaq_torch.so"
     say "data/scripts/opaq"
-    for name in METADATA RECORD WHEEL licenses/LICENSE licenses/third_party/yyjson/LICENSE; do
+    for name in METADATA RECORD WHEEL entry_points.txt licenses/LICENSE licenses/third_party/yyjson/LICENSE; do
         say "dist-info/$name"
     done
 )

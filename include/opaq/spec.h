@@ -85,10 +85,12 @@ OPAQ_API int64_t opaq_spec_query(const struct opaq_spec *spec, enum opaq_spec_pr
 
 /* Specs that follow from one. The numbers are part of the ABI: append. */
 enum opaq_derivation {
-    OPAQ_DERIVE_TILED = 0,    /* its rowwise copy in tiles, alone */
-    OPAQ_DERIVE_UNTILED = 1,  /* without tiles */
-    OPAQ_DERIVE_CURRENT = 2,  /* its scale comes from the data instead of being given */
-    OPAQ_DERIVE_HANDED_ON = 3 /* for a tensor that leaves a layer: without the options of single products */
+    OPAQ_DERIVE_TILED = 0,     /* its rowwise copy in tiles, alone */
+    OPAQ_DERIVE_UNTILED = 1,   /* without tiles */
+    OPAQ_DERIVE_CURRENT = 2,   /* its scale comes from the data instead of being given */
+    OPAQ_DERIVE_HANDED_ON = 3, /* for a tensor that leaves a layer: without the options of single products */
+    OPAQ_DERIVE_ROW_AMAXES =
+        4 /* where one amax, computed from the data, covers the tensor, each row has its own */
 };
 
 /* The error is that of opaq_spec_check where the result is not valid. */

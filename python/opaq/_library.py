@@ -18,7 +18,7 @@ PLAN_TEXT_BYTES = 1024
 # enum opaq_spec_property
 _PROPERTIES = "is_delayed is_stochastic is_tiled is_plain_rowwise can_be_tiled tensor_amaxes column_covers_rows"
 PROPERTIES = tuple(f"{_PROPERTIES} rows_per_scale has_row_scales gives_amax".split())
-DERIVATIONS = ("tiled", "untiled", "current", "handed_on")  # enum opaq_derivation
+DERIVATIONS = ("tiled", "untiled", "current", "handed_on", "row_amaxes")  # enum opaq_derivation
 ROLES = ("data", "scale", "amax")  # enum opaq_role
 DIMS = ("one", "rows", "columns")  # enum opaq_dim
 USAGES = {"rowwise": 1, "columnwise": 2, "both": 3}  # enum opaq_usage

@@ -15,12 +15,12 @@ class Names:
     matched by the library (opaq/pattern.h), in time proportional to their size."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        self._patterns = tuple(patterns)
+        self.patterns = tuple(patterns)
         self._exact: set[str] = set()
         self._list = ctypes.c_void_p()
         call("opaq_patterns_create", self._list)
         weakref.finalize(self, library.opaq_patterns_destroy, self._list)
-        for pattern in self._patterns:
+        for pattern in self.patterns:
             if pattern.startswith("re:"):
                 self._add(pattern)
             elif set(pattern) & set("*?["):
@@ -33,7 +33,7 @@ class Names:
         call("opaq_patterns_add", self._list, pattern.encode(errors="surrogatepass"))
 
     def __reduce__(self) -> tuple[type[Names], tuple[tuple[str, ...]]]:
-        return Names, (self._patterns,)
+        return Names, (self.patterns,)
 
     def __contains__(self, name: str) -> bool:
         parts = name.split(".")

@@ -105,6 +105,14 @@ def check_rows(
     call("opaq_stored_check", _proto(tensor), first_row, stored)
 
 
+def describe_rows(tensor: QuantizedTensor, rows: int) -> list[torch.Size | None]:
+    """The shapes of (data, scale, global) of so many of its rows."""
+    described = _library.Stored()
+    call("opaq_stored_describe", _proto(tensor), rows, described)
+    parts = [getattr(described, name) for name in ("data", "scale", "global")]
+    return [None if part.rank < 0 else torch.Size(part.shape[: part.rank]) for part in parts]
+
+
 def export_rows(
     tensor: QuantizedTensor, first_row: int, rows: int, *, one_for_all: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:

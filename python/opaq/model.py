@@ -155,7 +155,7 @@ def _is_plainly_rowwise(weight: QuantizedTensor) -> bool:
     return weight.device.type == "cpu" and bool(query(weight._quantizer_text, "is_plain_rowwise"))
 
 
-def _can_be_tiled(weight: QuantizedTensor) -> bool:
+def can_be_tiled(weight: QuantizedTensor) -> bool:
     """Tiles of a stack must not reach from one expert into the next."""
     if not query(weight._quantizer_text, "can_be_tiled"):
         return False
@@ -168,7 +168,7 @@ def _pack(
 ) -> tuple[QuantizedTensor, QuantizedModule]:
     plain = weight.detach().contiguous()
     packed = quantize_tensor(plain, quantizer)
-    if tiles and _can_be_tiled(packed) and _is_plainly_rowwise(packed):
+    if tiles and can_be_tiled(packed) and _is_plainly_rowwise(packed):
         packed = packed.tiled()
     size = sum(buffer.nbytes for buffer in packed.buffers())
     ratio = None if plain.is_meta else sqnr(plain, packed)
@@ -283,12 +283,12 @@ def tile_(model: nn.Module, precision: str = "exact", *, progress: bool = False)
     (int8, one for each 32 columns). docs/performance.md has their errors and speeds."""
     if precision not in PRECISIONS:
         raise ValueError(f"opaq.tile_: precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
-    return _tile(model, precision, _can_be_tiled, progress)
+    return _tile(model, precision, can_be_tiled, progress)
 
 
 def tile_loaded(model: nn.Module, precision: str) -> None:
     """What `quantize_` would have tiled, in a model whose weights came packed."""
-    _tile(model, precision, lambda weight: _can_be_tiled(weight) and _is_plainly_rowwise(weight), False)
+    _tile(model, precision, lambda weight: can_be_tiled(weight) and _is_plainly_rowwise(weight), False)
 
 
 def _tile(

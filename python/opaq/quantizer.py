@@ -64,7 +64,7 @@ def with_usage(text: str, rowwise: bool | None, columnwise: bool | None) -> str:
 @kept
 def derive(text: str, how: str) -> str:
     """The quantizer that follows from one: "tiled", "untiled", "current" (its scale is not given), "handed_on"
-    (of a tensor that leaves a layer)."""
+    (of a tensor that leaves a layer), "row_amaxes" (no row's values depend on other rows)."""
     made = _library.Spec()
     call("opaq_spec_derive", _parse(text), DERIVATIONS.index(how), made)
     return text_of(made)

@@ -80,9 +80,16 @@ enum opaq_status opaq_spec_derive(const struct opaq_spec *spec, enum opaq_deriva
         made.error_mode = OPAQ_ERROR_MODE_NONE;
         made.e4m3_max = made.format == OPAQ_NVFP4 ? 448 : 0;
         break;
+    case OPAQ_DERIVE_ROW_AMAXES:
+        if (has_tensor_amax(spec) && spec->format == OPAQ_NVFP4) {
+            made.options |= OPAQ_ROWSCALED;
+        } else if (has_tensor_amax(spec)) {
+            made.format = OPAQ_FP8ROW;
+        }
+        break;
     default:
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "spec_derive: derivation is %d, expected 0 to %d",
-                         (int)derivation, OPAQ_DERIVE_HANDED_ON);
+                         (int)derivation, OPAQ_DERIVE_ROW_AMAXES);
     }
     const enum opaq_status checked = opaq_spec_check(&made, error);
     if (checked == OPAQ_OK) {

@@ -65,6 +65,11 @@ static void derivations(void) {
         {"nvfp4+4over6=mse+e4m3max=448", OPAQ_DERIVE_HANDED_ON, "nvfp4"},
         {"nvfp4+4over6+rowscaled", OPAQ_DERIVE_HANDED_ON, "nvfp4"},
         {"mxfp8.e5m2+2d", OPAQ_DERIVE_HANDED_ON, "mxfp8.e5m2"},
+        {"fp8", OPAQ_DERIVE_ROW_AMAXES, "fp8row"},
+        {"fp8+rule=modelopt", OPAQ_DERIVE_ROW_AMAXES, "fp8row+rule=modelopt"},
+        {"fp8+delayed", OPAQ_DERIVE_ROW_AMAXES, "fp8+delayed"},
+        {"nvfp4", OPAQ_DERIVE_ROW_AMAXES, "nvfp4+rowscaled"},
+        {"mxfp8", OPAQ_DERIVE_ROW_AMAXES, "mxfp8"},
         {"fp8", (enum opaq_derivation)99, NULL},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {

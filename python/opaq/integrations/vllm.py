@@ -1,0 +1,39 @@
+"""vLLM: serves packed checkpoints with opaq's operators on processors. vLLM finds `register` by the entry point
+group `vllm.general_plugins` and calls it in each of its processes: docs/vllm.md.
+
+Imports neither vLLM nor PyTorch until it is called."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+
+METHOD = "opaq"  # vLLM's name for it: --quantization opaq
+ACTIVATIONS = ("checkpoint", "none")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the environment says."""
+
+    format: str = ""  # OPAQ_VLLM_FORMAT: how a checkpoint in high precision is quantized while it loads
+    precision: str = "exact"  # OPAQ_VLLM_PRECISION: the lowest accuracy that kernels may have
+    activations: str = "checkpoint"  # OPAQ_VLLM_ACTIVATIONS: as the checkpoint says, or "none"
+
+    @classmethod
+    def from_environment(cls) -> Options:
+        from opaq.model import PRECISIONS
+
+        given = {f.name: os.environ.get(f"OPAQ_VLLM_{f.name.upper()}") for f in fields(cls)}
+        made = cls(**{name: value for name, value in given.items() if value})
+        for name, expected in (("precision", PRECISIONS), ("activations", ACTIVATIONS)):
+            if (value := getattr(made, name)) not in expected:
+                raise ValueError(
+                    f"OPAQ_VLLM_{name.upper()} is {value!r}, expected one of {', '.join(expected)}"
+                )
+        return made
+
+
+def register() -> None:
+    """The entry point. May be called again."""
+    from opaq.integrations import vllm_config  # noqa: F401  # registers its class with vLLM

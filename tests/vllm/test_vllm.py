@@ -1,0 +1,246 @@
+"""The plug-in for vLLM inside the real vLLM: greedy tokens of packed checkpoints are those of transformers with
+opaq, or of vLLM's own layers on the same weights decoded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from vllm.model_executor.layers.quantization import get_quantization_config
+from vllm.plugins import load_general_plugins
+
+import opaq
+from vllm_calls import PROMPTS, ask, serving, tokens, transformers_tokens
+from vllm_models import calibrate, run_command, write_model
+
+COMMAND = os.environ["OPAQ_COMMAND"]
+CT, MODELOPT, DEEPSEEK = "compressed-tensors", "modelopt", "deepseek"
+
+
+class Models:
+    """Checkpoints, made when they are first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def plain(self, family: str) -> Path:
+        folder = self.folder / family
+        return folder if folder.exists() else write_model(family, folder)
+
+    def packed(self, family: str, layout: str, form: str) -> Path:
+        options = "--layout", layout, "--format", form
+        target = self.folder / f"{family}-{layout}-{form}"
+        return run_command(COMMAND, "quantize", self.plain(family), target, *options)
+
+    def decoded(self, family: str, layout: str, form: str) -> Path:
+        """The packed weights as plain ones."""
+        source = self.packed(family, layout, form)
+        return run_command(COMMAND, "convert", source, source.with_suffix(".plain"), "--layout", "plain")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+def plugin() -> Any:
+    load_general_plugins()
+    return get_quantization_config("opaq")
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the plug-in logs."""
+    lines: list[str] = []
+    logger = sys.modules[plugin().__module__].logger
+    monkeypatch.setattr(logger, "info", lambda text, *values: lines.append(text % values))
+    return lines
+
+
+# ---- the same tokens ----
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "form"),
+    [
+        ("llama", CT, "nvfp4"),
+        ("llama", CT, "mxfp4"),
+        ("llama", CT, "mxfp8"),
+        ("llama", CT, "fp8row"),
+        ("llama", CT, "fp8blk2"),
+        ("llama", MODELOPT, "nvfp4"),
+        ("llama", MODELOPT, "mxfp8"),
+        ("llama", DEEPSEEK, "fp8blk2"),
+        ("qwen3_moe", CT, "nvfp4"),
+        ("qwen3_moe", CT, "mxfp4"),
+        ("qwen3_moe", CT, "mxfp8"),
+        ("qwen3_moe", MODELOPT, "nvfp4"),
+        ("qwen3_moe", DEEPSEEK, "fp8blk2"),
+        ("gpt_oss", "gpt-oss", "mxfp4"),
+    ],
+)
+def test_same_tokens_as_transformers(
+    models: Models, log: list[str], family: str, layout: str, form: str
+) -> None:
+    model = models.packed(family, layout, form)
+    assert tokens(model) == transformers_tokens(model)
+    assert all(f"weights in {form}" in line and "kernel packed_" in line for line in log) and len(log) == 1
+
+
+@pytest.mark.parametrize("layout", [CT, MODELOPT])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_one_scale_for_a_weight(
+    models: Models, family: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inputs in fp8 with one amax for the tensor get one for each token in vLLM, so they stay plain here."""
+    monkeypatch.setenv("OPAQ_VLLM_ACTIVATIONS", "none")
+    model = models.packed(family, layout, "fp8")
+    assert tokens(model) == transformers_tokens(model, plain_inputs=True)
+
+
+@pytest.mark.parametrize(("layout", "form"), [(CT, "nvfp4"), (CT, "mxfp8"), (DEEPSEEK, "fp8blk2")])
+def test_same_tokens_as_decoded_weights(
+    models: Models, layout: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Latent attention, a shared expert and groups of experts, against vLLM's own layers: its latent attention
+    differs from transformers' with plain weights too."""
+    monkeypatch.setenv("OPAQ_VLLM_ACTIVATIONS", "none")
+    packed = tokens(models.packed("deepseek_v3", layout, form))
+    assert packed == tokens(models.decoded("deepseek_v3", layout, form))
+    assert len(set(packed[0])) > 4
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_calibrated_inputs(models: Models, family: str, tmp_path: Path) -> None:
+    """W4A4: inputs by the checkpoint's scales; joined projections keep their own global scales."""
+    model = calibrate(models.packed(family, CT, "nvfp4"), tmp_path / "calibrated")
+    found = tokens(model)
+    assert found == transformers_tokens(model)
+    assert found != tokens(models.packed(family, CT, "nvfp4"))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_quantizes_while_it_loads(models: Models, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPAQ_VLLM_FORMAT", "mxfp8")
+    found = tokens(models.plain(family), quantization="opaq")
+    assert found == transformers_tokens(models.plain(family), opaq.Config("mxfp8", ignore=["lm_head", "gate"]))
+
+
+def test_format_in_overrides(models: Models, log: list[str]) -> None:
+    config = {"quantization_config": {"quant_method": "opaq", "format": "mxfp4"}}
+    tokens(models.plain("llama"), hf_overrides=config)
+    assert len(log) == 1 and "8 weights in mxfp4" in log[0]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "deepseek_v3"])
+def test_compiled(models: Models, family: str) -> None:
+    """vLLM traces the whole model; products are single nodes of one graph."""
+    model = models.packed(family, CT, "nvfp4")
+    torch._dynamo.reset()
+    counters.clear()
+    found = tokens(model, enforce_eager=False)
+    assert not counters["graph_break"] and counters["stats"]["unique_graphs"] >= 1
+    if family == "deepseek_v3":
+        torch._dynamo.reset()
+        assert found == tokens(models.decoded(family, CT, "nvfp4"), enforce_eager=False)
+    else:
+        assert found == transformers_tokens(model)
+
+
+# ---- alone and together ----
+
+
+@pytest.mark.parametrize("form", ["nvfp4", "fp8"])
+def test_alone_and_batched(models: Models, form: str) -> None:
+    """Bits of the log probabilities; inputs in fp8 have their scales from the token alone."""
+    with serving(models.packed("llama", CT, form), dtype="bfloat16") as llm:
+        together = ask(llm, [PROMPTS[0], PROMPTS[1][:4], PROMPTS[0][:3]])
+        alone = [ask(llm, [ids])[0] for ids in (PROMPTS[0], PROMPTS[1][:4], PROMPTS[0][:3])]
+    assert together == alone
+
+
+@pytest.mark.parametrize("options", [{}, {"enable_expert_parallel": True}], ids=["shards", "experts"])
+def test_two_ranks(models: Models, options: dict[str, Any]) -> None:
+    """Shards of tensors, or experts with a map beside shards of the rest, in two processes."""
+    model = models.packed("qwen3_moe", CT, "nvfp4")
+    given = json.dumps({"tensor_parallel_size": 2, **options})
+    command = [sys.executable, str(Path(__file__).with_name("vllm_calls.py")), str(model), given]
+    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    assert "TOKENS" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.count("weights in nvfp4") == 2  # a line for each rank
+    found = json.loads(next(line for line in done.stdout.splitlines() if "TOKENS" in line).split("TOKENS")[1])
+    assert found == transformers_tokens(model)
+
+
+# ---- memory, options, errors ----
+
+
+def test_memory_is_the_packed_bytes(models: Models) -> None:
+    model = models.packed("qwen3_moe", CT, "nvfp4")
+    with serving(model) as llm:
+        (size,) = llm.apply_model(_layer_bytes)
+    stored = (model / "model.safetensors").stat().st_size
+    plain = 2 * 2 * 256 * 256  # embeddings and the output layer, in the file
+    assert size < 1.15 * (stored - plain), (size, stored)
+
+
+def _layer_bytes(model: torch.nn.Module) -> int:
+    return sum(p.nbytes for name, p in model.named_parameters() if ".layers." in name)
+
+
+def test_precision(models: Models, log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPAQ_VLLM_PRECISION", "fast")
+    tokens(models.packed("llama", CT, "nvfp4"), dtype="bfloat16")
+    assert "precision fast" in log[0] and "packed_nvfp4_fast" in log[0]
+    monkeypatch.setenv("OPAQ_VLLM_PRECISION", "sloppy")
+    with pytest.raises(ValueError, match="OPAQ_VLLM_PRECISION is 'sloppy', expected one of exact"):
+        plugin()()
+
+
+def test_what_is_left_to_vllm(log: list[str]) -> None:
+    config, packed = plugin(), {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    assert config.override_quantization_method(packed, None) is None
+    assert len(log) == 1 and log[0].startswith("opaq leaves this checkpoint to vLLM: ") and "gptq" in log[0]
+    with pytest.raises(ValueError, match="^opaq: .*gptq"):
+        config.override_quantization_method(packed, "opaq")
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    assert config.override_quantization_method(fp8, "fp8") is None  # whoever names vLLM's gets vLLM's
+    assert config.override_quantization_method(fp8, None) == "opaq"
+    assert len(log) == 1
+
+
+def test_other_devices(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> None:
+    from vllm.platforms import current_platform
+
+    config = plugin()
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "device_name", "cuda")
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    assert config.override_quantization_method(fp8, None) is None
+    assert "vLLM runs on cuda, and opaq has kernels for processors only" in log[0]
+    with pytest.raises(ValueError, match="vLLM runs on cuda"):
+        config.override_quantization_method(fp8, "opaq")
+
+
+def test_errors(models: Models, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the checkpoint is not quantized; OPAQ_VLLM_FORMAT=nvfp4"):
+        tokens(models.plain("llama"), quantization="opaq")
+    with pytest.raises(ValueError, match="saved by opaq.Config, whose tensors vLLM does not load"):
+        plugin().from_config({"quant_method": "opaq", "quantizer": "nvfp4"})
+    broken = calibrate(models.packed("llama", CT, "nvfp4"), tmp_path / "broken")
+    from safetensors.torch import load_file, save_file
+
+    kept = {
+        n: t for n, t in load_file(broken / "model.safetensors").items() if "0.mlp.down_proj.weight_s" not in n
+    }
+    save_file(kept, broken / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="no tensors for model.layers.0.mlp.down_proj, stored as nvfp4"):
+        tokens(broken)

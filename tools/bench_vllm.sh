@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# bench_vllm.sh <build folder> [options of bench/bench_vllm.py]: vLLM's speed and memory with opaq and without, about fifteen
+# minutes. Checkpoints (5 GB) stay in <folder>/bench/vllm; figures also go to <folder>/bench/bench_vllm.json.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+folder=$(absolute "${1:-build}")
+shift || true
+
+status=0
+tools/vllm_env.sh || status=$?
+if [ "$status" = 3 ]; then
+    exit 0 # it printed why
+elif [ "$status" != 0 ]; then
+    exit "$status"
+fi
+OPAQ_LIBRARY=$folder/libopaq.so
+export OPAQ_LIBRARY PYTHONPATH=$PWD/python
+exec "${PYTHON:-.venv-vllm/bin/python}" bench/bench_vllm.py --command "$folder/opaq" --folder "$folder/bench/vllm" \
+    --json "$folder/bench/bench_vllm.json" "$@"

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# test_vllm.sh <build folder> [pytest's arguments]: tests the plug-in for vLLM (tests/vllm) with the vLLM of
+# requirements/vllm.txt, in an environment of its own, .venv-vllm, or with PYTHON's.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+folder=$(absolute "${1:-build}")
+shift || true
+
+status=0
+tools/vllm_env.sh || status=$?
+if [ "$status" = 3 ]; then
+    exit 0 # it printed why
+elif [ "$status" != 0 ]; then
+    exit "$status"
+fi
+OPAQ_LIBRARY=$folder/libopaq.so
+OPAQ_COMMAND=$folder/opaq
+export OPAQ_LIBRARY OPAQ_COMMAND PYTHONPATH=$PWD/python
+exec "${PYTHON:-.venv-vllm/bin/python}" -m pytest -q -p no:cacheprovider tests/vllm "$@"
