@@ -13,10 +13,10 @@ int64_t gemm_depth(const struct gemm_job *job);
 /* An operand and what its bytes are worth. It stays where it was made. */
 struct gemm_decoder {
     const struct gemm_operand *operand;
-    const struct opaq_spec *spec;  /* what is decoded; NULL: plain */
-    const struct quant_copy *copy; /* the same */
-    float left_out;                /* a factor of all values that decoding leaves out; else 1 */
-    bool is_bf16;                  /* what is decoded is known to be exact in bf16 */
+    const struct opaq_spec *spec;           /* what is decoded; NULL: plain */
+    const struct quant_copy *copy;          /* the same */
+    float left_out;                         /* a factor of all values that decoding leaves out; else 1 */
+    bool is_bf16;                           /* what is decoded is known to be exact in bf16 */
     struct bare_copy bare;                  /* the operand without its factor */
     float value[256][2];                    /* of a code before it is scaled; of two codes if they are packed */
     float factor[256];                      /* of a scale byte */

@@ -84,7 +84,7 @@ static __global__ void __launch_bounds__(THREADS) product_kernel(struct product_
     __shared__ float a_tile[TILE][PITCH];
     __shared__ float b_tile[TILE][PITCH];
     __shared__ struct product_operand
-        operands[2]; /* where all threads read them, rather than a copy for each */
+        operands[2];         /* where all threads read them, rather than a copy for each */
     __shared__ float factor; /* that decoding b leaves out */
     if (threadIdx.x == 0) {
         place_operand(&job.a, job.part, &job.group, true, &operands[0]);

@@ -1,4 +1,4 @@
-"""The code blocks of the pages about training run as they stand, and so do the examples."""
+"""The examples about training run, and learn."""
 
 from __future__ import annotations
 
@@ -17,29 +17,10 @@ need("transformers")
 need("peft")
 need("accelerate")
 
-PAGES = ["lora", "training", "reproducibility"]
-BLOCKS = [
-    pytest.param(block, id=f"{page}-{number}")
-    for page in PAGES
-    for number, block in enumerate(
-        re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.S)
-    )
-]
-
-
 def run(*words: str, folder: Path) -> str:
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=folder, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-def test_block_of_a_page(block: str, tmp_path: Path) -> None:
-    run("-c", block, folder=tmp_path)
-
-
-def test_every_page_has_blocks() -> None:
-    assert len(BLOCKS) >= 5
 
 
 def test_example_of_training(tmp_path: Path) -> None:
