@@ -13,7 +13,7 @@ if [ "$status" = 3 ]; then
 elif [ "$status" != 0 ]; then
     exit "$status"
 fi
-python=${PYTHON:-.venv/bin/python}
+python=${PYTHON:-$PWD/.venv/bin/python}
 rm -rf "$folder/dist" "$folder/unpacked"
 mkdir -p "$folder"
 backend=$(sed -n 's/^requires = \["\(.*\)"\]$/\1/p' pyproject.toml)
