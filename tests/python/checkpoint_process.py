@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import torch
+import torch._dynamo  # which a model imports when it runs, and no weight needs
 import transformers
 
 import opaq
