@@ -89,7 +89,7 @@ class Body:
         data = torch.empty(self.shapes[0], dtype=torch.uint8)
         scale = torch.empty(self.shapes[1], dtype=torch.uint8)
         self.x.data, self.data.data, self.scale.data = x.data_ptr(), data.data_ptr(), scale.data_ptr()
-        if self.library.opaq_quantize(self.plain_view, None, self.quantized_view, self.error):
+        if self.library.opaq_quantize(self.plain_view, None, None, self.quantized_view, self.error):
             raise RuntimeError
         return [data, scale]
 

@@ -242,7 +242,11 @@ def summarize(contents: dict[str, Any], measured: dict[str, str], others: dict[s
 
 def title_of(row: dict[str, Any]) -> str:
     """Which case of the row, where the title does not say it."""
-    return f"{row['row']}: {row['case']}" if row["row"] in ("M=512 exact", "M=512 dx", "row + column") else str(row["row"])
+    return (
+        f"{row['row']}: {row['case']}"
+        if row["row"] in ("M=512 exact", "M=512 dx", "row + column")
+        else str(row["row"])
+    )
 
 
 def extra_of(row: dict[str, Any]) -> str:

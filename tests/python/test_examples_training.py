@@ -17,6 +17,7 @@ need("transformers")
 need("peft")
 need("accelerate")
 
+
 def run(*words: str, folder: Path) -> str:
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=folder, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
