@@ -101,7 +101,7 @@ def write_checkpoints(command: str, folder: Path, layers: int, formats: set[str]
     return made
 
 
-# ---- a subject, in a process of its own ----
+# ---- one configuration, in a separate process ----
 
 
 def own_bytes() -> int:
