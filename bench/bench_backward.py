@@ -3,8 +3,9 @@
     bench_backward.py [--json FILE] [--rounds N] [--threads N] [--only TEXT] [--rows M,...]
 
 dx = dy w with N = K = 4096 and 1, 64 and 512 rows, weights in rows and in tiles, dy in bfloat16 and in float32;
-beside PyTorch's `dy @ w` in both. Weights are cold: calls rotate over copies that are larger than the caches. All subjects of a number of rows are timed in turns, and a figure is the median of the rounds'
-ratios. Every product that is timed is compared with the one of the dequantized weight in double first."""
+beside PyTorch's `dy @ w` in both. Weights are cold: calls rotate over copies that are larger than the caches.
+All subjects of a number of rows are timed in turns, and a figure is the median of the rounds' ratios. Every
+product that is timed is first compared with that of the dequantized weight in double."""
 
 from __future__ import annotations
 

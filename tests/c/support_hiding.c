@@ -260,8 +260,9 @@ static size_t measure(const struct opaq_op *op, const struct opaq_value *values,
     return bytes;
 }
 
-/* The same values on the device, without memory there. */
-static void place_values(struct hidden_call *call, const struct opaq_op *op, const struct opaq_value *values) {
+/* The same values on the device: copied into its memory, or, to measure, without memory there. */
+static void place_values(struct hidden_call *call, const struct opaq_op *op, const struct opaq_value *values,
+                         bool are_copied) {
     struct opaq_tensor *next = call->tensors;
     for (int i = 0; i < op->argument_count; ++i) {
         const int64_t count = argument_tensors(op->argument[i].kind, &values[i]);
@@ -269,23 +270,10 @@ static void place_values(struct hidden_call *call, const struct opaq_op *op, con
         if (count > 0) {
             call->values[i].tensors = next;
         }
-        for (int64_t t = 0; t < count; ++t) {
-            *next = values[i].tensors[t];
-            next++->device = hiding_device;
-        }
-    }
-}
-
-static void copy_values(struct hidden_call *call, const struct opaq_op *op, const struct opaq_value *values) {
-    struct opaq_tensor *next = call->tensors;
-    for (int i = 0; i < op->argument_count; ++i) {
-        const int64_t count = argument_tensors(op->argument[i].kind, &values[i]);
-        call->values[i] = values[i];
-        if (count > 0) {
-            call->values[i].tensors = next;
-        }
-        for (int64_t t = 0; t < count; ++t) {
-            *next++ = hiding_tensor(&call->hiding, &values[i].tensors[t]);
+        for (int64_t t = 0; t < count; ++t, ++next) {
+            const struct opaq_tensor *tensor = &values[i].tensors[t];
+            *next = are_copied ? hiding_tensor(&call->hiding, tensor) : *tensor;
+            next->device = hiding_device;
         }
     }
 }
@@ -309,11 +297,11 @@ void hidden_call_run(struct hidden_call *call, const struct opaq_op *op, const s
     call->has_run = true;
     call->tensors = calloc((size_t)tensors, sizeof *call->tensors);
     struct opaq_value measured[OPAQ_OP_ARGUMENT_LIMIT];
-    place_values(call, op, values);
+    place_values(call, op, values, false);
     memcpy(measured, call->values, (size_t)op->argument_count * sizeof *measured);
     (void)opaq_op_workspace(op, measured, &bytes, NULL);
     call->hiding = hiding_make(all + bytes + 64);
-    copy_values(call, op, values);
+    place_values(call, op, values, true);
     call->outputs = *outputs;
     for (int i = 0; i < outputs->count; ++i) {
         call->outputs.tensor[i] = hiding_tensor(&call->hiding, &outputs->tensor[i]);
