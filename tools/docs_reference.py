@@ -1,0 +1,243 @@
+"""Makes the reference pages from the sources: the C headers' declarations and the Python package's docstrings.
+Standard library only.
+
+A header is a sequence of paragraphs that blank lines separate; each is a comment, declarations, or a comment
+with the declarations it is about. A Python module is read with `ast`, not imported, so that no library has to
+be built."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from repository import ROOT
+
+HEADERS = ROOT / "include" / "opaq"
+PACKAGE = ROOT / "python" / "opaq"
+SUBMODULES = ("functional", "recipe", "runner")
+
+# ------------------------------------------------------------------------------------------------ C headers
+
+PLUMBING = re.compile(
+    r"#ifdef __cplusplus\n.*?#endif\n|#include .*\n|#ifndef OPAQ_\w+_H\n#define OPAQ_\w+_H\n", re.S
+)
+NAMES = re.compile(r"^#define (OPAQ_\w+)|^(?:struct|enum) (opaq_\w+) ?\{|\b(opaq_\w+)\(", re.M)
+
+
+def escape(text: str) -> str:
+    """A comment as Markdown: only backticks and indented examples mean something in it."""
+    lines = []
+    for line in text.split("\n"):
+        if line.startswith("    "):
+            lines.append(line)
+            continue
+        parts = re.split(r"(`[^`]*`)", line)
+        kept = [part if part.startswith("`") else re.sub(r"([*<\\[\]])", r"\\\1", part) for part in parts]
+        lines.append("".join(kept))
+    return "\n".join(lines)
+
+
+def comment_text(comment: str) -> str:
+    lines = comment.removeprefix("/*").removesuffix("*/").split("\n")
+    return "\n".join(re.sub(r"^ ?\* ?", "", line).rstrip() for line in lines).strip()
+
+
+def paragraphs(source: str) -> Iterator[str]:
+    """Splits at blank lines outside of braces and comments."""
+    held: list[str] = []
+    depth = 0
+    in_comment = False
+    for line in source.split("\n"):
+        if not line.strip() and depth == 0 and not in_comment:
+            if held:
+                yield "\n".join(held)
+            held = []
+            continue
+        held.append(line)
+        code = re.sub(r"/\*.*?\*/", "", line)
+        in_comment = "*/" not in code if in_comment else "/*" in code
+        depth += 0 if in_comment else code.count("{") - code.count("}")
+    if held:
+        yield "\n".join(held)
+
+
+def header_page(path: Path) -> str:
+    source = PLUMBING.sub("", path.read_text())
+    source = re.sub(r"\n#endif\s*$", "\n", source)
+    opening, rest = source.split("*/", 1)
+    purpose = comment_text(opening + "*/")
+    what, more = re.match(r"opaq/\w+\.h: (.*?)\.(?:\s+(.*))?$", purpose, re.S).groups(default="")  # type: ignore[union-attr]
+    out = [f"# opaq/{path.name}\n", f"For C programs: {escape(what)}.\n"]
+    out.append(f"```c\n#include <opaq/{path.name}>\n```\n")
+    if more:
+        out.append(escape(more) + "\n")
+    for paragraph in paragraphs(rest):
+        match = re.match(r"/\*.*?\*/\n?", paragraph, re.S)
+        code = paragraph[match.end() :] if match else paragraph
+        names = [next(filter(None, found)) for found in NAMES.findall(code)]
+        if names:
+            out.append("## " + ", ".join(f"`{name}`" for name in dict.fromkeys(names)) + "\n")
+        if match:
+            out.append(escape(comment_text(match.group(0).strip())) + "\n")
+        if code.strip():
+            shown = re.sub(r"\bOPAQ_API ", "", code.strip("\n"))
+            out.append(f"```c\n{shown}\n```\n")
+    return "\n".join(out)
+
+
+# --------------------------------------------------------------------------------------------------- Python
+
+
+class Module:
+    """The top-level definitions of a module, and where it takes other names from."""
+
+    def __init__(self, path: Path) -> None:
+        self.tree = ast.parse(path.read_text())
+        self.definitions: dict[str, ast.AST] = {}
+        self.imports: dict[str, str] = {}
+        for node in self.tree.body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                self.definitions[node.name] = node
+            elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                for inner in node.body:
+                    self._import(inner)
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                self.definitions[node.targets[0].id] = node.value
+            else:
+                self._import(node)
+
+    def _import(self, node: ast.AST) -> None:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            self.imports |= {alias.name: node.module for alias in node.names}
+
+    def names(self) -> list[str]:
+        """`__all__`, or what is defined here without an underscore."""
+        listed = self.definitions.get("__all__")
+        if listed is not None:
+            return [str(name) for name in ast.literal_eval(ast.unparse(listed))]
+        kinds = (ast.ClassDef, ast.FunctionDef)
+        return [n for n, node in self.definitions.items() if isinstance(node, kinds) and n[0] != "_"]
+
+
+def module_path(name: str) -> Path:
+    parts = name.split(".")[1:]
+    path = PACKAGE.joinpath(*parts)
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def signature(function: ast.FunctionDef, skip_self: bool) -> str:
+    parts: list[str] = []
+    given = function.args
+    positional = [*given.posonlyargs, *given.args]
+    defaults: list[ast.expr | None] = [None] * (len(positional) - len(given.defaults)) + list(given.defaults)
+    for argument, default in zip(positional, defaults, strict=True):
+        parts.append(argument.arg + (f"={ast.unparse(default)}" if default else ""))
+    if skip_self and parts:
+        parts = parts[1:]
+    if given.vararg:
+        parts.append(f"*{given.vararg.arg}")
+    elif given.kwonlyargs:
+        parts.append("*")
+    for argument, value in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        if not argument.arg.startswith("_"):
+            parts.append(argument.arg + (f"={ast.unparse(value)}" if value else ""))
+    if given.kwarg:
+        parts.append(f"**{given.kwarg.arg}")
+    returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
+    return f"({', '.join(parts)}){returns}"
+
+
+def docstring(node: ast.AST) -> str:
+    text = ast.get_docstring(node) if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.Module) else None
+    return escape(text) + "\n" if text else ""
+
+
+def decorators(node: ast.FunctionDef) -> list[str]:
+    return [ast.unparse(decorator) for decorator in node.decorator_list]
+
+
+def fields(node: ast.ClassDef) -> str:
+    """The constructor of a dataclass or a named tuple, as its annotated fields give it."""
+    parts = [
+        item.target.id + (f"={ast.unparse(item.value)}" if item.value else "")
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.target.id[0] != "_"
+    ]
+    return f"({', '.join(parts)})"
+
+
+def class_entry(title: str, node: ast.ClassDef) -> Iterator[str]:
+    methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+    constructor = next((item for item in methods if item.name == "__init__"), None)
+    is_record = any("dataclass" in ast.unparse(d) for d in node.decorator_list)
+    is_record |= any(ast.unparse(base) == "NamedTuple" for base in node.bases)
+    made = signature(constructor, True).split(" -> ")[0] if constructor else fields(node) if is_record else ""
+    yield f"```text\nclass {title}{made}\n```\n"
+    yield docstring(node)
+    for method in methods:
+        if method.name[0] == "_" or not ast.get_docstring(method):
+            continue
+        given = decorators(method)
+        if any("property" in name for name in given):
+            shown = f"{method.name}: {ast.unparse(method.returns) if method.returns else ''}"
+        else:
+            shown = method.name + signature(method, "staticmethod" not in given)
+        yield f"**`{shown}`**\n"
+        yield docstring(method)
+
+
+def entries(module: Module, prefix: str) -> Iterator[str]:
+    for name in sorted(module.names(), key=str.lower):
+        if prefix == "opaq" and name in SUBMODULES:
+            continue
+        owner = module
+        while name not in owner.definitions and name in owner.imports:
+            owner = Module(module_path(owner.imports[name]))
+        node = owner.definitions.get(name)
+        title = f"{prefix}.{name}"
+        if isinstance(node, ast.ClassDef):
+            yield f"## `{title}`\n"
+            yield from class_entry(title, node)
+        elif isinstance(node, ast.FunctionDef):
+            yield f"## `{title}`\n"
+            yield f"```text\n{title}{signature(node, False)}\n```\n"
+            yield docstring(node)
+        elif isinstance(node, ast.Name):
+            yield f"## `{title}`\n"
+            yield f"The same as `{prefix}.{node.id}`.\n"
+        else:
+            raise SystemExit(f"docs_reference.py: {title} is public, but no definition of it was found")
+
+
+def python_page(name: str) -> str:
+    module = Module(module_path(name))
+    lead = f"For Python programs: what `{name}` offers, from the docstrings in the sources.\n"
+    return "\n".join([f"# {name}\n", lead, docstring(module.tree), *entries(module, name)])
+
+
+# ---------------------------------------------------------------------------------------------------- pages
+
+
+def examples_page() -> str:
+    out = [
+        "# Examples\n",
+        "For people who learn from whole programs: the files in `examples/`, as they are tested.\n",
+    ]
+    kinds = {".c": "c", ".py": "python", ".cpp": "cpp"}
+    for path in sorted((ROOT / "examples").iterdir()):
+        if path.suffix in kinds:
+            out.append(f"## {path.name}\n\n```{kinds[path.suffix]}\n{path.read_text()}```\n")
+    return "\n".join(out)
+
+
+def reference_pages() -> dict[str, str]:
+    """Path in the site -> Markdown."""
+    pages = {
+        f"reference/c_{path.stem}.md": header_page(path) for path in HEADERS.glob("*.h") if path.stem != "opaq"
+    }
+    pages["reference/python.md"] = python_page("opaq")
+    pages |= {f"reference/python_{name}.md": python_page(f"opaq.{name}") for name in SUBMODULES}
+    pages["reference/examples.md"] = examples_page()
+    return pages
