@@ -18,8 +18,8 @@ enum exit_code {
 struct option_row {
     const char *name;    /* "format", for --format */
     const char *value;   /* placeholder of the value in the help: "NAME"; NULL for a switch */
-    const char *choices; /* "nvfp4|mxfp4|...": accepted and completed values; NULL for any. "FILE" and "DIR" as
-                            `value` complete paths */
+    const char *choices; /* "nvfp4|mxfp4|...": accepted and completed values; NULL for any. The value
+                            "FILE" is completed with paths */
     const char *help;
     bool repeats; /* may be given several times */
 };

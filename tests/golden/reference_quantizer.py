@@ -1,9 +1,9 @@
-"""A second implementation of docs/formats.md, for the golden vectors. Needs NumPy and ml_dtypes only.
+"""An independent implementation of docs/formats.md, for the golden vectors. Needs NumPy and ml_dtypes only.
 
-It is written from the specification and shares nothing with the C library. Arithmetic is float32
-throughout, one rounding per operation; ml_dtypes does every cast to a narrow element. Both copies of a
-tensor go through one function: a copy is a matrix whose blocks run along its last axis, x itself
-(rowwise) or x transposed (columnwise).
+It is written from the specification and shares no code with the C library. All arithmetic is float32 with
+one rounding per operation; ml_dtypes does every cast to a narrow element. Both copies of a tensor use the
+same functions: a copy is a matrix whose blocks run along its last axis, x itself (rowwise) or x transposed
+(columnwise).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def decode(element: str, codes: ByteArray) -> FloatArray:
 
 
 def encode(element: str, v: FloatArray) -> ByteArray:
-    """Saturating, nearest, ties to even; a NaN becomes its one positive code."""
+    """Saturating, nearest, ties to even; every NaN becomes the positive NaN code."""
     code = np.clip(v, -LARGEST[element], LARGEST[element]).astype(ELEMENT_TYPE[element]).view(np.uint8)
     return np.where(np.isnan(v), np.uint8(NAN_CODE[element]), code)
 
@@ -74,7 +74,7 @@ def encode_e2m1_below_zero(v: FloatArray) -> ByteArray:
 
 
 def encode_e2m1_modelopt_mx(v: FloatArray) -> ByteArray:
-    """As above, but halfway goes to the smaller magnitude and an exact zero becomes code 8."""
+    """As above, but ties go to the smaller magnitude and an exact zero becomes code 8."""
     halfway = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], np.float32)
     code = np.searchsorted(halfway, np.abs(v), side="left") + np.where(v < 0, 8, 0)
     code = np.where(v == 0, 8, code)
@@ -106,7 +106,7 @@ def philox4x32_10(counter: tuple[NDArray[np.uint64], ...], key: tuple[int, int])
 
 
 def random_bytes(rows: int, n: int, seed: int, offset: int, columnwise: bool) -> ByteArray:
-    """One random byte for each place (row, c) of a copy."""
+    """One random byte for each element (row, c) of a copy."""
     groups = ceil_div(n, 16)
     g = np.arange(rows * groups, dtype=np.uint64)
     high = ((offset >> 32) + (0x80000000 if columnwise else 0)) & 0xFFFFFFFF
@@ -135,7 +135,7 @@ class Spec:
     global_: bool = False
     tiled: bool = False
     e4m3_max: int = 448
-    eps: str = "0"  # as printed: the fewest digits that give the float32 back
+    eps: str = "0"  # the shortest decimal text that gives the same float32
     rule: str = "te"
 
     @property
@@ -168,7 +168,7 @@ class Spec:
 
 
 def parse(text: str) -> Spec:
-    """Spec text to value. Which options go together is not checked here."""
+    """Parses a spec text. Does not check which options exclude each other."""
     head, *options = text.split("+")
     name, _, element = head.partition(".")
     if name not in FORMATS:
@@ -210,14 +210,14 @@ def round_up(a: int, b: int) -> int:
 
 
 def pad(v: AnyArray, rows: int, columns: int) -> AnyArray:
-    """v in the corner of a zero matrix."""
+    """v, extended with zeros to rows x columns."""
     out = np.zeros((rows, columns), v.dtype)
     out[: v.shape[0], : v.shape[1]] = v
     return out
 
 
 def block_shape(s: Spec, rows: int, n: int) -> tuple[int, int]:
-    """What one scale covers in a copy of rows x n."""
+    """Rows and columns that share a scale in a copy of rows x n."""
     if s.format == "fp8":
         return max(rows, 1), max(n, 1)
     if s.format == "fp8row":
@@ -227,7 +227,7 @@ def block_shape(s: Spec, rows: int, n: int) -> tuple[int, int]:
 
 
 def to_blocks(s: Spec, v: FloatArray) -> FloatArray:
-    """Zero-padded to whole blocks and cut: (block row, row in it, block column, column in it)."""
+    """Zero-padded to whole blocks and reshaped: (block row, row in it, block column, column in it)."""
     br, bc = block_shape(s, *v.shape)
     rows, n = round_up(v.shape[0], br), round_up(v.shape[1], bc)
     rows = br if s.format == "fp8" else rows  # one scale even for an empty tensor
@@ -236,13 +236,13 @@ def to_blocks(s: Spec, v: FloatArray) -> FloatArray:
 
 
 def spread(s: Spec, per_block: FloatArray, rows: int, n: int) -> FloatArray:
-    """Per-block values, one for each element of a copy."""
+    """Repeats per-block values for each element of a copy."""
     br, bc = block_shape(s, rows, n)
     return np.repeat(np.repeat(per_block, br, axis=0), bc, axis=1)[:rows, :n]
 
 
 def amax_of(s: Spec, v: FloatArray, axis: tuple[int, ...]) -> FloatArray:
-    """The largest |v|; rule te passes NaNs over, the others keep them."""
+    """The largest |v|; rule te ignores NaNs, the others return them."""
     largest = np.fmax if s.rule == "te" else np.maximum
     return canonical(largest.reduce(np.abs(v), axis=axis, initial=F32(0)))
 
@@ -250,7 +250,7 @@ def amax_of(s: Spec, v: FloatArray, axis: tuple[int, ...]) -> FloatArray:
 # ------------------------------------------------------------------------------------------ copies
 @dataclass
 class Copy:
-    """One quantized copy, before it is laid out."""
+    """One quantized copy, before its codes and scales are arranged in memory."""
 
     codes: ByteArray  # one per byte, rows x n
     scale: AnyArray  # one per block: float32 (FP8) or bytes
@@ -258,7 +258,7 @@ class Copy:
 
 
 def round_elements(s: Spec, scaled: FloatArray, bits: Bits) -> ByteArray:
-    """Scaled values to codes, by the rule's way of rounding."""
+    """Rounds scaled values to codes, as the rule rounds."""
     assert scaled.dtype == np.float32
     if bits is not None:
         return encode_stochastic(s.element, scaled, bits)
@@ -320,7 +320,7 @@ def mx_copy(s: Spec, v: FloatArray, bits: Bits) -> Copy:
 
 def nvfp4_copy(s: Spec, v: FloatArray, bits: Bits) -> Copy:
     amax = amax_of(s, v, (1,)) if s.rowscaled else amax_of(s, v, (0, 1)).reshape(1)
-    A = amax[:, None] if s.rowscaled else amax.reshape(1, 1)  # against (block row, block column)
+    A = amax[:, None] if s.rowscaled else amax.reshape(1, 1)  # broadcasts to (block row, block column)
     blocks = to_blocks(s, v)
     b = amax_of(s, blocks, (1, 3))
     m = F32(s.e4m3_max)
@@ -361,7 +361,7 @@ def nvfp4_copy(s: Spec, v: FloatArray, bits: Bits) -> Copy:
 def four_over_six_error(
     s: Spec, blocks: FloatArray, scale: ByteArray, t: FloatArray, A: FloatArray
 ) -> FloatArray:
-    """The error of one candidate scale per block, every sum in the order the page gives."""
+    """The error of one candidate scale per block, summed in the order of docs/formats.md."""
     wide = (slice(None), None, slice(None), None)
     q = decode("e2m1", encode("e2m1", blocks * t[wide]))
     d = ((q * decode("e4m3", scale)[wide]) * A[wide]) / (F32(6) * F32(s.e4m3_max)) - blocks
@@ -395,7 +395,7 @@ def quantize_copy(
 ) -> Copy:
     """One copy of x (already float32) for one usage."""
     columnwise = usage == COLUMNWISE
-    if columnwise and s.format == "fp8":  # always the transpose of the rowwise copy
+    if columnwise and s.format == "fp8":  # the columnwise copy is the transpose of the rowwise one
         rowwise = quantize_copy(s, x, ROWWISE, dtype_max, scale, seed, offset)
         return Copy(rowwise.codes.T, rowwise.scale, rowwise.amax)
     v = x.T if columnwise else x
@@ -410,7 +410,7 @@ def quantize_copy(
 
 
 def dequantize_copy(s: Spec, copy: Copy, usage: int, rows: int, columns: int) -> FloatArray:
-    """A copy back to float32, rows x columns."""
+    """Dequantizes a copy to float32, rows x columns."""
     q = decode(s.element, copy.codes)
     if s.is_fp8:
         factor = copy.scale
@@ -426,7 +426,7 @@ def dequantize_copy(s: Spec, copy: Copy, usage: int, rows: int, columns: int) ->
         else:
             factor = (scale * A) * (F32(1) / (F32(6) * F32(s.e4m3_max)))
     columnwise = usage == COLUMNWISE
-    if columnwise and s.format == "fp8":  # the scale covers everything, whichever way round
+    if columnwise and s.format == "fp8":  # one scale for the tensor, so both copies have it
         y = q * factor
     else:
         y = q * spread(s, factor, *q.shape)
@@ -438,7 +438,7 @@ def dequantize_copy(s: Spec, copy: Copy, usage: int, rows: int, columns: int) ->
 
 # ------------------------------------------------------------------------------------------ layout
 def pack(codes: ByteArray, group: int) -> ByteArray:
-    """Two codes per byte, even element low, rows of whole groups."""
+    """Two codes per byte, the even element in the low half; rows are padded to whole groups."""
     codes = pad(codes, codes.shape[0], round_up(codes.shape[1], group))
     return (codes[:, 0::2] | (codes[:, 1::2] << 4)).astype(np.uint8)
 
@@ -453,9 +453,9 @@ def swizzle(scale: ByteArray) -> ByteArray:
 
 
 def tile_codes(s: Spec, codes: ByteArray) -> ByteArray:
-    """4-bit codes in tiles of 16 x 64: eight 64-byte stripes of 8 columns, in each of them four bytes a row,
-    the first four columns low and the others high. 8-bit codes in tiles of 32 x 32: pairs of columns, each two
-    bytes a row."""
+    """4-bit codes in tiles of 16 x 64: eight stripes of 64 bytes for 8 columns each, with four bytes per row;
+    the first four columns are in the low halves, the others in the high halves. 8-bit codes in tiles of 32 x
+    32: pairs of columns, with two bytes per row each."""
     if s.format not in ("nvfp4", "mxfp4"):
         padded = pad(codes, round_up(codes.shape[0], 32), round_up(codes.shape[1], 32))
         rows, columns = padded.shape
@@ -469,7 +469,7 @@ def tile_codes(s: Spec, codes: ByteArray) -> ByteArray:
 
 
 def tile_scales(scale: ByteArray, tile_rows: int) -> ByteArray:
-    """Block after block, in each the scales of a tile's rows."""
+    """Scales ordered by block column, then by the rows of a tile."""
     rows, blocks = scale.shape
     made = scale.reshape(rows // tile_rows, tile_rows, blocks).transpose(0, 2, 1)
     return np.ascontiguousarray(made).reshape(rows, blocks)
@@ -506,7 +506,7 @@ def layout_scale(s: Spec, copy: Copy, columnwise: bool) -> AnyArray:
 
 
 def to_bytes(v: AnyArray) -> ByteArray:
-    """float32 as little-endian bytes in a last axis; bytes as they are."""
+    """float32 as little-endian bytes in an added last axis; bytes unchanged."""
     if v.dtype == np.uint8:
         return np.ascontiguousarray(v)
     return np.ascontiguousarray(v.astype("<f4")).view(np.uint8).reshape(*v.shape, 4)
@@ -528,7 +528,7 @@ class Result:
 
 
 def quantize(text: str, x: AnyArray, scale: float | None = None, seed: int = 0, offset: int = 0) -> Result:
-    """Quantizes a float32, bfloat16 or float16 matrix; `scale` is what `delayed` is given."""
+    """Quantizes a float32, bfloat16 or float16 matrix; `scale` is the given scale of `delayed`."""
     s = parse(text)
     dtype_max = F32(ml_dtypes.finfo(x.dtype).max)
     with np.errstate(all="ignore"):

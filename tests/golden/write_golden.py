@@ -1,20 +1,20 @@
-"""Writes the golden vectors: `python write_golden.py OUTDIR` makes one NAME.golden per format.
+"""Writes the golden vectors: `python write_golden.py OUTDIR` writes one NAME.golden per format.
 
-Needs NumPy, ml_dtypes and reference_quantizer.py beside it; every byte comes from fixed seeds. A file is
-little endian throughout, without padding, strings not terminated:
+Needs NumPy, ml_dtypes and reference_quantizer.py; seeds are fixed, so the files are reproducible. Files are
+little endian, without padding; strings are not terminated:
 
     8 bytes   "OPAQGOLD"
     u32       version, 1
     u32       number of inputs; each input:
         u32   dtype (enum opaq_element: 4 f16, 5 bf16, 6 f32)
-        i64   rows, i64 columns, i64 row_stride (elements from one row to the next; the gap holds garbage)
+        i64   rows, i64 columns, i64 row_stride (elements from one row to the next; gaps hold arbitrary values)
         u32   bytes, then the bytes: rows * row_stride elements
     u32       number of records; each record:
         u16   length, then the spec text, canonical
         u16   length, then the name of the case, unique in the file
         u32   index of the input
         u64   seed, u64 offset (stochastic rounding; 0 otherwise)
-        u8    has_scale, f32 scale (what `delayed` is given; 0 otherwise)
+        u8    has_scale, f32 scale (the given scale of `delayed`; 0 otherwise)
         u32   number of buffers, in flatten order; each buffer:
             u16   length, then the name
             u32   bytes, then the bytes, padding included
@@ -60,7 +60,7 @@ DTYPE_NAMES = ("f32", "bf16", "f16")
 MANTISSA_BITS = {"f32": 23, "bf16": 7, "f16": 10}
 UINT: dict[str, np.dtype[Any]] = {name: np.dtype(f"u{kind.itemsize}") for name, kind in DTYPES.items()}
 
-# Of these every format x rule x usage sees each one, on the shape "cross".
+# Classes of values. Every combination of format, rule and usage is tested with each, on the shape "cross".
 CLASSES = (
     "normal",
     "outliers",
@@ -103,7 +103,7 @@ RULES = {
 }
 USAGES = ("", "+columnwise", "+both")
 
-# Options, each with every usage; "@" is where the usage goes. Then single texts.
+# Options, each tested with every usage; "@" is replaced by the usage. Then single texts.
 FP8_OPTIONS = (".e5m2@", "@+pow2+eps=2.5", ".e5m2@+sr")
 OPTIONS = {
     "fp8": (*FP8_OPTIONS, "@+delayed", "@+sr"),
@@ -191,7 +191,7 @@ SINGLES = {
 
 @dataclass(frozen=True)
 class Case:
-    """One record to be: a spec on a kind of shape, a class of values and a dtype."""
+    """A record to write: a spec, a kind of shape, a class of values and a dtype."""
 
     text: str
     shape: str
@@ -205,7 +205,7 @@ class Case:
 def make_values(
     values: str, element: str, dtype: str, shape: tuple[int, int], rng: np.random.Generator
 ) -> AnyArray:
-    """A matrix of one class, in its dtype."""
+    """A matrix of a class of values, in a dtype."""
     rows, columns = shape
     kind, unsigned, mantissa = DTYPES[dtype], UINT[dtype], MANTISSA_BITS[dtype]
     largest = float(ml_dtypes.finfo(kind).max)
@@ -232,7 +232,7 @@ def make_values(
     with np.errstate(all="ignore"):
         out = np.clip(x, -largest, largest).astype(np.float32).astype(kind)
     raw = out.view(unsigned)
-    if values == "edges":  # a few units beside the power of two
+    if values == "edges":  # a few units in the last place from a power of two
         raw += rng.integers(-3, 4, shape).astype(np.int16).astype(unsigned)
     elif values == "subnormal":
         magnitude = np.exp2(rng.uniform(0, mantissa, shape)).astype(np.uint32) - (rng.random(shape) < 0.1)
@@ -241,7 +241,7 @@ def make_values(
         special = rng.random(shape) < 0.03
         special[rows // 2, columns // 3] = True
         code = np.full(shape, np.inf, np.float32).astype(kind).view(unsigned)
-        if values == "nan":  # any sign, any payload, half a row
+        if values == "nan":  # any sign and payload, in half of a row
             special[rows // 3, : columns // 2] = True
             code |= rng.integers(1, 1 << mantissa, shape).astype(unsigned)
         raw[...] = np.where(special, code | sign_bit, raw)
@@ -249,7 +249,7 @@ def make_values(
 
 
 def ties(element: str, shape: tuple[int, int], rng: np.random.Generator) -> AnyArray:
-    """Midpoints of the element's grid, under a block amax that makes the scale a power of two."""
+    """Midpoints between the element's values, with a block amax for which the scale is a power of two."""
     grid = decode(element, np.arange(LARGEST_CODE[element] + 1, dtype=np.uint8)).astype(np.float64)
     x = rng.choice((grid[1:] + grid[:-1]) / 2, shape)
     x[:1, :] = grid[-1]
@@ -257,7 +257,7 @@ def ties(element: str, shape: tuple[int, int], rng: np.random.Generator) -> AnyA
     x[16::16, :] = grid[-1]
     x[:, 16::16] = grid[-1]
     if element == "e2m1" and x.size > 1:
-        x[0, 0] = 2688  # the tensor amax that makes NVFP4's float scale 1
+        x[0, 0] = 2688  # the tensor amax for which NVFP4's float scale is 1
     return x
 
 
@@ -265,7 +265,7 @@ def ties(element: str, shape: tuple[int, int], rng: np.random.Generator) -> AnyA
 
 
 def base_cases(name: str) -> Iterator[Case]:
-    """Every rule and usage: every class on one shape, every shape with some class."""
+    """For every rule and usage: every class on one shape, and every shape with one class."""
     for r, rule in enumerate(RULES[name]):
         for u, usage in enumerate(USAGES):
             text = name + usage + ("" if rule == "te" else f"+rule={rule}")
@@ -295,7 +295,7 @@ def base_cases(name: str) -> Iterator[Case]:
 
 
 def option_cases(name: str) -> Iterator[Case]:
-    """Every option with every usage on a ragged shape and the values it may trip over."""
+    """Every option with every usage on a ragged shape, with the classes of values that are critical for it."""
     texts = [name + option.replace("@", usage) for option in OPTIONS[name] for usage in USAGES]
     for i, text in enumerate([*texts, *SINGLES[name]]):
         spec = parse(text)
@@ -304,7 +304,7 @@ def option_cases(name: str) -> Iterator[Case]:
         yield Case(text, "strided", "normal", DTYPE_NAMES[(i + 2) % 3])
         for values in OPTION_CLASSES if both else ():
             if values == "ties" and spec.element != "e5m2":
-                continue  # the base cases have the ties of the other elements
+                continue  # the base cases have ties of the other elements
             if values in ("huge", "subnormal") and text in SINGLES[name]:
                 continue
             dtype = "f32" if values == "edges" else DTYPE_NAMES[(i + len(values)) % 3]
@@ -316,7 +316,7 @@ def option_cases(name: str) -> Iterator[Case]:
 
 
 def wants_dequant(case: Case) -> bool:
-    """The small shapes, and the classes with something to lose once."""
+    """Whether to store dequantized copies: for small shapes, and once for classes with special values."""
     plain = case.text in (f"{name}+both" for name in FORMATS) or "+both+global" in case.text
     special = case.values in ("tiny", "nan", "inf", "huge", "edges")
     return case.shape in ("one", "tiny", "strided") or (case.shape == "cross" and plain and special)

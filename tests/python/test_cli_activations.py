@@ -1,5 +1,5 @@
-"""`opaq quantize --activations`: what config.json says of layers' inputs, as compressed-tensors and opaq's own
-reader understand it; and ModelOpt's names of algorithms, which it writes in either case."""
+"""`opaq quantize --activations`: how config.json describes the inputs of layers, as read by compressed-tensors
+and by opaq; and ModelOpt's names of algorithms, which may be in upper or lower case."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cli_checkpoints import plain_tensors, run, run_json, write_model  # noqa: E
 from opaq.checkpoint import read_layout  # noqa: E402
 
 CT = "compressed-tensors"
-FORMS = {  # of every format that a layout has: the default first
+FORMS = {  # the supported activations of every format of a layout, the default first
     **{(CT, name): ("dynamic", "none") for name in ("mxfp8", "fp8", "fp8row", "fp8blk2")},
     (CT, "nvfp4"): ("none",),
     (CT, "mxfp4"): ("none", "dynamic"),
@@ -53,7 +53,7 @@ def quantization(folder: Path) -> Any:
 
 
 def check_preset(config: Any, name: str, how: str) -> None:
-    """compressed-tensors reads it, and it is what its preset of that name is."""
+    """compressed-tensors reads the configuration, and it equals the preset of that name."""
     read = compressed_tensors.QuantizationConfig.model_validate(config)
     (scheme,) = read.config_groups.values()
     assert (scheme.input_activations is None) == (how == "none")
@@ -72,9 +72,9 @@ def test_forms(source: Path, tmp_path: Path, layout: str, name: str) -> None:
     assert run_json(*command, tmp_path / "default")["activations"] == forms[0]
     for how in ("none", "dynamic"):
         if how not in forms:
-            said = run(*command, tmp_path / "no", "--activations", how, code=2)
-            assert f"the layout {layout} has no form of {name} with activations {how}" in said
-            assert f"; it has {forms[0]}" in said and not (tmp_path / "no").exists()
+            output = run(*command, tmp_path / "no", "--activations", how, code=2)
+            assert f"the layout {layout} has no form of {name} with activations {how}" in output
+            assert f"; it has {forms[0]}" in output and not (tmp_path / "no").exists()
             continue
         run(*command, tmp_path / how, "--activations", how)
         config = quantization(tmp_path / how)
@@ -88,16 +88,17 @@ def test_forms(source: Path, tmp_path: Path, layout: str, name: str) -> None:
 
 
 def test_converting_keeps_them(source: Path, tmp_path: Path) -> None:
-    """Where the other layout has a form for them; otherwise a note says what they become."""
+    """If the other layout supports them; otherwise a note says what they become."""
     run("quantize", source, tmp_path / "a16", "--format", "mxfp8", "--activations", "none")
     found = run_json("convert", tmp_path / "a16", tmp_path / "same", "--layout", CT)
     assert found["activations"] == "none" and found["notes"] == []
     assert quantization(tmp_path / "same") == quantization(tmp_path / "a16")
-    said = run("convert", tmp_path / "a16", tmp_path / "modelopt", "--layout", "modelopt")
+    output = run("convert", tmp_path / "a16", tmp_path / "modelopt", "--layout", "modelopt")
     assert (
-        "note: the source's activations are none, for which the layout modelopt has no form of mxfp8: " in said
+        "note: the source's activations are none, for which the layout modelopt has no form of mxfp8: "
+        in output
     )
-    assert said.endswith("they become dynamic\n")
+    assert output.endswith("they become dynamic\n")
 
 
 def test_no_config(source: Path, tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_no_config(source: Path, tmp_path: Path) -> None:
             len(found["notes"]) == 1
             and f"{path} has no config.json, so the result has none" in found["notes"][0]
         )
-    assert "note: " in run("quantize", folder, tmp_path / "said")
+    assert "note: " in run("quantize", folder, tmp_path / "output")
     assert run_json("quantize", source, tmp_path / "whole")["notes"] == []
     stacks = {f"a.{i}.experts.down_proj": torch.ones(2, 64, 128) for i in range(2)}
     safetensors.save_file(stacks, folder / "model.safetensors")
@@ -122,7 +123,7 @@ def test_no_config(source: Path, tmp_path: Path) -> None:
 
 
 def test_modelopt_names(source: Path, tmp_path: Path) -> None:
-    """They are ModelOpt's own, and any case is understood."""
+    """The names are ModelOpt's own, and are read in upper and lower case."""
     constants = need("modelopt.torch.export.model_config")
     run("quantize", source, tmp_path / "to", "--format", "fp8blk2", "--layout", "modelopt")
     own = json.loads((tmp_path / "to" / "hf_quant_config.json").read_text())["quantization"]
@@ -141,7 +142,7 @@ def test_modelopt_names(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algorithm", ["mxfp4", "W4A8_MXFP4_FP8"])
 def test_modelopt_mxfp4(tmp_path: Path, algorithm: str) -> None:
-    """What ModelOpt's own tensor class makes is mxfp4, stands for its values, and is loaded."""
+    """Weights of ModelOpt's own tensor class are read as mxfp4, decoded to its values, and loaded."""
     own = need("modelopt.torch.quantization.qtensor").MXFP4QTensor
     stored, wanted = {}, {}
     for key, w in cli_llama.llama("bf16").items():
@@ -164,11 +165,12 @@ def test_modelopt_mxfp4(tmp_path: Path, algorithm: str) -> None:
     plain = tensors(tmp_path / "plain")
     for key, value in wanted.items():
         assert torch.equal(plain[key], value), key
-    said = run(
+    output = run(
         "quantize", tmp_path / "plain", tmp_path / "no", "--format", "mxfp4", "--layout", "modelopt", code=2
     )
     assert (
-        "the layout modelopt does not have the format mxfp4; it has nvfp4, mxfp8, fp8, fp8row, fp8blk2" in said
+        "the layout modelopt does not have the format mxfp4; it has nvfp4, mxfp8, fp8, fp8row, fp8blk2"
+        in output
     )
     transformers = need("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(

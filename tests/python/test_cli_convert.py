@@ -1,5 +1,4 @@
-"""`opaq convert`: there and back again gives the same files, byte for byte, and floats are what the codes stand
-for."""
+"""`opaq convert`: converting back gives the same files, byte for byte, and --layout plain decodes correctly."""
 
 from __future__ import annotations
 
@@ -55,8 +54,8 @@ def test_there_and_back(tmp_path: Path, name: str, there: str, back: str) -> Non
     run("diff", tmp_path / "one", tmp_path / "two", "--values")
 
 
-def test_scales_that_do_not_lead_back(tmp_path: Path) -> None:
-    """One over one over a float is often another one; the file keeps it, and forgets it on the way back."""
+def test_scales_whose_inverse_is_rounded(tmp_path: Path) -> None:
+    """1 / (1 / x) is often not x; the metadata keeps the original, and drops it when converting back."""
     numbers = torch.arange(1, 2.0, 1 / 64).to(torch.float32) * 1000.3
     assert not torch.equal(1 / (1 / numbers), numbers)
     tensors = {}
@@ -76,7 +75,7 @@ def test_scales_that_do_not_lead_back(tmp_path: Path) -> None:
 
 
 def test_a_scale_that_was_changed_meanwhile(tmp_path: Path) -> None:
-    """What the file keeps counts only as long as the scale is the one it was kept for."""
+    """The kept original is used only if the scale is unchanged."""
     made = quantized_tensors({"m_proj.weight": plain_tensors(1)["model.layers.0.mlp.up_proj.weight"]}, "nvfp4")
     made["m_proj.weight_global_scale"] = torch.tensor([1797.4141], dtype=torch.float32)
     quantization = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
@@ -91,7 +90,7 @@ def test_a_scale_that_was_changed_meanwhile(tmp_path: Path) -> None:
 
 
 def test_exponents(tmp_path: Path) -> None:
-    """DeepSeek's newer scales take a byte; others store floats."""
+    """DeepSeek's newer scales are exponents of one byte; other layouts store floats."""
     source = write_model(tmp_path / "source", plain_tensors(1))
     run("quantize", source, tmp_path / "made", "--format", "fp8blk2", "--layout", "deepseek")
     path = tmp_path / "made" / "model.safetensors"
@@ -111,7 +110,7 @@ def test_exponents(tmp_path: Path) -> None:
 
 
 def test_scales_of_inputs(tmp_path: Path) -> None:
-    """They go with the weights, and the configuration says that inputs are quantized."""
+    """They are converted with the weights, and the configuration declares that inputs are quantized."""
     made = quantized_tensors(plain_tensors(1), "nvfp4")
     for name in [name for name in made if name.endswith("_packed")]:
         made[name.removesuffix("weight_packed") + "input_global_scale"] = torch.tensor([512.0])
@@ -132,7 +131,7 @@ def test_scales_of_inputs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
 @pytest.mark.parametrize("name", LAYOUTS["compressed-tensors"])
 def test_floats(tmp_path: Path, name: str, dtype: str) -> None:
-    """They are what NumPy makes of compressed-tensors' tensors, rounded once."""
+    """The values equal those that NumPy decodes from compressed-tensors' tensors, rounded once."""
     plain = plain_tensors(1)
     made = quantized_tensors(plain, name)
     quantization: dict[str, Any] = checkpoints.ct_config(name)
@@ -156,13 +155,13 @@ def test_trouble(tmp_path: Path) -> None:
     source = write_model(tmp_path / "source", plain_tensors(1))
     assert "has no quantized weight" in run("convert", source, tmp_path / "to", "--layout", "modelopt", code=3)
     run("quantize", source, tmp_path / "fp4")
-    said = run("convert", tmp_path / "fp4", tmp_path / "to", "--layout", "deepseek", code=3)
-    assert "is nvfp4 in the layout compressed-tensors, which cannot become deepseek" in said
+    output = run("convert", tmp_path / "fp4", tmp_path / "to", "--layout", "deepseek", code=3)
+    assert "is nvfp4 in the layout compressed-tensors, which cannot become deepseek" in output
     mixed = quantized_tensors({"a_proj.weight": plain_tensors(1)["model.layers.0.mlp.up_proj.weight"]}, "nvfp4")
     mixed |= quantized_tensors(
         {"b_proj.weight": plain_tensors(1)["model.layers.0.mlp.up_proj.weight"]}, "fp8row"
     )
     folder = write_model(tmp_path / "mixed", mixed)
-    said = run("convert", folder, tmp_path / "to", "--layout", "modelopt", code=3)
-    assert "mixes formats" in said and not (tmp_path / "to").exists()
+    output = run("convert", folder, tmp_path / "to", "--layout", "modelopt", code=3)
+    assert "mixes formats" in output and not (tmp_path / "to").exists()
     run("convert", folder, tmp_path / "to", "--layout", "plain")

@@ -1,4 +1,4 @@
-"""`opaq diff`: what differs between two checkpoints, by bytes and by values."""
+"""`opaq diff`: differences between two checkpoints, by bytes and by values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def names(found: Any) -> dict[str, list[str]]:
 
 
 def test_equal(tmp_path: Path) -> None:
-    """Which file a tensor lies in is no difference."""
+    """The file of a tensor does not matter."""
     plain = cli.plain_tensors()
     a, b = cli.write_model(tmp_path / "a", plain), cli.write_model(tmp_path / "b", plain, files=3)
     for options in ([], ["--values"]):
@@ -74,6 +74,21 @@ def test_bytes(tmp_path: Path) -> None:
     cli.check_text("diff.txt", cli.run("diff", "a", "b", code=1, folder=tmp_path))
 
 
+def test_groups(tmp_path: Path) -> None:
+    """Tensors whose names differ in numbers only are one line, unless --tensors asks for all."""
+    plain = cli.plain_tensors(layers=3)
+    other = {name: x + 1 if "q_proj" in name else x for name, x in plain.items() if "up_proj" not in name}
+    a, b = cli.write_model(tmp_path / "a", plain), cli.write_model(tmp_path / "b", other)
+    grouped, listed = (cli.run("diff", *options, a, b, code=1) for options in ([], ["--tensors"]))
+    changed = [sum(x["bytes"] for x in cli.run_json("diff", a, b, code=1)["different"]), 3 * 256 * 256 * 2]
+    assert " ".join(grouped.split()).count("model.layers.*.mlp.up_proj.weight 3 BF16 [384, 256]") == 1
+    figures = f"{changed[0]:,} {changed[1]:,}"
+    assert f"model.layers.*.self_attn.q_proj.weight 3 BF16 [256, 256] {figures}" in " ".join(grouped.split())
+    assert "*" not in listed and "model.layers.2.mlp.up_proj.weight" in listed
+    values = " ".join(cli.run("diff", "--values", a, b, code=1).split())
+    assert "model.layers.*.self_attn.q_proj.weight 3 BF16 [256, 256] BF16 [256, 256]" in values
+
+
 def test_values(tmp_path: Path) -> None:
     a, b = changed(tmp_path)
     found = cli.run_json("diff", "--values", a, b, code=1)
@@ -93,7 +108,7 @@ def test_layouts_of_the_same_codes(tmp_path: Path) -> None:
     other: dict[str, Any] = {}
     for key, tensor in stored.items():
         if key.endswith("_global_scale"):
-            stored[key] = torch.full_like(tensor, 4096.0)  # so that its inverse is exact
+            stored[key] = torch.full_like(tensor, 4096.0)  # its inverse is exact
             other[key.replace("_global_scale", "_scale_2")] = torch.tensor(1 / 4096.0)
         else:
             other[key.removesuffix("_packed")] = tensor
@@ -103,7 +118,7 @@ def test_layouts_of_the_same_codes(tmp_path: Path) -> None:
     found = cli.run_json("diff", "--values", a, b)
     assert found["equal"] and not found["quantization_config_equal"]
     assert found["rounded"] == 0
-    third = torch.tensor(3000.0)  # whose inverse is rounded
+    third = torch.tensor(3000.0)  # its inverse is rounded
     stored[Q + "_global_scale"], other[Q + "_scale_2"] = third.reshape(1), 1 / third
     cli.write_model(a, stored, cli.ct_config("nvfp4"))
     cli.write_model(b, other, {"quant_method": "modelopt", "quant_algo": "NVFP4"})
@@ -117,7 +132,7 @@ def test_layouts_of_the_same_codes(tmp_path: Path) -> None:
 
 
 def test_not_finite(tmp_path: Path) -> None:
-    """NaNs and infinities that both have are no difference."""
+    """NaNs and infinities in both are equal."""
     x = torch.tensor([1.0, float("nan"), float("inf"), 2.0])
     y = x.bfloat16()
     a, b = cli.write_model(tmp_path / "a", {"x": x}), cli.write_model(tmp_path / "b", {"x": y})

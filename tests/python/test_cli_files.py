@@ -1,6 +1,6 @@
-"""What the command reads and replaces: outputs go to regular files or new names only and never to an input, one
-process writes at a time, a source that changes or is not finished is refused, links of a download cache are
-read."""
+"""Files that the command reads and replaces: it writes only to regular files or new names and never to an
+input; only one process writes at a time; a source that changes or is unfinished is an error; links in a
+download cache are read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def checkpoint(folder: Path, files: int = 1) -> Path:
 
 
 def state(folder: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Every file's kind, number and contents."""
+    """Every file's type, inode number and contents."""
     found = {}
     for path in sorted(folder.rglob("*")):
         what = path.lstat()
@@ -56,14 +56,14 @@ def state(folder: Path) -> dict[str, tuple[int, int, bytes]]:
 def put_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as end:
         where = Path.cwd()
-        os.chdir(path.parent)  # the path of a socket is short
+        os.chdir(path.parent)  # the path of a socket is limited to 107 bytes
         try:
             end.bind(path.name)
         finally:
             os.chdir(where)
 
 
-# What may stand where an output goes, and what it is called. `source` is a file that is read.
+# What may exist under the name of an output, and its name in messages. `source` is an input file.
 KINDS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "pipe": (lambda path, _: os.mkfifo(path), "a pipe"),
     "link": (lambda path, source: path.symlink_to(source), "a symbolic link"),
@@ -93,7 +93,7 @@ def refused(name: str, *words: str | Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_files_are_replaced(kind: str, tmp_path: Path) -> None:
-    """Under every name that a command writes to; whatever stands there stays."""
+    """For every name that a command writes to; the existing file is not changed."""
     source = checkpoint(tmp_path / "source")
     weights = source / "model-0.safetensors"
     for number, name in enumerate(
@@ -138,10 +138,10 @@ def test_a_page_is_not_written_over_the_source(name: str, tmp_path: Path) -> Non
 
 
 def test_a_partial_file_is_no_source(tmp_path: Path) -> None:
-    """It was removed when a run wrote to the name that it stands for."""
+    """It would be removed by a run that writes to its final name."""
     partial = tmp_path / ".x.safetensors.opaq-partial"
     partial.write_bytes(make_hostile.tensors(WEIGHTS))
-    refused("has not finished", "quantize", partial, tmp_path / "x.safetensors")
+    refused("is an unfinished output file of opaq", "quantize", partial, tmp_path / "x.safetensors")
     assert partial.exists()
 
 
@@ -195,7 +195,8 @@ def replace(path: Path) -> None:
 @pytest.mark.parametrize("change", [rewrite, replace, Path.unlink], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("is_folder", [True, False], ids=["folder", "file"])
 def test_a_source_that_changes(change: Callable[[Path], None], is_folder: bool, tmp_path: Path) -> None:
-    """Stopped while it writes, changed, and let go on: exit 3, and nothing that could be taken for a result."""
+    """The command is stopped while it writes, the source is changed, and the command continued: exit 3, and no
+    result is left."""
     source = slow_source(tmp_path / "source")
     weights = source / "model.safetensors"
     target = tmp_path / "to" if is_folder else tmp_path / "to.safetensors"
@@ -225,14 +226,13 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
             refused(f"another opaq is writing to {target}", *words, *more)
     finally:
         process.send_signal(signal.SIGCONT)
-    process.kill()  # a lock ends with its process
+    process.kill()  # this releases the lock
     process.wait(timeout=60)
     assert run(*words).returncode == 0
     assert sorted(path.name for path in target.iterdir()) == ["config.json", "model.safetensors"]
 
 
-def test_a_lock_is_respected(tmp_path: Path) -> None:
-    """Whoever holds it."""
+def test_a_lock_of_another_program_is_respected(tmp_path: Path) -> None:
     source, target = checkpoint(tmp_path / "source"), tmp_path / "to"
     target.mkdir()
     handle = os.open(target, os.O_RDONLY)
@@ -242,7 +242,7 @@ def test_a_lock_is_respected(tmp_path: Path) -> None:
     assert run("quantize", source, target).returncode == 0
 
 
-# ---- what is copied
+# ---- copied files
 
 
 def test_permissions_are_not_widened(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_permissions_are_not_widened(tmp_path: Path) -> None:
     assert "hf_quant_config.json" in modes and set(modes.values()) == {0o600}
 
 
-def test_weights_outside_the_index_are_left_behind(tmp_path: Path) -> None:
+def test_weights_outside_the_index_are_not_copied(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "source")
     (source / "consolidated.safetensors").write_bytes(make_hostile.tensors(WEIGHTS))
     done = run("quantize", source, tmp_path / "to")
@@ -291,7 +291,7 @@ def test_a_dangling_link(tmp_path: Path) -> None:
 
 
 def test_a_new_folder_is_durable(tmp_path: Path) -> None:
-    """Its parent is flushed, as a trace of the system calls shows."""
+    """strace shows that its parent folder is flushed."""
     if not shutil.which("strace"):
         pytest.skip("no strace")
     source = checkpoint(tmp_path / "source")
@@ -309,7 +309,7 @@ def test_a_new_folder_is_durable(tmp_path: Path) -> None:
 
 
 def cached(folder: Path) -> tuple[Path, Path]:
-    """A snapshot of links, and the folder of blobs that they lead to."""
+    """A snapshot of links, and the folder of blobs that they point to."""
     root = folder / "models--x--y"
     snapshot, blobs = root / "snapshots" / "abc", root / "blobs"
     checkpoint(snapshot, files=2)
@@ -351,7 +351,7 @@ def test_links_out_of_a_cache_are_refused(tmp_path: Path) -> None:
     config.symlink_to("../../blobs/missing")
     refused("config.json is a link to a file that does not exist", "inspect", snapshot)
     config.unlink()
-    other = tmp_path / "models--x" / "other"  # no snapshot
+    other = tmp_path / "models--x" / "other"  # not a snapshot
     other.parent.mkdir()
     shutil.copytree(snapshot, other, symlinks=True)
     refused("is a link, which may lead out of the folder", "inspect", other)

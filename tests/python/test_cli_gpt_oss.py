@@ -1,6 +1,7 @@
-"""gpt-oss in the command: its experts are stacked, alternate gate and up, and are transposed where plain.
-`quantize --layout gpt-oss` makes the blocks that transformers and vLLM load, `convert --layout plain` what
-transformers' own dequantization gives, and everything else says plainly what becomes of the experts."""
+"""gpt-oss in the command: its experts are stacked, interleave gate and up, and are transposed if plain.
+`quantize --layout gpt-oss` writes the blocks that transformers and vLLM load, `convert --layout plain` gives
+the same values as transformers' own dequantization, and with other layouts a note says that experts are not
+quantized."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ EXPERTS = ("gate_up_proj", "down_proj")
 
 
 def load(folder: Path, **more: Any) -> Any:
-    """As transformers loads it; every tensor of the model comes out of the folder, and nothing is left over."""
+    """Loads with transformers; no tensor is missing or unexpected."""
     model, found = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, output_loading_info=True, **more
     )
@@ -51,7 +52,7 @@ def assert_same(a: Any, b: Any) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A small gpt-oss as transformers saves it, the same in blocks, and those decoded."""
+    """A small gpt-oss as transformers saves it, its quantized form, and that decoded."""
     top = tmp_path_factory.mktemp("gpt_oss")
     found = {name: top / name for name in ("plain", "blocks", "decoded")}
     models.make_model("gpt_oss", intermediate_size=160).save_pretrained(found["plain"])
@@ -69,7 +70,7 @@ def test_plain_is_what_transformers_decodes(folders: dict[str, Path]) -> None:
 
 
 def test_blocks(folders: dict[str, Path]) -> None:
-    """The library's mxfp4 of the transposed matrices, in the shapes and with the configuration of gpt-oss."""
+    """They are the library's mxfp4 of the transposed matrices, with gpt-oss's shapes and configuration."""
     plain = safetensors.load_file(folders["plain"] / "model.safetensors")
     found = safetensors.load_file(folders["blocks"] / "model.safetensors")
     for leaf in EXPERTS:
@@ -100,15 +101,15 @@ def test_opaq_loads_the_blocks(folders: dict[str, Path]) -> None:
 
 def test_blocks_are_not_quantized_again(folders: dict[str, Path], tmp_path: Path) -> None:
     for more in (["--format", "nvfp4"], ["--format", "mxfp4", "--layout", "gpt-oss"]):
-        said = run("quantize", folders["blocks"], tmp_path / "to", *more, code=3)
-        assert "has its experts quantized already, as mxfp4 in gpt-oss's layout" in said
-        assert "'opaq convert --layout plain' decodes them" in said and not (tmp_path / "to").exists()
+        output = run("quantize", folders["blocks"], tmp_path / "to", *more, code=3)
+        assert "has its experts quantized already, as mxfp4 in gpt-oss's layout" in output
+        assert "'opaq convert --layout plain' decodes them" in output and not (tmp_path / "to").exists()
 
 
 def test_other_layouts_say_that_experts_stay(folders: dict[str, Path], tmp_path: Path) -> None:
-    """Attention is quantized, the experts are what they were, and the summary gives their share."""
-    said = run("quantize", folders["plain"], tmp_path / "to")
-    assert "%  gpt-oss's experts, which only --layout gpt-oss stores: 4 tensors, the first model" in said
+    """Attention is quantized, the experts are unchanged, and the summary has their share."""
+    output = run("quantize", folders["plain"], tmp_path / "to")
+    assert "%  gpt-oss's experts, which only --layout gpt-oss stores: 4 tensors, the first model" in output
     found = run_json("quantize", folders["plain"], tmp_path / "to", "--dry-run")
     plain = safetensors.load_file(folders["plain"] / "model.safetensors")
     own = sum(tensor.numel() for key, tensor in plain.items() if key.endswith(EXPERTS))
@@ -139,13 +140,13 @@ def test_experts_of_a_layer_go_together(folders: dict[str, Path], tmp_path: Path
 
 def test_refusals(folders: dict[str, Path], tmp_path: Path) -> None:
     source = write_model(tmp_path / "llama", plain_tensors(1))
-    said = run("quantize", "--layout", "gpt-oss", "--format", "mxfp4", source, tmp_path / "to", code=3)
-    assert "for models whose config.json has the model_type gpt_oss" in said
-    said = run("quantize", "--layout", "gpt-oss", folders["plain"], tmp_path / "to", code=2)
-    assert "the layout gpt-oss does not have the format nvfp4; it has mxfp4" in said
+    output = run("quantize", "--layout", "gpt-oss", "--format", "mxfp4", source, tmp_path / "to", code=3)
+    assert "for models whose config.json has the model_type gpt_oss" in output
+    output = run("quantize", "--layout", "gpt-oss", folders["plain"], tmp_path / "to", code=2)
+    assert "the layout gpt-oss does not have the format nvfp4; it has mxfp4" in output
     stack = {"model.layers.0.mlp.experts.down_proj": torch.ones(2, 40, 64)}
     ragged = write_model(tmp_path / "ragged", stack)
     (ragged / "config.json").write_text('{"model_type": "gpt_oss"}')
-    said = run("quantize", "--layout", "gpt-oss", "--format", "mxfp4", ragged, tmp_path / "to", code=3)
-    assert "has inputs of size 40, expected a multiple of 32 for the layout gpt-oss" in said
+    output = run("quantize", "--layout", "gpt-oss", "--format", "mxfp4", ragged, tmp_path / "to", code=3)
+    assert "has inputs of size 40, expected a multiple of 32 for the layout gpt-oss" in output
     assert not (tmp_path / "to").exists()

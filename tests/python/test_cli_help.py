@@ -1,4 +1,4 @@
-"""What the command `opaq` says about itself: help, errors, the manual page, bash's completion.
+"""Texts of the command `opaq`: help, usage errors, the manual page, bash completion.
 
 Outputs are compared with the files in tests/cli; OPAQ_REWRITE=1 writes them again."""
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, leave_out
+from conftest import ROOT, skip_test
 
 EXPECTED = ROOT / "tests" / "cli"
 COMMAND = os.environ.get("OPAQ_COMMAND", str(ROOT / "build" / "opaq"))
 if not Path(COMMAND).is_file():
-    leave_out(f"there is no command {COMMAND}; OPAQ_COMMAND names another")
+    skip_test(f"there is no command {COMMAND}; OPAQ_COMMAND names another")
 
-COMMANDS = ["quantize", "convert", "inspect", "verify", "diff", "formats", "bench", "reproduce", "version"]
+COMMANDS = "quantize convert inspect verify diff formats bench reproduce doctor version".split()
 HIDDEN = ["help", "completion"]
 
 
@@ -29,7 +29,7 @@ def opaq(*words: str, columns: int = 80) -> subprocess.CompletedProcess[str]:
 
 
 def printed(*words: str, columns: int = 80) -> str:
-    """What a command line that works prints, with VERSION for the version."""
+    """The output of a successful command, with the version replaced by VERSION."""
     result = opaq(*words, columns=columns)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout.replace(version(), "VERSION")
@@ -106,17 +106,17 @@ WRONG_LINES = [
     "convert SRC DST --dtype bf61",
     "bench --threads none",
     "bench --seconds -1",
-    "completion zsh",
+    "completion tcsh",
 ]
 
 
 def test_wrong_lines() -> None:
-    said = []
+    output = []
     for line in WRONG_LINES:
         result = opaq(*shlex.split(line))
         assert (result.returncode, result.stdout) == (2, "")
-        said.append(f"$ opaq {line}".rstrip() + f"\n{result.stderr}")
-    compare("wrong_lines.txt", "\n".join(said))
+        output.append(f"$ opaq {line}".rstrip() + f"\n{result.stderr}")
+    compare("wrong_lines.txt", "\n".join(output))
 
 
 def example_lines() -> list[str]:
@@ -126,7 +126,7 @@ def example_lines() -> list[str]:
 
 @pytest.mark.parametrize("line", example_lines())
 def test_examples_are_command_lines(line: str) -> None:
-    """--help at the end, so that everything before it is read and nothing is done."""
+    """--help is appended, so that the options are parsed but the command does nothing."""
     words = shlex.split(line.partition(" > ")[0])[1:]
     result = opaq(*words, "--help")
     assert (result.returncode, result.stderr) == (0, "")
@@ -134,7 +134,7 @@ def test_examples_are_command_lines(line: str) -> None:
 
 def test_output_that_cannot_be_written() -> None:
     if not Path("/dev/full").exists():
-        leave_out("there is no /dev/full")
+        skip_test("there is no /dev/full")
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
             [COMMAND, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
@@ -143,7 +143,7 @@ def test_output_that_cannot_be_written() -> None:
     assert result.stderr == "opaq: cannot write to the standard output: No space left on device\n"
 
 
-def test_a_reader_that_has_seen_enough() -> None:
+def test_a_closed_pipe() -> None:
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as pipe:
@@ -159,7 +159,7 @@ def test_manual() -> None:
 
 def test_manual_in_groff() -> None:
     if not shutil.which("groff"):
-        leave_out("there is no groff")
+        skip_test("there is no groff")
     page = opaq("help", "--man").stdout
     result = subprocess.run(
         ["groff", "-man", "-Tascii", "-P-c", "-ww"], input=page, capture_output=True, text=True, check=False
@@ -170,7 +170,7 @@ def test_manual_in_groff() -> None:
         assert words in text
 
 
-# A line as bash splits it, the last word being completed; what comes out.
+# Words of a command line, of which the last is completed, and the expected completions.
 COMPLETIONS = [
     (["opaq", "qu"], ["quantize"]),
     (["opaq", ""], [*COMMANDS, "help", "--help", "--version"]),
@@ -194,7 +194,7 @@ COMPLETIONS = [
     (["opaq", "bench", "-"], ["--json", "--seconds", "--threads", "--help"]),
     (["opaq", "help", "v"], ["verify", "version"]),
     (["opaq", "help", "--"], ["--man", "--help"]),
-    (["opaq", "completion", ""], ["bash"]),
+    (["opaq", "completion", ""], ["bash", "zsh", "fish"]),
 ]
 
 
@@ -208,7 +208,7 @@ def folder(tmp_path: Path) -> Path:
 
 def bash(script: str, folder: Path) -> list[str]:
     if not shutil.which("bash"):
-        leave_out("there is no bash")
+        skip_test("there is no bash")
     lines = f'set -u\nsource <("{COMMAND}" completion bash)\n{script}\n'
     result = subprocess.run(
         ["bash", "--norc", "-c", lines], cwd=folder, capture_output=True, text=True, check=False

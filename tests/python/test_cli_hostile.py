@@ -1,8 +1,8 @@
-"""Files and folders that must be rejected with one message and exit 3, and odd ones that must be accepted.
+"""Files and folders that must be rejected with one message and exit 3, and unusual ones that must be accepted.
 
-tests/cli/make_hostile.py makes them in a temporary folder; tests/cli/hostile_expected.json holds the messages,
-and OPAQ_REWRITE=1 rewrites it. A file that is invalid by itself the safetensors package must reject too, or
-TAKEN_BY_OTHERS says why it does not."""
+tests/cli/make_hostile.py writes them to a temporary folder; tests/cli/hostile_expected.json has the messages,
+and OPAQ_REWRITE=1 rewrites it. The safetensors package must reject the same invalid files, except those in
+TAKEN_BY_OTHERS, which gives reasons."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ command()
 
 EXPECTED = ROOT / "tests" / "cli" / "hostile_expected.json"
 REWRITE = os.environ.get("OPAQ_REWRITE") == "1"
-MEMORY = 400_000_000  # address space: no size that a small file claims is allocated
+MEMORY = 400_000_000  # limit of the address space: sizes in a small file's header are not allocated
 FILES = dict(make_hostile.files())
 CASES = [f"{name}.safetensors" for name in FILES] + [name for name, _ in make_hostile.folders()]
 
-# Refused by opaq and read by safetensors 0.8.
+# Rejected by opaq and accepted by safetensors 0.8.
 TAKEN_BY_OTHERS = {
     "name_twice": "the last one wins",
     "name_twice_escaped": "the last one wins",
@@ -44,7 +44,7 @@ TAKEN_BY_OTHERS = {
     "rank_17": "any rank will do",
     "space_in_front": "its own description forbids it",
 }
-TOGETHER = ("scale_", "global_", "packed_", "blocks_")  # wrong as weights, right as files
+TOGETHER = ("scale_", "global_", "packed_", "blocks_")  # valid files with invalid weights
 
 
 def wrong_as_file(name: str) -> bool:
@@ -91,7 +91,7 @@ def test_inspect(case: str, hostile: Path, expected: dict[str, str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_commands_that_write(case: str, hostile: Path, expected: dict[str, str], tmp_path: Path) -> None:
-    """The same sentence, and nothing is written."""
+    """The same message, and nothing is written."""
     for words in (["quantize"], ["convert", "--layout", "plain"]):
         done = run(*words, "--quiet", hostile / case, tmp_path / "to", memory=MEMORY)
         if case.startswith("right_"):
@@ -106,7 +106,7 @@ def test_commands_that_write(case: str, hostile: Path, expected: dict[str, str],
 
 @pytest.mark.parametrize("name", FILES)
 def test_safetensors_says_the_same(name: str, hostile: Path) -> None:
-    """A file that others cannot read is refused here, and the other way round but for what is listed."""
+    """opaq and safetensors reject the same files, except for those in TAKEN_BY_OTHERS."""
     try:
         with safetensors.safe_open(hostile / f"{name}.safetensors", "np") as file:
             file.keys()
@@ -116,13 +116,13 @@ def test_safetensors_says_the_same(name: str, hostile: Path) -> None:
     assert taken == (not wrong_as_file(name) or name in TAKEN_BY_OTHERS)
 
 
-# ---- what is made here ----
+# ---- cases written here ----
 
 GOOD = make_hostile.PLAIN
 
 
 def refused(path: Path, sentence: str, *options: str, memory: int = MEMORY) -> None:
-    """Inspecting it ends with this sentence, {} standing for the path."""
+    """`opaq inspect` fails with this message, in which {} is the path."""
     done = run("inspect", *options, path, memory=memory)
     assert (done.returncode, done.stderr) == (3, f"opaq inspect: {sentence.format(path)}\n")
 
@@ -133,7 +133,7 @@ def as_link(target: Path) -> Callable[[Path], None]:
 
 def as_socket(path: Path) -> None:
     here = Path.cwd()
-    try:  # the name of a socket may have 107 bytes only
+    try:  # the path of a socket is limited to 107 bytes
         os.chdir(path.parent)
         with socket.socket(socket.AF_UNIX) as unix:
             unix.bind(path.name)
@@ -169,7 +169,7 @@ def test_no_regular_file(name: str, kind: str, tmp_path: Path) -> None:
     refused(folder, sentences.get(kind, link))
 
 
-def test_links_are_followed_if_that_is_said(tmp_path: Path) -> None:
+def test_links_are_followed_with_follow_links(tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(GOOD)
     folder = tmp_path / "model"
     folder.mkdir()
@@ -180,7 +180,7 @@ def test_links_are_followed_if_that_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "name"])
-def test_other_files_are_looked_at_before_the_work(kind: str, tmp_path: Path) -> None:
+def test_other_files_are_checked_before_the_work(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(make_hostile.tensors({"x.weight": ("BF16", [4, 32], 256)}))
@@ -202,14 +202,14 @@ def test_a_pipe_by_itself(tmp_path: Path) -> None:
     refused(tmp_path / "nothing", "cannot open {}: No such file or directory")
 
 
-def test_a_name_that_a_terminal_would_obey(tmp_path: Path) -> None:
+def test_a_name_with_escape_sequences(tmp_path: Path) -> None:
     (tmp_path / "\x1b[2J\n.safetensors").write_bytes(GOOD)
     refused(tmp_path, '{}: "?[2J?.safetensors" is not the name of a file in this folder')
 
 
 @pytest.mark.parametrize("bracket", [b"[", b'{"a":'])
 def test_a_hundred_million_brackets(bracket: bytes, tmp_path: Path) -> None:
-    """Refused before anything is parsed: the memory is that of the text."""
+    """Rejected before parsing, so that memory is that of the text."""
     count = 100_000_000 - 5
     text = b'{"a":' + bracket * (count // len(bracket))
     path = tmp_path / "model.safetensors"
@@ -238,7 +238,7 @@ def test_a_header_of_zeros(tmp_path: Path) -> None:
 
 
 def test_ten_thousand_tensors_of_nothing(tmp_path: Path) -> None:
-    """A header with many entries costs a multiple of its bytes, and stacks of nothing cost nothing."""
+    """Memory of a header is proportional to its bytes, and empty stacks need none."""
     shape = [1 << 50, 0, 64]
     entries: dict[str, make_hostile.Entry] = {
         f"model.layers.{i}.mlp.experts.gate_up_proj": ("BF16", shape, 0) for i in range(10_000)
@@ -254,13 +254,13 @@ ESCAPE = "\x1b[2J\x1b]0;title\x07\u009b31m\n\u202e\u2066\u200f\u2028"
 
 
 def loud(folder: Path, mark: str) -> Path:
-    """A checkpoint that is fine, with what a terminal would obey wherever a text may be anything."""
+    """A valid checkpoint with terminal escape sequences in every text that may contain them."""
     folder.mkdir()
     entries: dict[str, make_hostile.Entry] = {
         "x.weight": ("F8_E4M3", [128, 128], 16384),
         "x.weight_scale": ("F32", [1], 4),
         "y.weight": ("BF16", [4, 64], 512),
-        f"\u202e\u2069{mark}.weight": ("BF16", [4, 64], 512),  # no control character to JSON's rules
+        f"\u202e\u2069{mark}.weight": ("BF16", [4, 64], 512),  # not control characters in JSON
     }
     metadata = {ESCAPE + mark: ESCAPE, "format": ESCAPE + mark}
     (folder / "model.safetensors").write_bytes(make_hostile.tensors(entries, metadata))
@@ -280,7 +280,7 @@ def loud(folder: Path, mark: str) -> Path:
     return folder
 
 
-def test_nothing_that_a_terminal_would_obey_is_printed(tmp_path: Path) -> None:
+def test_escape_sequences_are_not_printed(tmp_path: Path) -> None:
     loud(tmp_path / "a", "1")
     loud(tmp_path / "b", "2")
     for words in (
@@ -309,8 +309,8 @@ def test_nothing_that_a_terminal_would_obey_is_printed(tmp_path: Path) -> None:
         assert done.stderr.replace("\n", "").isprintable(), words
 
 
-# Right, and seldom: stacks with scales of their own, entries in other shapes, nothing at all.
-SELDOM: dict[str, tuple[str, dict[str, make_hostile.Entry]]] = {
+# Valid but rare: stacks with separate scales, entries in other shapes, empty tensors.
+RARE: dict[str, tuple[str, dict[str, make_hostile.Entry]]] = {
     "stack": (
         "compressed-tensors",
         {
@@ -344,11 +344,11 @@ SELDOM: dict[str, tuple[str, dict[str, make_hostile.Entry]]] = {
 }
 
 
-@pytest.mark.parametrize("case", SELDOM)
+@pytest.mark.parametrize("case", RARE)
 @pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt", "deepseek"])
 def test_there_and_back(case: str, layout: str, tmp_path: Path) -> None:
-    """What another layout makes of it others can read, and it leads back to the same tensors."""
-    home, entries = SELDOM[case]
+    """The converted file can be read by safetensors, and converting back gives the same tensors."""
+    home, entries = RARE[case]
     names = [tmp_path / f"{name}.safetensors" for name in ("from", "there", "back")]
     names[0].write_bytes(make_hostile.tensors(entries))
     done = run("convert", "--quiet", "--layout", layout, names[0], names[1])

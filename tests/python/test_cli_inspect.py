@@ -1,4 +1,4 @@
-"""`opaq inspect`: what it says of checkpoints that the packages of others wrote."""
+"""`opaq inspect` on checkpoints that other packages wrote."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Q, K, GATE = (f"model.layers.0.{m}.weight" for m in ("self_attn.q_proj", "self_a
 
 
 def with_one_scale(stored: dict[str, Any]) -> dict[str, Any]:
-    """All global scales the same, so that there is nothing to say about them."""
+    """Sets all global scales to the same value, so that there is no note about them."""
     return {
         key: torch.full_like(value, 1000.0) if key.endswith("_global_scale") else value
         for key, value in stored.items()
@@ -75,7 +75,7 @@ def notes(folder: Path, stored: dict[str, Any], config: dict[str, Any] | None) -
     return found
 
 
-def test_what_looks_wrong(tmp_path: Path) -> None:
+def test_notes(tmp_path: Path) -> None:
     plain = cli.plain_tensors()
     nvfp4 = cli.quantized_tensors(plain, "nvfp4")
     fine = with_one_scale(nvfp4)
@@ -122,7 +122,7 @@ def test_ignored_modules(tmp_path: Path, entry: str, hits: int) -> None:
 
 
 @pytest.mark.parametrize("entry", [r"re:(.*)\1", "re:(", "re:" + "(" * 20_000])
-def test_ignored_modules_that_are_not_understood(tmp_path: Path, entry: str) -> None:
+def test_ignored_modules_that_are_not_patterns(tmp_path: Path, entry: str) -> None:
     stored = with_one_scale(cli.quantized_tensors(cli.plain_tensors(), "nvfp4"))
     found = notes(tmp_path, stored, cli.ct_config("nvfp4", ["lm_head", entry]))
     assert len(found) == 1
@@ -139,8 +139,8 @@ def test_modelopt_and_gpt_oss(tmp_path: Path) -> None:
         Q + "_scale_2": 1 / stored[Q + "_global_scale"].reshape(()),
     }
     folder = cli.write_model(tmp_path / "modelopt", modelopt)
-    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "exclude_modules": []}}
-    (folder / "hf_quant_config.json").write_text(json.dumps(said))
+    config = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "exclude_modules": []}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(config))
     found = cli.run_json("inspect", folder)
     assert (found["layout"], found["formats"], found["notes"]) == ("modelopt", ["nvfp4"], [])
     assert found["config"] == {"method": "NVFP4", "format": None, "layout": "modelopt"}
@@ -170,7 +170,7 @@ def test_trouble(tmp_path: Path) -> None:
 
 
 def test_control_characters(tmp_path: Path) -> None:
-    """Terminals obey them; JSON escapes them."""
+    """Replaced in text, because terminals interpret them; escaped in JSON."""
     method = "gptq\x1b[31m\x9bred\nline"
     folder = cli.write_model(tmp_path, {"x": torch.ones(2)}, {"quant_method": method, "\x1b[2J": 1})
     assert "gptq?[31m?red?line" in cli.run("inspect", folder)
@@ -178,8 +178,8 @@ def test_control_characters(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "\x1b[2J": 2}))
     other = cli.write_model(tmp_path / "other", {"x": torch.ones(2)})
-    told = cli.run("diff", folder, other, code=1)
-    assert 'config.json: "?[2J": only in A' in told and "\x1b" not in told
+    output = cli.run("diff", folder, other, code=1)
+    assert 'config.json: "?[2J": only in A' in output and "\x1b" not in output
 
 
 def test_empty(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""`opaq quantize` is ended at random moments, or the disk is full, or the source shrinks under it: a final name
-never holds half a file, and the next run makes what an undisturbed one makes.
+"""`opaq quantize` is killed at random times, the disk is full, or the source shrinks: a file with its final
+name is always complete, and the next run gives the same result as an undisturbed one.
 
-OPAQ_KILLS is how often it is killed; a few times if it is not given."""
+OPAQ_KILLS is the number of kills; the default is a few."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Folder = dict[str, bytes]
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Several files, large enough that a signal finds work to interrupt."""
+    """Several files, large enough that a signal interrupts the work."""
     folder = tmp_path_factory.mktemp("source")
     places = {}
     for number in range(FILES):
@@ -60,7 +60,7 @@ def words(source: Path, target: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def finished(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Folder, float]:
-    """What an undisturbed run makes, and how long it takes."""
+    """The result of an undisturbed run, and its time."""
     target = tmp_path_factory.mktemp("finished") / "to"
     begin = time.monotonic()
     subprocess.run(words(source, target), check=True)
@@ -72,26 +72,27 @@ def finished(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Fo
 
 
 def check_partial(target: Path, finished: Folder) -> int:
-    """Whatever stands under a final name is whole; gives how many files of the model do."""
+    """Checks that every file with a final name is complete; returns the number of the model's files."""
     names = [path for path in target.glob("*") if not path.name.startswith(".")] if target.exists() else []
     for path in names:
         if path.suffix == ".safetensors":
             with safetensors.safe_open(path, "pt") as file:
                 assert len(list(file.keys())) == 3 * WEIGHTS
         assert path.read_bytes() == finished[path.name], path.name
-    if (target / "config.json").exists():  # the last to come: a folder that loads is complete
+    if (target / "config.json").exists():  # written last: a folder that can be loaded is complete
         assert {path.name for path in names} == set(finished)
     return sum(path.suffix == ".safetensors" for path in names)
 
 
 def wait_for_work(process: subprocess.Popen[str] | subprocess.Popen[bytes], target: Path) -> None:
-    """Until a file is being written, or it has ended."""
+    """Waits until a file is being written or the process has ended."""
     while process.poll() is None and not list(target.glob(".*.safetensors.opaq-partial")):
         time.sleep(0.001)
 
 
 def disturb(source: Path, target: Path, number: int, after: float, at_work: bool = False) -> int:
-    """Starts a run and sends it a signal, so long after it began or after it writes; gives how it ended."""
+    """Starts a run and sends it a signal `after` seconds from its start, or from its first write if `at_work`.
+    Returns the exit status."""
     process = subprocess.Popen(words(source, target))
     if at_work:
         wait_for_work(process, target)
@@ -101,7 +102,7 @@ def disturb(source: Path, target: Path, number: int, after: float, at_work: bool
 
 
 def test_killed(source: Path, finished: tuple[Folder, float], tmp_path: Path) -> None:
-    """Again and again into one folder, sometimes into a new one; then it goes on to the end."""
+    """Killed repeatedly with the same folder, sometimes with a new one; then it runs to the end."""
     whole, seconds = finished
     moments = random.Random(7)
     target = tmp_path / "to"
@@ -112,7 +113,7 @@ def test_killed(source: Path, finished: tuple[Folder, float], tmp_path: Path) ->
         assert code in (0, -signal.SIGKILL)
         killed += code != 0
         check_partial(target, whole)
-        is_done = target.exists() and contents(target) == whole  # it may be killed when all is done
+        is_done = target.exists() and contents(target) == whole  # it may be killed after the last file
         assert is_done or code != 0
         if i % 3 == 2 and not is_done:
             done = run(*words(source, target)[1:])
@@ -124,14 +125,14 @@ def test_killed(source: Path, finished: tuple[Folder, float], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
-def test_asked_to_stop(source: Path, finished: tuple[Folder, float], tmp_path: Path, number: int) -> None:
-    """Exit 130 and nothing half written, wherever it was; the next run goes on."""
+def test_stop_signals(source: Path, finished: tuple[Folder, float], tmp_path: Path, number: int) -> None:
+    """Exit 130 and no partial file at any time; the next run continues."""
     whole, seconds = finished
     codes = []
     for i, share in enumerate((0, 0.1, 0.3, 0.5)):
         target = tmp_path / str(i)
         codes.append(disturb(source, target, number, share * seconds, at_work=share < 0.3))
-        assert codes[-1] in (0, 130, -number)  # the last: before it listens
+        assert codes[-1] in (0, 130, -number)  # -number: before the handler is installed
         check_partial(target, whole)
         if codes[-1] == 130:
             assert [path.name for path in target.glob(".*") if path.name != ".opaq-job"] == []
@@ -140,8 +141,9 @@ def test_asked_to_stop(source: Path, finished: tuple[Folder, float], tmp_path: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
-def test_asked_to_stop_in_long_work(tmp_path: Path, number: int) -> None:
-    """With so much left to do, at the lowest priority, that a signal cannot come too late on a busy machine."""
+def test_stop_signals_in_long_work(tmp_path: Path, number: int) -> None:
+    """So much work, at the lowest priority, that it is not finished before the signal even on a busy
+    machine."""
     weights = {f"m{i}.weight": torch.ones(4096, 4096, dtype=torch.bfloat16) for i in range(16)}
     save_file(weights, tmp_path / "source.safetensors")
     target = tmp_path / "made.safetensors"
@@ -172,7 +174,7 @@ def with_limit(limit: Callable[[], None], *arguments: str) -> subprocess.Complet
 
 
 def test_no_room_for_a_file(source: Path, finished: tuple[Folder, float], tmp_path: Path) -> None:
-    """A limit on the size of files stands for a disk that is full."""
+    """A limit on the size of files simulates a full disk."""
 
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -189,7 +191,7 @@ def test_no_room_for_a_file(source: Path, finished: tuple[Folder, float], tmp_pa
 
 
 def test_a_full_disk(source: Path, tmp_path: Path) -> None:
-    """A file system of four megabytes, where one can be made."""
+    """A file system of four megabytes, if one can be mounted."""
     disk = tmp_path / "disk"
     disk.mkdir()
     tools = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
@@ -198,7 +200,7 @@ def test_a_full_disk(source: Path, tmp_path: Path) -> None:
         not shutil.which("unshare")
         or subprocess.run([*tools, mount], capture_output=True, check=False).returncode
     ):
-        pytest.skip("no file system can be mounted here; test_no_room_for_a_file is what remains")
+        pytest.skip("no file system can be mounted here; only test_no_room_for_a_file ran")
     script = f"{mount} && {{ \"$@\"; code=$?; ls -A '{disk}/to'; exit $code; }}"
     done = with_limit(lambda: None, *tools, script, "sh", *words(source, disk / "to"))
     assert done.returncode == 3, done.stderr
@@ -207,7 +209,7 @@ def test_a_full_disk(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_source_that_shrinks(source: Path, finished: tuple[Folder, float], tmp_path: Path) -> None:
-    """Cut while it is read: an error with a sentence, not a signal and not a file of zeros."""
+    """Truncated while it is read: an error message, not a signal and not a file of zeros."""
     shrinking = tmp_path / "source"
     shutil.copytree(source, shrinking)
     target = tmp_path / "to"
@@ -227,7 +229,7 @@ def test_a_source_that_shrinks(source: Path, finished: tuple[Folder, float], tmp
 def test_a_source_that_changes_between_runs(
     source: Path, finished: tuple[Folder, float], tmp_path: Path
 ) -> None:
-    """What was made of another source is not gone on with."""
+    """A job of another source is not continued."""
     changing = tmp_path / "source"
     shutil.copytree(source, changing)
     target = tmp_path / "to"

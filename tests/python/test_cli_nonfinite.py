@@ -1,6 +1,6 @@
-"""`opaq quantize` and weights that have NaNs or infinities: one rule for all formats. The first one is an error
-that names the tensor and the place, and nothing is left that looks finished; --allow-nonfinite goes on and
-counts them."""
+"""`opaq quantize` with weights that have NaNs or infinities, the same for all formats. The first one is an
+error with the tensor, row and column, and no complete result is left; --allow-nonfinite quantizes and counts
+them."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def weight(dtype: str = "bfloat16") -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_it_is_refused_with_its_place(tmp_path: Path, name: str) -> None:
+def test_the_error_has_row_and_column(tmp_path: Path, name: str) -> None:
     source, to = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     for kind, value in KINDS.items():
         for row, column in PLACES:
             w = weight()
             w[row, column] = value
             safetensors.save_file({NAME: w}, source)
-            said = run("quantize", source, to, "--format", name, "--threads", "1", code=3)
-            assert f"{NAME} has {kind} at row {row}, column {column}:" in said, (kind, row, column)
+            output = run("quantize", source, to, "--format", name, "--threads", "1", code=3)
+            assert f"{NAME} has {kind} at row {row}, column {column}:" in output, (kind, row, column)
             assert sorted(path.name for path in tmp_path.iterdir()) == ["in.safetensors"]
 
 
@@ -47,19 +47,19 @@ def test_other_dtypes(tmp_path: Path, dtype: str) -> None:
     w = weight(dtype)
     w[5, 7] = float("nan")
     safetensors.save_file({NAME: w}, tmp_path / "in.safetensors")
-    said = run("quantize", tmp_path / "in.safetensors", tmp_path / "to", "--format", "mxfp8", code=3)
-    assert f"{NAME} has NaN at row 5, column 7:" in said
+    output = run("quantize", tmp_path / "in.safetensors", tmp_path / "to", "--format", "mxfp8", code=3)
+    assert f"{NAME} has NaN at row 5, column 7:" in output
 
 
 def test_places_in_stacks(tmp_path: Path) -> None:
-    """They are those of the source's tensor, where it holds its matrices transposed too."""
+    """Row and column are those of the source's tensor, also if its matrices are stored transposed."""
     for is_turned in (False, True):
         stack = torch.ones(3, 64, 256, dtype=torch.bfloat16)
         stack = stack.transpose(1, 2).contiguous() if is_turned else stack
         stack[2, 33, 40] = float("inf")
         source = write_model(tmp_path / f"{is_turned}", {"a.experts.gate_up_proj": stack})
-        said = run("quantize", source, tmp_path / "to", "--format", "mxfp8", code=3)
-        assert "a.experts.gate_up_proj has +infinity at matrix 2, row 33, column 40:" in said
+        output = run("quantize", source, tmp_path / "to", "--format", "mxfp8", code=3)
+        assert "a.experts.gate_up_proj has +infinity at matrix 2, row 33, column 40:" in output
         assert [path.name for path in (tmp_path / "to").iterdir()] == [".opaq-job"]
         (tmp_path / "to" / ".opaq-job").unlink()
 
@@ -68,13 +68,13 @@ def test_a_quantized_source(tmp_path: Path) -> None:
     codes = torch.ones(128, 128).to(torch.float8_e4m3fn)
     scale = torch.tensor([[float("nan")]])
     source = write_model(tmp_path / "in", {NAME: codes, NAME + "_scale_inv": scale}, {"quant_method": "fp8"})
-    said = run("quantize", source, tmp_path / "to", "--format", "mxfp4", code=3)
-    assert f"{NAME} has NaN at row 0, column 0:" in said
+    output = run("quantize", source, tmp_path / "to", "--format", "mxfp4", code=3)
+    assert f"{NAME} has NaN at row 0, column 0:" in output
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_allowed(tmp_path: Path, name: str) -> None:
-    """Only the weights that share a scale with one are other ones; all of them are counted."""
+    """Only weights that share a scale with a non-finite one change; all non-finite ones are counted."""
     w = weight()
     clean = write_model(tmp_path / "clean", {NAME: w})
     w = w.clone()
@@ -83,8 +83,8 @@ def test_allowed(tmp_path: Path, name: str) -> None:
     run("quantize", dirty, tmp_path / "to", "--format", name, code=3)
     found = run_json("quantize", dirty, tmp_path / "to", "--format", name, "--allow-nonfinite")
     assert found["nonfinite"] == {"values": 2, "weights": [{"name": NAME, "values": 2}]}
-    said = run("quantize", dirty, tmp_path / "to", "--format", name, "--allow-nonfinite", "--overwrite")
-    assert f"quantized 2 values that are NaN or infinite, in {NAME}\n" in said
+    output = run("quantize", dirty, tmp_path / "to", "--format", name, "--allow-nonfinite", "--overwrite")
+    assert f"quantized 2 values that are NaN or infinite, in {NAME}\n" in output
     assert run_json("quantize", clean, tmp_path / "ok", "--format", name)["nonfinite"] == {
         "values": 0,
         "weights": [],
@@ -97,7 +97,7 @@ def test_allowed(tmp_path: Path, name: str) -> None:
     assert bool(a.isfinite().flatten()[w.numel() // 2 :].any())
 
 
-def test_a_tensor_that_stays_plain_is_not_looked_at(tmp_path: Path) -> None:
+def test_a_tensor_that_stays_plain_is_not_checked(tmp_path: Path) -> None:
     head = weight()
     head[0, 0] = float("nan")
     source = write_model(tmp_path / "in", {NAME: weight(), "lm_head.weight": head})

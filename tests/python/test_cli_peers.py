@@ -1,8 +1,9 @@
-"""What `opaq quantize` writes, byte for byte against the packages whose layouts these are, and read by them.
+"""The output of `opaq quantize`, compared byte for byte with that of the packages that define the layouts, and
+read by them.
 
-compressed-tensors and nvidia-modelopt get the same weights as float32; the bytes must be theirs, shared global
-scales included. The values that compressed-tensors, transformers and opaq's own loader read must be those that
-`opaq convert --layout plain` gives."""
+compressed-tensors and nvidia-modelopt get the same weights as float32; all bytes must be equal, including
+shared global scales. The values that compressed-tensors, transformers and opaq's own loader read must equal
+those of `opaq convert --layout plain`."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def peer() -> Any:
 
 
 def groups(kind: str) -> list[list[str]]:
-    """Weights that engines multiply as one matrix."""
+    """Weights that engines fuse to one matrix."""
     if kind != "llama":
         return []
     return [
@@ -62,7 +63,7 @@ def quantized_names(kind: str, dtype: str, name: str) -> Iterator[tuple[str, Any
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("layout", "name", "dtype"), EVERY)
 def test_files(jobs: Jobs, kind: str, layout: str, name: str, dtype: str) -> None:
-    """safetensors opens them, and every tensor that is not quantized is as it was."""
+    """safetensors opens them, and every tensor that is not quantized is unchanged."""
     found = tensors(jobs.quantized(kind, dtype, layout, name))
     source = KINDS[kind](dtype)
     kept = {key for key, tensor in source.items() if not is_quantized(key, tensor, name)}
@@ -77,7 +78,7 @@ def test_files(jobs: Jobs, kind: str, layout: str, name: str, dtype: str) -> Non
 
 @pytest.mark.parametrize(("layout", "name"), PAIRS)
 def test_headers_are_those_of_safetensors(jobs: Jobs, layout: str, name: str, tmp_path: Path) -> None:
-    """The file, byte for byte as the package writes the same tensors and metadata."""
+    """The file equals, byte for byte, what the package writes for the same tensors and metadata."""
     path = jobs.quantized("odd", "bf16", layout, name) / "model.safetensors"
     with safetensors.safe_open(path, "pt") as file:
         metadata = file.metadata()
@@ -95,7 +96,7 @@ def test_bytes_of_compressed_tensors(jobs: Jobs, peer: Any, kind: str, dtype: st
     found = tensors(jobs.quantized(kind, dtype, "compressed-tensors", name))
     source = KINDS[kind](dtype)
     shared: dict[str, Any] = {}
-    for group in groups(kind):  # as llm-compressor does it: the least of them
+    for group in groups(kind):  # as in llm-compressor: the smallest of them
         own = [peer.gparam(source[key].float().min(), source[key].float().max()) for key in group]
         shared |= dict.fromkeys(group, torch.stack(own).min(0).values)
     for key, tensor in quantized_names(kind, dtype, name):
@@ -108,7 +109,8 @@ def test_bytes_of_compressed_tensors(jobs: Jobs, peer: Any, kind: str, dtype: st
 
 
 def decompressed(peer: Any, name: str, state: dict[str, Any]) -> Any:
-    """What compressed-tensors makes of a weight's tensors; of nvfp4 in float32, which its compressor rounds."""
+    """A weight decoded by compressed-tensors; for nvfp4 in float32, because its compressor rounds the
+    result."""
     compressor, scheme = peer.compressor(name), peer.scheme(peer.args[name])
     if name != "nvfp4":
         return compressor.decompress(state, scheme)["weight"].float()
@@ -135,7 +137,7 @@ def test_compressed_tensors_reads_the_values(jobs: Jobs, peer: Any, kind: str, d
 
 
 @pytest.mark.parametrize("name", CT)
-def test_any_bytes_mean_the_same(peer: Any, name: str, tmp_path: Path) -> None:
+def test_any_bytes_are_decoded_equally(peer: Any, name: str, tmp_path: Path) -> None:
     """Codes and scales that no quantizer writes: NaNs, zeros, negative and huge scales."""
     random = torch.Generator().manual_seed(len(name))
 
@@ -145,7 +147,7 @@ def test_any_bytes_mean_the_same(peer: Any, name: str, tmp_path: Path) -> None:
     rows, columns = 130, 160
     fp8 = torch.float8_e4m3fn
     shapes = {"fp8": (1,), "fp8row": (rows, 1), "fp8blk2": (2, 2)}
-    if name in shapes:  # whatever a float32 can be
+    if name in shapes:  # any float32
         scale = any_bytes(*shapes[name], 4).view(torch.float32).squeeze(-1)
         state = {"weight": any_bytes(rows, columns).view(fp8), "weight_scale": scale}
     elif name == "nvfp4":
@@ -154,7 +156,7 @@ def test_any_bytes_mean_the_same(peer: Any, name: str, tmp_path: Path) -> None:
             "weight_scale": any_bytes(rows, columns // 16).view(fp8),
             "weight_global_scale": torch.tensor([-3.7e-5]),
         }
-    else:  # what bf16 holds, which these are decompressed to; 255 is NaN for OCP, 2^128 for compressed-tensors
+    else:  # the range of bf16, to which they are decompressed; 255 is NaN for OCP, 2^128 for compressed-tensors
         packed = any_bytes(rows, columns // 2) if name == "mxfp4" else any_bytes(rows, columns).view(fp8)
         state = {"weight_packed" if name == "mxfp4" else "weight": packed}
         state["weight_scale"] = any_bytes(rows, columns // 32, most=225) + 20
@@ -184,7 +186,7 @@ def test_nothing_but_zeros(peer: Any, name: str, tmp_path: Path) -> None:
 
 
 def modelopt_takes(name: str, tensor: Any) -> bool:
-    """Blocks of 128 x 128 it wants whole; with a scale for each row it wants more than one."""
+    """ModelOpt needs whole blocks of 128 x 128, and more than one row if each has a scale."""
     rows, columns = tensor.shape
     return (name != "fp8blk2" or rows % 128 == columns % 128 == 0) and (name != "fp8row" or rows > 1)
 
@@ -215,7 +217,7 @@ def test_deepseek_is_modelopt_with_other_names(jobs: Jobs, dtype: str) -> None:
         same(found[key + "_scale_inv"], theirs[key + "_scale"].squeeze(-1).squeeze(1), key)
 
 
-# ---- all of it again, given as it is: what opaq's Python package makes of one weight ----
+# ---- against opaq's Python package ----
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -246,7 +248,7 @@ def cosine(a: Any, b: Any) -> float:
 
 @pytest.mark.parametrize("name", CT)
 def test_transformers_loads_compressed_tensors(jobs: Jobs, name: str) -> None:
-    """Its own loader, as engines run it: bf16, scales too, and layers round their inputs."""
+    """With its own loader, as engines run it: bf16, also for scales, with quantized inputs."""
     auto = need("transformers").AutoModelForCausalLM
     model = auto.from_pretrained(jobs.quantized("llama", "bf16", *CT_LAYOUT, name), dtype=torch.bfloat16)
     plain = auto.from_pretrained(jobs.plain("llama", "bf16", *CT_LAYOUT, name), dtype=torch.bfloat16)
@@ -257,8 +259,8 @@ def test_transformers_loads_compressed_tensors(jobs: Jobs, name: str) -> None:
 
 @pytest.mark.parametrize("name", CT)
 def test_transformers_computes_the_same(jobs: Jobs, name: str) -> None:
-    """Inputs as they are: the weights and the logits are those of the plain checkpoint. In float32 if it can:
-    blocks are decompressed to bf16, which holds what MX codes stand for, but not NVFP4's."""
+    """With inputs that are not quantized: weights and logits equal those of the plain checkpoint. In float32
+    where supported: blocks are decompressed to bf16, which is exact for MX formats, but not for NVFP4."""
     dtype = torch.bfloat16 if name in BLOCK else torch.float32
     transformers = need("transformers")
     auto = transformers.AutoModelForCausalLM
@@ -268,7 +270,7 @@ def test_transformers_computes_the_same(jobs: Jobs, name: str) -> None:
         group["input_activations"] = None
     model = auto.from_pretrained(folder, config=config, dtype=dtype)
     plain = auto.from_pretrained(jobs.plain("llama", "bf16", *CT_LAYOUT, name), dtype=dtype)
-    found = logits(model)  # decompresses the weights too
+    found = logits(model)  # also decompresses the weights
     assert cosine(found, logits(plain)) > (0.9995 if name == "nvfp4" else 0.999999)
     for key, _ in quantized_names("llama", "bf16", name):
         a, b = model.get_parameter(key), plain.get_parameter(key)

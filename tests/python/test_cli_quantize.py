@@ -1,5 +1,5 @@
-"""`opaq quantize`: which weights it takes, what it calls them, and what goes with them. What the bytes are is
-test_cli_peers.py's business."""
+"""`opaq quantize`: which weights are quantized, their names, and the other files. test_cli_peers.py checks the
+bytes."""
 
 from __future__ import annotations
 
@@ -44,12 +44,55 @@ def normal(*shape: int, seed: int = 3) -> Any:
 
 
 def test_text(tmp_path: Path) -> None:
-    """What it says, and --dry-run's plan."""
+    """The summary, and the plan of --dry-run."""
     write_model(tmp_path / "source", plain_tensors(1), files=2)
-    said = run("quantize", "source", "to", "--dry-run", folder=tmp_path)
+    output = run("quantize", "source", "to", "--dry-run", folder=tmp_path)
     assert not (tmp_path / "to").exists()
-    check_text("quantize_plan.txt", said)
+    check_text("quantize_plan.txt", output)
     check_text("quantize.txt", run("quantize", "source", "to", folder=tmp_path))
+
+
+def test_quantized_weights_are_noted(tmp_path: Path) -> None:
+    write_model(tmp_path / "source", plain_tensors(1))
+    run("quantize", "source", "once", "--format", "mxfp8", folder=tmp_path)
+    said = run("quantize", "once", "twice", folder=tmp_path)
+    assert (
+        "note: 7 of 7 matrices are quantized already in once, the first is model.layers.0.mlp.down_proj" in said
+    )
+    assert "(mxfp8): they are decoded and quantized again" in said
+    assert "quantized already" not in run("quantize", "source", "to", folder=tmp_path)
+
+
+def test_patterns_that_match_nothing_are_noted(tmp_path: Path) -> None:
+    write_model(tmp_path / "source", plain_tensors(1))
+    patterns = [
+        "--ignore",
+        "*.q_prj",
+        "--ignore",
+        "*.q_proj",
+        "--include",
+        "*.mlp.*",
+        "--include",
+        "re:.*expert",
+    ]
+    said = run("quantize", "source", "to", "--dry-run", *patterns, folder=tmp_path)
+    notes = [line for line in said.splitlines() if line.startswith("note: --")]
+    weights = len(plain_tensors(1))
+    assert notes == [
+        f"note: --ignore *.q_prj matches none of the modules of {weights} weights",
+        f"note: --include re:.*expert matches none of the modules of {weights} weights",
+    ]
+
+
+def test_dry_run_groups(tmp_path: Path) -> None:
+    write_model(tmp_path / "source", plain_tensors(3))
+    grouped, listed = (
+        run("quantize", "source", "to", "--dry-run", *options, folder=tmp_path)
+        for options in ([], ["--tensors"])
+    )
+    assert "model.layers.*.mlp.up_proj.weight_packed 3 make U8 [384, 128]" in " ".join(grouped.split())
+    assert "model.layers.2.mlp.up_proj.weight_packed 1 make U8 [384, 128]" in " ".join(listed.split())
+    assert "*" not in listed and len(grouped) < len(listed) / 2
 
 
 CONFIGS = [
@@ -61,7 +104,7 @@ CONFIGS = [
 
 @pytest.mark.parametrize(("layout", "name"), CONFIGS)
 def test_configuration(tmp_path: Path, layout: str, name: str) -> None:
-    """It is what is kept in tests/cli; numbers and members that have nothing to do with it stay as they are."""
+    """It equals the file in tests/cli; other members and numbers are unchanged."""
     source = write_model(tmp_path / "source", plain_tensors(1))
     text = '{"model_type": "llama", "eps": 1e-05, "rope": [1.0, 10000000000000000000000], "name": "Zürich"}'
     (source / "config.json").write_text(text)
@@ -98,7 +141,7 @@ def test_the_rest_of_the_folder(tmp_path: Path) -> None:
 
 
 def test_defaults(tmp_path: Path) -> None:
-    """Heads, embeddings, norms, routers, encoders and matrices of odd sizes stay, and are listed."""
+    """Heads, embeddings, norms, routers, encoders and ragged matrices are not quantized, and are listed."""
     stay = {
         "lm_head.weight": normal(64, 64),
         "model.layers.0.mlp.gate.weight": normal(8, 64),
@@ -145,7 +188,7 @@ def test_defaults(tmp_path: Path) -> None:
 
 
 def test_a_head_without_a_tensor(tmp_path: Path) -> None:
-    """One that shares the embedding's weight is a linear module all the same."""
+    """A head that shares the embedding's weight is still a linear module."""
     run("quantize", write_model(tmp_path / "source", plain_tensors(1)), tmp_path / "to")
     assert config(tmp_path / "to")["ignore"] == ["lm_head"]
 
@@ -155,14 +198,14 @@ def test_patterns(tmp_path: Path) -> None:
     run("quantize", source, tmp_path / "to", "--include", "*.mlp.*", "--ignore", "model.layers.1.*")
     names = ("gate_proj", "up_proj", "down_proj")
     assert quantized(tmp_path / "to") == {f"model.layers.{i}.mlp.{name}" for i in (0, 2) for name in names}
-    said = run("quantize", source, tmp_path / "none", "--include", "nothing", code=3)
-    assert "no weight to quantize" in said and not (tmp_path / "none").exists()
-    said = run("quantize", source, tmp_path / "none", "--ignore", "re:(", code=2)
-    assert 'the pattern "re:(": has a group without its end' in said
+    output = run("quantize", source, tmp_path / "none", "--include", "nothing", code=3)
+    assert "no weight to quantize" in output and not (tmp_path / "none").exists()
+    output = run("quantize", source, tmp_path / "none", "--ignore", "re:(", code=2)
+    assert 'the pattern "re:(": has a group without its end' in output
 
 
-def test_joined_projections_share_their_scale(tmp_path: Path) -> None:
-    """Also over the ends of files; the largest decides. Others do not."""
+def test_fused_projections_share_their_scale(tmp_path: Path) -> None:
+    """Also across files; the largest amax determines it. Other projections do not share scales."""
     tensors = {}
     for i, name in enumerate(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]):
         tensors[f"model.layers.0.{name}.weight"] = normal(32, 64, seed=i) * 2.0**i
@@ -188,7 +231,7 @@ def test_joined_projections_share_their_scale(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp8", "fp8blk2"])
 @pytest.mark.parametrize("is_turned", [False, True])
 def test_stacked_experts(tmp_path: Path, name: str, is_turned: bool) -> None:
-    """They are what the same matrices under their own names become."""
+    """The result equals that of the same matrices as separate weights."""
     gate_up, down = normal(3, 2 * 160, 256), normal(3, 256, 160)
     prefix = "model.layers.0.mlp.experts"
     single = {}
@@ -227,7 +270,7 @@ def test_stacks_that_are_kept(tmp_path: Path) -> None:
 
 
 def test_rules(tmp_path: Path) -> None:
-    """Another rule's bytes still stand for nearly the same numbers in the layout they are stored in."""
+    """With other rules the decoded values are close to the original in every layout."""
     source = write_model(tmp_path / "source", plain_tensors(1))
     files = []
     for rule in ("te", "compressed-tensors", "modelopt"):
@@ -242,7 +285,7 @@ def test_rules(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8", "fp8row"])
 def test_a_source_in_blocks_of_fp8(tmp_path: Path, name: str) -> None:
-    """It becomes what its numbers in float32 would become."""
+    """The result equals that of the decoded float32 values."""
     source = write_model(tmp_path / "source", plain_tensors(1))
     run("quantize", source, tmp_path / "fp8", "--format", "fp8blk2", "--layout", "deepseek")
     run("convert", tmp_path / "fp8", tmp_path / "floats", "--layout", "plain", "--dtype", "f32")
@@ -273,8 +316,8 @@ def test_destinations(tmp_path: Path) -> None:
     assert "is the folder of the source" in run("quantize", source, source, "--overwrite", code=3)
     run("quantize", source, to)
     made = {path.name: path.read_bytes() for path in to.iterdir()}
-    said = run("quantize", source, to, code=3)
-    assert "has files already (config.json); --overwrite" in said
+    output = run("quantize", source, to, code=3)
+    assert "has files already (config.json); --overwrite" in output
     assert made == {path.name: path.read_bytes() for path in to.iterdir()}
     (to / "model-00009-of-00009.safetensors").write_bytes(b"of another model")
     run("quantize", source, to, "--overwrite")
@@ -289,8 +332,8 @@ def test_links(tmp_path: Path) -> None:
     links.mkdir()
     for path in real.iterdir():
         (links / path.name).symlink_to(path)
-    said = run("quantize", links, tmp_path / "to", code=3)
-    assert "model.safetensors is a link" in said and not (tmp_path / "to").exists()
+    output = run("quantize", links, tmp_path / "to", code=3)
+    assert "model.safetensors is a link" in output and not (tmp_path / "to").exists()
     run("quantize", links, tmp_path / "to", "--follow-links")
     run("quantize", real, tmp_path / "same")
     assert (tmp_path / "to" / "model.safetensors").read_bytes() == (
@@ -308,7 +351,7 @@ def test_threads_do_not_matter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nvfp4", "fp8blk2", "fp8"])
 def test_memory(tmp_path: Path, name: str) -> None:
-    """Under two of the largest tensor and 64 MB, with many threads too."""
+    """Less than twice the largest tensor and 64 MB, also with many threads."""
     weights = {f"m{i}.weight": torch.ones(512, 8192, dtype=torch.bfloat16) for i in range(30)}
     source = write_model(tmp_path / "source", weights)
     command = [checkpoints.program(), "quantize", "--quiet", "--threads", "64", "--format", name]
@@ -317,7 +360,7 @@ def test_memory(tmp_path: Path, name: str) -> None:
     while process.poll() is None:
         with contextlib.suppress(OSError):
             lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-            if lines[0].split()[1] == "opaq":  # before that it is a copy of this process
+            if lines[0].split()[1] == "opaq":  # before exec it is a copy of this process
                 seen += [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]
         time.sleep(0.001)
     assert process.returncode == 0

@@ -1,5 +1,6 @@
-"""Many tensors, keys and patterns: time and memory that grow with their number, and limits that are said before
-anything is written. The figures in comments are seconds of the command as it was before these were mended."""
+"""Many tensors, keys and patterns: time and memory grow linearly with their number, and exceeded limits are
+reported before anything is written. Comments have the times before and after quadratic algorithms were
+replaced."""
 
 from __future__ import annotations
 
@@ -14,18 +15,18 @@ import make_hostile
 from cli_run import command, run
 
 command()
-SECONDS = 4.0  # of the processor
+SECONDS = 4.0  # limit of CPU time
 X = ("BF16", [2, 16], 64)
 
 
 def processor_seconds() -> float:
-    """Of finished children. The kernel knows the sum well, and its two parts by sampling only."""
+    """CPU time of finished children, user and system together: only the sum is exact, its parts are sampled."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def timed(*words: str | Path, code: int) -> tuple[float, str]:
-    """Seconds of the processor, and what was printed."""
+    """CPU seconds and the output."""
     begin = processor_seconds()
     done = run(*words)
     assert done.returncode == code, done.stderr[:500]
@@ -39,8 +40,8 @@ def took(*words: str | Path, code: int = 0) -> str:
 
 
 def check_growth(make: Callable[[int], tuple[str | Path, ...]], count: int, code: int) -> None:
-    """Four times the input costs four times as much where the growth is linear, 16 times where it is quadratic.
-    `make` writes the input and gives the words of the command. The best of three runs; 20 ms are for noise."""
+    """Four times the input takes 4 times as long if growth is linear, and 16 times if it is quadratic. `make`
+    writes the input and returns the command's arguments. Uses the best of three runs, plus 20 ms for noise."""
     seconds = []
     for n in (count, 4 * count):
         words = make(n)
@@ -53,7 +54,8 @@ def check_growth(make: Callable[[int], tuple[str | Path, ...]], count: int, code
 def write_pair(
     folder: Path, metadata: Callable[[str], dict[str, str]], files: int = 1
 ) -> tuple[str | Path, ...]:
-    """Two checkpoints with the metadata divided among files, and it as config.json too; the words for diff."""
+    """Writes two checkpoints whose metadata is divided among files and is also config.json. Returns the
+    arguments for diff."""
     for side in "ab":
         (folder / side).mkdir(exist_ok=True)
         pairs, weight_map = list(metadata(side).items()), {}
@@ -102,7 +104,7 @@ def test_growth_of_diff_with_members_in_another_order(key: str, tmp_path: Path) 
 
 
 def test_diff_of_objects(tmp_path: Path) -> None:
-    """The order of members is no difference; anything else is."""
+    """The order of members does not matter; anything else does."""
 
     def differs(a: object, b: object) -> bool:
         words = write_pair(tmp_path, lambda side: {})
@@ -128,7 +130,7 @@ def test_diff_of_objects(tmp_path: Path) -> None:
 
 
 def test_diff_of_metadata_in_several_files(tmp_path: Path) -> None:
-    """A key is compared with the first file's value that the other side has."""
+    """A key is compared with the other checkpoint's value in its first file."""
     for side, values in (("a", ("1", "1", "1")), ("b", ("1", "2", "3"))):
         (tmp_path / side).mkdir()
         weight_map = {}
@@ -179,8 +181,8 @@ def test_growth_with_modules_and_globs(glob: str, tmp_path: Path) -> None:
         return "inspect", tmp_path
 
     check_growth(make, 3000, 0)
-    said = "modules to ignore: 11999 weights" in run("inspect", tmp_path).stdout
-    assert said != glob.endswith("x")
+    is_matched = "modules to ignore: 11999 weights" in run("inspect", tmp_path).stdout
+    assert is_matched != glob.endswith("x")
 
 
 def test_convert_of_many_weights(tmp_path: Path) -> None:
@@ -195,8 +197,8 @@ def test_convert_of_many_weights(tmp_path: Path) -> None:
     took("convert", "--layout", "modelopt", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
 
 
-def test_a_header_that_no_reader_takes(tmp_path: Path) -> None:
-    """A stack of experts becomes weights with long names, whose header would have more than 100 MB."""
+def test_a_header_above_the_limit(tmp_path: Path) -> None:
+    """A stack of experts is split into weights with long names, whose header would exceed 100 MB."""
     name = "m" * 900 + ".experts.down_proj"
     path = tmp_path / "a.safetensors"
     path.write_bytes(make_hostile.tensors({name: ("BF16", [36_000, 1, 16], 36_000 * 32)}))
@@ -210,7 +212,7 @@ def test_a_header_that_no_reader_takes(tmp_path: Path) -> None:
     ["re:" + "(" * 20_000, "re:" + "[" * 20_000, "re:" + "(" * 9 + "a{99}" + "){99}" * 9, "re:(a)\\1"],
 )
 def test_patterns_with_limits(pattern: str, tmp_path: Path) -> None:
-    """Exit 2 with a sentence; the C library's compiler crashed or took gigabytes."""
+    """Exit 2 with a message; the C library's regcomp() crashed or took gigabytes."""
     path = tmp_path / "a.safetensors"
     path.write_bytes(make_hostile.tensors({"x.weight": ("BF16", [2, 16], 64)}))
     for option in ("--ignore", "--include"):

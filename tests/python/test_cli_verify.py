@@ -1,4 +1,4 @@
-"""`opaq verify`: figures against PyTorch's in float64, what fails, and the page."""
+"""`opaq verify`: figures against PyTorch's in float64, failures, and the HTML page."""
 
 from __future__ import annotations
 
@@ -65,6 +65,18 @@ def test_figures(tmp_path: Path, name: str) -> None:
             -weight["largest_error"],
         )
         assert weight["exact"] + sum(weight["histogram"]) == x.numel()
+    sizes = {
+        kind["kind"]: (kind["elements"], kind["bytes"], kind["bits_per_weight"]) for kind in found["kinds"]
+    }
+    assert sum(elements for elements, _, _ in sizes.values()) == sum(x.numel() for x in plain.values())
+    assert (
+        found["quantized_bytes"]
+        == sum(size for _, size, _ in sizes.values())
+        == sum(x.nbytes for x in stored.values())
+    )
+    assert found["original_bytes"] == sum(x.nbytes for x in plain.values())
+    assert sizes["BF16"][2] == 16 and sizes[name][2] == 8 * sizes[name][1] / sizes[name][0] < 9
+    assert all(w["bits_per_weight"] == 8 * w["bytes"] / w["elements"] for w in found["weights"])
     assert [weight["sqnr_db"] for weight in found["weights"] if weight["sqnr_db"]] == sorted(
         weight["sqnr_db"] for weight in found["weights"] if weight["sqnr_db"]
     )
@@ -81,7 +93,7 @@ def test_histogram(tmp_path: Path) -> None:
     expected = torch.bincount(bins, minlength=64)
     got = torch.tensor(found["weights"][0]["histogram"])
     assert found["weights"][0]["exact"] == int((error == 0).sum())
-    # what is near an edge may be counted in the next one: edges are kept to an eighth of an octave
+    # values near an edge may be counted in the next bin: edges are accurate to an eighth of an octave
     assert int((got - expected).abs().sum()) < 0.15 * x.numel()
     assert abs(int(got.cumsum(0)[40]) - int(expected.cumsum(0)[40])) < 0.1 * x.numel()
 
@@ -122,7 +134,7 @@ def test_failures(tmp_path: Path) -> None:
     stored[NORM] = stored[NORM].clone()
     stored[NORM][7] += 1
     stored["model.more.weight"] = torch.zeros(3)
-    stored["model.layers.0.self_attn.attn.k_scale"] = torch.ones(1)  # a calibration's: no failure
+    stored["model.layers.0.self_attn.attn.k_scale"] = torch.ones(1)  # of a calibration: not a failure
     quantized, original = pair(tmp_path, plain, stored)
     found = cli.run_json("verify", quantized, original, code=1)
     failed = {w["name"]: w["verdict"] for w in found["weights"] if w["verdict"] != "pass"}
@@ -148,7 +160,7 @@ def test_text(tmp_path: Path) -> None:
 
 
 def test_plain_tensors(tmp_path: Path) -> None:
-    """Equal in value is enough where the dtypes differ; integers are compared by their bytes."""
+    """Compared by value if the dtypes differ; integers are compared by bytes."""
     x = torch.randn(33, 20).bfloat16()
     original = {"same": x, "wide": x, "rounded": x.float() + 1e-9, "count": torch.arange(7), "empty": x[:0]}
     other = {**original, "wide": x.float(), "rounded": x, "count": torch.arange(7).int()}
@@ -172,7 +184,7 @@ def test_zeros(tmp_path: Path) -> None:
 
 
 def test_stacked_experts(tmp_path: Path) -> None:
-    """One tensor for the experts in the original, a weight for each in the quantized checkpoint."""
+    """The original has one tensor for all experts, the quantized checkpoint one weight for each."""
     random = torch.Generator().manual_seed(9)
     prefix = "model.layers.0.mlp.experts."
     gate_up = torch.randn(3, 64, 256, generator=random).bfloat16()
@@ -220,7 +232,7 @@ def test_quantized_stacks(tmp_path: Path, name: str) -> None:
 
 
 def test_gpt_oss(tmp_path: Path) -> None:
-    """Its plain experts are held transposed."""
+    """Its plain experts are stored transposed."""
     name = "model.layers.0.mlp.experts.down_proj"
     codes = torch.randint(0, 256, (2, 64, 2, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
     scales = torch.full((2, 64, 2), 120, dtype=torch.uint8)
@@ -233,7 +245,7 @@ def test_gpt_oss(tmp_path: Path) -> None:
 
 
 class Page(HTMLParser):
-    """Whether tags balance, what the page holds, and the report in its JSON block."""
+    """Checks that tags balance, and collects the page's contents and the report of its JSON block."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -267,7 +279,7 @@ class Page(HTMLParser):
 
 
 def test_page(tmp_path: Path) -> None:
-    """Its JSON is that of --json, and its table needs no script. Nothing is loaded from elsewhere."""
+    """Its JSON equals that of --json, and its table needs no script. Nothing is loaded from other hosts."""
     plain = cli.plain_tensors(layers=3)
     quantized, original = pair(tmp_path, plain, cli.quantized_tensors(plain, "nvfp4"))
     path = tmp_path / "page.html"
@@ -321,7 +333,7 @@ def test_page_without_quantized_weights(tmp_path: Path) -> None:
 
 
 def test_margins_of_the_defaults(tmp_path: Path) -> None:
-    """What normal numbers reach lies well above what is asked by default."""
+    """Normal numbers exceed the default thresholds clearly."""
     for name in cli.CT_METHODS:
         x = torch.randn(256, 1024, generator=torch.Generator().manual_seed(8)).bfloat16()
         found = cli.run_json(

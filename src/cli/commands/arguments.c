@@ -102,10 +102,11 @@ static enum arguments_outcome unknown_option(const struct command_call *call, co
     return wrong(call);
 }
 
+/* `lower` is the value in lower case, which is compared with the choices. */
 static enum arguments_outcome refuse_choice(const struct command_call *call, const struct option_row *option,
-                                            const char *value) {
+                                            const char *value, const char *lower) {
     struct text list = {NULL, 0, 0};
-    struct nearest nearest = nearest_begin(value);
+    struct nearest nearest = nearest_begin(lower);
     struct choice choice;
     for (const char *rest = option->choices; (rest = choice_next(rest, &choice)) != NULL;) {
         nearest_try(&nearest, choice.text, choice.length);
@@ -121,6 +122,19 @@ static enum arguments_outcome refuse_choice(const struct command_call *call, con
     return wrong(call);
 }
 
+/* The choice that a value is, whose case does not matter; NULL if it is none. */
+static const char *find_choice(struct parsed_line *line, const struct option_row *option, const char *value) {
+    if (choices_have(option->choices, value)) {
+        return value;
+    }
+    char *const lower = copy_text(value, strlen(value));
+    for (char *c = lower; *c != '\0'; ++c) {
+        *c = (char)(*c >= 'A' && *c <= 'Z' ? *c - 'A' + 'a' : *c);
+    }
+    line->lowered[line->lowered_count++] = lower;
+    return choices_have(option->choices, lower) ? lower : NULL;
+}
+
 static enum arguments_outcome add_value(struct parsed_line *line, size_t index, const char *value) {
     const struct option_row *const option = &line->call.command->options[index];
     const char **const values = line->values[index];
@@ -128,8 +142,12 @@ static enum arguments_outcome add_value(struct parsed_line *line, size_t index, 
     while (values[count] != NULL) {
         ++count;
     }
-    if (option->choices != NULL && !choices_have(option->choices, value)) {
-        return refuse_choice(&line->call, option, value);
+    if (option->choices != NULL) {
+        const char *const choice = find_choice(line, option, value);
+        if (choice == NULL) {
+            return refuse_choice(&line->call, option, value, line->lowered[line->lowered_count - 1]);
+        }
+        value = choice;
     }
     if (count != 0 && option->value == NULL) {
         return ARGUMENTS_FINE;
@@ -210,6 +228,8 @@ static enum arguments_outcome count_arguments(const struct command_call *call) {
 static void prepare(const struct command_row *row, size_t words, struct parsed_line *line) {
     const size_t options = option_count(row);
     line->arguments = alloc_array(words + 1, sizeof *line->arguments);
+    line->lowered = alloc_array(words + 1, sizeof *line->lowered);
+    line->lowered_count = 0;
     line->values = alloc_array(options + 1, sizeof *line->values);
     for (size_t i = 0; i < options; ++i) {
         line->values[i] = alloc_array(words + 1, sizeof *line->values[i]);
@@ -247,6 +267,10 @@ void arguments_release(struct parsed_line *line) {
     for (size_t i = 0; i < options; ++i) {
         free(line->values[i]);
     }
+    for (size_t i = 0; i < line->lowered_count; ++i) {
+        free(line->lowered[i]);
+    }
+    free(line->lowered);
     free(line->values);
     free(line->arguments);
 }

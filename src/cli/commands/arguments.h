@@ -19,9 +19,11 @@ struct parsed_line {
     struct command_call call;
     const char **arguments;
     const char ***values;
+    char **lowered; /* copies in lower case of choices that were given with capitals */
+    size_t lowered_count;
 };
 
-/* `words` follow the command's name. Must be released whatever the outcome. */
+/* `words` follow the command's name. Must be released after any outcome. */
 enum arguments_outcome arguments_parse(const struct command_row *row, const char *const *words, size_t count,
                                        struct parsed_line *line);
 void arguments_release(struct parsed_line *line);

@@ -9,6 +9,7 @@
 #include "cli/console/number_text.h"
 #include "cli/console/report_table.h"
 #include "cli/console/terminal.h"
+#include "cli/report/like_rows.h"
 #include "cli/report/model_diff.h"
 #include "cli/report/weight_pairs.h"
 
@@ -31,38 +32,104 @@ static bool is_equal(const struct model_diff *diff) {
 
 /* ---- tables ---- */
 
-static void print_content(const struct model_diff *diff, const struct tensor_difference *found) {
-    show(stdout, "  %s  %s", found->name, found->a);
-    if (diff->has_values && !isnan(found->largest)) {
-        show(stdout, ", %s: %s of %s elements, by at most %.4g, SQNR %s dB\n", found->b,
-             count_text(found->different).text, count_text(found->all).text, found->largest,
-             decibel_text(found->sqnr).text);
-    } else if (diff->has_values) {
-        show(stdout, ": other bytes\n");
-    } else {
-        show(stdout, ": %s of %s bytes\n", count_text(found->different).text, count_text(found->all).text);
+static const char *headings(const struct model_diff *diff, enum difference_kind kind, const char **alignment) {
+    if (kind == OTHER_TYPE) {
+        *alignment = "lrll";
+        return "tensors|count|in A|in B";
+    }
+    if (kind == OTHER_CONTENT && diff->has_values) {
+        *alignment = "lrllrrrr";
+        return "weights|count|in A|in B|different elements|of|largest difference|lowest SQNR dB";
+    }
+    *alignment = kind == OTHER_CONTENT ? "lrlrr" : "lrl";
+    return kind == OTHER_CONTENT ? "tensors|count|dtype and shape|different bytes|of"
+                                 : "tensors|count|dtype and shape";
+}
+
+/* The figures of a group: sums, the largest difference and the lowest SQNR. NaN where contents are not numbers. */
+static struct tensor_difference sum_of(const struct model_diff *diff, const size_t *members,
+                                       const struct like_rows *rows, size_t row) {
+    struct tensor_difference sum = diff->tensors[members[rows->rows[row].first]];
+    for (size_t i = rows->rows[row].first + 1, left = rows->rows[row].count - 1; left != 0; ++i) {
+        if (rows->row_of[i] == row) {
+            const struct tensor_difference *const found = &diff->tensors[members[i]];
+            sum.different += found->different;
+            sum.all += found->all;
+            sum.largest = found->largest > sum.largest ? found->largest : sum.largest;
+            sum.sqnr = found->sqnr < sum.sqnr ? found->sqnr : sum.sqnr;
+            --left;
+        }
+    }
+    return sum;
+}
+
+static void content_cells(struct report_table *table, bool has_values, const struct tensor_difference *sum) {
+    if (has_values && isnan(sum->largest)) {
+        table_cell(table, "%s", sum->b);
+        table_cell(table, "other bytes");
+        table_cell(table, "-");
+        table_cell(table, "-");
+        table_cell(table, "-");
+        return;
+    }
+    if (has_values) {
+        table_cell(table, "%s", sum->b);
+    }
+    table_cell(table, "%s", count_text(sum->different).text);
+    table_cell(table, "%s", count_text(sum->all).text);
+    if (has_values) {
+        table_cell(table, "%.4g", sum->largest);
+        table_cell(table, "%s", decibel_text(sum->sqnr).text);
     }
 }
 
-static void print_kind(const struct model_diff *diff, enum difference_kind kind) {
-    bool is_first = true;
-    for (size_t i = 0; i < diff->count; ++i) {
-        const struct tensor_difference *const found = &diff->tensors[i];
-        if (found->kind != kind) {
-            continue;
-        }
-        if (is_first) {
-            show(stdout, "\n%s\n", kinds[kind].title);
-            is_first = false;
-        }
-        if (kind == OTHER_CONTENT) {
-            print_content(diff, found);
-        } else if (kind == OTHER_TYPE) {
-            show(stdout, "  %s  %s, %s\n", found->name, found->a, found->b);
-        } else {
-            show(stdout, "  %s  %s\n", found->name, kind == ONLY_IN_A ? found->a : found->b);
+static void print_rows(const struct model_diff *diff, enum difference_kind kind, const size_t *members,
+                       const struct like_rows *rows) {
+    const char *alignment = NULL;
+    const char *const titles = headings(diff, kind, &alignment);
+    struct report_table *const table = table_begin(titles, alignment);
+    for (size_t row = 0; row < rows->count; ++row) {
+        const struct tensor_difference sum = sum_of(diff, members, rows, row);
+        table_cell(table, "%s", rows->rows[row].name);
+        table_cell(table, "%zu", rows->rows[row].count);
+        table_cell(table, "%s", kind == ONLY_IN_B ? sum.b : sum.a);
+        if (kind == OTHER_TYPE) {
+            table_cell(table, "%s", sum.b);
+        } else if (kind == OTHER_CONTENT) {
+            content_cells(table, diff->has_values, &sum);
         }
     }
+    show(stdout, "\n%s\n", kinds[kind].title);
+    table_end(table, stdout);
+}
+
+/* Prints the differences of a kind, grouped by names without numbers, dtypes and shapes. */
+static void print_kind(const struct model_diff *diff, enum difference_kind kind, bool is_grouped) {
+    size_t *const members = alloc_array(diff->count, sizeof *members);
+    struct like_item *const items = alloc_array(diff->count, sizeof *items);
+    struct text *const details = alloc_array(diff->count, sizeof *details);
+    size_t count = 0;
+    for (size_t i = 0; i < diff->count; ++i) {
+        const struct tensor_difference *const found = &diff->tensors[i];
+        if (found->kind == kind) {
+            text_print(&details[count], "%s, %s%s", found->a == NULL ? "" : found->a,
+                       found->b == NULL ? "" : found->b, isnan(found->largest) ? ", bytes" : "");
+            members[count] = i;
+            items[count] = (struct like_item){found->name, details[count].bytes};
+            ++count;
+        }
+    }
+    if (count != 0) {
+        struct like_rows rows = like_rows_make(items, count, is_grouped);
+        print_rows(diff, kind, members, &rows);
+        like_rows_free(&rows);
+    }
+    for (size_t i = 0; i < count; ++i) {
+        text_free(&details[i]);
+    }
+    free(details);
+    free(items);
+    free(members);
 }
 
 static void print_keys(const char *title, const struct key_differences *keys) {
@@ -73,11 +140,12 @@ static void print_keys(const char *title, const struct key_differences *keys) {
     }
 }
 
-static void print_diff(const struct checkpoint *a, const struct checkpoint *b, const struct model_diff *diff) {
+static void print_diff(const struct checkpoint *a, const struct checkpoint *b, const struct model_diff *diff,
+                       bool is_grouped) {
     const char *const what = diff->has_values ? "weights" : "tensors";
     show(stdout, "A  %s\nB  %s\n", a->model.path, b->model.path);
     for (int kind = 0; kind < KIND_COUNT; ++kind) {
-        print_kind(diff, (enum difference_kind)kind);
+        print_kind(diff, (enum difference_kind)kind, is_grouped);
     }
     print_keys("config.json: ", &diff->config);
     print_keys("metadata: ", &diff->metadata);
@@ -194,7 +262,7 @@ static enum exit_code compare(const struct command_call *call, const struct chec
         if (call_has(call, "json")) {
             code = print_json(call, a, b, &diff);
         } else {
-            print_diff(a, b, &diff);
+            print_diff(a, b, &diff, !call_has(call, "tensors"));
         }
         code = code == EXIT_FINE && !is_equal(&diff) ? EXIT_NO : code;
     }

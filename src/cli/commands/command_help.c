@@ -1,8 +1,9 @@
 /* cli/commands/command_help.c: `opaq help` and `opaq completion`. */
 #include <stdio.h>
-#include <string.h>
 
+#include "cli/commands/arguments.h"
 #include "cli/commands/commands.h"
+#include "cli/commands/completion.h"
 #include "cli/commands/help.h"
 
 enum exit_code command_help(const struct command_call *call) {
@@ -24,12 +25,14 @@ enum exit_code command_help(const struct command_call *call) {
 }
 
 enum exit_code command_completion(const struct command_call *call) {
-    if (strcmp(call->arguments[0], "bash") != 0) {
-        complain(call, "the shell is \"%s\", expected bash", call->arguments[0]);
+    struct text script = {NULL, 0, 0};
+    if (!completion_script(call->arguments[0], &script)) {
+        struct text shells = {NULL, 0, 0};
+        choices_print(COMPLETION_SHELLS, &shells);
+        complain(call, "the shell is \"%s\", expected %s", call->arguments[0], text_get(&shells));
+        text_free(&shells);
         return EXIT_USAGE;
     }
-    struct text script = {NULL, 0, 0};
-    help_bash_completion(&script);
     (void)fputs(text_get(&script), stdout);
     text_free(&script);
     return EXIT_FINE;

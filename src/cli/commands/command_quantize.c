@@ -346,6 +346,64 @@ static enum opaq_status check_source(const struct choice *choice, const struct w
     return OPAQ_OK;
 }
 
+static bool matches_module(const struct name_patterns *patterns, const char *weight) {
+    char *const module = module_of(weight);
+    const bool is_match = patterns_match(patterns, module);
+    free(module);
+    return is_match;
+}
+
+/* Whether a pattern matches a module: of a weight, of an expert of a stack that is quantized, or an ignored one. */
+static bool is_used(const struct name_patterns *pattern, const struct weights *weights,
+                    const struct checkpoint_job *job) {
+    bool is_match = false;
+    for (size_t i = 0; i < weights->count && !is_match; ++i) {
+        is_match = matches_module(pattern, weights->items[i].name);
+    }
+    for (size_t i = 0; i < job->plan->target_count && !is_match; ++i) {
+        is_match = matches_module(pattern, job->plan->targets[i].slice.name);
+    }
+    for (size_t i = 0; i < job->ignored.count && !is_match; ++i) {
+        is_match = patterns_match(pattern, job->ignored.names[i]);
+    }
+    return is_match;
+}
+
+/* Notes patterns of an option that match nothing. */
+static enum opaq_status note_unmatched(const struct command_call *call, const char *option,
+                                       const struct weights *weights, struct checkpoint_job *job,
+                                       struct opaq_error *error) {
+    for (const char *const *value = call_values(call, option); *value != NULL; ++value) {
+        struct name_patterns pattern = {0};
+        CLI_TRY(patterns_add(&pattern, *value, error));
+        if (!is_used(&pattern, weights, job)) {
+            job_note(job, "--%s %s matches none of the modules of %zu weights", option, *value, weights->count);
+        }
+        patterns_free(&pattern);
+    }
+    return OPAQ_OK;
+}
+
+/* Notes how many quantized weights are decoded and quantized again. */
+static void note_quantized(const struct weights *weights, struct checkpoint_job *job) {
+    const struct weight *first = NULL;
+    size_t count = 0;
+    for (size_t i = 0; i < job->plan->target_count; ++i) {
+        const struct plan_target *const target = &job->plan->targets[i];
+        if (target->scheme != NULL && target->slice.weight->scheme != NULL) {
+            first = first == NULL ? target->slice.weight : first;
+            ++count;
+        }
+    }
+    if (first != NULL) {
+        job_note(job,
+                 "%zu of %zu matrices are quantized already in %s, the first is %s (%s): they are decoded and "
+                 "quantized "
+                 "again, which adds a second rounding error; 'opaq convert' changes the layout without one",
+                 count, job->plan->target_count, weights->model->path, first->name, weight_kind(first));
+    }
+}
+
 static enum opaq_status make_plan(const struct command_call *call, const struct choice *choice,
                                   const struct weights *weights, struct checkpoint_job *job,
                                   struct opaq_error *error) {
@@ -358,12 +416,15 @@ static enum opaq_status make_plan(const struct command_call *call, const struct 
         return opaq_fail(
             error, OPAQ_ERROR_ARGUMENT,
             "%s has no weight to quantize: of %zu tensors none is a matrix called \"weight\" that is "
-            "meant and has whole blocks",
+            "selected and has whole blocks",
             weights->model->path, weights->model->tensor_count);
     }
     job->scheme = choice->scheme;
     job->activations = choice->activations;
     ignore_tied_head(job);
+    note_quantized(weights, job);
+    CLI_TRY(note_unmatched(call, "ignore", weights, job, error));
+    CLI_TRY(note_unmatched(call, "include", weights, job, error));
     describe(call, choice, job);
     return plan_finish(job->plan, error);
 }

@@ -1,4 +1,4 @@
-/* cli/commands/command_reproduce.c: `opaq reproduce`: hashes of what this machine computes, to compare machines. */
+/* cli/commands/command_reproduce.c: `opaq reproduce`: hashes of this machine's results, to compare machines. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,29 +16,29 @@ static void hash_text(uint64_t hash, char text[HASH_TEXT_BYTES]) {
     (void)snprintf(text, HASH_TEXT_BYTES, "%016llx", (unsigned long long)hash);
 }
 
-static void print_part(const struct reproduction *reproduction, bool is_promised, const char *title) {
+static void print_part(const struct reproduction *reproduction, bool is_portable, const char *title) {
     char text[HASH_TEXT_BYTES];
     for (size_t i = 0; i < reproduction->count; ++i) {
         const struct reproduction_result *const result = &reproduction->results[i];
-        if (result->is_promised == is_promised) {
+        if (result->is_portable == is_portable) {
             hash_text(result->hash, text);
             printf("%s  %-15s %s\n", text, result->operation, result->what);
         }
     }
-    hash_text(reproduction_hash(reproduction, is_promised), text);
+    hash_text(reproduction_hash(reproduction, is_portable), text);
     printf("%s  %s\n", text, title);
 }
 
 static void add_part(yyjson_mut_doc *document, const char *key, const struct reproduction *reproduction,
-                     bool is_promised) {
+                     bool is_portable) {
     char text[HASH_TEXT_BYTES];
     yyjson_mut_val *const part = yyjson_mut_obj_add_obj(document, yyjson_mut_doc_get_root(document), key);
-    hash_text(reproduction_hash(reproduction, is_promised), text);
+    hash_text(reproduction_hash(reproduction, is_portable), text);
     json_add_text(document, part, "hash", text);
     yyjson_mut_val *const results = yyjson_mut_obj_add_arr(document, part, "results");
     for (size_t i = 0; i < reproduction->count; ++i) {
         const struct reproduction_result *const result = &reproduction->results[i];
-        if (result->is_promised == is_promised) {
+        if (result->is_portable == is_portable) {
             yyjson_mut_val *const entry = yyjson_mut_arr_add_obj(document, results);
             json_add_text(document, entry, "operation", result->operation);
             json_add_text(document, entry, "what", result->what);
@@ -66,7 +66,8 @@ static enum exit_code compare(const struct command_call *call, const struct repr
     if (expected == NULL || strcmp(expected, text) == 0) {
         return EXIT_FINE;
     }
-    complain(call, "the hash of what is the same everywhere is %s, expected %s", text, expected);
+    complain(call, "the hash of the part that is the same on every processor is %s, expected %s", text,
+             expected);
     return EXIT_NO;
 }
 

@@ -24,6 +24,7 @@
 #define SUMMARY_JSON    SWITCH("json", "Print the summary as JSON.")
 #define QUIET           SWITCH("quiet", "No progress and no summary, only errors.")
 #define DRY_RUN         SWITCH("dry-run", "Read the headers and list what would be written, without writing.")
+#define TENSORS(prefix) SWITCH("tensors", prefix "ist every tensor instead of groups whose names differ in numbers only.")
 #define OVERWRITE       SWITCH("overwrite", "Replace the model in DST. Without this option an existing model is an error.")
 #define FOLLOW_LINKS    SWITCH("follow-links", \
     "Read files that are symbolic links. Without this option they are an error, except in a Hugging Face cache, " \
@@ -31,7 +32,8 @@
 
 #define CHECKPOINT \
     "A checkpoint is a folder of safetensors files with their index and config.json, as it was downloaded or " \
-    "saved, or one .safetensors file.\n"
+    "saved, or one .safetensors file. ORG/NAME or ORG/NAME@REVISION, if it is no path, is a model of the Hugging Face " \
+    "Hub in the local cache; nothing is downloaded.\n"
 
 #define ALL_OR_NOTHING \
     "If SRC is a folder, DST is one too and is created if it does not exist; otherwise it is a file. Each file is " \
@@ -92,7 +94,7 @@ static const struct option_row quantize_options[] = {
         "Quantize weights that have NaNs or infinities, and print their number. Without this option the first one is "
         "an error. Each makes the weights that share its scale useless; scales of a whole tensor are those of its "
         "finite values."),
-    SUMMARY_JSON, THREADS, DRY_RUN, OVERWRITE, FOLLOW_LINKS, QUIET, LAST_OPTION,
+    SUMMARY_JSON, THREADS, DRY_RUN, TENSORS("With --dry-run: l"), OVERWRITE, FOLLOW_LINKS, QUIET, LAST_OPTION,
 };
 
 static const char *const quantize_examples[] = {
@@ -122,7 +124,7 @@ static const struct option_row convert_options[] = {
         "How the result is stored. plain, the default, decodes the weights to --dtype."),
     CHOICE("dtype", "NAME", "bf16|f16|f32",
         "With --layout plain: dtype of the decoded weights. The default is bf16."),
-    SUMMARY_JSON, THREADS, DRY_RUN, OVERWRITE, FOLLOW_LINKS, QUIET, LAST_OPTION,
+    SUMMARY_JSON, THREADS, DRY_RUN, TENSORS("With --dry-run: l"), OVERWRITE, FOLLOW_LINKS, QUIET, LAST_OPTION,
 };
 
 static const char *const convert_examples[] = {
@@ -148,7 +150,7 @@ static const char inspect_description[] =
 
 static const struct option_row inspect_options[] = {
     JSON,
-    SWITCH("tensors", "List every tensor instead of groups whose names differ in numbers only."),
+    TENSORS("L"),
     FOLLOW_LINKS, LAST_OPTION,
 };
 
@@ -169,8 +171,8 @@ static const char verify_description[] =
     "Exits with 1 if a figure is below --min-sqnr or --min-cosine, if a weight is missing or has no original, has "
     "NaNs or infinities, or if one that is not quantized differs. The defaults are 14 dB and 0.98 for "
     "4 bits, 25 dB and 0.998 for 8 bits, which normal numbers exceed by 4 dB or more.\n"
-    "With --json one object: quantized, original, pass, failed, kinds, weights (the worst first: name, kind, verdict, "
-    "equal, matrices, elements, sqnr_db, cosine, relative_error, rms, largest_error, largest_at, original_not_finite, "
+    "With --json one object: quantized, original, pass, failed, quantized_bytes, original_bytes, kinds, weights (the worst "
+    "first: name, kind, verdict, equal, matrices, elements, bytes, bits_per_weight, sqnr_db, cosine, relative_error, rms, largest_error, largest_at, original_not_finite, "
     "quantized_not_finite, exact, histogram). Infinite values are null. A histogram counts |error| / rms in half "
     "octaves from 2^histogram_first_octave on; exact is the number of zero errors.\n";
 
@@ -208,6 +210,7 @@ static const struct option_row diff_options[] = {
     JSON,
     SWITCH("values",
         "Compare the decoded values of weights instead of bytes, so that two layouts of the same codes are equal."),
+    TENSORS("L"),
     FOLLOW_LINKS, LAST_OPTION,
 };
 
@@ -255,6 +258,20 @@ static const char *const bench_examples[] = {
     NULL,
 };
 
+static const char doctor_description[] =
+    "Prints what opaq found on this machine (instruction sets, the kernels that run, the CUDA back end), what is missing "
+    "and what that means. 'python -m opaq doctor' adds the Python packages.\n"
+    "With --json one object: version, instruction_sets, processors, forced_kernels, command, cuda, kernels (format, "
+    "quantize, dequantize, product), findings (subject, text).\n";
+
+static const char *const doctor_examples[] = {
+    "opaq doctor",
+    "Why a model runs slowly, or not on a GPU.",
+    "opaq doctor --json > machine.json",
+    "The same, to attach to a bug report.",
+    NULL,
+};
+
 static const char version_description[] =
     "Prints the version, the instruction sets that kernels can use, and the number of processors.\n";
 
@@ -270,13 +287,13 @@ static const char reproduce_description[] =
     "Quantizes and multiplies fixed numbers and prints a hash of the bytes for each quantizer and plan, and one for all "
     "of them. Two machines with the same hash compute the same bits.\n"
     "The first part is the same on every processor and with any number of threads: quantizing, dequantizing, products "
-    "with weights in rows, their gradients, and MLPs. The second is products with weights in tiles, whose kernels sum in "
-    "an order of their own: it may differ between instruction sets, not between runs.\n"
+    "with weights in rows, their gradients, and MLPs. The second part is products with weights in tiles. Their kernels "
+    "add in an order that depends on the instruction set, so these hashes may differ between processors, but not between runs.\n"
     "With --json one object: version, cpu, same_everywhere and may_differ (hash, results: operation, what, hash).\n";
 
 static const struct option_row reproduce_options[] = {
     JSON,
-    VALUE("expect", "HASH", "Exit with 1 if the hash of what is the same everywhere is another."),
+    VALUE("expect", "HASH", "Exit with 1 if the first part, which is the same on every processor, has another hash."),
     THREADS, LAST_OPTION,
 };
 
@@ -284,7 +301,7 @@ static const char *const reproduce_examples[] = {
     "opaq reproduce --json > here.json",
     "Hashes of this machine.",
     "opaq reproduce --expect 0123456789abcdef",
-    "Exits with 1 if this machine computes other bits than the one with that hash.",
+    "Exits with 1 if this machine computes other bits than the machine that printed the hash.",
     NULL,
 };
 
@@ -306,13 +323,17 @@ static const char *const help_examples[] = {
 };
 
 static const char completion_description[] =
-    "Prints a script for bash that completes commands, options and values of opaq.\n";
+    "Prints a script that completes commands, options and values of opaq in a shell: bash, zsh or fish.\n";
 
 static const struct option_row no_options[] = {LAST_OPTION};
 
 static const char *const completion_examples[] = {
     "source <(opaq completion bash)",
-    "Completes commands, options and their values in this shell.",
+    "Completes commands, options and their values in this bash.",
+    "source <(opaq completion zsh)",
+    "The same in zsh, after compinit.",
+    "opaq completion fish | source",
+    "The same in fish.",
     NULL,
 };
 
@@ -330,13 +351,14 @@ const struct command_row command_table[] = {
     ROW(formats,  "describe the formats",                           "",        0, 0, json_only),
     ROW(bench,    "measure the speed of quantizing",        "",        0, 0, bench_options),
     ROW(reproduce, "print hashes of results, to compare machines", "",  0, 0, reproduce_options),
+    ROW(doctor,   "report what was found and what is missing", "",  0, 0, json_only),
     ROW(version,  "print the version and the instruction sets", "",  0, 0, json_only),
     LAST_ROW,
 };
 
 const struct command_row hidden_command_table[] = {
     ROW(help,       "describe a command",              "[COMMAND]", 0, 1, help_options),
-    ROW(completion, "print the completion of a shell", "bash",      1, 1, no_options),
+    ROW(completion, "print the completion of a shell", "SHELL",     1, 1, no_options),
     LAST_ROW,
 };
 /* clang-format on */

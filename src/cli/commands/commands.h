@@ -12,6 +12,7 @@ enum exit_code command_diff(const struct command_call *call);
 enum exit_code command_formats(const struct command_call *call);
 enum exit_code command_bench(const struct command_call *call);
 enum exit_code command_reproduce(const struct command_call *call);
+enum exit_code command_doctor(const struct command_call *call);
 enum exit_code command_version(const struct command_call *call);
 enum exit_code command_help(const struct command_call *call);
 enum exit_code command_completion(const struct command_call *call);

@@ -103,7 +103,7 @@ static void add_description(struct text *help, const char *description, int colu
 }
 
 void help_command(struct text *help, const struct command_row *row, int columns) {
-    static const struct option_row help_option = {"help", NULL, NULL, "Print this.", false};
+    static const struct option_row help_option = {"help", NULL, NULL, "Print this help.", false};
     char usage[256];
     usage_line(row, usage, sizeof usage);
     text_print(help, "%s\n", usage);
@@ -131,8 +131,8 @@ void help_overview(struct text *help, int columns) {
     text_print(help, "\n");
     static const char more[] =
         "'opaq COMMAND --help' describes a command and 'opaq --version' prints the version. "
-        "'opaq help --man' prints the manual page, and 'opaq completion bash' the "
-        "completion script of bash.";
+        "'opaq help --man' prints the manual page, and 'opaq completion SHELL' the "
+        "completion script of bash, zsh or fish.";
     add_wrapped(help, more, strlen(more), 0, 0, columns);
     text_print(help, "\nexit status:\n");
     for (const struct exit_meaning *entry = exit_meanings; entry->meaning != NULL; ++entry) {

@@ -1,4 +1,4 @@
-/* cli/commands/help.h: texts generated from the command table: help, manual page, shell completion. */
+/* cli/commands/help.h: texts generated from the command table: help and manual page. */
 #ifndef OPAQ_CLI_COMMANDS_HELP_H
 #define OPAQ_CLI_COMMANDS_HELP_H
 
@@ -16,9 +16,6 @@ void help_command(struct text *help, const struct command_row *row, int columns)
 
 /* The manual page, in troff with the macros of man. */
 void help_manual(struct text *page);
-
-/* The completion script of bash 4 and later. */
-void help_bash_completion(struct text *script);
 
 /* Meanings of the exit codes; ends with a meaning of NULL. */
 struct exit_meaning {

@@ -7,7 +7,7 @@
 
 #include "cli/cli_memory.h"
 
-enum { DEEPEST = 60 }; /* values below are left out: no field that is read is there */
+enum { DEEPEST = 60 }; /* deeper values are dropped; no field that opaq reads is that deep */
 
 struct value_list {
     struct opaq_config_value *values;
@@ -15,13 +15,13 @@ struct value_list {
     size_t capacity;
 };
 
-/* A string with a NUL in it equals no name. */
+/* A string that contains a zero byte becomes U+FFFD, which equals no name. */
 static const char *string_of(yyjson_val *value) {
     const char *const text = yyjson_get_str(value);
     return strlen(text) == yyjson_get_len(value) ? text : "\xEF\xBF\xBD";
 }
 
-/* False for a fraction, an exponent, or more digits than an int64 is sure to hold. */
+/* False for a fraction, an exponent, or more than 18 digits, which may overflow an int64. */
 static bool integer_of(const char *text, size_t length, int64_t *integer) {
     const size_t first = length > 0 && text[0] == '-' ? 1 : 0;
     int64_t value = 0;
@@ -43,7 +43,7 @@ static void add_value(struct value_list *list, yyjson_val *key, yyjson_val *valu
     if (yyjson_is_bool(value)) {
         made.kind = OPAQ_JSON_BOOLEAN;
         made.integer = yyjson_get_bool(value);
-    } else if (yyjson_is_raw(value)) { /* a number, as model.c reads it; behind it stands more JSON */
+    } else if (yyjson_is_raw(value)) { /* a number as text (json.h), not zero-terminated */
         made.kind = integer_of(yyjson_get_raw(value), yyjson_get_len(value), &made.integer) ? OPAQ_JSON_INTEGER
                                                                                             : OPAQ_JSON_NUMBER;
         made.text = "a number";

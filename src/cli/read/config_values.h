@@ -6,7 +6,7 @@
 
 #include "opaq/checkpoint_config.h"
 
-/* What a quantization_config says; NULL if it is none that is understood. opaq_config_destroy releases it. */
+/* Reads a quantization_config; NULL if it is unsupported. Released with opaq_config_destroy. */
 struct opaq_config *config_of_json(yyjson_val *quantization);
 
 #endif

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "cli/cli_try.h"
+#include "cli/read/hub_cache.h"
 #include "cli/read/json.h"
 #include "cli/texts.h"
 #include "cli/write/output_file.h"
@@ -250,12 +251,12 @@ static enum opaq_status find_files(struct model *model, struct opaq_error *error
 static enum opaq_status check_finished(const struct model *model, struct opaq_error *error) {
     return !folder_has(&model->folder, JOB_FILE)
                ? OPAQ_OK
-               : opaq_fail(
-                     error, OPAQ_ERROR_ARGUMENT,
-                     "%s is not finished: it has a file " JOB_FILE
-                     ", so opaq is still writing it or was interrupted; the command that made it goes on with "
-                     "it, and with --overwrite begins again",
-                     model->path);
+               : opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                           "%s is not finished: it has a file " JOB_FILE
+                           ", so opaq is still writing it or was interrupted; the same command continues it, "
+                           "and with "
+                           "--overwrite starts again",
+                           model->path);
 }
 
 static enum opaq_status open_folder(struct model *model, bool follows_links, struct opaq_error *error) {
@@ -276,12 +277,12 @@ static const char *file_name(const char *path) {
 static enum opaq_status open_path(struct model *model, bool follows_links, struct opaq_error *error) {
     struct stat what;
     if (stat(model->path, &what) != 0) {
-        return opaq_fail(error, OPAQ_ERROR_SYSTEM, "cannot open %s: %s", model->path, strerror(errno));
+        return hub_refuse(model->path, errno, error);
     }
     if (S_ISDIR(what.st_mode)) {
         CLI_TRY(open_folder(model, follows_links, error));
     } else if (ends_with(model->path, PARTIAL_END)) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is a file that opaq has not finished", model->path);
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is an unfinished output file of opaq", model->path);
     } else {
         CLI_TRY(add_file(model, file_name(model->path), error));
     }
@@ -291,7 +292,7 @@ static enum opaq_status open_path(struct model *model, bool follows_links, struc
 
 enum opaq_status model_open(const char *path, bool follows_links, struct model *model,
                             struct opaq_error *error) {
-    *model = (struct model){.path = copy_text(path, strlen(path)), .folder = {.handle = -1}};
+    *model = (struct model){.path = hub_resolve(path), .folder = {.handle = -1}};
     const enum opaq_status status = open_path(model, follows_links, error);
     if (status != OPAQ_OK) {
         model_close(model);

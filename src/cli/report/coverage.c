@@ -16,7 +16,7 @@ static const struct {
     [SKIPPED_RAGGED] = {"ragged", "rows that are not whole blocks of the format"},
     [SKIPPED_STACKED] = {"stacked", "stacked matrices that the layout has no names for"},
     [SKIPPED_INTERLEAVED] = {"interleaved", "gpt-oss's experts, which only --layout gpt-oss stores"},
-    [SKIPPED_NOT_EXPERTS] = {"not_experts", "not experts, which alone the layout gpt-oss stores"},
+    [SKIPPED_NOT_EXPERTS] = {"not_experts", "not experts: the layout gpt-oss stores only experts"},
     [SKIPPED_SOURCE] = {"source", "not quantized in the source"},
 };
 

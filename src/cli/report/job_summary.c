@@ -3,11 +3,14 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli/console/json_output.h"
 #include "cli/console/number_text.h"
+#include "cli/console/report_table.h"
 #include "cli/console/terminal.h"
+#include "cli/report/like_rows.h"
 
 struct made {
     size_t matrices;
@@ -111,24 +114,64 @@ void job_print_summary(const struct checkpoint_job *job, const char *path, bool 
     }
 }
 
-void job_print_plan(const struct checkpoint_job *job) {
+static void print_files(const struct plan *plan) {
+    struct report_table *const table = table_begin("file|tensors|size", "lrr");
+    for (size_t i = 0; i < plan->file_count; ++i) {
+        table_cell(table, "%s", plan->files[i].name);
+        table_cell(table, "%zu", plan->files[i].count);
+        table_cell(table, "%s", size_text(plan->files[i].bytes).text);
+    }
+    table_end(table, stdout);
+    show(stdout, "\n");
+}
+
+static const char *work_of(const struct plan_entry *entry) {
+    return entry->copied != NULL ? "copy" : entry->given != NULL ? "convert" : "make";
+}
+
+static void print_entries(const struct like_item *items, size_t count, const char *const *works,
+                          bool is_grouped) {
+    struct like_rows rows = like_rows_make(items, count, is_grouped);
+    struct report_table *const table = table_begin("tensors|count|work|dtype and shape", "lrll");
+    for (size_t i = 0; i < rows.count; ++i) {
+        const size_t first = rows.rows[i].first;
+        table_cell(table, "%s", rows.rows[i].name);
+        table_cell(table, "%zu", rows.rows[i].count);
+        table_cell(table, "%s", works[first]);
+        table_cell(table, "%s", items[first].detail + strlen(works[first]) + 1);
+    }
+    table_end(table, stdout);
+    show(stdout, "\n");
+    like_rows_free(&rows);
+}
+
+void job_print_plan(const struct checkpoint_job *job, bool is_grouped) {
+    const size_t most = made_of(job->plan).tensors;
+    struct like_item *const items = alloc_array(most, sizeof *items);
+    struct text *const details = alloc_array(most, sizeof *details); /* "copy BF16 [4096, 128]" */
+    const char **const works = alloc_array(most, sizeof *works);
+    size_t count = 0;
     for (size_t i = 0; i < job->plan->file_count; ++i) {
         const struct plan_file *const file = &job->plan->files[i];
-        show(stdout, "%s  %" PRIu64 " bytes\n", file->name, file->bytes);
         for (size_t k = 0; k < file->count; ++k) {
             const struct plan_entry *const entry = &file->entries[k];
             struct st_tensor tensor = {.dtype = entry->dtype, .rank = entry->rank};
             memcpy(tensor.shape, entry->shape, sizeof tensor.shape);
-            struct text what = {0};
-            st_describe(&tensor, &what);
-            show(stdout, "  %-8s %s  %s\n",
-                 entry->copied != NULL  ? "copy"
-                 : entry->given != NULL ? "convert"
-                                        : "make",
-                 entry->name, text_get(&what));
-            text_free(&what);
+            works[count] = work_of(entry);
+            text_print(&details[count], "%s ", works[count]);
+            st_describe(&tensor, &details[count]);
+            items[count] = (struct like_item){entry->name, details[count].bytes};
+            ++count;
         }
     }
+    print_files(job->plan);
+    print_entries(items, count, works, is_grouped);
+    for (size_t i = 0; i < count; ++i) {
+        text_free(&details[i]);
+    }
+    free(works);
+    free(details);
+    free(items);
 }
 
 /* ---- JSON ---- */

@@ -251,8 +251,8 @@ static struct member *sorted_members(yyjson_val *object, size_t *count) {
     return members;
 }
 
-/* Equal apart from the order of members, in time n log n: yyjson_equals is quadratic if the orders differ. The reader
- * has refused keys that stand twice. */
+/* Equal apart from the order of members, in time n log n: yyjson_equals is quadratic if the orders differ. There are no
+ * duplicate keys, which json_read rejects. */
 /* NOLINTNEXTLINE(misc-no-recursion): as deep as JSON_DEPTH_LIMIT */
 static bool json_equal(yyjson_val *a, yyjson_val *b) {
     const size_t count = yyjson_get_len(a);

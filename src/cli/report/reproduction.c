@@ -77,7 +77,8 @@ static struct block random_block(uint32_t index, uint32_t stream) {
     return b;
 }
 
-/* A number with 8 significant bits: like a bell around 0, of several orders of magnitude, now and then 0 or large. */
+/* A number with 8 significant bits: a sum of uniform numbers times a power of two from 2^-12 to 2^-5, times 32 for one in
+ * 64; one in 50 is 0. */
 static float number(uint32_t index, uint32_t stream) {
     const struct block b = random_block(index, stream);
     int sum = 0;
@@ -133,7 +134,7 @@ static struct opaq_tensor make_tensor(const int64_t *shape, int rank, int dtype,
 
 /* ---- running operators */
 
-/* What an operator returned, and its memory. */
+/* The outputs of an operator, and their memory. */
 struct run {
     const struct opaq_op *op;
     struct opaq_outputs outputs;
@@ -198,11 +199,11 @@ static struct opaq_value output_value(const struct run *run, int row) {
 }
 
 static void add_result(struct reproduction *reproduction, const char *operation, const char *what,
-                       uint64_t hash, bool is_promised) {
+                       uint64_t hash, bool is_portable) {
     reproduction->results = grow_array(reproduction->results, reproduction->count, &reproduction->capacity,
                                        sizeof *reproduction->results);
     reproduction->results[reproduction->count++] =
-        (struct reproduction_result){operation, copy_text(what, strlen(what)), hash, is_promised};
+        (struct reproduction_result){operation, copy_text(what, strlen(what)), hash, is_portable};
 }
 
 /* ---- quantize, dequantize */
@@ -259,7 +260,8 @@ static bool is_spec(const char *text) {
     return opaq_spec_parse(text, strlen(text), &spec, NULL) == OPAQ_OK;
 }
 
-/* Adds `format` with `more`, in both copies or, where an option does not go with that, rowwise alone. */
+/* Adds `format` with the options `more`, with both copies or, if an option does not allow that, the rowwise one only.
+ * Invalid combinations are skipped. */
 static enum opaq_status add_if_valid(struct reproduction *reproduction, const char *format, const char *more,
                                      const struct opaq_execution *execution, struct opaq_error *error) {
     enum opaq_status status = OPAQ_OK;
@@ -394,7 +396,7 @@ static enum opaq_status add_mlp(struct reproduction *reproduction, const char *p
     return status;
 }
 
-/* A product with a weight in tiles, whose kernels add up in an order of their own. */
+/* A product with a weight in tiles, whose kernels add in an order that depends on the instruction set. */
 static enum opaq_status add_tiled(struct reproduction *reproduction, const char *weight, const char *precision,
                                   const struct opaq_execution *execution, struct opaq_error *error) {
     struct text plan = {NULL, 0, 0};
@@ -455,11 +457,11 @@ enum opaq_status reproduction_compute(const struct opaq_execution *execution, st
     return OPAQ_OK;
 }
 
-uint64_t reproduction_hash(const struct reproduction *reproduction, bool is_promised) {
+uint64_t reproduction_hash(const struct reproduction *reproduction, bool is_portable) {
     uint64_t hash = hash_start;
     for (size_t i = 0; i < reproduction->count; ++i) {
         const struct reproduction_result *const result = &reproduction->results[i];
-        if (result->is_promised == is_promised) {
+        if (result->is_portable == is_portable) {
             struct text line = {NULL, 0, 0};
             text_print(&line, "%s %s %016llx\n", result->operation, result->what,
                        (unsigned long long)result->hash);

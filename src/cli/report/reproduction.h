@@ -1,7 +1,7 @@
-/* cli/report/reproduction.h: hashes of what the library computes from fixed numbers, to compare machines.
+/* cli/report/reproduction.h: hashes of the library's results for fixed numbers, to compare machines.
  *
- * The numbers come from Philox 4x32 (10 rounds) and are exact in bf16, so every machine has the same ones. What is hashed
- * is every byte that an operator returns. */
+ * The numbers come from Philox 4x32 (10 rounds) and are exact in bf16, so every machine has the same ones. The hashes
+ * cover every byte that an operator returns. */
 #ifndef OPAQ_CLI_REPORT_REPRODUCTION_H
 #define OPAQ_CLI_REPORT_REPRODUCTION_H
 
@@ -16,11 +16,11 @@ struct reproduction_result {
     const char *operation; /* "quantize", the operator's name */
     char *what;            /* the quantizer or the plan */
     uint64_t hash;
-    bool is_promised; /* the same on every processor */
+    bool is_portable; /* the same on every processor */
 };
 
 struct reproduction {
-    struct reproduction_result *results; /* promised ones first */
+    struct reproduction_result *results; /* portable ones first */
     size_t count;
     size_t capacity;
 };
@@ -30,7 +30,7 @@ enum opaq_status reproduction_compute(const struct opaq_execution *execution, st
                                       struct opaq_error *error);
 
 /* Hash of the operations, quantizers, plans and hashes of one part. */
-uint64_t reproduction_hash(const struct reproduction *reproduction, bool is_promised);
+uint64_t reproduction_hash(const struct reproduction *reproduction, bool is_portable);
 
 void reproduction_release(struct reproduction *reproduction);
 

@@ -51,7 +51,7 @@ static void add_table(const struct weight_pairs *pairs, const struct judgement *
     text_print(page,
                "</code></p>\n<p>%zu of %zu weights fail. The worst %zu are shown; charts need JavaScript.</p>\n"
                "<table>\n<tr><th class=\"left\">weight</th><th class=\"left\">kind</th>"
-               "<th class=\"left\">verdict</th><th>SQNR dB</th><th>cosine</th></tr>\n",
+               "<th class=\"left\">verdict</th><th>SQNR dB</th><th>cosine</th><th>size</th></tr>\n",
                judgement->failed, judgement->count, shown);
     for (size_t i = 0; i < shown; ++i) {
         const struct judged *const judged = &judgement->items[i];
@@ -61,10 +61,11 @@ static void add_table(const struct weight_pairs *pairs, const struct judgement *
         text_print(page, "</code></td><td class=\"left\">%s</td><td class=\"left %s\">%s</td>", judged->kind,
                    judged->verdict == VERDICT_PASS ? "pass" : "fail", verdict_name(judged->verdict));
         if (judged->comparison->has_error) {
-            text_print(page, "<td>%s</td><td>%.6f</td></tr>\n", decibel_text(error->sqnr).text, error->cosine);
+            text_print(page, "<td>%s</td><td>%.6f</td>", decibel_text(error->sqnr).text, error->cosine);
         } else {
-            text_print(page, "<td>-</td><td>-</td></tr>\n");
+            text_print(page, "<td>-</td><td>-</td>");
         }
+        text_print(page, "<td>%s</td></tr>\n", size_text(pair_bytes(judged->comparison->pair)).text);
     }
     text_print(page, "</table>\n");
 }

@@ -156,6 +156,36 @@ static void add_error(yyjson_mut_doc *document, yyjson_mut_val *object, const st
     add_bins(document, object, error->exact, error->histogram);
 }
 
+static void add_sizes(yyjson_mut_doc *document, yyjson_mut_val *object, uint64_t elements, uint64_t bytes) {
+    yyjson_mut_obj_add_uint(document, object, "elements", elements);
+    yyjson_mut_obj_add_uint(document, object, "bytes", bytes);
+    yyjson_mut_obj_add_real(document, object, "bits_per_weight",
+                            elements == 0 ? (double)NAN : 8.0 * (double)bytes / (double)elements);
+}
+
+/* Of all weights of a kind in the quantized checkpoint. */
+static void add_kind_sizes(yyjson_mut_doc *document, yyjson_mut_val *object, const struct judgement *judgement,
+                           const char *kind) {
+    uint64_t elements = 0;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < judgement->count; ++i) {
+        const struct weight_pair *const pair = judgement->items[i].comparison->pair;
+        if (strcmp(judgement->items[i].kind, kind) == 0 && pair->quantized.weight != NULL) {
+            elements += pair_elements(pair);
+            bytes += pair_bytes(pair);
+        }
+    }
+    add_sizes(document, object, elements, bytes);
+}
+
+static uint64_t tensor_bytes(const struct checkpoint *checkpoint) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < checkpoint->model.tensor_count; ++i) {
+        bytes += checkpoint->model.tensors[i].tensor->bytes;
+    }
+    return bytes;
+}
+
 static void add_kinds(yyjson_mut_doc *document, yyjson_mut_val *root, const struct judgement *judgement) {
     yyjson_mut_val *const kinds = yyjson_mut_obj_add_arr(document, root, "kinds");
     for (size_t i = 0; i < judgement->kind_count; ++i) {
@@ -164,6 +194,7 @@ static void add_kinds(yyjson_mut_doc *document, yyjson_mut_val *root, const stru
         json_add_text(document, object, "kind", kind->kind);
         yyjson_mut_obj_add_uint(document, object, "weights", kind->count);
         yyjson_mut_obj_add_uint(document, object, "failed", kind->failed);
+        add_kind_sizes(document, object, judgement, kind->kind);
         const double nothing = (double)NAN;
         const bool is_measured = kind->measured != 0;
         yyjson_mut_obj_add_real(document, object, "least_sqnr_db", is_measured ? kind->least_sqnr : nothing);
@@ -184,6 +215,8 @@ yyjson_mut_doc *verify_json(const struct weight_pairs *pairs, const struct judge
     json_add_text(document, root, "original", pairs->original->model.path);
     yyjson_mut_obj_add_bool(document, root, "pass", judgement->failed == 0);
     yyjson_mut_obj_add_uint(document, root, "failed", judgement->failed);
+    yyjson_mut_obj_add_uint(document, root, "quantized_bytes", tensor_bytes(pairs->quantized));
+    yyjson_mut_obj_add_uint(document, root, "original_bytes", tensor_bytes(pairs->original));
     yyjson_mut_obj_add_sint(document, root, "histogram_first_octave", -ERROR_OCTAVES);
     yyjson_mut_obj_add_uint(document, root, "histogram_bins_per_octave", ERROR_BINS / (2 * ERROR_OCTAVES));
     add_kinds(document, root, judgement);
@@ -196,7 +229,7 @@ yyjson_mut_doc *verify_json(const struct weight_pairs *pairs, const struct judge
         json_add_text(document, weight, "verdict", verdict_name(judgement->items[i].verdict));
         yyjson_mut_obj_add_bool(document, weight, "equal", comparison->is_equal);
         yyjson_mut_obj_add_sint(document, weight, "matrices", comparison->pair->matrices);
-        yyjson_mut_obj_add_uint(document, weight, "elements", pair_elements(comparison->pair));
+        add_sizes(document, weight, pair_elements(comparison->pair), pair_bytes(comparison->pair));
         if (comparison->has_error) {
             add_error(document, weight, comparison);
         }

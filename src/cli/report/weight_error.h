@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* The histogram of |error| / rms: half octaves from 2^-ERROR_OCTAVES to 2^ERROR_OCTAVES, the first and the
- * last bin include what lies beyond. Errors of exactly zero are counted separately. */
+ * last bin include values beyond. Errors of exactly zero are counted separately. */
 #define ERROR_OCTAVES 16
 #define ERROR_BINS (4 * ERROR_OCTAVES)
 #define MAGNITUDE_BINS 2048 /* a float's exponent and three bits more */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct making {
+struct pairing {
     struct weight_pairs *pairs;
     size_t capacity;
     bool *is_taken; /* of the quantized weights */
@@ -32,10 +32,10 @@ uint64_t pair_elements(const struct weight_pair *pair) {
     return (uint64_t)pair->matrices * (uint64_t)slice->rows * (uint64_t)slice->columns;
 }
 
-static void add_pair(struct making *making, struct weight_pair pair) {
-    struct weight_pairs *const pairs = making->pairs;
+static void add_pair(struct pairing *pairing, struct weight_pair pair) {
+    struct weight_pairs *const pairs = pairing->pairs;
     pair.name = pair.quantized.weight != NULL ? pair.quantized.name : pair.original.name;
-    pairs->items = grow_array(pairs->items, pairs->count, &making->capacity, sizeof *pairs->items);
+    pairs->items = grow_array(pairs->items, pairs->count, &pairing->capacity, sizeof *pairs->items);
     pairs->items[pairs->count++] = pair;
 }
 
@@ -60,42 +60,42 @@ static bool are_shapes_equal(const struct weight *a, const struct weight *b) {
     return weight_shape(b, b_shape) == rank && memcmp(a_shape, b_shape, (size_t)rank * sizeof *a_shape) == 0;
 }
 
-static void pair_whole(struct making *making, const struct weight *original, const struct weight *quantized) {
+static void pair_whole(struct pairing *pairing, const struct weight *original, const struct weight *quantized) {
     struct weight_pair pair = {.original = weight_whole(original), .quantized = weight_whole(quantized)};
     pair.matrices = quantized->stack;
     const bool is_transposed =
         transpose_if_gpt_oss(&pair.original, quantized) || transpose_if_gpt_oss(&pair.quantized, original);
     pair.is_other_shape =
         original->stack != quantized->stack || (!is_transposed && !are_shapes_equal(original, quantized));
-    add_pair(making, pair);
+    add_pair(pairing, pair);
 }
 
-static void take(struct making *making, const struct weight *quantized) {
-    making->is_taken[quantized - making->pairs->quantized->weights.items] = true;
+static void take(struct pairing *pairing, const struct weight *quantized) {
+    pairing->is_taken[quantized - pairing->pairs->quantized->weights.items] = true;
 }
 
 /* Pairs the experts of a stack with single weights of the other checkpoint. False if there are none. */
-static bool pair_slices(struct making *making, const struct weight *original) {
+static bool pair_slices(struct pairing *pairing, const struct weight *original) {
     struct weight_slice *slices = NULL;
-    const size_t count = weight_slices(&making->pairs->original->model, original, &slices);
+    const size_t count = weight_slices(&pairing->pairs->original->model, original, &slices);
     bool is_any = false;
     for (size_t i = 0; i < count; ++i) {
-        is_any |= weights_named(&making->pairs->quantized->weights, slices[i].name) != NULL;
+        is_any |= weights_named(&pairing->pairs->quantized->weights, slices[i].name) != NULL;
     }
     if (!is_any) {
         weight_slices_free(slices, count);
         return false;
     }
     for (size_t i = 0; i < count; ++i) {
-        const struct weight *const single = weights_named(&making->pairs->quantized->weights, slices[i].name);
+        const struct weight *const single = weights_named(&pairing->pairs->quantized->weights, slices[i].name);
         struct weight_pair pair = {.original = slices[i], .matrices = 1};
         if (single != NULL) {
-            take(making, single);
+            take(pairing, single);
             pair.quantized = weight_whole(single);
             pair.is_other_shape =
                 single->stack != 1 || single->rows != slices[i].rows || single->columns != slices[i].columns;
         }
-        add_pair(making, pair);
+        add_pair(pairing, pair);
     }
     free(slices); /* the pairs own the names now */
     return true;
@@ -115,27 +115,27 @@ static int compare_pairs(const void *first, const void *second) {
 void weight_pairs_make(const struct checkpoint *original, const struct checkpoint *quantized,
                        struct weight_pairs *pairs) {
     *pairs = (struct weight_pairs){.original = original, .quantized = quantized};
-    struct making making = {.pairs = pairs};
-    making.is_taken = alloc_array(quantized->weights.count, sizeof *making.is_taken);
+    struct pairing pairing = {.pairs = pairs};
+    pairing.is_taken = alloc_array(quantized->weights.count, sizeof *pairing.is_taken);
     for (size_t i = 0; i < original->weights.count; ++i) {
         const struct weight *const weight = &original->weights.items[i];
         const struct weight *const same = weights_named(&quantized->weights, weight->name);
         if (same != NULL) {
-            take(&making, same);
-            pair_whole(&making, weight, same);
-        } else if (!pair_slices(&making, weight) && !is_calibration(weight)) {
-            add_pair(&making,
+            take(&pairing, same);
+            pair_whole(&pairing, weight, same);
+        } else if (!pair_slices(&pairing, weight) && !is_calibration(weight)) {
+            add_pair(&pairing,
                      (struct weight_pair){.original = weight_whole(weight), .matrices = weight->stack});
         }
     }
     for (size_t i = 0; i < quantized->weights.count; ++i) {
         const struct weight *const weight = &quantized->weights.items[i];
-        if (!making.is_taken[i] && !is_calibration(weight)) {
-            add_pair(&making,
+        if (!pairing.is_taken[i] && !is_calibration(weight)) {
+            add_pair(&pairing,
                      (struct weight_pair){.quantized = weight_whole(weight), .matrices = weight->stack});
         }
     }
-    free(making.is_taken);
+    free(pairing.is_taken);
     if (pairs->count != 0) {
         qsort(pairs->items, pairs->count, sizeof *pairs->items, compare_pairs);
     }
@@ -148,4 +148,11 @@ void weight_pairs_free(struct weight_pairs *pairs) {
     }
     free(pairs->items);
     *pairs = (struct weight_pairs){0};
+}
+
+uint64_t pair_bytes(const struct weight_pair *pair) {
+    const struct weight *const weight = pair->quantized.weight;
+    return weight == NULL || weight->stack == 0
+               ? 0
+               : weight_bytes(weight) / (uint64_t)weight->stack * (uint64_t)pair->matrices;
 }

@@ -34,4 +34,7 @@ bool pair_is_floats(const struct weight_pair *pair);
 
 uint64_t pair_elements(const struct weight_pair *pair);
 
+/* Bytes of the quantized side, which may be some matrices of a stack; 0 if it is missing. */
+uint64_t pair_bytes(const struct weight_pair *pair);
+
 #endif

@@ -188,7 +188,7 @@ enum exit_code checkpoint_run(const struct command_call *call, struct checkpoint
         if (is_json) {
             return job_print_json(call, job, path, true);
         }
-        job_print_plan(job);
+        job_print_plan(job, !call_has(call, "tensors"));
         job_print_summary(job, path, true);
         return EXIT_FINE;
     }

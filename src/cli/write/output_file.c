@@ -240,7 +240,7 @@ enum opaq_status output_open(int folder, const char *path, const char *name, uin
 }
 
 /* Starts write-back of what was written, so that the final flush is short. */
-static void send_ahead(struct output_file *file, size_t count) {
+static void start_writeback(struct output_file *file, size_t count) {
 #if defined(__linux__)
     if (atomic_fetch_add(&file->waiting, count) + count >= SEND_BYTES) {
         atomic_store(&file->waiting, 0);
@@ -271,7 +271,7 @@ enum opaq_status output_write(struct output_file *file, uint64_t offset, const v
         offset += (uint64_t)written;
         count -= (size_t)written;
     }
-    send_ahead(file, all);
+    start_writeback(file, all);
     return OPAQ_OK;
 }
 

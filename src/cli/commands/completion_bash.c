@@ -1,10 +1,7 @@
-/* cli/commands/help_completion.c: the completion of bash: functions that hold the data of the table, and one that uses
- * them. See help.h. */
-#include <string.h>
-
-#include "cli/commands/arguments.h"
+/* cli/commands/completion_bash.c: the completion of bash: functions that hold the data of the table, and one that uses
+ * them. See completion.h. */
 #include "cli/commands/commands.h"
-#include "cli/commands/help.h"
+#include "cli/commands/completion.h"
 #include "opaq/version.h"
 
 static void add_options(struct text *script, const struct command_row *row) {
@@ -15,40 +12,41 @@ static void add_options(struct text *script, const struct command_row *row) {
     text_print(script, "--help' ;;\n");
 }
 
-/* Paths are completed by bash, choices from their list; other values are not completed. */
-static void add_value(struct text *script, const struct command_row *row, const struct option_row *option) {
-    text_print(script, "    %s--%s) echo '", row->name, option->name);
-    if (option->choices != NULL) {
-        text_print(script, "words");
-        struct choice choice;
-        for (const char *rest = option->choices; (rest = choice_next(rest, &choice)) != NULL;) {
-            text_print(script, " %.*s", (int)choice.length, choice.text);
-        }
-    } else if (strcmp(option->value, "FILE") == 0) {
-        text_print(script, "file");
-    } else if (strcmp(option->value, "DIR") == 0) {
-        text_print(script, "folder");
-    } else {
-        text_print(script, "anything");
+/* What function_text understands: "words ...", "file"; anything else completes nothing. */
+static void add_kind(struct text *script, enum completion_kind kind, const char *choices) {
+    switch (kind) {
+    case COMPLETION_CHOICES:
+        text_print(script, "echo 'words ");
+        completion_add_choices(script, choices);
+        text_print(script, "' ;;\n");
+        break;
+    case COMPLETION_FILES:
+        text_print(script, "echo 'file' ;;\n");
+        break;
+    case COMPLETION_COMMANDS:
+        text_print(script, "echo \"words $(_opaq_commands)\" ;;\n");
+        break;
+    case COMPLETION_SHELL:
+        add_kind(script, COMPLETION_CHOICES, COMPLETION_SHELLS);
+        break;
+    case COMPLETION_NOTHING:
+        text_print(script, "echo 'nothing' ;;\n");
+        break;
     }
-    text_print(script, "' ;;\n");
 }
 
 static void add_values(struct text *script, const struct command_row *row) {
     for (const struct option_row *option = row->options; option->name != NULL; ++option) {
         if (option->value != NULL) {
-            add_value(script, row, option);
+            text_print(script, "    %s--%s) ", row->name, option->name);
+            add_kind(script, completion_of_value(option), option->choices);
         }
     }
 }
 
-static void add_for_all(struct text *script, void (*add)(struct text *, const struct command_row *)) {
-    for (const struct command_row *row = command_table; row->name != NULL; ++row) {
-        add(script, row);
-    }
-    for (const struct command_row *row = hidden_command_table; row->name != NULL; ++row) {
-        add(script, row);
-    }
+static void add_arguments(struct text *script, const struct command_row *row) {
+    text_print(script, "    %s) ", row->name);
+    add_kind(script, completion_of_arguments(row), NULL);
 }
 
 static const char function_text[] =
@@ -86,9 +84,8 @@ static const char function_text[] =
     "    case $kind in\n"
     "    words*) mapfile -t COMPREPLY < <(compgen -W \"${kind#words}\" -- \"$current\") ;;\n"
     "    file) mapfile -t COMPREPLY < <(compgen -f -- \"$current\") ;;\n"
-    "    folder) mapfile -t COMPREPLY < <(compgen -d -- \"$current\") ;;\n"
     "    esac\n"
-    "    if [[ $kind == file || $kind == folder ]]; then\n"
+    "    if [[ $kind == file ]]; then\n"
     "        compopt -o filenames 2>/dev/null\n"
     "    fi\n"
     "    return 0\n"
@@ -103,30 +100,21 @@ static void add_commands(struct text *script) {
     text_print(script, "help'\n}\n\n");
 }
 
-/* Arguments are paths, except of these two commands. */
-static void add_arguments(struct text *script) {
-    text_print(script, "_opaq_arguments_of() { # <command>\n    case $1 in\n"
-                       "    help) echo \"words $(_opaq_commands)\" ;;\n"
-                       "    completion) echo 'words bash' ;;\n");
-    for (const struct command_row *row = command_table; row->name != NULL; ++row) {
-        text_print(script, "    %s) echo '%s' ;;\n", row->name, row->most_arguments == 0 ? "nothing" : "file");
-    }
-    text_print(script, "    esac\n}\n\n");
-}
-
-void help_bash_completion(struct text *script) {
+void completion_bash(struct text *script) {
     text_print(
         script,
         "# Completion of opaq %s in bash, made by 'opaq completion bash' from the table of commands.\n\n",
         opaq_version());
     add_commands(script);
     text_print(script, "_opaq_options_of() { # <command>\n    case $1 in\n");
-    add_for_all(script, add_options);
+    completion_for_all(script, add_options);
     text_print(script, "    esac\n}\n\n");
     text_print(script, "_opaq_value_of() { # <command> <--option>: what its value is; nothing for a switch\n"
                        "    case $1$2 in\n");
-    add_for_all(script, add_values);
+    completion_for_all(script, add_values);
     text_print(script, "    esac\n}\n\n");
-    add_arguments(script);
+    text_print(script, "_opaq_arguments_of() { # <command>\n    case $1 in\n");
+    completion_for_all(script, add_arguments);
+    text_print(script, "    esac\n}\n\n");
     text_print(script, "%s", function_text);
 }
