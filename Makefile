@@ -1,8 +1,8 @@
-# The front door: `make help` lists the targets. The build itself is CMakeLists.txt, the steps are in tools/.
+# Entry point for developers: `make help` lists the targets. CMakeLists.txt defines the build, tools/ holds the steps.
 #
-# PYTHON=python3 uses that interpreter as it is; without it a virtual environment .venv is made and filled
-# from requirements/. CC chooses the C compiler. With CI=true whatever is missing is a failure, otherwise it
-# is left out with a sentence that says so.
+# PYTHON=python3 uses that interpreter without installing anything; otherwise a virtual environment .venv is created
+# and filled from requirements/. CC chooses the C compiler. Steps whose tools are missing are skipped with a note;
+# with CI=true a missing tool is an error.
 
 .DEFAULT_GOAL := build
 MAKEFLAGS += --no-print-directory
@@ -12,14 +12,14 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 FUZZ_SECONDS ?= 300
 BENCH_ARGS ?=
-PRODUCTS := opaq_shared opaq_static opaq_torch opaq opaq_cli_pages # targets of CMakeLists.txt
 
-export PYTHON CI
+export PYTHON CI OPAQ_CUDA
 
-build: ## build the libraries and the command opaq into build/ (the default)
-	@TARGETS="$(PRODUCTS)" tools/build.sh $(BUILD)
+build: ## build the libraries and the command opaq into build/ (the default); .venv/bin/python imports the package
+	@TARGETS=opaq_products tools/build.sh $(BUILD)
+	@tools/python_env.sh || [ $$? = 3 ]
 
-programs: ## also tests, demonstrations, examples and benchmarks
+programs: ## build everything: also tests, demonstrations, examples and benchmarks
 	@tools/build.sh $(BUILD)
 
 test: test-c test-python ## before a push: the C tests in Release and the Python tests
@@ -35,13 +35,16 @@ test-sanitize: ## the C tests under ASan and UBSan, those with threads under TSa
 test-neon: ## the C tests for AArch64, under emulation; needs a cross compiler and qemu-aarch64
 	@tools/test_neon.sh
 
-test-python: build ## the Python tests but for the slow ones
+test-python: build ## the Python tests that are not marked slow
 	@tools/test_python.sh $(BUILD)
 
 test-python-slow: build ## the Python tests that are marked slow
 	@tools/test_python.sh $(BUILD) slow
 
-test-wheel: ## builds the wheel and reads it: files, licences, ELF properties
+wheel: ## build the wheel into build/wheel/dist; OPAQ_CUDA=ON adds the CUDA back end
+	@tools/build_wheel.sh $(BUILD)
+
+test-wheel: ## build the wheel, check its contents, and install and run it in a bare environment
 	@tools/test_wheel.sh $(BUILD)
 
 test-transformers: build ## the transformers integration with the oldest supported release
@@ -50,13 +53,13 @@ test-transformers: build ## the transformers integration with the oldest support
 test-trainers: build ## opaq inside torchtitan and Megatron-core, from requirements/trainers.txt
 	@tools/test_trainers.sh $(BUILD)
 
-test-vllm: build ## the plug-in for vLLM with the real vLLM, in .venv-vllm: 2.5 GB and about eight minutes
+test-vllm: build ## the vLLM plug-in with the real vLLM, in .venv-vllm: 2.5 GB and about eight minutes
 	@tools/test_vllm.sh $(BUILD)
 
-test-cuda-build: ## compiles the CUDA back end with nvcc, and says what each kernel takes
+test-cuda-build: ## compile the CUDA back end with nvcc, and print each kernel's registers, stack and spills
 	@tools/check_cuda.sh --print
 
-test-gpu: ## builds the CUDA back end and tests it on this machine's GPU: C tests, compute-sanitizer, PyTorch with PYTHON
+test-gpu: ## build the CUDA back end and test it on this machine's GPU: C tests, compute-sanitizer, PyTorch with PYTHON
 	@tools/test_gpu.sh
 
 fuzz: ## every fuzz target for FUZZ_SECONDS (300)
@@ -68,36 +71,39 @@ fuzz-short: ## every fuzz target for 10 seconds
 check: ## formatting, warnings, static analysis, include direction, exported symbols, ...
 	@tools/check.sh
 
+docs: ## the site of README.md and docs/ into build/site; a broken link is an error (also part of make check)
+	@tools/docs.sh $(BUILD)/site
+
 format: ## reformat the C and Python files in place
 	@tools/check_format.sh --fix
 
 demo: programs ## run the demonstrations
 	@tools/demo.sh $(BUILD)
 
-evidence: build ## what quantizing costs in each projection, in cosines to bf16; also part of the demonstrations
+evidence: build ## each projection's quantization error, as cosines to bf16; also part of the demonstrations
 	@tools/demo.sh $(BUILD) demo/demo_projections.py
 
 bench: programs ## the benchmarks and one table of all targets; BENCH_ARGS="--rounds N --benches LIST --strict"; JSON in build/bench
 	@tools/run_benches.sh $(BUILD) $(BENCH_ARGS)
 
-bench-overhead: build ## what calling an operator from PyTorch costs; figures also go to build/bench/bench_overhead.json
+bench-overhead: build ## the overhead of operator calls from PyTorch; figures also go to build/bench/bench_overhead.json
 	@tools/bench_overhead.sh $(BUILD) $(BENCH_ARGS)
 
 bench-checkpoint: build ## quantizing a checkpoint of 2 GB beside cp and beside compressed-tensors; takes minutes and 10 GB
 	@tools/bench_checkpoint.sh $(BUILD) $(BENCH_ARGS)
 
-golden: ## make the files in tests/golden again, from other people's encoders
+golden: ## regenerate tests/golden with independent encoders
 	@tools/golden.sh
 
 install: ## install under PREFIX (/usr/local), staged in DESTDIR
-	@TARGETS="$(PRODUCTS)" tools/build.sh $(BUILD) -DCMAKE_INSTALL_PREFIX="$(abspath $(PREFIX))"
+	@TARGETS=opaq_products tools/build.sh $(BUILD) -DCMAKE_INSTALL_PREFIX="$(abspath $(PREFIX))"
 	@DESTDIR="$(DESTDIR)" "$$(tools/find_cmake.sh)" --install $(BUILD)
 
-clean: ## remove everything that was built; .venv stays
+clean: ## remove all build folders; keeps .venv
 	rm -rf build build-*
 
 help: ## this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build programs test test-all test-wheel test-transformers test-trainers test-vllm test-c test-sanitize test-neon test-python test-python-slow test-cuda-build test-gpu fuzz fuzz-short check format demo \
+.PHONY: build wheel programs test test-all test-wheel test-transformers test-trainers test-vllm test-c test-sanitize test-neon test-python test-python-slow test-cuda-build test-gpu fuzz fuzz-short check docs format demo \
 	evidence bench bench-overhead bench-checkpoint golden install clean help

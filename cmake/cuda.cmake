@@ -1,8 +1,8 @@
-# cuda.cmake: src/cuda compiled twice: by nvcc to libopaq_cuda.so (OPAQ_CUDA=ON), and by a C++ compiler for an emulated GPU,
-# on which the C tests run.
+# cuda.cmake: compiles src/cuda with nvcc to libopaq_cuda.so (OPAQ_CUDA=ON), and with a C++ compiler for an emulated GPU, on
+# which the C tests run.
 #
-# Both carry their own copy of the layers below, so that they need nothing of libopaq: a program may be linked with
-# libopaq.a, whose functions a shared object cannot see. No language CUDA: nvcc is called as it is.
+# Both link their own copy of the lower layers instead of libopaq.so: a program may be linked with libopaq.a, whose functions
+# a shared object cannot see. CMake's CUDA language is not used: nvcc is called directly.
 
 file(GLOB_RECURSE OPAQ_CUDA_SOURCES CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/cuda/*.cu")
 file(GLOB_RECURSE OPAQ_CUDA_HEADERS CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/base/*.h"
@@ -12,7 +12,7 @@ set(OPAQ_CUDA_BELOW ${OPAQ_SOURCES})
 list(FILTER OPAQ_CUDA_BELOW INCLUDE REGEX "/src/base/(error|version)\\.c$|/src/format/|/src/backend/(operand|quant_job)\\.c$")
 list(FILTER OPAQ_CUDA_BELOW EXCLUDE REGEX "/(spec_intern|[a-z]+_text|layout_table|swizzle|decimal|spec_query)\\.c$")
 
-# Exports of a shared object with the back end, and nothing else of it.
+# Limits the exports of a back end's shared object to <names>.
 function(opaq_cuda_exports target names)
     set(script "${PROJECT_BINARY_DIR}/${target}.map")
     file(GENERATE OUTPUT "${script}" CONTENT "{ global: ${names} local: *; };\n")
@@ -27,8 +27,8 @@ target_include_directories(opaq_cuda_below PRIVATE include src)
 
 # ---- libopaq_cuda.so
 
-# Never -use_fast_math. -fmad=false: the bytes are defined with one rounding per operation, and products ask for their
-# fused multiply-adds by name.
+# Never -use_fast_math. -fmad=false: results are defined with one rounding per operation; products call __fmaf_rn() where
+# they need fused multiply-adds.
 set(OPAQ_NVCC_FLAGS -std=c++20 -O2 -DNDEBUG -fmad=false -Xcompiler=-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-threadsafe-statics,-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-deprecated-enum-enum-conversion
     -Werror=all-warnings -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=compute_80
     "-I${PROJECT_SOURCE_DIR}/include" "-I${PROJECT_SOURCE_DIR}/src")
@@ -36,7 +36,7 @@ set(OPAQ_NVCC_FLAGS -std=c++20 -O2 -DNDEBUG -fmad=false -Xcompiler=-fPIC,-fvisib
 if(OPAQ_CUDA)
     find_program(OPAQ_NVCC nvcc HINTS /usr/local/cuda/bin)
     if(NOT OPAQ_NVCC)
-        message(FATAL_ERROR "OPAQ_CUDA=ON needs nvcc of CUDA 13: none was found. Put it on PATH or set OPAQ_NVCC.")
+        message(FATAL_ERROR "OPAQ_CUDA=ON needs nvcc of CUDA 13, and none was found. Put it on PATH or set OPAQ_NVCC.")
     endif()
     get_filename_component(nvcc_folder "${OPAQ_NVCC}" REALPATH)
     get_filename_component(nvcc_folder "${nvcc_folder}" DIRECTORY)
@@ -87,14 +87,15 @@ if(OPAQ_EMULATION)
         target_compile_options(opaq_cuda_emulated PRIVATE -Werror)
     endif()
     if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-        target_compile_options(opaq_cuda_emulated PRIVATE -mfma) # a call of fmaf for each term takes minutes
+        target_compile_options(opaq_cuda_emulated PRIVATE -mfma) # calls of fmaf() instead would take minutes
     endif()
     target_include_directories(opaq_cuda_emulated PRIVATE tests/cuda include src)
     target_link_libraries(opaq_cuda_emulated PRIVATE m Threads::Threads)
     opaq_cuda_exports(opaq_cuda_emulated "opaq_cuda_open; emulation_set_hooks; emulation_kernels;")
 endif()
 
-# Tells the tests where the back ends are, and runs those that call operators once more, on the emulated GPU.
+# Sets the tests' environment variables for the back ends, and adds each test that calls operators once more, on the
+# emulated GPU.
 set(OPAQ_EMULATED_TESTS hiding device_quantize op_rearrange linear linear_options linear_given linear_delayed
     linear_parallel grouped_linear experts experts_activation experts_backward experts_composed experts_parallel
     experts_routing experts_tiled runner_prepared)

@@ -4,5 +4,5 @@ get_filename_component(input_name "${INPUT}" NAME)
 file(READ "${INPUT}" bytes HEX)
 string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${bytes}")
 string(REGEX REPLACE "(................................................................................)" "\\1\n" bytes "${bytes}")
-file(WRITE "${OUTPUT}" "/* Made from ${input_name} by the build. */\n#include \"${HEADER}\"\n"
+file(WRITE "${OUTPUT}" "/* Generated from ${input_name}. */\n#include \"${HEADER}\"\n"
     "const char ${NAME}[] = {\n${bytes}0};\n")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# build.sh <folder> [cmake options]: configures and builds into the folder. Ninja if it is there, else make. TARGETS, if
-# set, lists what is built instead of everything.
+# build.sh <folder> [cmake options]: configures and builds into the folder, with Ninja if it is installed, else with make.
+# TARGETS, if set, lists the targets to build instead of all.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$1

@@ -1,23 +1,23 @@
-# common.sh: what the scripts in tools/ share. Sourced, never run. Goes to the root of the repository.
+# common.sh: functions of the scripts in tools/, which source it. Changes to the root of the repository.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 jobs=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
 say() { printf '%s\n' "$*"; }
 
-# left_out <sentence>: something is not there, so a step is left out. With CI=true that is a failure.
-left_out() {
+# note_skipped <sentence>: prints why a step is skipped. With CI=true it exits with an error instead.
+note_skipped() {
     if [ "${CI:-}" = true ]; then
-        say "error: $* (CI=true, so this is a failure)" >&2
+        say "error: $* (with CI=true nothing may be skipped)" >&2
         exit 1
     fi
     say "note: $*" >&2
 }
 
-# title <text>: the head of a step.
+# title <text>: prints the heading of a step.
 title() { printf '\n== %s\n' "$*"; }
 
-# absolute <path>: from the root of the repository, unless it is absolute already.
+# absolute <path>: prints the path as an absolute one; relative paths start at the root of the repository.
 absolute() {
     case $1 in
     /*) say "$1" ;;

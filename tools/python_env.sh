@@ -1,37 +1,42 @@
 #!/usr/bin/env bash
-# python_env.sh <part>...: makes .venv if need be and installs requirements/<part>.txt for each part. A part that
-# is up to date costs nothing: a stamp holds the hash of its file and the interpreter's version.
+# python_env.sh [<part>...]: creates .venv if necessary, lets it import the package in python/, and installs
+# requirements/<part>.txt for each part. A part that is up to date is not installed again: the name of a stamp file has
+# the hash of its requirements and the interpreter's version.
 #
-# A part that cannot be installed is left out with a sentence; with CI=true that is a failure. With PYTHON set
-# nothing is made or installed: that interpreter is asked what it can import. Exit 3 says that the first part
-# named is not there, so that the caller can leave out what depends on it.
+# A part that cannot be installed is skipped with a note; with CI=true that is an error. With PYTHON set nothing is created
+# or installed: the script only checks what that interpreter can import. Exit 3: the first part is missing, so the caller
+# has to skip what depends on it.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
-what_needs() { # <part>: what is left out without it, for the sentence
+what_needs() { # <part>: what is skipped without it, as subject and verb of a note
     case $1 in
     core) say "the Python tests and golden files are" ;;
     torch) say "everything that needs PyTorch is" ;;
     peers) say "the comparisons with torchao, compressed-tensors and nvidia-modelopt are" ;;
     peft) say "LoRA adapters and accelerate are" ;;
     demo) say "the training demonstration is" ;;
+    docs) say "the site of the documentation is" ;;
+    wheel) say "the manylinux tag of the wheel is" ;;
     *) say "what needs requirements/$1.txt is" ;;
     esac
 }
 
-modules_of() { # <part>: what a given interpreter must be able to import
+modules_of() { # <part>: the modules that PYTHON must be able to import
     case $1 in
     core) say "numpy ml_dtypes pytest" ;;
     torch) say "torch" ;;
     peers) say "torchao compressed_tensors modelopt" ;;
     peft) say "peft accelerate" ;;
     demo) say "matplotlib tqdm" ;;
+    docs) say "mkdocs pygments" ;;
     dev) say "mypy" ;;
+    wheel) say "auditwheel" ;;
     esac
 }
 
 lacking() { # <part>: the modules of it that $PYTHON does not have
-    # shellcheck disable=SC2046  # the names are words
+    # shellcheck disable=SC2046  # a list of names
     "$PYTHON" -c 'import importlib.util as u, sys
 print(*[name for name in sys.argv[1:] if u.find_spec(name) is None])' $(modules_of "$1")
 }
@@ -56,7 +61,17 @@ install() { # <part>
     touch "$stamp"
 }
 
-first=$1
+# So that .venv imports the package of this tree, with the library of build/. A package that pip installs comes first.
+link_package() {
+    local site
+    for site in .venv/lib/python3*/site-packages; do
+        if [ -d "$site" ] && [ "$(cat "$site/opaq.pth" 2>/dev/null)" != "$PWD/python" ]; then
+            say "$PWD/python" >"$site/opaq.pth"
+        fi
+    done
+}
+
+first=${1:-}
 status=0
 if [ -n "${PYTHON:-}" ]; then
     if ! command -v "$PYTHON" >/dev/null; then
@@ -66,7 +81,7 @@ if [ -n "${PYTHON:-}" ]; then
     for part in "$@"; do
         names=$(lacking "$part")
         if [ -n "$names" ]; then
-            left_out "$PYTHON has no $names, so $(what_needs "$part") left out."
+            note_skipped "$PYTHON has no $names, so $(what_needs "$part") skipped."
             [ "$part" != "$first" ] || status=3
         fi
     done
@@ -74,16 +89,17 @@ if [ -n "${PYTHON:-}" ]; then
 fi
 
 python=.venv/bin/python
-if ! "$python" -m pip --version >/dev/null 2>&1; then
+if ! "$python" -c 'import pip' >/dev/null 2>&1; then
     if ! python3 -m venv --clear .venv >/dev/null 2>&1 || [ ! -x "$python" ]; then
         rm -rf .venv
-        left_out "python3 -m venv does not work here (is python3-venv installed?), so what needs Python is left out."
+        note_skipped "python3 -m venv does not work here (is python3-venv installed?), so everything that needs Python is skipped."
         exit 3
     fi
 fi
+link_package
 for part in "$@"; do
     if ! install "$part"; then
-        left_out "requirements/$part.txt could not be installed, so $(what_needs "$part") left out."
+        note_skipped "requirements/$part.txt could not be installed, so $(what_needs "$part") skipped."
         [ "$part" != "$first" ] || status=3
     fi
 done
