@@ -1,8 +1,7 @@
-"""opaq: quantized tensor formats. A thin skin over libopaq, which holds all layouts and all arithmetic.
+"""opaq: quantized tensor formats and layers. A thin layer over libopaq, which has all layouts and arithmetic.
 
-What needs NumPy (`quantize`, `dequantize`, `QuantizedArray`) or PyTorch (`quantize_tensor`, `QuantizedTensor`,
-`TensorProto`, `TensorSpec`, `to_tensor_proto`, the operators `torch.ops.opaq`) is there if that is
-installed."""
+`quantize`, `dequantize` and `QuantizedArray` need NumPy; everything that takes a torch.Tensor, including the
+operators `torch.ops.opaq`, needs PyTorch. Both are optional and imported when first used."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from opaq import _library, _peft_hook, _transformers_hook
+from opaq import _library, _missing, _peft_hook, _transformers_hook
 from opaq._import_hook import when_imported
 from opaq._library import OpaqError, OpaqUnsupportedError
 from opaq._tables import Buffer, BufferRow, Extent, FormatRow, formats, proto
@@ -129,30 +128,61 @@ _LATER = {
 }
 
 
-# Transformer Engine's and torchao's names for what is called otherwise here.
+_EVERYWHERE = "not needed, every format runs on every machine; python -m opaq doctor describes this one"
+# Names of Transformer Engine and torchao, and what opaq has instead.
 _ELSEWHERE = {
-    "fp8_autocast": "opaq.autocast(recipe=...)",
-    "fp8_model_init": "opaq.quantized_model_init(recipe=...)",
-    "DelayedScaling": "opaq.recipe.DelayedScaling",
-    "Float8CurrentScaling": "opaq.recipe.Float8CurrentScaling",
-    "Float8BlockScaling": "opaq.recipe.Float8BlockScaling",
-    "MXFP8BlockScaling": "opaq.recipe.MXFP8BlockScaling",
-    "NVFP4BlockScaling": "opaq.recipe.NVFP4BlockScaling",
-    "Format": "opaq.recipe.Format",
-    "LayerNormLinear": "torch.nn.LayerNorm before opaq.Linear",
-    "LayerNormMLP": "torch.nn.LayerNorm before opaq.MLP",
-    "pytorch": "opaq itself",
+    "fp8_autocast": "use opaq.autocast(recipe=...)",
+    "fp8_model_init": "use opaq.quantized_model_init(recipe=...)",
+    "fp8": "use opaq.autocast and opaq.recipe",
+    "common": "use opaq.recipe for common.recipe",
+    "get_default_recipe": "use opaq.recipe.default_recipe",
+    "get_default_fp8_recipe": "use opaq.recipe.default_recipe",
+    "is_fp8_available": _EVERYWHERE,
+    "is_mxfp8_available": _EVERYWHERE,
+    "is_nvfp4_available": _EVERYWHERE,
+    "Float8Quantizer": "use opaq.Quantizer('fp8+delayed')",
+    "Float8CurrentScalingQuantizer": "use opaq.Quantizer('fp8')",
+    "Float8BlockQuantizer": "use opaq.Quantizer('fp8blk2')",
+    "MXFP8Quantizer": "use opaq.Quantizer('mxfp8')",
+    "NVFP4Quantizer": "use opaq.Quantizer('nvfp4')",
+    "Float8Tensor": "use opaq.QuantizedTensor",
+    "MXFP8Tensor": "use opaq.QuantizedTensor",
+    "NVFP4Tensor": "use opaq.QuantizedTensor",
+    "Float8BlockwiseQTensor": "use opaq.QuantizedTensor",
+    "LayerNorm": "use torch.nn.LayerNorm",
+    "RMSNorm": "use torch.nn.RMSNorm",
+    "TransformerLayer": "use your own layer after opaq.convert_training(model)",
+    "MultiheadAttention": "use torch.nn.functional.scaled_dot_product_attention between opaq.Linear layers",
+    "DotProductAttention": "use torch.nn.functional.scaled_dot_product_attention",
+    "Fp8Padding": "not needed, any number of rows is allowed",
+    "Fp8Unpadding": "not needed, any number of rows is allowed",
+    "make_graphed_callables": "use torch.compile, or torch.cuda.make_graphed_callables",
+    "convert_to_float8_training": "use opaq.convert_training(model, recipe)",
+    "Float8Linear": "use opaq.Linear",
+    "NVFP4Linear": "use opaq.Linear or opaq.QuantizedLinear",
+    "DelayedScaling": "use opaq.recipe.DelayedScaling",
+    "Float8CurrentScaling": "use opaq.recipe.Float8CurrentScaling",
+    "Float8BlockScaling": "use opaq.recipe.Float8BlockScaling",
+    "MXFP8BlockScaling": "use opaq.recipe.MXFP8BlockScaling",
+    "NVFP4BlockScaling": "use opaq.recipe.NVFP4BlockScaling",
+    "Format": "use opaq.recipe.Format",
+    "LayerNormLinear": "use torch.nn.LayerNorm before opaq.Linear",
+    "LayerNormMLP": "use torch.nn.LayerNorm before opaq.MLP",
+    "pytorch": "use opaq itself, as in `import opaq as te`",
 }
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _LATER.items():
-        if name in names:
-            return getattr(importlib.import_module(module), name)
-    if name in ("functional", "recipe", "runner"):
-        return importlib.import_module(f"opaq.{name}")
+    try:
+        for module, names in _LATER.items():
+            if name in names:
+                return getattr(importlib.import_module(module), name)
+        if name in ("functional", "recipe", "runner"):
+            return importlib.import_module(f"opaq.{name}")
+    except ModuleNotFoundError as error:
+        _missing.explain(name, error)
     if name in _ELSEWHERE:
-        raise AttributeError(f"module 'opaq' has no attribute {name!r}: it is {_ELSEWHERE[name]}")
+        raise AttributeError(f"module 'opaq' has no attribute {name!r}: {_ELSEWHERE[name]}")
     nearest = difflib.get_close_matches(name, __all__, 1)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     raise AttributeError(f"module 'opaq' has no attribute {name!r}{hint}")
@@ -163,7 +193,7 @@ def __dir__() -> list[str]:
 
 
 def _register() -> None:
-    """With PyTorch the operators are registered, and saved tensors can be loaded."""
+    """Registers the operators with PyTorch, and the hooks for libraries that use it."""
     importlib.import_module("opaq.quantized_tensor")
     when_imported("torch.utils.flop_counter", lambda _: importlib.import_module("opaq._flops").register())
     _transformers_hook.install()
@@ -173,13 +203,13 @@ def _register() -> None:
 def _register_later(_: Any) -> None:
     try:
         _register()
-    except ImportError as error:  # it is PyTorch's import that would fail
+    except ImportError as error:  # raising would make `import torch` fail
         warnings.warn(f"{error}", RuntimeWarning, stacklevel=2)
 
 
-# Now if PyTorch has been imported, else when it is: who has arrays only does not wait for it.
+# Now if PyTorch has been imported, otherwise when it is: programs with NumPy arrays only do not load PyTorch.
 if _library.path.with_name("libopaq_torch.so").exists():
-    if "torch" in sys.modules:
+    if sys.modules.get("torch") is not None:
         _register()
     else:
         when_imported("torch", _register_later)

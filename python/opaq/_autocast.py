@@ -1,38 +1,42 @@
-"""Under which recipe modules run (`autocast`) and with which one they are made (`quantized_model_init`).
+"""`autocast` selects the recipe that modules run with, `quantized_model_init` the one they are created with.
 
-The state belongs to the thread: a forward pass in one thread does not see another's. torch.compile traces all
-of this without breaking the graph, and what it guards are the values that were read: an equal recipe in a new
-object compiles nothing again, another one does."""
+The state is per thread. torch.compile traces it without graph breaks and guards on the values that were read: a
+new object with an equal recipe does not recompile, a different recipe does."""
 
 from __future__ import annotations
 
 import functools
+import gc
+import sys
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, TypeVar
 
-from opaq.recipe import Recipe, default_recipe
+from opaq.recipe import Recipe, as_recipe, default_recipe
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Scoped = TypeVar("_Scoped", bound="_Scope")
 
 
 class _Level:
-    """What holds inside one `with`, and what held around it. It is never changed."""
+    """The settings of one `with` block and of the one around it. Immutable except `used`, which no graph
+    reads."""
 
-    __slots__ = ("around", "detail", "recipe")
+    __slots__ = ("around", "detail", "recipe", "used")
 
     def __init__(self, recipe: Recipe | None, detail: Any, around: _Level | None) -> None:
         self.recipe = recipe
         self.detail = detail
         self.around = around
+        self.used = False  # whether a module outside compiled code has run inside
 
     def __deepcopy__(self, memo: Any) -> _Level:
         return self
 
     def __reduce__(self) -> tuple[type[_Level], tuple[None, None, None]]:
-        return _Level, (None, None, None)  # a module in a file has had no forward pass
+        return _Level, (None, None, None)  # a loaded module has had no forward pass
 
 
 class _Levels(threading.local):
@@ -41,8 +45,8 @@ class _Levels(threading.local):
 
 
 class _Scope:
-    """A context manager, and a decorator, that holds a recipe. It keeps no record of being entered: one object
-    may be entered again inside itself and by several threads."""
+    """A context manager and decorator that holds a recipe. It stores nothing on entry, so one object may be
+    entered again inside itself and by several threads."""
 
     __slots__ = ("_detail", "_recipe")
     _levels: ClassVar[_Levels]
@@ -52,7 +56,7 @@ class _Scope:
         if type(enabled) is not bool:
             raise TypeError(f"{name}: enabled is a {type(enabled).__name__}, expected a bool")
         if recipe is not None and not isinstance(recipe, Recipe):
-            raise TypeError(f"{name}: recipe is a {type(recipe).__name__}, expected an opaq.recipe.Recipe")
+            recipe = as_recipe(name, recipe)
         self._recipe = None if not enabled else default_recipe() if recipe is None else recipe
         self._detail = detail
 
@@ -63,13 +67,13 @@ class _Scope:
     def __exit__(self, *_: object) -> None:
         around = self._levels.top.around
         if around is None:
-            raise RuntimeError(f"{type(self).__name__}: left on another thread than it was entered on")
+            raise RuntimeError(f"{type(self).__name__}: exited on a thread other than the one that entered it")
         self._levels.top = around
 
     def __call__(self, function: _Function) -> _Function:
         @functools.wraps(function)
         def inside(*arguments: Any, **keywords: Any) -> Any:
-            self.__enter__()  # not `with self`: a compiler takes that only of what is made in the graph
+            self.__enter__()  # torch.compile supports `with self` only for objects created in the graph
             try:
                 return function(*arguments, **keywords)
             finally:
@@ -79,9 +83,11 @@ class _Scope:
 
 
 class autocast(_Scope):
-    """Modules inside run with the quantizers of `recipe`; None stands for `default_recipe()`. With
-    `enabled=False` they run in high precision, also inside another autocast. Largest values are reduced over
-    `amax_reduction_group` where the recipe asks for that."""
+    """opaq's modules inside run with the quantizers of `recipe`: a recipe, its class or its name ("nvfp4");
+    None is `default_recipe()`. With `enabled=False` they run in high precision, also inside another autocast.
+    Amaxes are reduced over `amax_reduction_group` if the recipe asks for that. torch.nn.Linear layers are not
+    affected: `convert_training` makes them opaq's; an outermost scope in which only such layers ran warns
+    once."""
 
     __slots__ = ()
     _levels = _Levels()
@@ -99,10 +105,58 @@ class autocast(_Scope):
             )
         super().__init__(enabled, recipe, amax_reduction_group)
 
+    def __exit__(self, *error: object) -> None:
+        level = self._levels.top
+        super().__exit__(*error)
+        if _is_compiling():
+            return
+        around = self._levels.top
+        if level.used:
+            around.used = True
+        elif level.recipe is not None and around.around is None and type(self) is autocast and not any(error):
+            _warn_unused()
+
+
+class _InnerAutocast(autocast):
+    """An autocast that opaq enters itself, around modules of which some may not be its own."""
+
+    __slots__ = ()
+
+
+_is_unused_checked = False
+
+
+def _is_compiling() -> bool:
+    import torch
+
+    return bool(torch.compiler.is_compiling())
+
+
+def _warn_unused() -> None:
+    """Warns once in a process if an autocast has ended in which no module of opaq ran and there are
+    torch.nn.Linear layers. Nothing is known of compiled code, which does not run Python: where any frame has
+    been compiled there is no warning."""
+    global _is_unused_checked
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    if _is_unused_checked or (dynamo is not None and dynamo.counters["frames"]):
+        return
+    _is_unused_checked = True
+    from torch import nn
+
+    plain = sum(type(thing) is nn.Linear for thing in gc.get_objects())
+    if plain:
+        warnings.warn(
+            f"opaq.autocast: no module of opaq ran inside it, so nothing was quantized; the {plain} "
+            "torch.nn.Linear layers of this process are not affected by it. "
+            "opaq.convert_training(model) makes them opaq's",
+            stacklevel=3,
+        )
+
 
 class quantized_model_init(_Scope):
-    """Modules made inside hold their weights quantized as `recipe` says; None stands for `default_recipe()`.
-    With `preserve_high_precision_init_val` they also keep the values from before."""
+    """Modules created inside hold weights quantized by `recipe`: a recipe, its class or its name; None is
+    `default_recipe()`. With `preserve_high_precision_init_val` they also keep the unquantized initial
+    values."""
 
     __slots__ = ()
     _levels = _Levels()
@@ -117,68 +171,68 @@ class quantized_model_init(_Scope):
 
 
 def active() -> Recipe | None:
-    """The recipe of the innermost autocast; None where there is none or it is not enabled."""
-    return autocast._levels.top.recipe
+    """The recipe of the innermost autocast; None if there is none or it is disabled."""
+    level = autocast._levels.top
+    if not _is_compiling():
+        level.used = True
+    return level.recipe
 
 
 def active_group() -> Any:
-    """The innermost autocast's group for the largest values; None stands for the default group."""
+    """The process group over which the innermost autocast reduces amaxes; None is the default group."""
     return autocast._levels.top.detail
 
 
 def model_init_recipe() -> Recipe | None:
-    """The recipe of the innermost quantized_model_init; None where there is none or it is not enabled."""
+    """The recipe of the innermost quantized_model_init; None if there is none or it is disabled."""
     return quantized_model_init._levels.top.recipe
 
 
 def preserves_high_precision() -> bool:
-    """Whether modules made now keep their weights' values from before quantization."""
+    """Whether modules created now keep the unquantized initial values of their weights."""
     level = quantized_model_init._levels.top
     return level.recipe is not None and bool(level.detail)
 
 
 def captured() -> autocast:
-    """A context manager under which modules run as they would run now, later and on any thread."""
-    recipe = active()
-    return autocast(enabled=recipe is not None, recipe=recipe, amax_reduction_group=active_group())
+    """The current autocast state as a context manager that can be entered later, on any thread."""
+    recipe = autocast._levels.top.recipe
+    return _InnerAutocast(enabled=recipe is not None, recipe=recipe, amax_reduction_group=active_group())
 
 
-LATEST = (
-    "_opaq_level"  # in a module's __dict__: what held in its latest forward pass that may be computed again
-)
+LATEST = "_opaq_level"  # key in a module's __dict__: the level of its latest forward pass, for recomputation
 
 
 def recomputing(module: Any) -> autocast | None:
-    """For a module that runs outside every autocast inside a backward pass, which is what activation
-    checkpointing does where backward() is called outside: the autocast of its latest forward pass.
-    Else None."""
+    """The autocast of a module's latest forward pass, if the module runs in a backward pass outside any
+    autocast: activation checkpointing recomputes it there. Otherwise None."""
     import torch
 
-    if torch.compiler.is_compiling():  # a graph has the recipe in it
+    if torch.compiler.is_compiling():  # a graph contains the recipe
         return None
     level = autocast._levels.top
     if level.around is None and torch._C._current_graph_task_id() != -1:
         if (level := module.__dict__.get(LATEST, level)).recipe is None:
             return None
-        return autocast(recipe=level.recipe, amax_reduction_group=level.detail)
+        return _InnerAutocast(recipe=level.recipe, amax_reduction_group=level.detail)
     if module.training or torch.is_grad_enabled():
         module.__dict__[LATEST] = level
     return None
 
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """The `context_fn` of `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`: what is computed again
-    runs under the recipe of the forward pass, wherever backward() is called."""
+    """The `context_fn` of `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`: recomputation uses the
+    recipe of the forward pass, wherever backward() is called."""
     import torch
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-    # A graph has the recipe in it, and PyTorch takes these contexts only. The second question is for 2.11,
-    # whose is_compiling() is False when this is called.
+    # A graph contains the recipe, and PyTorch accepts only these contexts in it. The second condition is for
+    # 2.11, where is_compiling() is False here.
     if torch.compiler.is_compiling() or torch._guards.TracingContext.try_get() is not None:
-        made: tuple[Any, Any] = create_selective_checkpoint_contexts([])  # nothing is kept
+        made: tuple[Any, Any] = create_selective_checkpoint_contexts([])  # saves nothing
         return made
     return nullcontext(), captured()
 
 
-# So that a compiled graph with checkpoints can be cached.
+# Lets compiled graphs with checkpoints be cached.
 setattr(checkpoint_contexts, "cache_hash", "opaq.checkpoint_contexts")  # noqa: B010  # as in quantizer.py

@@ -1,5 +1,5 @@
-"""mlp, moe and grouped_linear: one operator forward and one backward, by a recipe. What is computed is decided
-in the library, from the plan (docs/experts.md) that is put together here."""
+"""mlp, moe and grouped_linear: one forward and one backward operator each, by a recipe. This file builds the
+plan (docs/experts.md); the library decides from it what to compute."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from opaq._plan import (
     plan_set,
     refuse_packed_gradients,
     results_of,
+    texts_of,
     wanted_gradients,
 )
 from opaq._refusals import differentiable_once, refuse_transforms
-from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe
+from opaq.quantizer import Quantizer
+from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe, as_recipe
 
 
 def _quantizers(caller: str, recipe: Recipe | None) -> LinearQuantizers:
+    if recipe is not None and not isinstance(recipe, Recipe):
+        recipe = as_recipe(caller, recipe)
     recipe = active() if recipe is None else recipe
     if isinstance(recipe, DelayedScaling):
         raise NotImplementedError(
@@ -33,7 +37,7 @@ def _quantizers(caller: str, recipe: Recipe | None) -> LinearQuantizers:
 
 
 def _rounds(plan: str) -> bool:
-    """Whether it takes numbers for stochastic rounding, from PyTorch's generator."""
+    """Whether the plan rounds stochastically and so needs random numbers from PyTorch's generator."""
     return any_quantizer(plan, "is_stochastic", "x", "h", "w", "dy")
 
 
@@ -42,7 +46,7 @@ def _gradient(places: list[list[torch.Tensor]], index: int) -> torch.Tensor | No
 
 
 class _Mlp(torch.autograd.Function):
-    """Tensors first; the rest is constant in a graph."""
+    """Tensor arguments come first; the others are constants of a graph."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, gate_up: Any, down: Any, *others: Any) -> torch.Tensor:
@@ -70,7 +74,7 @@ class _Mlp(torch.autograd.Function):
 
 
 class _Moe(torch.autograd.Function):
-    """Tensors first; the rest is constant in a graph."""
+    """Tensor arguments come first; the others are constants of a graph."""
 
     @staticmethod
     def forward(
@@ -112,8 +116,8 @@ def _plans(
     words: tuple[Any, Any, Any, Any],
     scales: tuple[Any, Any],
 ) -> tuple[str, str]:
-    """The plans of an MLP's or a mixture's forward and backward under a recipe; `words` as experts_plan takes
-    them. Without a recipe the backward through packed weights is straight through the inputs' quantizers."""
+    """The plans of the forward and the backward of an MLP or a mixture of experts under a recipe; `words` as in
+    experts_plan. Without a recipe, gradients through packed weights pass the inputs' quantizers unchanged."""
     quantizers = _quantizers(caller, recipe)
     given = given_by(weights[0]), given_by(weights[1])
     if bool(given[0]) != bool(given[1]) and quantizers.weight:
@@ -146,8 +150,8 @@ def mlp(
     alpha: float | None = None,
     beta: float | None = None,
     recipe: Recipe | None = None,
-    input_quantizer: str = "",
-    hidden_quantizer: str = "",
+    input_quantizer: Quantizer | str = "",
+    hidden_quantizer: Quantizer | str = "",
     input_scale: torch.Tensor | None = None,
     hidden_scale: torch.Tensor | None = None,
     precision: str = "exact",
@@ -155,9 +159,9 @@ def mlp(
 ) -> torch.Tensor:
     """activation(x gate_up^T + bias) down^T + bias under `recipe`, or the active autocast's. gate_up is [2I, H]
     ([I, H] for an activation without a gate), down [H, I]; both may be QuantizedTensors. The inputs of the two
-    products stay as they are, or are quantized by `input_quantizer` and `hidden_quantizer` (default: the
-    recipe's), with a checkpoint's scales if those are given. `precision`: see quantized_linear. Gradients pass
-    through packed weights to x and the biases, straight through the inputs' quantizers."""
+    products are quantized by `input_quantizer` and `hidden_quantizer` (default: the recipe's; "": not at all),
+    with a checkpoint's scales if those are given. `precision`: see quantized_linear. Gradients pass through
+    packed weights to x and the biases, and through the inputs' quantizers unchanged."""
     refuse_transforms("opaq.functional.mlp")
     weights = {"gate_up": gate_up, "down": down, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
     expect_tensors(_caller, x=x, **weights)
@@ -165,7 +169,7 @@ def mlp(
     x = x.contiguous()
     grad = wanted_gradients(x=x, g=gate_up, d=down, b=gate_up_bias, c=down_bias)
     words = activation, (limit, alpha, beta), precision, (None, 0, False)
-    inputs, scales = (input_quantizer, hidden_quantizer), (input_scale, hidden_scale)
+    inputs, scales = texts_of(input_quantizer, hidden_quantizer), (input_scale, hidden_scale)
     plans = plan, _ = _plans(_caller, (gate_up, down), recipe, grad, inputs, words, scales)
     made: torch.Tensor
     random = ops.random_state(x) if _rounds(plan) else None
@@ -198,16 +202,16 @@ def moe(
     alpha: float | None = None,
     beta: float | None = None,
     recipe: Recipe | None = None,
-    input_quantizer: str = "",
-    hidden_quantizer: str = "",
+    input_quantizer: Quantizer | str = "",
+    hidden_quantizer: Quantizer | str = "",
     input_scale: torch.Tensor | None = None,
     hidden_scale: torch.Tensor | None = None,
     precision: str = "exact",
     _caller: str = "opaq.functional.moe",
 ) -> torch.Tensor:
-    """Each token through its chosen experts, times their weights, summed up: like `mlp` for stacks gate_up
-    [E, 2I, H] and down [E, H, I]. Ids -1 and `num_experts` are nobody's. The stacks may hold experts
-    `first_expert` and on of `num_experts` (default: all of them); the others' part of the sum is left out."""
+    """A mixture of experts: for each token, the weighted sum of its experts' outputs. An expert is computed as
+    in `mlp`; gate_up is [E, 2I, H], down [E, H, I]. Ids -1 and `num_experts` mean no expert. The stacks may
+    hold only the experts from `first_expert` on; the result then omits the other experts' contributions."""
     refuse_transforms("opaq.functional.moe")
     weights = {"gate_up": gate_up, "down": down, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
     routing = {"topk_weights": topk_weights, "topk_ids": topk_ids}
@@ -216,7 +220,7 @@ def moe(
     x = hidden_states.contiguous()
     grad = wanted_gradients(x=x, r=topk_weights, g=gate_up, d=down, b=gate_up_bias, c=down_bias)
     words = activation, (limit, alpha, beta), precision, (num_experts, first_expert, weights_on_input)
-    inputs, scales = (input_quantizer, hidden_quantizer), (input_scale, hidden_scale)
+    inputs, scales = texts_of(input_quantizer, hidden_quantizer), (input_scale, hidden_scale)
     plans = plan, _ = _plans(_caller, (gate_up, down), recipe, grad, inputs, words, scales)
     made: torch.Tensor
     random = ops.random_state(x) if _rounds(plan) else None
@@ -234,7 +238,7 @@ def moe(
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """Tensors first; the rest is constant in a graph."""
+    """Tensor arguments come first; the others are constants of a graph."""
 
     @staticmethod
     def forward(

@@ -1,6 +1,5 @@
-"""Formulas for `torch.utils.flop_counter.FlopCounterMode`: two operations for each multiplication of a product.
-Shapes come from the arguments; what mlp_gemm and moe_gemm multiply, their runner knows. Imported when
-torch.utils.flop_counter is."""
+"""Formulas for `torch.utils.flop_counter.FlopCounterMode`: two operations per multiply-add. Shapes come from
+the arguments, or from the runner for mlp_gemm and moe_gemm. Imported together with torch.utils.flop_counter."""
 
 from __future__ import annotations
 
@@ -88,7 +87,7 @@ def _moe_gemm(x: Any, weights: Any, ids: Any, runner_id: Any, *_: Any, **__: Any
 
 
 def register() -> None:
-    """Once, when torch.utils.flop_counter is imported."""
+    """Registers the formulas; called once, when torch.utils.flop_counter is imported."""
     for formula, *targets in (
         (_linear, ops.linear),
         (_linear_forward, ops.linear_forward, ops.linear_forward_random),

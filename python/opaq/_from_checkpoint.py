@@ -1,4 +1,4 @@
-"""QuantizedTensor.from_checkpoint: which format a weight's stored tensors are, and the tensor they make."""
+"""QuantizedTensor.from_checkpoint: finds the format of a weight's stored tensors and imports them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _headers(tensors: Mapping[str, torch.Tensor]) -> dict[str, Header]:
 
 
 def _needed(scheme: Scheme, weight: str) -> tuple[list[str], str]:
-    """The names of a weight's tensors, and that of its input's scale, which may be there or not."""
+    """The names of a weight's required tensors, and of its input's scale, which is optional."""
     names = scheme.names(weight)
     given = names.pop("input", "")
     return list(names.values()), given
@@ -48,8 +48,8 @@ def _described(scheme: Scheme, weight: str) -> str:
 
 
 def _named(schemes: Sequence[Scheme], found: Iterable[str], layout: str) -> tuple[str, list[Scheme]]:
-    """The weight's plain name, and the schemes whose tensors have the names that were found; behind them those
-    that need more, for Scheme.check to say so if the first do not fit."""
+    """The weight's plain name, and the schemes whose tensors have the names that were found, followed by
+    schemes that need more tensors: Scheme.check names the missing ones if no other scheme fits."""
     found = set(found)
     endings = {ending for scheme in schemes for ending in (scheme.data, scheme.scale)}
     weights = sorted(
@@ -74,7 +74,7 @@ def _named(schemes: Sequence[Scheme], found: Iterable[str], layout: str) -> tupl
 
 
 def _shape(weight: str, scheme: Scheme, found: Mapping[str, Header]) -> tuple[int, ...]:
-    """Of the weight. Where a row has its scales in a row, the codes may be split into the same blocks."""
+    """The shape of the weight. Codes may have an extra dimension of blocks if each row has a row of scales."""
     names = scheme.names(weight)
     data, scale = (found[names[role]].shape for role in ("data", "scale"))
     is_split = scheme.scale_shape == "Rc" and len(data) == len(scale) + 1
@@ -86,8 +86,8 @@ def _shape(weight: str, scheme: Scheme, found: Mapping[str, Header]) -> tuple[in
 
 
 def _is_as_written(weight: str, scheme: Scheme, found: Mapping[str, Header]) -> bool:
-    """Whether the scale has the shape that the layout's own software writes. The library imports others too, so
-    that one number would fit several formats."""
+    """Whether the scale has the shape that the layout's own software writes. The library also imports other
+    shapes, so a single number would fit several formats."""
     names = scheme.names(weight)
     if not all(names[role] in found for role in ("data", "scale")):
         return False

@@ -1,4 +1,4 @@
-"""Acts on modules that this package completes without importing them."""
+"""Calls functions when other modules are imported, without importing them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class _Finder:
-    """Finds the modules that are waited for as the other finders do, and sees when they have been executed."""
+    """Delegates to the other finders and runs the callbacks of a module after its execution."""
 
     def __init__(self) -> None:
         self.acts: dict[str, list[Callable[[Any], None]]] = {}
@@ -34,7 +34,7 @@ _finder = _Finder()
 
 
 def when_imported(module: str, act: Callable[[Any], None]) -> None:
-    """Calls `act` with the module: now if it has been imported, else when it is."""
+    """Calls `act` with the module: now if it has been imported, otherwise when it is."""
     if (loaded := sys.modules.get(module)) is not None:
         act(loaded)
         return

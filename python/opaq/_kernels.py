@@ -1,4 +1,4 @@
-"""The kernels of this build by name, and forcing some of them."""
+"""Lists the kernels of this build and forces some of them, by name."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ def kernels() -> dict[str, bool]:
 
 
 def force_kernels(*names: str) -> None:
-    """From now on these kernels do what they can do, in the whole process; without names nothing is forced any
-    more. The environment variable OPAQ_KERNEL does the same with names between commas. Not while operations
-    run."""
+    """Makes the whole process use these kernels wherever they apply; without names, ends that. The environment
+    variable OPAQ_KERNEL does the same, with names separated by commas. No operation may be running."""
     _library.call("opaq_kernel_force", ",".join(names).encode())
 
 
 @contextmanager
 def forced_kernels(*names: str) -> Iterator[None]:
-    """The same for a block of code."""
+    """`force_kernels` for a `with` block; restores the previous setting."""
     before = _library.library.opaq_kernel_forced()
     force_kernels(*names)
     try:

@@ -29,8 +29,8 @@ _NAMED = {"void": None, "text": ctypes.c_char_p, "enum": ctypes.c_int, "size_t":
 
 
 def _type(name: str) -> Any:
-    """The type that a declaration below names: C's name, an enum or a struct without its opaq_, or "text", a
-    terminated string that is not ours to change."""
+    """The ctypes type of a name in the declarations below: a C type, an enum or struct without its prefix
+    opaq_, or "text", a constant zero-terminated string."""
     if name.endswith("*"):
         return ctypes.c_void_p if name == "void*" else ctypes.POINTER(_type(name[:-1]))
     if name in _NAMED:
@@ -200,7 +200,7 @@ class RunnerFunctions(ctypes.Structure):
     _fields_ = _fields("uint32_t abi; void* workspace; void* run; void* destroy")
 
 
-# What Python calls, without the opaq_. A function that ends in Error* returns a status.
+# The functions that Python calls, without the prefix opaq_. Those that end in Error* return a status.
 FUNCTIONS = """
 text version()
 text status_name(enum)
@@ -271,7 +271,7 @@ enum stored_describe(Proto*, int64_t, Stored*, Error*)
 
 
 class OpaqError(ValueError):
-    """The library refused; the text is its own, and `status` the name of its opaq_status ("SPEC", "SHAPE")."""
+    """An error of the library, with its text; `status` is the name of the opaq_status ("TEXT", "SHAPE")."""
 
     def __init__(self, text: str, status: str = "UNKNOWN") -> None:
         super().__init__(text)
@@ -279,7 +279,7 @@ class OpaqError(ValueError):
 
 
 class OpaqUnsupportedError(OpaqError, NotImplementedError):
-    """What is valid, and not supported here."""
+    """A valid request that is not supported."""
 
 
 def error_of(status: int, text: str) -> OpaqError:
@@ -292,13 +292,18 @@ def _find() -> Path:
     given = os.environ.get("OPAQ_LIBRARY")
     if given and not Path(given).is_file():
         raise ImportError(f"opaq: OPAQ_LIBRARY is {given!r}, which is not a file.")
-    beside = Path(__file__).with_name("libopaq.so")
-    if not given and not beside.exists():
-        raise ImportError(
-            f"opaq: there is no libopaq.so beside the package ({beside.parent}) and OPAQ_LIBRARY does not name "
-            "one; install opaq with pip, or set OPAQ_LIBRARY to the libopaq.so of a build."
-        )
-    return Path(given).resolve() if given else beside
+    if given:
+        return Path(given).resolve()
+    package = Path(__file__).resolve().parent
+    beside = package / "libopaq.so"
+    built = package.parents[1] / "build" / "libopaq.so"  # the package in its repository, after `make`
+    for file in (beside, built):
+        if file.exists():
+            return file
+    raise ImportError(
+        f"opaq: there is no libopaq.so beside the package ({package}) and OPAQ_LIBRARY does not name one; "
+        "install opaq with pip, run make in its repository, or set OPAQ_LIBRARY to the libopaq.so of a build."
+    )
 
 
 def _load(file: Path) -> ctypes.CDLL:
@@ -331,12 +336,12 @@ def call(name: str, *arguments: Any) -> None:
         raise error_of(status, error.text.decode(errors="replace"))
 
 
-call("opaq_cpu_check")  # an OPAQ_CPU that means nothing is told at once
+call("opaq_cpu_check")  # report an invalid OPAQ_CPU at import
 
 
 @contextmanager
 def threads(count: int) -> Iterator[Any]:
-    """An execution on the CPU with that many threads; 0 means one per processor."""
+    """An execution on the CPU with `count` threads; 0 means one per processor."""
     if count == 1:
         yield None
         return

@@ -1,4 +1,4 @@
-"""Names of modules, as lists like `ignore` have them."""
+"""Patterns of module names, as in `ignore`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from opaq._library import call, library
 
 
 class Names:
-    """Modules by their names: whole names or ends of names, which may have * and ? in them, and regular
-    expressions after "re:". A module is meant by its own name or by that of a module it is in. Patterns are
-    matched by the library (opaq/pattern.h), in time proportional to their size."""
+    """A list of patterns: full module names or ends of them, globs with * and ?, and regular expressions after
+    "re:". A pattern also matches everything inside a module that it matches. Matching is the library's
+    (opaq/pattern.h) and takes time proportional to the size of the pattern."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self.patterns = tuple(patterns)

@@ -1,4 +1,4 @@
-"""sqnr: what quantizing did to a tensor, measured by the library on the CPU."""
+"""sqnr: the quantization error of a tensor, measured by the library on the CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opaq._tables import element_of
 from opaq.quantized_tensor import QuantizedTensor
 
 _CPU = _library.Device(0, 0)
-_WORTH = 1 << 20  # elements from which on threads are started
+_WORTH = 1 << 20  # smallest number of elements for which threads are started
 
 
 def _plain_view(x: torch.Tensor) -> _library.View:
@@ -25,8 +25,8 @@ def _plain_view(x: torch.Tensor) -> _library.View:
 
 
 def sqnr(x: torch.Tensor, quantized: QuantizedTensor) -> float:
-    """The signal-to-noise ratio of a quantized tensor in decibels: the power of x over that of the difference,
-    both summed in double. Infinite where they are equal."""
+    """The signal-to-quantization-noise ratio in decibels: the power of x divided by that of the difference,
+    both summed in double precision. Infinite if the values are equal."""
     if not isinstance(quantized, QuantizedTensor):
         raise TypeError(f"sqnr: quantized is a {type(quantized).__name__}, expected an opaq.QuantizedTensor")
     plain, packed = x.detach().to("cpu").contiguous(), quantized.detach().to("cpu")

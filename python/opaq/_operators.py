@@ -1,6 +1,5 @@
-"""The operators inside PyTorch: loads libopaq_torch.so, which registers them from C, and gives each its fake.
-Both the operators and the fakes' shapes are the library's operator table; nothing about an operator is written
-here."""
+"""The PyTorch operators: loads libopaq_torch.so, which registers them from C, and adds a fake implementation to
+each. Operators and output shapes come from the library's operator table; no operator is described here."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from opaq.quantizer import TEXT_LIMIT, Quantizer, kept, text_of
 
 OLDEST = (2, 11)
 NAMESPACE = "opaq"
-ALIASES = "nvfp4"  # where some have a second name, unless another library had it first
+ALIASES = "nvfp4"  # namespace of second names, unless another library has defined them
 
 
 SHAPES = (  # enum opaq_shape_source
@@ -48,6 +47,8 @@ DTYPES = {
     17: torch.int64,
     18: torch.int32,
 }
+# What the library calls a dtype; it names float64 in errors and takes it nowhere.
+NUMBERS = {**{dtype: number for number, dtype in DTYPES.items()}, torch.float64: -2}
 TEXT, CHANGED = 3, 8  # enum opaq_argument_kind
 ARGUMENT = 1  # enum opaq_status
 ABSENT, PLAIN, QUANTIZED = range(3)  # enum opaq_form_kind
@@ -133,8 +134,8 @@ def operators() -> dict[str, Operator]:
 
 @kept
 def forms(name: str, *texts: str) -> tuple[str | None, ...]:
-    """What each output is, by the texts of a call: None where it is absent, "" for a plain tensor, else its
-    quantizer."""
+    """The form of each output, which the text arguments determine: None if it is absent, "" for a plain tensor,
+    otherwise its quantizer."""
     op = operators()[name]
     values = (_library.Value * len(op.arguments))()
     for index, text in zip(op.texts, texts, strict=True):
@@ -169,14 +170,14 @@ def buffer_rows(text: str) -> tuple[BufferRow, ...]:
 
 
 def storage_dtype(row: BufferRow) -> torch.dtype:
-    """Codes of up to 8 bits lie in bytes."""
+    """Codes of up to 8 bits are stored in bytes."""
     return torch.uint8 if row.element is None or ELEMENT_BITS[row.element] <= 8 else torch.float32
 
 
 def empty_buffers(
     text: str, shape: Any, device: torch.device | None, is_flat: bool = False
 ) -> list[torch.Tensor]:
-    """The buffers of a tensor, uninitialised; on real, fake and symbolic sizes alike."""
+    """The uninitialised buffers of a tensor; sizes may be symbolic."""
     rows = [(row, row.shape(shape)) for row in buffer_rows(text)]
     return [
         torch.empty((prod(sizes),) if is_flat else sizes, dtype=storage_dtype(row), device=device)
@@ -191,7 +192,7 @@ def buffer_names(text: str) -> tuple[str, ...]:
 
 @allow_in_graph
 def create_buffers(text: str, shape: Any, device: torch.device | None) -> list[torch.Tensor]:
-    """empty_buffers, for compiled code too: the compiler looks inside later, when sizes are symbols."""
+    """empty_buffers as an opaque call for Dynamo: it is traced later, with symbolic sizes."""
     return empty_buffers(text, shape, device)
 
 
@@ -225,16 +226,16 @@ def _make_fake(op: Operator) -> Callable[..., Any]:
 
 
 def _complete(op: Operator, library: torch.library.Library, bridge: ctypes.CDLL) -> None:
-    """Gives an operator what it has from Python: the fake and its refusals."""
+    """Registers the Python parts of an operator: the fake and the errors of unsupported uses."""
     torch.library.register_fake(f"{library.ns}::{op.name}", _make_fake(op), lib=library)
     _refusals.register(getattr(getattr(torch.ops, library.ns), op.name).default, library, bridge)
 
 
-_given_up: set[str] = set()  # aliases that another library has defined after us
+_given_up: set[str] = set()  # aliases that another library has defined since
 
 
 class _AliasLibrary(torch.library.Library):
-    """What makes nvfp4::name ours. A `torch.library.custom_op` of that name destroys it."""
+    """Owns the alias nvfp4::name. A `torch.library.custom_op` of that name destroys it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(ALIASES, "FRAGMENT")
@@ -249,8 +250,8 @@ class _AliasLibrary(torch.library.Library):
 
 
 class _AliasNamespace(torch._ops._OpNamespace):
-    """torch.ops.nvfp4. The aliases are defined when they are first looked up, so that another library may
-    define the names before and after `import opaq`, in whatever way."""
+    """torch.ops.nvfp4. The aliases are defined when they are first looked up, so other libraries may define
+    these names before or after `import opaq`."""
 
     __module__ = "torch._ops"  # where graphs look for its operators
 
@@ -258,7 +259,7 @@ class _AliasNamespace(torch._ops._OpNamespace):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            # Library.define looks whether there is an operator before it defines one
+            # Library.define looks up the name before it defines an operator
             is_definition = sys._getframe(1).f_code is torch.library.Library.define.__code__
             if is_definition or name in _given_up or name not in operators():
                 raise
@@ -289,8 +290,8 @@ def _load() -> ctypes.CDLL:
         bridge.opaq_torch_alias_withdraw(op.name.encode())
     getattr(torch.ops, ALIASES).__class__ = _AliasNamespace
     bridge.opaq_torch_watch_gradients()
-    # These draw random numbers. A compiler that merges equal calls looks at this list and not at the tag, and
-    # before PyTorch 2.12 only Python can give an operator the tag.
+    # These draw random numbers. Common-subexpression elimination reads this list instead of the tag, and before
+    # PyTorch 2.12 an operator can get the tag only from Python.
     for name in ("linear_forward_random", "random_state"):
         packet = getattr(getattr(torch.ops, NAMESPACE), name)
         when_imported("torch._functorch.compile_utils", partial(_add_random, packet))
@@ -300,8 +301,8 @@ def _load() -> ctypes.CDLL:
 
 
 def call_operator(caller: str, operator: Any, *arguments: Any) -> Any:
-    """The operator's results. Its error becomes what a caller of `caller` expects: docs/pytorch.md, "Errors". A
-    compiled graph has PyTorch's."""
+    """Calls an operator; its errors are raised in the name of `caller` (docs/pytorch.md, "Errors"). In a
+    compiled graph they stay PyTorch's."""
     if torch.compiler.is_compiling():
         return operator(*arguments)
     try:
@@ -315,10 +316,12 @@ def call_operator(caller: str, operator: Any, *arguments: Any) -> Any:
 
 
 def expect_tensors(caller: str, **arguments: Any) -> None:
-    """A TypeError for an argument that is no tensor; None is no argument."""
+    """Raises a TypeError for an argument that is no tensor; None passes."""
     for name, value in arguments.items():
         if value is not None and not isinstance(value, torch.Tensor):
-            raise TypeError(f"{caller}: {name} is a {type(value).__name__}, expected a torch.Tensor")
+            kind = type(value).__name__
+            hint = f"; torch.from_numpy({name}) is one" if kind == "ndarray" else ""
+            raise TypeError(f"{caller}: {name} is a {kind}, expected a torch.Tensor{hint}")
 
 
 _fragment = torch.library.Library(NAMESPACE, "FRAGMENT")

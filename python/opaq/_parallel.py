@@ -1,5 +1,5 @@
-"""Tensor and sequence parallelism around the local operator: PyTorch's functional collectives, which a compiler
-traces, moving quantized bytes. Groups are named, so that they are constants in a graph."""
+"""Tensor and sequence parallelism around the local operator. Quantized bytes are moved by PyTorch's functional
+collectives, which torch.compile traces. Groups are referred to by name, so they are constants in a graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _c10d = torch.ops._c10d_functional
 
 
 class Parallel(NamedTuple):
-    """Which way a layer is split over a group: "column" (out features), "row" (in features) or "" (not), and
+    """How a layer is split over a group: "column" (out features), "row" (in features) or "" (not split), and
     whether activations outside of it are split along their first dimension."""
 
     mode: str = ""
@@ -66,7 +66,7 @@ def reduce_scatter(tensor: torch.Tensor, parallel: Parallel) -> torch.Tensor:
 
 
 def reduce_rows(tensor: torch.Tensor, parallel: Parallel) -> torch.Tensor:
-    """A sum over the group, of which each rank keeps its part of a split sequence."""
+    """Sums over the group; with a split sequence each rank keeps its part of the sum."""
     if parallel.sequence:
         return reduce_scatter(tensor, parallel)
     return all_reduce(tensor, "sum", parallel.group)
@@ -88,7 +88,8 @@ class _SumGradient(torch.autograd.Function):
 
 
 def sum_gradient(tensor: torch.Tensor, parallel: Parallel) -> torch.Tensor:
-    """The tensor itself, which every rank has and uses on its part of a split sequence: gradients are parts."""
+    """The tensor unchanged, for one that every rank applies to its part of a split sequence; its gradient is
+    summed over the ranks."""
     made: torch.Tensor = _SumGradient.apply(tensor, parallel.group) if parallel.sequence else tensor
     return made
 
@@ -99,8 +100,8 @@ def sum_gradient(tensor: torch.Tensor, parallel: Parallel) -> torch.Tensor:
 def check_parallel(
     caller: str, x: torch.Tensor, weight: torch.Tensor, bias: Any, text: str, parallel: Parallel
 ) -> None:
-    """What would be found out only after a collective; `text` is how rows are quantized before they are
-    gathered, "" if they are not."""
+    """Checks before any collective what the operator would refuse after it. `text` is the quantizer of rows
+    that are gathered quantized, "" if there are none."""
     if x.dtype not in DTYPES.values() or not x.is_floating_point():
         raise ValueError(f"{caller}: x is {x.dtype}, expected float32, bfloat16 or float16")
     for name, other in (("weight", weight), ("bias", bias)):
@@ -115,7 +116,7 @@ def check_parallel(
     if parallel.gathers_input and isinstance(x, QuantizedTensor):
         raise NotImplementedError(f"{caller}: x is quantized already, so its rows cannot be gathered")
     if parallel.gathers_input and query(text, "is_stochastic"):
-        raise NotImplementedError(f"{caller}: {text} does not go with a sequence-parallel layer's input")
+        raise NotImplementedError(f"{caller}: {text} is not supported for a sequence-parallel layer's input")
     if parallel.gathers_gradient and x.shape[0] % parallel.size:
         raise ValueError(
             f"{caller}: {x.shape[0]} as the first size of x cannot be divided among {parallel.size} ranks"
@@ -129,7 +130,7 @@ def check_parallel(
 
 
 def agreed_amax(x: torch.Tensor, parallel: Parallel) -> torch.Tensor:
-    """[1]: the largest value of the whole tensor."""
+    """The amax of the whole tensor over all ranks, of shape [1]."""
     return all_reduce(ops.amax(x, "fp8")[:1], "max", parallel.group)
 
 
@@ -141,7 +142,7 @@ def quantize_shard(
     random: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """The buffers of this rank's rows, quantized as the whole tensor's would be."""
-    shared = query(text, "tensor_amaxes")  # which copies have one amax for all, so that ranks have to agree
+    shared = query(text, "tensor_amaxes")  # copies with one amax for the tensor, on which the ranks must agree
     amax = all_reduce(ops.amax(x, text), "max", parallel.group) if shared else x
     rowwise, columnwise = (bool(shared & USAGES[usage]) for usage in ("rowwise", "columnwise"))
     made: list[torch.Tensor] = ops.quantize(
@@ -151,7 +152,7 @@ def quantize_shard(
 
 
 def copy_of(buffers: list[torch.Tensor], text: str, wanted: str) -> list[torch.Tensor]:
-    """Those of the buffers that `wanted`, with fewer usages than `text`, has."""
+    """The buffers of `wanted`, which has fewer usages than `text`."""
     names = buffer_names(wanted)
     return [b for name, b in zip(buffer_names(text), buffers, strict=True) if name in names]
 
@@ -159,7 +160,7 @@ def copy_of(buffers: list[torch.Tensor], text: str, wanted: str) -> list[torch.T
 def gather_rows(
     buffers: list[torch.Tensor], text: str, shape: Any, dtype: torch.dtype, parallel: Parallel
 ) -> list[torch.Tensor]:
-    """The whole tensor's buffers, from those that each rank has of its rows."""
+    """Gathers the buffers of the whole tensor from each rank's rows."""
     gathered = [all_gather(buffer, parallel) for buffer in buffers]
     made: list[torch.Tensor] = ops.gather_rows(gathered, text, shape, whole_shape(shape, parallel), dtype)
     return made

@@ -1,17 +1,18 @@
-"""Makes PEFT's LoRA take opaq.QuantizedLinear, in either order of the two imports. Imports neither PEFT nor
-what opaq needs for it: opaq.integrations.peft is imported when the first packed layer gets an adapter."""
+"""Makes PEFT's LoRA accept opaq.QuantizedLinear, in either order of the two imports. Does not import PEFT;
+opaq.integrations.peft is imported when the first packed layer gets an adapter."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 from opaq._import_hook import when_imported
 
 
 def _add_dispatcher(module: Any) -> None:
-    """`LoraModel._create_new_module` asks opaq first; a module that the user's LoraConfig maps stays
-    theirs."""
+    """Makes `LoraModel._create_new_module` ask opaq first, except for modules that the user's LoraConfig
+    maps."""
     original = module.LoraModel._create_new_module
 
     def create(lora_config: Any, adapter_name: str, target: Any, **keywords: Any) -> Any:
@@ -26,7 +27,7 @@ def _add_dispatcher(module: Any) -> None:
 
 
 def _complete_all_linear(module: Any) -> None:
-    """target_modules="all-linear" means packed linear layers too."""
+    """Makes target_modules="all-linear" include packed linear layers."""
     original = module._maybe_include_all_linear_layers
 
     def include(peft_config: Any, model: Any) -> Any:
@@ -39,7 +40,20 @@ def _complete_all_linear(module: Any) -> None:
     module._maybe_include_all_linear_layers = include
 
 
+def _refuse_saved_packed(module: Any) -> None:
+    """Refuses packed modules in modules_to_save, which would train a copy of them."""
+    original = module.ModulesToSaveWrapper.__init__
+
+    def initialize(self: Any, module_to_save: Any, adapter_name: str, *rest: Any, **keywords: Any) -> None:
+        if "opaq.packed" in sys.modules:
+            importlib.import_module("opaq.integrations.peft").check_saved(module_to_save)
+        original(self, module_to_save, adapter_name, *rest, **keywords)
+
+    module.ModulesToSaveWrapper.__init__ = initialize
+
+
 def install() -> None:
-    """Once, at `import opaq`."""
+    """Installs the hooks; called once, at `import opaq`."""
     when_imported("peft.tuners.tuners_utils", _complete_all_linear)
     when_imported("peft.tuners.lora.model", _add_dispatcher)
+    when_imported("peft.utils.other", _refuse_saved_packed)

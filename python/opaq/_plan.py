@@ -1,24 +1,25 @@
-"""Plans: texts that the library edits (opaq/plan_text.h). And what goes with a plan: an operator's tensors and
-results. What was asked of a text once is kept: a call does no work on texts."""
+"""Plans, which are texts that the library edits (opaq/plan_text.h), and the tensors and results of operators
+that take one. Results of functions of texts are cached, so a repeated call parses nothing."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 
 from opaq._library import PLAN_TEXT_BYTES, OpaqError, call
 from opaq._operators import result_places
 from opaq.quantized_tensor import QuantizedTensor
-from opaq.quantizer import kept, query
+from opaq.quantizer import Quantizer, kept, query
 
 
 @kept
 def plan_set(plan: str = "", /, **words: str | bool) -> str:
-    """The plan with these words: `x="fp8"` is the word x=fp8, `cache=True` the word cache; what is empty is
-    taken out."""
+    """The plan with these words: `x="fp8"` is the word x=fp8, `cache=True` the word cache; empty
+    words are removed."""
     text = ctypes.create_string_buffer(plan.encode(), PLAN_TEXT_BYTES)
     for key, value in words.items():
         given = (b"" if value is True else str(value).encode()) if value else None
@@ -33,6 +34,9 @@ def plan_for(caller: str, /, **words: str | bool) -> str:
         if not isinstance(value, (str, bool)):
             raise TypeError(f"{caller}: {value!r} is a {type(value).__name__}, expected a str as {key}")
     try:
+        for key in ("x", "h", "w", "dy"):
+            if text := words.get(key):
+                Quantizer(str(text))  # its error suggests a word
         return plan_set(**words)
     except OpaqError as error:
         raise OpaqError(f"{caller}: {error}", error.status) from None
@@ -46,10 +50,15 @@ def plan_get(plan: str, key: str) -> str:
     return value.value.decode()
 
 
+def texts_of(*quantizers: Any) -> tuple[Any, ...]:
+    """Quantizers as texts. Anything else passes unchanged: the plan refuses what is no text."""
+    return tuple(q._text if isinstance(q, Quantizer) else q for q in quantizers)
+
+
 @kept
 def any_quantizer(plan: str, name: str, *keys: str) -> bool:
-    """Whether one of these words' quantizers has a property ("is_delayed"). Texts that are none have not: an
-    operator will say so."""
+    """Whether one of these words' quantizers has a property ("is_delayed"). False for
+    invalid texts, which the operator refuses."""
     with suppress(OpaqError):
         return any(query(plan_get(plan, key), name) for key in keys)
     return False
@@ -84,19 +93,19 @@ def experts_plan(
 
 
 def wanted_gradients(**tensors: torch.Tensor | None) -> str:
-    """The letters of those that want one."""
+    """The names of the tensors that require a gradient, joined."""
     if not torch.is_grad_enabled():
         return ""
     return "".join(name for name, tensor in tensors.items() if tensor is not None and tensor.requires_grad)
 
 
 def refuse_packed_gradients(caller: str, **weights: torch.Tensor | None) -> None:
-    """For layers that do not train packed weights: gradients go through these, not to them."""
+    """Raises if a packed weight requires a gradient. Gradients pass through packed weights to the input."""
     for name, weight in weights.items() if torch.is_grad_enabled() else ():
         if isinstance(weight, QuantizedTensor) and weight.requires_grad:
             raise NotImplementedError(
                 f"{caller}: {name} is packed and requires a gradient, which packed weights of this layer do "
-                f"not have: call {name}.requires_grad_(False); the input's gradient passes through all the same"
+                f"not have: call {name}.requires_grad_(False); the input's gradient is computed nevertheless"
             )
 
 
@@ -106,10 +115,10 @@ def results_of(name: str, plan: str, out: Sequence[torch.Tensor]) -> list[list[t
 
 
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that stand for one in an operator's list."""
+    """The tensors that represent one tensor in an operator's arguments."""
     return tensor.buffers() if isinstance(tensor, QuantizedTensor) else [tensor.contiguous()]
 
 
 def given_by(tensor: torch.Tensor | None) -> str:
-    """How a tensor comes quantized; "" for a plain one."""
+    """The quantizer of a tensor; "" for a plain one."""
     return tensor._quantizer_text if isinstance(tensor, QuantizedTensor) else ""

@@ -1,5 +1,5 @@
-"""What the operators do not support in PyTorch: gradients and torch.func raise, each with a sentence, where
-PyTorch's defaults would leave them out of the result."""
+"""Errors for unsupported uses of the operators: gradients and torch.func transforms raise, where PyTorch's
+defaults would silently ignore them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _WITH_GRADIENTS = {  # by the beginning of an operator's name
 _tracing = torch._C.DispatchKey.PythonDispatcher
 _snapshot = torch._C.DispatchKey.PythonTLSSnapshot
 _below_snapshot = torch._C._dispatch_keyset_full_after(_snapshot)
-_GUARD_BYTES = 16  # room for PyTorch's guard, which is one bool
+_GUARD_BYTES = 16  # size of PyTorch's guard, which is one bool
 
 
 class _Refuse(torch.autograd.Function):
-    """Passes a result on; its gradient is an error."""
+    """Returns the result; its backward raises."""
 
     @staticmethod
     def forward(ctx: Any, message: str, result: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
@@ -57,9 +57,9 @@ def _refuse(results: Any, inputs: list[torch.Tensor], operator: str) -> Any:
 
 
 def _refuse_below(results: Any, inputs: list[torch.Tensor], operator: str) -> Any:
-    """From a kernel: on the meta device, where no key of autograd is excluded; inside a __torch_dispatch__,
-    which PyTorch calls without the keys above its own, as _snapshot is; or below autograd, where there are no
-    gradients."""
+    """Called from a kernel: on the meta device, where no autograd key is excluded; inside a __torch_dispatch__,
+    where PyTorch excludes the keys above its own, such as _snapshot; or below autograd, where nothing has to be
+    refused."""
     is_dispatched = torch._C._dispatch_tls_is_dispatch_key_excluded(_snapshot)
     return _refuse(results, inputs, operator) if is_dispatched or not _is_below_autograd() else results
 
@@ -75,13 +75,13 @@ def _requiring_gradients(*arguments: Any) -> list[torch.Tensor]:
 
 
 def fake_result(results: Any, inputs: Any, operator: str) -> Any:
-    """What a fake returns, with the gradients of the operator itself."""
+    """The results of a fake; their gradients raise as the operator's do."""
     found = _requiring_gradients(inputs)
     return _refuse_below(results, found, operator) if found else results
 
 
 def _traced(overload: Any) -> Callable[..., Any]:
-    """The operator while a compiler traces it, which does not reach the kernels in C."""
+    """The operator while it is traced, which does not reach the C kernels."""
 
     def call(*arguments: Any, **named: Any) -> Any:
         if torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0:  # torch.export, above autograd
@@ -127,7 +127,7 @@ def _transformed(name: str) -> Callable[..., Any]:
 
 def refuse_transforms(function: str) -> None:
     """Raises inside a transform of torch.func. For functions around an autograd.Function: PyTorch's own message
-    is meant for the author of that class."""
+    addresses the author of that class."""
     if torch._C._are_functorch_transforms_active():
         raise _transforms_error(function)
 
@@ -139,9 +139,9 @@ def _leaves(ctx: Any) -> list[torch.Tensor]:
 
 def differentiable_once(function: str, factors: tuple[int, ...] | None = None) -> Callable[..., Any]:
     """Decorates the backward of an autograd.Function: its results raise when they are differentiated again.
-    PyTorch's once_differentiable does so only where the incoming gradient requires one; this also where an
-    input does that the result depends on. For a product, `factors` are the places of its factors among the
-    inputs: a factor's gradient depends on the others, any other input's on none. Without, all depend on all."""
+    PyTorch's once_differentiable does so only if the incoming gradient requires one; this also if an input does
+    that the result depends on. For a product, `factors` are the indices of its factors among the inputs: a
+    factor's gradient depends on the other factors, any other input's on none. Without it, all depend on all."""
     message = (
         f"{function} does not support double backward: its gradients cannot be differentiated again. Leave out "
         "create_graph=True, detach the gradients, or use torch.nn.functional if you need second derivatives."
@@ -177,8 +177,8 @@ def differentiable_once(function: str, factors: tuple[int, ...] | None = None) -
 
 
 def register(overload: Any, library: torch.library.Library, bridge: ctypes.CDLL) -> None:
-    """Gives an operator its refusals. Eager calls meet no Python here: the key Autograd falls through, and the
-    kernels in C call opaq::refuse_gradient where an input requires a gradient."""
+    """Registers the errors of an operator. Eager calls run no Python here: the key Autograd falls through, and
+    the C kernels call opaq::refuse_gradient if an input requires a gradient."""
     name = overload._opname
     library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     library.impl(name, _traced(overload), "PythonDispatcher")

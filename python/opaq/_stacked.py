@@ -3,9 +3,9 @@ experts, whose parameters of three dimensions become QuantizedTensors (experts, 
 the same names.
 
 Packed experts run through transformers' experts interface, as the implementation "opaq" of
-opaq.integrations.transformers. What that finds on the module: the packed parameters `gate_up_proj` (or
-`up_proj`, where nothing gates) and `down_proj`, never transposed; the biases as they were; `is_transposed`
-False; and how the inputs of the two products are quantized, `input_quantizer` and `hidden_quantizer`."""
+opaq.integrations.transformers. It reads from the module: the packed parameters `gate_up_proj` (or
+`up_proj`, without a gate) and `down_proj`, never transposed; the unchanged biases; `is_transposed`, False; and
+the quantizers of the two products' inputs, `input_quantizer` and `hidden_quantizer`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,18 @@ from torch import nn
 from opaq.packed import PackedModule, QuantizedLinear
 from opaq.quantized_tensor import QuantizedTensor
 
-_SEAM = ("config", "has_gate", "has_bias", "is_transposed")  # what transformers' decorator puts on a module
-_RECORD = "_opaq_before"  # what a packed module was like, for the way back
+_SEAM = (
+    "config",
+    "has_gate",
+    "has_bias",
+    "is_transposed",
+)  # attributes that transformers' decorator adds to a module
+_RECORD = "_opaq_before"  # attribute with the plain module's state, for dequantize_
 IMPLEMENTATION = "opaq"
 
 
 def weight_names(module: nn.Module) -> tuple[str, ...]:
-    """The weights of such a module; none of any other."""
+    """The names of the weights of such a module; () for any other."""
     if isinstance(module, PackedModule):
         return () if isinstance(module, QuantizedLinear) else module.weight_names
     names = ("gate_up_proj" if "gate_up_proj" in module._parameters else "up_proj", "down_proj")
@@ -76,7 +81,7 @@ def rowwise(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _put(module: Any, parameters: dict[str, Any], attributes: dict[str, Any]) -> None:
-    """None stands for an attribute that is not there."""
+    """Sets parameters and attributes; None deletes an attribute."""
     for name, parameter in parameters.items():
         module.register_parameter(name, parameter)
     for name, value in attributes.items():
@@ -87,7 +92,7 @@ def _put(module: Any, parameters: dict[str, Any], attributes: dict[str, Any]) ->
 
 
 def _exchange(module: Any, parameters: dict[str, Any], attributes: dict[str, Any]) -> Callable[[], None]:
-    """Puts them in and returns what puts back what was there."""
+    """Sets them and returns a function that restores the previous ones."""
     old = {name: module._parameters[name] for name in parameters}
     around = {name: vars(module).get(name) for name in attributes}
     _put(module, parameters, attributes)
@@ -97,23 +102,23 @@ def _exchange(module: Any, parameters: dict[str, Any], attributes: dict[str, Any
 def put(
     module: Any, packed: dict[str, QuantizedTensor], activations: str, precision: str
 ) -> Callable[[], None]:
-    """Packed weights instead of the plain ones; returns what takes that back."""
+    """Replaces plain weights by packed ones; returns a function that undoes it."""
     for weight in packed.values():
         if weight.dim() == 3 and weight.shape[0] > 1:
-            weight[:1]  # the library refuses experts that share a scale
+            weight[:1]  # raises if experts share a scale
     made = {name: nn.Parameter(weight, requires_grad=False) for name, weight in packed.items()}
     inputs = {"input_quantizer": activations, "hidden_quantizer": activations}
     how = {"precision": precision}
     if isinstance(module, PackedModule):
         return _exchange(module, made, {**how, **inputs} if activations else how)
-    config = copy.copy(module.config)  # its own: experts that stay plain run as they did
+    config = copy.copy(module.config)  # a copy: experts that stay plain keep their implementation
     config._experts_implementation_internal = IMPLEMENTATION
     record = {_RECORD: (module.is_transposed, module.config)}
     return _exchange(module, made, {**record, **how, **inputs, "config": config, "is_transposed": False})
 
 
 def take_back(module: Any) -> Callable[[], None]:
-    """Plain weights instead of the packed ones; returns what undoes that."""
+    """Replaces packed weights by plain ones; returns a function that undoes it."""
     is_transposed, config = getattr(module, _RECORD, (False, None))
     made = {}
     for name in weight_names(module):

@@ -1,5 +1,5 @@
-"""Rows of a QuantizedTensor as checkpoints hold them, in and out. The library checks and moves; here memory is
-handed over, on the CPU."""
+"""Imports and exports rows of a QuantizedTensor as checkpoints store them. The library checks and copies; this
+file passes it pointers to CPU memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from opaq import _library
 from opaq._library import call
-from opaq._operators import DTYPES
+from opaq._operators import DTYPES, NUMBERS
 from opaq._tables import make_proto
 from opaq.quantized_tensor import QuantizedTensor
 from opaq.quantizer import query
@@ -24,7 +24,6 @@ STORED_DTYPES = {  # by their names in safetensors
     "F32": torch.float32,
     "BF16": torch.bfloat16,
 }
-_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
 
 def _on_cpu(what: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -34,8 +33,8 @@ def _on_cpu(what: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _number(dtype: torch.dtype) -> int:
-    """The library's number; whatever has one byte is bytes, and -1 is refused by it."""
-    return _NUMBERS.get(torch.uint8 if dtype.itemsize == 1 else dtype, -1)
+    """The library's number of a dtype; any one-byte dtype counts as bytes, and it refuses -1."""
+    return NUMBERS.get(torch.uint8 if dtype.itemsize == 1 else dtype, -1)
 
 
 def _tensor(what: str, tensor: torch.Tensor | None) -> _library.Tensor:
@@ -54,7 +53,7 @@ def quantized_view(tensor: QuantizedTensor) -> _library.View:
     """A tensor on the CPU, borrowed."""
     buffers: Sequence[torch.Tensor] = [_on_cpu("the tensor", buffer) for buffer in tensor.buffers()]
     if not all(buffer.is_contiguous() for buffer in buffers):
-        raise ValueError("opaq: the tensor's buffers are not contiguous")
+        raise ValueError("opaq: the tensor's buffers are not contiguous; call .clone() first")
     spans = (_library.Span * len(buffers))(*(_library.Span(b.data_ptr(), b.nbytes) for b in buffers))
     view = _library.View()
     call("opaq_view_quantized", _proto(tensor), spans, len(buffers), view)
@@ -81,7 +80,7 @@ def import_roles(tensor: QuantizedTensor, first_row: int, given: Mapping[str, to
 
 
 def check_factor(name: str, value: float) -> None:
-    """What multiplies a whole weight or input."""
+    """Checks the scale of a whole weight or input."""
     if not isfinite(value) or value <= 0:
         raise ValueError(f"opaq: {name} is {value:g}, expected a finite number above 0")
 
@@ -91,7 +90,7 @@ def _empty(like: _library.Tensor) -> torch.Tensor | None:
 
 
 def _header(dtype: torch.dtype, shape: Sequence[int]) -> _library.Tensor:
-    """A contiguous tensor without its memory."""
+    """Describes a contiguous tensor without memory."""
     steps = [prod(shape[i + 1 :]) for i in range(len(shape))]
     return _library.Tensor(None, _number(dtype), len(shape), _CPU, tuple(shape[:8]), tuple(steps[:8]))
 
@@ -99,14 +98,14 @@ def _header(dtype: torch.dtype, shape: Sequence[int]) -> _library.Tensor:
 def check_rows(
     tensor: QuantizedTensor, first_row: int, headers: Sequence[tuple[torch.dtype, Sequence[int]] | None]
 ) -> None:
-    """Whether import_rows would take (data, scale, global) of these dtypes and shapes; nobody needs memory."""
+    """Raises if import_rows would refuse (data, scale, global) of these dtypes and shapes. Needs no data."""
     none = _library.Tensor(None, 0, -1, _CPU)
     stored = _library.Stored(*(none if header is None else _header(*header) for header in headers))
     call("opaq_stored_check", _proto(tensor), first_row, stored)
 
 
 def describe_rows(tensor: QuantizedTensor, rows: int) -> list[torch.Size | None]:
-    """The shapes of (data, scale, global) of so many of its rows."""
+    """The shapes of (data, scale, global) for `rows` rows of it."""
     described = _library.Stored()
     call("opaq_stored_describe", _proto(tensor), rows, described)
     parts = [getattr(described, name) for name in ("data", "scale", "global")]
@@ -116,8 +115,8 @@ def describe_rows(tensor: QuantizedTensor, rows: int) -> list[torch.Size | None]
 def export_rows(
     tensor: QuantizedTensor, first_row: int, rows: int, *, one_for_all: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Rows from `first_row` on as (data, scale, global), bytes as uint8. With `one_for_all` what each row has
-    of its own (the scale of fp8row, the global of rowscaled) is one entry; rows that disagree are an error."""
+    """Rows from `first_row` on as (data, scale, global), bytes as uint8. With `one_for_all` values that each
+    row has (the scale of fp8row, the global of rowscaled) become one entry; different values are an error."""
     described = _library.Stored()
     call("opaq_stored_describe", _proto(tensor), rows, described)
     parts: list[Any] = [_empty(getattr(described, name)) for name in ("data", "scale", "global")]

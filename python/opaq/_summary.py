@@ -1,8 +1,8 @@
-"""What `quantize_` did, module by module, and as a table."""
+"""The result of `quantize_`: its weights, and a table of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
 from re import sub
@@ -21,7 +21,7 @@ class QuantizedModule:
 
 @dataclass(frozen=True)
 class Summary:
-    """What `quantize_` did. Printed, it is a table with a line for each kind of layer."""
+    """The result of `quantize_`. Printed, it is a table with a line for each group of similar layers."""
 
     quantizer: str
     activations: str
@@ -44,19 +44,44 @@ class Summary:
     def __str__(self) -> str:
         kinds: dict[tuple[str, tuple[int, ...]], list[QuantizedModule]] = {}
         for module in self.modules:
-            kinds.setdefault((sub(r"(?<![^.])\d+(?![^.])", "*", module.name), module.shape), []).append(module)
+            kinds.setdefault((kind_of(module.name), module.shape), []).append(module)
         rows = [("weight", "number", "shape", "before", "after", "lowest SQNR")]
         for (kind, shape), members in kinds.items():
             name = kind if len(members) > 1 else members[0].name
             rows.append((name, str(len(members)), "x".join(map(str, shape)), *_figures(members)))
         rows.append(("all", str(len(self.modules)), "", *_figures(self.modules)))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join([r[0].ljust(widths[0]), *map(str.rjust, r[1:], widths[1:])]).rstrip() for r in rows]
+        lines = table_lines(rows, right=range(1, 6))
         said = f"weights {self.quantizer}, activations {self.activations or 'as they are'}"
         if (worst := self.worst) is not None:
             said += f"; lowest SQNR {worst.sqnr:.2f} dB: {worst.name}"
-        lines += [said, *(f"left as it is: {name} ({reason})" for name, reason in self.left.items())]
-        return "\n".join(lines)
+        return "\n".join([*lines, said, *left_lines(self.left)])
+
+
+def kind_of(name: str) -> str:
+    """The name with every component that is a number replaced by *, as `opaq inspect` groups weights."""
+    return sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def table_lines(rows: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
+    """Rows in aligned columns; those of `right` are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = [str.rjust if column in right else str.ljust for column in range(len(widths))]
+    return [
+        "  ".join(align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def left_lines(left: Mapping[str, str]) -> list[str]:
+    """Modules that stay as they are, a line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in left.items():
+        reasons.setdefault(reason, []).append(name)
+    return [f"left as it is: {some(names)} ({reason})" for reason, names in reasons.items()]
+
+
+def some(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) < 4 else f"{names[0]} ... {names[-1]}, {len(names)} modules"
 
 
 def _worst(modules: Sequence[QuantizedModule]) -> QuantizedModule | None:
@@ -65,7 +90,7 @@ def _worst(modules: Sequence[QuantizedModule]) -> QuantizedModule | None:
 
 
 def _order(module: QuantizedModule) -> float:
-    """NaN is the worst."""
+    """Sort key; NaN sorts as the lowest."""
     return -inf if module.sqnr is None or isnan(module.sqnr) else module.sqnr
 
 

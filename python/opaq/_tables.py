@@ -1,5 +1,5 @@
-"""The format table and the prototypes, read from the library. No layout is written here: an extent is a row of
-the table, and evaluating it is all that Python does, on integers or on whatever behaves like them."""
+"""The format table and prototypes, read from the library. No layout is defined here: extents are rows of the
+table, and Python only evaluates them, on integers or symbolic sizes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class BufferRow:
-    """One buffer of a format, and for which quantizers it is there."""
+    """One buffer of a format, and which quantizers have it."""
 
     name: str
     role: str  # "data", "scale" or "amax"
@@ -51,7 +51,7 @@ class BufferRow:
         return wanted and self.usage & usage != 0
 
     def shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
-        """In stored entries, for a tensor of `shape`. In data, plain rows are the leading dimensions."""
+        """The buffer's shape in stored entries, for a tensor of `shape`. Data keeps the leading dimensions."""
         *leading, columns = shape
         entries: list[Any] = []
         for extent in self.extents:
@@ -62,7 +62,7 @@ class BufferRow:
 
 @dataclass(frozen=True)
 class FormatRow:
-    """A format: what it takes, and its buffers in flatten order."""
+    """A format: its elements, options and rules, and its buffers in flatten order."""
 
     name: str
     elements: tuple[str, ...]
@@ -107,7 +107,7 @@ class Buffer:
 
 
 def _names(function: Any, numbers: Iterable[int]) -> tuple[str, ...]:
-    """What the library calls each number, up to the first it does not know."""
+    """The library's names of the numbers, up to the first unknown one."""
     names = []
     for number in numbers:
         name = function(number)
@@ -179,7 +179,7 @@ def layout_row(row: _library.LayoutRow) -> LayoutRow:
 
 @cache
 def layouts() -> tuple[LayoutRow, ...]:
-    """How checkpoints lay weights out, the rows of a layout together."""
+    """The layouts of checkpoints; the rows of a layout are adjacent."""
     rows: list[LayoutRow] = []
     while pointer := library.opaq_layout_row(len(rows)):
         rows.append(layout_row(pointer.contents))
@@ -187,10 +187,10 @@ def layouts() -> tuple[LayoutRow, ...]:
 
 
 def element_of(dtype: Any) -> int:
-    """The library's number for "float32", numpy.float32, numpy.dtype("float32") and their 16-bit relatives."""
+    """The library's number for "float32", numpy.float32, numpy.dtype("float32"), and float16 and bfloat16."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", None))
     if name not in _DTYPES:
-        raise ValueError(f"opaq: the dtype is {dtype!r}, expected one of {', '.join(_DTYPES)}")
+        raise ValueError(f"opaq: the dtype is {name or dtype!r}, expected one of {', '.join(_DTYPES)}")
     return ELEMENTS.index(_DTYPES[name])
 
 
@@ -213,6 +213,8 @@ def buffers_of(made: _library.Proto) -> list[Buffer]:
     return buffers
 
 
-def proto(shape: Sequence[int], dtype: Any, quantizer: Quantizer) -> list[Buffer]:
+def proto(shape: Sequence[int], dtype: Any, quantizer: Quantizer | str) -> list[Buffer]:
     """The buffers of a tensor of this shape, dtype and quantizer, in flatten order, without any data."""
-    return buffers_of(make_proto(shape, dtype, quantizer))
+    from opaq.quantizer import as_quantizer  # which imports this file
+
+    return buffers_of(make_proto(shape, dtype, as_quantizer("opaq.proto", quantizer)))

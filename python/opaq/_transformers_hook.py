@@ -1,5 +1,5 @@
-"""Registers opaq with transformers when transformers first meets a checkpoint of opaq's, in either order of the
-two imports. Imports neither transformers nor what opaq needs for it until then."""
+"""Registers opaq with transformers when transformers first reads a configuration for opaq, in either order of
+the two imports. Does not import transformers or the integration until then."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from opaq._import_hook import when_imported
 
-_METHODS = ("opaq", "modelopt")  # what opaq.integrations.transformers registers
+_METHODS = ("opaq", "modelopt")  # quant_methods that opaq.integrations.transformers registers
 
 
 def _register_before(owner: Any, name: str) -> None:
-    """`owner.name`, which takes a quantization_config last, registers opaq before it looks one of opaq's up."""
+    """Makes `owner.name`, whose last argument is a quantization_config, register opaq first if it needs it."""
     original = getattr(owner, name)
 
     def looked_up(*arguments: Any, **keywords: Any) -> Any:
@@ -31,5 +31,5 @@ def _watch(module: Any) -> None:
 
 
 def install() -> None:
-    """Once, at `import opaq`."""
+    """Installs the hooks; called once, at `import opaq`."""
     when_imported("transformers.quantizers.auto", _watch)

@@ -1,5 +1,5 @@
-"""NumPy arrays to quantized buffers and back. The library does the work on the arrays' own memory; here shapes,
-strides and pointers are handed over. bfloat16 arrays are those of ml_dtypes."""
+"""Quantizes NumPy arrays and dequantizes them. The library works on the arrays' memory; this file passes it
+shapes, strides and pointers. bfloat16 arrays are those of ml_dtypes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opaq import _library
 from opaq._library import USAGES, call, library
 from opaq._library import threads as _threads
 from opaq._tables import buffers_of, element_of, make_proto
-from opaq.quantizer import Quantizer, query
+from opaq.quantizer import Quantizer, as_quantizer, query
 
 _CPU = _library.Device(0, 0)
 _FLOATS = ctypes.POINTER(ctypes.c_float)
@@ -23,7 +23,7 @@ _FLOATS = ctypes.POINTER(ctypes.c_float)
 
 @dataclass(frozen=True, eq=False)
 class QuantizedArray:
-    """A quantized array: its buffers by name, in flatten order, and what they stand for."""
+    """A quantized array: its buffers by name, in flatten order, and the array's shape, dtype and quantizer."""
 
     buffers: dict[str, NDArray[Any]]  # float32, or uint8 for codes of up to 8 bits
     shape: tuple[int, ...]
@@ -42,10 +42,14 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def _plain_view(array: NDArray[Any]) -> _library.View:
-    """The array's memory as it is, gaps between rows included."""
+    """A view of the array's memory; rows may have gaps between them."""
     size = array.itemsize
     if not array.dtype.isnative or any(stride % size for stride in array.strides):
-        raise ValueError("opaq: expected elements in native byte order, at whole multiples of their size")
+        raise ValueError(
+            f"opaq: the array has dtype {array.dtype.str} and strides {array.strides}, expected elements in "
+            f"native byte order at multiples of {size} bytes; such a copy is "
+            "numpy.ascontiguousarray(array, array.dtype.newbyteorder('='))"
+        )
     shape = (ctypes.c_int64 * array.ndim)(*array.shape)
     strides = (ctypes.c_int64 * array.ndim)(*(stride // size for stride in array.strides))
     reach = sum((n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True) if stride > 0)
@@ -53,6 +57,17 @@ def _plain_view(array: NDArray[Any]) -> _library.View:
     span = array.ctypes.data, reach + size if array.size else 0
     call("opaq_view_plain", shape, strides, array.ndim, element_of(array.dtype), _CPU, *span, view)
     return view
+
+
+def _readable(array: NDArray[Any]) -> tuple[NDArray[Any], _library.View]:
+    """The array with its view; a contiguous, aligned copy where the library does not read it as it is."""
+    try:
+        return array, _plain_view(array)
+    except ValueError:
+        copied = np.require(array, requirements=["C", "A"])
+        if copied is array:
+            raise
+        return copied, _plain_view(copied)
 
 
 def _quantized_view(made: _library.Proto, arrays: Sequence[NDArray[Any]]) -> _library.View:
@@ -74,7 +89,7 @@ def _given_amax(value: Any, made: _library.Proto, usage: str) -> Any:
 
 def quantize(
     array: NDArray[Any],
-    quantizer: Quantizer,
+    quantizer: Quantizer | str,
     *,
     scale: float | None = None,
     amax_rowwise: Any = None,
@@ -83,15 +98,17 @@ def quantize(
     offset: int = 0,
     threads: int = 1,
 ) -> QuantizedArray:
-    """Quantizes an array of float32, float16 or ml_dtypes.bfloat16, of rank 1 to 8, whose rows may lie apart.
-    `scale` is for `delayed`, `seed` and `offset` are for `sr`; an amax may be given instead of computed."""
+    """Quantizes an array of float32, float16 or ml_dtypes.bfloat16, of rank 1 to 8. Gaps between rows are
+    allowed; other arrays that are not contiguous, or not aligned, are copied first. `scale` is for `delayed`,
+    `seed` and `offset` are for `sr`; an amax may be given instead of computed."""
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"quantize: expected a NumPy array, got {type(array).__name__}")
-    if not isinstance(quantizer, Quantizer):
-        raise TypeError(f"quantize: expected a Quantizer, got {type(quantizer).__name__}")
+        name = type(array).__name__
+        hint = "; opaq.quantize_tensor takes a torch.Tensor" if name in ("Tensor", "Parameter") else ""
+        raise TypeError(f"quantize: expected a NumPy array, got a {name}{hint}")
+    quantizer = as_quantizer("quantize", quantizer)
     if not (0 <= seed < 2**64 and 0 <= offset < 2**64):
         raise ValueError(f"quantize: seed {seed} and offset {offset} must be at least 0 and less than 2^64")
-    x = _plain_view(array)
+    array, x = _readable(array)
     made = make_proto(array.shape, array.dtype, quantizer)
     buffers = {
         b.name: np.empty(b.shape, np.float32 if b.element == "f32" else np.uint8) for b in buffers_of(made)
@@ -113,7 +130,7 @@ def quantize(
 def dequantize(
     quantized: QuantizedArray, dtype: Any = "float32", usage: str | None = None, *, threads: int = 1
 ) -> NDArray[Any]:
-    """The values of the rowwise or the columnwise copy; without `usage`, of the rowwise one if it is there."""
+    """The values of the rowwise or columnwise copy; without `usage`, of the rowwise one if there is one."""
     if usage not in (None, *USAGES):
         raise ValueError(f"dequantize: usage is {usage!r}, expected None, 'rowwise' or 'columnwise'")
     made = make_proto(quantized.shape, quantized.dtype, quantized.quantizer)
@@ -124,7 +141,7 @@ def dequantize(
         if array.dtype != kind or array.shape != b.shape or not array.flags.c_contiguous:
             raise ValueError(
                 f"dequantize: buffer {b.name!r} is {array.dtype} of shape {array.shape}, "
-                f"expected contiguous {kind} of shape {b.shape}"
+                f"expected contiguous {kind} of shape {b.shape} (numpy.ascontiguousarray copies)"
             )
         arrays.append(array)
     values = np.empty(quantized.shape, _dtype(dtype))

@@ -1,6 +1,6 @@
 """How quantized checkpoints are laid out, read from their `quantization_config`: which quantizer each weight
-has, which tensors hold it, how its layer's input is quantized. Nothing here knows a framework or opens a file.
-The library reads it (opaq/checkpoint_config.h) and has the names and dtypes of the tensors (opaq/layout.h)."""
+has, which tensors hold it, how its layer's input is quantized. Uses no framework and opens no file. The library
+parses the configuration (opaq/checkpoint_config.h) and has the tensors' names and dtypes (opaq/layout.h)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLOATS = ("F32", "BF16")
 
 
 class Header(NamedTuple):
-    """What a file says of a tensor without its data: the dtype by its name in safetensors, and the sizes."""
+    """A tensor's entry in a file's header: the dtype's name in safetensors, and the shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class Scheme:
         return found
 
     def check(self, weight: str, headers: Mapping[str, Header]) -> None:
-        """All tensors are there, with dtypes they can have. The input's scale may be missing."""
+        """Checks that all tensors exist with valid dtypes. The input's scale is optional."""
         dtypes = {"data": self.data_dtypes, "scale": self.scale_dtypes, "global": ("F32",), "input": _FLOATS}
         names = self.names(weight)
         for role, name in names.items():
@@ -76,9 +76,9 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Layout:
-    """A checkpoint's `quantization_config`, understood."""
+    """A parsed `quantization_config`."""
 
-    schemes: tuple[tuple[Names, Scheme], ...]  # the first that means a module is its
+    schemes: tuple[tuple[Names, Scheme], ...]  # the first whose target matches a module applies to it
     ignore: Names
     weights: tuple[str, ...] = ("weight",)  # what a plain weight is called in its module
 
@@ -89,9 +89,8 @@ class Layout:
         return next((scheme for names, scheme in self.schemes if module in names), None)
 
     def packed(self, headers: Mapping[str, Header]) -> dict[str, Scheme]:
-        """The weights that are stored quantized, by the names they would have if they were plain. What is
-        stored plain stays plain. A weight that lacks a tensor, has one of a wrong dtype, or is said to be
-        plain, is an error."""
+        """The weights that are stored quantized, by the names they would have if they were plain. Raises if one
+        lacks a tensor, has one of a wrong dtype, or is plain according to the configuration."""
         found: dict[str, Scheme] = {}
         endings = {e for _, s in self.schemes for e in (s.data, s.scale, s.global_)} - {""}
         for name, header in headers.items():
@@ -126,7 +125,7 @@ _DEEPEST = 60
 
 
 def json_kind(value: Any) -> str:
-    """What JSON calls it."""
+    """The JSON name of a value's type."""
     if value is None:
         return "null"
     return next((kind for kind, types in _JSON_KINDS.items() if isinstance(value, types)), type(value).__name__)
@@ -137,7 +136,7 @@ def _text(value: Any) -> bytes:
 
 
 def _values(value: Any, depth: int = 0, key: str | None = None) -> Iterator[_library.ConfigValue]:
-    """A configuration as the library takes it."""
+    """A configuration flattened for the library."""
     value = value.value if isinstance(value, Enum) else value
     kind = json_kind(value)
     number = ["null", *_JSON_KINDS].index(kind) if kind in ("null", *_JSON_KINDS) else len(_JSON_KINDS) + 1
@@ -155,7 +154,7 @@ def _values(value: Any, depth: int = 0, key: str | None = None) -> Iterator[_lib
 
 
 def _names(function: Callable[..., bytes | None], *arguments: Any) -> list[str]:
-    """What a function gives for 0, 1, ... as its last argument, up to the first None."""
+    """The results of a function for 0, 1, ... as its last argument, up to the first None."""
     found = takewhile(lambda name: name is not None, (function(*arguments, i) for i in count()))
     return [str(name, errors="replace") for name in found if name is not None]
 

@@ -1,5 +1,5 @@
-"""linear: x w^T + bias as one operator forward and one backward, by a recipe. What is quantized, kept and
-computed is decided in the library, from the plan (docs/linear.md) that is put together here."""
+"""linear: x w^T + bias with one forward and one backward operator, by a recipe. This file builds the plan
+(docs/linear.md); the library decides from it what to quantize, save and compute."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from opaq._plan import (
 )
 from opaq._refusals import differentiable_once, refuse_transforms
 from opaq.quantized_tensor import QuantizedTensor, assemble
-from opaq.quantizer import kept, query, with_usage
-from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe
+from opaq.quantizer import Quantizer, kept, query, with_usage
+from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe, as_recipe
 
 __all__ = ["DelayedState", "grouped_linear", "linear", "mlp", "moe", "quantized_linear"]
 
 
 class DelayedState(NamedTuple):
-    """Delayed scaling's tensors: scales of (input, weight, output) and of (grad_output, grad_input), and the
-    largest values seen, [length, 3] and [length, 2]. The backward changes them."""
+    """The state of delayed scaling: scales of (input, weight, output) and of (grad_output, grad_input), and
+    their amax histories, [length, 3] and [length, 2]. The backward updates it."""
 
     scale_fwd: torch.Tensor
     amax_history_fwd: torch.Tensor
@@ -57,7 +57,7 @@ class DelayedState(NamedTuple):
 
 
 def _gathered_input(plan: str) -> str:
-    """How x is quantized before it is gathered: its rows for y, and the copy that the backward reads."""
+    """The quantizer of x before it is gathered: rowwise for y, plus the copy that the backward reads."""
     saved = forms("linear_forward", plan)[1]
     rowwise = with_usage(plan_get(plan, "x"), True, False)
     return with_usage(rowwise, True, saved not in (None, rowwise))
@@ -66,7 +66,7 @@ def _gathered_input(plan: str) -> str:
 def _gather_input(
     x: torch.Tensor, plan: str, scale: torch.Tensor | None, parallel: Parallel
 ) -> tuple[str, list[torch.Tensor], list[torch.Tensor]]:
-    """A split sequence: the plan for the whole of x, its tensors, and those of this rank's part to keep."""
+    """Gathers x of a split sequence: the plan for the whole of x, its tensors, and this rank's part to save."""
     keeps = "w" in plan_get(plan, "grad")
     if not plan_get(plan, "x"):
         return plan, [all_gather(x, parallel)], [x] if keeps else []
@@ -112,7 +112,7 @@ def _forward(
 
 
 def _gathered_gradient(plan: str) -> str:
-    """How dy is quantized before it is gathered; "" if it is gathered as it comes."""
+    """The quantizer of dy before it is gathered; "" if it is gathered unquantized."""
     text, grad = plan_get(plan, "dy"), plan_get(plan, "grad")
     if not text or plan_get(plan, "backward"):
         return ""
@@ -123,11 +123,11 @@ def _gathered_gradient(plan: str) -> str:
 def _gather_gradient(
     dy: torch.Tensor, plan: str, state: Sequence[Any], random: torch.Tensor | None, parallel: Parallel
 ) -> tuple[str, list[torch.Tensor]]:
-    """A split sequence: the plan for the whole of dy, and its tensors."""
+    """Gathers dy of a split sequence: the plan for the whole of dy, and its tensors."""
     if not (text := _gathered_gradient(plan)):
         return plan, [all_gather(dy, parallel)]
     scale = None
-    if query(text, "is_delayed"):  # the operator will not see what it could record
+    if query(text, "is_delayed"):  # recorded here: the operator gets only quantized values
         scale, recorded = state[2][:1], state[3][0, :1]
         recorded.copy_(torch.maximum(recorded, agreed_amax(dy, parallel)))
     local = quantize_shard(dy, text, parallel, scale, random if query(text, "is_stochastic") else None)
@@ -135,7 +135,7 @@ def _gather_gradient(
 
 
 def _update_delayed(plan: str, state: Sequence[torch.Tensor], group: str) -> None:
-    """Delayed scaling's update from what was recorded, the largest values over the group."""
+    """Updates the scales of delayed scaling from the recorded amaxes, reduced over the group."""
     scale_fwd, history_fwd, scale_bwd, history_bwd = state
     if group:
         joined = all_reduce(torch.cat([history_fwd[0], history_bwd[0]]), "max", group)
@@ -148,8 +148,8 @@ def _update_delayed(plan: str, state: Sequence[torch.Tensor], group: str) -> Non
 
 
 class _Linear(torch.autograd.Function):
-    """Tensors first; the rest is constant in a graph. Returns y and, if it is to be cached, the quantized
-    weight's buffers."""
+    """Tensor arguments come first; the others are constants of a graph. Returns y and, if it is to be cached,
+    the buffers of the quantized weight."""
 
     @staticmethod
     def forward(
@@ -168,14 +168,14 @@ class _Linear(torch.autograd.Function):
         y, kept_x, (w_saved, amax, random) = _forward(x, source, bias, scale_fwd, plan, parallel, caller)
         grad = plan_get(plan, "grad")
         kept_x = kept_x if "w" in grad else []
-        if plan_get(plan, "backward") == "high_precision":  # the weight itself, whatever the forward multiplied
+        if (
+            plan_get(plan, "backward") == "high_precision"
+        ):  # the original weight, not the one that the forward multiplied
             kept_w, given = parts_of(weight), given_by(weight)
         else:
             kept_w, given = w_saved or parts_of(source), plan_get(plan, "w_given")
         kept_w = kept_w if "x" in grad else []
-        if parallel.gathers_input and any_quantizer(
-            plan, "is_delayed", "x"
-        ):  # quantized before the operator saw it
+        if parallel.gathers_input and any_quantizer(plan, "is_delayed", "x"):  # quantized before the call
             mine = agreed_amax(x, parallel)
             amax = [torch.cat([mine, amax[0][1:] if amax else mine.new_zeros(2)])]
         ctx.save_for_backward(*kept_x, *kept_w, *amax, *random)
@@ -235,7 +235,8 @@ class _Linear(torch.autograd.Function):
 
 
 def _check(caller: str, x: torch.Tensor, weight: torch.Tensor, bias: Any, cached: Any) -> None:
-    """What the library would find too: for a compiled graph, whose fakes do not look, and for its words."""
+    """Checks that the library does too, for compiled graphs, whose fakes check nothing, and for better
+    messages."""
     if weight.dim() != 2:
         raise ValueError(
             f"{caller}: weight has the shape {tuple(weight.shape)}, expected two sizes, out features and in "
@@ -260,7 +261,7 @@ def _check(caller: str, x: torch.Tensor, weight: torch.Tensor, bias: Any, cached
 def _check_handed_on(
     caller: str, fp8_output: bool, fp8_grad: bool, quantizers: LinearQuantizers, grad: str, parallel: Parallel
 ) -> None:
-    """What leaves the layer quantized."""
+    """Checks the options for a quantized output and a quantized input gradient."""
     for name, asked, text, mode, what in (
         ("fp8_output", fp8_output, quantizers.output, "row", "output"),
         ("fp8_grad", fp8_grad, quantizers.grad_input, "column", "gradient"),
@@ -303,10 +304,12 @@ def linear(
     """x w^T + bias under `recipe`, or the active autocast's; one operator forward and one backward.
 
     x and weight may be QuantizedTensors. With `cache_weight` the result is a pair of y and the quantized
-    weight, to be given as `cached_weight` next time. `main_grad` takes the weight's gradient, added to it if
-    `accumulate`; the weight then gets none itself. `bias_later`: the bias is not added, only its gradient is
-    computed."""
+    weight, to be passed as `cached_weight` in the next call. The weight's gradient is written to `main_grad`,
+    if given, or added to it with `accumulate`; `weight.grad` is then not set. With `bias_later` the bias is not
+    added, only its gradient is computed."""
     refuse_transforms("opaq.functional.linear")
+    if recipe is not None and not isinstance(recipe, Recipe):
+        recipe = as_recipe(_caller, recipe)
     recipe = active() if recipe is None else recipe
     parallel = Parallel() if parallel is None else parallel
     quantizers = HIGH_PRECISION if recipe is None else recipe.linear_quantizers(name)
@@ -320,7 +323,7 @@ def linear(
         _check_handed_on(_caller, fp8_output, fp8_grad, quantizers, grad, parallel)
     by_x, by_w = "" if x_given else quantizers.input, "" if w_given else quantizers.weight
     cache = cache_weight and bool(by_w)
-    # a part of x whose columns' scales cover the whole is quantized for the backward only once it is gathered
+    # if columnwise scales cover all ranks' rows, x is quantized for the backward only after it is gathered
     alone = not parallel.gathers_input or not by_x or not _covers_rows(by_x)
     keeps = "x" if by_x and (save_original_input or not alone) else ""
     keeps += "w" if by_w and save_original_weight else ""
@@ -368,7 +371,7 @@ def linear(
 
 
 class _QuantizedLinear(torch.autograd.Function):
-    """The gradients of x and of the bias: a packed weight is not trained."""
+    """Gradients of x and the bias only: packed weights are not trained."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, bias: Any, scale: Any, *constants_and_buffers: Any) -> Any:
@@ -401,15 +404,15 @@ def quantized_linear(
     weight: QuantizedTensor,
     bias: torch.Tensor | None = None,
     *,
-    input_quantizer: str = "",
+    input_quantizer: Quantizer | str = "",
     input_scale: torch.Tensor | None = None,
     precision: str = "exact",
     _caller: str = "opaq.functional.quantized_linear",
 ) -> torch.Tensor:
-    """x w^T + bias with a packed weight, one operator. x stays as it is, or is quantized by `input_quantizer`;
-    `input_scale` is then a checkpoint's scale for it instead of one computed from the data. `precision` is what
-    a tiled weight's kernels may make of an x that stays as it is: docs/performance.md. Gradients flow to x,
-    straight through its quantizer, and to the bias."""
+    """x w^T + bias with a packed weight, as one operator. x is quantized by `input_quantizer`, if given, with
+    `input_scale` from a checkpoint or a scale computed from the data. `precision` is the lowest accuracy you
+    accept for an unquantized x with a tiled weight: docs/performance.md. Gradients flow to x, unchanged by its
+    quantizer, and to the bias."""
     refuse_transforms("opaq.functional.quantized_linear")
     if not isinstance(weight, QuantizedTensor):
         raise TypeError(f"{_caller}: weight is a {type(weight).__name__}, expected an opaq.QuantizedTensor")
@@ -417,6 +420,8 @@ def quantized_linear(
         expect_tensors(_caller, x=x)
     refuse_packed_gradients(_caller, weight=weight)
     x, given = x.contiguous(), weight._quantizer_text
+    if isinstance(input_quantizer, Quantizer):
+        input_quantizer = input_quantizer._text
     plan = _quantized_plan(_caller, input_quantizer, given, precision)
     made: torch.Tensor
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
@@ -429,19 +434,19 @@ def quantized_linear(
 
 
 def _covers_rows(text: str) -> bool:
-    """Whether a column's scale covers all rows, so that no rank can quantize its part of them alone."""
+    """Whether a columnwise scale covers all rows, so a rank cannot quantize its own rows alone."""
     return bool(query(with_usage(text, False, True), "column_covers_rows"))
 
 
 def _gathered(plan: str, parallel: Parallel) -> str:
-    """How rows are quantized before they are gathered, in this layer; "" if none are."""
+    """The quantizer of rows that this layer gathers; "" if it gathers none."""
     if parallel.gathers_input and plan_get(plan, "x"):
         return _gathered_input(plan)
     return _gathered_gradient(plan) if parallel.gathers_gradient and plan_get(plan, "grad") else ""
 
 
 def _reduction_group(recipe: DelayedScaling) -> str:
-    """Over which group the largest values are reduced; "" for none."""
+    """The name of the group over which amaxes are reduced; "" for none."""
     if not recipe.reduce_amax or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return ""
     group = active_group()

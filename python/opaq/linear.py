@@ -1,5 +1,5 @@
-"""Linear: Transformer Engine's linear layer, as a subclass of PyTorch's. All it does itself is hold parameters
-and state; `opaq.functional.linear` computes."""
+"""Linear: Transformer Engine's linear layer, as a subclass of PyTorch's. It holds parameters and state;
+`opaq.functional.linear` computes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from opaq import functional
 from opaq._autocast import LATEST, active, autocast, model_init_recipe, preserves_high_precision, recomputing
-from opaq._operators import ops
+from opaq._operators import expect_tensors, ops
 from opaq._parallel import Parallel, group_of, sum_gradient
 from opaq._plan import any_quantizer, plan_set
 from opaq.functional import DelayedState
@@ -41,14 +41,14 @@ class Linear(nn.Linear):
     """y = x w^T + bias, under the active `opaq.autocast`.
 
     The arguments are Transformer Engine's. `tp_group` is a process group or a one-dimensional DeviceMesh;
-    `parallel_mode` "column" splits the out features over it, "row" the in features. `parameters_split` makes
-    several named weights of the out features. Besides: `save_original_weight` keeps the weight as it is for
-    the backward and quantizes it there again, which is what FSDP2 wants; `dtype` is another name of
+    `parallel_mode` "column" splits the out features over it, "row" the in features. `parameters_split` splits
+    the out features into several named weights. In addition, `save_original_weight` saves the unquantized
+    weight for the backward and quantizes it again there, which suits FSDP2; `dtype` is another name for
     params_dtype."""
 
     weight: Any
     bias: Any
-    recipe: Recipe | None = None  # what counts outside every autocast: opaq.convert_training
+    recipe: Recipe | None = None  # used outside any autocast; set by opaq.convert_training
 
     def __init__(
         self,
@@ -95,7 +95,9 @@ class Linear(nn.Linear):
         self.out_features = out_features // size if mode == "column" else out_features
         self.parallel = self_parallel
         if fuse_wgrad_accumulation and parameters_split is not None:
-            raise NotImplementedError("opaq.Linear: fuse_wgrad_accumulation does not go with parameters_split")
+            raise NotImplementedError(
+                "opaq.Linear: fuse_wgrad_accumulation is not supported with parameters_split"
+            )
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         self.return_bias = return_bias
         self.save_original_input = save_original_input
@@ -124,7 +126,7 @@ class Linear(nn.Linear):
     # ---- making and keeping parameters ----
 
     def _part_sizes(self, split: Mapping[str, int] | tuple[str, ...] | None, size: int) -> dict[str, int]:
-        """The rows of each weight, by the beginning of its name."""
+        """The rows of each weight, by the prefix of its name."""
         if split is None:
             return {"": self.out_features}
         if not isinstance(split, Mapping):
@@ -142,7 +144,8 @@ class Linear(nn.Linear):
         return {f"{name.removesuffix('_')}_": rows // size for name, rows in split.items()}
 
     def reset_parameters(self) -> None:
-        """Weights normal(0, 0.023) or by init_method, biases and histories 0, scales 1."""
+        """Initializes weights by init_method or normal(0, 0.023), biases and histories with 0, scales with
+        1."""
         tracker, tracked = self._rng
         context: AbstractContextManager[Any] = nullcontext() if tracker is None else tracker().fork(tracked)
         with context, torch.no_grad():
@@ -162,7 +165,7 @@ class Linear(nn.Linear):
         self.reset_state()
 
     def reset_state(self) -> None:
-        """Delayed scaling's histories 0, scales 1."""
+        """Resets delayed scaling: histories 0, scales 1."""
         for key in _STATE:
             getattr(self, key).fill_(_at_first(key))
 
@@ -179,9 +182,8 @@ class Linear(nn.Linear):
             self.register_parameter(f"{part}weight", made)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Linear:
-        """Delayed scaling's state goes where `fn` takes it, and nothing else happens to it: a cast leaves it
-        float32, `to_empty` leaves its values, and from the meta device it comes as `reset_parameters` makes
-        it."""
+        """Delayed scaling's state only follows the device: a cast leaves it float32, `to_empty` keeps its
+        values, and from the meta device it arrives reset."""
         state = {key: self._buffers.pop(key) for key in _STATE}
         super()._apply(fn, recurse)
         for key, tensor in state.items():
@@ -195,13 +197,11 @@ class Linear(nn.Linear):
         return self
 
     def _leave_meta(self) -> None:
-        """Delayed scaling's state as it is at first, where the parameters have left the meta device without
-        it: assigned, say."""
+        """Resets delayed scaling's state if the parameters have left the meta device without it, for example by
+        assignment."""
         if not self.scale_fwd.is_meta or (device := next(self.parameters()).device).type == "meta":
             return
-        if (
-            torch.compiler.is_compiling()
-        ):  # it would be lost: a graph's own tensors are not changed by its backward
+        if torch.compiler.is_compiling():  # tensors created in a graph do not keep what its backward writes
             raise RuntimeError(
                 "opaq.Linear: delayed scaling's state is on the meta device and the parameters are not; call "
                 "to_empty, load_state_dict or the module once before it is compiled"
@@ -210,8 +210,8 @@ class Linear(nn.Linear):
             setattr(self, key, torch.full_like(getattr(self, key), _at_first(key), device=device))
 
     def _uses_delayed_state(self) -> bool:
-        """Whether it was made for it, loaded, or has been through a backward. Said by the data: a flag set in
-        a forward would be a side effect, which a compiler does not take everywhere."""
+        """Whether delayed scaling is in use: created for it, loaded, or after a backward. Found from the data:
+        a flag set in a forward would be a side effect, which torch.compile does not support everywhere."""
         history = self.amax_history_fwd
         return self._has_delayed_state or (not history.is_meta and bool((history != 0).any()))
 
@@ -222,7 +222,7 @@ class Linear(nn.Linear):
             destination[prefix + key] = tensor if keep_vars else tensor.detach()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
-        """Delayed scaling's state is taken where there is some; a plain Linear's parameters are enough."""
+        """Delayed scaling's state is optional: the parameters of a plain Linear are enough."""
         given = {key: state_dict.pop(prefix + key, None) for key in _STATE}
         self._non_persistent_buffers_set.update(_STATE)  # taken below, or not there
         super()._load_from_state_dict(state_dict, prefix, *arguments)
@@ -252,12 +252,14 @@ class Linear(nn.Linear):
     # ---- computing ----
 
     def _whole(self, kind: str) -> Any:
-        """The weight, or the bias, of all parts."""
+        """The weight, or the bias, concatenated from all parts."""
         found = [getattr(self, f"{part}{kind}") for part in self._parts]
         if len(found) == 1 or found[0] is None:
             return found[0]
         if any(isinstance(tensor, QuantizedTensor) for tensor in found):
-            raise NotImplementedError("opaq.Linear: parameters_split does not go with quantized parameters")
+            raise NotImplementedError(
+                "opaq.Linear: parameters_split is not supported with quantized parameters"
+            )
         return torch.cat(found)
 
     def _state(self, recipe: Recipe | None) -> DelayedState | None:
@@ -273,7 +275,7 @@ class Linear(nn.Linear):
     def _cache_for(
         self, recipe: Recipe | None, is_first_microbatch: bool | None, weight: Any, x: torch.Tensor
     ) -> tuple[Any, bool]:
-        """The quantized weight to use again, and whether to keep a new one."""
+        """The cached quantized weight, and whether to cache a new one."""
         if is_first_microbatch is None or recipe is None or isinstance(weight, QuantizedTensor):
             return None, False
         quantizers = recipe.linear_quantizers(self.name)
@@ -307,6 +309,7 @@ class Linear(nn.Linear):
                 return self.forward(inp, is_first_microbatch, fp8_output, fp8_grad)
         recipe = level.recipe
         if not torch.compiler.is_compiling():
+            level.used = True
             if recipe is not None and self._inference[0] is recipe and not torch.is_grad_enabled():
                 if is_first_microbatch is None and not fp8_output and (y := self._infer(inp)) is not None:
                     self.__dict__[LATEST] = level
@@ -331,8 +334,8 @@ class Linear(nn.Linear):
         return y + bias if later else y
 
     def _inference_plan(self, recipe: Recipe | None) -> str:
-        """The plan of a plain call without gradients; "" where a call is more than one operator, or the recipe
-        has to be asked each time."""
+        """The plan of a plain call without gradients; "" if a call needs more than one operator, or the recipe
+        must be evaluated each time."""
         if recipe is None or self.parallel.mode or self.return_bias or list(self._parts) != [""]:
             return ""
         if isinstance(recipe, DelayedScaling) or type(recipe).linear_quantizers is not Recipe.linear_quantizers:
@@ -342,7 +345,7 @@ class Linear(nn.Linear):
         return "" if any_quantizer(plan, "is_stochastic", "x", "w") else plan
 
     def _infer(self, x: torch.Tensor) -> Any:
-        """What `forward` gives without gradients, with as little work as can be; None if it has to do it."""
+        """The fast path of `forward` without gradients; None if it does not apply."""
         plan, parameters = self._inference[1], self._parameters
         weight = parameters.get("weight")
         if not plan or type(x) is not torch.Tensor or type(weight) is not nn.Parameter or x.is_meta:
@@ -352,7 +355,7 @@ class Linear(nn.Linear):
         try:
             return _linear([x], [weight], parameters.get("bias"), x.shape, weight.shape, x.dtype, plan)[0]
         except RuntimeError:
-            return None  # forward meets it again, and tells it as its own
+            return None  # forward raises it again, with its own name
 
     def _forward_local(
         self,
@@ -366,6 +369,8 @@ class Linear(nn.Linear):
         parallel: Parallel,
         bias_later: bool = False,
     ) -> Any:
+        if not isinstance(x, torch.Tensor):
+            expect_tensors("opaq.Linear", x=x)
         kind = x.device.type
         if not isinstance(x, QuantizedTensor) and kind != "meta" and torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))
@@ -396,20 +401,20 @@ class Linear(nn.Linear):
     def _forward_distributed(
         self, x: Any, weight: Any, bias: Any, is_first_microbatch: bool | None, fp8_output: bool, fp8_grad: bool
     ) -> Any:
-        """A weight that ColwiseParallel or RowwiseParallel has split: the local operator between their
+        """For a weight that ColwiseParallel or RowwiseParallel has split: the local operator between
         redistributions."""
         mesh, placements = weight.device_mesh, weight.placements
         if len(placements) != 1 or placements[0] not in (Shard(0), Shard(1), Replicate()):
             raise NotImplementedError(f"opaq.Linear: a weight placed as {placements} is not supported")
         if fp8_output or fp8_grad or self.return_bias:
             what = "fp8_output, fp8_grad and return_bias"
-            raise NotImplementedError(f"opaq.Linear: {what} do not go with a DTensor weight")
+            raise NotImplementedError(f"opaq.Linear: {what} are not supported with a DTensor weight")
         column, row = placements[0] == Shard(0), placements[0] == Shard(1)
         wanted = Shard(x.dim() - 1) if row else Replicate()
         if not isinstance(x, DTensor):
             x = _distributed(x, mesh, wanted, weight.shape[1])
         x = x.redistribute(mesh, [wanted]).to_local(grad_placements=[Partial() if column else wanted])
-        # a bias that every rank has is added by the first, where the sum over ranks will find it once
+        # a replicated bias is added by the first rank only, so the sum over ranks contains it once
         adds_bias = not row or mesh.get_local_rank() == 0
         y = self._forward_local(
             x,
@@ -427,14 +432,14 @@ class Linear(nn.Linear):
 
 
 def _distributed(local: torch.Tensor, mesh: Any, placement: Any, features: int) -> Any:
-    """A DTensor of so many features, which ranks may share unevenly."""
+    """A DTensor with `features` in its last dimension, which may be split unevenly."""
     shape = (*local.shape[:-1], features)
     stride = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
     return DTensor.from_local(local, mesh, [placement], run_check=False, shape=torch.Size(shape), stride=stride)
 
 
 def _local(tensor: Any) -> Any:
-    """parallelize_module makes DTensors of all that a module holds."""
+    """The local tensor; parallelize_module makes DTensors of all buffers."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -456,7 +461,7 @@ def _parallel_of(mode: str, sequence: bool, group: Any, size: int) -> Parallel:
 
 
 class _Preserved:
-    """Behind Transformer Engine's two methods on a quantized parameter: the value from before, letting go."""
+    """Implements Transformer Engine's two methods of a quantized parameter: get and clear its initial value."""
 
     def __init__(self, value: torch.Tensor | None) -> None:
         self.value = value

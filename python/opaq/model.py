@@ -1,9 +1,10 @@
-"""quantize_: the linear layers and stacked expert weights of a whole model become packed, in place, one module
-at a time. dequantize_ is the way back."""
+"""quantize_: packs the linear layers and stacked expert weights of a model in place, one module at a time.
+dequantize_ undoes it."""
 
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from math import inf
@@ -19,8 +20,9 @@ from opaq._names import Names
 from opaq._noise import sqnr
 from opaq._summary import QuantizedModule, Summary
 from opaq._tables import buffers_of, make_proto
+from opaq._warnings import DEFAULT_IGNORE, warn_nothing_done, warn_unmatched
 from opaq.linear import Linear
-from opaq.packed import PackedModule, QuantizedLinear, input_quantizer_text, weight_quantizer
+from opaq.packed import PackedModule, QuantizedLinear, input_quantizer_text, weight_quantizer, why_not_packed
 from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
 from opaq.quantizer import Quantizer, query, with_tiles
 
@@ -42,7 +44,7 @@ def _why_not(module: nn.Linear) -> str:
     if kind.__name__ == "NonDynamicallyQuantizableLinear":
         return "the module around it reads its weight itself"
     if weight is None:
-        return "its weight is made of others"
+        return "its weight is computed from other parameters"
     if isinstance(weight, QuantizedTensor):
         return "its weight is quantized already"
     if type(weight) is not nn.Parameter:
@@ -68,14 +70,49 @@ class _Job:
         return f"{self.name}.{key}" if self.is_stacked() else self.name
 
 
+def _is_packed(module: nn.Module) -> bool:
+    return isinstance(module, QuantizedLinear) or _stacked.is_packed(module)
+
+
+def _check(model: nn.Module, quantizer: str, activations: str, precision: str | None) -> None:
+    """Refuses what `quantize_` cannot do, before any work."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"opaq.quantize_: model is a {type(model).__name__}, expected a torch.nn.Module")
+    if precision not in (None, *PRECISIONS):
+        raise ValueError(f"opaq.quantize_: precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
+    for what, given in (("quantizer", quantizer), ("activations", activations)):
+        if reason := why_not_packed(given):
+            raise ValueError(f"opaq.quantize_: {what}={given!r} {reason}")
+    if isinstance(model, nn.Linear):
+        raise ValueError("opaq.quantize_: the model is a linear layer itself; see QuantizedLinear.from_linear")
+
+
+def _warn(model: nn.Module, ignore: Collection[str], jobs: list[_Job], left: dict[str, str]) -> None:
+    names = [name for name, _ in model.named_modules()]
+    packed = [name for name, reason in left.items() if reason == "quantized already"]
+    warn_unmatched("opaq.quantize_", ignore, names, 3)
+    if packed:
+        warnings.warn(
+            f"opaq.quantize_: {len(packed)} of {len(packed) + sum(len(job.modules) for job in jobs)} linear "
+            f"layers and experts are quantized already and stay as they are, the first is {packed[0]}; name "
+            "them in ignore to mix formats, or call opaq.dequantize_ to quantize them again",
+            stacklevel=3,
+        )
+    elif not jobs:
+        warn_nothing_done("opaq.quantize_", "quantized", len(names), left, 3)
+
+
 def _find(model: nn.Module, ignore: Collection[str], activations: str) -> tuple[list[_Job], dict[str, str]]:
-    """The work to do, and the modules that are left as they are, with the reason."""
+    """The modules to pack, and those that are not, with the reason."""
     jobs: dict[Any, _Job] = {}
     left: dict[str, str] = {}
     names = Names(ignore)
     for name, module in model.named_modules():
         keys = _stacked.weight_names(module)
-        if (not keys and not isinstance(module, nn.Linear)) or _stacked.is_packed(module):
+        if _is_packed(module):
+            left[name] = "ignored" if name in names else "quantized already"
+            continue
+        if not keys and not isinstance(module, nn.Linear):
             continue
         reason = _stacked.why_not(module, activations) if keys else _why_not(module)
         if name in names:
@@ -86,7 +123,7 @@ def _find(model: nn.Module, ignore: Collection[str], activations: str) -> tuple[
             jobs[name] = _Job(name, [module], keys)
         else:
             jobs.setdefault(id(module.weight), _Job(name, [], ("weight",))).modules.append(module)
-    # a weight that is also a parameter of something that stays plain: packed, it would be there twice
+    # a weight shared with a parameter that stays plain is skipped: packed, it would be stored twice
     found = list(jobs.values())
     packed = {(module, key) for job in found for module in job.modules for key in job.keys}
     plain = {
@@ -105,7 +142,7 @@ def _find(model: nn.Module, ignore: Collection[str], activations: str) -> tuple[
 
 
 def _places(model: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
-    """Where each module stands: its parents, and its names there."""
+    """The parents of each module, and its names in them."""
     found: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
     for parent in model.modules():
         for child, module in parent._modules.items():
@@ -126,8 +163,8 @@ def _bar(total: int, what: str, shown: bool) -> Any:
 
 
 def _packed_bytes(jobs: list[_Job], quantizer: str) -> int:
-    """How much the packed weights will take. What the library refuses is refused here, before anything is
-    changed."""
+    """The size of the packed weights in bytes. Raises, before anything is changed, if the library refuses
+    one."""
     total = 0
     for job in jobs:
         for key, weight in zip(job.keys, job.weights(), strict=True):
@@ -141,7 +178,7 @@ def _packed_bytes(jobs: list[_Job], quantizer: str) -> int:
 
 
 def _free_bytes(device: torch.device) -> float:
-    """The memory that is left, as far as that can be known."""
+    """Free memory in bytes, as far as it is known."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     try:
@@ -156,7 +193,7 @@ def _is_plainly_rowwise(weight: QuantizedTensor) -> bool:
 
 
 def can_be_tiled(weight: QuantizedTensor) -> bool:
-    """Tiles of a stack must not reach from one expert into the next."""
+    """Whether a weight can be tiled: tiles of a stack must not span two experts."""
     if not query(weight._quantizer_text, "can_be_tiled"):
         return False
     tiled = Quantizer(with_tiles(weight._quantizer_text, True)).spec
@@ -176,7 +213,7 @@ def _pack(
 
 
 def _replace(places: list[tuple[nn.Module, str]], old: nn.Module, new: nn.Module) -> _Undo:
-    """The new module in all places of the old one, with its hooks and its mode."""
+    """Puts the new module in all places of the old one, with its hooks and training mode."""
     new.train(old.training)
     for hooks in _HOOKS:
         setattr(new, hooks, getattr(old, hooks))
@@ -197,7 +234,7 @@ def _undo_all(undo: list[_Undo]) -> None:
 def _quantize_job(
     job: _Job, quantizer: str, activations: str, precision: str | None, places: dict[nn.Module, Any]
 ) -> tuple[list[QuantizedModule], list[_Undo]]:
-    """Packs one job's weights and puts them where they belong. Changes nothing if it fails."""
+    """Packs the weights of one job and installs them. Changes nothing if it fails."""
     module = job.modules[0]
     if job.is_stacked():
         made, rows = {}, []
@@ -210,7 +247,7 @@ def _quantize_job(
     packed, row = _pack(job.name, job.weights()[0], quantizer, precision is not None)
     new = [QuantizedLinear.from_weight(packed, module.bias, activations) for module in job.modules]
     for layer in new[1:]:
-        layer.weight = new[0].weight  # shared as it was
+        layer.weight = new[0].weight  # keep the sharing
     for layer in new:
         layer.precision = precision or "exact"
     return [row], [_replace(places.pop(old), old, layer) for old, layer in zip(job.modules, new, strict=True)]
@@ -221,32 +258,27 @@ def quantize_(
     quantizer: Quantizer | str = "nvfp4",
     *,
     activations: Quantizer | str = "",
-    ignore: Iterable[str] = ("lm_head",),
+    ignore: Iterable[str] = DEFAULT_IGNORE,
     precision: str | None = "exact",
     progress: bool = True,
 ) -> Summary:
-    """Quantizes the weights of a model's linear layers and stacked experts in place, and says what it did.
+    """Quantizes the weights of a model's linear layers and stacked experts in place; returns a summary.
 
-    `activations` says how the layers quantize their inputs; "" leaves them as they are. `ignore` names modules
-    that stay as they are, with all that is in them: names or ends of names, which may have * and ? in them, and
-    regular expressions after "re:". With a `precision` the weights of a model on the processor are also tiled,
-    for speed (see `tile_`); "near" is a good choice for serving. None leaves them in rows, as do quantizers
-    that say more than that (`+columnwise`, `+swizzle`).
+    `quantizer` is for the weights, `activations` for the layers' inputs ("": not quantized). `ignore` lists
+    modules to skip, with everything inside them: full names or ends of names, globs with * and ?, and regular
+    expressions after "re:". With a `precision` the weights of a model on the CPU are also tiled, for speed (see
+    `tile_`); "near" is a good choice for serving. None leaves them in rows, as do quantizers with other copies
+    or orders (`+columnwise`, `+swizzle`). Packed layers are skipped with a warning unless `ignore` names them;
+    call it twice to mix formats.
 
-    What cannot be done is found out before anything is changed, and weights are packed one at a time. Where
-    memory allows, the old ones are kept until all are done, so that a failure or an interruption leaves the
-    model as it was; where it does not, each is let go at once."""
+    Errors are raised before anything is changed where possible. Weights are packed one at a time. If memory
+    allows, the old weights are kept until all are done, so a failure or an interruption leaves the model
+    unchanged; otherwise each is released at once."""
     text, inputs = weight_quantizer(quantizer), input_quantizer_text(activations)
-    if precision not in (None, *PRECISIONS):
-        raise ValueError(f"opaq.quantize_: precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
-    for what, given in (("quantizer", text), ("activations", inputs)):
-        if query(given, "is_delayed"):
-            raise ValueError(
-                f"opaq.quantize_: {what}={given!r} needs calibrated scales, and quantize_ calibrates nothing"
-            )
-    if isinstance(model, nn.Linear):
-        raise ValueError("opaq.quantize_: the model is a linear layer itself; see QuantizedLinear.from_linear")
-    jobs, left = _find(model, (ignore,) if isinstance(ignore, str) else tuple(ignore), inputs)
+    _check(model, text, inputs, precision)
+    patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    jobs, left = _find(model, patterns, inputs)
+    _warn(model, patterns, jobs, left)
     total = len(jobs)
     keeps = not jobs or _packed_bytes(jobs, text) < _free_bytes(jobs[0].weights()[0].device)
     rows: list[QuantizedModule] = []
@@ -277,17 +309,17 @@ def quantize_(
 
 
 def tile_(model: nn.Module, precision: str = "exact", *, progress: bool = False) -> int:
-    """The packed weights of a model in the order that processors' kernels read, in place, one at a time.
-    Returns how many there are. `precision` is what these kernels may make of inputs that are not quantized:
-    "exact" (float32), "near" (int16, an error below 1e-4), "fast" (int8, one scale for each token), "fast32"
-    (int8, one for each 32 columns). docs/performance.md has their errors and speeds."""
+    """Reorders the packed weights of a model into the tiles that CPU kernels read, in place, one at a time.
+    Returns the number of weights. `precision` is the lowest accuracy you accept for unquantized inputs: "exact"
+    (float32), "near" (int16, an error below 1e-4), "fast" (int8, one scale per token) or "fast32" (int8, one
+    scale per 32 columns). docs/performance.md has errors and speeds."""
     if precision not in PRECISIONS:
         raise ValueError(f"opaq.tile_: precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
     return _tile(model, precision, can_be_tiled, progress)
 
 
 def tile_loaded(model: nn.Module, precision: str) -> None:
-    """What `quantize_` would have tiled, in a model whose weights came packed."""
+    """Tiles the weights of a model that was loaded packed, where `quantize_` would have."""
     _tile(model, precision, lambda weight: can_be_tiled(weight) and _is_plainly_rowwise(weight), False)
 
 
@@ -308,7 +340,7 @@ def _tile(
         module.precision = precision
         if id(weight) not in done and is_wanted(weight):
             done[id(weight)] = nn.Parameter(weight.detach().tiled(), requires_grad=weight.requires_grad)
-        module.register_parameter(name, done.get(id(weight), weight))  # shared as it was
+        module.register_parameter(name, done.get(id(weight), weight))  # keep the sharing
         if bar is not None:
             bar.update()
     if bar is not None:
@@ -317,8 +349,8 @@ def _tile(
 
 
 def dequantize_(model: nn.Module) -> int:
-    """Plain linear layers and experts again, with the values that the packed weights stand for. Returns how
-    many modules that were. A failure leaves the model as it was."""
+    """Replaces packed linear layers and experts by plain ones with the dequantized values. Returns the number
+    of modules. A failure leaves the model unchanged."""
     undo: list[_Undo] = []
     plain: dict[int, nn.Parameter] = {}
     places = _places(model)
@@ -329,7 +361,7 @@ def dequantize_(model: nn.Module) -> int:
                 undo.append(_stacked.take_back(module))
                 continue
             layer = module.to_linear(plain.get(id(module.weight)))
-            plain[id(module.weight)] = layer.weight  # shared as it was
+            plain[id(module.weight)] = layer.weight  # keep the sharing
             undo.append(_replace(places[module], module, layer))
     except BaseException:
         _undo_all(undo)

@@ -70,7 +70,7 @@ class _Stacked(PackedModule):
 
 
 class _Experts(_Stacked):
-    """What MLP and MoE have in common: two weights with an activation between."""
+    """Base of MLP and MoE: two weights with an activation between."""
 
     weight_names = ("gate_up", "down")
     scale_names = ("input_scale", "hidden_scale")
@@ -104,7 +104,7 @@ class _Experts(_Stacked):
         self._make(shapes, biases, bias, quantizer, **more)
 
     def _options(self) -> dict[str, Any]:
-        """The arguments of functional.mlp and functional.moe that do not change."""
+        """The constant arguments of functional.mlp and functional.moe."""
         names = ("activation", "limit", "alpha", "beta", "input_quantizer", "hidden_quantizer", "precision")
         return {name: getattr(self, name) for name in (*names, *self.scale_names)}
 
@@ -121,8 +121,8 @@ class MLP(_Experts):
 
     `gate_up` is [2 intermediate, hidden], the gate first, or [intermediate, hidden] where the activation has no
     gate (`..._no_mul`); `down` is [hidden, intermediate]. With a `quantizer` both are packed, and zeros until
-    they are loaded. `input_quantizer` and `hidden_quantizer` say how the inputs of the two products are
-    quantized; without them the active recipe does, or nobody. Activations and their limit, alpha, beta:
+    they are loaded. `input_quantizer` and `hidden_quantizer` quantize the inputs of the two products; without
+    them the active recipe does, if there is one. Activations and their limit, alpha, beta:
     docs/experts.md."""
 
     def __init__(
@@ -163,16 +163,16 @@ class MLP(_Experts):
 
 
 class MoE(_Experts):
-    """Each token through its chosen experts, times their weights, summed up: one operator.
+    """A mixture of experts as one operator: for each token, the weighted sum of its experts' outputs.
 
-    The router is the caller's: models differ in it, it is small, and it stays in high precision. `forward`
-    takes what it decided, as vLLM's and transformers' experts do: for every token the numbers of its experts
-    and their weights. Ids -1 and `num_experts` stand for none.
+    The router is the caller's: models differ in it, it is small, and it stays in high precision. Like vLLM's
+    and transformers' experts, `forward` takes its result: for every token the ids of its experts and their
+    weights. Ids -1 and `num_experts` mean no expert.
 
     `gate_up` is [experts, 2 intermediate, hidden] and `down` [experts, hidden, intermediate]; the rest is as in
     MLP. With `num_local_experts` the module holds that many experts from `first_expert` on, and its result is
-    their part of the sum, to be added up over the ranks. A shared expert, an `opaq.MLP` that every token goes
-    through (`shared_intermediate_size`), is added by whoever holds expert 0."""
+    their part of the sum, to be summed over the ranks. A shared expert, an `opaq.MLP` that every token goes
+    through (`shared_intermediate_size`), is added by the rank that holds expert 0."""
 
     def __init__(
         self,
@@ -311,7 +311,7 @@ class GroupedLinear(_Stacked):
         return y.view(*inp.shape[:-1], self.out_features)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, metadata: Any, *arguments: Any) -> None:
-        """Transformer Engine's parameters are stacked."""
+        """Stacks Transformer Engine's parameters."""
         for name in ("weight", "bias"):
             keys = [f"{prefix}{name}{i}" for i in range(self.num_gemms)]
             if prefix + name not in state_dict and all(key in state_dict for key in keys):

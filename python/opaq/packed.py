@@ -1,5 +1,5 @@
 """QuantizedLinear: a linear layer whose weight is quantized once and stays packed. For inference, and for
-training what stands before it: gradients go to its input only."""
+training layers before it: gradients flow to its input only."""
 
 from __future__ import annotations
 
@@ -25,25 +25,34 @@ def zeros(shape: tuple[int, ...], quantizer: str, dtype: torch.dtype, device: An
 
 
 def weight_quantizer(quantizer: Quantizer | str) -> str:
-    """The canonical text of how a weight is stored: with its rowwise copy, which a forward reads."""
+    """The canonical text of a weight's quantizer, with the rowwise copy that a forward reads."""
     return with_usage(str(Quantizer(str(quantizer))), True, None)
 
 
 def input_quantizer_text(quantizer: Quantizer | str) -> str:
-    """The canonical text of how an input is quantized; "" where it stays as it is."""
+    """The canonical text of an input's quantizer; "" if it is not quantized."""
     return with_usage(str(Quantizer(str(quantizer))), True, False) if str(quantizer) else ""
 
 
+def why_not_packed(text: str) -> str:
+    """Why nothing can be packed by a quantizer; "" if it can."""
+    if query(text, "is_delayed"):
+        return "needs calibrated scales, and nothing is calibrated here"
+    if query(text, "is_stochastic"):
+        return "rounds stochastically, which is for gradients; expected one that rounds to nearest"
+    return ""
+
+
 class PackedModule(nn.Module):
-    """Base of the modules whose weights may be QuantizedTensors. Scales of inputs, which checkpoints bring, are
-    buffers: float32 whatever the model is cast to, None where there are none."""
+    """Base of the modules whose weights may be QuantizedTensors. Input scales from
+    checkpoints are buffers: float32 whatever the model is cast to, None if there are none."""
 
     weight_names: ClassVar[tuple[str, ...]] = ()
     scale_names: ClassVar[tuple[str, ...]] = ()
-    precision = "exact"  # what kernels may make of inputs that are not quantized; tile_ sets it
+    precision = "exact"  # lowest accuracy accepted for unquantized inputs; tile_ sets it
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """Weights keep their bytes by themselves."""
+        """Keeps scales in float32; a QuantizedTensor keeps its bytes itself."""
         scales = {name: self._buffers[name] for name in self.scale_names}
         self._buffers.update(dict.fromkeys(scales))
         super()._apply(fn, recurse)
@@ -55,7 +64,7 @@ class PackedModule(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, metadata: Any, *arguments: Any) -> None:
-        """A scale is taken even where there was none. A plain weight becomes what this one is."""
+        """Accepts a scale even if the module has none, and quantizes a plain weight like this one."""
         for name in self.scale_names:
             given = state_dict.get(prefix + name)
             if given is not None and self._buffers[name] is None:
@@ -70,7 +79,7 @@ class PackedModule(nn.Module):
 
 
 def autocast_input(x: torch.Tensor) -> torch.Tensor:
-    """As torch.autocast wants it."""
+    """x in the dtype of torch.autocast, if that is enabled."""
     if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
         kind = x.device.type
         if kind != "meta" and torch.is_autocast_enabled(kind):
@@ -82,10 +91,10 @@ class QuantizedLinear(PackedModule):
     """y = x w^T + bias with a packed weight.
 
     `weight` is a parameter that is a QuantizedTensor of shape (out_features, in_features), zeros at first.
-    `input_quantizer` says how x is quantized; "" leaves it as it is. `input_scale`, a float32 buffer of one
-    number or None, is what a checkpoint was calibrated to: the scale of an `fp8+delayed` input, the amax (with
-    `+global` the global scale) of an `nvfp4` one. Without it each input's own is taken. `dtype` is the bias's
-    and what the weight dequantizes to."""
+    `input_quantizer` quantizes x; "" does not. `input_scale`, a float32 buffer of one number or None, is a
+    calibrated scale from a checkpoint: the scale of an `fp8+delayed` input, the amax (with `+global` the global
+    scale) of an `nvfp4` one. Without it, it is computed from each input. `dtype` is that of the bias and of the
+    dequantized weight."""
 
     weight: Any
     bias: Any
@@ -116,7 +125,7 @@ class QuantizedLinear(PackedModule):
         self.input_quantizer = input_quantizer
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        given = query(input_quantizer, "is_delayed")  # there is no input's own scale
+        given = query(input_quantizer, "is_delayed")  # its scale is never computed from the input
         self.register_buffer("input_scale", torch.ones(1, device=weight.device) if given else None)
 
     @classmethod
@@ -136,7 +145,7 @@ class QuantizedLinear(PackedModule):
         bias: torch.Tensor | None = None,
         input_quantizer: Quantizer | str = "",
     ) -> QuantizedLinear:
-        """A layer around a weight that is quantized already."""
+        """A layer with an already quantized weight."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made._fill(weight, bias, input_quantizer_text(input_quantizer))
@@ -153,7 +162,7 @@ class QuantizedLinear(PackedModule):
 
     @property
     def quantizer(self) -> str:
-        """How the weight is stored."""
+        """The quantizer of the weight, as text."""
         return str(self.weight._quantizer_text)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

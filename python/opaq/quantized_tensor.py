@@ -1,9 +1,10 @@
-"""QuantizedTensor: a tensor whose data are the buffers of a quantizer. It looks like a tensor of its shape and
-dtype; what it holds is bytes, laid out as the library's format table says."""
+"""QuantizedTensor: a tensor whose data are the buffers of a quantizer. It behaves like a tensor of its shape
+and dtype; its bytes are laid out by the library's format table."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
@@ -15,16 +16,16 @@ from opaq._import_hook import allow_in_graph
 from opaq._library import version
 from opaq._operators import buffer_names, buffer_rows, call_operator, expect_tensors, ops
 from opaq._refusals import refuse_transforms
-from opaq.quantizer import Quantizer, with_tiles
+from opaq.quantizer import Quantizer, as_quantizer, with_tiles
 
 aten = torch.ops.aten
 _HANDLERS: dict[Any, Callable[..., Any]] = {}
-_LABELS = (torch.float32, torch.bfloat16, torch.float16)  # what a tensor can be quantized from
+_LABELS = (torch.float32, torch.bfloat16, torch.float16)  # dtypes that can be quantized
 
 
 class _ElementSize(int):
-    """Bytes per element, rounded up. Times the number of elements it is exactly the bytes of the buffers, which
-    what sums up a model's memory computes."""
+    """Bytes per element, rounded up; multiplied by the number of elements it gives exactly the bytes of the
+    buffers, for code that sums up a model's memory."""
 
     nbytes: int
     elements: int
@@ -41,17 +42,17 @@ class _ElementSize(int):
 
     __rmul__ = __mul__
 
-    def __reduce__(self) -> tuple[type[int], tuple[int]]:  # copied and pickled it is a plain integer
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:  # copies and pickles as a plain integer
         return int, (int(self),)
 
 
 class QuantizedTensor(torch.Tensor):
-    """Made by `opaq.quantize_tensor` or `TensorProto.create_tensor`. Its buffers are attributes under the names
-    other software uses (`_rowwise_data`, ...)."""
+    """Created by `opaq.quantize_tensor` or `TensorProto.create_tensor`. Its buffers are attributes with
+    Transformer Engine's names (`_rowwise_data`, ...)."""
 
     _quantizer_text: str
-    _is_cut = False  # cut out of another tensor, whose memory it does not share
-    _is_flat = False  # seen as one dimension, which FSDP2 asks for and never reads
+    _is_cut = False  # a slice of another tensor, whose memory it does not share
+    _is_flat = False  # flattened view, which FSDP2 creates and never reads
 
     @staticmethod
     def __new__(
@@ -79,8 +80,8 @@ class QuantizedTensor(torch.Tensor):
     ) -> QuantizedTensor:
         """A weight from its tensors as a safetensors file has them, under the names they have there, with or
         without their module's. `layout` is "compressed-tensors", "modelopt", "deepseek" or "gpt-oss". The
-        format is what the names, dtypes and shapes fit; `format` says it instead. A scale of the input is
-        accepted and not used. `dtype` is what the weight dequantizes to, PyTorch's default if not given."""
+        format follows from names, dtypes and shapes unless `format` is given. A scale of the input is accepted
+        and not used. `dtype` is what the weight dequantizes to, PyTorch's default if not given."""
         from opaq._from_checkpoint import from_checkpoint  # noqa: PLC0415  # which needs this class
 
         return from_checkpoint(tensors, layout, format, dtype or torch.get_default_dtype())
@@ -97,7 +98,7 @@ class QuantizedTensor(torch.Tensor):
     def buffers(self) -> list[torch.Tensor]:
         if self._is_flat:
             raise NotImplementedError(
-                "opaq: this is a QuantizedTensor seen as one dimension, and the quantized dimension cannot be "
+                "opaq: this is a flattened QuantizedTensor, and the quantized dimension cannot be "
                 "merged with others; use it in its own shape, or dequantize it first"
             )
         return [getattr(self, name) for name in buffer_names(self._quantizer_text)]
@@ -123,7 +124,7 @@ class QuantizedTensor(torch.Tensor):
         return QuantizedTensor([inner[row.name] for row in buffer_rows(text)], text, size, dtype)
 
     def _stable_hash_for_caching(self) -> str:
-        """What a compiled graph may depend on; the buffers' shapes follow from it."""
+        """Metadata for compiled graphs; the buffers' shapes follow from it."""
         return f"opaq {version} {self!r} {self.stride()} {self.requires_grad}"
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -137,7 +138,7 @@ class QuantizedTensor(torch.Tensor):
         return made
 
     def update_usage(self, rowwise: bool | None = None, columnwise: bool | None = None) -> QuantizedTensor:
-        """A tensor with these copies; one that is not there is made where that rounds nothing again."""
+        """A tensor with these copies; a missing one is created if that needs no second rounding."""
         target = str(self.quantizer.with_usage(rowwise, columnwise))
         if target == self._quantizer_text:
             return self
@@ -145,8 +146,8 @@ class QuantizedTensor(torch.Tensor):
         return made
 
     def tiled(self, tiled: bool = True) -> QuantizedTensor:
-        """The same tensor with its codes and scales in the order that processors' kernels read, or in the usual
-        one (docs/formats.md, "Tiles")."""
+        """The same tensor with its codes and scales in tiles, as CPU kernels read them, or in rows
+        (docs/formats.md, "Tiles")."""
         target = with_tiles(self._quantizer_text, tiled)
         if target == self._quantizer_text:
             return self
@@ -178,7 +179,7 @@ class QuantizedTensor(torch.Tensor):
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[torch.Tensor, ...], Any]:
-        if self.shape[0] * mesh.size() != outer_size[0]:  # every rank says so, so that none waits for another
+        if self.shape[0] * mesh.size() != outer_size[0]:  # raised by every rank, so that none waits for another
             raise NotImplementedError(
                 f"opaq: {outer_size[0]} rows are not divided evenly by {mesh.size()} ranks, so the bytes of "
                 f"{self.quantizer!r} cannot be gathered"
@@ -192,7 +193,7 @@ class QuantizedTensor(torch.Tensor):
         buffers = ops.gather_rows(list(gathered), text, shard, whole, dtype)
         if out is None:
             return assemble(buffers, text, whole, param_dtype), tuple(buffers)
-        # the same values again: what the forward saved for the backward is still what it was
+        # the values are the same, so tensors saved for the backward stay valid
         with torch.autograd._unsafe_preserve_version_counter(tuple(out.buffers())):
             for mine, new in zip(out.buffers(), buffers, strict=True):
                 mine.copy_(new)
@@ -205,7 +206,7 @@ class QuantizedTensor(torch.Tensor):
         keywords = keywords or {}
         if (handler := _HANDLERS.get(function)) is not None:
             return handler(function, *arguments, **keywords)
-        if function.namespace == "c10d":  # these write, and their schemas do not say so
+        if function.namespace == "c10d":  # these write without declaring it in their schemas
             raise NotImplementedError(f"opaq: {function} takes no QuantizedTensor; dequantize it first")
         if any(isinstance(t, QuantizedTensor) for t in _written(function, arguments, keywords)):
             raise NotImplementedError(
@@ -219,7 +220,7 @@ class QuantizedTensor(torch.Tensor):
 
 
 def _written(function: Any, arguments: Any, keywords: Any) -> list[Any]:
-    """The arguments that an operator changes."""
+    """The arguments that an operator writes to."""
     rows = function._schema.arguments
     given = {**dict(zip((row.name for row in rows), arguments, strict=False)), **keywords}
     changed = [given.get(row.name) for row in rows if row.alias_info is not None and row.alias_info.is_write]
@@ -282,10 +283,17 @@ def quantize_tensor(
     amax_columnwise: torch.Tensor | None = None,
     random: torch.Tensor | None = None,
 ) -> QuantizedTensor:
-    """x as a QuantizedTensor; gradients pass through unchanged. `random`, for `sr`, is int64 (seed, offset)."""
+    """Quantizes x; gradients pass through unchanged. `quantizer` is an opaq.Quantizer or its text. `random`,
+    for `sr`, is an int64 tensor (seed, offset)."""
     refuse_transforms("opaq.quantize_tensor")
     expect_tensors("opaq.quantize_tensor", x=x, scale=scale, random=random)
-    text = str(quantizer if isinstance(quantizer, Quantizer) else Quantizer(quantizer))
+    text = as_quantizer("opaq.quantize_tensor", quantizer)._text
+    if isinstance(x, QuantizedTensor) and not torch.compiler.is_compiling():
+        warnings.warn(
+            f"opaq.quantize_tensor: x of shape {tuple(x.shape)} is quantized already ({x._quantizer_text}): "
+            f"its dequantized values are quantized again ({text}), which adds a second rounding error",
+            stacklevel=2,
+        )
     made: QuantizedTensor = _Quantize.apply(x, text, (scale, amax_rowwise, amax_columnwise, random))
     return made
 
@@ -324,7 +332,7 @@ def _each_buffer(function: Any, tensor: QuantizedTensor, **keywords: Any) -> Any
 
 @_handles(aten._to_copy.default)
 def _to(function: Any, tensor: QuantizedTensor, *, dtype: Any = None, device: Any = None, **rest: Any) -> Any:
-    """Another float is another label: the bytes are the same."""
+    """Casting to another float dtype changes only the label: the bytes are the same."""
     if dtype not in (None, *_LABELS):
         return function(tensor.dequantize(), dtype=dtype, device=device, **rest)
     moved = [aten._to_copy.default(buffer, device=device) for buffer in tensor.buffers()]
@@ -340,7 +348,7 @@ def _view(function: Any, tensor: QuantizedTensor, size: Sequence[Any]) -> Any:
             made._is_flat = True
             return made
         raise NotImplementedError(
-            f"opaq: {tuple(tensor.shape)} cannot be seen as {tuple(shape)}: the last dimension is quantized"
+            f"opaq: {tuple(tensor.shape)} cannot be viewed as {tuple(shape)}: the last dimension is quantized"
         )
     rows = buffer_rows(tensor._quantizer_text)
     shaped = [buffer.view(row.shape(shape)) for row, buffer in zip(rows, tensor.buffers(), strict=True)]
@@ -351,14 +359,14 @@ def _view(function: Any, tensor: QuantizedTensor, size: Sequence[Any]) -> Any:
 def _as_strided(
     function: Any, tensor: QuantizedTensor, size: Any, stride: Any, storage_offset: Any = None
 ) -> Any:
-    """FSDP2 asks for the tensor as it is."""
+    """Only the identity is supported, which FSDP2 uses."""
     if (tuple(size), tuple(stride), storage_offset or 0) != (tuple(tensor.shape), tensor.stride(), 0):
         raise NotImplementedError(f"opaq: {tensor!r} has no strides to change; dequantize it first")
     return _each_buffer(aten.alias.default, tensor)
 
 
 def _clamp(bound: Any, size: Any) -> Any:
-    """A slice's bound as Python means it, on symbols too."""
+    """A slice bound clamped like Python's; it may be symbolic."""
     return torch.sym_min(size, torch.sym_max(0, bound + size if bound < 0 else bound))
 
 
@@ -370,7 +378,7 @@ def _slice(
         raise NotImplementedError("opaq: a QuantizedTensor is sliced along its first dimension, without a step")
     size = tensor.shape[0]
     first, last = (_clamp(bound, size) for bound in (start or 0, size if end is None else end))
-    is_all = isinstance(size, int) and (first, last) == (0, size)  # on symbols that would be a guard
+    is_all = isinstance(size, int) and (first, last) == (0, size)  # comparing symbols would add a guard
     if is_all or (start in (None, 0) and end in (None, sys.maxsize)):
         return _each_buffer(aten.alias.default, tensor)
     length = torch.sym_max(0, last - first)
@@ -396,9 +404,9 @@ def _copy(function: Any, tensor: Any, source: torch.Tensor, non_blocking: bool =
         return tensor.copy_(source.dequantize(), non_blocking)
     if tensor._is_cut:
         raise NotImplementedError(
-            f"opaq: {tensor!r} was cut out of another tensor and does not share its memory, so what is copied "
-            "into it would not arrive there; clone it to have one of its own. FSDP2 needs rows that the ranks "
-            "divide evenly; a sharded checkpoint is loaded into the same shards or into a plain tensor"
+            f"opaq: {tensor!r} is a slice of another tensor and does not share its memory, so values copied "
+            "into it would not reach that tensor; clone it for a tensor of its own. FSDP2 needs rows that the "
+            "ranks divide evenly; a sharded checkpoint is loaded into the same shards or into a plain tensor"
         )
     if not isinstance(source, QuantizedTensor):
         source = quantize_tensor(source.to(tensor.device, tensor.dtype), tensor._quantizer_text)
@@ -413,7 +421,7 @@ def _copy(function: Any, tensor: Any, source: torch.Tensor, non_blocking: bool =
 
 @_handles(aten.new_zeros.default, aten.empty_like.default, aten.zeros_like.default)
 def _new(function: Any, tensor: QuantizedTensor, size: Any = None, **keywords: Any) -> Any:
-    """Of the same quantizer; zeros are zero bytes, which decode to zeros in every format."""
+    """A tensor with the same quantizer; zero bytes decode to zeros in every format."""
     rows = buffer_rows(tensor._quantizer_text)
     shape = tensor.shape if size is None else size
     dtype, device = keywords.get("dtype"), keywords.get("device")
@@ -425,7 +433,7 @@ def _new(function: Any, tensor: QuantizedTensor, size: Any = None, **keywords: A
 
 @_handles(aten.equal.default)
 def _equal(function: Any, first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Equal bytes of equal quantizers; against a plain tensor, equal values."""
+    """Whether quantizers and bytes are equal; compared with a plain tensor, whether values are."""
     if not (isinstance(first, QuantizedTensor) and isinstance(second, QuantizedTensor)):
         return bool(
             torch.equal(*(t.dequantize() if isinstance(t, QuantizedTensor) else t for t in (first, second)))
@@ -439,7 +447,7 @@ def _equal(function: Any, first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _all_gather(function: Any, tensor: QuantizedTensor, size: int, group: Any) -> Any:
-    """Of rows: DTensor.full_tensor(), a full state_dict."""
+    """Gathers rows, for DTensor.full_tensor() and full state_dicts."""
     whole = [tensor.shape[0] * size, *tensor.shape[1:]]
     gathered = [_c10d.wait_tensor(function(b.contiguous(), size, group)) for b in tensor.buffers()]
     buffers = ops.gather_rows(gathered, tensor._quantizer_text, tensor.shape, whole, tensor.dtype)
@@ -451,7 +459,7 @@ def _waited(function: Any, tensor: QuantizedTensor) -> Any:
 
 
 def _scatter(function: Any, outputs: list[Any], inputs: list[list[Any]], *rest: Any) -> Any:
-    """Of shards: distribute_tensor(), into which a full state_dict is loaded."""
+    """Scatters shards, for distribute_tensor() and loading a full state_dict."""
     for name in outputs[0].buffer_names():
         mine, theirs = tree_map_only(QuantizedTensor, lambda t, name=name: getattr(t, name), (outputs, inputs))
         *_, work = function(mine, theirs, *rest)
@@ -460,7 +468,8 @@ def _scatter(function: Any, outputs: list[Any], inputs: list[list[Any]], *rest: 
 
 
 def _broadcast(function: Any, tensors: list[Any], *rest: Any) -> Any:
-    """Of values: others may have a plain tensor to receive them in. What is the same stays as it is."""
+    """Broadcasts values, since other ranks may receive them in a plain tensor. Equal tensors are not
+    rewritten."""
     plain = [t.dequantize() for t in tensors]
     before = [t.clone() for t in plain]
     *_, work = function(plain, *rest)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from opaq import _library
-from opaq._library import DERIVATIONS, PROPERTIES, USAGES, call, library
+from opaq._library import DERIVATIONS, PROPERTIES, USAGES, OpaqError, call, library
 from opaq._tables import ELEMENTS, OPTIONS, RULES, formats, names_of
 
 if TYPE_CHECKING:
     import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-TEXT_LIMIT = 4096  # texts that a cache keeps; the library bounds its own likewise
+TEXT_LIMIT = 4096  # entries of a cache; the library's own is bounded too
 
 
 def text_of(spec: _library.Spec) -> str:
@@ -25,8 +26,8 @@ def text_of(spec: _library.Spec) -> str:
 
 
 def kept(function: _Function) -> _Function:
-    """A function of texts and other constants whose results are kept, and are constants to a compiler: they are
-    always the same."""
+    """Decorates a pure function of texts and other constants: results are cached, and constants to
+    torch.compile."""
     cached = lru_cache(TEXT_LIMIT)(function)
 
     @wraps(function)
@@ -39,11 +40,27 @@ def kept(function: _Function) -> _Function:
     return made  # type: ignore[no-any-return]
 
 
+def _suggestion(text: str) -> str:
+    """ "; did you mean ...?" for the first word of a text that is not a known one but close to it."""
+    first, *options = text.lower().split("+")
+    known = [*USAGES, *OPTIONS, "rule=", "eps=", "e4m3max="]
+    words = [(first.split(".")[0], [row.name for row in formats()])]
+    words += [(word.partition("=")[0], known) for word in options]
+    for word, choices in words:
+        if word not in choices and f"{word}=" not in choices:
+            nearest = get_close_matches(word, choices, 1)
+            return f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return ""
+
+
 @lru_cache(TEXT_LIMIT)
 def _parse(text: str) -> _library.Spec:
     spec = _library.Spec()
     raw = text.encode(errors="surrogatepass")
-    call("opaq_spec_parse", raw, len(raw), spec)
+    try:
+        call("opaq_spec_parse", raw, len(raw), spec)
+    except OpaqError as error:
+        raise OpaqError(f"{error}{_suggestion(text)}", error.status) from None
     return spec
 
 
@@ -63,7 +80,7 @@ def with_usage(text: str, rowwise: bool | None, columnwise: bool | None) -> str:
 
 @kept
 def derive(text: str, how: str) -> str:
-    """The quantizer that follows from one: "tiled", "untiled", "current" (its scale is not given), "handed_on"
+    """A quantizer derived from another: "tiled", "untiled", "current" (its scale is not given), "handed_on"
     (of a tensor that leaves a layer), "row_amaxes" (no row's values depend on other rows)."""
     made = _library.Spec()
     call("opaq_spec_derive", _parse(text), DERIVATIONS.index(how), made)
@@ -72,7 +89,7 @@ def derive(text: str, how: str) -> str:
 
 @kept
 def query(text: str, name: str) -> int:
-    """What the library says of a quantizer: a property of PROPERTIES, opaq/spec.h. 0 for "", a plain tensor."""
+    """A property of a quantizer, one of PROPERTIES (opaq/spec.h). 0 for "", a plain tensor."""
     return int(library.opaq_spec_query(_parse(text), PROPERTIES.index(name))) if text else 0
 
 
@@ -81,11 +98,23 @@ def with_tiles(text: str, tiled: bool) -> str:
     return derive(text, "tiled" if tiled else "untiled")
 
 
+def as_quantizer(caller: str, given: Any) -> Quantizer:
+    """The quantizer that an argument names: a Quantizer or its text."""
+    if isinstance(given, Quantizer):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(
+            f"{caller}: quantizer is a {type(given).__name__}, expected an opaq.Quantizer or its text, such as "
+            "'nvfp4'"
+        )
+    return Quantizer(given)
+
+
 class Quantizer:
     """How a tensor is quantized, as an immutable value: `Quantizer("nvfp4+2d")`.
 
-    The text may have its options in any order; what is kept is the canonical text, `str(quantizer)`, and two
-    quantizers are equal exactly when these are."""
+    The text may have its options in any order and in any case. Only the canonical text is kept,
+    `str(quantizer)`; quantizers with equal texts are equal."""
 
     __slots__ = ("_text",)
     _text: str
@@ -110,7 +139,7 @@ class Quantizer:
 
     @property
     def usage(self) -> str:
-        """Which copies there are: "rowwise", "columnwise" or "both"."""
+        """Which copies a tensor has: "rowwise", "columnwise" or "both"."""
         return next(name for name, number in USAGES.items() if number == self.spec.usage)
 
     @property
@@ -134,12 +163,12 @@ class Quantizer:
 
     @property
     def is_tiled(self) -> bool:
-        """Whether codes and scales are in the order that processors' kernels read."""
+        """Whether codes and scales are in the tiles that CPU kernels read."""
         return bool(query(self._text, "is_tiled"))
 
     @property
     def rows_per_scale(self) -> int:
-        """How many rows share a scale: a tensor is cut at multiples of it."""
+        """How many rows share a scale: a tensor can be sliced at multiples of it."""
         return query(self._text, "rows_per_scale")
 
     def with_usage(self, rowwise: bool | None = None, columnwise: bool | None = None) -> Quantizer:
@@ -147,7 +176,7 @@ class Quantizer:
         return Quantizer(with_usage(self._text, rowwise, columnwise))
 
     def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> Quantizer:
-        """Transformer Engine's name for with_usage. A quantizer is a value and stays as it is: take the result,
+        """Transformer Engine's name for with_usage. A quantizer is immutable: use the result,
         `quantizer = quantizer.set_usage(columnwise=True)`."""
         return self.with_usage(rowwise, columnwise)
 
@@ -159,8 +188,8 @@ class Quantizer:
         device: torch.device | str | None = None,
         requires_grad: bool = False,
     ) -> torch.Tensor:
-        """A quantized tensor of this shape, its buffers uninitialised; dtype (default float32) is what it
-        stands for."""
+        """A quantized tensor of this shape with uninitialised buffers; dtype (default float32) is the dtype it
+        represents."""
         import torch
 
         from opaq.tensor_proto import TensorProto

@@ -1,17 +1,18 @@
-"""Recipes: which quantizer each tensor of a module gets. Classes, fields and defaults are Transformer Engine's;
-a recipe here is a frozen value, and environment variables change nothing. Needs no PyTorch."""
+"""Recipes: the quantizer of each tensor of a module. Classes, fields and defaults are Transformer Engine's;
+here a recipe is immutable, and environment variables have no effect. Needs no PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from enum import Enum
 from math import inf
 from typing import Any, NamedTuple
 
 from opaq.quantizer import Quantizer, derive, kept, query
 
-# A default that __post_init__ makes: a dataclass as a default could not be constructed in a compiled graph.
+# Default replaced in __post_init__: a dataclass as a default could not be constructed in a compiled graph.
 _MADE_LATER: Any = None
 _OVERRIDES = (None, "high_precision", "dequantized")
 _SCOPES = ("none", "weights", "activations", "all")
@@ -62,7 +63,7 @@ def _expect_int(owner: object, name: str, least: int, most: float = inf) -> None
 
 @dataclass(frozen=True)
 class MMParams:
-    """How a matrix product sums up on a tensor core. It changes nothing where sums are exact enough anyway."""
+    """How a matrix product accumulates on a tensor core. It has no effect on opaq's kernels."""
 
     use_split_accumulator: bool = True
 
@@ -90,7 +91,7 @@ class QParams:
 
 @dataclass(frozen=True)
 class QuantizerRole:
-    """Which tensor asks for a quantizer: `tensor_type` is "input", "weight", "output", "grad_output" or
+    """The tensor that a quantizer is for: `tensor_type` is "input", "weight", "output", "grad_output" or
     "grad_input", `name` is the module's."""
 
     module_type: str = ""
@@ -123,7 +124,7 @@ def _number(value: float) -> str:
 
 
 def _text(start: str, params: QParams, more: str = "") -> str:
-    """The canonical text; what does not go together gets the library's error."""
+    """The canonical text; the library refuses invalid combinations."""
     text = start
     text += "+pow2" if params.power_2_scale else ""
     text += "+2d" if params.fp4_2d_quantization else ""
@@ -142,8 +143,8 @@ def _asks(*names: str) -> Any:
 
 
 class Recipe:
-    """What all recipes have in common. `fp8_dpa` and `fp8_mha` concern attention, which opaq has not: they are
-    kept and change nothing."""
+    """Base of all recipes. `fp8_dpa` and `fp8_mha` concern attention, which opaq does not have: they are stored
+    and have no effect."""
 
     fp8_format: Format
     fp8_dpa: bool
@@ -155,7 +156,7 @@ class Recipe:
         """The quantizers of the linear layer that is called `name`; traceable by torch.compile."""
         return self._quantizers
 
-    # Transformer Engine's questions to a recipe, or to its class
+    # Transformer Engine's predicates of a recipe or its class
     delayed = _asks("DelayedScaling")
     float8_current_scaling = _asks("Float8CurrentScaling")
     float8_per_tensor_scaling = _asks("DelayedScaling", "Float8CurrentScaling")
@@ -183,7 +184,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class DelayedScaling(Recipe):
-    """FP8 with one scale for each tensor, made from the largest values of earlier steps."""
+    """FP8 with one scale per tensor, computed from the amaxes of earlier steps."""
 
     margin: int = 0
     fp8_format: Format = Format.HYBRID
@@ -214,8 +215,8 @@ class DelayedScaling(Recipe):
 
 @dataclass(frozen=True)
 class Float8CurrentScaling(Recipe):
-    """FP8 with one scale for each tensor, made from the tensor itself. `use_power_2_scales` is what the three
-    `fp8_quant_...` take where they are not given; a given one counts as it is."""
+    """FP8 with one scale per tensor, computed from the tensor itself. `use_power_2_scales` is the default of
+    the three `fp8_quant_...` and does not change those that are given."""
 
     use_power_2_scales: bool = False
     fp8_format: Format = Format.HYBRID
@@ -242,8 +243,8 @@ class Float8CurrentScaling(Recipe):
 
 @dataclass(frozen=True)
 class Float8BlockScaling(Recipe):
-    """FP8 with a scale for each 1x128 or 128x128 block. `use_f32_scales` is what the three `fp8_quant_...` take
-    where they are not given; a given one counts as it is."""
+    """FP8 with a scale for each 1x128 or 128x128 block. `use_f32_scales` sets the default of the three
+    `fp8_quant_...` and does not change those that are given."""
 
     use_f32_scales: bool = False
     fp8_format: Format = Format.E4M3
@@ -295,7 +296,7 @@ def _fill(recipe: Float8CurrentScaling | Float8BlockScaling, power_2_scale: bool
 
 @dataclass(frozen=True)
 class MXFP8BlockScaling(Recipe):
-    """FP8 with a power of two for each 32 values. `margin` is kept and changes nothing: these scales have
+    """FP8 with a power of two for each 32 values. `margin` is stored and has no effect: these scales have
     none."""
 
     margin: int = 0
@@ -380,8 +381,8 @@ class NVFP4BlockScaling(Recipe):
 
 @dataclass(frozen=True)
 class CustomRecipe(Recipe):
-    """Asks `qfactory(role)` for each tensor's quantizer: a Quantizer, its text, or None for a tensor that stays
-    as it is. The usages in it do not count: the module knows them. Recipes with the same function are equal."""
+    """Calls `qfactory(role)` for each tensor's quantizer: a Quantizer, its text, or None for a tensor that is
+    not quantized. Its usages are ignored: the module sets them. Recipes with the same function are equal."""
 
     qfactory: Callable[[QuantizerRole], Quantizer | str | None]
     fp8_format: Format = Format.HYBRID
@@ -419,6 +420,36 @@ class CustomRecipe(Recipe):
         return text
 
 
+# Short names of the recipes; the classes' own names are accepted too, both in any case.
+_NAMES: dict[str, type[Recipe]] = {
+    "delayed": DelayedScaling,
+    "fp8": Float8CurrentScaling,
+    "fp8blk": Float8BlockScaling,
+    "mxfp8": MXFP8BlockScaling,
+    "nvfp4": NVFP4BlockScaling,
+}
+
+
+def as_recipe(caller: str, given: Any) -> Recipe | None:
+    """The recipe that an argument names: a recipe, its class, its name, or None."""
+    if given is None or isinstance(given, Recipe):
+        return given
+    if isinstance(given, type) and issubclass(given, Recipe):
+        return given()
+    classes = {**_NAMES, **{kind.__name__.lower(): kind for kind in _NAMES.values()}}
+    if isinstance(given, str) and given.lower() in classes:
+        return classes[given.lower()]()
+    known = ", ".join(map(repr, _NAMES))
+    if not isinstance(given, str):
+        raise TypeError(
+            f"{caller}: recipe is a {type(given).__name__}, expected an opaq.recipe.Recipe, its class or its "
+            f"name, one of {known}"
+        )
+    nearest = get_close_matches(given.lower(), classes, 1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise ValueError(f"{caller}: recipe is {given!r}, expected one of {known}{hint}")
+
+
 def default_recipe() -> Recipe:
-    """The recipe where none is given; opaq has every format on every machine."""
+    """The recipe used if none is given. Every format runs on every machine."""
     return MXFP8BlockScaling()

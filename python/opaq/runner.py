@@ -1,7 +1,7 @@
-"""Runners: prepared state behind an integer. A runner is made once, from weights; what runs afterwards is one
-of the operators `torch.ops.opaq.linear_gemm`, `mlp_gemm`, `moe_gemm` with its integer (docs/runners.md).
+"""Runners: prepared weights behind an integer handle. A runner is created once, from weights; the operators
+`torch.ops.opaq.linear_gemm`, `mlp_gemm` and `moe_gemm` then take its integer (docs/runners.md).
 
-Weights, plan and look-up are the library's. Python only describes the tensors, and lends its own objects to be
+The library owns weights, plan and lookup. Python describes the tensors, and can register its own objects as
 runners."""
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ import torch
 
 from opaq import _library
 from opaq._library import RUNNER_KINDS, call, library
-from opaq._operators import DTYPES, operators, ops
-from opaq._plan import experts_plan, given_by, parts_of, plan_for
+from opaq._operators import DTYPES, NUMBERS, operators, ops
+from opaq._plan import experts_plan, given_by, parts_of, plan_for, texts_of
 from opaq.quantized_tensor import QuantizedTensor
-from opaq.quantizer import with_tiles
+from opaq.quantizer import Quantizer, with_tiles
 
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
 _ROWS = dict(zip(RUNNER_KINDS, (ops.linear_gemm, ops.mlp_gemm, ops.moe_gemm), strict=True))
 
 
 @dataclass(frozen=True)
 class RunnerInfo:
-    """What a runner is."""
+    """Properties of a runner."""
 
     kind: str  # "linear", "mlp" or "moe"
     in_features: int
     out_features: int
-    experts: int  # 0 but for "moe"
+    experts: int  # 0 except for "moe"
     multiplications: int  # for each row of the input, in a "moe" for each chosen expert too; 0 if not known
     bytes: int
     format: str  # the weights' quantizer, or "bf16", "f16", "f32"
@@ -42,8 +41,8 @@ class RunnerInfo:
 
 
 class Runner:
-    """A runner's handle. It lives until `destroy`, or the end of its `with`: its integer may be in graphs that
-    nobody sees, so it does not go with this object."""
+    """The handle of a runner. The runner lives until `destroy` or the end of its `with`, not until this object
+    is collected: its integer may be in graphs."""
 
     def __init__(self, handle: int) -> None:
         self.id = handle
@@ -71,7 +70,7 @@ class Runner:
         return made
 
     def destroy(self) -> None:
-        """Takes the handle away; a run that is under way ends as if nothing had happened."""
+        """Invalidates the handle; a run in progress completes normally."""
         call("opaq_runner_destroy", self.id)
         self._is_destroyed = True
 
@@ -87,7 +86,7 @@ class Runner:
 
 
 def runner_count() -> int:
-    """How many there are in this process."""
+    """The number of runners in this process."""
     found: int = library.opaq_runner_count()
     return found
 
@@ -96,7 +95,7 @@ def runner_count() -> int:
 
 
 def _tensor_of(tensor: torch.Tensor) -> _library.Tensor:
-    made = _library.Tensor(data=tensor.data_ptr(), dtype=_CODES.get(tensor.dtype, -1), rank=tensor.dim())
+    made = _library.Tensor(data=tensor.data_ptr(), dtype=NUMBERS.get(tensor.dtype, -1), rank=tensor.dim())
     made.device = _library.Device(int(tensor.device.type != "cpu"), tensor.device.index or 0)
     if tensor.dim() > len(made.shape):
         raise ValueError(
@@ -107,7 +106,7 @@ def _tensor_of(tensor: torch.Tensor) -> _library.Tensor:
 
 
 def _fill(value: _library.Value, given: Any) -> None:
-    """An argument of the library's from one of PyTorch's; None stays empty."""
+    """Converts an argument from PyTorch to the library; None stays empty."""
     if isinstance(given, str):
         text = given.encode(errors="surrogatepass")
         value.text, value.count = text, len(text)
@@ -125,7 +124,7 @@ def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _create(name: str, arguments: dict[str, Any], quantizes: bool) -> Runner:
-    """A runner from a call of an operator without its activations."""
+    """Creates a runner from an operator's arguments without the activations."""
     row = operators()[name]
     values = (_library.Value * len(row.arguments))()
     for value, argument in zip(values, row.arguments, strict=True):
@@ -143,7 +142,7 @@ def _create(name: str, arguments: dict[str, Any], quantizes: bool) -> Runner:
 
 
 def _plain(tensor: Any) -> torch.Tensor | None:
-    """A bias as it is; a scale, which may be a number, as float32."""
+    """A bias unchanged; a scale, which may be a number, as float32."""
     if tensor is None or isinstance(tensor, torch.Tensor):
         return None if tensor is None else tensor.detach().contiguous()
     return torch.tensor([tensor], dtype=torch.float32)
@@ -154,7 +153,7 @@ def _weight(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _tiled(precision: str | None, quantizer: str, *weights: torch.Tensor) -> tuple[Any, ...]:
-    """For a precision, how plain weights are quantized and packed ones themselves, in tiles."""
+    """With a precision: the tiled quantizer for plain weights, and packed weights in tiles."""
     if precision is None:
         return quantizer, *weights
     tiles = [w.detach().tiled() if isinstance(w, QuantizedTensor) else w for w in weights]
@@ -165,19 +164,20 @@ def create_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    quantizer: str = "",
-    input_quantizer: str = "",
+    quantizer: Quantizer | str = "",
+    input_quantizer: Quantizer | str = "",
     input_scale: torch.Tensor | float | None = None,
     precision: str | None = None,
 ) -> Runner:
     """x w^T + bias. `weight` [N, K] is a QuantizedTensor, or a plain tensor that `quantizer`, if there is one,
     quantizes now. x is quantized by `input_quantizer` in every run, with `input_scale` instead of its own
     amax. With a `precision` (see `opaq.tile_`) the weight is kept in tiles, for speed on processors."""
-    quantizer, weight = _tiled(precision, quantizer, weight)
+    by_weight, by_input = texts_of(quantizer, input_quantizer)
+    by_weight, weight = _tiled(precision, by_weight, weight)
     plan = plan_for(
         "opaq.runner.create_linear",
-        x=input_quantizer,
-        w=quantizer,
+        x=by_input,
+        w=by_weight,
         w_given=given_by(weight),
         precision=precision or "exact",
     )
@@ -188,7 +188,7 @@ def create_linear(
         "plan": plan,
         "input_scale": _plain(input_scale),
     }
-    return _create("linear", arguments, bool(quantizer))
+    return _create("linear", arguments, bool(by_weight))
 
 
 def _create_experts(
@@ -197,7 +197,7 @@ def _create_experts(
     down: torch.Tensor,
     biases: Sequence[torch.Tensor | None],
     scales: Sequence[torch.Tensor | float | None],
-    inputs: tuple[str, str],
+    inputs: Sequence[str],
     quantizer: str,
     *words: Any,
 ) -> Runner:
@@ -227,20 +227,21 @@ def create_mlp(
     limit: float | None = None,
     alpha: float | None = None,
     beta: float | None = None,
-    quantizer: str = "",
-    input_quantizer: str = "",
-    hidden_quantizer: str = "",
+    quantizer: Quantizer | str = "",
+    input_quantizer: Quantizer | str = "",
+    hidden_quantizer: Quantizer | str = "",
     input_scale: torch.Tensor | float | None = None,
     hidden_scale: torch.Tensor | float | None = None,
     precision: str | None = None,
 ) -> Runner:
     """What `opaq.functional.mlp` computes. Plain weights are quantized now by `quantizer`, the inputs of both
     products in every run, by `input_quantizer` and `hidden_quantizer` (default: the same)."""
-    quantizer, gate_up, down = _tiled(precision, quantizer, gate_up, down)
+    by_weight, *inputs = texts_of(quantizer, input_quantizer, hidden_quantizer)
+    by_weight, gate_up, down = _tiled(precision, by_weight, gate_up, down)
     biases, scales = (gate_up_bias, down_bias), (input_scale, hidden_scale)
     words = activation, (limit, alpha, beta), precision
-    inputs, weights = (input_quantizer, hidden_quantizer), (gate_up, down, biases, scales)
-    return _create_experts("mlp", *weights, inputs, quantizer, *words)
+    weights = gate_up, down, biases, scales
+    return _create_experts("mlp", *weights, inputs, by_weight, *words)
 
 
 def create_moe(
@@ -256,20 +257,21 @@ def create_moe(
     limit: float | None = None,
     alpha: float | None = None,
     beta: float | None = None,
-    quantizer: str = "",
-    input_quantizer: str = "",
-    hidden_quantizer: str = "",
+    quantizer: Quantizer | str = "",
+    input_quantizer: Quantizer | str = "",
+    hidden_quantizer: Quantizer | str = "",
     input_scale: torch.Tensor | float | None = None,
     hidden_scale: torch.Tensor | float | None = None,
     precision: str | None = None,
 ) -> Runner:
     """What `opaq.functional.moe` computes. Plain weights are quantized now by `quantizer`, each expert's by
     itself."""
-    quantizer, gate_up, down = _tiled(precision, quantizer, gate_up, down)
+    by_weight, *inputs = texts_of(quantizer, input_quantizer, hidden_quantizer)
+    by_weight, gate_up, down = _tiled(precision, by_weight, gate_up, down)
     biases, scales = (gate_up_bias, down_bias), (input_scale, hidden_scale)
     words = activation, (limit, alpha, beta), precision, (num_experts, first_expert, weights_on_input)
-    inputs, weights = (input_quantizer, hidden_quantizer), (gate_up, down, biases, scales)
-    return _create_experts("moe", *weights, inputs, quantizer, *words)
+    weights = gate_up, down, biases, scales
+    return _create_experts("moe", *weights, inputs, by_weight, *words)
 
 
 # ---- a Python object as a runner ----
@@ -277,21 +279,21 @@ def create_moe(
 
 @dataclass
 class _Lent:
-    """An object that is a runner."""
+    """A Python object registered as a runner."""
 
     obj: Any
     method: str
     handle: int = 0
 
 
-_METHODS = ("_run_impl", "run")  # the first that an object has
-_lent: dict[int, _Lent] = {}  # by the state that the library keeps for us
+_METHODS = ("_run_impl", "run")  # method names, in order of preference
+_lent: dict[int, _Lent] = {}  # by the context pointer that the library passes back
 _states_by_handle: dict[int, int] = {}
 _states = count(1)
 
 
 def _borrowed(tensor: _library.Tensor) -> torch.Tensor:
-    """A tensor on memory that is somebody else's, for as long as the call lasts."""
+    """A tensor on borrowed memory, valid during the call."""
     shape, strides = tensor.shape[: tensor.rank], tensor.strides[: tensor.rank]
     dtype = DTYPES[tensor.dtype]
     if 0 in shape:
@@ -391,7 +393,7 @@ def register_runner(
     out_features: int | None = None,
     experts: int | None = None,
 ) -> int:
-    """`register`, with what is not given read from the object: `num_experts` (a mixture), `hidden_size`,
+    """`register` with defaults read from the object: `num_experts` (a mixture), `hidden_size`,
     `in_features` and `out_features`, or the shape of a plain `weight` [out, in]. Returns the integer."""
     shape = getattr(getattr(obj, "weight", None), "shape", ())
     sizes = tuple(shape) if len(shape) == 2 and obj.weight.dtype != torch.uint8 else (None, None)
@@ -406,7 +408,7 @@ def register_runner(
     for name, size in (("in_features", in_features), ("out_features", out_features)):
         if not size:
             raise ValueError(
-                f"opaq.runner: {type(obj).__name__} does not say its {name}: give it an attribute {name} "
+                f"opaq.runner: {type(obj).__name__} has no {name}: give it an attribute {name} "
                 f"(a {kind} runner: {'a plain weight' if kind == 'linear' else 'hidden_size'} will do), "
                 f"or pass {name}="
             )

@@ -1,4 +1,4 @@
-"""TensorProto: a tensor without its data. It makes the tensor eagerly, as a fake, or in a compiled graph."""
+"""TensorProto: a tensor without its data. It creates the tensor eagerly, as a fake, or in a compiled graph."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import torch
 from opaq._operators import buffer_names, create_buffers
 from opaq._tables import make_proto
 from opaq.quantized_tensor import QuantizedTensor, assemble
-from opaq.quantizer import Quantizer
+from opaq.quantizer import Quantizer, as_quantizer
 
 
 @dataclass(frozen=True, init=False, repr=False)
 class TensorProto:
-    """Shape, dtype, quantizer (None for a plain tensor), requires_grad and device of a tensor. A value: it
-    cannot be changed; prototypes are equal, with equal hashes, where all of these are. `replace` and
-    `update_usage` give new ones."""
+    """Shape, dtype, quantizer (None for a plain tensor; a Quantizer or its text), requires_grad and device of a
+    tensor. Immutable, and compared and hashed by these values. `replace` and `update_usage` return new ones."""
 
     shape: Sequence[Any]
     dtype: torch.dtype
@@ -30,19 +29,15 @@ class TensorProto:
         self,
         shape: Sequence[Any],
         dtype: torch.dtype,
-        quantizer: Quantizer | None = None,
+        quantizer: Quantizer | str | None = None,
         requires_grad: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        if quantizer is not None and not isinstance(quantizer, Quantizer):
-            raise TypeError(
-                f"TensorProto: quantizer is a {type(quantizer).__name__}, expected an opaq.Quantizer"
-            )
+        if quantizer is not None:
+            quantizer = as_quantizer("TensorProto", quantizer)
         sizes = torch.Size(shape) if all(type(size) is int for size in shape) else tuple(shape)
         if quantizer is not None and isinstance(sizes, torch.Size) and not torch.compiler.is_compiling():
-            make_proto(
-                sizes, str(dtype).removeprefix("torch."), quantizer
-            )  # the library refuses what it cannot be
+            make_proto(sizes, str(dtype).removeprefix("torch."), quantizer)  # raises if the library refuses it
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "quantizer", quantizer)
@@ -58,7 +53,7 @@ class TensorProto:
         return [] if self.quantizer is None else list(buffer_names(str(self.quantizer)))
 
     def create_metadata(self) -> dict[str, Any]:
-        """What a quantized tensor is besides its buffers."""
+        """The properties of a quantized tensor besides its buffers."""
         return {"dtype": self.dtype, "quantizer": None if self.quantizer is None else str(self.quantizer)}
 
     def create_inner_tensors(self) -> dict[str, torch.Tensor]:
@@ -79,8 +74,8 @@ class TensorProto:
         return made.requires_grad_() if self.requires_grad else made
 
     def update_usage(self, rowwise: bool | None = None, columnwise: bool | None = None) -> TensorProto:
-        """The prototype of a tensor with other copies; None keeps what it has. It returns a new one where
-        Transformer Engine's changes itself."""
+        """The prototype of a tensor with other copies; None keeps a copy as it is. Returns a new
+        prototype; Transformer Engine's changes in place."""
         if self.quantizer is None:
             raise ValueError("TensorProto: a plain tensor has no usages")
         return self.replace(quantizer=self.quantizer.with_usage(rowwise, columnwise))

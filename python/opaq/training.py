@@ -1,9 +1,8 @@
-"""convert_training: the linear layers and experts of a model train by a recipe, in place. revert_training is
-the way back. docs/training.md.
+"""convert_training: makes the linear layers and experts of a model train by a recipe, in place. revert_training
+undoes it. docs/training.md.
 
-A module stays the object it is, and so do its parameters; only its class changes, as
-torch.nn.utils.parametrize and FSDP2 do. So hooks, names, tied weights and whoever refers to the module keep
-working."""
+Modules and parameters stay the same objects; only the class of a module changes, as in
+torch.nn.utils.parametrize and FSDP2. Hooks, names, tied weights and references to modules keep working."""
 
 from __future__ import annotations
 
@@ -18,10 +17,12 @@ from torch import nn
 from opaq import _stacked
 from opaq._autocast import LATEST, autocast, quantized_model_init, recomputing
 from opaq._names import Names
+from opaq._summary import left_lines, some
+from opaq._warnings import DEFAULT_IGNORE, warn_nothing_done, warn_unmatched
 from opaq.linear import Linear
 from opaq.packed import PackedModule
 from opaq.quantized_tensor import QuantizedTensor
-from opaq.recipe import DelayedScaling, Recipe
+from opaq.recipe import DelayedScaling, Recipe, as_recipe
 
 _BEFORE = "_opaq_before_training"  # in a converted module's __dict__: its _Record
 _kinds: dict[type, type] = {}
@@ -29,7 +30,7 @@ _kinds: dict[type, type] = {}
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """What `convert_training` did. Printed, it is a line for each kind of module."""
+    """The result of `convert_training`. Printed, it has a line for each kind of module."""
 
     recipe: Recipe | None
     converted: dict[str, str]  # names of modules, and their classes before
@@ -41,20 +42,12 @@ class TrainingSummary:
             kinds.setdefault(kind, []).append(name)
         how = "the active opaq.autocast" if self.recipe is None else repr(self.recipe)
         lines = [f"{len(self.converted)} modules train by {how}"]
-        lines += [f"  {len(names)} {kind}: {_some(names)}" for kind, names in kinds.items()]
-        reasons: dict[str, list[str]] = {}
-        for name, reason in self.left.items():
-            reasons.setdefault(reason, []).append(name)
-        lines += [f"left as it is: {_some(names)} ({reason})" for reason, names in reasons.items()]
-        return "\n".join(lines)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names) if len(names) < 4 else f"{names[0]} ... {names[-1]}, {len(names)} modules"
+        lines += [f"  {len(names)} {kind}: {some(names)}" for kind, names in kinds.items()]
+        return "\n".join([*lines, *left_lines(self.left)])
 
 
 class TrainingLinear(Linear):
-    """An nn.Linear that `convert_training` made an opaq.Linear: initialized as it was."""
+    """An nn.Linear that `convert_training` made an opaq.Linear; it keeps nn.Linear's initialization."""
 
     def reset_parameters(self) -> None:
         nn.Linear.reset_parameters(self)
@@ -73,7 +66,7 @@ def _why_not(module: nn.Module, recipe: Recipe | None) -> str:
         if _stacked.is_packed(module):
             return "its weights are packed"
         if isinstance(recipe, DelayedScaling):
-            return "experts do not go with DelayedScaling"
+            return "experts do not support DelayedScaling"
         return _stacked.why_not(module)
     kind, weight = type(module), module._parameters.get("weight")
     if kind.__name__.startswith("FSDP"):
@@ -85,7 +78,7 @@ def _why_not(module: nn.Module, recipe: Recipe | None) -> str:
     if "forward" in vars(module):
         return "it has a forward of its own"
     if kind is nn.Linear and weight is None:
-        return "its weight is made of others"
+        return "its weight is computed from other parameters"
     return "its weight is quantized" if isinstance(weight, QuantizedTensor) else ""
 
 
@@ -113,7 +106,7 @@ def _ends(model: nn.Module, first: int, last: int) -> set[str]:
 
 
 class _Record(NamedTuple):
-    """How a converted module was before: data, so that it is copied and saved with the module."""
+    """The state of a module before conversion; plain data, so it is copied and saved with the module."""
 
     kind: type
     added: tuple[str, ...] = ()  # attributes and buffers that it did not have
@@ -121,7 +114,7 @@ class _Record(NamedTuple):
 
 
 def _convert_linear(module: Any, name: str, recipe: Recipe | None) -> _Record:
-    """Gives an nn.Linear what an opaq.Linear has besides."""
+    """Adds the attributes of an opaq.Linear to an nn.Linear."""
     weight = module.weight
     with autocast(enabled=recipe is not None, recipe=recipe), quantized_model_init(enabled=False):
         made = Linear(
@@ -168,12 +161,12 @@ def _blank(kind: type) -> Any:
 
 
 def _convert_experts(module: Any) -> _Record:
-    """Experts run as one operator."""
+    """Makes experts run as one operator."""
     kind = type(module)
     changed: tuple[tuple[str, Any], ...] = ()
     if not isinstance(module, PackedModule):
         changed = (("config", module.config),)
-        module.config = copy.copy(module.config)  # its own: other experts run as they did
+        module.config = copy.copy(module.config)  # a copy: other experts keep their implementation
         module.config._experts_implementation_internal = _stacked.IMPLEMENTATION
     module.__class__ = _experts_class(kind)
     return _Record(kind, (), changed)
@@ -186,21 +179,21 @@ def convert_training(
     *,
     skip_first: int = 0,
     skip_last: int = 0,
-    ignore: Iterable[str] = ("lm_head",),
+    ignore: Iterable[str] = DEFAULT_IGNORE,
 ) -> TrainingSummary:
     """Makes every nn.Linear an opaq.Linear, and runs the experts that opaq knows as one operator, in place.
 
-    With a `recipe` the modules compute by it wherever no `opaq.autocast` is active; without, under one only.
-    `filter(module, name)` says which modules are converted. `ignore` names others, as in `quantize_`. The
-    first `skip_first` and the last `skip_last` members of each outermost nn.ModuleList, a model's blocks, are
-    left. Called again it converts what is left and gives all converted modules that it is asked for the new
+    `recipe` (a recipe, its class or its name) applies wherever no `opaq.autocast` is active; without it the
+    modules quantize only inside one. `filter(module, name)` selects modules; `ignore` lists modules to skip, as
+    in `quantize_`. The first `skip_first` and last `skip_last` members of each outermost nn.ModuleList, a
+    model's blocks, are skipped. A second call converts more modules and gives the selected ones the new
     recipe."""
-    if recipe is not None and not isinstance(recipe, Recipe):
-        raise TypeError(
-            f"opaq.convert_training: recipe is a {type(recipe).__name__}, expected an opaq.recipe.Recipe"
-        )
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"opaq.convert_training: model is a {type(model).__name__}, expected a torch.nn.Module")
+    recipe = as_recipe("opaq.convert_training", recipe)
     ends = _ends(model, skip_first, skip_last)
-    names = Names((ignore,) if isinstance(ignore, str) else tuple(ignore))
+    patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    names = Names(patterns)
     converted: dict[str, str] = {}
     left: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -227,12 +220,15 @@ def convert_training(
                 record = _convert_linear(module, name, recipe) if is_linear else _convert_experts(module)
             vars(module)[_BEFORE] = record
             module.recipe = recipe
+    modules = [name for name, _ in model.named_modules()]
+    warn_unmatched("opaq.convert_training", patterns, modules, 2)
+    if not converted:
+        warn_nothing_done("opaq.convert_training", "converted", len(modules), left, 2)
     return TrainingSummary(recipe, converted, left)
 
 
 def revert_training(model: nn.Module) -> int:
-    """Undoes `convert_training`: the same modules with the classes and attributes they had. Returns how
-    many."""
+    """Undoes `convert_training`: restores the classes and attributes of the modules. Returns their number."""
     found = [module for module in model.modules() if _BEFORE in vars(module)]
     for module in found:
         record: _Record = vars(module).pop(_BEFORE)

@@ -1,6 +1,6 @@
 """Small models with random weights, and checkpoints of them in every layout that opaq loads. The quantized
 tensors come from compressed-tensors' own observers and compressors, or from a few lines of PyTorch; none from
-opaq. Each layout also says, in PyTorch, what its tensors stand for."""
+opaq. Each layout also has a decoder in PyTorch."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def config_of(name: str, **changes: Any) -> Any:
 
 
 def make_empty(name: str, **changes: Any) -> Any:
-    """As transformers makes it."""
+    """The model as transformers initializes it."""
     return getattr(transformers, f"{MODELS[name][0]}ForCausalLM")(config_of(name, **changes))
 
 
 def make_model(name: str, dtype: Any = torch.bfloat16, seed: int = 0, **changes: Any) -> Any:
-    """A model whose weights differ enough in size that each has a global scale of its own, and whose logits lie
-    far enough apart that rounding does not change a token."""
+    """A model whose weights differ enough in magnitude that all global scales differ, and whose logits differ
+    enough that rounding does not change a token."""
     torch.manual_seed(seed)
     model = make_empty(name, **changes).to(dtype).eval()
     with torch.no_grad():
@@ -108,13 +108,13 @@ def make_model(name: str, dtype: Any = torch.bfloat16, seed: int = 0, **changes:
     return model
 
 
-# ---- what the tensors stand for ----
+# ---- decoding ----
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def codes(packed: Any) -> Any:
-    """The values of two codes a byte, the low half first."""
+    """The values of E2M1 codes, two in a byte, the low half first."""
     both = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
     return E2M1[both.long()]
 
@@ -124,7 +124,7 @@ def powers(scale: Any) -> Any:
 
 
 def spread(values: Any, scale: Any, rows: int, columns: int) -> Any:
-    """Values times the scale of their block."""
+    """Multiplies values with the scale of their block."""
     scale = scale.repeat_interleave(rows, -2).repeat_interleave(columns, -1)
     return values * scale[..., : values.shape[-2], : values.shape[-1]]
 
@@ -134,7 +134,7 @@ def spread(values: Any, scale: Any, rows: int, columns: int) -> Any:
 
 @dataclass(frozen=True)
 class Layout:
-    """One layout: how a weight becomes tensors, what these stand for, and what config.json says."""
+    """One layout: how a weight is quantized to tensors, how these are decoded, and its quantization_config."""
 
     quantize: Callable[[Any], Tensors]  # by the end of their names: "weight_packed", ...
     dequantize: Callable[[Tensors], Any]
@@ -155,7 +155,7 @@ def _mx_args(bits: int, **more: Any) -> Any:
 
 
 def _blocks_of(args: Any, w: Any) -> Any:
-    """What shares a scale, along the last axis."""
+    """The weight with the elements that share a scale along the last axis."""
     if args.strategy == "tensor":
         return w.reshape(1, -1)
     if args.strategy == "channel":
@@ -215,7 +215,9 @@ def _fp4_nearest(x: Any) -> Any:
     """E2M1 codes, ties to even, packed."""
     magnitude = x.abs().contiguous()
     code = torch.bucketize(magnitude, torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]))
-    code += sum((magnitude == tie).long() for tie in (0.75, 1.75, 3.5))  # these go up, the others down
+    code += sum(
+        (magnitude == tie).long() for tie in (0.75, 1.75, 3.5)
+    )  # ties to even: these round up, the others down
     code = (code + 8 * (x < 0).long()).to(torch.uint8)
     return code[..., ::2] | code[..., 1::2] << 4
 
@@ -253,7 +255,7 @@ def _deepseek(w: Any) -> Tensors:
 
 
 def _gpt_oss(w: Any) -> Tensors:
-    """Of a whole projection, (experts, in, out) as the model has it."""
+    """Quantizes a whole projection, (experts, in, out) as in the model."""
     blocks = w.float().transpose(1, 2).unflatten(-1, (-1, 32))
     exponent = torch.floor(torch.log2(blocks.abs().amax(-1))) - 2
     data = _fp4_nearest((blocks * torch.exp2(-exponent).unsqueeze(-1)).clamp(-6, 6))
@@ -286,7 +288,7 @@ def _fp8_block_value(t: Tensors) -> Any:
 
 
 def _gpt_oss_value(t: Tensors) -> Any:
-    """(experts, out, in), as opaq keeps it."""
+    """(experts, out, in), as opaq stores it."""
     return spread(codes(t["_blocks"].flatten(-2)), powers(t["_scales"]), 1, 32)
 
 
@@ -378,12 +380,12 @@ def is_quantized(name: str, layout: Layout) -> bool:
 
 
 def plain_tensors(model: Any) -> Tensors:
-    """The model's tensors as a plain checkpoint has them, experts one by one."""
+    """The tensors of a plain checkpoint, with one weight per expert."""
     return {name: tensor.detach().clone() for name, tensor in revert(model, model.state_dict()).items()}
 
 
 def quantize_tensors(plain: Tensors, layout: Layout) -> tuple[Tensors, Tensors]:
-    """A checkpoint's tensors, and what the quantized weights stand for, by the names of the plain ones."""
+    """The tensors of a quantized checkpoint, and the decoded weights under their plain names."""
     stored, values = {}, {}
     for name, tensor in plain.items():
         if not is_quantized(name, layout):
@@ -396,7 +398,7 @@ def quantize_tensors(plain: Tensors, layout: Layout) -> tuple[Tensors, Tensors]:
 
 
 def write_checkpoint(folder: Path, model: Any, layout: Layout, shard_bytes: int | None = None) -> Tensors:
-    """The model's checkpoint in this layout. Returns what its quantized weights stand for."""
+    """Writes the model's checkpoint in this layout. Returns the decoded weights."""
     stored, values = quantize_tensors(plain_tensors(model), layout)
     write_config(folder, model, layout.config)
     write_tensors(folder, stored, shard_bytes)
@@ -412,7 +414,7 @@ def write_config(folder: Path, model: Any, quantization: Any = None) -> None:
 
 
 def write_tensors(folder: Path, stored: Tensors, shard_bytes: int | None = None) -> None:
-    """In one file, or in shards of about this size with their index."""
+    """Writes one file, or shards of about this size with an index."""
     if shard_bytes is None:
         safetensors.save_file(stored, folder / "model.safetensors", {"format": "pt"})
         return

@@ -1,7 +1,6 @@
-"""A process that loads a checkpoint, runs it, and says what memory that took: the most that was its own, and
-the most that was its own or pages of the checkpoint's files. Pages of libraries are not counted: the kernel
-takes them away and gives them back as it likes. Started by test_checkpoint_memory.py; lora_process.py measures
-in the same way."""
+"""A process that loads and runs a checkpoint and prints its peak memory: anonymous memory alone, and together
+with resident pages of the checkpoint's files. Pages of libraries are not counted, because the kernel evicts and
+reloads them at any time. Started by test_checkpoint_memory.py; lora_process.py measures in the same way."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import threading
 from pathlib import Path
 
 import torch
-import torch._dynamo  # which a model imports when it runs, and no weight needs
+import torch._dynamo  # models import it when they run; its memory is not that of weights
 import transformers
 
 import opaq
@@ -20,7 +19,7 @@ STATUS, MAPPINGS = Path("/proc/self/status"), Path("/proc/self/smaps")
 
 
 def own() -> int:
-    """Bytes of memory that no file stands behind."""
+    """Bytes of anonymous memory."""
     lines = (line.split() for line in STATUS.read_text().splitlines())
     return next(int(words[1]) * 1024 for words in lines if words[0] == "RssAnon:")
 
@@ -38,7 +37,7 @@ def mapped(folder: str) -> int:
 
 
 class Watch(threading.Thread):
-    """The most that was seen of the process' own memory, and of that with the folder's pages."""
+    """Records the peak of anonymous memory, and of that together with the folder's pages."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(daemon=True)
@@ -54,7 +53,7 @@ class Watch(threading.Thread):
 def main(folder: str, quantizer: str) -> None:
     torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()
-    weight = opaq.quantize_tensor(torch.randn(64, 64), "nvfp4")  # whatever comes with the first use is there
+    weight = opaq.quantize_tensor(torch.randn(64, 64), "nvfp4")  # allocates everything that the first use does
     opaq.functional.quantized_linear(torch.randn(4, 64), weight)
     auto = transformers.AutoModelForCausalLM
     before = own()

@@ -1,6 +1,5 @@
-"""Small checkpoints for the tests of the command, made with the packages of others: safetensors writes the
-files, compressed-tensors the quantized weights. Also how the command is called, and how its output is compared
-with a file.
+"""Small checkpoints for the tests of the command, written with other packages: safetensors writes the files,
+compressed-tensors quantizes the weights. Also runs the command and compares its output with a file.
 
 OPAQ_COMMAND names the program; OPAQ_REWRITE=1 rewrites the expectations in tests/cli instead of comparing."""
 
@@ -12,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from conftest import ROOT, leave_out, need
+from conftest import ROOT, need, skip_test
 
 torch = need("torch")
 safetensors = need("safetensors.torch")
@@ -30,15 +29,15 @@ CT_METHODS = {
 
 
 def program() -> str:
-    """The built command, or the end of the module that asks for it."""
+    """The built command; skips the test if there is none."""
     found = os.environ.get("OPAQ_COMMAND", str(ROOT / "build" / "opaq"))
     if not Path(found).is_file():
-        leave_out(f"there is no command: {found}")
+        skip_test(f"there is no command: {found}")
     return found
 
 
 def run(*arguments: str | Path, code: int | None = 0, folder: Path | None = None) -> str:
-    """What the command prints; `code` is how it has to end."""
+    """Runs the command and returns its output; `code` is the expected exit status."""
     done = subprocess.run(
         [program(), *map(str, arguments)], capture_output=True, text=True, check=False, cwd=folder, timeout=300
     )
@@ -56,7 +55,9 @@ def check_text(name: str, text: str) -> None:
     if os.environ.get("OPAQ_REWRITE") == "1":
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8"), f"{path} is another text; OPAQ_REWRITE=1 rewrites it"
+    assert text == path.read_text(encoding="utf-8"), (
+        f"the output differs from {path}; OPAQ_REWRITE=1 rewrites it"
+    )
 
 
 # ---- tensors ----
@@ -73,7 +74,7 @@ LAYER = {
 
 
 def plain_tensors(layers: int = 2, seed: int = 1) -> dict[str, Any]:
-    """A small model's: linear layers, and the rest that stays as it is."""
+    """The tensors of a small model: linear layers, and others that are not quantized."""
     random = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Any:
@@ -93,7 +94,7 @@ def is_linear(name: str) -> bool:
 
 
 def quantized_tensors(plain: dict[str, Any], format_name: str) -> dict[str, Any]:
-    """The same with every linear layer as compressed-tensors stores it."""
+    """The same tensors with every linear layer quantized by compressed-tensors."""
     peer = peers.compressed_tensors()
     made = {}
     for name, tensor in plain.items():
@@ -122,9 +123,9 @@ def ct_config(format_name: str, ignore: list[str] | None = None) -> dict[str, An
 def write_model(
     folder: Path, tensors: dict[str, Any], quantization: dict[str, Any] | None = None, files: int = 1
 ) -> Path:
-    """A folder with config.json and the tensors in so many files, with an index where there are several."""
+    """A folder with config.json and the tensors in `files` files, with an index if there are several."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {key: tensor.clone() for key, tensor in tensors.items()}  # files hold nothing twice
+    tensors = {key: tensor.clone() for key, tensor in tensors.items()}  # safetensors rejects shared memory
     config: dict[str, Any] = {"model_type": "llama", "hidden_size": 256}
     if quantization is not None:
         config["quantization_config"] = quantization
@@ -144,7 +145,7 @@ def write_model(
     return folder
 
 
-# ---- what quantized tensors stand for ----
+# ---- decoding ----
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
@@ -155,7 +156,7 @@ def unpack_e2m1(packed: Any) -> Any:
 
 
 def dequantized(tensors: dict[str, Any], name: str, format_name: str) -> Any:
-    """The weight `name` out of tensors that quantized_tensors made, in float32."""
+    """Decodes the weight `name` of the result of quantized_tensors to float32."""
     scale = tensors[name + "_scale"]
     if format_name == "nvfp4":
         factors = scale.float() / tensors[name + "_global_scale"]

@@ -1,5 +1,5 @@
-"""Checkpoints of a small Llama and of odd matrices, in any dtype, for the command to quantize; and what the
-command makes of them, each job run once."""
+"""Checkpoints of a small Llama and of unusual matrices, in any dtype, for the command to quantize; and its
+results, each computed once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMATS = {
     "deepseek": ["fp8blk2", "mxfp8"],
 }
 PAIRS = [(layout, name) for layout, names in FORMATS.items() for name in names]
-BLOCK = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}  # columns; engines want whole blocks
+BLOCK = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}  # columns; engines need whole blocks
 HIDDEN, MIDDLE, HEADS, WORDS, LAYERS = 256, 384, 4, 160, 2
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -44,8 +44,8 @@ CONFIG = {
 JOINED = [("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj"))]
 
 
-def spoiled(w: Any, seed: int) -> Any:
-    """Zeros of both signs, a block of zeros, and outliers."""
+def with_special_values(w: Any, seed: int) -> Any:
+    """Adds zeros of both signs, a block of zeros, and outliers."""
     random = torch.Generator().manual_seed(seed)
     chance = torch.rand(w.shape, generator=random)
     w = torch.where(chance < 0.02, w * 0, w)  # keeps the sign
@@ -55,7 +55,7 @@ def spoiled(w: Any, seed: int) -> Any:
 
 
 def llama(dtype: str) -> Tensors:
-    """Weights like those of a model, each matrix of another size of numbers."""
+    """Weights like those of a model, each matrix with numbers of another magnitude."""
     random = torch.Generator().manual_seed(3)
     shapes = {
         "self_attn.q_proj": (HIDDEN, HIDDEN),
@@ -70,7 +70,7 @@ def llama(dtype: str) -> Tensors:
     for layer in range(LAYERS):
         for i, (name, shape) in enumerate(shapes.items()):
             w = torch.randn(shape, generator=random) * 0.03 * (1 + i)
-            made[f"model.layers.{layer}.{name}.weight"] = spoiled(w, 10 * layer + i)
+            made[f"model.layers.{layer}.{name}.weight"] = with_special_values(w, 10 * layer + i)
         for name in ("input_layernorm", "post_attention_layernorm"):
             made[f"model.layers.{layer}.{name}.weight"] = 1 + 0.1 * torch.randn(HIDDEN, generator=random)
     made["model.embed_tokens.weight"] = torch.randn(WORDS, HIDDEN, generator=random)
@@ -85,7 +85,7 @@ ODD = {"a": (5, 48), "b": (7, 32), "c": (130, 144), "d": (3, 16), "e": (129, 256
 
 
 def odd(dtype: str) -> Tensors:
-    """Matrices of all sizes, with the numbers on which quantizers are likely to differ."""
+    """Matrices of many sizes, with numbers for which quantizers are likely to differ."""
     made: Tensors = {}
     for seed, (name, (rows, columns)) in enumerate(ODD.items()):
         padded = -(-columns // 16) * 16
@@ -112,7 +112,7 @@ def is_quantized(name: str, tensor: Any, format_name: str) -> bool:
 
 
 class Jobs:
-    """Sources and results by what they are, made when they are first asked for."""
+    """Sources and results by their parameters, created on first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -142,7 +142,7 @@ class Jobs:
 
 
 def tensors(folder: Path) -> Tensors:
-    """All tensors of a folder of one file."""
+    """All tensors of a folder with one file."""
     found: Tensors = safetensors.load_file(folder / "model.safetensors")
     return found
 

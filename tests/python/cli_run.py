@@ -1,4 +1,4 @@
-"""The command opaq as a process."""
+"""Runs the command opaq as a process."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from conftest import leave_out
+from conftest import skip_test
 
 
 def command() -> str:
-    """The program that OPAQ_COMMAND names, or the end of the module that asks for it."""
+    """The program that OPAQ_COMMAND names; skips the test if there is none."""
     program = os.environ.get("OPAQ_COMMAND") or shutil.which("opaq")
     if not program or not os.access(program, os.X_OK):
-        leave_out("there is no command opaq: OPAQ_COMMAND does not name a program")
+        skip_test("there is no command opaq: OPAQ_COMMAND does not name a program")
     return program
 
 
 def run(
     *arguments: str | Path, folder: Path | None = None, memory: int | None = None, seconds: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Runs it to its end in a folder, perhaps with so many bytes of address space at most."""
+    """Runs the command in a folder, optionally with an address space limited to `memory` bytes."""
 
     def limit() -> None:
         if memory is not None:
@@ -41,7 +41,7 @@ def run(
 
 
 def run_well(*arguments: str | Path, folder: Path | None = None) -> str:
-    """Runs it, expects that it works, and gives what it prints."""
+    """Runs the command, checks that it succeeds, and returns its output."""
     done = run(*arguments, folder=folder)
     assert done.returncode == 0, f"opaq {' '.join(map(str, arguments))}: {done.returncode}: {done.stderr}"
     return done.stdout

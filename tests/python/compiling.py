@@ -1,5 +1,5 @@
-"""What the tests of compiled code share. A module whose tests compile imports `fresh_compiler`, which then is
-a fixture of each of them."""
+"""Shared by the tests of compiled code. Importing `fresh_compiler` makes it a fixture of all tests of the
+importing module."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What all Python tests share: the paths, and how a test that cannot run says so.
+"""Shared by all Python tests: paths, and skipping of tests that cannot run.
 
-Nothing is skipped in silence. A module that needs a package calls `need("torch")`; where it is missing the
-module is left out, and the end of the run lists it with the reason. With CI=true that is a failure instead."""
+A module that needs a package calls `need("torch")`; if it is missing, the module is skipped, and the end of the
+run lists it with the reason. With CI=true that is an error instead."""
 
 import importlib
 import os
@@ -21,38 +21,38 @@ sys.path[:0] = [str(ROOT / "python"), *(str(ROOT / "tests" / name) for name in (
 
 
 def slow_but(values: Iterable[Any], *fast: Any) -> list[Any]:
-    """Parameters, of which only these are run by `make test-python`."""
+    """Parameters of a test; all but `fast` are marked slow, so `make test-python` does not run them."""
     return [value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
-def leave_out(reason: str) -> NoReturn:
-    """The end of the test or module that cannot run."""
+def skip_test(reason: str) -> NoReturn:
+    """Skips the current test or module; an error with CI=true."""
     if os.environ.get("CI") == "true":
         raise RuntimeError(f"CI=true and {reason}")
     pytest.skip(reason, allow_module_level=True)
 
 
 def need(name: str) -> ModuleType:
-    """The module, or the end of the module that asks for it."""
+    """Imports a module, or skips the test module that needs it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        leave_out(f"{name} cannot be imported: {error}")
+        skip_test(f"{name} cannot be imported: {error}")
 
 
 def need_cxx() -> str:
-    """The C++ compiler, which Inductor and LibTorch's package loader need, or the end of who asks for it."""
+    """The C++ compiler, which Inductor and LibTorch's package loader need; skips the test if there is none."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if (
         not compiler
         or subprocess.run([compiler, "--version"], capture_output=True, check=False).returncode != 0
     ):
-        leave_out(f"there is no C++ compiler: {os.environ.get('CXX', 'g++')}")
+        skip_test(f"there is no C++ compiler: {os.environ.get('CXX', 'g++')}")
     return compiler
 
 
 def devices() -> list[str]:
-    """The devices that this machine and this build both have."""
+    """The devices that both this machine and this build support."""
     import opaq
 
     backends = opaq.library_info()["backends"]
@@ -67,4 +67,4 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.getreports("skipped"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        terminalreporter.line(f"left out: {report.nodeid or report.fspath}: {reason.removeprefix('Skipped: ')}")
+        terminalreporter.line(f"skipped: {report.nodeid or report.fspath}: {reason.removeprefix('Skipped: ')}")

@@ -1,5 +1,5 @@
 """One rank of test_torch_distributed.py: `distributed_rank.py <case> <rank> <world> <folder>`. A case is a
-function below; the process ends with 0 if it held on this rank."""
+function below; the exit status is 0 if it passes on this rank."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from torch.distributed.tensor import DTensor
 
 from opaq import QuantizedTensor, quantize_tensor
 
-ROWS, COLUMNS = 512, 192  # two shards of 256 rows, which every quantizer can be cut into
+ROWS, COLUMNS = 512, 192  # two shards of 256 rows, which have whole blocks with every quantizer
 QUANTIZERS = (
     *("fp8", "fp8.e5m2+columnwise", "fp8row+both", "fp8blk1+both", "fp8blk2", "fp8blk2+both+pow2"),
     *("mxfp8", "mxfp8+both", "mxfp8+both+2d+swizzle", "mxfp4", "mxfp4+columnwise+swizzle"),
     *("nvfp4", "nvfp4+both", "nvfp4+both+2d", "nvfp4+both+rht+swizzle", "nvfp4+rowscaled"),
 )
-# rows that two ranks would cut inside a block, and where this quantizer can be cut
+# numbers of rows for which two ranks would divide a block, and the multiple at which the quantizer can be
+# divided
 CUT_BLOCKS = (
     *(("fp8blk2", 128, 128), ("fp8blk2+both", 192, 128), ("fp8blk1+columnwise", 128, 128)),
     *(("mxfp8+both", 32, 32), ("mxfp4+2d", 32, 32), ("nvfp4+columnwise", 16, 16), ("nvfp4+2d", 48, 16)),
@@ -44,7 +45,7 @@ class Linear(nn.Module):
 
 
 class RecordedAllGather:
-    """FSDP2's all-gather; keeps what each one sent."""
+    """FSDP2's all-gather; records the inputs of each call."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[torch.dtype, int]] = []
@@ -60,12 +61,12 @@ class RecordedAllGather:
 
 
 def shard(module: nn.Module, **options: Any) -> Any:
-    """On the CPU, also where PyTorch knows of an accelerator."""
+    """fully_shard on the CPU, also if PyTorch has an accelerator."""
     return fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), **options)
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
-    """The same on every rank."""
+    """Random numbers that are the same on every rank."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -73,17 +74,17 @@ def byte_count(tensors: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def refusal(call: Any) -> str:
-    """The text of the exception that the call raises, on this rank as on the others."""
+def error_of(call: Any) -> str:
+    """The text of the exception that the call raises on this rank."""
     try:
         call()
-    except BaseException as error:  # CheckpointException is no Exception
+    except BaseException as error:  # CheckpointException is not an Exception
         return str(error)
-    raise AssertionError("nothing was refused")
+    raise AssertionError("no exception was raised")
 
 
 def gather(rank: int, world: int, folder: Path) -> None:
-    """FSDP2 gathers the quantized bytes and nothing else, and the gathered weight is the whole one by bytes."""
+    """FSDP2 gathers only the quantized bytes, and the gathered weight equals the whole one byte for byte."""
     for quantizer in QUANTIZERS:
         weight, x = numbers(ROWS, COLUMNS), numbers(3, COLUMNS, seed=1)
         whole, sharded = Linear(weight, quantizer), Linear(weight, quantizer)
@@ -104,12 +105,12 @@ def gather(rank: int, world: int, folder: Path) -> None:
             seen += [tensor.dtype for tensor in inputs]
             return inputs, metadata
 
-        # FSDP2 counts the hook's parameters, so the stand-in has as many.
+        # FSDP2 counts the hook's parameters, so its replacement has as many.
         QuantizedTensor.fsdp_pre_all_gather = lambda self, a, b, c, d, e: watched(self, a, b, c, d, e)
         try:
-            for _ in range(3):  # the first makes the gathered weight, the others write into it
+            for _ in range(3):  # the first allocates the gathered weight, the others write into it
                 assert torch.equal(sharded(x), whole(x)), quantizer
-                assert isinstance(sharded.weight, DTensor), quantizer  # it was given back
+                assert isinstance(sharded.weight, DTensor), quantizer  # sharded again
         finally:
             QuantizedTensor.fsdp_pre_all_gather = pre_all_gather
 
@@ -126,7 +127,7 @@ def gather(rank: int, world: int, folder: Path) -> None:
 
 
 def train(rank: int, world: int, folder: Path) -> None:
-    """FSDP2's mixed precision gives the weight its dtype; gradients of quantized weights are plain tensors."""
+    """FSDP2's mixed precision sets the weight's dtype; gradients of quantized weights are plain tensors."""
     weight, x = numbers(ROWS, COLUMNS), numbers(3, COLUMNS, seed=1)
     for quantizer in ("mxfp8", "nvfp4+both", "fp8"):
         half = Linear(weight, quantizer)
@@ -151,24 +152,24 @@ def train(rank: int, world: int, folder: Path) -> None:
 
 
 def refuse(rank: int, world: int, folder: Path) -> None:
-    """Shards that cannot be made or gathered are refused on every rank, and the process goes on."""
+    """Shards that cannot be created or gathered are an error on every rank, and the process can continue."""
     for quantizer, rows, multiple in CUT_BLOCKS:
         module = Linear(numbers(rows, COLUMNS), quantizer)
-        said = refusal(lambda module=module: shard(module))
-        assert "cut a block in two" in said, said
-        assert f"multiples of {multiple} rows" in said, said
+        message = error_of(lambda module=module: shard(module))
+        assert "cut a block in two" in message, message
+        assert f"multiples of {multiple} rows" in message, message
         dist.barrier()
     for rows in (1, 3, 257):
         module = Linear(numbers(rows, COLUMNS), "mxfp8")
-        said = refusal(lambda module=module: shard(module)(numbers(2, COLUMNS)))
-        # PyTorch pads the last rank's shard, which is refused sooner than the gathering on the others
-        assert f"{rows} rows are not divided evenly by {world} ranks" in said or rank == world - 1, said
-        assert "evenly" in said, said
+        message = error_of(lambda module=module: shard(module)(numbers(2, COLUMNS)))
+        # PyTorch pads the last rank's shard, which fails before the gathering on the other ranks
+        assert f"{rows} rows are not divided evenly by {world} ranks" in message or rank == world - 1, message
+        assert "evenly" in message, message
         dist.barrier()
 
 
 def checkpoint(rank: int, world: int, folder: Path) -> None:
-    """torch.distributed.checkpoint of quantized weights: whole and sharded, from each to each."""
+    """torch.distributed.checkpoint of quantized weights: saved and loaded whole and sharded, in all pairs."""
     weight = numbers(ROWS, COLUMNS)
     for number, quantizer in enumerate(QUANTIZERS):
         whole, sharded = Linear(weight, quantizer), Linear(weight, quantizer)
@@ -198,9 +199,9 @@ def checkpoint(rank: int, world: int, folder: Path) -> None:
             if source == "whole":
                 dcp.load(state, checkpoint_id=path)
                 assert torch.equal(state["weight"], whole.weight), quantizer
-            else:  # it would be put together piece by piece, and a piece has no memory of the whole
-                said = refusal(lambda state=state, path=path: dcp.load(state, checkpoint_id=path))
-                assert "does not share its memory" in said, said
+            else:  # it would be loaded in pieces, and a piece does not share memory with the whole
+                message = error_of(lambda state=state, path=path: dcp.load(state, checkpoint_id=path))
+                assert "does not share its memory" in message, message
         dist.barrier()
 
 

@@ -1,4 +1,4 @@
-"""Numbers on which encoders go wrong, and the library's encoders as functions on NumPy arrays."""
+"""Numbers that are critical for encoders, and the library's encoders as functions on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def bits_of(values: Floats) -> NDArray[np.uint32]:
 
 
 def grid(element: str) -> Floats:
-    """The finite values from the smallest up that are not negative, by ml_dtypes."""
+    """The finite nonnegative values, ascending, by ml_dtypes."""
     values = all_codes(element).view(TYPES[element]).astype(np.float32)
     return np.unique(np.abs(values[np.isfinite(values)]))
 
 
 def around(values: Floats, ulps: int = 3) -> Floats:
-    """Every value and its float32 neighbours on both sides, with both signs. The values are not negative."""
+    """Every value and its float32 neighbours, with both signs. The values must not be negative."""
     steps = np.arange(-ulps, ulps + 1)
     raw = (bits_of(values).astype(np.int64)[:, None] + steps).ravel()
     raw = np.unique(raw[(raw >= 0) & (raw < 1 << 31)]).astype(np.uint32)
@@ -89,7 +89,7 @@ def around(values: Floats, ulps: int = 3) -> Floats:
 
 
 def hard_values(element: str) -> Floats:
-    """Around every value of the element and every halfway point, past both ends, and float32's own edges."""
+    """Around every value of the element and every midpoint, beyond both ends, and float32's own limits."""
     g = grid(element).astype(np.float64)
     beyond = np.array([g[-1] * 2 - g[-2], g[-1] + (g[-1] - g[-2]) / 2, g[-1] * 2, g[0] / 2])
     points = np.concatenate([g, (g[1:] + g[:-1]) / 2, (g[1:] + g[:-1]) / 4, beyond])
@@ -104,7 +104,7 @@ def hard_values(element: str) -> Floats:
 
 
 def random_values(count: int, seed: int) -> Floats:
-    """Any bits at all."""
+    """Float32 numbers with random bits."""
     return np.random.default_rng(seed).integers(0, 1 << 32, count, np.uint32).view(np.float32)
 
 
@@ -120,4 +120,4 @@ def round_to_float32(x: Fraction) -> Fraction:
     exponent = x.numerator.bit_length() - x.denominator.bit_length()
     exponent -= x < Fraction(2) ** exponent
     unit = Fraction(2) ** (max(exponent, -126) - 23)
-    return round(x / unit) * unit  # Python's round is to even
+    return round(x / unit) * unit  # Python's round() rounds ties to even

@@ -1,4 +1,4 @@
-"""Calls of mlp and moe: what goes in, and what the reference expects of it."""
+"""Calls of mlp and moe: their arguments, and the results that the reference expects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BF16 = torch.bfloat16
 
 @dataclass
 class Call:
-    """Everything that an operator gets."""
+    """All arguments of an operator."""
 
     x: Any
     weights: Any

@@ -1,15 +1,15 @@
-"""The gradients of MLPs, mixtures of experts and grouped products, a second time: PyTorch's autograd in float64
-on the loop over experts, each product a function whose operands go through the quantizers of a recipe.
+"""Reference for the gradients of MLPs, mixtures of experts and grouped products: PyTorch's autograd in float64
+on a loop over experts. Each product is an autograd function whose operands are quantized by a recipe.
 
     y  = x w^T      rowwise copies
     dx = dy w       dy's rowwise copy, w's columnwise one
-    dw = dy^T x     columnwise copies; if both went through the Hadamard transform, as they are
+    dw = dy^T x     columnwise copies; if both are Hadamard transformed, without transforming back
 
-An expert's rows are a tensor of their own, and so is its weight. Of a mixture's second product the router
-weight is a factor: dx and the router's own gradient come of dy as it is, dw of dy times the weight.
+An expert's rows are quantized as a separate tensor, and so is its weight. The router weight is a factor of a
+mixture's second product: dx and the router's gradient are computed from dy, dw from dy times that weight.
 
-Nothing is rounded between the products, so this is for float32; there a code that flips because a number
-differs in its last bits is rare, and what is left is measured against the size of the whole gradient."""
+Nothing is rounded between the products, so this is for float32. There it is rare that a number that differs in
+its last bits gets another code; the remaining difference is measured relative to the norm of the gradient."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWWISE, COLUMNWISE = 1, 2
 
 @dataclass(frozen=True)
 class Texts:
-    """A recipe's quantizers; without one nothing is quantized."""
+    """A recipe's quantizers; without a recipe nothing is quantized."""
 
     x: str = ""
     w: str = ""
@@ -49,8 +49,8 @@ class Texts:
 
 
 def copy_of(values: Any, text: str, usage: int, transformed: bool = False) -> Any:
-    """What a quantizer leaves of a matrix in one of its copies; whole groups of 16 rows if they stay
-    transformed."""
+    """Quantizes and dequantizes a matrix in one of its copies; with `transformed`, without transforming back
+    and padded to groups of 16 rows."""
     if not text or values.numel() == 0:
         return values
     whole, shape = text + "+both", list(values.shape)
@@ -63,7 +63,7 @@ def copy_of(values: Any, text: str, usage: int, transformed: bool = False) -> An
 
 
 def columnwise_only(buffers: list[Any]) -> list[Any]:
-    """nvfp4's buffers are data and scales of both copies, then both amaxes."""
+    """The columnwise buffers; nvfp4 has data and scales of both copies, then both amaxes."""
     return [buffers[2], buffers[3], buffers[5]]
 
 
@@ -96,7 +96,7 @@ def dw_of(dy: Any, x: Any, texts: Texts) -> Any:
 
 
 class Weighted(torch.autograd.Function):  # type: ignore[misc, name-defined]
-    """factor * (a w^T + bias), the factor one number for each row."""
+    """factor * (a w^T + bias), with one factor for each row."""
 
     @staticmethod
     def forward(ctx: Any, a: Any, w: Any, bias: Any, factor: Any, texts: Texts) -> Any:
@@ -118,7 +118,7 @@ class Weighted(torch.autograd.Function):  # type: ignore[misc, name-defined]
 
 
 def smooth(act: Act, h: Any) -> Any:
-    """The activation as PyTorch differentiates it."""
+    """The activation in PyTorch, for autograd."""
     limit, alpha, beta = act.numbers()
     g, u = act.split(h) if act.is_gated else (h, None)
     clamps = act.name in ("silu_clamp", "swiglu_oai", "swiglu_oai_packed")
@@ -192,8 +192,8 @@ def grouped_linear(x: Any, splits: Any, weight: Any, bias: Any, texts: Texts) ->
 # --------------------------------------------------------------------------------------------------- comparing
 
 
-def far(got: Any, want: Any) -> float:
-    """The distance relative to the size of the whole."""
+def relative_error(got: Any, want: Any) -> float:
+    """The norm of the difference relative to that of the expected tensor."""
     distance, size = (got.double() - want.double()).norm(), want.double().norm()
     return float(distance / size) if size > 0 else math.inf if distance > 0 else 0.0
 
@@ -204,7 +204,7 @@ def cosine(got: Any, want: Any) -> float:
 
 
 def leaves(tensors: dict[str, Any], wanted: str, dtype: Any = None) -> dict[str, Any]:
-    """Copies that take gradients where their letter is wanted."""
+    """Copies; those whose letter is in `wanted` require gradients."""
     made = {}
     for name, tensor in tensors.items():
         own = None if tensor is None else tensor.detach().clone().to(dtype or tensor.dtype)

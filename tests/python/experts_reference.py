@@ -1,16 +1,16 @@
-"""What a gated MLP and a mixture of such experts compute, a second time, in plain PyTorch: a loop over experts
-on dequantized weights, products in float64, and how far a result may be from that.
+"""Reference for gated MLPs and mixtures of experts in plain PyTorch: a loop over experts on dequantized
+weights, with products in float64, and the error that a result may have.
 
-The path of a row through an expert:
+Computation of a row in an expert:
 
-    h = x gate_up^T + bias      x as its quantizer leaves it; rounded to x's dtype
-    a = activation(h)           rounded to x's dtype: the activated gate before it is multiplied, and the result
-    y = a down^T + bias         a as its quantizer leaves it; float32
+    h = x gate_up^T + bias      x quantized; rounded to x's dtype
+    a = activation(h)           the activated gate is rounded to x's dtype, and so is the product with up
+    y = a down^T + bias         a quantized; float32
     out = sum of weight * y     float32, experts ascending, rounded once
 
-What is not one number but a few (a sum in another order, an exponential that is a unit off, and what rounding
-and quantizing make of that) is carried as a range. Where a range is one number, which is the rule in bf16 and
-f16, a quantizer sees the very bytes that the library saw."""
+Values that are not unique (sums in another order, exponentials with an error in the last place, and the results
+of rounding and quantizing them) are tracked as ranges. In bf16 and f16 most ranges are single numbers; then the
+quantizer gets the same input as the library's."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from typing import Any
 from conftest import need
 
 torch = need("torch")
-need("opaq.quantized_tensor")  # which registers the operators
+need("opaq.quantized_tensor")  # registers the operators
 
 ops = torch.ops.opaq
 
-UNIT = 2.0**-24  # half a unit of a float32 in its last place, relative
+UNIT = 2.0**-24  # unit roundoff of float32: half a unit in the last place, relative
 HALF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 TINY = {torch.float32: 2.0**-149, torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
-FLUSHED = 4e-37  # z * sigmoid(z) where exp(-z) is beyond float32: 89 / exp(88.7)
+FLUSHED = 4e-37  # |z * sigmoid(z)| where exp(-z) overflows float32: 89 / exp(88.7)
 
 
 def rounded(values: Any, dtype: Any) -> Any:
-    """To float32, in which everything is computed, and from there to the dtype; in float64."""
+    """Rounded to float32, in which everything is computed, and then to the dtype; returned in float64."""
     return values.float().to(dtype).double()
 
 
@@ -45,7 +45,7 @@ UNGATED = ("silu_no_mul", "gelu_no_mul", "gelu_tanh_no_mul", "relu2_no_mul")
 
 @dataclass(frozen=True)
 class Act:
-    """An activation by its name in a plan, and its numbers."""
+    """An activation: its name in a plan, and its parameters."""
 
     name: str
     limit: float | None = None
@@ -70,7 +70,7 @@ class Act:
         return " ".join([f"act={self.name}", *given])
 
     def numbers(self) -> tuple[float, float, float]:
-        """limit, alpha and beta with their defaults, as float32 holds them."""
+        """limit, alpha and beta with their defaults, rounded to float32."""
         defaults = (7.0, 1.702, 1.0) if self.rounds_once else (math.inf, 1.0, 0.0)
         given = (self.limit, self.alpha, self.beta)
         chosen = [d if g is None else g for g, d in zip(given, defaults, strict=True)]
@@ -78,7 +78,7 @@ class Act:
         return limit, alpha, beta
 
     def split(self, h: Any) -> tuple[Any, Any]:
-        """Gate and up; interleaved only in the form of that name."""
+        """Gate and up; interleaved only in the interleaved activation."""
         if self.name == "swiglu_oai":
             return h[..., ::2], h[..., 1::2]
         half = h.shape[-1] // 2
@@ -100,7 +100,7 @@ ACTS = {
 
 @dataclass
 class Range:
-    """Numbers of a dtype, in float64, that are between two others."""
+    """Ranges of numbers of a dtype, in float64: middle, low and high."""
 
     middle: Any
     low: Any
@@ -108,7 +108,7 @@ class Range:
 
     @property
     def radius(self) -> Any:
-        """How far from the middle; 0 where the three are one, also where that is not finite."""
+        """The distance from the middle; 0 where all three are equal, also if they are not finite."""
         wide = torch.maximum(self.high - self.middle, self.middle - self.low)
         return torch.where((self.low == self.high) | self.middle.isnan(), 0.0, wide)
 
@@ -116,8 +116,8 @@ class Range:
         return Range(pick(self.middle), pick(self.low), pick(self.high))
 
     def holds(self, got: Any) -> Any:
-        """Which of these numbers are in the range; a NaN is where there is one. An end that is NaN is one at
-        which an infinity met a zero: anything may be there."""
+        """Which numbers are in the range; a NaN is in a range that is NaN. If only an end is NaN, which comes
+        from infinity times zero, every number is in the range."""
         inside = (got >= self.low) & (got <= self.high)
         open_end = self.low.isnan() | self.high.isnan()
         return torch.where(self.middle.isnan(), got.isnan(), inside | open_end)
@@ -128,8 +128,8 @@ def exactly(values: Any) -> Range:
 
 
 def activated_gate(name: str, g: Any, alpha: float) -> tuple[Any, Any]:
-    """The gate's function in float64, and how far a float32 evaluation may be from it: a few roundings, of
-    which those of an exponential's argument z become |z| times larger."""
+    """The gate's function in float64, and the error bound of a float32 evaluation: a few roundings; the
+    relative error of an exponential is |z| times that of its argument z."""
     if name.startswith("gelu") and "tanh" not in name:
         value, z = 0.5 * g * torch.erfc(-g * math.sqrt(0.5)), torch.zeros_like(g)
     elif name.startswith("gelu"):
@@ -146,7 +146,7 @@ def activated_gate(name: str, g: Any, alpha: float) -> tuple[Any, Any]:
 
 
 def within(values: list[Any]) -> Range:
-    """The first is the middle."""
+    """The range of some values, of which the first is the middle."""
     low, high = values[0], values[0]
     for value in values[1:]:
         low, high = torch.minimum(low, value), torch.maximum(high, value)
@@ -154,7 +154,7 @@ def within(values: list[Any]) -> Range:
 
 
 def activate(act: Act, h: Range, dtype: Any) -> Range:
-    """The formulas, with the roundings that they have."""
+    """The activation's formula with its roundings."""
     limit, alpha, beta = act.numbers()
     clamps = act.name in ("silu_clamp", "swiglu_oai", "swiglu_oai_packed")
     g = h.part(lambda t: act.split(t)[0]) if act.is_gated else h
@@ -187,7 +187,7 @@ def activate(act: Act, h: Range, dtype: Any) -> Range:
 
 
 def decoded(text: str, values: Any, dtype: Any, given: Any = None) -> Any:
-    """What a quantizer leaves of a tensor of this dtype, in float64. `given` is its scale or its amax."""
+    """Quantizes and dequantizes a tensor of this dtype, to float64. `given` is its scale or its amax."""
     if not text or values.numel() == 0:
         return values
     named = {} if given is None else {"scale" if "+delayed" in text else "amax_rowwise": given}
@@ -196,8 +196,9 @@ def decoded(text: str, values: Any, dtype: Any, given: Any = None) -> Any:
 
 
 def through(text: str, values: Range, dtype: Any, given: Any = None) -> tuple[Any, Any]:
-    """What a quantizer leaves of the middle, and how far what it leaves of others in the range is from that.
-    Scales follow the largest values, so whole tensors are tried: all up, all down, all larger, all smaller."""
+    """Quantizes and dequantizes the middle of the ranges, and bounds the distance for other numbers in them.
+    Scales depend on the largest values, so whole tensors are tried: all high ends, all low ends, all larger and
+    all smaller magnitudes."""
     middle, radius = decoded(text, values.middle, dtype, given), values.radius
     if not text or not radius.any():
         return middle, radius if not text else torch.zeros_like(middle)
@@ -208,7 +209,7 @@ def through(text: str, values: Range, dtype: Any, given: Any = None) -> tuple[An
 
 
 def multiply(a: Any, radius: Any, w: Any, bias: Any) -> tuple[Any, Any]:
-    """a w^T + bias, and its error: the bound of docs/linear.md, and what a's own error makes."""
+    """a w^T + bias, and its error: the bound of docs/linear.md plus the error propagated from a."""
     more = 0.0 if bias is None else bias
     exact, terms = a @ w.T + more, a.abs() @ w.abs().T + abs(more)
     carried, depth = radius @ w.abs().T, a.shape[1]
@@ -217,13 +218,13 @@ def multiply(a: Any, radius: Any, w: Any, bias: Any) -> tuple[Any, Any]:
 
 @dataclass
 class Expected:
-    """What a result is, and how far the library's may be from it before it is rounded to its dtype."""
+    """An expected result, and the error bound of the library's result before it is rounded to its dtype."""
 
     exact: Any
     error: Any
 
     def off(self, got: Any) -> float:
-        """The largest error in units of what is allowed: at most 1."""
+        """The largest error divided by its bound: must be at most 1."""
         assert got.shape == self.exact.shape, (tuple(got.shape), tuple(self.exact.shape))
         if got.numel() == 0:
             return 0.0
@@ -234,7 +235,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Options:
-    """What a plan says besides the weights."""
+    """The options of a plan apart from the weights."""
 
     act: Act = Act("silu")
     x: str = ""
@@ -252,7 +253,7 @@ class Options:
 
 @dataclass
 class Weights:
-    """What is multiplied, [..., rows, columns]: plain or dequantized, in float64; biases or None."""
+    """The weights, [..., rows, columns], plain or dequantized, in float64; biases or None."""
 
     gate_up: Any
     down: Any
@@ -264,7 +265,7 @@ class Weights:
 
 
 def expert(x: Any, w: Weights, options: Options, x_given: Any = None, h_given: Any = None) -> Expected:
-    """One expert, or an MLP, on the rows that it gets."""
+    """One expert, or an MLP, on its rows."""
     dtype = x.dtype
     values = decoded(options.x, x.double(), dtype, x_given)
     exact, error = multiply(values, torch.zeros_like(values), w.gate_up, w.gate_up_bias)
@@ -288,7 +289,7 @@ def moe(
     x_given: Any = None,
     h_given: Any = None,
 ) -> Expected:
-    """Expert by expert; an expert's rows ascend by token and then by slot, and are one matrix."""
+    """A loop over experts; an expert's rows are one matrix, in the order of tokens and then slots."""
     x = hidden.reshape(-1, hidden.shape[-1])
     top, router = (t.reshape(len(x), t.shape[-1]) for t in (topk_ids, topk_weights.double()))
     shape = (len(x), w.down.shape[-2])
@@ -308,12 +309,12 @@ def moe(
     return Expected(*(t.reshape(hidden.shape) for t in (exact, error + (count + 2) * UNIT * sizes)))
 
 
-# ------------------------------------------------------------------------------------- bit for bit, as defined
+# --------------------------------------------------------------------------------- exact bits of the definition
 
 
 def fused(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c in float32, rounded once: a float64 holds the product, and of a sum that it does not hold the
-    neighbour whose last bit is odd, which float32's rounding cannot take for a tie."""
+    """a * b + c in float32, rounded once. A float64 holds the product exactly; an inexact sum is rounded to
+    odd, so that rounding it to float32 is correct (no double rounding)."""
     product, added = a.double() * b.double(), c.double()
     total = product + added
     back = total - product
@@ -336,8 +337,8 @@ def defined_product(a: Any, w: Any, bias: Any) -> Any:
 
 
 def defined_moe(hidden: Any, topk_weights: Any, topk_ids: Any, w: Weights, options: Options) -> Any:
-    """The same loop, every operation in float32 and in its place. The activation is relu2, which has nothing
-    that processors differ in."""
+    """The same loop with every operation in float32 and in the defined order. The activation is relu2, whose
+    result does not depend on the processor."""
     assert options.act.name.startswith("relu2")
     dtype, total = hidden.dtype, torch.zeros(len(hidden), w.down.shape[-2])
     for number in range(w.gate_up.shape[0]):
@@ -350,7 +351,7 @@ def defined_moe(hidden: Any, topk_weights: Any, topk_ids: Any, w: Weights, optio
         h = defined_product(decoded(options.x, rows.double(), dtype), mine.gate_up, mine.gate_up_bias)
         a = activate(options.act, exactly(h.to(dtype).double()), dtype).middle
         y = defined_product(decoded(options.h, a, dtype), mine.down, mine.down_bias)
-        for row, place in enumerate(token.tolist()):  # one by one: a token may come twice
+        for row, place in enumerate(token.tolist()):  # in a loop: a token may occur twice
             total[place] = total[place] + (y[row] if factor is None else factor[row] * y[row])
     return total.to(dtype)
 
@@ -364,7 +365,7 @@ def numbers(shape: tuple[int, ...], seed: int, dtype: Any = torch.float32, size:
 
 
 def routing(tokens: int, k: int, experts: int, seed: int, dtype: Any = torch.int64) -> tuple[Any, Any]:
-    """Router weights between 0 and 1, and different experts for each token where there are enough."""
+    """Router weights between 0 and 1, and distinct experts for each token if there are enough."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(tokens, experts, generator=generator)
     if k > experts:
@@ -376,7 +377,7 @@ def routing(tokens: int, k: int, experts: int, seed: int, dtype: Any = torch.int
 
 @dataclass
 class Stored:
-    """Weights as an operator takes them, and as the reference does."""
+    """Weights in the form of the operator's arguments, and in that of the reference."""
 
     gate_up: list[Any]
     down: list[Any]
@@ -398,7 +399,8 @@ def stored(
     bias: bool = False,
     seed: int = 0,
 ) -> Stored:
-    """Weights of a mixture, or of one MLP if experts is None. Rows differ in size, so that scales do."""
+    """Weights of a mixture, or of one MLP if experts is None. Rows differ in magnitude, so that scales
+    differ."""
     leading = () if experts is None else (experts,)
     shapes = (*leading, act.width(inner), hidden), (*leading, hidden, inner)
     plain = []

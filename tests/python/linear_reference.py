@@ -1,13 +1,13 @@
-"""What a linear layer computes under each recipe, a second time: quantized by tests/golden's reference, which
-shares nothing with the library, and multiplied in float64.
+"""Reference for linear layers under each recipe: quantized by tests/golden's reference, which shares no code
+with the library, and multiplied in float64.
 
     y  = x w^T + bias    the rowwise copies of x and w
     dx = dy w            the rowwise copy of dy, the columnwise one of w
-    dw = dy^T x          the columnwise copies of both; if both went through the Hadamard transform, as they are
-    dbias                column sums of dy as it came
+    dw = dy^T x          the columnwise copies; if both are Hadamard transformed, without transforming back
+    dbias                column sums of dy before quantizing
 
-A product over K terms may differ from that by (min(K, 256) + ceil(K / 256) + 2) * 2^-24 * sum |a| |b|, and by
-one rounding to the dtype it is stored in."""
+A product over K terms may differ from the reference by (min(K, 256) + ceil(K / 256) + 2) * 2^-24 * sum |a| |b|,
+and by one rounding to the dtype it is stored in."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from torch_cases import numpy_of
 torch = need("torch")
 
 Doubles = NDArray[np.float64]
-STREAM_DY = 2  # what dy's random bits add to the offset
+STREAM_DY = 2  # added to the random offset for dy
 
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe, and by hand which quantizers it stands for."""
+    """A recipe, and the quantizers that it must select."""
 
     make: Callable[[], Recipe | None]
     x: str = ""
@@ -115,7 +115,7 @@ OVERRIDES = {
 
 @dataclass
 class Delayed:
-    """The state of delayed scaling: scales of (x, w, y) and of (dy, dx), and what was seen of them."""
+    """The state of delayed scaling: scales and amax histories of (x, w, y) and of (dy, dx)."""
 
     scale_fwd: NDArray[np.float32]
     amax_history_fwd: NDArray[np.float32]
@@ -140,9 +140,9 @@ def roll(
     largest: float,
     recipe: DelayedScaling,
 ) -> None:
-    """The rule of Transformer Engine's kernel_bulk (common/recipe/delayed_scaling.cu), on lists: the history
-    as it was, moved down by one, with the newest amax at its end; all of it counts, the first of it is
-    not kept."""
+    """The rule of Transformer Engine's kernel_bulk (common/recipe/delayed_scaling.cu), on lists: the scale
+    follows from the history with the newest amax at its end; the oldest entry still counts, and is dropped
+    then."""
     for i, amax in enumerate(amaxes):
         column = [float(v) for v in history[:, i]]
         last = max(column[0], amax)
@@ -163,14 +163,14 @@ def roll(
 
 @dataclass
 class Product:
-    """What a product is, the sum of its terms' sizes, and of how many."""
+    """A product, the sum of the magnitudes of its terms, and their number."""
 
     exact: Doubles
     terms: Doubles
     depth: int
 
     def error(self, got: Any) -> float:
-        """The largest error in units of what is allowed: at most 1."""
+        """The largest error divided by its bound: must be at most 1."""
         half = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[got.dtype]
         tiny = {torch.float32: 2.0**-149, torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}[got.dtype]
         assert tuple(got.shape) == self.exact.shape, (tuple(got.shape), self.exact.shape)
@@ -191,7 +191,7 @@ def product(a: Doubles, b: Doubles, shape: tuple[int, ...], bias: Doubles | None
 
 @dataclass
 class Linear:
-    """One layer's operands, and what follows from them."""
+    """One layer's operands, and the expected results."""
 
     case: Case
     x: Any
@@ -219,7 +219,7 @@ class Linear:
         return None if tensor is None else numpy_of(tensor.reshape(-1, tensor.shape[-1]).contiguous())
 
     def operand(self, name: str, usage: int, transformed: bool = False) -> Doubles:
-        """x, w or dy as a product reads it, in float64."""
+        """x, w or dy quantized and dequantized, in float64."""
         if name not in self.copies:
             return np.asarray(self.matrix(name).astype(np.float64))
         result = self.copies[name]
@@ -235,7 +235,7 @@ class Linear:
         return product(a, b, (*self.x.shape[:-1], self.w.shape[0]), bias)
 
     def _backward(self, name: str) -> tuple[Doubles, Doubles]:
-        """dy and the other operand, whole rows of dy being summed over in dw."""
+        """dy and the other operand; dw sums over the rows of dy."""
         forward = Linear(replace(self.case, dy=""), self.x, self.w, None, self.dy)
         plain = Linear(Case(lambda: None), self.x, self.w, None, self.dy)
         source = forward if self.case.backward == "dequantized" else plain
@@ -261,13 +261,13 @@ class Linear:
         return Product(dy.sum(0), np.abs(dy).sum(0), dy.shape[0])
 
     def amaxes(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """What delayed scaling records of a step: of (x, w, y) and of (dy, dx)."""
+        """The amaxes that delayed scaling records in a step: of (x, w, y) and of (dy, dx)."""
         x, w, dy = (float(self.copies[name].amax or 0) for name in ("x", "w", "dy"))
         return (x, w, 0.0), (dy, 0.0)
 
 
 def values(shape: tuple[int, ...], seed: int, device: str, dtype: Any = torch.float32) -> Any:
-    """Normal numbers, rows of different sizes."""
+    """Normal numbers whose magnitude differs from row to row."""
     generator = torch.Generator().manual_seed(seed)
     made = torch.randn(shape, generator=generator)
     if len(shape) > 1:

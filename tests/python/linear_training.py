@@ -1,4 +1,4 @@
-"""What the tests of Linear share: a small network, trained for a few steps, and everything that came of it."""
+"""Shared by the tests of Linear: a small network, trained for a few steps, and a record of all its results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def record(net: Any, y: Any, x: Any) -> list[Any]:
 def train(
     net: Any, function: Callable[..., Any], steps: int = 3, rows: Sequence[int] = (20,), device: str = "cpu"
 ) -> list[list[Any]]:
-    """SGD; what each step gave."""
+    """Trains with SGD; returns the record of each step."""
     torch.manual_seed(11)
     dtype = next(net.parameters()).dtype
     results = []
@@ -87,7 +87,7 @@ def layer_of(device: str, rows: int = 40, columns: int = 72, **options: Any) -> 
 def step(
     module: Any, case: Case, device: str, function: Any = None, dtype: Any = torch.float32, **call: Any
 ) -> Any:
-    """One forward and backward; x, y and dy."""
+    """Runs one forward and backward; returns x, y and dy."""
     columns, rows = module.in_features, module.out_features
     x, dy = values((24, columns), 1, device, dtype).requires_grad_(), values((24, rows), 2, device, dtype)
     torch.manual_seed(8)

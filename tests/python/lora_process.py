@@ -1,5 +1,5 @@
-"""A process that loads a checkpoint, plain or packed, trains LoRA adapters for a step, and says what memory
-that took. Started by test_peft_training.py."""
+"""A process that loads a checkpoint, plain or packed, trains LoRA adapters for a step, and prints its peak
+memory. Started by test_peft_training.py."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from checkpoint_process import Watch, own
 
 
 def in_files(model: torch.nn.Module, folder: str) -> int:
-    """Bytes of weights that lie in the folder's mapped files: memory that the model needs and does not own.
-    Pages of a file that no weight lies in any more are the kernel's to take."""
+    """Bytes of weights in mapped files of the folder, which the model needs although they are not anonymous
+    memory. Pages of the files without a weight are not counted: the kernel can evict them."""
     lines = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
     ranges = [
         [int(end, 16) for end in w[0].split("-")] for w in lines if len(w) > 5 and w[5].startswith(folder)
@@ -32,7 +32,7 @@ def in_files(model: torch.nn.Module, folder: str) -> int:
 def main(folder: str, kind: str) -> None:
     torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()
-    weight = opaq.quantize_tensor(torch.randn(64, 64), "nvfp4")  # whatever comes with the first use is there
+    weight = opaq.quantize_tensor(torch.randn(64, 64), "nvfp4")  # allocates everything that the first use does
     opaq.functional.quantized_linear(torch.randn(4, 64), weight)
     options = {"quantization_config": opaq.Config()} if kind == "packed" else {}
     before = own()

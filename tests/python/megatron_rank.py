@@ -1,5 +1,5 @@
 """One rank of test_megatron.py: `megatron_rank.py <rank> <world> <folder>`. Megatron's MLP with opaq's linear
-layers against the same with its own: outputs, gradients, what is refused."""
+layers against Megatron's own: outputs, gradients, errors."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def main(rank: str, world: str, folder: str) -> None:
         except NotImplementedError as error:
             assert "not supported in Megatron" in str(error)
         else:
-            raise AssertionError("it was not refused")
+            raise AssertionError("no exception was raised")
     dist.destroy_process_group()
 
 

@@ -1,5 +1,5 @@
-/* parallel_for_probe.c: stands before PyTorch's torch_parallel_for (LD_PRELOAD) and says at the end how often it was
- * called and on how many threads bodies ran. PROBE_FAIL makes it fail: "before" any work, or "after" it. */
+/* parallel_for_probe.c: wraps PyTorch's torch_parallel_for (LD_PRELOAD) and prints at exit the number of calls and of
+ * threads that ran bodies. PROBE_FAIL makes it fail: "before" any work, or "after" it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -51,7 +51,7 @@ int32_t torch_parallel_for(int64_t begin, int64_t end, int64_t grain, body_funct
         }
         return 1;
     }
-    void *torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD); /* Python opened it for itself alone */
+    void *torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD); /* Python loads it with RTLD_LOCAL */
     void *real = torch == NULL ? NULL : dlsym(torch, "torch_parallel_for");
     if (real == NULL) {
         return 1;

@@ -1,4 +1,4 @@
-"""compressed-tensors' own parts, and a weight through its observers' arithmetic and its compressors."""
+"""Quantizes a weight with compressed-tensors' own observers and compressors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ torch = need("torch")
 
 
 def compressed_tensors() -> SimpleNamespace:
-    """Its parts by name."""
+    """The functions and classes of compressed-tensors, by name."""
     quantization = need("compressed_tensors.quantization")
     utils = need("compressed_tensors.quantization.utils")
     compressors = {
@@ -47,7 +47,8 @@ def compressed_tensors() -> SimpleNamespace:
 
 
 def blocks_of(name: str, w: torch.Tensor) -> torch.Tensor:
-    """What shares a scale, along the last axis; the axes before it are those of the scales."""
+    """The weight with the elements that share a scale along the last axis; the other axes are those of the
+    scales."""
     if name == "fp8":
         return w.reshape(1, -1)
     if name == "fp8row":

@@ -1,4 +1,4 @@
-"""nvidia-modelopt's own calibration and export of weights, on a processor."""
+"""Quantizes weights with nvidia-modelopt's own calibration and export, on the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIGS = {
 
 
 class Layers(torch.nn.Module):  # type: ignore[misc,name-defined]
-    """Linear layers by number, each with an input of ones, which calibration wants to see."""
+    """Linear layers by number; forward() passes an input of ones through each, for the calibration."""
 
     def __init__(self, weights: list[Any]) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Layers(torch.nn.Module):  # type: ignore[misc,name-defined]
 
 
 def modelopt_states(name: str, weights: list[Any], fused: list[list[int]]) -> list[dict[str, Any]]:
-    """The tensors that its exporter makes of weights; those of a list in `fused` have the same input."""
+    """The tensors that its exporter writes for weights; those of a list in `fused` have the same input."""
     model = Layers(weights)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,5 +1,6 @@
-"""Finite matrices on which two quantizers are likely to differ: blocks whose largest value lies on, or a few
-units beside, a power of two, alone or times an element's largest value; zeros; subnormals; huge numbers."""
+"""Finite matrices for which two quantizers are likely to differ: blocks whose largest value is within a few
+units in the last place of a power of two, or of one times an element's largest value; zeros; subnormals; huge
+numbers."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ GROUP = 16  # divides the blocks of every format
 
 
 def nudged(values: Matrix, rng: np.random.Generator, ulps: int = 4) -> Matrix:
-    """A few units in the last place up or down."""
+    """Adds a few units in the last place, up or down."""
     raw = values.astype(np.float32).view(np.int32)
     return (raw + rng.integers(-ulps, ulps + 1, raw.shape, np.int32)).view(np.float32)
 
 
 def matrix(rows: int, columns: int, seed: int, low: int = -20, high: int = 20) -> Matrix:
-    """Groups of 16, each of a kind of its own, around powers of two from 2^low to 2^high."""
+    """Groups of 16 of different kinds, around powers of two from 2^low to 2^high."""
     rng = np.random.default_rng(seed)
     shape = (rows, columns // GROUP, GROUP)
     power = np.exp2(rng.integers(low, high + 1, (*shape[:2], 1))).astype(np.float32)
@@ -38,7 +39,7 @@ def matrix(rows: int, columns: int, seed: int, low: int = -20, high: int = 20) -
 
 
 def subnormal(rows: int, columns: int, seed: int) -> Matrix:
-    """Some blocks of subnormals and of numbers just above them, some of zeros, some of ordinary ones."""
+    """Blocks of subnormals and numbers slightly larger, blocks of zeros, and blocks of ordinary numbers."""
     rng = np.random.default_rng(seed)
     shape = (rows, columns // GROUP, GROUP)
     raw = np.exp2(rng.uniform(0, 26, shape)).astype(np.uint32) | (rng.integers(0, 2, shape, np.uint32) << 31)

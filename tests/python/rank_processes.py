@@ -1,4 +1,4 @@
-"""Ranks of a process group on this machine: one process each, what they say in files."""
+"""Runs the ranks of a process group on this machine, one process each, with their output in files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from conftest import ROOT
 
 
 class RankProcesses:
-    """Starts `script <before>... <rank> <world> <folder>` for each rank and waits until all have ended, one
-    has failed and the others had 10 s to say so, or it takes too long. What is left is killed."""
+    """Starts `script <before>... <rank> <world> <folder>` for each rank and waits until all have ended, until
+    10 s after one has failed, or until the time limit. Remaining processes are killed."""
 
     def __init__(self, script: Path, world: int, folder: Path, seconds: float, *before: str) -> None:
         environment = {
@@ -46,9 +46,9 @@ class RankProcesses:
 
     @property
     def ended(self) -> list[int | None]:
-        """The exit statuses; a killed one's is not 0."""
+        """The exit statuses; nonzero for killed processes."""
         return [process.returncode for process in self.ranks]
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return "\n".join(f"---- {log.name}\n{log.read_text(errors='replace')[-4000:]}" for log in self.logs)

@@ -1,5 +1,5 @@
-"""Spec texts made from the format table: every combination of what a format takes, sensible or not, and which
-of them docs/spec.md allows."""
+"""Spec texts generated from the format table: every combination of what a format accepts, and which of them
+docs/spec.md allows."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ def is_valid(text: str) -> bool:
 
 @cache
 def valid_texts() -> tuple[str, ...]:
-    """Canonical texts, each of another value."""
+    """Canonical texts of all valid values."""
     texts = [text for row in opaq.formats() for text in combinations(row) if is_valid(text)]
     return tuple(dict.fromkeys(parse(text).text() for text in texts))

@@ -1,5 +1,5 @@
-"""autocast: which recipe is active where, and that a compiler sees it as a value: no graph breaks, and compiled
-again exactly when another value is active."""
+"""autocast: which recipe is active where; and in compiled code: no graph breaks, and recompilation only if a
+different recipe is active."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def factory(role: QuantizerRole) -> Quantizer | str | None:
 
 
 def step(x: Any, name: str = "") -> Any:
-    """What a module does with a recipe."""
+    """Uses the active recipe like a module."""
     recipe = active()
     if recipe is None:
         return x + 1
@@ -159,7 +159,7 @@ def test_threads_do_not_see_each_other() -> None:
 
 def test_left_on_another_thread() -> None:
     with autocast() as scope:
-        message = "autocast: left on another thread than it was entered on"
+        message = "autocast: exited on a thread other than the one that entered it"
         in_thread(lambda: pytest.raises(RuntimeError, scope.__exit__).match(message))
 
 
@@ -167,8 +167,8 @@ def test_wrong_arguments() -> None:
     with pytest.raises(NotImplementedError, match="autocast: calibrating=True is not supported"):
         autocast(calibrating=True)
     wrong: Any = "nvfp4"
-    with pytest.raises(TypeError, match="autocast: recipe is a str, expected an opaq.recipe.Recipe"):
-        autocast(recipe=wrong)
+    with pytest.raises(TypeError, match="autocast: recipe is a float, expected an opaq.recipe.Recipe"):
+        autocast(recipe=0.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="quantized_model_init: enabled is a str, expected a bool"):
         quantized_model_init(wrong)
     with pytest.raises(TypeError, match="autocast: enabled is a MXFP8BlockScaling, expected a bool"):
@@ -243,7 +243,7 @@ def test_another_recipe_recompiles(device: str) -> None:
                 assert same_bytes(function(x), step(x)), name
 
 
-def test_how_deep_does_not_matter(device: str) -> None:
+def test_nesting_depth_does_not_recompile(device: str) -> None:
     x, function = make_tensor((24, 96), device), compiled(step)
     with autocast(recipe=PLAIN):
         function(x)
@@ -268,7 +268,7 @@ def test_compiled_in_one_thread_used_in_another(device: str) -> None:
             with autocast(recipe=PLAIN):
                 return plain, function(x)
 
-    with autocast(recipe=Float8CurrentScaling()):  # which the other thread does not see
+    with autocast(recipe=Float8CurrentScaling()):  # not active in the other thread
         plain, quantized = in_thread(run)
     assert same_bytes(plain, x + 1) and same_bytes(quantized, want)
 
@@ -339,7 +339,7 @@ def captured_inside(x: Any) -> Any:
 
 
 def constructed(x: Any) -> Any:
-    """Recipes that are made in the graph, with fields of all kinds."""
+    """Recipes constructed in the graph, with fields of all kinds."""
     for recipe in (
         Float8BlockScaling(fp8_quant_fwd_inp=QParams(power_2_scale=True, amax_epsilon=1e-3)),
         Float8CurrentScaling(use_power_2_scales=True, fp8_format=Format.E4M3),
@@ -501,7 +501,7 @@ BACKWARDS: dict[str, Callable[[Any], None]] = {
 
 @pytest.mark.parametrize("where", BACKWARDS)
 @pytest.mark.parametrize("compiles", ["not", "the block", "all"])
-def test_what_is_computed_again_has_the_same_recipe(where: str, compiles: str, device: str) -> None:
+def test_recomputation_uses_the_same_recipe(where: str, compiles: str, device: str) -> None:
     x = make_tensor((24, 96), device).float()
     function = checkpointed
     if compiles == "the block":
@@ -532,7 +532,7 @@ def test_autocast_around_a_checkpoint_in_a_graph(device: str) -> None:
 
 
 def test_autocast_within_a_checkpoint_in_a_graph(device: str) -> None:
-    """PyTorch allows no side effect there unless told to, even one that is undone."""
+    """PyTorch rejects side effects there by default, even if they are undone."""
 
     def run(x: Any) -> Any:
         return checkpoint(autocast(recipe=PLAIN)(block), x, use_reentrant=False)

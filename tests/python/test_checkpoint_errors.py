@@ -1,5 +1,5 @@
-"""Checkpoints that are wrong: each is refused with a sentence that names the tensor and what is the matter,
-before a model is made of it."""
+"""Invalid checkpoints: loading fails with a message that names the tensor and the problem, before a model is
+created."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _kept: dict[tuple[str, str], Any] = {}
 
 
 def tensors(name: str, layout: str) -> tuple[Any, dict[str, Any]]:
-    """A model, and a checkpoint's tensors to spoil."""
+    """A model, and the tensors of a checkpoint of it, to be modified."""
     if (name, layout) not in _kept:
         plain = models.make_model(name)
         stored, _ = models.quantize_tensors(models.plain_tensors(plain), models.LAYOUTS[layout])
@@ -50,29 +50,29 @@ def without(key: str) -> Callable[[dict[str, Any]], None]:
 
 
 def changed(key: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
-    def spoil(stored: dict[str, Any]) -> None:
+    def modify(stored: dict[str, Any]) -> None:
         stored[key] = change(stored[key]).contiguous()
 
-    return spoil
+    return modify
 
 
-def both(*spoils: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], None]:
-    def spoil(stored: dict[str, Any]) -> None:
-        for one in spoils:
+def both(*changes: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], None]:
+    def modify(stored: dict[str, Any]) -> None:
+        for one in changes:
             one(stored)
 
-    return spoil
+    return modify
 
 
 def all_but(keep: Callable[[str], bool]) -> Callable[[dict[str, Any]], None]:
-    def spoil(stored: dict[str, Any]) -> None:
+    def modify(stored: dict[str, Any]) -> None:
         for key in [key for key in stored if not keep(key)]:
             del stored[key]
 
-    return spoil
+    return modify
 
 
-SPOILED = {
+INVALID = {
     "no scale": ("llama", "ct-nvfp4", without(Q + "weight_scale"), f"no {Q}weight_scale"),
     "no global": ("llama", "ct-nvfp4", without(Q + "weight_global_scale"), f"no {Q}weight_global_scale"),
     "no data": ("llama", "ct-nvfp4", without(Q + "weight_packed"), f"no {Q}weight_packed"),
@@ -185,11 +185,11 @@ SPOILED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", SPOILED)
-def test_a_spoiled_checkpoint_is_refused(case: str, tmp_path: Path) -> None:
-    name, layout, spoil, says = SPOILED[case]
+@pytest.mark.parametrize("case", INVALID)
+def test_an_invalid_checkpoint_is_rejected(case: str, tmp_path: Path) -> None:
+    name, layout, modify, says = INVALID[case]
     _, stored = tensors(name, layout)
-    spoil(stored)
+    modify(stored)
     write(tmp_path, name, layout, stored)
     with pytest.raises((ValueError, NotImplementedError)) as caught:
         load(tmp_path)
@@ -208,7 +208,7 @@ def test_a_truncated_file_is_refused(part: str, tmp_path: Path) -> None:
 
 
 def test_rows_of_two_experts_share_no_scale(tmp_path: Path) -> None:
-    """Blocks of 128 rows do not fit projections of 64."""
+    """Projections of 64 rows do not have whole blocks of 128 rows."""
     plain = models.make_model("qwen3_moe", moe_intermediate_size=64)
     models.write_checkpoint(tmp_path, plain, models.LAYOUTS["deepseek-fp8"])
     with pytest.raises(ValueError, match=r"experts\.0\.gate_proj.*rows 0 to 64 cut a block in two"):
@@ -229,14 +229,14 @@ def test_saved_buffers_are_checked(tmp_path: Path) -> None:
     model = auto.from_pretrained(tmp_path / "plain", quantization_config=opaq.Config("nvfp4"))
     model.save_pretrained(tmp_path)
     stored = models.safetensors.load_file(tmp_path / "model.safetensors")
-    for spoil, says in (
+    for modify, says in (
         (without(Q + "weight._amax_rowwise"), "weight._amax_rowwise is None"),
         (changed(Q + "weight._rowwise_data", lambda t: t[1:]), "_rowwise_data is U8 [255, 128] in the"),
         (changed(Q + "weight._amax_rowwise", lambda t: t.bfloat16()), "_amax_rowwise is BF16 [1] in the"),
     ):
-        spoiled = dict(stored)
-        spoil(spoiled)
-        models.write_tensors(tmp_path, spoiled)
+        modified = dict(stored)
+        modify(modified)
+        models.write_tensors(tmp_path, modified)
         with pytest.raises(ValueError) as caught:
             auto.from_pretrained(tmp_path)
         assert says in str(caught.value)
@@ -282,8 +282,8 @@ def test_a_configuration_is_refused(case: str) -> None:
     assert str(caught.value).startswith("opaq: ") and says in str(caught.value)
 
 
-def test_what_a_configuration_means() -> None:
-    """Names decide before classes; what is ignored is plain; other variants that share a method."""
+def test_schemes_of_a_configuration() -> None:
+    """Names take precedence over classes; ignored modules are plain; variants with the same quant_method."""
     config = ct("ct-nvfp4", "")
     groups = config["config_groups"]
     groups["group_1"] = {**models.LAYOUTS["ct-fp8-dynamic"].config["config_groups"]["group_0"]}

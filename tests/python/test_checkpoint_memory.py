@@ -1,5 +1,5 @@
-"""Memory: a model loaded from a packed checkpoint never holds a copy in high precision of more than one layer.
-A process of its own loads and runs it and reports what it took."""
+"""Memory: loading a model from a packed checkpoint never holds more than one layer in high precision. A
+separate process loads and runs the model and reports its peak memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import ROOT, leave_out, need
+from conftest import ROOT, need, skip_test
 
 torch = need("torch")
 transformers = need("transformers")
@@ -20,7 +20,7 @@ models = need("checkpoint_models")
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-SLACK = 48 * MIB  # what PyTorch, the allocator and transformers take besides
+SLACK = 48 * MIB  # for PyTorch, the allocator and transformers
 SIZES = {
     "llama": {
         "num_hidden_layers": 16,
@@ -39,21 +39,22 @@ SIZES = {
 
 
 def shapes(name: str) -> tuple[Any, dict[str, Any]]:
-    """A model without memory, and what its plain checkpoint would hold."""
+    """A model on the meta device, and the tensors of its plain checkpoint."""
     with torch.device("meta"):
         model = models.make_empty(name, **SIZES[name])
     return model, models.revert(model, model.state_dict())
 
 
 def random_bits(shape: Any, dtype: Any = torch.uint8) -> Any:
-    """Bytes, or finite numbers around 1."""
+    """Random bytes, or finite numbers around 1."""
     if dtype == torch.uint8:
         return torch.randint(0, 256, tuple(shape), dtype=torch.uint8)
     return (torch.rand(tuple(shape)) * 0.02 + 0.01).to(dtype)
 
 
 def write_packed(folder: Path, name: str) -> tuple[int, int, int]:
-    """A checkpoint of random bits. Returns its bytes, those of the weights in bf16, and of one layer's."""
+    """Writes a checkpoint of random bits. Returns its bytes, those of the weights in bf16, and those of one
+    layer."""
     layout = models.LAYOUTS["ct-nvfp4a16"]
     model, plain = shapes(name)
     stored, layers = {}, {}
@@ -73,7 +74,8 @@ def write_packed(folder: Path, name: str) -> tuple[int, int, int]:
 
 
 def write_plain(folder: Path, name: str) -> tuple[int, int, int]:
-    """The same in bf16. Returns the bytes a quarter as large, those of the weights, and those of a layer."""
+    """Writes the checkpoint in bf16. Returns a quarter of its bytes, those of the weights, and those of one
+    layer."""
     model, plain = shapes(name)
     stored = {key: random_bits(tensor.shape, torch.bfloat16) for key, tensor in plain.items()}
     models.write_config(folder, model)
@@ -84,10 +86,10 @@ def write_plain(folder: Path, name: str) -> tuple[int, int, int]:
 
 def run(folder: Path, quantizer: str = "") -> dict[str, Any]:
     if not Path("/proc/self/smaps").exists():
-        leave_out("there is no /proc/self/smaps, so a process cannot tell what it holds")
+        skip_test("there is no /proc/self/smaps, so memory cannot be measured")
     program = Path(__file__).with_name("checkpoint_process.py")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
-    environment["MALLOC_MMAP_THRESHOLD_"] = str(MIB)  # glibc gives back what is freed
+    environment["MALLOC_MMAP_THRESHOLD_"] = str(MIB)  # so that glibc returns freed memory to the system
     command = [sys.executable, str(program), str(folder), quantizer]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -100,8 +102,8 @@ def run(folder: Path, quantizer: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_packed_checkpoint_stays_packed(name: str, tmp_path: Path) -> None:
-    """What the process has of its own is the packed weights and at most a layer; what was resident at once is
-    these and the pages of the files they came from. The model in bf16 alone would be more."""
+    """Peak anonymous memory is the packed weights and at most one layer; peak resident memory also includes the
+    pages of the files. Both are less than the model in bf16."""
     stored, plain, layer = write_packed(tmp_path, name)
     found = run(tmp_path)
     assert stored < found["own"] + SLACK

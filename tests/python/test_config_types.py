@@ -1,5 +1,5 @@
-"""Fields of a quantization_config with values of every wrong JSON type: a sentence, or success, and no other
-exception."""
+"""Fields of a quantization_config with values of every wrong JSON type: a ValueError with a message, or
+success, and no other exception."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ VALUES = (
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to each field, the whole first."""
+    """The path to each field, starting with the root."""
     yield path
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in children:
         yield from places(child, (*path, key))
 
 
-def spoiled(config: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def variants(config: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """A configuration with one field replaced or removed at a time."""
     for path in places(config):
         for value in VALUES:
@@ -100,13 +100,13 @@ def spoiled(config: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
 
 
 def check(read: Any, config: Any) -> int:
-    """How many were refused, each with a sentence."""
+    """Returns the number of variants that were rejected, each with a message."""
     read(copy.deepcopy(config))
     refused = 0
-    for path, changed in spoiled(config):
+    for path, changed in variants(config):
         try:
             read(changed)
-        except ValueError as error:  # which OpaqError is
+        except ValueError as error:  # includes OpaqError
             refused += 1
             assert "opaq" in str(error) or "expected" in str(error), (path, changed)
         except Exception as error:
@@ -139,6 +139,6 @@ def test_a_configuration_of_opaq() -> None:
         ({"quant_method": ["fp8"]}, r'quant_method is \["fp8"\], expected one of compressed-tensors'),
     ],
 )
-def test_sentences(change: dict[str, Any], says: str) -> None:
+def test_messages(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         read_layout({**CONFIGS["deepseek"], **change})

@@ -1,4 +1,5 @@
-"""An OPAQ_CPU that is no name is an error at `import opaq`, which lists the names: tests/c/test_cpu_limit.c."""
+"""An unknown name in OPAQ_CPU is an error at `import opaq` that lists the names. See also
+tests/c/test_cpu_limit.c."""
 
 import os
 import subprocess

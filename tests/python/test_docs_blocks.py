@@ -1,7 +1,7 @@
-"""Every fenced code block of README.md and docs/ runs as it stands, in a scratch folder that holds a small
+"""Every fenced code block of README.md and docs/ runs unmodified, in a scratch folder that has a small
 checkpoint called Llama-3.1-8B. Python blocks run as programs, C blocks are compiled against the library and
-run, shell blocks run with the command opaq on the path. A block that cannot run here has the comment
-`<!-- not run: REASON -->` before it."""
+run, shell blocks run with the command opaq on the path. A block that cannot run here has the comment `<!-- not
+run: REASON -->` before it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import pytest
 
 from cli_llama import Jobs
 from cli_run import command
-from conftest import ROOT, leave_out, need
+from conftest import ROOT, need, skip_test
 
 need("transformers")
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"(?:^<!-- (?P<note>[^\n]*) -->\n)?^```(?P<kind>[a-z]*)\n(?P<text>.*?)^```$", re.M | re.S)
 RUN = ("python", "c", "sh")
 SHOWN = ("", "text")  # output and drawings
 SECONDS = 300
-NOT_RUN = 12  # at most so many blocks may have the comment
+NOT_RUN = 12  # limit of blocks with the comment
 
 
 class Block(NamedTuple):
@@ -47,18 +47,18 @@ def blocks() -> list[Block]:
     return found
 
 
-def is_left_out(block: Block) -> bool:
+def is_not_run(block: Block) -> bool:
     return block.note.startswith("not run: ")
 
 
-RUNNABLE = [block for block in blocks() if block.kind in RUN and not is_left_out(block)]
+RUNNABLE = [block for block in blocks() if block.kind in RUN and not is_not_run(block)]
 
 
 def environment(scratch: Path) -> dict[str, str]:
     programs = scratch.parent / "bin"
     programs.mkdir(exist_ok=True)
     for name, target in (("opaq", command()), ("python", sys.executable), ("python3", sys.executable)):
-        program = programs / name  # no link: a virtual environment's interpreter looks at its own path
+        program = programs / name  # not a link: a virtual environment's interpreter depends on its own path
         program.write_text(f'#!/bin/sh\nexec "{Path(target).absolute()}" "$@"\n')
         program.chmod(0o755)
     found = dict(os.environ, PATH=f"{programs}{os.pathsep}{os.environ['PATH']}", HF_HUB_OFFLINE="1")
@@ -66,10 +66,10 @@ def environment(scratch: Path) -> dict[str, str]:
 
 
 def c_program(source: Path) -> list[str]:
-    """The program that a C block becomes."""
+    """Compiles a C block; returns the program."""
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
     if compiler is None:
-        leave_out("there is no C compiler")
+        skip_test("there is no C compiler")
     library = Path(os.environ["OPAQ_LIBRARY"]).parent
     program = source.with_suffix("")
     flags = [
@@ -118,7 +118,7 @@ def test_block_runs(block: Block, scratch: Path) -> None:
     assert done.returncode == 0, f"{block.page.name}:{block.line}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
-def test_blocks_say_what_they_are() -> None:
+def test_blocks_have_a_known_language() -> None:
     wrong = [
         f"{block.page.name}:{block.line}: {block.kind!r}"
         for block in blocks()
@@ -126,11 +126,11 @@ def test_blocks_say_what_they_are() -> None:
     ]
     assert not wrong, f"expected one of {RUN}, or text for what is only shown: {wrong}"
     assert RUNNABLE
-    assert sum(map(is_left_out, blocks())) <= NOT_RUN
+    assert sum(map(is_not_run, blocks())) <= NOT_RUN
 
 
 def test_commands_are_fenced() -> None:
-    """An indented block would not be run: commands of opaq, make and Python are fenced."""
+    """Commands of opaq, make and Python must be in fenced blocks, because indented blocks are not run."""
     wrong = []
     for page in PAGES:
         inside = False

@@ -1,6 +1,6 @@
-"""Single numbers against ml_dtypes, exhaustively where that is possible, and stochastic rounding against exact
-rational arithmetic. Where opaq differs on purpose (docs/formats.md, "Elements") the difference is written out
-in `expected_ieee` and `expected_saturating`, and nowhere else."""
+"""Element conversions against ml_dtypes, exhaustively where possible, and stochastic rounding against exact
+rational arithmetic. Intended differences (docs/formats.md, "Elements") are in `expected_ieee` and
+`expected_saturating` only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from element_values import (
 )
 from opaq import _library, _tables
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # casts overflow, that is the point
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # casts overflow on purpose
 
 RANDOM_COUNT = 3_000_000
 NAN_SATURATING = {"e2m1": 0x7, "e4m3": 0x7F, "e5m2": 0x7F, "e8m0": 0xFF, "f16": 0x7E00, "bf16": 0x7FC0}
@@ -69,7 +69,7 @@ def check(element: str, values: Floats) -> None:
         assert not wrong.size, f"{element}, overflow {overflow}: {wrong.size} (value, code, expected): {first}"
 
 
-# ------------------------------------------------------------------------------------ what they are
+# ---------------------------------------------------------------------------------------- properties
 
 
 @pytest.mark.parametrize("element", NARROW)
@@ -142,7 +142,7 @@ RANDOM_BITS = {"e2m1": 8, "e4m3": 8, "e5m2": 8, "e8m0": 8, "f16": 13, "bf16": 16
 
 
 def stochastic_code(steps: list[Fraction], value: float, u: Fraction) -> int:
-    """The largest code value not above |value| + u * step, of an element with these values."""
+    """The largest code whose value is at most |value| + u * step, for an element with these values."""
     a = Fraction(abs(value))
     below = min(max(bisect_right(steps, a) - 1, 0), len(steps) - 2)
     t = round_to_float32(a + u * (steps[below + 1] - steps[below]))
@@ -150,7 +150,7 @@ def stochastic_code(steps: list[Fraction], value: float, u: Fraction) -> int:
 
 
 def samples(element: str, count: int) -> Floats:
-    """Positive numbers inside the element's range, hard ones and others."""
+    """Positive numbers within the element's range, critical and random ones."""
     rng = np.random.default_rng(NARROW.index(element))
     values = np.abs(hard_values(element))
     values = values[np.isfinite(values) & (values > 0) & (values <= LARGEST[element])]
@@ -174,7 +174,7 @@ def test_stochastic_rounding_is_the_exact_formula(element: str) -> None:
 
 
 def stochastic_float32(element: str, values: Floats, random: NDArray[np.uint32]) -> NDArray:
-    """The page's formula in float32 (which the exact one above is checked against), with signs and NaNs."""
+    """The formula of docs/formats.md in float32, with signs and NaNs."""
     g = grid(element)
     a = np.abs(values)
     below = np.clip(np.searchsorted(g, a, side="right") - 1, 0, len(g) - 2)
@@ -202,7 +202,7 @@ def test_stochastic_rounding_of_hard_values(element: str) -> None:
 
 @pytest.mark.parametrize("element", ["e2m1", "e4m3", "e5m2", "e8m0"])
 def test_stochastic_rounding_is_unbiased(element: str) -> None:
-    """Over all 256 bytes the mean is the value cut to 1/256 of a step."""
+    """Over all 256 random bytes the mean is the value, truncated to 1/256 of a step."""
     g = grid(element).astype(np.float64)
     index = np.random.default_rng(11).integers(0, len(g) - 1, 400).repeat(100)
     part = np.tile(np.arange(0, 4096, 41) / 4096, 400)
@@ -216,7 +216,7 @@ def test_stochastic_rounding_is_unbiased(element: str) -> None:
 
 @pytest.mark.parametrize("text", ["fp8+delayed+sr", "fp8.e5m2+delayed+sr"])
 def test_quantized_mean_is_unbiased(text: str) -> None:
-    """A quarter million times the same number: the mean lies within five standard deviations."""
+    """250,000 times the same number: the mean is within five standard deviations."""
     count, value = 1 << 18, np.float32(3.3125)
     x = np.full((512, count // 512), value)
     q = opaq.quantize(x, opaq.Quantizer(text), scale=1.0, seed=1234)

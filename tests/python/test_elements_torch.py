@@ -1,4 +1,4 @@
-"""Single numbers against PyTorch's casts, a second opinion. Where PyTorch differs, the test says how:
+"""Element conversions against PyTorch's casts. PyTorch differs in these:
 
 e4m3   PyTorch 2.13 saturates, infinity included, and keeps a NaN's sign;
 e5m2   it overflows to infinity, as the IEEE variant; its NaN is 0x7F or 0xFF where opaq's is 0x7E or 0xFE;

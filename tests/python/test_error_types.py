@@ -1,5 +1,5 @@
-"""Exceptions: a mistake has one type whether Python or the library finds it, and names what was called. The
-rule is docs/pytorch.md, "Errors"."""
+"""Exceptions: an error has the same type whether Python or the library detects it, and its message names the
+function. See docs/pytorch.md, "Errors"."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "mlp, type": (lambda: mlp(down=None, x="x"), TypeError, MLP),
     "moe, type": (lambda: moe(topk_ids=[0, 0, 0, 0]), TypeError, MOE),
     "quantize, type": (lambda: quantize([1.0]), TypeError, "opaq.quantize_tensor: "),
-    "quantize, type of a quantizer": (lambda: quantize(tensor(4, 32), 7), TypeError, "Quantizer: "),
+    "quantize, type of a quantizer": (lambda: quantize(tensor(4, 32), 7), TypeError, "opaq.quantize_tensor: "),
     "quantized_linear, type": (
         lambda: functional.quantized_linear(tensor(4, 32), tensor(16, 32)), TypeError,
         "opaq.functional.quantized_linear: ",
@@ -133,7 +133,7 @@ def test_type_and_name(what: str) -> None:
         function()
     others = {ValueError, TypeError, NotImplementedError} - {kind}
     if kind is NotImplementedError:
-        others -= {ValueError}  # the library's own is both
+        others -= {ValueError}  # OpaqError is a ValueError too
     assert not isinstance(caught.value, tuple(others))
     assert str(caught.value).startswith(name), str(caught.value)
 
@@ -147,7 +147,7 @@ def test_operators_and_graphs_raise_what_pytorch_gives() -> None:
         function(tensor(4, 32, dtype=F64))
 
 
-def test_gradients_find_mistakes_by_the_same_rule() -> None:
+def test_errors_in_gradients_have_the_same_types() -> None:
     layer = opaq.Linear(32, 16, fuse_wgrad_accumulation=True)
     layer.weight.main_grad = torch.zeros(16, 31)
     with pytest.raises(ValueError, match="^opaq.Linear: main_grad"):

@@ -1,4 +1,4 @@
-"""The examples about training run, and learn."""
+"""The training examples run, and their loss decreases."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def run(*words: str, folder: Path) -> str:
 
 
 def test_example_of_training(tmp_path: Path) -> None:
-    said = run(str(ROOT / "examples" / "python_train.py"), folder=tmp_path)
-    losses = [float(number) for number in re.findall(r"loss (\S+)", said)]
+    output = run(str(ROOT / "examples" / "python_train.py"), folder=tmp_path)
+    losses = [float(number) for number in re.findall(r"loss (\S+)", output)]
     assert losses[3] < 0.2 * losses[0]
     assert losses[4] < 2 * losses[3] + 0.01
 
 
 @pytest.mark.slow
 def test_example_of_lora(tmp_path: Path) -> None:
-    """Some steps; test_peft_training.py looks at what it finds."""
-    said = run(str(ROOT / "examples" / "python_lora.py"), "2", "2", folder=tmp_path)
-    assert said.count("base 0.309 of bf16") == 2
+    """A few steps; test_peft_training.py checks the loss."""
+    output = run(str(ROOT / "examples" / "python_lora.py"), "2", "2", folder=tmp_path)
+    assert output.count("base 0.309 of bf16") == 2

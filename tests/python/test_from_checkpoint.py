@@ -1,5 +1,5 @@
-"""QuantizedTensor.from_checkpoint: tensors as other software writes them become what that software dequantizes
-them to, and wrong ones are refused with a sentence."""
+"""QuantizedTensor.from_checkpoint: tensors written by other software have the values that that software
+decodes, and invalid ones are rejected with a message."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def spread(scale: Any, rows: int, columns: int, shape: Any) -> Any:
 
 
 def stored(state: dict[str, Any]) -> dict[str, Any]:
-    """The tensors that a checkpoint has; the zero points of symmetric numbers are not among them."""
+    """The tensors that are in a checkpoint: without zero points, which are not stored for symmetric formats."""
     return {name: tensor for name, tensor in state.items() if not name.endswith("zero_point")}
 
 
-# ---- what others write ----
+# ---- tensors of other software ----
 
 
 @pytest.mark.parametrize("shape", [(160, 384), (100, 96)], ids=str)
@@ -72,7 +72,7 @@ def test_modelopt(name: str) -> None:
         rows, columns = (1, 32) if name == "mxfp8" else (128, 128)
         want = data.float() * spread(factor.reshape(-1, w.shape[1] // columns), rows, columns, w.shape)
     assert torch.equal(q.dequantize(), want)
-    assert (want - w.float()).abs().max() < 0.7  # it is the weight
+    assert (want - w.float()).abs().max() < 0.7  # close to the weight
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float8_e8m0fnu"])
@@ -86,7 +86,7 @@ def test_deepseek_blocks(kind: str) -> None:
 
 
 def test_deepseek_others() -> None:
-    """What transformers writes under DeepSeek's names: MXFP8, and one scale."""
+    """Layouts that transformers writes with DeepSeek's names: MXFP8, and FP8 with one scale."""
     data = weight(64, 96).to(torch.float8_e4m3fn)
     exponents = torch.randint(120, 130, (64, 3), dtype=torch.uint8)
     q = from_checkpoint({"weight": data, "weight_scale_inv": exponents}, "deepseek")
@@ -128,7 +128,7 @@ def test_global_scale_may_have_any_rank() -> None:
     assert torch.equal(from_checkpoint(state, "compressed-tensors"), want)
 
 
-def test_one_block_is_told_from_one_number() -> None:
+def test_one_block_and_one_scale_per_tensor() -> None:
     data = weight(64, 96).to(torch.float8_e4m3fn)
     for layout, shape, form in (
         ("compressed-tensors", (1,), "fp8"),
@@ -144,7 +144,7 @@ def test_one_block_is_told_from_one_number() -> None:
         assert q.quantizer.format == form and torch.equal(q.dequantize(), data.float() * 0.5)
 
 
-# ---- refusals ----
+# ---- errors ----
 
 
 def nvfp4() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The checked-in golden files are what the scripts beside them write, byte for byte."""
+"""The checked-in golden files equal the output of their scripts, byte for byte."""
 
 import subprocess
 import sys

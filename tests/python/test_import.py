@@ -1,4 +1,4 @@
-"""What `import opaq` brings in, what it offers, and what it says of names that it does not have."""
+"""`import opaq`: the modules that it imports, its public names, and the hints for unknown names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_operators_are_there_in_either_order(order: str) -> None:
 
 
 def test_compiler_is_not_imported() -> None:
-    """torch._dynamo takes as long to import as PyTorch itself; it is wanted when something is compiled."""
+    """Importing torch._dynamo takes as long as importing PyTorch; only compiling needs it."""
     need("torch")
     run(
         "import sys, torch, opaq\n"
@@ -49,10 +49,10 @@ def test_old_torch_warns_when_it_is_imported_later(tmp_path) -> None:
     out = run(
         f"import sys, warnings; sys.path.insert(0, {str(tmp_path)!r})\n"
         "import opaq\n"
-        "with warnings.catch_warnings(record=True) as told:\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"
         "    import torch\n"
-        "print(torch.__version__, *[w.category.__name__ for w in told])"
+        "print(torch.__version__, *[w.category.__name__ for w in caught])"
     )
     assert out.split() == ["2.1.0", "RuntimeWarning"]
 
@@ -63,6 +63,29 @@ def test_all_names_are_listed_and_found() -> None:
     assert set(opaq.__all__) <= set(dir(opaq))
     for name in opaq.__all__:
         assert getattr(opaq, name) is not None
+
+
+@pytest.mark.parametrize("hidden", [(), ("torch", "transformers"), ("numpy", "torch", "transformers")])
+def test_help_and_tab_show_all_names(hidden: tuple[str, ...]) -> None:
+    for name in ("torch", "transformers"):
+        need(name)
+    out = run(
+        f"import sys; sys.modules.update(dict.fromkeys({hidden!r}))\n"
+        "import opaq, pydoc, rlcompleter\n"
+        "text = pydoc.plain(pydoc.render_doc(opaq))\n"
+        "completer = rlcompleter.Completer({'opaq': opaq})\n"
+        "found = {match.partition('(')[0] for match in completer.attr_matches('opaq.')}\n"
+        "assert found >= {f'opaq.{name}' for name in opaq.__all__}, found\n"
+        "print(*[name for name in opaq.__all__ if hasattr(opaq, name) and name not in text])"
+    )
+    assert not out.split(), f"not in help(opaq): {out}"
+
+
+def test_import_takes_little_beyond_torch() -> None:
+    """At most 0.3 s; the processor's time, the best of three, because others work too."""
+    need("torch")
+    code = "import torch, time; t = time.process_time(); import opaq; print(time.process_time() - t)"
+    assert min(float(run(code)) for _ in range(3)) < 0.3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Kernels by name: forcing one changes what runs, and what explain says; the environment does the same."""
+"""Kernels by name: forcing one changes the kernel that runs and explain(); the environment variable does the
+same."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def test_force() -> None:
 
 
 def test_environment() -> None:
-    """A word of OPAQ_KERNEL that is no kernel's name fails every operation, instead of being ignored."""
+    """With an unknown name in OPAQ_KERNEL every operation fails."""
     code = (
         "import torch, opaq; print(opaq.quantize_tensor(torch.ones(16, 16), 'fp8').dequantize().sum().item())"
     )

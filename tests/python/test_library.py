@@ -105,7 +105,7 @@ def test_version_and_info() -> None:
 
 
 def run(code: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Python in a process of its own, with the package in `folder` and no OPAQ_LIBRARY but the given one."""
+    """Runs Python in a separate process, with the package in `folder` and OPAQ_LIBRARY only if given."""
     inherited = {name: value for name, value in os.environ.items() if name != "OPAQ_LIBRARY"}
     env = {**inherited, "PYTHONPATH": str(folder), **environment}
     return subprocess.run(
@@ -133,6 +133,16 @@ def test_import_without_a_library_says_what_to_do(bare: Path) -> None:
     assert broken.returncode == 1 and "is not a libopaq that can be opened here" in broken.stderr
 
 
+def test_the_library_that_make_builds_is_found(bare: Path, tmp_path: Path) -> None:
+    """The package in python/ of a repository whose build/ has a library."""
+    tree = tmp_path / "tree"
+    shutil.copytree(bare / "opaq", tree / "python" / "opaq")
+    (tree / "build").mkdir()
+    shutil.copy(_library.path, tree / "build" / "libopaq.so")
+    code = "from opaq import _library; print(_library.path)"
+    assert run(code, tree / "python").stdout.strip() == str(tree / "build" / "libopaq.so")
+
+
 def test_the_library_that_is_named_comes_first(bare: Path) -> None:
     shutil.copy(_library.path, bare / "opaq" / "libopaq.so")
     code = "from opaq import _library; print(_library.path)"
@@ -157,14 +167,16 @@ def test_import_and_quantizers_need_no_numpy() -> None:
     code = (
         "import sys; sys.modules['numpy'] = None; sys.modules['ml_dtypes'] = None\n"
         "import opaq; print(opaq.proto((4, 32), 'bfloat16', opaq.Quantizer('nvfp4'))[0].shape)\n"
-        "try: opaq.quantize\n"
-        "except ImportError: print('quantize needs numpy')\n"
+        "assert not hasattr(opaq, 'quantize')\n"
+        "from opaq import dequantize\n"
     )
     done = run(code, ROOT / "python", OPAQ_LIBRARY=str(_library.path))
-    assert done.stdout == "(4, 16)\nquantize needs numpy\n", done.stderr
+    assert done.stdout == "(4, 16)\n", done.stderr
+    text = "opaq.dequantize needs NumPy, which is not installed: pip install 'opaq[numpy]'"
+    assert done.stderr.splitlines()[-1] == f"ImportError: {text}"
 
 
-def test_an_older_torch_gets_one_sentence() -> None:
+def test_an_older_torch_is_an_error() -> None:
     need("torch")
     code = "import torch; torch.__version__ = '2.10.1'; import opaq"
     done = run(code, ROOT / "python", OPAQ_LIBRARY=str(_library.path))

@@ -1,4 +1,5 @@
-"""Linear in compiled graphs: one node forward, one backward, nothing compiled twice, the bits of eager mode."""
+"""Linear in compiled graphs: one node forward, one backward, no recompilation, and the same bits as eager
+mode."""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 WITH_INDUCTOR = ("none", "delayed", "nvfp4")
 
 
-ROWS = (2, 17, 100, 128, 129, 257)  # one graph serves them all, also where scales cover 128 rows
+ROWS = (2, 17, 100, 128, 129, 257)  # one graph serves all of them, also if scales cover 128 rows
 
 
 def around(net: Any, name: str) -> Callable[[Any], Any]:
-    """The network with its recipe inside of what is compiled."""
+    """The network with its recipe inside the compiled region."""
 
     def run(x: Any) -> Any:
         with under(CASES[name]):
@@ -41,7 +42,7 @@ def around(net: Any, name: str) -> Callable[[Any], Any]:
 
 
 def capturing(function: Any) -> tuple[Any, dict[str, Any]]:
-    """Compiled, and the graphs as a backend gets them, once they have been made."""
+    """The compiled function, and a dictionary that receives the graphs of the backend."""
     found: dict[str, Any] = {}
 
     def keep(key: str) -> Any:
@@ -57,7 +58,7 @@ def capturing(function: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def operators_in(graph: Any) -> list[str]:
-    """The names of opaq's operators, in order; one that changes something may be wrapped."""
+    """The names of opaq's operators, in order; mutating ones may be wrapped."""
     names = []
     for node in graph.graph.nodes:
         targets = [node.target, *node.args[:1]] if node.op == "call_function" else []
@@ -67,7 +68,7 @@ def operators_in(graph: Any) -> list[str]:
 
 @pytest.mark.parametrize("name", slow_but(ALL, *MAIN))
 def test_one_node_each_and_the_bits_of_eager(name: str, device: str) -> None:
-    """A layer is one operator forward and one backward, no other of opaq's; three steps give the same bits."""
+    """A layer is one opaq operator forward and one backward; three steps give the same bits."""
     net, plain = Net(device), Net(device)
     function, graphs = capturing(net)
     with under(ALL[name]):
@@ -100,8 +101,8 @@ def test_inductor_equals_eager(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
-def test_two_equal_calls_are_two(name: str, device: str) -> None:
-    """Each rounds by its own random numbers."""
+def test_equal_calls_are_not_merged(name: str, device: str) -> None:
+    """Each uses its own random numbers."""
     results = []
     for wrap in (lambda f: f, lambda f: compiled(f, backend="aot_eager_decomp_partition")):
         net = Net(device)
@@ -134,7 +135,7 @@ def test_compiled_equals_eager_in_other_dtypes(dtype: Any, device: str) -> None:
 
 
 def test_reduce_overhead_equals_eager(device: str) -> None:
-    """CUDA graphs: none is skipped, and what is replayed is the same. The cpu has none: the default there."""
+    """CUDA graphs: none is skipped, and replays give the same result. On the CPU the default mode."""
     need_cxx()
     counters = torch._dynamo.utils.counters
     counters.clear()
@@ -147,11 +148,11 @@ def test_reduce_overhead_equals_eager(device: str) -> None:
     assert counters["inductor"]["cudagraph_skips"] == 0
 
 
-# ------------------------------------------------------------------------------------ never compiled again
+# ------------------------------------------------------------------------------------------ no recompilation
 
 
 def once(function: Any) -> Callable[..., Any]:
-    """From the second call on nothing may be compiled."""
+    """Fails if anything is compiled after the first call."""
     calls = []
 
     def run(*arguments: Any) -> Any:
@@ -176,7 +177,7 @@ def test_a_marked_batch_is_not_specialised(name: str, device: str) -> None:
     net = Net(device)
     function = compiled(around(net, name))
     x = values((20, FEATURES), 1, device, torch.bfloat16)
-    torch._dynamo.mark_dynamic(x, 0)  # raises if anything asks for the number
+    torch._dynamo.mark_dynamic(x, 0)  # raises if anything specializes on the size
     function(x).sum().backward()
     with fail_on_recompile():
         assert function(values((35, FEATURES), 1, device, torch.bfloat16)).shape == (35, CLASSES)
@@ -191,12 +192,12 @@ def test_a_static_batch_becomes_dynamic_once(device: str) -> None:
     assert counter.frame_count == 2
 
 
-# ----------------------------------------------------------------------------------------- where a recipe is
+# ------------------------------------------------------------------------------------- position of autocast
 
 
 @pytest.mark.parametrize("name", MAIN)
 def test_autocast_inside_and_outside(name: str, device: str) -> None:
-    """One graph for each recipe; the same recipe in a new object compiles nothing."""
+    """One graph for each recipe; an equal recipe in a new object does not recompile."""
     results = []
     for inside in (True, False):
         net = Net(device)
@@ -242,7 +243,7 @@ def test_a_recipe_changes_inside_a_region(device: str) -> None:
 
 @pytest.mark.parametrize("name", ["none", "delayed", "nvfp4"])
 def test_training_and_evaluation_take_turns(name: str, device: str) -> None:
-    """Evaluation leaves delayed scaling's state alone, and its numbers are those of training."""
+    """Evaluation does not change delayed scaling's state, and gives the same results as training."""
     results = []
     for wrap in (lambda f: f, compiled):
         net = Net(device)
@@ -290,7 +291,7 @@ def test_checkpointed_equals_not(name: str, device: str) -> None:
 def test_checkpointed_in_a_graph_equals_not(name: str, backend: str, device: str) -> None:
     need_cxx()
     if backend == "inductor" and name not in ("delayed", "nvfp4"):
-        backend = "aot_eager_decomp_partition"  # the same division into forward and backward, and quicker
+        backend = "aot_eager_decomp_partition"  # the same partition into forward and backward, and faster
     results = []
     for wrap in (around, lambda net, name: compiled(with_checkpoint(net, name), backend=backend)):
         net = Net(device)
@@ -298,8 +299,8 @@ def test_checkpointed_in_a_graph_equals_not(name: str, backend: str, device: str
     assert same(*results)
 
 
-def test_a_checkpoint_keeps_less(device: str) -> None:
-    """Inside a graph too, nothing of the layers is kept between forward and backward but their arguments."""
+def test_a_checkpoint_saves_less(device: str) -> None:
+    """Also inside a graph only the arguments of the layers are saved for the backward."""
     kept = []
     for wrap in (around, with_checkpoint):
         function, graphs = capturing(wrap(Net(device), "mxfp8"))
@@ -313,7 +314,7 @@ def test_a_checkpoint_keeps_less(device: str) -> None:
 
 
 def accumulate(net: Any, function: Any, device: str) -> list[list[Any]]:
-    """Two steps of three microbatches; the weight is quantized in the first."""
+    """Two steps of three microbatches; the weight is quantized in the first microbatch."""
     results = []
     for step in range(2):
         cached = []
@@ -347,7 +348,7 @@ def test_microbatches_share_a_quantized_weight(name: str, device: str) -> None:
 
 
 def test_a_cached_weight_without_the_copy_that_gradients_need(device: str) -> None:
-    """One from an evaluation does not serve training, and is replaced."""
+    """A weight cached in evaluation has no columnwise copy; training replaces it."""
     results = []
     for evaluates in (True, False):
         net, x = Net(device), values((20, FEATURES), 1, device, torch.bfloat16).requires_grad_()
@@ -371,7 +372,7 @@ def test_a_new_step_quantizes_the_weight_again(device: str) -> None:
         before, cached = function(x, False), net.first._cached_weight
         with torch.no_grad():
             net.first.weight.mul_(2)
-        assert same_bytes(function(x, False), before)  # the weight from before
+        assert same_bytes(function(x, False), before)  # the cached weight
         with fail_on_recompile():
             after = function(x, True)
         assert net.first._cached_weight is not cached

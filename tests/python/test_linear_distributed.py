@@ -1,6 +1,5 @@
 """opaq.Linear on 2 and on 4 real gloo ranks: tensor and sequence parallelism, DTensor, FSDP2, delayed scaling's
-reductions, what is refused. What each rank does and checks is in linear_rank.py; here the ranks are started
-once for each number of them, watched and ended."""
+reductions, errors. The ranks run linear_rank.py, which is started once for each number of ranks."""
 
 from __future__ import annotations
 
@@ -10,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from conftest import leave_out, need, slow_but
+from conftest import need, skip_test, slow_but
 from rank_processes import RankProcesses
 
 torch = need("torch")
 if not torch.distributed.is_available():
-    leave_out("this PyTorch was built without torch.distributed")
+    skip_test("this PyTorch was built without torch.distributed")
 need("opaq")
 
 SECONDS = 600
@@ -24,7 +23,7 @@ CASES = need("linear_rank").CASES
 
 
 class Ranks(RankProcesses):
-    """The cases that held on each rank of a world."""
+    """The cases that passed on each rank of a world."""
 
     def __init__(self, world: int, folder: Path) -> None:
         super().__init__(SCRIPT, world, folder, SECONDS)
@@ -34,7 +33,7 @@ class Ranks(RankProcesses):
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Ranks]:
-    """The ranks of a world, which are started for the first test that asks."""
+    """The ranks of a world, started for the first test that needs them."""
     return cache(lambda world: Ranks(world, tmp_path_factory.mktemp(f"world{world}")))
 
 
@@ -49,9 +48,9 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Ranks]:
 )
 def test_on_ranks(world: int, case: str, worlds: Callable[[int], Ranks]) -> None:
     ranks = worlds(world)
-    assert all(case in held for held in ranks.held), f"{case} did not hold on every rank:\n{ranks.said}"
+    assert all(case in held for held in ranks.held), f"{case} did not pass on every rank:\n{ranks.output}"
 
 
 @pytest.mark.parametrize("world", slow_but([2, 4], 2))
 def test_ranks_end(world: int, worlds: Callable[[int], Ranks]) -> None:
-    assert worlds(world).ended == [0] * world, worlds(world).said
+    assert worlds(world).ended == [0] * world, worlds(world).output

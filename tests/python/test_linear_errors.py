@@ -1,4 +1,4 @@
-"""What Linear refuses: one sentence with the name and the numbers, before anything is computed or changed."""
+"""Errors of Linear: a message with names and numbers, before anything is computed or changed."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def layer(**options: Any) -> Any:
 
 
 def message(function: Callable[[], Any], kind: type[BaseException]) -> str:
-    """The whole sentence."""
+    """The whole message."""
     with pytest.raises(kind) as caught:
         function()
     assert type(caught.value) is {ValueError: opaq.OpaqError}.get(kind, kind) or type(caught.value) is kind
     return str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------ what is multiplied
+# --------------------------------------------------------------------------------------------------- operands
 
 OPERANDS: dict[str, tuple[Callable[[], Any], type[BaseException], str]] = {
     "features": (
@@ -97,17 +97,17 @@ OPERANDS: dict[str, tuple[Callable[[], Any], type[BaseException], str]] = {
     "dtypes": (
         lambda: layer(dtype=BF16)(tensor(5, 64)),
         ValueError,
-        "opaq.Linear: w holds bf16, expected f32",
+        "opaq.Linear: x holds f32, but w holds bf16; expected x in bf16, or w in f32",
     ),
     "other dtypes": (
         lambda: layer(dtype=torch.float16)(tensor(5, 64, dtype=BF16)),
         ValueError,
-        "opaq.Linear: w holds f16, expected bf16 or f32",
+        "opaq.Linear: x holds bf16, but w holds f16; expected x in f16, or w in bf16 or f32",
     ),
     "bias dtype": (
         lambda: linear(tensor(5, 64, dtype=BF16), tensor(32, 64, dtype=BF16), tensor(32, dtype=torch.float16)),
         ValueError,
-        "opaq.functional.linear: bias holds f16, expected bf16 or f32",
+        "opaq.functional.linear: x holds bf16, but bias holds f16; expected x in f16, or bias in bf16 or f32",
     ),
     "integers": (
         lambda: layer()(torch.ones(5, 64, dtype=torch.int64)),
@@ -134,7 +134,7 @@ IN_A_GRAPH = {
 
 @pytest.mark.parametrize("what", IN_A_GRAPH)
 def test_operands_in_a_graph(what: str) -> None:
-    """The same sentence, among the compiler's."""
+    """The same message, within the compiler's error."""
     shapes, text = IN_A_GRAPH[what]
     torch.compiler.reset()
     function = torch.compile(linear, backend="aot_eager", fullgraph=True)
@@ -157,7 +157,7 @@ def test_a_failed_forward_changes_nothing(device: str) -> None:
     assert same_buffers([getattr(module, key) for key in STATE], before)
 
 
-# ------------------------------------------------------------------------------------------- what is asked for
+# ---------------------------------------------------------------------------------------------------- options
 
 
 def factory(role: Any) -> str | None:
@@ -193,7 +193,7 @@ OPTIONS: dict[str, tuple[Callable[[], Any], type[BaseException], str]] = {
     "parts and main_grad": (
         lambda: layer(fuse_wgrad_accumulation=True, parameters_split=("q", "k")),
         NotImplementedError,
-        "opaq.Linear: fuse_wgrad_accumulation does not go with parameters_split",
+        "opaq.Linear: fuse_wgrad_accumulation is not supported with parameters_split",
     ),
     "uneven parts": (
         lambda: opaq.Linear(64, 50, parameters_split=("q", "k", "v")),
@@ -241,8 +241,8 @@ def test_options(what: str) -> None:
     assert message(function, kind) == text
 
 
-def test_what_changes_nothing_is_accepted() -> None:
-    """Transformer Engine's arguments at their defaults, and names."""
+def test_arguments_without_effect_are_accepted() -> None:
+    """Transformer Engine's arguments with their default values, and names."""
     layer(ub_overlap_ag=False, delay_wgrad_compute=False, symmetric_ar_type=None, ub_name="qkv", name="first")
     layer(parallel_mode="column", sequence_parallel=True)  # one rank: nothing to do
 
@@ -258,7 +258,7 @@ def test_originals_do_not_go_with_delayed_scaling(option: str, device: str) -> N
 def test_parts_do_not_go_with_quantized_parameters(device: str) -> None:
     with opaq.quantized_model_init():
         module = opaq.Linear(64, 64, parameters_split=("q", "k"), device=device)
-    text = "opaq.Linear: parameters_split does not go with quantized parameters"
+    text = "opaq.Linear: parameters_split is not supported with quantized parameters"
     assert message(lambda: module(values((5, 64), 1, device)), NotImplementedError) == text
 
 
@@ -284,7 +284,7 @@ def test_main_grad(what: str) -> None:
 
 
 def test_a_weight_changed_before_the_backward(device: str) -> None:
-    """autograd's own check, where the weight itself is what was kept; quantized bytes are not touched by it."""
+    """autograd detects it if the weight itself was saved; saved quantized bytes are not affected."""
     for name, options, refuses in (
         ("none", {}, True),
         ("mxfp8", {"save_original_weight": True}, True),

@@ -1,4 +1,5 @@
-"""Linear's numbers: output and gradients of every recipe against a reference that shares nothing with opaq."""
+"""Linear's results: output and gradients under every recipe against a reference that shares no code with
+opaq."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from torch_cases import DTYPES, same_buffers, same_bytes
 
 torch = need("torch")
 
-# (leading sizes of x, in features, out features): ragged, of many ranks, over and under a block, one row, empty
+# (leading sizes of x, in features, out features): ragged, several ranks, above and below a block, one row,
+# empty
 SHAPES = [
     ((5,), 37, 19),
     ((33,), 130, 70),
@@ -35,7 +37,9 @@ def within_bounds(layer: Linear, got: tuple[Any, ...]) -> bool:
     errors = [layer.y().error(y), layer.dx().error(dx), layer.dw().error(dw)]
     if dbias is not None:
         errors.append(layer.dbias().error(dbias))
-    assert max(errors) <= 1 or max(errors) > 2, f"{errors}: neither right nor clearly wrong"
+    assert max(errors) <= 1 or max(errors) > 2, (
+        f"{errors}: between 1 and 2, so neither correct nor clearly wrong"
+    )
     return max(errors) <= 1
 
 
@@ -48,7 +52,7 @@ def run(
     module: Any = None,
     delayed: Delayed | None = None,
 ) -> tuple[Linear, tuple[Any, ...]]:
-    """A step of a module, and the reference for it."""
+    """Runs a step of a module, and its reference."""
     leading, columns, rows = shape
     if module is None:
         module = opaq.Linear(columns, rows, dtype=dtype, device=device)
@@ -87,8 +91,8 @@ def test_every_dtype(name: str, dtype: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("none", "custom")])
-def test_the_bound_tells_recipes_apart(name: str, device: str) -> None:
-    """What another quantizer gives is far outside, for each operand: the bound can fail."""
+def test_the_bound_distinguishes_recipes(name: str, device: str) -> None:
+    """Results of another quantizer are far outside the bound, for each operand, so these tests can fail."""
     case = CASES[name]
     layer, (y, dx, dw, _) = run(case, ((33,), 130, 70), device, torch.float32, delayed=state_for(case))
     wrong = {"x": "mxfp4", "w": "mxfp4", "dy": "mxfp4"}
@@ -100,7 +104,7 @@ def test_the_bound_tells_recipes_apart(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.is_delayed])
 def test_delayed_scaling_over_steps(name: str, device: str) -> None:
-    """Scales and histories bit for bit; the largest value comes, is remembered, and is forgotten again."""
+    """Scales and histories bit for bit, while a large amax enters the history and leaves it again."""
     case, shape = CASES[name], ((24,), 96, 40)
     recipe: Any = case.make()
     module = opaq.Linear(96, 40, device=device)
@@ -135,7 +139,7 @@ def test_delayed_scaling_uses_the_scale_from_before(device: str) -> None:
 @pytest.mark.parametrize("special", [float("inf"), float("-inf"), float("nan"), 0.0, 1e-42])
 @pytest.mark.parametrize("name", ["none", "current", "block", "mxfp8"])
 def test_special_values_stay_where_they_are(name: str, special: float, device: str) -> None:
-    """A NaN or an infinity reaches what depends on it, as in the reference, and nothing else."""
+    """A NaN or an infinity affects the same results as in the reference, and no others."""
     case, module = CASES[name], opaq.Linear(64, 32, bias=False, device=device)
     x = values((16, 64), 1, device)
     x[3] = special
@@ -150,12 +154,12 @@ def test_special_values_stay_where_they_are(name: str, special: float, device: s
     assert kept.error(y[rows]) <= 1 and not torch.isnan(y[rows]).any()
 
 
-# ----------------------------------------------------------------------------- gradients, as autograd has them
+# -------------------------------------------------------------------------------- gradients against autograd
 
 
 @pytest.mark.parametrize("name", OVERRIDES)
-def test_gradients_of_the_forward_that_was(name: str, device: str) -> None:
-    """Without quantized gradients they are autograd's: through the dequantized operands, or the given ones."""
+def test_gradients_of_the_forward(name: str, device: str) -> None:
+    """Without quantized gradients they equal autograd's, through the dequantized or the original operands."""
     case = OVERRIDES[name]
     layer, (y, dx, dw, dbias) = run(case, ((21,), 70, 50), device, torch.float32)
     forward = replace(case, backward="") if case.backward == "dequantized" else Case(lambda: None)
@@ -169,7 +173,8 @@ def test_gradients_of_the_forward_that_was(name: str, device: str) -> None:
         assert replace(reference, exact=leaf.grad.numpy()).error(got) <= 1
 
 
-# How far a gradient may be from autograd's through the dequantized forward: a few roundings of each format.
+# Limit of the relative error of a gradient against autograd's through the dequantized forward: a few roundings
+# of each format.
 FAR = {
     "fp8": 0.08,
     "fp8row": 0.06,
@@ -193,13 +198,13 @@ def test_gradients_are_near_autograd(name: str, device: str) -> None:
         assert 0 < far < max(FAR[text.split("+")[0].split(".")[0]] for text in (case.x, case.w)), far
 
 
-# ----------------------------------------------------------------------------------- which gradients there are
+# ----------------------------------------------------------------------------------------- subsets of gradients
 
 
 @pytest.mark.parametrize("name", ["none", "delayed", "current", "block", "mxfp8", "nvfp4 no sr"])
 @pytest.mark.parametrize("wanted", ["x", "w", "b", "xw", "wb", "xb"])
 def test_only_the_gradients_that_are_wanted(name: str, wanted: str, device: str) -> None:
-    """They are the same whichever others there are."""
+    """A gradient does not depend on which others are computed."""
     case, results = CASES[name], []
     for names in ("xwb", wanted):
         module = opaq.Linear(72, 40, device=device)

@@ -1,4 +1,4 @@
-"""The operator linear: the bits of linear_forward, from a weight that was quantized before or is here."""
+"""The operator linear: the same bits as linear_forward, with a quantized weight or one that it quantizes."""
 
 from __future__ import annotations
 

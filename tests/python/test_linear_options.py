@@ -1,4 +1,4 @@
-"""What Linear can be asked for besides a recipe, eagerly and compiled."""
+"""Options of Linear, eager and compiled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from torch_cases import DTYPES, same_buffers, same_bytes
 torch = need("torch")
 
 
-# ------------------------------------------------------------------------------- what is kept for the backward
+# --------------------------------------------------------------------------------------- saved for the backward
 
 
 @pytest.mark.parametrize("option", ["save_original_input", "save_original_weight"])
@@ -50,7 +50,8 @@ def test_originals_are_kept_and_give_the_same_bits(name: str, option: str, devic
 @pytest.mark.parametrize("wrap", [lambda f: f, lambda f: torch.compile(f, fullgraph=True, backend="aot_eager")])
 @pytest.mark.parametrize("override", ["high_precision", "dequantized"])
 def test_a_cached_weight_and_another_backward(override: str, wrap: Any, device: str) -> None:
-    """The backward is the one without a cache: of the weight itself, or of what the forward multiplied."""
+    """The backward equals that without a cache: through the weight itself, or through the forward's
+    operands."""
     recipe = opaq.recipe.MXFP8BlockScaling(backward_override=override)
     results = []
     for turns in ((None, None), (True, False)):
@@ -64,13 +65,13 @@ def test_a_cached_weight_and_another_backward(override: str, wrap: Any, device: 
             y.backward(values(y.shape, 2, device))
             found += [y.detach(), x.grad]
             cached = module._cached_weight if first else cached if first is False else None
-        assert module._cached_weight is cached  # the second used the first one's
+        assert module._cached_weight is cached  # the second call used the cache
         results.append([[*found, module.weight.grad]])
     assert same(*results)
 
 
-def test_what_is_kept(device: str) -> None:
-    """Bytes, or the tensor itself; never a copy of it."""
+def test_saved_tensors(device: str) -> None:
+    """Quantized bytes, or the tensor itself; never a copy of it."""
     kept = {}
     for options in ({}, {"save_original_input": True}, {"save_original_weight": True}):
         module = layer_of(device, **options)
@@ -84,7 +85,7 @@ def test_what_is_kept(device: str) -> None:
     assert list(kept.values()) == [(False, False, 0), (True, False, 1), (False, True, 1)]
 
 
-def test_nothing_is_kept_without_gradients(device: str) -> None:
+def test_nothing_is_saved_without_gradients(device: str) -> None:
     module = layer_of(device).requires_grad_(False)
     with under(CASES["mxfp8"]):
         assert module(values((24, 72), 1, device)).grad_fn is None
@@ -114,7 +115,7 @@ def test_originals_are_kept_in_a_graph(name: str, device: str) -> None:
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("name", MAIN)
 def test_gradients_go_into_main_grad(name: str, wrap: str, device: str) -> None:
-    """True overwrites what was there, None and False add; the weight itself gets none."""
+    """is_first_microbatch=True overwrites it, None and False add to it; weight.grad stays None."""
     case, module = CASES[name], layer_of(device, fuse_wgrad_accumulation=True)
     plain = layer_of(device)
     step(plain, case, device)
@@ -126,7 +127,7 @@ def test_gradients_go_into_main_grad(name: str, wrap: str, device: str) -> None:
         seen.append(module.weight.main_grad.clone())
         assert module.weight.grad is None and x.grad is not None and module.bias.grad is not None
     assert same_bytes(seen[0], plain.weight.grad)
-    if not case.is_delayed:  # whose scales change from step to step
+    if not case.is_delayed:  # delayed scales change from step to step
         assert same_bytes(seen[1], seen[0] + seen[0]) and same_bytes(seen[2], seen[1] + seen[0])
 
 
@@ -184,7 +185,7 @@ def test_return_bias(wrap: str, device: str) -> None:
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("split", [("query", "key_", "value"), {"q": 96, "kv": 24}], ids=str)
 def test_a_weight_in_parts(split: Any, wrap: str, device: str) -> None:
-    """The same bits as one weight, and each part has its rows of the gradient."""
+    """The same bits as with one weight, and each part gets its rows of the gradient."""
     whole = layer_of(device, 120)
     module = opaq.Linear(72, 120, parameters_split=split, device=device)
     sizes = list(split.values()) if isinstance(split, dict) else [40] * 3
@@ -209,7 +210,7 @@ def test_a_weight_in_parts(split: Any, wrap: str, device: str) -> None:
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("name", ["none", "mxfp8"])
 def test_torch_autocast(name: str, wrap: str, device: str) -> None:
-    """x is cast, the weight stays float32 and has float32 gradients; as nn.Linear's results, y is bfloat16."""
+    """x is cast; the weight stays float32 and has float32 gradients; y is bfloat16, as with nn.Linear."""
     module, again = layer_of(device), layer_of(device)
     x, dy = values((24, 72), 1, device).requires_grad_(), values((24, 40), 2, device, torch.bfloat16)
     function = WRAPS[wrap](module)
@@ -230,7 +231,7 @@ def test_torch_autocast(name: str, wrap: str, device: str) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("name", ["none", "current", "block", "mxfp8", "nvfp4 no sr"])
 def test_a_float32_weight_under_another_input(name: str, dtype: str, device: str) -> None:
-    """It is quantized from float32, not from a cast, and has float32 gradients."""
+    """It is quantized from float32, without a cast, and has float32 gradients."""
     case, module = CASES[name], layer_of(device)
     x, y, dy = step(module, case, device, dtype=DTYPES[dtype])
     assert y.dtype == x.grad.dtype == DTYPES[dtype] and module.weight.grad.dtype == torch.float32
@@ -298,7 +299,7 @@ def test_a_gradient_has_no_gradient(device: str) -> None:
 
 
 class Model(torch.nn.Module):  # type: ignore[misc, name-defined]
-    """A network with its recipe in it."""
+    """A network that enters its recipe in forward()."""
 
     def __init__(self, name: str, device: str, weights: Any = None) -> None:
         super().__init__()
@@ -373,7 +374,7 @@ def opcheck_cases(device: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
 
 
 def new_state(device: str) -> tuple[Any, ...]:
-    """Delayed scaling's, in the middle of training."""
+    """A state of delayed scaling as during training."""
     return (
         torch.tensor([3.0, 2.0, 1.0], device=device),
         torch.rand((4, 3), device=device),
@@ -396,7 +397,7 @@ def test_opcheck(name: str, device: str) -> None:
 
 
 def test_many_threads(device: str) -> None:
-    """Each under a recipe of its own, on one module; the results are those of one thread."""
+    """Each with another recipe, on one module; the results equal those of one thread."""
     module = layer_of(device)
     names = [name for name in CASES if not CASES[name].is_delayed and not CASES[name].is_stochastic]
     want, got, errors = {}, {}, []

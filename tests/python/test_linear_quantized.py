@@ -1,4 +1,4 @@
-"""Linear with tensors that are quantized before or after it: outputs, gradients, weights, inputs."""
+"""Linear with quantized tensors: outputs, gradients, weights, inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ torch = need("torch")
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_quantized_output(name: str, device: str) -> None:
-    """The output, quantized as the recipe says; its gradient comes as any other."""
+    """The output is quantized by the recipe; its gradient may be plain."""
     case, text = CASES[name], CASES[name].make().linear_quantizers().output
     module, plain = layer_of(device), layer_of(device)
     x, y, dy = step(plain, case, device)
@@ -72,8 +72,8 @@ def test_a_gradient_that_comes_quantized_is_used_as_it_is(name: str, device: str
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_layers_hand_quantized_tensors_on(name: str, device: str) -> None:
-    """The second layer takes the first one's output as it is."""
+def test_layers_pass_quantized_tensors(name: str, device: str) -> None:
+    """The second layer uses the first one's quantized output without quantizing again."""
     case = CASES[name]
     first, second = layer_of(device, 72, 48), layer_of(device)
     z, dy = values((24, 48), 1, device).requires_grad_(), values((24, 40), 2, device)
@@ -129,7 +129,7 @@ def plain_of(tensor: Any) -> Any:
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_quantized_parameters(name: str, device: str) -> None:
-    """Only the bytes are kept, and what they give is what the weight quantized on the way gives."""
+    """Only the bytes are stored, and results equal those of a plain weight, quantized in the call."""
     torch.manual_seed(2)
     module = quantized_layer(name, device, preserve=True)
     assert isinstance(module.weight, opaq.QuantizedTensor) and isinstance(module.weight, torch.nn.Parameter)
@@ -156,7 +156,7 @@ def test_quantized_parameters(name: str, device: str) -> None:
     assert not isinstance(module.weight.grad, opaq.QuantizedTensor)
 
 
-def test_high_precision_values_are_kept_until_they_are_let_go(device: str) -> None:
+def test_high_precision_values_are_kept_until_cleared(device: str) -> None:
     module = quantized_layer("mxfp8", device, preserve=True)
     value = module.weight.get_high_precision_init_val()
     assert value.device.type == "cpu" and torch.equal(
@@ -169,7 +169,7 @@ def test_high_precision_values_are_kept_until_they_are_let_go(device: str) -> No
 
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_training_quantized_parameters(wrap: str, device: str) -> None:
-    """A master weight is updated and copied back, which quantizes it."""
+    """The optimizer updates a master weight, and copying it back quantizes it."""
     module = quantized_layer("mxfp8", device, preserve=True)
     function, master = WRAPS[wrap](module), module.weight.get_high_precision_init_val().to(device)
     x, target = values((24, 72), 1, device), values((24, 40), 2, device)
@@ -189,11 +189,11 @@ def test_training_quantized_parameters(wrap: str, device: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("text", [*FORMATS, "nvfp4+columnwise", "mxfp8+both", "mxfp8+2d", "nvfp4+2d+swizzle"])
 def test_weight_only(text: str, dtype: str, device: str) -> None:
-    """A quantized weight without a recipe: x is left as it is."""
+    """A quantized weight without a recipe: x is not quantized."""
     w = values((40, 72), 3, device)
     x = values((2, 12, 72), 1, device, DTYPES[dtype])
     y = opaq.functional.linear(x, opaq.quantize_tensor(w, text))
-    if "columnwise" in text:  # all that there is
+    if "columnwise" in text:  # the only copy
         layer = Linear(Case(lambda: None), x, opaq.quantize_tensor(w, text).dequantize(), None, None)
     else:
         layer = Linear(Case(lambda: None, w=text.replace("+both", "")), x, w, None, None)
@@ -202,7 +202,7 @@ def test_weight_only(text: str, dtype: str, device: str) -> None:
 
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_weight_only_gradients(wrap: str, device: str) -> None:
-    """Of x, through the copy that is there: LoRA and the like."""
+    """Gradients of x, through either copy, as LoRA needs them."""
     weight = opaq.quantize_tensor(values((40, 72), 3, device), "nvfp4")
     x, dy = values((24, 72), 1, device).requires_grad_(), values((24, 40), 2, device)
     WRAPS[wrap](lambda x: opaq.functional.linear(x, weight))(x).backward(dy)
@@ -213,7 +213,7 @@ def test_weight_only_gradients(wrap: str, device: str) -> None:
 @pytest.mark.parametrize("name", ["none", "mxfp8", "nvfp4 no sr"])
 @pytest.mark.parametrize("text", ["mxfp8+both", "fp8", "nvfp4+both+rht"])
 def test_an_input_that_comes_quantized(text: str, name: str, wrap: str, device: str) -> None:
-    """It is used as it is, whatever the recipe; its gradient goes to where it came from."""
+    """It is used without quantizing again, with any recipe; its gradient passes to its source."""
     case, module = CASES[name], layer_of(device)
     x, dy = values((24, 72), 1, device).requires_grad_(), values((24, 40), 2, device)
 
@@ -226,7 +226,7 @@ def test_an_input_that_comes_quantized(text: str, name: str, wrap: str, device: 
     columns = "+both" in text
     quantized = opaq.quantize_tensor(x.detach(), text)
     layer = Linear(replace(case, x=text.replace("+both", "")), x, module.weight.detach(), module.bias, dy)
-    if not columns:  # the rowwise copy is all there is
+    if not columns:  # only the rowwise copy exists
         layer = Linear(replace(case, x=""), quantized.dequantize(), module.weight.detach(), module.bias, dy)
     errors = layer.y().error(y), layer.dx().error(x.grad), layer.dw().error(module.weight.grad)
     assert max(errors) <= 1, errors

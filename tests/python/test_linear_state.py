@@ -1,4 +1,4 @@
-"""What a Linear holds, from the meta device to a file and back: training goes on bit for bit."""
+"""The state of a Linear, with the meta device, files and copies: training continues bit for bit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ torch = need("torch")
 
 
 def saved(value: Any) -> Any:
-    """Through a file that holds nothing but weights."""
+    """Saved and loaded with weights_only."""
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)
@@ -70,11 +70,11 @@ def test_a_copy_has_its_own_state(device: str) -> None:
     assert not same_bytes(again.first.scale_fwd, net.first.scale_fwd)
 
 
-# ------------------------------------------------------------------------------------- what is in a state dict
+# ------------------------------------------------------------------------------------------------ state dicts
 
 
 def test_the_state_is_there_once_it_is_used(device: str) -> None:
-    """A module that never saw delayed scaling saves what nn.Linear saves."""
+    """A module that has not used delayed scaling saves the same keys as nn.Linear."""
     module, x = opaq.Linear(72, 40, device=device), values((8, 72), 1, device)
     plain = torch.nn.Linear(72, 40, device=device)
     for name in ("none", "current", "block", "mxfp8", "nvfp4"):
@@ -85,7 +85,7 @@ def test_the_state_is_there_once_it_is_used(device: str) -> None:
         module(x).sum().backward()
     assert list(module.state_dict()) == ["weight", "bias", *STATE]
     assert [tuple(getattr(module, key).shape) for key in STATE] == [(3,), (1024, 3), (2,), (1024, 2)]
-    with opaq.autocast(recipe=CASES["delayed"].make()):  # made to be trained like that
+    with opaq.autocast(recipe=CASES["delayed"].make()):  # constructed for that recipe
         assert set(STATE) < set(opaq.Linear(72, 40, device=device).state_dict())
 
 
@@ -105,7 +105,7 @@ def test_a_state_dict_is_left_as_it_was(device: str) -> None:
         train(net, net, 2, device=device)
     state = net.state_dict()
     keys = list(state)
-    for _ in range(2):  # the second one finds all of it too
+    for _ in range(2):  # loading does not consume keys
         made = of_state_dict(net, state)
         assert list(state) == keys and same_bytes(made.first.scale_fwd, net.first.scale_fwd)
 
@@ -157,7 +157,7 @@ def test_from_the_meta_device(device: str) -> None:
 
 
 def emptied(net: Any, device: str) -> Any:
-    """to_empty, with NaN in all memory that nobody has initialized."""
+    """to_empty, with uninitialized memory filled with NaN."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
@@ -191,8 +191,8 @@ ORDERS: dict[str, Callable[[Any, str], Any]] = {
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_state_dict_is_loaded_into_a_module_from_the_meta_device(order: str, wrap: str, device: str) -> None:
-    """In every order: the keys that were loaded, no others, and the training of a module that never was there.
-    A state with delayed scaling's comes from a module that was trained like that."""
+    """In every order: the module has exactly the loaded keys, and trains like one that was never on the meta
+    device. A state with delayed scaling comes from a module that was trained with it."""
     plain, trained = Net(device), Net(device)
     with under(CASES["delayed"]):
         train(trained, trained, 2, device=device)
@@ -220,7 +220,7 @@ def test_reset_parameters_after_the_meta_device(first: Any, device: str) -> None
 
 
 def test_parameters_that_leave_the_meta_device_alone(device: str) -> None:
-    """Put there one by one, as loaders of other libraries do: a delayed recipe makes the state it needs,
+    """Parameters are replaced one by one, as loaders of other libraries do: a delayed recipe creates its state,
     outside a compiled region."""
     made, want = Net("meta"), Net(device)
     for net, source in ((made.first, want.first), (made.second, want.second)):
@@ -264,7 +264,7 @@ def test_init_method(device: str) -> None:
 
 
 def test_init_draws_from_the_named_generator(device: str) -> None:
-    """As Megatron's tracker: a forked generator, entered while parameters are made."""
+    """Like Megatron's tracker: a forked generator, active while parameters are initialized."""
     entered = []
 
     class Tracker:
@@ -292,7 +292,7 @@ def test_quantized_parameters_are_kept(name: str, way: str, device: str) -> None
         again = WAYS[way](module)
         value = module.weight.get_high_precision_init_val()
         module.weight.clear_high_precision_init_val()
-        assert torch.equal(again.weight.get_high_precision_init_val(), value)  # its own
+        assert torch.equal(again.weight.get_high_precision_init_val(), value)  # not the original's
     assert isinstance(again.weight, opaq.QuantizedTensor) and again.weight.requires_grad
     assert again.weight.quantizer == module.weight.quantizer
     assert same_buffers(again.weight.buffers(), module.weight.buffers())
@@ -308,7 +308,7 @@ def test_plain_weights_are_loaded_into_quantized_parameters(device: str) -> None
 
 
 def test_a_distributed_checkpoint(device: str, tmp_path: Path) -> None:
-    """One process; of quantized parameters and delayed scaling's state."""
+    """In one process, with quantized parameters and delayed scaling's state."""
     checkpoint = need("torch.distributed.checkpoint")
     with opaq.quantized_model_init(recipe=CASES["mxfp8"].make()):
         module, other = (opaq.Linear(72, 40, device=device) for _ in range(2))
@@ -329,7 +329,7 @@ def test_a_distributed_checkpoint(device: str, tmp_path: Path) -> None:
 
 
 def test_a_seed_gives_the_same_gradients(device: str) -> None:
-    """NVFP4's stochastic rounding draws from PyTorch's generator, once for each forward."""
+    """NVFP4's stochastic rounding takes numbers from PyTorch's generator, once for each forward."""
     net = Net(device)
     x = values((20, 72), 1, device, torch.bfloat16)
     gradients = []
@@ -344,7 +344,7 @@ def test_a_seed_gives_the_same_gradients(device: str) -> None:
 
 
 def test_every_call_rounds_differently(device: str) -> None:
-    """And on average to the number itself."""
+    """And the mean is the number itself."""
     module = opaq.Linear(64, 32, bias=False, device=device)
     x, dy = values((16, 64), 1, device).requires_grad_(), values((16, 32), 2, device)
     torch.manual_seed(0)
@@ -363,7 +363,7 @@ def test_every_call_rounds_differently(device: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MAIN if name != "nvfp4"])
-def test_nothing_is_drawn_where_nothing_is_random(name: str, device: str) -> None:
+def test_the_generator_is_not_used_without_stochastic_rounding(name: str, device: str) -> None:
     net, x = Net(device), values((20, 72), 1, device, torch.bfloat16)
     before = torch.get_rng_state()
     with under(CASES[name]):

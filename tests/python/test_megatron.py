@@ -1,5 +1,5 @@
 """opaq.integrations.megatron in Megatron-core's own MLP, on one and on two gloo ranks: megatron_rank.py. Run
-by `make test-trainers`, which has Megatron-core; left out where it is not there."""
+by `make test-trainers`, which installs Megatron-core; skipped without it."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ pytest.importorskip("megatron.core")
 @pytest.mark.parametrize("world", [1, 2])
 def test_ranks(world: int, tmp_path: Path) -> None:
     ranks = RankProcesses(Path(__file__).with_name("megatron_rank.py"), world, tmp_path, 240)
-    assert ranks.ended == [0] * world, ranks.said
+    assert ranks.ended == [0] * world, ranks.output

@@ -1,4 +1,5 @@
-"""What says how much memory a tensor or a model takes counts the bytes of packed buffers."""
+"""PyTorch's and transformers' functions for the memory of tensors and models count the bytes of packed
+buffers."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ need("opaq.quantized_tensor")
 
 
 def held(tensor: Any) -> int:
-    """What its storages have."""
+    """Bytes of its storages."""
     buffers = tensor.buffers() if isinstance(tensor, opaq.QuantizedTensor) else [tensor]
     return sum(buffer.untyped_storage().nbytes() for buffer in buffers)
 
@@ -36,7 +37,7 @@ def test_a_tensor(text: str, shape: tuple[int, ...]) -> None:
         assert {tensor.nbytes, *products} == {held(q)}
         assert {type(size) for size in (tensor.nbytes, *products)} == {int}
         assert isinstance(tensor.element_size(), int)
-    assert q.numel() == torch.Size(shape).numel() and q.itemsize == 4  # those are the label's
+    assert q.numel() == torch.Size(shape).numel() and q.itemsize == 4  # of the nominal dtype
 
 
 def test_no_elements() -> None:
@@ -56,7 +57,7 @@ def test_saved_shared_and_compiled() -> None:
     assert type(copy.deepcopy(q.element_size())) is int
     run = torch.compile(lambda t: t.dequantize() * t.nbytes, backend="aot_eager", fullgraph=True)
     assert torch.equal(run(q), q.dequantize() * q.nbytes)
-    # PyTorch traces element_size() as a constant of the dtype, and asks nobody
+    # PyTorch traces element_size() as a constant of the dtype, without calling the subclass
     run = torch.compile(lambda t: t.dequantize() * t.element_size(), backend="aot_eager", fullgraph=True)
     assert torch.equal(run(q), q.dequantize() * q.itemsize)
 

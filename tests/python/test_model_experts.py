@@ -1,4 +1,4 @@
-"""quantize_ on models of transformers: their experts go packed through its experts interface."""
+"""quantize_ on models of transformers: packed experts run through its experts interface."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_experts_are_packed(name: str) -> None:
             old = old.mT.contiguous() if before[path].is_transposed else old
             rows = weight.tiled(False)
             assert same_buffers(rows.buffers(), opaq.quantize_tensor(old.detach(), "mxfp8").buffers())
-    assert relative(run(model), run(plain)) < 0.5  # some tokens go to other experts
-    # the same as the plain model with the values that the packed weights stand for
+    assert relative(run(model), run(plain)) < 0.5  # some tokens are routed to other experts
+    # equal to the plain model with the dequantized weights
     logits = run(model)
     state = list(plain.state_dict())
     assert opaq.dequantize_(model) > 0
@@ -100,7 +100,7 @@ def test_experts_are_packed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Mixtral", "GptOss"])
-def test_experts_that_are_ignored_run_as_they_did(name: str) -> None:
+def test_ignored_experts_are_unchanged(name: str) -> None:
     model = model_of(name)
     plain = copy.deepcopy(model)
     summary = opaq.quantize_(model, "mxfp8", ignore=("lm_head", "model.layers.0.*"), progress=False)
@@ -120,7 +120,7 @@ def test_quantized_activations() -> None:
     assert 0.02 < relative(run(model), run(plain)) < 0.7
 
 
-def test_a_failure_gives_the_experts_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_restores_the_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("GptOss")
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     want = run(model)
@@ -142,7 +142,7 @@ def test_a_failure_gives_the_experts_back(monkeypatch: pytest.MonkeyPatch) -> No
     assert same_bytes(run(model), want)
 
 
-def test_experts_that_would_share_a_scale_are_refused() -> None:
+def test_experts_that_would_share_a_scale_are_an_error() -> None:
     model = model_of("Mixtral")
     with pytest.raises(ValueError, match="opaq.QuantizedTensor: rows .* cut a block"):
         opaq.quantize_(model, "fp8blk2", progress=False)

@@ -1,4 +1,4 @@
-"""quantize_ and dequantize_: which modules, what is said about them, tied weights, failures on the way."""
+"""quantize_ and dequantize_: which modules are quantized, the summary, tied weights, failures."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ LINEARS = [f"layers.{i}.{n}" for i in range(2) for n in ("q_proj", "o_proj", "ml
 IDS = torch.arange(24).view(2, 12)
 
 
-# -------------------------------------------------------------------------------- what it does
+# -------------------------------------------------------------------------------- results
 
 
 @pytest.mark.parametrize("text", ["nvfp4", "mxfp8", "fp8blk2"])
@@ -87,8 +87,8 @@ def test_packs_every_linear_layer(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["nvfp4", "nvfp4+both", "nvfp4+swizzle", "fp8blk1"])
-def test_what_stays_in_rows(text: str) -> None:
-    """Without a precision; with a quantizer that says more; and the one format that has no tiles."""
+def test_weights_that_are_not_tiled(text: str) -> None:
+    """Without a precision, with a quantizer that has other options, and with the one format without tiles."""
     model = model_of()
     opaq.quantize_(model, text, precision=None if text == "nvfp4" else "near", progress=False)
     made = model.get_submodule(LINEARS[0])
@@ -96,7 +96,7 @@ def test_what_stays_in_rows(text: str) -> None:
 
 
 @pytest.mark.parametrize("precision", [None, "exact"])
-def test_what_it_says(precision: str | None) -> None:
+def test_summary(precision: str | None) -> None:
     model, plain = model_of(), model_of()
     summary = opaq.quantize_(model, precision=precision, progress=False)
     assert summary.bytes_before == sum(plain.get_submodule(name).weight.nbytes for name in LINEARS)
@@ -127,8 +127,8 @@ def test_stays_one_graph() -> None:
     assert same_bytes(compiled(model)(IDS), model(IDS))
 
 
-def test_what_is_packed_is_passed_over() -> None:
-    """Two calls give two quantizers."""
+def test_packed_layers_are_skipped() -> None:
+    """Two calls mix two quantizers."""
     model = model_of()
     opaq.quantize_(model, "mxfp8", ignore=("lm_head", "*.mlp"), progress=False)
     summary = opaq.quantize_(model, "nvfp4", progress=False)
@@ -155,8 +155,7 @@ def test_ignore(ignore: Any, left: list[str]) -> None:
     assert sorted(summary.left) == sorted(left)
 
 
-def test_ignore_means_what_it_does_in_compressed_tensors() -> None:
-    """Whatever their match leaves out, ours does."""
+def test_ignore_matches_like_compressed_tensors() -> None:
     utils = need("compressed_tensors.utils")
     model = model_of()
     for pattern in ("lm_head", "layers.0.q_proj", r"re:.*mlp\.0$", "re:layers.1", "re:.*", "re:lm", "nothing"):
@@ -165,7 +164,7 @@ def test_ignore_means_what_it_does_in_compressed_tensors() -> None:
         assert theirs & {"lm_head", *LINEARS} == ours, pattern
 
 
-# -------------------------------------------------------------------------------- what is left
+# -------------------------------------------------------------------------------- skipped modules
 
 
 def test_a_weight_tied_to_an_embedding_stays() -> None:
@@ -233,7 +232,7 @@ def test_hooks_and_mode_stay() -> None:
 # -------------------------------------------------------------------------------- failures
 
 
-def test_what_cannot_be_quantized_changes_nothing() -> None:
+def test_an_error_changes_nothing() -> None:
     model = model_of()
     model.layers[1].mlp[0].double()
     modules, state = list(model.modules()), state_of(model)
@@ -252,7 +251,7 @@ def test_what_cannot_be_quantized_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
-def test_a_failure_on_the_way_changes_nothing(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_midway_changes_nothing(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of()
     modules, state = list(model.modules()), state_of(model)
     fail_after(monkeypatch, 5, error)
@@ -274,7 +273,7 @@ def fail_after(monkeypatch: pytest.MonkeyPatch, calls: int, error: Any) -> None:
     monkeypatch.setattr(model_module, "quantize_tensor", failing)
 
 
-def test_without_memory_weights_are_let_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_little_memory_weights_are_released_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of()
     weights = [weakref.ref(model.get_submodule(name).weight) for name in LINEARS]
     alive = []
@@ -290,14 +289,14 @@ def test_without_memory_weights_are_let_go_one_by_one(monkeypatch: pytest.Monkey
     assert alive == list(range(len(LINEARS), 0, -1))
 
 
-def test_without_memory_a_failure_says_what_is_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_little_memory_an_error_says_what_is_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_module, "_free_bytes", lambda _: 0)
     fail_after(monkeypatch, 3, MemoryError("no more"))
     with pytest.raises(RuntimeError, match="stopped after 3 of 8 modules, which stay quantized.*no more"):
         opaq.quantize_(model_of(), progress=False)
 
 
-# -------------------------------------------------------------------------------- and back
+# -------------------------------------------------------------------------------- dequantize_
 
 
 def test_dequantize_undoes_it() -> None:
@@ -314,7 +313,7 @@ def test_dequantize_undoes_it() -> None:
     assert opaq.dequantize_(model) == 0
 
 
-def test_a_failure_on_the_way_back_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_dequantize_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of()
     opaq.quantize_(model, progress=False)
     modules = list(model.modules())
@@ -346,7 +345,7 @@ def test_state_goes_to_a_model_that_is_packed_too() -> None:
     assert same_bytes(other(IDS), model(IDS))
 
 
-# -------------------------------------------------------------------------------- the bar
+# -------------------------------------------------------------------------------- progress and SQNR
 
 
 def test_shows_progress_if_it_can(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

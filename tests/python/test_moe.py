@@ -1,4 +1,4 @@
-"""mlp and moe against a loop over experts, with bounds, and against the definition bit for bit."""
+"""mlp and moe against a loop over experts, with error bounds, and against the definition bit for bit."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch_cases import DTYPES, same_bytes
 
 torch = need("torch")
 
-# What a stack of weights is quantized to; "" is as it is.
+# Quantizers of a stack of weights; "" is plain.
 FORMATS = ("", "nvfp4", "nvfp4+rowscaled", "mxfp8", "mxfp4", "fp8row", "fp8blk2", "nvfp4+2d", "mxfp8+swizzle")
-# What the inputs of the two products are quantized to besides.
+# Quantizers of the inputs of the two products.
 ACTIVATIONS = ("", "nvfp4", "nvfp4+rowscaled", "mxfp8", "mxfp4", "fp8", "fp8row", "fp8blk1", "mxfp8.e5m2")
 
 
 def right(made: Call) -> bool:
-    """Within what is allowed, and never near its end: a wrong result is far outside."""
+    """Whether the result is within its error bound; asserts that wrong results are clearly outside."""
     off = made.expected().off(made.mlp() if made.ids is None else made.moe())
-    assert off <= 1 or off > 2, f"{off}: neither right nor clearly wrong"
+    assert off <= 1 or off > 2, f"{off}: between 1 and 2, so neither correct nor clearly wrong"
     return off <= 1
 
 
@@ -43,7 +43,7 @@ def test_every_activation(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("text", FORMATS)
 def test_every_format(text: str, activation: str) -> None:
-    """Rows of an expert are a multiple of 128, so that fp8blk2's blocks lie within one."""
+    """An expert has a multiple of 128 rows, so that no block of fp8blk2 belongs to two experts."""
     for dtype in (BF16, torch.float32):
         options = Options(x=activation, h=activation)
         assert right(call(9, 3, 2, 128, 64, text=text, dtype=dtype, options=options))
@@ -58,7 +58,7 @@ def test_only_one_input_quantized(text: str, which: str) -> None:
 
 
 def test_the_two_weights_may_differ() -> None:
-    """Also in whether they are quantized at all."""
+    """Also one may be quantized and the other plain."""
     one, other, plain = (call(text=text) for text in ("mxfp8", "nvfp4", ""))
     for first, second in ((one, other), (plain, one), (other, plain)):
         a, b = first.stored, second.stored
@@ -72,7 +72,7 @@ def test_the_two_weights_may_differ() -> None:
 
 @pytest.mark.parametrize("text", ["nvfp4", "nvfp4+2d", "nvfp4+rowscaled", "mxfp8", "mxfp4", "fp8", "fp8blk2"])
 def test_weights_quantized_in_the_operator(text: str) -> None:
-    """Each expert's weight is a tensor of its own; the bits are those of weights that were quantized before."""
+    """Each expert's weight is quantized separately; the bits equal those with weights quantized before."""
     plain = call(options=Options(x="mxfp8", h="mxfp8"))
     plain.stored.gate_up[0] *= torch.exp2(3.0 * torch.arange(5))[:, None, None].bfloat16()  # experts differ
     weights = plain.stored.gate_up, plain.stored.down
@@ -113,7 +113,7 @@ def test_weights_on_the_input(k: int, dtype: str, text: str) -> None:
 @pytest.mark.parametrize("name", ["silu", "swiglu_oai", "relu2_no_mul"])
 @pytest.mark.parametrize("text", ["", "mxfp4"])
 def test_biases(text: str, name: str) -> None:
-    """A bias is part of what the router weight multiplies, on the input or after."""
+    """The router weight multiplies the bias too, on the input or after."""
     for on_input in (False, True):
         made = call(text=text, bias=True, options=Options(ACTS[name], on_input=on_input))
         assert right(made)
@@ -129,7 +129,7 @@ def test_biases(text: str, name: str) -> None:
 @pytest.mark.parametrize("tokens", [1, 3000])
 @pytest.mark.parametrize("text", ["", "nvfp4", "mxfp8"])
 def test_one_token_and_thousands(text: str, tokens: int) -> None:
-    """Most experts get hundreds of rows, or none."""
+    """Most experts get hundreds of rows or none."""
     assert right(call(tokens, 16, 2, 32, 16, text=text, options=Options(x=text, h=text)))
 
 
@@ -141,7 +141,7 @@ def test_ragged_sizes(text: str, hidden: int, inner: int) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 5), (2, 1, 4), (0,), (2, 0)], ids=str)
 def test_ranks(shape: tuple[int, ...]) -> None:
-    """Leading sizes are rows; the router's tensors have them too, or one size for all rows."""
+    """Leading sizes are rows; the router's tensors have the same leading sizes, or one for all rows."""
     count = int(torch.tensor(shape).prod())
     made = call(count, k=3, text="mxfp8", options=Options(x="mxfp8", h="mxfp8"))
     got = made.moe()
@@ -161,14 +161,14 @@ def test_mlp_of_any_rank() -> None:
 
 
 def apart(t: Any) -> Any:
-    """The same, its rows lying further apart."""
+    """The same values with gaps between the rows."""
     wide = torch.zeros(*t.shape[:-1], t.shape[-1] + 5, dtype=t.dtype)
     wide[..., : t.shape[-1]] = t
     return wide[..., : t.shape[-1]]
 
 
 def test_strided_inputs() -> None:
-    """Rows apart, every second row: the same bits."""
+    """Rows with gaps, and every second row: the same bits."""
     made = call(16, text="mxfp8", bias=True)
     want = made.moe()
     for x in (apart(made.x), made.x.repeat_interleave(2, 0)[::2]):
@@ -215,7 +215,7 @@ def test_hostile_routings(what: str, text: str) -> None:
 @pytest.mark.parametrize("absent", [-1, 5])
 @pytest.mark.parametrize("text", ["", "nvfp4"])
 def test_absent_ids(text: str, absent: int) -> None:
-    """-1 and the number of experts are no expert: their weight does not count, whatever it is."""
+    """-1 and the number of experts mean no expert: the router weight is ignored."""
     made = call(20, 5, 3, text=text, options=Options(x=text, h=text))
     made.ids[::2, 1] = absent
     made.ids[4] = absent
@@ -226,14 +226,14 @@ def test_absent_ids(text: str, absent: int) -> None:
     assert same_bytes(made.moe(), replace(made, weights=clean).moe())
 
 
-def test_no_one_gets_anything() -> None:
+def test_all_ids_absent() -> None:
     made = routed(torch.tensor([[-1, 5], [5, 5]]), bias=True)
     got = made.moe()
     assert not got.any() and not torch.signbit(got).any()
 
 
-def test_nothing_to_choose_from() -> None:
-    """No slots, and a slice without experts: zeros."""
+def test_no_slots_and_no_experts() -> None:
+    """The result is zero."""
     made = call(6)
     assert not replace(made, weights=made.weights[:, :0], ids=made.ids[:, :0]).moe().any()
     a, b = ([w[:0]] for (w,) in (made.stored.gate_up, made.stored.down))
@@ -243,7 +243,7 @@ def test_nothing_to_choose_from() -> None:
 
 @pytest.mark.parametrize("text", ["", "nvfp4", "nvfp4+rowscaled", "mxfp4", "fp8row"])
 def test_slices_sum_to_the_whole(text: str) -> None:
-    """Each slice against the loop over its experts, and their sum within one rounding for each."""
+    """Each slice against the loop over its experts, and their sum within one rounding for each slice."""
     whole = call(24, 8, 3, text=text, dtype=torch.float32, bias=True, options=Options(x=text, h=text))
     total = torch.zeros_like(whole.x)
     plain = stored(8, 48, 32, whole.options.act, dtype=torch.float32, bias=True, seed=1)
@@ -253,14 +253,14 @@ def test_slices_sum_to_the_whole(text: str) -> None:
         total += part.moe()
     want = whole.expected()
     want.error += 4 * 2.0**-24 * want.exact.abs()
-    if text == "nvfp4":  # a slice has an amax of its own
+    if text == "nvfp4":  # a slice has another amax
         assert (total - whole.moe()).norm() < 0.2 * whole.moe().norm()
     else:
         assert want.off(total) <= 1
 
 
 def slice_of(whole: Call, plain: Stored, first: int, count: int, text: str) -> Call:
-    """A process that has only these experts, and quantized them itself."""
+    """The call of a process that has and quantizes only these experts."""
     some = slice(first, first + count)
     parts, back = [], []
     for (w,) in (plain.gate_up, plain.down):
@@ -282,8 +282,8 @@ def slice_of(whole: Call, plain: Stored, first: int, count: int, text: str) -> C
     return replace(whole, stored=made, options=replace(whole.options, total=8, first=first))
 
 
-def test_a_slice_passes_others_over() -> None:
-    """Experts elsewhere, -1 and the total, which is the sentinel, are absent."""
+def test_a_slice_ignores_other_experts() -> None:
+    """Experts of other slices, -1, and the total number of experts are absent."""
     made = call(20, 3, 4, text="mxfp8", options=Options(total=9, first=4))
     generator = torch.Generator().manual_seed(5)
     made.ids = torch.randint(-1, 10, (20, 4), generator=generator)
@@ -292,8 +292,8 @@ def test_a_slice_passes_others_over() -> None:
     assert not made.moe().any()
 
 
-def test_the_order_of_a_token_s_experts_does_not_count() -> None:
-    """Experts are summed as they ascend; the slots of different ones may be exchanged."""
+def test_the_order_of_slots_does_not_matter() -> None:
+    """Experts are summed in ascending order, so slots of different experts may be exchanged."""
     made = call(20, 9, 5, text="mxfp8", dtype=torch.float32)
     order = torch.randperm(5, generator=torch.Generator().manual_seed(1))
     other = replace(made, weights=made.weights[:, order], ids=made.ids[:, order])
@@ -308,7 +308,7 @@ def test_repeated_ids_add_up() -> None:
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_router_weights_of_other_dtypes(dtype: str) -> None:
-    """They count as the float32 that they are."""
+    """They are converted to float32."""
     made = call(dtype=DTYPES[dtype])
     short = replace(made, weights=made.weights.to(DTYPES[dtype]))
     assert same_bytes(short.moe(), replace(made, weights=short.weights.float()).moe())
@@ -319,7 +319,7 @@ def test_router_weights_of_other_dtypes(dtype: str) -> None:
 
 @pytest.mark.parametrize("text", ["fp8+delayed", "nvfp4"])
 def test_given_scales(text: str) -> None:
-    """Of calibrated activations; each changes what it is for."""
+    """Scales of calibrated activations; each affects its own operand."""
     scales = {"input_scale": torch.tensor([24.0]), "hidden_scale": torch.tensor([12.0])}
     made = call(options=Options(x=text, h=text))
     made = replace(made, **scales)
@@ -333,9 +333,9 @@ def test_given_scales(text: str) -> None:
     assert right(replace(made, **each))  # one for each expert
 
 
-def test_an_expert_s_rows_are_a_tensor_of_their_own() -> None:
-    """Quantizers with one number for the whole see an expert's rows, not all: a large token elsewhere does not
-    count."""
+def test_an_expert_s_rows_are_quantized_separately() -> None:
+    """Quantizers with one scale per tensor use the rows of one expert: a large token of another expert has no
+    effect."""
     options = Options(x="nvfp4", h="nvfp4")
     made = routed(torch.arange(10).reshape(10, 1) % 5, text="nvfp4", options=options)
     large = replace(made, x=made.x.clone())
@@ -352,7 +352,7 @@ def test_an_expert_s_rows_are_a_tensor_of_their_own() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("text", ["", "nvfp4", "mxfp8", "fp8row", "mxfp4"])
 def test_the_definition_bit_for_bit(text: str, dtype: str) -> None:
-    """Sums in the order that docs/linear.md gives, experts ascending, one rounding at the end."""
+    """Sums in the order of docs/linear.md, experts ascending, one rounding at the end."""
     for name in ("relu2", "relu2_no_mul"):
         for on_input, hidden, inner in ((False, 40, 300), (True, 300, 24)):
             options = Options(Act(name), x=text, h=text, on_input=on_input)
@@ -385,7 +385,7 @@ def test_several_callers_at_once() -> None:
 
 
 def test_flushing_denormals_does_not_change_a_bit() -> None:
-    """x is small and the weights are large: what is flushed would be missing from the result."""
+    """x is small and the weights are large: flushed numbers would be missing from the result."""
     made = call(9, dtype=torch.float32)
     made.x.mul_(1e-40)
     made.stored.gate_up[0].mul_(1e38)
@@ -400,8 +400,8 @@ def test_flushing_denormals_does_not_change_a_bit() -> None:
     assert same_bytes(got, want)
 
 
-def test_a_token_alone_is_what_it_is_among_others() -> None:
-    """Where a row is quantized by itself, its result is its own."""
+def test_a_token_does_not_depend_on_the_batch() -> None:
+    """With quantizers that have scales per row."""
     for text in ("", "mxfp8", "fp8row"):
         made = call(12, text=text, options=Options(x=text, h=text))
         want = made.moe()
@@ -411,7 +411,7 @@ def test_a_token_alone_is_what_it_is_among_others() -> None:
             assert same_bytes(single.moe(), want[own])
 
 
-def test_nothing_that_is_given_changes() -> None:
+def test_arguments_are_not_changed() -> None:
     made = call(text="nvfp4", bias=True, options=Options(x="nvfp4", h="nvfp4"))
     tensors = [made.x, made.weights, made.ids, *made.stored.gate_up, *made.stored.down, *made.stored.biases]
     before = [t.clone() for t in tensors]
@@ -423,8 +423,8 @@ def test_nothing_that_is_given_changes() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "mxfp8", "nvfp4"])
-def test_the_bound_tells_apart(text: str) -> None:
-    """Another expert, weight, activation, format or quantizer is far outside: what is expected can fail."""
+def test_the_bound_detects_errors(text: str) -> None:
+    """With another expert, weight, activation, format or quantizer the result is far outside the bound."""
     made = call(text=text, options=Options(x=text, h=text))
     got, options = made.moe(), made.options
     weight = "mxfp4" if text != "mxfp4" else "fp8row"

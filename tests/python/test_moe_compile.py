@@ -1,4 +1,4 @@
-"""mlp and moe as nodes of a graph: checked by PyTorch, compiled, exported; sizes that stay symbols."""
+"""mlp and moe in graphs: opcheck, compiled, exported, with symbolic sizes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_fakes_tell_shapes() -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_compiled_with_any_number_of_tokens(name: str) -> None:
-    """One graph for all of them, and the bits of eager mode."""
+    """One graph for all, and the same bits as eager mode."""
     net = Experts(made_by(name))
     function = compiled(net, dynamic=True)
     function(*inputs(13))
@@ -114,7 +114,7 @@ def test_marked_sizes_are_not_specialised(name: str) -> None:
     net = Experts(made_by(name))
     function, given = compiled(net), inputs(13)
     for tensor in given:
-        torch._dynamo.mark_dynamic(tensor, 0)  # raises if anything asks for the number
+        torch._dynamo.mark_dynamic(tensor, 0)  # raises if anything specializes on the size
     function(*given)
     with fail_on_recompile():
         assert same_bytes(function(*inputs(50)), net(*inputs(50)))
@@ -142,7 +142,7 @@ def test_mlp_compiled(text: str) -> None:
 
 
 def test_moe_of_rank_three_compiled() -> None:
-    """[batch, tokens, hidden] with the router's rows, both sizes symbols."""
+    """[batch, tokens, hidden] with routing per row; both leading sizes are symbols."""
     net = Experts(made_by("nvfp4"))
 
     def given(batch: int, tokens: int) -> tuple[Any, Any, Any]:
@@ -166,7 +166,7 @@ def test_inductor() -> None:
 
 
 def test_one_node() -> None:
-    """A mixture is one operator in the graph, whatever it does inside."""
+    """A mixture is one operator in the graph."""
     graphs: list[Any] = []
 
     def keep(graph: Any, _: Any) -> Any:
@@ -184,7 +184,7 @@ def test_one_node() -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_exported(name: str) -> None:
-    """Tokens stay a symbol; the program survives a file."""
+    """The number of tokens stays a symbol; the program is saved and loaded."""
     net, tokens = Experts(made_by(name)), torch.export.Dim("tokens", min=2, max=4096)
     shapes = {"x": {0: tokens}, "weights": {0: tokens}, "ids": {0: tokens}}
     program = torch.export.export(net, inputs(13), dynamic_shapes=shapes)

@@ -1,5 +1,5 @@
-"""What mlp and moe refuse, through the bridge. All that the library refuses: tests/c/test_experts_errors.c and
-test_experts_plan.c."""
+"""Errors of mlp and moe through the bridge. tests/c/test_experts_errors.c and test_experts_plan.c test all
+errors of the library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ torch = need("torch")
 
 
 def arguments(**changed: Any) -> dict[str, Any]:
-    """Those of a call that is right: 7 tokens of 48, 5 experts with an inner size of 32, nvfp4."""
+    """Arguments of a valid call: 7 tokens of 48, 5 experts with an inner size of 32, nvfp4."""
     made = call(7, text="nvfp4", bias=True)
     s = made.stored
     right = {
@@ -47,7 +47,7 @@ def refused(text: str, **changed: Any) -> None:
         ops.moe(**arguments(**changed))
 
 
-def test_the_call_itself_is_right() -> None:
+def test_the_call_is_valid() -> None:
     assert ops.moe(**arguments()).isfinite().all()
 
 
@@ -61,7 +61,7 @@ def test_large_ids_do_not_wrap() -> None:
 
 
 def wrong_tensors() -> dict[str, tuple[dict[str, Any], str]]:
-    """What the bridge reads of tensors: dtypes, sizes, how many there are."""
+    """Tensors with wrong dtypes, sizes or numbers of buffers."""
     right = arguments()
     x, weights, ids = (right[key] for key in ("hidden_states", "topk_weights", "topk_ids"))
     return {
@@ -89,7 +89,7 @@ def test_wrong_tensors(what: str) -> None:
 
 
 def test_mlp() -> None:
-    """The same sentences under its own name."""
+    """The same messages with its own name."""
     made = alone(48, 32, 7, "nvfp4", BF16, Options(), True)
     s = made.stored
     shapes = s.gate_up_shape, s.down_shape

@@ -25,7 +25,7 @@ def values(*shape: int, seed: int = 0, dtype: Any = BF16) -> Any:
 
 
 def routing(tokens: int = 10, seed: int = 3) -> tuple[Any, Any]:
-    """Every token's experts, all different, and their weights."""
+    """Distinct experts for each token, and their weights."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(tokens, EXPERTS, generator=generator)
     weights, ids = scores.topk(TOP)
@@ -186,11 +186,11 @@ def test_slices_of_experts_add_up() -> None:
         opaq.MoE(HIDDEN, INNER, EXPERTS, num_local_experts=5, first_expert=2)
 
 
-def test_nobody_and_all_tokens_for_one() -> None:
+def test_no_tokens_and_all_tokens_for_one_expert() -> None:
     module = filled(opaq.MoE(HIDDEN, INNER, EXPERTS, dtype=BF16))
     x, weights = values(4, HIDDEN), torch.ones(4, 2)
-    nobody = torch.tensor([[-1, EXPERTS]] * 4)
-    assert not module(x, weights, nobody).any()
+    absent = torch.tensor([[-1, EXPERTS]] * 4)
+    assert not module(x, weights, absent).any()
     one = torch.tensor([[3, -1]] * 4)
     assert close(module(x, weights, one), moe_of(module, x, weights, one))
 
@@ -263,7 +263,7 @@ def test_grouped_linear_compiles_to_one_graph() -> None:
 
 
 def test_grouped_linear_takes_parameters_one_by_one() -> None:
-    """As Transformer Engine saves them."""
+    """The names with which Transformer Engine saves them."""
     source = filled(opaq.GroupedLinear(3, HIDDEN, 40, params_dtype=BF16))
     state = {f"{n}{i}": t[i] for n, t in source.state_dict().items() for i in range(3)}
     module = opaq.GroupedLinear(3, HIDDEN, 40, params_dtype=BF16)
@@ -271,7 +271,7 @@ def test_grouped_linear_takes_parameters_one_by_one() -> None:
     assert torch.equal(module.weight, source.weight) and torch.equal(module.bias, source.bias)
 
 
-def test_what_grouped_linear_refuses() -> None:
+def test_errors_of_grouped_linear() -> None:
     opaq.GroupedLinear(2, 8, 8, sequence_parallel=False, tp_size=1, ub_name="x")
     with pytest.raises(NotImplementedError, match="parallel_mode='column' is not supported"):
         opaq.GroupedLinear(2, 8, 8, parallel_mode="column")

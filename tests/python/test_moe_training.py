@@ -1,4 +1,4 @@
-"""Gradients of mlp, moe and grouped_linear against autograd on the loop over experts, under every recipe."""
+"""Gradients of mlp, moe and grouped_linear against autograd on a loop over experts, under every recipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import experts_gradients as reference
 import opaq
 from compiling import compiled, fail_on_recompile, fresh_compiler  # noqa: F401
 from conftest import need
-from experts_gradients import Texts, cosine, far, leaves
+from experts_gradients import Texts, cosine, leaves, relative_error
 from experts_reference import ACTS, Act, numbers, routing
 from opaq.recipe import (
     CustomRecipe,
@@ -58,7 +58,7 @@ STOCHASTIC = NVFP4BlockScaling()
 
 @dataclass
 class Mixture:
-    """Tensors of a mixture by the letters of their gradients; without ids, of an MLP."""
+    """Tensors of a mixture, keyed by the letters of their gradients; of an MLP if there are no ids."""
 
     tensors: dict[str, Any]
     ids: Any
@@ -126,14 +126,14 @@ def alone(**options: Any) -> Mixture:
 
 
 def allowed(recipe: Any, dtype: Any = torch.float32) -> float:
-    """float32: rounding errors, and now and then a code that flips. bf16: the roundings between products."""
+    """The error limit. float32: rounding errors and rare different codes. bf16: roundings between products."""
     if dtype is not torch.float32:
         return 0.03
     return 2e-6 if recipe is None else 1e-3
 
 
 def assert_near(got: dict[str, Any], want: dict[str, Any], limit: float) -> None:
-    distances = {name: far(got[name], tensor) for name, tensor in want.items()}
+    distances = {name: relative_error(got[name], tensor) for name, tensor in want.items()}
     assert all(tensor.dtype == got["y"].dtype or name == "r" for name, tensor in got.items())
     assert all(distance <= limit for distance in distances.values()), distances
 
@@ -162,12 +162,14 @@ def test_every_recipe(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, recipe in EVERY.items() if recipe is not None])
-def test_the_limit_tells_recipes_apart(name: str) -> None:
-    """What another recipe gives is far outside, for every gradient that its quantizers reach."""
+def test_the_limit_distinguishes_recipes(name: str) -> None:
+    """With another recipe every gradient that depends on its quantizers is far outside the limit."""
     made, recipe = mixture(40, 3), EVERY[name]
     got = made.run(recipe)
     other = made.expected(CustomRecipe(lambda role: "mxfp4"))
-    assert all(far(got[key], other[key]) > 0.02 for key in got if key not in "c")  # whose gradient only sums
+    assert all(
+        relative_error(got[key], other[key]) > 0.02 for key in got if key not in "c"
+    )  # the gradient of c only sums dy
 
 
 @pytest.mark.parametrize("name", ["none", "current", "block", "mxfp8", "nvfp4"])
@@ -200,7 +202,7 @@ def test_options_of_the_mixture(name: str) -> None:
     assert idle and not any(got[key][idle].any() for key in "gdbc")
 
 
-def test_nobody_s_tokens() -> None:
+def test_no_token_has_an_expert() -> None:
     made = mixture(6)
     made.ids[:] = -1
     assert not any(tensor.any() for tensor in made.run().values())
@@ -218,7 +220,7 @@ def test_top_k(k: int) -> None:
 
 
 def test_ranks_and_strides() -> None:
-    """[batch, tokens, hidden], not contiguous; the gradient of a sum, which is expanded."""
+    """[batch, tokens, hidden], not contiguous; and the gradient of a sum, which has strides of 0."""
     flat, deep = mixture(24), mixture(24)
     t = {name: None if x is None else x.clone().requires_grad_() for name, x in deep.tensors.items()}
     x = t["x"].detach().reshape(4, 6, 48).transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
@@ -259,7 +261,7 @@ def test_no_rows() -> None:
 
 
 def test_clamped_numbers_have_no_gradient() -> None:
-    """Beyond the limit nothing flows; at it, it does, as PyTorch's clamp has it."""
+    """Gradients are zero beyond the limit, but not at the limit, as with PyTorch's clamp."""
     one = torch.eye(2)
     for act, h, want in (
         ("silu_clamp", [3.0, 1.0], [0.0, 1.0]),
@@ -277,12 +279,12 @@ def test_clamped_numbers_have_no_gradient() -> None:
         assert ((x.grad[0] != 0).float() == torch.tensor(want)).all(), (act, h, x.grad)
 
 
-# ---------------------------------------------------------------------------------- which gradients there are
+# ---------------------------------------------------------------------------------------- subsets of gradients
 
 
 @pytest.mark.parametrize("name", ["none", "mxfp8", "nvfp4", "current high_precision"])
 def test_only_the_gradients_that_are_wanted(name: str) -> None:
-    """They are the same whichever others there are."""
+    """A gradient does not depend on which others are computed."""
     made, recipe = mixture(), EVERY[name]
     every = made.run(recipe)
     for wanted in ("x", "r", "g", "d", "b", "c", "xr", "gd", "xbc"):
@@ -336,7 +338,7 @@ def test_delayed_scaling_is_refused() -> None:
 
 @pytest.mark.parametrize("text", ["nvfp4", "mxfp8", "fp8row"])
 def test_gradients_through_quantized_weights(text: str) -> None:
-    """Weights that are not trained: gradients of x, router and biases are those of the dequantized ones."""
+    """Gradients of x, router weights and biases equal those with the dequantized weights."""
     for made in (mixture(), alone()):
         packed = {key: opaq.quantize_tensor(made.tensors[key], text) for key in "gd"}
         plain = Mixture({**made.tensors, **{k: t.dequantize() for k, t in packed.items()}}, *vars_of(made))
@@ -371,7 +373,7 @@ def test_stochastic_rounding_follows_the_seed() -> None:
 
 
 def test_stochastic_rounding_in_direction_and_on_average() -> None:
-    """Each run points where the gradient does; the mean of many is nearer to what the rounding stands for."""
+    """Each run's gradient has a high cosine to the exact one; the mean of many runs is closer to it."""
     made, runs = mixture(40, 3), 48
     torch.manual_seed(3)
     exact = made.expected()
@@ -382,7 +384,7 @@ def test_stochastic_rounding_in_direction_and_on_average() -> None:
     for key in "xgd":
         assert cosine(found[0][key], exact[key]) > 0.93
         mean = torch.stack([one[key] for one in found]).double().mean(0)
-        assert far(mean, want[key]) < 0.5 * far(found[0][key], want[key])
+        assert relative_error(mean, want[key]) < 0.5 * relative_error(found[0][key], want[key])
 
 
 # ------------------------------------------------------------------------------------------------ compiled
@@ -478,7 +480,8 @@ def test_grouped_linear(name: str, splits: list[int]) -> None:
 
 
 def test_grouped_linear_in_other_ways() -> None:
-    """Without a bias, some gradients only, bf16, quantized weights, compiled with any number of rows."""
+    """Without a bias, with some gradients only, in bf16, with quantized weights, compiled with any number of
+    rows."""
     tensors, splits, dy = grouped([10, 7, 20])
     every = run_grouped(tensors, splits, dy, RECIPES["mxfp8"])
     for wanted in ("x", "w", "b", "xb"):
@@ -505,7 +508,7 @@ def test_grouped_linear_in_other_ways() -> None:
 
 
 def test_grouped_linear_is_a_linear_for_each() -> None:
-    """The bits of opaq.functional.linear on the rows and the weight of each."""
+    """The same bits as opaq.functional.linear with the rows and the weight of each group."""
     for name in ("none", "mxfp8", "nvfp4", "block"):
         tensors, splits, dy = grouped([10, 7, 20], BF16)
         got = run_grouped(tensors, splits, dy, RECIPES[name])

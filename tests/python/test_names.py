@@ -1,5 +1,5 @@
-"""Patterns for the names of modules: the library's matcher against Python's own, and configurations that make
-backtracking matchers hang."""
+"""Patterns for names of modules: the library's matcher against Python's, and patterns for which backtracking
+matchers take exponential time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TAILS = ["", "", "", "*", "+", "?", "{2}", "{1,2}", "*?", "{,1}"]
 
 
 def expression(bits: random.Random, depth: int = 0) -> str:
-    """Whatever Python's syntax has that opaq takes."""
+    """A random expression of the syntax that opaq supports."""
     parts = []
     for _ in range(bits.randint(1, 5)):
         atom = bits.choice(ATOMS)
@@ -80,7 +80,7 @@ def test_a_hostile_configuration_does_not_hang(pattern: str) -> None:
     assert time.monotonic() - begin < 1
 
 
-def test_what_is_not_supported_is_said() -> None:
+def test_unsupported_syntax_is_an_error() -> None:
     for pattern in (r"re:(a)\1", "re:(?<=a)b", "re:" + "(" * 20000, "re:((a{99}){99}){99}", "re:a++"):
         with pytest.raises(OpaqError, match="the pattern "):
             Names([pattern])

@@ -90,7 +90,7 @@ def test_a_plain_weight_is_quantized_when_loaded(assign: bool) -> None:
     assert torch.equal(layer.weight, opaq.quantize_tensor(plain.weight, "nvfp4+2d"))
 
 
-def test_what_does_not_fit_is_not_loaded() -> None:
+def test_loading_other_shapes_is_an_error() -> None:
     layer = opaq.QuantizedLinear(72, 40, quantizer="nvfp4", dtype=BF16)
     with pytest.raises(RuntimeError, match="cannot be copied into"):
         layer.load_state_dict(opaq.QuantizedLinear.from_linear(linear_of(), "mxfp8").state_dict())
@@ -181,7 +181,7 @@ def test_back_to_a_plain_layer() -> None:
     assert torch.equal(again.weight, layer.weight.dequantize())
 
 
-def test_says_what_it_is() -> None:
+def test_extra_repr() -> None:
     layer = opaq.QuantizedLinear(72, 40, quantizer="nvfp4+swizzle", input_quantizer="mxfp8", bias=False)
     want = "in_features=72, out_features=40, bias=False, quantizer='nvfp4+swizzle', input_quantizer='mxfp8'"
     assert layer.extra_repr() == want

@@ -1,6 +1,6 @@
-"""Gradients through packed weights: what autograd in float64 gives on the dequantized weights, for every packed
-layer, in rows and in tiles, eager and compiled to one operator forward and one backward. Inputs that a layer
-quantizes are passed straight through. Weights themselves have no gradient, and say so."""
+"""Gradients through packed weights, against autograd in float64 on the dequantized weights, for every packed
+layer, in rows and in tiles, eager and compiled to one operator forward and one backward. Gradients pass
+straight through the quantization of inputs. Gradients of the packed weights themselves are an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def near(got: Any, want: Any, allowed: float) -> bool:
 
 
 def straight(x: Any, text: str, scale: Any = None) -> Any:
-    """What a quantizer leaves of x; its gradient is that of x itself."""
+    """Quantizes and dequantizes x, with a straight-through gradient."""
     if not text:
         return x
     buffers = ops.quantize(x.detach().float().contiguous(), text, *(() if scale is None else (scale,)))
@@ -39,11 +39,11 @@ def straight(x: Any, text: str, scale: Any = None) -> Any:
     return x + (seen.double() - x).detach()
 
 
-# ---- layers, and the same in float64 on dequantized weights ----
+# ---- layers and their references in float64 ----
 
 
 class Layer:
-    """A packed module, its inputs that want gradients, and a reference that takes these in float64."""
+    """A packed module, its inputs that require gradients, and a reference that takes these in float64."""
 
     def __init__(self, module: Any, inputs: dict[str, Any], more: tuple[Any, ...], reference: Any) -> None:
         self.module, self.inputs, self.more, self.reference = module, inputs, more, reference
@@ -199,18 +199,18 @@ def test_quantized_inputs_are_passed_straight_through(inputs: str, tiles: bool) 
     text = inputs if inputs != "fp8row" else "fp8blk2"
     for layer in (linear(text, tiles, torch.float32, inputs), mlp(text, tiles, torch.float32, inputs)):
         _, got = layer.run()
-        # a code that flips because h differs in its last bits is rare
+        # it is rare that h gets another code because it differs in its last bits
         assert near(got["x"], layer.expected()["x"], 2e-3)
         plain = type(layer)(layer.module, layer.inputs, (), layer.reference)
         layer.module.input_quantizer = layer.module.hidden_quantizer = ""
         if isinstance(layer.module, opaq.MLP):
-            assert not same_bytes(plain.run()[1]["x"], got["x"])  # h is what the forward made of x
+            assert not same_bytes(plain.run()[1]["x"], got["x"])  # h depends on the quantized x
         else:
             assert same_bytes(plain.run()[1]["x"], got["x"])
 
 
 def test_a_checkpoints_scales_of_inputs() -> None:
-    """W8A8 with calibrated scales, as checkpoints bring them."""
+    """W8A8 with calibrated scales, as in checkpoints."""
     scale = torch.tensor([40.0])
     layer = mlp("fp8", True, torch.float32, "fp8+delayed", scale)
     y, got = layer.run()
@@ -262,7 +262,7 @@ def test_compiled_is_one_operator_each_way(name: str, inputs: str) -> None:
         assert same_bytes(y, expected) and all(same_bytes(got[key], want[key]) for key in want)
 
 
-# ---- what is refused ----
+# ---- errors ----
 
 
 def test_a_packed_weights_gradient_is_refused() -> None:
@@ -272,7 +272,7 @@ def test_a_packed_weights_gradient_is_refused() -> None:
         message = rf"opaq\.\w+: {key} is packed and requires a gradient, .* call {key}.requires_grad_\(False\)"
         with pytest.raises(NotImplementedError, match=message):
             layer.run()
-        with torch.no_grad():  # nobody asks
+        with torch.no_grad():  # no gradient is needed
             layer.module(*layer.inputs.values(), *layer.more)
 
 
@@ -333,13 +333,13 @@ def test_embeddings_of_a_loaded_model(name: str, tmp_path: Path) -> None:
 def test_embeddings_where_inputs_have_scales(name: str, layout: str, tmp_path: Path) -> None:
     model, ids = loaded(tmp_path, name, layout, torch.float32)
     found = embeddings_gradient(model, ids)
-    want = embeddings_gradient(model.dequantize(), ids)  # whose inputs nobody rounds
+    want = embeddings_gradient(model.dequantize(), ids)  # its inputs are not quantized
     least = 0.8 if "nvfp4" in layout else 0.97
     assert float(torch.nn.functional.cosine_similarity(found.flatten(), want.flatten(), dim=0)) > least
 
 
 def test_experts_of_a_quantized_model() -> None:
-    """quantize_ on transformers' modules, in place."""
+    """With quantize_ on transformers' modules, in place."""
     need("transformers")
     models = need("checkpoint_models")
     model = models.make_model("mixtral", torch.float32)

@@ -1,16 +1,16 @@
-"""Live byte equality with quantizers that others wrote, on finite data, in float32 (torchao also in bfloat16).
+"""Quantized bytes against those of other packages, on finite data, in float32 (torchao also in bfloat16).
 
-torchao, `to_mx`: FLOOR is rule=ocp and RCEIL is rule=rceil, for every element, with two differences of its own.
-A block whose scale byte is 0 and that is not all zero is not divided by 2^-127: FLOOR divides it by 2^-126,
-RCEIL by 1. And RCEIL without a Blackwell GPU takes a rounded logarithm, so that an amax a few units above a
-power of two times the element's largest value counts as that power; opaq, like the instruction that RCEIL
-stands for, rounds up.
+torchao, `to_mx`: FLOOR is rule=ocp and RCEIL is rule=rceil, for every element, with two differences. A nonzero
+block whose scale byte is 0 is not divided by 2^-127: FLOOR divides it by 2^-126, RCEIL by 1. And without a
+Blackwell GPU, RCEIL computes a rounded logarithm, so an amax a few units above a power of two times the
+element's largest value is rounded down to that power; opaq rounds up, like the GPU instruction.
 
-torchao, NVFP4: no rule of opaq corresponds. Its block scales are at least 2^-6 and it divides in another order.
+torchao, NVFP4: opaq has no such rule. torchao's block scales are at least 2^-6, and it divides in another
+order.
 
-compressed-tensors: rule=compressed-tensors, through its own observer arithmetic (calculate_qparams,
-generate_gparam) and its own compressors, for every format. An MX block whose scale byte opaq makes 255 is left
-out: compressed-tensors' byte is an integer overflow there."""
+compressed-tensors: rule=compressed-tensors, with its own observer arithmetic (calculate_qparams,
+generate_gparam) and its own compressors, for every format. MX blocks whose scale byte is 255 in opaq are
+skipped: in compressed-tensors that byte is the result of an integer overflow."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def codes(t: torch.Tensor) -> NDArray[np.uint8]:
 
 
 def same(got: NDArray, want: NDArray, what: str) -> None:
-    """Equal bytes, which tell zeros and NaNs apart."""
+    """Compares bytes, which distinguishes signs of zeros and NaNs."""
     assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
     got, want = np.ascontiguousarray(got), np.ascontiguousarray(want)
     wrong = np.argwhere(got.view(np.uint8) != want.view(np.uint8))
@@ -87,7 +87,7 @@ def mx_blocks(x: NDArray, text: str) -> tuple[NDArray, NDArray]:
 
 
 def log2_may_round_down(amax: NDArray, largest: int) -> NDArray[np.bool_]:
-    """Where amax / largest lies above a power of two, but less than one part in a million."""
+    """Where amax / largest is above a power of two by less than one part in a million."""
     mantissa, _ = np.frexp(amax.astype(np.float64) / largest)
     return (mantissa > 0.5) & (mantissa < 0.5 * (1 + 1e-6))
 
@@ -103,7 +103,7 @@ def test_torchao_mx(torchao: SimpleNamespace, element: str, rule: str, dtype: ty
     for x in inputs(kind):
         with np.errstate(over="ignore"):
             x = x.astype(dtype)
-        x = np.where(np.isfinite(x.astype(np.float32)), x, dtype(1))  # a bfloat16 may have become infinite
+        x = np.where(np.isfinite(x.astype(np.float32)), x, dtype(1))  # rounding to bfloat16 may give infinity
         data, scale = mx_blocks(x, f"{text}+rule={rule}")
         want_scale, want_data = torchao.to_mx(tensor(x), getattr(torch, name), 32, mode)
         want_scale, want_data = codes(want_scale), codes(want_data).reshape(data.shape)
@@ -120,7 +120,8 @@ def test_torchao_mx(torchao: SimpleNamespace, element: str, rule: str, dtype: ty
 
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_rceil_where_torchao_rounds_a_logarithm(torchao: SimpleNamespace, element: str) -> None:
-    """Every amax from 40 units below to 40 above largest * 2^k: opaq's scale is the smallest that is enough."""
+    """Every amax from 40 units below to 40 above largest * 2^k: opaq's scale is the smallest without
+    overflow."""
     text, name, largest = ELEMENTS[element]
     power = np.exp2(np.arange(-60, 60)).astype(np.float32) * np.float32(largest)
     amax = (power.view(np.int32)[:, None] + np.arange(-40, 41)).astype(np.int32).view(np.float32)
@@ -132,13 +133,13 @@ def test_rceil_where_torchao_rounds_a_logarithm(torchao: SimpleNamespace, elemen
     lower = scale.astype(int) - codes(want)
     assert (scale[:, 41:] == scale[:, :1] + 1).all() and (scale[:, :41] == scale[:, :1]).all()
     assert (lower[:, :41] == 0).all() and set(lower[:, 41:].ravel()) <= {0, 1}
-    assert (lower == 1).any(), "torchao rounds up exactly now: compare it without an exception"
+    assert (lower == 1).any(), "torchao now rounds up exactly: remove the exception from the comparison"
 
 
 @pytest.mark.parametrize("rule", ["ocp", "rceil"])
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_torchao_mx_columnwise(torchao: SimpleNamespace, element: str, rule: str) -> None:
-    """The columnwise copy is torchao's of the transposed matrix, stored the other way round."""
+    """The columnwise copy equals torchao's copy of the transposed matrix, transposed."""
     text, name, _ = ELEMENTS[element]
     mode = torchao.mode.FLOOR if rule == "ocp" else torchao.mode.RCEIL
     x = np.random.default_rng(6).standard_normal((64, 96)).astype(np.float32)
@@ -157,7 +158,7 @@ def test_torchao_mx_columnwise(torchao: SimpleNamespace, element: str, rule: str
 
 
 def swizzle_by_views(plain: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """128 x 4 tiles with PyTorch's views alone."""
+    """128 x 4 tiles by PyTorch's views."""
     rows, columns = plain.shape
     tiles = torch.from_numpy(plain.copy()).view(rows // 128, 4, 32, columns // 4, 4)
     return tiles.permute(0, 3, 2, 1, 4).contiguous().flatten().numpy()
@@ -192,7 +193,7 @@ def peer() -> SimpleNamespace:
 
 
 def compress(peer: SimpleNamespace, name: str, x: NDArray) -> tuple[NDArray, NDArray, NDArray | None]:
-    """The weight, its scales and its global scale as compressed-tensors writes them."""
+    """The codes, scales and global scale that compressed-tensors writes."""
     state = compressed_state(peer, name, tensor(x))
     weight = codes(state["weight_packed"] if peer.args[name].num_bits == 4 else state["weight"])
     scale = state["weight_scale"]
@@ -202,7 +203,7 @@ def compress(peer: SimpleNamespace, name: str, x: NDArray) -> tuple[NDArray, NDA
 
 
 def opaq_parts(name: str, x: NDArray) -> tuple[NDArray, NDArray, NDArray | None]:
-    """opaq's codes, and its scales as one per block, in compressed-tensors' order."""
+    """opaq's codes, and its scales in compressed-tensors' order, one per block."""
     b = opaq.quantize(x, Quantizer(f"{name}+rule=compressed-tensors")).buffers
     rows, columns = x.shape
     if name == "fp8":
@@ -228,7 +229,7 @@ def test_compressed_tensors(peer: SimpleNamespace, name: str, kind: str) -> None
         same(scale, want_scale, f"{name} scales")
         same(data, want_data, f"{name} codes")
         compared += scale.size
-        if amax is not None:  # opaq keeps the amax, compressed-tensors what follows from it
+        if amax is not None:  # opaq stores the amax, compressed-tensors the global scale
             assert amax[0] == np.abs(x).max()
             with np.errstate(over="ignore"):
                 follows = np.float32(1) / np.maximum(amax, np.finfo(np.float32).tiny) * np.float32(2688)
@@ -247,7 +248,7 @@ def test_compressed_tensors_square_blocks_at_the_edge(peer: SimpleNamespace, sha
 
 @pytest.mark.parametrize("kind", MATRICES)
 def test_compressed_tensors_global_scale(peer: SimpleNamespace, kind: str) -> None:
-    """`global` stores their weight_global_scale, and what comes back is their dequantization."""
+    """`global` stores compressed-tensors' weight_global_scale, and dequantizes to the same values."""
     for x in inputs(kind):
         q = opaq.quantize(x, Quantizer("nvfp4+global+rule=compressed-tensors"))
         without = opaq.quantize(x, Quantizer("nvfp4+rule=compressed-tensors")).buffers
@@ -266,7 +267,7 @@ def test_compressed_tensors_global_scale(peer: SimpleNamespace, kind: str) -> No
 
 @pytest.mark.parametrize("kind", MATRICES)
 def test_modelopt_global_scale(kind: str) -> None:
-    """weight_scale_2 as ModelOpt computes it, and its dequantization, with PyTorch's own operations."""
+    """weight_scale_2 and dequantization as in ModelOpt, computed with PyTorch."""
     for x in inputs(kind):
         q = opaq.quantize(x, Quantizer("nvfp4+global+rule=modelopt"))
         multiplier = tensor(x).abs().amax() / (6.0 * 448.0)
@@ -281,7 +282,7 @@ def test_modelopt_global_scale(kind: str) -> None:
 
 @pytest.mark.parametrize("rule", ["compressed-tensors", "modelopt"])
 def test_global_scales_of_stacked_tensors(rule: str) -> None:
-    """Given one number per row, rows decode as in the tensors that they come from."""
+    """With one scale per row, rows decode like in their own tensors."""
     parts = [MATRICES["ordinary"](seed).astype(np.float32) * 4.0**seed for seed in range(3)]
     alone = [opaq.quantize(x, Quantizer(f"nvfp4+global+rule={rule}")) for x in parts]
     given = np.concatenate(

@@ -1,6 +1,5 @@
-"""PEFT's LoRA and DoRA over packed models, against PEFT itself over plain layers with the values that the
-packed weights stand for: outputs, gradients, merging, switching, saving, gradient checkpointing, autocast,
-compiling."""
+"""PEFT's LoRA and DoRA over packed models, against PEFT over plain layers with the dequantized weights:
+outputs, gradients, merging, switching, saving, gradient checkpointing, autocast, compiling."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ def llama(dtype: Any = torch.float32, bias: bool = False) -> Any:
 def pair(
     config: Any, quantizer: str = "nvfp4", dtype: Any = torch.float32, bias: bool = False
 ) -> tuple[Any, Any]:
-    """The packed model with adapters, and PEFT's over plain layers of the same values with the same
-    adapters."""
+    """The packed model with adapters, and the plain model with the same values and adapters."""
     packed = llama(dtype, bias)
     opaq.quantize_(packed, quantizer, progress=False)
     plain = copy.deepcopy(packed)
@@ -62,7 +60,7 @@ def pair(
 
 
 def fill(model: Any, adapter: str = "default", seed: int = 3) -> None:
-    """Adapters that do something: PEFT's start with B = 0."""
+    """Fills adapters with random numbers: PEFT initializes B with 0, which has no effect."""
     made = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -221,7 +219,7 @@ def test_merging_packs_the_sum_and_unmerging_is_exact(
     with caplog.at_level(logging.INFO, logger="opaq.peft"):
         packed.merge_adapter(safe_merge=safe)
     plain.merge_adapter(safe_merge=safe)
-    # the new weight is the quantized sum, and the SQNR that was logged is that of the sum
+    # the new weight is the quantized sum, and the logged SQNR is that of the sum
     values = plain.base_model.model.model.layers[0].self_attn.q_proj.base_layer
     expected = opaq.quantize_tensor(values.weight.detach(), "nvfp4")
     assert layer.base_layer.quantizer == "nvfp4+tiled"
@@ -282,7 +280,7 @@ def test_a_merge_that_fails_leaves_the_layer_as_it_was() -> None:
     assert torch.equal(logits(packed), before)
 
 
-# ---- what is refused ----
+# ---- errors ----
 
 
 @pytest.mark.parametrize("initialization", ["pissa", "olora", "loftq"])
@@ -304,7 +302,7 @@ def test_adapters_of_packed_experts_are_refused() -> None:
         peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["experts"]))
 
 
-def test_a_module_that_the_configuration_maps_stays_the_users() -> None:
+def test_custom_modules_of_the_configuration_take_precedence() -> None:
     class Own(peft.tuners.lora.layer.Linear):
         pass
 
@@ -343,7 +341,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_model_from_a_checkpoint(checkpoint: str, tmp_path: Path) -> None:
-    """quantization_config, an adapter from a folder, and transformers' own add_adapter."""
+    """With quantization_config, an adapter from a folder, and transformers' own add_adapter."""
     load = transformers.AutoModelForCausalLM.from_pretrained
     made = peft.get_peft_model(load(checkpoint, quantization_config=opaq.Config("nvfp4")), lora())
     fill(made)
@@ -379,8 +377,8 @@ def test_gradient_checkpointing_changes_no_gradient(use_reentrant: bool) -> None
 
 
 def test_prepare_model_for_kbit_training(checkpoint: str) -> None:
-    """PEFT's own preparation freezes, casts what is plain to float32, and changes only the label of packed
-    weights. It does not know the method, so it leaves checkpointing to the caller."""
+    """PEFT's preparation freezes parameters and casts plain ones to float32; of packed weights it changes only
+    the nominal dtype. It does not recognize the quantization method, so it does not enable checkpointing."""
     load = transformers.AutoModelForCausalLM.from_pretrained
     model = load(checkpoint, quantization_config=opaq.Config("nvfp4"), dtype=torch.bfloat16)
     layer = model.model.layers[0].mlp.up_proj
@@ -495,3 +493,17 @@ print(type(made.base_model.model[0]).__name__)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "LoraQuantizedLinear"
+
+
+def test_modules_to_save_of_packed_layers_are_refused() -> None:
+    packed = llama()
+    opaq.quantize_(packed, "nvfp4", ignore=(), progress=False)
+    config = peft.LoraConfig(target_modules=NAMES, modules_to_save=["lm_head"])
+    with pytest.raises(
+        NotImplementedError, match=r"modules_to_save .* 1 packed weights.*weight \(96, 64\) \(nvfp4"
+    ):
+        peft.get_peft_model(packed, config)
+    plain_head = llama()
+    opaq.quantize_(plain_head, "nvfp4", progress=False)
+    model = peft.get_peft_model(plain_head, config)
+    assert model.lm_head.modules_to_save["default"].weight.requires_grad

@@ -1,4 +1,4 @@
-"""QuantizedTensor: what it keeps, what it can do, and what it refuses."""
+"""QuantizedTensor: its contents, supported operations, and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from opaq import QuantizedTensor, Quantizer, quantize_tensor  # noqa: E402
 
 
 def same(first: Any, second: Any) -> bool:
-    """Equal in everything, and of memory of their own or not."""
+    """Equal in all attributes and bytes; may share memory."""
     alike = (first.shape, first.dtype, first.device) == (second.shape, second.dtype, second.device)
     alike &= type(first) is type(second) is QuantizedTensor and first.quantizer == second.quantizer
     return bool(alike and same_buffers(first.buffers(), second.buffers()))
@@ -51,7 +51,7 @@ class Holder(torch.nn.Module):  # type: ignore[misc, name-defined]
         self.bias = torch.nn.Parameter(torch.zeros(q.shape[0], device=q.device))
 
 
-# ---------------------------------------------------------------------------------------- what it is
+# ---------------------------------------------------------------------------------------- properties
 
 
 @pytest.mark.parametrize("text", QUANTIZERS)
@@ -117,7 +117,7 @@ def test_gradients_pass_straight_through(dtype: str, device: str) -> None:
     assert same_bytes(x.grad, weights.to(DTYPES[dtype]))
 
 
-def test_gradients_pass_through_what_only_rearranges(device: str) -> None:
+def test_gradients_pass_through_views(device: str) -> None:
     weights = torch.randn(64, 96, device=device)
     rearranges: list[Callable[[Any], Any]] = [
         lambda q: q.update_usage(columnwise=True),
@@ -153,14 +153,14 @@ def test_copies(text: str, device: str) -> None:
     assert same(q, loaded["q"]) and loaded["quantizer"] == Quantizer(text)
 
 
-def test_another_dtype_is_another_label(device: str) -> None:
+def test_another_dtype_changes_only_the_nominal_dtype(device: str) -> None:
     q = quantized("mxfp8+both", (24, 96), device)
     for dtype in DTYPES.values():
         made = q.to(dtype)
         assert type(made) is QuantizedTensor and made.dtype == dtype
         assert same_buffers(made.buffers(), q.buffers()) and made.dequantize().dtype == dtype
     assert same(q.bfloat16().float(), q)
-    for dtype in (torch.float64, torch.int32):  # what no tensor is quantized from
+    for dtype in (torch.float64, torch.int32):  # not valid as nominal dtypes
         made = q.to(dtype)
         assert type(made) is torch.Tensor and torch.equal(made, q.dequantize().to(dtype))
 
@@ -181,7 +181,7 @@ def test_copy(device: str) -> None:
     for text in ("fp8+both", "mxfp8", "nvfp4+both"):
         q, other = quantize_tensor(x, text), quantize_tensor(y, text)
         assert q.copy_(other) is q and same(q, other) and not shares_memory(q, other)
-        assert same(q.copy_(x), quantize_tensor(x, text))  # a plain tensor is quantized
+        assert same(q.copy_(x), quantize_tensor(x, text))  # copying a plain tensor quantizes it
         assert same(q.copy_(y.to(torch.bfloat16)), quantize_tensor(y.to(torch.bfloat16).float(), text))
         plain = torch.empty(40, 130, device=device, dtype=torch.bfloat16)
         assert same_bytes(plain.copy_(other), other.dequantize().to(torch.bfloat16))
@@ -208,7 +208,7 @@ def test_views_keep_the_last_dimension(text: str, device: str) -> None:
     assert same(q.reshape(6, 32), q.view(6, 32)) and same(q.flatten(0, 1), q.view(6, 32))
     for size in ((3, 64), (2, 96), (6, 4, 8)):
         with pytest.raises(
-            NotImplementedError, match=r"opaq: \(2, 3, 32\) cannot be seen as .* last dimension"
+            NotImplementedError, match=r"opaq: \(2, 3, 32\) cannot be viewed as .* last dimension"
         ):
             q.view(size)
     with pytest.raises(RuntimeError, match="invalid for input of size"):
@@ -216,7 +216,8 @@ def test_views_keep_the_last_dimension(text: str, device: str) -> None:
 
 
 def rows_of_a_block(text: str) -> int:
-    """The rows that share a scale, in the copies there are. A scale for all rows can be kept."""
+    """The number of rows that share a scale in the tensor's copies. A scale of the whole tensor does not
+    count."""
     quantizer = Quantizer(text)
     mx = quantizer.format.startswith("mx")
     square = "2d" in quantizer.options or quantizer.format == "fp8blk2"
@@ -262,7 +263,7 @@ def test_slices_of_higher_ranks_and_pieces(device: str) -> None:
     assert same_bytes(q[-1:].dequantize(), whole[-1:]) and q[4:].shape == (0, 32, 48)
 
 
-def test_slices_that_are_refused(device: str) -> None:
+def test_unsupported_slices(device: str) -> None:
     q = quantized("mxfp8", (64, 48), device)
     for index in ((slice(None), slice(0, 32)), slice(0, 64, 2), (Ellipsis, slice(1, 2))):
         with pytest.raises(
@@ -275,26 +276,26 @@ def test_slices_that_are_refused(device: str) -> None:
         quantized("mxfp8+both", (64, 48), device)[16:]
 
 
-def test_what_is_written_to_a_slice_is_not_lost_in_silence(device: str) -> None:
+def test_writing_to_a_slice_is_an_error(device: str) -> None:
     q, other = quantized("mxfp8", (64, 48), device), quantized("mxfp8", (32, 48), device)
     for part in (q[:32], q.narrow(0, 32, 32), q.split(32)[1], q[:32].detach()):
-        with pytest.raises(NotImplementedError, match="opaq: .* was cut out of another tensor"):
+        with pytest.raises(NotImplementedError, match="opaq: .* is a slice of another tensor"):
             part.copy_(other)
     assert same(q[:32].clone().copy_(other), other)
-    assert same(q[:].copy_(quantized("mxfp8", (64, 48), device)), q)  # all of it is the tensor itself
+    assert same(q[:].copy_(quantized("mxfp8", (64, 48), device)), q)  # the full slice is the tensor itself
 
 
 def test_the_flat_view_that_fsdp_keeps_has_no_values(device: str) -> None:
     for text in QUANTIZERS:
         flat = quantized(text, (4, 32), device).view(-1)
         assert flat.shape == (128,)
-        with pytest.raises(NotImplementedError, match="opaq: .* seen as one dimension"):
+        with pytest.raises(NotImplementedError, match="opaq: .* flattened"):
             flat.dequantize()
     row = quantized("mxfp8", (1, 64), device)
     assert torch.equal(row.view(64).dequantize(), row.dequantize()[0])
 
 
-def test_what_only_reads_is_allowed(device: str) -> None:
+def test_reading_operations_are_allowed(device: str) -> None:
     q = quantized("mxfp8", (4, 32), device)
     assert torch.equal(torch.zeros(4, 32, device=device).add_(q), q.dequantize().float())
     out = torch.empty(4, 32, device=device)
@@ -323,7 +324,7 @@ def test_slices_do_not_recompile(device: str) -> None:
     def rows(x: torch.Tensor) -> torch.Tensor:
         return quantize_tensor(x, "mxfp8")[8:40].dequantize()
 
-    x = make_tensor((64, 160), device).clone()  # duck shaping would tie equal sizes together
+    x = make_tensor((64, 160), device).clone()  # different sizes: equal ones would become one symbol
     torch._dynamo.mark_dynamic(x, 0)
     rows(x)
     with torch.compiler.set_stance("fail_on_recompile"):
@@ -339,7 +340,7 @@ NOT_DERIVABLE = ("fp8row", "fp8blk1", "mxfp8", "mxfp4", "nvfp4", "nvfp4+rht", "n
 
 
 @pytest.mark.parametrize("text", DERIVABLE)
-def test_the_other_copy_can_be_made_where_a_scale_covers_a_square(text: str, device: str) -> None:
+def test_the_other_copy_can_be_computed_with_square_blocks(text: str, device: str) -> None:
     x = make_tensor((40, 130), device)
     rowwise, columnwise, both = (
         quantize_tensor(x, Quantizer(text).with_usage(*usage))
@@ -352,7 +353,7 @@ def test_the_other_copy_can_be_made_where_a_scale_covers_a_square(text: str, dev
 
 
 @pytest.mark.parametrize("text", NOT_DERIVABLE)
-def test_the_other_copy_cannot_be_made_elsewhere(text: str, device: str) -> None:
+def test_the_other_copy_cannot_be_computed_otherwise(text: str, device: str) -> None:
     x = make_tensor((40, 130), device)
     rowwise, columnwise, both = (
         quantize_tensor(x, Quantizer(text).with_usage(*usage))
@@ -371,7 +372,7 @@ def test_the_other_copy_cannot_be_made_elsewhere(text: str, device: str) -> None
     assert same(both.update_usage(rowwise=False), columnwise)
 
 
-def test_usage_that_is_there_already_and_none_at_all(device: str) -> None:
+def test_update_usage_without_a_change_and_to_nothing(device: str) -> None:
     q = quantized("nvfp4+both", (40, 130), device)
     assert q.update_usage() is q and q.update_usage(True, True) is q
     with pytest.raises(opaq.OpaqError, match="usage is 0"):
@@ -417,7 +418,7 @@ def test_state_dict_into_meta_and_from_plain(device: str) -> None:
     target.load_state_dict(source.state_dict(), assign=True)
     assert same(target.weight.detach(), source.weight.detach())
     x = make_tensor((32, 64), device)
-    target.load_state_dict({"weight": x, "bias": torch.zeros(32)})  # a plain checkpoint is quantized
+    target.load_state_dict({"weight": x, "bias": torch.zeros(32)})  # loading a plain checkpoint quantizes it
     assert same(target.weight.detach(), quantize_tensor(x, "nvfp4"))
     with pytest.raises(RuntimeError, match="size mismatch for weight"):
         target.load_state_dict({"weight": x[:16], "bias": torch.zeros(32)})
@@ -479,7 +480,7 @@ def test_zeros_of_the_same_kind(device: str) -> None:
         assert not q.new_zeros((64, 32)).dequantize().any() and torch.zeros_like(q).shape == q.shape
 
 
-def test_what_would_change_it_in_place_is_refused(device: str) -> None:
+def test_in_place_operations_are_an_error(device: str) -> None:
     q = quantized("fp8", (24, 96), device)
     before = q.clone()
     other = torch.ones(24, 96, device=device)

@@ -1,5 +1,5 @@
-"""Quantizer as a value: one text per value, one value per text, and errors that say where. All wrong texts:
-tests/c/test_spec_errors.c."""
+"""Quantizer as a value: one text per value, one value per text, and errors with their position.
+tests/c/test_spec_errors.c tests all invalid texts."""
 
 from __future__ import annotations
 
@@ -122,12 +122,12 @@ def test_it_cannot_be_changed() -> None:
             setattr(quantizer, name, 1)
         with pytest.raises(AttributeError, match="immutable"):
             delattr(quantizer, name)
-    quantizer.spec.format = 0  # of a copy
+    quantizer.spec.format = 0  # changes a copy
     assert str(quantizer) == "mxfp8" and quantizer.format == "mxfp8"
 
 
 @pytest.mark.parametrize("wrong", [None, 7, b"nvfp4", ["nvfp4"], Quantizer("nvfp4")])
-def test_only_text_will_do(wrong: object) -> None:
+def test_only_a_str_is_accepted(wrong: object) -> None:
     with pytest.raises(TypeError, match=rf"expected a str such as 'nvfp4\+2d', got {type(wrong).__name__}"):
         Quantizer(wrong)
 
@@ -145,14 +145,14 @@ def test_only_text_will_do(wrong: object) -> None:
         ("fp8+pow2\0", 4),
     ],
 )
-def test_a_wrong_text_says_where(text: str, position: int) -> None:
+def test_an_error_has_the_position(text: str, position: int) -> None:
     with pytest.raises(OpaqError) as caught:
         Quantizer(text)
     assert caught.value.status == "TEXT"
     assert isinstance(caught.value, ValueError)
     found = re.search(r"at position (\d+)", str(caught.value))
     assert found, str(caught.value)
-    # the part that is wrong, or its value
+    # the position of the wrong part, or of its value
     assert position <= int(found.group(1)) <= position + len(text[position:].partition("=")[0]) + 1, str(
         caught.value
     )
@@ -199,7 +199,7 @@ def epsilon(text: str) -> np.float32:
 
 
 def decimal(value: np.float32, digits: int) -> str:
-    """In the grammar's notation, which has no plus sign."""
+    """In the grammar's notation, without a plus sign."""
     return f"{value:.{digits}e}".replace("e+", "e")
 
 
@@ -207,7 +207,7 @@ def test_eps_is_read_with_one_rounding() -> None:
     rng = np.random.default_rng(2)
     values = rng.integers(1, 0x7F800000, 400, np.uint32).view(np.float32)
     texts = [decimal(v, digits) for v in values for digits in (3, 8, 20)]
-    halfway = "1.000000059604644775390625"  # between 1 and the next float32; as a double it would be exact
+    halfway = "1.000000059604644775390625"  # midway between 1 and the next float32; exact as a double
     texts += [halfway, halfway + "0000000001", halfway[:-1] + "4999999999", "1.000000178813934326171875"]
     texts += ["1e-45", "7e-46", "7.1e-46", "3.4028234e38", "3.40282356e38", "0.1", "16777217"]
     for text in texts:

@@ -1,4 +1,4 @@
-"""Recipes as values, and the quantizers they stand for."""
+"""Recipes as values, and the quantizers that they select."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from opaq.recipe import (
 
 
 def by_name(role: QuantizerRole) -> Quantizer | str | None:
-    """A factory that looks at all there is to see."""
+    """A factory that uses every field of the role."""
     assert role.module_type == "linear"
     if role.tensor_type in ("output", "grad_input"):
         return None
@@ -129,7 +129,7 @@ def test_parts() -> None:
     assert four.fp4_quant_bwd_grad == QParams(random_hadamard_transform=True, stochastic_rounding=True)
 
 
-def test_each_recipe_knows_what_it_is() -> None:
+def test_predicates_of_recipes() -> None:
     questions = ("delayed", "float8_current_scaling", "float8_block_scaling", "mxfp8", "nvfp4", "custom")
     for index, made in enumerate([*(kind() for kind in RECIPES), CustomRecipe(by_name)]):
         answers = [getattr(made, question)() for question in questions]
@@ -330,7 +330,7 @@ def test_a_contradiction_names_both_fields(kind: type, keywords: dict[str, Any],
         kind(**keywords)
 
 
-def test_what_a_format_does_not_take_gets_the_librarys_error() -> None:
+def test_options_that_a_format_does_not_take() -> None:
     for params, part in (
         (QParams(random_hadamard_transform=True), "rht"),
         (QParams(fp4_2d_quantization=True), "2d"),
@@ -374,7 +374,7 @@ def test_a_recipe_cannot_be_changed() -> None:
 
 
 def test_recipes_need_no_pytorch(tmp_path: Path) -> None:
-    library = tmp_path / "libopaq.so"  # alone, without the bridge to PyTorch beside it
+    library = tmp_path / "libopaq.so"  # without the bridge to PyTorch
     shutil.copy(_library.path, library)
     code = "import sys, opaq.recipe, opaq._autocast; assert 'torch' not in sys.modules"
     environment = {**os.environ, "OPAQ_LIBRARY": str(library), "PYTHONPATH": str(ROOT / "python")}

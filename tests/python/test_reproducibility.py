@@ -1,5 +1,6 @@
-"""The same bits: `opaq reproduce` under every instruction set, from numbers that Python makes too; and a model
-that was trained, exported and loaded packed has the logits that the trainer computes, alone and in a batch."""
+"""The same bits: `opaq reproduce` with every instruction set, from numbers that Python computes too; and a
+model that is trained, exported and loaded packed has the same logits as in the trainer, alone and in a
+batch."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from conftest import ROOT, leave_out, need
+from conftest import ROOT, need, skip_test
 
 COMMAND = os.environ.get("OPAQ_COMMAND", str(ROOT / "build" / "opaq"))
 if not Path(COMMAND).is_file():
-    leave_out(f"there is no command {COMMAND}; OPAQ_COMMAND names another")
+    skip_test(f"there is no command {COMMAND}; OPAQ_COMMAND names another")
 torch = need("torch")
 opaq = need("opaq")
 
@@ -35,9 +36,9 @@ def reproduce(level: str, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_what_is_promised_is_as_on_the_machine_that_wrote_the_expectation(level: str) -> None:
-    """OPAQ_REWRITE=1 writes it again: only where a format, rule, option or plan was added or the arithmetic
-    was meant to change."""
+def test_hashes_of_the_portable_part(level: str) -> None:
+    """OPAQ_REWRITE=1 rewrites the expectation: only if a format, rule, option or plan was added or the
+    arithmetic was changed on purpose."""
     done = reproduce(level)
     assert (done.returncode, done.stderr) == (0, "")
     promised = done.stdout.split("\n\n")[0] + "\n"
@@ -59,11 +60,12 @@ def test_json_and_the_comparison() -> None:
     wrong = reproduce("", "--expect", "0123456789abcdef")
     assert wrong.returncode == 1
     assert wrong.stderr == (
-        f"opaq reproduce: the hash of what is the same everywhere is {right}, expected 0123456789abcdef\n"
+        f"opaq reproduce: the hash of the part that is the same on every processor is {right}, "
+        "expected 0123456789abcdef\n"
     )
 
 
-# ---- the same numbers, made here ----
+# ---- the same numbers, computed here ----
 
 ROWS, COLUMNS, SEED, WORD = 19, 288, 20260101, (1 << 32) - 1
 
@@ -106,9 +108,9 @@ def test_pytorch_quantizes_to_the_same_bytes(quantizer: str) -> None:
     assert expected == {"quantize": f"{quantized:016x}", "dequantize": f"{dequantized:016x}"}
 
 
-# ---- from the trainer to the engine ----
+# ---- from training to serving ----
 
-# How a model is served: how it is exported, the format, and the quantizers that its packed layers then have.
+# How a model is exported, the format, and the quantizers of its packed layers.
 SERVED = {
     "save_pretrained nvfp4": ("nvfp4", "nvfp4", ""),
     "save_pretrained mxfp8": ("mxfp8", "mxfp8", "mxfp8"),
@@ -119,8 +121,8 @@ SERVED = {
 
 
 def untrained() -> Any:
-    """In bf16 but for the rotary embedding's frequencies, which transformers keeps in float32 when it loads a
-    model, and `.to(torch.bfloat16)` would not."""
+    """In bf16, except for the rotary embedding's frequencies: transformers keeps them in float32 when it loads
+    a model, unlike `.to(torch.bfloat16)`."""
     transformers = need("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -139,7 +141,7 @@ def tokens() -> Any:
 
 
 def trained(weight: str, activations: str) -> Any:
-    """Some steps with the forward that will be served; the backward is in high precision."""
+    """A few steps with the same forward as in serving; the backward is in high precision."""
     quantizers = {"weight": weight, "input": activations or None}
     recipe = opaq.recipe.CustomRecipe(
         lambda role: quantizers.get(role.tensor_type), backward_override="high_precision"
@@ -170,9 +172,8 @@ def served(model: Any, way: str, folder: Path) -> Any:
 
 
 def adopt(model: Any, engine: Any) -> set[str]:
-    """Gives the trainer's layers the checkpoint's weights; returns which were others. Engines fuse q, k and v,
-    and gate and up, so a checkpoint of NVFP4 has one global scale for those, and a trainer's layers have each
-    their own."""
+    """Copies the checkpoint's weights into the trainer's layers; returns those that differed. Engines fuse q, k
+    and v, and gate and up, so they share a global scale in an NVFP4 checkpoint, but not in the trainer."""
     differ = set()
     for name, layer in engine.named_modules():
         if isinstance(layer, opaq.QuantizedLinear):
@@ -204,14 +205,14 @@ def test_a_packed_model_has_the_trainers_logits(way: str, tmp_path: Path) -> Non
         assert adopt(model, engine) <= {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
     expected, got = logits(model, tokens()), logits(engine, tokens())
     assert torch.equal(got, expected)
-    assert not torch.equal(got, logits(plain, tokens()))  # quantizing does something
+    assert not torch.equal(got, logits(plain, tokens()))  # quantizing has an effect
     for row in range(4):
         assert torch.equal(logits(engine, tokens()[row : row + 1]), got[row : row + 1]), row
 
 
 def test_tiles_differ_by_no_more_than_the_order_of_sums(tmp_path: Path) -> None:
-    """Weights in tiles are the same weights; their products have the same bits alone and in a batch, and
-    differ from those in rows by rounding only."""
+    """Products with weights in tiles have the same bits alone and in a batch, and differ from those with the
+    same weights in rows by rounding only."""
     model = trained("nvfp4", "")
     engine = served(model, "save_pretrained nvfp4", tmp_path)
     rows = logits(engine, tokens())

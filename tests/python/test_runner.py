@@ -1,5 +1,5 @@
-"""Runners inside PyTorch: their operators in both namespaces, what they give against the operators without a
-handle, what is refused, and Python objects as runners."""
+"""Runners in PyTorch: their operators in both namespaces, results against the operators without a handle,
+errors, and Python objects as runners."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def stacks(dtype: Any = BF16) -> tuple[Any, Any]:
 
 
 def made(kind: str, **named: Any) -> Any:
-    """A runner of a kind, of plain weights."""
+    """A runner of a kind, with plain weights."""
     up, down = stacks()
     if kind == "linear":
         return runner.create_linear(make_tensor((N, H), "cpu", BF16), **named)
@@ -72,7 +72,7 @@ def arguments(kind: str, handle: int, rows: int = 6) -> tuple[Any, ...]:
 ROWS = {"linear": ops.linear_gemm, "mlp": ops.mlp_gemm, "moe": ops.moe_gemm}
 
 
-# ------------------------------------------------------------------------------------ what they compute
+# ------------------------------------------------------------------------------------ results
 
 
 @pytest.mark.parametrize("text", FORMATS)
@@ -176,7 +176,7 @@ def test_schemas() -> None:
 
 
 def test_the_fake_needs_no_runner() -> None:
-    """Neither shapes nor a trace ask for it, and another one may take its place in between."""
+    """Shapes and traces do not need it, and another runner may replace it between calls."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -238,7 +238,7 @@ def test_exported_and_saved() -> None:
             assert same_bytes(loaded(inputs(rows)), one(inputs(rows)))
 
 
-# ------------------------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------------------------ errors
 
 
 def test_unknown_stale_and_of_another_kind() -> None:
@@ -287,7 +287,7 @@ def test_routing_that_does_not_fit() -> None:
             refused(text, nvfp4.moe_gemm, x, *bad, one.id, H)
 
 
-def test_creation_says_what_is_wrong() -> None:
+def test_errors_of_creation() -> None:
     weight = make_tensor((N, H), "cpu", BF16)
     packed = opaq.quantize_tensor(weight, "nvfp4")
     up, down = stacks()
@@ -296,7 +296,7 @@ def test_creation_says_what_is_wrong() -> None:
         ("w=.*does not go with", runner.create_linear, (packed,), {"quantizer": "nvfp4"}),
         (r"bias has the shape \[64\]", runner.create_linear, (packed, make_tensor((H,), "cpu", BF16)), {}),
         ("rounds stochastically", runner.create_linear, (packed,), {"input_quantizer": "nvfp4+sr"}),
-        ("another dtype", runner.create_linear, (weight.double(),), {}),
+        ("float64", runner.create_linear, (weight.double(),), {}),
         ("w_shape has 3 sizes", runner.create_linear, (up,), {}),
         ("gate_up", runner.create_moe, (up[:, :-1], down), {}),
         ("gate_up_shape has 2 sizes", runner.create_moe, (up[0], down[0]), {}),
@@ -305,14 +305,14 @@ def test_creation_says_what_is_wrong() -> None:
     ):
         with pytest.raises(opaq.OpaqError, match=text) as caught:
             function(*given, **named)
-        assert str(caught.value).startswith("runner_create: ")
+        assert str(caught.value).startswith(("runner_create: ", f"opaq.runner.{function.__name__}: "))
 
 
 # ------------------------------------------------------------------------------------ Python objects
 
 
 class Scale:
-    """y = x of out features, times a number."""
+    """y is the first out features of x, times a number."""
 
     def __init__(self, number: float = 2.0, features: int = N) -> None:
         self.number, self.features = number, features
@@ -386,7 +386,7 @@ def test_its_exceptions_are_the_operators_errors() -> None:
 
 
 @pytest.mark.parametrize("reason", [KeyboardInterrupt("now"), SystemExit(3)])
-def test_what_ends_a_program_stays_what_it_is(reason: BaseException) -> None:
+def test_exceptions_that_end_a_program_are_not_converted(reason: BaseException) -> None:
     class Ends:
         def run(self, x: Any) -> Any:
             raise reason
@@ -403,7 +403,7 @@ def test_what_ends_a_program_stays_what_it_is(reason: BaseException) -> None:
             assert caught.value is reason
 
 
-def test_registering_says_what_is_wrong() -> None:
+def test_errors_of_registering() -> None:
     with pytest.raises(TypeError, match="int has no run method"):
         runner.register(3, "linear", H, N)
     with pytest.raises(ValueError, match="kind is 'conv', expected linear, mlp, moe"):
@@ -414,7 +414,7 @@ def test_registering_says_what_is_wrong() -> None:
     alive = weakref.ref(obj)
     del obj
     gc.collect()
-    assert alive() is None  # it was not kept
+    assert alive() is None  # no reference is left
 
 
 def test_an_object_lives_as_long_as_its_runner() -> None:
@@ -442,7 +442,7 @@ def test_a_runner_that_destroys_itself_ends_its_run() -> None:
     refused("is gone", ops.linear_gemm, inputs(2), one.id, N)
 
 
-# ------------------------------------------------------------------------------------ life, threads, neighbours
+# ------------------------------------------------------------------------------------ lifetime, threads
 
 
 def test_with_destroys_once() -> None:
@@ -455,7 +455,7 @@ def test_with_destroys_once() -> None:
 
 
 def test_many_threads() -> None:
-    """Everybody makes, runs and destroys; Python objects among them."""
+    """Each creates, runs and destroys runners, including Python objects."""
     weight, x = make_tensor((N, H), "cpu", BF16), inputs(5)
     packed = opaq.quantize_tensor(weight, "nvfp4")
     want = functional.quantized_linear(x, packed)

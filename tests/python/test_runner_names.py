@@ -1,5 +1,5 @@
-"""Runners under the names of other code: register_runner and its relatives, nvfp4::linear_gemm where another
-library defines it too, and graphs that equal layers share."""
+"""Runners with the names of other code: register_runner and similar functions, nvfp4::linear_gemm if another
+library defines it too, and graphs shared by equal layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ nvfp4 = torch.ops.nvfp4
 
 
 class Served:
-    """A runner of another code base."""
+    """A runner in the style of another code base."""
 
     def __init__(self, **sizes: Any) -> None:
         vars(self).update(sizes)
@@ -57,7 +57,7 @@ def test_names_of_other_registries() -> None:
     runner.unregister_runner(handle)
     with made("linear") as one:
         assert runner.get_runner(one.id).info() == one.info()
-    with pytest.raises(ValueError, match=r"Served does not say its in_features: .* pass in_features="):
+    with pytest.raises(ValueError, match=r"Served has no in_features: .* pass in_features="):
         runner.register_runner(Served(out_features=N))
     with pytest.raises(TypeError, match="int has no run method, nor _run_impl"):
         runner.register_runner(3, "linear", H, N)
@@ -72,7 +72,7 @@ class Layer:
 
 
 def test_equal_layers_share_a_graph() -> None:
-    """Of twelve handles the first is a constant, the second makes the integer a symbol."""
+    """Of twelve handles the first is a constant; with the second the integer becomes a symbol."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     counter = CompileCounterWithBackend("aot_eager")
@@ -85,7 +85,7 @@ def test_equal_layers_share_a_graph() -> None:
 
 
 def test_equal_modules_share_a_graph() -> None:
-    """A module's integers are constants unless this setting says otherwise."""
+    """A module's integers are constants without this setting."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     class Module(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -107,7 +107,7 @@ def test_equal_modules_share_a_graph() -> None:
 
 
 def test_another_library_keeps_its_nvfp4() -> None:
-    """Who defined the name first has it; opaq's own namespace is complete all the same."""
+    """The first definition of the name stays; opaq's own namespace is complete anyway."""
     code = (
         "import torch\n"
         "library = torch.library.Library('nvfp4', 'FRAGMENT')\n"
@@ -123,7 +123,7 @@ def test_another_library_keeps_its_nvfp4() -> None:
 
 
 def output_of(code: str) -> str:
-    """What a process of its own prints."""
+    """The output of a separate process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OPAQ_LIBRARY": str(_library.path)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
@@ -159,7 +159,7 @@ with opaq.runner.create_linear(torch.ones(3, 4)) as one:
     ids=["custom_op first", "opaq first"],
 )
 def test_another_library_defines_the_name(parts: tuple[str, ...]) -> None:
-    """Before and after opaq; opaq's own namespace and the other alias stay."""
+    """Before and after opaq; opaq's own namespace and the other alias are not affected."""
     code = (
         "\n".join(("import torch", *parts))
         + """

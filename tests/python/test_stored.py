@@ -1,5 +1,5 @@
-"""Stored rows: out of a QuantizedTensor and in again, and what compressed-tensors' compressors write, which
-dequantizes to what their decompressors make of it."""
+"""Stored rows: exported from a QuantizedTensor and imported again; and the output of compressed-tensors'
+compressors, which dequantizes to the same values as with its decompressors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def zeros(shape: tuple[int, ...], text: str) -> Any:
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("shape", [(300, 77), (1, 1), (128, 256), (5, 0), (0, 16)], ids=str)
-def test_rows_go_out_and_in(text: str, shape: tuple[int, int]) -> None:
+def test_export_and_import(text: str, shape: tuple[int, int]) -> None:
     q = quantized(weight(*shape), text)
     again = zeros(shape, text)
     for first in range(0, max(shape[0], 1), 128):
@@ -52,7 +52,7 @@ def test_rows_go_out_and_in(text: str, shape: tuple[int, int]) -> None:
     assert torch.equal(again, q)
 
 
-def test_what_comes_out_is_what_checkpoints_hold() -> None:
+def test_exported_rows_are_those_of_checkpoints() -> None:
     w = weight(300, 200)
     for text, sizes in {
         "fp8": ((300, 200), (1,), None),
@@ -70,8 +70,8 @@ def test_what_comes_out_is_what_checkpoints_hold() -> None:
         assert parts[1].dtype == (torch.float32 if text.startswith("fp8") else torch.uint8)
 
 
-def test_one_for_all() -> None:
-    """Shards with one number each, in a tensor with one per row, and out again as they came."""
+def test_one_scale_for_all_rows() -> None:
+    """Shards with one scale each are imported into a tensor with one per row, and exported unchanged."""
     for alone, whole in (("fp8", "fp8row"), ("nvfp4", "nvfp4+rowscaled")):
         rule = "+global+rule=modelopt" if alone == "nvfp4" else ""
         shards = [quantized(weight(32, 64, seed) * (seed + 1), alone + rule) for seed in range(3)]
@@ -88,7 +88,7 @@ def test_one_for_all() -> None:
 
 
 def test_stacked_experts() -> None:
-    """A tensor of rank 3 takes an expert's rows, or all of them in blocks as gpt-oss stores them."""
+    """Into a tensor of rank 3: the rows of one expert, or all of them in gpt-oss's blocks."""
     w = torch.stack([weight(64, 96, seed) for seed in range(3)])
     q = quantized(w, "mxfp4")
     data, scale, _ = export_rows(q, 0, 3 * 64)
@@ -122,7 +122,7 @@ def test_compressed_tensors_weights(peer: SimpleNamespace, name: str, shape: tup
     theirs = peer.compressor(name).decompress(dict(state), peer.scheme(peer.args[name]))["weight"]
     assert theirs.dtype == (torch.float32 if name.startswith("fp8") else torch.bfloat16)
     assert torch.equal(q.dequantize(theirs.dtype), theirs)
-    assert torch.equal(q, opaq.quantize_tensor(w, text))  # and the bytes are those that opaq makes
+    assert torch.equal(q, opaq.quantize_tensor(w, text))  # opaq quantizes to the same bytes
     if name == "nvfp4":  # before the rounding to bfloat16
         values = peer.unpack(data, *shape, torch.float32)
         exact = peer.dequantize(
@@ -159,7 +159,7 @@ def test_square_blocks_in_other_types() -> None:
 
 @pytest.mark.parametrize("rule", ["compressed-tensors", "modelopt"])
 def test_static_activation_scales(rule: str) -> None:
-    """A checkpoint's input_scale, or input_global_scale, is what x is quantized with."""
+    """x is quantized with a checkpoint's input_scale or input_global_scale."""
     x, w = weight(5, 64, 1), weight(16, 64, 2)
     for text, name in ((f"fp8+delayed+rule={rule}", "scale"), (f"nvfp4+global+rule={rule}", "amax_rowwise")):
         packed = opaq.quantize_tensor(w, text.replace("+delayed", ""))
@@ -170,16 +170,16 @@ def test_static_activation_scales(rule: str) -> None:
         assert not torch.equal(y, opaq.functional.quantized_linear(x, packed))
 
 
-# ------------------------------------------------------------------------------------------ refusals
+# -------------------------------------------------------------------------------------------- errors
 
 
-def test_refusals_say_why_and_write_nothing() -> None:
+def test_errors_write_nothing() -> None:
     q = quantized(weight(256, 64), "nvfp4")
     before = q.clone()
     data, scale, amax = export_rows(q, 0, 256)
     for change, says in (
         ({"data": data.float()}, "data holds f32, expected uint8"),
-        ({"data": data.double()}, "data holds another dtype"),
+        ({"data": data.double()}, "data holds float64"),
         ({"data": data[:, :31]}, r"data has the shape \[256,31\], expected rows of 32"),
         ({"scale": scale[:, :3]}, r"scale has the shape \[256,3\]"),
         ({"scale": scale.float()}, "scale holds f32, expected uint8"),

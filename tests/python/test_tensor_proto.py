@@ -1,5 +1,5 @@
-"""The prototype against the real thing: names, dtypes, shapes and strides of what TensorProto makes are those
-of really quantized tensors and of the prototypes that C makes, in every mode."""
+"""Prototypes against real tensors: names, dtypes, shapes and strides of TensorProto's results equal those of
+quantized tensors and of C's prototypes, in every mode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Layout = list[tuple[str, Any, tuple[int, ...], tuple[int, ...]]]
 
 
 def layout_of(tensor: Any) -> Layout:
-    """Of a quantized tensor, or of buffers by name. Strides where there are no elements mean nothing."""
+    """The layout of a quantized tensor, or of buffers by name. Strides of empty tensors are ignored."""
     if isinstance(tensor, dict):
         named = list(tensor.items())
     else:
@@ -74,13 +74,18 @@ def check(made: Any, inner: dict[str, Any], real: Any, x: Any, text: str, what: 
         for text in QUANTIZERS
     ],
 )
-def test_the_prototype_is_the_real_thing(mode: str, text: str, device: str) -> None:
+def test_prototypes_equal_quantized_tensors(mode: str, text: str, device: str) -> None:
     given, quantizer = given_for(text, device), Quantizer(text)
     shapes = SHAPES + EMPTY
     if mode == "compiled":
         shapes = [(5, 37), (2, 3, 32)]
     if mode == "dynamic":
-        shapes = [(140, 33), (200, 34), (129, 260), (257, 130)]  # not across a block: see test_torch_compile
+        shapes = [
+            (140, 33),
+            (200, 34),
+            (129, 260),
+            (257, 130),
+        ]  # all above one block of rows: see test_torch_compile
     functions = create, really
     if mode in ("compiled", "dynamic"):
         options = {"backend": "aot_eager", "fullgraph": True, "dynamic": mode == "dynamic"}
@@ -106,7 +111,7 @@ def hint_of(size: Any) -> int:
 
 @pytest.mark.parametrize("text", QUANTIZERS)
 def test_symbolic_sizes_stay_symbols(text: str) -> None:
-    """Under a FakeTensorMode with symbols: the sizes are expressions, and their values are C's."""
+    """In a FakeTensorMode with symbols: sizes are expressions, and their values equal C's."""
     dynamic = symbolic_shapes.DimDynamic.DYNAMIC
     context = symbolic_shapes.StatelessSymbolicContext(dynamic_sizes=[dynamic, dynamic])
     fakes = fake_tensor.FakeTensorMode(shape_env=symbolic_shapes.ShapeEnv())
@@ -173,7 +178,7 @@ def test_another_usage_in_a_compiled_function(device: str) -> None:
     assert layout_of(made) == layout_in_c((5, 37), "nvfp4+both") and count == len(made.buffer_names())
 
 
-def test_gradients_are_asked_for(device: str) -> None:
+def test_requires_grad(device: str) -> None:
     for quantizer in (None, Quantizer("mxfp8"), Quantizer("fp8+both")):
         for wanted in (True, False):
             proto = TensorProto((32, 64), torch.float32, quantizer, requires_grad=wanted, device=device)
@@ -215,7 +220,7 @@ def test_replace_gives_a_checked_copy() -> None:
         assert type(other.shape) is torch.Size
     assert proto.shape == (5, 37)
     with pytest.raises(TypeError, match="expected an opaq.Quantizer"):
-        dataclasses.replace(proto, quantizer="fp8")
+        dataclasses.replace(proto, quantizer=8)
     with pytest.raises(TypeError, match="strides"):
         dataclasses.replace(proto, strides=(1, 5))
 

@@ -1,5 +1,5 @@
-"""An AOTInductor package with opaq's operators in it, run by examples/aoti_host.cpp: no Python in that process,
-the operators come from their shared object, and the bytes are those of eager PyTorch."""
+"""An AOTInductor package with opaq's operators, run by examples/aoti_host.cpp: without Python in that process,
+with the operators from libopaq_torch.so, and with the same bytes as in eager mode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DTYPES = {"Float": np.float32, "Byte": np.uint8}
 
 
 class Model(torch.nn.Module):
-    """Quantizes its input in several ways, and multiplies what comes back with a quantized weight."""
+    """Quantizes its input in several ways, and multiplies the dequantized input with a quantized weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(host: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
-    """In an environment that knows of no Python."""
+    """Runs the host without Python in its environment."""
     command = [str(host), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env={}, check=False)
 
@@ -102,7 +102,7 @@ def test_host_gives_eager_bytes(rows: int, package: Path, host: Path, tmp_path: 
 
 
 def test_host_without_operators(package: Path, host: Path, tmp_path: Path) -> None:
-    """A library that is not there, or not this one, is a sentence and not a crash."""
+    """A missing or wrong library is an error message, not a crash."""
     np.zeros((1, COLUMNS), np.float32).tofile(tmp_path / "input")
     rest = package, tmp_path / "input", COLUMNS, tmp_path
     for library in (tmp_path / "libopaq_torch.so", operators._library.path):

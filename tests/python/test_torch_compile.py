@@ -1,5 +1,5 @@
-"""Quantizers in compiled and exported graphs: constants that neither break a graph nor go stale, sizes that
-stay symbols."""
+"""Quantizers in compiled and exported graphs: constants without graph breaks that are never stale, and symbolic
+sizes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def has_row_blocks(text: str) -> bool:
 
 
 def rows_of(text: str) -> list[int]:
-    """Row counts that one graph serves; 1 is always a graph of its own."""
+    """Row counts that one graph serves; a size of 1 always has a separate graph."""
     return [rows for rows in ROWS if rows > (128 if has_row_blocks(text) else 1)]
 
 
@@ -91,7 +91,7 @@ def test_an_equal_quantizer_is_the_same_and_another_is_not(device: str) -> None:
         with pytest.raises(RuntimeError, match="recompile"):
             function(x, Quantizer("nvfp4+both"))
     assert same_bytes(function(x, Quantizer("mxfp4")), round_trip(x, Quantizer("mxfp4")))
-    with fail_on_recompile():  # now both are there
+    with fail_on_recompile():  # now both are compiled
         assert same_bytes(function(x, Quantizer("mxfp4")), round_trip(x, Quantizer("mxfp4")))
         assert same_bytes(function(x, Quantizer("nvfp4+both+2d")), round_trip(x, Quantizer("nvfp4+2d")))
 
@@ -132,9 +132,9 @@ def test_only_a_text_makes_a_quantizer(wrong: Any) -> None:
     kind = type(wrong).__name__
     with pytest.raises(TypeError, match=f"Quantizer: expected a str such as 'nvfp4\\+2d', got {kind}"):
         Quantizer(wrong)
-    with pytest.raises(TypeError, match=f"expected a str .*, got {kind}"):
+    with pytest.raises(TypeError, match=f"quantizer is a {kind}, expected an opaq.Quantizer or its text"):
         opaq.quantize_tensor(torch.ones(2, 32), wrong)
-    if kind in ("int", "float"):  # inside a graph it is the compiler that passes the text on
+    if kind in ("int", "float"):  # in a graph the compiler's exception has the message
         with pytest.raises(Exception, match=f"expected a str .*, got {kind}"):
             compiled(lambda x: round_trip(x, Quantizer(wrong)))(torch.ones(2, 32))
     if wrong is not None:
@@ -204,7 +204,7 @@ def test_quantized_weights_in_a_compiled_step(device: str) -> None:
             torch.testing.assert_close(a, b)
 
 
-def test_what_a_quantized_tensor_can_do_compiled(device: str) -> None:
+def test_operations_of_quantized_tensors_compiled(device: str) -> None:
     def does(q: Any) -> tuple[Any, ...]:
         more = q.update_usage(columnwise=True)
         return (
@@ -249,7 +249,7 @@ def test_dynamic_rows_never_recompile(text: str, device: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_marked_dimension_is_not_specialised(name: str, device: str) -> None:
-    """mark_dynamic raises if anything asks for the number."""
+    """mark_dynamic raises if anything specializes on the size."""
     quantizer = Quantizer(name + "+both")
     function = compiled(round_trip)
     x = make_tensor((140, 56), device)
@@ -327,7 +327,7 @@ def test_export_of_a_module_with_quantized_weights(device: str) -> None:
 
 @pytest.mark.parametrize("text", ["mxfp8+both", "nvfp4+2d", "fp8"])
 def test_graph_modes_replay_equal_bytes(text: str, device: str) -> None:
-    """Where there are CUDA graphs: none is skipped, and what is replayed is the same."""
+    """With CUDA graphs: none is skipped, and replays give the same bytes."""
     need_cxx()
     counters = torch._dynamo.utils.counters
     for mode in ("default", "reduce-overhead") if device == "cuda" else ("default",):

@@ -1,5 +1,5 @@
-"""Quantized weights under FSDP2 and torch.distributed.checkpoint, on two real gloo ranks. What each rank does
-and checks is in distributed_rank.py; here the ranks are started, watched and ended."""
+"""Quantized weights under FSDP2 and torch.distributed.checkpoint, on two real gloo ranks. distributed_rank.py
+has the cases that each rank runs and checks; here the processes are started."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from conftest import leave_out, need, slow_but
+from conftest import need, skip_test, slow_but
 from rank_processes import RankProcesses
 
 torch = need("torch")
 if not torch.distributed.is_available():
-    leave_out("this PyTorch was built without torch.distributed")
+    skip_test("this PyTorch was built without torch.distributed")
 opaq = need("opaq")
 
 WORLD = 2
@@ -23,12 +23,12 @@ SCRIPT = Path(__file__).with_name("distributed_rank.py")
 @pytest.mark.parametrize("case", slow_but(["gather", "train", "refuse", "checkpoint"], "train"))
 def test_on_two_ranks(case: str, tmp_path: Path) -> None:
     ranks = RankProcesses(SCRIPT, WORLD, tmp_path, SECONDS, case)
-    assert ranks.ended == [0] * WORLD, f"{case}, at most {SECONDS} s:\n{ranks.said}"
+    assert ranks.ended == [0] * WORLD, f"{case}, at most {SECONDS} s:\n{ranks.output}"
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_checkpoint_without_ranks(tmp_path: Path) -> None:
-    """A state_dict saved and loaded by one process that knows of no others."""
+    """A state_dict saved and loaded by one process without a process group."""
     dcp = need("torch.distributed.checkpoint")
     generator = torch.Generator().manual_seed(0)
     made = {

@@ -1,4 +1,4 @@
-"""What is refused arrives as an exception with the library's text, costs nothing, and harms nobody else."""
+"""Errors of the library are exceptions with its message; they leak nothing and do not affect other calls."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def test_layouts_that_are_refused(device: str) -> None:
     refused("quantize: .*NULL", ops.quantize, freed, "mxfp8")
     with pytest.raises(
         NotImplementedError, match="opaq::quantize"
-    ):  # PyTorch's own text: there is no such kernel
+    ):  # PyTorch's own message: there is no such kernel
         ops.quantize(x.to_sparse(), "mxfp8")
 
 
-def test_meta_gives_meta_and_mixtures_are_refused(device: str) -> None:
+def test_meta_gives_meta_and_mixed_devices_are_an_error(device: str) -> None:
     x = make_tensor((8, 64), device)
     on_meta = ops.quantize(x.to("meta"), "nvfp4+both")
     assert [(b.shape, b.dtype) for b in on_meta] == [(b.shape, b.dtype) for b in ops.quantize(x, "nvfp4+both")]
@@ -71,7 +71,7 @@ def test_meta_gives_meta_and_mixtures_are_refused(device: str) -> None:
     refused("some tensors are on meta", ops.quantize, x, "fp8", None, far)
 
 
-def test_cuda_without_a_back_end_says_so() -> None:
+def test_cuda_without_a_back_end_is_an_error() -> None:
     if not torch.cuda.is_available() or "cuda" in devices():
         pytest.skip("needs a CUDA device and a build without the CUDA back end")
     x = torch.ones(4, 32, device="cuda")
@@ -118,7 +118,7 @@ def test_arguments_that_do_not_fit(device: str) -> None:
         ("fp8+delayed", {}, "scale"),
         ("fp8", {"scale": one}, "scale"),
         ("fp8+delayed", {"scale": two}, "scale is 2 x f32, expected 1"),
-        ("fp8+delayed", {"scale": one.double()}, "scale is 1 x another dtype"),
+        ("fp8+delayed", {"scale": one.double()}, "scale is 1 x float64"),
         ("fp8+delayed", {"scale": torch.ones(4, device=device)[::4][:0]}, "scale is 0 x f32"),
         ("nvfp4", {"amax_rowwise": two}, "amax_rowwise is 2 x f32, expected 1"),
         ("mxfp8", {"amax_rowwise": one}, "amax_rowwise"),
@@ -207,14 +207,14 @@ def test_shards_of_different_tensors_are_refused(device: str) -> None:
     refused("shard 1 has another tensor-wide scale", ops.gather_rows, gathered, "fp8", [4, 64], [8, 64], F32)
 
 
-def test_memory_that_cannot_be_had() -> None:
-    """Asked for 2^50 bytes, PyTorch refuses; so do we, and go on."""
+def test_out_of_memory() -> None:
+    """PyTorch cannot allocate 2^50 bytes; that is an error, and later calls work."""
     buffers = quantized("fp8", (8, 64), "cpu").buffers()
     refused("dequantize: ", ops.dequantize, buffers, "fp8", [2**24, 2**24], F32)
     assert ops.dequantize(buffers, "fp8", [8, 64], F32).shape == (8, 64)
 
 
-# ---------------------------------------------------------------------------------- what remains afterwards
+# ----------------------------------------------------------------------------------------------------- leaks
 
 
 def resident_bytes() -> int:
@@ -228,7 +228,7 @@ def live_tensors() -> int:
 
 
 def failing_calls(x: Any, one: Any, seeds: Any, buffers: list[Any]) -> list[Callable[[int], Any]]:
-    """Each fails at another place: reading arguments, making outputs, running; with optionals, with lists."""
+    """Each fails at another step: reading arguments, creating outputs, running; with optionals, with lists."""
     whole = [2, 32]
     return [
         lambda i: ops.quantize(x, f"nvfp4+there-is-no-such-option-and-its-name-is-long-{i}"),
@@ -246,7 +246,8 @@ def failing_calls(x: Any, one: Any, seeds: Any, buffers: list[Any]) -> list[Call
 
 
 def leaks(work: Callable[[], None]) -> bool:
-    """Whether every round of `work` leaves more memory or tensors behind. One round may: pools grow."""
+    """Whether every round of `work` increases memory or the number of tensors. Single rounds may: pools
+    grow."""
     work()
     for _ in range(3):
         tensors, resident = live_tensors(), resident_bytes()
@@ -277,8 +278,8 @@ def test_a_hundred_thousand_failures_leak_nothing(device: str) -> None:
     assert same_buffers(ops.quantize(x, "nvfp4"), want)
 
 
-def test_nobody_holds_an_argument_after_a_failure() -> None:
-    """A tensor on memory of NumPy's: whoever still held it would hold the array."""
+def test_no_argument_is_referenced_after_an_error() -> None:
+    """A tensor on memory of a NumPy array: a reference to it would keep the array alive."""
     memory = np.ones((2, 32), np.float32)
     before = sys.getrefcount(memory)
     x = torch.from_numpy(memory)
@@ -309,7 +310,7 @@ def test_successes_leak_nothing_either(device: str) -> None:
 
 
 def test_eight_threads_at_once(device: str) -> None:
-    """Good and bad calls mixed; everybody gets his own bytes or his own text."""
+    """Valid and invalid calls mixed; each thread gets its own bytes or message."""
     texts = QUANTIZERS[::2]
     inputs = [make_tensor((20 + n, 48), device) for n in range(8)]
     want = {
@@ -343,7 +344,7 @@ def test_eight_threads_at_once(device: str) -> None:
 
 
 def test_threads_with_new_quantizers_and_big_tensors(device: str) -> None:
-    """Texts that nobody has used before, and work that is itself divided among threads."""
+    """New quantizer texts, and work that is itself divided among threads."""
     x = make_tensor((300, 272), device)
     texts = [f"fp8+eps={n}.{k}e-3" for n in range(1, 9) for k in range(1, 6)]
 

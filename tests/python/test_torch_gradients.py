@@ -1,4 +1,4 @@
-"""What the operators do not support in PyTorch is an error: gradients, torch.func."""
+"""Features of PyTorch that the operators do not support are errors: gradients, torch.func."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHANGED = (
 
 
 def watched(value: Any) -> Any:
-    """The same with floats that require gradients."""
+    """The same value, with floating-point tensors that require gradients."""
     return tree_map_only(
         torch.Tensor, lambda t: t.detach().clone().requires_grad_(t.is_floating_point()), value
     )
@@ -152,7 +152,7 @@ def test_opcheck_with_gradients() -> None:
 
 
 class Unwrapping(torch.Tensor):  # type: ignore[misc, name-defined]
-    """A wrapper subclass as other libraries have them: what it calls inside has no gradients."""
+    """A wrapper subclass as in other libraries: the operators that it calls see tensors without gradients."""
 
     @staticmethod
     def __new__(cls, inner: Any, requires_grad: bool = False) -> Any:
@@ -210,7 +210,7 @@ def test_wrapper_subclasses_and_modes_compute_as_before() -> None:
                 assert torch.equal(made.detach().inner, want) and made.requires_grad == requires_grad
             with torch.inference_mode():
                 assert torch.equal(function(Unwrapping(x)).inner, want)
-        with pytest.raises(RuntimeError, match="opaq: linear_gemm"):  # and after an error as before
+        with pytest.raises(RuntimeError, match="opaq: linear_gemm"):  # also after an error
             ops.linear_gemm(Unwrapping(x[:, :3], True), one.id, N)
         assert torch.equal((Unwrapping(x) + 1).inner, x + 1)
 
@@ -254,7 +254,7 @@ def test_torch_func_is_refused(transform: str) -> None:
     linear = functions_with_gradients()["functional.linear"]
     with pytest.raises(NotImplementedError, match=f"^opaq.functional.linear {sentence}"):
         torch.compile(transformed(linear), backend="aot_eager")(x)
-    assert torch.equal(linear(x), linear(x))  # nothing stays behind
+    assert torch.equal(linear(x), linear(x))  # later calls work
 
 
 def test_forward_mode_is_refused() -> None:
@@ -280,7 +280,7 @@ DOUBLE = "does not support double backward: .*create_graph.*torch.nn.functional"
 
 def test_double_backward_is_refused() -> None:
     for name, function in functions_with_gradients().items():
-        if name == "quantize_tensor":  # gradients pass through: so do theirs
+        if name == "quantize_tensor":  # straight-through gradients are differentiable
             continue
         x = make_tensor((4, K), "cpu").requires_grad_()
         (gradient,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
@@ -295,7 +295,7 @@ def test_double_backward_is_refused() -> None:
 
 
 def test_double_backward_is_refused_where_only_an_input_requires_gradients() -> None:
-    """The gradient of a sum is x's and w's, and PyTorch's once_differentiable would lose these."""
+    """The gradient of a sum depends on x and w, which PyTorch's once_differentiable would not detect."""
     x, w, b = (make_tensor(s, "cpu").requires_grad_() for s in ((4, K), (N, K), (N,)))
     for recipe in (None, opaq.recipe.MXFP8BlockScaling()):
         y = opaq.functional.linear(x, w, b, recipe=recipe)
@@ -315,7 +315,7 @@ def test_double_backward_is_refused_where_only_an_input_requires_gradients() -> 
 
 
 def test_double_backward_compiled() -> None:
-    """AOTAutograd refuses it before anything of ours is called."""
+    """AOTAutograd raises the error before opaq is called."""
     x = make_tensor((4, K), "cpu").requires_grad_()
     y = torch.compile(functions_with_gradients()["functional.linear"], backend="aot_eager")(x)
     (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
@@ -327,7 +327,7 @@ def test_double_backward_compiled() -> None:
 
 
 def views(t: Any) -> list[Any]:
-    """The same values, lying otherwise; all but rank 0."""
+    """The same values with other strides, except for rank 0."""
     if t.dim() == 0:
         return []
     wide = torch.zeros(*t.shape[:-1], 2 * t.shape[-1], dtype=t.dtype)
@@ -352,7 +352,7 @@ def same(first: Any, second: Any) -> bool:
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("random_state", "delayed_update")])
 def test_any_strides(name: str) -> None:
-    """Every tensor of every operator, one after another; the tensors that it changes apart."""
+    """Every tensor argument of every operator, one at a time, except mutated ones."""
     operator, tried = getattr(ops, name), 0
     for of_name, arguments, named in [case for case in cases("cpu") if case[0] == name][:4]:
         if "random" in of_name:

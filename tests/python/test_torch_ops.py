@@ -94,7 +94,7 @@ def cases(device: str) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
 
 
 def runner_cases(device: str) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
-    """Runners that stay, since a case is used after its iterator has gone on."""
+    """Runners that are not destroyed, since a case is used after its iterator has advanced."""
     bf16 = torch.bfloat16
     x, w = make_tensor((2, 5, 32), device, bf16), quantized("nvfp4", (19, 32), device, bf16)
     up, down = make_tensor((3, 24, 32), device, bf16), make_tensor((3, 32, 12), device, bf16)
@@ -106,7 +106,7 @@ def runner_cases(device: str) -> Iterator[tuple[str, tuple[Any, ...], dict[str, 
 
 
 def linear_cases(device: str) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
-    """The forward by several plans, and each one's backward from what it returned."""
+    """The forward with several plans, and the backward with its saved outputs."""
     bf16 = torch.bfloat16
     x, w = make_tensor((2, 5, 37), device, bf16), make_tensor((19, 37), device, bf16)
     dy, bias = make_tensor((2, 5, 19), device, bf16), make_tensor((19,), device, bf16)
@@ -138,7 +138,7 @@ def linear_cases(device: str) -> Iterator[tuple[str, tuple[Any, ...], dict[str, 
 
 
 def expert_cases(device: str) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
-    """The handle-free inference forms, and what trains experts."""
+    """The inference operators without a handle, and the training operators of experts."""
     bf16 = torch.bfloat16
     x, w = make_tensor((5, 32), device, bf16), make_tensor((24, 32), device, bf16)
     q = quantized("nvfp4", (24, 32), device, bf16)
@@ -181,7 +181,7 @@ def test_opcheck(name: str, device: str) -> None:
 
 
 def check_bytes(text: str, x: Any) -> None:
-    """quantize through PyTorch and on NumPy's arrays, and back."""
+    """Compares quantize and dequantize through PyTorch with those on NumPy arrays."""
     options = Quantizer(text).options
     given: dict[str, Any] = {"scale": 12.5} if "delayed" in options else {}
     given |= {"seed": 1234567890123, "offset": 77} if "sr" in options else {}
@@ -216,7 +216,7 @@ def test_bytes_of_every_shape(shape: tuple[int, ...], device: str) -> None:
             check_bytes(text, make_tensor(shape, device, dtype, gap=7))
 
 
-def test_views_that_the_library_reads_as_they_are(device: str) -> None:
+def test_views_that_the_library_reads_without_a_copy(device: str) -> None:
     x = make_tensor((40, 130), device)
     for view in (x[3:17, 5:42], x[::3], x[:, :1], x.t()[:, :1], torch._neg_view(x), x[1:1], x[7]):
         got, want = ops.quantize(view, "mxfp8+both"), ops.quantize(view.clone().contiguous(), "mxfp8+both")
@@ -240,7 +240,7 @@ def test_columnwise_copy_dequantizes_on_request(device: str) -> None:
     assert same_bytes(rows, q.dequantize())
 
 
-# ----------------------------------------------------------------------- what must not change a byte
+# ----------------------------------------------------------------- settings that must not change a byte
 
 
 def test_threads_do_not_change_a_byte() -> None:
@@ -271,7 +271,7 @@ def test_flushing_denormals_does_not_change_a_byte() -> None:
         assert (torch.full((1,), 1e-39) * 1.0).item() == 0
         got = [ops.quantize(x, text, **given_for(text)) for text in texts]
         again = [ops.dequantize(q, text, x.shape, x.dtype) for q, text in zip(want, texts, strict=True)]
-        assert (torch.full((1,), 1e-39) * 1.0).item() == 0  # and the caller's setting is still there
+        assert (torch.full((1,), 1e-39) * 1.0).item() == 0  # the caller's setting is restored
     finally:
         torch.set_flush_denormal(False)
     assert all(same_buffers(a, b) for a, b in zip(got, want, strict=True))
@@ -284,7 +284,7 @@ FLOAT8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 def spread(scales: Any, rows: int, columns: int, per_row: int, per_column: int) -> Any:
-    """One scale per block to one per element."""
+    """Repeats the scales of blocks for each element."""
     wide = scales.repeat_interleave(per_row, 0)[:rows]
     return wide.repeat_interleave(per_column, 1)[:, :columns]
 
@@ -328,7 +328,7 @@ def test_power_of_two_scales_are_those_of_a_cast(element: str, device: str) -> N
 
 def test_nvfp4_scales_are_those_of_a_cast(device: str) -> None:
     x = torch.randn(64, 16, device=device) * 100
-    x[0, 0] = 2688.0  # so that the tensor's factor is 1
+    x[0, 0] = 2688.0  # then the tensor's scale is 1
     scales = ops.quantize(x, "nvfp4")[1]
     want = (x.abs().amax(1) * torch.tensor(1 / 6, dtype=torch.float32)).to(torch.float8_e4m3fn)
     assert torch.equal(scales[:64, 0], want.view(torch.uint8))
@@ -338,7 +338,7 @@ def test_nvfp4_scales_are_those_of_a_cast(device: str) -> None:
 
 
 def test_caches_of_texts_are_bounded() -> None:
-    """As the library's own are. What takes no arguments keeps one thing."""
+    """Like the library's own. Functions without arguments cache one value."""
     modules = [module for name, module in sys.modules.items() if name.startswith("opaq.")]
     caches = {thing for module in modules for thing in vars(module).values() if hasattr(thing, "cache_info")}
     taking = {c.__name__: c.cache_parameters()["maxsize"] for c in caches if inspect.signature(c).parameters}

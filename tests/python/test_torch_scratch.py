@@ -1,4 +1,4 @@
-"""A thread keeps the scratch memory of its calls for the next one, and gives it back when it ends."""
+"""A thread keeps the scratch memory of its calls for the next one, and frees it when it ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conftest import leave_out, need
+from conftest import need, skip_test
 
 torch = need("torch")
 import opaq  # noqa: E402
@@ -38,8 +38,8 @@ def call(stacks: list[Any], tokens: int) -> torch.Tensor:
     return moe(x, torch.full((tokens, TOP), 0.5), ids, *stacks, precision="fast")
 
 
-def test_memory_of_an_earlier_call_does_not_show(stacks: list[Any]) -> None:
-    """Larger, smaller and larger again, with what was left in it by others."""
+def test_contents_of_reused_memory_have_no_effect(stacks: list[Any]) -> None:
+    """Larger, smaller and larger again, in memory that other calls have written."""
     sizes = (1, 700, 3, 40, 700, 1)
     first = {}
     for tokens in sizes:
@@ -47,7 +47,7 @@ def test_memory_of_an_earlier_call_does_not_show(stacks: list[Any]) -> None:
         thread = threading.Thread(target=lambda tokens=tokens, made=made: made.append(call(stacks, tokens)))
         thread.start()
         thread.join()
-        first[tokens] = made[0]  # on a thread of its own, so in fresh memory
+        first[tokens] = made[0]  # computed in a new thread, so in fresh memory
     for tokens in sizes:
         assert torch.equal(call(stacks, tokens), first[tokens])
 
@@ -65,10 +65,10 @@ for _ in range(24):
 """
 
 
-def test_threads_that_end_give_it_back() -> None:
-    """With one arena: else each thread leaves some memory in one of its own, up to eight for each processor."""
+def test_threads_that_end_free_it() -> None:
+    """With one malloc arena: otherwise threads leave memory in up to eight arenas per processor."""
     if not Path("/proc/self/status").exists():
-        leave_out("the system does not tell a process' own memory")
+        skip_test("the system does not report the memory of a process")
     env = {**os.environ, "MALLOC_ARENA_MAX": "1"}
     code = GROWN.format(folder=str(Path(__file__).parent))
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)

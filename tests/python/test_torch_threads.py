@@ -1,5 +1,5 @@
-"""Work runs on PyTorch's own threads, as many as torch.set_num_threads says, and is done here if they fail. A
-probe before torch_parallel_for counts."""
+"""Work runs on PyTorch's threads, by the number of torch.set_num_threads, and on the calling thread if they
+fail. A probe that wraps torch_parallel_for counts calls and threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import leave_out, need
+from conftest import need, skip_test
 
 torch = need("torch")
 CODE = """
@@ -37,7 +37,7 @@ print(*(hash(bytes(memoryview(t.contiguous().view(torch.uint8).numpy()).cast("B"
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
-        leave_out("there is no C compiler")
+        skip_test("there is no C compiler")
     library = tmp_path_factory.mktemp("probe") / "probe.so"
     source = Path(__file__).with_name("parallel_for_probe.c")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
@@ -52,7 +52,7 @@ def run(threads: int, **environment: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def alone() -> str:
-    """What one thread makes."""
+    """The result of one thread."""
     return run(1).stdout
 
 

@@ -131,7 +131,7 @@ def test_flops_are_counted() -> None:
 
 
 def test_the_flop_counter_is_not_imported_without_need() -> None:
-    """`import opaq` leaves it alone; whoever imports it later finds the formulas."""
+    """`import opaq` does not import it; the formulas are registered when it is imported."""
     program = """
 import sys, opaq
 assert "torch.utils.flop_counter" not in sys.modules and "opaq._flops" not in sys.modules

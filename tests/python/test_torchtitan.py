@@ -1,7 +1,7 @@
 """torchtitan's override mechanism with opaq.integrations.torchtitan, on its own Llama 3: which configs are
-replaced, what its feed-forward blocks compute and their gradients, meta device, compiling. Its attention is
-flex attention, whose gradients PyTorch does not have on CPUs, so whole models are built here and not run. Run
-by `make test-trainers`, which has torchtitan; left out where it is not there."""
+replaced, results and gradients of its feed-forward blocks, meta device, compiling. Its attention is flex
+attention, which has no gradients on CPUs in PyTorch, so whole models are built here and not run. Run by `make
+test-trainers`, which installs torchtitan; skipped without it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TARGET = "opaq.integrations.torchtitan.linear"
 
 
 def config(*words: str) -> tuple[Any, list[str]]:
-    """The debug model's, after the words of --override.imports."""
+    """The debug model's config with these values of --override.imports."""
     made = copy.deepcopy(model_registry("debugmodel").model)
     return made, apply_overrides(OverrideConfig(imports=parse_cli_imports(list(words))), made)
 
@@ -61,7 +61,7 @@ def test_the_overrides_layers_compute_as_converted_ones_do() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
     got = step(model)
     assert 0 < float((got[0] - before[0]).norm() / before[0].norm()) < 0.2
-    # by hand: the same layers under autocast
+    # expected: the same layers under autocast
     bare = build(config(TARGET)[0])
     for module in bare.modules():
         if isinstance(module, opaq.Linear):

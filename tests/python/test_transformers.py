@@ -1,10 +1,10 @@
-"""opaq inside transformers: every model in every layout loads to exactly the weights that the checkpoint holds,
-runs, and is written back byte for byte; checkpoints in high precision are quantized while they load; all of it
-compiles to whole graphs that generate the same tokens.
+"""opaq in transformers: every model in every layout loads exactly the weights of the checkpoint, runs, and is
+saved byte for byte; checkpoints in high precision are quantized while they load; all models compile to whole
+graphs that generate the same tokens.
 
-Every model is compiled with AOTAutograd, which shows each operator that Inductor would see and computes it as
-eager code does, so the logits are compared bit by bit. Inductor itself takes up to 20 seconds for one layer, so
-Llama, DeepSeek-V3 and gpt-oss stand for the others: Qwen3-MoE and Mixtral are made of the same parts."""
+Every model is compiled with AOTAutograd, which traces the operators that Inductor would get and computes them
+like eager mode, so logits are compared bit by bit. Inductor itself takes up to 20 seconds per layer, so it is
+tested with Llama, DeepSeek-V3 and gpt-oss only: Qwen3-MoE and Mixtral consist of the same parts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def prompt(rows: int = 2, length: int = 9) -> Any:
 
 
 def parameter_rows(model: Any, name: str) -> Any:
-    """The part of the model that a checkpoint's plain weight is, as (parameter, values of its rows)."""
+    """The part of the model that corresponds to a plain weight of a checkpoint: (parameter, values of its
+    rows)."""
     name = name.replace("block_sparse_moe", "mlp")
     for old, new in ((".w1.", ".gate_proj."), (".w3.", ".up_proj."), (".w2.", ".down_proj.")):
         name = name.replace(old, new)
@@ -96,7 +97,7 @@ def cosine(a: Any, b: Any) -> float:
     return float(torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0))
 
 
-# ---- checkpoints that are quantized already ----
+# ---- quantized checkpoints ----
 
 
 @pytest.mark.parametrize(("name", "layout"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
@@ -119,7 +120,7 @@ def test_a_checkpoint_loads_runs_and_is_saved(name: str, layout: str, tmp_path: 
 
 @pytest.mark.parametrize("name", models.MODELS)
 def test_a_packed_model_is_the_plain_model_of_its_values(name: str, tmp_path: Path) -> None:
-    """Weights only, in float32: transformers' own layers and experts on the dequantized weights."""
+    """Weight-only, in float32: equal to transformers' own layers and experts with the dequantized weights."""
     layout = "gpt-oss-mxfp4" if name == "gpt_oss" else "ct-nvfp4a16"
     plain = models.make_model(name, torch.float32)
     models.write_checkpoint(tmp_path, plain, models.LAYOUTS[layout])
@@ -141,7 +142,7 @@ def rounded(x: Any, text: str, scale: Any) -> Any:
 
 
 class _Rounded(torch.nn.Module):
-    """A plain layer on a rounded input."""
+    """A plain layer with a quantized and dequantized input."""
 
     def __init__(self, packed: Any) -> None:
         super().__init__()
@@ -153,7 +154,7 @@ class _Rounded(torch.nn.Module):
 
 
 class _RoundedExperts(torch.nn.Module):
-    """Plain experts on rounded inputs, one after another."""
+    """A loop over plain experts with quantized and dequantized inputs."""
 
     def __init__(self, packed: Any) -> None:
         super().__init__()
@@ -186,7 +187,7 @@ def test_inputs_are_rounded_as_the_checkpoint_says(layout: str, tmp_path: Path) 
         expected = torch.tensor([given]) if has_scale else None
         assert module.input_quantizer and (module.input_scale is None) == (expected is None)
         assert expected is None or torch.equal(module.input_scale, expected)
-    # each layer by itself: through a whole model one code that flips is seen everywhere behind it
+    # each layer by itself: in a whole model one different code affects everything after it
     seen: dict[str, tuple[Any, Any]] = {}
     for name, module in packed.items():
         module.register_forward_hook(lambda _, x, y, name=name: seen.update({name: (x[0], y)}))
@@ -211,7 +212,7 @@ def test_experts_inputs_are_rounded_as_the_checkpoint_says(layout: str, tmp_path
 
 @pytest.mark.parametrize("layout", ["ct-nvfp4", "modelopt-nvfp4", "ct-fp8-static"])
 def test_experts_keep_the_scales_they_have(layout: str, tmp_path: Path) -> None:
-    """Stacked, each weight still has its own; and each expert the scale of its own input."""
+    """In a stack each weight keeps its scales, and each expert the scale of its input."""
     plain = models.make_model("qwen3_moe")
     stored, _ = models.quantize_tensors(models.plain_tensors(plain), models.LAYOUTS[layout])
     key = {"ct-nvfp4": "input_global_scale"}.get(layout, "input_scale")
@@ -236,7 +237,7 @@ def test_experts_keep_the_scales_they_have(layout: str, tmp_path: Path) -> None:
 
 
 def test_shards_prefixes_and_what_stays_plain(tmp_path: Path) -> None:
-    """A checkpoint in several files, of the base model alone, with one layer in high precision."""
+    """A checkpoint in several files, of the base model only, with one layer in high precision."""
     plain = models.make_model("qwen3_moe")
     whole = models.plain_tensors(plain)
     stored, _ = models.quantize_tensors(whole, models.LAYOUTS["ct-fp8-dynamic"])
@@ -259,7 +260,7 @@ def test_shards_prefixes_and_what_stays_plain(tmp_path: Path) -> None:
 
 
 def test_scales_of_other_dtypes(tmp_path: Path) -> None:
-    """llm-compressor writes bf16, DeepSeek-V4 exponents; both go back as they came."""
+    """llm-compressor writes bf16, DeepSeek-V4 exponents; both are saved unchanged."""
     plain = models.make_model("qwen3_moe")
     for layout, end, dtype in (
         ("ct-fp8-dynamic", "weight_scale", torch.bfloat16),
@@ -289,7 +290,7 @@ def test_plain_experts_run_too(name: str) -> None:
 
 
 class _Sizes(SimpleNamespace):
-    """Whatever an experts module asks of its configuration."""
+    """A configuration that has every attribute that an experts module reads."""
 
     def __getattr__(self, name: str) -> Any:
         answers = {
@@ -322,7 +323,7 @@ def experts_class(family: str, kind: str) -> Any:
     ],
 )
 def test_gates(family: str, kind: str) -> None:
-    """Each model's own code against the operator, with limits that many values reach."""
+    """The operator against each model's own code, with limits that many values exceed."""
     torch.manual_seed(0)
     experts = experts_class(family, kind)(_Sizes(plain=family == "nemotron_h"))
     for parameter in experts.parameters():
@@ -340,8 +341,8 @@ def test_gates_that_are_refused(family: str, kind: str) -> None:
         experts_forward(experts, torch.randn(2, 64), torch.zeros(2, 1).long(), torch.ones(2, 1))
 
 
-def test_gradients_are_asked_for(tmp_path: Path) -> None:
-    """Nothing is kept for a backward that nobody wants; who trains something gets its gradient."""
+def test_gradients_if_required(tmp_path: Path) -> None:
+    """Nothing is saved for a backward that is not needed; parameters that require gradients get them."""
     models.write_checkpoint(tmp_path, models.make_model("qwen3_moe"), models.LAYOUTS["ct-nvfp4a16"])
     model = load(tmp_path)
     assert not model(prompt()).logits.requires_grad
@@ -351,7 +352,7 @@ def test_gradients_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_mixed_schemes_and_files_of_modelopt(tmp_path: Path) -> None:
-    """Layers with formats of their own, and a configuration as it stands in hf_quant_config.json."""
+    """Layers with different formats, and the configuration of hf_quant_config.json."""
     plain = models.make_model("llama")
     whole = models.plain_tensors(plain)
     four, eight = (
@@ -410,7 +411,7 @@ def test_quantizes_while_it_loads(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
-def test_precision_says_whether_there_are_tiles(name: str, tmp_path: Path) -> None:
+def test_precision_selects_tiles(name: str, tmp_path: Path) -> None:
     models.make_model(name).save_pretrained(tmp_path / "in")
     load(tmp_path / "in", Config("mxfp8")).save_pretrained(tmp_path / "own")
     rows, exact, near = (load(tmp_path / "own", Config(precision=p)) for p in (None, "exact", "near"))
@@ -422,7 +423,7 @@ def test_precision_says_whether_there_are_tiles(name: str, tmp_path: Path) -> No
     want = logits(rows, prompt())
     for model in (exact, near):
         torch.testing.assert_close(logits(model, prompt()), want, rtol=0, atol=float(want.abs().max()) / 50)
-    for model, precision in ((rows, None), (near, "near"), (exact, "exact")):  # is saved; buffers stay the same
+    for model, precision in ((rows, None), (near, "near"), (exact, "exact")):  # saved; buffers are unchanged
         model.save_pretrained(tmp_path / "again")
         config = json.loads((tmp_path / "again" / "config.json").read_text())
         assert config["quantization_config"].pop("precision") == precision
@@ -437,7 +438,7 @@ def test_precision_says_whether_there_are_tiles(name: str, tmp_path: Path) -> No
         Config(precision="quick")
 
 
-def test_what_is_ignored_or_tied_stays_plain(tmp_path: Path) -> None:
+def test_ignored_and_tied_weights_stay_plain(tmp_path: Path) -> None:
     models.make_model("llama", tie_word_embeddings=True).save_pretrained(tmp_path)
     model = load(tmp_path, Config("fp8row", ignore=["re:.*layers.0.", "o_proj", "model.layers.1.mlp.*_proj"]))
     packed = [n for n, m in model.named_modules() if isinstance(m, opaq.QuantizedLinear)]
@@ -449,12 +450,26 @@ def test_what_is_ignored_or_tied_stays_plain(tmp_path: Path) -> None:
         load(tmp_path, Config())
 
 
+def test_warnings_while_it_loads(tmp_path: Path) -> None:
+    models.make_model("llama").save_pretrained(tmp_path)
+    with pytest.warns(
+        UserWarning, match=r"opaq.Config: 1 of 2 patterns of ignore match none of the \d+ modules: 'q_prj'"
+    ):
+        load(tmp_path, Config("nvfp4", ignore=["q_prj", "lm_head"]))
+    with pytest.warns(
+        UserWarning, match=r"opaq.Config: none of the (\d+) linear layers and experts was.*: \1 ignored"
+    ):
+        load(tmp_path, Config("nvfp4", ignore=["*"]))
+    with pytest.raises(ValueError, match=r"opaq.Config: quantizer='nvfp4\+sr' rounds stochastically"):
+        Config("nvfp4+sr")
+
+
 # ---- compiled ----
 
 
 @torch.no_grad()
 def greedy(model: Any, forward: Any, steps: int = 5, recompiles: bool = True) -> tuple[Any, Any]:
-    """Tokens and logits, prefill and decode, on a static cache."""
+    """Tokens and logits of prefill and decoding, with a static cache."""
     ids = step = prompt()
     cache = transformers.StaticCache(config=model.config, max_cache_len=32)
     tokens, found, at = [], [], 0
@@ -487,7 +502,8 @@ def test_compiles_whole_and_generates_the_same(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gpt_oss"])
 def test_inductor_generates_the_same(name: str, tmp_path: Path) -> None:
-    """Rounding between its fused operations as eager code does, so that 4-bit inputs round the same way."""
+    """With emulated precision casts: fused operations round like eager mode, so that 4-bit codes are the
+    same."""
     need_cxx()
     sparse = {"first_k_dense_replace": 0} if name == "deepseek_v3" else {}
     plain = models.make_model(name, num_hidden_layers=1, **sparse)
@@ -502,7 +518,7 @@ def test_inductor_generates_the_same(name: str, tmp_path: Path) -> None:
 # ---- without transformers ----
 
 
-def test_opaq_does_without_transformers() -> None:
+def test_opaq_without_transformers() -> None:
     code = """
 import sys
 sys.modules["transformers"] = None
@@ -518,7 +534,7 @@ except ImportError as error:
 
 
 def test_precision_is_kept_beside_a_configuration_of_others(tmp_path: Path) -> None:
-    """In the model's configuration: readers of the layout see the quantization_config they know."""
+    """In the model's configuration, so that other readers find the usual quantization_config."""
     models.write_checkpoint(tmp_path / "in", models.make_model("llama"), models.LAYOUTS["ct-nvfp4"])
     load(tmp_path / "in", Config(precision="near")).save_pretrained(tmp_path / "out")
     assert_same_files(tmp_path / "in", tmp_path / "out")
@@ -544,7 +560,7 @@ print([type(module).__name__ for module in model.modules()].count("QuantizedLine
     ],
 )
 def test_import_opaq_registers_it(imports: str, tmp_path: Path) -> None:
-    """A folder that opaq saved loads packed without a mention of opaq.Config, in both orders of the imports."""
+    """A folder that opaq saved loads packed without opaq.Config, in both orders of the imports."""
     models.make_model("llama").save_pretrained(tmp_path / "in")
     load(tmp_path / "in", Config("mxfp8")).save_pretrained(tmp_path / "own")
     run = [sys.executable, "-c", _LOADS.format(imports=imports), str(tmp_path / "own")]
@@ -554,7 +570,7 @@ def test_import_opaq_registers_it(imports: str, tmp_path: Path) -> None:
 
 
 def test_versions_that_are_not_supported_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the integration is imported, before anything that such a version may not have."""
+    """Checked when the integration is imported, before anything that such a version may lack."""
     integration = need("opaq.integrations.transformers")
     for version in ("5.16.0", "5.22.2"):
         transformers_version.check_version(version)
@@ -562,7 +578,7 @@ def test_versions_that_are_not_supported_are_named(monkeypatch: pytest.MonkeyPat
         ("5.15.1", ImportError, "opaq: transformers 5.15.1 is installed, expected 5.16 to 5.22"),
         ("5.23.0", UserWarning, "opaq: transformers 5.23.0 is newer than those tested, 5.16 to 5.22"),
     ):
-        # transformers puts another module in its own place when some of its parts are imported
+        # transformers replaces its own module when some of its parts are imported
         monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
         with warnings.catch_warnings(), pytest.raises(kind) as raised:
             warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""The names that people who come from Transformer Engine type, and copies of values with one thing changed."""
+"""Methods with Transformer Engine's names, and copies of values with changed fields."""
 
 import copy
 import sys

@@ -1,4 +1,4 @@
-"""What the PyTorch tests share: quantizers, tensors, and the arguments that a quantizer's options ask for."""
+"""Shared by the PyTorch tests: quantizers, tensors, and the arguments that a quantizer's options require."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from opaq import Quantizer
 from spec_texts import valid_texts
 
 torch = need("torch")
-need("opaq.quantized_tensor")  # which registers the operators
+need("opaq.quantized_tensor")  # registers the operators
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 USAGES = ("", "+columnwise", "+both")
 FORMATS = tuple(row.name for row in opaq.formats())
 
-# One quantizer for each thing that changes a buffer or an argument, in every usage.
+# One quantizer for each option that changes a buffer or an argument, with every usage.
 BASES = (
     *FORMATS,
     *("fp8+delayed", "fp8.e5m2+pow2", "fp8blk1+pow2+eps=1e-12", "mxfp8+swizzle", "mxfp8.e5m2+2d", "mxfp4+sr"),
@@ -37,7 +37,7 @@ EMPTY = [(0, 32), (5, 0), (0,), (2, 0, 16)]
 
 
 def make_tensor(shape: tuple[int, ...], device: str, dtype: Any = torch.float32, gap: int = 0) -> Any:
-    """Numbers of many sizes, a few of them special; rows lie `gap` elements apart."""
+    """Numbers of many magnitudes, with a few special values; `gap` elements between rows."""
     rng = np.random.default_rng(crc32(repr((shape, gap)).encode()))
     rows, columns = math.prod(shape[:-1]), shape[-1]
     values = rng.standard_normal((rows, columns)) * np.exp2(rng.integers(-9, 9, (rows, 1)))
@@ -51,7 +51,7 @@ def make_tensor(shape: tuple[int, ...], device: str, dtype: Any = torch.float32,
 
 
 def given_for(text: str, device: str = "cpu") -> dict[str, Any]:
-    """What the quantizer's options ask for besides the tensor."""
+    """The arguments that the quantizer's options require."""
     options, given = Quantizer(text).options, {}
     if "delayed" in options:
         given["scale"] = torch.tensor([12.5], device=device)
@@ -65,7 +65,7 @@ def quantized(text: str, shape: tuple[int, ...], device: str, dtype: Any = torch
 
 
 def numpy_of(tensor: Any) -> NDArray[Any]:
-    """The same memory where it is the cpu's, strides included; bfloat16 becomes that of ml_dtypes."""
+    """A NumPy array with the same memory and strides if the tensor is on the CPU; bfloat16 is ml_dtypes'."""
     tensor = tensor.detach().cpu()
     is_bf16 = tensor.dtype == torch.bfloat16
     array: NDArray[Any] = tensor.view(torch.int16).numpy() if is_bf16 else tensor.numpy()
@@ -73,7 +73,7 @@ def numpy_of(tensor: Any) -> NDArray[Any]:
 
 
 def same_bytes(first: Any, second: Any) -> bool:
-    """NaNs are bytes like others."""
+    """Compares bytes, so equal NaNs are equal."""
     if (first.shape, first.dtype) != (second.shape, second.dtype):
         return False
     return numpy_of(first).tobytes() == numpy_of(second).tobytes()
@@ -84,6 +84,6 @@ def same_buffers(first: Any, second: Any) -> bool:
 
 
 def some_texts(count: int) -> tuple[str, ...]:
-    """Texts from all over the list of valid ones."""
+    """Texts spread evenly over the list of valid ones."""
     texts = valid_texts()
     return texts[:: len(texts) // count]

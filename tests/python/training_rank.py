@@ -1,5 +1,5 @@
 """One rank of test_convert_training.py: `training_rank.py <rank> <world> <folder>`. A model that is converted
-before or after FSDP2's fully_shard trains as one that is not sharded."""
+before or after FSDP2's fully_shard trains like one that is not sharded."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Other people's libraries: each file is imported only by who uses that library."""
+"""Integrations with other libraries. Each file is imported only if its library is used."""

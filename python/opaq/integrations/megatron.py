@@ -16,14 +16,14 @@ from opaq.recipe import DelayedScaling, Recipe
 
 
 def _multiply(layer: Any, x: Any, weight: Any, bias: Any, how: dict[str, Any]) -> Any:
-    """What Megatron's `linear_with_grad_accumulation_and_async_allreduce` does: x weight^T, its input's
-    gradient reduced over the ranks where Megatron asks for that."""
+    """Replaces Megatron's `linear_with_grad_accumulation_and_async_allreduce`: x weight^T, with the gradient of
+    x reduced over the ranks if Megatron asks for it."""
     if how.get("gradient_accumulation_fusion") or how.get("grad_output_buffer") is not None:
         raise NotImplementedError(
             "opaq: gradient_accumulation_fusion and defer_embedding_wgrad_compute are not supported; "
             "set gradient_accumulation_fusion=False"
         )
-    if layer.sequence_parallel:  # Megatron allocates its buffers on a GPU, so nobody has run it
+    if layer.sequence_parallel:  # untested: Megatron allocates its buffers on a GPU
         raise NotImplementedError("opaq: sequence_parallel=True is not supported in Megatron")
     parallel = Parallel()
     if how.get("allreduce_dgrad"):
@@ -34,7 +34,7 @@ def _multiply(layer: Any, x: Any, weight: Any, bias: Any, how: dict[str, Any]) -
 
 
 class OpaqColumnParallelLinear(ColumnParallelLinear):
-    """Splits the out features. `recipe` None takes the active opaq.autocast's."""
+    """Splits the out features. `recipe` None means the active opaq.autocast's."""
 
     recipe: Recipe | None = None
 
@@ -43,7 +43,7 @@ class OpaqColumnParallelLinear(ColumnParallelLinear):
 
 
 class OpaqRowParallelLinear(RowParallelLinear):
-    """Splits the in features; Megatron reduces the output. `recipe` None takes the active opaq.autocast's."""
+    """Splits the in features; Megatron reduces the output. `recipe` None means the active opaq.autocast's."""
 
     recipe: Recipe | None = None
 
@@ -52,7 +52,7 @@ class OpaqRowParallelLinear(RowParallelLinear):
 
 
 class OpaqSpecProvider(LocalSpecProvider):
-    """Megatron's local modules with opaq's linear layers, which compute by `recipe`."""
+    """Megatron's local modules with opaq's linear layers, which use `recipe`."""
 
     def __init__(self, recipe: Recipe | None = None) -> None:
         if isinstance(recipe, DelayedScaling):

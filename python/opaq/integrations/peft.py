@@ -1,5 +1,5 @@
-"""PEFT: LoRA and DoRA adapters beside packed linear layers, whose weights stay packed: docs/lora.md. PEFT asks
-for them through opaq._peft_hook."""
+"""PEFT: LoRA and DoRA adapters beside packed linear layers, whose weights stay packed: docs/lora.md. PEFT
+creates them through opaq._peft_hook."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch import nn
 
 from opaq._noise import sqnr
 from opaq.packed import QuantizedLinear
-from opaq.quantized_tensor import quantize_tensor
+from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
 
 _log = logging.getLogger("opaq.peft")
-# Initializations of adapters that leave the base weight as it is. The others replace it, and it is packed.
+# Initializations of adapters that do not change the base weight, which is packed.
 _INITIALIZATIONS = (True, False, "gaussian", "orthogonal")
 
 
 class LoraQuantizedLinear(PeftLinear):
     """PEFT's lora.Linear around an opaq.QuantizedLinear: y = packed product + adapters, as PEFT computes them.
 
-    `merge` makes a new packed weight from the sum in float32, quantized as the old one was, and `merge_sqnr`
-    is then its signal-to-noise ratio in decibels. The old packed weight is kept, so `unmerge` is exact."""
+    `merge` quantizes the float32 sum like the old weight and sets `merge_sqnr`, its
+    signal-to-quantization-noise ratio in decibels. The old packed weight is kept, so `unmerge` is exact."""
 
     base_layer: Any
     merged_adapters: list[str]
@@ -46,12 +46,12 @@ class LoraQuantizedLinear(PeftLinear):
             )
 
     def _get_in_out_features(self, module: nn.Module) -> tuple[Any, Any]:
-        """PEFT warns of classes that it does not know."""
+        """Overridden because PEFT warns about unknown classes."""
         return module.in_features, module.out_features
 
     @property
     def lora_variants(self) -> dict[tuple[str, ...], Any]:
-        """Plain LoRA and DoRA. PEFT refuses the others by name."""
+        """Supports plain LoRA and DoRA; PEFT refuses the other variants by name."""
         known = super().lora_variants
         return {key: known[key] for key in ((), ("use_dora",))}
 
@@ -62,12 +62,12 @@ class LoraQuantizedLinear(PeftLinear):
     # ---- merging ----
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-        """The adapters become part of a new packed weight. All that are merged are added to the weight from
-        before the first merge, so it is rounded once. On an error the layer stays as it was."""
+        """Merges adapters into a new packed weight. All merged adapters are added to the weight from before the
+        first merge, so it is rounded once. An error leaves the layer unchanged."""
         names = [name for name in check_adapters_to_merge(self, adapter_names) if name in self.lora_A]
         layer = self.base_layer
         if not names or not isinstance(layer, QuantizedLinear):
-            if names:  # a plain copy stands in for the packed layer: PEFT computes
+            if names:  # merge() is running on the plain copy: PEFT computes
                 super().merge(safe_merge=safe_merge, adapter_names=names)
             return
         merged = list(self.merged_adapters)
@@ -96,7 +96,7 @@ class LoraQuantizedLinear(PeftLinear):
         _log.info("merged %s into %s: SQNR %.2f dB", ", ".join(names), layer.quantizer, ratio)
 
     def unmerge(self) -> None:
-        """The packed weight from before the first merge, bit by bit."""
+        """Restores the packed weight from before the first merge, bit for bit."""
         layer = self.base_layer
         if not isinstance(layer, QuantizedLinear) or not self.merged:
             super().unmerge()
@@ -124,9 +124,23 @@ def dispatch(target: Any, adapter_name: str, config: Any, **keywords: Any) -> An
     return LoraQuantizedLinear(target, adapter_name, config, **keywords)
 
 
+def check_saved(module: nn.Module) -> None:
+    """Refuses a module of modules_to_save that has packed weights."""
+    packed = {
+        f"{name} {tuple(parameter.shape)} ({parameter._quantizer_text})"
+        for name, parameter in module.named_parameters()
+        if isinstance(parameter, QuantizedTensor)
+    }
+    if packed:
+        raise NotImplementedError(
+            f"opaq: modules_to_save names a module (opaq.{type(module).__name__}) with {len(packed)} packed "
+            f"weights, which cannot be trained: {', '.join(sorted(packed)[:3])}. Name it in target_modules for "
+            "a LoRA adapter instead, or keep it plain with ignore= of opaq.quantize_ or opaq.Config"
+        )
+
+
 def packed_names(model: nn.Module) -> set[str]:
-    """The packed linear layers that "all-linear" means: without the output layer, and none that has an
-    adapter."""
+    """The packed linear layers of "all-linear": without the output layer and layers that have an adapter."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     wrapped = {module.base_layer for module in model.modules() if isinstance(module, BaseTunerLayer)}
     return {

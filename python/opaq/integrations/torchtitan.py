@@ -16,7 +16,7 @@ from opaq.linear import Linear
 
 
 class OpaqLinear(Linear, TitanLinear):
-    """torchtitan's linear layer that computes by a recipe of its own."""
+    """torchtitan's linear layer with a recipe of its own."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(TitanLinear.Config):
@@ -42,6 +42,7 @@ def make_recipe(name: str, options: dict[str, Any]) -> recipes.Recipe:
 def linear(
     cfg: TitanLinear.Config, *, recipe: str = "MXFP8BlockScaling", options: dict[str, Any] | None = None
 ) -> Any:
-    """Every linear layer of the blocks; the output layer and a router's gate, which is another class, stay."""
-    make_recipe(recipe, options or {})  # what is wrong with it is said before anything is built
+    """Every linear layer of the blocks; the output layer and routers' gates, which are another class, do not
+    change."""
+    make_recipe(recipe, options or {})  # raises before anything is built
     return derive(cfg, OpaqLinear.Config, recipe=recipe, options=options or {})

@@ -32,6 +32,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from opaq import _stacked
 from opaq._names import Names
 from opaq._operators import buffer_names
+from opaq._warnings import DEFAULT_IGNORE, warn_nothing_done, warn_unmatched
 from opaq.checkpoint import Header, Layout, Scheme, json_kind, read_layout
 from opaq.integrations.transformers_experts import InputScales, why_not
 from opaq.integrations.transformers_weights import (
@@ -49,9 +50,9 @@ from opaq.integrations.transformers_weights import (
     stacks,
 )
 from opaq.model import PRECISIONS, dequantize_, tile_loaded
-from opaq.packed import QuantizedLinear, zeros
+from opaq.packed import QuantizedLinear, why_not_packed, zeros
 from opaq.quantized_tensor import QuantizedTensor
-from opaq.quantizer import Quantizer, query
+from opaq.quantizer import Quantizer
 
 __all__ = ["Config", "OpaqHfQuantizer", "why_not"]
 
@@ -73,20 +74,20 @@ def _checked_precision(precision: Any) -> str | None:
 
 @register_quantization_config(METHOD)
 class Config(QuantizationConfigMixin):
-    """What `quantization_config` takes.
+    """The value of `quantization_config`.
 
-    `Config("nvfp4")` quantizes a checkpoint in high precision while it loads: all linear layers and experts but
-    those that `ignore` names, their inputs by the quantizer `activations` or not at all. `Config()` is for a
-    checkpoint that is quantized already: its own configuration says how. With a `precision` the weights of a
-    model on the processor are tiled once they are loaded, as `opaq.quantize_` does; None leaves them in rows.
-    It is saved with the model; where it is not given it is what was saved, else "exact"."""
+    `Config("nvfp4")` quantizes an unquantized checkpoint while it loads: all linear layers and experts except
+    those that `ignore` matches, and their inputs by the quantizer `activations` ("": not at all). `Config()`
+    loads a checkpoint that is already quantized, by its own configuration. With a `precision` the weights of a
+    model on the CPU are tiled after loading, as by `opaq.quantize_`; None leaves them in rows. It is saved with
+    the model; the default is the saved one, else "exact"."""
 
     def __init__(
         self,
         quantizer: str | Quantizer = "",
         *,
         activations: str | Quantizer = "",
-        ignore: Sequence[str] = ("lm_head",),
+        ignore: Sequence[str] = DEFAULT_IGNORE,
         precision: str | None = _SAVED,
         checkpoint: Mapping[str, Any] | None = None,
         quant_method: str = METHOD,
@@ -102,11 +103,9 @@ class Config(QuantizationConfigMixin):
         self.quantizer, self.activations = (
             str(Quantizer(str(text))) if str(text) else "" for text in (quantizer, activations)
         )
-        if any(query(text, "is_delayed") for text in (self.quantizer, self.activations)):
-            raise ValueError(
-                f"opaq.Config: {self.quantizer!r} with activations {self.activations!r} needs calibrated "
-                "scales, and nothing is calibrated here"
-            )
+        for key, text in (("quantizer", self.quantizer), ("activations", self.activations)):
+            if reason := why_not_packed(text):
+                raise ValueError(f"opaq.Config: {key}={text!r} {reason}")
         self.ignore = [ignore] if isinstance(ignore, str) else list(ignore)
         if checkpoint is not None and not isinstance(checkpoint, Mapping):
             kind = f"{checkpoint!r}, {json_kind(checkpoint)}"
@@ -128,22 +127,22 @@ class Config(QuantizationConfigMixin):
         return (made, kwargs) if return_unused_kwargs else made
 
     def to_dict(self) -> dict[str, Any]:
-        """What config.json gets: the checkpoint's own configuration, or this one."""
+        """The content of config.json: the checkpoint's own configuration, or this one."""
         if self.checkpoint is not None:
             return deepcopy(self.checkpoint)
         own = {"quantizer": self.quantizer, "activations": self.activations, "ignore": list(self.ignore)}
         return {"quant_method": METHOD, **own, "precision": self.precision}
 
 
-if "modelopt" not in AUTO_QUANTIZATION_CONFIG_MAPPING:  # nobody else's
+if "modelopt" not in AUTO_QUANTIZATION_CONFIG_MAPPING:  # no other library has registered it
     register_quantization_config("modelopt")(Config)
 
 _merge = AutoHfQuantizer.merge_quantization_configs
 
 
 def _merge_configs(stored: Any, given: Any) -> Any:
-    """transformers refuses a configuration whose class is not that of the checkpoint's method, and an
-    opaq.Config asks for just that: another way to run the same checkpoint."""
+    """Accepts an opaq.Config for checkpoints of other methods; transformers refuses a configuration whose class
+    is not that of the checkpoint's method."""
     if not isinstance(given, Config):
         return _merge(stored, given)
     if given.quantizer:
@@ -164,7 +163,7 @@ AutoHfQuantizer.merge_quantization_configs = staticmethod(_merge_configs)
 
 
 class _Packing(NamedTuple):
-    """How a parameter is packed: its quantizer, its input's, and whether the checkpoint has a scale of that."""
+    """How a parameter is packed: its quantizer, its input's, and whether the checkpoint has an input scale."""
 
     quantizer: str
     input_quantizer: str = ""
@@ -250,7 +249,7 @@ def _converter_like(transform: Any, sources: list[str], targets: list[str], op: 
 
 @register_quantizer(METHOD)
 class OpaqHfQuantizer(HfQuantizer):
-    """What transformers asks while it loads and saves a model."""
+    """The quantizer that transformers calls while it loads and saves a model."""
 
     quantization_config: Config
 
@@ -290,7 +289,13 @@ class OpaqHfQuantizer(HfQuantizer):
         kept = [*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())]
         ignored, shared = Names([*config.ignore, *kept]), {*tied.keys(), *tied.values()}
         packing = _Packing(config.quantizer, config.activations)
-        found = [name for name in _packable(model) if name not in ignored and name not in shared]
+        packable = list(_packable(model))
+        found = [name for name in packable if name not in ignored and name not in shared]
+        modules = [name for name, _ in model.named_modules()]
+        warn_unmatched("opaq.Config", config.ignore, modules)
+        if not found:
+            left = {name: "ignored" if name in ignored else "tied to other parameters" for name in packable}
+            warn_nothing_done("opaq.Config", "quantized", len(modules), left)
         _pack(model, dict.fromkeys(found, packing))
 
     def _pack_own(self, model: Any, headers: Mapping[str, Header]) -> None:
@@ -326,8 +331,8 @@ class OpaqHfQuantizer(HfQuantizer):
             check_parts(parameter, model.get_parameter(parameter), parts, files)
 
     def _check_complete(self, model: Any, found: set[str]) -> None:
-        """What transformers would fill with random numbers: a new head may be like that, the model itself
-        not."""
+        """Raises for parameters that transformers would initialize at random; only a new head may be
+        missing."""
         base = getattr(model, model.base_model_prefix, model)
         prefix = f"{model.base_model_prefix}." if base is not model else ""
         for name in _packable(base):
@@ -344,7 +349,7 @@ class OpaqHfQuantizer(HfQuantizer):
         return Quantize(self)
 
     def plain_dtype(self, model: Any, name: str) -> Any:
-        """What a plain parameter is cast to: the model's exceptions, or what it is."""
+        """The dtype of a plain parameter: the model's exceptions, or its own."""
         for pattern, dtype in model._get_dtype_plan(model.dtype).items():
             if re.search(pattern.replace("*", ".*"), name):
                 return dtype
@@ -379,8 +384,8 @@ class OpaqHfQuantizer(HfQuantizer):
             if tuple(parameter.shape) != self.shapes[name]:
                 found = f"{tuple(parameter.shape)} in the checkpoint, expected {self.shapes[name]}"
                 raise ValueError(f"opaq: {name} is {found}")
-        model.requires_grad_(False)  # packed weights have no gradients; who trains others says which
-        # what save_pretrained undoes: not what made a parameter whose buffers are saved as they are
+        model.requires_grad_(False)  # packed weights have no gradients; others are trainable on request
+        # save_pretrained reverses these; not those of parameters whose buffers are saved unchanged
         packed = {name for name, p in model.named_parameters() if isinstance(p, QuantizedTensor)}
         model._weight_conversions = [t for t in self._used() if not _makes(t, packed - self.parts.keys())]
         config = self.quantization_config
@@ -394,7 +399,7 @@ class OpaqHfQuantizer(HfQuantizer):
         return model
 
     def _used(self) -> list[Any]:
-        """Of transformers' own transforms those that were needed, by themselves or in an Import."""
+        """transformers' own transforms that were used, directly or inside an Import."""
         return [t for t in self.transforms if t.was_used() or stacks(t)]
 
     # ---- afterwards ----
@@ -426,7 +431,7 @@ class OpaqHfQuantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        return True  # what stands before a packed weight, and adapters beside it
+        return True  # layers before a packed weight, and adapters beside it
 
     @property
     def is_compileable(self) -> bool:

@@ -1,5 +1,5 @@
-"""Experts in transformers: its modules stay as they are, with packed weights (opaq/_stacked.py), and run
-through its experts interface under the name "opaq", as one operator."""
+"""Experts in transformers: the modules keep their class, get packed weights (opaq/_stacked.py), and run as one
+operator through the experts interface, under the name "opaq"."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ACTIVATIONS = {
     "ReLUSquaredActivation": "relu2",
 }
 
-# Gates of their own: what each is, and the attributes that have its limit and its alpha.
+# Models with custom gates: the activation, and the attributes with its limit and alpha.
 _GATES = {
     "GptOssExperts": ("swiglu_oai", "limit", "alpha"),
     "OpenAIPrivacyFilterExperts": ("swiglu_oai_packed", "limit", "alpha"),
@@ -44,9 +44,9 @@ def why_not(module: Any) -> str:
 
 
 def _activation(module: Any) -> dict[str, Any]:
-    """What a module does between the two products, in the operator's words."""
+    """The activation between the two products, as the operator names it."""
     if reason := why_not(module):
-        raise NotImplementedError(f"opaq: {reason}, which opaq does not do")
+        raise NotImplementedError(f"opaq: {reason}, which is not supported")
     kind = type(module).__name__
     if module.has_gate and kind in _GATES:
         name, limit, alpha = _GATES[kind]
@@ -78,7 +78,7 @@ def _weight(module: Any, name: str) -> torch.Tensor:
 def experts_forward(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """What an experts module does, with packed weights or plain ones."""
+    """The forward of an experts module, with packed or plain weights."""
     first = "gate_up_proj" if module.has_gate else "up_proj"
     scales = getattr(module, "input_scales", None)
     made: torch.Tensor = functional.moe(

@@ -1,5 +1,5 @@
-"""A checkpoint's quantized weights in transformers: which parameters they go to, what is wrong with them, and
-the operations that put them there."""
+"""A checkpoint's quantized weights in transformers: the parameters they belong to, their checks, and the
+operations that load and save them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
 
 
 class Files(ExitStack):
-    """A checkpoint's files, open. Only what is asked for is read."""
+    """The open files of a checkpoint. Tensors are read on request."""
 
     def __init__(self, files: Sequence[str]) -> None:
         super().__init__()
@@ -64,12 +64,12 @@ class Place(NamedTuple):
 
     parameter: str
     expert: int
-    source: int  # of the projections that lie behind one another
+    source: int  # index among concatenated projections
     name: str  # see Part
 
 
 class Part(NamedTuple):
-    """A quantized weight of the checkpoint: a stretch of a parameter's rows."""
+    """A quantized weight of the checkpoint: consecutive rows of a parameter."""
 
     weight: str  # its name in the checkpoint
     name: str  # its name as it is saved, before transformers' renamings are undone
@@ -81,7 +81,7 @@ class Part(NamedTuple):
 
 
 def stacks(transform: Any) -> bool:
-    """Whether a transform only puts rows behind one another: experts, and projections."""
+    """Whether a transform only concatenates rows: experts and projections."""
     kinds = [(type(op), getattr(op, "dim", None)) for op in getattr(transform, "operations", ())]
     merged = [(MergeModulelist, 0)]
     return kinds in (merged, [*merged, (Concatenate, 1)], [(Concatenate, 0)])
@@ -89,7 +89,7 @@ def stacks(transform: Any) -> bool:
 
 def placer(model: Any, transforms: Sequence[Any]) -> tuple[Any, Callable[[str], Place | None]]:
     """Two functions: which parameter transformers puts a tensor of the checkpoint into, and by which pattern of
-    its converters; and where exactly a quantized weight goes. None for what this model has no use for."""
+    its converters; and where exactly a quantized weight goes. None for tensors that the model does not use."""
     renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
     by_pattern = {pattern: t for t in converters for pattern in t.source_patterns}
@@ -142,7 +142,7 @@ def parts_of(placed: Mapping[str, tuple[Place, Scheme]], headers: Mapping[str, H
 
 
 def check_parts(parameter: str, packed: QuantizedTensor, parts: Sequence[Part], files: Files) -> None:
-    """All that can be known before the weights are read."""
+    """Checks the headers, before any weight is read."""
     rows = prod(packed.shape[:-1])
     if sum(part.rows for part in parts) != rows:
         found = f"{len(parts)} quantized weights with {sum(part.rows for part in parts)} rows"
@@ -193,8 +193,8 @@ class Load(ConversionOps):
 
 
 class Import(Load):
-    """A checkpoint's tensors become a packed parameter. What is stored plain goes the way of `converter`, one
-    of transformers' that this stands for."""
+    """A checkpoint's tensors become a packed parameter. Tensors that are stored plain go through
+    `converter`, transformers' own, which this replaces."""
 
     def __init__(
         self, hf_quantizer: Any, weights: Sequence[str], schemes: Sequence[Scheme], converter: Any
@@ -202,7 +202,7 @@ class Import(Load):
         super().__init__(hf_quantizer)
         self.converter = converter
         self.sources = len(weights)
-        self.roles = {  # which source and which tensor the patterns mean
+        self.roles = {  # the source and tensor of each pattern
             f"{pattern}$": (source, role)
             for scheme in schemes
             for source, weight in enumerate(weights)
@@ -273,7 +273,7 @@ class Quantize(Load):
             raise ValueError(f"opaq: {full_layer_name} is {tuple(value.shape)}, expected {tuple(like.shape)}")
         made = quantize_tensor(value.contiguous(), like._quantizer_text)
         if made.dim() == 3 and made.shape[0] > 1:
-            made[:1]  # the library refuses experts that share a scale
+            made[:1]  # raises if experts share a scale
         return {full_layer_name: nn.Parameter(made, requires_grad=False)}
 
 
@@ -282,7 +282,7 @@ class Quantize(Load):
 
 def export(packed: QuantizedTensor, part: Part, input_scale: torch.Tensor | None) -> dict[str, torch.Tensor]:
     """A part's tensors as they were in the checkpoint, by their names there."""
-    # what the checkpoint has once, stacked weights have for every row
+    # the checkpoint stores one value where stacked weights have one per row
     one = prod(part.headers["global" if "global" in part.headers else "scale"].shape) == 1
     found = _stored.export_rows(packed.tiled(False).cpu(), part.first_row, part.rows, one_for_all=one)
     exported = dict(zip(("data", "scale", "global"), found, strict=True))

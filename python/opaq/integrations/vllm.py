@@ -14,7 +14,7 @@ ACTIVATIONS = ("checkpoint", "none")
 
 @dataclass(frozen=True)
 class Options:
-    """What the environment says."""
+    """Settings from the environment."""
 
     format: str = ""  # OPAQ_VLLM_FORMAT: how a checkpoint in high precision is quantized while it loads
     precision: str = "exact"  # OPAQ_VLLM_PRECISION: the lowest accuracy that kernels may have

@@ -31,7 +31,7 @@ from opaq.quantizer import Quantizer
 
 logger = init_logger("vllm.plugins.opaq")
 _GPT_OSS = "gpt_oss_mxfp4"  # by this name vLLM loads the experts of gpt-oss as they are stored
-_IGNORED = ("lm_head", "gate", "router", "shared_expert_gate")  # if nothing else is said
+_IGNORED = ("lm_head", "gate", "router", "shared_expert_gate")  # the default
 
 
 def why_not(config: Any) -> str:
@@ -121,7 +121,7 @@ class OpaqConfig(QuantizationConfig):
     def override_quantization_method(
         cls, hf_quant_cfg: Any, user_quant: str | None, hf_config: Any = None
     ) -> str | None:
-        """vLLM asks before its own methods are. A method that the user named stays."""
+        """Called before vLLM's own methods. A method that the user chose is kept."""
         if user_quant not in (None, METHOD) or not isinstance(hf_quant_cfg, Mapping):
             return None
         if hf_quant_cfg.get("quant_method") == METHOD and "format" in hf_quant_cfg:
@@ -134,7 +134,7 @@ class OpaqConfig(QuantizationConfig):
         return METHOD
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
-        """A model whose modules vLLM names differently."""
+        """Maps names of modules that vLLM renames."""
         if self.layout is not None:
             schemes = tuple(
                 (_mapped(names, hf_to_vllm_mapper), scheme) for names, scheme in self.layout.schemes
@@ -144,7 +144,7 @@ class OpaqConfig(QuantizationConfig):
             )
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        """Vocabulary-parallel layers and attention stay vLLM's."""
+        """Leaves vocabulary-parallel layers and attention to vLLM."""
         if isinstance(layer, LinearBase):
             head, dot, leaf = prefix.rpartition(".")
             names = [f"{head}{dot}{name}" for name in self.packed_modules_mapping.get(leaf, [leaf])]
@@ -182,7 +182,7 @@ class OpaqConfig(QuantizationConfig):
     # ---- what was done ----
 
     def done(self, *prepared: Prepared) -> None:
-        """A layer is prepared. The last one logs what the model has."""
+        """Records that a layer is prepared; the last one logs a summary of the model."""
         self.waiting -= 1
         self.prepared += prepared
         if self.waiting:

@@ -1,5 +1,5 @@
 """The layers of a model in vLLM: which tensors a checkpoint has for each, how they become packed weights once
-they are loaded, and the one operator that a forward is.
+they are loaded, and the operator that runs a forward.
 
 Weights cross the operator's boundary as tensors, which are parameters of the layer: a compiled graph takes them
 as its inputs, so it may be cached and used by another process."""
@@ -37,7 +37,7 @@ from opaq.packed import zeros
 from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
 from opaq.quantizer import derive, query
 
-_ACTIVATIONS = {  # vLLM's names for what opaq calls otherwise
+_ACTIVATIONS = {  # vLLM's names and opaq's
     "swigluoai": "swiglu_oai",
     "swigluoai_uninterleave": "swiglu_oai_packed",
     "swiglustep": "silu_step",
@@ -45,7 +45,7 @@ _ACTIVATIONS = {  # vLLM's names for what opaq calls otherwise
 
 
 class Prepared(NamedTuple):
-    """A weight that is ready."""
+    """A prepared weight."""
 
     format: str
     input: str
@@ -69,7 +69,7 @@ def _as_bytes(loader: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _missing(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """What a tensor is before it is loaded: NaN in every dtype that scales have."""
+    """The value of a tensor before it is loaded: NaN in every dtype that scales have."""
     made = torch.empty(shape, dtype=dtype)
     made.view(torch.uint8).fill_(255)
     return made
@@ -107,7 +107,7 @@ def _import(
     dtype: torch.dtype,
     parts: Iterator[tuple[str, int, Mapping[str, Any]]],
 ) -> QuantizedTensor:
-    """One packed weight of stretches of rows, each with the scales it has: (name, rows, tensors by role)."""
+    """One packed weight from consecutive rows with scales of their own: (name, rows, tensors by role)."""
     stretches = list(parts)
     made = zeros(shape, scheme.weight if len(stretches) == 1 else scheme.stacked, dtype)
     row = 0
@@ -239,7 +239,7 @@ class OpaqLinearMethod(_Linear):
             layer.register_parameter(self.roles[role], parameter)
 
     def _check_blocks(self, input_size: int, rows: Sequence[int], ranks: int) -> None:
-        """Ranks and joined weights end where blocks do."""
+        """Checks that ranks and joined weights end at block boundaries."""
         block = query(self.scheme.weight, "rows_per_scale") if "r" in self.scheme.scale_shape else 1
         cut = rows if ranks > 1 else rows[:-1]
         where, dim = f"opaq: {self.prefix}, stored as {self.scheme.weight}", self.parts[0].columns_dim
@@ -280,8 +280,8 @@ class OpaqLinearMethod(_Linear):
 
 
 def _is_absorbed(prefix: str) -> bool:
-    """Whether vLLM multiplies the layer with an identity to get its weight, which a calibrated input's scale
-    would spoil: latent attention does."""
+    """Whether vLLM gets the layer's weight by multiplying with an identity matrix, as in latent attention; a
+    calibrated input scale would distort it."""
     return prefix.endswith("kv_b_proj")
 
 
@@ -329,7 +329,7 @@ class _Experts(FusedMoEMethodBase):
         for name, scale in zip(("opaq_input_scale", "opaq_hidden_scale"), scales, strict=True):
             layer.register_buffer(name, scale, persistent=False)
         texts = [weight._quantizer_text for weight in weights]
-        # another rank's experts are -1 in the map of those here
+        # experts of other ranks are -1 in the map
         slices = len(weights[0]), 0, bool(layer.apply_router_weight_on_input)
         self.plan = experts_plan(
             "opaq in vLLM",
@@ -385,7 +385,7 @@ class OpaqMoEMethod(_Experts):
 
     @property
     def weight_dtype(self) -> str:
-        """By this vLLM loads gpt-oss."""
+        """vLLM's loader for gpt-oss."""
         return self.config.get_name()  # type: ignore[no-any-return]
 
     def create_weights(
@@ -417,7 +417,7 @@ class OpaqMoEMethod(_Experts):
                 set_weight_attrs(bias, attributes)
 
     def _tensors(self, parts: Sequence[Shapes]) -> dict[str, tuple[torch.Tensor, str]]:
-        """By role, with vLLM's word for how it is loaded."""
+        """Tensors by role, with vLLM's name of how each is loaded."""
         experts, one, kinds = self.experts, parts[0], FusedMoeWeightScaleSupported
         whole = [experts, len(parts)] if len(parts) > 1 else [experts]
         data = torch.empty(experts, sum(part.rows for part in parts), *one.data[1:], dtype=one.dtypes[0])
@@ -481,7 +481,7 @@ class OpaqOnlineMoEMethod(_Experts, OnlineMoEMethodBase):
         weights = []
         for name in ("w13_weight", "w2_weight"):
             made = quantize_tensor(getattr(layer, name).data.contiguous(), self.config.quantizer)
-            made[:1]  # the library refuses experts that share a scale
+            made[:1]  # raises if experts share a scale
             weights.append(made)
             delattr(layer, name)
         self._pack(layer, weights, [self.config.activations] * 2, [None, None])

@@ -1,0 +1,321 @@
+"""What people try first: texts and names in any case, arrays, other dtypes, other libraries' names. Each is
+taken, or refused with what to do; likely mistakes give one warning, with numbers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import warnings
+from typing import Any
+
+import pytest
+
+from conftest import need
+
+np = need("numpy")
+torch = need("torch")
+opaq = need("opaq")
+from torch import nn  # noqa: E402
+
+X = torch.randn(64, 64)
+
+
+def net(*more: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), *more)
+
+
+def only_warning(call: Any) -> str:
+    """The text of the one warning that a call gives."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        call()
+    assert [warning.filename for warning in found] == [__file__]
+    return str(found[0].message)
+
+
+# ---- texts of quantizers ----
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda q: opaq.Quantizer(str(q)),
+        lambda q: opaq.quantize(X.numpy(), q).quantizer,
+        lambda q: opaq.quantize_tensor(X, q).quantizer,
+        lambda q: opaq.TensorProto((4, 64), torch.float32, q).quantizer,
+        lambda q: opaq.QuantizedLinear(64, 64, quantizer=q).quantizer,
+        lambda q: opaq.QuantizedLinear(64, 64, quantizer="mxfp4", input_quantizer=q).input_quantizer,
+        lambda q: opaq.quantize_(net(), q, progress=False).quantizer,
+        lambda q: opaq.quantize_(net(), "mxfp4", activations=q, progress=False).activations,
+        lambda q: opaq.MLP(64, 64, quantizer=q).gate_up.quantizer,
+        lambda q: opaq.runner.create_linear(X, quantizer=q).info().format,
+    ],
+)
+def test_a_quantizer_is_a_value_or_its_text_in_any_case(take: Any) -> None:
+    assert str(take("NVFP4")) == str(take("nvfp4")) == str(take(opaq.Quantizer("nvfp4"))) == "nvfp4"
+
+
+def test_input_quantizers_of_functions() -> None:
+    weight = opaq.quantize_tensor(X, "nvfp4")
+    gate_up, down = torch.randn(128, 64), torch.randn(64, 64)
+    for given in ("MXFP8", opaq.Quantizer("mxfp8")):
+        for call in (
+            lambda q: opaq.functional.quantized_linear(X, weight, input_quantizer=q),
+            lambda q: opaq.functional.mlp(X, gate_up, down, input_quantizer=q),
+            lambda q: opaq.runner.create_linear(X, input_quantizer=q)(X),
+        ):
+            assert torch.equal(call(given), call("mxfp8"))
+    assert opaq.proto((4, 64), "float32", "NVFP4") == opaq.proto((4, 64), "float32", opaq.Quantizer("nvfp4"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nvpf4", "'nvfp4'"),
+        ("NVPF4", "'nvfp4'"),
+        ("mxfp88", "'mxfp8'"),
+        ("nvfp4+2dd", "'2d'"),
+        ("fp8+delay", "'delayed'"),
+    ],
+)
+def test_did_you_mean(text: str, expected: str) -> None:
+    with pytest.raises(opaq.OpaqError, match=f"did you mean {expected}\\?$"):
+        opaq.quantize_(net(), text)
+    weight = opaq.quantize_tensor(X, "nvfp4")
+    with pytest.raises(opaq.OpaqError, match=f"quantized_linear: .*did you mean {expected}\\?$"):
+        opaq.functional.quantized_linear(X, weight, input_quantizer=text)
+
+
+def test_no_suggestion_far_away() -> None:
+    with pytest.raises(opaq.OpaqError) as raised:
+        opaq.Quantizer("int8")
+    assert "did you mean" not in str(raised.value)
+
+
+# ---- recipes ----
+
+
+@pytest.mark.parametrize("given", ["nvfp4", "NVFP4", "NVFP4BlockScaling", opaq.recipe.NVFP4BlockScaling])
+def test_a_recipe_is_a_value_its_class_or_its_name(given: Any) -> None:
+    recipe = opaq.recipe.NVFP4BlockScaling()
+    assert opaq.convert_training(net(), given).recipe == recipe
+    weight, gate_up = torch.randn(32, 64), torch.randn(128, 64)
+    with opaq.autocast(recipe=given):
+        inside = opaq.functional.linear(X, weight)
+    assert torch.equal(inside, opaq.functional.linear(X, weight, recipe=recipe))
+    assert torch.equal(inside, opaq.functional.linear(X, weight, recipe=given))
+    made, expected = (opaq.functional.mlp(X, gate_up, X, recipe=r) for r in (given, recipe))
+    assert torch.equal(made, expected)
+    with opaq.quantized_model_init(recipe=given):
+        assert isinstance(opaq.Linear(64, 64).weight, opaq.QuantizedTensor)
+
+
+def test_a_recipe_by_name_compiles() -> None:
+    layer = opaq.Linear(64, 64)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def inside(x: Any) -> Any:
+        with opaq.autocast(recipe="mxfp8"):
+            return layer(x)
+
+    with opaq.autocast(recipe=opaq.recipe.MXFP8BlockScaling()):
+        assert torch.equal(inside(X), layer(X))
+
+
+def test_wrong_recipes() -> None:
+    with pytest.raises(
+        ValueError, match=r"convert_training: recipe is 'nvpf4', .*'nvfp4'; did you mean 'nvfp4'\?"
+    ):
+        opaq.convert_training(net(), "nvpf4")
+    with pytest.raises(
+        TypeError, match="autocast: recipe is a int, expected an opaq.recipe.Recipe, its class or"
+    ):
+        opaq.autocast(recipe=3)
+
+
+# ---- arrays and tensors ----
+
+
+def test_arrays_that_are_not_contiguous_are_copied() -> None:
+    array = np.arange(64 * 96, dtype=np.float32).reshape(64, 96)
+    for view in (array.T, array[:, ::2], array[::-1, ::-1]):
+        made, expected = (opaq.quantize(a, "nvfp4").buffers for a in (view, view.copy()))
+        assert all(np.array_equal(made[name], expected[name]) for name in expected)
+
+
+def test_tensors_that_are_not_contiguous_are_taken() -> None:
+    weight = opaq.QuantizedLinear.from_linear(nn.Linear(64, 64), "nvfp4")
+    for x in (X.t(), X[:, ::1][::2], X.unsqueeze(0).expand(3, 64, 64)):
+        assert torch.equal(weight(x), weight(x.contiguous()))
+        assert torch.equal(
+            opaq.quantize_tensor(x, "nvfp4").dequantize(),
+            opaq.quantize_tensor(x.contiguous(), "nvfp4").dequantize(),
+        )
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: opaq.quantize(X, "nvfp4"), TypeError, "opaq.quantize_tensor takes a torch.Tensor"),
+        (lambda: opaq.quantize_tensor(X.numpy(), "nvfp4"), TypeError, r"torch.from_numpy\(x\) is one"),
+        (lambda: opaq.Linear(64, 64)(X.numpy()), TypeError, r"opaq.Linear: x is a ndarray.*from_numpy"),
+        (lambda: opaq.quantize(X.numpy().astype("f8"), "nvfp4"), ValueError, "float64"),
+        (lambda: opaq.quantize(X.numpy().astype(">f4"), "nvfp4"), ValueError, "ascontiguousarray"),
+        (
+            lambda: opaq.quantize_tensor(X.double(), "nvfp4"),
+            ValueError,
+            "x is float64, expected f32, bf16 or f16",
+        ),
+        (lambda: opaq.Linear(64, 64)(X.double()), ValueError, "float64"),
+        (lambda: opaq.functional.linear(X, X.double()), ValueError, "w holds float64, expected f32"),
+        (lambda: opaq.quantize_(X.numpy()), TypeError, "expected a torch.nn.Module"),
+        (lambda: opaq.convert_training(X), TypeError, "expected a torch.nn.Module"),
+        (lambda: opaq.explain(X), TypeError, "expected a torch.nn.Module or an opaq.runner.Runner"),
+        (
+            lambda: opaq.Linear(64, 64, params_dtype=torch.bfloat16)(X),
+            ValueError,
+            "x holds f32, but w holds bf16",
+        ),
+    ],
+)
+def test_refusals_say_what_to_do(call: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("fp8_autocast", "use opaq.autocast"),
+        ("TransformerLayer", "use your own layer after opaq.convert_training"),
+        ("NVFP4Quantizer", r"use opaq.Quantizer\('nvfp4'\)"),
+        ("is_fp8_available", "not needed"),
+        ("convert_to_float8_training", "use opaq.convert_training"),
+    ],
+)
+def test_names_of_other_libraries(name: str, text: str) -> None:
+    with pytest.raises(AttributeError, match=text):
+        getattr(opaq, name)
+
+
+# ---- warnings ----
+
+
+def test_a_pattern_that_matches_nothing() -> None:
+    model = nn.ModuleDict({"lm_head": nn.Linear(64, 64), "body": nn.Linear(64, 64)})
+    said = only_warning(lambda: opaq.quantize_(model, ignore=["lm_haed", "lm_head"], progress=False))
+    assert said == (
+        "opaq.quantize_: 1 of 2 patterns of ignore match none of the 3 modules: 'lm_haed'; "
+        "did you mean 'lm_head'?"
+    )
+    said = only_warning(lambda: opaq.convert_training(net(), "mxfp8", ignore="re:.*head"))
+    assert said.startswith(
+        "opaq.convert_training: 1 of 1 patterns of ignore match none of the 3 modules: 're:.*head'"
+    )
+
+
+def test_nothing_to_convert() -> None:
+    model = nn.Sequential(nn.ReLU())
+    for call, name in (
+        (opaq.quantize_, "quantize_: nothing was quantized"),
+        (opaq.convert_training, "nothing was conv"),
+    ):
+        assert (
+            f"{name}" in (said := only_warning(lambda call=call: call(model)))
+            and "none of the 2 modules" in said
+        )
+    said = only_warning(lambda: opaq.convert_training(net(), ignore="*"))
+    assert said.endswith("none of the 2 linear layers and experts was converted: 2 ignored")
+
+
+def test_a_second_quantization() -> None:
+    model = net()
+    opaq.quantize_(model, progress=False)
+    said = only_warning(lambda: opaq.quantize_(model, "mxfp8", progress=False))
+    assert said.startswith(
+        "opaq.quantize_: 2 of 2 linear layers and experts are quantized already and stay as they are"
+    )
+    packed = opaq.quantize_tensor(X, "nvfp4")
+    said = only_warning(lambda: opaq.quantize_tensor(packed, "mxfp8"))
+    assert said.startswith("opaq.quantize_tensor: x of shape (64, 64) is quantized already (nvfp4)")
+
+
+def test_mixed_formats_without_a_warning() -> None:
+    model = net()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opaq.quantize_(model, "mxfp8", ignore=["0"], progress=False)
+        made = opaq.quantize_(model, "nvfp4", ignore=["1"], progress=False)
+    assert [module.name for module in made.modules] == ["0"] and made.left == {"1": "ignored"}
+
+
+@pytest.mark.parametrize("given", [{"quantizer": "nvfp4+sr"}, {"activations": "nvfp4+sr"}])
+def test_stochastic_rounding_is_refused_before_work(given: dict[str, str]) -> None:
+    model = net()
+    with pytest.raises(ValueError, match=r"opaq.quantize_: \w+='nvfp4\+sr' rounds stochastically"):
+        opaq.quantize_(model, **given, progress=False)
+    assert all(type(layer) is nn.Linear for layer in model)
+
+
+AUTOCAST = """
+import warnings, torch, opaq
+from torch import nn
+model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(2, 8)
+layer = opaq.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters())
+def scope(function, **how):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with opaq.autocast(recipe="mxfp8", **how):
+            function()
+    print(len(found), *(warning.message for warning in found))
+scope(lambda: (model(x), layer(x)))
+scope(lambda: (model(x), opaq.functional.linear(x, x)))
+scope(lambda: opaq.MLP(8, 8)(x))
+scope(lambda: model(x), enabled=False)
+{more}
+scope(lambda: model(x))
+scope(lambda: model(x))
+"""
+
+
+def autocast_output(more: str) -> list[str]:
+    code = textwrap.dedent(AUTOCAST).replace("{more}", more)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
+    return done.stdout.splitlines()
+
+
+def test_plain_layers_in_an_autocast() -> None:
+    *quiet, first, again = autocast_output("")
+    assert quiet == ["0"] * 4 and again == "0"
+    assert (
+        first.startswith("1 opaq.autocast: no module of opaq ran inside it")
+        and "the 2 torch.nn.Linear" in first
+    )
+
+
+def test_no_warning_where_code_is_compiled() -> None:
+    """Compiled code does not say whether it has run opaq's modules."""
+    compiled = "scope(lambda: torch.compile(layer, backend='eager')(x))"
+    assert autocast_output(compiled) == ["0"] * 7
+
+
+# ---- explain ----
+
+
+def test_explain_is_a_table() -> None:
+    layers = nn.ModuleList(net() for _ in range(3))
+    model = nn.ModuleDict({"layers": layers, "head": nn.Linear(64, 64)})
+    opaq.quantize_(model, ignore="head", progress=False)
+    found = opaq.explain(model)
+    assert len(found) == 7 and [row.name for row in found][:2] == ["layers.0.0.weight", "layers.0.1.weight"]
+    header, *lines = str(found).splitlines()
+    assert header.split() == list(found.HEADER)
+    assert [line.split()[:3] for line in lines] == [
+        ["layers.*.*.weight", "6", "nvfp4+tiled"],
+        ["head.weight", "1", "plain"],
+    ]
+    assert "opaq.quantize_ packs it" in lines[1]
+    page = found._repr_html_()
+    assert page.startswith("<table><tr><th>weight</th>") and page.count("<tr>") == 3
