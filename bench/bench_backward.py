@@ -1,11 +1,11 @@
-"""How fast the gradient of an input is through packed weights, beside PyTorch's product with plain ones.
+"""Times gradients of inputs through packed weights, beside PyTorch's products with plain weights.
 
     bench_backward.py [--json FILE] [--rounds N] [--threads N] [--only TEXT] [--rows M,...]
 
 dx = dy w with N = K = 4096 and 1, 64 and 512 rows, weights in rows and in tiles, dy in bfloat16 and in float32;
-beside PyTorch's `dy @ w` in both. Weights are cold: calls rotate over copies that are larger than the caches.
-All subjects of a number of rows are timed in turns, and a figure is the median of the rounds' ratios. Every
-product that is timed is first compared with that of the dequantized weight in double."""
+beside PyTorch's `dy @ w` in both. Weights are not in the caches: calls rotate over copies that together are
+larger. All subjects with the same number of rows are timed alternately, and a figure is the median of the
+rounds' ratios. Every product that is timed is first compared with that of the dequantized weight in double."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ ROWS = (1, 64, 512)
 QUANTIZERS = ("nvfp4", "mxfp4", "mxfp8", "fp8", "fp8row", "fp8blk2")
 PEERS = {"torch bf16": torch.bfloat16, "torch f32": torch.float32}
 ERRORS = {torch.bfloat16: 2.0**-8, torch.float32: 1e-6}
-MUST = 0.77  # with 512 rows: 1.3 times PyTorch's time. In bf16 where weights are exact in it but for one factor
+# Required with 512 rows: at most 1.3 times PyTorch's time. In bf16 for formats whose weights are exact in bf16
+# apart from one factor.
+MUST = 0.77
 TARGETS = {
     **{(f"{text}{how}, bf16", "torch bf16"): MUST for text in QUANTIZERS[:4] for how in ("", "+tiled")},
     **{(f"{text}{how}, f32", "torch f32"): MUST for text in QUANTIZERS for how in ("", "+tiled")},
@@ -32,7 +34,7 @@ backward = torch.ops.opaq.linear_backward
 
 
 class Case:
-    """The gradient through one weight: copies of its buffers that take turns."""
+    """The gradient through one weight; calls rotate over copies of its buffers."""
 
     def __init__(self, weight: Any, dtype: torch.dtype) -> None:
         self.name = f"{weight._quantizer_text}, {'bf16' if dtype == torch.bfloat16 else 'f32'}"
@@ -72,7 +74,7 @@ def peers_of(weight: torch.Tensor) -> dict[str, Callable[[torch.Tensor], Turns]]
 
 
 def figures_of(case: Case, rows: int, times: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """How many times faster than each peer."""
+    """The speed relative to each peer."""
     made = []
     for name in PEERS:
         must = TARGETS.get((case.name, name), 0.0) if rows == max(ROWS) else 0.0

@@ -1,10 +1,10 @@
-"""Quantizing a checkpoint of 2 GB with the command `opaq`, beside `cp` of the same files and beside
-compressed-tensors' own compressor in Python, in turns in one run, from a warm page cache.
+"""Times quantizing a checkpoint of 2 GB with the command `opaq`, beside `cp` of the same files and beside
+compressed-tensors' own compressor in Python, alternately in one run, from a warm page cache.
 
     make bench-checkpoint            or            bench_checkpoint.py --command build/opaq --folder FOLDER
 
-Writes a made-up model (several shards, dense layers, stacked experts, odd names). What is timed is also
-compared: the tensors that compressed-tensors makes must be those that opaq wrote, byte for byte."""
+Writes a random model (several shards, dense layers, stacked experts, unusual names). The results are also
+compared: the tensors of compressed-tensors must equal those that opaq wrote, byte for byte."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def largest_tensor(folder: Path) -> int:
 
 
 def timed(command: list[str]) -> tuple[float, int]:
-    """Seconds, and the most memory it had, in bytes. The latter is asked for while it runs: what the system
-    tells afterwards counts the memory of this process too, of which it was a copy for a moment."""
+    """Seconds and peak memory in bytes. The peak is polled while the command runs: the value that the system
+    reports afterwards includes the memory of this process, shared between fork and exec."""
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     peak = 0
@@ -126,7 +126,7 @@ def timed(command: list[str]) -> tuple[float, int]:
 
 
 def python_parts(name: str, w: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A stack of experts as opaq names its matrices."""
+    """The matrices of a stack of experts, under the names that opaq gives them."""
     if w.dim() != 3:
         return {name.removesuffix(".weight"): w}
     prefix, leaf = name.rsplit(".", 1)
@@ -139,8 +139,8 @@ def python_parts(name: str, w: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def python_compress(source: Path, to: Path, quantized: set[str], form: str) -> float:
-    """Seconds that compressed-tensors takes for the same weights, in float32 as opaq computes. Projections that
-    are joined do not share global scales here, which costs it nothing."""
+    """Seconds that compressed-tensors takes for the same weights, in float32 like opaq. Fused projections do
+    not share global scales here, which does not change the time."""
     peer = compressed_tensors()
     to.mkdir()
     began = time.perf_counter()
@@ -158,7 +158,7 @@ def python_compress(source: Path, to: Path, quantized: set[str], form: str) -> f
 
 
 def quantized_modules(folder: Path, data: str) -> set[str]:
-    """Those whose codes are there under this name."""
+    """The modules that have codes of this name."""
     found = set()
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
@@ -172,7 +172,8 @@ def quantized_modules(folder: Path, data: str) -> set[str]:
 
 
 def compare(ours: Path, theirs: Path) -> int:
-    """Tensors whose bytes are equal; a difference is an error. Joined projections have other scales there."""
+    """Number of tensors whose bytes are equal; a difference is an error, except in fused projections, whose
+    global scales differ here."""
     joined = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
     compared = 0
     for path in sorted(theirs.glob("*.safetensors")):
@@ -182,7 +183,7 @@ def compare(ours: Path, theirs: Path) -> int:
                     continue
                 a, b = here.get_tensor(name), there.get_tensor(name)
                 if not torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8)):
-                    raise RuntimeError(f"{name} is not what compressed-tensors makes")
+                    raise RuntimeError(f"{name} differs from compressed-tensors' tensor")
                 compared += 1
     return compared
 
@@ -253,7 +254,7 @@ def measure(
 
 
 def show(found: dict[str, Any]) -> int:
-    """Prints the table; returns how many figures miss what they must be."""
+    """Prints the table; returns the number of figures that miss their required value."""
     size, limit = found["source_bytes"], found["memory_limit_bytes"]
     print(f"source {size / 1e9:.2f} GB, {found['threads']} threads, best of {found['rounds']} rounds")
     heads = ("s", "GB/s", "of cp", "x Python", "peak MB", "out GB", "spread")
@@ -269,10 +270,10 @@ def show(found: dict[str, Any]) -> int:
         misses += python is not None and python < MUST_PYTHON
         misses += is_ours and row["peak_bytes"] > limit
     print(f"{'compressed-tensors nvfp4':26}{found['python_seconds']:9.2f}")
-    print(f"{found['tensors_compared']} tensors are what compressed-tensors makes, byte for byte")
+    print(f"{found['tensors_compared']} tensors equal those of compressed-tensors, byte for byte")
     print(
-        f"must: {MUST_COPY} of cp, {MUST_PYTHON:.0f} times Python, at most {limit / 1e6:.0f} MB of memory "
-        f"(two of the largest tensor and 64 MB); {misses} missed"
+        f"required: {MUST_COPY} of cp, {MUST_PYTHON:.0f} times Python, at most {limit / 1e6:.0f} MB of memory "
+        f"(twice the largest tensor and 64 MB); {misses} missed"
     )
     return misses
 
@@ -280,10 +281,10 @@ def show(found: dict[str, Any]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--command", default="build/opaq", help="the program opaq")
-    parser.add_argument("--folder", type=Path, help="where files go (some 10 GB); a temporary one if not given")
+    parser.add_argument("--folder", type=Path, help="folder for about 10 GB of files (default: temporary)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--layers", type=int, default=LAYERS, help="of the model: fewer for a quick look")
-    parser.add_argument("--json", type=Path, help="the figures go here as JSON too")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="layers of the model; fewer are faster")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         found = measure(

@@ -1,20 +1,20 @@
-"""How fast linear layers with tiled weights are through the public operators, beside PyTorch's and NumPy's own.
+"""Times linear layers with tiled weights through the public operators, beside PyTorch's and NumPy's products.
 
     bench_linear.py [--json FILE] [--rounds N] [--threads N] [--only TEXT] [--rows M,...]
 
-N = K = 4096; 1, 8, 64 and 512 rows of float32, or of bfloat16 where the case says so. Weights are cold: every
-call takes the next of so many copies that no cache holds them. Peers run in the same rounds:
+N = K = 4096; 1, 8, 64 and 512 rows of float32, or of bfloat16 if the case says so. Weights are not in the
+caches: calls rotate over copies that together are larger. Peers run in the same rounds:
 
     torch f32, bf16    F.linear (MKL, oneDNN)
-    numpy f32          x @ w.T (the BLAS that NumPy brings)
-    torch int8         quantized::linear_dynamic: int8 weights, x to int8 in each call
+    numpy f32          x @ w.T (NumPy's BLAS)
+    torch int8         quantized::linear_dynamic: int8 weights, x quantized to int8 in each call
     torch int4         _weight_int4pack_mm_for_cpu: int4 weights in groups of 32, x in bf16
 
-Each number of threads is a process of its own, because some libraries read theirs when they start. A last pair
-of processes leaves opaq only AVX2 (OPAQ_CPU=avx2) while the peers keep everything. "best f32" is the faster of
-torch f32 and numpy f32 in each round. The floor is reading the weight, or computing at the peak of the kernel's
-kind, whichever is more, at their best of all rounds. Every product that is timed is compared with the one of
-the dequantized weight first."""
+Each number of threads runs in a separate process, because some libraries read it only when they start. A last
+pair of processes limits opaq to AVX2 (OPAQ_CPU=avx2), but not the peers. "best f32" is the faster of torch f32
+and numpy f32 in each round. The floor is the time of reading the weight or that of computing at the peak rate
+of the kernel's arithmetic, whichever is longer, each at the best of all rounds. Every product that is timed is
+first compared with that of the dequantized weight."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ROWS = (1, 8, 64, 512)
 BEST = "best f32"
 Call = Callable[[torch.Tensor], Any]
 
-# What a case must reach and aims at: (case, rows, of, must, aim).
+# Required value and target of a case: (case, rows, of, must, aim).
 TARGETS = (
     *((f"nvfp4 exact{how}", 1, "torch f32", 5.0, 6.0) for how in ("", ", bf16")),
     *(
@@ -62,7 +62,7 @@ AVX2_ROWS = (1, 512)
 TARGETS_AVX2 = (("nvfp4 fast", 512, BEST, 1.0, 1.3),)
 
 
-# ---- what is timed ----
+# ---- cases ----
 
 
 def subnormal_weight(quantizer: str) -> torch.Tensor:
@@ -73,7 +73,7 @@ def subnormal_weight(quantizer: str) -> torch.Tensor:
 
 
 def error_of(weight: Any, given: str, dtype: torch.dtype, precision: str) -> float:
-    """Of a few rows' product with a part of a tiled weight, against sums in double."""
+    """The error of a few rows' product with a part of a tiled weight, against sums in double."""
     x = torch.randn(3, SIZE).to(dtype)
     seen = opaq.quantize_tensor(x, given).dequantize(torch.float32) if given else x
     want = seen.double() @ weight.dequantize(torch.float32)[: SIZE // 8].double().T
@@ -82,7 +82,7 @@ def error_of(weight: Any, given: str, dtype: torch.dtype, precision: str) -> flo
 
 
 class Case:
-    """A product with a tiled weight: copies that take turns, the kernel, the bytes of one copy."""
+    """A product with a tiled weight: the copies that calls rotate over, the kernel, the bytes of one copy."""
 
     def __init__(
         self, name: str, weights: list[Any], given: str, precision: str, dtype: torch.dtype = torch.float32
@@ -99,7 +99,7 @@ class Case:
         return Turns(lambda weight: quantized_linear(x, weight, **keywords), self.weights)
 
     def floor_s(self, rows: int, limits: Limits) -> float:
-        """bfloat16 goes twice as fast as float32 where there is a kernel for it."""
+        """A kernel with bfloat16 instructions has twice the peak rate of float32."""
         rates = {"_exact_": limits.floats, "_bf16_": 2 * limits.floats}
         peak = next((rate for part, rate in rates.items() if part in self.kernel), limits.bytes)
         return max(self.bytes / limits.read, operations(rows) / peak)
@@ -159,7 +159,7 @@ def other_peers(weight: torch.Tensor) -> dict[str, Callable[[torch.Tensor], Turn
     linear, half = torch.nn.functional.linear, weight.bfloat16()
     halves = copies(half, half.nbytes, lambda tensor: tensor.clone())
 
-    warnings.filterwarnings("ignore", message=".*deprecated.*")  # about how PyTorch makes int8 tensors
+    warnings.filterwarnings("ignore", message=".*deprecated.*")  # PyTorch's int8 quantization
 
     codes = torch.quantize_per_tensor(weight, float(weight.abs().max()) / 127, 0, torch.qint8)
     pack_int8 = torch.ops.quantized.linear_prepack
@@ -179,7 +179,7 @@ def other_peers(weight: torch.Tensor) -> dict[str, Callable[[torch.Tensor], Turn
 # ---- running ----
 
 
-LIMITS = {"read": "read", "VNNI peak": "bytes"}  # of figures, and their kinds
+LIMITS = {"read": "read", "VNNI peak": "bytes"}  # a figure's limit: its kind in measuring.Limits
 
 
 def targets_of(case: Case, rows: int, targets: Any) -> dict[str, tuple[float, float]]:
@@ -187,7 +187,7 @@ def targets_of(case: Case, rows: int, targets: Any) -> dict[str, tuple[float, fl
 
 
 def subjects_of(case: Case, x: torch.Tensor, limits: Limits, targets: Any) -> dict[str, Callable[[], Any]]:
-    """The product, and before it those of its limits that it has a target for."""
+    """The limits for which the product has a target, then the product."""
     work = {"read": case.bytes, "bytes": operations(len(x))}
     wanted = [of for of in targets_of(case, len(x), targets) if of in LIMITS]
     made = {f"{of}, {case.name}": limits.sample(LIMITS[of], work[LIMITS[of]]) for of in wanted}
@@ -195,7 +195,7 @@ def subjects_of(case: Case, x: torch.Tensor, limits: Limits, targets: Any) -> di
 
 
 def figures_of(case: Case, rows: int, times: dict[str, list[float]], targets: Any) -> list[dict[str, Any]]:
-    """Times faster than each peer, and the shares that have a target."""
+    """The speed relative to each peer, and the shares of limits that have a target."""
     mine = times[case.name]
     peers = [name for name in times if name.startswith(("torch", "numpy"))]
     ratios = {name: ratio(times[name], mine) for name in peers}
@@ -230,19 +230,19 @@ def measure(
         times = measuring.interleave(subjects, measuring.rounds_of(rows, rounds))
         records += [record(name, rows, threads, times[name]) for name in some]
         for case in mine:
-            told, floor = figures_of(case, rows, times, targets), case.floor_s(rows, limits)
-            records.append(record(case.name, rows, threads, times[case.name], case.kernel, floor, told))
+            figures, floor = figures_of(case, rows, times, targets), case.floor_s(rows, limits)
+            records.append(record(case.name, rows, threads, times[case.name], case.kernel, floor, figures))
     for one in records:
         one["n"] = one["k"] = SIZE
     return [*records, {"peaks": limits.best, "threads": threads}]
 
 
 def in_process(threads: int, given: Any, avx2: bool) -> list[dict[str, Any]]:
-    """The same on so many threads, which some libraries are told before they start."""
+    """Runs measure() in a process with `threads` threads, which some libraries read when they start."""
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
     environment = {**os.environ, **dict.fromkeys(names, str(threads))}
     environment["OPENBLAS_THREAD_TIMEOUT"] = (
-        "4"  # else its threads stay awake and take time from the next subject
+        "4"  # short, so that its idle threads do not spin during the next subject
     )
     if avx2:
         environment["OPAQ_CPU"] = "avx2"
@@ -271,7 +271,9 @@ def main() -> None:
     parser = measuring.arguments("Times linear layers with tiled weights beside their peers.")
     parser.add_argument("--only", default="", help="only cases whose name contains this")
     parser.add_argument("--rows", type=lambda text: [int(m) for m in text.split(",")], default=ROWS)
-    parser.add_argument("--child", action="store_true", help="measure in this process; write a list of records")
+    parser.add_argument(
+        "--child", action="store_true", help="internal: measure in this process, write a list of records"
+    )
     given = parser.parse_args()
     given.rounds = given.rounds or 4
     if given.child:
@@ -290,7 +292,7 @@ def main() -> None:
     print(f"opaq {about['version']}, torch {about['torch']}, {about['cpu']}, {given.rounds} rounds")
     for features in ("", "avx2"):
         if some := [one for one in records if one["features"] == features]:
-            print(f"\n{'opaq with AVX2 only' if features else 'all that the processor has'}")
+            print(f"\n{'opaq with AVX2 only' if features else 'all instruction sets of the processor'}")
             measuring.show(some)
     measuring.write(given.json, about | {"peaks": peaks, "results": records})
 

@@ -1,17 +1,16 @@
-"""How fast a small Llama-like model decodes with tiled NVFP4 weights, compiled, beside the same in PyTorch.
+"""Times decoding of a small compiled Llama-like model with tiled NVFP4 weights, beside the same in PyTorch.
 
     bench_llama.py [--json FILE] [--rounds N] [--threads N] [--layers N]
 
 8 layers of hidden size 2048 (16 heads, 4 of keys and values, intermediate size 5632), a vocabulary of 32000, a
 static cache, one token at a time with torch.compile(fullgraph=True): float32, bfloat16, and opaq.quantize_ to
 nvfp4, lm_head included, in three precisions. The float32 and bfloat16 models have the values of the quantized
-weights, so all are the same model. First each is given the tokens that float32 decodes greedily, and "agree"
-counts where it would have gone on with the same one; precision exact has to everywhere, else this program
-fails. Then single steps are timed in turns.
+weights, so all are the same model. First each model gets the tokens that float32 decodes greedily, and "agree"
+is the number of tokens that it predicts equally; precision exact must agree on all, else this program fails.
+Then single steps are timed alternately.
 
-Where the time goes, for each precision: "products" are all operators of a step called one after another,
-without the rest of the model; "calls" is what as many calls cost with weights so small that the work is
-nothing. The floor is reading all weights once."""
+For each precision, "products" is the time of all operators of a step without the rest of the model, and "calls"
+the time of as many calls with tiny weights. The floor is the time of reading all weights once."""
 
 from __future__ import annotations
 
@@ -105,7 +104,7 @@ class Llama(nn.Module):
 
 
 def models(layers: int) -> dict[str, Llama]:
-    """One model, five ways."""
+    """The same model in five variants."""
     model = Llama(layers).eval().requires_grad_(False)
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -122,7 +121,7 @@ def models(layers: int) -> dict[str, Llama]:
 
 
 class Decoder:
-    """A compiled model and where it is. Steps go round in the cache, so that they can be timed for ever."""
+    """A compiled model and its position in the cache, which starts again at its end."""
 
     def __init__(self, model: Llama) -> None:
         self.model, self.at = model, 0
@@ -131,14 +130,14 @@ class Decoder:
         self.token = torch.tensor([1])
 
     def __call__(self) -> torch.Tensor:
-        """One token more, the likeliest."""
+        """Decodes the next token, the likeliest."""
         logits = self.step(self.token, self.places[self.at])
         self.at = (self.at + 1) % CONTEXT
         self.token = logits.argmax().view(1)
         return logits
 
-    def said(self, given: list[int] | None = None) -> list[int]:
-        """TOKENS tokens: after its own ones, or after the given ones."""
+    def decode(self, given: list[int] | None = None) -> list[int]:
+        """Predicts TOKENS tokens, each after its own tokens or after the given ones."""
         made = []
         for i in range(TOKENS):
             self()
@@ -153,7 +152,7 @@ def weights_of(model: nn.Module) -> list[Any]:
 
 
 def products(weights: list[Any], precision: str) -> Callable[[], None]:
-    """The operators of a step and nothing else."""
+    """Runs only the operators of a step."""
     inputs = {width: torch.randn(1, 1, width) for width in {weight.shape[1] for weight in weights}}
 
     def run() -> None:
@@ -164,7 +163,7 @@ def products(weights: list[Any], precision: str) -> Callable[[], None]:
 
 
 def bytes_of(model: nn.Module) -> int:
-    """What a step reads: every weight but the embedding's, of which it takes one row."""
+    """Bytes that a step reads: every weight except the embedding, of which it reads one row."""
     total = 0
     for name, parameter in model.named_parameters():
         if name != "embedding.weight":
@@ -177,16 +176,18 @@ def measure(threads: int, rounds: int, made: dict[str, Llama]) -> list[dict[str,
     torch.set_num_threads(threads)
     torch.compiler.reset()
     limits, decoders = Limits(threads), {}
-    said: dict[str, list[int]] = {}
+    tokens: dict[str, list[int]] = {}
     for name, model in made.items():
         for layer in model.layers:
             layer.keys.zero_()
             layer.values.zero_()
         decoders[name] = Decoder(model)
         start = time.perf_counter()
-        said[name] = decoders[name].said(said.get("torch f32"))
+        tokens[name] = decoders[name].decode(tokens.get("torch f32"))
         print(f"{name}, {threads} threads: ready after {time.perf_counter() - start:.1f} s", flush=True)
-    agree = {name: sum(a == b for a, b in zip(said[name], said["torch f32"], strict=True)) for name in said}
+    agree = {
+        name: sum(a == b for a, b in zip(tokens[name], tokens["torch f32"], strict=True)) for name in tokens
+    }
     subjects: dict[str, Callable[[], Any]] = {**limits.samples(), **decoders}
     tiny = opaq.quantize_tensor(torch.randn(16, 64), "nvfp4").tiled()
     for precision in PRECISIONS:
@@ -196,21 +197,23 @@ def measure(threads: int, rounds: int, made: dict[str, Llama]) -> list[dict[str,
     times = measuring.interleave(subjects, rounds, sample_s=0.1)
     records = []
     for name, model in made.items():
-        told, kernel, parts = [], "", {}
+        figures, kernel, parts = [], "", {}
         if name.startswith("nvfp4"):
             precision = name.split()[1]
             targets = TARGETS if precision == "fast" else {}
-            told = [figure(ratio(times[peer], times[name]), peer, *targets.get(peer, ())) for peer in TARGETS]
+            figures = [
+                figure(ratio(times[peer], times[name]), peer, *targets.get(peer, ())) for peer in TARGETS
+            ]
             kernel = kernel_of(weights_of(model)[0]._quantizer_text, "", torch.float32, precision)
             parts = {
                 part: ratio(times[f"{part} {precision}"], times[name])["value"]
                 for part in ("products", "calls")
             }
         floor = bytes_of(model) / limits.read
-        made_record = record(name, 1, threads, times[name], kernel, floor, told)
+        made_record = record(name, 1, threads, times[name], kernel, floor, figures)
         records.append(made_record | {"agree": agree[name], "tokens": TOKENS, "shares": parts})
     if agree["nvfp4 exact"] != TOKENS:
-        raise SystemExit(f"bench_llama: exact says {said['nvfp4 exact']}, expected {said['torch f32']}")
+        raise SystemExit(f"bench_llama: exact decodes {tokens['nvfp4 exact']}, expected {tokens['torch f32']}")
     return [*records, {"peaks": limits.best, "threads": threads}]
 
 

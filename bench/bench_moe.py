@@ -1,13 +1,13 @@
-"""How fast a mixture of experts with tiled NVFP4 weights is, beside what reading the experts takes and PyTorch.
+"""Times a mixture of experts with tiled NVFP4 weights, beside reading the experts' weights and beside PyTorch.
 
     bench_moe.py [--json FILE] [--rounds N] [--threads N]
 
-128 experts of hidden size 2048 and intermediate size 768, each token goes through 8 of them. The token of M = 1
-has other experts in every call, so that they are cold; 64 tokens visit nearly all of them. "read floor" is
-reading as many bytes as the experts that are visited have, in the same rounds; the floor is that at its best,
-or the multiplications and additions at the peak of the kernel's kind, whichever is more. "torch f32 loop" is
-the same routing with plain float32 weights: for each expert the tokens that chose it, two products and the
-activation, added up. The results of both are compared first."""
+128 experts of hidden size 2048 and intermediate size 768; each token uses 8 of them. With one token (M = 1)
+every call uses other experts, so that their weights are not in the caches; 64 tokens use nearly all. "read
+floor" is the time of reading as many bytes as the used experts have, in the same rounds; the floor is its best,
+or the time of the operations at the peak rate of the kernel's arithmetic, whichever is longer. "torch f32 loop"
+is the same routing with plain float32 weights: a loop over experts with two products and the activation for the
+tokens of each. The results of both are compared first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HIDDEN, INTER, EXPERTS, TOP = 2048, 768, 128, 8
 PRECISIONS = ("exact", "near", "fast")
 LOOP = "torch f32 loop"
 TURNS = EXPERTS // TOP
-# By precision and tokens: of what, must, aim.
+# By precision and tokens: the peer or limit, required value, target.
 TARGETS = {("fast", 1): ("read floor", 0.7, 0.85), ("fast", 64): (LOOP, 3.0, 5.0)}
 ERRORS = {"exact": 1e-5, "near": 2e-4, "fast": 4e-2}
 
@@ -34,7 +34,7 @@ ERRORS = {"exact": 1e-5, "near": 2e-4, "fast": 4e-2}
 def loop(
     x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor
 ) -> Any:
-    """What a model in plain PyTorch does."""
+    """The mixture in plain PyTorch."""
     y, linear = torch.zeros_like(x), torch.nn.functional.linear
     for expert in ids.unique().tolist():
         token, place = torch.where(ids == expert)
@@ -45,7 +45,7 @@ def loop(
 
 
 def routings(tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Ids and weights for calls that follow each other. One token visits all experts in TURNS calls."""
+    """Ids and weights of successive calls. A single token uses all experts within TURNS calls."""
     if tokens == 1:
         ids = list(torch.randperm(EXPERTS).reshape(TURNS, 1, TOP))
     else:
@@ -87,11 +87,11 @@ def measure(threads: int, rounds: int, plain: list[torch.Tensor], tiles: list[An
             ratios = {LOOP: ratio(times[LOOP], times[name])}
             ratios["read floor"] = ratio(times[f"reading, {precision}"], times[name])
             of, *wanted = TARGETS.get((precision, tokens), (LOOP,))
-            told = [figure(ratios[of], of, *wanted), *(figure(ratios[o], o) for o in ratios if o != of)]
+            figures = [figure(ratios[of], of, *wanted), *(figure(ratios[o], o) for o in ratios if o != of)]
             peak = limits.floats if precision == "exact" else limits.bytes
             kernel = kernel_of(tiles[0]._quantizer_text, "", torch.float32, precision)
             floor = max(bytes_read / limits.read, operations / peak)
-            records.append(record(name, tokens, threads, times[name], kernel, floor, told))
+            records.append(record(name, tokens, threads, times[name], kernel, floor, figures))
     return [*records, {"peaks": limits.best, "threads": threads}]
 
 

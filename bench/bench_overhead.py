@@ -1,32 +1,31 @@
-"""What calling an operator costs: microseconds per eager call and per operator in a compiled graph.
+"""Measures the overhead of operator calls: microseconds per eager call and per operator in a compiled graph.
 
     bench_overhead.py [--json FILE] [--rounds N] [--calls N]
 
-On a tensor so small that the work is nothing, side by side in one run:
+On a tensor so small that computing takes no time, in one run:
 
     C op       torch.ops.opaq.quantize and dequantize, registered from C
     custom_op  the same two, registered with torch.library.custom_op: same schema, results and allocations
     F.linear   one of PyTorch's own operators, for scale
     empty      torch.empty of one result, the floor: any operator that returns a tensor allocates it
 
-Only the registration should differ between the first two. A Python body has to reach the library somehow, and
-calling the C op from it would count the C op's dispatch twice. So the body does the least that gives right
-bytes: it allocates with torch.empty, puts addresses into views that were prepared beforehand, and calls
-opaq_quantize or opaq_dequantize through ctypes. It parses no quantizer, derives no shape and checks no
-argument, all of which the C op's side does do; the comparison leans towards custom_op. "body" is that
-function called directly.
+Only the registration should differ between the first two. If custom_op's Python body called the C op, dispatch
+would count twice. So the body does the minimum for correct results: it allocates with torch.empty, writes
+addresses into prepared views, and calls opaq_quantize or opaq_dequantize through ctypes. Unlike the C op it
+parses no quantizer, derives no shape and checks no argument, which favours custom_op. "body" is that function
+called directly.
 
-Rounds are interleaved: each measures every subject once, so that a slow moment of the machine hits all of
+Rounds are interleaved: each measures every subject once, so that a slow phase of the machine affects all of
 them. A figure is the minimum over the rounds, with the rounds' 10th to 90th percentile beside it. In a
 compiled graph 32 operators are chained, 16 of each; a graph without them is subtracted, and the rest divided
 by 32.
 
-The aim: the C op's overhead over the floor is at most half of custom_op's; in the compiled graph, the whole
-cost of an operator, allocation and work included.
+Target: the C op's overhead over the floor is at most half of custom_op's; in the compiled graph, the whole time
+of an operator, including allocation and computing.
 
-And what Python adds to an operator in eager mode: a call of opaq.Linear (one row of 64, MXFP8BlockScaling, no
-gradients) and of opaq.QuantizedLinear less that of the C op with the same arguments, the median of the rounds'
-differences. The aim: at most twice the time of F.linear of that size."""
+Also the overhead of the modules in eager mode: the time of opaq.Linear (one row of 64, MXFP8BlockScaling, no
+gradients) and of opaq.QuantizedLinear minus that of the C op with the same arguments, as the median of the
+rounds' differences. Target: at most twice the time of F.linear of that size."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ LAYER_AIM = 2.0
 
 
 class Body:
-    """quantize and dequantize of one shape and quantizer, as cheap as Python can have them."""
+    """quantize and dequantize of one shape and quantizer, with the least overhead in Python."""
 
     def __init__(self) -> None:
         self.library = _library.library
@@ -156,7 +155,7 @@ def eager_subjects() -> dict[str, Callable[[], Any]]:
 
 
 def layer_subjects() -> dict[str, Callable[[], Any]]:
-    """Modules, the operators behind them, and F.linear; under an autocast that is left entered."""
+    """Modules, their operators, and F.linear; enters an autocast and does not exit it."""
     scope = opaq.autocast(recipe=MXFP8BlockScaling())
     scope.__enter__()
     x, layer = torch.linspace(-2, 2, LAYER).reshape(1, LAYER), opaq.Linear(LAYER, LAYER)

@@ -8,7 +8,14 @@
  * Some rows have targets, for one thread and tensors larger than the caches: a share that they must have, and one to
  * aim for; they have more rounds. For two copies at once the target is how much faster that is than one after the other,
  * in rounds of their own. The rows that miss what they must have are named at the end. Prints tables; --json FILE writes
- * the same as JSON. */
+ * the same as JSON.
+ *
+ * --against LIBRARY compares two builds: the same operation of another libopaq.so takes the copy's place, on the same memory
+ * and on the calling thread. Where buffers lie in physical memory changes a time by up to a fifth from process to process, so
+ * two processes cannot show a difference of a few percent; two libraries in one process can. The structs of the public headers
+ * must be the same in both. With --subject both are shared objects: code that is linked in lies elsewhere, which alone makes
+ * up to a tenth of a difference. Compare a copy of a library with itself to see how much a figure means. */
+#include <dlfcn.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -33,7 +40,21 @@ struct settings {
     int threads;
     const char *filter;
     const char *json;
+    const char *against; /* the path of another build's libopaq.so, or NULL */
+    const char *subject; /* the path of the libopaq.so that is timed, or NULL for the one that is linked in */
 };
+
+/* What is timed: the functions of one build. */
+struct library {
+    enum opaq_status (*quantize)(const struct opaq_view *x, const struct opaq_quantize_args *args,
+                                 const struct opaq_execution *execution, const struct opaq_view *out,
+                                 struct opaq_error *error);
+    enum opaq_status (*dequantize)(const struct opaq_view *q, int usage, const struct opaq_execution *execution,
+                                   const struct opaq_view *y, struct opaq_error *error);
+    bool
+        uses_threads; /* false: runs on the calling thread; NULL means that to every build, whatever the argument's type */
+};
+static struct library this_library = {opaq_quantize, opaq_dequantize, true};
 
 enum operation { QUANTIZE, QUANTIZE_GIVEN, DEQUANTIZE, OPERATION_COUNT };
 static const char *const operation_names[OPERATION_COUNT] = {"quantize", "quantize, amax given", "dequantize"};
@@ -154,13 +175,15 @@ static double bytes_moved(const struct bench_case *one, enum operation operation
     return (double)one->plain_bytes + (double)one->quantized_bytes / copies;
 }
 
-/* With nothing of it in the caches. */
-static double time_operation(const struct bench_case *one, enum operation operation, struct peaks *peaks,
-                             const struct opaq_parallel *parallel) {
+/* Seconds of the library's operation, with nothing of its memory in the caches. */
+static double time_operation_of(const struct library *library, const struct bench_case *one,
+                                enum operation operation, struct peaks *peaks,
+                                const struct opaq_parallel *parallel) {
     const double more_than_caches = 96 << 20;
     struct opaq_error error;
     struct opaq_quantize_args args = {.random = {1, 2}};
-    const struct opaq_execution execution = {.parallel = parallel};
+    const struct opaq_execution on_threads = {.parallel = parallel};
+    const struct opaq_execution *const execution = library->uses_threads ? &on_threads : NULL;
     if (operation == QUANTIZE_GIVEN) {
         args.amax_rowwise = one->amax[0];
         args.amax_columnwise = one->amax[1];
@@ -168,8 +191,8 @@ static double time_operation(const struct bench_case *one, enum operation operat
     (void)peaks_sample(peaks, PEAK_READ, more_than_caches, parallel);
     const double start = now();
     const enum opaq_status status = operation == DEQUANTIZE
-                                        ? opaq_dequantize(&one->q, 0, &execution, &one->y, &error)
-                                        : opaq_quantize(&one->x, &args, &execution, &one->q, &error);
+                                        ? library->dequantize(&one->q, 0, execution, &one->y, &error)
+                                        : library->quantize(&one->x, &args, execution, &one->q, &error);
     const double seconds = now() - start;
     if (status != OPAQ_OK) {
         stop(one->spec, &error);
@@ -177,14 +200,23 @@ static double time_operation(const struct bench_case *one, enum operation operat
     return seconds;
 }
 
+static double time_operation(const struct bench_case *one, enum operation operation, struct peaks *peaks,
+                             const struct opaq_parallel *parallel) {
+    return time_operation_of(&this_library, one, operation, peaks, parallel);
+}
+
 /* One round of a case. */
-static void time_case(struct bench_case *one, enum operation operation, struct peaks *peaks,
-                      const struct opaq_parallel *parallel, bool counts) {
+static void time_case(struct bench_case *one, enum operation operation, const struct library *against,
+                      struct peaks *peaks, const struct opaq_parallel *parallel, bool counts) {
     for (int turn = 0; turn < TURNS; ++turn) {
-        const double floor_seconds = peaks_sample(peaks, PEAK_COPY, bytes_moved(one, operation), parallel);
-        const double seconds = time_operation(one, operation, peaks, parallel);
+        const bool is_first = turn % 2 == 1; /* each goes first once */
+        double seconds = is_first ? time_operation(one, operation, peaks, parallel) : 0.0;
+        const double other = against == NULL
+                                 ? peaks_sample(peaks, PEAK_COPY, bytes_moved(one, operation), parallel)
+                                 : time_operation_of(against, one, operation, peaks, parallel);
+        seconds = is_first ? seconds : time_operation(one, operation, peaks, parallel);
         if (counts) {
-            rounds_turn(&one->rounds[operation], turn, seconds, floor_seconds);
+            rounds_turn(&one->rounds[operation], turn, seconds, other);
         }
     }
 }
@@ -226,7 +258,7 @@ static void report(const struct bench_case *one, enum operation operation, const
     const struct figure share = rounds_figure(&one->rounds[operation], 1.0, false);
     const char *kernel = operation == DEQUANTIZE ? opaq_dequantize_kernel(&one->q.proto.spec)
                                                  : opaq_quantize_kernel(&one->q.proto.spec);
-    const struct target *target = target_of(one, operation);
+    const struct target *target = s->against != NULL ? NULL : target_of(one, operation);
     const char *mark = target == NULL ? ""
                                       : judge(share.value, target->must, target->aim, one->spec,
                                               operation_names[operation], misses);
@@ -331,11 +363,28 @@ static void usage(FILE *stream) {
                     "  --rounds N     rounds over all cases, at most 100 (default 5)\n"
                     "  --threads N    0 for one per processor (default 0)\n"
                     "  --only TEXT    only quantizers whose text contains TEXT\n"
-                    "  --json FILE    also write the figures as JSON\n");
+                    "  --json FILE    also write the figures as JSON\n"
+                    "  --against LIB  compare with another build's libopaq.so instead of a copy; one thread\n"
+                    "  --subject LIB  time this libopaq.so instead of the one that is linked in\n");
+}
+
+/* The other build's functions. */
+static struct library open_library(const char *path) {
+    struct library library = {NULL, NULL, false};
+    void *const handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    void *const quantize = handle == NULL ? NULL : dlsym(handle, "opaq_quantize");
+    void *const dequantize = handle == NULL ? NULL : dlsym(handle, "opaq_dequantize");
+    if (quantize == NULL || dequantize == NULL) {
+        fprintf(stderr, "bench_quant: %s: %s\n", path, dlerror());
+        exit(2);
+    }
+    memcpy(&library.quantize, &quantize, sizeof quantize); /* C has no cast from void * to a function */
+    memcpy(&library.dequantize, &dequantize, sizeof dequantize);
+    return library;
 }
 
 static struct settings read_arguments(int argc, char **argv) {
-    struct settings s = {4096, 4096, 5, 0, "", NULL};
+    struct settings s = {4096, 4096, 5, 0, "", NULL, NULL, NULL};
     const struct bench_option options[] = {
         {"--rows", &s.rows, 1, 1 << 20, NULL},
         {"--columns", &s.columns, 1, 1 << 20, NULL},
@@ -343,8 +392,11 @@ static struct settings read_arguments(int argc, char **argv) {
         {"--threads", &s.threads, 0, 1024, NULL},
         {"--only", NULL, 0, 0, &s.filter},
         {"--json", NULL, 0, 0, &s.json},
+        {"--against", NULL, 0, 0, &s.against},
+        {"--subject", NULL, 0, 0, &s.subject},
     };
     bench_options_read(argc, argv, "bench_quant", usage, options, sizeof options / sizeof options[0]);
+    s.threads = s.against != NULL ? 1 : s.threads;
     return s;
 }
 
@@ -379,12 +431,18 @@ int main(int argc, char **argv) {
         stop("no quantizer's text contains what --only asks for", NULL);
     }
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
+    if (s.subject != NULL) {
+        this_library = open_library(s.subject);
+    }
+    this_library.uses_threads = s.against == NULL;
+    const struct library other = s.against != NULL ? open_library(s.against) : this_library;
+    const struct library *const against = s.against != NULL ? &other : NULL;
     struct peaks peaks = peaks_make();
     if (peaks.memory == NULL) {
         stop("no memory", NULL);
     }
     static struct both both[OPAQ_FORMAT_COUNT];
-    const int both_count = find_both(cases, count, both);
+    const int both_count = against != NULL ? 0 : find_both(cases, count, both);
     const int steps = OPERATION_COUNT * count + both_count;
     for (int round = -1; round < s.rounds; ++round) { /* round -1 warms up */
         for (int i = 0; i < OPERATION_COUNT * count; ++i) {
@@ -392,7 +450,7 @@ int main(int argc, char **argv) {
             const enum operation operation = (enum operation)(i / count);
             const int times = target_of(one, operation) == NULL ? 1 : TARGET_ROUNDS;
             for (int k = 0; is_timed(one, operation) && k < times; ++k) {
-                time_case(one, operation, &peaks, &parallel, round >= 0);
+                time_case(one, operation, against, &peaks, &parallel, round >= 0);
             }
             progress((round + 1) * steps + i + 1, (s.rounds + 1) * steps);
         }
@@ -421,7 +479,8 @@ int main(int argc, char **argv) {
     struct misses misses = {"", 0};
     for (int operation = 0; operation < OPERATION_COUNT; ++operation) {
         printf("%-34s %-4s %-24s %9s %9s %7s %10s %6s %7s  %s\n", operation_names[operation], "from", "kernel",
-               "Melem/s", "best ms", "share", "quartiles", "minima", "spread", "must, aim");
+               "Melem/s", "best ms", against == NULL ? "share" : "faster", "quartiles", "minima", "spread",
+               "must, aim");
         for (int i = 0; i < count; ++i) {
             if (is_timed(&cases[i], (enum operation)operation)) {
                 report(&cases[i], (enum operation)operation, &s, &misses, json);

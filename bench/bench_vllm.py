@@ -1,16 +1,16 @@
-"""How fast vLLM decodes and reads prompts on processors with opaq's packed weights, beside its own bfloat16;
-and how much memory each takes.
+"""Times decoding and prompt processing of vLLM on processors with opaq's packed weights, beside its own
+bfloat16, and measures the memory of each.
 
     bench_vllm.py --command OPAQ --folder FOLDER [--rounds N] [--json FILE] [--layers N]
 
 A Llama of 1.0 billion parameters with random weights (22 layers of hidden size 2048, intermediate size 5632, 32
 heads, 4 of keys and values, a vocabulary of 32000 that input and output share) is written to FOLDER, quantized
-with the command, and served by vLLM, compiled, one process for each subject. A round visits all of them in
-turn, and only one works at a time: a request that decodes 24 tokens, then prompts of 256 tokens; the fastest
-step of each counts, since other programs can only make them slower. A figure is
-the median of the rounds' ratios to bfloat16 in the same round; quartiles stand beside it. "weights" are the
-checkpoint's bytes, which is what a model keeps in memory; "resident" is what the process has for itself once it
-serves, less what it had before vLLM was asked to, with 64 MB of keys and values and all that compiling took."""
+with the command, and served by vLLM, compiled, one process per subject. A round runs all of them one after
+another: a request that decodes 24 tokens, then prompts of 256 tokens; the fastest step of each counts, since
+other programs can only slow steps down. A figure is the median of the rounds' ratios to bfloat16 in the same
+round, with quartiles. "weights" are the checkpoint's bytes, which the model keeps in memory; "resident" is the
+private memory of the serving process minus that before vLLM was started, including 64 MB of keys and values and
+the memory that compiling took."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def write_checkpoints(command: str, folder: Path, layers: int, formats: set[str]
 
 
 def own_bytes() -> int:
-    """Memory that is this process's alone."""
+    """Private memory of this process."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
@@ -131,7 +131,7 @@ def serve(channel: Any, model: str, environment: dict[str, str]) -> None:
     engine, numbers = llm.llm_engine, itertools.count()
 
     def steps(prompt: int, tokens: int) -> list[float]:
-        """Seconds of the engine's steps for one request: its prompt, then a token each."""
+        """Seconds of the engine's steps for one request: the prompt, then one token each."""
         ids = [(i * 7919 + 13) % VOCABULARY for i in range(prompt)]
         parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         engine.add_request(str(next(numbers)), {"prompt_token_ids": ids}, parameters)
@@ -185,7 +185,7 @@ def main() -> None:
     for _ in range(options.rounds):
         rounds.append({})
         for name in names:
-            time.sleep(0.3)  # for the threads of the others to go to sleep
+            time.sleep(0.3)  # until the other processes' threads sleep
             channels[name].send(True)
             rounds[-1][name] = channels[name].recv()
 
@@ -230,7 +230,7 @@ def main() -> None:
             figure["ratio"] > must if figure["what"] == "weights" else figure["ratio"] < must
         ):
             missed.append(f"{figure['subject']} {figure['what']} is {figure['ratio']:.2f}, must be {must}")
-    print("missed: " + "; ".join(missed) if missed else "every figure is what it must be")
+    print("missed: " + "; ".join(missed) if missed else "every figure reaches its required value")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({"figures": found, "rounds": rounds, "missed": missed}, indent=1))

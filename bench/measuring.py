@@ -1,10 +1,10 @@
-"""What the benchmarks in Python share: rounds that visit every subject and this machine's limits, figures that
-are compared with what they must be, a table and JSON.
+"""Shared by the benchmarks in Python: rounds over all subjects and this machine's limits, figures with required
+values and targets, a table and JSON.
 
-Machines are noisy, and a best moment hits one subject and not another. So a round calls every subject some
-times, one after another, and keeps the minimum of each; a figure is the median of the rounds' ratios, with the
-quartiles and the ratio of the minima of all rounds beside it. A time is the minimum of all rounds; its spread
-is the median over that. Nothing here knows a format: shapes, bytes and kernels are asked from opaq."""
+Machines are noisy, and a fast phase may affect only one subject. So a round calls every subject several times,
+one after another, and keeps the minimum of each; a figure is the median of the rounds' ratios, with the
+quartiles and the ratio of the minima of all rounds. A time is the minimum of all rounds; its spread is the
+median divided by the minimum. Nothing here depends on formats: shapes, bytes and kernels come from opaq."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ import torch
 import opaq
 from opaq import _library
 
-COLD_BYTES = 300 << 20  # copies that are visited in turn take more than this, and more than any cache
+COLD_BYTES = 300 << 20  # copies that calls rotate over are larger than this, and thus than any cache
 TOLD = (
     "torch f32",
     "torch bf16",
     "best f32",
     "torch f32 loop",
     "read floor",
-)  # what a table always says; all else is in the JSON
-PAUSE_S = 0.002  # for the threads of a pool to go to sleep before another pool works
+)  # the figures of every table; the JSON has all
+PAUSE_S = 0.002  # until the threads of the previous subject's pool sleep
 
 
 def processors() -> int:
@@ -43,7 +43,7 @@ def processors() -> int:
 
 
 def cpu_name() -> str:
-    """The processor's name, as far as the system tells."""
+    """The processor's name, if the system reports it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -51,10 +51,10 @@ def cpu_name() -> str:
 
 
 class Limits:
-    """Samples of what this machine can do at most on so many threads, and the best that was seen. The library
-    is built beside that of opaq, in bench/; its threads are its own."""
+    """Samples of this machine's peak rates on `threads` threads, and the best of them. The samples come from a
+    library that is built into bench/ and has its own threads."""
 
-    KINDS = ("read", "floats", "bytes", "copy")  # as bench_peaks.h has them
+    KINDS = ("read", "floats", "bytes", "copy")  # in the order of bench_peaks.h
 
     def __init__(self, threads: int) -> None:
         library = ctypes.CDLL(str(Path(_library.path).resolve().parent / "bench" / "libbench_limits.so"))
@@ -64,21 +64,21 @@ class Limits:
         library.bench_limits_best.argtypes = [ctypes.c_void_p, ctypes.c_int]
         self.library, self.handle = library, library.bench_limits_open(threads)
         if self.handle is None:
-            raise SystemExit("measuring: no memory for the limits of this machine")
+            raise SystemExit("measuring: out of memory for measuring the machine's limits")
 
     def sample(self, kind: str, work: float) -> Sample:
-        """A subject: about so many bytes or operations."""
+        """A subject with about `work` bytes or operations."""
         return Sample(lambda: self.library.bench_limits_sample(self.handle, self.KINDS.index(kind), work))
 
     def samples(self) -> dict[str, Sample]:
-        """What is read and computed in every round, so that all limits are known."""
+        """Subjects of every round, so that all limits are known."""
         return {"read": self.sample("read", 16 << 20)} | {
             kind: self.sample(kind, 1e8) for kind in ("floats", "bytes")
         }
 
     @property
     def best(self) -> dict[str, float]:
-        """In a second."""
+        """The best rates, per second."""
         return {
             f"{kind}_per_second": self.library.bench_limits_best(self.handle, i)
             for i, kind in enumerate(self.KINDS)
@@ -98,7 +98,7 @@ class Limits:
 
 
 class Sample:
-    """A subject that tells its seconds itself."""
+    """A subject that measures its own seconds."""
 
     def __init__(self, call: Callable[[], float]) -> None:
         self.call = call
@@ -108,7 +108,7 @@ class Sample:
 
 
 class Turns:
-    """Calls with one argument after another, so that none is in a cache when its turn comes again."""
+    """Calls that rotate over arguments, so that none is in a cache when it is used again."""
 
     def __init__(self, call: Callable[[Any], Any], arguments: Sequence[Any]) -> None:
         self.call, self.arguments, self.next = call, arguments, 0
@@ -119,15 +119,15 @@ class Turns:
 
 
 def copies(first: Any, size: int, copy: Callable[[Any], Any]) -> list[Any]:
-    """As many as make a subject cold."""
+    """`first` and as many copies as exceed the caches."""
     return [first, *(copy(first) for _ in range(COLD_BYTES // size))]
 
 
 def interleave(
     subjects: dict[str, Callable[[], Any]], rounds: int, sample_s: float = 0.02
 ) -> dict[str, list[float]]:
-    """For each subject the least seconds of each round, in which it is called for sample_s, at least once and
-    at most eight times."""
+    """For each subject the minimum seconds of each round. A round calls it until sample_s seconds are over, at
+    least once and at most eight times."""
     times: dict[str, list[float]] = {name: [] for name in subjects}
     gc.collect()
     gc.disable()
@@ -137,8 +137,8 @@ def interleave(
             spent, taken = 0.0, []
             for _ in range(8):
                 start = time.perf_counter()
-                told = call()
-                taken.append(told if isinstance(call, Sample) else time.perf_counter() - start)
+                result = call()
+                taken.append(result if isinstance(call, Sample) else time.perf_counter() - start)
                 spent += taken[-1]
                 if spent > sample_s:
                     break
@@ -149,7 +149,7 @@ def interleave(
 
 
 def rounds_of(rows: int, rounds: int) -> int:
-    """One row takes little time, and has more rounds."""
+    """One row takes little time, so it gets more rounds."""
     return 4 * rounds if rows == 1 else rounds
 
 
@@ -158,7 +158,7 @@ def spread(seconds: Sequence[float]) -> float:
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
-    """Of times that were taken in the same rounds."""
+    """The ratio of two lists of times of the same rounds."""
     each = sorted(a / b for a, b in zip(above, below, strict=True))
     quarter = (len(each) + 1) // 4
     made = {"value": statistics.median(each), "low": each[quarter], "high": each[-1 - quarter]}
@@ -166,13 +166,13 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
 
 
 def figure(made: dict[str, float], of: str, must: float = 0.0, aim: float = 0.0) -> dict[str, Any]:
-    """A ratio and what it is a share or a multiple of. Without `must` it is only told."""
-    told: dict[str, Any] = {**made, "of": of}
+    """A ratio, what it refers to (`of`), and whether it reaches `must` and `aim`, unless `must` is 0."""
+    made_figure: dict[str, Any] = {**made, "of": of}
     if must:
         value = made["value"]
-        told |= {"must": must, "aim": aim}
-        told["reached"] = "aim" if value >= aim else "must" if value >= must else "MISSED"
-    return told
+        made_figure |= {"must": must, "aim": aim}
+        made_figure["reached"] = "aim" if value >= aim else "must" if value >= must else "MISSED"
+    return made_figure
 
 
 def record(
@@ -193,17 +193,17 @@ def record(
 def show(records: Sequence[dict[str, Any]]) -> None:
     print(f"{'case':34} {'M':>4} {'T':>2} {'best us':>10} {'floor us':>10} {'share':>6} {'spread':>6}  figures")
     for one in records:
-        told = []
+        texts = []
         for f in one["figures"]:
             if "must" not in f and f["of"] not in TOLD:
                 continue
             limits = f" (must {f['must']:g}, aim {f['aim']:g}: {f['reached']})" if "must" in f else ""
-            told.append(f"{f['value']:.2f} ({f['low']:.2f}-{f['high']:.2f}) of {f['of']}{limits}")
+            texts.append(f"{f['value']:.2f} ({f['low']:.2f}-{f['high']:.2f}) of {f['of']}{limits}")
         floor = f"{one['floor_seconds'] * 1e6:10.1f} {one['share_of_floor']:6.2f}"
         print(
             f"{one['case']:34} {one['m']:4} {one['threads']:2} {one['seconds'] * 1e6:10.1f} "
             f"{floor if one['floor_seconds'] else ' ' * 17} {one['median_over_best']:6.2f}  "
-            f"{', '.join(told)}{'  ' + one['kernel'] if one['kernel'] else ''}"
+            f"{', '.join(texts)}{'  ' + one['kernel'] if one['kernel'] else ''}"
         )
 
 
@@ -216,7 +216,7 @@ def machine(threads: int) -> dict[str, Any]:
 
 def arguments(text: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=text)
-    parser.add_argument("--json", type=Path, help="also write the figures there")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--rounds", type=int, help="rounds over all subjects")
     parser.add_argument("--threads", type=int, default=0, help="0: one, and then one per processor")
     return parser

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""bench_builds.py OLD NEW [options]: two checkouts, each with a build folder, beside each other.
+"""bench_builds.py OLD NEW [options]: compares the speed of two checkouts, each with a build folder.
 
-Runs the benchmarks of both checkouts in turns and compares every figure that they have in common: the figure of
-NEW divided by that of OLD, as the median over the turns with the lowest and the highest. Each figure is itself
-a ratio to a limit or a peer of the same rounds, so that the machine's mood cancels twice. Ratios of two opaq
-results ("two passes", "x of M=1") are left out: their parts are compared by themselves. --strict: exit 1 if a
+Runs the benchmarks of both checkouts alternately and compares every figure that both have: the figure of NEW
+divided by that of OLD, as the median over the turns, with minimum and maximum. Each figure is itself a ratio
+to a hardware limit or a peer of the same rounds, so changes in the machine's speed cancel twice. Ratios of two
+opaq results ("two passes", "x of M=1") are skipped: their parts are compared separately. --strict: exit 1 if a
 figure is below --least.
 """
 
@@ -20,11 +20,11 @@ from pathlib import Path
 from bench_summary import READERS
 
 Place = tuple[str, str, int, str, int]
-OF_OUR_OWN = ("two passes", "x of M=1")
+BETWEEN_OPAQ_RESULTS = ("two passes", "x of M=1")
 
 
 def run(checkout: Path, arguments: argparse.Namespace) -> dict[Place, float]:
-    """One run of the benchmarks of a checkout: its figures."""
+    """Runs the benchmarks of a checkout once; returns its figures."""
     command = ["tools/run_benches.sh", arguments.folder, "--benches", arguments.benches]
     command += ["--rounds", str(arguments.rounds)] if arguments.rounds else []
     subprocess.run(command, cwd=checkout, check=True, stdout=subprocess.DEVNULL)
@@ -34,7 +34,7 @@ def run(checkout: Path, arguments: argparse.Namespace) -> dict[Place, float]:
         path = checkout / arguments.folder / "bench" / f"{name}.json"
         if name.removeprefix("bench_").removesuffix("_avx2") in wanted and path.exists():
             for entry in read(name, json.loads(path.read_text())):
-                if entry.of not in OF_OUR_OWN and entry.ratio.value > 0:
+                if entry.of not in BETWEEN_OPAQ_RESULTS and entry.ratio.value > 0:
                     figures[(entry.source, entry.case, entry.m, entry.of, entry.threads)] = entry.ratio.value
     return figures
 
@@ -44,12 +44,14 @@ def main() -> int:
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--folder", default="build", help="the build folder in each checkout (build)")
-    parser.add_argument("--benches", default="packed,quant,linear,moe,llama", help="as of run_benches.sh")
-    parser.add_argument("--rounds", type=int, help="rounds of each benchmark (what suits it)")
+    parser.add_argument("--benches", default="packed,linear,moe,llama", help="as for run_benches.sh")
+    parser.add_argument("--rounds", type=int, help="rounds of each benchmark (default: run_benches.sh chooses)")
     parser.add_argument("--turns", type=int, default=3, help="runs of each checkout (3)")
-    parser.add_argument("--least", type=float, default=0.97, help="ratios below are named at the end (0.97)")
-    parser.add_argument("--json", type=Path, help="write the ratios there")
-    parser.add_argument("--strict", action="store_true")
+    parser.add_argument(
+        "--least", type=float, default=0.97, help="ratios below this are listed at the end (0.97)"
+    )
+    parser.add_argument("--json", type=Path, help="also write the ratios to this file")
+    parser.add_argument("--strict", action="store_true", help="exit 1 if a ratio is below --least")
     arguments = parser.parse_args()
 
     ratios: dict[Place, list[float]] = {}
@@ -72,10 +74,10 @@ def main() -> int:
     for place, median in slower:
         print(f"  {place[0]} {place[1]}, M = {place[2]}, of {place[3]}, {place[4]} threads: {median:.3f}")
     if arguments.json:
-        told = [
+        records = [
             {"place": place, "median": median, "low": low, "high": high} for place, median, low, high in rows
         ]
-        arguments.json.write_text(json.dumps(told, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(records, indent=1) + "\n")
     return 1 if arguments.strict and slower else 0
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""bench_chart.py SUMMARY.JSON CHART.SVG: how many times faster than PyTorch, as bars, from what `make bench`
-wrote (build/bench/summary.json). README.md shows the chart."""
+"""bench_chart.py SUMMARY.JSON CHART.SVG: draws a bar chart of speed relative to PyTorch from the output of
+`make bench` (build/bench/summary.json). README.md shows the chart."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bench_checkpoint.sh <build folder> [options of bench/bench_checkpoint.py]: its figures also go to
+# bench_checkpoint.sh <build folder> [options of bench/bench_checkpoint.py]: runs that benchmark; the figures also go to
 # <folder>/bench/bench_checkpoint.json.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
@@ -9,7 +9,7 @@ shift
 status=0
 tools/python_env.sh torch peers core || status=$?
 if [ "$status" = 3 ]; then
-    exit 0 # it said what is left out
+    exit 0 # it printed what is skipped
 elif [ "$status" != 0 ]; then
     exit "$status"
 fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# bench_ggml.sh <checkout of llama.cpp> [options of peer_ggml]: builds ggml from the checkout, as llama.cpp does for the
-# processor it is on, and bench/peer_ggml.c with it, and runs that. Needs a C++ compiler. Everything is written
-# below build/peers.
+# bench_ggml.sh <checkout of llama.cpp> [options of peer_ggml]: builds ggml from the checkout for this processor
+# (GGML_NATIVE), links bench/peer_ggml.c with it, and runs that. Needs a C++ compiler. Everything is written below
+# build/peers.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 if [ $# -lt 1 ] || [ ! -f "$1/ggml/CMakeLists.txt" ]; then

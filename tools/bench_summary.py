@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""bench_summary.py <folder> [options]: what the benchmarks wrote into the folder, as one table.
+"""bench_summary.py <folder> [options]: prints one table of the benchmarks' results in a folder.
 
-Each row has a figure, the median of rounds in which it and what it is compared with were timed in turns, their
-quartiles, the ratio of the minima of all rounds, what it must be and what it aims at; the median decides, and
-rows that miss are named at the end. Where a row was measured on one thread and on all, both are shown and all
-threads decide. Writes <folder>/summary.json with the rows and everything they were taken from. --markdown
-prints the table in Markdown from that file, instead; --into docs/performance.md puts it there, between its two
-marks. --strict: exit 1 if a row misses what it must be. <name>.others beside a benchmark's figures is the share
-of the processors that other programs had meanwhile: where that is more than a little, figures of all threads
-mean little, and the table says so. It also says when the figures were measured, for those of one benchmark can
-be newer than those of another.
+A row's figure is the median over rounds in which opaq and its peer were timed alternately. Beside it are the
+quartiles, the ratio of the minima of all rounds, the required value ("must") and the target ("aim"). The median
+is compared with both; rows below the required value are listed at the end. Rows measured on one thread and on
+all threads show both, and the figure of all threads decides. Writes <folder>/summary.json with the rows and the
+benchmarks' results. --markdown prints the table of that file in Markdown instead; --into docs/performance.md
+writes it there, between its two marks. --strict: exit 1 if a row is below its required value. <name>.others
+beside a benchmark's results is the share of processor time that other programs took meanwhile; above DISTURBED
+the table says that figures of all threads are unreliable. The table also has the times of measurement, because
+benchmarks can be run separately.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Row(NamedTuple):
     case: str
     m: int
     of: str
-    must: float = 0.0  # instead of what the benchmark says
+    must: float = 0.0  # overrides the benchmark's value, like aim
     aim: float = 0.0
 
 
@@ -120,7 +120,7 @@ ROWS = (
     Row("Llama decode fast", "bench_llama", "nvfp4 fast", 1, "torch f32"),
     Row("Llama decode fast", "bench_llama", "nvfp4 fast", 1, "torch bf16"),
 )
-DISTURBED = 0.03  # from this share of other programs on, the table says so
+DISTURBED = 0.03  # share of processor time of other programs above which the table has a warning
 MARKS = ("<!-- tools/bench_summary.py build/bench --into docs/performance.md -->\n", "<!-- end -->\n")
 LESS_IS_BETTER = ("x of M=1",)
 
@@ -217,10 +217,10 @@ def summarize(contents: dict[str, Any], measured: dict[str, str], others: dict[s
                 "must": must,
                 "aim": aim,
                 "reached": judge(entry, must, aim),
-            }  # the last is that of all threads
-            told = {"threads": entry.threads, **entry.ratio._asdict(), "reached": made["reached"]}
-            told |= {"seconds": entry.seconds, "floor_seconds": entry.floor_s}
-            made["results"].append(told | {"median_over_best": entry.spread, "kernel": entry.kernel})
+            }  # the last entry, that of all threads, stays
+            result = {"threads": entry.threads, **entry.ratio._asdict(), "reached": made["reached"]}
+            result |= {"seconds": entry.seconds, "floor_seconds": entry.floor_s}
+            made["results"].append(result | {"median_over_best": entry.spread, "kernel": entry.kernel})
         rows.append(made)
     machine = contents.get("bench_linear") or contents.get("bench_packed") or {}
     about = {name: machine[name] for name in ("version", "torch", "cpu", "features") if name in machine}
@@ -237,11 +237,11 @@ def summarize(contents: dict[str, Any], measured: dict[str, str], others: dict[s
     return made | {"benches": contents}
 
 
-# ---- telling ----
+# ---- printing ----
 
 
 def title_of(row: dict[str, Any]) -> str:
-    """Which case of the row, where the title does not say it."""
+    """The row's title, with the case if the title does not name it."""
     return (
         f"{row['row']}: {row['case']}"
         if row["row"] in ("M=512 exact", "M=512 dx", "row + column")
@@ -270,10 +270,12 @@ def about(summary: dict[str, Any]) -> str:
     text += f"\nmeasured: {times[0]} to {times[-1]}" if times else ""
     disturbed = {name: share for name, share in summary["others"].items() if share > DISTURBED}
     if disturbed:
-        told = ", ".join(
+        shares = ", ".join(
             f"{name.removeprefix('bench_')} {100 * share:.0f}%" for name, share in disturbed.items()
         )
-        text += f"\nDISTURBED, figures of all threads are no use; other programs had of the processors: {told}"
+        text += (
+            f"\nDISTURBED, figures of all threads are unreliable; processor time of other programs: {shares}"
+        )
     return text
 
 
@@ -308,7 +310,7 @@ def print_misses(summary: dict[str, Any]) -> None:
     missed = misses(summary)
     left = [row for row in summary["rows"] if not row["results"]]
     reached = len(summary["rows"]) - len(missed) - len(left)
-    print(f"\n{reached} of {len(summary['rows'])} rows are what they must be, {len(missed)} are not")
+    print(f"\n{reached} of {len(summary['rows'])} rows reach their required value, {len(missed)} do not")
     for row in missed:
         value, how = row["results"][-1]["value"], "at most" if row["of"] in LESS_IS_BETTER else "at least"
         print(f"  {title_of(row)}{extra_of(row)}: {value:.3f} of {row['of']}, {how} {row['must']:g}")
@@ -336,7 +338,7 @@ def markdown(summary: dict[str, Any]) -> str:
 
 
 def put_into(path: Path, text: str) -> None:
-    """Between the line that names this program and the one that ends it."""
+    """Replaces the text between the two MARKS of a file."""
     before, mark, rest = path.read_text().partition(MARKS[0])
     _, end, after = rest.partition(MARKS[1])
     if not end:
@@ -345,11 +347,11 @@ def put_into(path: Path, text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What the benchmarks wrote into a folder, as one table.")
+    parser = argparse.ArgumentParser(description="Prints one table of the benchmarks' results in a folder.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--markdown", action="store_true", help="print the table of summary.json as Markdown")
-    parser.add_argument("--into", type=Path, help="put that table into this file, between its marks")
-    parser.add_argument("--strict", action="store_true", help="exit 1 if a row misses what it must be")
+    parser.add_argument("--into", type=Path, help="write that table into this file, between its marks")
+    parser.add_argument("--strict", action="store_true", help="exit 1 if a row is below its required value")
     given = parser.parse_args()
     path = given.folder / "summary.json"
     if given.into:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# bench_vllm.sh <build folder> [options of bench/bench_vllm.py]: vLLM's speed and memory with opaq and without, about fifteen
-# minutes. Checkpoints (5 GB) stay in <folder>/bench/vllm; figures also go to <folder>/bench/bench_vllm.json.
+# bench_vllm.sh <build folder> [options of bench/bench_vllm.py]: measures vLLM's speed and memory with and without opaq; takes
+# about 15 minutes. Checkpoints (5 GB) stay in <folder>/bench/vllm; figures also go to <folder>/bench/bench_vllm.json.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$(absolute "${1:-build}")

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# `make check`: runs every check, says which failed, and fails if any did. Each check is a script of its own.
+# `make check`: runs every check script, prints those that failed, and fails if any did.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
-# The pinned tools; without them the checks that need them say so.
+# The pinned tools. Checks whose tools are missing are skipped with a note.
 tools/python_env.sh dev core || [ $? = 3 ]
 
 failed=()
@@ -25,6 +25,7 @@ run "static analysis" tools/check_analysis.sh
 run "exported symbols" tools/check_symbols.sh
 run "CUDA" tools/check_cuda.sh
 run "Python" tools/check_python.sh
+run "documentation" tools/docs.sh
 
 if [ ${#failed[@]} != 0 ]; then
     printf '\nchecks that failed:\n' >&2

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# clang-tidy with .clang-tidy over the library and the programs; cppcheck where clang-tidy is not there.
+# Runs clang-tidy with .clang-tidy on the library and the programs, or cppcheck if there is no clang-tidy.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -15,7 +15,8 @@ if [ -z "$database" ]; then
     database=build
 fi
 
-# Each file once: some are compiled for two libraries, and version 14 sees ghosts in what it looks at twice.
+# Keep one compile command per file: some files are compiled for two libraries, and clang-tidy 14 prints false warnings
+# for those.
 once=$(mktemp -d)
 trap 'rm -rf "$once"' EXIT
 python3 - "$database/compile_commands.json" >"$once/compile_commands.json" <<'PYTHON'
@@ -32,11 +33,11 @@ for candidate in clang-tidy clang-tidy-14 clang-tidy-15 clang-tidy-16 clang-tidy
         break
     fi
 done
-# Without what needs a peer's headers.
+# Without files that need another project's headers.
 mapfile -t files < <(find src tests/c demo examples bench fuzz -name '*.c' ! -name 'peer_*.c' 2>/dev/null | sort)
 if [ -n "$tidy" ]; then
-    # Fuzz targets are not in the database; clang-tidy takes the flags of a neighbour for them. Assertions are
-    # switched on, because they tell the analyzer what always holds.
+    # Fuzz targets are not in the database; clang-tidy infers their flags from similar files. Assertions are enabled,
+    # because the analyzer uses them.
     printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P "$jobs" "$tidy" -p "$once" --quiet --extra-arg=-UNDEBUG \
         --extra-arg=-isystem"$PWD/third_party/yyjson" 2>build-tidy.log || {
         grep -v 'warnings\? generated' build-tidy.log || true
@@ -44,12 +45,12 @@ if [ -n "$tidy" ]; then
         exit 1
     }
     rm -f build-tidy.log
-    say "clang-tidy: ${#files[@]} files, nothing to say"
+    say "clang-tidy: ${#files[@]} files, no warnings"
 elif command -v cppcheck >/dev/null; then
-    left_out "there is no clang-tidy, so cppcheck looks instead."
+    note_skipped "there is no clang-tidy, so cppcheck is used instead."
     cppcheck --quiet --std=c11 --error-exitcode=1 --inline-suppr --enable=warning,portability \
         --suppress=missingIncludeSystem -Iinclude -Isrc -j "$jobs" src
-    say "cppcheck: nothing to say"
+    say "cppcheck: no warnings"
 else
-    left_out "there is neither clang-tidy nor cppcheck, so there was no static analysis."
+    note_skipped "there is neither clang-tidy nor cppcheck, so static analysis was skipped."
 fi

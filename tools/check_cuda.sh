@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# check_cuda.sh [--print]: compiles the CUDA back end with nvcc, warnings being errors, into build-nvcc; says which kernels have
-# stack frames or spills (--print: all kernels, with their registers); compares what libopaq_cuda.so exports and needs with
-# what it should; and makes sure that a machine without a driver gets a sentence. Without nvcc it does nothing, and says so.
+# check_cuda.sh [--print]: compiles the CUDA back end with nvcc into build-nvcc, with warnings as errors; prints the kernels
+# that have stack frames or spills (--print: all kernels, with their registers); checks the PTX for approximate arithmetic;
+# checks the exports and dependencies of libopaq_cuda.so; and runs test_backend_library, which expects an error message on a
+# machine without a driver. Without nvcc it is skipped with a note.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -17,7 +18,7 @@ if ! TARGETS=opaq_cuda tools/build.sh build-nvcc -DOPAQ_CUDA=ON -DOPAQ_TESTS=OFF
     exit 1
 fi
 
-# A line for each kernel: name, registers, bytes of stack frame, of spill stores and loads; those of sm_90a.
+# A line for each kernel of sm_90a: name, registers, bytes of the stack frame, bytes of spill stores and loads.
 kernels=$(cat build-nvcc/cuda/*.o.log | awk '
     /Compiling entry function/ { split($0, quoted, "\x27"); name = quoted[2] }
     /bytes stack frame/ { frame = $1; spill = $5 + $9 }
@@ -30,15 +31,16 @@ else
     printf '%s\n' "$kernels" | awk '$3 > 0 || $4 > 0 { printf "  %-32s stack frame %4d bytes, spills %d bytes\n", $1, $3, $4 }'
 fi
 
-# Bytes are defined with one rounding per operation: no fused multiply-add but those that products ask for by name, nothing
-# approximate, no flushing of subnormal numbers. (Double precision's own functions are approximate inside, then corrected.)
+# Results are defined with one rounding per operation: no fused multiply-add except __fmaf_rn() in product.cu, no approximate
+# instruction, no flushing of subnormal numbers. (Only f32 is checked: f64 division and square root use approximate
+# instructions and correct the result.)
 begin=$SECONDS
 for source in $(find src/cuda -name '*.cu' | sort); do
     if grep -qE '__global__' "$source"; then
         PATH=$PATH:/usr/local/cuda/bin nvcc -std=c++20 -O2 -DNDEBUG -fmad=false -arch=compute_80 -Iinclude -Isrc -ptx "$source" -o "$log"
         wrong=$(grep -E '\.(ftz|approx)[.a-z]*\.f32|fma\.rn\.f32' "$log" | sort | uniq -c | sort -rn | head -n 3 || true)
         if [ -n "$wrong" ] && ! { [ "${source##*/}" = product.cu ] && ! grep -vq 'fma\.rn\.f32' <<<"$wrong"; }; then
-            say "$source: arithmetic that is not allowed:" "$wrong"
+            say "$source: approximate or contracted instructions in the PTX:" "$wrong"
             exit 1
         fi
     fi
@@ -47,9 +49,9 @@ say "no approximate or contracted arithmetic in the PTX ($((SECONDS - begin)) s)
 
 exported=$(nm -D --defined-only build-nvcc/libopaq_cuda.so | awk '{ print $3 }')
 needed=$(readelf -d build-nvcc/libopaq_cuda.so | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
-strangers=$(printf '%s\n' "$needed" | grep -vE '^(libc|libm|libdl|librt|libpthread|ld-linux[-a-z0-9_]*)\.so' || true)
-if [ "$exported" != opaq_cuda_open ] || [ -n "$strangers" ]; then
-    say "libopaq_cuda.so exports: $exported; needs beyond the C library: $strangers"
+unexpected=$(printf '%s\n' "$needed" | grep -vE '^(libc|libm|libdl|librt|libpthread|ld-linux[-a-z0-9_]*)\.so' || true)
+if [ "$exported" != opaq_cuda_open ] || [ -n "$unexpected" ]; then
+    say "libopaq_cuda.so exports: $exported; needs beyond the C library: $unexpected"
     exit 1
 fi
 say "libopaq_cuda.so exports opaq_cuda_open only and needs only:" $needed

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# check_elf.sh <folder>: reads every program and shared library under a build, an installation or an unpacked wheel: full
-# RELRO, no executable stack, no empty entry in RUNPATH (which would search the current folder); libopaq.so with calls of
-# the stack protector and of _FORTIFY_SOURCE. Of an optimized build also the compile commands: the files in src/ with
-# hardening are all but the kernels, by the same names as in CMakeLists.txt. Run by ctest.
+# check_elf.sh <folder>: checks every program and shared library in a build, an installation or an unpacked wheel: full
+# RELRO, no executable stack, no empty entry in RUNPATH (which would search the current folder); libopaq.so must use the
+# stack protector and _FORTIFY_SOURCE. For an optimized build it also checks the compile commands: all files in src/ except
+# the kernels must have the hardening flags (the same file name patterns as in CMakeLists.txt). Run by ctest.
 set -euo pipefail
 folder=$1
 
 if ! command -v readelf >/dev/null; then
-    echo "note: there is no readelf, so nothing was checked."
+    echo "note: there is no readelf, so ELF files were not checked."
     exit 0
 fi
 type=$(sed -n 's/^CMAKE_BUILD_TYPE:[A-Z]*=//p' "$folder/CMakeCache.txt" 2>/dev/null || true)
@@ -39,14 +39,14 @@ done < <(find "$folder" -type f \( -perm -u+x -o -name '*.so*' \) ! -path '*/CMa
 [ "$count" != 0 ] || { echo "$folder holds no program and no shared library" >&2; exit 1; }
 
 if [ -f "$folder/compile_commands.json" ] && [ "$type" != Debug ]; then
-    soft=$(grep '"command":' "$folder/compile_commands.json" | grep -E ' -c [^ ]*/src/[^ ]*\.c[^u]' |
+    unhardened=$(grep '"command":' "$folder/compile_commands.json" | grep -E ' -c [^ ]*/src/[^ ]*\.c[^u]' |
         grep -v -e ' -D_FORTIFY_SOURCE=3 .*-fstack-protector-strong ' -e ' -fstack-protector-strong .*-D_FORTIFY_SOURCE=3 ' |
         sed 's/.* -c [^ ]*\(\/src\/[^ "]*\).*/\1/' |
         grep -Ev '_(ref|avx2|avx512|neon|dotprod)\.c$|/gemm_(decode|run)\.c$' || true)
-    if [ -n "$soft" ]; then
-        printf 'compiled without hardening: %s\n' $soft >&2
+    if [ -n "$unhardened" ]; then
+        printf 'compiled without hardening: %s\n' $unhardened >&2
         failed=1
     fi
 fi
-echo "$count ELF files read"
+echo "$count ELF files checked"
 exit "$failed"

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Every public header must compile alone: as strict C11, and as C++ if there is a C++ compiler, since C++
-# programs may use opaq although nothing in it is C++.
+# Checks that every public header compiles alone: as strict C11, and as C++11 if there is a C++ compiler.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 cc=${CC:-cc}
@@ -8,7 +7,7 @@ languages=("c -std=c11")
 if echo 'int main() { return 0; }' | "$cc" -x c++ -fsyntax-only - 2>/dev/null; then
     languages+=("c++ -std=c++11")
 else
-    say "note: $cc compiles no C++, so the headers were tried as C only."
+    say "note: $cc cannot compile C++, so the headers were compiled as C only."
 fi
 for header in include/opaq/*.h; do
     for language in "${languages[@]}"; do

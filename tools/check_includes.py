@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Includes go one way:
+"""Checks that includes follow the order of the layers:
 
     base -> format -> backend -> definition -> {cpu, cuda}
                              \\-> op -> runner -> {torch, cli}
                                   \\-> checkpoint
 
-definition is arithmetic that is compiled for every back end; cpu and cuda do not see each other. op and
-runner see backend, never a back end: what is in memory belongs to it. checkpoint works on host memory and
-sees cpu. A file in src/<layer> may include its own layer, those before it and public headers; a public
-header only public headers; programs (demo, bench, examples, fuzz, the cli layer) only public headers and what
-lies beside them; benchmarks and tests also the case lists they share (tests/cases), and fuzz/fuzz_cli_* the
-command's files. File names are unique in the repository, so an include line names one file.
+definition is arithmetic that is compiled for every back end; cpu and cuda may not include each other. op and
+runner may include backend but not cpu or cuda: only back ends access tensors' contents. checkpoint works on
+host memory and may include cpu. A file in src/<layer> may include its own layer, those before it and public
+headers; a public header only public headers; programs (demo, bench, examples, fuzz, the cli layer) only public
+headers and files of their folder; benchmarks and tests also their shared case lists (tests/cases), and
+fuzz/fuzz_cli_* the command's files. File names must be unique in the repository, so that an include line names
+one file.
 """
 
 import re
@@ -32,7 +33,7 @@ BELOW = {
     "runner": {"base", "format", "backend", "op"},
     "checkpoint": {"base", "format", "backend", "definition", "cpu", "op"},
     "torch": {"base"},
-    "cli": set(),  # uses opaq as a stranger would
+    "cli": set(),  # public headers only
 }
 PROGRAMS = ["demo", "bench", "examples", "fuzz"]
 MAY_REPEAT = {
@@ -48,7 +49,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
 
 
 def layers_below(layer: str) -> set[str]:
-    """The layers that `layer` may include, itself among them."""
+    """The layers that `layer` may include, including itself."""
     return BELOW[layer] | {layer}
 
 
@@ -57,20 +58,20 @@ def files(folder: str, *suffixes: str) -> list[Path]:
 
 
 def problem(path: Path, target: str, allowed: set[str]) -> str | None:
-    """What is wrong with one quoted include, `allowed` being layers of src."""
+    """What is wrong with one quoted include; None if nothing. `allowed` are layers of src."""
     parts = target.split("/")
     if parts[:3] == ["..", "tests", "cases"] or parts[:2] == ["..", "cases"]:
         return None if (path.parent / target).is_file() else "does not exist"
     if ".." in parts:
-        return "goes up with '..'"
+        return "contains '..'"
     if parts[0] == "opaq":
         return None if (ROOT / "include" / target).is_file() else "is not a public header"
     if len(parts) == 1:
         if path.is_relative_to(ROOT / "src"):  # there a private header is named with its layer
-            return "has no layer in front"
-        return None if (path.parent / target).is_file() else "is not beside the file"
+            return "does not begin with a layer"
+        return None if (path.parent / target).is_file() else "is not in the file's folder"
     if parts[0] not in allowed:
-        return "is not below this file" if parts[0] in BELOW else "is not a layer"
+        return "is in a layer that this file may not include" if parts[0] in BELOW else "is not in a layer"
     return None if (ROOT / "src" / target).is_file() else "does not exist"
 
 
@@ -81,7 +82,7 @@ def check(path: Path, allowed: set[str]) -> list[str]:
         quote, target = match.groups()
         line = text.count("\n", 0, match.start(1)) + 1
         if quote == "<":
-            wrong = "is ours and is written with quotes" if target.startswith("opaq/") else None
+            wrong = "must be included with quotes" if target.startswith("opaq/") else None
         else:
             wrong = problem(path, target, allowed)
         if wrong:
@@ -95,7 +96,7 @@ def repeated_names() -> list[str]:
         if path.name in MAY_REPEAT or "seeds" in path.parts:
             continue
         places[path.name].append(str(path.relative_to(ROOT)))
-    return [f"the name is used more than once: {', '.join(sorted(p))}" for p in places.values() if len(p) > 1]
+    return [f"several files have the same name: {', '.join(sorted(p))}" for p in places.values() if len(p) > 1]
 
 
 def main() -> int:
@@ -120,7 +121,7 @@ def main() -> int:
     for line in found:
         print(line)
     if not found:
-        print(f"{count} files, includes go one way, names are unique")
+        print(f"{count} files: includes follow the layers, file names are unique")
     return 1 if found else 0
 
 

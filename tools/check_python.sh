@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ruff over all Python files and mypy --strict over the package and the tools.
+# Runs ruff on all Python files and mypy --strict on the package and the tools.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -8,7 +8,7 @@ ruff=$(command -v .venv/bin/ruff || command -v ruff || true)
 if [ -n "$ruff" ]; then
     "$ruff" check .
 else
-    left_out "there is no ruff, so Python was not linted."
+    note_skipped "there is no ruff, so Python was not linted."
 fi
 if command -v "$python" >/dev/null && "$python" -c 'import mypy' 2>/dev/null; then
     paths=()
@@ -19,5 +19,5 @@ if command -v "$python" >/dev/null && "$python" -c 'import mypy' 2>/dev/null; th
     done
     "$python" -m mypy --strict "${paths[@]}"
 else
-    left_out "there is no mypy, so Python's types were not checked."
+    note_skipped "there is no mypy, so Python's types were not checked."
 fi

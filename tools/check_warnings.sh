@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Builds everything with gcc and with clang, warnings being errors. The builds stay in build-gcc and build-clang;
-# later checks use them.
+# Builds everything with gcc and with clang, with warnings as errors. Later checks use build-gcc and build-clang.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 for compiler in gcc clang; do
@@ -13,6 +12,6 @@ for compiler in gcc clang; do
         rm -f "build-$compiler.log"
         say "$compiler: no warnings"
     else
-        left_out "there is no $compiler, so its warnings were not seen."
+        note_skipped "there is no $compiler, so its warnings were not checked."
     fi
 done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# compile_cuda.sh <nvcc> <source> <object> <flags>...: compiles one file; what the assembler says of registers, stack frames and
-# spills is kept beside the object, in <object>.log, and printed only where the compilation fails.
+# compile_cuda.sh <nvcc> <source> <object> <flags>...: compiles one file. The output, which has ptxas's report of registers,
+# stack frames and spills, goes to <object>.log and is printed only if the compilation fails.
 set -euo pipefail
 nvcc=$1 source=$2 object=$3
 shift 3

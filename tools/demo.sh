@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# demo.sh <build folder> [file]: every demonstration: the C programs, then those that need PyTorch; or that file.
+# demo.sh <build folder> [file]: runs all demonstrations, the C programs and then those that need PyTorch; or only that file.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$1
 only=${2:-}
 
-has() { # <part>...: whether the first one is there; if not, python_env.sh said what is left out
+has() { # <part>...: whether the first part is installed; if not, python_env.sh printed what is skipped
     local status=0
     tools/python_env.sh "$@" || status=$?
     case $status in

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Prints the cmake to use: the one on the PATH if it is new enough, else the pinned one from PyPI, which it
-# installs into .venv first.
+# Prints the cmake to use: the one on the PATH if it is new enough, else the pinned one from PyPI, installed into .venv.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -18,7 +17,7 @@ for candidate in cmake .venv/bin/cmake; do
         exit 0
     fi
 done
-say "note: there is no cmake 3.20 or later on the PATH, installing the pinned one into .venv." >&2
+say "note: there is no cmake 3.20 or later on the PATH; installing the pinned version into .venv." >&2
 if ! PYTHON='' tools/python_env.sh build >&2 || [ ! -x .venv/bin/cmake ]; then
     say "error: cmake could not be installed; install cmake 3.20 or later yourself." >&2
     exit 1

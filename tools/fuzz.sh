@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# fuzz.sh <seconds>: runs every libFuzzer target fuzz/fuzz_*.c for that long, under ASan and UBSan. What it
-# finds interesting is kept in build-fuzz/corpus; inputs worth keeping for good are in fuzz/seeds/<target>. The
-# invalid checkpoints of tests/cli/make_hostile.py are seeds too, in build-fuzz/seeds.
+# fuzz.sh <seconds>: runs every libFuzzer target fuzz/fuzz_*.c for that long, under ASan and UBSan. The generated corpus is
+# kept in build-fuzz/corpus. Seeds are fuzz/seeds/<target>, which are in the repository, and the invalid checkpoints of
+# tests/cli/make_hostile.py, written to build-fuzz/seeds.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 seconds=$1
@@ -20,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) { return data == 0 && size != 0; }
 END
 if ! "$clang" -fsanitize=fuzzer,address,undefined "$probe/probe.c" -o "$probe/probe" >/dev/null 2>&1; then
-    left_out "there is no clang with libFuzzer, so nothing was fuzzed."
+    note_skipped "there is no clang with libFuzzer, so fuzzing was skipped."
     exit 0
 fi
 
@@ -29,7 +29,7 @@ CC=$clang tools/build.sh build-fuzz -DOPAQ_FUZZ=ON -DOPAQ_TESTS=OFF \
 rm -rf build-fuzz/seeds
 python3 tests/cli/make_hostile.py --seeds build-fuzz/seeds
 
-# run_target <name>: one target, quietly; its log and a line with what it did.
+# run_target <name>: runs one target with its output in a log, and prints one line of statistics.
 run_target() {
     local name=$1 corpus=build-fuzz/corpus/$1 seeds=() folder
     mkdir -p "$corpus" build-fuzz/findings

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the files in tests/golden again by running every tests/golden/write_*.py. They use NumPy and other
-# people's encoders at pinned versions, and fixed seeds, so the same bytes come out everywhere.
+# Regenerates tests/golden by running every tests/golden/write_*.py. The scripts use NumPy and ml_dtypes at pinned versions
+# and fixed seeds, so the files are the same on every machine.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 

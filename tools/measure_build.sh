@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # measure_build.sh [cmake options]: compiles the library into a temporary folder, file by file on one core and without
-# ccache, and prints the CPU seconds that took, the files that took longest, the size of libopaq.so after strip and its
-# largest functions. CPU seconds (user and system) hardly depend on what else the machine does.
+# ccache, and prints the CPU seconds, the slowest files, the size of libopaq.so after strip and its largest functions. CPU
+# seconds (user and system) hardly depend on the machine's load.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 

@@ -1,4 +1,4 @@
-"""The repository as the checks see it: its root, and the files git knows or would know."""
+"""For the checks: the repository's root, and its files: tracked ones and new ones that git does not ignore."""
 
 import subprocess
 from pathlib import Path

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# run_benches.sh <build folder> [options]: the benchmarks, each of which prints its table and writes
-# <folder>/bench/<name>.json, and then one table of all rows that have a target, with those that miss it. Those in Python
-# need PyTorch and are left out without it. Options:
-#     --rounds N      rounds of each benchmark, instead of what suits it
+# run_benches.sh <build folder> [options]: runs the benchmarks, each of which prints a table and writes
+# <folder>/bench/<name>.json, and then bench_summary.py, which prints one table of all rows that have a target. Those in
+# Python need PyTorch and are skipped without it. Options:
+#     --rounds N      rounds of each benchmark, instead of its default
 #     --benches LIST  only these, separated by commas: peaks, packed, quant, gemm, linear, backward, moe, llama,
 #                     overhead
-#     --strict        exit 1 if a row misses what it must be
+#     --strict        exit 1 if a row is below its required value
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$1
@@ -35,27 +35,28 @@ done
 
 is_wanted() { [[ ",$wanted," == *",$1,"* ]]; }
 
-# In hundredths of a second: what this machine's processors were busy or taken away, and what the benchmarks had of that.
+# In hundredths of a second: the time that all processors were busy or stolen by a hypervisor, and the part of it that this
+# script's children used.
 busy() { awk '/^cpu / { printf "%d", $2 + $3 + $4 + $7 + $8 + $9 }' /proc/stat 2>/dev/null || printf 0; }
 own() { awk '{ printf "%d", $16 + $17 }' "/proc/$$/stat" 2>/dev/null || printf 0; }
 
-# others <busy> <own> <seconds>: the share of the processors' time that went to somebody else since these were taken, as
-# far as the system tells.
+# others <busy> <own> <seconds>: the share of processor time that other programs used since these values were read; 0 if
+# the system does not report it.
 others() {
     awk -v busy="$(($(busy) - $1))" -v own="$(($(own) - $2))" -v all="$(((SECONDS - $3) * jobs * 100))" \
         'BEGIN { share = all > 0 ? (busy - own) / all : 0; printf "%.3f\n", (share > 0 ? share : 0) }'
 }
 
-# bench <name> <rounds> <command>...: runs it, for figures in <name>.json, and writes into <name>.others what other programs
-# had of the processors meanwhile. Those of an earlier run do not count.
+# bench <name> <rounds> <command>...: removes the results of an earlier run, runs the command, which writes <name>.json, and
+# writes the share of processor time that other programs used into <name>.others.
 bench() {
-    local name=$1 usual=$2 busy_before own_before started=$SECONDS
+    local name=$1 default_rounds=$2 busy_before own_before started=$SECONDS
     shift 2
     title "$name"
     rm -f "$folder/bench/$name.json" "$folder/bench/$name.others"
     busy_before=$(busy)
     own_before=$(own)
-    "$@" --rounds "${rounds:-$usual}" --json "$folder/bench/$name.json"
+    "$@" --rounds "${rounds:-$default_rounds}" --json "$folder/bench/$name.json"
     others "$busy_before" "$own_before" "$started" >"$folder/bench/$name.others"
 }
 
@@ -72,7 +73,7 @@ if is_wanted gemm; then bench bench_gemm 3 "$programs/bench_gemm" --shape 512x10
 if is_wanted linear || is_wanted backward || is_wanted moe || is_wanted llama || is_wanted overhead; then
     status=0
     tools/python_env.sh torch core || status=$?
-    if [ "$status" != 0 ] && [ "$status" != 3 ]; then # 3: it said what is left out
+    if [ "$status" != 0 ] && [ "$status" != 3 ]; then # 3: it printed what is skipped
         exit "$status"
     fi
     if [ "$status" = 0 ]; then

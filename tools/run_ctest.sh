@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run_ctest.sh <build folder> [ctest options]: runs the C tests of a build and closes with the sum over all of
-# their programs, in the form "N passed, N failed".
+# run_ctest.sh <build folder> [ctest options]: runs the C tests of a build. The last line is the total over all test
+# programs, "N passed, N failed".
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$1

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# test_gpu.sh: everything that needs a GPU, in one call; on a machine with an NVIDIA GPU, nvcc of CUDA 13 and PYTHON, an interpreter
-# with a CUDA build of PyTorch. Builds the CUDA back end, then runs
+# test_gpu.sh: runs everything that needs a GPU. Needs an NVIDIA GPU, nvcc of CUDA 13 and PYTHON, an interpreter with a CUDA
+# build of PyTorch. Builds the CUDA back end, then runs
 #   - the C tests of operators and quantizers on the GPU, against the CPU byte for byte (OPAQ_TEST_DEVICE=cuda);
-#   - some of them under compute-sanitizer, where it is installed;
-#   - the PyTorch tests: their fixtures add the device cuda where PyTorch has one.
-# Every step is timed and shown, a failure does not stop the next one, and the last lines say what failed. Takes OPAQ_GPU_SECONDS
-# (470) at most: a step that is not done by then is stopped and counts as failed.
+#   - some of them under compute-sanitizer, if it is installed;
+#   - the PyTorch tests, whose fixtures add the device cuda if PyTorch has one.
+# Every step is timed and printed, the next one runs even if it fails, and the last lines list the failures. After
+# OPAQ_GPU_SECONDS (470) the running step is stopped; it and the steps not run count as failed.
 set -uo pipefail
 . "$(dirname "$0")/common.sh"
 python=${PYTHON:-python3}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_python.sh <build folder> [slow]: the Python tests, against the shared library and the command in that folder: those
-# that are not marked slow, or those that are.
+# test_python.sh <build folder> [slow]: runs the Python tests that are not marked slow, or those that are, with the shared
+# library and the command in that folder.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$1
@@ -9,13 +9,13 @@ selection=${2:-not slow}
 status=0
 tools/python_env.sh core torch peers peft || status=$?
 if [ "$status" = 3 ]; then
-    exit 0 # it said what is left out
+    exit 0 # it printed what is skipped
 elif [ "$status" != 0 ]; then
     exit "$status"
 fi
 OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so
 OPAQ_COMMAND=$(absolute "$folder")/opaq
 export OPAQ_LIBRARY OPAQ_COMMAND PYTHONPATH=$PWD/python
-# One process for each processor, each with one thread: threads of several processes would wait for each other.
+# One process per processor, each with one thread: more threads than processors would wait for each other.
 export OMP_NUM_THREADS=1
 exec "${PYTHON:-.venv/bin/python}" -m pytest -q -n "$jobs" --dist worksteal -m "$selection" tests/python

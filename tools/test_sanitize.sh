@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The whole C suite under AddressSanitizer and UndefinedBehaviorSanitizer, then the tests that use threads
-# under ThreadSanitizer. Assertions are on here, unlike in Release.
+# Runs all C tests under AddressSanitizer and UndefinedBehaviorSanitizer, then the tests that use threads under
+# ThreadSanitizer. Assertions are enabled, unlike in Release builds.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
-# works <flags>: whether this compiler can make and run a program with them.
+# works <flags>: whether this compiler can build a program with them that runs.
 works() {
     local folder status=0
     folder=$(mktemp -d)
@@ -24,7 +24,7 @@ if works -fsanitize=address,undefined; then
     ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1:strict_string_checks=1} \
         UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1} tools/run_ctest.sh build-asan
 else
-    left_out "${CC:-cc} cannot build with -fsanitize=address,undefined, so the tests did not run under it."
+    note_skipped "${CC:-cc} cannot build with -fsanitize=address,undefined, so the tests were not run under ASan and UBSan."
 fi
 
 title "TSan"
@@ -34,5 +34,5 @@ if works -fsanitize=thread; then
         sanitized_build build-tsan thread
     TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1} tools/run_ctest.sh build-tsan --tests-regex "$threaded"
 else
-    left_out "${CC:-cc} cannot build or run with -fsanitize=thread, so the tests did not run under it."
+    note_skipped "${CC:-cc} cannot build or run with -fsanitize=thread, so the tests were not run under TSan."
 fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # test_trainers.sh <build folder>: tests opaq inside torchtitan and Megatron-core (requirements/trainers.txt). They are
-# installed into an environment of its own in the build folder, which takes every other package from .venv (or PYTHON's)
-# and changes nothing there.
+# installed into a separate environment in the build folder, which takes every other package from .venv (or PYTHON's);
+# .venv is not changed.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$(absolute "${1:-build}")

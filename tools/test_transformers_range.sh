@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # test_transformers_range.sh <build folder> [pytest's arguments]: tests opaq with the oldest supported transformers
-# (requirements/transformers_oldest.txt), by default the quick tests below. It is installed into an environment of its
-# own in the build folder, which takes every other package from .venv (or PYTHON's) and changes nothing there.
+# (requirements/transformers_oldest.txt), by default the quick tests below. It is installed into a separate environment in
+# the build folder, which takes every other package from .venv (or PYTHON's); .venv is not changed.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$(absolute "${1:-build}")

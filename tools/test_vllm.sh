@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_vllm.sh <build folder> [pytest's arguments]: tests the plug-in for vLLM (tests/vllm) with the vLLM of
-# requirements/vllm.txt, in an environment of its own, .venv-vllm, or with PYTHON's.
+# test_vllm.sh <build folder> [pytest's arguments]: tests the vLLM plug-in (tests/vllm) with the vLLM of
+# requirements/vllm.txt, in a separate environment, .venv-vllm, or with PYTHON's.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$(absolute "${1:-build}")

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# vllm_env.sh: makes .venv-vllm with requirements/vllm.txt and this checkout of opaq in it, entry points included, so that
-# vLLM finds the plug-in. Takes about two minutes and 2.5 GB; up to date it costs nothing. With PYTHON set that
-# interpreter is used as it is.
+# vllm_env.sh: creates .venv-vllm with requirements/vllm.txt and this checkout of opaq in it, entry points included, so that
+# vLLM finds the plug-in. Takes about two minutes and 2.5 GB; an environment that is up to date is kept. With PYTHON set
+# nothing is created: the script only checks that that interpreter has vLLM.
 #
-# Exit 3: vLLM is not there, with a note that says why. That is a failure with CI=true if packages can be downloaded, but
-# not where there is no network or too little disk.
+# Exit 3: vLLM is missing; a note was printed. With CI=true that is an error if packages can be downloaded, but not without
+# network or with too little disk space.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 needed_mb=5000
@@ -33,7 +33,7 @@ if [ ! -f "$stamp" ]; then
         grep -i '^error' .venv-vllm/pip.log | tail -n 3 >&2 || true
         if "$python" -m pip download --quiet --disable-pip-version-check --retries 1 --no-deps --no-cache-dir --dest \
             .venv-vllm/probe "$(grep -m 1 '^packaging==' "$requirements")" >/dev/null 2>&1; then
-            left_out "$requirements could not be installed though packages can be downloaded, so vLLM is not tested."
+            note_skipped "$requirements could not be installed though packages can be downloaded, so vLLM is not tested."
             exit 3
         fi
         skip "$requirements could not be installed, and no package can be downloaded here"
@@ -41,7 +41,7 @@ if [ ! -f "$stamp" ]; then
     touch "$stamp"
 fi
 "$python" - "$PWD" <<'PYTHON'
-"""What installing this checkout would tell Python: where the package is, and its entry points."""
+"""Writes what an installation of this checkout would: the package's path and its entry points."""
 import re, sys, sysconfig, tomllib
 from pathlib import Path
 

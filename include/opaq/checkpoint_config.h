@@ -1,7 +1,8 @@
-/* opaq/checkpoint_config.h: what the quantization_config of a checkpoint says: which weights are stored in which format,
- * under which names, and how their layers' inputs are quantized. Depends on layout.h and spec.h. Fields: docs/checkpoints.md.
+/* opaq/checkpoint_config.h: reads the quantization_config of a checkpoint: which weights are stored in which
+ * format and under which names, and how their layers' inputs are quantized. Depends on layout.h and spec.h.
+ * Fields: docs/checkpoints.md.
  *
- * The library parses no JSON: its caller lists the configuration's values. */
+ * The library does not parse JSON: the caller parses it and passes the values as an array. */
 #ifndef OPAQ_CHECKPOINT_CONFIG_H
 #define OPAQ_CHECKPOINT_CONFIG_H
 
@@ -24,54 +25,57 @@ enum opaq_json_kind {
     OPAQ_JSON_STRING = 4,
     OPAQ_JSON_LIST = 5,
     OPAQ_JSON_OBJECT = 6,
-    OPAQ_JSON_OTHER = 7 /* what JSON does not have, where a configuration comes from elsewhere */
+    OPAQ_JSON_OTHER = 7 /* no JSON type: a value of a configuration that was not read from JSON */
 };
 
-/* One value. A configuration is a list of them in the order of its text: an object or a list, then what is in it, one
- * deeper. */
+/* One value. A configuration is an array of them in document order: each object or list is followed by its
+ * members, whose depth is one greater. */
 struct opaq_config_value {
     int32_t depth;    /* 0: the configuration itself */
     int32_t kind;     /* enum opaq_json_kind */
-    const char *key;  /* in an object; NULL in a list and for the configuration itself */
-    const char *text; /* STRING: the string. NUMBER, OTHER: how errors show it */
+    const char *key;  /* key in the enclosing object; NULL for a list item and for the configuration itself */
+    const char *text; /* STRING: the string. NUMBER, OTHER: the text that error messages show */
     int64_t integer;  /* INTEGER; BOOLEAN: 0 or 1 */
 };
 
-/* How one kind of weight is stored, and how its layers run. */
+/* How one group of weights is stored, and how its layers' inputs are quantized. */
 struct opaq_config_scheme {
     const struct opaq_layout_row *row; /* the tensors' names, dtypes and shapes */
-    struct opaq_spec weight;           /* of a weight of its own */
-    struct opaq_spec stacked;          /* of several in one tensor, each with the scales it has */
-    int32_t has_input;                 /* whether inputs are quantized, by `input` ... */
-    int32_t has_input_given;           /* ... or, where the checkpoint has a scale for them, by `input_given` */
+    struct opaq_spec weight;           /* quantizer of a weight stored alone */
+    struct opaq_spec stacked; /* quantizer of several weights stacked in one tensor, each with its own scales */
+    int32_t has_input;        /* whether inputs are quantized with `input` ... */
+    int32_t has_input_given;  /* ... or, where the checkpoint stores an input scale, with `input_given` */
     struct opaq_spec input;
     struct opaq_spec input_given;
-    const char *input_scale; /* the name of that scale, a tensor of the weight's module; "" if there is none */
+    const char *input_scale; /* name of the input scale, a tensor of the weight's module; "" if there is none */
 };
 
 struct opaq_config;
 
-/* Reads a quantization_config: values[0] is the object. The error names the field, what it is and what was expected. Keeps
- * nothing of `values`; opaq_config_destroy releases the result, and allows NULL. */
+/* Reads a quantization_config; values[0] is the object itself. An error names the field, its value and the
+ * expected ones. `values` may be freed after the call. opaq_config_destroy releases the result; NULL is
+ * allowed. */
 OPAQ_API enum opaq_status opaq_config_read(const struct opaq_config_value *values, int64_t count,
                                            struct opaq_config **config, struct opaq_error *error);
 OPAQ_API void opaq_config_destroy(struct opaq_config *config);
 
-/* The schemes, the one that decides first; NULL beyond the last. They live as long as the configuration. */
+/* The schemes, in order of precedence (the first match applies); NULL beyond the last. They live as long as the
+ * configuration. */
 OPAQ_API const struct opaq_config_scheme *opaq_config_scheme(const struct opaq_config *config, int64_t index);
 
-/* Which modules have a scheme, by patterns of opaq/pattern.h or names; NULL beyond the last. */
+/* The modules that a scheme applies to: module names or patterns of opaq/pattern.h; NULL beyond the last. */
 OPAQ_API const char *opaq_config_target(const struct opaq_config *config, int64_t scheme, int64_t index);
 
-/* Which modules are not quantized whatever the schemes say, likewise. */
+/* The modules that stay unquantized even where a scheme matches, as names or patterns; NULL beyond the last. */
 OPAQ_API const char *opaq_config_ignored(const struct opaq_config *config, int64_t index);
 
-/* What a plain weight is called in its module; NULL beyond the last. */
+/* The names that a plain weight has in its module; NULL beyond the last. */
 OPAQ_API const char *opaq_config_weight_name(const struct opaq_config *config, int64_t index);
 
 /* ---- tables ---- */
 
-/* A scheme that a layout's weights can have, inputs as they are but for the name of their scale; 0 beyond the last. */
+/* The schemes that a layout can store, with unquantized inputs; input_scale is set where the layout has one.
+ * Returns 0 beyond the last. */
 OPAQ_API int opaq_layout_scheme(enum opaq_layout layout, int index, struct opaq_config_scheme *scheme);
 
 /* How compressed-tensors describes a format's weights and inputs. */
@@ -86,7 +90,7 @@ struct opaq_config_row {
     int input_group;
 };
 
-/* NULL where it has no description. */
+/* NULL if compressed-tensors has no description of the format. */
 OPAQ_API const struct opaq_config_row *opaq_config_row(enum opaq_format format);
 
 #ifdef __cplusplus

@@ -1,7 +1,8 @@
-/* opaq/element.h: single numbers. Depends on status.h. The rules are in docs/formats.md, "Elements".
+/* opaq/element.h: conversion of single numbers between float32 and the element types. Depends on status.h. The
+ * rules are in docs/formats.md, "Elements".
  *
- * A code is the bit pattern in the low bits of a uint32_t. Every function here is total: any float and
- * any code has a defined result. */
+ * A code is the bit pattern in the low bits of a uint32_t. Every function is defined for every float and every
+ * code. */
 #ifndef OPAQ_ELEMENT_H
 #define OPAQ_ELEMENT_H
 
@@ -39,7 +40,7 @@ struct opaq_element_info {
 /* NULL for a number that is not an element. */
 OPAQ_API const struct opaq_element_info *opaq_element_info(enum opaq_element element);
 
-/* What a value beyond the largest finite one becomes. */
+/* What a value above the largest finite one becomes. */
 enum opaq_overflow {
     OPAQ_SATURATE = 0, /* the largest finite value; infinities too. This is what quantizers use. */
     OPAQ_IEEE = 1      /* infinity if the element has one, else NaN, else the largest value */
@@ -50,11 +51,13 @@ OPAQ_API float opaq_element_decode(enum opaq_element element, uint32_t code);
 /* Round to nearest, ties to even. */
 OPAQ_API uint32_t opaq_element_encode(enum opaq_element element, float value, enum opaq_overflow overflow);
 
-/* Stochastic rounding, saturating. The low 8 bits of `random` decide for codes of at most 8 bits, the low 13 for f16 and
- * 16 for bf16, which is what a float has beyond them: with u = random / 2^bits, |value| + u * step is cut to the grid. */
+/* Stochastic rounding, saturating. Uses the low 8 bits of `random` for codes of at most 8 bits, 13 for f16 and
+ * 16 for bf16 (the mantissa bits that these drop): with u = random / 2^bits, |value| + u * step is truncated to
+ * the grid. */
 OPAQ_API uint32_t opaq_element_encode_stochastic(enum opaq_element element, float value, uint32_t random);
 
-/* The same on arrays. Codes lie one per byte (up to 8 bits), one per uint16_t, or one per uint32_t. NULL: nothing is done. */
+/* Array versions. Codes are stored one per byte (up to 8 bits), one per uint16_t or one per uint32_t. A NULL
+ * pointer makes the call do nothing. */
 OPAQ_API void opaq_element_decode_array(enum opaq_element element, const void *codes, int64_t count,
                                         float *values);
 OPAQ_API void opaq_element_encode_array(enum opaq_element element, const float *values, int64_t count,

@@ -18,8 +18,8 @@ struct opaq_execution {
     const struct opaq_parallel *parallel; /* CPU: the threads; NULL: the calling thread */
 };
 
-/* Whether this installation and this machine can work on tensors of a device. A back end in a file of its own, CUDA's, is
- * opened by the first question or the first tensor; the error says what is missing. */
+/* Checks that this build and this machine can process tensors of a device. The CUDA back end, a separate shared
+ * library, is loaded by the first such check or the first CUDA tensor; the error says what is missing. */
 OPAQ_API enum opaq_status opaq_device_check(struct opaq_device device, struct opaq_error *error);
 
 #ifdef __cplusplus

@@ -18,12 +18,12 @@
 extern "C" {
 #endif
 
-/* g: the gate, u: what it multiplies. The numbers appear in no file; names do. */
+/* g: the gate, u: the value it multiplies. Files and plans store names, never these numbers. */
 enum opaq_activation {
     OPAQ_SILU = 0,              /* silu(g) u */
     OPAQ_SILU_CLAMP = 1,        /* g at most limit, u within +-limit: g sigmoid(alpha g) (u + beta) */
-    OPAQ_SWIGLU_OAI = 2,        /* the same, rounded once; g and u alternate in h */
-    OPAQ_SWIGLU_OAI_PACKED = 3, /* the same with g and u as halves */
+    OPAQ_SWIGLU_OAI = 2,        /* as SILU_CLAMP, but rounded once; g and u are interleaved in h */
+    OPAQ_SWIGLU_OAI_PACKED = 3, /* as SWIGLU_OAI, but g and u are the two halves of h */
     OPAQ_SILU_STEP = 4,         /* silu(g) at most limit, u within +-limit: silu(g) u */
     OPAQ_GELU = 5,
     OPAQ_GELU_TANH = 6,
@@ -41,7 +41,7 @@ OPAQ_API const char *opaq_activation_name(enum opaq_activation activation);
 /* Whether h is twice as wide as a. */
 OPAQ_API int opaq_activation_is_gated(enum opaq_activation activation);
 
-/* A set of bits. */
+/* Bits. */
 enum opaq_experts_gradient {
     OPAQ_EXPERTS_X = 1,
     OPAQ_EXPERTS_ROUTER = 2,
@@ -52,20 +52,20 @@ enum opaq_experts_gradient {
 };
 
 struct opaq_experts_plan {
-    struct opaq_form x, h, w, dy;               /* plain, or how it is quantized here; usages do not count */
-    struct opaq_form gate_up_given, down_given; /* plain, or how it comes */
+    struct opaq_form x, h, w, dy;               /* plain, or how this layer quantizes it; usages are ignored */
+    struct opaq_form gate_up_given, down_given; /* plain, or how the argument is quantized */
     int32_t activation;                         /* enum opaq_activation */
     int32_t gradients;                          /* enum opaq_experts_gradient */
     int32_t backward;                           /* enum opaq_backward */
     int32_t precision;                          /* enum opaq_precision */
     int32_t weights_on_input;                   /* router weights multiply the input instead of the output */
-    float limit, alpha, beta;                   /* of the activation */
-    int64_t experts; /* of which a stack may be a part; 0: as many as the stack has */
-    int64_t first;   /* the number of the stack's first */
+    float limit, alpha, beta;                   /* parameters of the activation */
+    int64_t experts; /* number of experts of the whole model; 0: as many as the stack holds */
+    int64_t first;   /* index of the stack's first expert in the whole model */
 };
 
-/* "act=silu x=nvfp4 h=nvfp4 gate_up_given=nvfp4 down_given=nvfp4". Words in any order, one space between them, each at
- * most once. */
+/* "act=silu x=nvfp4 h=nvfp4 gate_up_given=nvfp4 down_given=nvfp4". Words in any order, separated by one space,
+ * each at most once. */
 #define OPAQ_EXPERTS_PLAN_TEXT_BYTES 960
 OPAQ_API enum opaq_status opaq_experts_plan_parse(const char *text, size_t length,
                                                   struct opaq_experts_plan *plan, struct opaq_error *error);

@@ -29,14 +29,14 @@ enum opaq_format {
 };
 #define OPAQ_FORMAT_COUNT 7
 
-/* Which way the scaled blocks run. Rowwise: along the columns of a row, as the operand of y = x w^T needs
- * them. Columnwise: along the rows of a column. A set of bits. */
+/* The direction of the scaled blocks. Rowwise: along the columns of a row, as the operand of y = x w^T needs
+ * them. Columnwise: along the rows of a column. Bits. */
 enum opaq_usage { OPAQ_ROWWISE = 1, OPAQ_COLUMNWISE = 2, OPAQ_BOTH = 3 };
 
-/* What a quantizer may do besides. A set of bits. */
+/* Options of a quantizer. Bits. */
 enum opaq_option {
-    OPAQ_DELAYED = 1 << 0,    /* the scale is given; the amax is returned */
-    OPAQ_POW2 = 1 << 1,       /* scales are rounded down to a power of two */
+    OPAQ_DELAYED = 1 << 0,    /* the caller supplies the scale; the amax is returned */
+    OPAQ_POW2 = 1 << 1,       /* scales are rounded down to powers of two */
     OPAQ_2D = 1 << 2,         /* square blocks: 32x32 for MX, 16x16 for NVFP4 */
     OPAQ_HADAMARD = 1 << 3,   /* the columnwise copy is transformed in groups of 16 rows */
     OPAQ_STOCHASTIC = 1 << 4, /* stochastic rounding */
@@ -48,7 +48,7 @@ enum opaq_option {
 };
 #define OPAQ_OPTION_COUNT 10
 
-/* How a scale is computed; their bytes differ. docs/formats.md, "Scale rules". */
+/* How a scale is computed from an amax; rules differ in their bytes. docs/formats.md, "Scale rules". */
 enum opaq_rule {
     OPAQ_RULE_TE = 0,
     OPAQ_RULE_OCP = 1,
@@ -66,14 +66,14 @@ struct opaq_extent {
     int32_t to;
 };
 
-/* NVFP4's float has the role AMAX, also where OPAQ_GLOBAL makes it a global scale. */
+/* NVFP4's float has the role AMAX even where OPAQ_GLOBAL makes it a global scale. */
 enum opaq_role { OPAQ_ROLE_DATA = 0, OPAQ_ROLE_SCALE = 1, OPAQ_ROLE_AMAX = 2 };
 
-/* Stands in opaq_buffer_row.element for "the spec's element". */
+/* opaq_buffer_row.element: the spec's element. */
 #define OPAQ_ELEMENT_OF_SPEC (-1)
 
 struct opaq_buffer_row {
-    const char *name; /* as other software names it: "_rowwise_data" */
+    const char *name; /* the name in Transformer Engine: "_rowwise_data" */
     enum opaq_role role;
     int usage;                 /* present when the spec has any of these usages ... */
     uint32_t options_needed;   /* ... and all of these options ... */
@@ -81,8 +81,8 @@ struct opaq_buffer_row {
     int element;               /* enum opaq_element, or OPAQ_ELEMENT_OF_SPEC. Codes of at most 8 bits lie in
                                   bytes; an E2M1 pair shares one, the even element in the low nibble. */
     int rank;                  /* 1 or 2 */
-    /* Row-major. In a data buffer an extent of exactly the rows (per 1, to 1) stands for the leading
-     * dimensions d0, ..., dn-2 as they are. */
+    /* Row-major. In a data buffer, an extent of exactly the rows (per 1, to 1) becomes the leading dimensions
+     * d0, ..., dn-2. */
     struct opaq_extent extent[2];
 };
 
@@ -91,14 +91,14 @@ struct opaq_format_row {
     const char *name;
     uint32_t elements; /* bits 1 << enum opaq_element */
     enum opaq_element element_default;
-    uint32_t options; /* the options it knows */
+    uint32_t options; /* supported options */
     uint32_t rules;   /* bits 1 << enum opaq_rule */
     /* A rowwise scale covers block_rows x block_columns elements, 0 meaning all of them; a columnwise one
      * block_columns x block_rows. OPAQ_2D makes both the larger of the two. */
     int32_t block_rows;
     int32_t block_columns;
     int32_t buffer_count;
-    const struct opaq_buffer_row *buffers; /* in flatten order */
+    const struct opaq_buffer_row *buffers; /* in flatten order, see opaq/proto.h */
 };
 
 /* NULL for a number that is not a format. The row lives as long as the library. */
@@ -107,16 +107,16 @@ OPAQ_API const struct opaq_format_row *opaq_format_row(enum opaq_format format);
 /* "nvfp4" -> OPAQ_NVFP4; -1 for an unknown name. */
 OPAQ_API int opaq_format_find(const char *name);
 
-/* Names as they stand in a spec's text ("sr", "compressed-tensors"); NULL for anything that is not one
- * option bit, not a rule. */
+/* The name in a spec's text ("sr", "compressed-tensors"); NULL unless `option` is exactly one option bit, or
+ * for an unknown rule. */
 OPAQ_API const char *opaq_option_name(enum opaq_option option);
 OPAQ_API const char *opaq_rule_name(enum opaq_rule rule);
 
-/* One extent for one size; -1 for NULL, a negative size, `per` or `to` below 1, or a result that does not fit. */
+/* Evaluates one extent; -1 for NULL, a negative size, `per` or `to` below 1, or an overflow. */
 OPAQ_API int64_t opaq_extent_eval(const struct opaq_extent *extent, int64_t rows, int64_t columns);
 
-/* A scale matrix of rows x columns bytes (multiples of 128 and 4) from row-major into 128x4 tiles and back.
- * In a tile, byte (r, c) lies at (r % 32) * 16 + (r / 32) * 4 + c; tiles are row-major. */
+/* Converts a scale matrix of rows x columns bytes (multiples of 128 and 4) from row-major order into 128x4
+ * tiles and back. In a tile, byte (r, c) is at (r % 32) * 16 + (r / 32) * 4 + c; tiles are in row-major order. */
 OPAQ_API enum opaq_status opaq_scale_swizzle(const uint8_t *plain, int64_t rows, int64_t columns,
                                              uint8_t *swizzled, struct opaq_error *error);
 OPAQ_API enum opaq_status opaq_scale_unswizzle(const uint8_t *swizzled, int64_t rows, int64_t columns,

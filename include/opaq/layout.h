@@ -1,7 +1,8 @@
 /* opaq/layout.h: how checkpoints name and shape the tensors of a quantized weight. Depends on format.h.
  *
- * A layout is rows of a table, one for each format it has. What the tensors hold is docs/formats.md, "As checkpoints hold
- * it"; opaq/stored.h moves them. Reading and writing files is not the library's business. */
+ * A layout has one table row for each format it supports. The tensors' contents are described in
+ * docs/formats.md, "As checkpoints hold it"; opaq/stored.h converts them. The library does not read or write
+ * files. */
 #ifndef OPAQ_LAYOUT_H
 #define OPAQ_LAYOUT_H
 
@@ -15,7 +16,7 @@ extern "C" {
 enum opaq_layout {
     OPAQ_LAYOUT_COMPRESSED_TENSORS = 0,
     OPAQ_LAYOUT_MODELOPT = 1,
-    OPAQ_LAYOUT_DEEPSEEK = 2, /* DeepSeek's fp8 blocks, and what transformers writes in their manner */
+    OPAQ_LAYOUT_DEEPSEEK = 2, /* DeepSeek's fp8 blocks, also as transformers writes them */
     OPAQ_LAYOUT_GPT_OSS = 3   /* experts in blocks of mxfp4 */
 };
 #define OPAQ_LAYOUT_COUNT 4
@@ -23,34 +24,35 @@ enum opaq_layout {
 struct opaq_layout_row {
     enum opaq_layout layout;
     enum opaq_format format;
-    /* What the configuration calls it: compressed-tensors' format, ModelOpt's quant_algo, the quant_method of others. As
-     * it is written; readers compare without case. */
+    /* The name in the configuration: compressed-tensors' format, ModelOpt's quant_algo, otherwise quant_method.
+     * Spelled as it is written; readers ignore case. */
     const char *method;
-    /* A weight that would be called W if it were plain is in the tensors W + data, W + scale and, if there is one, W +
-     * global ("" if not). */
+    /* A weight whose plain tensor would be called W is stored in the tensors W + data, W + scale and, unless
+     * `global` is "", W + global. */
     const char *data;
     const char *scale;
     const char *global;
-    /* The input's scale, a tensor of the weight's module: "input_scale"; "" if it has none. */
+    /* Name of the input scale, a tensor of the weight's module: "input_scale"; "" if there is none. */
     const char *input;
-    /* Dtypes by their names in safetensors, separated by spaces: all that are read, the first is written. */
+    /* Dtypes by their safetensors names, separated by spaces: all are readable, the first is written. */
     const char *data_dtypes;
     const char *scale_dtypes;
-    /* The dimensions of the scales as they are written, a letter for each: 'R' rows, 'r' blocks of rows, 'c' blocks of
-     * columns, '1' one. */
+    /* The dimensions of the scales, one letter each: 'R' rows, 'r' blocks of rows, 'c' blocks of columns, '1'
+     * one. */
     const char *scale_shape;
     const char *global_shape;
-    /* By which the layout's own software makes its scales. */
+    /* The scale rule of the software that defines the layout. */
     enum opaq_rule rule;
 };
 
-/* The rows one after another, those of a layout together; NULL beyond the last. */
+/* All rows; those of one layout are consecutive. NULL beyond the last. */
 OPAQ_API const struct opaq_layout_row *opaq_layout_row(int index);
 
 /* The row of a layout for a format; NULL if it has none. */
 OPAQ_API const struct opaq_layout_row *opaq_layout_find(enum opaq_layout layout, enum opaq_format format);
 
-/* "compressed-tensors"; NULL for a number that is not a layout. The other way -1 for an unknown name. */
+/* "compressed-tensors"; NULL for a number that is not a layout. opaq_layout_number returns -1 for an unknown
+ * name. */
 OPAQ_API const char *opaq_layout_name(enum opaq_layout layout);
 OPAQ_API int opaq_layout_number(const char *name);
 

@@ -17,54 +17,57 @@
 extern "C" {
 #endif
 
-/* A set of bits. */
+/* Bits. */
 enum opaq_gradient { OPAQ_GRADIENT_X = 1, OPAQ_GRADIENT_W = 2, OPAQ_GRADIENT_BIAS = 4 };
 
-/* What the backward works with. */
+/* The operands of the backward pass. */
 enum opaq_backward {
-    OPAQ_BACKWARD_QUANTIZED = 0,      /* copies quantized along the dimension that is summed over */
-    OPAQ_BACKWARD_HIGH_PRECISION = 1, /* x and w as they came, dy as it comes */
-    OPAQ_BACKWARD_DEQUANTIZED = 2     /* what the forward multiplied, dequantized; dy as it comes */
+    OPAQ_BACKWARD_QUANTIZED = 0,      /* copies quantized along the summed dimension */
+    OPAQ_BACKWARD_HIGH_PRECISION = 1, /* x, w and dy unquantized */
+    OPAQ_BACKWARD_DEQUANTIZED = 2     /* the operands of the forward, dequantized; dy unquantized */
 };
 
-/* A set of bits. */
+/* Bits. */
 enum opaq_linear_option {
-    OPAQ_LINEAR_CACHE = 1,      /* the forward returns the whole quantized weight, to be given next time */
-    OPAQ_LINEAR_BIAS_LATER = 2, /* the bias is not added here, only its gradient is computed */
+    OPAQ_LINEAR_CACHE = 1,      /* the forward returns the whole quantized weight for reuse in later calls */
+    OPAQ_LINEAR_BIAS_LATER = 2, /* the caller adds the bias; only its gradient is computed here */
     OPAQ_LINEAR_ADD = 4,        /* dw is added to main_grad ... */
     OPAQ_LINEAR_SET = 8,        /* ... or written into it */
-    OPAQ_LINEAR_REDUCE = 16 /* delayed scaling: amaxes are recorded only; an update follows their reduction */
+    OPAQ_LINEAR_REDUCE =
+        16 /* delayed scaling: only record amaxes; the scales are updated after their reduction across ranks */
 };
 
-/* What products with a tiled weight make of activations that are not quantized. A precision is a permission: what has no
- * kernel for it is computed more precisely. */
+/* The lowest accuracy you accept for unquantized activations in products with a tiled weight. Where there is no
+ * kernel for it, a more accurate one is used. */
 enum opaq_precision {
-    OPAQ_PRECISION_EXACT = 0, /* float32 as they are */
-    OPAQ_PRECISION_NEAR = 1,  /* int16, one scale for each row */
-    OPAQ_PRECISION_FAST = 2,  /* int8, one scale for each row */
-    OPAQ_PRECISION_FAST32 = 3 /* int8, one scale for each 32 columns of a row */
+    OPAQ_PRECISION_EXACT = 0, /* float32, unconverted */
+    OPAQ_PRECISION_NEAR = 1,  /* int16, one scale per row */
+    OPAQ_PRECISION_FAST = 2,  /* int8, one scale per row */
+    OPAQ_PRECISION_FAST32 = 3 /* int8, one scale per 32 columns of a row */
 };
 
 struct opaq_linear_plan {
-    struct opaq_form x, w, dy, y, dx;            /* plain, or how it is quantized here; usages do not count */
-    struct opaq_form x_given, w_given, dy_given; /* plain, or how it comes */
+    struct opaq_form x, w, dy, y, dx;            /* plain, or how this layer quantizes it; usages are ignored */
+    struct opaq_form x_given, w_given, dy_given; /* plain, or how the argument is quantized */
     int32_t gradients;                           /* enum opaq_gradient */
-    int32_t saved;                               /* of OPAQ_GRADIENT_X, _W: kept as it came, quantized again */
-    int32_t backward;                            /* enum opaq_backward */
-    int32_t options;                             /* enum opaq_linear_option */
-    int32_t margin;                              /* delayed scaling */
-    int32_t algorithm;                           /* enum opaq_amax_algorithm */
-    int32_t precision;                           /* enum opaq_precision */
+    int32_t
+        saved; /* OPAQ_GRADIENT_X, _W: the tensor is saved unquantized and quantized again in the backward */
+    int32_t backward;  /* enum opaq_backward */
+    int32_t options;   /* enum opaq_linear_option */
+    int32_t margin;    /* delayed scaling */
+    int32_t algorithm; /* enum opaq_amax_algorithm */
+    int32_t precision; /* enum opaq_precision */
 };
 
-/* "x=mxfp8 w=mxfp8 dy=mxfp8.e5m2 grad=xw". Words in any order, one space between them, each at most once; the empty
- * text is the plan without quantization or gradients. The error names the word and its position. */
+/* "x=mxfp8 w=mxfp8 dy=mxfp8.e5m2 grad=xw". Words in any order, separated by one space, each at most once; the
+ * empty text is the plan without quantization or gradients. The error names the word and its position. */
 #define OPAQ_LINEAR_PLAN_TEXT_BYTES 640
 OPAQ_API enum opaq_status opaq_linear_plan_parse(const char *text, size_t length, struct opaq_linear_plan *plan,
                                                  struct opaq_error *error);
 
-/* The name of the kernel that multiplies a weight, "packed_nvfp4_fast_avx512" or "gemm_avx512", on this processor: with
- * x or NULL, where that is not quantized but of x_dtype; w NULL for a plain one. NULL if a spec is not valid. */
+/* The name of the kernel that multiplies with a weight on this processor: "packed_nvfp4_fast_avx512" or
+ * "gemm_avx512". `w` NULL: a plain weight; `x` NULL: unquantized activations of x_dtype. NULL if a spec is not
+ * valid. */
 OPAQ_API const char *opaq_linear_kernel(const struct opaq_spec *w, const struct opaq_spec *x,
                                         enum opaq_element x_dtype, enum opaq_precision precision);
 

@@ -1,4 +1,4 @@
-/* opaq/noise.h: what quantizing did to a tensor, in numbers. Depends on execution.h. */
+/* opaq/noise.h: measures the error of a quantized tensor. Depends on execution.h. */
 #ifndef OPAQ_NOISE_H
 #define OPAQ_NOISE_H
 
@@ -8,14 +8,14 @@
 extern "C" {
 #endif
 
-/* Sums over all elements, in double: of squares of x, and of squares of the differences to what is stored. */
+/* Sums over all elements, in double: squares of x, and squares of x minus the dequantized value. */
 struct opaq_noise {
     double signal;
     double noise;
 };
 
-/* The noise of the copy that `usage` names (0: rowwise if there is one, else columnwise) against the plain tensor
- * `x` of the same shape. The sums are the same with any number of threads. NaN if either has one. */
+/* Measures the copy that `usage` names (0: rowwise if there is one, else columnwise) against the plain tensor
+ * `x` of the same shape. The sums do not depend on the number of threads. NaN if either tensor contains one. */
 OPAQ_API enum opaq_status opaq_noise_measure(const struct opaq_view *x, const struct opaq_view *q, int usage,
                                              const struct opaq_execution *execution, struct opaq_noise *noise,
                                              struct opaq_error *error);

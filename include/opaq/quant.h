@@ -1,4 +1,4 @@
-/* opaq/quant.h: float to bytes and back. Depends on execution.h. Arithmetic: docs/formats.md.
+/* opaq/quant.h: quantizing and dequantizing. Depends on execution.h. Arithmetic: docs/formats.md.
  *
  * The bytes are defined: the same input gives the same bytes on every machine, with any number of threads,
  * whatever rounding mode or flush-to-zero setting the caller runs under. */
@@ -14,13 +14,15 @@
 extern "C" {
 #endif
 
-/* Counter-based: the random bits of an element depend on these and on its place in the tensor only. */
+/* Counter-based: the random bits of an element depend only on these two numbers and on its position in the
+ * tensor. */
 struct opaq_random {
     uint64_t seed;
     uint64_t offset; /* below 2^63 */
 };
 
-/* What else a quantization is given and gives back; the addresses are on the tensors' device. All zero is the usual case. */
+/* Further inputs and outputs of a quantization; the addresses are on the tensors' device. All zero is a valid
+ * default. */
 struct opaq_quantize_args {
     const float *scale;           /* OPAQ_DELAYED: the scale to use, one float; x is multiplied with it, or
                                      divided by it under the rules compressed-tensors and modelopt */
@@ -37,46 +39,46 @@ OPAQ_API enum opaq_status opaq_quantize(const struct opaq_view *x, const struct 
                                         const struct opaq_execution *execution, const struct opaq_view *out,
                                         struct opaq_error *error);
 
-/* Reads the copy that `usage` names (0: rowwise if there is one, else columnwise) into the plain tensor `y`.
- * A Hadamard transform on the columnwise copy is undone. */
+/* Dequantizes the copy that `usage` names (0: rowwise if there is one, else columnwise) into the plain tensor
+ * `y`. The Hadamard transform of a columnwise copy is undone. */
 OPAQ_API enum opaq_status opaq_dequantize(const struct opaq_view *q, int usage,
                                           const struct opaq_execution *execution, const struct opaq_view *y,
                                           struct opaq_error *error);
 
-/* The floats that opaq_quantize takes as amax_rowwise (or _columnwise) for a tensor: 1 for fp8, 1 or the
- * number of rows (columns) for nvfp4, 0 where the format takes none. */
+/* The number of floats in amax_rowwise (or _columnwise) for a tensor: 1 for fp8, 1 or the number of rows
+ * (columns) for nvfp4, 0 for formats without given amaxes. */
 OPAQ_API int64_t opaq_amax_count(const struct opaq_proto *proto, enum opaq_usage usage);
 
-/* Computes them, as opaq_quantize would for a tensor like `proto`: the columnwise ones after the Hadamard
- * transform if there is one. Reduce them with max, then give them back. Not with OPAQ_GLOBAL, whose floats are no
- * amaxes. */
+/* Computes these amaxes as opaq_quantize would for a tensor like `proto`: the columnwise ones after the
+ * Hadamard transform if there is one. To share them between ranks, reduce with max and pass the result to
+ * opaq_quantize. Not for OPAQ_GLOBAL, whose floats are not amaxes. */
 OPAQ_API enum opaq_status opaq_amax(const struct opaq_view *x, const struct opaq_spec *spec,
                                     enum opaq_usage usage, const struct opaq_execution *execution, float *amax,
                                     int64_t count, struct opaq_error *error);
 
-/* Delayed scaling: how the next scale follows from the history. */
+/* Delayed scaling: how the next scale is computed from the history. */
 enum opaq_amax_algorithm { OPAQ_AMAX_MAX = 0, OPAQ_AMAX_MOST_RECENT = 1 };
 
 struct opaq_delayed_state {
-    float *amax_history; /* [length][count], row 0 being the amax gathered since the last update */
+    float *amax_history; /* [length][count]; row 0 is the amax since the last update */
     float *scale;        /* [count] */
     int64_t length;      /* at least 1 */
-    int64_t count;       /* tensors */
+    int64_t count;       /* number of tensors */
 };
 
-/* Rolls the history, whose newest amax is reduced_amax[i] if given and not 0, else amax_history[0][i], and
- * sets scale = largest(element) * 2^-margin / amax, or leaves it where that amax is 0 or not finite. OPAQ_AMAX_MAX: the
- * largest of the newest one and of rows 1 to length - 1 as they were before the roll, `length` amaxes. */
+/* Rolls the history, whose newest amax is reduced_amax[i] if given and not 0, else amax_history[0][i], and sets
+ * scale = largest(element) * 2^-margin / amax; the scale is unchanged if that amax is 0 or not finite.
+ * OPAQ_AMAX_MAX: the largest of the newest amax and of rows 1 to length - 1 before the roll, `length` amaxes. */
 OPAQ_API enum opaq_status opaq_delayed_update(const struct opaq_delayed_state *state, const float *reduced_amax,
                                               enum opaq_element element, int margin,
                                               enum opaq_amax_algorithm algorithm,
                                               const struct opaq_execution *execution, struct opaq_error *error);
 
-/* The rows of a tensor's rowwise copy that share a scale or a tile: only at multiples of so many can it be cut, as a stack
- * of weights is for its experts. 0 if the spec is not valid. */
+/* The number of consecutive rows of a rowwise copy that share a scale or a tile. A tensor can only be split, as
+ * a stack of weights is into experts, at multiples of it. 0 if the spec is not valid. */
 OPAQ_API int64_t opaq_rows_together(const struct opaq_spec *spec);
 
-/* The name of the kernel that serves a spec on this machine: "quantize_nvfp4_ref". NULL for a bad spec. */
+/* The name of the kernel that serves a spec on this machine: "quantize_nvfp4_ref". NULL for an invalid spec. */
 OPAQ_API const char *opaq_quantize_kernel(const struct opaq_spec *spec);
 OPAQ_API const char *opaq_dequantize_kernel(const struct opaq_spec *spec);
 

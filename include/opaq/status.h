@@ -1,9 +1,9 @@
-/* opaq/status.h: how every function that can fail says so. Depends on version.h.
+/* opaq/status.h: status codes and error texts. Depends on version.h.
  *
- * A function that can fail returns an enum opaq_status and takes a `struct opaq_error *` as its last
- * argument, which may be NULL. On failure the text names the operation, what was expected and the actual
- * values; outputs are untouched unless the declaration says otherwise. On success the error is not
- * written. The library never prints, aborts, exits, or leaves errno changed on purpose. */
+ * A function that can fail returns an enum opaq_status and takes a `struct opaq_error *` as its last argument,
+ * which may be NULL. On failure the text names the operation, what was expected and the actual values; outputs
+ * are unchanged unless the declaration says otherwise. On success the error is not written. The library never
+ * prints, aborts, exits, or changes errno on purpose. */
 #ifndef OPAQ_STATUS_H
 #define OPAQ_STATUS_H
 
@@ -32,16 +32,16 @@ enum opaq_status {
 
 struct opaq_error {
     enum opaq_status status;
-    /* Always terminated; cut with "..." when too long. UTF-8 without control characters: '?' stands for what is none,
-     * whatever was quoted. */
+    /* Always terminated; truncated with "..." if too long. UTF-8 without control characters: in quoted input,
+     * '?' replaces invalid bytes. */
     char text[OPAQ_ERROR_TEXT_BYTES];
 };
 
 /* "OK", "ARGUMENT", ...; "UNKNOWN" for a number that is not a status. */
 OPAQ_API const char *opaq_status_name(enum opaq_status status);
 
-/* For code that stands on opaq and fails in its way: writes the status and the text, if `error` is not NULL, and
- * returns the status, so that a failing check is one statement. Keeps errno. */
+/* For code built on opaq that reports errors the same way: writes the status and the text, if `error` is not
+ * NULL, and returns the status, so that a failing check is one statement. Keeps errno. */
 OPAQ_API enum opaq_status opaq_fail(struct opaq_error *error, enum opaq_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

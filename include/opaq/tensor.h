@@ -1,4 +1,4 @@
-/* opaq/tensor.h: any strided tensor in memory, borrowed. Depends on proto.h. */
+/* opaq/tensor.h: a borrowed strided tensor. Depends on proto.h. */
 #ifndef OPAQ_TENSOR_H
 #define OPAQ_TENSOR_H
 
@@ -10,8 +10,10 @@
 extern "C" {
 #endif
 
-/* What memory holds. The floats have their element's number. */
+/* Element types in memory. The floats have the numbers of enum opaq_element. */
 enum opaq_dtype {
+    OPAQ_DTYPE_F64 =
+        -2, /* no operator takes it; errors name it. Other unsupported dtypes are any other number */
     OPAQ_DTYPE_F16 = 4,
     OPAQ_DTYPE_BF16 = 5,
     OPAQ_DTYPE_F32 = 6,
@@ -21,7 +23,7 @@ enum opaq_dtype {
 };
 
 struct opaq_tensor {
-    void *data;    /* may be NULL where there are no elements, and before allocation */
+    void *data;    /* may be NULL if there are no elements, and before allocation */
     int32_t dtype; /* enum opaq_dtype */
     int32_t rank;
     struct opaq_device device;

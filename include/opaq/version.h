@@ -1,5 +1,5 @@
-/* opaq/version.h: the version, written here and nowhere else (CMake and Python read this file), and the
- * export mark. Depends on nothing. */
+/* opaq/version.h: the version, defined only here (CMake and Python read this file), and the export macro.
+ * Depends on nothing. */
 #ifndef OPAQ_VERSION_H
 #define OPAQ_VERSION_H
 
@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-/* "0.1.0", of the library that is running, which may differ from the header you compiled against. */
+/* "0.1.0": the version of the running library, which may differ from that of the header you compiled against. */
 OPAQ_API const char *opaq_version(void);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* backend/backend.c: which table serves a device. */
+/* backend/backend.c: selects the function table of a device. */
 #include "backend/backend.h"
 
 #include <stdatomic.h>
@@ -8,7 +8,7 @@
 
 enum { DEVICE_TYPES = 2 };
 
-/* Beside the CPU's, which is always there. */
+/* Tables besides the CPU's, which is always available. */
 static _Atomic(const struct backend *) installed[DEVICE_TYPES];
 
 void backend_install(enum opaq_device_type type, const struct backend *backend) {

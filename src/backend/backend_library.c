@@ -1,4 +1,4 @@
-/* backend/backend_library.c: opens the CUDA back end. */
+/* backend/backend_library.c: loads the CUDA back end. */
 #define _GNU_SOURCE /* dladdr */
 #include "backend/backend_library.h"
 
@@ -16,7 +16,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const struct backend *opened;
 static struct opaq_error refusal;
 
-/* The path of the shared object: beside the file that this function is in. False if that is not known. */
+/* The path of the back end's shared object: the folder of this library. False if that is unknown. */
 static bool find_path(char path[PATH_BYTES]) {
     const char *given = getenv("OPAQ_CUDA_LIBRARY");
     Dl_info info;
@@ -53,7 +53,7 @@ static void open_once(void) {
     } else {
         memcpy(&function, &symbol, sizeof function);
         if (function(opaq_version(), sizeof(struct backend), &opened, &refusal) == OPAQ_OK) {
-            return; /* it stays open */
+            return; /* the library stays loaded */
         }
         opened = NULL;
     }

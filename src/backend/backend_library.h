@@ -1,17 +1,17 @@
-/* backend/backend_library.h: a back end in a shared object of its own, opened when the first tensor on its device appears.
- * Depends on backend.h. */
+/* backend/backend_library.h: loads a back end from its own shared object when its device is first used. Depends
+ * on backend.h. */
 #ifndef OPAQ_BACKEND_BACKEND_LIBRARY_H
 #define OPAQ_BACKEND_BACKEND_LIBRARY_H
 
 #include "backend/backend.h"
 
-/* The shared object exports one function of this type. `version` is opaq_version() and `table_bytes` the size of struct
- * backend in the library that asks; another version, no driver, or no GPU that can be used is a failure. */
+/* The function that the shared object exports. `version` is opaq_version() and `table_bytes` the size of struct
+ * backend in the calling library. Fails on another version, or if there is no driver or no supported GPU. */
 typedef enum opaq_status backend_open_function(const char *version, size_t table_bytes,
                                                const struct backend **backend, struct opaq_error *error);
 
-/* Opens "libopaq_cuda.so" in the folder of this library, or the file that the environment variable OPAQ_CUDA_LIBRARY names.
- * The answer, good or bad, is kept: it is asked for once. */
+/* Loads "libopaq_cuda.so" from the folder of this library, or the file that the environment variable
+ * OPAQ_CUDA_LIBRARY names. The result, success or failure, is cached. */
 enum opaq_status backend_library_open(const struct backend **backend, struct opaq_error *error);
 
 #endif

@@ -1,4 +1,4 @@
-/* backend/operand.c: a tensor as an operand of a product, on any back end. */
+/* backend/operand.c: makes operands of products, on any back end. */
 #include "backend/operand.h"
 
 #include <string.h>
@@ -17,7 +17,7 @@ struct opaq_view plain_view_like(const struct opaq_view *view, enum opaq_element
     return plain;
 }
 
-/* A prototype's sizes, none left of what was there before. */
+/* Sets the sizes of a prototype and clears the unused ones. */
 static void set_shape(struct opaq_proto *proto, int rank, int64_t first, int64_t second) {
     memset(proto->shape, 0, sizeof proto->shape);
     proto->rank = rank;
@@ -98,7 +98,7 @@ static struct gemm_operand plain_operand(const struct opaq_view *view, enum opaq
     return (struct gemm_operand){.plain = along == OPAQ_ROWWISE ? matrix : quant_matrix_transposed(matrix)};
 }
 
-/* The copy of a quantized tensor that runs along a usage. */
+/* An operand from the copy of a quantized tensor whose blocks run along a usage. */
 static void copy_operand(const struct opaq_view *view, enum opaq_usage along, struct operand *operand) {
     const struct opaq_view plain = plain_view_like(view, OPAQ_F32);
     quant_job_make(&plain, view, (int)along, &operand->job);
@@ -108,7 +108,7 @@ static void copy_operand(const struct opaq_view *view, enum opaq_usage along, st
     operand->gemm.undo_hadamard = true;
 }
 
-/* The rowwise copy of a quantized tensor, read across its rows. */
+/* An operand from the rowwise copy of a quantized tensor, read across its rows. */
 static void across_operand(const struct opaq_view *view, struct operand *operand) {
     copy_operand(view, OPAQ_ROWWISE, operand);
     operand_turn(operand);
@@ -188,7 +188,7 @@ bool stack_operand(const struct operand *stack, int64_t rows, int64_t index, str
 
 /* ---- products ---- */
 
-/* Two copies that went through the same transform are multiplied as they are. */
+/* Two copies with the same Hadamard transform are multiplied without undoing it: the product is the same. */
 static void settle_hadamard(struct gemm_operand *a, struct gemm_operand *b) {
     const bool both = a->copy != NULL && b->copy != NULL && a->copy->is_hadamard && b->copy->is_hadamard;
     if (both && a->spec->hadamard_mask == b->spec->hadamard_mask) {
@@ -197,8 +197,8 @@ static void settle_hadamard(struct gemm_operand *a, struct gemm_operand *b) {
     }
 }
 
-/* Scratch memory that is free again after the call, since calls come one after another: counted while measuring, else
- * the rest of the arena, which was measured. */
+/* Scratch memory of one call, reused by the next since calls run in sequence: counted while measuring, else the
+ * rest of the arena. */
 static void *scratch_of(struct work *work, size_t bytes) {
     const size_t mark = work->arena.used;
     void *const memory = arena_take(&work->arena, bytes);
@@ -207,13 +207,14 @@ static void *scratch_of(struct work *work, size_t bytes) {
 }
 
 enum opaq_status work_product(struct work *work, struct gemm_job *job, struct opaq_error *error) {
-    const int64_t limit = (int64_t)1 << 48; /* far from where the product's own sizes would overflow */
+    const int64_t limit = (int64_t)1 << 48; /* keeps the product's own size computations from overflowing */
     if (job->a.plain.columns > limit) {
         return opaq_fail(error, OPAQ_ERROR_OVERFLOW, "a product over %lld elements, at most 2^48 are possible",
                          (long long)job->a.plain.columns);
     }
     const bool is_tiled = job->b.copy != NULL && job->b.copy->tile_rows != 0 && !job->b.is_across;
-    if (is_tiled && job->c.columns > limit) { /* whose results and panels take memory by the column */
+    if (is_tiled &&
+        job->c.columns > limit) { /* its results and panels need memory in proportion to the columns */
         return opaq_fail(error, OPAQ_ERROR_OVERFLOW, "a tiled weight of %lld rows, at most 2^48 are possible",
                          (long long)job->c.columns);
     }

@@ -1,5 +1,5 @@
-/* backend/operand.h: a tensor as an operand of a product: as it is, or quantized, or quantized and dequantized. Works on
- * any back end, and on the host only handles addresses. Depends on product.h, base/arena.h. */
+/* backend/operand.h: a tensor as an operand of a product: unchanged, quantized, or quantized and dequantized.
+ * Works on any back end; the host code only handles addresses. Depends on product.h, base/arena.h. */
 #ifndef OPAQ_BACKEND_OPERAND_H
 #define OPAQ_BACKEND_OPERAND_H
 
@@ -10,7 +10,7 @@
 
 struct backend;
 
-/* Where a call's work is done. While measuring nothing runs and the arena only counts. */
+/* The back end, execution and memory of a call. While measuring, nothing runs and the arena only counts. */
 struct work {
     const struct backend *backend;
     const struct opaq_execution *execution;
@@ -18,35 +18,35 @@ struct work {
     bool is_measuring;
 };
 
-/* Where stochastic rounding takes its numbers from: two int64 (seed, offset) in device memory, or values. */
+/* The random numbers of stochastic rounding: seed and offset, as two int64 in device memory or as values. */
 struct random_source {
-    const int64_t *state; /* or NULL: seed and offset are these */
+    const int64_t *state; /* NULL: use seed and offset */
     uint64_t seed, offset;
     int64_t stream; /* added to the offset, modulo 2^63 */
 };
 
-/* What a quantization is given beside the tensor; all in device memory, NULL where absent. */
+/* Further inputs and outputs of a quantization; in device memory, NULL if absent. */
 struct quantize_figures {
     const float *scale;                          /* delayed scaling */
-    const float *amax_rowwise, *amax_columnwise; /* instead of computing them */
+    const float *amax_rowwise, *amax_columnwise; /* given instead of computed */
     float *amax;                                 /* fp8: receives the amax */
     struct random_source random;
 };
 
-/* How delayed scaling's next scale follows from its history. */
+/* How delayed scaling computes the next scale from its history. */
 struct delayed_rule {
     enum opaq_element element;
     int margin;
     enum opaq_amax_algorithm algorithm;
-    bool updates; /* false: amaxes are recorded only */
+    bool updates; /* false: only record amaxes */
 };
 
-/* How a tensor becomes an operand. */
+/* How a tensor is converted to an operand. */
 struct operand_form {
     bool quantizes;
-    struct opaq_spec spec; /* with the usages that are made */
-    bool is_dequantized;   /* the product reads the floats that the codes stand for */
-    bool may_be_across;    /* it is the second operand, which products read across the rows of a copy as well */
+    struct opaq_spec spec; /* with the usages to make */
+    bool is_dequantized;   /* the product reads the dequantized floats */
+    bool may_be_across;    /* second operands only: the product may read the rowwise copy across its rows */
     enum opaq_usage along; /* ROWWISE: the sum runs over the tensor's columns; COLUMNWISE: over its rows */
     const float *scale;    /* delayed scaling, or NULL */
     const float *amax;     /* given instead of computed, or NULL */
@@ -58,34 +58,34 @@ struct operand {
     struct gemm_operand gemm; /* points into job */
 };
 
-/* Makes an operand; what has to be made for it lies in the work's arena. */
+/* Makes an operand; its memory comes from the work's arena. */
 enum opaq_status operand_make(struct work *work, const struct opaq_view *view, const struct operand_form *form,
                               struct operand *operand, struct opaq_error *error);
 
-/* Turns an operand that was made along the rows of a copy into one that is read across them. */
+/* Converts an operand that is read along the rows of a copy to one that is read across them. */
 void operand_turn(struct operand *operand);
 
-/* Rows [first, first + rows) of an operand that was made along its rows. False where those share a scale or a tile with
- * others. */
+/* Rows [first, first + rows) of an operand that is read along its rows. False if they share a scale or a tile
+ * with other rows. */
 bool operand_rows(const struct operand *whole, int64_t first, int64_t rows, struct operand *part);
 
-/* A plain tensor of the view's shape, contiguous, without memory; and with memory from the arena. */
+/* A contiguous plain tensor of the view's shape: without memory, and with memory from the arena. */
 struct opaq_view plain_view_like(const struct opaq_view *view, enum opaq_element dtype);
 enum opaq_status work_plain_like(struct work *work, const struct opaq_view *like, enum opaq_element dtype,
                                  struct opaq_view *plain, struct opaq_error *error);
 
-/* A plain matrix from the arena. */
+/* A plain matrix in the arena. */
 enum opaq_status work_matrix(struct work *work, int64_t rows, int64_t columns, enum opaq_element dtype,
                              struct opaq_view *plain, struct opaq_error *error);
 
-/* The view itself if it is plain, else dequantized to f32 into the arena. */
+/* The view itself if it is plain, else its values dequantized to f32 in the arena. */
 enum opaq_status work_dequantize(struct work *work, const struct opaq_view *view, struct opaq_view *plain,
                                  struct opaq_error *error);
 
-/* Multiplies, with scratch memory that is free again afterwards. */
+/* Runs a product, with scratch memory that is released afterwards. */
 enum opaq_status work_product(struct work *work, struct gemm_job *job, struct opaq_error *error);
 
-/* The same for the grouped calls of backend.h. */
+/* The same for the grouped functions of backend.h. */
 struct grouped_product;
 struct grouped_gradient;
 struct row_dot;
@@ -101,7 +101,8 @@ struct opaq_view plain_rows(const struct opaq_view *view, int64_t first, int64_t
 struct opaq_view stack_vector(const struct opaq_view *stack, int64_t index);
 struct opaq_view stack_matrix(const struct opaq_view *stack, int64_t index);
 
-/* The same of a stack of any kind, as an operand read along its rows. False where matrices share a scale or a tile. */
+/* Matrix `index` of a stack of any kind, as an operand read along its rows. False if matrices share a scale or
+ * a tile. */
 bool stack_operand(const struct operand *stack, int64_t rows, int64_t index, struct operand *matrix);
 
 #endif

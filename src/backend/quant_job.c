@@ -1,4 +1,4 @@
-/* backend/quant_job.c: from views to what kernels read. Every number here comes from the format table. */
+/* backend/quant_job.c: makes jobs of kernels from views. Every number comes from the format table. */
 #include "backend/quant_job.h"
 
 #include <assert.h>
@@ -17,7 +17,7 @@ struct quant_matrix quant_matrix_make(const struct opaq_view *plain) {
                                  .column_step = 1};
 }
 
-/* The table's row behind buffer `index` of a prototype, found by walking both in the same order. */
+/* The format table's row of a prototype's buffer, found by iterating over both in the same order. */
 static const struct opaq_buffer_row *table_row(const struct opaq_proto *proto,
                                                const struct opaq_buffer *buffer) {
     const struct opaq_format_row *format = opaq_format_row((enum opaq_format)proto->spec.format);
@@ -28,7 +28,7 @@ static const struct opaq_buffer_row *table_row(const struct opaq_proto *proto,
     return row;
 }
 
-/* Steps of a row-major matrix with these two extents, seen from the operand. */
+/* Steps of a row-major matrix with these two extents, from the operand's point of view. */
 static void operand_steps(const struct opaq_buffer_row *row, int64_t inner, enum opaq_dim operand_rows,
                           struct scale_layout *layout) {
     const int64_t step[2] = {inner, 1};
@@ -67,7 +67,7 @@ static void locate_data(const struct opaq_view *view, const struct opaq_buffer *
     copy->data_column_step = layout.column_step;
     copy->is_packed = buffer.packing == 2;
     copy->data_columns = row->extent[0].dim == operand_rows ? inner : copy->operand.columns;
-    if (view->proto.spec.options & OPAQ_TILED) { /* no steps lead through tiles */
+    if (view->proto.spec.options & OPAQ_TILED) { /* tiles have no constant steps */
         copy->tile_rows = row->extent[0].to;
         copy->data_row_step = 0;
         copy->data_column_step = 0;
@@ -85,7 +85,7 @@ static void locate_scale(const struct opaq_view *view, const struct opaq_buffer 
     copy->scale_bytes = buffer.entry_bytes;
     copy->scale_buffer_bytes = buffer.bytes;
     if (view->proto.spec.options & OPAQ_SWIZZLED) {
-        /* the tiles run over (operand rows, blocks), whichever way the plain buffer lies */
+        /* the tiles cover (operand rows, blocks), whatever the direction of the plain buffer */
         const bool upright = row->extent[0].dim == operand_rows;
         copy->scale_layout.swizzled_columns = upright ? inner : buffer.shape[0];
     }

@@ -1,8 +1,8 @@
-/* backend/quant_job.h: what a quantize or dequantize kernel is given. Depends on format.
+/* backend/quant_job.h: the arguments of a quantize or dequantize kernel. Depends on format.
  *
  * A kernel sees a tensor as one or two copies of an operand. The rowwise copy's operand is x itself; the
- * columnwise copy's is x transposed, which costs nothing: only the steps of its matrix are swapped. So every
- * kernel quantizes rows of an operand along its columns, and where the bytes go is steps taken from the format
+ * columnwise copy's is x transposed, without moving data: only the steps of its matrix are swapped. So every
+ * kernel quantizes rows of an operand along its columns, and the steps of the output come from the format
  * table. */
 #ifndef OPAQ_BACKEND_QUANT_JOB_H
 #define OPAQ_BACKEND_QUANT_JOB_H
@@ -23,33 +23,34 @@ struct quant_matrix {
     int64_t column_step;
 };
 
-/* Where the block scale of operand element (r, c) lies, in entries. */
+/* The position of the block scale of operand element (r, c), in entries. */
 struct scale_layout {
-    int64_t row_per; /* rows that share an entry by the table; 2D blocks repeat it in each of theirs */
+    int64_t row_per; /* rows that share an entry; a 2D block's scale is repeated for each of them */
     int64_t row_step;
     int64_t column_per;
     int64_t column_step;
-    int64_t swizzled_columns; /* 0: row-major with the steps above; else: 128x4 tiles over that many columns */
-    int64_t tiled_columns;    /* 0, or: by format/tile.h, over that many blocks */
+    int64_t
+        swizzled_columns;  /* 0: row-major with the steps above; else the columns of a matrix in 128x4 tiles */
+    int64_t tiled_columns; /* 0, or the number of blocks of a matrix laid out by format/tile.h */
     int64_t tile_rows;
 };
 
 struct quant_copy {
     enum opaq_usage usage;
     struct quant_matrix operand;
-    int64_t block_rows;    /* of the operand under one scale; whole dimensions are resolved to their sizes */
+    int64_t block_rows;    /* operand rows under one scale; "all rows" is resolved to their number */
     int64_t block_columns; /* at least 1 */
     uint8_t *data;
     int64_t data_row_step;    /* in codes */
     int64_t data_column_step; /* in codes */
-    int64_t data_columns;     /* codes in an operand row of the buffer, its padding included */
-    bool is_packed;           /* two codes per byte, the even one low */
-    int64_t tile_rows;        /* 0, or: codes lie by format/tile.h, in tiles of so many rows */
+    int64_t data_columns;     /* codes in an operand row of the buffer, including padding */
+    bool is_packed;           /* two codes per byte, the even element in the low nibble */
+    int64_t tile_rows;        /* 0, or the rows of a tile of format/tile.h */
     void *scale;
-    int scale_bytes;           /* of an entry */
-    size_t scale_buffer_bytes; /* of the whole buffer, its padding included */
+    int scale_bytes;           /* bytes of an entry */
+    size_t scale_buffer_bytes; /* bytes of the whole buffer, including padding */
     struct scale_layout scale_layout;
-    float *amax; /* NVFP4: one, or one per operand row; given to the kernel. OPAQ_GLOBAL: the global scale */
+    float *amax; /* NVFP4: one, or one per operand row; an input of the kernel. OPAQ_GLOBAL: the global scale */
     int64_t amax_step; /* 0 or 1 */
     bool is_hadamard;
 };
@@ -58,19 +59,20 @@ struct quant_job {
     struct opaq_spec spec;
     int copy_count;
     struct quant_copy copy[2];
-    float tensor_scale; /* fp8: the factor (or divisor) that scale_fp8 gave for the whole tensor */
+    float tensor_scale; /* fp8: the factor (or divisor) of the whole tensor, from scale_fp8 */
     struct opaq_random random;
 };
 
-/* The copies of a quantized tensor that `usage` names, over the plain tensor x. The view is a checked one. */
+/* The copies of a quantized tensor that `usage` names, over the plain tensor x. The views must have been
+ * checked. */
 void quant_job_make(const struct opaq_view *plain, const struct opaq_view *quantized, int usage,
                     struct quant_job *job);
 
-/* Rows that share a scale or a tile: only at multiples of so many can a copy be cut. */
+/* The number of consecutive rows that share a scale or a tile: a copy can only be split at multiples of it. */
 int64_t quant_copy_rows_together(const struct quant_copy *copy);
 
-/* Makes a copy of rows first to first + rows - 1 of its operand. False, and nothing changed, if those share a scale with
- * other rows. The operand's data are the caller's to set. */
+/* Restricts a copy to rows first to first + rows - 1 of its operand. Returns false and changes nothing if they
+ * share a scale with other rows. The caller sets the operand's data. */
 bool quant_copy_take_rows(struct quant_copy *copy, int64_t first, int64_t rows);
 
 /* The matrix of a checked plain view. */
@@ -80,8 +82,8 @@ static inline struct quant_matrix quant_matrix_transposed(struct quant_matrix m)
     return (struct quant_matrix){m.data, m.dtype, m.columns, m.rows, m.column_step, m.row_step};
 }
 
-/* A kernel works on panels of this many operand rows: a multiple of every block's rows, and even, so that no two
- * panels write to one byte. */
+/* The number of operand rows of a panel: a multiple of every block's rows, and even, so that no two panels
+ * write to one byte. */
 int64_t quant_panel_rows(const struct quant_copy *copy);
 
 #endif

@@ -1,7 +1,7 @@
-/* base/arena.h: workspace handed out from its beginning, aligned to 64 bytes. Depends on checked.h.
+/* base/arena.h: bump allocation from a workspace, aligned to 64 bytes. Depends on checked.h.
  *
- * An arena without memory only counts, so that one function both measures its workspace and runs in it. The addresses are
- * never followed here: they may be those of another device. */
+ * An arena without memory only counts, so that one function both measures its workspace and runs in it.
+ * Addresses are never dereferenced here: they may belong to another device. */
 #ifndef OPAQ_BASE_ARENA_H
 #define OPAQ_BASE_ARENA_H
 
@@ -11,12 +11,12 @@
 
 struct arena {
     char *memory;
-    size_t bytes; /* that the memory has; not read here */
+    size_t bytes; /* size of the memory; not read here */
     size_t used;  /* more than OPAQ_SIZE_LIMIT after an overflow */
-    size_t most;  /* ever used: memory is given back by setting `used` */
+    size_t most;  /* high-water mark: memory is released by lowering `used` */
 };
 
-/* NULL while only counting. */
+/* Returns NULL while only counting. */
 static inline void *arena_take(struct arena *arena, size_t bytes) {
     void *const taken = arena->memory == NULL ? NULL : arena->memory + arena->used;
     const size_t limit = (size_t)OPAQ_SIZE_LIMIT + 64;
@@ -26,7 +26,7 @@ static inline void *arena_take(struct arena *arena, size_t bytes) {
     return taken;
 }
 
-/* An array; a size that overflows counts as more than OPAQ_SIZE_LIMIT. */
+/* Array version; an overflowing size counts as more than OPAQ_SIZE_LIMIT. */
 static inline void *arena_take_array(struct arena *arena, int64_t count, size_t size) {
     int64_t bytes;
     return arena_take(arena, checked_multiply(count, (int64_t)size, &bytes) ? (size_t)bytes : SIZE_MAX);

@@ -1,4 +1,4 @@
-/* base/checked.h: integer arithmetic that says when it does not fit. Depends on device.h. */
+/* base/checked.h: integer arithmetic with overflow checks. Depends on device.h. */
 #ifndef OPAQ_BASE_CHECKED_H
 #define OPAQ_BASE_CHECKED_H
 

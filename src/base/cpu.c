@@ -9,7 +9,7 @@
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
 
-/* Which register files the operating system saves. */
+/* The register files that the operating system saves (XCR0). */
 static uint64_t saved_registers(void) {
     unsigned low;
     unsigned high;
@@ -68,7 +68,8 @@ static uint32_t detect(void) {
 #include <sys/auxv.h>
 #endif
 
-/* Every such processor has NEON. What came later Linux knows; elsewhere it is what the compiler was told to expect. */
+/* Every AArch64 processor has NEON. Later features come from Linux's hwcaps; elsewhere, from the compiler's
+ * target. */
 static uint32_t detect(void) {
 #if defined(__ARM_FEATURE_DOTPROD)
     return OPAQ_CPU_NEON | OPAQ_CPU_DOTPROD;
@@ -91,8 +92,8 @@ static const char *const feature_names[] = {"avx2",       "avx512", "avx512vbmi"
                                             "avx512bf16", "neon",   "dotprod"};
 enum { FEATURE_COUNT = sizeof feature_names / sizeof feature_names[0] };
 
-/* What the environment leaves: the feature that OPAQ_CPU names and those that come before it on such processors, or
- * nothing for "ref". Anything else is no limit; opaq_cpu_check refuses it. */
+/* The features that OPAQ_CPU allows: the named one and those it requires, none for "ref". Any other value
+ * allows all; opaq_cpu_check rejects it. */
 static uint32_t allowed(void) {
     static const uint32_t with[FEATURE_COUNT] = {OPAQ_CPU_AVX2,
                                                  OPAQ_CPU_AVX2 | OPAQ_CPU_AVX512,
@@ -113,7 +114,7 @@ static uint32_t allowed(void) {
     return strcmp(name, "ref") == 0 ? 0 : ~0u;
 }
 
-/* Asked once. Two threads may both ask; they agree. */
+/* Detected once. Two threads may both detect; the results are equal. */
 uint32_t opaq_cpu_features(void) {
     static _Atomic uint32_t cache;
     const uint32_t known = 0x80000000u;

@@ -6,8 +6,8 @@
 
 #include "base/try.h"
 
-/* Characters that change the direction or the lines of what is beside them: U+061C, U+200E, U+200F, U+2028 to U+202E,
- * U+2066 to U+2069. */
+/* Characters that change the text direction or break lines: U+061C, U+200E, U+200F, U+2028 to U+202E, U+2066 to
+ * U+2069. */
 static int is_directional(const unsigned char *text) {
     return (text[0] == 0xD8 && text[1] == 0x9C) ||
            (text[0] == 0xE2 && text[1] == 0x80 &&
@@ -15,7 +15,7 @@ static int is_directional(const unsigned char *text) {
            (text[0] == 0xE2 && text[1] == 0x81 && text[2] >= 0xA6 && text[2] <= 0xA9);
 }
 
-/* The bytes of the character that begins here, 0 if it is none: a control character, or no UTF-8. */
+/* The number of bytes of the UTF-8 character that begins here; 0 for a control character or invalid UTF-8. */
 static size_t character(const unsigned char *text) {
     if (text[0] < 0x80) {
         return text[0] >= 0x20 && text[0] != 0x7F;
@@ -32,7 +32,7 @@ static size_t character(const unsigned char *text) {
     return length;
 }
 
-/* What was quoted may come from a hostile file: a terminal must not obey it. */
+/* Replaces unprintable bytes: quoted text may come from a hostile file and must not control a terminal. */
 static void make_printable(char *text) {
     while (*text != '\0') {
         const size_t length = character((const unsigned char *)text);

@@ -19,7 +19,7 @@ OPAQ_DEVICE static inline float float_from_bits(uint32_t bits) {
     return value;
 }
 
-/* Tests on bits, so that no compiler flag can talk them away. */
+/* Tests on bits, which -ffast-math cannot remove. */
 OPAQ_DEVICE static inline int float_is_nan(float value) {
     return (float_to_bits(value) & 0x7FFFFFFFu) > 0x7F800000u;
 }

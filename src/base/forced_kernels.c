@@ -1,11 +1,11 @@
-/* base/forced_kernels.c: names of kernels that somebody asks for. */
+/* base/forced_kernels.c: the list of forced kernel names. */
 #include "base/forced_kernels.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Lists stay until the end, because another thread may still be reading one. */
+/* Lists are never freed, because another thread may still be reading one. */
 struct list {
     struct list *before;
     char names[];
@@ -13,7 +13,7 @@ struct list {
 
 static _Atomic(struct list *) newest;
 
-/* Puts a list in front of `before`; false if another one stands there by now. */
+/* Publishes `list` in place of `before`; false if another thread replaced `before` first. */
 static bool add(struct list *list, struct list *before) {
     list->before = before;
     return atomic_compare_exchange_strong(&newest, &before, list);
@@ -42,7 +42,7 @@ const char *forced_kernels(void) {
     if (add(list, NULL)) {
         return list->names;
     }
-    free(list); /* another thread was faster */
+    free(list); /* another thread published first */
     return atomic_load(&newest)->names;
 }
 

@@ -1,4 +1,4 @@
-/* base/forced_kernels.h: names of kernels that somebody asks for. Depends on libc. */
+/* base/forced_kernels.h: the list of forced kernel names, see opaq/kernel.h. Depends on libc. */
 #ifndef OPAQ_BASE_FORCED_KERNELS_H
 #define OPAQ_BASE_FORCED_KERNELS_H
 
@@ -6,13 +6,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The names, separated by commas; "" if there are none. At first those of the environment. */
+/* The names, separated by commas; "" if there are none. Initially those of OPAQ_KERNEL. */
 const char *forced_kernels(void);
 
-/* Other names from now on; false if there is no memory. */
+/* Replaces the list; false if an allocation failed. */
 bool forced_kernels_set(const char *names);
 
-/* Whether a kernel is among them. */
+/* Whether the list contains a kernel. */
 bool kernel_is_forced(const char *name);
 
 /* The first name of a list, its length and the rest of the list; NULL at the end. */

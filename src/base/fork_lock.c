@@ -1,4 +1,4 @@
-/* base/fork_lock.c: a lock that forks respect. */
+/* base/fork_lock.c: a mutex that is consistent across fork. */
 #include "base/fork_lock.h"
 
 #include <pthread.h>
@@ -10,10 +10,10 @@ static void take(void) { (void)pthread_mutex_lock(&mutex); }
 
 static void give(void) { (void)pthread_mutex_unlock(&mutex); }
 
-/* Without memory for it forks are as dangerous as they were; nothing else changes. */
+/* If this fails for lack of memory, a fork may copy a held lock; nothing else changes. */
 static void watch_forks(void) { (void)pthread_atfork(take, give, give); }
 
-/* The first one to lock arranges it: a fork before that finds the lock free. */
+/* The first lock registers the fork handlers: before that, a fork finds the lock free. */
 void fork_lock(void) {
     (void)pthread_once(&once, watch_forks);
     take();

@@ -1,7 +1,8 @@
-/* base/fork_lock.h: the one lock of what a process shares: interned texts, and the table of runners. Depends on nothing.
+/* base/fork_lock.h: the lock of process-wide state: interned texts and the table of runners. Depends on
+ * nothing.
  *
- * A fork waits until nobody holds it, so that a child never finds it locked by a thread that it does not have. Held
- * briefly, and never while another lock is taken. */
+ * A fork waits until the lock is free, so that a child never inherits it locked by a thread that it does not
+ * have. Held briefly, and never while taking another lock. */
 #ifndef OPAQ_BASE_FORK_LOCK_H
 #define OPAQ_BASE_FORK_LOCK_H
 

@@ -1,8 +1,8 @@
-/* base/fp_environment.h: IEEE arithmetic whatever the caller set. Depends on nothing.
+/* base/fp_environment.h: a fixed floating-point environment, independent of the caller's. Depends on nothing.
  *
  * A process may run with flush-to-zero on (torch.set_flush_denormal) or another rounding mode. The bytes a
- * quantizer produces must not depend on that, so every kernel call runs between enter and leave, on the
- * thread that does the work. */
+ * quantizer produces must not depend on that, so every kernel call runs between enter and leave, on the thread
+ * that does the work. */
 #ifndef OPAQ_BASE_FP_ENVIRONMENT_H
 #define OPAQ_BASE_FP_ENVIRONMENT_H
 
@@ -11,7 +11,7 @@
 #if defined(__x86_64__) || defined(__i386__)
 #include <xmmintrin.h>
 
-/* All exceptions masked, round to nearest, no flush to zero, denormals are read as they are. */
+/* All exceptions masked, round to nearest, no flush to zero, no denormals-are-zero. Returns the previous state. */
 static inline uint64_t fp_environment_enter(void) {
     const unsigned saved = _mm_getcsr();
     _mm_setcsr(0x1F80u);

@@ -1,4 +1,4 @@
-/* base/parallel_run.c: the door between operations and threads. */
+/* base/parallel_run.c: runs a body on the caller's threads. */
 #include "base/parallel_run.h"
 
 #include <stddef.h>

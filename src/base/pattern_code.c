@@ -1,5 +1,5 @@
-/* base/pattern_code.c: the parser of patterns. Jumps are relative, so the code of a part can be moved and repeated as it
- * stands. */
+/* base/pattern_code.c: compiles patterns. Jumps are relative, so that the code of a part can be moved and
+ * repeated unchanged. */
 #include "base/pattern_code.h"
 #include "base/try.h"
 
@@ -31,15 +31,15 @@ int pattern_decode(const char *text, size_t bytes, int32_t *characters) {
 }
 
 struct parser {
-    const char *text; /* for messages */
+    const char *text; /* quoted in messages */
     int32_t characters[PATTERN_BYTES + 1];
     int at;
     int count;
     int nested;
     int depth;                  /* of look-aheads */
-    int32_t run[PATTERN_BYTES]; /* literals one after another, outside of groups */
+    int32_t run[PATTERN_BYTES]; /* consecutive literals outside of groups */
     int run_length;
-    int has_alternatives; /* outside of groups: no text is in every match */
+    int has_alternatives; /* outside of groups: no text is common to all matches */
     struct pattern_code *code;
     struct opaq_error *error;
 };
@@ -63,7 +63,7 @@ static int take(struct parser *parser, int32_t character) {
 
 /* ---- code ---- */
 
-/* Room for `count` steps at `place`, behind which everything moves. */
+/* Inserts `count` steps at `place`; the steps after it move. */
 static enum opaq_status insert(struct parser *parser, int place, int count) {
     struct pattern_code *const code = parser->code;
     if (count > PATTERN_STATES - code->count) {
@@ -126,7 +126,7 @@ static enum opaq_status add_range(struct parser *parser, int32_t first, int32_t 
     return OPAQ_OK;
 }
 
-/* Adds the ranges of \d and its like; `is_class` is 0 for another letter. */
+/* Adds the ranges of a class such as \d; sets `is_class` to 0 for another letter. */
 static enum opaq_status add_class(struct parser *parser, int32_t letter, int *is_class) {
     *is_class = 0;
     for (size_t i = 0; i < sizeof classes / sizeof classes[0]; ++i) {
@@ -138,7 +138,7 @@ static enum opaq_status add_class(struct parser *parser, int32_t letter, int *is
     return OPAQ_OK;
 }
 
-/* The character that an escape stands for; -1 if opaq does not know it. */
+/* The character that an escape denotes; -1 if it is not supported. */
 static int32_t escaped(int32_t letter) {
     static const char letters[] = "tnrfv";
     static const char meant[] = "\t\n\r\f\v";
@@ -148,7 +148,7 @@ static int32_t escaped(int32_t letter) {
     return found != NULL ? meant[found - letters] : is_alphanumeric ? -1 : letter;
 }
 
-/* One end of a range, or \d and its like; `is_glob`: a backslash is itself. */
+/* One end of a range, or a class such as \d; `is_glob`: a backslash is a literal. */
 static enum opaq_status set_member(struct parser *parser, int is_glob, int32_t *character, int *is_class) {
     *character = parser->characters[parser->at++];
     *is_class = 0;
@@ -165,7 +165,7 @@ static enum opaq_status set_member(struct parser *parser, int is_glob, int32_t *
     return *is_class || *character >= 0 ? OPAQ_OK : refuse(parser, "has an escape that is not supported");
 }
 
-/* Behind '['. */
+/* Parses a set, after its '['. */
 static enum opaq_status parse_set(struct parser *parser, int is_glob) {
     struct pattern_step made = step(parser, PATTERN_SET, parser->code->range_count, 0);
     made.is_negated = (uint8_t)(take(parser, '^') || (is_glob && take(parser, '!')));
@@ -197,7 +197,8 @@ static enum opaq_status parse_set(struct parser *parser, int is_glob) {
 
 static enum opaq_status parse_alternatives(struct parser *parser);
 
-/* What stands behind '(', up to its ')'. A group that is a look-ahead cannot be repeated with a use, but may. */
+/* Parses a group, from after '(' to its ')'. A repeated look-ahead is allowed, though the repetition has no
+ * effect. */
 /* NOLINTNEXTLINE(misc-no-recursion): as deep as PATTERN_NESTED */
 static enum opaq_status parse_group(struct parser *parser) {
     const int begin = parser->code->count;
@@ -277,7 +278,8 @@ static int parse_number(struct parser *parser) {
     return number;
 }
 
-/* "{2}", "{2,}", "{,3}" or "{2,3}"; 0 if it is none of these and '{' means itself. `most` is -1 for no limit. */
+/* "{2}", "{2,}", "{,3}" or "{2,3}"; returns 0 for anything else, where '{' is a literal. `most` is -1 for no
+ * limit. */
 static int parse_counts(struct parser *parser, int *least, int *most) {
     const int begin = parser->at++;
     *least = parse_number(parser);
@@ -326,7 +328,7 @@ static enum opaq_status parse_atom(struct parser *parser, int *is_literal) {
     }
 }
 
-/* The code from `begin` on, `least` to `most` times (-1: any number). */
+/* Repeats the code from `begin` on, `least` to `most` times (-1: any number). */
 static enum opaq_status repeat(struct parser *parser, int begin, int least, int most) {
     struct pattern_code *const code = parser->code;
     const int length = code->count - begin;
@@ -334,7 +336,7 @@ static enum opaq_status repeat(struct parser *parser, int begin, int least, int 
         return refuse(parser, most >= 0 && most < least ? "repeats at most less than at least"
                                                         : "repeats something more than 1000 times");
     }
-    /* the part stands once already: further ones are copies of it, the last of them perhaps a loop */
+    /* The part was emitted once already: append copies, the last of which may become a loop. */
     const int needed = most < 0 ? (least == 0 ? 1 : least) : most;
     for (int i = 1; i < needed; ++i) {
         const int to = code->count;
@@ -353,7 +355,7 @@ static enum opaq_status repeat(struct parser *parser, int begin, int least, int 
         }
         return add(parser, step(parser, PATTERN_SPLIT, -length, 1));
     }
-    for (int i = most - 1; i >= least; --i) { /* those behind it are optional together */
+    for (int i = most - 1; i >= least; --i) { /* each optional copy jumps past all later ones */
         const int place = begin + i * length;
         TRY(put(parser, place, step(parser, PATTERN_SPLIT, 1, code->count - place + 1)));
     }
@@ -384,7 +386,7 @@ static enum opaq_status parse_part(struct parser *parser) {
         return refuse(parser, "has a possessive repetition, which is not supported");
     }
     if (repeats) {
-        (void)take(parser, '?'); /* lazy: the same names match */
+        (void)take(parser, '?'); /* a lazy repetition matches the same names */
         end_run(parser);
         return repeat(parser, begin, least, most);
     }
@@ -399,7 +401,7 @@ static enum opaq_status parse_part(struct parser *parser) {
 /* NOLINTNEXTLINE(misc-no-recursion): see parse_group */
 static enum opaq_status parse_alternatives(struct parser *parser) {
     int begin = parser->code->count;
-    int chain = -1; /* the last jump to the end; each has the one before it in `b` */
+    int chain = -1; /* the last jump to the end; each links to the previous one in `b` */
     while (parser->at < parser->count && peek(parser, 0) != ')') {
         if (!take(parser, '|')) {
             TRY(parse_part(parser));
@@ -427,7 +429,7 @@ static enum opaq_status parse_alternatives(struct parser *parser) {
 /* ---- globs ---- */
 
 static int has_set(const struct parser *parser) {
-    for (int at = parser->at + 2; at < parser->count; ++at) { /* the first of a set may be ']' */
+    for (int at = parser->at + 2; at < parser->count; ++at) { /* a ']' first in a set is a member */
         if (parser->characters[at] == ']') {
             return 1;
         }

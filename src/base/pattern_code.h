@@ -1,4 +1,4 @@
-/* base/pattern_code.h: what a pattern of opaq/pattern.h is compiled to: instructions of a nondeterministic automaton over
+/* base/pattern_code.h: compiled patterns of opaq/pattern.h: instructions of a nondeterministic automaton over
  * code points. Depends on status.h. */
 #ifndef OPAQ_BASE_PATTERN_CODE_H
 #define OPAQ_BASE_PATTERN_CODE_H
@@ -13,14 +13,14 @@ enum { PATTERN_BYTES = 4096, PATTERN_STATES = 4096, PATTERN_RANGES = 4096, PATTE
 enum pattern_op {
     PATTERN_CHARACTER, /* `a` is the code point */
     PATTERN_ANY,
-    PATTERN_SET,   /* one of `b` ranges from `a` on, or of none of them if negated */
-    PATTERN_SPLIT, /* goes on at `a` and at `b`, both relative */
-    PATTERN_JUMP,  /* goes on at `a`, relative */
+    PATTERN_SET,   /* one of `b` ranges from `a` on; negated: in none of them */
+    PATTERN_SPLIT, /* continues at `a` and at `b`, both relative */
+    PATTERN_JUMP,  /* continues at `a`, relative */
     PATTERN_BEGIN,
     PATTERN_END,
-    PATTERN_EDGE,  /* of a word; negated: no edge */
-    PATTERN_AHEAD, /* goes on at `a`, relative, if what follows it matches here; negated: if it does not */
-    PATTERN_FOUND  /* the end of the pattern, or of what PATTERN_AHEAD asks for */
+    PATTERN_EDGE,  /* a word boundary; negated: none */
+    PATTERN_AHEAD, /* continues at `a`, relative, if the code after it matches here; negated: if it does not */
+    PATTERN_FOUND  /* the end of the pattern, or of a look-ahead */
 };
 
 struct pattern_step {
@@ -36,18 +36,18 @@ struct pattern_range {
     int32_t last;
 };
 
-/* Large; on the heap. */
+/* Large: allocate it on the heap. */
 struct pattern_code {
     struct pattern_step steps[PATTERN_STATES];
     int count;
     struct pattern_range ranges[PATTERN_RANGES];
     int range_count;
-    /* The longest text that every match has in it; its length is 0 if none is known. */
+    /* The longest text that every match contains; length 0 if none is known. */
     int32_t literal[PATTERN_BYTES];
     int literal_length;
 };
 
-/* Code points of UTF-8; bytes that are none become 0xDC80 and more. Returns the number, at most as many as bytes. */
+/* Decodes UTF-8 into code points; invalid bytes become 0xDC80 and above. Returns the number, at most `bytes`. */
 int pattern_decode(const char *text, size_t bytes, int32_t *characters);
 
 enum opaq_status pattern_compile(const char *text, struct pattern_code *code, struct opaq_error *error);

@@ -1,9 +1,10 @@
 /* base/pattern_list.c: lists of compiled patterns, see opaq/pattern.h.
  *
- * A pattern is run backwards over the name: for each place, from the end to the beginning, the set of steps from which the
- * pattern can still be completed. So look-ahead at a place is known when it is asked for, and each place costs at most
- * the number of steps. A pattern is run only if the name contains the longest text that its matches must have, which a
- * hash of every part of the name of that length decides for all patterns at once. */
+ * A pattern is run backwards over the name: for each position, from the end to the start, it computes the set
+ * of steps from which the pattern can still be completed. The result of a look-ahead is then known when it is
+ * needed, and each position costs at most the number of steps. A pattern is run only if the name contains the
+ * longest text that all its matches contain; hashes of the name's substrings of that length select the
+ * candidates of all patterns at once. */
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,22 +15,22 @@
 struct pattern {
     struct pattern_step *steps;
     struct pattern_range *ranges;
-    uint16_t *before_begin; /* of each step, and one more: where its predecessors without a character begin */
+    uint16_t *before_begin; /* for each step, and one more: where its predecessors without a character begin */
     uint16_t *before;
     int count;
-    int deepest; /* look-ahead */
+    int deepest; /* maximum look-ahead depth */
     int literal_length;
     uint64_t literal_hash;
-    int64_t next; /* in its bucket, or among those without a literal; -1 at the end */
+    int64_t next; /* next in its bucket, or in the list without literals; -1 at the end */
 };
 
 struct opaq_patterns {
     struct pattern *items;
     int64_t count;
     int64_t capacity;
-    int64_t *buckets;                   /* of literals by their hashes; as many as `capacity` */
-    int64_t always;                     /* patterns without a literal */
-    bool has_length[PATTERN_BYTES + 1]; /* of literals */
+    int64_t *buckets;                   /* patterns by the hashes of their literals; `capacity` buckets */
+    int64_t always;                     /* first of the patterns without a literal */
+    bool has_length[PATTERN_BYTES + 1]; /* whether a literal of that length exists */
     int longest;
 };
 
@@ -54,7 +55,8 @@ static void release(struct pattern *pattern) {
     *pattern = (struct pattern){0};
 }
 
-/* The steps that a step goes on to without a character; fewer than two are -1. What PATTERN_AHEAD asks for is not one. */
+/* The steps that follow a step without consuming a character; -1 for unused entries. A look-ahead's code is not
+ * among them. */
 static void following(const struct pattern *pattern, int at, int next[2]) {
     const struct pattern_step *const step = &pattern->steps[at];
     next[0] = next[1] = -1;
@@ -80,10 +82,10 @@ static void following(const struct pattern *pattern, int at, int next[2]) {
     }
 }
 
-/* before[before_begin[i]] up to before[before_begin[i + 1]] are those that go on to i. */
+/* Fills before[before_begin[i]] up to before[before_begin[i + 1]] with the predecessors of step i. */
 static void find_predecessors(struct pattern *pattern) {
     uint16_t *const begin = pattern->before_begin;
-    for (int pass = 0; pass < 2; ++pass) { /* counts them, then puts them in place */
+    for (int pass = 0; pass < 2; ++pass) { /* count, then place */
         for (int i = 0; i < pattern->count; ++i) {
             int next[2];
             following(pattern, i, next);
@@ -91,7 +93,7 @@ static void find_predecessors(struct pattern *pattern) {
                 if (next[k] >= 0 && pass == 0) {
                     ++begin[next[k]];
                 } else if (next[k] >= 0) {
-                    pattern->before[--begin[next[k]]] = (uint16_t)i; /* from the end of its part on */
+                    pattern->before[--begin[next[k]]] = (uint16_t)i; /* fill each range from its end */
                 }
             }
         }
@@ -145,10 +147,10 @@ struct name {
     int count;
 };
 
-/* What can be completed from a place, for every step. */
+/* For every step, whether the pattern can be completed from it at a position. */
 struct places {
     bool here[PATTERN_STATES];
-    bool ahead[PATTERN_STATES]; /* one character further on */
+    bool ahead[PATTERN_STATES]; /* at the next position */
     uint16_t waiting[PATTERN_STATES];
 };
 
@@ -168,7 +170,7 @@ static bool takes(const struct pattern *pattern, const struct pattern_step *step
     return is_in != (step->is_negated != 0);
 }
 
-/* Whether a step that takes no character lets pass here. */
+/* Whether a step that consumes no character succeeds here. */
 static bool passes(const struct pattern *pattern, int at, const struct name *name, int place,
                    const struct places *places) {
     const struct pattern_step *const step = &pattern->steps[at];
@@ -310,7 +312,8 @@ enum opaq_status opaq_patterns_add(struct opaq_patterns *patterns, const char *t
     return OPAQ_OK;
 }
 
-/* The first of a chain that matches and comes before `best`. A chain of literals holds others of its bucket too. */
+/* The first pattern of a chain that matches and comes before `best`. A bucket's chain may contain other
+ * literals. */
 static int64_t find_in(const struct opaq_patterns *patterns, int64_t first, uint64_t hash, int length,
                        const struct name *name, bool *is_tried, int64_t best) {
     for (int64_t i = first; i >= 0; i = patterns->items[i].next) {
@@ -332,9 +335,9 @@ int64_t opaq_patterns_find(const struct opaq_patterns *patterns, const char *tex
     struct name name;
     name.count = pattern_decode(text, bytes, name.characters);
     bool *const is_tried = calloc((size_t)patterns->count, sizeof *is_tried);
-    uint64_t *const hashes = malloc(((size_t)name.count + 1) * sizeof *hashes); /* of what is before a place */
+    uint64_t *const hashes = malloc(((size_t)name.count + 1) * sizeof *hashes); /* hashes of the prefixes */
     int64_t best = -1;
-    if (is_tried == NULL || hashes == NULL) { /* without them, one after another */
+    if (is_tried == NULL || hashes == NULL) { /* out of memory: try all patterns in turn */
         for (int64_t i = 0; i < patterns->count && best < 0; ++i) {
             best = matches(&patterns->items[i], &name) ? i : -1;
         }
@@ -347,7 +350,7 @@ int64_t opaq_patterns_find(const struct opaq_patterns *patterns, const char *tex
         hashes[i + 1] = hash_on(hashes[i], name.characters[i]);
     }
     best = find_in(patterns, patterns->always, 0, 0, &name, is_tried, best);
-    uint64_t power = 1; /* of the factor */
+    uint64_t power = 1; /* of the hash's multiplier */
     for (int length = 1; length <= name.count && length <= patterns->longest; ++length) {
         power *= factor;
         for (int end = length; patterns->has_length[length] && end <= name.count; ++end) {

@@ -1,5 +1,5 @@
-/* base/pieces.h: a count of units that threads take in pieces, a few for each thread, so that a slow one does not hold up the
- * rest. Depends on checked.h. */
+/* base/pieces.h: splits a count of units into pieces that threads take one at a time, several per thread, for
+ * load balance. Depends on checked.h. */
 #ifndef OPAQ_BASE_PIECES_H
 #define OPAQ_BASE_PIECES_H
 
@@ -23,7 +23,7 @@ static inline void pieces_init(struct pieces *pieces, int64_t count, int64_t thr
     atomic_init(&pieces->next, 0);
 }
 
-/* The next piece, units [begin, end); false if all are taken. */
+/* Takes the next piece, units [begin, end); false if none is left. */
 static inline bool pieces_take(struct pieces *pieces, int64_t *begin, int64_t *end) {
     const int64_t piece = atomic_fetch_add_explicit(&pieces->next, 1, memory_order_relaxed);
     if (piece >= pieces->pieces) {

@@ -1,8 +1,8 @@
 /* base/pool.c: a small pthread pool for C programs.
  *
- * The workers sleep on a condition variable. A run is published as one job; every thread, the caller's
- * included, takes pieces of it until none is left. A second run that finds the workers taken goes on alone. So does every
- * run in a forked child, which has none of the threads and must not wait for them. */
+ * The workers sleep on a condition variable. A run is published as one job; every thread, including the
+ * caller's, takes pieces of it until none is left. A run that finds the workers busy uses its calling thread
+ * only. So does every run in a forked child, which has none of the threads and must not wait for them. */
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -21,14 +21,14 @@ struct job {
 
 struct opaq_pool {
     int threads;   /* workers + the caller */
-    int workers;   /* that were started */
-    pid_t process; /* that has them */
+    int workers;   /* workers started */
+    pid_t process; /* the process that started them */
     pthread_t *worker;
-    pthread_mutex_t run_mutex; /* held by the run that has the workers */
-    pthread_mutex_t mutex;     /* guards what follows */
+    pthread_mutex_t run_mutex; /* held by the run that uses the workers */
+    pthread_mutex_t mutex;     /* guards the following fields */
     pthread_cond_t wake;
     pthread_cond_t idle;
-    struct job *job; /* NULL: nothing to do */
+    struct job *job; /* NULL: no job */
     uint64_t generation;
     int busy; /* workers inside the job */
     bool stop;
@@ -86,7 +86,7 @@ static void pool_run(void *context, int64_t count, const struct opaq_body *body)
     pthread_mutex_unlock(&pool->mutex);
     work_on(&job);
     pthread_mutex_lock(&pool->mutex);
-    pool->job = NULL; /* a worker that wakes up late finds nothing and sleeps on */
+    pool->job = NULL; /* a worker that wakes up late finds no job and sleeps again */
     while (pool->busy > 0) {
         pthread_cond_wait(&pool->idle, &pool->mutex);
     }
@@ -106,7 +106,8 @@ void opaq_pool_destroy(struct opaq_pool *pool) {
     if (pool == NULL) {
         return;
     }
-    if (getpid() != pool->process) { /* a lock may be held by a thread that is not here */
+    if (getpid() !=
+        pool->process) { /* in a forked child: a lock may be held by a thread that does not exist here */
         free(pool->worker);
         free(pool);
         return;

@@ -1,4 +1,4 @@
-/* base/text_table.c: values found by their text, without a lock. */
+/* base/text_table.c: lock-free lookup of values by text. */
 #include "base/text_table.h"
 
 #include <stdint.h>
@@ -10,7 +10,7 @@ struct text_entry {
     const void *value;
     size_t length;
     const char *text;
-    _Alignas(8) unsigned char memory[]; /* the value, if it is kept here, then the text */
+    _Alignas(8) unsigned char memory[]; /* the value, if it is stored here, then the text */
 };
 
 static _Atomic(struct text_entry *) *bucket_of(struct text_table *table, const char *text, size_t length) {

@@ -1,11 +1,11 @@
-/* base/try.h: leaving a function on the first failure. Depends on opaq/status.h. */
+/* base/try.h: returns from a function on the first failure. Depends on opaq/status.h. */
 #ifndef OPAQ_BASE_TRY_H
 #define OPAQ_BASE_TRY_H
 
 #include "opaq/status.h"
 
-/* Returns the status of `expression` from the calling function unless it is OPAQ_OK. Only where nothing has to be
- * released first. */
+/* Returns the status of `expression` from the calling function unless it is OPAQ_OK. Only for functions that
+ * have nothing to release first. */
 #define TRY(expression)                                    \
     do {                                                   \
         const enum opaq_status try_status_ = (expression); \
@@ -14,7 +14,7 @@
         }                                                  \
     } while (0)
 
-/* The same where the error text has to say first who failed: "<name>: <text>". */
+/* As TRY, but prefixes the error text: "<name>: <text>". */
 #define TRY_AS(name, error, expression)                       \
     do {                                                      \
         const enum opaq_status try_status_ = (expression);    \

@@ -1,4 +1,4 @@
-/* checkpoint/config_read.c: a configuration's schemes, which modules have them, and which none. */
+/* checkpoint/config_read.c: reads a configuration's schemes and the modules that they apply to or not. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 struct scheme_entry {
     struct opaq_config_scheme scheme;
     const char *algorithm; /* ModelOpt's, while it is read */
-    int64_t first, last;   /* its targets among the names */
+    int64_t first, last;   /* range of its targets in `names` */
 };
 
 struct opaq_config {
@@ -32,7 +32,7 @@ void opaq_config_destroy(struct opaq_config *config) {
     }
 }
 
-/* Room for all that the values could give: a scheme for each, a name for each and one more. */
+/* Allocates the maximum that the values could need: one scheme per value, one name per value and one more. */
 static struct opaq_config *allocate(const struct config_tree *tree) {
     size_t bytes = 2;
     for (int64_t i = 0; i < tree->count; ++i) {
@@ -73,7 +73,7 @@ static struct scheme_entry *add_for_all(struct opaq_config *config) {
     return entry;
 }
 
-/* The first of two lists, or the second where the first is absent or empty. */
+/* The first of two lists, or the second if the first is absent or empty. */
 static enum opaq_status add_ignored(const struct config_tree *tree, int64_t object, const char *key,
                                     const char *other, struct opaq_config *config, struct opaq_error *error) {
     int64_t list = -1;
@@ -88,7 +88,7 @@ static enum opaq_status add_ignored(const struct config_tree *tree, int64_t obje
 
 /* ---- compressed-tensors ---- */
 
-/* All weights that are stored quantized are those of linear layers. */
+/* All quantized weights are those of linear layers. */
 static bool is_class(const char *target) { return strcmp(target, "Linear") == 0; }
 
 static enum opaq_status add_group(const struct config_tree *tree, int64_t group, struct opaq_config *config,
@@ -117,7 +117,7 @@ static bool has_class(const struct config_tree *tree, int64_t group) {
     return false;
 }
 
-/* What opaq does not do, whatever the groups say. */
+/* Features that opaq does not support, whatever the groups are. */
 static enum opaq_status refuse_other_work(const struct config_tree *tree, struct opaq_error *error) {
     int64_t sparsity = -1;
     int64_t transform = -1;
@@ -138,7 +138,7 @@ static enum opaq_status read_compressed_tensors(const struct config_tree *tree, 
     int64_t groups = -1;
     TRY(refuse_other_work(tree, error));
     TRY(tree_field(tree, 0, "config_groups", OPAQ_JSON_OBJECT, &groups, error));
-    for (int pass = 0; pass < 2; ++pass) { /* a module's name decides before its class */
+    for (int pass = 0; pass < 2; ++pass) { /* targets by module name take precedence over targets by class */
         for (int64_t group = tree_inside(tree, groups); group >= 0; group = tree_next(tree, group)) {
             TRY(tree_expect(tree, group, OPAQ_JSON_OBJECT, error));
             const bool is_used = tree_holds(tree, tree_find(tree, group, "weights"));
@@ -152,12 +152,12 @@ static enum opaq_status read_compressed_tensors(const struct config_tree *tree, 
 
 /* ---- ModelOpt ---- */
 
-/* As it stands in config.json, or as in hf_quant_config.json, whose fields are in "quantization". */
+/* As in config.json, or as in hf_quant_config.json, whose fields are in "quantization". */
 static int64_t modelopt_object(const struct config_tree *tree, int64_t inner, const char *key) {
     return tree_find(tree, inner, key) >= 0 ? inner : 0;
 }
 
-/* Targets of each algorithm, in the order in which they are named first. */
+/* Targets of each algorithm, in order of first appearance. */
 static enum opaq_status read_layers(const struct config_tree *tree, int64_t layers, struct opaq_config *config,
                                     struct opaq_error *error) {
     for (int64_t layer = tree_inside(tree, layers); layer >= 0; layer = tree_next(tree, layer)) {

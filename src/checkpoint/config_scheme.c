@@ -29,7 +29,7 @@ static struct opaq_spec make_spec(enum opaq_format format, unsigned options, enu
     return spec;
 }
 
-/* Weights that are stacked and have one scale each have one for every row. */
+/* Stacked weights with one scale each are stored with one scale per row. */
 static void set_weight(const struct opaq_layout_row *row, struct opaq_config_scheme *scheme) {
     const bool is_fp8 = row->format == OPAQ_FP8;
     const unsigned global = row->format == OPAQ_NVFP4 ? OPAQ_GLOBAL : 0;
@@ -46,7 +46,7 @@ static void set_input(enum opaq_format format, enum opaq_rule rule, struct opaq_
     scheme->input = make_spec(format, format == OPAQ_NVFP4 ? OPAQ_GLOBAL : 0, rule);
 }
 
-/* With the scale that the checkpoint has; behind set_input. */
+/* Uses the scale of the checkpoint; call after set_input. */
 static void set_given(const char *name, struct opaq_config_scheme *scheme) {
     scheme->has_input_given = 1;
     scheme->input_given = scheme->input;
@@ -109,12 +109,12 @@ const struct opaq_config_row *opaq_config_row(enum opaq_format format) {
     return NULL;
 }
 
-/* What an entry says, as far as it decides the format. */
+/* The fields of an entry that determine the format. */
 struct entry {
     int64_t bits;
     const char *strategy; /* NULL: none */
     int64_t group;        /* 0: none */
-    int64_t block;        /* its place in the tree, or -1 */
+    int64_t block;        /* its index in the tree, or -1 */
 };
 
 static enum opaq_status read_entry(const struct config_tree *tree, int64_t object, const char *what,
@@ -161,7 +161,8 @@ static bool inputs_are(const struct entry *entry, const struct opaq_config_row *
            strcmp(entry->strategy, row->input_strategy) == 0 && entry->group == row->input_group;
 }
 
-/* Whether scales come from the data: true, or "local", which has one from the checkpoint above those. */
+/* Whether scales are computed from the data: true, or "local", where the checkpoint supplies the second-level
+ * scale. */
 static enum opaq_status read_dynamic(const struct config_tree *tree, int64_t object, bool *is_dynamic,
                                      struct opaq_error *error) {
     const int64_t value = tree_find(tree, object, "dynamic");
@@ -191,7 +192,7 @@ static enum opaq_status read_input(const struct config_tree *tree, int64_t objec
     }
     set_input(row->input_format, OPAQ_RULE_COMPRESSED_TENSORS, scheme);
     const struct opaq_layout_row *const named = opaq_layout_find(OPAQ_LAYOUT_COMPRESSED_TENSORS, row->format);
-    if (row->input_format == OPAQ_NVFP4) { /* block scales are computed, the one above them may be given */
+    if (row->input_format == OPAQ_NVFP4) { /* block scales are computed, the second-level scale may be given */
         set_given(named->input, scheme);
         return OPAQ_OK;
     }
@@ -245,7 +246,7 @@ static const struct {
 } variants[] = {{"W4A16_NVFP4", OPAQ_NVFP4, -1}, {"W4A8_MXFP4_FP8", OPAQ_MXFP4, OPAQ_FP8}};
 enum { VARIANT_COUNT = sizeof variants / sizeof variants[0] };
 
-/* Of the algorithm that has a row's name. */
+/* For the algorithm with a row's name. */
 static int modelopt_input(enum opaq_format format) {
     return format == OPAQ_MXFP4 || format == OPAQ_FP8BLK2 ? -1 : (int)format;
 }

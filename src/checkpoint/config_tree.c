@@ -17,7 +17,7 @@ enum opaq_status tree_check(const struct config_tree *tree, struct opaq_error *e
     if (tree->values == NULL || tree->count < 1 || tree->values[0].depth != 0) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "config_read: there are no values of depth 0");
     }
-    int32_t kind_at[64] = {0}; /* of the value around each depth */
+    int32_t kind_at[64] = {0}; /* kinds of the enclosing values, by depth */
     for (int64_t i = 0; i < tree->count; ++i) {
         const struct opaq_config_value *const value = &tree->values[i];
         const bool is_inside = i > 0 && value->depth >= 1 && value->depth < 64 &&
@@ -145,7 +145,7 @@ bool tree_is_pair(const struct config_tree *tree, int64_t list, int64_t first, i
 
 struct shown {
     char *text;
-    size_t used; /* what it would have with enough room */
+    size_t used; /* length of the complete text, which may exceed the buffer */
 };
 
 static void add(struct shown *shown, const char *text) {

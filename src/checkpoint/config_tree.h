@@ -1,5 +1,5 @@
-/* checkpoint/config_tree.h: the values of a configuration as a tree that is asked for fields of a kind. Depends on
- * opaq/checkpoint_config.h. A value is the number of its place in the list; -1 is one that is absent. */
+/* checkpoint/config_tree.h: the values of a configuration as a tree, with typed access to fields. Depends on
+ * opaq/checkpoint_config.h. A value is its index in the list; -1 means absent. */
 #ifndef OPAQ_CHECKPOINT_CONFIG_TREE_H
 #define OPAQ_CHECKPOINT_CONFIG_TREE_H
 
@@ -15,21 +15,21 @@ struct config_tree {
 
 enum { SHOWN_BYTES = 96 };
 
-/* Whether depths, kinds and keys are those of one value. */
+/* Checks that depths, kinds and keys form one value. */
 enum opaq_status tree_check(const struct config_tree *tree, struct opaq_error *error);
 
-/* The first value inside of one, and the next beside one; -1 if there is none. */
+/* The first member of a value, and the next sibling; -1 if there is none. */
 int64_t tree_inside(const struct config_tree *tree, int64_t value);
 int64_t tree_next(const struct config_tree *tree, int64_t value);
 
-/* A field of an object, null or not; -1 if it is absent or there is no object. */
+/* A field of an object, possibly null; -1 if it is absent or there is no object. */
 int64_t tree_find(const struct config_tree *tree, int64_t object, const char *key);
 
-/* Whether a field that was found is absent, null, or of a kind. */
+/* Whether a field is absent, null, or of a kind. */
 enum opaq_status tree_expect(const struct config_tree *tree, int64_t field, enum opaq_json_kind kind,
                              struct opaq_error *error);
 
-/* A field of an object, of a kind: null is absent, other kinds are an error. */
+/* A field of an object, of a kind: null counts as absent, other kinds are an error. */
 enum opaq_status tree_field(const struct config_tree *tree, int64_t object, const char *key,
                             enum opaq_json_kind kind, int64_t *value, struct opaq_error *error);
 
@@ -47,10 +47,10 @@ enum opaq_status tree_strings(const struct config_tree *tree, int64_t object, co
 /* Neither absent, null, false, 0 nor empty. */
 bool tree_holds(const struct config_tree *tree, int64_t value);
 
-/* Whether a list is of these two integers. */
+/* Whether a list consists of these two integers. */
 bool tree_is_pair(const struct config_tree *tree, int64_t list, int64_t first, int64_t second);
 
-/* As JSON writes it, cut with "..." where it is long. Returns `shown`. */
+/* The value as JSON text, truncated with "..." if it is long. Returns `shown`. */
 const char *tree_show(const struct config_tree *tree, int64_t value, char shown[SHOWN_BYTES]);
 
 /* "an integer" */

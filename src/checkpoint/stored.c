@@ -1,4 +1,4 @@
-/* checkpoint/stored.c: rows of a quantized tensor to and from the plain matrices of checkpoints. */
+/* checkpoint/stored.c: copies rows of a quantized tensor to and from the plain matrices of checkpoints. */
 #include "opaq/stored.h"
 
 #include <stdbool.h>
@@ -72,7 +72,7 @@ static enum opaq_status check_tensor(const char *operation, const struct opaq_vi
     return OPAQ_OK;
 }
 
-/* Stacked matrices are rows one after another only if no block reaches from one into the next. */
+/* Stacked matrices are consecutive rows only if no block spans two of them. */
 static enum opaq_status check_stack(const struct stored_range *range, struct opaq_error *error) {
     const int64_t inner = range->data.inner_rows;
     const int64_t block = range->format->block_rows == 0 ? 1 : range->copy->block_rows;
@@ -103,7 +103,7 @@ static enum opaq_status check_data(struct stored_range *range, const struct opaq
     return check_stack(range, error);
 }
 
-/* A tensor of rows x columns entries, or, where `repeats`, of one that stands for all rows. */
+/* Checks a tensor of rows x columns entries or, with `repeats`, of one entry for all rows. */
 static enum opaq_status check_entries(const struct stored_range *range, const char *what,
                                       const struct opaq_tensor *tensor, int64_t rows, int64_t columns,
                                       bool repeats, struct cells *cells, struct opaq_error *error) {
@@ -189,7 +189,7 @@ static enum opaq_status check_shared(const struct stored_range *range, const cha
         (double)*there);
 }
 
-/* A square block has one scale, which is stored for every row. */
+/* A square block has one scale, stored once per row. */
 static enum opaq_status check_squares(const struct stored_range *range, struct opaq_error *error) {
     const int64_t block = range->copy->block_rows;
     for (int64_t r = 0; r < range->scale_rows; ++r) {
@@ -219,7 +219,7 @@ static enum opaq_status check_values(const struct stored_range *range, struct op
     return range->job.spec.options & OPAQ_2D ? check_squares(range, error) : OPAQ_OK;
 }
 
-/* Stands for memory that nobody reads. */
+/* A placeholder for memory that is not read. */
 static void *no_memory(void) {
     static _Alignas(64) char anchor[64];
     return anchor;
@@ -277,7 +277,7 @@ static void import_codes(const struct stored_range *range) {
             row[c] = *(const uint8_t *)cell_at(data, r, c);
         }
         if (range->copy->is_packed && range->columns % 2 != 0) {
-            row[count - 1] &= 15; /* beyond the last column there is no code */
+            row[count - 1] &= 15; /* no code beyond the last column */
         }
     }
 }
@@ -304,7 +304,7 @@ enum opaq_status opaq_stored_import(const struct opaq_view *to, int64_t first_ro
 
 /* ---- export ---- */
 
-/* Floats of several rows that go into one place. */
+/* Floats of several rows that are stored as one entry. */
 static enum opaq_status check_agreement(const struct stored_range *range, const char *what,
                                         const struct cells *cells, const float *values,
                                         struct opaq_error *error) {
@@ -363,7 +363,7 @@ enum opaq_status opaq_stored_export(const struct opaq_view *from, int64_t first_
 
 /* ---- what to allocate ---- */
 
-/* One dimension where columns is -1. */
+/* One dimension if columns is -1. */
 static struct opaq_tensor described(int32_t dtype, int64_t rows, int64_t columns) {
     struct opaq_tensor tensor = {.dtype = dtype, .rank = columns < 0 ? 1 : 2};
     tensor.shape[0] = rows;

@@ -1,4 +1,4 @@
-/* checkpoint/stored_cells.c: any tensor in memory as a matrix. */
+/* checkpoint/stored_cells.c: strided tensors as matrices. */
 #include "checkpoint/stored_cells.h"
 
 #include <stdbool.h>
@@ -23,7 +23,7 @@ float cells_float(const struct cells *cells, int64_t r, int64_t c) {
     return value;
 }
 
-/* The step of dimensions [begin, end) seen as one; false if they lie in more than one. */
+/* The common step of dimensions [begin, end) merged into one; false if there is none. */
 static bool merge(const struct opaq_tensor *tensor, int begin, int end, int64_t *step) {
     int64_t count = 1;
     *step = 0;

@@ -1,17 +1,18 @@
-/* checkpoint/stored_cells.h: any tensor in memory as a matrix, for what reads and writes checkpoints. Depends on op_tensor.h. */
+/* checkpoint/stored_cells.h: strided tensors as matrices, to read and write checkpoints. Depends on
+ * op_tensor.h. */
 #ifndef OPAQ_CHECKPOINT_STORED_CELLS_H
 #define OPAQ_CHECKPOINT_STORED_CELLS_H
 
 #include "op/table/op_tensor.h"
 
-/* A tensor as a matrix; steps in elements. Nothing is said about the alignment of its memory. */
+/* A tensor as a matrix; steps in elements. Its memory may be unaligned. */
 struct cells {
     char *data;
     int32_t dtype;
     int64_t rows;
     int64_t row_step;
     int64_t column_step;
-    int64_t inner_rows; /* the innermost of the dimensions that make the rows */
+    int64_t inner_rows; /* size of the innermost dimension of the rows */
 };
 
 static inline char *cell_at(const struct cells *cells, int64_t r, int64_t c) {
@@ -21,7 +22,7 @@ static inline char *cell_at(const struct cells *cells, int64_t r, int64_t c) {
 /* An entry as a float: of f32, of bf16, or of u8, which is an e8m0. */
 float cells_float(const struct cells *cells, int64_t r, int64_t c);
 
-/* Whether a tensor is there, on the CPU, and can be reached. */
+/* Checks that a tensor is present, on the CPU, and has memory. */
 enum opaq_status cells_check(const char *operation, const char *what, const struct opaq_tensor *tensor,
                              struct opaq_error *error);
 

@@ -1,4 +1,4 @@
-/* cpu/cpu_backend.c: the CPU's table. */
+/* cpu/cpu_backend.c: the function table of the CPU. */
 #include "cpu/cpu_functions.h"
 #include "cpu/quant/quant_table.h"
 

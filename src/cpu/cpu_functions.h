@@ -1,4 +1,4 @@
-/* cpu/cpu_functions.h: the functions behind the CPU's table, by the files that define them. What each does is said in
+/* cpu/cpu_functions.h: the functions of the CPU's table, by the files that define them. They are documented in
  * backend/backend.h. Depends on backend.h. */
 #ifndef OPAQ_CPU_CPU_FUNCTIONS_H
 #define OPAQ_CPU_CPU_FUNCTIONS_H

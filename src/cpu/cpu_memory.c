@@ -1,4 +1,4 @@
-/* cpu/cpu_memory.c: memory of the CPU. */
+/* cpu/cpu_memory.c: allocation, filling and copying of CPU memory. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* cpu/kernel_family.c: the choice among tables of kernels. */
+/* cpu/kernel_family.c: chooses among tables of kernels. */
 #include "cpu/kernel_family.h"
 
 #include <string.h>

@@ -1,9 +1,10 @@
-/* cpu/kernel_family.h: kernels for the same work, one table for each instruction set, and the choice among them. Depends on
- * nothing.
+/* cpu/kernel_family.h: kernels for one purpose, with one table per instruction set, and the choice among them.
+ * Depends on nothing.
  *
- * A table is a constant that begins with a struct kernel_head and has one or more kernels, each of which begins with its
- * name; an empty place has the name NULL. Tables of one family have one type. The first table that has a kernel, and whose
- * features the processor has, serves it; the last one is the reference, which has all and needs nothing. */
+ * A table is a constant that begins with a struct kernel_head and has one or more kernels, each of which begins
+ * with its name; an empty entry has the name NULL. Tables of one family have one type. The first table that has
+ * a kernel, and whose features the processor has, serves it; the last is the reference, which is complete and
+ * needs no features. */
 #ifndef OPAQ_CPU_KERNEL_FAMILY_H
 #define OPAQ_CPU_KERNEL_FAMILY_H
 
@@ -12,11 +13,11 @@
 #include <stdint.h>
 
 struct kernel_head {
-    const char *name;  /* "avx2"; of a table with one kernel, the kernel's: "gemm_avx2" */
-    uint32_t features; /* bits of enum opaq_cpu_feature that it needs */
+    const char *name;  /* "avx2"; in a table with one kernel, the kernel's name: "gemm_avx2" */
+    uint32_t features; /* required bits of enum opaq_cpu_feature */
 };
 
-/* Kernels that follow each other in a table: where the first begins, what each takes, how many. */
+/* Consecutive kernels of a table: offset of the first, bytes of each, number. */
 struct kernel_range {
     size_t offset, size;
     int count;
@@ -27,13 +28,13 @@ enum { KERNEL_RANGE_LIMIT = 5 };
 struct kernel_family {
     const void *tables; /* an array of pointers to tables, fastest first */
     int table_count;
-    struct kernel_range range[KERNEL_RANGE_LIMIT]; /* count 0: no more */
+    struct kernel_range range[KERNEL_RANGE_LIMIT]; /* count 0: unused */
 };
 
 /* The table that serves the kernel at `offset` on a processor with these features. */
 const void *kernel_family_table(const struct kernel_family *family, size_t offset, uint32_t features);
 
-/* The kernel at `offset` for this processor, or one that is forced by its name (opaq/kernel.h). */
+/* The kernel at `offset` for this processor, or the one that is forced by name (opaq/kernel.h). */
 const void *kernel_family_choose(const struct kernel_family *family, size_t offset);
 
 /* Table `index`, and the name of a kernel at an offset. */

@@ -1,4 +1,4 @@
-/* cpu/kernel_tables.c: every table of kernels that this build has, in one place. A new table is a line here. */
+/* cpu/kernel_tables.c: every kernel table of this build. A new table is a line here. */
 #include <stddef.h>
 
 #include "base/forced_kernels.h"
@@ -109,7 +109,8 @@ enum { FAMILY_COUNT = sizeof families / sizeof families[0] };
 
 /* ---- kernels by index ---- */
 
-/* Kernel `*left` of a table, counted without empty places; NULL, and *left less, if it has fewer. */
+/* Kernel `*left` of a table, not counting empty entries; if it has fewer, returns NULL and subtracts their
+ * number. */
 static const char *kernel_of_table(const struct kernel_family *family, const void *table, int *left) {
     for (int r = 0; r < KERNEL_RANGE_LIMIT; ++r) {
         for (int k = 0; k < family->range[r].count; ++k) {
@@ -197,7 +198,7 @@ const struct packed_kernel *packed_kernel(enum packed_format format, enum packed
     const size_t index = (size_t)format * PACKED_PRECISION_COUNT + (size_t)precision;
     const struct packed_kernel *kernel = kernel_family_choose(
         &packed_family, offsetof(struct packed_table, kernel) + index * sizeof(struct packed_kernel));
-    return kernel->run == NULL ? NULL : kernel; /* not every precision is one of every format */
+    return kernel->run == NULL ? NULL : kernel; /* not every format has a kernel for every precision */
 }
 
 bool packed_is_reference(const struct packed_kernel *kernel) {

@@ -1,8 +1,8 @@
-/* cuda/cuda_backend.cu: CUDA's table, and opening it. */
+/* cuda/cuda_backend.cu: CUDA's function table, and its entry point. */
 #include "cuda/cuda_functions.h"
 #include "cuda/cuda_open.h"
 
-/* One kernel serves each purpose: there is nothing to choose by name. */
+/* There is one kernel per purpose, so none is chosen by name. */
 static const char *const kernel_names[] = {"quantize_cuda", "dequantize_cuda", "product_cuda"};
 enum { KERNEL_COUNT = sizeof kernel_names / sizeof kernel_names[0] };
 
@@ -66,9 +66,9 @@ const struct backend cuda_backend = {
     .product_kernel = product_kernel_name,
 };
 
-enum { OLDEST_MAJOR = 8 }; /* compute capability 8.0, which the PTX is for */
+enum { OLDEST_MAJOR = 8 }; /* the PTX is for compute capability 8.0 */
 
-/* Whether there is a driver and every GPU can run the kernels. */
+/* Checks that there is a driver and that every GPU can run the kernels. */
 static enum opaq_status check_devices(struct opaq_error *error) {
     int count = 0;
     const cudaError_t result = cudaGetDeviceCount(&count);

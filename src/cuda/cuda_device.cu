@@ -1,4 +1,4 @@
-/* cuda/cuda_device.cu: the current device, errors, and what is queued without a kernel. */
+/* cuda/cuda_device.cu: the current device, errors, and memory operations without a kernel. */
 #include "cuda/cuda_device.h"
 
 enum opaq_status cuda_status(cudaError_t result, const char *what, struct opaq_error *error) {

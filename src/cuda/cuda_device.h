@@ -1,7 +1,7 @@
-/* cuda/cuda_device.h: launching kernels, and what kernels share. Depends on backend, the CUDA runtime.
+/* cuda/cuda_device.h: kernel launches, and helpers of kernels. Depends on backend, the CUDA runtime.
  *
- * Every kernel takes one struct by value and loops over its units of work, so that a grid of any size does all of them:
- * the number of units may be known to the device only. Nothing here allocates or waits. */
+ * Every kernel takes one struct by value and loops over its units of work, so that a grid of any size is
+ * correct: the number of units may be known on the device only. Nothing here allocates or waits. */
 #ifndef OPAQ_CUDA_CUDA_DEVICE_H
 #define OPAQ_CUDA_CUDA_DEVICE_H
 
@@ -30,10 +30,10 @@ enum { BLOCK_LIMIT = 3 };
 enum { BLOCK_LIMIT = 4096 };
 #endif
 
-/* Fails with CUDA's own words where `result` is an error. */
+/* Fails with CUDA's error text if `result` is an error. */
 enum opaq_status cuda_status(cudaError_t result, const char *what, struct opaq_error *error);
 
-/* Makes execution's device the current one; *saved is what was, to be restored by device_leave. */
+/* Makes execution's device current; *saved is the previous one, which device_leave restores. */
 enum opaq_status device_enter(struct opaq_device device, int *saved, struct opaq_error *error);
 void device_leave(struct opaq_device device, int saved);
 
@@ -75,7 +75,7 @@ enum opaq_status launch(const char *name, void (*kernel)(Arguments), int64_t blo
     return cuda_status(result, name, error);
 }
 
-/* Queues bytes of one value, and a copy within the device. */
+/* Queues a memset, and a copy within the device. */
 enum opaq_status queue_set(void *memory, int value, size_t bytes, const struct opaq_execution *execution,
                            struct opaq_error *error);
 enum opaq_status queue_copy(const void *from, void *to, size_t bytes, const struct opaq_execution *execution,
@@ -103,7 +103,7 @@ OPAQ_DEVICE static inline int64_t first_of_group(const struct group_part *group)
 static inline __device__ int64_t thread_index(void) { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 static inline __device__ int64_t thread_count(void) { return (int64_t)gridDim.x * blockDim.x; }
 
-/* The largest of a warp's values, in every lane. All lanes call it. */
+/* The maximum of a warp's values, in every lane. All lanes must call it. */
 static inline __device__ uint32_t warp_max(uint32_t value) {
     for (int step = WARP / 2; step > 0; step /= 2) {
         const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, value, step);

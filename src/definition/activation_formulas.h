@@ -1,5 +1,6 @@
-/* definition/activation_formulas.h: activations of numbers and of stretches of them, in loops that compilers turn into vectors. The
- * exponential is our own, so that results are the same everywhere. Depends on plain_row.h, backend/grouped.h. */
+/* definition/activation_formulas.h: activations of single numbers and of segments, in loops that compilers
+ * vectorize. The exponential is our own, so that results are the same on every machine. Depends on plain_row.h,
+ * backend/grouped.h. */
 #ifndef OPAQ_DEFINITION_ACTIVATION_FORMULAS_H
 #define OPAQ_DEFINITION_ACTIVATION_FORMULAS_H
 
@@ -8,14 +9,16 @@
 #include "backend/grouped.h"
 #include "definition/plain_row.h"
 
-/* Gates and factors that are activated at once, at most. */
+/* Maximum number of elements that are activated at once. */
 enum { ACTIVATION_STRETCH = 256 };
 
 /* e^x to about one unit in the last place: x = n ln 2 + r, with ln 2 in two parts and a polynomial for e^r, whose
  * coefficients are those of the Taylor series. 2^n is multiplied in two steps, because n reaches beyond the exponents of
  * a float at both ends. NaN stays NaN. */
 OPAQ_DEVICE static inline float exponential(float x) {
-    const float inside = x > 90.0f ? 90.0f : x < -105.0f ? -105.0f : x; /* infinity and 0 from there on */
+    const float inside = x > 90.0f     ? 90.0f
+                         : x < -105.0f ? -105.0f
+                                       : x; /* the result is infinite or 0 beyond this range */
     const float turns = inside * 1.44269504f;
     const float shifter = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
     const float n = turns + shifter - shifter;
@@ -50,7 +53,7 @@ OPAQ_DEVICE static inline float round_to(enum opaq_element dtype, float x) {
                                : x;
 }
 
-/* The gate before it is multiplied, unrounded. */
+/* The activated gate before the multiplication, unrounded. */
 OPAQ_DEVICE static inline __attribute__((always_inline)) float activated(const struct opaq_experts_plan *plan,
                                                                          enum opaq_activation kind, float g) {
     switch (kind) {
@@ -81,7 +84,7 @@ OPAQ_DEVICE static inline __attribute__((always_inline)) float activated(const s
 
 OPAQ_DEVICE static inline bool has_limit(const struct opaq_experts_plan *plan) { return plan->limit > 0.0f; }
 
-/* What the gate is multiplied with. */
+/* The factor that the gate is multiplied with. */
 OPAQ_DEVICE static inline float factor_of(const struct opaq_experts_plan *plan, float u) {
     return (has_limit(plan) ? within(u, plan->limit) : u) + plan->beta;
 }
@@ -119,7 +122,7 @@ OPAQ_DEVICE static inline float activation_slope(const struct opaq_experts_plan 
     return 1.0f;
 }
 
-/* Gate and factor become their gradients; of a factor that is not there, nothing that counts. */
+/* Replaces gate and factor by their gradients; the factor of an activation without a gate is unspecified. */
 OPAQ_DEVICE static inline void activation_gradient(const struct opaq_experts_plan *plan, float upstream,
                                                    float *g, float *u) {
     const bool is_gated = activation_is_gated((enum opaq_activation)plan->activation);
@@ -134,7 +137,7 @@ OPAQ_DEVICE static inline bool is_rounded_once(const struct opaq_experts_plan *p
     return plan->activation == OPAQ_SWIGLU_OAI || plan->activation == OPAQ_SWIGLU_OAI_PACKED;
 }
 
-/* `dtype` is a constant in each loop, so that it becomes vectors. Every NaN becomes the canonical one. */
+/* `dtype` is a constant in each loop, so that compilers vectorize it. Every NaN becomes the canonical one. */
 OPAQ_DEVICE static inline void round_stretch(enum opaq_element dtype, int n, float *x) {
     if (dtype == OPAQ_BF16) {
         for (int i = 0; i < n; ++i) {
@@ -151,7 +154,7 @@ OPAQ_DEVICE static inline void round_stretch(enum opaq_element dtype, int n, flo
     }
 }
 
-/* `kind` is a constant where this is called, so that the loops become vectors. */
+/* `kind` is a constant in each call, so that compilers vectorize the loops. */
 OPAQ_DEVICE static inline __attribute__((always_inline)) void apply(
     const struct opaq_experts_plan *plan, enum opaq_activation kind, enum opaq_element dtype,
     const float *__restrict__ g, const float *__restrict__ u, int n, float *__restrict__ a) {
@@ -190,7 +193,7 @@ OPAQ_DEVICE static inline void apply_any(const struct opaq_experts_plan *plan, e
     }
 }
 
-/* Gates and factors become what `dtype` holds of them, and then a. */
+/* Rounds gates and factors to `dtype` and stores the activations. */
 OPAQ_DEVICE static inline void activate_stretch(const struct opaq_experts_plan *plan, enum opaq_element dtype,
                                                 float *g, float *u, int n, void *to) {
     float a[ACTIVATION_STRETCH];

@@ -1,5 +1,6 @@
-/* definition/block_ref.h: one scaled block of an operand, quantized: amax, scale, codes. Depends on segment_ref.h.
- * Specification: docs/formats.md. The block begins at operand element (r, c); packed bytes are zero before. */
+/* definition/block_ref.h: quantizes one scaled block of an operand: amax, scale, codes. Depends on
+ * segment_ref.h. Specification: docs/formats.md. The block begins at operand element (r, c); packed bytes must
+ * be zero before. */
 #ifndef OPAQ_DEFINITION_BLOCK_REF_H
 #define OPAQ_DEFINITION_BLOCK_REF_H
 
@@ -59,7 +60,7 @@ OPAQ_DEVICE static inline void encode_nvfp4_block(const struct quant_job *job, c
     uint8_t random[NVFP4_BLOCK];
     uint8_t codes[NVFP4_BLOCK];
     const int64_t r_end = min_int64(r + copy->block_rows, copy->operand.rows);
-    /* a Hadamard group is stored whole, beyond the operand's last column too */
+    /* a Hadamard group is stored completely, even beyond the operand's last column */
     const int n = copy->is_hadamard ? NVFP4_BLOCK : (int)min_int64(NVFP4_BLOCK, copy->operand.columns - c);
     for (int64_t row = r; row < r_end; ++row) {
         copy_load(copy, &job->spec, row, c, NVFP4_BLOCK, values);
@@ -86,7 +87,7 @@ OPAQ_DEVICE static inline float nvfp4_row_error(const struct opaq_spec *spec, co
     return sum;
 }
 
-/* Summed as a tree over the 16 rows of a square block; one row is itself. */
+/* The sum over the 16 rows of a square block, added as a tree; for one row, its own error. */
 OPAQ_DEVICE static inline float nvfp4_block_error(const struct quant_job *job, const struct quant_copy *copy,
                                                   int64_t r, int64_t c, uint32_t code, float apply,
                                                   float amax) {
@@ -108,7 +109,7 @@ OPAQ_DEVICE static inline float nvfp4_block_error(const struct quant_job *job, c
     return error[0];
 }
 
-/* The better of mapping the block's largest value to 6 and to 4. */
+/* Quantizes the block with its largest value mapped to 6 and to 4, and returns the better scale. */
 OPAQ_DEVICE static inline struct nvfp4_scale nvfp4_four_over_six(const struct quant_job *job,
                                                                  const struct quant_copy *copy, int64_t r,
                                                                  int64_t c, float global, float amax) {
@@ -122,7 +123,7 @@ OPAQ_DEVICE static inline struct nvfp4_scale nvfp4_four_over_six(const struct qu
     return four_error < six_error ? four : six;
 }
 
-/* `amax` is what is stored for the block's row, `global` what follows from it. */
+/* `amax` is the stored float of the block's row, `global` the factor computed from it. */
 OPAQ_DEVICE static inline void quantize_nvfp4_block(const struct quant_job *job, const struct quant_copy *copy,
                                                     int64_t r, int64_t c, float global, float amax) {
     const struct nvfp4_scale scale = job->spec.options & OPAQ_4OVER6

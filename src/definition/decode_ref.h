@@ -1,10 +1,10 @@
-/* definition/decode_ref.h: what a stored code is worth. Depends on segment_ref.h. Specification: docs/formats.md. */
+/* definition/decode_ref.h: decodes stored codes. Depends on segment_ref.h. Specification: docs/formats.md. */
 #ifndef OPAQ_DEFINITION_DECODE_REF_H
 #define OPAQ_DEFINITION_DECODE_REF_H
 
 #include "definition/segment_ref.h"
 
-/* What the codes under scale entry `index` are multiplied with, in operand row r. */
+/* The factor of the codes under scale entry `index`, in operand row r. */
 OPAQ_DEVICE static inline float decode_factor_at(const struct opaq_spec *spec, const struct quant_copy *copy,
                                                  int64_t r, int64_t index) {
     switch ((enum opaq_format)spec->format) {
@@ -23,7 +23,7 @@ OPAQ_DEVICE static inline float decode_factor_at(const struct opaq_spec *spec, c
     return ((const float *)copy->scale)[index];
 }
 
-/* What the codes at (r, c) and after are multiplied with, up to the end of their block. */
+/* The factor of the codes from (r, c) to the end of their block. */
 OPAQ_DEVICE static inline float decode_factor(const struct opaq_spec *spec, const struct quant_copy *copy,
                                               int64_t r, int64_t c) {
     return decode_factor_at(spec, copy, r, scale_index(copy, r, c));
@@ -42,8 +42,8 @@ OPAQ_DEVICE static inline void decode_codes(const struct opaq_spec *spec, const 
     }
 }
 
-/* n <= SEGMENT elements under one scale, from (r, c) on, to floats; through the inverse Hadamard transform where the copy
- * has one (n is then 16) and `undo` says so. */
+/* Decodes n <= SEGMENT elements under one scale, from (r, c) on; if `undo`, through the copy's inverse Hadamard
+ * transform (n is then 16). */
 OPAQ_DEVICE static inline void decode_segment(const struct opaq_spec *spec, const struct quant_copy *copy,
                                               bool undo, int64_t r, int64_t c, int n, float *values) {
     uint8_t codes[SEGMENT];
@@ -54,7 +54,7 @@ OPAQ_DEVICE static inline void decode_segment(const struct opaq_spec *spec, cons
     }
 }
 
-/* The same into the copy's operand. */
+/* Decodes into the copy's operand. */
 OPAQ_DEVICE static inline void dequantize_segment(const struct opaq_spec *spec, const struct quant_copy *copy,
                                                   int64_t r, int64_t c, int n) {
     float values[SEGMENT];

@@ -1,4 +1,5 @@
-/* definition/delayed_ref.h: delayed scaling's history. Depends on opaq/quant.h. Specification: docs/formats.md, "fp8". */
+/* definition/delayed_ref.h: the amax history of delayed scaling. Depends on opaq/quant.h. Specification:
+ * docs/formats.md, "fp8". */
 #ifndef OPAQ_DEFINITION_DELAYED_REF_H
 #define OPAQ_DEFINITION_DELAYED_REF_H
 
@@ -10,8 +11,8 @@
 
 OPAQ_DEVICE static inline float delayed_larger(float a, float b) { return b > a ? b : a; }
 
-/* One tensor's column of the history; returns the amax that its next scale follows from. Entry 1, the oldest, leaves the
- * history here and counts for the maximum once more, as in Transformer Engine: so `length` amaxes do. */
+/* Rolls one tensor's column of the history; returns the amax for its next scale. Entry 1, the oldest, is
+ * dropped but still counts for this maximum, as in Transformer Engine: the maximum is over `length` amaxes. */
 OPAQ_DEVICE static inline float delayed_roll(float *history, int64_t length, int64_t count, float last,
                                              enum opaq_amax_algorithm algorithm) {
     float amax = 0.0f;
@@ -26,7 +27,7 @@ OPAQ_DEVICE static inline float delayed_roll(float *history, int64_t length, int
     return algorithm == OPAQ_AMAX_MOST_RECENT ? last : amax;
 }
 
-/* Joins what was recorded for tensor i (NULL: nothing) to the history. */
+/* Merges the recorded amax of tensor i (NULL: none) into the history. */
 OPAQ_DEVICE static inline void delayed_record(const struct opaq_delayed_state *state, const float *recorded,
                                               int64_t i) {
     if (recorded != NULL && recorded[i] > state->amax_history[i]) {
@@ -34,7 +35,7 @@ OPAQ_DEVICE static inline void delayed_record(const struct opaq_delayed_state *s
     }
 }
 
-/* The next scale of tensor i. `target`: the element's largest number times 2^-margin. */
+/* Computes the next scale of tensor i. `target`: the element's largest value times 2^-margin. */
 OPAQ_DEVICE static inline void delayed_rescale(const struct opaq_delayed_state *state, const float *reduced,
                                                enum opaq_amax_algorithm algorithm, float target, int64_t i) {
     float *history = state->amax_history + i;

@@ -16,8 +16,8 @@ OPAQ_DEVICE static inline void hadamard_signs(float v[HADAMARD_SIZE], uint16_t m
     }
 }
 
-/* Sylvester's matrix over 4, which is its own inverse. The quarter comes first, so that the sums overflow no
- * sooner than they must. */
+/* Sylvester's matrix over 4, which is its own inverse. Scaling by a quarter comes first, to avoid overflow of
+ * the sums. */
 OPAQ_DEVICE static inline void hadamard_butterflies(float v[HADAMARD_SIZE]) {
     for (int i = 0; i < HADAMARD_SIZE; ++i) {
         v[i] *= 0.25f;

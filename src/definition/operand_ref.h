@@ -1,12 +1,12 @@
-/* definition/operand_ref.h: a product's operand as floats. Depends on decode_ref.h, backend/product.h. */
+/* definition/operand_ref.h: decodes a product's operand to floats. Depends on decode_ref.h, backend/product.h. */
 #ifndef OPAQ_DEFINITION_OPERAND_REF_H
 #define OPAQ_DEFINITION_OPERAND_REF_H
 
 #include "backend/product.h"
 #include "definition/decode_ref.h"
 
-/* The columns of an operand that are not zero by definition: with those of its last Hadamard group, whose codes beyond the
- * columns count, where the transform is left in place. */
+/* The number of columns that may be nonzero. Where the Hadamard transform is not undone, this includes the
+ * padding of the last Hadamard group, whose codes are nonzero. */
 OPAQ_DEVICE static inline int64_t operand_depth(const struct gemm_operand *operand) {
     const bool is_left = operand->copy != NULL && operand->copy->is_hadamard && !operand->undo_hadamard;
     return is_left ? round_up(operand->plain.columns, HADAMARD_SIZE) : operand->plain.columns;
@@ -14,7 +14,7 @@ OPAQ_DEVICE static inline int64_t operand_depth(const struct gemm_operand *opera
 
 /* ---- the factor that all elements of a copy have in common ---- */
 
-/* 0 if there is none. */
+/* The common factor of all elements; 0 if there is none. */
 OPAQ_DEVICE static inline float shared_factor(const struct opaq_spec *spec, const struct quant_copy *copy) {
     if (spec->format == OPAQ_FP8) {
         return *(const float *)copy->scale;
@@ -29,14 +29,14 @@ OPAQ_DEVICE static inline float shared_factor(const struct opaq_spec *spec, cons
                                               : 1.0f / copy->amax[0];
 }
 
-/* A copy without that factor. It points into itself. */
+/* A copy without that factor. It contains pointers to itself. */
 struct bare_copy {
     struct opaq_spec spec;
     struct quant_copy copy;
     float one;
 };
 
-/* False, and nothing changed, where there is no such factor between 2^-100 and 2^100. */
+/* Returns false and changes nothing unless there is such a factor between 2^-100 and 2^100. */
 OPAQ_DEVICE static inline bool bare_copy_make(const struct opaq_spec *spec, const struct quant_copy *copy,
                                               struct bare_copy *bare, float *factor) {
     const float found = shared_factor(spec, copy);
@@ -48,7 +48,7 @@ OPAQ_DEVICE static inline bool bare_copy_make(const struct opaq_spec *spec, cons
     bare->copy = *copy;
     if (spec->format == OPAQ_FP8) {
         bare->copy.scale = &bare->one;
-    } else { /* whose blocks' scales are multiplied with the global one */
+    } else { /* its block scales are multiplied with the global one */
         bare->spec.options |= OPAQ_GLOBAL;
         bare->spec.rule = OPAQ_RULE_MODELOPT;
         bare->copy.amax = &bare->one;
@@ -57,7 +57,7 @@ OPAQ_DEVICE static inline bool bare_copy_make(const struct opaq_spec *spec, cons
     return true;
 }
 
-/* Whether a product leaves out its second operand's factor and multiplies the sums with it. */
+/* Whether a product applies its second operand's common factor to the sums instead of the elements. */
 OPAQ_DEVICE static inline bool leaves_factor_out(const struct gemm_operand *a, const struct gemm_operand *b) {
     return b->is_across && a->copy == NULL && a->plain.dtype == OPAQ_BF16;
 }

@@ -1,5 +1,5 @@
-/* definition/plain_row.h: a stretch of f32, bf16 or f16 to float32 and back, in loops that compilers turn into vectors. Depends
- * on format. */
+/* definition/plain_row.h: converts f32, bf16 or f16 elements to float32 and back, in loops that compilers
+ * vectorize. Depends on format. */
 #ifndef OPAQ_DEFINITION_PLAIN_ROW_H
 #define OPAQ_DEFINITION_PLAIN_ROW_H
 
@@ -7,8 +7,8 @@
 
 #include "format/element_codec.h"
 
-/* decode_f16 without branches: the exponent is moved, and a subnormal number, having got the exponent of the smallest
- * normal one, loses that number's leading one. */
+/* decode_f16 without branches: rebiases the exponent; a subnormal number is given the exponent of the smallest
+ * normal one, whose implicit leading one is then subtracted. */
 OPAQ_DEVICE static inline float plain_decode_f16(uint32_t code) {
     const uint32_t magnitude = code & 0x7FFFu;
     const bool is_small = magnitude < 0x400u;
@@ -18,7 +18,7 @@ OPAQ_DEVICE static inline float plain_decode_f16(uint32_t code) {
     return float_from_bits(float_to_bits(value) | (code & 0x8000u) << 16);
 }
 
-/* The step is a constant where it matters. */
+/* `step` is a constant 1 in the contiguous case, so that compilers vectorize it. */
 OPAQ_DEVICE static inline __attribute__((always_inline)) void plain_row_load_step(const void *data,
                                                                                   enum opaq_element dtype,
                                                                                   int64_t step, int n,
@@ -59,7 +59,7 @@ OPAQ_DEVICE static inline int64_t plain_bytes(enum opaq_element dtype, int64_t c
     return dtype == OPAQ_F32 ? 4 * count : 2 * count;
 }
 
-/* n elements, `step` apart, from element `start` of the data on. */
+/* Loads n elements, `step` apart, starting at element `start`. */
 OPAQ_DEVICE static inline void plain_row_load(const void *data, enum opaq_element dtype, int64_t start,
                                               int64_t step, int n, float *to) {
     const char *const first = (const char *)data + plain_bytes(dtype, start);
@@ -70,7 +70,7 @@ OPAQ_DEVICE static inline void plain_row_load(const void *data, enum opaq_elemen
     }
 }
 
-/* Rounded once, every NaN the canonical one. */
+/* Rounds once; every NaN becomes the canonical one. */
 OPAQ_DEVICE static inline void plain_row_store(void *data, enum opaq_element dtype, int64_t start, int64_t step,
                                                int n, const float *from) {
     char *const first = (char *)data + plain_bytes(dtype, start);

@@ -1,11 +1,12 @@
-/* definition/remap_element.h: moving one code or one scale between copies. Depends on segment_ref.h, backend/remap.h. */
+/* definition/remap_element.h: copies one code or one scale between copies. Depends on segment_ref.h,
+ * backend/remap.h. */
 #ifndef OPAQ_DEFINITION_REMAP_ELEMENT_H
 #define OPAQ_DEFINITION_REMAP_ELEMENT_H
 
 #include "backend/remap.h"
 #include "definition/segment_ref.h"
 
-/* The element of the source that (r, c) of the target is. */
+/* The source element of target element (r, c). */
 OPAQ_DEVICE static inline int64_t remap_source_row(const struct remap *remap, int64_t r, int64_t c) {
     return remap->is_transposed ? c : r + remap->row_offset;
 }
@@ -14,7 +15,7 @@ OPAQ_DEVICE static inline int64_t remap_source_column(const struct remap *remap,
     return remap->is_transposed ? r : c + remap->column_offset;
 }
 
-/* A Hadamard group reaches over the operand's end, and its codes there count. */
+/* The end of the codes to copy: the last Hadamard group extends beyond the operand, with nonzero codes. */
 OPAQ_DEVICE static inline int64_t remap_code_end(const struct remap *remap) {
     return remap->to->is_hadamard ? round_up(remap->column_end, HADAMARD_SIZE) : remap->column_end;
 }
@@ -25,7 +26,7 @@ OPAQ_DEVICE static inline void remap_code(const struct remap *remap, int64_t r, 
     copy_store(remap->to, r, c, 1, &code);
 }
 
-/* The scale of the block at (r, c). */
+/* Copies the scale of the block at (r, c). */
 OPAQ_DEVICE static inline void remap_scale(const struct remap *remap, int64_t r, int64_t c) {
     const struct quant_copy *to = remap->to;
     const struct quant_copy *from = remap->from;

@@ -1,6 +1,6 @@
-/* definition/scale_rules.h: from an amax to a scale, under every rule. Depends on format.
- * Specification: docs/formats.md, "Arithmetic" and "Scale rules". One rounding per operation: this file is
- * compiled without contraction into fused multiply-adds, like all of opaq. */
+/* definition/scale_rules.h: computes scales from amaxes, under every rule. Depends on format. Specification:
+ * docs/formats.md, "Arithmetic" and "Scale rules". One rounding per operation: this file is compiled without
+ * contraction into fused multiply-adds, like all of opaq. */
 #ifndef OPAQ_DEFINITION_SCALE_RULES_H
 #define OPAQ_DEFINITION_SCALE_RULES_H
 
@@ -20,17 +20,17 @@ OPAQ_DEVICE static inline bool rule_divides(const struct opaq_spec *spec) {
 /* ---- fp8, fp8row, fp8blk1, fp8blk2 ---- */
 
 struct fp8_scale {
-    float apply;  /* x times this (rule te), or x over this (rule_divides) */
-    float stored; /* what dequantization multiplies with */
+    float apply;  /* multiplier of x (rule te), or divisor (rule_divides) */
+    float stored; /* multiplier of dequantization */
 };
 
-/* The scale that a caller gives. */
+/* The scale that the caller supplied. */
 OPAQ_DEVICE static inline struct fp8_scale fp8_scale_given(const struct opaq_spec *spec, float scale) {
     const float stored = rule_divides(spec) ? scale : 1.0f / scale;
     return (struct fp8_scale){scale, float_is_nan(stored) ? float_nan() : stored};
 }
 
-/* What an infinite scale is replaced with. */
+/* The replacement of an infinite scale. */
 OPAQ_DEVICE static inline float fp8_scale_limit(const struct opaq_spec *spec, enum opaq_element dtype) {
     const bool blockwise = spec->format == OPAQ_FP8BLK1 || spec->format == OPAQ_FP8BLK2;
     return blockwise ? largest_plain(dtype) : FLT_MAX;
@@ -130,7 +130,7 @@ OPAQ_DEVICE static inline uint32_t mx_exponent(const struct opaq_spec *spec, flo
     return e8m0_round_up(amax * (1.0f / largest));
 }
 
-/* 2^(127-e): what the data is multiplied with. */
+/* 2^(127-e): the multiplier of the data. */
 OPAQ_DEVICE static inline float mx_factor(uint32_t exponent) {
     if (exponent >= 254) {
         return exponent == 254 ? 0x1p-127f : float_nan();
@@ -142,10 +142,10 @@ OPAQ_DEVICE static inline float mx_factor(uint32_t exponent) {
 
 struct nvfp4_scale {
     uint32_t code; /* E4M3 */
-    float apply;   /* x times this (rule te), or x over this (rule_divides) */
+    float apply;   /* multiplier of x (rule te), or divisor (rule_divides) */
 };
 
-/* G of the documentation: what the tensor's amax makes of block amaxes. Under rule modelopt: c. */
+/* G of docs/formats.md: the factor of block amaxes, from the tensor's amax. Under rule modelopt: c. */
 OPAQ_DEVICE static inline float nvfp4_global(const struct opaq_spec *spec, float amax) {
     if (spec->rule == OPAQ_RULE_MODELOPT) {
         return amax / 2688.0f;
@@ -158,7 +158,7 @@ OPAQ_DEVICE static inline float nvfp4_global(const struct opaq_spec *spec, float
     return amax == 0.0f || global == 0.0f ? 1.0f : global;
 }
 
-/* t of the documentation, for rule te. */
+/* t of docs/formats.md, for rule te. */
 OPAQ_DEVICE static inline float nvfp4_encode_factor(uint32_t code, float global) {
     return float_min(1.0f / (decode_e4m3(code) * (1.0f / global)), FLT_MAX);
 }
@@ -181,22 +181,22 @@ OPAQ_DEVICE static inline struct nvfp4_scale nvfp4_block(const struct opaq_spec 
     return (struct nvfp4_scale){code, nvfp4_encode_factor(code, global)};
 }
 
-/* What is stored for an amax: itself, or with OPAQ_GLOBAL what the rule makes of it. */
+/* The float to store for an amax: the amax itself, or with OPAQ_GLOBAL the rule's global scale. */
 OPAQ_DEVICE static inline float nvfp4_stored(const struct opaq_spec *spec, float amax) {
     const float stored = spec->options & OPAQ_GLOBAL ? nvfp4_global(spec, amax) : amax;
     return float_is_nan(stored) ? float_nan() : stored;
 }
 
-/* G (or c) from what is stored. */
+/* G (or c) from the stored float. */
 OPAQ_DEVICE static inline float nvfp4_global_of_stored(const struct opaq_spec *spec, float stored) {
     return spec->options & OPAQ_GLOBAL ? stored : nvfp4_global(spec, stored);
 }
 
-/* What a code times this is the value, for a scale and the float that is stored with it. */
+/* The multiplier of codes, from a block's scale and the stored float. */
 OPAQ_DEVICE static inline float nvfp4_decode_factor(const struct opaq_spec *spec, uint32_t code, float stored) {
     const float scale = decode_e4m3(code);
     if (spec->options & OPAQ_GLOBAL) {
-        /* zero bytes are zeros in every format, so 0/0 is 0 here */
+        /* zero bytes decode to zeros in every format, so 0/0 is 0 here */
         const bool is_empty = scale == 0.0f && stored == 0.0f;
         return spec->rule == OPAQ_RULE_MODELOPT ? scale * stored : is_empty ? 0.0f : scale / stored;
     }

@@ -1,5 +1,5 @@
-/* definition/segment_ref.h: the reference's handling of a segment of one operand row: load, amax, encode, store.
- * Depends on format. Written to be obviously right; the other files are fast. */
+/* definition/segment_ref.h: load, amax, encode and store of a segment of one operand row. Depends on format.
+ * This is the reference: simple instead of fast. */
 #ifndef OPAQ_DEFINITION_SEGMENT_REF_H
 #define OPAQ_DEFINITION_SEGMENT_REF_H
 
@@ -27,7 +27,7 @@ OPAQ_DEVICE static inline float matrix_at(const struct quant_matrix *m, int64_t 
     return m->dtype == OPAQ_BF16 ? decode_bf16(code) : decode_f16(code);
 }
 
-/* Elements (r, c) to (r, c+n-1) of the matrix; zeros beyond its last column. */
+/* Loads elements (r, c) to (r, c+n-1) of the matrix; zeros beyond its last column. */
 OPAQ_DEVICE static inline void segment_load(const struct quant_matrix *m, int64_t r, int64_t c, int n,
                                             float *values) {
     const int64_t start = r * m->row_step + c * m->column_step;
@@ -37,7 +37,7 @@ OPAQ_DEVICE static inline void segment_load(const struct quant_matrix *m, int64_
     }
 }
 
-/* Rounded to the matrix's dtype; what lies beyond its last column is dropped. */
+/* Stores with rounding to the matrix's dtype; elements beyond its last column are dropped. */
 OPAQ_DEVICE static inline void segment_store(const struct quant_matrix *m, int64_t r, int64_t c, int n,
                                              const float *values) {
     const int64_t start = r * m->row_step + c * m->column_step;
@@ -57,7 +57,7 @@ OPAQ_DEVICE static inline void segment_store(const struct quant_matrix *m, int64
     }
 }
 
-/* The same, through the Hadamard transform if the copy has one; n is then 16. */
+/* Loads through the Hadamard transform if the copy has one; n is then 16. */
 OPAQ_DEVICE static inline void copy_load(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r,
                                          int64_t c, int n, float *values) {
     assert(n > 0 && (!copy->is_hadamard || n == HADAMARD_SIZE));
@@ -69,7 +69,7 @@ OPAQ_DEVICE static inline void copy_load(const struct quant_copy *copy, const st
 
 /* ---- amax, kept as the bits of a float that is not negative ---- */
 
-/* Rule te passes NaNs over. Under the others one NaN makes the result NaN, which as bits is the largest. */
+/* Rule te ignores NaNs. Under the others one NaN makes the result NaN, whose bits are the largest. */
 OPAQ_DEVICE static inline uint32_t amax_bits(uint32_t so_far, const float *values, int n, bool drop_nan) {
     for (int i = 0; i < n; ++i) {
         const uint32_t magnitude = float_to_bits(values[i]) & 0x7FFFFFFFu;
@@ -84,7 +84,7 @@ OPAQ_DEVICE static inline float amax_from_bits(uint32_t bits) {
     return bits > 0x7F800000u ? float_nan() : float_from_bits(bits);
 }
 
-/* Of the block whose first element is (r, c). */
+/* The amax of the block whose first element is (r, c). */
 OPAQ_DEVICE static inline float block_amax(const struct quant_copy *copy, const struct opaq_spec *spec,
                                            int64_t r, int64_t c) {
     float values[SEGMENT];
@@ -118,7 +118,8 @@ OPAQ_DEVICE static inline uint8_t random_byte(const struct opaq_random *random, 
     return (uint8_t)(block->word[place / 4] >> (place % 4 * 8));
 }
 
-/* One byte per element (r, c+i). fp8's columnwise copy is its rowwise one transposed, random bits and all. */
+/* One byte per element (r, c+i). fp8's columnwise copy is the transposed rowwise one, so it uses the same
+ * random bits. */
 OPAQ_DEVICE static inline void segment_random(const struct quant_job *job, const struct quant_copy *copy,
                                               int64_t r, int64_t c, int n, uint8_t *bytes) {
     struct philox_block block = {{0, 0, 0, 0}};
@@ -135,12 +136,12 @@ OPAQ_DEVICE static inline void segment_random(const struct quant_job *job, const
 
 /* ---- codes ---- */
 
-/* compressed-tensors and ModelOpt set the sign bit of what is below zero, not of a negative zero. */
+/* compressed-tensors and ModelOpt set the sign bit of values below zero, but not of a negative zero. */
 OPAQ_DEVICE static inline uint32_t encode_e2m1_by_comparison(float value) {
     return float_is_nan(value) ? 7u : encode_e2m1(float_abs(value)) | (value < 0.0f ? 8u : 0u);
 }
 
-/* ModelOpt's MXFP4: halves go down, and zero is code 8. */
+/* ModelOpt's MXFP4: halves round down, and zero is code 8. */
 OPAQ_DEVICE static inline uint32_t encode_e2m1_half_down(float value) {
     static const float bounds[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
     if (float_is_nan(value)) {
@@ -153,7 +154,7 @@ OPAQ_DEVICE static inline uint32_t encode_e2m1_half_down(float value) {
     return code;
 }
 
-/* Scaled values to codes, one per byte. `random` is used with OPAQ_STOCHASTIC only. */
+/* Encodes scaled values, one code per byte. `random` is used with OPAQ_STOCHASTIC only. */
 OPAQ_DEVICE static inline void segment_encode(const struct opaq_spec *spec, const float *scaled,
                                               const uint8_t *random, int n, uint8_t *codes) {
     const bool is_e5m2 = spec->element == OPAQ_E5M2;
@@ -187,7 +188,7 @@ OPAQ_DEVICE static inline void segment_scale(float *values, int n, float apply, 
     }
 }
 
-/* The byte of code (r, c), and how far up in it the code lies. */
+/* The byte of code (r, c), and the bit position of the code in it. */
 OPAQ_DEVICE static inline uint8_t *code_place(const struct quant_copy *copy, int64_t r, int64_t c, int *shift) {
     if (copy->tile_rows != 0) {
         *shift = 0;
@@ -199,7 +200,8 @@ OPAQ_DEVICE static inline uint8_t *code_place(const struct quant_copy *copy, int
     return copy->data + (copy->is_packed ? index / 2 : index);
 }
 
-/* Codes (r, c) to (r, c+n-1), without those beyond the buffer's row. Packed buffers are cleared before. */
+/* Stores codes (r, c) to (r, c+n-1), dropping those beyond the buffer's row. Packed buffers must be zero
+ * before. */
 OPAQ_DEVICE static inline void copy_store(const struct quant_copy *copy, int64_t r, int64_t c, int n,
                                           const uint8_t *codes) {
     const int inside = (int)min_int64(n, copy->data_columns - c);
@@ -221,10 +223,10 @@ OPAQ_DEVICE static inline void copy_load_codes(const struct quant_copy *copy, in
     memset(codes + inside, 0, (size_t)(n - inside));
 }
 
-/* Zeroes the bytes of operand rows [r, r+rows) of a packed buffer, so that codes can be or-ed in, and of a tiled one,
- * whose padding is zero. */
+/* Zeroes the bytes of operand rows [r, r+rows) of a packed buffer, so that codes can be or-ed in, and of a
+ * tiled one, whose padding is zero. */
 OPAQ_DEVICE static inline void copy_clear(const struct quant_copy *copy, int64_t r, int64_t rows) {
-    if (copy->tile_rows != 0) { /* r is at the beginning of a tile */
+    if (copy->tile_rows != 0) { /* r is the first row of a tile */
         const int64_t codes = round_up(rows, copy->tile_rows) * copy->data_columns;
         uint8_t *const first = copy->data + r * copy->data_columns / (copy->is_packed ? 2 : 1);
         memset(first, 0, (size_t)(copy->is_packed ? codes / 2 : codes));
@@ -235,7 +237,7 @@ OPAQ_DEVICE static inline void copy_clear(const struct quant_copy *copy, int64_t
     }
     if (copy->data_column_step == 1) { /* operand rows are rows of bytes */
         memset(copy->data + r * copy->data_row_step / 2, 0, (size_t)(rows * copy->data_row_step / 2));
-    } else { /* operand rows run down the buffer: some columns of every row, and in the last one to its end */
+    } else { /* operand rows are columns of the buffer: clear these columns of every row, and the padding of the last */
         const int64_t end = r + rows >= copy->operand.rows ? copy->data_column_step : r + rows;
         for (int64_t c = 0; c < copy->operand.columns; ++c) {
             memset(copy->data + (c * copy->data_column_step + r) / 2, 0, (size_t)((end - r) / 2));
@@ -256,7 +258,7 @@ OPAQ_DEVICE static inline int64_t scale_index(const struct quant_copy *copy, int
     return r / layout->row_per * layout->row_step + c / layout->column_per * layout->column_step;
 }
 
-/* The scale byte of the block at (r, c), once for every row of it that has an entry of its own. */
+/* Stores the scale byte of the block at (r, c), once for every row of it that has its own entry. */
 OPAQ_DEVICE static inline void scale_store_byte(const struct quant_copy *copy, int64_t r, int64_t c,
                                                 uint32_t code) {
     const int64_t end = min_int64(r + copy->block_rows, copy->operand.rows);

@@ -1,10 +1,10 @@
-/* definition/sorted_rows.h: which rows belong to a group, and where. Depends on backend/grouped.h. Reads device memory. */
+/* definition/sorted_rows.h: the rows of groups. Depends on backend/grouped.h. Reads device memory. */
 #ifndef OPAQ_DEFINITION_SORTED_ROWS_H
 #define OPAQ_DEFINITION_SORTED_ROWS_H
 
 #include "backend/grouped.h"
 
-/* Sorted rows that exist; those of a group; where they begin. */
+/* The number of sorted rows; of a group's rows; the first of them. */
 OPAQ_DEVICE static inline int64_t groups_total(const struct row_groups *groups) {
     return !groups->is_split ? groups->rows : groups->first[groups->count];
 }
@@ -17,7 +17,7 @@ OPAQ_DEVICE static inline int64_t group_rows(const struct row_groups *groups, in
     return !groups->is_split ? groups->rows : groups->first[group + 1] - groups->first[group];
 }
 
-/* The slot, and the row of a matrix in some order, of sorted row i. */
+/* The slot of sorted row i, and its row in a matrix of some order. */
 OPAQ_DEVICE static inline int64_t slot_of(const struct row_groups *groups, int64_t i) {
     return !groups->is_routed ? i : groups->slot[i];
 }
@@ -29,7 +29,7 @@ OPAQ_DEVICE static inline int64_t row_in_order(const struct row_groups *groups, 
                                    : slot_of(groups, i) / groups->choices;
 }
 
-/* Where element `index`, counted along the rows, of a strided tensor lies. */
+/* The offset of element `index`, in row-major order, of a strided tensor. */
 OPAQ_DEVICE static inline int64_t tensor_offset(const struct opaq_tensor *tensor, int64_t index) {
     int64_t offset = 0;
     for (int i = tensor->rank - 1; i >= 0; --i) {
@@ -39,14 +39,14 @@ OPAQ_DEVICE static inline int64_t tensor_offset(const struct opaq_tensor *tensor
     return offset;
 }
 
-/* Of an int32 or int64 tensor. */
+/* An element of an int32 or int64 tensor. */
 OPAQ_DEVICE static inline int64_t tensor_integer(const struct opaq_tensor *tensor, int64_t index) {
     const int64_t offset = tensor_offset(tensor, index);
     return tensor->dtype == OPAQ_DTYPE_I32 ? ((const int32_t *)tensor->data)[offset]
                                            : ((const int64_t *)tensor->data)[offset];
 }
 
-/* The group of an id; -1 if it has none here. */
+/* The group of an expert id; -1 if it has none here. */
 OPAQ_DEVICE static inline int64_t route_group(const struct route_job *job, int64_t id) {
     const int64_t group = id - job->begin;
     return id >= 0 && id < job->total && group >= 0 && group < job->groups.count ? group : -1;

@@ -1,8 +1,8 @@
-/* format/decimal.c: decimal text without the locale.
+/* format/decimal.c: decimal text independent of the locale.
  *
- * strtof and snprintf round correctly but use the locale's decimal point and the thread's rounding mode. So a
- * number is handed to strtof without a point, as digits and an exponent ("1.5e-12" as "15e-13"), the point in
- * snprintf's output is skipped, and both run rounding to nearest. */
+ * strtof and snprintf round correctly but use the locale's decimal point and the thread's rounding mode. So
+ * strtof receives a number without a point, as digits and an exponent ("1.5e-12" as "15e-13"), the point in
+ * snprintf's output is skipped, and both run with rounding to nearest. */
 #include "format/decimal.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 #include "base/float_bits.h"
 #include "base/fp_environment.h"
 
-/* The library's floating-point environment, and the rounding mode of the x87 too, which glibc asks. */
+/* The library's floating-point environment, plus the rounding mode of the x87, which glibc uses. */
 struct environment {
     uint64_t registers;
     int mode;
@@ -109,7 +109,7 @@ static int round_to_digits(float value, int precision, char digits[16]) {
     return (int)strtol(p + 1, NULL, 10);
 }
 
-/* The next number of as many digits; false if there is none. */
+/* The next larger number with the same number of digits; false if there is none. */
 static bool next_digits(char *digits) {
     for (size_t i = strlen(digits); i-- > 0;) {
         if (digits[i] != '9') {

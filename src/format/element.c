@@ -1,4 +1,4 @@
-/* format/element.c: the public, checked face of element_codec.h. */
+/* format/element.c: the public functions over element_codec.h, with checks. */
 #include "opaq/element.h"
 
 #include <stddef.h>
@@ -41,7 +41,7 @@ float opaq_element_decode(enum opaq_element element, uint32_t code) {
     return float_nan();
 }
 
-/* Nearest power of two, halfway up; only positive finite numbers have one. */
+/* Rounds to the nearest power of two, halves up; only positive finite numbers have one. */
 static uint32_t encode_e8m0(float value, bool ieee) {
     const uint32_t bits = float_to_bits(value);
     if (bits == 0x7F800000u && !ieee) {
@@ -89,7 +89,7 @@ uint32_t opaq_element_encode(enum opaq_element element, float value, enum opaq_o
     return 0;
 }
 
-/* |value| + u * 2^e cut to a power of two, e being value's own exponent. */
+/* value| + u * 2^e truncated to a power of two, e being value's own exponent. */
 static uint32_t encode_e8m0_stochastic(float value, uint32_t random) {
     const uint32_t bits = float_to_bits(value);
     if (bits == 0 || bits > 0x7F800000u) {

@@ -1,4 +1,4 @@
-/* format/element_codec.h: one number to a code and back, inline, for kernels. Depends on base.
+/* format/element_codec.h: inline conversion of one number to a code and back, for kernels. Depends on base.
  *
  * Specification: docs/formats.md, "Elements". Everything is integer arithmetic on the float's bits, so no
  * rounding mode or flush-to-zero setting can change it; only stochastic rounding adds two floats, and runs
@@ -16,12 +16,12 @@
 struct narrow {
     int mantissa_bits;
     int bias;
-    int sign_shift;        /* the bit the sign goes to */
-    uint32_t largest_code; /* of the largest finite value */
-    uint32_t overflow;     /* the IEEE variant's code beyond it */
+    int sign_shift;        /* position of the sign bit */
+    uint32_t largest_code; /* code of the largest finite value */
+    uint32_t overflow;     /* IEEE variant: the code of larger values */
     uint32_t nan;          /* the saturating variant's NaN */
-    uint32_t nan_ieee;     /* the IEEE variant's, before the sign */
-    bool nan_signed;       /* whether the IEEE variant keeps a NaN's sign */
+    uint32_t nan_ieee;     /* IEEE variant: NaN without the sign */
+    bool nan_signed;       /* IEEE variant: whether a NaN keeps its sign */
 };
 
 OPAQ_DEVICE_CONSTANT struct narrow narrow_e2m1 = {1, 1, 3, 0x7, 0x7, 0x7, 0x7, false};
@@ -30,15 +30,15 @@ OPAQ_DEVICE_CONSTANT struct narrow narrow_e5m2 = {2, 15, 7, 0x7B, 0x7C, 0x7F, 0x
 OPAQ_DEVICE_CONSTANT struct narrow narrow_f16 = {10, 15, 15, 0x7BFF, 0x7C00, 0x7E00, 0x7E00, true};
 OPAQ_DEVICE_CONSTANT struct narrow narrow_bf16 = {7, 127, 15, 0x7F7F, 0x7F80, 0x7FC0, 0x7FC0, true};
 
-/* The bits of |x| (finite) as a significand and the exponent of its last place. */
+/* Splits the bits of |x| (finite) into a significand and the exponent of its last bit. */
 OPAQ_DEVICE static inline uint32_t narrow_significand(uint32_t magnitude, int *exponent) {
     const uint32_t field = magnitude >> 23;
     *exponent = (field == 0 ? 1 : (int)field) - 127 - 23;
     return field == 0 ? magnitude : (magnitude & 0x7FFFFFu) | 0x800000u;
 }
 
-/* The code of a finite |x| that is rounded to nearest even (or cut) to the grid, past the largest if need be:
- * codes of positive values are consecutive, so a carry out of the mantissa is right by itself. */
+/* The code of a finite |x| rounded to nearest even (or truncated), which may exceed the largest: codes of
+ * positive values are consecutive, so a carry out of the mantissa needs no special case. */
 OPAQ_DEVICE static inline uint32_t narrow_round(uint32_t magnitude, struct narrow n, bool cut) {
     const int lowest = 1 - n.bias - n.mantissa_bits; /* exponent of the smallest subnormal */
     int exponent;
@@ -77,7 +77,7 @@ OPAQ_DEVICE static inline uint32_t narrow_encode(float value, struct narrow n, b
     return sign | (code > n.largest_code ? beyond : code);
 }
 
-/* u = random / 2^random_bits of one step is added to |x|, then the sum is cut to the grid. */
+/* Adds u = random / 2^random_bits of one step to |x|, then truncates the sum to the grid. */
 OPAQ_DEVICE static inline uint32_t narrow_encode_stochastic(float value, struct narrow n, uint32_t random,
                                                             int random_bits) {
     const uint32_t bits = float_to_bits(value);
@@ -114,7 +114,7 @@ OPAQ_DEVICE static inline float narrow_decode(uint32_t code, struct narrow n, in
     return float_from_bits(sign | (wide_field << 23) | (mantissa << (23 - n.mantissa_bits)));
 }
 
-/* Quantizers' encodings: saturating, nearest even. */
+/* Encodings of the quantizers: saturating, nearest even. */
 OPAQ_DEVICE static inline uint32_t encode_e2m1(float value) { return narrow_encode(value, narrow_e2m1, false); }
 OPAQ_DEVICE static inline uint32_t encode_e4m3(float value) { return narrow_encode(value, narrow_e4m3, false); }
 OPAQ_DEVICE static inline uint32_t encode_e5m2(float value) { return narrow_encode(value, narrow_e5m2, false); }
@@ -155,7 +155,7 @@ OPAQ_DEVICE static inline float largest_plain(enum opaq_element dtype) {
                                 : float_from_bits(0x7F7FFFFFu);
 }
 
-/* Output conversions: IEEE, every NaN positive and quiet. */
+/* Conversions of outputs: IEEE, every NaN positive and quiet. */
 OPAQ_DEVICE static inline uint32_t encode_f16_ieee(float value) {
     return float_is_nan(value) ? narrow_f16.nan : narrow_encode(value, narrow_f16, true);
 }

@@ -1,4 +1,4 @@
-/* format/layout_table.c: the table of opaq/layout.h. Depends on nothing below. */
+/* format/layout_table.c: the table of opaq/layout.h. */
 #include <stddef.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* format/proto.c: a tensor's description and the buffers that follow from it, all read from the format table. */
+/* format/proto.c: prototypes and their buffers, evaluated from the format table. */
 #include "opaq/proto.h"
 
 #include <stdbool.h>
@@ -9,7 +9,7 @@
 #include "format/proto_layout.h"
 #include "opaq/status.h"
 
-/* Whether the rank can be counted up to; opaq_proto_check says what else a prototype needs. */
+/* Whether the rank is within limits; opaq_proto_check checks the other fields. */
 static bool has_rank(const struct opaq_proto *proto) {
     return proto != NULL && proto->rank >= 0 && proto->rank <= OPAQ_RANK_LIMIT;
 }
@@ -39,8 +39,8 @@ static bool is_present(const struct opaq_buffer_row *row, const struct opaq_spec
            (row->options_excluded & spec->options) == 0;
 }
 
-/* Walks the rows of the buffers that a quantized tensor has: the first that is present from `row` on; NULL at the
- * end. */
+/* Iterates over the rows of the buffers that a quantized tensor has: the first one present from `row` on; NULL
+ * at the end. */
 static const struct opaq_buffer_row *next_present(const struct opaq_spec *spec,
                                                   const struct opaq_buffer_row *row) {
     const struct opaq_format_row *format = opaq_format_row((enum opaq_format)spec->format);
@@ -82,7 +82,7 @@ int opaq_proto_find(const struct opaq_proto *proto, enum opaq_role role, enum op
     return -1;
 }
 
-/* The evaluated shape: an extent that is exactly the rows stands for the leading dimensions in data buffers. */
+/* Evaluates the shape. In a data buffer, an extent of exactly the rows becomes the leading dimensions. */
 static void fill_shape(const struct opaq_proto *proto, const struct opaq_buffer_row *row, int64_t rows,
                        int64_t columns, struct opaq_buffer *buffer) {
     for (int i = 0; i < row->rank; ++i) {
@@ -121,7 +121,7 @@ static void describe(const struct opaq_proto *proto, const struct opaq_buffer_ro
     buffer->entry_bytes = bits < 8 ? 1 : bits / 8;
 }
 
-/* Strides and bytes from the shape; false if they do not fit. */
+/* Sets strides and bytes from the shape; false on overflow. */
 static bool finish(struct opaq_buffer *buffer) {
     int64_t stride = 1;
     int64_t entries = 1;
@@ -245,7 +245,7 @@ int proto_buffers(const struct opaq_proto *proto, struct opaq_buffer buffers[OPA
     int count = 0;
     do {
         describe(proto, row, rows, columns, &buffers[count]);
-        (void)finish(&buffers[count++]); /* opaq_proto_check has seen that it fits */
+        (void)finish(&buffers[count++]); /* opaq_proto_check has checked for overflow */
         row = row == NULL ? NULL : next_present(&proto->spec, row + 1);
     } while (row != NULL && count < OPAQ_BUFFER_LIMIT);
     return count;

@@ -1,4 +1,4 @@
-/* format/proto_layout.h: the buffers of a prototype that was checked before. Depends on opaq/proto.h. */
+/* format/proto_layout.h: the buffers of a checked prototype. Depends on opaq/proto.h. */
 #ifndef OPAQ_FORMAT_PROTO_LAYOUT_H
 #define OPAQ_FORMAT_PROTO_LAYOUT_H
 

@@ -35,7 +35,7 @@ enum opaq_status opaq_proto_print(const struct opaq_proto *proto, char *buffer, 
     return OPAQ_OK;
 }
 
-/* Walks over the text; every read_ function either moves `at` past what it read or leaves it there. */
+/* A read position in the text; every read_ function either moves `at` past what it read or leaves it unchanged. */
 struct cursor {
     const char *text;
     size_t length;
@@ -51,7 +51,7 @@ static bool read_word(struct cursor *cursor, const char *word) {
     return true;
 }
 
-/* Without leading zeros, at most 2^63 - 1. */
+/* A number without leading zeros, at most 2^63 - 1. */
 static bool read_number(struct cursor *cursor, int64_t *number) {
     const size_t first = cursor->at;
     int64_t value = 0;

@@ -1,4 +1,4 @@
-/* format/spec.c: what makes a spec valid, equal and hashable. Grammar and rules: docs/spec.md. */
+/* format/spec.c: validation, comparison and hashing of specs. Grammar and rules: docs/spec.md. */
 #include "opaq/spec.h"
 
 #include <stdbool.h>
@@ -21,10 +21,10 @@ static const struct {
     {OPAQ_HADAMARD, OPAQ_TILED},
 };
 
-/* What goes with the rules of software that stores checkpoints. */
+/* Options that the rules of checkpoint software allow. */
 enum { foreign_options = OPAQ_DELAYED | OPAQ_ROWSCALED | OPAQ_SWIZZLED | OPAQ_GLOBAL | OPAQ_TILED };
 
-/* By its bits: a float comparison would not see a subnormal one where the caller flushes those to zero. */
+/* Tests the bits: a float comparison would miss a subnormal value if the caller flushes those to zero. */
 static bool has_epsilon(const struct opaq_spec *spec) { return float_to_bits(spec->epsilon) != 0; }
 
 enum opaq_status opaq_spec_make(enum opaq_format format, struct opaq_spec *spec, struct opaq_error *error) {
@@ -180,7 +180,7 @@ int opaq_spec_equal(const struct opaq_spec *a, const struct opaq_spec *b) {
            float_to_bits(a->epsilon) == float_to_bits(b->epsilon);
 }
 
-/* Of the 16 bytes: there is no padding, and check_parameters leaves no second way to write a value. */
+/* Hashes the 16 bytes: there is no padding, and check_parameters ensures that a value has one representation. */
 uint64_t opaq_spec_hash(const struct opaq_spec *spec) {
     uint64_t word[2];
     if (spec == NULL) {

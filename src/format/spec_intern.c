@@ -1,5 +1,5 @@
-/* format/spec_intern.c: one shared copy per spec value. The canonical text's entry owns the value, others point to
- * it. */
+/* format/spec_intern.c: one shared copy per spec value. The canonical text's entry owns the value, other texts'
+ * entries point to it. */
 #include <stdbool.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 
 static struct text_table table;
 
-/* With fork_lock held. */
+/* fork_lock must be held. */
 static enum opaq_status intern_new(const char *text, size_t length, const struct opaq_spec *value,
                                    const struct opaq_spec **spec, struct opaq_error *error) {
     char canonical[OPAQ_SPEC_TEXT_BYTES];

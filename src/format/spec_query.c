@@ -1,11 +1,10 @@
-/* format/spec_query.c: what a spec means for who holds, cuts or hands on tensors of it, and the specs that follow from one.
- * Depends on opaq/spec.h. */
+/* format/spec_query.c: properties of specs, and derived specs. Depends on opaq/spec.h. */
 #include <stdbool.h>
 
 #include "opaq/spec.h"
 #include "opaq/status.h"
 
-/* Options that belong to one product: a tensor that leaves a layer is quantized without them. */
+/* Options that apply to one product: a tensor that a layer returns is quantized without them. */
 enum { inner_options = OPAQ_2D | OPAQ_HADAMARD | OPAQ_STOCHASTIC | OPAQ_ROWSCALED | OPAQ_4OVER6 };
 
 static int64_t rows_per_scale(const struct opaq_spec *spec, const struct opaq_format_row *row) {

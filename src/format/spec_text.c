@@ -1,4 +1,4 @@
-/* format/spec_text.c: a spec's text, read and written. Grammar: docs/spec.md. */
+/* format/spec_text.c: parses and prints specs. Grammar: docs/spec.md. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "opaq/spec.h"
 #include "opaq/status.h"
 
-/* A stretch of the text being read. */
+/* A part of the text being parsed. */
 struct part {
     const char *text;
     size_t length;
@@ -27,11 +27,18 @@ struct reader {
 
 enum { SEEN_USAGE = 1 << 16, SEEN_RULE = 1 << 17, SEEN_EPSILON = 1 << 18, SEEN_E4M3_MAX = 1 << 19 };
 
+/* Whether the part is the word, which is in lower case; the part may have capitals. Not tolower(): it depends on the
+ * locale. */
 static bool part_is(struct part part, const char *word) {
-    return part.length == strlen(word) && memcmp(part.text, word, part.length) == 0;
+    bool is_equal = part.length == strlen(word);
+    for (size_t i = 0; i < part.length && is_equal; ++i) {
+        const char c = part.text[i];
+        is_equal = (c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c) == word[i];
+    }
+    return is_equal;
 }
 
-/* Everything printable of a text, so that a message stays one readable line. */
+/* The text with unprintable characters replaced, so that a message is one readable line. */
 static const char *quoted(const char *text, size_t length, char buffer[OPAQ_SPEC_TEXT_BYTES]) {
     size_t n = length < OPAQ_SPEC_TEXT_BYTES - 4 ? length : OPAQ_SPEC_TEXT_BYTES - 4;
     for (size_t i = 0; i < n; ++i) {
@@ -50,7 +57,7 @@ static enum opaq_status refuse(const struct reader *reader, struct part part, co
                      part.position, expected);
 }
 
-/* What the format takes, for a message: "nvfp4 takes rowwise, ..., 2d, ...". */
+/* The options of a format, for a message: "nvfp4 takes rowwise, ..., 2d, ...". */
 static const char *describe_options(const struct opaq_format_row *row, char *buffer, size_t capacity) {
     size_t length = (size_t)snprintf(buffer, capacity, "%s takes rowwise, columnwise, both", row->name);
     for (int i = 0; i < OPAQ_OPTION_COUNT; ++i) {

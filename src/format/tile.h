@@ -1,9 +1,9 @@
-/* format/tile.h: where codes and scales lie in a tiled tensor. Depends on base. Specification: docs/formats.md,
- * "Tiles".
+/* format/tile.h: positions of codes and scales in a tiled tensor. Depends on base. Specification:
+ * docs/formats.md, "Tiles".
  *
- * Tiles are what processors' kernels read: the rows of a tile are the lanes of vectors, so a weight is streamed once,
- * in order, and no sum crosses lanes. AVX2 and NEON read halves and quarters of what AVX-512 reads,
- * from the same bytes. */
+ * The rows of a tile are the lanes of vectors in the CPU's kernels, so a weight is read once, in order, and
+ * sums need no horizontal additions. AVX2 and NEON process the same bytes in halves and quarters of an AVX-512
+ * vector. */
 #ifndef OPAQ_FORMAT_TILE_H
 #define OPAQ_FORMAT_TILE_H
 
@@ -19,8 +19,8 @@ enum { TILE4_ROWS = 16, TILE4_COLUMNS = 64, TILE4_BYTES = 512, TILE4_GROUP = 16,
 /* 8-bit codes: 32 rows x 32 columns, 1024 bytes, as 16 pairs of columns (64 bytes); row r has bytes 2 r and 2 r + 1. */
 enum { TILE8_ROWS = 32, TILE8_COLUMNS = 32, TILE8_BYTES = 1024, TILE8_PAIR_BYTES = 64 };
 
-/* The byte of a code; *shift is 0 or 4. `columns` is the tensor's, padded to whole tiles. Tiles of the same rows follow
- * each other along the columns. */
+/* The byte offset of a code; *shift is 0 or 4. `columns` is the tensor's, padded to whole tiles. Tiles of the
+ * same rows are consecutive along the columns. */
 OPAQ_DEVICE static inline int64_t tile4_offset(int64_t row, int64_t column, int64_t columns, int *shift) {
     const int64_t tile = row / TILE4_ROWS * (columns / TILE4_COLUMNS) + column / TILE4_COLUMNS;
     const int64_t in_half = column % 8;
@@ -34,8 +34,8 @@ OPAQ_DEVICE static inline int64_t tile8_offset(int64_t row, int64_t column, int6
            column % 2;
 }
 
-/* The entry of a block's scale (one byte): block by block along the columns, in each the tile's rows. `blocks`: along all
- * columns, padded to whole tiles; `rows`: of a tile. */
+/* The index of a block's scale (one byte): blocks in order along the columns, in each the tile's rows.
+ * `blocks`: the blocks of all columns, padded to whole tiles; `rows`: those of a tile. */
 OPAQ_DEVICE static inline int64_t tile_scale_offset(int64_t row, int64_t block, int64_t blocks, int64_t rows) {
     return (row / rows * blocks + block) * rows + row % rows;
 }

@@ -1,4 +1,4 @@
-/* format/view.c: borrowed tensors: a prototype plus pointers, checked. */
+/* format/view.c: makes and checks views. */
 #include <stdbool.h>
 #include <string.h>
 
@@ -10,8 +10,8 @@
 
 enum { BIND_ALIGNMENT = 64 };
 
-/* The one distance between rows that the leading strides stand for; false if there is none. Dimensions of
- * size 1 may have any stride, since nobody steps along them. */
+/* The constant distance between rows that the leading strides amount to; false if there is none. Dimensions of
+ * size 1 may have any stride. */
 static bool common_row_stride(const int64_t *shape, const int64_t *strides, int rank, int64_t *row_stride) {
     int64_t expected = -1;
     for (int i = rank - 2; i >= 0; --i) {

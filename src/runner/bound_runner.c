@@ -11,7 +11,7 @@
 #include "opaq/runner.h"
 #include "runner/bound_weights.h"
 
-/* Which operators can be bound, and how many of their arguments, the first ones, are activations. */
+/* The operators that can be bound, and the number of leading arguments that are activations. */
 struct binding {
     const char *op;
     enum opaq_runner_kind kind;
@@ -21,7 +21,7 @@ static const struct binding bindings[] = {
     {"linear", OPAQ_RUNNER_LINEAR, 1}, {"mlp", OPAQ_RUNNER_MLP, 1}, {"moe", OPAQ_RUNNER_MOE, 3}};
 enum { BINDING_COUNT = sizeof bindings / sizeof bindings[0], ACTIVATION_LIMIT = 3 };
 
-/* The state; what the values point to follows in the same block, but for tensors' data. */
+/* The state; data that the values point to follows in the same block, except tensors' data. */
 struct bound {
     const struct op_row *row;
     const struct backend *backend;
@@ -102,7 +102,7 @@ static const struct opaq_runner_functions bound_functions = {OPAQ_RUNNER_ABI, bo
 
 /* ---- checking ---- */
 
-/* The dtype of activations that the bound tensors go with: that of the first 16-bit float. */
+/* The dtype of activations that matches the bound tensors: that of the first 16-bit float. */
 static int32_t activation_dtype(const struct opaq_op *op, const struct opaq_value *values, int activations) {
     for (int i = activations; i < op->argument_count; ++i) {
         const enum opaq_argument_kind kind = op->argument[i].kind;
@@ -115,7 +115,7 @@ static int32_t activation_dtype(const struct opaq_op *op, const struct opaq_valu
     return OPAQ_DTYPE_BF16;
 }
 
-/* The device of a call: of the first tensor that is bound. */
+/* The device of a call: that of the first bound tensor. */
 static struct opaq_device device_of(const struct binding *binding, const struct opaq_op *op,
                                     const struct opaq_value *values) {
     for (int i = binding->activations; i < op->argument_count; ++i) {
@@ -137,7 +137,7 @@ static enum opaq_status check_call(const struct binding *binding, const struct o
     struct opaq_tensor activations[ACTIVATION_LIMIT];
     int64_t features = 1;
     size_t bytes;
-    for (int i = op->argument_count - 1; i >= 0; --i) { /* the first of the shapes counts */
+    for (int i = op->argument_count - 1; i >= 0; --i) { /* the first shape determines it */
         if (op->argument[i].kind == OPAQ_ARGUMENT_SIZES && values[i].count > 0 && values[i].sizes != NULL) {
             features = values[i].sizes[values[i].count - 1];
         }
@@ -169,7 +169,7 @@ static const void *keep(struct arena *host, const void *from, size_t bytes) {
     return kept;
 }
 
-/* Copies a call's values: descriptions into `host`, tensors' data into the arena of `work`; or measures both. */
+/* Copies a call's values: descriptions to `host`, tensors' data to the arena of `work`; or measures both. */
 static enum opaq_status bind(struct work *work, struct arena *host, const struct op_row *row, int activations,
                              const struct opaq_value *values, const struct bound_layer *layer,
                              struct bound *bound, struct opaq_error *error) {
@@ -200,7 +200,7 @@ static enum opaq_status bind(struct work *work, struct arena *host, const struct
     return OPAQ_OK;
 }
 
-/* The kernel of the first product, with activations of that dtype. */
+/* The kernel of the first product for activations of that dtype. */
 static const char *kernel_of(const struct binding *binding, const struct bound_layer *layer, int32_t dtype) {
     struct opaq_linear_plan linear;
     struct opaq_experts_plan experts;
@@ -245,7 +245,7 @@ static enum opaq_status describe(const struct binding *binding, const struct bou
     return OPAQ_OK;
 }
 
-/* Fills a block of host memory, whose size was measured, and memory of the device. */
+/* Fills a block of host memory, whose size was measured, and device memory. */
 static enum opaq_status fill(struct work *work, struct arena *host, const struct binding *binding,
                              const struct opaq_value *values, const struct bound_layer *layer,
                              struct bound *bound, struct opaq_error *error) {
@@ -254,7 +254,7 @@ static enum opaq_status fill(struct work *work, struct arena *host, const struct
     return op_plan_resolve(bound->row, bound->values, &bound->plan, error);
 }
 
-/* Allocates and fills; nothing stays allocated after an error. */
+/* Allocates and fills; releases everything after an error. */
 static enum opaq_status prepare(const struct binding *binding, const struct op_row *row,
                                 const struct opaq_value *values, const struct bound_layer *layer,
                                 const struct opaq_execution *execution, size_t *bytes, struct bound **made,

@@ -13,7 +13,7 @@
 
 /* ---- the plan ---- */
 
-/* The argument called `name`, with `suffix` behind it; -1 if there is none. */
+/* The index of the argument `name` + `suffix`; -1 if there is none. */
 static int find_argument(const struct opaq_op *op, const char *name, const char *suffix) {
     const size_t length = strlen(name);
     for (int i = 0; i < op->argument_count; ++i) {
@@ -25,8 +25,8 @@ static int find_argument(const struct opaq_op *op, const char *name, const char 
     return -1;
 }
 
-/* How a stack is kept whose matrices are quantized each by itself: a number for a tensor becomes one for each row of
- * it, which gives the same products. */
+/* The form of a stack whose matrices are quantized separately: a float per tensor becomes one per row, which
+ * gives the same products. */
 static enum opaq_status stack_form(const struct bound_weight *weight, struct opaq_form *form,
                                    struct opaq_error *error) {
     struct opaq_error reason;
@@ -54,7 +54,7 @@ static enum opaq_status stack_form(const struct bound_weight *weight, struct opa
     return OPAQ_OK;
 }
 
-/* A word of the plan: about a weight, or kept as it is. */
+/* A word of the plan: rewritten if it is about a weight, else copied. */
 static enum opaq_status read_word(const struct plan_word *word, void *context, struct opaq_error *error) {
     struct bound_layer *layer = context;
     bool is_about_weights = false;
@@ -148,7 +148,7 @@ enum opaq_status bound_tensor_copy(struct work *work, const struct opaq_tensor *
                                                : work->backend->copy(from, to->data, work->execution, error);
 }
 
-/* Room for a tensor's buffers; a view of them, and the tensors. */
+/* Allocates a tensor's buffers; sets a view of them, and the tensors. */
 static int place_buffers(struct work *work, const struct opaq_proto *proto, struct opaq_view *view,
                          struct opaq_tensor *tensors) {
     struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
@@ -163,7 +163,7 @@ static int place_buffers(struct work *work, const struct opaq_proto *proto, stru
     return count;
 }
 
-/* A stack of fp8: each matrix with a scale of its own, written once for each of its rows. */
+/* A stack of fp8: each matrix has its own scale, stored once per row. */
 static enum opaq_status quantize_scaled_stack(struct work *work, const struct bound_weight *weight,
                                               const struct opaq_view *plain, const struct opaq_view *out,
                                               struct opaq_error *error) {
@@ -186,7 +186,7 @@ static enum opaq_status quantize_scaled_stack(struct work *work, const struct bo
     return OPAQ_OK;
 }
 
-/* Each row's number, in memory for them: the amax of its matrix, or what is stored for that. */
+/* Each row's float, in given memory: the amax of its matrix, or its stored form. */
 static enum opaq_status stack_amaxes(struct work *work, const struct bound_weight *weight,
                                      const struct opaq_view *plain, float *amax, struct opaq_error *error) {
     const int64_t rows = weight->shape->sizes[1];
@@ -199,7 +199,7 @@ static enum opaq_status stack_amaxes(struct work *work, const struct bound_weigh
     return OPAQ_OK;
 }
 
-/* A stack of nvfp4: each row is given the number of its matrix. */
+/* A stack of nvfp4: each row gets the float of its matrix. */
 static enum opaq_status quantize_amax_stack(struct work *work, const struct bound_weight *weight,
                                             const struct opaq_view *plain, const struct opaq_view *out,
                                             struct opaq_error *error) {
@@ -230,7 +230,7 @@ static enum opaq_status quantize_weight(struct work *work, const struct bound_we
     return quantize_view(work, &plain, &figures, out, error);
 }
 
-/* The buffers of the copy that is kept, from those that came. */
+/* The buffers of the copy that is kept, selected from the given ones. */
 static enum opaq_status copy_buffers(struct work *work, const struct opaq_proto *came,
                                      const struct opaq_tensor *from, const struct opaq_view *out,
                                      struct opaq_error *error) {

@@ -1,4 +1,4 @@
-/* runner/bound_weights.h: an operator's weights as a runner keeps them. Depends on op. */
+/* runner/bound_weights.h: converts an operator's weights to the form that a runner keeps. Depends on op. */
 #ifndef OPAQ_RUNNER_BOUND_WEIGHTS_H
 #define OPAQ_RUNNER_BOUND_WEIGHTS_H
 
@@ -11,21 +11,21 @@ struct bound_weight {
     const char *name;
     const struct opaq_value *list;
     const struct opaq_value *shape;
-    struct opaq_form given; /* how it comes */
-    struct opaq_form here;  /* plain, or how the plan quantizes it: each matrix of a stack by itself */
-    struct opaq_form kept;  /* how the runner keeps it: the rowwise copy, all that a product reads */
+    struct opaq_form given; /* as given */
+    struct opaq_form here;  /* plain, or how the plan quantizes it: each matrix of a stack separately */
+    struct opaq_form kept;  /* as the runner keeps it: only the rowwise copy, which products read */
 };
 
-/* The weights of a call, and the plan of one whose weights are kept so. */
+/* The weights of a call, and the plan for the kept forms. */
 struct bound_layer {
-    int argument; /* which one is the plan */
+    int argument; /* index of the plan argument */
     int weight_count;
     struct bound_weight weight[WEIGHT_LIMIT];
     char text[BOUND_TEXT_BYTES];
     size_t length;
 };
 
-/* Of a call that was checked. The error names no operation. */
+/* For a checked call. Error texts do not name the operation. */
 enum opaq_status bound_layer_make(const struct opaq_op *op, const struct opaq_value *values,
                                   struct bound_layer *layer, struct opaq_error *error);
 
@@ -33,7 +33,7 @@ enum opaq_status bound_layer_make(const struct opaq_op *op, const struct opaq_va
 enum opaq_status bound_tensor_copy(struct work *work, const struct opaq_tensor *from, struct opaq_tensor *to,
                                    struct opaq_error *error);
 
-/* A weight's tensors as they are kept; `tensors` has room for OPAQ_BUFFER_LIMIT. How many. */
+/* Writes a weight's tensors in their kept form; `tensors` holds OPAQ_BUFFER_LIMIT. Returns their number. */
 enum opaq_status bound_weight_copy(struct work *work, const struct bound_weight *weight,
                                    struct opaq_tensor *tensors, int *count, struct opaq_error *error);
 

@@ -1,4 +1,4 @@
-/* runner/runner_run.c: a runner's operator without its values: for programs that have the tensors at hand. */
+/* runner/runner_run.c: runs a runner's operator on tensors, for programs that do not use the operator table. */
 #include <stdio.h>
 #include <string.h>
 

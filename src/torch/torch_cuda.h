@@ -6,7 +6,7 @@
 
 struct torch_guard;
 
-/* Makes a GPU current until torch_cuda_end, and gives its current stream. `guard` is NULL after a failure. */
+/* Makes a GPU current until torch_cuda_end, and returns its current stream. `guard` is NULL after a failure. */
 enum opaq_status torch_cuda_begin(struct opaq_device device, struct torch_guard **guard, void **stream,
                                   struct opaq_error *error);
 void torch_cuda_end(struct torch_guard *guard);

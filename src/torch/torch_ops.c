@@ -22,18 +22,18 @@ static const uint64_t build_version = (uint64_t)2 << 56 | (uint64_t)11 << 48;
 
 static struct opaq_error registration;
 
-/* Whether there is an operator opaq::refuse_gradient. */
+/* Whether the operator opaq::refuse_gradient exists. */
 static bool watches_gradients;
 
 /* ---- calling ---- */
 
-/* A body, and who does which part of it. */
+/* A body and the distribution of its pieces. */
 struct torch_run {
     const struct opaq_body *body;
     struct pieces pieces;
 };
 
-/* PyTorch gives each thread one range, which says nothing here. */
+/* PyTorch calls this once per thread with a range, which is ignored: threads take pieces. */
 static void take_pieces(int64_t first, int64_t last, void *context) {
     struct torch_run *run = context;
     int64_t begin;
@@ -45,14 +45,15 @@ static void take_pieces(int64_t first, int64_t last, void *context) {
     }
 }
 
-/* PyTorch's own threads; honours torch.set_num_threads. */
+/* Runs on PyTorch's threads; follows torch.set_num_threads. */
 static void run_on_torch(void *context, int64_t count, const struct opaq_body *body) {
     struct torch_run run = {.body = body};
     uint32_t threads = 1;
     (void)context;
     pieces_init(&run.pieces, count, torch_get_num_threads(&threads) == 0 ? threads : 1);
     if (torch_parallel_for(0, threads, 1, take_pieces, &run) != 0) {
-        take_pieces(0, 1, &run); /* the pieces that no thread took: none is done twice, because work may add */
+        take_pieces(0, 1,
+                    &run); /* runs pieces that no thread took; none runs twice, because work may accumulate */
     }
 }
 
@@ -79,7 +80,7 @@ static enum opaq_status give_memory(void *context, struct opaq_outputs *outputs,
     enum opaq_status status = OPAQ_OK;
     if (bytes > 0) {
         const struct opaq_device device =
-            memory->values[0].tensors->device; /* such operators begin with a tensor */
+            memory->values[0].tensors->device; /* these operators have a tensor as their first argument */
         status = torch_scratch_take(device, bytes, &memory->scratch, error);
         *workspace = (struct opaq_span){memory->scratch.tensor.data, bytes};
     }
@@ -96,7 +97,7 @@ static enum opaq_status give_memory(void *context, struct opaq_outputs *outputs,
     return status;
 }
 
-/* Of the first tensor. */
+/* The device of the first tensor. */
 static struct opaq_device device_of(const struct opaq_op *op, const struct opaq_value *values) {
     for (int i = 0; i < op->argument_count; ++i) {
         const enum opaq_argument_kind kind = op->argument[i].kind;
@@ -136,7 +137,7 @@ static enum opaq_status compute(const struct opaq_op *op, const struct opaq_valu
     return status;
 }
 
-/* The results as the schema says: one tensor, a list, or each in a place of its own. */
+/* Pushes the results in the schema's form: one tensor, a list, or separate values. */
 static enum opaq_status give_results(const struct opaq_op *op, const uint64_t *handles, int count,
                                      uint64_t *stack, struct opaq_error *error) {
     struct torch_list *list;
@@ -166,7 +167,7 @@ static void refuse_gradients(const struct opaq_op *op, struct torch_list *inputs
     struct torch_string *name;
     if (torch_new_list_reserve_size((size_t)count, &results) != 0 ||
         torch_new_string_handle(op->name, strlen(op->name), &name) != 0) {
-        return; /* no memory: what was made so far is lost */
+        return; /* out of memory: the list so far is dropped */
     }
     for (int i = 0; i < count; ++i) {
         struct torch_tensor *result = NULL;
@@ -186,7 +187,7 @@ static void refuse_gradients(const struct opaq_op *op, struct torch_list *inputs
     (void)torch_delete_list(results);
 }
 
-/* Of the latest call on this thread; an exception has no room for it. */
+/* Status of the latest call on this thread; PyTorch's exceptions cannot carry it. */
 static _Thread_local enum opaq_status last_status;
 
 static void call_op(int index, uint64_t *stack) {
@@ -218,7 +219,7 @@ static void call_op(int index, uint64_t *stack) {
 
 /* ---- registering ---- */
 
-/* A boxed kernel is told nothing but its stack, so each row has a function of its own. */
+/* A boxed kernel receives only its stack, so each row needs its own function. */
 #define KERNEL(index)                                                                   \
     static void kernel_##index(uint64_t *stack, uint64_t arguments, uint64_t results) { \
         (void)arguments;                                                                \
@@ -265,9 +266,9 @@ static void (*const kernels[KERNEL_COUNT])(uint64_t *, uint64_t, uint64_t) = {
     kernel_24, kernel_25, kernel_26, kernel_27, kernel_28, kernel_29, kernel_30, kernel_31,
 };
 
-/* An operator that draws random numbers is said to, where there is a way to say it, so that the compiler does not
- * compute a call again with other numbers. Only one with a plain tensor, `like`, as its last argument: PyTorch looks for
- * the generator's device there, and fails without one. */
+/* Declares an operator that draws random numbers as such, if PyTorch has a tag for it, so that the compiler
+ * does not recompute a call with other numbers. Only for operators with a plain tensor, `like`, as their last
+ * argument: PyTorch takes the generator's device from it, and fails without one. */
 static int32_t define(struct torch_library *library, const struct opaq_op *op, const char *schema) {
     bool is_random = false;
     const bool has_like = strcmp(op->argument[op->argument_count - 1].name, "like") == 0;
@@ -316,8 +317,8 @@ static enum opaq_status register_ops(const char *space, int first, int last,
     return OPAQ_OK;
 }
 
-/* Names that code written for somebody else's nvfp4::linear_gemm and nvfp4::moe_gemm calls. They are that library's if
- * it defined them first, and given up if it does so later (opaq_torch_alias_withdraw). */
+/* Aliases for code written for another library's nvfp4::linear_gemm and nvfp4::moe_gemm. If that library
+ * defined them first, it keeps them; if it does so later, ours are withdrawn (opaq_torch_alias_withdraw). */
 static struct alias {
     const char *name;
     struct torch_library *libraries[1 + KEY_COUNT];
@@ -363,7 +364,7 @@ int32_t opaq_torch_alias_define(const char *name) {
     return 0;
 }
 
-/* Takes nvfp4::name away, if it is ours. */
+/* Removes nvfp4::name, if it is ours. */
 void opaq_torch_alias_withdraw(const char *name) {
     struct alias *alias = find_alias(name);
     if (alias != NULL) {
@@ -398,13 +399,13 @@ OPAQ_API const char *opaq_torch_status(void);
 OPAQ_API void opaq_torch_watch_gradients(void);
 OPAQ_API int32_t opaq_torch_last_status(void);
 
-/* NULL if every operator was registered when this library was loaded; else why not. */
+/* NULL if every operator was registered when this library was loaded; else the reason. */
 const char *opaq_torch_status(void) { return registration.status == OPAQ_OK ? NULL : registration.text; }
 
 /* enum opaq_status of the latest operator on this thread. */
 int32_t opaq_torch_last_status(void) { return (int32_t)last_status; }
 
-/* From now on, results of inputs that require a gradient pass through opaq::refuse_gradient, which exists. */
+/* From now on, results of inputs that require a gradient pass through opaq::refuse_gradient, which must exist. */
 void opaq_torch_watch_gradients(void) { watches_gradients = true; }
 
 OPAQ_API int32_t opaq_torch_has_snapshot(void);

@@ -1,8 +1,8 @@
 /* torch/torch_scratch.c: scratch memory of calls, from PyTorch's allocator.
  *
- * On the CPU what a call took stays with its thread for the next one. The C library gives large memory back to the system
- * at once, and what the system gives comes page by page: for a mixture of experts with some tokens that took a fifth of
- * the time. */
+ * On the CPU each thread keeps its last call's memory for the next one. The C library returns large blocks to
+ * the system at once, which maps new ones page by page: for a mixture of experts with a few tokens that took a
+ * fifth of the time. */
 #include "torch/torch_scratch.h"
 
 #include <pthread.h>
@@ -10,7 +10,7 @@
 
 #include "torch/torch_stack.h"
 
-enum { KEPT_LIMIT = 64 << 20 }; /* bytes of a thread; more is not kept */
+enum { KEPT_LIMIT = 64 << 20 }; /* bytes per thread; larger memory is not kept */
 
 static _Thread_local struct torch_scratch kept;
 static pthread_key_t at_exit_of_thread;
@@ -33,7 +33,7 @@ enum opaq_status torch_scratch_take(struct opaq_device device, size_t bytes, str
     const bool is_cpu = device.type == OPAQ_DEVICE_CPU;
     if (is_cpu && kept.handle != 0 && bytes <= (size_t)kept.tensor.shape[0]) {
         *scratch = kept;
-        kept.handle = 0; /* a call within this one has its own */
+        kept.handle = 0; /* a nested call allocates its own */
         return OPAQ_OK;
     }
     if (is_cpu) {

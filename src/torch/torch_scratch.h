@@ -7,14 +7,14 @@
 /* A tensor of bytes. */
 struct torch_scratch {
     struct opaq_tensor tensor;
-    uint64_t handle; /* 0: there is none */
+    uint64_t handle; /* 0: none */
 };
 
-/* At least so many bytes on a device: those of an earlier call of this thread, or new ones. */
+/* At least `bytes` bytes on a device: the memory of an earlier call of this thread, or newly allocated. */
 enum opaq_status torch_scratch_take(struct opaq_device device, size_t bytes, struct torch_scratch *scratch,
                                     struct opaq_error *error);
 
-/* Back: freed, or kept for the thread's next call. */
+/* Frees the memory, or keeps it for the thread's next call. */
 void torch_scratch_give(struct torch_scratch *scratch);
 
 #endif

@@ -15,7 +15,7 @@
 /* Found at run time if the running torch has it. */
 #define TORCH_OPTIONAL_SINCE(major, minor) __attribute__((weak))
 
-/* One value on an operator's stack: a number, or a handle that belongs to whoever holds the stack. */
+/* One value on an operator's stack: a number, or a handle owned by the holder of the stack. */
 struct torch_tensor;
 struct torch_library;
 struct torch_list;
@@ -39,7 +39,7 @@ TORCH_OPTIONAL_SINCE(2, 12) int32_t torch_tag_nondeterministic_seeded(void);
 TORCH_SINCE(2, 10) int32_t torch_library_impl(
     struct torch_library *library, const char *name,
     void (*kernel)(uint64_t *stack, uint64_t arguments, uint64_t results), uint64_t build_version);
-/* Takes away what was registered through it. */
+/* Unregisters everything that was registered through it. */
 TORCH_SINCE(2, 7) int32_t aoti_torch_delete_library_object(struct torch_library *library);
 
 /* ---- tensors ---- */
@@ -82,6 +82,7 @@ TORCH_SINCE(2, 4) int32_t aoti_torch_cpu_randint_low_out(
     struct torch_tensor *out, int64_t low, int64_t high, const int64_t *size, int64_t size_count);
 
 /* ---- numbers that stand for dtypes, devices, layouts ---- */
+TORCH_SINCE(2, 0) int32_t aoti_torch_dtype_float64(void);
 TORCH_SINCE(2, 0) int32_t aoti_torch_dtype_float32(void);
 TORCH_SINCE(2, 0) int32_t aoti_torch_dtype_bfloat16(void);
 TORCH_SINCE(2, 0) int32_t aoti_torch_dtype_float16(void);

@@ -17,7 +17,7 @@ static uint64_t *box_handle(uint64_t value) { return (uint64_t *)(uintptr_t)valu
 /* How the library reads a tensor: by rows that may have gaps between them, as one piece of memory, or to change it. */
 enum access { ROWS, DENSE, CHANGED };
 
-/* -1 for a dtype that opaq has no use for. */
+/* Negative for a dtype that no operator takes. */
 static int32_t dtype_of_code(int32_t code) {
     return code == aoti_torch_dtype_bfloat16()  ? OPAQ_DTYPE_BF16
            : code == aoti_torch_dtype_float32() ? OPAQ_DTYPE_F32
@@ -25,6 +25,7 @@ static int32_t dtype_of_code(int32_t code) {
            : code == aoti_torch_dtype_uint8()   ? OPAQ_DTYPE_U8
            : code == aoti_torch_dtype_int64()   ? OPAQ_DTYPE_I64
            : code == aoti_torch_dtype_int32()   ? OPAQ_DTYPE_I32
+           : code == aoti_torch_dtype_float64() ? OPAQ_DTYPE_F64
                                                 : -1;
 }
 

@@ -21,12 +21,12 @@ struct torch_arguments {
     struct opaq_tensor tensor[STACK_TENSOR_LIMIT];
     int size_count;
     int64_t size[STACK_SIZE_LIMIT];
-    bool tracks;                /* gradients are enabled, and somebody asks for: */
-    struct torch_list *tracked; /* those of the tensors that require one; NULL if none does */
+    bool tracks;                /* gradients are enabled, and a tensor requires one */
+    struct torch_list *tracked; /* the tensors that require a gradient; NULL if none does */
 };
 
-/* Reads the stack, whose handles stay there. Tensors that the library cannot read as they lie (transposed, expanded, with
- * gaps) are replaced by contiguous copies. */
+/* Reads the stack, which keeps its handles. Tensors with strides that the library does not support (transposed,
+ * expanded, with gaps) are replaced by contiguous copies. */
 enum opaq_status torch_arguments_read(const struct opaq_op *op, uint64_t *stack, bool tracks,
                                       struct torch_arguments *arguments, struct opaq_error *error);
 

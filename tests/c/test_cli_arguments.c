@@ -51,7 +51,8 @@ static void attempt_free(struct attempt *attempt) {
 }
 
 static void reads_values_both_ways(void) {
-    static const char *const lines[] = {"--format mxfp4 a b", "a --format=mxfp4 b", "a b --format mxfp4"};
+    static const char *const lines[] = {"--format mxfp4 a b", "a --format=mxfp4 b", "a b --format mxfp4",
+                                        "--format MXFP4 a b", "a b --format=MxFp4"};
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; ++i) {
         struct attempt attempt = attempt_make(lines[i]);
         const struct command_call *const call = &attempt.line.call;
@@ -118,6 +119,7 @@ static void wrong_lines_say_why(void) {
         {"--hepl", "unknown option --hepl; did you mean --help?"},
         {"--zebra a b", "unknown option --zebra"},
         {"-x a b", "unknown option -x"},
+        {"--format NVPF4 a b", "--format is \"NVPF4\", expected nvfp4, mxfp4 or fp8; did you mean nvfp4?"},
         {"--format nvfp5 a b", "--format is \"nvfp5\", expected nvfp4, mxfp4 or fp8; did you mean nvfp4?"},
         {"--format= a b", "--format is \"\", expected nvfp4, mxfp4 or fp8"},
         {"--format zebra a b", "--format is \"zebra\", expected nvfp4, mxfp4 or fp8"},

@@ -29,7 +29,7 @@ static void compare(const struct opaq_execution *execution) {
     size_t promised = 0;
     for (size_t i = 0; file != NULL && i < made.count; ++i) {
         const struct reproduction_result *const result = &made.results[i];
-        if (result->is_promised) {
+        if (result->is_portable) {
             (void)snprintf(line, sizeof line, "%016" PRIx64 "  %-15s %s\n", result->hash, result->operation,
                            result->what);
             CHECK(fgets(expected, sizeof expected, file) != NULL);

@@ -166,7 +166,7 @@ static void weights(void) {
     BOTH("", args.gate_up.tensor[0].rank = 1, SHAPE, "gate_up has the shape [");
     REFUSE("mlp", "", args.down.tensor[0].shape[0] = 15, SHAPE, "down has the shape [15,10], expected [16,10]");
     BOTH("", args.gate_up.tensor[0].dtype = OPAQ_DTYPE_F16, ARGUMENT,
-         "gate_up holds f16, expected bf16 or f32");
+         "x holds bf16, but gate_up holds f16; expected x in f16, or gate_up in bf16 or f32");
     BOTH("", args.down.tensor[0].dtype = OPAQ_DTYPE_U8, ARGUMENT, "down holds uint8, expected bf16 or f32");
     BOTH("", args.gate_up.tensor[0].data = NULL, BUFFER, "gate_up: view: ");
     BOTH("", DATA_PLUS(args.down.tensor[0], 1), BUFFER, "down: view: the data is not aligned");
@@ -181,8 +181,7 @@ static void weights(void) {
     REFUSE("moe", "", args.down_bias.rank = 1, SHAPE, "down_bias has the shape [3], expected [3,16]");
     REFUSE("mlp", "", args.gate_up_bias.shape[0] = 19, SHAPE, "gate_up_bias has the shape [19], expected [20]");
     REFUSE("mlp", "", args.down_bias.rank = 0, SHAPE, "down_bias has the shape [], expected [16]");
-    BOTH("", args.gate_up_bias.dtype = OPAQ_DTYPE_F16, ARGUMENT,
-         "gate_up_bias holds f16, expected bf16 or f32");
+    BOTH("", args.gate_up_bias.dtype = OPAQ_DTYPE_F16, ARGUMENT, "x holds bf16, but gate_up_bias holds f16");
     BOTH("", args.down_bias.data = NULL, BUFFER, "down_bias: view: ");
     BOTH("", args.down_bias.device.type = OPAQ_DEVICE_CUDA, ARGUMENT, "down_bias is on another device");
     tensors_free();

@@ -105,7 +105,8 @@ static void grouped_calls(void) {
     GROUPED("", grouped.x.data = NULL, BUFFER, "x: view: 6 rows of 16 elements need 192 bytes");
     GROUPED("", grouped.w.data = NULL, BUFFER, "w: view: ");
     GROUPED("", grouped.w.shape[0] = 2, SHAPE, "w has the shape [2,10,16], expected [3,10,16]");
-    GROUPED("", grouped.w.dtype = OPAQ_DTYPE_F16, ARGUMENT, "w holds f16, expected bf16 or f32");
+    GROUPED("", grouped.w.dtype = OPAQ_DTYPE_F16, ARGUMENT,
+            "x holds bf16, but w holds f16; expected x in f16, or w in bf16 or f32");
     GROUPED("", grouped.w.device.type = OPAQ_DEVICE_CUDA, ARGUMENT,
             "w is on another device than the first tensor");
     GROUPED("", (grouped.w.shape[2] = grouped.w_shape[2] = 15, grouped.w.strides[1] = 16), SHAPE,

@@ -49,6 +49,9 @@ static void plain_inputs(void) {
     FORWARD("", args.bias.rank = 0, SHAPE, "bias has the shape [], expected [10]");
     FORWARD("", args.x.tensor[0].dtype = OPAQ_DTYPE_F16, ARGUMENT, "x holds f16, expected bf16 or f32");
     FORWARD("", args.w.tensor[0].dtype = OPAQ_DTYPE_U8, ARGUMENT, "w holds uint8, expected bf16 or f32");
+    FORWARD("", args.w.tensor[0].dtype = OPAQ_DTYPE_F16, ARGUMENT,
+            "x holds bf16, but w holds f16; expected x in f16, or w in bf16 or f32");
+    FORWARD("", args.w.tensor[0].dtype = OPAQ_DTYPE_F64, ARGUMENT, "w holds float64, expected bf16 or f32");
     FORWARD("", args.bias.dtype = -1, ARGUMENT, "bias holds another dtype, expected bf16 or f32");
     FORWARD("", args.value[5] = op_int_value(OPAQ_DTYPE_F32), ARGUMENT, "x holds bf16, expected f32");
     FORWARD("", args.value[5] = op_int_value(OPAQ_DTYPE_I64), ARGUMENT,

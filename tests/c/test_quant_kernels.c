@@ -91,7 +91,7 @@ static bool run_both(struct kernels kernels, const struct quant_job *job) {
     for (int64_t r = 0; kernel->amaxes != NULL && r < x->rows; r += QUANT_BOTH_ROWS) {
         kernel->amaxes->find(job, r, min_int64(r + QUANT_BOTH_ROWS, x->rows));
     }
-    if (kernel->amaxes != NULL && !kernel->amaxes->are_usual(job)) {
+    if (kernel->amaxes != NULL && !kernel->amaxes->amaxes_in_range(job)) {
         return false;
     }
     for (int64_t r = 0; r < x->rows; r += QUANT_BOTH_ROWS) {

@@ -1,5 +1,7 @@
 /* test_spec_errors.c: texts that are no spec. The message names the part and where it stands; nothing is written but
  * the error. Grammar: docs/spec.md. */
+#include <stdbool.h>
+
 #include "check.h"
 #include "support_spec.h"
 
@@ -17,7 +19,6 @@ static const struct bad_text bad_texts[] = {
     {".e4m3", OPAQ_ERROR_TEXT, 0, {"unknown format \"\"", NULL}},
     {"nvfp", OPAQ_ERROR_TEXT, 0, {"unknown format \"nvfp\"", "expected fp8, fp8row"}},
     {"nvfp44", OPAQ_ERROR_TEXT, 0, {"unknown format \"nvfp44\"", NULL}},
-    {"NVFP4", OPAQ_ERROR_TEXT, 0, {"unknown format \"NVFP4\"", NULL}},
     {" nvfp4", OPAQ_ERROR_TEXT, 0, {"unknown format \" nvfp4\"", NULL}},
     {"nvfp4 ", OPAQ_ERROR_TEXT, 0, {"unknown format \"nvfp4 \"", NULL}},
     {"nvfp4\n", OPAQ_ERROR_TEXT, 0, {"unknown format \"nvfp4?\"", NULL}},
@@ -27,7 +28,6 @@ static const struct bad_text bad_texts[] = {
     {"fp8.e2m1", OPAQ_ERROR_TEXT, 4, {"unknown element \"e2m1\"", "e4m3 or e5m2"}},
     {"nvfp4.e4m3", OPAQ_ERROR_TEXT, 6, {"unknown element \"e4m3\"", "expected e2m1"}},
     {"fp8.e4m3.e5m2", OPAQ_ERROR_TEXT, 4, {"unknown element \"e4m3.e5m2\"", NULL}},
-    {"fp8.E4M3", OPAQ_ERROR_TEXT, 4, {"unknown element \"E4M3\"", NULL}},
     {"mxfp8.f16+2d", OPAQ_ERROR_TEXT, 6, {"unknown element \"f16\"", NULL}},
     /* options */
     {"nvfp4+", OPAQ_ERROR_TEXT, 6, {"unknown option \"\"", NULL}},
@@ -37,7 +37,6 @@ static const struct bad_text bad_texts[] = {
      OPAQ_ERROR_TEXT,
      9,
      {"unknown option \"rth\"", "nvfp4 takes rowwise, columnwise, both, 2d"}},
-    {"nvfp4+RHT", OPAQ_ERROR_TEXT, 6, {"unknown option \"RHT\"", NULL}},
     {"nvfp4+2d +sr", OPAQ_ERROR_TEXT, 6, {"unknown option \"2d \"", NULL}},
     {"nvfp4+2d\t", OPAQ_ERROR_TEXT, 6, {"unknown option \"2d?\"", NULL}},
     {"nvfp4+\xE2\x82\xAC", OPAQ_ERROR_TEXT, 6, {"unknown option \"???\"", NULL}},
@@ -73,7 +72,6 @@ static const struct bad_text bad_texts[] = {
     {"nvfp4+e4m3max=0448", OPAQ_ERROR_TEXT, 14, {"\"0448\"", NULL}},
     {"fp8+rule", OPAQ_ERROR_TEXT, 8, {"rule", "compressed-tensors"}},
     {"fp8+rule=", OPAQ_ERROR_TEXT, 9, {"unknown rule \"\"", NULL}},
-    {"fp8+rule=TE", OPAQ_ERROR_TEXT, 9, {"unknown rule \"TE\"", NULL}},
     {"mxfp8+rule=floor", OPAQ_ERROR_TEXT, 11, {"unknown rule \"floor\"", NULL}},
     {"fp8+eps", OPAQ_ERROR_TEXT, 7, {"bad number \"\"", NULL}},
     {"fp8+eps=", OPAQ_ERROR_TEXT, 8, {"bad number \"\"", NULL}},
@@ -190,9 +188,9 @@ static void every_byte_value_is_refused_somewhere(void) {
         struct opaq_error error;
         text[7] = (char)byte;
         const enum opaq_status status = opaq_spec_parse(text, sizeof text - 1, &spec, &error);
-        CHECK_EQ_INT(status, byte == 'r' ? OPAQ_OK : OPAQ_ERROR_TEXT);
-        CHECK(byte == 'r' ||
-              strstr(error.text, byte == '+' || byte == '=' ? "position" : "at position 6;") != NULL);
+        const bool is_r = byte == 'r' || byte == 'R';
+        CHECK_EQ_INT(status, is_r ? OPAQ_OK : OPAQ_ERROR_TEXT);
+        CHECK(is_r || strstr(error.text, byte == '+' || byte == '=' ? "position" : "at position 6;") != NULL);
     }
 }
 

@@ -106,6 +106,9 @@ static const struct {
     const char *other;
 } aliases[] = {
     {"fp8", "fp8.e4m3"},
+    {"nvfp4+2d", "NVFP4+2D"},
+    {"nvfp4+4over6=mse", "Nvfp4+4OVER6=MSE"},
+    {"mxfp8.e5m2+columnwise+rule=ocp", "MXFP8.E5M2+Columnwise+RULE=OCP"},
     {"fp8", "fp8+rowwise"},
     {"fp8", "fp8+rule=te"},
     {"fp8", "fp8+eps=0"},

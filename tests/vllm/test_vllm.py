@@ -1,5 +1,5 @@
-"""The plug-in for vLLM inside the real vLLM: greedy tokens of packed checkpoints are those of transformers with
-opaq, or of vLLM's own layers on the same weights decoded."""
+"""The vLLM plug-in in the real vLLM: greedy tokens of packed checkpoints equal those of transformers with opaq,
+or of vLLM's own layers with the decoded weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CT, MODELOPT, DEEPSEEK = "compressed-tensors", "modelopt", "deepseek"
 
 
 class Models:
-    """Checkpoints, made when they are first asked for."""
+    """Checkpoints, written on first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,7 +40,7 @@ class Models:
         return run_command(COMMAND, "quantize", self.plain(family), target, *options)
 
     def decoded(self, family: str, layout: str, form: str) -> Path:
-        """The packed weights as plain ones."""
+        """A plain checkpoint with the decoded weights."""
         source = self.packed(family, layout, form)
         return run_command(COMMAND, "convert", source, source.with_suffix(".plain"), "--layout", "plain")
 
@@ -57,7 +57,7 @@ def plugin() -> Any:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the plug-in logs."""
+    """The log messages of the plug-in."""
     lines: list[str] = []
     logger = sys.modules[plugin().__module__].logger
     monkeypatch.setattr(logger, "info", lambda text, *values: lines.append(text % values))
@@ -99,7 +99,7 @@ def test_same_tokens_as_transformers(
 def test_one_scale_for_a_weight(
     models: Models, family: str, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Inputs in fp8 with one amax for the tensor get one for each token in vLLM, so they stay plain here."""
+    """The fp8 inputs are not quantized here: vLLM computes one amax per token, transformers one per tensor."""
     monkeypatch.setenv("OPAQ_VLLM_ACTIVATIONS", "none")
     model = models.packed(family, layout, "fp8")
     assert tokens(model) == transformers_tokens(model, plain_inputs=True)
@@ -109,8 +109,8 @@ def test_one_scale_for_a_weight(
 def test_same_tokens_as_decoded_weights(
     models: Models, layout: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Latent attention, a shared expert and groups of experts, against vLLM's own layers: its latent attention
-    differs from transformers' with plain weights too."""
+    """Latent attention, a shared expert and groups of experts, against vLLM's own layers: vLLM's latent
+    attention differs from that of transformers even with plain weights."""
     monkeypatch.setenv("OPAQ_VLLM_ACTIVATIONS", "none")
     packed = tokens(models.packed("deepseek_v3", layout, form))
     assert packed == tokens(models.decoded("deepseek_v3", layout, form))
@@ -119,7 +119,8 @@ def test_same_tokens_as_decoded_weights(
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_calibrated_inputs(models: Models, family: str, tmp_path: Path) -> None:
-    """W4A4: inputs by the checkpoint's scales; joined projections keep their own global scales."""
+    """W4A4: inputs are quantized with the checkpoint's scales; fused projections keep different global
+    scales."""
     model = calibrate(models.packed(family, CT, "nvfp4"), tmp_path / "calibrated")
     found = tokens(model)
     assert found == transformers_tokens(model)
@@ -159,7 +160,7 @@ def test_compiled(models: Models, family: str) -> None:
 
 @pytest.mark.parametrize("form", ["nvfp4", "fp8"])
 def test_alone_and_batched(models: Models, form: str) -> None:
-    """Bits of the log probabilities; inputs in fp8 have their scales from the token alone."""
+    """Log probabilities are equal bit by bit; scales of fp8 inputs depend on one token only."""
     with serving(models.packed("llama", CT, form), dtype="bfloat16") as llm:
         together = ask(llm, [PROMPTS[0], PROMPTS[1][:4], PROMPTS[0][:3]])
         alone = [ask(llm, [ids])[0] for ids in (PROMPTS[0], PROMPTS[1][:4], PROMPTS[0][:3])]
@@ -168,7 +169,7 @@ def test_alone_and_batched(models: Models, form: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"enable_expert_parallel": True}], ids=["shards", "experts"])
 def test_two_ranks(models: Models, options: dict[str, Any]) -> None:
-    """Shards of tensors, or experts with a map beside shards of the rest, in two processes."""
+    """Tensor parallelism, or expert parallelism with an expert map, in two processes."""
     model = models.packed("qwen3_moe", CT, "nvfp4")
     given = json.dumps({"tensor_parallel_size": 2, **options})
     command = [sys.executable, str(Path(__file__).with_name("vllm_calls.py")), str(model), given]
@@ -205,14 +206,14 @@ def test_precision(models: Models, log: list[str], monkeypatch: pytest.MonkeyPat
         plugin()()
 
 
-def test_what_is_left_to_vllm(log: list[str]) -> None:
+def test_checkpoints_that_vllm_handles(log: list[str]) -> None:
     config, packed = plugin(), {"quant_method": "gptq", "bits": 4, "group_size": 128}
     assert config.override_quantization_method(packed, None) is None
     assert len(log) == 1 and log[0].startswith("opaq leaves this checkpoint to vLLM: ") and "gptq" in log[0]
     with pytest.raises(ValueError, match="^opaq: .*gptq"):
         config.override_quantization_method(packed, "opaq")
     fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
-    assert config.override_quantization_method(fp8, "fp8") is None  # whoever names vLLM's gets vLLM's
+    assert config.override_quantization_method(fp8, "fp8") is None  # vLLM's method if it is named explicitly
     assert config.override_quantization_method(fp8, None) == "opaq"
     assert len(log) == 1
 

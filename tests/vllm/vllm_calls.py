@@ -1,6 +1,7 @@
 """Greedy tokens of a checkpoint, from vLLM and from transformers.
 
-vllm_calls.py MODEL OPTIONS: prints vLLM's, in a process of its own; OPTIONS are LLM's, as JSON"""
+vllm_calls.py MODEL OPTIONS: prints vLLM's tokens, for tests that need a separate process; OPTIONS are those of
+LLM, as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ TOKENS = 12
 
 @contextmanager
 def serving(model: Path | str, **options: Any) -> Iterator[Any]:
-    """A vLLM engine. float32, so that two engines' attention cannot differ by more than tokens stand for."""
+    """A vLLM engine in float32, so that differences in attention do not change tokens."""
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
@@ -39,7 +40,7 @@ def serving(model: Path | str, **options: Any) -> Iterator[Any]:
 
 
 def ask(llm: Any, prompts: list[list[int]] = PROMPTS) -> list[tuple[list[int], list[float]]]:
-    """For every prompt the tokens that follow, and their log probabilities."""
+    """The generated tokens of every prompt, and their log probabilities."""
     from vllm import SamplingParams
 
     parameters = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=1, detokenize=False)
@@ -57,7 +58,7 @@ def tokens(model: Path | str, **options: Any) -> list[list[int]]:
 
 
 def transformers_tokens(model: Path, config: Any = None, plain_inputs: bool = False) -> list[list[int]]:
-    """The same from transformers with opaq."""
+    """The tokens of transformers with opaq."""
     loaded = transformers.AutoModelForCausalLM.from_pretrained(
         model, dtype=torch.float32, quantization_config=config or opaq.Config()
     )

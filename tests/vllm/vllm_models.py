@@ -1,4 +1,4 @@
-"""Small random models for the tests with vLLM: checkpoints in bfloat16, whose next tokens are clear."""
+"""Small random models for the tests with vLLM: checkpoints in bfloat16 whose likeliest tokens are clear."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def _config(family: str) -> Any:
 
 
 def write_model(family: str, folder: Path) -> Path:
-    """A checkpoint in bfloat16. Embeddings and the output layer are larger than the rest, so that one token is
-    ahead of the others by more than rounding can change."""
+    """A checkpoint in bfloat16. Embeddings and the output layer have larger weights than the rest, so that
+    rounding cannot change which token is the likeliest."""
     torch.manual_seed(len(family))
     config = _config(family)
     config.initializer_range = 0.05
@@ -87,15 +87,15 @@ def write_model(family: str, folder: Path) -> Path:
 
 
 def run_command(command: str, verb: str, source: Path, target: Path, *options: str) -> Path:
-    """`opaq quantize` or `opaq convert`."""
+    """Runs `opaq quantize` or `opaq convert`."""
     if not target.exists():
         subprocess.run([command, verb, source, target, *options], check=True, capture_output=True)
     return target
 
 
 def calibrate(source: Path, target: Path) -> Path:
-    """A checkpoint of weights in NVFP4 (compressed-tensors) as a calibration leaves it: with a scale of every
-    layer's input, and with a global scale of its own for each projection, which engines join."""
+    """A checkpoint of NVFP4 weights (compressed-tensors) like after a calibration: with a scale for every
+    layer's input, and with different global scales for the projections that engines fuse."""
     shutil.copytree(source, target)
     tensors = load_file(target / "model.safetensors")
     for name in [n for n in tensors if n.endswith(".weight_global_scale")]:

@@ -1,5 +1,5 @@
-/* cpu/gemm/gemm_decode.c: operands to float32, value by value what dequantization gives. Where there is no kernel for it, codes
- * go through a table, and a scale is looked up once for its block. */
+/* cpu/gemm/gemm_decode.c: decodes operands to float32, with the values that dequantization gives. Without a
+ * vector kernel, codes are decoded by table lookup, and a scale is looked up once per block. */
 #include "cpu/gemm/gemm_decode.h"
 
 #include "cpu/gemm/gemm_table.h"
@@ -62,8 +62,8 @@ void gemm_decoder_make_bare(const struct gemm_operand *operand, struct gemm_deco
     fill_tables(decoder);
 }
 
-/* Asks for what comes after the block that is being read: rows are read a block at a time, one after another, which
- * processors do not foresee. */
+/* Prefetches the data after the block being read: rows are read one block at a time in turn, a pattern that
+ * hardware prefetchers do not recognize. */
 static inline void prefetch_next(const void *block, int64_t block_bytes, int64_t next_bytes) {
     for (int64_t i = 0; i < min_int64(next_bytes, block_bytes); i += 64) {
         __builtin_prefetch((const char *)block + block_bytes + i);
@@ -187,7 +187,7 @@ static void decode_row(const struct gemm_decoder *decoder, const struct quant_co
     }
 }
 
-/* The same by the kernel, if there is one. */
+/* Decodes with the vector kernel, if there is one. */
 static inline void decode_codes_of(const struct gemm_decoder *decoder, const struct quant_copy *copy,
                                    int64_t row, int64_t k, const uint8_t *codes, int n, float *to) {
     if (decoder->kernel->run != NULL) {
@@ -202,7 +202,7 @@ static void decode_copy(const struct gemm_decoder *decoder, int64_t row, int row
     uint8_t staged[GEMM_DECODE_ROWS * GEMM_BLOCK];
     const struct gemm_operand *operand = decoder->operand;
     const struct quant_copy *copy = operand->copy;
-    /* a group is transformed back as a whole; what is beyond the columns then becomes zero again */
+    /* a Hadamard group is transformed back as a whole; columns beyond the end are then zeroed again */
     const bool transform = copy->is_hadamard && operand->undo_hadamard;
     const int n_stored = transform ? (int)round_up(n, HADAMARD_SIZE) : n;
     const struct code_rows codes = load_codes(copy, row, rows, k, n_stored, staged);

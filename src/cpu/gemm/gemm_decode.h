@@ -16,7 +16,7 @@ struct gemm_decoder {
     const struct opaq_spec *spec;           /* what is decoded; NULL: plain */
     const struct quant_copy *copy;          /* the same */
     float left_out;                         /* a factor of all values that decoding leaves out; else 1 */
-    bool is_bf16;                           /* what is decoded is known to be exact in bf16 */
+    bool is_bf16;                           /* decoded values are exact in bf16 */
     struct bare_copy bare;                  /* the operand without its factor */
     float value[256][2];                    /* of a code before it is scaled; of two codes if they are packed */
     float factor[256];                      /* of a scale byte */
@@ -27,8 +27,9 @@ struct gemm_decoder {
 /* This and what follows run in the library's floating-point environment (base/fp_environment.h). */
 void gemm_decoder_make(const struct gemm_operand *operand, struct gemm_decoder *decoder);
 
-/* The same for a copy, without the factor that all its elements share, where there is one (fp8; nvfp4 without rowscaled): codes
- * times the scales of their blocks are exact in bf16. Factors too large, too small or not finite stay. */
+/* A decoder of a copy without the factor common to all its elements, where there is one (fp8; nvfp4 without
+ * rowscaled): codes times their block scales are exact in bf16. Factors that are too large, too small or not
+ * finite are kept. */
 void gemm_decoder_make_bare(const struct gemm_operand *operand, struct gemm_decoder *decoder);
 
 /* At most this many rows are decoded at once. */
@@ -41,9 +42,9 @@ void gemm_decode(const struct gemm_decoder *decoder, int64_t row, int rows, int6
 /* Rows of the operand that are decoded at once where it is read across the copy's rows. */
 enum { GEMM_ACROSS = 128 };
 
-/* The same across rows: for each k in [k, k + n) the elements of rows [row, row + GEMM_ACROSS) of the operand, zeros beyond
- * the last one, are given to `take`, with k's place in the block; they stay during the call after. An odd n is followed
- * by a step of zeros. row is a multiple of GEMM_ACROSS. */
+/* Decodes across rows: for each k in [k, k + n), passes the elements of rows [row, row + GEMM_ACROSS) of the
+ * operand, zeros beyond the last one, to `take`, with k's position in the block; they stay valid until the end
+ * of the next call. An odd n is followed by a step of zeros. row is a multiple of GEMM_ACROSS. */
 void gemm_decode_across(const struct gemm_decoder *decoder, int64_t row, int64_t k, int n,
                         void (*take)(void *argument, int place, const float *values), void *argument);
 

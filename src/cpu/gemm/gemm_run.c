@@ -1,13 +1,16 @@
-/* cpu/gemm/gemm_run.c: how a product is cut into tiles, and who does which. The arithmetic is gemm_run.h's.
+/* cpu/gemm/gemm_run.c: splits a product into tiles and tasks. The arithmetic is specified in gemm_run.h.
  *
- * Many rows of a: c goes in panels of columns. The rows of b behind a panel are decoded once, by all threads, into the
- * workspace; then each task takes a few rows of a, decodes them block by block on its stack, and multiplies.
- * Few rows of a: a is decoded once into the workspace, and each task decodes its own rows of b on its stack, so that
- * nothing large is written and read again.
+ * Many rows of a: c is computed in panels of columns. The rows of b for a panel are decoded once, by all
+ * threads, into the workspace; then each task decodes a few rows of a, block by block on its stack, and
+ * multiplies.
  *
- * An operand b that is read across the rows of its copy (a weight's, for the gradient of its input) is decoded GEMM_ACROSS
- * rows of b at a time, which lie side by side, so nothing is transposed. If a is bf16 and b's values are exact in bf16,
- * kernels may take two steps at once (gemm_pairs): a float then holds two numbers, the earlier step in its upper half. */
+ * Few rows of a: a is decoded once into the workspace, and each task decodes its own rows of b on its stack, so
+ * that no large buffer is written and read again.
+ *
+ * An operand b that is read across the rows of its copy (a weight's, for the gradient of its input) is decoded
+ * GEMM_ACROSS adjacent rows of b at a time, so nothing is transposed. If a is bf16 and b's values are exact in
+ * bf16, kernels may process two steps at once (gemm_pairs): a float then holds two numbers, the earlier step in
+ * its upper half. */
 #include "cpu/gemm/gemm_run.h"
 
 #include <assert.h>
@@ -124,7 +127,7 @@ static void pack_across(const struct gemm_schedule *schedule, int64_t column, in
     }
 }
 
-/* Where a tile of the panel lies in the workspace: block by block, in each of them tile by tile. */
+/* The position of a panel's tile in the workspace: ordered by block, then by tile. */
 static float *packed_b(const struct gemm_schedule *schedule, int64_t block, int64_t tile) {
     const int width = schedule->table->tile_columns;
     return schedule->workspace + block * tile_steps(schedule, GEMM_BLOCK) * schedule->panel_tiles * width +
@@ -306,8 +309,8 @@ static void run_tiles(struct gemm_schedule *schedule, const struct opaq_parallel
     parallel_run(parallel, ceil_div(schedule->job->c.columns, unit), &multiply);
 }
 
-/* Whether there is so little to do that waking threads would cost more than it saves. Decoding an element takes as long
- * as some 16 multiply-adds. */
+/* Whether the product is so small that waking threads would cost more than it saves. Decoding an element costs
+ * about as much as 16 multiply-adds. */
 static bool is_small(const struct gemm_schedule *schedule) {
     const double rows = (double)schedule->job->c.rows;
     const double columns = (double)schedule->job->c.columns;

@@ -1,7 +1,7 @@
-/* cpu/gemm/gemm_table.h: the tile kernels and how one is chosen. Depends on nothing.
+/* cpu/gemm/gemm_table.h: the tile kernels and the choice among them. Depends on nothing.
  *
- * Each instruction set has one constant table in a file of its own, compiled with its own flags. All of them give
- * the same bits: gemm_run.h says which operations make a sum, and a kernel only does many sums side by side. */
+ * Each instruction set has one constant table in its own file, compiled with its own flags. All give the same
+ * bits: gemm_run.h specifies the operations of a sum, and a kernel only computes many sums in parallel. */
 #ifndef OPAQ_CPU_GEMM_GEMM_TABLE_H
 #define OPAQ_CPU_GEMM_GEMM_TABLE_H
 
@@ -27,8 +27,8 @@ const struct gemm_table *gemm_table_best(void);
 /* All tables that this build has, fastest first, whether this machine can run them or not. */
 const struct gemm_table *const *gemm_tables(int *count);
 
-/* The same for kernels whose steps are pairs: a float of a or b holds two bf16 numbers, the earlier in its upper half, and a
- * step adds the product of the upper halves, then that of the lower ones. `depth` counts pairs. */
+/* Tables of kernels whose steps are pairs: a float of a or b holds two bf16 numbers, the earlier in its upper
+ * half, and a step adds the product of the upper halves, then that of the lower ones. `depth` counts pairs. */
 const struct gemm_table *const *gemm_pairs_tables(int *count);
 
 /* The one for this machine; NULL where there is none faster than gemm_table_best(). */

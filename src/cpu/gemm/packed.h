@@ -106,13 +106,13 @@ struct packed_kernel {
                 float *y, int64_t y_step, void *panel);
     int64_t panel_bytes; /* for each task */
     int64_t few_bytes;   /* the same where x has few rows */
-    int64_t unit;        /* tiles that a task should take at least, a power of two: streams read side by side */
+    int64_t unit; /* minimum number of tiles per task, a power of two: that many streams are read in parallel */
 };
 
 enum { PACKED_FEW_ROWS = 8 };
 
-/* Scratch memory of a task whose x has so many rows. What is asked for by every call should be small: large memory comes
- * from the system each time, page by page. */
+/* Scratch memory of a task whose x has `rows` rows. Keep it small: allocators return large blocks to the
+ * system, which then maps them again page by page in every call. */
 static inline int64_t packed_panel_bytes(const struct packed_kernel *kernel, int64_t rows) {
     return rows <= PACKED_FEW_ROWS ? kernel->few_bytes : kernel->panel_bytes;
 }

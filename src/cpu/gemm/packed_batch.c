@@ -1,7 +1,7 @@
 /* cpu/gemm/packed_batch.c: rows of one matrix times several tiled weights, in one run over all their tiles.
  *
- * The tiles of all segments stand in one line, which is cut into chunks of about the same work; a chunk runs on one thread
- * and may reach over several segments. */
+ * The tiles of all segments form one sequence, which is split into chunks of about equal work; a chunk runs on
+ * one thread and may span several segments. */
 #include "cpu/gemm/packed_batch.h"
 
 #include "base/checked.h"
@@ -11,10 +11,10 @@
 
 enum {
     CHUNK_LIMIT = 64,
-    READING = 4 /* rows whose multiplication takes as long as reading the weight does */
+    READING = 4 /* the number of rows whose multiplication takes as long as reading the weight */
 };
 
-/* What is the same for all segments. */
+/* Sizes common to all segments. */
 struct batch_sizes {
     const struct packed_kernel *kernel;
     enum packed_precision precision;
@@ -67,7 +67,7 @@ struct batch_task {
     int64_t work; /* of all segments */
 };
 
-/* A unit's work in a segment of so many rows. */
+/* The cost of a unit in a segment of `rows` rows. */
 static int64_t unit_work(int64_t rows) { return READING + rows; }
 
 /* Tiles [begin, end) of a segment's weight. */

@@ -1,7 +1,8 @@
-/* cpu/gemm/packed_prepare.h: what packed_rows.c does with stretches of a row, one table for each instruction set. Depends on
+/* cpu/gemm/packed_prepare.h: the vector loops of packed_rows.c, one table per instruction set. Depends on
  * nothing.
  *
- * All tables are the same loops (packed_prepare_loops.h) with other flags of the compiler, and give the same bytes. */
+ * All tables are the same loops (packed_prepare_loops.h), compiled with different flags, and give the same
+ * bytes. */
 #ifndef OPAQ_CPU_GEMM_PACKED_PREPARE_H
 #define OPAQ_CPU_GEMM_PACKED_PREPARE_H
 

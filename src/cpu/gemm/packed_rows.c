@@ -112,8 +112,8 @@ static void copy_bf16(const struct rows_task *task, int64_t row, uint16_t *to) {
     memset(to + plain->columns, 0, (size_t)(task->made->padded - plain->columns) * sizeof *to);
 }
 
-/* Integers in stretches of so many columns that a scale covers, without a row of floats in between: the stretch is decoded
- * twice where it is longer than a block. */
+/* Converts a row to integers, in pieces of the columns under one scale, without storing it as floats: a piece
+ * is decoded twice if it is longer than a block. */
 static void make_integers(const struct rows_task *task, int64_t row) {
     const struct packed_rows *made = task->made;
     const int64_t padded = made->padded;

@@ -16,7 +16,7 @@ void packed_rows_make(const struct gemm_operand *operand, int64_t first, int64_t
                       enum packed_format format, enum packed_precision precision, void *memory,
                       const struct opaq_parallel *parallel, struct packed_rows *made);
 
-/* The same for rows source[0], source[1], ... of the operand. A row that comes twice in a row is prepared once. */
+/* The same for rows source[0], source[1], ... of the operand. Equal consecutive entries are prepared once. */
 void packed_rows_gather(const struct gemm_operand *operand, const int64_t *source, int64_t rows, int64_t padded,
                         enum packed_format format, enum packed_precision precision, void *memory,
                         const struct opaq_parallel *parallel, struct packed_rows *made);

@@ -1,5 +1,5 @@
-/* cpu/gemm/packed_run.c: a product whose b is a tiled weight: what the kernels of packed.h are given, and who does which
- * tiles. */
+/* cpu/gemm/packed_run.c: products with a tiled weight b: prepares the arguments of packed.h's kernels and
+ * distributes tiles to threads. */
 #include "cpu/gemm/packed_run.h"
 
 #include <string.h>
@@ -37,8 +37,8 @@ enum packed_precision packed_precision_of(const struct gemm_job *job, enum packe
     return precision_for(job->b.spec, is_plain ? NULL : job->a.spec, job->a.plain.dtype, wanted);
 }
 
-/* Where there is only the reference's kernel, an exact product is faster with those for any weight. One in integers is
- * still made with it, for what is said of its result. */
+/* Where only the reference kernel is available, exact products are faster with the kernels for any operands.
+ * Integer products still use it, because their precision defines the result. */
 static bool is_worth_it(enum packed_format format, enum packed_precision precision) {
     const struct packed_kernel *kernel = packed_kernel(format, precision);
     return precision != PACKED_EXACT || !packed_is_reference(kernel) || kernel_is_forced(kernel->name);

@@ -15,8 +15,9 @@ bool packed_can_run(const struct gemm_job *job, enum packed_precision wanted);
 /* The same, if b's memory is aligned. */
 bool packed_could_run(const struct gemm_job *job, enum packed_precision wanted);
 
-/* What becomes of a's rows: `wanted` where a is plain, or something more precise where there is no kernel for that, EXACT
- * being BF16 where a is of that type and this processor has a kernel; CODES where a and b are 4-bit codes of one format. */
+/* The precision of a product: `wanted` if a is plain, or a more accurate one if there is no kernel for it.
+ * EXACT becomes BF16 if a is bf16 and this processor has a kernel; CODES if a and b are 4-bit codes of one
+ * format. */
 enum packed_precision packed_precision_of(const struct gemm_job *job, enum packed_precision wanted);
 
 /* The scratch memory that packed_run needs, aligned to 64; depends on the shapes, formats, a's type and the precision

@@ -27,7 +27,7 @@ bool packed_weight_can_run(const struct gemm_operand *b) {
     return b->copy != NULL && b->copy->tile_rows != 0 && (uintptr_t)b->copy->data % 64 == 0;
 }
 
-/* NVFP4's float beside the scales: what it multiplies with. */
+/* The factor that NVFP4's second-level float stands for. */
 static float nvfp4_factor(const struct opaq_spec *spec, float number) {
     if (spec->options & OPAQ_GLOBAL) {
         return spec->rule == OPAQ_RULE_MODELOPT ? number : 1.0f / number;

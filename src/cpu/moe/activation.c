@@ -1,6 +1,6 @@
-/* cpu/moe/activation.c: what stands between the two products of an MLP, and its gradient.
+/* cpu/moe/activation.c: the activation of an MLP and its gradient.
  *
- * A row goes in stretches: gates and factors to float32, the function, and back. */
+ * A row is processed in segments: gates and factors are converted to float32, activated and converted back. */
 #include "cpu/moe/activation.h"
 
 #include <math.h>
@@ -20,10 +20,10 @@ struct activation_task {
     const struct opaq_experts_plan *plan;
     const struct quant_matrix *h;
     const struct quant_matrix *a;  /* or da */
-    const struct quant_matrix *dh; /* of the gradient */
+    const struct quant_matrix *dh; /* gradient only */
 };
 
-/* Where a stretch's gates and factors lie in a row of h or dh. */
+/* The positions of a segment's gates and factors in a row of h or dh. */
 struct gate_places {
     int64_t gate, factor, step;
 };
@@ -108,7 +108,7 @@ void activation_backward(const struct opaq_experts_plan *plan, const struct quan
     parallel_run(parallel_if_worth(parallel, da->rows * da->columns), da->rows, &body);
 }
 
-/* ---- what the table has of these ---- */
+/* ---- entries of the back end's table ---- */
 
 /* The first rows of a matrix. */
 static struct quant_matrix first_rows(const struct quant_matrix *matrix, int64_t rows) {

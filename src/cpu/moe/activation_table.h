@@ -1,5 +1,5 @@
-/* cpu/moe/activation_table.h: activations of stretches, for each instruction set in a file of its own, all with the same bits.
- * Depends on activation.h. */
+/* cpu/moe/activation_table.h: activation kernels, one file per instruction set, all with the same bits. Depends
+ * on activation.h. */
 #ifndef OPAQ_CPU_MOE_ACTIVATION_TABLE_H
 #define OPAQ_CPU_MOE_ACTIVATION_TABLE_H
 
@@ -7,7 +7,7 @@
 
 struct activation_table {
     const char *name;  /* "activation_avx2" */
-    uint32_t features; /* bits of enum opaq_cpu_feature that it needs */
+    uint32_t features; /* required bits of enum opaq_cpu_feature */
     void (*run)(const struct opaq_experts_plan *plan, enum opaq_element dtype, float *g, float *u, int n,
                 void *to);
 };
@@ -18,10 +18,10 @@ extern const struct activation_table activation_table_avx2;
 extern const struct activation_table activation_table_avx512;
 #endif
 
-/* The table for this machine. */
+/* The fastest table that this machine can run. */
 const struct activation_table *activation_table_best(void);
 
-/* All tables that this build has, fastest first. */
+/* All tables of this build, fastest first. */
 const struct activation_table *const *activation_tables(int *count);
 
 #endif

@@ -1,6 +1,6 @@
-/* cpu/moe/grouped_product.c: products, gradients and dot products of rows in groups, one group after another, each in the
- * same scratch memory: measured once, as if one group had all rows. Products with tiled weights take all groups at once
- * (grouped_tiles.c). */
+/* cpu/moe/grouped_product.c: products, gradients and dot products of rows in groups, one group after another.
+ * All groups use the same scratch memory, measured once for a group with all rows. Products with tiled weights
+ * process all groups at once (grouped_tiles.c). */
 #include <assert.h>
 #include <string.h>
 
@@ -25,7 +25,7 @@ static struct work work_in(void *workspace, const struct opaq_execution *executi
     return (struct work){.backend = &cpu_backend, .execution = execution, .arena = {.memory = workspace}};
 }
 
-/* Calls `run` for each group; with the arena as it was before, so that all use the same memory. */
+/* Calls `run` for each group, resetting the arena in between so that all use the same memory. */
 static enum opaq_status each_group(struct work *work, const struct row_groups *groups,
                                    enum opaq_status (*run)(struct work *work, const void *job,
                                                            const struct group *group, struct opaq_error *error),
@@ -39,7 +39,7 @@ static enum opaq_status each_group(struct work *work, const struct row_groups *g
     return OPAQ_OK;
 }
 
-/* What `run` takes for a group with all rows. */
+/* Measures the memory of `run` for a group with all rows. */
 static enum opaq_status measure_group(const struct row_groups *groups, struct opaq_device device,
                                       enum opaq_status (*run)(struct work *work, const void *job,
                                                               const struct group *group,
@@ -91,7 +91,7 @@ static enum opaq_status rows_operand(struct work *work, const struct grouped_row
     return operand_make(work, &taken, &form, operand, error);
 }
 
-/* The rows of one matrix of a quantized stack. */
+/* The operand of one matrix of a quantized stack. */
 static enum opaq_status quantized_matrix(struct work *work, const struct opaq_view *stack, int64_t index,
                                          struct operand *matrix, struct opaq_error *error) {
     const struct operand_form along_rows = {.along = OPAQ_ROWWISE};
@@ -182,12 +182,12 @@ static enum opaq_status combine(struct work *work, const struct grouped_product 
         const struct quant_matrix c = matrix_rows(&results, 0, range.count);
         struct operand part;
         const bool can_take = operand_rows(a, first, range.count, &part);
-        assert(can_take); /* COMBINE_ROWS is a multiple of all blocks */
+        assert(can_take); /* COMBINE_ROWS is a multiple of every block's rows */
         (void)can_take;
         struct gemm_job product = product_of(job, group->index, &part, b, &c);
         TRY(work_product(work, &product, error));
         if (work->is_measuring) {
-            return OPAQ_OK; /* the first range is the largest */
+            return OPAQ_OK; /* measuring: the first range is the largest */
         }
         if (job->dot_result != NULL) {
             const struct rows_dot dot = {&c, &job->dot, ROWS_BY_TOKEN, false};

@@ -1,8 +1,8 @@
 /* cpu/moe/grouped_tiles.c: grouped products with tiled weights, all groups in one run over their tiles.
  *
- * Sorted rows are processed in batches of at most BATCH_ROWS. A batch has the rows of some groups, or some of the rows of
- * one large group; each group in it is a segment. The thread that computed a segment's columns also finishes them: bias and
- * activation, or bias and rounding. */
+ * Sorted rows are processed in batches of at most BATCH_ROWS. A batch has the rows of several groups, or some
+ * of the rows of one large group; each group in it is a segment. The thread that computes a segment's columns
+ * also applies bias and activation, or bias and rounding, to them. */
 #include "cpu/moe/grouped_tiles.h"
 
 #include <assert.h>
@@ -23,7 +23,7 @@ struct batch {
     struct row_range range;
     int64_t count;   /* segments */
     int64_t *group;  /* of each segment */
-    int64_t *source; /* the row of x of each sorted row; NULL: they are consecutive */
+    int64_t *source; /* the row of x for each sorted row; NULL: consecutive rows */
     struct operand *weights;
     struct packed_segment *segments;
     struct opaq_view x;       /* all rows, or those of this batch */
@@ -43,15 +43,15 @@ static int64_t weight_rows(const struct grouped_product *job) {
     return proto->shape[proto->rank - 2];
 }
 
-/* Columns from a gate to its factor, where these are halves of a row; else 0. */
+/* The number of columns from a gate to its factor if these are halves of a row; else 0. */
 static int64_t partner_of(const struct grouped_product *job) {
     const bool has_halves = job->result == GROUPED_ACTIVATE && is_gated(job) && !is_interleaved(job);
     return has_halves ? job->c.columns : 0;
 }
 
-/* ---- whether ---- */
+/* ---- applicability ---- */
 
-/* The stack as one operand; false if it is none that tiles kernels read. */
+/* The stack as one operand; false if the kernels for tiled weights cannot read it. */
 static bool stack_of(const struct grouped_product *job, struct operand *stack) {
     const struct opaq_proto *proto = &job->w.view.proto;
     const struct operand_form form = {.along = OPAQ_ROWWISE};
@@ -62,7 +62,7 @@ static bool stack_of(const struct grouped_product *job, struct operand *stack) {
 }
 
 static bool fits(const struct grouped_product *job, const struct operand *stack) {
-    const int64_t limit = (int64_t)1 << 32; /* of sizes, so that memory can be counted without care */
+    const int64_t limit = (int64_t)1 << 32; /* limit of sizes, so that memory computations cannot overflow */
     const int64_t partner = partner_of(job);
     struct gemm_operand weight = stack->gemm;
     weight.plain.rows = weight_rows(job);
@@ -95,7 +95,7 @@ bool grouped_tiles_could_run(const struct grouped_product *job) {
     return packed_could_run(&probe, (enum packed_precision)job->precision);
 }
 
-/* ---- what a batch has ---- */
+/* ---- batches ---- */
 
 static void choose_segments(struct batch *batch) {
     const struct row_groups *groups = batch->range.groups;
@@ -123,7 +123,7 @@ static void choose_weights(struct batch *batch, const struct operand *stack) {
     }
 }
 
-/* Rows with weights are gathered, because those change them; others are read where they lie. */
+/* Rows with router weights are gathered, because these change them; others are read in place. */
 static enum opaq_status choose_x(struct work *work, struct batch *batch, struct opaq_error *error) {
     const struct grouped_rows *a = &batch->job->a;
     batch->x = a->view;
@@ -156,7 +156,7 @@ static const struct opaq_view *bias_of(const struct batch *batch, const struct p
     return bias;
 }
 
-/* n results of a row, `step` apart, with their bias. */
+/* Copies n results of a row, `step` apart, and adds their bias. */
 static void biased_results(const float *results, const struct opaq_view *bias, int64_t column, int64_t step,
                            int n, float *to) {
     float added[PART];
@@ -171,7 +171,7 @@ static void biased_results(const float *results, const struct opaq_view *bias, i
     }
 }
 
-/* Columns [begin, end), with their partners, are activated. */
+/* Activates columns [begin, end) with their partner columns. */
 static void activate(void *argument, const struct packed_segment *segment, int64_t begin, int64_t end) {
     const struct batch *batch = argument;
     const struct grouped_product *job = batch->job;
@@ -196,7 +196,7 @@ static void activate(void *argument, const struct packed_segment *segment, int64
     }
 }
 
-/* Columns [begin, end) get their bias and, where they are stored, are rounded into place. */
+/* Adds the bias to columns [begin, end) and, if they are stored, rounds them into place. */
 static void conclude(void *argument, const struct packed_segment *segment, int64_t begin, int64_t end) {
     const struct batch *batch = argument;
     const struct grouped_product *job = batch->job;
@@ -254,7 +254,7 @@ static enum opaq_status run_batch(struct work *work, struct batch *batch, struct
     return OPAQ_OK;
 }
 
-/* Host arrays of a batch, in the arena: of the CPU this is host memory. */
+/* Allocates a batch's arrays in the arena; for the CPU this is host memory. */
 static void take_arrays(struct work *work, const struct grouped_product *job, int64_t rows,
                         struct batch *batch) {
     const int64_t segments = min_int64(rows, job->groups->count);
@@ -280,7 +280,8 @@ enum opaq_status grouped_tiles_workspace(const struct grouped_product *job, size
     assert(can_take);
     (void)can_take;
     take_arrays(&work, job, rows, &batch);
-    segment = (struct packed_segment){.b = weight.gemm, .rows = rows}; /* one stands for all */
+    segment =
+        (struct packed_segment){.b = weight.gemm, .rows = rows}; /* measuring: one segment stands for all */
     batch.segments = &segment;
     batch.count = min_int64(rows, job->groups->count);
     TRY(run_batch(&work, &batch, error));

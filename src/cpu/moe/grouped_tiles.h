@@ -1,11 +1,11 @@
-/* cpu/moe/grouped_tiles.h: grouped products whose weights are tiled and whose rows stay as they are: one run over all
- * groups' tiles. The same bits as group by group. Depends on backend/grouped.h. */
+/* cpu/moe/grouped_tiles.h: grouped products of unquantized rows with tiled weights, in one run over all groups'
+ * tiles. The same bits as one group at a time. Depends on backend/grouped.h. */
 #ifndef OPAQ_CPU_MOE_GROUPED_TILES_H
 #define OPAQ_CPU_MOE_GROUPED_TILES_H
 
 #include "backend/grouped.h"
 
-/* Whether it can be done so; and whether it can if the weights' memory is aligned. */
+/* Whether it can run a job; and whether it could if the weights' memory were aligned. */
 bool grouped_tiles_can_run(const struct grouped_product *job);
 bool grouped_tiles_could_run(const struct grouped_product *job);
 

@@ -1,4 +1,4 @@
-/* cpu/moe/route.c: which rows belong to which group. */
+/* cpu/moe/route.c: assigns rows to groups. */
 #include <string.h>
 
 #include "cpu/cpu_functions.h"
@@ -29,7 +29,8 @@ enum opaq_status cpu_route(const struct route_job *job, const struct opaq_execut
     for (int64_t e = 0; e < groups->count; ++e) {
         groups->first[e + 1] += groups->first[e];
     }
-    for (int64_t s = 0; s < groups->rows; ++s) { /* first[e] moves to the end of group e, where e + 1 begins */
+    for (int64_t s = 0; s < groups->rows;
+         ++s) { /* first[e] moves to the end of group e, which is the beginning of group e + 1 */
         const int64_t group = route_group(job, tensor_integer(&job->ids, s));
         if (group >= 0) {
             groups->slot[groups->first[group]++] = s;

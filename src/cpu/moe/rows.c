@@ -1,4 +1,4 @@
-/* cpu/moe/rows.c: moving rows between the order of tokens or slots and the sorted order of groups. */
+/* cpu/moe/rows.c: copies rows between token or slot order and the sorted order of groups. */
 #include "cpu/moe/rows.h"
 
 #include <string.h>
@@ -74,7 +74,7 @@ void rows_scatter(const struct row_range *range, const struct quant_matrix *from
     parallel_run(parallel_if_worth(parallel, range->count * from->columns), range->count, &body);
 }
 
-/* n elements from element `start` on as floats: where they are, if they are floats, or in `values`. */
+/* n elements from element `start` on as floats: in place if they are floats, else converted into `values`. */
 static const float *floats_at(const struct quant_matrix *matrix, int64_t start, int n, float *values) {
     if (matrix->dtype == OPAQ_F32) {
         return (const float *)matrix->data + start;
@@ -83,7 +83,7 @@ static const float *floats_at(const struct quant_matrix *matrix, int64_t start, 
     return values;
 }
 
-/* Unit: PART columns, because a token may come twice. */
+/* Unit: PART columns. Tasks are split by columns, not rows, because several rows may belong to one token. */
 static void add_columns(void *argument, int64_t begin, int64_t end) {
     const struct row_task *task = argument;
     const struct row_range *range = task->range;
@@ -144,7 +144,7 @@ void rows_dot(const struct row_range *range, const struct rows_dot *dot, float *
     parallel_run(parallel_if_worth(parallel, range->count * dot->a->columns), range->count, &body);
 }
 
-/* ---- what the table has of these ---- */
+/* ---- entries of the back end's table ---- */
 
 enum opaq_status cpu_gather_rows(const struct row_groups *groups, const struct quant_matrix *from,
                                  enum row_order order, bool is_weighted, const struct quant_matrix *to,

@@ -1,4 +1,4 @@
-/* cpu/moe/rows.h: moving rows between the order of tokens or slots and the sorted order of groups. Depends on
+/* cpu/moe/rows.h: copies rows between token or slot order and the sorted order of groups. Depends on
  * definition. */
 #ifndef OPAQ_CPU_MOE_ROWS_H
 #define OPAQ_CPU_MOE_ROWS_H
@@ -6,31 +6,31 @@
 #include "definition/sorted_rows.h"
 #include "opaq/parallel.h"
 
-/* Sorted rows [first, first + count). The matrices below have `count` rows for them unless it says otherwise. */
+/* Sorted rows [first, first + count). The matrices below have `count` rows unless stated otherwise. */
 struct row_range {
     const struct row_groups *groups;
     int64_t first, count;
 };
 
-/* `from`, a whole matrix in some order, to `to`; times router weights or not. */
+/* Copies from `from`, a whole matrix in some order, to `to`, multiplied by router weights if is_weighted. */
 void rows_gather(const struct row_range *range, const struct quant_matrix *from, enum row_order order,
                  bool is_weighted, const struct quant_matrix *to, const struct opaq_parallel *parallel);
 
-/* `from` to the rows of their slots in `to`, a whole matrix. */
+/* Copies `from` to the rows of their slots in `to`, a whole matrix. */
 void rows_scatter(const struct row_range *range, const struct quant_matrix *from, const struct quant_matrix *to,
                   const struct opaq_parallel *parallel);
 
-/* Adds `from`, times router weights or not, to the tokens' rows of `sums`, a whole contiguous float32 matrix, in sorted
- * order. */
+/* Adds `from`, multiplied by router weights if is_weighted, to the tokens' rows of `sums`, a whole contiguous
+ * float32 matrix, in sorted order. */
 void rows_add(const struct row_range *range, const struct quant_matrix *from, bool is_weighted,
               const struct quant_matrix *sums, const struct opaq_parallel *parallel);
 
-/* result[slot] = (result[slot] +) the dot product of a row of a with one of b, which is a whole matrix in some order if
- * `b_order` says so, or (row step 0) one row for all. */
+/* result[slot] = (result[slot] +) the dot product of a row of a with one of b. b is a whole matrix in the order
+ * `b_order`, or one row for all (row step 0). */
 struct rows_dot {
     const struct quant_matrix *a;
     const struct quant_matrix *b;
-    enum row_order b_order; /* ROWS_SORTED: `count` rows beside a's */
+    enum row_order b_order; /* ROWS_SORTED: `count` rows, as a has */
     bool adds;
 };
 void rows_dot(const struct row_range *range, const struct rows_dot *dot, float *result,

@@ -1,5 +1,5 @@
-/* cpu/quant/amax_run.c: amax over a tensor: computed in slots, one per range of rows, then joined. Joining is a maximum,
- * so the number of slots, like the number of threads, does not matter to the result. */
+/* cpu/quant/amax_run.c: amax of a tensor: computed in slots, one per range of rows, then combined by maximum,
+ * so that the result does not depend on the number of slots or threads. */
 #include "cpu/quant/amax_run.h"
 
 #include <assert.h>
@@ -44,7 +44,7 @@ static void amax_slots(void *argument, int64_t begin, int64_t end) {
 void amax_compute(const struct quant_copy *copy, const struct opaq_spec *spec,
                   const struct opaq_parallel *parallel, float *amax, int64_t step) {
     assert(amax != NULL || (step != 0 && copy->operand.rows == 0));
-    if (copy->operand.columns == 0) { /* however many rows */
+    if (copy->operand.columns == 0) { /* for any number of rows */
         for (int64_t i = 0; i < (step == 0 ? 1 : copy->operand.rows); ++i) {
             amax[i] = 0.0f;
         }
@@ -53,7 +53,7 @@ void amax_compute(const struct quant_copy *copy, const struct opaq_spec *spec,
     parallel = parallel_if_worth(parallel, copy->operand.rows * copy->operand.columns);
     struct quant_copy along = *copy;
     if (step == 0 && !copy->is_hadamard && copy->operand.column_step != 1) {
-        along.operand = quant_matrix_transposed(copy->operand); /* the same elements, as they lie in memory */
+        along.operand = quant_matrix_transposed(copy->operand); /* the same elements in memory order */
         copy = &along;
     }
     struct amax_task task = {.copy = copy, .spec = spec, .kernel = amax_kernel(), .amax = amax, .step = step};
@@ -62,13 +62,13 @@ void amax_compute(const struct quant_copy *copy, const struct opaq_spec *spec,
         parallel_run(parallel, copy->operand.rows, &body);
         return;
     }
-    /* columns that go through a transform are read side by side */
+    /* columns to transform are read in groups of adjacent ones */
     const int64_t together = copy->is_hadamard ? 512 : 1;
     task.slots = max_int64(1, min_int64(SLOTS, copy->operand.rows / together));
     const struct opaq_body body = {amax_slots, &task};
     parallel_run(parallel, task.slots, &body);
     uint32_t bits = 0;
-    for (int64_t i = 0; i < task.slots; ++i) { /* no sign bits; a NaN is the largest */
+    for (int64_t i = 0; i < task.slots; ++i) { /* the bits have no sign; a NaN is the largest */
         const uint32_t slot = float_to_bits(task.slot[i]);
         bits = slot > bits ? slot : bits;
     }

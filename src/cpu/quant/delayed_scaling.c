@@ -1,4 +1,4 @@
-/* cpu/quant/delayed_scaling.c: delayed scaling's history on the CPU. */
+/* cpu/quant/delayed_scaling.c: updates the amax history of delayed scaling on the CPU. */
 #include <math.h>
 
 #include "base/fp_environment.h"

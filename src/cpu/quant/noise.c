@@ -1,5 +1,5 @@
-/* cpu/quant/noise.c: a tensor against its quantized form, summed in slots of rows that depend on the
- * shape only, so that threads do not show in the sums. */
+/* cpu/quant/noise.c: compares a tensor with its quantized form. Sums are computed in slots of rows that depend
+ * on the shape only, so that the result does not depend on the number of threads. */
 #include <stddef.h>
 
 #include "base/checked.h"
@@ -16,7 +16,7 @@ struct noise_task {
     struct opaq_noise slot[SLOTS];
 };
 
-/* Adds a panel that both are decoded to. */
+/* Adds the sums of a panel, given both tensors decoded to floats. */
 static void add_panel(const float *x, const float *q, int rows, int columns, struct opaq_noise *sum) {
     for (int r = 0; r < rows; ++r) {
         for (int c = 0; c < columns; ++c) {

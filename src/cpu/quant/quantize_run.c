@@ -1,4 +1,5 @@
-/* cpu/quant/quantize_run.c: quantize and dequantize on the CPU: tensor-wide figures first, then kernels on panels of rows. */
+/* cpu/quant/quantize_run.c: quantize and dequantize on the CPU: first tensor-wide scales and amaxes, then
+ * kernels on panels of rows. */
 #include <string.h>
 
 #include "base/checked.h"
@@ -11,7 +12,7 @@
 #include "cpu/quant/through_rows.h"
 #include "definition/scale_rules.h"
 
-/* Scale padding is zero by definition, so the scales are cleared whole and blocks written over that. */
+/* Clears all scales, since their padding must be zero; kernels then write the blocks' entries. */
 static void clear_scales(const struct quant_job *job) {
     for (int i = 0; i < job->copy_count; ++i) {
         if (job->copy[i].scale_buffer_bytes > 0) {
@@ -20,7 +21,7 @@ static void clear_scales(const struct quant_job *job) {
     }
 }
 
-/* fp8: the tensor's scale, from the given one, a given amax, or the data. */
+/* fp8: computes the tensor's scale from the given one, a given amax, or the data. */
 static void settle_tensor_scale(const struct quant_job *job, const struct quantize_figures *figures,
                                 const struct opaq_parallel *parallel, struct fp8_scale *scale) {
     const struct quant_copy *copy = &job->copy[0];
@@ -39,8 +40,8 @@ static void settle_tensor_scale(const struct quant_job *job, const struct quanti
     }
 }
 
-/* nvfp4: each copy's amax, or the global scale that follows from it, into its buffer. A square block shares it
- * between the copies, as does the data. What is given is stored as it is. */
+/* nvfp4: stores each copy's amax, or the global scale computed from it. Copies without a Hadamard transform
+ * have the same amax. Given values are stored unchanged. */
 static void settle_amax(const struct quant_job *job, const struct quantize_figures *figures,
                         const struct opaq_parallel *parallel) {
     for (int i = 0; i < job->copy_count; ++i) {
@@ -71,7 +72,7 @@ struct panel_task {
     const struct quant_kernel *kernel;
     int64_t panel_rows;
     bool is_quantizing;
-    bool goes_through_rows; /* the kernel knows rows, and codes lie in tiles */
+    bool goes_through_rows; /* the kernel supports row-major codes only, and the codes are tiled */
 };
 
 static void run_panels(void *argument, int64_t begin, int64_t end) {
@@ -87,8 +88,8 @@ static void run_panels(void *argument, int64_t begin, int64_t end) {
     }
 }
 
-/* Every copy that has anything to do. Without columns there are no codes; only fp8row's scales, which stand for whole
- * rows, are there nevertheless, when they are to be written. */
+/* Runs the kernel on every copy that has work. Without columns there are no codes, but fp8row's scales, one per
+ * row, must still be written. */
 static void run_copies(const struct quant_job *job, bool is_quantizing, const struct opaq_parallel *parallel) {
     const enum opaq_format format = (enum opaq_format)job->spec.format;
     for (int i = 0; i < job->copy_count; ++i) {
@@ -122,18 +123,18 @@ static void run_amaxes(void *argument, int64_t begin, int64_t end) {
         ->amaxes->find(job, begin * QUANT_BOTH_ROWS, min_int64(rows, end * QUANT_BOTH_ROWS));
 }
 
-/* First pass: row and column amaxes. Returns false if the kernel cannot work with them. */
+/* First pass: row and column amaxes. Returns false if the kernel does not support them. */
 static bool find_amaxes(struct quant_job *job, const struct both_amaxes *amaxes,
                         const struct opaq_parallel *parallel) {
     const struct opaq_body body = {run_amaxes, job};
     parallel_run(parallel, ceil_div(job->copy[0].operand.rows, QUANT_BOTH_ROWS), &body);
     const uint64_t saved = fp_environment_enter();
-    const bool are_usual = amaxes->are_usual(job);
+    const bool amaxes_in_range = amaxes->amaxes_in_range(job);
     fp_environment_leave(saved);
-    return are_usual;
+    return amaxes_in_range;
 }
 
-/* Both copies in one pass, if there is a kernel for it and nobody asks for that of single copies. */
+/* Quantizes both copies in one pass, if there is a kernel for it and no kernel for single copies is forced. */
 static bool quantize_both(struct quant_job *job, const struct opaq_parallel *parallel) {
     const struct quant_matrix *x = &job->copy[0].operand;
     const struct both_kernel *kernel = both_kernel((enum opaq_format)job->spec.format);

@@ -1,5 +1,5 @@
-/* cpu/quant/remap_rows.c: moving codes and scales between copies: whole bytes where rows lie along memory, whole tiles where codes
- * lie in tiles, and the reference for what is left. */
+/* cpu/quant/remap_rows.c: copies codes and scales between copies: whole bytes where rows are contiguous, whole
+ * tiles where codes are tiled, and the remainder with the reference. */
 #include "cpu/quant/remap_rows.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@ static bool is_along_rows(const struct quant_copy *copy) {
     return copy->tile_rows == 0 && copy->data_column_step == 1;
 }
 
-/* ---- codes: up to which column of the target rows [r, r_end) have been moved ---- */
+/* ---- codes: functions return the column of the target up to which rows [r, r_end) are copied ---- */
 
 static int64_t move_bytes(const struct remap *remap, int64_t r, int64_t r_end) {
     const struct quant_copy *from = remap->from;
@@ -28,7 +28,7 @@ static int64_t move_bytes(const struct remap *remap, int64_t r, int64_t r_end) {
     return remap->column + n * packing;
 }
 
-/* Nibbles 0 to 3 to places 0, 2, 4 and 6, and back. */
+/* Moves nibbles 0 to 3 to positions 0, 2, 4 and 6, and back. */
 static uint32_t spread_nibbles(uint32_t x) {
     x = (x | x << 8) & 0x00FF00FFu;
     return (x | x << 4) & 0x0F0F0F0Fu;
@@ -39,14 +39,14 @@ static uint32_t gather_nibbles(uint32_t x) {
     return (x | x >> 8) & 0xFFFFu;
 }
 
-/* Eight columns in the order of rows to that of tiles, and back. */
+/* Converts eight columns from row order to tile order, and back. */
 static uint32_t tiled_nibbles(uint32_t x) { return spread_nibbles(x & 0xFFFFu) | spread_nibbles(x >> 16) << 4; }
 
 static uint32_t plain_nibbles(uint32_t x) {
     return gather_nibbles(x & 0x0F0F0F0Fu) | gather_nibbles(x >> 4 & 0x0F0F0F0Fu) << 16;
 }
 
-/* One row of a tile; `tile` is where the row begins in it, `plain` where its columns do elsewhere. */
+/* Copies one row of a tile; `tile` is the row's start in the tile, `plain` its row-major counterpart. */
 static void move_tile4_row(uint8_t *tile, uint8_t *plain, bool to_tiles) {
     enum { HALVES = TILE4_COLUMNS / 8, HALF_BYTES = 64 };
     for (int half = 0; half < HALVES; ++half) {
@@ -64,7 +64,7 @@ static void move_tile8_row(uint8_t *tile, uint8_t *plain, bool to_tiles) {
     }
 }
 
-/* All rows of a tile at once, which compilers turn into vectors: rows begin `step` bytes apart. */
+/* Copies all rows of a tile in loops that compilers vectorize: rows begin `step` bytes apart. */
 static void read_tile4(const uint8_t *tile, uint8_t *rows, int64_t step) {
     enum { HALVES = TILE4_COLUMNS / 8 };
     uint32_t words[HALVES][TILE4_ROWS];
@@ -98,7 +98,7 @@ static void read_tile8(const uint8_t *tile, uint8_t *rows, int64_t step) {
     }
 }
 
-/* `tiles` tiles of the same rows. */
+/* Copies `tiles` tiles of the same rows. */
 static void read_tiles(const uint8_t *tile, int64_t tiles, bool is_packed, uint8_t *rows, int64_t step) {
     for (int64_t t = 0; t < tiles; ++t) {
         if (is_packed) {
@@ -109,7 +109,7 @@ static void read_tiles(const uint8_t *tile, int64_t tiles, bool is_packed, uint8
     }
 }
 
-/* The bytes of codes that a row needs are read as little-endian words. */
+/* Codes of a row are read as little-endian words. */
 static bool is_little_endian(void) {
     const uint16_t one = 1;
     uint8_t first;
@@ -117,7 +117,8 @@ static bool is_little_endian(void) {
     return first == 1;
 }
 
-/* Between tiles and rows, whole tiles of columns, from a tile's first column on. Of the two, `plain` is the one that has rows. */
+/* Copies whole tiles of columns between tiles and rows, starting at a tile's first column. `plain` is the copy
+ * in row order. */
 static int64_t move_tiles(const struct remap *remap, int64_t r, int64_t r_end, bool to_tiles) {
     const struct quant_copy *tiled = to_tiles ? remap->to : remap->from;
     const struct quant_copy *plain = to_tiles ? remap->from : remap->to;
@@ -179,7 +180,7 @@ static int64_t move_codes(const struct remap *remap, int64_t r, int64_t r_end) {
 
 /* ---- scales ---- */
 
-/* Entries of a row that lie one after another by a step. */
+/* Entries of a row at a constant step. */
 struct scale_row {
     char *entry;
     int64_t step;

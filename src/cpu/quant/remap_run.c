@@ -1,4 +1,4 @@
-/* cpu/quant/remap_run.c: remaps on all threads, and the figures beside codes and block scales. */
+/* cpu/quant/remap_run.c: runs remaps on all threads, and copies tensor-wide scales and amaxes. */
 #include <string.h>
 
 #include "base/checked.h"
@@ -26,7 +26,7 @@ static void move_elements(const struct remap *remap, int64_t row, int64_t rows,
         return;
     }
     if (remap->column == remap->column_end && scales->row_step == 0) {
-        rows = min_int64(rows, 1); /* no elements, and one scale for all rows, however many they are */
+        rows = min_int64(rows, 1); /* no elements, and one scale for any number of rows */
     }
     struct panel_task task = {remap, row, rows, quant_panel_rows(remap->to)};
     const struct opaq_body body = {run_panels, &task};

@@ -1,5 +1,6 @@
-/* cpu/quant/through_rows.c: quantizing into tiles, and dequantizing from them, with kernels that know rows: some rows and columns
- * at a time lie in a strip, row by row, which stays in a cache. */
+/* cpu/quant/through_rows.c: quantizes into tiles, and dequantizes from them, with kernels that support
+ * row-major codes only: a part of the tensor at a time is kept in row-major order in a strip that fits the
+ * cache. */
 #include "cpu/quant/through_rows.h"
 
 #include <assert.h>
@@ -10,7 +11,7 @@
 #include "definition/segment_ref.h"
 #include "format/tile.h"
 
-/* Rows and columns that go at a time, whole blocks and, along the columns, whole tiles. */
+/* Rows and columns of a strip: whole blocks and, along the columns, whole tiles. */
 struct strip_size {
     int64_t rows, columns;
 };
@@ -19,7 +20,7 @@ static int64_t tile_columns(const struct quant_copy *copy) {
     return copy->is_packed ? TILE4_COLUMNS : TILE8_COLUMNS;
 }
 
-/* Scales of whole rows need whole rows. No rows: they are too long. */
+/* Scales per row need whole rows. 0 rows: they are too long. */
 static struct strip_size strip_size(const struct quant_copy *copy) {
     const int64_t panel = quant_panel_rows(copy);
     const int64_t columns = round_up(copy->operand.columns, tile_columns(copy));
@@ -37,8 +38,8 @@ bool through_rows_can_run(const struct quant_job *job, const struct quant_copy *
 
 static bool has_tiled_scales(const struct quant_copy *copy) { return copy->scale_layout.tiled_columns != 0; }
 
-/* Part of a tiled copy as a copy by itself whose codes lie row by row in a strip. Scales that lie in tiles are there too,
- * others stay where they are. */
+/* A part of a tiled copy as a separate copy whose codes are in row-major order in a strip. Tiled scales are in
+ * the strip too, others stay in place. */
 static struct quant_copy strip_copy(const struct quant_copy *tiled, struct tile_strip *strip, int64_t r,
                                     int64_t rows, int64_t c, int64_t columns) {
     const struct scale_layout *layout = &tiled->scale_layout;
@@ -72,7 +73,7 @@ static struct quant_copy strip_copy(const struct quant_copy *tiled, struct tile_
     return copy;
 }
 
-/* Calls `work` for one strip after another. */
+/* Calls `work` for each strip. */
 typedef void strip_function(const struct quant_kernel *kernel, const struct quant_job *job,
                             const struct quant_copy *tiled, const struct quant_copy *rows, int64_t r,
                             int64_t c);
@@ -92,7 +93,7 @@ static void each_strip(strip_function *work, const struct quant_kernel *kernel, 
 
 /* ---- to tiles ---- */
 
-/* What lies beyond the last column is zero. */
+/* Zeroes the columns beyond the last one. */
 static void clear_padding(const struct quant_copy *rows, bool has_scales) {
     if (rows->operand.columns < rows->data_columns) {
         const int64_t codes = rows->operand.rows * rows->data_row_step;
@@ -119,7 +120,7 @@ static void quantize_strip(const struct quant_kernel *kernel, const struct quant
 void quantize_through_rows(const struct quant_kernel *kernel, const struct quant_job *job,
                            const struct quant_copy *copy, int64_t r, int64_t r_end) {
     const int64_t left = r_end % copy->tile_rows;
-    if (left != 0) { /* the last tiles have rows that are not there */
+    if (left != 0) { /* the last tiles have rows beyond the tensor's end */
         copy_clear(copy, r_end - left, left);
     }
     each_strip(quantize_strip, kernel, job, copy, r, r_end);
@@ -127,7 +128,7 @@ void quantize_through_rows(const struct quant_kernel *kernel, const struct quant
 
 /* ---- from tiles ---- */
 
-/* Fills a strip. */
+/* Copies a part of the tiled tensor into a strip. */
 static void read_strip(const struct quant_copy *tiled, const struct quant_copy *rows, int64_t r, int64_t c) {
     const struct remap remap = {.from = tiled,
                                 .to = rows,

@@ -13,10 +13,10 @@ enum {
     SIDE = 16,       /* threads along each side of a tile */
     EACH = TILE / SIDE,
     PARTS = TILE / OPERAND_PART,
-    PITCH = TILE + 1 /* so that neighbours in a column lie in different banks */
+    PITCH = TILE + 1 /* avoids bank conflicts along a column */
 };
 
-/* An operand with what it points to. */
+/* An operand with the structs it points to. */
 struct product_operand {
     struct gemm_operand gemm;
     struct bare_copy of; /* its spec and copy */
@@ -65,7 +65,7 @@ static __device__ void load_tile(const struct gemm_operand *operand, int64_t row
     }
 }
 
-/* Bias, former c, rounding, and into place. */
+/* Adds bias and previous c, rounds and stores. */
 static __device__ void store_result(const struct product_arguments *job, int64_t row, int64_t column,
                                     float total) {
     struct quant_matrix c = job->c;
@@ -83,9 +83,8 @@ static __device__ void store_result(const struct product_arguments *job, int64_t
 static __global__ void __launch_bounds__(THREADS) product_kernel(struct product_arguments job) {
     __shared__ float a_tile[TILE][PITCH];
     __shared__ float b_tile[TILE][PITCH];
-    __shared__ struct product_operand
-        operands[2];         /* where all threads read them, rather than a copy for each */
-    __shared__ float factor; /* that decoding b leaves out */
+    __shared__ struct product_operand operands[2]; /* in shared memory, rather than one copy per thread */
+    __shared__ float factor;                       /* the factor that decoding of b omits */
     if (threadIdx.x == 0) {
         place_operand(&job.a, job.part, &job.group, true, &operands[0]);
         place_operand(&job.b, job.part, &job.group, false, &operands[1]);
@@ -110,7 +109,7 @@ static __global__ void __launch_bounds__(THREADS) product_kernel(struct product_
         float sum[EACH][EACH] = {};
         for (int64_t k = 0; k < depth; k += TILE) {
             const int terms = (int)min_int64(TILE, depth - k);
-            __syncthreads(); /* the tiles have been read */
+            __syncthreads(); /* all threads have read the tiles */
             load_tile(&a, row, k, a_tile);
             load_tile(&b, column, k, b_tile);
             __syncthreads();

@@ -1,4 +1,4 @@
-/* cuda/moe/activation.cu: what stands between the two products of an MLP, and its gradient: a thread for each element. */
+/* cuda/moe/activation.cu: the activation of an MLP and its gradient: one thread per element. */
 #include "cuda/cuda_functions.h"
 #include "definition/activation_formulas.h"
 #include "definition/segment_ref.h"
@@ -9,7 +9,7 @@ struct activation_arguments {
     struct opaq_experts_plan plan;
     struct quant_matrix h;
     struct quant_matrix a;  /* or da */
-    struct quant_matrix dh; /* of the gradient */
+    struct quant_matrix dh; /* gradient only */
 };
 
 /* The columns of h or dh that hold the gate and the factor of column c of a. */

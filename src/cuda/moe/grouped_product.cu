@@ -10,7 +10,7 @@ extern "C" {
 
 /* An execution on one group, and the table that operand.c calls with it. */
 struct group_execution {
-    struct opaq_execution execution; /* first: a pointer to it is one to all */
+    struct opaq_execution execution; /* first member: a pointer to it is a pointer to the struct */
     struct group_part group;
     enum product_part part;
 };
@@ -36,7 +36,7 @@ static enum opaq_status group_product(const struct gemm_job *job, void *workspac
                          error);
 }
 
-/* What one call works with: everything but the rows' operands is made by `work`. */
+/* The state of one call; `work` makes everything but the rows' operands. */
 struct grouped_run {
     struct work work;
     struct backend group_table; /* CUDA's, with the functions above */
@@ -59,7 +59,7 @@ static void run_begin(struct grouped_run *run, const struct row_groups *groups, 
     run->groups = *groups;
 }
 
-/* Turns to group `index`. */
+/* Selects group `index`. */
 static void run_group(struct grouped_run *run, int64_t index) {
     run->group.group.first = run->groups.is_split ? run->groups.first : NULL;
     run->group.group.group = index;
@@ -121,19 +121,19 @@ static enum opaq_status weight_operand(struct work *work, const struct grouped_w
     return operand_make(work, &plain, &form, operand, error);
 }
 
-/* The product of what belongs to the group. */
+/* The product of one group. */
 static enum opaq_status multiply(struct grouped_run *run, struct gemm_job *job, enum product_part part,
                                  struct opaq_error *error) {
     struct work work = run->work;
     work.backend = &run->group_table;
     work.execution = &run->group.execution;
     run->group.part = part;
-    return work_product(&work, job, error); /* which takes no scratch memory */
+    return work_product(&work, job, error); /* needs no scratch memory */
 }
 
 /* ---- products ---- */
 
-/* Where the product goes: the result itself, or scratch memory for all sorted rows. */
+/* The destination of the product: the result itself, or scratch memory for all sorted rows. */
 static enum opaq_status product_target(struct grouped_run *run, const struct grouped_product *job,
                                        int64_t columns, struct quant_matrix *c, struct opaq_error *error) {
     struct opaq_view scratch;
@@ -148,7 +148,7 @@ static enum opaq_status product_target(struct grouped_run *run, const struct gro
     return OPAQ_OK;
 }
 
-/* What becomes of all products. */
+/* Processes the products of all groups. */
 static enum opaq_status finish_product(struct grouped_run *run, const struct grouped_product *job,
                                        const struct quant_matrix *c, int64_t *places,
                                        struct opaq_error *error) {

@@ -18,10 +18,10 @@ static __global__ void load_weights_kernel(struct route_arguments arguments) {
     }
 }
 
-/* The sum over all threads of a block, in each of them, and those of the threads before this one in *before. */
+/* The sum over all threads of a block, in each of them; *before is the sum of the threads before this one. */
 static __device__ int64_t block_sum(int64_t value, int64_t *before) {
     __shared__ int64_t values[THREADS];
-    __syncthreads(); /* those of the call before have been read */
+    __syncthreads(); /* all threads have read the previous call's values */
     values[threadIdx.x] = value;
     __syncthreads();
     int64_t sum = 0;
@@ -53,7 +53,7 @@ static __global__ void __launch_bounds__(THREADS) count_slots_kernel(struct rout
     }
 }
 
-/* Sizes to offsets, by one thread. */
+/* Converts sizes to offsets, in one thread. */
 static __global__ void add_counts_kernel(struct route_arguments arguments) {
     const struct row_groups *groups = &arguments.job.groups;
     groups->first[0] = 0;

@@ -1,4 +1,4 @@
-/* cuda/moe/row_kernels.h: moving and joining rows of groups. Depends on cuda_functions.h. */
+/* cuda/moe/row_kernels.h: copies and combines rows of groups. Depends on cuda_functions.h. */
 #ifndef OPAQ_CUDA_MOE_ROW_KERNELS_H
 #define OPAQ_CUDA_MOE_ROW_KERNELS_H
 
@@ -10,11 +10,11 @@ struct row_span {
     int64_t group; /* -1: all */
 };
 
-/* `from`, a whole matrix in some order, to the first rows of `to`. */
+/* Copies from `from`, a whole matrix in some order, to the first rows of `to`. */
 enum opaq_status gather_span(const struct row_span *span, const struct quant_matrix *from, enum row_order order,
                              bool is_weighted, const struct quant_matrix *to, CUDA_RUN);
 
-/* All sorted rows to the rows of their slots. */
+/* Copies all sorted rows to the rows of their slots. */
 enum opaq_status scatter_rows(const struct row_groups *groups, const struct quant_matrix *from,
                               const struct quant_matrix *to, CUDA_RUN);
 

@@ -4,7 +4,7 @@
 #include "definition/segment_ref.h"
 #include "definition/sorted_rows.h"
 
-enum { PART = 256 }; /* terms of a dot product that are summed by themselves */
+enum { PART = 256 }; /* terms of a dot product that are summed separately */
 
 static __device__ int64_t span_first(const struct row_span *span) {
     return span->group < 0 ? 0 : group_begin(&span->groups, span->group);
@@ -129,7 +129,7 @@ struct combine_arguments {
     struct row_groups groups;
     struct quant_matrix from, sums;
     bool is_weighted;
-    int64_t *places; /* of each slot: its sorted row, or -1 */
+    int64_t *places; /* for each slot: its sorted row, or -1 */
 };
 
 static __global__ void find_places_kernel(struct combine_arguments job) {
@@ -139,7 +139,7 @@ static __global__ void find_places_kernel(struct combine_arguments job) {
     }
 }
 
-/* The sorted row of a token that comes next after `last`; -1 if there is none. */
+/* The next sorted row of a token after `last`; -1 if there is none. */
 static __device__ int64_t next_row(const struct combine_arguments *job, int64_t token, int64_t last) {
     int64_t next = -1;
     for (int64_t j = 0; j < job->groups.choices; ++j) {
@@ -150,7 +150,7 @@ static __device__ int64_t next_row(const struct combine_arguments *job, int64_t 
     return next;
 }
 
-/* A thread for each element of the sums. */
+/* One thread per element of the sums. */
 static __global__ void combine_kernel(struct combine_arguments job) {
     const struct row_groups *groups = &job.groups;
     const int64_t columns = job.sums.columns;
@@ -203,7 +203,7 @@ static __device__ float part_sum(const struct span_dot *dot, int64_t a_row, int6
     return sum;
 }
 
-/* A warp for each row: a lane sums a part, and the parts are added in order. */
+/* One warp per row: each lane sums a part, and the parts are added in order. */
 static __global__ void dot_kernel(struct dot_arguments job) {
     const struct row_groups *groups = &job.span.groups;
     const int64_t first = span_first(&job.span);

@@ -1,4 +1,5 @@
-/* cuda/quant/amax.cu: the amax of a tensor or of its rows. Joining is a maximum of bits, so order does not matter. */
+/* cuda/quant/amax.cu: the amax of a tensor or of its rows. Partial results are combined by an integer maximum
+ * of bits, so their order does not matter. */
 #include "cuda/quant/quant_kernels.h"
 #include "definition/block_ref.h"
 
@@ -20,7 +21,7 @@ static __device__ uint32_t part_bits(const struct quant_copy *copy, const struct
     return amax_bits(bits, values, PART, spec->rule == OPAQ_RULE_TE);
 }
 
-/* One for all rows; it is zero before. */
+/* One amax for all rows; must be zero before. */
 static __global__ void amax_tensor_kernel(struct amax_arguments job) {
     const struct quant_copy copy = copy_of_group(&job.copy, &job.group);
     const int64_t parts = ceil_div(copy.operand.columns, PART);
@@ -34,7 +35,7 @@ static __global__ void amax_tensor_kernel(struct amax_arguments job) {
     }
 }
 
-/* One for each row, by a warp. */
+/* One amax per row, by a warp. */
 static __global__ void amax_rows_kernel(struct amax_arguments job) {
     const struct quant_copy copy = copy_of_group(&job.copy, &job.group);
     const int64_t lane = threadIdx.x % WARP;
@@ -70,7 +71,7 @@ enum opaq_status amax_group(const struct quant_copy *copy, const struct opaq_spe
         TRY(launch("amax_rows", amax_rows_kernel, blocks_for(operand->rows, THREADS / WARP), THREADS, job,
                    execution, error));
     } else if (operand->rows > 0 && operand->columns > 0) {
-        if (!copy->is_hadamard && operand->column_step != 1) { /* the same elements, as they lie in memory */
+        if (!copy->is_hadamard && operand->column_step != 1) { /* the same elements in memory order */
             job.copy.operand = quant_matrix_transposed(*operand);
             job.copy.usage = copy->usage == OPAQ_ROWWISE ? OPAQ_COLUMNWISE : OPAQ_ROWWISE;
         }

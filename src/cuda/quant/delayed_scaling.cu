@@ -1,4 +1,4 @@
-/* cuda/quant/delayed_scaling.cu: delayed scaling's history on a GPU: a thread for each tensor. */
+/* cuda/quant/delayed_scaling.cu: updates the amax history of delayed scaling: one thread per tensor. */
 #include "cuda/cuda_functions.h"
 #include "definition/delayed_ref.h"
 

@@ -1,4 +1,4 @@
-/* cuda/quant/dequantize.cu: bytes to floats, every format: a thread for 16 elements, which share a scale. */
+/* cuda/quant/dequantize.cu: dequantizes every format: one thread per 16 elements, which share a scale. */
 #include "cuda/quant/quant_kernels.h"
 #include "definition/decode_ref.h"
 
@@ -7,7 +7,7 @@ enum { PART = 16 };
 static __global__ void dequantize_kernel(struct quant_arguments arguments) {
     const struct quant_copy copy = copy_of_group(&arguments.copy, &arguments.group);
     const struct opaq_spec *spec = &arguments.job.spec;
-    const bool along_rows = copy.operand.column_step == 1; /* neighbouring threads write neighbours */
+    const bool along_rows = copy.operand.column_step == 1; /* adjacent threads write adjacent elements */
     const int64_t rows = copy.operand.rows;
     const int64_t parts = ceil_div(copy.operand.columns, PART);
     for (int64_t i = thread_index(); i < rows * parts; i += thread_count()) {

@@ -1,4 +1,4 @@
-/* cuda/quant/quant_kernels.h: what the quantizers' kernels are given. Depends on cuda_functions.h. */
+/* cuda/quant/quant_kernels.h: the arguments of the quantization kernels. Depends on cuda_functions.h. */
 #ifndef OPAQ_CUDA_QUANT_QUANT_KERNELS_H
 #define OPAQ_CUDA_QUANT_QUANT_KERNELS_H
 
@@ -10,7 +10,7 @@ struct quant_arguments {
     struct group_part group;
     struct random_source random;
     const float *scale; /* fp8: given, or NULL */
-    const float *amax;  /* fp8: of the tensor, where no scale is given */
+    const float *amax;  /* fp8: of the tensor, if no scale is given */
 };
 
 /* A copy with the sizes of its group. */
@@ -42,12 +42,12 @@ OPAQ_DEVICE static inline struct quant_job job_of(const struct quant_arguments *
     return job;
 }
 
-/* Codes of copies, each in its own file; buffers that are packed or tiled are zero before. */
+/* Encode copies, each in its own file; packed or tiled buffers must be zero before. */
 enum opaq_status encode_fp8_tensor(const struct quant_arguments *arguments, CUDA_RUN);
 enum opaq_status quantize_fp8_blocks(const struct quant_arguments *arguments, CUDA_RUN);
 enum opaq_status quantize_small_blocks(const struct quant_arguments *arguments, CUDA_RUN);
 
-/* Turns the amax in `amax` into the stored scale, having given it back in `returned` unless that is NULL. */
+/* Replaces the amax in `amax` by the stored scale, after copying it to `returned` unless that is NULL. */
 enum opaq_status finish_fp8_tensor(const struct quant_arguments *arguments, float *amax, float *returned,
                                    CUDA_RUN);
 

@@ -13,7 +13,7 @@ static __global__ void quantize_blocks_kernel(struct quant_arguments arguments) 
     const struct quant_copy copy = copy_of_group(&arguments.copy, &arguments.group);
     const struct quant_job job = job_of(&arguments);
     const bool is_nvfp4 = job.spec.format == OPAQ_NVFP4;
-    const bool along_rows = copy.operand.column_step == 1; /* neighbouring threads read neighbours */
+    const bool along_rows = copy.operand.column_step == 1; /* adjacent threads read adjacent elements */
     const int64_t rows = unit_rows(&copy);
     const int64_t down = ceil_div(copy.operand.rows, rows);
     const int64_t across = ceil_div(copy.operand.columns, copy.block_columns);

@@ -16,7 +16,7 @@ static __global__ void encode_fp8_kernel(struct quant_arguments arguments) {
     const struct quant_copy copy = copy_of_group(&arguments.copy, &arguments.group);
     const struct quant_job job = job_of(&arguments);
     const float apply = tensor_scale(&arguments).apply;
-    const bool along_rows = copy.operand.column_step == 1; /* neighbouring threads read neighbours */
+    const bool along_rows = copy.operand.column_step == 1; /* adjacent threads read adjacent elements */
     const int64_t inner = along_rows ? copy.operand.columns : copy.operand.rows;
     const int64_t count = copy.operand.rows * copy.operand.columns;
     for (int64_t i = thread_index(); i < count; i += thread_count()) {
@@ -57,11 +57,11 @@ enum opaq_status finish_fp8_tensor(const struct quant_arguments *arguments, floa
 
 enum { BLOCK_THREADS = 128 };
 
-/* The largest value of all threads of a block, in each of them. */
+/* The maximum over all threads of a block, in each of them. */
 static __device__ uint32_t block_max(uint32_t value) {
     __shared__ uint32_t of_warp[BLOCK_THREADS / WARP];
     const uint32_t largest = warp_max(value);
-    __syncthreads(); /* the values of the call before have been read */
+    __syncthreads(); /* all threads have read the previous call's values */
     if (threadIdx.x % WARP == 0) {
         of_warp[threadIdx.x / WARP] = largest;
     }
@@ -73,7 +73,7 @@ static __device__ uint32_t block_max(uint32_t value) {
     return all;
 }
 
-/* Element i of a block of `rows` x `columns`: along what lies together. */
+/* Element i of a block of `rows` x `columns`, in memory order. */
 struct place {
     int64_t r, c;
 };

@@ -11,7 +11,7 @@ static size_t code_bytes(const struct quant_copy *copy) {
     return (size_t)(copy->is_packed ? codes / 2 : codes);
 }
 
-/* Padding is zero by definition, so scales, and codes that are or-ed in or padded, are cleared whole. */
+/* Clears scales, and codes that are or-ed in or padded, since padding must be zero. */
 static enum opaq_status clear_copies(const struct quant_job *job, const struct opaq_execution *execution,
                                      struct opaq_error *error) {
     for (int i = 0; i < job->copy_count; ++i) {
@@ -24,7 +24,7 @@ static enum opaq_status clear_copies(const struct quant_job *job, const struct o
     return OPAQ_OK;
 }
 
-/* Where the tensor's amax is until the codes are made: given, or in the place of the scale. */
+/* The address of the tensor's amax until encoding: the given one, or the scale's entry. */
 static enum opaq_status settle_fp8(const struct quant_job *job, const struct quantize_figures *figures,
                                    struct quant_arguments *arguments, const struct opaq_execution *execution,
                                    struct opaq_error *error) {

@@ -1,4 +1,4 @@
-/* cuda/quant/remap.cu: moving codes and scales between copies, and the figures beside them. */
+/* cuda/quant/remap.cu: copies codes and scales between copies, and tensor-wide scales and amaxes. */
 #include "cuda/cuda_functions.h"
 #include "definition/remap_element.h"
 
@@ -32,7 +32,7 @@ static __global__ void remap_codes_kernel(struct remap_arguments job) {
     }
 }
 
-/* A thread for each row's scale of a block. Rows that share an entry write the same to it. */
+/* One thread per row and block scale. Rows that share an entry write the same value to it. */
 static __global__ void remap_scales_kernel(struct remap_arguments job) {
     struct remap remap = job.remap;
     remap.from = &job.from;
@@ -84,6 +84,6 @@ enum opaq_status cuda_compare_figures(const struct quant_job *a, const struct qu
     (void)b;
     (void)execution;
     (void)error;
-    *are_equal = true; /* looking would mean waiting */
+    *are_equal = true; /* comparing would mean waiting for the device */
     return OPAQ_OK;
 }

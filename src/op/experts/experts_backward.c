@@ -40,7 +40,7 @@ enum opaq_status form_mlp_backward(const struct op_call *call, int output, struc
 
 struct backward {
     struct experts experts;
-    struct opaq_view dy, h;   /* as they came */
+    struct opaq_view dy, h;   /* as given */
     struct opaq_view h_rows;  /* sorted */
     struct opaq_view a;       /* activation(h), sorted */
     struct opaq_view dx_sums; /* where rows are routed */
@@ -51,7 +51,7 @@ static bool wants(const struct backward *backward, int which) {
     return has_gradient(backward->experts.plan, which);
 }
 
-/* Which output row stands for one of these. */
+/* The output row of a gradient. */
 static int output_of(const struct backward *backward, int which) {
     return backward->experts.is_routed || which < DROUTER ? which : which - 1;
 }
@@ -81,7 +81,7 @@ static enum opaq_status read_gradients(struct backward *backward, struct opaq_er
     return OPAQ_OK;
 }
 
-/* Rows in sorted order: gathered into the arena, or, where nothing is routed, as they are. */
+/* Rows in sorted order: gathered into the arena or, without routing, in place. */
 static enum opaq_status gather(struct backward *backward, const struct opaq_view *from, enum row_order order,
                                bool is_weighted, struct opaq_view *rows, struct opaq_error *error) {
     struct experts *experts = &backward->experts;
@@ -99,7 +99,7 @@ static enum opaq_status gather(struct backward *backward, const struct opaq_view
                                                            &target, work->execution, error);
 }
 
-/* How products read dy or dh along a usage: quantized, or as they are where the backward is not. */
+/* How products read dy or dh along a usage: quantized, or plain if the backward is not quantized. */
 static struct operand_form gradient_form(const struct backward *backward, enum opaq_usage along,
                                          enum experts_stream stream) {
     const struct opaq_experts_plan *plan = backward->experts.plan;
@@ -141,7 +141,7 @@ static enum opaq_status router_gradient(struct backward *backward, const struct 
     struct work *work = &experts->call->work;
     struct operand_form seen = form_along(OPAQ_ROWWISE);
     if (plan->backward == OPAQ_BACKWARD_DEQUANTIZED &&
-        is_quantized(&plan->h)) { /* what the forward multiplied */
+        is_quantized(&plan->h)) { /* the operand of the forward's product */
         seen = forward_form(&plan->h, NULL, experts->random, EXPERTS_H);
         seen.is_dequantized = true;
     }
@@ -259,7 +259,7 @@ static enum opaq_status activate(struct backward *backward, struct opaq_error *e
                : work->backend->activate(&experts->groups, experts->plan, &h, &a, work->execution, error);
 }
 
-/* The router's gradients, by slot, as the output. */
+/* Copies the router's gradients, by slot, to the output. */
 static enum opaq_status store_router(struct backward *backward, struct opaq_error *error) {
     struct work *work = &backward->experts.call->work;
     const struct opaq_view view = output_view(backward, DROUTER);

@@ -9,10 +9,10 @@
 /* the outputs; h only where it is kept */
 enum { Y, H };
 
-/* A scale of a checkpoint: one float for all experts, or one for each. */
+/* A scale from a checkpoint: one float for all experts, or one per expert. */
 struct given_scale {
     const float *floats; /* or NULL */
-    int64_t step;        /* 1: one for each expert */
+    int64_t step;        /* 1: one per expert */
 };
 
 static enum opaq_status read_scale(const struct experts *experts, const char *name, const char *operand,

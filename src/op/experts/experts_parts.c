@@ -1,4 +1,4 @@
-/* op/experts/experts_parts.c: what the forward and the backward of an MLP or a mixture of experts share. */
+/* op/experts/experts_parts.c: shared by the forward and the backward of an MLP or a mixture of experts. */
 #include "op/experts/experts_parts.h"
 
 #include <string.h>
@@ -79,7 +79,7 @@ static enum opaq_status read_experts_random(struct experts *experts, struct opaq
 
 /* ---- routing ---- */
 
-/* [tokens, k], or the leading sizes of the tokens' tensor and k; sizes of 1 do not count. */
+/* [tokens, k], or the leading sizes of the tokens' tensor and k; dimensions of size 1 are ignored. */
 static bool fits_tokens(const struct opaq_tensor *ids, const struct opaq_proto *tokens) {
     const int64_t flat = opaq_proto_rows(tokens);
     const int leading = ids->rank - 1;

@@ -5,7 +5,7 @@
 
 #include "op/linear/linear_parts.h"
 
-/* Streams of random numbers, for each expert. */
+/* Random streams per expert. */
 enum experts_stream { EXPERTS_X, EXPERTS_W1, EXPERTS_H, EXPERTS_W2, EXPERTS_DY, EXPERTS_DH };
 
 /* One call, its arguments read and checked. All operators have them under the same names. */
@@ -18,7 +18,7 @@ struct experts {
     struct opaq_view gate_up_bias, down_bias;
     bool has_gate_up_bias, has_down_bias;
     const int64_t *random;
-    bool is_routed;           /* moe; an mlp is one group that has all rows */
+    bool is_routed;           /* moe; an mlp is one group with all rows */
     struct row_groups groups; /* in device memory */
     int64_t rows;             /* of x */
     int64_t hidden;           /* H */
@@ -26,10 +26,10 @@ struct experts {
     int64_t width;            /* of h */
 };
 
-/* Reads what all operators have, and sorts the rows by expert. */
+/* Reads the arguments that all operators have, and sorts the rows by expert. */
 enum opaq_status experts_begin(struct op_call *call, struct experts *experts, struct opaq_error *error);
 
-/* Rows of x or dy, as a token has them; for an mlp as they lie. */
+/* Rows of x or dy in token order; for an mlp, in place. */
 struct grouped_rows experts_token_rows(const struct experts *experts, const struct opaq_view *view,
                                        bool is_weighted, struct operand_form form);
 

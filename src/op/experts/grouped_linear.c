@@ -6,7 +6,7 @@
 #include "op/experts/experts_parts.h"
 #include "op/table/op_tensor.h"
 
-/* One call of either. */
+/* One call of either operator. */
 struct grouped {
     struct op_call *call;
     const struct opaq_linear_plan *plan;
@@ -31,7 +31,7 @@ static enum opaq_status check_plan(const struct grouped *grouped, struct opaq_er
     return OPAQ_OK;
 }
 
-/* [E] numbers that make x's rows. */
+/* Reads [E] group sizes, which add up to x's rows. */
 static enum opaq_status split(struct grouped *grouped, struct opaq_error *error) {
     struct work *work = &grouped->call->work;
     const struct opaq_tensor *splits = op_argument(grouped->call, "splits")->tensors;
@@ -114,7 +114,7 @@ enum opaq_status form_grouped_linear_backward(const struct op_call *call, int ou
     return OPAQ_OK;
 }
 
-/* dy along a usage, quantized where the backward is. */
+/* dy along a usage, quantized if the backward is. */
 static struct operand_form dy_form(const struct grouped *grouped, enum opaq_usage along) {
     const struct opaq_linear_plan *plan = grouped->plan;
     struct operand_form form = form_along(along);

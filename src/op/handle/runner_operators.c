@@ -8,10 +8,10 @@
 #include "op/table/op_table.h"
 #include "op/table/op_tensor.h"
 
-/* the activations of moe_gemm; of the others X alone */
+/* the activations of moe_gemm; the other operators have X only */
 enum { X, TOPK_WEIGHTS, TOPK_IDS, INPUT_LIMIT };
 
-/* One call: its runner, held, and its tensors side by side. */
+/* One call: its runner, held, and its tensors in one array. */
 struct held_call {
     int64_t handle;
     const struct runner *runner;
@@ -49,7 +49,7 @@ static enum opaq_status check_sizes(const struct op_call *call, const struct hel
     return OPAQ_OK;
 }
 
-/* Elements but for the last dimension; -1 if a tensor has none, or too many. */
+/* The number of elements without the last dimension; -1 if a tensor has none, or too many. */
 static int64_t rows_of(const struct opaq_tensor *tensor) {
     struct opaq_tensor leading = *tensor;
     --leading.rank;
@@ -80,7 +80,7 @@ static enum opaq_status check_topk(const struct held_call *held, struct opaq_err
     return OPAQ_OK;
 }
 
-/* After success the runner is held, and has to be released. */
+/* On success the runner is held; the caller releases it. */
 static enum opaq_status hold(const struct op_call *call, struct held_call *held, struct opaq_error *error) {
     const int kind = kind_of(call->op);
     const int count = kind == OPAQ_RUNNER_MOE ? INPUT_LIMIT : 1;
@@ -100,7 +100,7 @@ static enum opaq_status hold(const struct op_call *call, struct held_call *held,
     return OPAQ_OK;
 }
 
-/* Memory that a runner's functions can read as it is described, of sizes that fit. */
+/* Checks that memory matches its description and sizes match the runner. */
 static enum opaq_status check(const struct op_call *call, const struct held_call *held,
                               struct opaq_error *error) {
     TRY(check_sizes(call, held, error));
@@ -113,7 +113,7 @@ static enum opaq_status check(const struct op_call *call, const struct held_call
     return OPAQ_OK;
 }
 
-/* The runner's own function; its errors are named after it. */
+/* Calls the runner's own function; its errors are prefixed with the operator's name. */
 static enum opaq_status run_held(struct op_call *call, const struct held_call *held, struct opaq_error *error) {
     const struct opaq_runner_functions *functions = &held->runner->functions;
     struct opaq_error reason = {OPAQ_OK, ""};
@@ -128,7 +128,7 @@ static enum opaq_status run_held(struct op_call *call, const struct held_call *h
     if (status == OPAQ_OK) {
         return OPAQ_OK;
     }
-    reason.text[sizeof reason.text - 1] = '\0'; /* it may have been written by the caller's code */
+    reason.text[sizeof reason.text - 1] = '\0'; /* the caller's code may have written it */
     return opaq_fail(error, status, "runner %lld: %s", (long long)held->handle,
                      reason.text[0] == '\0' ? "failed without a reason" : reason.text);
 }

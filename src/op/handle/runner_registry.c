@@ -1,4 +1,4 @@
-/* op/handle/runner_registry.c: handles, holds, and who frees what when. */
+/* op/handle/runner_registry.c: handles and holds of runners. */
 #include "op/handle/runner_registry.h"
 
 #include <stdatomic.h>
@@ -19,17 +19,17 @@ enum { PAGE_SLOTS = 256, PAGE_COUNT = OPAQ_RUNNER_LIMIT / PAGE_SLOTS, SLOT_BITS 
 
 struct slot {
     _Atomic uint64_t word;
-    struct runner runner; /* written before the word says that it is valid, read by those who hold it */
+    struct runner runner; /* written before the word becomes valid, read only while held */
     int next_free;        /* guarded by fork_lock */
 };
 
-/* A page is published once, with a release store, and stays. */
+/* A page is published once, with a release store, and never freed. */
 static _Atomic(struct slot *) pages[PAGE_COUNT];
 static atomic_int live;
 
-/* Guarded by fork_lock, which is taken to make a runner and to give a slot back, never to find one. */
+/* Guarded by fork_lock, which is taken to create a runner and to free a slot, never for a lookup. */
 static int first_free = NO_SLOT;
-static int slots_used; /* slots from this one on were never used */
+static int slots_used; /* slots from here on were never used */
 
 /* ---- handles ---- */
 
@@ -39,7 +39,7 @@ static int64_t handle_of(int slot, uint64_t generation) {
     return (int64_t)(generation << SLOT_BITS | (uint64_t)slot);
 }
 
-/* The slot that a handle names; NULL if there never was one. */
+/* The slot of a handle; NULL if it never existed. */
 static struct slot *slot_of(int64_t handle) {
     const uint64_t bits = (uint64_t)handle;
     const uint64_t generation = bits >> SLOT_BITS;
@@ -55,7 +55,7 @@ static bool is_there(uint64_t word, int64_t handle) {
     return (word & VALID) != 0 && generation_of(word) == (uint64_t)handle >> SLOT_BITS;
 }
 
-/* Why a handle finds nothing: a generation that its slot has not reached was never given out. */
+/* Why a handle is invalid: never issued, if its slot has not reached that generation, or destroyed. */
 static void refuse(int64_t handle, const struct slot *slot, uint64_t word, struct opaq_error *error) {
     const bool was_there = slot != NULL && generation_of(word) >= (uint64_t)handle >> SLOT_BITS;
     (void)opaq_fail(error, OPAQ_ERROR_ARGUMENT, "runner %lld %s", (long long)handle,
@@ -75,7 +75,7 @@ const struct runner *runner_hold(int64_t handle, int kind, struct opaq_error *er
     while (slot != NULL && is_there(word, handle)) {
         if (!atomic_compare_exchange_weak_explicit(&slot->word, &word, word + ONE_HOLD, memory_order_acquire,
                                                    memory_order_relaxed)) {
-            continue; /* somebody else held or released it; `word` is what it is now */
+            continue; /* another thread changed the word; `word` has its new value */
         }
         const int is_kind = slot->runner.info.kind;
         if (kind == RUNNER_ANY || kind == is_kind) {
@@ -90,7 +90,7 @@ const struct runner *runner_hold(int64_t handle, int kind, struct opaq_error *er
     return NULL;
 }
 
-/* A slot whose generations are used up is not given out again: 2^31 - 1 runners stood there. */
+/* Makes the slot available again, unless its 2^31 - 1 generations are used up. */
 static void give_slot_back(struct slot *slot, int index, uint64_t generation) {
     fork_lock();
     if (generation < LAST_GENERATION) {
@@ -102,13 +102,13 @@ static void give_slot_back(struct slot *slot, int index, uint64_t generation) {
 
 void runner_release(int64_t handle) {
     struct slot *slot = slot_of(handle);
-    /* release: what this holder read and wrote comes before; acquire: what all others did comes before the end */
+    /* release: this holder's accesses happen before the destroy; acquire: so do those of all other holders */
     const uint64_t before = atomic_fetch_sub_explicit(&slot->word, ONE_HOLD, memory_order_acq_rel);
     if ((before & HOLDS) != ONE_HOLD) {
         return;
     }
-    /* The registry's own hold is gone too, so nobody finds it any more. The lock is not held: a runner's destroy may
-     * use this file. */
+    /* The registry's own hold is released too, so no lookup finds the runner. The lock is not held: a runner's
+     * destroy may call functions of this file. */
     if (slot->runner.functions.destroy != NULL) {
         slot->runner.functions.destroy(slot->runner.state);
     }
@@ -117,7 +117,7 @@ void runner_release(int64_t handle) {
 
 /* ---- making ---- */
 
-/* A slot that nobody uses, with fork_lock held; NULL with a status if there is none. */
+/* A free slot, with fork_lock held; NULL with a status if there is none. */
 static struct slot *take_slot(int *index, enum opaq_status *status, struct opaq_error *error) {
     if (first_free != NO_SLOT) {
         *index = first_free;
@@ -200,7 +200,7 @@ enum opaq_status opaq_runner_register(const struct opaq_runner_info *info,
     if (slot == NULL) {
         return status;
     }
-    /* From here on it is ours alone: the word says that nothing is there until the last line. */
+    /* No other thread accesses the slot until the last line makes it valid. */
     const uint64_t generation = generation_of(atomic_load_explicit(&slot->word, memory_order_relaxed)) + 1;
     slot->runner = (struct runner){*info, *functions, state};
     *handle = handle_of(index, generation);

@@ -1,26 +1,27 @@
-/* op/handle/runner_registry.h: runners by their handles, found without a lock. Depends on opaq/runner.h.
+/* op/handle/runner_registry.h: lock-free lookup of runners by handle. Depends on opaq/runner.h.
  *
  * A handle is generation << 16 | slot. Each slot has one atomic word:
  *
  *     generation (31 bits) | valid (1 bit) | holds (32 bits)
  *
- * Whoever runs a runner holds it: one compare-and-swap that adds 1 where generation and valid are as they should be. The
- * registry itself holds it too, until it is destroyed, which clears the valid bit first. The hold that goes last
- * destroys the state and gives the slot back; its next user gets the next generation, so an old handle never finds
- * somebody else's runner. Slots stand in pages that are never freed, so a look-up may read any of them at any time. */
+ * A run takes a hold on its runner: one compare-and-swap that adds 1 if generation and valid match. The
+ * registry has a hold too, until the runner is destroyed, which first clears the valid bit. Releasing the last
+ * hold destroys the state and frees the slot; its next runner gets the next generation, so an old handle never
+ * refers to another runner. Slots are in pages that are never freed, so a lookup may read any of them at any
+ * time. */
 #ifndef OPAQ_OP_HANDLE_RUNNER_REGISTRY_H
 #define OPAQ_OP_HANDLE_RUNNER_REGISTRY_H
 
 #include "opaq/runner.h"
 
-/* What a slot keeps; constant while it is held. */
+/* The contents of a slot; constant while it is held. */
 struct runner {
     struct opaq_runner_info info;
     struct opaq_runner_functions functions;
     void *state;
 };
 
-/* Any kind. */
+/* Any kind of runner. */
 enum { RUNNER_ANY = -1 };
 
 /* The runner of a handle, which must be of `kind`. It stays until it is released. NULL with an OPAQ_ERROR_ARGUMENT if

@@ -48,10 +48,10 @@ enum opaq_status form_linear_backward(const struct op_call *call, int output, st
 
 /* ---- arguments ---- */
 
-/* Delayed scaling's state: the scales and histories that are there, checked. */
+/* The state of delayed scaling: the given scales and histories, checked. */
 struct delayed {
-    const float *forward_amax; /* the forward's: of x, w and y */
-    float *backward_amax;      /* this one's: of dy and dx; in the arena */
+    const float *forward_amax; /* from the forward: of x, w and y */
+    float *backward_amax;      /* computed here: of dy and dx; in the arena */
     struct opaq_delayed_state forward, backward;
 };
 
@@ -61,7 +61,7 @@ struct inputs {
     struct delayed delayed;
 };
 
-/* [length][count] floats, written into. */
+/* [length][count] floats, updated in place. */
 static enum opaq_status read_history(const struct op_call *call, int scale, int64_t count,
                                      struct opaq_delayed_state *state, struct opaq_error *error) {
     const struct opaq_value *values = call->values;
@@ -135,7 +135,7 @@ static enum opaq_status read_inputs(const struct op_call *call, const struct lin
 
 /* ---- gradients ---- */
 
-/* What quantizing dy or dx is given. */
+/* Scales and amaxes for quantizing dy or dx. */
 static struct quantize_figures figures_of(const struct inputs *in, int place, int64_t stream) {
     const struct delayed *delayed = &in->delayed;
     return (struct quantize_figures){

@@ -64,14 +64,14 @@ static enum opaq_status read_inputs(const struct op_call *call, const struct lin
     return read_floats(call, "scale", &values[SCALE], plan_forward_is_delayed(plan), 3, &in->scale, error);
 }
 
-/* What quantizing x, w or y is given: the figures at its stream's place. */
+/* Scales and amaxes for quantizing x, w or y. */
 static struct quantize_figures figures_of(const struct inputs *in, int place, int64_t stream) {
     return (struct quantize_figures){.scale = in->scale == NULL ? NULL : in->scale + place,
                                      .amax = in->amax == NULL ? NULL : in->amax + place,
                                      .random = {.state = in->random, .stream = stream}};
 }
 
-/* x or w as the product reads it: as it came, or quantized, with the copy that is saved. */
+/* x or w as the product reads it: plain or quantized, including the copy that is saved. */
 static enum opaq_status prepare(struct op_call *call, const struct opaq_view *view,
                                 const struct opaq_form *form, struct opaq_form saved, int output,
                                 struct quantize_figures figures, struct operand *operand,

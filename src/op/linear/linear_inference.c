@@ -1,4 +1,4 @@
-/* op/linear/linear_inference.c: the operator linear: x w^T + bias, nothing kept. And which kernel multiplies what. */
+/* op/linear/linear_inference.c: the operator linear: x w^T + bias, nothing saved; and opaq_linear_kernel. */
 #include "base/try.h"
 #include "op/linear/linear_parts.h"
 #include "op/table/op_tensor.h"

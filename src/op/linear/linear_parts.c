@@ -1,4 +1,4 @@
-/* op/linear/linear_parts.c: what operators with weights share. */
+/* op/linear/linear_parts.c: shared by operators with weights. */
 #include "op/linear/linear_parts.h"
 
 #include <string.h>
@@ -58,6 +58,14 @@ enum opaq_status read_plain(const struct op_call *call, const char *name, const 
     if (tensor->rank != rank || memcmp(tensor->shape, shape, (size_t)rank * sizeof *shape) != 0) {
         return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s has the shape %s, expected %s", name,
                          shape_text(tensor, got, sizeof got), sizes_text(shape, rank, want, sizeof want));
+    }
+    if (dtype >= 0 && tensor->dtype != dtype && strcmp(name, "x") != 0 &&
+        (tensor->dtype == OPAQ_DTYPE_BF16 ||
+         tensor->dtype == OPAQ_DTYPE_F16)) { /* usually x is the wrong one */
+        const char *const mine = dtype_name(tensor->dtype);
+        return opaq_fail(error, OPAQ_ERROR_ARGUMENT,
+                         "x holds %s, but %s holds %s; expected x in %s, or %s in %s%s", dtype_name(dtype),
+                         name, mine, mine, name, dtype_name(dtype), dtype == OPAQ_DTYPE_F32 ? "" : " or f32");
     }
     if (dtype >= 0 && tensor->dtype != dtype && tensor->dtype != OPAQ_DTYPE_F32) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s holds %s, expected %s%s", name,
@@ -211,7 +219,7 @@ enum opaq_status multiply(struct op_call *call, const struct operand *a, const s
 
 /* ---- quantizing ---- */
 
-/* Where each buffer of `view` lies: in an output where that has one of the name, else in the arena. */
+/* The memory of each buffer of `view`: an output's if that has a buffer of the name, else the arena's. */
 static void place_buffers(struct op_call *call, int output, struct opaq_view *view) {
     const struct opaq_outputs *outputs = call->outputs;
     struct opaq_buffer mine[OPAQ_BUFFER_LIMIT];
@@ -241,7 +249,7 @@ enum opaq_status quantize_to(struct op_call *call, const struct opaq_view *x,
         return OPAQ_OK;
     }
     struct quantize_figures figures = target->figures;
-    if (!has_option(&target->form, OPAQ_DELAYED)) { /* which others do not take */
+    if (!has_option(&target->form, OPAQ_DELAYED)) { /* other forms do not have one */
         figures.scale = NULL;
         figures.amax = NULL;
     }

@@ -6,7 +6,7 @@
 #include "op/plan/linear_plan.h"
 #include "op/table/op_table.h"
 
-/* The stream of random numbers that an operand's stochastic rounding takes. */
+/* The random stream of an operand's stochastic rounding. */
 enum linear_stream { STREAM_X = 0, STREAM_W = 1, STREAM_DY = 2, STREAM_Y = 3, STREAM_DX = 4 };
 
 /* ---- arguments ---- */
@@ -36,29 +36,30 @@ enum opaq_status read_list(const struct op_call *call, const char *name, const s
 /* A weight [N,K] (rank 2), or a stack of them [E,N,K] (rank 3), from a list and its shape. */
 struct weight_stack {
     const char *name;
-    struct opaq_view view; /* plain, or as it came quantized */
+    struct opaq_view view; /* plain, or quantized as given */
     int64_t count, rows, columns;
 };
 enum opaq_status read_stack(const struct op_call *call, const char *name, const struct opaq_value *list,
                             const struct opaq_value *shape, int rank, const struct opaq_form *given,
                             int32_t dtype, struct weight_stack *stack, struct opaq_error *error);
 
-/* A plain tensor [N] or [E,N] beside a stack; *is_there is false if `value` has none. */
+/* A plain tensor [N] or [E,N] that belongs to a stack; *is_there is false if `value` has none. */
 enum opaq_status read_stack_bias(const struct op_call *call, const char *name, const struct opaq_value *value,
                                  const struct weight_stack *stack, int32_t dtype, struct opaq_view *bias,
                                  bool *is_there, struct opaq_error *error);
 
-/* A contiguous f32 argument of `count` floats, which must be there exactly if `is_needed`. */
+/* A contiguous f32 argument of `count` floats, present if and only if `is_needed`. */
 enum opaq_status read_floats(const struct op_call *call, const char *name, const struct opaq_value *value,
                              bool is_needed, int64_t count, const float **floats, struct opaq_error *error);
 
-/* Two int64 (seed, offset), which must be there if `is_needed`. */
+/* Two int64 (seed, offset), required if `is_needed`. */
 enum opaq_status read_random(const struct op_call *call, const struct opaq_value *value, bool is_needed,
                              const int64_t **random, struct opaq_error *error);
 
 /* ---- operands ---- */
 
-/* How the forward reads an operand, quantized along its rows or as it is; `given`: a scale of a checkpoint, or NULL. */
+/* How the forward reads an operand: quantized along its rows, or plain; `given`: a scale of a checkpoint, or
+ * NULL. */
 struct operand_form forward_form(const struct opaq_form *form, const float *given, const int64_t *random,
                                  int64_t stream);
 
@@ -67,14 +68,14 @@ struct operand_form forward_form(const struct opaq_form *form, const float *give
 struct operand_form kept_form(const struct opaq_form *form, int32_t backward, const int64_t *random,
                               int64_t stream);
 
-/* As it is, along a usage. */
+/* Plain, along a usage. */
 struct operand_form form_along(enum opaq_usage usage);
 
-/* Whether a scale of a checkpoint goes with the form: there where it is delayed, absent where the form takes none. */
+/* Checks a checkpoint's scale against the form: required if it is delayed, absent otherwise. */
 enum opaq_status check_given_scale(const char *scale_name, const char *name, const struct opaq_form *form,
                                    const float *given, struct opaq_error *error);
 
-/* Whether the matrices of a stack that came quantized can be read one by one: they share no scale and no tile. */
+/* Whether the matrices of a quantized stack can be read separately: they share no scale and no tile. */
 enum opaq_status check_stack(const struct weight_stack *stack, struct opaq_error *error);
 
 /* c = a b^T (+ bias). */
@@ -84,9 +85,10 @@ enum opaq_status multiply(struct op_call *call, const struct operand *a, const s
 
 /* ---- quantizing ---- */
 
-/* Quantizes a plain tensor: the buffers that output row `output` has (-1: none) lie there, the others in the arena. */
+/* Quantizes a plain tensor: buffers that output row `output` has (-1: none) are written there, others to the
+ * arena. */
 struct quantize_target {
-    struct opaq_form form; /* with the usages that are made */
+    struct opaq_form form; /* with the usages to make */
     int output;
     struct quantize_figures figures;
 };

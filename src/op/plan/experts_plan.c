@@ -11,8 +11,8 @@
 #include "op/plan/plan_words.h"
 #include "opaq/status.h"
 
-/* In the order of enum opaq_activation: the name, and the numbers that stand where a plan gives none. A limit of 0 has to
- * be given; -1: there is none. */
+/* In the order of enum opaq_activation: the name, and the default parameters. A limit of 0 must be given; -1:
+ * none. */
 static const struct {
     const char *name;
     float limit, alpha, beta;
@@ -51,7 +51,7 @@ static enum opaq_status read_number(const struct plan_word *word, float *number,
     return OPAQ_OK;
 }
 
-/* The name's values take the places that no word has taken: unset numbers are NaN. */
+/* Sets parameters that the plan does not give, which are NaN, to the activation's defaults. */
 static enum opaq_status read_activation(const struct plan_word *word, struct opaq_experts_plan *plan,
                                         struct opaq_error *error) {
     for (int32_t i = 0; i < OPAQ_ACTIVATION_COUNT; ++i) {
@@ -126,7 +126,7 @@ static enum opaq_status read_word(const struct plan_word *word, void *read, stru
                        error);
 }
 
-/* The activation's numbers: those that were given, where it has them. */
+/* Checks the given parameters against those that the activation has. */
 static enum opaq_status settle_numbers(struct opaq_experts_plan *plan, struct opaq_error *error) {
     const char *name = activations[plan->activation].name;
     const bool has_limit = activations[plan->activation].limit >= 0;

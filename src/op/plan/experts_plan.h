@@ -6,7 +6,7 @@
 
 #include "opaq/experts.h"
 
-/* The plan that a text argument stands for, parsed once. The error names no operation. */
+/* The plan of a text argument, parsed once. Error texts do not name the operation. */
 enum opaq_status experts_plan_of_value(const struct opaq_value *text, struct opaq_experts_plan *plan,
                                        struct opaq_error *error);
 

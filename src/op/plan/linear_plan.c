@@ -81,7 +81,7 @@ static enum opaq_status read_word(const struct plan_word *word, void *read, stru
         error);
 }
 
-/* Delayed scales of one direction aim at one range. */
+/* Delayed scales of one direction must have one element. */
 static enum opaq_status check_elements(const char *name, const struct opaq_form *form, int element,
                                        struct opaq_error *error) {
     if (!has_option(form, OPAQ_DELAYED) || form->spec.element == element) {
@@ -93,7 +93,7 @@ static enum opaq_status check_elements(const char *name, const struct opaq_form 
                      opaq_element_info((enum opaq_element)element)->name);
 }
 
-/* Words that say different things about the same. */
+/* Words that contradict each other. */
 static enum opaq_status check_plan(const struct opaq_linear_plan *plan, struct opaq_error *error) {
     const bool both_x = is_quantized(&plan->x) && is_quantized(&plan->x_given);
     const bool both_w = is_quantized(&plan->w) && is_quantized(&plan->w_given);
@@ -178,7 +178,7 @@ enum opaq_status plan_of_training(const struct opaq_value *text, struct opaq_lin
 static const struct opaq_form absent = {.kind = OPAQ_FORM_ABSENT};
 static const struct opaq_form plain = {.kind = OPAQ_FORM_PLAIN};
 
-/* Of an operand that is quantized here: the copy that the backward reads. */
+/* For an operand that is quantized here: the copy that the backward reads. */
 static struct opaq_form saved_copy(const struct opaq_linear_plan *plan, const struct opaq_form *form,
                                    enum opaq_gradient operand) {
     if (!is_quantized(form) || (plan->saved & (int)operand) || plan->backward == OPAQ_BACKWARD_HIGH_PRECISION) {

@@ -1,4 +1,4 @@
-/* op/plan/linear_plan.h: a plan from its text, and what follows from it. Depends on opaq/linear.h. */
+/* op/plan/linear_plan.h: parses a plan and derives the forms of saved tensors. Depends on opaq/linear.h. */
 #ifndef OPAQ_OP_PLAN_LINEAR_PLAN_H
 #define OPAQ_OP_PLAN_LINEAR_PLAN_H
 
@@ -6,31 +6,31 @@
 
 #include "opaq/linear.h"
 
-/* The plan that a text argument stands for, parsed once. The error names no operation. */
+/* The plan of a text argument, parsed once. Error texts do not name the operation. */
 enum opaq_status plan_of_value(const struct opaq_value *text, struct opaq_linear_plan *plan,
                                struct opaq_error *error);
 
-/* The same for operators that train: what is delayed has a state, whose scales are factors, so the rules whose given
- * scale is a divisor are refused. */
+/* The same for operators that train: delayed scaling has a state there, whose scales are factors, so rules
+ * whose given scale is a divisor are rejected. */
 enum opaq_status plan_of_training(const struct opaq_value *text, struct opaq_linear_plan *plan,
                                   struct opaq_error *error);
 
-/* What the forward returns for the backward; absent where the argument itself serves. */
+/* The forms that the forward returns for the backward; absent if the argument itself is used. */
 struct opaq_form plan_x_saved(const struct opaq_linear_plan *plan);
 struct opaq_form plan_w_saved(const struct opaq_linear_plan *plan);
 
-/* What the backward is given; absent where it needs none. */
+/* The forms that the backward receives; absent if it needs none. */
 struct opaq_form plan_x_kept(const struct opaq_linear_plan *plan);
 struct opaq_form plan_w_kept(const struct opaq_linear_plan *plan);
 
 /* How dy is quantized in the backward: plain or with the usages that the gradients need. */
 struct opaq_form plan_dy(const struct opaq_linear_plan *plan);
 
-/* The element of what is delayed among x, w and y (dy and dx), which is one for all of them; -1 if nothing is. */
+/* The common element of the delayed ones among x, w and y (dy and dx); -1 if none is delayed. */
 int plan_forward_element(const struct opaq_linear_plan *plan);
 int plan_backward_element(const struct opaq_linear_plan *plan);
 
-/* Whether the forward (backward) reads scales that are given, and whether one of them rounds stochastically. */
+/* Whether the forward (backward) reads given scales, and whether it rounds stochastically. */
 bool plan_forward_is_delayed(const struct opaq_linear_plan *plan);
 bool plan_backward_is_delayed(const struct opaq_linear_plan *plan);
 bool plan_forward_is_stochastic(const struct opaq_linear_plan *plan);

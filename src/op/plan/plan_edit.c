@@ -1,4 +1,5 @@
-/* op/plan/plan_edit.c: reads and exchanges single words of a plan's text. Depends on opaq/plan_text.h, opaq/spec.h. */
+/* op/plan/plan_edit.c: reads and replaces single words of a plan's text. Depends on opaq/plan_text.h,
+ * opaq/spec.h. */
 #include "opaq/plan_text.h"
 
 #include <stdbool.h>
@@ -14,7 +15,7 @@ enum word_kind { QUANTIZER, VALUE, FLAG };
 static const struct plan_key {
     const char *name;
     enum word_kind kind;
-    const char *usual; /* the value that holds without the word; NULL if there is none */
+    const char *default_value; /* value if the word is absent; NULL if there is none */
 } keys[] = {
     {"act", VALUE, NULL},
     {"limit", VALUE, NULL},
@@ -47,9 +48,9 @@ static const struct plan_key {
 };
 enum { KEY_COUNT = sizeof keys / sizeof keys[0] };
 
-/* The words of a plan by key: where each value begins, and its length. */
+/* The words of a plan by key: each value's start and length. */
 struct plan_words {
-    const char *value[KEY_COUNT]; /* NULL if the word is not there */
+    const char *value[KEY_COUNT]; /* NULL if the word is absent */
     size_t length[KEY_COUNT];
 };
 
@@ -108,11 +109,12 @@ static enum opaq_status read_plan(const char *operation, const char *plan, const
     return split(plan, words, error);
 }
 
-/* A word of the canonical text behind the others; false if there is no room. */
+/* Appends a word to the canonical text; false if it does not fit. */
 static bool append(const struct plan_key *key, const char *value, size_t length, char *text, size_t *used) {
     char canonical[OPAQ_SPEC_TEXT_BYTES];
     struct opaq_spec spec;
-    if (key->usual != NULL && strlen(key->usual) == length && memcmp(key->usual, value, length) == 0) {
+    if (key->default_value != NULL && strlen(key->default_value) == length &&
+        memcmp(key->default_value, value, length) == 0) {
         return true;
     }
     if (key->kind == QUANTIZER && opaq_spec_parse(value, length, &spec, NULL) == OPAQ_OK &&

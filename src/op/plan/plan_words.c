@@ -1,4 +1,4 @@
-/* op/plan/plan_words.c: the words that plans are made of. */
+/* op/plan/plan_words.c: parses the words of plans. */
 #include "op/plan/plan_words.h"
 
 #include <stdio.h>
@@ -21,7 +21,7 @@ bool word_value_is(const struct plan_word *word, const char *value) {
     return word->value_length == strlen(value) && memcmp(word->value, value, word->value_length) == 0;
 }
 
-/* The word with everything printable, so that a message stays one readable line. */
+/* The word with unprintable characters replaced, so that a message is one readable line. */
 enum opaq_status word_refuse(const struct plan_word *word, const char *expected, struct opaq_error *error) {
     char shown[104];
     const size_t length = word->length < sizeof shown - 4 ? word->length : sizeof shown - 4;
@@ -99,7 +99,7 @@ enum opaq_status word_read_precision(const struct plan_word *word, int32_t *prec
     return word_refuse(word, "expected exact, near, fast or fast32", error);
 }
 
-/* The word at *position, and on to the next. */
+/* Reads the word at *position and advances to the next. */
 static struct plan_word next_word(const char *text, size_t length, size_t *position) {
     const char *space = memchr(text + *position, ' ', length - *position);
     struct plan_word word = {.text = text + *position, .position = *position};
@@ -157,7 +157,7 @@ enum opaq_status plan_find_or_parse(struct text_table *table, const struct opaq_
         return OPAQ_OK;
     }
     const enum opaq_status status = parse(text->text, length, plan, error);
-    if (status == OPAQ_OK) { /* beyond the limit, or without memory, a text is parsed each time */
+    if (status == OPAQ_OK) { /* beyond the limit, or out of memory, a text is parsed each time */
         fork_lock();
         if (table->count < OPAQ_INTERN_LIMIT && text_table_find(table, text->text, length) == NULL) {
             (void)text_table_insert(table, text->text, length, plan, bytes);

@@ -16,7 +16,7 @@ struct plan_word {
     size_t value_length;
 };
 
-/* Whether a word has this key (this value, which it must have). */
+/* Whether a word has this key (this value, which is required). */
 bool word_is(const struct plan_word *word, const char *key);
 bool word_value_is(const struct plan_word *word, const char *value);
 
@@ -40,7 +40,7 @@ enum opaq_status plan_read_words(const char *text, size_t length, size_t limit, 
                                                           struct opaq_error *error),
                                  struct opaq_error *error);
 
-/* A plan of `bytes` bytes that a text argument stands for, parsed the first time only. */
+/* The plan, of `bytes` bytes, of a text argument; parsed the first time only. */
 enum opaq_status plan_find_or_parse(struct text_table *table, const struct opaq_value *text, size_t bytes,
                                     enum opaq_status (*parse)(const char *text, size_t length, void *plan,
                                                               struct opaq_error *error),

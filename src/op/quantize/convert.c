@@ -1,10 +1,11 @@
-/* op/quantize/convert.c: the operator convert: the same tensor with other usages, or its scales in the other order. */
+/* op/quantize/convert.c: the operator convert: the same tensor with other usages, or with its scales in the
+ * other order. */
 #include <stdbool.h>
 
 #include "base/try.h"
 #include "op/quantize/rearrange.h"
 
-/* Whether the two specs are the same quantizer but for usages and the order of scales. */
+/* Whether two specs differ only in usages and the order of scales. */
 static bool is_same_quantizer(struct opaq_spec a, struct opaq_spec b) {
     a.usage = b.usage;
     a.options &= (uint16_t) ~(OPAQ_SWIZZLED | OPAQ_TILED);
@@ -12,7 +13,7 @@ static bool is_same_quantizer(struct opaq_spec a, struct opaq_spec b) {
     return opaq_spec_equal(&a, &b) != 0;
 }
 
-/* Whether one copy's codes and scales are the other's, transposed: where a scale covers a square. */
+/* Whether one copy is the other transposed, codes and scales: true if a scale covers a square. */
 static bool is_transposable(const struct opaq_spec *spec) {
     return spec->format == OPAQ_FP8 || spec->format == OPAQ_FP8BLK2 || (spec->options & OPAQ_2D) != 0;
 }

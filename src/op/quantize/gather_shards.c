@@ -10,7 +10,7 @@
 
 enum { BUFFERS, QUANTIZER, SHAPE };
 
-/* Whether each gathered buffer is `shards` buffers of the shard's prototype after one another. */
+/* Whether each gathered buffer is the concatenation of `shards` buffers of the shard's prototype. */
 static enum opaq_status check_gathered(const struct opaq_proto *proto, const struct opaq_value *gathered,
                                        int64_t shards, struct opaq_error *error) {
     struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
@@ -80,7 +80,7 @@ struct shards {
     struct opaq_proto proto;
     int64_t rows;
     int64_t
-        distinct; /* without elements there may be any number, all alike but for figures that rows have of their own */
+        distinct; /* tensors without elements may have any number of shards, equal but for per-row scales and amaxes */
 };
 
 static enum opaq_status read_shards(const struct op_call *call, const struct located *target,
@@ -121,7 +121,7 @@ enum opaq_status run_gather_rows(struct op_call *call, struct opaq_error *error)
     TRY(locate_target(call, &target, error));
     TRY(read_shards(call, &target, &shards, error));
     TRY(locate_shard(call, &shards, 0, &first, error));
-    for (int64_t i = 1; i < shards.distinct; ++i) { /* all is checked before anything is written */
+    for (int64_t i = 1; i < shards.distinct; ++i) { /* check everything before writing */
         bool are_equal = true;
         TRY(locate_shard(call, &shards, i, &shard, error));
         TRY(work->backend->compare_figures(&first.job, &shard.job, &are_equal, work->execution, error));

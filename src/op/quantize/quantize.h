@@ -1,4 +1,4 @@
-/* op/quantize/quantize.h: quantizing views that were checked. Depends on backend.h. */
+/* op/quantize/quantize.h: quantizes checked views. Depends on backend.h. */
 #ifndef OPAQ_OP_QUANTIZE_QUANTIZE_H
 #define OPAQ_OP_QUANTIZE_QUANTIZE_H
 

@@ -83,7 +83,7 @@ enum opaq_status run_amax(struct op_call *call, struct opaq_error *error) {
     return OPAQ_OK;
 }
 
-/* The numbers are the caller's: they fill outputs that are marked as random. */
+/* The caller supplies the numbers: it fills outputs that are marked as random. */
 enum opaq_status run_random_state(struct op_call *call, struct opaq_error *error) {
     (void)call;
     (void)error;

@@ -1,4 +1,4 @@
-/* op/quantize/rearrange.c: what the operators share that move codes and scales without rounding again. */
+/* op/quantize/rearrange.c: shared by the operators that move codes and scales without rounding again. */
 #include "op/quantize/rearrange.h"
 
 #include <stdbool.h>
@@ -10,7 +10,7 @@
 #include "op/table/op_tensor.h"
 
 void locate(const struct opaq_view *view, struct quant_job *job) {
-    struct opaq_view plain; /* the job wants the tensor's shape; its data is not read */
+    struct opaq_view plain; /* the job needs the tensor's shape; its data is not read */
     memset(&plain, 0, sizeof plain);
     plain.proto = view->proto;
     plain.row_stride = opaq_proto_columns(&view->proto);
@@ -71,7 +71,7 @@ enum opaq_status check_row_cut(const struct quant_job *job, int64_t start, int64
     const struct opaq_format_row *format = opaq_format_row((enum opaq_format)job->spec.format);
     int64_t multiple = 1;
     for (int i = 0; i < job->copy_count; ++i) {
-        /* rows of the tensor under one scale of this copy; a scale over everything is cut without harm */
+        /* rows of the tensor under one scale of this copy; a scale over all rows does not restrict the split */
         const bool rowwise = job->copy[i].usage == OPAQ_ROWWISE;
         const int64_t whole = rowwise ? format->block_rows : format->block_columns;
         const int64_t block = whole == 0 ? 1 : rowwise ? job->copy[i].block_rows : job->copy[i].block_columns;

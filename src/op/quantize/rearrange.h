@@ -5,16 +5,16 @@
 
 #include "op/table/op_table.h"
 
-/* A quantized tensor given as buffers, with the job that says where its copies lie. */
+/* A quantized tensor given as buffers, with the job that locates its copies. */
 struct located {
     struct opaq_view view;
     struct quant_job job;
 };
 
-/* Where the copies of a checked view lie. */
+/* Locates the copies of a checked view. */
 void locate(const struct opaq_view *view, struct quant_job *job);
 
-/* Buffers of a prototype, checked. */
+/* Checks the buffers of a prototype. */
 enum opaq_status locate_buffers(const struct opaq_proto *proto, const struct opaq_tensor *buffers,
                                 int64_t count, struct located *located, struct opaq_error *error);
 
@@ -29,12 +29,12 @@ enum opaq_status locate_target(const struct op_call *call, struct located *locat
 /* The copy of a usage; NULL if there is none. */
 const struct quant_copy *located_copy(const struct quant_job *job, enum opaq_usage usage);
 
-/* Zeroes every buffer of a target, which remaps then write over. */
+/* Zeroes every buffer of a target before remaps write to it. */
 enum opaq_status located_clear(const struct work *work, const struct opaq_view *out, struct opaq_error *error);
 
 int located_scale_bytes(const struct opaq_proto *proto, enum opaq_usage usage);
 
-/* Whether rows [start, start + rows) of a tensor with `all` rows cut no block of any copy in two. */
+/* Whether rows [start, start + rows) of a tensor with `all` rows are whole blocks of every copy. */
 enum opaq_status check_row_cut(const struct quant_job *job, int64_t start, int64_t rows, int64_t all,
                                struct opaq_error *error);
 

@@ -59,7 +59,7 @@ enum opaq_status opaq_kernel_force(const char *names, struct opaq_error *error) 
 const char *opaq_kernel_forced(void) { return forced_kernels(); }
 
 enum opaq_status kernel_list_check(struct opaq_error *error) {
-    static _Atomic(const char *) checked; /* the list that was found right */
+    static _Atomic(const char *) checked; /* the list that was last checked successfully */
     const char *names = forced_kernels();
     if (atomic_load_explicit(&checked, memory_order_relaxed) == names) {
         return OPAQ_OK;

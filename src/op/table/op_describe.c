@@ -1,4 +1,5 @@
-/* op/table/op_describe.c: what a row says about a call: its schema, its outputs' forms, shapes, dtypes, devices. */
+/* op/table/op_describe.c: evaluates a row for a call: its schema, and its outputs' forms, shapes, dtypes and
+ * devices. */
 #include "op/table/op_describe.h"
 
 #include <stdbool.h>
@@ -149,7 +150,7 @@ static bool is_of_tensor(enum opaq_shape_source source) {
            source == OPAQ_SHAPE_LEADING_AND_OUTER || source == OPAQ_SHAPE_TENSOR_AND_OUTER;
 }
 
-/* The shape of an output; its rank, or -1 if the arguments do not give one. */
+/* The shape of an output; returns its rank, or -1 if the arguments do not determine one. */
 static int output_shape(const struct opaq_output_row *output, const struct opaq_value *values,
                         int64_t shape[OPAQ_RANK_LIMIT]) {
     if (output->shape_source == OPAQ_SHAPE_CONSTANT) {
@@ -219,7 +220,7 @@ static enum opaq_status output_device(const struct opaq_op *op, const struct opa
     return OPAQ_OK;
 }
 
-/* A tensor of integers, which no prototype describes. */
+/* A tensor of integers, for which there are no prototypes. */
 static void integer_output(int64_t size, int32_t dtype, struct opaq_device device, struct opaq_tensor *tensor) {
     memset(tensor, 0, sizeof *tensor);
     tensor->dtype = dtype;
@@ -229,7 +230,7 @@ static void integer_output(int64_t size, int32_t dtype, struct opaq_device devic
     tensor->strides[0] = 1;
 }
 
-/* Which argument gives an output no shape. */
+/* The argument that does not determine an output's shape, for the message. */
 static enum opaq_status refuse_shape(const struct opaq_op *op, const struct opaq_output_row *output,
                                      const struct opaq_value *values, struct opaq_error *error) {
     const struct opaq_value *shaped = &values[output->shape_argument];
@@ -281,7 +282,7 @@ static enum opaq_status describe_output(const struct op_call *call, int index, s
     return OPAQ_OK;
 }
 
-/* The slots that an output leaves over. */
+/* The unused slots of an output. */
 static enum opaq_status fill_slots(const struct opaq_op *op, int index, struct opaq_device device,
                                    struct opaq_outputs *outputs, struct opaq_error *error) {
     const int used = outputs->count - outputs->first[index];

@@ -1,4 +1,5 @@
-/* op/table/op_plan.c: what a call's texts stand for, looked up once, and parts of a call that most operators read. */
+/* op/table/op_plan.c: resolves the text arguments of a call, once, and reads arguments that most operators
+ * have. */
 #include <string.h>
 
 #include "base/try.h"

@@ -1,4 +1,5 @@
-/* op/table/op_run.c: calls of operators: everything that can be wrong with a call before its row looks at it, then the row. */
+/* op/table/op_run.c: calls of operators: checks everything that does not depend on the operator, then calls the
+ * row. */
 #include <stdbool.h>
 #include <string.h>
 
@@ -17,7 +18,7 @@ static bool overlaps(const struct opaq_tensor *a, const struct opaq_tensor *b) {
            (uintptr_t)b->data < (uintptr_t)a->data + (uintptr_t)a_bytes;
 }
 
-/* Whether a tensor that is written shares memory with an argument other than itself. */
+/* Whether a written tensor overlaps an argument other than itself. */
 static bool overlaps_argument(const struct op_call *call, const struct opaq_tensor *written) {
     for (int i = 0; i < call->op->argument_count; ++i) {
         const struct opaq_value *value = &call->values[i];
@@ -48,7 +49,7 @@ static const char *output_name(const struct opaq_op *op, const struct opaq_outpu
     return op->output[row].name;
 }
 
-/* The outputs are those that op_describe gave, with memory. */
+/* Checks that the outputs are those that op_describe returned, with memory. */
 static enum opaq_status check_outputs(const struct op_call *call, const struct opaq_outputs *outputs,
                                       struct opaq_error *error) {
     const struct opaq_outputs *expected = call->outputs;
@@ -111,13 +112,13 @@ static struct opaq_device device_of(const struct op_call *call) {
     return (struct opaq_device){OPAQ_DEVICE_CPU, 0};
 }
 
-/* The call's memory: what it describes of it, and what it got. */
+/* The memory of a call: the described outputs, and the allocated memory. */
 struct call_memory {
     struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT];
     struct opaq_outputs outputs;
 };
 
-/* All that can be said before there is memory: the values are right, and this is what they make. */
+/* All checks that need no memory, and the description of the outputs. */
 static enum opaq_status begin(const struct op_row *row, const struct opaq_value *values,
                               const struct opaq_execution *execution, struct call_memory *memory,
                               struct op_call *call, struct opaq_error *error) {
@@ -158,7 +159,7 @@ static enum opaq_status run(struct op_call *call, struct opaq_span workspace, st
     return call->row->run(call, error);
 }
 
-/* Without the places beyond the count, which are many. */
+/* Copies without the unused entries, which are many. */
 static void outputs_copy(const struct opaq_outputs *from, struct opaq_outputs *to) {
     to->count = from->count;
     memcpy(to->first, from->first, sizeof to->first);
@@ -245,7 +246,7 @@ enum opaq_status opaq_op_call(const struct opaq_op *op, const struct opaq_value 
     return OPAQ_OK;
 }
 
-/* Memory that the caller brought. */
+/* Memory that the caller allocated before the call. */
 struct brought {
     const struct opaq_outputs *outputs;
     struct opaq_span workspace;

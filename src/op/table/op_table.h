@@ -1,6 +1,7 @@
-/* op/table/op_table.h: the operator table's private half: what computes each row. Depends on backend.h.
+/* op/table/op_table.h: the private part of the operator table: the functions that compute each row. Depends on
+ * backend.h.
  *
- * Error texts below name no operation: opaq_op_call and its relatives put it before them. */
+ * Error texts below do not name the operation: opaq_op_call and its relatives prepend it. */
 #ifndef OPAQ_OP_TABLE_OP_TABLE_H
 #define OPAQ_OP_TABLE_OP_TABLE_H
 

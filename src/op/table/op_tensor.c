@@ -1,4 +1,4 @@
-/* op/table/op_tensor.c: between a framework's tensors and opaq's views. */
+/* op/table/op_tensor.c: converts between a framework's tensors and opaq's views. */
 #include "op/table/op_tensor.h"
 
 #include <stdbool.h>
@@ -34,6 +34,8 @@ const char *dtype_name(int32_t dtype) {
         return "int64";
     case OPAQ_DTYPE_I32:
         return "int32";
+    case OPAQ_DTYPE_F64:
+        return "float64";
     case OPAQ_DTYPE_F16:
     case OPAQ_DTYPE_BF16:
     case OPAQ_DTYPE_F32:
@@ -205,7 +207,7 @@ enum opaq_status view_of_buffers(const struct opaq_proto *proto, const struct op
     return OPAQ_OK;
 }
 
-/* Of a tensor that has elements, no more than fit. */
+/* For a tensor with elements: checks that their number fits. */
 static bool is_row_major(const struct opaq_tensor *tensor) {
     int64_t stride = 1;
     for (int i = tensor->rank - 1; i >= 0; --i) {

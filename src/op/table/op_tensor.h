@@ -14,22 +14,22 @@ const char *dtype_name(int32_t dtype);
 /* "[4,128]", written into the buffer. */
 const char *shape_text(const struct opaq_tensor *tensor, char *buffer, size_t capacity);
 
-/* How many it has; -1 if a size is negative or they are too many. */
+/* The number of elements; -1 if a size is negative or there are too many. */
 int64_t tensor_elements(const struct opaq_tensor *tensor);
 
 /* Bytes from the first element to the end of the last; -1 if that does not fit or a stride is negative. */
 int64_t tensor_reach(const struct opaq_tensor *tensor);
 
-/* The value that a quantizer's text stands for, parsed once. */
+/* The spec of a quantizer's text, parsed once. */
 enum opaq_status spec_of_value(const struct opaq_value *text, struct opaq_spec *spec, struct opaq_error *error);
 
 bool is_on_device(const struct opaq_tensor *tensor, struct opaq_device device);
 
-/* The same as an error that names the tensor. */
+/* The same, with an error that names the tensor. */
 enum opaq_status check_on_device(const char *name, const struct opaq_tensor *tensor, struct opaq_device device,
                                  struct opaq_error *error);
 
-/* Whether a tensor of any dtype is on the device and its memory can be reached. */
+/* Checks that a tensor of any dtype is on the device and has memory. */
 enum opaq_status check_tensor_memory(const char *name, const struct opaq_tensor *tensor,
                                      struct opaq_device device, struct opaq_error *error);
 
@@ -46,14 +46,14 @@ enum opaq_status check_same_tensor(const char *name, const struct opaq_tensor *t
 enum opaq_status view_of_buffers(const struct opaq_proto *proto, const struct opaq_tensor *buffers,
                                  int64_t count, struct opaq_view *view, struct opaq_error *error);
 
-/* The buffers of a prototype, or its one plain tensor, as tensors without data; how many. */
+/* The buffers of a prototype, or its plain tensor, as tensors without data; returns their number. */
 int tensors_of_proto(const struct opaq_proto *proto, struct opaq_tensor tensors[OPAQ_BUFFER_LIMIT]);
 
-/* The address of the `count` floats behind an optional argument on the device; NULL if it is not given. */
+/* The address of the `count` floats of an optional argument on the device; NULL if it is absent. */
 enum opaq_status floats_of_tensor(const char *what, const struct opaq_value *value, int64_t count,
                                   struct opaq_device device, const float **values, struct opaq_error *error);
 
-/* The address of the two int64 (seed, offset) behind an optional argument on the device; NULL if it is not given. */
+/* The address of the two int64 (seed, offset) of an optional argument on the device; NULL if it is absent. */
 enum opaq_status random_of_tensor(const struct opaq_value *value, struct opaq_device device,
                                   const int64_t **random, struct opaq_error *error);
 

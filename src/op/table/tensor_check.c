@@ -1,4 +1,4 @@
-/* op/table/tensor_check.c: checks that several operations make at the door. */
+/* op/table/tensor_check.c: argument checks of public functions. */
 #include "op/table/tensor_check.h"
 
 #include <string.h>

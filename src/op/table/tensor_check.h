@@ -1,5 +1,5 @@
-/* op/table/tensor_check.h: checks that several public calls make first. Error texts name no operation. Depends on
- * backend.h. */
+/* op/table/tensor_check.h: argument checks of public functions. Error texts do not name the operation. Depends
+ * on backend.h. */
 #ifndef OPAQ_OP_TABLE_TENSOR_CHECK_H
 #define OPAQ_OP_TABLE_TENSOR_CHECK_H
 
@@ -10,14 +10,14 @@ enum opaq_status check_plain_tensor(const char *what, const struct opaq_view *vi
 enum opaq_status check_quantized_tensor(const char *what, const struct opaq_view *view,
                                         struct opaq_error *error);
 
-/* Which copy `usage` asks for: 0 is the rowwise one if it is there, else the columnwise one. */
+/* The copy that `usage` selects: 0 is the rowwise one if there is one, else the columnwise one. */
 enum opaq_status check_usage(const struct opaq_view *quantized, int usage, int *copy, struct opaq_error *error);
 
-/* The same device and shape, and no byte in common. */
+/* Checks that both have the same device and shape and do not overlap. */
 enum opaq_status check_pair(const struct opaq_view *plain, const struct opaq_view *quantized,
                             struct opaq_error *error);
 
-/* Where a call on tensors of `device` runs; the work points to `execution`. */
+/* Sets up a call on tensors of `device`; the work points to `execution`. */
 enum opaq_status work_of(const struct opaq_execution *given, struct opaq_device device,
                          struct opaq_execution *execution, struct work *work, struct opaq_error *error);
 

@@ -1,7 +1,7 @@
 /* cpu/gemm/neon/packed_exact_neon.c: 4-bit weights times float32 rows (exact) with NEON.
  *
- * A value of e2m1 as float32 has two bytes that are not zero, the upper ones. Two tables of bytes give them, zip joins
- * them to words, and shll makes floats of these. */
+ * As a float32, an e2m1 value has nonzero bits in its two upper bytes only. Two byte tables give these bytes,
+ * zip joins them to words, and shll widens the words to floats. */
 #include "cpu/gemm/packed_tables.h"
 #include "opaq/cpu.h"
 

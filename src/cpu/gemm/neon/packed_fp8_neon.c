@@ -61,7 +61,7 @@ static inline struct decoder decoder_make(bool is_e5m2) {
                             vdupq_n_s16((int16_t)(is_e5m2 ? 0xFF00 : 0xBF80))};
 }
 
-/* Says whether there is NaN among e4m3 codes, which becomes 480. */
+/* Returns whether the e4m3 codes contain NaN, which is decoded as 480. */
 static inline bool block_prepare(const struct decoder *decoder, const uint8_t *codes, uint8_t *scratch,
                                  const uint8_t **prepared) {
     const uint8x16_t sign = vdupq_n_u8(0x80);

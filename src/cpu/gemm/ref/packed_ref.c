@@ -1,5 +1,5 @@
-/* cpu/gemm/ref/packed_ref.c: products with a tiled weight, in plain C: what the other kernels are compared with, and what runs
- * where there are none. */
+/* cpu/gemm/ref/packed_ref.c: reference products with a tiled weight in C: the other kernels are tested against
+ * it, and it runs where there is no other. */
 #include <math.h>
 #include <stddef.h>
 

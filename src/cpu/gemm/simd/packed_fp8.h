@@ -424,7 +424,7 @@ INLINE void sweep_tokens(struct sweep_panel *panel, int tiles, int blocks, const
     }
 }
 
-/* As many tokens as there are sums for, or fewer; says how many. */
+/* Multiplies as many tokens as there are sums for, or fewer; returns their number. */
 static int sweep_some(struct sweep_panel *panel, int tiles, int blocks, const number *x, int64_t x_step,
                       int64_t token, int64_t left) {
     if (left >= SWEEP_TOKENS) {

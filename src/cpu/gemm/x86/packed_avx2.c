@@ -9,8 +9,9 @@
 #include "cpu/gemm/x86/packed_avx2.h"
 
 enum {
-    AHEAD = 4,        /* prefetch distance, in tiles along K */
-    PANEL_TILES = 16, /* whose pieces are decoded together: that often x is used when it has come from memory */
+    AHEAD = 4, /* prefetch distance, in tiles along K */
+    PANEL_TILES =
+        16, /* tiles whose pieces are decoded together, so that x is reused that often once it is in the cache */
     PANEL_BLOCKS = 64,
     PANEL_BYTES = 16384 /* of a piece's weights: most of what the first cache has is left to x and y */
 };
@@ -222,8 +223,8 @@ static void run_many(const struct packed_avx2_parts *parts, const struct packed_
 
 /* ---- kernels ---- */
 
-/* With one row of x, which is bound by memory, the tiles of a group are as far apart as possible, so that they are few long
- * pieces of it; with more they are neighbours. */
+/* With one row of x, which is memory-bound, the tiles of a group are as far apart as possible, so that memory
+ * is read in a few long streams; with more rows they are adjacent. */
 static void run_few_groups(const struct packed_avx2_parts *parts, const struct packed_weight *weight,
                            const struct packed_rows *x, int64_t begin, int64_t end, float *y, int64_t y_step) {
     const int64_t groups = (end - begin) / PACKED_STREAMS;

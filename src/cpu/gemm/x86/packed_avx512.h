@@ -17,8 +17,8 @@
 
 #include "cpu/gemm/packed.h"
 
-/* Functions are written for any number of rows and compiled for some: what is constant where they are called, they take as
- * arguments. Loops over constants are written out, so that what they index stays in registers. */
+/* Functions are generic in the number of rows and specialized by inlining: callers pass constants. Loops over
+ * constants are unrolled, so that the arrays they index stay in registers. */
 #define PACKED_INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
 #define PACKED_UNROLL _Pragma("clang loop unroll(full)")
@@ -49,7 +49,7 @@ struct stream_job {
     int64_t count;  /* along the columns */
     int64_t rounds; /* at least one */
     int64_t gap;    /* tiles between two rounds */
-    int64_t jump;   /* tiles from the end of the last round to what is prefetched there: the next job's */
+    int64_t jump;   /* tiles from the end of the last round to the next job's, which is prefetched */
     const uint8_t *record;
     float *total; /* [round][stream][row][LANES] */
 };
@@ -102,8 +102,8 @@ PACKED_INLINE void stream_next(const struct stream_job *job, int64_t scale_bytes
     round->jump = round->rounds == 1 ? job->jump : job->gap;
 }
 
-/* Function `name` runs all rounds of a job with `stream`, which `how` says to be part of it or apart (PACKED_INLINE or
- * PACKED_APART): compilers find better registers in one or the other. */
+/* Defines function `name`, which runs all rounds of a job with `stream`, inlined or not as `how` says
+ * (PACKED_INLINE or PACKED_APART): compilers allocate registers better in one or the other. */
 #define PACKED_APART static __attribute__((noinline))
 #define STREAM_ROUNDS(how, name, kind, scale_bytes, streams, rows)                                \
     how void name##_round(const struct stream_job *round) { stream(kind, round, streams, rows); } \
@@ -132,7 +132,7 @@ PACKED_INLINE __m512i table_of_words(void) {
     return _mm512_broadcast_i64x4(_mm256_setr_epi16(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
 }
 
-/* The same with the upper halves of the values as floats, whose lower halves are zero. */
+/* The table for the upper halves of the values as floats, whose lower halves are zero. */
 PACKED_INLINE __m512i table_of_floats(void) {
     const __m128i magnitude = _mm_setr_epi16(0, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0);
     const __m128i negative = _mm_or_si128(magnitude, _mm_set1_epi16(INT16_MIN));
@@ -225,7 +225,7 @@ PACKED_INLINE __m512 decode_plain_scale_e8m0(const uint8_t *codes, int halvings)
     return _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_set1_epi32(halvings << 23)));
 }
 
-/* Whether the scales of a column of `tiles` tiles, which lie `step` apart, are plain. */
+/* Whether the scales of a column of `tiles` tiles, `step` bytes apart, are plain. */
 PACKED_INLINE bool is_plain_e4m3(const uint8_t *scale, int64_t step, int tiles) {
     __m512i largest = _mm512_loadu_si512(scale);
     PACKED_UNROLL
@@ -240,7 +240,7 @@ PACKED_INLINE bool is_normal_e4m3(const uint8_t *scale, int64_t step, int tiles)
     const __m512i lowest = _mm512_set1_epi8(8);
     __m512i largest = _mm512_setzero_si512();
     PACKED_UNROLL
-    for (int t = 0; t < tiles; ++t) { /* what is less becomes large */
+    for (int t = 0; t < tiles; ++t) { /* smaller codes wrap around to large ones */
         largest = _mm512_max_epu8(largest, _mm512_sub_epi8(_mm512_loadu_si512(scale + t * step), lowest));
     }
     return _mm512_cmpge_epu8_mask(largest, _mm512_set1_epi8(0x7F - 8)) == 0;
@@ -252,7 +252,8 @@ PACKED_INLINE bool is_plain_e8m0(const uint8_t *scale, int64_t step, int tiles, 
     PACKED_UNROLL
     for (int t = 0; t < tiles; ++t) {
         const __m256i codes = _mm256_loadu_si256((const __m256i *)(const void *)(scale + t * step));
-        largest = _mm256_max_epu8(largest, _mm256_sub_epi8(codes, lowest)); /* what is less becomes large */
+        largest = _mm256_max_epu8(largest,
+                                  _mm256_sub_epi8(codes, lowest)); /* smaller codes wrap around to large ones */
     }
     return _mm256_cmpge_epu8_mask(largest, _mm256_set1_epi8((char)(0xFE - halvings))) == 0;
 }

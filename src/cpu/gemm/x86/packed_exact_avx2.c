@@ -40,8 +40,8 @@ PACKED_INLINE void decode_four(__m256i indices, struct tables tables, __m256 *co
     column[3] = _mm256_castsi256_ps(_mm256_and_si256(last, mask));
 }
 
-/* Indices of 8 columns of 8 rows. The bytes of columns 0 and 1 of all rows come to the lower half of a lane first, from
- * which vpunpck takes them. */
+/* Indices of 8 columns of 8 rows. Moves the bytes of columns 0 and 1 of all rows to the lower half of a lane,
+ * where vpunpck reads them. */
 PACKED_INLINE __m256i lane_order(void) {
     return _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
 }
@@ -113,8 +113,8 @@ PACKED_INLINE void step_rows(enum packed_format format, enum packed_precision pr
 
 /* ---- one row of x ---- */
 
-/* Two tiles and their halves are summed side by side, column by column: a product waits for the one before it, and what
- * waits takes the place of what could be decoded meanwhile. */
+/* Two tiles and their halves are summed in parallel, column by column, to hide the latency of the dependent
+ * additions. */
 enum { LINE_TILES = 2, LINE_CHAINS = LINE_TILES * PACKED_HALVES };
 
 /* Four columns of all chains, as pairs of words in each row's dword. */

@@ -64,7 +64,8 @@ PACKED_INLINE void group_sum_of_halves(__m256i quad[PACKED_HALVES][QUADS], const
     }
 }
 
-/* Both halves of a block, which share what is loaded of x. The totals stay in memory: registers hold the weights. */
+/* Both halves of a block, which share the loads of x. The totals stay in memory: the weights occupy the
+ * registers. */
 PACKED_INLINE void step_block_of_halves(enum packed_format format, int halvings, bool has_scale, int rows,
                                         const uint8_t *codes, const struct packed_scales *scales,
                                         const struct packed_few *x, __m256i values, int64_t b,
@@ -324,7 +325,7 @@ PACKED_INLINE void sweep_rows(enum packed_format format, enum packed_precision p
 
 #include "cpu/gemm/x86/packed_kernels_avx2.h"
 
-/* Sweeps of mxfp4 take scales of x for 32 columns, wherever these come from. */
+/* Sweeps of mxfp4 use one scale of x per 32 columns, in every precision. */
 PACKED_FUNCTIONS(nvfp4_fast, PACKED_NVFP4, PACKED_FAST)
 PACKED_FUNCTIONS(nvfp4_fast32, PACKED_NVFP4, PACKED_FAST32)
 PACKED_FUNCTIONS(nvfp4_codes, PACKED_NVFP4, PACKED_CODES)

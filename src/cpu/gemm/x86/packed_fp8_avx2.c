@@ -1,7 +1,7 @@
 /* cpu/gemm/x86/packed_fp8_avx2.c: products with 8-bit tiles, 8 lanes; compiled with AVX2, FMA and F16C.
  *
- * A block of codes becomes half precision in memory, from where the processor's conversion takes it: e5m2 is the upper
- * byte of a half, e4m3 moved by a bit is one of 2^-8 times the value. Both are exact, subnormals too. */
+ * A block of codes is converted to f16 in memory, from where F16C converts it to floats: e5m2 is the upper byte
+ * of an f16; e4m3 shifted by one bit is an f16 of 2^-8 times the value. Both are exact, including subnormals. */
 #include "cpu/gemm/packed_tables.h"
 #include "opaq/cpu.h"
 
@@ -68,7 +68,7 @@ static inline void halves_store(__m256i first, __m256i second, uint8_t *to) {
     _mm256_store_si256((__m256i *)(to + 32), second);
 }
 
-/* Says whether there is NaN among e4m3 codes, which becomes 480. */
+/* Returns whether the e4m3 codes contain NaN, which is decoded as 480. */
 static inline bool block_prepare(const struct decoder *decoder, const uint8_t *codes, uint8_t *scratch,
                                  const uint8_t **prepared) {
     const __m256i sign = _mm256_set1_epi8((char)0x80);

@@ -80,17 +80,17 @@ static void totals_end(const struct task *task, const struct tile_place *place, 
 
 /* ---- few rows ---- */
 
-/* Tiles that are read side by side, from `first` on and `step` apart, of which the first `skipped` are read
- * once more and not counted; and so for `rounds` rows of tiles. */
+/* A group of tiles that are read in parallel, from `first` on and `step` apart, for `rounds` rows of tiles. The
+ * first `skipped` of them are read again and not counted. */
 struct tile_group {
     int64_t first, step;
     int skipped;
     int64_t rounds;
 };
 
-/* The group that is read when `tiles` of a task's tiles are done. Its tiles are as far apart as possible, so that each
- * round begins in memory where the one before it ends. The last tiles are read together with tiles before them; if
- * there are none, one tile is read by all streams. */
+/* The group that follows when `tiles` of a task's tiles are done. Its tiles are as far apart as possible, so
+ * that each round begins in memory where the previous one ends. The last tiles are read together with tiles
+ * before them; if there are none, all streams read the same tile. */
 static struct tile_group tile_group_at(const struct task *task, int64_t tiles, int streams,
                                        int64_t most_rounds) {
     const int64_t all = task->end - task->begin;
@@ -198,8 +198,8 @@ PACKED_INLINE void ask_for_next(const struct task *task, int64_t tile, int64_t i
 /* Rows of x that are multiplied together; the last ones may be half a group. */
 static int rows_of_group(int64_t left) { return left <= GROUP_ROWS / 2 ? GROUP_ROWS / 2 : GROUP_ROWS; }
 
-/* What the next records of the group of rows from m on are made from; a part of it with each two tiles. */
-PACKED_INLINE void ask_for_rows(const struct task *task, int64_t tile, int64_t m) {
+/* Prefetches the source of the next records, for the rows from m on; a part of it with every two tiles. */
+PACKED_INLINE void prefetch_rows(const struct task *task, int64_t tile, int64_t m) {
     const int64_t pairs = ceil_div(task->end - task->begin, PANEL_TILES);
     const int64_t pair = (tile - task->begin) / PANEL_TILES;
     const int64_t next = task->first + task->count;
@@ -233,7 +233,7 @@ static void sweep_tiles(const struct task *task, int64_t tile, int64_t m, int64_
                                       task->records + r * task->ways->row_bytes * task->count,
                                       sums_of(task, tile, rows, r)};
         ask_for_next(task, tile, r / GROUP_ROWS, groups);
-        ask_for_rows(task, tile, m + r);
+        prefetch_rows(task, tile, m + r);
         if (is_first(task)) {
             memset(job.total, 0, (size_t)(group_rows * PANEL_TILES * LANES) * sizeof(float));
         }
@@ -273,7 +273,8 @@ static void sweep_strip(struct task *task, int64_t m, int64_t rows) {
     }
 }
 
-/* As many rows of x at a time as there is memory for records, and as many tiles with them as there is for sums. */
+/* Processes as many rows of x at a time as the records' memory holds, and as many tiles as the sums' memory
+ * holds. */
 static void run_many(const struct task *task) {
     const int64_t group_bytes = task->ways->row_bytes * GROUP_ROWS * task->ways->panel_columns;
     const int64_t chunk = min_int64(RECORDS_BYTES / group_bytes * GROUP_ROWS, CHUNK_ROWS);

@@ -1,4 +1,4 @@
-/* cpu/moe/ref/activation_ref.c: activations in plain C. */
+/* cpu/moe/ref/activation_ref.c: reference activations in C, without instruction-set flags. */
 #include "cpu/moe/activation_table.h"
 
 #include "definition/activation_formulas.h"

@@ -1,4 +1,4 @@
-/* cpu/quant/ref/dequantize_ref.c: reference for bytes to floats, every format. Specification: docs/formats.md. */
+/* cpu/quant/ref/dequantize_ref.c: reference for dequantizing every format. Specification: docs/formats.md. */
 #include "cpu/quant/ref/quant_table_ref.h"
 #include "definition/decode_ref.h"
 

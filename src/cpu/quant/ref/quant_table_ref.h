@@ -6,7 +6,7 @@
 
 extern const struct quant_table quant_table_ref;
 
-/* quantize_fp8_ref.c: one scale for the tensor; one per block, a row being a block of its own. */
+/* quantize_fp8_ref.c: one scale per tensor; one per block (fp8row: a block is a row). */
 void quantize_fp8_tensor_ref(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
                              int64_t r_end);
 void quantize_fp8_blocks_ref(const struct quant_job *job, const struct quant_copy *copy, int64_t r,

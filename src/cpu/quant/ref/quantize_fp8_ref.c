@@ -3,7 +3,7 @@
 #include "cpu/quant/ref/quant_table_ref.h"
 #include "definition/block_ref.h"
 
-/* Encodes the block at (r, c), of which rows from r to r_end are meant. */
+/* Encodes rows r to r_end of the block at (r, c). */
 static void encode_block(const struct quant_job *job, const struct quant_copy *copy, int64_t r, int64_t r_end,
                          int64_t c, float apply) {
     const int64_t c_end = min_int64(c + copy->block_columns, copy->operand.columns);
@@ -14,7 +14,7 @@ static void encode_block(const struct quant_job *job, const struct quant_copy *c
     }
 }
 
-/* One scale for the tensor, computed before and stored already. */
+/* One scale for the tensor, already computed and stored. */
 void quantize_fp8_tensor_ref(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
                              int64_t r_end) {
     copy_clear(copy, r, r_end - r);
@@ -26,7 +26,7 @@ void quantize_fp8_blocks_ref(const struct quant_job *job, const struct quant_cop
     const float limit = fp8_scale_limit(&job->spec, copy->operand.dtype);
     copy_clear(copy, r, r_end - r);
     for (int64_t row = r; row < r_end; row += copy->block_rows) {
-        /* a row without elements still has its scale, and a tensor without columns has no 128-blocks */
+        /* a row without elements still has a scale, but a tensor without columns has no 128-blocks */
         int64_t c = 0;
         const bool whole_row = job->spec.format == OPAQ_FP8ROW;
         for (; c < copy->operand.columns || (whole_row && c == 0); c += copy->block_columns) {

@@ -1,4 +1,4 @@
-/* cpu/quant/ref/quantize_mx_ref.c: reference for mxfp8 and mxfp4: codes under one power of two per 1x32 or 32x32.
+/* cpu/quant/ref/quantize_mx_ref.c: reference for mxfp8 and mxfp4: one power-of-two scale per 1x32 or 32x32.
  * Specification: docs/formats.md. */
 #include "cpu/quant/ref/quant_table_ref.h"
 #include "definition/block_ref.h"

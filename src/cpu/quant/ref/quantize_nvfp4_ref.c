@@ -1,5 +1,5 @@
-/* cpu/quant/ref/quantize_nvfp4_ref.c: reference for nvfp4: E2M1 codes under one E4M3 scale per 1x16 or 16x16, under one
- * float per tensor or row. Specification: docs/formats.md. */
+/* cpu/quant/ref/quantize_nvfp4_ref.c: reference for nvfp4: E2M1 codes with one E4M3 scale per 1x16 or 16x16 and
+ * one float per tensor or row. Specification: docs/formats.md. */
 #include "cpu/quant/ref/quant_table_ref.h"
 #include "definition/block_ref.h"
 

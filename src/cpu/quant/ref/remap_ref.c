@@ -1,9 +1,9 @@
-/* cpu/quant/ref/remap_ref.c: reference for moving codes and scales between copies. */
+/* cpu/quant/ref/remap_ref.c: reference for copying codes and scales between copies. */
 #include "cpu/quant/ref/remap_ref.h"
 
 #include "definition/remap_element.h"
 
-/* From column `first` of the target on. */
+/* Copies codes from column `first` of the target on. */
 static void move_codes(const struct remap *remap, int64_t r, int64_t first) {
     for (int64_t c = first; c < remap_code_end(remap); ++c) {
         remap_code(remap, r, c);
@@ -11,7 +11,7 @@ static void move_codes(const struct remap *remap, int64_t r, int64_t first) {
 }
 
 static void move_scales(const struct remap *remap, int64_t r) {
-    /* a row without elements has its entry too */
+    /* a row without elements still has an entry */
     const bool per_row = remap->to->scale_layout.column_step == 0;
     int64_t c = remap->column;
     for (; c < remap->column_end || (per_row && c == remap->column); c += remap->to->block_columns) {

@@ -42,12 +42,12 @@ static inline void amax_rows(const struct quant_matrix *m, int64_t r, int64_t r_
     }
 }
 
-/* The operand's rows lie side by side. */
+/* For operands whose rows are columns of x. */
 static inline void amax_columns(const struct quant_copy *copy, const struct opaq_spec *spec, int64_t r,
                                 int64_t r_end, float *amax, int64_t step, enum opaq_element dtype,
                                 bool drop_nan) {
     const struct quant_matrix *m = &copy->operand;
-    if (step == 0 && !copy->is_hadamard) { /* for one amax of all of them it does not matter how they lie */
+    if (step == 0 && !copy->is_hadamard) { /* one amax of all elements does not depend on their order */
         *amax = amax_all_of((const char *)m->data + r * element_bytes(dtype), m->columns, m->column_step,
                             r_end - r, dtype, drop_nan);
         return;

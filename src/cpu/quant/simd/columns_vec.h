@@ -1,8 +1,8 @@
-/* cpu/quant/simd/columns_vec.h: rows of x side by side, for scales that run down its columns. Depends on decode_vec.h and
+/* cpu/quant/simd/columns_vec.h: loads and amaxes for scales along the columns of x. Depends on decode_vec.h and
  * fold_vec.h.
  *
- * The operand of a columnwise copy is x transposed, so its rows lie across memory. Vectors still lie along the rows of x,
- * and every lane has a column of its own: an amax is taken from row to row, and needs no folding. */
+ * The operand of a columnwise copy is x transposed, so its rows are strided in memory. Vectors are loaded along
+ * the rows of x instead, with one column per lane: an amax over rows is then a lane-wise maximum. */
 #ifndef OPAQ_CPU_QUANT_SIMD_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_COLUMNS_VEC_H
 
@@ -46,7 +46,7 @@ VEC_INLINE struct column_source column_source_part(struct column_source source, 
     return (struct column_source){staged, width * bytes};
 }
 
-/* Whether the operand's rows lie side by side. */
+/* Whether the operand's rows are columns of x, adjacent in memory. */
 VEC_INLINE bool is_along_columns(const struct quant_copy *copy) { return copy->operand.row_step == 1; }
 
 /* ---- a step of HELD_ROWS rows ---- */
@@ -71,7 +71,7 @@ VEC_INLINE struct step step_keys_max(struct step a, struct step b, enum opaq_ele
     return a;
 }
 
-/* Columns' amaxes from their keys; NaN becomes the one there is. */
+/* Columns' amaxes from their keys; every NaN becomes the canonical one. */
 VEC_INLINE struct step_floats step_amaxes(struct step keys, enum opaq_element dtype, bool drop_nan) {
     keys.part[0] = key_magnitude(keys.part[0], dtype, drop_nan);
     keys.part[1] = dtype == OPAQ_F32 ? key_magnitude(keys.part[1], dtype, drop_nan) : keys.part[1];
@@ -183,8 +183,8 @@ VEC_INLINE void round_held(const vecf v[HELD_ROWS], vec32 rounded[HELD_ROWS]) {
     }
 }
 
-/* hadamard_forward() of held rows, whatever their dtype, to rows of bf16. One half comes after the other, since all
- * registers would not hold both. */
+/* hadamard_forward() of held rows of any dtype, to rows of bf16. The halves are processed one after the other,
+ * because both would not fit in the registers. */
 VEC_INLINE void transform_held(struct step held[HELD_ROWS], enum opaq_element dtype,
                                const struct hadamard_quarters *quarters) {
     vecf v[HELD_ROWS];

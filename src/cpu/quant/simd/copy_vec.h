@@ -3,8 +3,8 @@
 #ifndef OPAQ_CPU_QUANT_SIMD_COPY_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_COPY_VEC_H
 
-/* memcpy() for up to a few hundred bytes. gcc turns a memcpy() whose size it knows to be bounded into `rep movsq`, which takes
- * longer to start than this takes to finish. */
+/* memcpy() for up to a few hundred bytes. gcc compiles a memcpy() of bounded size to `rep movsq`, whose startup
+ * takes longer than this copy. */
 VEC_INLINE void copy_few(uint8_t *to, const uint8_t *from, int64_t n) {
     int64_t i = 0;
     for (; i + VEC_BYTES <= n; i += VEC_BYTES) {

@@ -30,7 +30,7 @@ VEC_INLINE int64_t scale_place(const struct scale_layout *layout, int64_t row, i
                                            : row * layout->row_step + block * layout->column_step;
 }
 
-/* `count` scale bytes of a row from block `block` on: where they lie if they lie one after another, else a copy. */
+/* `count` scale bytes of a row from block `block` on: in place if they are consecutive, else copied. */
 VEC_INLINE const uint8_t *scales_at(const struct quant_copy *copy, int64_t row, int64_t block, int64_t count,
                                     uint8_t buffer[SCALES_AT_ONCE]) {
     const uint8_t *const scale = copy->scale;

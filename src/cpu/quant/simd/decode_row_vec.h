@@ -5,7 +5,7 @@
 
 #include "cpu/quant/simd/decode_factors_vec.h"
 
-/* STEP codes; NaNs stay what the multiplication makes of them. */
+/* Decodes STEP codes; NaNs are not made canonical. */
 VEC_INLINE void decode_row_step(enum opaq_element element, const uint8_t *codes, vecf factors, float *to) {
     if (element == OPAQ_E2M1) {
         const vec32 pairs = load_bytes_as_dwords(codes);

@@ -102,8 +102,7 @@ VEC_OUTLINE void column_factors(const struct column_decode *how, struct decode_c
 
 /* ---- codes that lie as the result ---- */
 
-/* What the columns of a step are multiplied with: even and odd ones apart for pairs of codes, else one vector after the
- * other. */
+/* The factors of a step's columns: even and odd columns separately for packed codes, else in order. */
 VEC_INLINE struct step_floats column_step_factors(const float *factors, enum opaq_element element) {
     const vec32 first = vec_load(factors);
     const vec32 second = vec_load(factors + FLOATS);
@@ -280,7 +279,7 @@ static inline void dequantize_transposed(const struct column_decode *how, struct
     }
 }
 
-/* Rows [row, end) of the result, in one scale block of mxfp8 or mxfp4, whose codes lie as the result. */
+/* Rows [row, end) of the result, in one scale block of mxfp8 or mxfp4, whose codes are in the result's order. */
 static inline void dequantize_in_place(const struct column_decode *how, struct decode_columns *together,
                                        int64_t row, int64_t end) {
     const struct quant_copy *copy = how->copy;

@@ -7,7 +7,7 @@
 #include "cpu/quant/simd/dequantize_columns_vec.h"
 #include "cpu/quant/simd/lookup_vec.h"
 
-/* What is decoded. Constants in what is inlined into an out-of-line function. */
+/* The kind of decoding; constants where functions are inlined. */
 struct decode_kind {
     enum opaq_element dtype;
     enum opaq_element element;

@@ -61,12 +61,31 @@ VEC_OUTLINE void encode_plain_run(struct encode_how how, const char *x, int64_t 
     FOR_FP8_TE(how, FOR_FLAG(streams, encode_run(HOW, x, n, factor, true, NULL, ahead, FLAG, data)));
 }
 
+/* Of `rows` rows of n elements under one factor, by a rule other than te. */
+struct encode_rows {
+    const char *x;
+    int64_t row_bytes;
+    int64_t rows;
+    int64_t n;
+    uint8_t *data;
+    int64_t data_step;
+    int64_t ahead; /* prefetch distance, in bytes; 0 for none */
+};
+
+/* encode_run() of rows by a rule other than te, out of line. */
+VEC_OUTLINE void encode_rows_not_te(const struct encode_how *how, const struct encode_rows *of, float factor) {
+    for (int64_t i = 0; i < of->rows; ++i) {
+        FOR_DTYPE(how->dtype,
+                  encode_run(encode_not_te(*how, DTYPE, OPAQ_E4M3, true), of->x + i * of->row_bytes, of->n,
+                             factor, false, NULL, of->ahead, false, of->data + i * of->data_step));
+    }
+}
+
 /* encode_run() of any elements, rounded to the nearest or, with random bytes, stochastically; out of line. */
 VEC_OUTLINE void encode_any_run(struct encode_how how, const char *x, int64_t n, float factor,
                                 const uint8_t *random, int64_t ahead, uint8_t *data) {
     if (how.not_te) {
-        FOR_DTYPE(how.dtype, encode_run(encode_not_te(how, DTYPE, OPAQ_E4M3, true), x, n, factor, false, NULL,
-                                        ahead, false, data));
+        encode_rows_not_te(&how, &(struct encode_rows){x, 0, 1, n, data, 0, ahead}, factor);
     } else if (random != NULL) {
         FOR_FP8_TE(how, encode_run(HOW, x, n, factor, false, random, ahead, false, data));
     } else {
@@ -81,7 +100,7 @@ VEC_INLINE bool is_plain_amax(struct encode_how how, float amax, float factor) {
     return !how.not_te && factor >= 0x1p-90f && amax * factor < half_beyond;
 }
 
-/* The same for elements whose amax is not known. */
+/* Encodes elements whose amax is unknown. */
 VEC_INLINE void encode_unseen(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
                               bool streams, uint8_t *data) {
     enum { AT_ONCE = 2048 };

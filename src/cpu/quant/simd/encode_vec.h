@@ -57,7 +57,7 @@ VEC_INLINE vec16 step_signs(struct step x, enum opaq_element dtype) {
     return (vec16)x.part[0];
 }
 
-/* Which elements are NaN. A float32's low half counts too: what carries out of it makes the high half larger. */
+/* Which elements are NaN. A float32's low half matters too: a carry out of it increases the high half. */
 VEC_INLINE mask16 step_nans(struct step x, enum opaq_element dtype) {
     if (dtype == OPAQ_F32) {
         const vec32 first = (x.part[0] & 0x7FFFFFFFu) + 0xFFFFu;

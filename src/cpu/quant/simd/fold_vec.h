@@ -1,7 +1,7 @@
-/* cpu/quant/simd/fold_vec.h: the amaxes of FLOATS blocks that lie one after another, in one vector. Depends on encode_vec.h.
+/* cpu/quant/simd/fold_vec.h: the amaxes of FLOATS consecutive blocks, in one vector. Depends on encode_vec.h.
  *
- * Vectors are folded in pairs: each fold halves the bytes that a block takes and the number of vectors, so that the
- * shuffles are shared by all blocks instead of being done for each. */
+ * Vectors are folded in pairs: each fold halves the bytes per block and the number of vectors, so that all
+ * blocks share the shuffles. */
 #ifndef OPAQ_CPU_QUANT_SIMD_FOLD_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_FOLD_VEC_H
 
@@ -49,7 +49,7 @@ VEC_INLINE vecf magnitudes_as_floats(vec32 magnitude, enum opaq_element dtype) {
     return (vecf)magnitude;
 }
 
-/* The same, and NaN becomes the one NaN there is. */
+/* Converts magnitudes to floats; every NaN becomes the canonical one. */
 VEC_INLINE vecf magnitudes_to_floats(vec32 magnitude, enum opaq_element dtype) {
     const vec32 bits = (vec32)magnitudes_as_floats(magnitude, dtype);
     return (vecf)replace32(above32(bits, 0x7F800000u), bits, vec32_set(0x7FC00000u));

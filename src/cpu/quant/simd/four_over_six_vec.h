@@ -13,8 +13,8 @@ enum { FOUR_OVER_SIX_BLOCK = 16 };
 struct candidate {
     vec32 codes;
     vecf factors; /* what elements are multiplied with */
-    /* What the codes of 1 and of 1.5 stand for. Other codes stand for one of them times a power of two, which does not
-     * round: four_over_six_in_range(). */
+    /* The values of the codes of 1 and 1.5. The other codes' values are these times a power of two, which is
+     * exact: four_over_six_in_range(). */
     vecf one;
     vecf one_and_half;
 };

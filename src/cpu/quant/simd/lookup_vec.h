@@ -1,7 +1,8 @@
-/* cpu/quant/simd/lookup_vec.h: blocks of packed codes to 16-bit elements by looking them up. Depends on decode_factors_vec.h.
+/* cpu/quant/simd/lookup_vec.h: decodes blocks of packed codes to 16-bit elements by table lookup. Depends on
+ * decode_factors_vec.h.
  *
- * Where one amax (or none) stands over all rows, a scale byte says all about its block: sixteen elements, of which the
- * codes choose. The table has them for every scale byte. */
+ * If all rows share one amax (or have none), a scale byte determines the sixteen possible elements of its
+ * block. The table has them for every scale byte; codes are indices. */
 #ifndef OPAQ_CPU_QUANT_SIMD_LOOKUP_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_LOOKUP_VEC_H
 

@@ -22,8 +22,8 @@
 
 enum { BLOCK_ROW_LIMIT = 32, CHUNK_ELEMENTS = 2048, CHUNK_GROUPS = CHUNK_ELEMENTS / (16 * FLOATS) };
 
-/* How blocks are made. What is inlined into an out-of-line function takes `how`, and whether codes are streamed, as constants
- * instead. */
+/* How blocks are quantized. Functions that are inlined get these, and whether stores are non-temporal, as
+ * constants. */
 struct block_kind {
     struct encode_how how;
     const struct opaq_spec *spec;
@@ -219,7 +219,7 @@ VEC_OUTLINE bool find_amaxes_of(const struct block_kind *kind, const struct bloc
     return has_nans;
 }
 
-/* The same. Rule te skips NaNs: a second pass, only if there are any. */
+/* The same. Rule te ignores NaNs: if there are any, a second pass removes them. */
 static inline bool chunk_amaxes(const struct block_kind *kind, const struct block_chunk *chunk, float *amaxes) {
     const bool has_nans = find_amaxes_of(kind, chunk, false, amaxes);
     if (!kind->how.not_te && has_nans) {

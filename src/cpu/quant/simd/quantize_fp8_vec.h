@@ -114,13 +114,20 @@ struct fp8_target {
     bool streams; /* one scale for the tensor: codes are written past the caches */
 };
 
-/* Codes of any blocks, given the amax of each, NaNs counting, and what they are multiplied with. */
+/* Encodes blocks, given the amax of each, including NaNs, and their factors. */
 VEC_OUTLINE void fp8_group_codes(struct encode_how how, const struct fp8_group *group, int64_t r, int64_t c,
                                  const float *amax, const float *apply, const struct fp8_target *target) {
-    for (int64_t i = 0; i < group->rows; ++i) {
-        const uint8_t *const random = !how.not_te && target->random->is_used
-                                          ? random_bytes(target->random, r + i, c, group->columns)
-                                          : NULL;
+    for (int b = 0; how.not_te && b * FP8_BLOCK < group->columns; ++b) {
+        const int64_t place = (int64_t)b * FP8_BLOCK;
+        const struct encode_rows block = {
+            group->x + place * element_bytes(how.dtype),  group->row_bytes,     group->rows,
+            min_int64(FP8_BLOCK, group->columns - place), target->data + place, target->data_step,
+            group->rows == 1 ? target->ahead : 0};
+        encode_rows_not_te(&how, &block, apply[b]);
+    }
+    for (int64_t i = 0; !how.not_te && i < group->rows; ++i) {
+        const uint8_t *const random =
+            target->random->is_used ? random_bytes(target->random, r + i, c, group->columns) : NULL;
         for (int b = 0; b * FP8_BLOCK < group->columns; ++b) {
             const int64_t place = (int64_t)b * FP8_BLOCK;
             const char *const x = group->x + i * group->row_bytes + place * element_bytes(how.dtype);
@@ -272,8 +279,8 @@ static inline void put_row(const uint8_t *codes, int64_t columns, bool streams, 
     memcpy(to + whole, codes + whole, (size_t)(columns - whole));
 }
 
-/* One scale for the tensor: codes go to a buffer, from there to the rowwise copy, and are transposed while the next
- * rows are encoded, so that memory is read and written all the time. */
+/* One scale for the tensor: codes are written to a buffer, copied to the rowwise copy, and transposed while the
+ * next rows are encoded, so that memory reads and writes overlap. */
 static inline void fp8_tensor_region(struct encode_how how, const struct quant_job *job,
                                      struct quant_region region, struct fp8_buffer *buffer) {
     int used = 0;
@@ -303,7 +310,7 @@ static inline void fp8_tensor_region(struct encode_how how, const struct quant_j
     fp8_transpose_until(&transpose, transpose.tiles);
 }
 
-/* Codes go to the rowwise copy, or to a buffer if there is none, and are transposed from there. */
+/* Codes are written to the rowwise copy, or to a buffer if there is none, and transposed from there. */
 static inline void fp8_shared_region(struct encode_how how, const struct quant_job *job,
                                      struct quant_region region, struct fp8_buffer *buffer) {
     const struct quant_copy *rowwise = region.rowwise;
@@ -395,8 +402,8 @@ VEC_INLINE struct encode_how fp8_how(const struct quant_job *job) {
                                .drops_zero_sign = job->spec.rule == OPAQ_RULE_COMPRESSED_TENSORS};
 }
 
-/* Whether the vectors' arithmetic goes with the tensor's factor: under rule te above 0 and finite, else not negative. A
- * caller may give any. */
+/* Whether the vector code supports the tensor's factor, which a caller may have supplied: positive and finite
+ * under rule te, else not negative. */
 static inline bool fp8_factor_in_range(const struct quant_job *job) {
     const float factor = job->tensor_scale;
     return job->spec.format != OPAQ_FP8 ||

@@ -136,8 +136,8 @@ static inline bool fp8row_amaxes_in_range(const struct quant_job *job) {
     return are_plain;
 }
 
-/* n amaxes to what is stored, in their place. What is multiplied with goes to `apply`, if it is not NULL: room for n
- * rounded up to FLOATS. */
+/* Replaces n amaxes by the scales to store. Writes the factors to `apply`, if it is not NULL: n rounded up to
+ * FLOATS. */
 VEC_OUTLINE void fp8row_settle(struct encode_how how, const struct opaq_spec *spec, float *amax, int64_t n,
                                float *apply) {
     for (int64_t i = 0; i < n; i += FLOATS) {

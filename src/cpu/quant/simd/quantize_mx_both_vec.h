@@ -45,8 +45,8 @@ VEC_OUTLINE void mx_both_row_of(const struct block_kind *kind, const char *x, co
                                                                 rowwise, columnwise)));
 }
 
-/* MX_BLOCK rows and BOTH_COLUMNS columns from (row, c) on; the next part lies `kind->ahead` bytes on. Returns false and
- * writes nothing if there is a NaN or an infinity; nothing else is out of range here. */
+/* MX_BLOCK rows and BOTH_COLUMNS columns from (row, c) on; the next part is `kind->ahead` bytes further.
+ * Returns false and writes nothing if there is a NaN or an infinity; all other values are in range. */
 static inline bool mx_both_part(const struct block_kind *kind, const struct quant_copy *rowwise,
                                 const struct quant_copy *columnwise, int64_t row, int64_t c) {
     const int packing = kind->how.element == OPAQ_E2M1 ? 2 : 1;

@@ -46,8 +46,7 @@ struct nvfp4_columns {
     const struct random_source *random; /* or NULL: rounded to the nearest */
 };
 
-/* What is constant in what is inlined into an out-of-line function. Only rule te is rounded stochastically or takes 4over6,
- * and not both. */
+/* Constants of inlined functions. Only rule te supports stochastic rounding and 4over6, and not both. */
 struct nvfp4_column_how {
     struct encode_how encode;
     bool is_random;
@@ -78,7 +77,7 @@ VEC_INLINE vec16 encode_held(struct encode_how how, struct step x, vecf even, ve
     return is_plain ? encode_plain(x, how.dtype, how.element, even, odd) : encode_step(how, x, even, odd);
 }
 
-/* Beyond the last of `rows` rows there is code 0, whatever the factor makes of zero. */
+/* Stores code 0 beyond the last of `rows` rows, even where the factor would turn zero into something else. */
 VEC_INLINE void join_quads(vec16 codes[HELD_ROWS], int64_t rows, vec16 quad[NVFP4_QUADS]) {
     if (rows < HELD_ROWS) {
         for (int i = 0; i < HELD_ROWS; ++i) {
@@ -438,7 +437,7 @@ VEC_INLINE void transpose_step(const uint8_t *words, uint8_t *to, int64_t step, 
     transpose_half(words, true, to, step, streams);
 }
 
-/* The same with fewer columns, or fewer bytes of them. */
+/* The same for fewer columns, or fewer bytes of them. */
 VEC_OUTLINE void transpose_partly(const uint8_t *words, int64_t columns, int64_t bytes, uint8_t *to,
                                   int64_t step) {
     uint8_t staged[STEP * VEC_BYTES];

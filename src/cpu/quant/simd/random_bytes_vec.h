@@ -29,7 +29,7 @@ static inline void random_bytes_begin(struct random_bytes *random, const struct 
         random->source = random_source(job, copy);
         random->is_down = is_across != random->source.is_mirrored;
         random->row = -1;
-        memset(random->bytes, 0, sizeof random->bytes); /* what lies behind the last column is read */
+        memset(random->bytes, 0, sizeof random->bytes); /* the bytes after the last column are read too */
     }
 }
 

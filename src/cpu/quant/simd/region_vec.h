@@ -15,7 +15,7 @@ struct quant_region {
     int64_t c_end;
 };
 
-/* Operand rows [r, r_end) of a copy, which lie along the rows of x or are columns of it. */
+/* Operand rows [r, r_end) of a copy, which are rows or columns of x. */
 VEC_INLINE struct quant_region region_of_copy(const struct quant_copy *copy, bool is_along_x, int64_t r,
                                               int64_t r_end) {
     return is_along_x ? (struct quant_region){copy, NULL, r, r_end, 0, copy->operand.columns}

@@ -21,7 +21,7 @@ VEC_INLINE struct block_scales with_nans(struct block_scales scales, vecf wanted
                                  (vecf)replace32(nans, (vec32)scales.factors, vec32_set(0x7FC00000u)), false};
 }
 
-/* Floats that are not negative to E4M3, and what the codes stand for. */
+/* Rounds nonnegative floats to E4M3; returns codes and values. */
 VEC_INLINE struct block_scales e4m3_scales(vecf wanted) {
     const vecf kept = minf(wanted, vecf_set(448.0f));
     const vecf grid = grid_of(kept, OPAQ_E4M3);

@@ -86,8 +86,8 @@ VEC_INLINE void transpose_whole(const uint8_t *from, int64_t from_step, int64_t 
     }
 }
 
-/* Column c of a tile of `rows` x `columns`, up to TILE of each, goes to to + c * to_step. What lies beyond the tile may be
- * read if `may_read_beyond`. */
+/* Transposes a tile of `rows` x `columns`, up to TILE of each: column c is written to to + c * to_step. Bytes
+ * beyond the tile may be read if `may_read_beyond`. */
 static inline void transpose_tile(const uint8_t *from, int64_t from_step, int64_t rows, int64_t columns,
                                   bool may_read_beyond, uint8_t *to, int64_t to_step, bool streams) {
     uint8_t staged[TILE * TILE];

@@ -1,6 +1,8 @@
-/* cpu/quant/x86/quant_kernels_x86.h: the kernels and tables for AVX2 and AVX-512. Depends on quant_table.h.
+/* cpu/quant/x86/quant_kernels_x86.h: declares the kernels and tables for AVX2 and AVX-512. Depends on
+ * quant_table.h.
  *
- * Kernels are written once, in simd/, on the vectors of vec_avx2.h or vec_avx512.h, whose VEC_NAME() names them. */
+ * Kernels are written once, in simd/, with the vector types of vec_avx2.h or vec_avx512.h; VEC_NAME() adds the
+ * suffix. */
 #ifndef OPAQ_CPU_QUANT_X86_QUANT_KERNELS_X86_H
 #define OPAQ_CPU_QUANT_X86_QUANT_KERNELS_X86_H
 

@@ -1,5 +1,5 @@
-/* cpu/quant/x86/vec_avx2.h: the vectors that kernels are written in, 32 bytes wide. Depends on format. What each function does
- * is said in vec_avx512.h. */
+/* cpu/quant/x86/vec_avx2.h: the vector operations that kernels are written with, 32 bytes wide. Depends on
+ * format. The functions are documented in vec_avx512.h. */
 #ifndef OPAQ_CPU_QUANT_X86_VEC_AVX2_H
 #define OPAQ_CPU_QUANT_X86_VEC_AVX2_H
 
@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* What a kernel is called. */
+/* The name of a kernel. */
 #define VEC_NAME(name) name##_avx2
 
 #define VEC_INLINE static inline __attribute__((always_inline))
@@ -20,7 +20,7 @@ typedef uint16_t vec16 __attribute__((vector_size(32)));
 typedef uint32_t vec32 __attribute__((vector_size(32)));
 typedef float vecf __attribute__((vector_size(32)));
 
-/* All ones where marked. */
+/* All ones in selected elements. */
 typedef vec16 mask16;
 typedef vec32 mask32;
 
@@ -142,7 +142,7 @@ VEC_INLINE vec32 dwords_second(vec32 x, vec32 y) {
 VEC_INLINE vec32 dwords_even(vec32 x, vec32 y) { return (vec32)_mm256_shuffle_ps((__m256)x, (__m256)y, 0x88); }
 VEC_INLINE vec32 dwords_odd(vec32 x, vec32 y) { return (vec32)_mm256_shuffle_ps((__m256)x, (__m256)y, 0xDD); }
 
-/* A half that holds as many dwords as there is AVX-512's: here it is the vector. */
+/* A half here is a whole vector: it has as many dwords as half an AVX-512 vector. */
 VEC_INLINE vec32 max_in_halves(vec32 x) {
     x = max32(x, (vec32)_mm256_permute2x128_si256((__m256i)x, (__m256i)x, 0x01));
     x = max32(x, (vec32)_mm256_shuffle_epi32((__m256i)x, 0x4E));
@@ -236,7 +236,7 @@ VEC_INLINE vecf e2m1_values(vec32 codes) {
     return (vecf)((vec32)magnitudes | ((codes << 28) & 0x80000000u));
 }
 
-/* By 13/16 of the product: up to 1 that is up to 1.8, up to 3 it is up to 4.3. */
+/* Compares 13/16 of the product: up to 1 means a product of up to 1.8, up to 3 one of up to 4.3. */
 VEC_INLINE vecf e2m1_grid(vecf magnitudes, vecf factors) {
     const __m256 grids = _mm256_setr_ps(0x1p22f, 0x1p22f, 0x1.000004p23f, 0x1.000004p23f, 0x1.000008p24f,
                                         0x1.000008p24f, 0x1.000008p24f, 0x1.000008p24f);
@@ -249,11 +249,11 @@ VEC_INLINE vecf e2m1_all(int part) {
     return part == 0 ? values : _mm256_xor_ps(values, _mm256_set1_ps(-0.0f));
 }
 
-/* ---- sixteen words of which codes choose ---- */
+/* ---- tables of sixteen words, indexed by codes ---- */
 
 enum { LOOKUP_BYTES = 32 };
 
-/* Low bytes first, then high ones. */
+/* Low bytes first, then high bytes. */
 VEC_INLINE void lookup_store(uint8_t *tables, vec16 words) {
     const __m256i parted = _mm256_shuffle_epi8(
         (__m256i)words, _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8,

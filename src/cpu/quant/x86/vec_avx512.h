@@ -1,8 +1,9 @@
-/* cpu/quant/x86/vec_avx512.h: the vectors that kernels are written in, 64 bytes wide. Depends on format.
+/* cpu/quant/x86/vec_avx512.h: the vector operations that kernels are written with, 64 bytes wide. Depends on
+ * format.
  *
- * vec_avx2.h has the same names for 32 bytes; a kernel's body includes neither, and is compiled once behind each. What
- * is the same arithmetic for any width is written with operators; here are the things that have none. A vector is
- * LANES lanes of 16 bytes; `x` and `y` being vectors, x.1 is lane 1 of x. */
+ * vec_avx2.h defines the same names for 32 bytes; a kernel's body includes neither and is compiled once after
+ * each. Operations that are the same for any width are written with C operators; this file has the others. A
+ * vector consists of LANES lanes of 16 bytes; x.1 is lane 1 of vector x. */
 #ifndef OPAQ_CPU_QUANT_X86_VEC_AVX512_H
 #define OPAQ_CPU_QUANT_X86_VEC_AVX512_H
 
@@ -11,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* What a kernel is called. */
+/* The name of a kernel. */
 #define VEC_NAME(name) name##_avx512
 
 #define VEC_INLINE static inline __attribute__((always_inline))
@@ -23,7 +24,7 @@ typedef uint16_t vec16 __attribute__((vector_size(64)));
 typedef uint32_t vec32 __attribute__((vector_size(64)));
 typedef float vecf __attribute__((vector_size(64)));
 
-/* Which words, or which dwords, of a vector. */
+/* Selects words, or dwords, of a vector. */
 typedef __mmask32 mask16;
 typedef __mmask16 mask32;
 
@@ -37,7 +38,7 @@ VEC_INLINE vec32 vec_load(const void *from) {
 
 VEC_INLINE void vec_store(void *to, vec32 v) { memcpy(to, &v, sizeof v); }
 
-/* Past the caches; `to` is aligned. */
+/* Non-temporal store; `to` is aligned. */
 VEC_INLINE void vec_stream(void *to, vec32 v) { _mm512_stream_si512(to, (__m512i)v); }
 
 VEC_INLINE void vec_put(void *to, vec32 v, bool streams) {
@@ -48,15 +49,15 @@ VEC_INLINE void vec_put(void *to, vec32 v, bool streams) {
     }
 }
 
-/* The low bytes of the dwords. */
+/* Stores the low bytes of the dwords. */
 VEC_INLINE void store_low_bytes(void *to, vec32 v) { _mm_storeu_si128(to, _mm512_cvtepi32_epi8((__m512i)v)); }
 
-/* FLOATS bytes, one in each dword. */
+/* Loads FLOATS bytes, one into each dword. */
 VEC_INLINE vec32 load_bytes_as_dwords(const void *from) {
     return (vec32)_mm512_cvtepu8_epi32(_mm_loadu_si128(from));
 }
 
-/* WORDS bytes, one in each word. */
+/* Loads WORDS bytes, one into each word. */
 VEC_INLINE vec16 load_bytes_as_words(const void *from) {
     return (vec16)_mm512_cvtepu8_epi16(_mm256_loadu_si256(from));
 }
@@ -74,7 +75,7 @@ VEC_INLINE vec16 subtract_to_zero16(vec16 a, vec16 b) {
     return (vec16)_mm512_subs_epu16((__m512i)a, (__m512i)b);
 }
 
-/* b where a is a NaN. */
+/* The minimum; b where a is NaN. */
 VEC_INLINE vecf minf(vecf a, vecf b) { return _mm512_min_ps(a, b); }
 
 /* a * b + c, rounded once. */
@@ -91,8 +92,8 @@ VEC_INLINE vec32 choose_bits(vec32 a, vec32 b, vec32 c) {
 VEC_INLINE vec32 to_integers(vecf v) { return (vec32)_mm512_cvttps_epi32(v); }
 VEC_INLINE vecf to_floats(vec32 v) { return _mm512_cvtepi32_ps((__m512i)v); }
 
-/* The even dwords of a and b multiplied, 64 bits wide; odd dwords moved to even places, and back; and the even ones of
- * a with the odd ones of b. */
+/* The even dwords of a and b multiplied, 64 bits wide; odd dwords moved to even positions, and back; and the
+ * even dwords of a with the odd ones of b. */
 VEC_INLINE vec32 multiply_even(vec32 a, vec32 b) { return (vec32)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
 VEC_INLINE vec32 odd_to_even(vec32 a) { return (vec32)_mm512_srli_epi64((__m512i)a, 32); }
 VEC_INLINE vec32 even_to_odd(vec32 a) { return (vec32)_mm512_slli_epi64((__m512i)a, 32); }
@@ -113,7 +114,7 @@ VEC_INLINE mask32 equal32(vec32 a, uint32_t b) {
 }
 VEC_INLINE bool any32(mask32 m) { return m != 0; }
 
-/* a < b, which no NaN is. */
+/* a < b; false for NaNs. */
 VEC_INLINE mask32 below(vecf a, vecf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 
 /* b where bit `bit` of w is set, else a. */
@@ -121,7 +122,7 @@ VEC_INLINE vecf where_bit(vec32 w, int bit, vecf a, vecf b) {
     return _mm512_mask_mov_ps(a, _mm512_test_epi32_mask((__m512i)w, _mm512_set1_epi32(1 << bit)), b);
 }
 
-/* v without the marked ones, and b in their place. */
+/* v with the selected elements zeroed, and with b in their place. */
 VEC_INLINE vec16 clear16(mask16 m, vec16 v) { return (vec16)_mm512_maskz_mov_epi16((__mmask32)~m, (__m512i)v); }
 VEC_INLINE vec32 clear32(mask32 m, vec32 v) { return (vec32)_mm512_maskz_mov_epi32((__mmask16)~m, (__m512i)v); }
 VEC_INLINE vec16 replace16(mask16 m, vec16 v, vec16 b) {
@@ -131,18 +132,18 @@ VEC_INLINE vec32 replace32(mask32 m, vec32 v, vec32 b) {
     return (vec32)_mm512_mask_mov_epi32((__m512i)v, m, (__m512i)b);
 }
 
-/* The words whose dwords are marked: even ones by `even`, odd ones by `odd`. */
+/* Selects the words of the selected dwords: even words by `even`, odd ones by `odd`. */
 VEC_INLINE mask16 join_masks(mask32 even, mask32 odd) {
     return _mm512_movepi16_mask(
         _mm512_mask_blend_epi16(0xAAAAAAAAu, _mm512_movm_epi32(even), _mm512_movm_epi32(odd)));
 }
 
-/* v + b where marked. */
+/* v + b where selected. */
 VEC_INLINE vec16 add16_where(mask16 m, vec16 v, vec16 b) {
     return (vec16)_mm512_mask_add_epi16((__m512i)v, m, (__m512i)v, (__m512i)b);
 }
 
-/* ---- order ---- */
+/* ---- permutations ---- */
 
 /* Lanes x.0 x.2 y.0 y.2, and x.1 x.3 y.1 y.3. */
 VEC_INLINE vec32 lanes_even(vec32 x, vec32 y) {
@@ -151,20 +152,20 @@ VEC_INLINE vec32 lanes_even(vec32 x, vec32 y) {
 VEC_INLINE vec32 lanes_odd(vec32 x, vec32 y) {
     return (vec32)_mm512_shuffle_i32x4((__m512i)x, (__m512i)y, 0xDD);
 }
-/* Halves: the first of x and the first of y, and the second ones. */
+/* The first halves of x and y, and their second halves. */
 VEC_INLINE vec32 halves_first(vec32 x, vec32 y) {
     return (vec32)_mm512_shuffle_i32x4((__m512i)x, (__m512i)y, 0x44);
 }
 VEC_INLINE vec32 halves_second(vec32 x, vec32 y) {
     return (vec32)_mm512_shuffle_i32x4((__m512i)x, (__m512i)y, 0xEE);
 }
-/* In each lane: the first 8 bytes of x and of y, and the second ones. */
+/* In each lane: the first 8 bytes of x and of y, and the second 8. */
 VEC_INLINE vec32 quads_first(vec32 x, vec32 y) { return (vec32)_mm512_unpacklo_epi64((__m512i)x, (__m512i)y); }
 VEC_INLINE vec32 quads_second(vec32 x, vec32 y) { return (vec32)_mm512_unpackhi_epi64((__m512i)x, (__m512i)y); }
-/* In each lane: the words of x and y interleaved, of their first four, and of their second. */
+/* In each lane: the words of x and y interleaved: the first four, and the second four. */
 VEC_INLINE vec32 words_first(vec32 x, vec32 y) { return (vec32)_mm512_unpacklo_epi16((__m512i)x, (__m512i)y); }
 VEC_INLINE vec32 words_second(vec32 x, vec32 y) { return (vec32)_mm512_unpackhi_epi16((__m512i)x, (__m512i)y); }
-/* In each lane: the dwords of x and y interleaved, of their first two, and of their second. */
+/* In each lane: the dwords of x and y interleaved: the first two, and the second two. */
 VEC_INLINE vec32 dwords_first(vec32 x, vec32 y) { return (vec32)_mm512_unpacklo_epi32((__m512i)x, (__m512i)y); }
 VEC_INLINE vec32 dwords_second(vec32 x, vec32 y) {
     return (vec32)_mm512_unpackhi_epi32((__m512i)x, (__m512i)y);
@@ -173,7 +174,7 @@ VEC_INLINE vec32 dwords_second(vec32 x, vec32 y) {
 VEC_INLINE vec32 dwords_even(vec32 x, vec32 y) { return (vec32)_mm512_shuffle_ps((__m512)x, (__m512)y, 0x88); }
 VEC_INLINE vec32 dwords_odd(vec32 x, vec32 y) { return (vec32)_mm512_shuffle_ps((__m512)x, (__m512)y, 0xDD); }
 
-/* The largest of each half's dwords, in all of that half; and of all dwords. */
+/* The maximum of each half's dwords, broadcast to that half; and of all dwords. */
 VEC_INLINE vec32 max_in_halves(vec32 x) {
     x = max32(x, (vec32)_mm512_shuffle_i32x4((__m512i)x, (__m512i)x, 0xB1));
     x = max32(x, (vec32)_mm512_shuffle_epi32((__m512i)x, 0x4E));
@@ -183,27 +184,27 @@ VEC_INLINE vec32 max_of_all(vec32 x) {
     return max_in_halves(max32(x, (vec32)_mm512_shuffle_i32x4((__m512i)x, (__m512i)x, 0x4E)));
 }
 
-/* The sum of each half's dwords, in all of that half: of those 4 apart first, then 2, then 1. */
+/* The sum of each half's dwords, broadcast to that half: adds those 4 apart first, then 2, then 1. */
 VEC_INLINE vecf sum_in_halves(vecf x) {
     x = x + (vecf)_mm512_shuffle_i32x4((__m512i)x, (__m512i)x, 0xB1);
     x = x + (vecf)_mm512_shuffle_epi32((__m512i)x, 0x4E);
     return x + (vecf)_mm512_shuffle_epi32((__m512i)x, 0xB1);
 }
 
-/* In each lane: the bytes of x and y interleaved, of their first 8, and of their second. */
+/* In each lane: the bytes of x and y interleaved: the first 8, and the second 8. */
 VEC_INLINE vec32 bytes_first(vec32 x, vec32 y) { return (vec32)_mm512_unpacklo_epi8((__m512i)x, (__m512i)y); }
 VEC_INLINE vec32 bytes_second(vec32 x, vec32 y) { return (vec32)_mm512_unpackhi_epi8((__m512i)x, (__m512i)y); }
 
-/* Dwords dealt out by lane put in order: dword v * LANES + l from dword 4 * l + v. */
+/* Transposes dwords from lane order: dword v * LANES + l of the result is dword 4 * l + v. */
 VEC_INLINE vec32 gather_deal(vec32 x) {
     const __m512i from = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return (vec32)_mm512_permutexvar_epi32(from, (__m512i)x);
 }
 
-/* And back: dealt out by lane. It is the same transpose of four by four. */
+/* The inverse; the same 4 x 4 transpose. */
 VEC_INLINE vec32 deal_out(vec32 x) { return gather_deal(x); }
 
-/* The dwords of x followed by y at even places, and at odd ones. */
+/* The dwords at even positions of x followed by y, and those at odd ones. */
 VEC_INLINE vec32 split_even(vec32 x, vec32 y) {
     const __m512i from = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     return (vec32)_mm512_permutex2var_epi32((__m512i)x, from, (__m512i)y);
@@ -213,20 +214,20 @@ VEC_INLINE vec32 split_odd(vec32 x, vec32 y) {
     return (vec32)_mm512_permutex2var_epi32((__m512i)x, from, (__m512i)y);
 }
 
-/* even's low words at even places, odd's at odd ones. */
+/* even's low words at even positions, odd's at odd ones. */
 VEC_INLINE vec16 join_words(vec32 even, vec32 odd) {
     const __m512i from = _mm512_set_epi16(62, 30, 60, 28, 58, 26, 56, 24, 54, 22, 52, 20, 50, 18, 48, 16, 46,
                                           14, 44, 12, 42, 10, 40, 8, 38, 6, 36, 4, 34, 2, 32, 0);
     return (vec16)_mm512_permutex2var_epi16((__m512i)even, from, (__m512i)odd);
 }
 
-/* Words below 256 to bytes, x's and then y's. */
+/* Words below 256 to bytes: x's, then y's. */
 VEC_INLINE vec32 pack_bytes(vec16 x, vec16 y) {
     const __m512i from = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
     return (vec32)_mm512_permutexvar_epi64(from, _mm512_packus_epi16((__m512i)x, (__m512i)y));
 }
 
-/* Words below 16 of four vectors to nibbles, two in a byte, the first one low. */
+/* Words below 16 of four vectors to nibbles, two per byte, the first in the low nibble. */
 VEC_INLINE vec32 pack_nibbles(vec16 x0, vec16 x1, vec16 x2, vec16 x3) {
     const __m512i weights = _mm512_set1_epi16(0x1001);
     const __m512i first = _mm512_maddubs_epi16(_mm512_packus_epi16((__m512i)x0, (__m512i)x1), weights);
@@ -234,7 +235,7 @@ VEC_INLINE vec32 pack_nibbles(vec16 x0, vec16 x1, vec16 x2, vec16 x3) {
     return gather_deal((vec32)_mm512_packus_epi16(first, second));
 }
 
-/* FLOATS of 16-bit floats, the first or the second half of a vector, to floats. */
+/* Converts FLOATS f16 values, the first or the second half of a vector, to floats. */
 VEC_INLINE vecf from_halves(vec16 x, bool second) {
     return _mm512_cvtph_ps(second ? _mm512_extracti64x4_epi64((__m512i)x, 1)
                                   : _mm512_castsi512_si256((__m512i)x));
@@ -261,7 +262,7 @@ VEC_INLINE vecf load_halves(const float *floats, int i) {
     return _mm512_permutexvar_ps(from, (vecf)vec_load(floats));
 }
 
-/* The dwords of x and y interleaved: of their first halves, and of their second ones. */
+/* The dwords of x and y interleaved: their first halves, and their second halves. */
 VEC_INLINE vec32 interleave_first(vec32 x, vec32 y) {
     const __m512i from = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     return (vec32)_mm512_permutex2var_epi32((__m512i)x, from, (__m512i)y);
@@ -271,39 +272,39 @@ VEC_INLINE vec32 interleave_second(vec32 x, vec32 y) {
     return (vec32)_mm512_permutex2var_epi32((__m512i)x, from, (__m512i)y);
 }
 
-/* The high words of x's dwords, and then of y's. */
+/* The high words of x's dwords, then of y's. */
 VEC_INLINE vec16 high_words(vec32 x, vec32 y) {
     const __m512i from = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31,
                                           29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     return (vec16)_mm512_permutex2var_epi16((__m512i)x, from, (__m512i)y);
 }
 
-/* Floats to 16-bit floats, x's and then y's. */
+/* Converts floats to f16: x's, then y's. */
 VEC_INLINE vec16 to_halves(vecf x, vecf y) {
     enum { NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC };
     return (vec16)_mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph(x, NEAREST)),
                                      _mm512_cvtps_ph(y, NEAREST), 1);
 }
 
-/* v, one more where bit `bit` of w is set. */
+/* v, plus one where bit `bit` of w is set. */
 VEC_INLINE vec32 add_bit(vec32 v, vec32 w, int bit) {
     const __mmask16 m = _mm512_test_epi32_mask((__m512i)w, _mm512_set1_epi32(1 << bit));
     return (vec32)_mm512_mask_add_epi32((__m512i)v, m, (__m512i)v, _mm512_set1_epi32(1));
 }
 
-/* Of FLOATS floats those that the low bits of the dwords choose. */
+/* Selects from FLOATS floats by the low bits of the dwords. */
 VEC_INLINE vecf choose_float(vecf floats, vec32 index) { return _mm512_permutexvar_ps((__m512i)index, floats); }
 
-/* What the E2M1 codes in the dwords' low four bits stand for; other bits do not matter. */
+/* The values of the E2M1 codes in the dwords' low four bits; other bits are ignored. */
 VEC_INLINE vecf e2m1_values(vec32 codes) {
     const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f,
                                          -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
     return choose_float(values, codes);
 }
 
-/* Magnitudes times factors, up to 7: what has to be added to their products so that they are rounded to E2M1 and their
- * codes are the low words of the sums. It is chosen by twice the product, rounded to an integer: up to 4, up to 8, and
- * above. Around 2 and 4, where one of them gives way to the next, both round to the same. */
+/* For magnitudes times factors up to 7: the number that, added to the products, rounds them to E2M1 and leaves
+ * the codes in the low words of the sums. It depends on twice the product, rounded to an integer: up to 4, up
+ * to 8, or above. Around 2 and 4, where the number changes, both give the same rounding. */
 VEC_INLINE vecf e2m1_grid(vecf magnitudes, vecf factors) {
     const __m512 grids =
         _mm512_setr_ps(0x1p22f, 0x1p22f, 0x1p22f, 0x1p22f, 0x1p22f, 0x1.000004p23f, 0x1.000004p23f,
@@ -312,21 +313,22 @@ VEC_INLINE vecf e2m1_grid(vecf magnitudes, vecf factors) {
     return choose_float(grids, (vec32)multiply_add(magnitudes, factors, vecf_set(0x1.8p22f)));
 }
 
-/* What the codes stand for that `part` counts: codes 0 to 15 lie in parts of FLOATS, of which there is one here. */
+/* The values of the codes of part `part`: codes 0 to 15 are split into parts of FLOATS, of which there is one
+ * here. */
 VEC_INLINE vecf e2m1_all(int part) {
     (void)part;
     return _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
                           -3.0f, -4.0f, -6.0f);
 }
 
-/* ---- sixteen words of which codes choose ---- */
+/* ---- tables of sixteen words, indexed by codes ---- */
 
 enum { LOOKUP_BYTES = 32 };
 
-/* The words of as many tables as there are in a vector, one table after the other. */
+/* Stores the words of as many tables as a vector holds, one table after the other. */
 VEC_INLINE void lookup_store(uint8_t *tables, vec16 words) { vec_store(tables, (vec32)words); }
 
-/* The words that 16 packed codes choose; `to` is aligned to 32 bytes if it is written past the caches. */
+/* Looks up 16 packed codes; with `streams`, non-temporal stores to `to`, aligned to 32 bytes. */
 VEC_INLINE void lookup_block(const uint8_t *table, const uint8_t *codes, void *to, bool streams) {
     const __m256i pairs = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)codes));
     const __m256i index = _mm256_or_si256(pairs, _mm256_slli_epi32(pairs, 12));
