@@ -1,9 +1,10 @@
-/* bench_gemm.c: how fast matrix products are, per pair of operands and shape, beside this machine's limits.
+/* bench_gemm.c: speed of matrix products per pair of operands and shape, relative to this machine's limits.
  *
- * In a round a case and its limits are timed in turns. The floor is what the fused multiply-adds alone take (in
- * registers, on all threads at once), or copying as many bytes as the operands and the result have, whichever is more;
- * the share of it is the median of the rounds (bench_rounds.h). Times are the best of all rounds, the spread is the
- * median over the best. Prints a table; --json FILE writes the same as JSON. */
+ * In a round a case and its limits are timed alternately. The floor is the longer of two times: that of the
+ * fused multiply-adds alone (in registers, on all threads), and that of copying as many bytes as the operands
+ * and the result have. The share of the floor is the median of the rounds (bench_rounds.h). Times are the best
+ * of all rounds; the spread is the median divided by the best. Prints a table; --json FILE writes the same as
+ * JSON. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -41,7 +42,7 @@ struct bench_case {
     struct rounds rounds;
 };
 
-enum { TURNS = 2 /* of a case in a round */ };
+enum { TURNS = 2 /* of a case, per round */ };
 
 static void stop(const char *what) {
     fprintf(stderr, "bench_gemm: %s\n", what);
@@ -50,7 +51,7 @@ static void stop(const char *what) {
 
 /* ---- cases ---- */
 
-/* Nearly normal, one in a thousand twenty times as large. */
+/* Approximately normal numbers; one in a thousand is twenty times as large. */
 static void fill(const struct opaq_view *x, uint64_t seed) {
     const int64_t count = opaq_proto_rows(&x->proto) * opaq_proto_columns(&x->proto);
     uint64_t state = seed;
@@ -71,7 +72,7 @@ static void prepare_operand(struct gemm_case_operand *o, const char *text, int64
     gemm_case_operand_make(o, text, rows, columns);
     fill(&o->x, (uint64_t)rows);
     gemm_case_operand_quantize(o, false, parallel);
-    if (o->operand.copy != NULL) { /* only its bytes are needed from here on */
+    if (o->operand.copy != NULL) { /* the plain memory is no longer needed */
         gemm_case_tensor_free(&o->x);
     }
 }
@@ -83,7 +84,7 @@ static double operand_bytes(const struct gemm_case_operand *o) {
     return (double)bytes;
 }
 
-/* A Hadamard transform on one side only has to be undone. */
+/* If only one side has a Hadamard transform (+rht), the product undoes it. */
 static void prepare(struct bench_case *one, const struct gemm_case *from, const int64_t *shape,
                     const struct opaq_parallel *parallel) {
     one->from = from;
@@ -198,7 +199,7 @@ static bool is_wanted(const struct gemm_case *one, const struct settings *s) {
     return one->is_timed && (strstr(one->a, s->filter) != NULL || strstr(one->b, s->filter) != NULL);
 }
 
-/* All wanted cases of one shape; gives how many there were. */
+/* Runs the selected cases of one shape; returns their number. */
 static int run_shape(const int64_t *shape, const struct settings *s, const struct opaq_parallel *parallel,
                      struct peaks *peaks, FILE *json, bool is_first) {
     static struct bench_case cases[GEMM_CASE_COUNT];
@@ -263,7 +264,7 @@ int main(int argc, char **argv) {
         count += run_shape(gemm_bench_shapes[i], &s, &parallel, &peaks, json, count == 0);
     }
     if (count == 0) {
-        stop("no operand's text contains what --only asks for");
+        stop("no operand's text contains the text of --only");
     }
     printf("multiply and add: %.1f GFLOP/s, copy bandwidth (read + write): %.2f GB/s\n",
            peaks.best[PEAK_FMA] * 1e-9, peaks.best[PEAK_COPY] * 1e-9);

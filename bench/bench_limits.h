@@ -1,7 +1,7 @@
-/* bench_limits.h: what a thread of this machine can do at most: read memory, copy it, multiply and add floats, multiply
- * bytes. Depends on opaq/cpu.h.
+/* bench_limits.h: loops that reach the peak rates of one thread: reading memory, copying it, float
+ * multiply-adds and byte multiply-adds. Depends on opaq/cpu.h.
  *
- * Each is a function for an opaq_body; what it worked on is known to the caller. */
+ * Each is a function for an opaq_body; the caller computes the rate from the work and the time. */
 #ifndef OPAQ_BENCH_BENCH_LIMITS_H
 #define OPAQ_BENCH_BENCH_LIMITS_H
 
@@ -18,12 +18,12 @@
 enum { LIMIT_STREAMS = 8, LIMIT_LINE = 64, LIMIT_AHEAD = 512, LIMIT_CHUNK = 8 * 4096 };
 
 struct limit_read {
-    const uint8_t *from; /* chunks of LIMIT_CHUNK bytes, the piece's unit */
-    int streams;         /* LIMIT_STREAMS or half of that */
+    const uint8_t *from; /* chunks of LIMIT_CHUNK bytes, each one unit of a piece */
+    int streams;         /* LIMIT_STREAMS or half of it */
     _Atomic uint64_t sum;
 };
 
-/* A piece in streams, a word of every line of memory, asked for some lines before. */
+/* Reads a piece in several streams, one word per cache line, with a prefetch some lines ahead. */
 static inline void limit_read_piece(void *argument, int64_t begin, int64_t end) {
     struct limit_read *read = argument;
     const uint8_t *from = read->from + begin * LIMIT_CHUNK;
@@ -51,7 +51,7 @@ struct limit_copy {
     const uint8_t *from;
 };
 
-/* Past the caches, which is the fastest way to copy more than fits them. */
+/* Copies with non-temporal stores, which is fastest for blocks larger than the caches. */
 static inline void limit_copy_piece(void *argument, int64_t begin, int64_t end) {
     const struct limit_copy *copy = argument;
 #if defined(__SSE2__)
@@ -79,7 +79,7 @@ static inline void limit_copy_piece(void *argument, int64_t begin, int64_t end) 
 enum { LIMIT_CHAINS = 12, LIMIT_REPEATS = 4000 };
 
 #if defined(__x86_64__)
-/* One instruction on twelve registers, again and again; the registers begin as zero. */
+/* One instruction on twelve registers, repeated; the registers start at zero. */
 #define LIMIT_LOOP(name, step)                                                                               \
     static inline void limit_##name(int64_t units) {                                                         \
         int64_t count = units * LIMIT_REPEATS;                                                               \
@@ -104,8 +104,8 @@ LIMIT_LOOP(bytes_avx512, BYTES_512)
 LIMIT_LOOP(bytes_avx2, BYTES_256)
 #endif
 
-/* A kind of computing and its operations (multiplications and additions) in a unit; 0 where this machine has none that
- * is known here. */
+/* A kind of computation and its operations (multiplications and additions) per unit; 0 if this file has no loop
+ * for this machine. */
 struct limit_compute {
     void (*run)(int64_t units);
     double operations;
@@ -128,7 +128,7 @@ static inline struct limit_compute limit_bytes(void) {
     if (opaq_cpu_features() & OPAQ_CPU_AVX512_VNNI) {
         return (struct limit_compute){limit_bytes_avx512, 128.0 * LIMIT_CHAINS * LIMIT_REPEATS};
     }
-    if (opaq_cpu_features() & OPAQ_CPU_AVX2) { /* without the additions of pairs */
+    if (opaq_cpu_features() & OPAQ_CPU_AVX2) { /* not counting the additions of pairs */
         return (struct limit_compute){limit_bytes_avx2, 64.0 * LIMIT_CHAINS * LIMIT_REPEATS};
     }
 #endif

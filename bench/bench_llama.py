@@ -94,7 +94,7 @@ class Llama(nn.Module):
         self.register_buffer("sin", angles.sin())
 
     def forward(self, token: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """Logits after one token at one place, both of shape [1]."""
+        """Logits after one token at one position, both of shape [1]."""
         x = self.embedding(token).view(1, 1, HIDDEN)
         mask = (torch.arange(CONTEXT) <= at).view(1, 1, 1, CONTEXT)
         cos, sin = self.cos[at].view(1, 1, 1, HEAD // 2), self.sin[at].view(1, 1, 1, HEAD // 2)

@@ -1,10 +1,10 @@
-/* bench_numbers.h: numbers to fill tensors with, the same on every machine. Depends on libc. */
+/* bench_numbers.h: numbers to fill tensors with, equal on every machine. Depends on libc. */
 #ifndef OPAQ_BENCH_BENCH_NUMBERS_H
 #define OPAQ_BENCH_BENCH_NUMBERS_H
 
 #include <stdint.h>
 
-/* The next of nearly normal numbers. */
+/* Returns the next approximately normal number. */
 static inline float nearly_normal(uint64_t *state) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     const uint32_t a = (uint32_t)(*state >> 33);

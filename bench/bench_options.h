@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A number within limits, or, where `number` is NULL, a text. */
+/* A number within limits or, if `number` is NULL, a text. */
 struct bench_option {
     const char *name;
     int *number;
@@ -25,7 +25,7 @@ static inline int bench_number(const char *text, const struct bench_option *opti
     return (int)value;
 }
 
-/* Reads them all; --help, and what is not an option, end the program with its usage. */
+/* Reads all options; --help or an unknown option prints the usage and ends the program. */
 static inline void bench_options_read(int argc, char **argv, const char *program, void (*usage)(FILE *stream),
                                       const struct bench_option *options, size_t count) {
     for (int i = 1; i < argc; i += 2) {

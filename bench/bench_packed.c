@@ -1,13 +1,13 @@
-/* bench_packed.c: how fast products with tiled weights are, beside what this machine can do at most.
+/* bench_packed.c: speed of products with tiled weights, relative to this machine's peak rates.
  *
- * Weights are cold: every run takes the next of many copies, more than any cache holds. In each round a case and its
- * limit (reading as many bytes in eight or four streams, as many multiply-adds of floats, or of bytes) are timed in turns;
- * the share is the median of the rounds (bench_rounds.h). Times are the best of all rounds, the spread is the median over
- * the best. Products with many rows are timed on a part of the weight if there are few threads. A case has the share of
- * its limit that it must reach and the one it aims at. Preparing the rows of x, bf16 in memory, is not in the figures of
- * products: it has cases of its own, which are compared with the time of the product. With --hot a small weight stays in
- * the second-level cache: what the instructions alone take, without limits. Prints a table; --json FILE writes the same
- * as JSON. */
+ * Weights are cold: every run takes the next of several copies that together exceed the caches. In each round a
+ * case and its limit (reading as many bytes in eight or four streams, or as many multiply-adds of floats or
+ * bytes) are timed alternately; the share is the median of the rounds (bench_rounds.h). Times are the best of
+ * all rounds; the spread is the median divided by the best. With few threads, products with many rows are timed
+ * on a part of the weight. Each case has a required share of its limit (must) and a target (aim). Converting
+ * the rows of x, bf16 in memory, is not included in the figures of products: it has its own cases, compared
+ * with the time of the product. With --hot a small weight stays in the second-level cache, which shows the time
+ * of the instructions alone, without limits. Prints a table; --json FILE writes the same as JSON. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -28,31 +28,31 @@ enum {
     COLD_ROWS = 4096,
     HOT_ROWS = 128,
     COLUMNS = PACKED_CASE_COLUMNS,
-    SLICE_ROWS = 2048, /* of the weight for each thread, where x has many: fewer are not as fast */
+    SLICE_ROWS = 2048, /* weight rows per thread where x has many rows: fewer are slower */
     FEW_ROWS = 8,
     COLD_BYTES = 300 << 20,
-    TURNS = 2, /* of a case in a round */
-    /* where x has few rows, a product takes little time, and there are more turns and more rounds */
+    TURNS = 2, /* of a case, per round */
+    /* products with few rows of x take little time, so they get more turns and rounds */
     FEW_ROWS_TURNS = 8,
     FEW_ROWS_ROUNDS = 4,
 };
 
 static const char *const limit_names[] = {"read", "fma", "bytes", "f32 gemm", "x of M=1", "product"};
 
-/* What counts as the best product of floats: this share of the multiply-adds. */
+/* The limit for products of floats: this share of the peak rate of multiply-adds. */
 static const double gemm_share = 0.9;
 
 struct settings {
     int rounds;
-    int threads;  /* 0: one, and one for each processor */
+    int threads;  /* 0: first one thread, then one per processor */
     int64_t rows; /* of the weight */
     const char *only;
     const char *table;
     const char *json;
 };
 
-/* Copies of one format's weight, codes and scales apart, as a tensor has them. */
-struct stock {
+/* Copies of one format's weight, with codes and scales in separate buffers as in a tensor. */
+struct weight_copies {
     struct packed_case_weight made;
     int64_t rows;
     int64_t data_bytes;
@@ -66,13 +66,14 @@ struct stock {
 /* One case on one number of threads. */
 struct measurement {
     const struct packed_case *from;
-    int64_t weight_rows; /* of which it is timed */
+    int64_t weight_rows; /* rows of the weight that are timed */
     const struct packed_kernel *kernel;
-    struct stock *stock;
+    struct weight_copies *weight_copies;
     struct packed_case_rows x;
-    uint16_t *plain; /* of LIMIT_PRODUCT: what is prepared, and where to */
+    uint16_t *plain; /* of LIMIT_PRODUCT: the source and the destination of the conversion */
     void *memory;
-    const struct measurement *product; /* of LIMIT_ONE_ROW and LIMIT_PRODUCT: what it is compared with */
+    const struct measurement *product; /* of LIMIT_ONE_ROW and LIMIT_PRODUCT: the product that the time is
+                                        * compared with */
     struct rounds rounds;
 };
 
@@ -83,38 +84,41 @@ static void stop(const char *what) {
 
 /* ---- operands ---- */
 
-static struct stock *stock_of(enum packed_format format, int64_t rows) {
-    static struct stock stocks[PACKED_FORMAT_COUNT];
-    struct stock *const stock = &stocks[format];
-    if (stock->copies > 0) {
-        return stock;
+static struct weight_copies *weight_copies_of(enum packed_format format, int64_t rows) {
+    static struct weight_copies stocks[PACKED_FORMAT_COUNT];
+    struct weight_copies *const weight_copies = &stocks[format];
+    if (weight_copies->copies > 0) {
+        return weight_copies;
     }
     const int64_t elements = rows * COLUMNS;
-    packed_case_weight_make(&stock->made, format, false, rows, COLUMNS, PACKED_FILL_USUAL, 1);
-    stock->rows = rows;
-    stock->data_bytes = packed_is_4_bit(format) ? elements / 2 : elements;
-    stock->scale_bytes = stock->made.code_scale == NULL ? 0 : rows * stock->made.blocks;
-    stock->copies = rows == HOT_ROWS ? 1 : COLD_BYTES / (stock->data_bytes + stock->scale_bytes) + 1;
-    stock->data = packed_allocate(stock->copies * stock->data_bytes);
-    stock->scale = packed_allocate(stock->copies * stock->scale_bytes);
-    for (int64_t i = 0; i < stock->copies; ++i) {
-        memcpy(stock->data + i * stock->data_bytes, stock->made.tiled, (size_t)stock->data_bytes);
-        if (stock->scale_bytes > 0) {
-            memcpy(stock->scale + i * stock->scale_bytes, stock->made.tiled_scale, (size_t)stock->scale_bytes);
+    packed_case_weight_make(&weight_copies->made, format, false, rows, COLUMNS, PACKED_FILL_USUAL, 1);
+    weight_copies->rows = rows;
+    weight_copies->data_bytes = packed_is_4_bit(format) ? elements / 2 : elements;
+    weight_copies->scale_bytes = weight_copies->made.code_scale == NULL ? 0 : rows * weight_copies->made.blocks;
+    weight_copies->copies =
+        rows == HOT_ROWS ? 1 : COLD_BYTES / (weight_copies->data_bytes + weight_copies->scale_bytes) + 1;
+    weight_copies->data = packed_allocate(weight_copies->copies * weight_copies->data_bytes);
+    weight_copies->scale = packed_allocate(weight_copies->copies * weight_copies->scale_bytes);
+    for (int64_t i = 0; i < weight_copies->copies; ++i) {
+        memcpy(weight_copies->data + i * weight_copies->data_bytes, weight_copies->made.tiled,
+               (size_t)weight_copies->data_bytes);
+        if (weight_copies->scale_bytes > 0) {
+            memcpy(weight_copies->scale + i * weight_copies->scale_bytes, weight_copies->made.tiled_scale,
+                   (size_t)weight_copies->scale_bytes);
         }
     }
-    return stock;
+    return weight_copies;
 }
 
-static struct packed_weight next_weight(struct stock *stock) {
-    struct packed_weight weight = stock->made.weight;
-    const int64_t i = stock->next++ % stock->copies;
-    weight.data = stock->data + i * stock->data_bytes;
-    weight.scale = stock->scale + i * stock->scale_bytes;
+static struct packed_weight next_weight(struct weight_copies *weight_copies) {
+    struct packed_weight weight = weight_copies->made.weight;
+    const int64_t i = weight_copies->next++ % weight_copies->copies;
+    weight.data = weight_copies->data + i * weight_copies->data_bytes;
+    weight.scale = weight_copies->scale + i * weight_copies->scale_bytes;
     return weight;
 }
 
-/* The kernel of a table by name, or the one this machine would take. */
+/* The kernel of the named table, or the one that this machine uses. */
 static const struct packed_kernel *kernel_of(const struct packed_case *from, const char *table) {
     int count;
     const struct packed_table *const *tables = packed_tables(&count);
@@ -142,7 +146,7 @@ struct product {
     int64_t y_step;
 };
 
-/* A piece in units of the kernel. The scratch memory stays with the thread. */
+/* Runs a piece in units of the kernel. Each thread keeps its scratch memory. */
 static void product_piece(void *argument, int64_t begin, int64_t end) {
     static _Thread_local void *panel;
     static _Thread_local int64_t panel_bytes;
@@ -163,14 +167,14 @@ static double operations_of(const struct measurement *one) {
 
 /* Bytes of the weight that are read. */
 static double bytes_of(const struct measurement *one) {
-    return (double)(one->stock->data_bytes + one->stock->scale_bytes) * (double)one->weight_rows /
-           (double)one->stock->rows;
+    return (double)(one->weight_copies->data_bytes + one->weight_copies->scale_bytes) *
+           (double)one->weight_rows / (double)one->weight_copies->rows;
 }
 
 static double time_product(const struct measurement *one, const struct opaq_parallel *parallel, float *y) {
     const int64_t tile_rows = packed_tile_rows(one->from->format);
-    struct product product = {one->kernel, next_weight(one->stock),      &one->x.rows,
-                              y,           one->weight_rows / tile_rows, one->stock->rows};
+    struct product product = {one->kernel, next_weight(one->weight_copies), &one->x.rows,
+                              y,           one->weight_rows / tile_rows,    one->weight_copies->rows};
     const struct opaq_body body = {product_piece, &product};
     const double start = now();
     parallel->run(parallel->context, ceil_div(product.tiles, one->kernel->unit), &body);
@@ -192,7 +196,7 @@ static double time_preparing(const struct measurement *one, const struct opaq_pa
     return now() - start;
 }
 
-/* What the case is compared with, once; 0 where there is nothing. */
+/* Times the limit once; 0 if the case has none. */
 static double time_limit(const struct measurement *one, struct peaks *peaks,
                          const struct opaq_parallel *parallel, float *y) {
     if (one->product != NULL) {
@@ -226,7 +230,7 @@ static bool is_less_better(const struct packed_case *from) {
     return from->limit == LIMIT_ONE_ROW || from->limit == LIMIT_PRODUCT;
 }
 
-/* The figure that is compared with must and aim; 0 where the limit is not known. */
+/* The figure that is compared with must and aim; 0 if the limit is unknown. */
 static struct figure share_of(const struct measurement *one) {
     const double factor = one->from->limit == LIMIT_GEMM ? 1.0 / gemm_share
                           : one->from->limit == LIMIT_PRODUCT && one->product != NULL
@@ -273,7 +277,7 @@ static void report(const struct measurement *one, int threads, FILE *json, bool 
 
 /* ---- the program ---- */
 
-/* What is prepared. */
+/* Makes the source of the conversion: plain numbers. */
 static void plain_make(struct measurement *one) {
     const int64_t count = one->from->rows * COLUMNS;
     uint64_t state = 1;
@@ -284,7 +288,7 @@ static void plain_make(struct measurement *one) {
     }
 }
 
-/* The product of the same name with so many rows of x. */
+/* The product of the same name with `rows` rows of x. */
 static const struct measurement *product_with_rows(const struct measurement *all, int count,
                                                    const struct measurement *of, int64_t rows) {
     for (int i = 0; i < count; ++i) {
@@ -296,7 +300,7 @@ static const struct measurement *product_with_rows(const struct measurement *all
     return NULL;
 }
 
-/* All wanted cases on one number of threads. */
+/* Runs the selected cases on one number of threads. */
 static void run_threads(const struct settings *s, int threads, FILE *json, bool *is_first) {
     static struct measurement all[PACKED_CASE_COUNT];
     static float *y;
@@ -325,7 +329,7 @@ static void run_threads(const struct settings *s, int threads, FILE *json, bool 
             one->kernel = kernel;
             one->weight_rows =
                 packed_cases[i].rows <= FEW_ROWS ? s->rows : min_int64(SLICE_ROWS * threads, s->rows);
-            one->stock = stock_of(packed_cases[i].format, s->rows);
+            one->weight_copies = weight_copies_of(packed_cases[i].format, s->rows);
             if (packed_cases[i].limit == LIMIT_PRODUCT) {
                 plain_make(one);
             } else {

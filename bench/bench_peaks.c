@@ -1,4 +1,4 @@
-/* bench_peaks.c: what this machine can do at most, on one number of threads: reading memory, copying it past the caches,
+/* bench_peaks.c: peak rates of this machine on a number of threads: reading memory, copying it past the caches,
  * multiply-adds of floats and of bytes. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* bench_peaks.h: samples of this machine's limits, to be taken between those of what is measured, and the best that was
- * seen. Depends on opaq/parallel.h, bench_limits.h, bench_time.h. */
+/* bench_peaks.h: samples of this machine's peak rates, taken between those of the subjects, and the best of
+ * them. Depends on opaq/parallel.h, bench_limits.h, bench_time.h. */
 #ifndef OPAQ_BENCH_BENCH_PEAKS_H
 #define OPAQ_BENCH_BENCH_PEAKS_H
 
@@ -12,24 +12,24 @@
 #include "bench_limits.h"
 #include "bench_time.h"
 
-/* In bytes (of copying: read and written ones) or operations. */
+/* Work is counted in bytes (for copying: read plus written) or operations. */
 enum peak { PEAK_READ, PEAK_FMA, PEAK_BYTES, PEAK_COPY, PEAK_COUNT };
 
 enum {
-    PEAK_CHUNKS = (300 << 20) / LIMIT_CHUNK, /* of memory, which is more than any cache */
-    PEAK_SAMPLES = 4,                        /* of peaks_update(), of so many bytes and operations: */
+    PEAK_CHUNKS = (300 << 20) / LIMIT_CHUNK, /* bytes of memory, larger than any cache */
+    PEAK_SAMPLES = 4,                        /* number of samples in peaks_update(), and their work: */
     PEAK_SAMPLE_BYTES = 16 << 20,
-    PEAK_SAMPLE_UNITS = 8 /* for each thread */
+    PEAK_SAMPLE_UNITS = 8 /* per thread */
 };
 
 struct peaks {
-    uint8_t *memory; /* PEAK_CHUNKS, written to before */
-    int64_t next;    /* chunk */
+    uint8_t *memory; /* PEAK_CHUNKS chunks, initialized */
+    int64_t next;    /* index of the next chunk */
     int64_t samples;
-    double best[PEAK_COUNT]; /* for each second */
+    double best[PEAK_COUNT]; /* best rates, per second */
 };
 
-/* Without memory there is none in `memory`. */
+/* If an allocation fails, `memory` is NULL. */
 static inline struct peaks peaks_make(void) {
     struct peaks peaks = {NULL, 0, 0, {0.0}};
     void *memory;
@@ -40,7 +40,7 @@ static inline struct peaks peaks_make(void) {
     return peaks;
 }
 
-/* So many chunks that nobody has touched for a long time. */
+/* Returns `count` chunks that were not used recently. */
 static inline uint8_t *peaks_next(struct peaks *peaks, int64_t chunks) {
     peaks->next = peaks->next + chunks > PEAK_CHUNKS ? 0 : peaks->next;
     uint8_t *const at = peaks->memory + peaks->next * LIMIT_CHUNK;
@@ -48,7 +48,7 @@ static inline uint8_t *peaks_next(struct peaks *peaks, int64_t chunks) {
     return at;
 }
 
-/* How many seconds so much work would take, going by a sample of about as much. 0 where the limit is not known. */
+/* Seconds for `work` at the rate of a new sample of about that size; 0 if the rate is unknown. */
 static inline double peaks_sample(struct peaks *peaks, enum peak kind, double work,
                                   const struct opaq_parallel *parallel) {
     struct limit_compute compute = kind == PEAK_FMA ? limit_fma() : limit_bytes();
@@ -80,7 +80,7 @@ static inline double peaks_sample(struct peaks *peaks, enum peak kind, double wo
     return work / rate;
 }
 
-/* Some samples of each. */
+/* Takes some samples of each rate. */
 static inline void peaks_update(struct peaks *peaks, const struct opaq_parallel *parallel, int threads) {
     const double units = (double)threads * PEAK_SAMPLE_UNITS;
     for (int i = 0; i < PEAK_SAMPLES; ++i) {

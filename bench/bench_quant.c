@@ -1,20 +1,22 @@
-/* bench_quant.c: how fast quantize and dequantize are, per quantizer, beside this machine's copy bandwidth.
+/* bench_quant.c: speed of quantize and dequantize per quantizer, relative to this machine's copy bandwidth.
  *
- * In a round a case and its floor, copying as many bytes past the caches as the input and the output have, are timed in
- * turns, with caches full of other things; the share of the floor is the median of the rounds (bench_rounds.h). Times are the best of all rounds, the spread
- * is the median over the best. Where a quantizer takes an amax, quantizing is timed a second time with the amax given, so
- * without the pass that finds it.
+ * In a round a case and its floor are timed alternately, with cold caches; the floor is copying as many bytes,
+ * past the caches, as the input and the output have. The share of the floor is the median of the rounds
+ * (bench_rounds.h). Times are the best of all rounds; the spread is the median divided by the best. If a
+ * quantizer accepts an amax, quantizing is timed a second time with a given amax, that is, without the pass
+ * that computes it.
  *
- * Some rows have targets, for one thread and tensors larger than the caches: a share that they must have, and one to
- * aim for; they have more rounds. For two copies at once the target is how much faster that is than one after the other,
- * in rounds of their own. The rows that miss what they must have are named at the end. Prints tables; --json FILE writes
- * the same as JSON.
+ * Some cases have a required share (must) and a target (aim), for one thread and tensors larger than the
+ * caches; they get more rounds. Making both copies at once is compared with making one after the other, in
+ * separate rounds. Cases that miss their required value are listed at the end. Prints tables; --json FILE
+ * writes the same as JSON.
  *
- * --against LIBRARY compares two builds: the same operation of another libopaq.so takes the copy's place, on the same memory
- * and on the calling thread. Where buffers lie in physical memory changes a time by up to a fifth from process to process, so
- * two processes cannot show a difference of a few percent; two libraries in one process can. The structs of the public headers
- * must be the same in both. With --subject both are shared objects: code that is linked in lies elsewhere, which alone makes
- * up to a tenth of a difference. Compare a copy of a library with itself to see how much a figure means. */
+ * --against LIBRARY compares two builds: the same operation of another libopaq.so replaces the copy, on the
+ * same memory and on the calling thread. The physical addresses of the buffers change a time by up to a fifth
+ * from process to process, so two processes cannot show a difference of a few percent; two libraries in one
+ * process can. The structs of the public headers must be the same in both. With --subject both are shared
+ * objects: the address of code that is linked in differs, which alone changes a time by up to a tenth.
+ * Comparing a library with a copy of itself shows the error of the method. */
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -44,15 +46,15 @@ struct settings {
     const char *subject; /* the path of the libopaq.so that is timed, or NULL for the one that is linked in */
 };
 
-/* What is timed: the functions of one build. */
+/* The timed functions of one build. */
 struct library {
     enum opaq_status (*quantize)(const struct opaq_view *x, const struct opaq_quantize_args *args,
                                  const struct opaq_execution *execution, const struct opaq_view *out,
                                  struct opaq_error *error);
     enum opaq_status (*dequantize)(const struct opaq_view *q, int usage, const struct opaq_execution *execution,
                                    const struct opaq_view *y, struct opaq_error *error);
-    bool
-        uses_threads; /* false: runs on the calling thread; NULL means that to every build, whatever the argument's type */
+    bool uses_threads; /* false: runs on the calling thread, because all builds accept a NULL pool, whatever its
+                       * type */
 };
 static struct library this_library = {opaq_quantize, opaq_dequantize, true};
 
@@ -67,7 +69,7 @@ struct bench_case {
     struct opaq_view y;
     size_t plain_bytes;
     size_t quantized_bytes;
-    float *amax[2]; /* by usage less one; NULL where the quantizer takes none */
+    float *amax[2]; /* by usage minus 1; NULL if the quantizer accepts no amax */
     struct rounds rounds[OPERATION_COUNT];
 };
 
@@ -85,8 +87,8 @@ static const struct target targets[] = {
 static const double both_must = 1.3;
 static const double both_aim = 1.45;
 enum {
-    TURNS = 2,        /* of a case in a round */
-    TARGET_ROUNDS = 5 /* so many more for those that have targets */
+    TURNS = 2,        /* of a case, per round */
+    TARGET_ROUNDS = 5 /* factor on the rounds of cases that have targets */
 };
 
 static void stop(const char *what, const struct opaq_error *error) {
@@ -117,7 +119,7 @@ static struct opaq_view allocate(const struct settings *s, enum opaq_element dty
     return view;
 }
 
-/* Nearly normal weights, one in a thousand twenty times as large. */
+/* Approximately normal weights; one in a thousand is twenty times as large. */
 static void fill(const struct opaq_view *x) {
     const int64_t count = opaq_proto_rows(&x->proto) * opaq_proto_columns(&x->proto);
     uint64_t state = 1;
@@ -149,7 +151,7 @@ static void prepare(struct bench_case *one, const struct quant_case *from, const
         if (count > 0) {
             one->amax[usage - 1] = malloc((size_t)count * sizeof(float));
             for (int64_t i = 0; one->amax[usage - 1] != NULL && i < count; ++i) {
-                one->amax[usage - 1][i] = 0.8f; /* about what fill() makes */
+                one->amax[usage - 1][i] = 0.8f; /* about the amax of the numbers of fill() */
             }
         }
     }
@@ -169,13 +171,13 @@ static const struct target *target_of(const struct bench_case *one, enum operati
     return NULL;
 }
 
-/* What is read and written. Dequantizing reads one of two copies. */
+/* Bytes read and written. Dequantizing reads one of the two copies. */
 static double bytes_moved(const struct bench_case *one, enum operation operation) {
     const double copies = operation == DEQUANTIZE && one->q.proto.spec.usage == OPAQ_BOTH ? 2.0 : 1.0;
     return (double)one->plain_bytes + (double)one->quantized_bytes / copies;
 }
 
-/* Seconds of the library's operation, with nothing of its memory in the caches. */
+/* Seconds of the library's operation, with its buffers not in the caches. */
 static double time_operation_of(const struct library *library, const struct bench_case *one,
                                 enum operation operation, struct peaks *peaks,
                                 const struct opaq_parallel *parallel) {
@@ -209,7 +211,7 @@ static double time_operation(const struct bench_case *one, enum operation operat
 static void time_case(struct bench_case *one, enum operation operation, const struct library *against,
                       struct peaks *peaks, const struct opaq_parallel *parallel, bool counts) {
     for (int turn = 0; turn < TURNS; ++turn) {
-        const bool is_first = turn % 2 == 1; /* each goes first once */
+        const bool is_first = turn % 2 == 1; /* each goes first in one turn */
         double seconds = is_first ? time_operation(one, operation, peaks, parallel) : 0.0;
         const double other = against == NULL
                                  ? peaks_sample(peaks, PEAK_COPY, bytes_moved(one, operation), parallel)
@@ -231,7 +233,7 @@ static void progress(int done, int all) {
 
 static const char *dtype_name(enum opaq_element dtype) { return opaq_element_info(dtype)->name; }
 
-/* What is gathered for the end. */
+/* Text for the end of the output. */
 struct misses {
     char text[4096];
     int count;
@@ -249,7 +251,7 @@ static const char *judge(double value, double must, double aim, const char *spec
     return "MISS";
 }
 
-/* One operation on one case: a line of the table and an object of the JSON. */
+/* Prints one operation of one case: a line of the table and an object of the JSON. */
 static void report(const struct bench_case *one, enum operation operation, const struct settings *s,
                    struct misses *misses, FILE *json) {
     double spread;
@@ -296,18 +298,18 @@ static const struct bench_case *find_case(const struct bench_case *cases, int co
     return NULL;
 }
 
-/* Two copies at once against one after the other, for a format that has cases for all three. */
+/* Making both copies at once against one after the other, for a format that has cases for all three. */
 struct both {
     const char *format;
     const struct bench_case *row;
     const struct bench_case *column;
     const struct bench_case *at_once;
     enum operation
-        operation; /* with the amax given where it can be, else the pass for it would be counted twice */
+        operation; /* with a given amax if possible, because the pass for it would be counted twice otherwise */
     struct rounds rounds;
 };
 
-/* Those that there are; gives how many. */
+/* Finds the formats that have all three cases; returns their number. */
 static int find_both(const struct bench_case *cases, int count, struct both *all) {
     int found = 0;
     for (int format = 0; format < OPAQ_FORMAT_COUNT; ++format) {
@@ -428,7 +430,7 @@ int main(int argc, char **argv) {
         }
     }
     if (count == 0) {
-        stop("no quantizer's text contains what --only asks for", NULL);
+        stop("no quantizer's text contains the text of --only", NULL);
     }
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
     if (s.subject != NULL) {
@@ -466,7 +468,7 @@ int main(int argc, char **argv) {
     (void)opaq_cpu_describe(opaq_cpu_features(), features, sizeof features);
     printf("opaq %s, %lld x %lld, %d threads, %d rounds, cpu: %s\n", opaq_version(), (long long)s.rows,
            (long long)s.columns, opaq_pool_threads(pool), s.rounds, features);
-    printf("copy bandwidth (read + write), the best that was seen: %.2f GB/s\n\n", bandwidth * 1e-9);
+    printf("copy bandwidth (read + write), best of all rounds: %.2f GB/s\n\n", bandwidth * 1e-9);
     if (json != NULL) {
         fprintf(
             json,
@@ -499,7 +501,7 @@ int main(int argc, char **argv) {
         report_both(&both[i], &misses, json, i == 0);
     }
     printf("\n");
-    printf("%d rows miss what they must have%s\n%s", misses.count, misses.count == 0 ? "" : ":", misses.text);
+    printf("%d rows miss their required value%s\n%s", misses.count, misses.count == 0 ? "" : ":", misses.text);
     if (json != NULL) {
         fprintf(json, "\n  ],\n  \"misses\": %d\n}\n", misses.count);
         if (fclose(json) != 0) {

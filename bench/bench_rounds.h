@@ -1,8 +1,8 @@
-/* bench_rounds.h: what is timed in turns with what it is compared with. Depends on libc.
+/* bench_rounds.h: alternate timing of a subject and its reference. Depends on libc.
  *
- * Machines are noisy: memory that others use as well is faster in one second than in the next, and a best moment hits one
- * of two things and not the other. So the two are timed in turns within a few milliseconds, a round keeps the minimum of
- * each, and a figure is the median of the rounds' ratios, with the quartiles beside it. */
+ * Machines are noisy: shared memory is faster in one second than in the next, and a fast phase may affect only
+ * one of two subjects. So the two are timed alternately within a few milliseconds, a round keeps the minimum of
+ * each, and a figure is the median of the rounds' ratios, with the quartiles. */
 #ifndef OPAQ_BENCH_BENCH_ROUNDS_H
 #define OPAQ_BENCH_BENCH_ROUNDS_H
 
@@ -10,16 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROUND_LIMIT = 100, ROUND_FACTOR = 10 /* short cases have so many times the rounds at most */ };
+enum { ROUND_LIMIT = 100, ROUND_FACTOR = 10 /* factor on the maximum number of rounds of short cases */ };
 
-/* Seconds, the minima of each round. */
+/* Minimum seconds of each round. */
 struct rounds {
     int count;
     double subject[ROUND_LIMIT * ROUND_FACTOR];
     double against[ROUND_LIMIT * ROUND_FACTOR];
 };
 
-/* A ratio: the median of all rounds, their quartiles, and the ratio of the minima of all rounds. */
+/* A ratio: the median of all rounds, the quartiles, and the ratio of the minima of all rounds. */
 struct figure {
     double value;
     double low;
@@ -29,7 +29,7 @@ struct figure {
 
 static inline double smaller(double a, double b) { return a < b ? a : b; }
 
-/* One more turn of the round that begins with turn 0. Seconds of what is not known are 0. */
+/* Records one more turn of the round that begins with turn 0. Seconds are 0 if unknown. */
 static inline void rounds_turn(struct rounds *rounds, int turn, double subject, double against) {
     if (turn == 0) {
         rounds->subject[rounds->count] = subject;
@@ -48,7 +48,7 @@ static inline int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The best of all rounds, and how much more their median is. */
+/* The best of all rounds, and the median divided by it. */
 static inline double rounds_best(const struct rounds *rounds, double *spread) {
     double sorted[ROUND_LIMIT * ROUND_FACTOR];
     memcpy(sorted, rounds->subject, (size_t)rounds->count * sizeof sorted[0]);
@@ -57,8 +57,8 @@ static inline double rounds_best(const struct rounds *rounds, double *spread) {
     return sorted[0];
 }
 
-/* factor * against / subject: how many times faster the subject is; or, where less is better, the inverse with the same
- * factor. Zeros where there is nothing to compare with. */
+/* factor * against / subject, that is, how many times faster the subject is; if less is better, the inverse
+ * with the same factor. Zeros if there is nothing to compare with. */
 static inline struct figure rounds_figure(const struct rounds *rounds, double factor, int is_less_better) {
     const double *const above = is_less_better ? rounds->subject : rounds->against;
     const double *const below = is_less_better ? rounds->against : rounds->subject;

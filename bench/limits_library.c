@@ -15,7 +15,7 @@ __attribute__((visibility("default"))) double bench_limits_sample(void *handle, 
 __attribute__((visibility("default"))) double bench_limits_best(const void *handle, int kind);
 __attribute__((visibility("default"))) void bench_limits_close(void *handle);
 
-/* On so many threads of its own; NULL if there is no memory. */
+/* Creates `threads` threads; NULL if an allocation fails. */
 void *bench_limits_open(int threads) {
     struct bench_limits *const limits = malloc(sizeof *limits);
     struct opaq_error error;
@@ -31,14 +31,14 @@ void *bench_limits_open(int threads) {
     return limits;
 }
 
-/* Seconds that so much work would take; `kind` is an enum peak. 0 where the limit is not known. */
+/* Seconds for `work` at the rate of a new sample; `kind` is an enum peak. 0 if the rate is unknown. */
 double bench_limits_sample(void *handle, int kind, double work) {
     struct bench_limits *const limits = handle;
     const struct opaq_parallel parallel = opaq_pool_parallel(limits->pool);
     return peaks_sample(&limits->peaks, (enum peak)kind, work, &parallel);
 }
 
-/* The most work in a second of all samples so far. */
+/* The best rate of all samples so far, per second. */
 double bench_limits_best(const void *handle, int kind) {
     return ((const struct bench_limits *)handle)->peaks.best[kind];
 }

@@ -1,10 +1,12 @@
-/* peer_ggml.c: products with 4- and 8-bit weights beside those of ggml, the library under llama.cpp, on the same weights
- * and inputs. tools/bench_ggml.sh builds ggml and this program from a checkout of llama.cpp, and runs it.
+/* peer_ggml.c: products with 4- and 8-bit weights beside those of ggml, the library of llama.cpp, on the same
+ * weights and inputs. tools/bench_ggml.sh builds ggml and this program from a checkout of llama.cpp, and runs
+ * it.
  *
- * ggml quantizes inputs to 8 bits in each call, as opaq does with precision `fast`; both calls include that. Weights are
- * cold: every call takes the next of many copies. In a round both sides are timed in turns, some calls each; the ratio is
- * the median of the rounds (bench_rounds.h). Each side quantizes the weight by its own rules, and its error is that of the
- * result against sums in double of the weight before that. ggml has no 8-bit floats: those stand beside its Q8_0. */
+ * ggml quantizes inputs to 8 bits in each call, as opaq does with precision `fast`; the times include it on
+ * both sides. Weights are cold: every call takes the next of several copies. In a round both sides are timed
+ * alternately, some calls each; the ratio is the median of the rounds (bench_rounds.h). Each side quantizes the
+ * weight by its own rules; its error is that of the result against sums in double of the unquantized weight.
+ * ggml has no 8-bit floats: opaq's are compared with its Q8_0. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -30,7 +32,7 @@ enum {
     COPY_LIMIT = 64,
     MOST_ROWS = 512,
     TURNS = 2,
-    CALLS = 40, /* of a side in a turn, at most; it ends after enough_seconds */
+    CALLS = 40, /* calls of a side in a turn, at most; a turn ends after enough_seconds */
     CHECKED = 64
 };
 static const double enough_seconds = 0.02;
@@ -85,7 +87,7 @@ static void fill(float *to, int64_t count, float factor, uint64_t seed) {
     }
 }
 
-/* Of the first row's first results: the norm of the difference over the norm. */
+/* Error of the first row's first results: the norm of the difference divided by the norm. */
 static double error_of(const float *y, const struct numbers *numbers) {
     double far = 0.0;
     double all = 0.0;
@@ -100,7 +102,7 @@ static double error_of(const float *y, const struct numbers *numbers) {
     return sqrt(far / all);
 }
 
-/* ---- ggml's side ---- */
+/* ---- ggml ---- */
 
 struct ggml_side {
     ggml_backend_t backend;
@@ -113,7 +115,7 @@ struct ggml_side {
     int next;
 };
 
-static void say_nothing(enum ggml_log_level level, const char *text, void *data) {
+static void ignore_message(enum ggml_log_level level, const char *text, void *data) {
     (void)level, (void)text, (void)data;
 }
 
@@ -133,7 +135,7 @@ static ggml_backend_buffer_type_t repacked_buffers(void) {
     return NULL;
 }
 
-/* So many rows of x; the weights stay. */
+/* Sets the number of rows of x; the weights do not change. */
 static void ggml_side_rows(struct ggml_side *side, const struct numbers *numbers, int rows) {
     struct ggml_init_params params = {
         (size_t)(side->copies + 4) * (ggml_graph_overhead_custom(8, false) + 4096), NULL, true};
@@ -164,13 +166,13 @@ static struct ggml_side ggml_side_make(const struct peer_case *from, const struc
         (void)ggml_new_tensor_2d(side.weights, from->type, SIZE, SIZE);
     }
     ggml_backend_cpu_set_n_threads(side.backend, threads);
-    ggml_backend_buffer_type_t buffers = repacked_buffers(); /* in ggml's own order for products */
+    ggml_backend_buffer_type_t buffers = repacked_buffers(); /* in ggml's repacked order for products */
     struct ggml_tensor *first = ggml_get_first_tensor(side.weights);
     ggml_backend_buffer_t made =
         buffers == NULL ? NULL : ggml_backend_alloc_ctx_tensors_from_buft(side.weights, buffers);
     if (made != NULL && first->extra != NULL) {
         side.order = "repacked";
-    } else { /* it has no order of its own for this type */
+    } else { /* ggml has no repacked order for this type */
         ggml_backend_buffer_free(made);
         ggml_free(side.weights);
         side.weights = ggml_init(params);
@@ -200,7 +202,7 @@ static double ggml_side_time(struct ggml_side *side) {
     return now() - start;
 }
 
-/* ---- opaq's side ---- */
+/* ---- opaq ---- */
 
 struct opaq_side {
     int64_t runner[COPY_LIMIT];
@@ -265,7 +267,7 @@ static double opaq_side_time(struct opaq_side *side, const struct opaq_parallel 
 
 /* ---- the program ---- */
 
-/* For the threads of one side to go to sleep before the other works. */
+/* Until the threads of one side sleep, before the other side runs. */
 static void pause_for_threads(void) {
     const struct timespec a_while = {0, 10000000};
     (void)nanosleep(&a_while, NULL);
@@ -365,7 +367,7 @@ int main(int argc, char **argv) {
     struct opaq_error error;
     char features[128];
     bool is_first = true;
-    ggml_log_set(say_nothing, NULL);
+    ggml_log_set(ignore_message, NULL);
     check(opaq_pool_create(s.threads, &pool, &error), &error);
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
     const int threads = opaq_pool_threads(pool);

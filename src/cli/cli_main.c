@@ -10,7 +10,7 @@
 #include "cli/console/interrupt.h"
 #include "opaq/version.h"
 
-static enum exit_code say_usage(void) {
+static enum exit_code print_usage(void) {
     (void)fprintf(stderr, "usage: opaq COMMAND [options] ARGUMENTS\ncommands:");
     for (const struct command_row *row = command_table; row->name != NULL; ++row) {
         (void)fprintf(stderr, "%s %s", row == command_table ? "" : ",", row->name);
@@ -46,7 +46,7 @@ static enum exit_code run_row(const struct command_row *row, const char *const *
 
 static enum exit_code run_words(const char *const *words, size_t count) {
     if (count == 0) {
-        return say_usage();
+        return print_usage();
     }
     if (strcmp(words[0], "--version") == 0) {
         printf("opaq %s\n", opaq_version());
@@ -58,7 +58,7 @@ static enum exit_code run_words(const char *const *words, size_t count) {
     return row == NULL ? command_unknown(name) : run_row(row, words + 1, count - 1);
 }
 
-/* No message if the reader has closed the pipe, as head does. */
+/* No message if the reader has closed the pipe, as `head` does. */
 static bool is_output_complete(void) {
     if (fflush(stdout) == 0 && ferror(stdout) == 0) {
         return true;

@@ -1,5 +1,5 @@
-/* cli/cli_memory.h: memory and growing texts. When memory runs out the process prints a message and exits, so
- * nothing here fails; partial output files are removed at exit, see output_file.h. */
+/* cli/cli_memory.h: memory and growable texts. When an allocation fails the process prints a message and exits,
+ * so none of these functions returns an error; partial output files are removed at exit, see output_file.h. */
 #ifndef OPAQ_CLI_CLI_MEMORY_H
 #define OPAQ_CLI_CLI_MEMORY_H
 
@@ -20,7 +20,7 @@ void *alloc_aligned(size_t bytes);
 /* Makes room for one more element by doubling the capacity; returns the array, which may have moved. */
 void *grow_array(void *array, size_t count, size_t *capacity, size_t size);
 
-/* A growing text. All zero is the empty text; `bytes` is then NULL. */
+/* A growable text. All zero is the empty text; `bytes` is then NULL. */
 struct text {
     char *bytes; /* zero-terminated once anything was added */
     size_t length;

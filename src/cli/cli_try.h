@@ -1,5 +1,5 @@
-/* cli/cli_try.h: returns from the calling function if a call fails. Only where nothing has to be released on the way;
- * the library's own files use base/try.h, which the command may not include. */
+/* cli/cli_try.h: returns from the calling function if a call fails. Only for functions that have nothing to
+ * release at that point; the library's own files use base/try.h, which the command may not include. */
 #ifndef OPAQ_CLI_CLI_TRY_H
 #define OPAQ_CLI_CLI_TRY_H
 

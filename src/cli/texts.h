@@ -7,7 +7,7 @@
 
 bool ends_with(const char *text, const char *end);
 
-/* The same for the first `length` characters of `text`. */
+/* As ends_with, for the first `length` characters of `text`. */
 bool prefix_ends_with(const char *text, size_t length, const char *end);
 
 /* Whether `words`, separated by spaces, contain `word`. */

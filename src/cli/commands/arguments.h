@@ -10,7 +10,7 @@
 
 enum arguments_outcome {
     ARGUMENTS_FINE,
-    ARGUMENTS_HELP, /* --help was asked for */
+    ARGUMENTS_HELP, /* --help was given */
     ARGUMENTS_WRONG /* a message and the usage were printed to stderr */
 };
 

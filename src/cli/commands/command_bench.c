@@ -131,7 +131,7 @@ static enum opaq_status measure(struct bench *bench, enum operation operation, i
     return status;
 }
 
-/* Everything once. `progress` may be NULL. */
+/* Measures every operation once. `progress` may be NULL. */
 static enum opaq_status run_round(struct bench *bench, struct progress *progress, struct opaq_error *error) {
     for (int width = 0; width < bench->widths; ++width) {
         measure_copy(bench, width);

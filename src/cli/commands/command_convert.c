@@ -191,7 +191,7 @@ static enum opaq_status make_plan(const struct command_call *call, const struct 
     return plan_finish(job->plan, error);
 }
 
-/* What it opens, command_convert releases. */
+/* command_convert releases what this opens. */
 static enum opaq_status prepare(const struct command_call *call, struct model *model, struct weights *weights,
                                 struct checkpoint_job *job, struct opaq_error *error) {
     CLI_TRY(model_open(call->arguments[0], call_has(call, "follow-links"), model, error));

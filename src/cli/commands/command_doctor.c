@@ -20,8 +20,7 @@ struct format_kernels {
     const char *format;
     const char *quantize;
     const char *dequantize;
-    const char
-        *product; /* of a bfloat16 input with a weight in tiles, or in rows where the format has no tiles */
+    const char *product; /* for a bfloat16 input and a tiled weight, or one in rows for formats without tiles */
 };
 
 struct finding {
@@ -41,7 +40,7 @@ static void find(struct findings *findings, const char *subject, const char *tex
     findings->items[findings->count++] = (struct finding){subject, whole.bytes};
 }
 
-/* ---- what there is ---- */
+/* ---- instruction sets and kernels ---- */
 
 static const char *program_path(char *buffer, size_t capacity) {
     const ssize_t length = readlink("/proc/self/exe", buffer, capacity - 1);
@@ -60,7 +59,7 @@ static struct format_kernels kernels_of(int format) {
         opaq_linear_kernel(has_tiles ? &tiles : &rows, NULL, OPAQ_BF16, OPAQ_PRECISION_EXACT)};
 }
 
-/* ---- what it means ---- */
+/* ---- findings ---- */
 
 static void judge(const char *cuda_reason, struct findings *findings) {
     const uint32_t features = opaq_cpu_features();

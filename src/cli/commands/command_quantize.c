@@ -60,7 +60,7 @@ static enum opaq_status add_given(struct name_patterns *patterns, const char *co
     return OPAQ_OK;
 }
 
-static enum opaq_status add_usual(struct choice *choice, struct opaq_error *error) {
+static enum opaq_status add_default_ignores(struct choice *choice, struct opaq_error *error) {
     CLI_TRY(
         add_all(&choice->usual, usually_ignored, sizeof usually_ignored / sizeof usually_ignored[0], error));
     if (choice->scheme->layout == OPAQ_LAYOUT_MODELOPT) {
@@ -142,7 +142,7 @@ static enum opaq_status choose(const struct command_call *call, struct choice *c
     CLI_TRY(choose_spec(call, choice, error));
     CLI_TRY(choose_activations(call, choice, error));
     if (!call_has(call, "no-default-ignore")) {
-        CLI_TRY(add_usual(choice, error));
+        CLI_TRY(add_default_ignores(choice, error));
     }
     CLI_TRY(add_given(&choice->ignored, call_values(call, "ignore"), error));
     return add_given(&choice->included, call_values(call, "include"), error);
@@ -429,7 +429,7 @@ static enum opaq_status make_plan(const struct command_call *call, const struct 
     return plan_finish(job->plan, error);
 }
 
-/* What it opens, command_quantize releases. */
+/* command_quantize releases what this opens. */
 static enum opaq_status prepare(const struct command_call *call, const struct choice *choice,
                                 struct model *model, struct weights *weights, struct checkpoint_job *job,
                                 struct opaq_error *error) {

@@ -14,11 +14,11 @@ void completion_bash(struct text *script); /* bash 4 and later */
 void completion_zsh(struct text *script);
 void completion_fish(struct text *script); /* fish 3 and later */
 
-/* ---- what the scripts are made of ---- */
+/* ---- parts of the scripts ---- */
 
 /* What a value or an argument is completed with. */
 enum completion_kind {
-    COMPLETION_NOTHING,  /* it has no fixed set of values, or there is no argument */
+    COMPLETION_NOTHING,  /* a value without a fixed set, or no argument */
     COMPLETION_CHOICES,  /* the option's choices */
     COMPLETION_FILES,    /* files and folders */
     COMPLETION_COMMANDS, /* names of commands */

@@ -12,7 +12,7 @@ static void add_options(struct text *script, const struct command_row *row) {
     text_print(script, "--help' ;;\n");
 }
 
-/* What function_text understands: "words ...", "file"; anything else completes nothing. */
+/* Adds a word list or "file", in the form that _opaq's `kind` uses; other kinds complete nothing. */
 static void add_kind(struct text *script, enum completion_kind kind, const char *choices) {
     switch (kind) {
     case COMPLETION_CHOICES:

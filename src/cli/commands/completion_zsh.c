@@ -1,12 +1,12 @@
-/* cli/commands/completion_zsh.c: the completion of zsh: a call of _arguments for each command. The script is a file of
- * $fpath, _opaq, or is sourced. See completion.h. */
+/* cli/commands/completion_zsh.c: the completion of zsh: a call of _arguments for each command. The script works
+ * as a file _opaq in $fpath and when it is sourced. See completion.h. */
 #include <string.h>
 
 #include "cli/commands/commands.h"
 #include "cli/commands/completion.h"
 #include "opaq/version.h"
 
-/* In single quotes, where [ ] and : are syntax of _arguments and _describe. */
+/* Adds a help text within single quotes, escaping [ ] and :, which are syntax of _arguments and _describe. */
 static void add_summary(struct text *script, const char *help) {
     completion_add_summary(script, help, "[]:\\", "'\\''");
 }
@@ -52,7 +52,7 @@ static void add_option(struct text *script, const struct option_row *option) {
     text_print(script, "'");
 }
 
-/* Each word of "SRC DST" is an argument; [COMMAND] is optional, which two colons say. */
+/* Each word of "SRC DST" is an argument; an optional one such as [COMMAND] is marked by two colons. */
 static void add_arguments(struct text *script, const struct command_row *row) {
     int number = 1;
     for (const char *name = row->arguments; *name != '\0'; ++number) {

@@ -35,7 +35,7 @@ struct progress {
     int64_t begin;
     atomic_uint_fast64_t done;
     atomic_int_fast64_t next_report;
-    pthread_mutex_t lock;                /* of what follows, and of stderr */
+    pthread_mutex_t lock;                /* protects the following members, and stderr */
     struct sample samples[SAMPLE_LIMIT]; /* the oldest first */
     int sample_count;
     struct text line;

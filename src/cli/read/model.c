@@ -72,7 +72,7 @@ static enum opaq_status read_json_if_there(const struct model *model, const char
     return folder_has(&model->folder, name) ? read_json(model, name, document, error) : OPAQ_OK;
 }
 
-/* ---- the index ---- */
+/* ---- index ---- */
 
 enum opaq_status model_check_index(yyjson_doc *index, const char *file, struct opaq_error *error) {
     yyjson_val *const map = yyjson_obj_get(yyjson_doc_get_root(index), "weight_map");
@@ -150,7 +150,7 @@ static enum opaq_status compare_with_index(const struct model *model, struct opa
     return OPAQ_OK;
 }
 
-/* ---- all of it ---- */
+/* ---- open and check ---- */
 
 static int compare_files(const void *first, const void *second) {
     return strcmp(((const struct model_file *)first)->name, ((const struct model_file *)second)->name);

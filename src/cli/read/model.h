@@ -24,7 +24,7 @@ struct model_tensor {
 
 struct model {
     char *path;     /* as given by the user */
-    bool is_folder; /* else `folder` is not set */
+    bool is_folder; /* otherwise `folder` is not set */
     struct folder folder;
     struct model_file *files; /* sorted by name */
     size_t file_count;

@@ -23,7 +23,7 @@ const size_t fused_count = sizeof fused_projections / sizeof fused_projections[0
 enum {
     SLOT_DATA,
     SLOT_TRANSPOSED = 2
-}; /* of row_memory: a transposed slice is plain, so the others are free */
+}; /* slots of row_memory: a transposed slice is plain, so the other slots are free */
 
 /* ---- names ---- */
 
@@ -69,8 +69,8 @@ bool model_is_gpt_oss(const struct model *model) {
     return type != NULL && strcmp(type, "gpt_oss") == 0;
 }
 
-/* "A.experts.gate_up_proj" or "A.experts.gate_up_proj.weight": the length of "A.experts", and the row of the table; -1
- * if it is nothing like that. */
+/* For "A.experts.gate_up_proj" or "A.experts.gate_up_proj.weight": the length of "A.experts", and the row of
+ * the table; -1 if the name has another form. */
 static int find_stack(const char *name, size_t *prefix) {
     static const char weight[] = ".weight";
     size_t length = strlen(name);
@@ -155,7 +155,7 @@ struct weight_slice gpt_oss_slice(const struct weight *weight) {
 
 /* ---- rows ---- */
 
-/* In tiles that fit in the cache. */
+/* In blocks that fit in the cache. */
 void transpose_elements(const char *from, int64_t columns, int64_t count, int64_t bytes, char *to) {
     enum { TILE = 32 };
     for (int64_t c0 = 0; c0 < columns; c0 += TILE) {

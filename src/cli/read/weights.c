@@ -98,7 +98,7 @@ static bool has_shape(const struct weight *weight, const struct st_tensor *tenso
     return true;
 }
 
-/* The same, ignoring dimensions of size 1. */
+/* As has_shape, but ignores dimensions of size 1. */
 static bool has_entries(const struct weight *weight, const struct st_tensor *tensor, const char *letters) {
     struct st_tensor squeezed = *tensor;
     squeezed.rank = 0;
@@ -205,7 +205,7 @@ static bool global_fits(const struct weight *weight) {
             weight->global->tensor->bytes == sizeof(float) * (uint64_t)weight->stack);
 }
 
-/* The same; false also if scales or global scale do not fit. */
+/* As gather; also false if scales or global scale do not fit. */
 static bool matches(const struct model *model, const struct opaq_layout_row *scheme,
                     const struct model_tensor *data, bool is_strict, struct weight *weight) {
     if (!gather(model, scheme, data, weight)) {

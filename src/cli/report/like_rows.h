@@ -1,4 +1,5 @@
-/* cli/report/like_rows.h: groups of named things whose names differ in numbers only, as `opaq inspect` shows weights. */
+/* cli/report/like_rows.h: groups of items whose names differ in numbers only, as `opaq inspect` shows
+ * weights. */
 #ifndef OPAQ_CLI_REPORT_LIKE_ROWS_H
 #define OPAQ_CLI_REPORT_LIKE_ROWS_H
 

@@ -77,8 +77,8 @@ static struct block random_block(uint32_t index, uint32_t stream) {
     return b;
 }
 
-/* A number with 8 significant bits: a sum of uniform numbers times a power of two from 2^-12 to 2^-5, times 32 for one in
- * 64; one in 50 is 0. */
+/* Random number with 8 significant bits: a sum of uniform numbers times a power of two from 2^-12 to 2^-5,
+ * times 32 for one in 64; one in 50 is 0. */
 static float number(uint32_t index, uint32_t stream) {
     const struct block b = random_block(index, stream);
     int sum = 0;
@@ -396,7 +396,7 @@ static enum opaq_status add_mlp(struct reproduction *reproduction, const char *p
     return status;
 }
 
-/* A product with a weight in tiles, whose kernels add in an order that depends on the instruction set. */
+/* A product with a tiled weight, whose kernels add in an order that depends on the instruction set. */
 static enum opaq_status add_tiled(struct reproduction *reproduction, const char *weight, const char *precision,
                                   const struct opaq_execution *execution, struct opaq_error *error) {
     struct text plan = {NULL, 0, 0};

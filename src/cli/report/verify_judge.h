@@ -1,4 +1,4 @@
-/* cli/report/verify_judge.h: verdicts on the comparisons, the worst first, and a summary by kind. */
+/* cli/report/verify_judge.h: verdicts on the comparisons, worst first, and a summary by kind. */
 #ifndef OPAQ_CLI_REPORT_VERIFY_JUDGE_H
 #define OPAQ_CLI_REPORT_VERIFY_JUDGE_H
 
@@ -24,7 +24,7 @@ struct limit {
     double cosine;
 };
 
-/* NaN in `given` selects the default of the format: what normal numbers reach, less a margin. */
+/* NaN in `given` selects the default of the format: the value of normal numbers minus a margin. */
 struct limit limit_of(enum opaq_format format, struct limit given);
 
 struct judged {

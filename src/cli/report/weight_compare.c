@@ -130,7 +130,7 @@ static void work(void *argument, int64_t begin, int64_t end) {
     }
 }
 
-/* ---- all of them ---- */
+/* ---- all pairs ---- */
 
 /* Start of the next chunk. */
 struct cursor {

@@ -7,8 +7,8 @@
 
 enum { MAGNITUDE_SHIFT = 20 }; /* of a float's bits to its bin */
 
-/* Two layouts of the same codes differ by this much: one divides by the global scale, the other multiplies with its
- * inverse. Five roundings, 2^-24 each. */
+/* Two layouts of the same codes differ by at most this: one divides by the global scale, the other multiplies
+ * by its inverse. Five roundings, 2^-24 each. */
 static const double rounding = 0x1p-21;
 
 void error_sums_clear(struct error_sums *sums) {

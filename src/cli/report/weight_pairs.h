@@ -10,7 +10,7 @@ struct weight_pair {
     const char *name;              /* of the quantized side if it has the weight, else of the original */
     struct weight_slice original;  /* its weight is NULL if it is missing */
     struct weight_slice quantized; /* likewise */
-    int64_t matrices; /* number of matrices from the slices on; shapes are equal unless is_other_shape */
+    int64_t matrices;              /* number of matrices compared; shapes are equal unless is_other_shape */
     bool is_other_shape;
 };
 

@@ -151,7 +151,7 @@ static enum opaq_status write_index(const struct checkpoint_job *job, const stru
 
 /* ---- running ---- */
 
-/* The small files first, so that their errors come before the long work. */
+/* Writes the small files first, so that their errors come before the long work. */
 static enum opaq_status write_all(const struct checkpoint_job *job, const struct destination *destination,
                                   const struct run_options *options, struct opaq_error *error) {
     CLI_TRY(destination_copy_others(destination, job->plan->weights->model, error));

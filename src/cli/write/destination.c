@@ -46,7 +46,7 @@ static enum opaq_status check_space(const struct destination *destination, const
                                     struct opaq_error *error) {
     struct statvfs space;
     if (fstatvfs(destination->folder, &space) != 0) {
-        return OPAQ_OK; /* a shortage is found when writing */
+        return OPAQ_OK; /* free space is unknown; a shortage then fails the write */
     }
     uint64_t needed = 0;
     for (size_t i = 0; i < plan->file_count; ++i) {
@@ -372,7 +372,7 @@ enum opaq_status destination_copy_others(const struct destination *destination, 
                                                  destination->path, model, 0, error);
 }
 
-/* ---- the end ---- */
+/* ---- completion ---- */
 
 /* Permissions of a file of the source. */
 static unsigned mode_like(const struct model *model, const char *name) {

@@ -17,7 +17,7 @@ static struct bits bits_of(int dtype) {
                                : (struct bits){0x7f80u, 0x007fu, 0x8000u}; /* bf16 */
 }
 
-/* Without a branch, so that it is vectorized; usually nothing is found and this is the whole work. */
+/* Without a branch, so that it is vectorized; most weights have none, and this pass is then all the work. */
 static bool has_any_16(const uint16_t *values, size_t count, uint16_t exponent) {
     unsigned found = 0;
     for (size_t i = 0; i < count; ++i) {

@@ -1,5 +1,5 @@
-/* cli/write/plan.h: what a run writes, decided before the first byte: the same files as the source, their tensors, and
- * where the bytes of each come from. plan_run.h executes it. */
+/* cli/write/plan.h: what a run writes, decided before the first byte: the files of the source, their tensors,
+ * and the origin of each tensor's bytes. plan_run.h executes it. */
 #ifndef OPAQ_CLI_WRITE_PLAN_H
 #define OPAQ_CLI_WRITE_PLAN_H
 

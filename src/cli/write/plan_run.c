@@ -257,7 +257,7 @@ static enum opaq_status do_chunk(struct run *run, const struct chunk *chunk, str
                                   : quantize_rows(run, target, chunk, worker, error);
 }
 
-/* ---- all of them ---- */
+/* ---- all chunks ---- */
 
 static void fail(struct run *run, const struct opaq_error *error) {
     pthread_mutex_lock(&run->lock);

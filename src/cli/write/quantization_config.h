@@ -1,4 +1,4 @@
-/* cli/write/quantization_config.h: the JSON that tells engines how a checkpoint is quantized. */
+/* cli/write/quantization_config.h: the JSON that describes to engines how a checkpoint is quantized. */
 #ifndef OPAQ_CLI_WRITE_QUANTIZATION_CONFIG_H
 #define OPAQ_CLI_WRITE_QUANTIZATION_CONFIG_H
 

@@ -132,7 +132,8 @@ static void print_floats(const float *floats, size_t count, struct text *text) {
     }
 }
 
-/* Parses the text of print_floats; false unless `now` are the inverses of these floats, that is unchanged since. */
+/* Parses the text of print_floats; false unless `now` are the inverses of these floats, that is, unchanged
+ * since they were kept. */
 static bool read_floats(const char *text, const float *now, size_t count, float *floats) {
     if (text == NULL || strlen(text) != count * 8) {
         return false;
