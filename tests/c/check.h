@@ -1,13 +1,13 @@
-/* check.h: all the test framework there is. Depends on the C library only.
+/* check.h: the test framework. Depends on the C library only.
  *
  * A test file defines functions `static void name(void)`, lists them and ends with one line:
  *
  *     static const struct test_case tests[] = {TEST(parses_names), TEST(refuses_rubbish)};
  *     TEST_MAIN(tests)
  *
- * A failed check is printed with its place and values, and the test goes on. The program prints one line per
- * test and closes with "N passed, N failed"; it returns 1 if anything failed. An argument runs only the
- * tests whose name contains it; "--list" prints the names. Checks may be used on several threads. */
+ * A failed check is printed with its file, line and values, and the test continues. The program prints one line
+ * per test and at the end "N passed, N failed"; it returns 1 if a check failed. An argument runs only the tests
+ * whose name contains it; "--list" prints the names. Checks may be used on several threads. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -27,15 +27,16 @@ struct test_case {
 #define TEST(function) \
     { #function, function }
 
-/* Each evaluates its arguments once and gives 1 if the check held, so a loop can stop at the first failure. */
+/* Each evaluates its arguments once and returns 1 if the check passed, so that a loop can stop at the first
+ * failure. */
 #define CHECK(condition) check_true(__FILE__, __LINE__, #condition, (condition) ? 1 : 0)
 #define CHECK_EQ_INT(actual, expected) \
     check_eq_int(__FILE__, __LINE__, #actual, (int64_t)(actual), (int64_t)(expected))
 #define CHECK_EQ_STR(actual, expected) check_eq_str(__FILE__, __LINE__, #actual, (actual), (expected))
-/* The rest is a printf format with its arguments, and says which case this was. */
+/* Further arguments are a printf format and its values, which describe the case. */
 #define CHECK_BYTES(actual, expected, count, ...) \
     check_bytes(__FILE__, __LINE__, (actual), (expected), (count), __VA_ARGS__)
-/* A failure that was found some other way. Gives 0. */
+/* Reports a failure that other code found. Returns 0. */
 #define CHECK_FAIL(...) check_fail(__FILE__, __LINE__, __VA_ARGS__)
 
 #if defined(__GNUC__)
@@ -46,12 +47,12 @@ struct test_case {
 #define CHECK_UNUSED
 #endif
 
-/* The failed checks of the running test, in its own file and in the support files. After CHECK_SHOWN of them a test
- * only counts. */
+/* The failed checks of the running test, in its file and in the support files. After CHECK_SHOWN of them
+ * failures are only counted. */
 extern atomic_int check_failures;
 #define CHECK_SHOWN 20
 
-/* Counts a failure; gives 1 if it is to be printed, having printed the place. */
+/* Counts a failure; returns 1 if it is to be printed, after printing its file and line. */
 CHECK_UNUSED static int check_count(const char *file, int line) {
     int before = atomic_fetch_add(&check_failures, 1);
     if (before == CHECK_SHOWN) {
@@ -136,7 +137,7 @@ CHECK_UNUSED static int check_main(const struct test_case *tests, size_t count, 
     const char *filter = argc > 1 ? argv[1] : "";
     int list = strcmp(filter, "--list") == 0;
     int passed = 0, failed = 0;
-    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* so that a crash does not swallow what was printed */
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* so that output is not lost in a crash */
     for (size_t i = 0; i < count; i++) {
         if (list) {
             printf("%s\n", tests[i].name);

@@ -1,4 +1,4 @@
-/* support_device.c: the device that stands for CUDA in tests. */
+/* support_device.c: the device that tests use in the role of CUDA. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "support_device.h"
 
@@ -59,7 +59,7 @@ enum test_device test_device_open(void (*enter)(void), void (*leave)(void), cons
     return TEST_DEVICE_EMULATED;
 }
 
-/* ---- the driver's functions, looked up because tests are built without CUDA ---- */
+/* ---- functions of the driver, loaded at run time because tests are built without CUDA ---- */
 
 static void check_driver(const char *name, int result) {
     if (result != 0) {
@@ -84,7 +84,7 @@ void *test_device_allocate(enum test_device device, const struct backend *table,
     uintptr_t address = 0;
     void *first = NULL;
     memcpy(&allocate, &symbol, sizeof allocate);
-    /* the runtime's first allocation makes its context this thread's */
+    /* the runtime's first allocation creates this thread's context */
     if (table->allocate((struct opaq_device){OPAQ_DEVICE_CUDA, 0}, 64, &first, NULL) != OPAQ_OK) {
         stop("allocate", "no memory on the GPU");
     }

@@ -1,5 +1,5 @@
-/* support_device.h: the device that stands for CUDA in tests, chosen by the environment variable OPAQ_TEST_DEVICE. Depends on
- * backend.h.
+/* support_device.h: the device that tests use in the role of CUDA, selected by the environment variable
+ * OPAQ_TEST_DEVICE. Depends on backend.h.
  *
  *   (not set)   the CPU's table, behind the hiding back end
  *   emulated    the CUDA back end on an emulated GPU (tests/cuda)
@@ -13,11 +13,11 @@
 
 enum test_device { TEST_DEVICE_CPU, TEST_DEVICE_EMULATED, TEST_DEVICE_CUDA };
 
-/* Exits with a sentence where the device cannot be had. `enter` and `leave` are called around what an emulated GPU does with
- * memory. */
+/* Exits with a message if the device is unavailable. `enter` and `leave` are called around an emulated GPU's
+ * accesses to memory. */
 enum test_device test_device_open(void (*enter)(void), void (*leave)(void), const struct backend **table);
 
-/* Memory that the host can read while nothing runs; and waiting for what does. */
+/* Allocates memory that the host can read while no kernel runs; waits for the device. */
 void *test_device_allocate(enum test_device device, const struct backend *table, size_t bytes);
 void test_device_free(enum test_device device, void *memory, size_t bytes);
 void test_device_wait(enum test_device device);

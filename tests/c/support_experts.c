@@ -78,7 +78,8 @@ struct tensor experts_converted(const struct tensor *from, enum opaq_element dty
     return made;
 }
 
-/* Every expert by turns, in an order that jumps, and nobody for one slot of eleven, by either number. */
+/* Assigns the experts in turn, in an order with jumps; one slot of eleven has no expert, marked by -1 or by the
+ * number of experts. */
 static int64_t id_of_slot(int64_t slot, int64_t experts) {
     return experts == 0 || slot % 11 == 7 ? (slot % 2 ? -1 : experts) : (slot * 7 + slot / 5) % experts;
 }
@@ -229,9 +230,9 @@ struct op_result experts_call(const char *op, const struct experts_layer *layer,
     struct op_result result;
     struct opaq_error error = {OPAQ_OK, ""};
     given = given == NULL ? &nothing : given;
-    const struct op_means means = {.parallel = given->parallel};
+    const struct op_settings settings = {.parallel = given->parallel};
     experts_arguments(op, layer, plan, given, &arguments);
-    if (op_call(op, arguments.value, &means, &result, &error) != OPAQ_OK) {
+    if (op_call(op, arguments.value, &settings, &result, &error) != OPAQ_OK) {
         CHECK_FAIL("%s, \"%s\": %s", op, plan, error.text);
         memset(&result, 0, sizeof result);
     }
@@ -283,7 +284,7 @@ void experts_check_again(const char *op, const struct opaq_value *values, const 
     }
 }
 
-/* Which output row of the operator stands for a gradient. */
+/* The output row of the operator that has a gradient. */
 int experts_output_of(const struct experts_layer *layer, int gradient) {
     return layer->is_routed || gradient < EXPERTS_DROUTER ? gradient : gradient - 1;
 }
@@ -292,7 +293,7 @@ const char *experts_backward_name(const struct experts_layer *layer) {
     return layer->is_routed ? "moe_backward" : "mlp_backward";
 }
 
-/* h of a forward, as the backward is given it. */
+/* h of a forward, in the form in which the backward takes it. */
 struct tensor experts_forward_h(const struct experts_layer *layer, const char *plan,
                                 const struct experts_given *given) {
     struct op_result forward =
@@ -321,7 +322,7 @@ struct op_result experts_backward(const struct experts_layer *layer, const char 
     return result;
 }
 
-/* ---- what stands between the products ---- */
+/* ---- activations ---- */
 
 struct experts_words experts_activation_words(const char *plan) {
     static const char *const names[] = {"act=", "limit=", "alpha=", "beta="};
@@ -340,7 +341,7 @@ struct experts_words experts_activation_words(const char *plan) {
     return words;
 }
 
-/* Ones on the diagonal. */
+/* Sets the diagonal to 1. */
 static struct tensor ones(int64_t rows, int64_t columns, enum opaq_element dtype) {
     struct tensor made = tensor_make(rows, columns, dtype, NULL);
     for (int64_t r = 0; r < rows; ++r) {
@@ -351,8 +352,8 @@ static struct tensor ones(int64_t rows, int64_t columns, enum opaq_element dtype
     return made;
 }
 
-/* An mlp whose products change nothing: x is h, and a stands in the first columns of y. */
-static struct experts_layer bare_layer(const struct tensor *h, const struct opaq_experts_plan *plan) {
+/* An mlp whose products are identities: x is h, and a is in the first columns of y. */
+static struct experts_layer identity_layer(const struct tensor *h, const struct opaq_experts_plan *plan) {
     const int64_t width = opaq_proto_columns(&h->view.proto);
     const int64_t inner = is_gated(plan) ? width / 2 : width;
     const enum opaq_element dtype = (enum opaq_element)h->view.proto.dtype;
@@ -362,7 +363,7 @@ static struct experts_layer bare_layer(const struct tensor *h, const struct opaq
                                   .gate_up = ones(width, width, dtype),
                                   .down = ones(width, inner, dtype)};
     const int64_t none = 0;
-    layer.gate_up_bias = experts_tensor(&none, 1, dtype, 0.0, 1); /* which nobody takes */
+    layer.gate_up_bias = experts_tensor(&none, 1, dtype, 0.0, 1); /* no token uses it */
     layer.down_bias = experts_tensor(&none, 1, dtype, 0.0, 1);
     layer.weights = experts_tensor(&none, 1, dtype, 0.0, 1);
     layer.dy = experts_tensor(&none, 1, dtype, 0.0, 1);
@@ -372,7 +373,7 @@ static struct experts_layer bare_layer(const struct tensor *h, const struct opaq
 struct tensor experts_activated(const struct tensor *h, const char *plan) {
     const struct experts_words words = experts_activation_words(plan);
     const struct opaq_experts_plan parsed = experts_plan_of(words.text);
-    struct experts_layer layer = bare_layer(h, &parsed);
+    struct experts_layer layer = identity_layer(h, &parsed);
     const struct experts_given given = {.no_gate_up_bias = true, .no_down_bias = true};
     struct op_result result = experts_call("mlp", &layer, words.text, &given);
     const int64_t shape[2] = {layer.size.tokens, layer.size.hidden};
@@ -395,10 +396,10 @@ struct tensor experts_activated(const struct tensor *h, const char *plan) {
 struct tensor experts_activation_gradient(const struct tensor *h, const struct tensor *da, const char *plan) {
     const struct experts_words words = experts_activation_words(plan);
     const struct opaq_experts_plan parsed = experts_plan_of(words.text);
-    struct experts_layer layer = bare_layer(h, &parsed);
+    struct experts_layer layer = identity_layer(h, &parsed);
     char with_grad[OPAQ_EXPERTS_PLAN_TEXT_BYTES + 8];
     struct tensor dy = tensor_make(layer.size.tokens, layer.size.hidden, OPAQ_F32, NULL);
-    for (int64_t r = 0; r < layer.size.tokens; ++r) { /* dy down is da then */
+    for (int64_t r = 0; r < layer.size.tokens; ++r) { /* then da equals dy down */
         for (int64_t c = 0; c < layer.size.hidden; ++c) {
             tensor_set(&dy, r, c, c < layer.size.inner ? tensor_get(da, r, c) : 0.0f);
         }
@@ -418,7 +419,7 @@ struct tensor experts_activation_gradient(const struct tensor *h, const struct t
     return dh;
 }
 
-/* ---- in double ---- */
+/* ---- reference in double ---- */
 
 static double logistic(double x) { return 1.0 / (1.0 + exp(-x)); }
 
@@ -460,7 +461,7 @@ double reference_gate(const struct opaq_experts_plan *plan, double g) {
     return g > 0.0 ? g * g : 0.0;
 }
 
-/* At a limit itself the gradient passes. */
+/* At a limit itself the gradient passes through. */
 double reference_gate_slope(const struct opaq_experts_plan *plan, double g) {
     const double limit = (double)plan->limit;
     if (is_any_of(plan, OPAQ_SILU, OPAQ_SILU_NO_MUL) || plan->activation == OPAQ_SILU_STEP) {
@@ -498,11 +499,11 @@ double reference_factor_slope(const struct opaq_experts_plan *plan, double u) {
     return is_gated(plan) && (limit <= 0.0 || fabs(u) <= limit) ? 1.0 : 0.0;
 }
 
-int64_t reference_gate_place(const struct opaq_experts_plan *plan, int64_t inner, int64_t column) {
+int64_t reference_gate_column(const struct opaq_experts_plan *plan, int64_t inner, int64_t column) {
     (void)inner;
     return plan->activation == OPAQ_SWIGLU_OAI ? 2 * column : column;
 }
 
-int64_t reference_factor_place(const struct opaq_experts_plan *plan, int64_t inner, int64_t column) {
+int64_t reference_factor_column(const struct opaq_experts_plan *plan, int64_t inner, int64_t column) {
     return !is_gated(plan) ? column : plan->activation == OPAQ_SWIGLU_OAI ? 2 * column + 1 : inner + column;
 }

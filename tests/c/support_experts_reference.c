@@ -1,4 +1,4 @@
-/* support_experts_reference.c: what the experts' operators are to give, by plain loops over experts. */
+/* support_experts_reference.c: expected results of the experts' operators, by plain loops over experts. */
 #include "support_experts_reference.h"
 
 #include <math.h>
@@ -64,7 +64,7 @@ static struct tensor gather_x(const struct experts_layer *layer, const struct op
                             weighs_input(layer, plan) ? REFERENCE_WEIGHTED_TOKENS : REFERENCE_TOKENS);
 }
 
-/* Row `index` of the biases, as floats. */
+/* Row `index` of the biases as floats. */
 static struct tensor bias_of(const struct tensor *bias, int64_t index) {
     struct tensor row = experts_rows(bias, index, 1);
     struct tensor floats = experts_converted(&row, OPAQ_F32);
@@ -72,7 +72,7 @@ static struct tensor bias_of(const struct tensor *bias, int64_t index) {
     return floats;
 }
 
-/* ---- bit for bit ---- */
+/* ---- exact reference ---- */
 
 struct tensor reference_operand(const struct tensor *x, const struct opaq_form *form, const float *given,
                                 const int64_t *random, int64_t stream) {
@@ -147,9 +147,9 @@ struct tensor reference_multiply(const struct tensor *a, const struct tensor *b,
     return c;
 }
 
-/* One product of a group: rows of x or a, quantized or not, with a weight of the stack. */
+/* One product of a group: rows of x or a, quantized or not, with one weight of the stack. */
 struct reference_product {
-    const struct tensor *rows, *stack, *bias; /* bias: or NULL */
+    const struct tensor *rows, *stack, *bias; /* a bias, or NULL */
     const struct opaq_form *form, *here;
     const float *scale;
     int64_t scales, index, outer, stream, w_stream;
@@ -233,7 +233,7 @@ struct reference_forward reference_forward(const struct experts_layer *layer, co
                                         tensor_make(slots, layer->width, dtype, NULL)};
     float *sums = calloc((size_t)(layer->size.tokens * layer->size.hidden) + 1, sizeof *sums);
     tensor_fill(&forward.h, FILL_ZERO, 0);
-    memset(forward.h.view.buffer[0].data, 0, tensor_bytes(&forward.h, 0)); /* of slots that are nobody's */
+    memset(forward.h.view.buffer[0].data, 0, tensor_bytes(&forward.h, 0)); /* for slots without an expert */
     for (int64_t e = 0; e < layer->size.experts && sums != NULL; ++e) {
         struct reference_group group = reference_group_of(layer, &parsed, e);
         if (group.count > 0) {
@@ -253,20 +253,20 @@ void reference_forward_free(struct reference_forward *forward) {
     tensor_free(&forward->h);
 }
 
-/* ---- in double ---- */
+/* ---- reference in double ---- */
 
-enum { ACTIVATION_STEPS = 24 }; /* roundings of float32 on the way through an activation */
+enum { ACTIVATION_STEPS = 24 }; /* float32 roundings within an activation */
 
-/* How far a function moves when its argument does, for the arguments that rounding leaves open. */
-static double moved(double (*of)(const struct opaq_experts_plan *plan, double x),
-                    const struct opaq_experts_plan *plan, double x, double error) {
+/* The change of a function over the interval of its argument that rounding allows. */
+static double change_over(double (*of)(const struct opaq_experts_plan *plan, double x),
+                          const struct opaq_experts_plan *plan, double x, double error) {
     const double here = of(plan, x);
     return error == 0.0 ? 0.0
                         : 2.0 * fmax(fabs(of(plan, x + error) - here), fabs(of(plan, x - error) - here)) +
                               2.0 * error * error;
 }
 
-/* a from h. */
+/* Computes a from h. */
 static struct numbers activate(const struct opaq_experts_plan *plan, const struct numbers *h, int64_t inner,
                                enum opaq_element dtype) {
     const bool is_gated = opaq_activation_is_gated((enum opaq_activation)plan->activation) != 0;
@@ -277,7 +277,7 @@ static struct numbers activate(const struct opaq_experts_plan *plan, const struc
         const int64_t u = row + reference_factor_place(plan, inner, i % inner);
         const double gate = reference_gate(plan, h->value[g]);
         const double factor = reference_factor(plan, h->value[u]);
-        double gate_error = moved(reference_gate, plan, h->value[g], h->error[g]) +
+        double gate_error = change_over(reference_gate, plan, h->value[g], h->error[g]) +
                             ACTIVATION_STEPS * 0x1p-24 * (1.0 + fabs(h->value[g])) * fabs(gate) + 0x1p-120;
         const double factor_error = is_gated ? h->error[u] + 0x1p-24 * fabs(factor) : 0.0;
         if (is_gated && plan->activation != OPAQ_SWIGLU_OAI && plan->activation != OPAQ_SWIGLU_OAI_PACKED) {
@@ -291,7 +291,7 @@ static struct numbers activate(const struct opaq_experts_plan *plan, const struc
     return a;
 }
 
-/* dh from h and da; h is exact. */
+/* Computes dh from h and da; h is exact. */
 static struct numbers activate_backward(const struct opaq_experts_plan *plan, const struct numbers *h,
                                         const struct numbers *da, enum opaq_element dtype) {
     const bool is_gated = opaq_activation_is_gated((enum opaq_activation)plan->activation) != 0;
@@ -317,7 +317,7 @@ static struct numbers activate_backward(const struct opaq_experts_plan *plan, co
     return dh;
 }
 
-/* Row i, times a weight, is added to a token's row: one rounding for the product, and one for each addition. */
+/* Adds row i times a weight to a token's row: one rounding for the product and one for each addition. */
 static void add_row(const struct numbers *from, int64_t i, double weight, int64_t additions, struct numbers *to,
                     int64_t row) {
     for (int64_t c = 0; c < to->columns; ++c) {
@@ -375,7 +375,7 @@ void reference_numbers_free(struct reference_numbers *forward) {
     numbers_free(&forward->h);
 }
 
-/* Row e of a stack's gradient is a matrix, laid flat. */
+/* Row e of a stack's gradient is a flattened matrix. */
 static void put_row(const struct numbers *matrix, int64_t row, struct numbers *to) {
     memcpy(to->value + row * to->columns, matrix->value, (size_t)to->columns * sizeof *to->value);
     memcpy(to->error + row * to->columns, matrix->error, (size_t)to->columns * sizeof *to->error);
@@ -401,7 +401,7 @@ static struct numbers column_sums(const struct numbers *a) {
     return sums;
 }
 
-/* The sum of products of row i of two matrices. */
+/* Sum of the products of row i of two matrices. */
 static void dot_row(const struct numbers *a, const struct numbers *b, int64_t i, struct numbers *to,
                     int64_t place) {
     for (int64_t c = i * a->columns; c < (i + 1) * a->columns; ++c) {
@@ -525,7 +525,7 @@ static bool is_plain(const char *plan) {
     return plain;
 }
 
-/* Both operators' results; the inference operator has scales and the training operator random numbers. */
+/* Results of both operators; the inference operator takes scales, the training operator random numbers. */
 void experts_check_forward(const struct experts_layer *layer, const char *plan,
                            const struct experts_given *given) {
     struct reference_forward expected = reference_forward(layer, plan, given);

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Rounding mode, flush-to-zero and sticky exceptions, all that a caller can set. */
+/* Rounding mode, flush-to-zero and sticky exceptions: everything that a caller can set. */
 struct float_setting {
     int rounding;
     uint32_t control; /* MXCSR on x86, 0 elsewhere */
@@ -15,13 +15,13 @@ struct float_setting {
 struct float_setting float_setting_get(void);
 void float_setting_put(struct float_setting setting);
 
-/* Results below the normal range become 0, and such operands count as 0; false if this machine cannot. */
+/* Flushes results below the normal range to 0 and treats such operands as 0; false if this machine cannot. */
 bool float_setting_flush_to_zero(void);
 
 float support_nan(void);
 float support_infinity(void);
 
-/* By bits, so that no setting plays a part. */
+/* Made from bits, so independent of the settings. */
 uint32_t support_bits(float value);
 float support_float(uint32_t bits);
 

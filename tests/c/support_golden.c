@@ -45,7 +45,7 @@ static float take_f32(struct cursor *cursor) {
     return value;
 }
 
-/* Bytes that stay in the file's memory. */
+/* A span within the file's memory. */
 static struct opaq_span take_span(struct cursor *cursor, size_t bytes) {
     struct opaq_span span = {cursor->at, bytes};
     if (cursor->broken || (size_t)(cursor->end - cursor->at) < bytes) {

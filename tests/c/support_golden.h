@@ -49,7 +49,7 @@ struct golden_file {
     struct golden_record *record;
 };
 
-/* The file of a format from $OPAQ_GOLDEN_DIR; prints and returns false if it is missing or broken. */
+/* Reads the file of a format from $OPAQ_GOLDEN_DIR; prints and returns false if it is missing or invalid. */
 bool golden_read(const char *format, struct golden_file *file);
 void golden_free(struct golden_file *file);
 

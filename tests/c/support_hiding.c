@@ -1,4 +1,4 @@
-/* support_hiding.c: a back end whose memory nobody else can read. */
+/* support_hiding.c: a back end whose memory only its own functions can read. */
 #include "support_hiding.h"
 
 #include <pthread.h>
@@ -16,10 +16,10 @@ const struct opaq_device hiding_device = {OPAQ_DEVICE_CUDA, 0};
 
 /* ---- memory ---- */
 
-static _Thread_local struct hiding *current; /* what the thread's operations work on */
-static _Thread_local int depth;              /* functions of the table that are running */
+static _Thread_local struct hiding *current; /* memory that the thread's operations use */
+static _Thread_local int depth;              /* running functions of the table */
 
-/* The table that calls go to, and where it works. */
+/* The table that forwards calls, and its device. */
 static const struct backend *table;
 static enum test_device test_device;
 
@@ -34,7 +34,7 @@ static void need_device(void) {
 }
 
 static void protect(const struct hiding *hiding, int protection) {
-    if (test_device == TEST_DEVICE_CUDA) { /* which has pages of its own */
+    if (test_device == TEST_DEVICE_CUDA) { /* in separate pages */
         test_device_wait(test_device);
     } else if (hiding != NULL && hiding->bytes > 0 &&
                mprotect(hiding->memory, hiding->bytes, protection) != 0) {
@@ -73,7 +73,7 @@ struct opaq_tensor hiding_tensor(struct hiding *hiding, const struct opaq_tensor
     struct opaq_tensor copy = *tensor;
     const int64_t reach = tensor_reach(tensor);
     copy.device = hiding_device;
-    if (tensor->data != NULL) { /* aligned as it was: that decides which kernel runs */
+    if (tensor->data != NULL) { /* aligned like the source, because the alignment decides which kernel runs */
         const size_t bytes = reach > 0 ? (size_t)reach : 0;
         const size_t offset = (uintptr_t)tensor->data % 64;
         copy.data = (char *)hiding_copy(hiding, NULL, offset + bytes) + offset;
@@ -106,7 +106,7 @@ static void leave(void) {
 
 /* ---- the table ---- */
 
-/* One function: the CPU's, with the memory readable meanwhile. */
+/* One function: calls the CPU's while the memory is readable. */
 #define FORWARD(name, parameters, arguments)                   \
     static enum opaq_status hiding_##name parameters {         \
         enter();                                               \
@@ -167,7 +167,7 @@ FORWARD(activate_backward,
          const struct quant_matrix *da, const struct quant_matrix *dh, RUN),
         (groups, plan, h, da, dh, execution, error))
 
-/* From the thread's memory, which is its owner's to free. */
+/* Allocates from the thread's memory, which its owner frees. */
 static enum opaq_status hiding_allocate(struct opaq_device device, size_t bytes, void **memory,
                                         struct opaq_error *error) {
     (void)device;
@@ -185,10 +185,10 @@ static struct backend hiding_backend;
 
 static void make_table(void) {
     need_device();
-    hiding_backend = *table; /* with its workspaces and kernels, which follow no address */
+    hiding_backend = *table; /* with its workspaces and kernels, which access no contents */
     hiding_backend.allocate = hiding_allocate;
     hiding_backend.release = hiding_release;
-    if (test_device != TEST_DEVICE_CPU) { /* an emulated GPU reveals memory by itself */
+    if (test_device != TEST_DEVICE_CPU) { /* an emulated GPU makes its memory readable itself */
         return;
     }
     hiding_backend.name = "hiding";
@@ -239,7 +239,7 @@ void hiding_remove(void) {
 
 /* ---- calls of operators ---- */
 
-/* Bytes of everything that a call has, and how many tensors its arguments have. */
+/* Bytes of all tensors of a call, and the number of tensors in its arguments. */
 static size_t measure(const struct opaq_op *op, const struct opaq_value *values,
                       const struct opaq_outputs *outputs, int64_t *tensors, bool *is_on_cpu) {
     size_t bytes = 0;
@@ -260,9 +260,9 @@ static size_t measure(const struct opaq_op *op, const struct opaq_value *values,
     return bytes;
 }
 
-/* The same values on the device: copied into its memory, or, to measure, without memory there. */
-static void place_values(struct hidden_call *call, const struct opaq_op *op, const struct opaq_value *values,
-                         bool are_copied) {
+/* The same values on the device: copied into its memory or, when measuring, without memory. */
+static void values_on_device(struct hidden_call *call, const struct opaq_op *op,
+                             const struct opaq_value *values, bool are_copied) {
     struct opaq_tensor *next = call->tensors;
     for (int i = 0; i < op->argument_count; ++i) {
         const int64_t count = argument_tensors(op->argument[i].kind, &values[i]);
@@ -297,11 +297,11 @@ void hidden_call_run(struct hidden_call *call, const struct opaq_op *op, const s
     call->has_run = true;
     call->tensors = calloc((size_t)tensors, sizeof *call->tensors);
     struct opaq_value measured[OPAQ_OP_ARGUMENT_LIMIT];
-    place_values(call, op, values, false);
+    values_on_device(call, op, values, false);
     memcpy(measured, call->values, (size_t)op->argument_count * sizeof *measured);
     (void)opaq_op_workspace(op, measured, &bytes, NULL);
     call->hiding = hiding_make(all + bytes + 64);
-    place_values(call, op, values, true);
+    values_on_device(call, op, values, true);
     call->outputs = *outputs;
     for (int i = 0; i < outputs->count; ++i) {
         call->outputs.tensor[i] = hiding_tensor(&call->hiding, &outputs->tensor[i]);
@@ -315,8 +315,8 @@ void hidden_call_run(struct hidden_call *call, const struct opaq_op *op, const s
     hiding_remove();
 }
 
-/* Whether a text of the call has a word. Where a weight is tiled, the CPU multiplies in the order, and at the precision, of its kernels for that;
- * another device does not. */
+/* Whether a text of the call contains a word. For a tiled weight, the CPU's order of summation and precision
+ * are those of its tile kernels; another device's are not. */
 static bool has_word(const struct opaq_op *op, const struct opaq_value *values, const char *word) {
     for (int i = 0; i < op->argument_count; ++i) {
         const bool is_text = op->argument[i].kind == OPAQ_ARGUMENT_TEXT && values[i].text != NULL;
@@ -353,7 +353,7 @@ static bool are_close(const struct opaq_tensor *a, const struct opaq_tensor *b, 
 static void compare_tensor(const struct opaq_op *op, const struct opaq_value *values, const char *what,
                            const struct opaq_tensor *hidden, const struct opaq_tensor *expected) {
     const int64_t bytes = tensor_reach(expected);
-    /* of bf16 results, two roundings; of a lower precision, what the CPU's kernels for it lose */
+    /* two roundings for bf16 results; for a lower precision, the error of the CPU's kernels */
     const double limit = has_word(op, values, "precision=") ? 0.02 : 0.004;
     const bool may_round = test_device != TEST_DEVICE_CPU && has_word(op, values, "tiled") &&
                            are_close(hidden, expected, bytes, limit);
@@ -367,7 +367,7 @@ void hidden_call_compare(struct hidden_call *call, const struct opaq_op *op, con
     if (!call->has_run) {
         return;
     }
-    if (status == OPAQ_OK && call->status != OPAQ_OK) { /* the copies of tensors that overlap do not */
+    if (status == OPAQ_OK && call->status != OPAQ_OK) { /* the copies of overlapping tensors do not overlap */
         CHECK_FAIL("%s: status %d on the hiding back end: %s", op->name, (int)call->status, call->error.text);
     }
     const bool both = status == OPAQ_OK && call->status == OPAQ_OK;

@@ -1,6 +1,7 @@
-/* support_hiding.h: a back end whose memory nobody else can read. It stands for a device: every tensor and the workspace
- * lie in pages that are unreadable except while one of the back end's own functions runs, which forwards to the CPU's.
- * An operator that follows an address itself crashes. Depends on backend.h. */
+/* support_hiding.h: a back end whose memory only its own functions can read. It simulates a device: every
+ * tensor and the workspace are in pages that are unreadable except while one of the back end's functions
+ * runs, which forwards to the CPU's. An operator that dereferences an address itself crashes. Depends on
+ * backend.h. */
 #ifndef SUPPORT_HIDING_H
 #define SUPPORT_HIDING_H
 
@@ -25,11 +26,11 @@ void hiding_free(struct hiding *hiding);
 void *hiding_copy(struct hiding *hiding, const void *from, size_t bytes);
 struct opaq_tensor hiding_tensor(struct hiding *hiding, const struct opaq_tensor *tensor);
 
-/* Makes it the thread's memory and unreadable; and readable again. */
+/* hiding_hide makes it the thread's memory and unreadable; hiding_reveal makes it readable again. */
 void hiding_hide(struct hiding *hiding);
 void hiding_reveal(struct hiding *hiding);
 
-/* An operator's call on copies of its tensors in hidden memory, to be compared with the same call on the CPU. */
+/* An operator call on copies of its tensors in hidden memory, to compare with the same call on the CPU. */
 struct hidden_call {
     struct hiding hiding;
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
@@ -40,15 +41,16 @@ struct hidden_call {
     bool has_run;
 };
 
-/* Calls from now on that are expected to be refused are not copied: their tensors may not be what they say. */
+/* After `true`, calls are expected to fail and are not copied: their tensors may be invalid. */
 void hidden_calls_pause(bool is_paused);
 
-/* Copies what the call has, and runs it there; nothing is done for tensors that are not on the CPU and for runners, which
- * hold tensors of their own. To be called before the call on the CPU, which may change tensors. */
+/* Copies the tensors of a call and runs it on the copies; does nothing for tensors that are not on the CPU and
+ * for runners, which own their tensors. Call it before the call on the CPU, which may change tensors. */
 void hidden_call_run(struct hidden_call *call, const struct opaq_op *op, const struct opaq_value *values,
                      const struct opaq_outputs *outputs, const struct opaq_parallel *parallel);
 
-/* Checks that both calls ended alike, with the same bytes in outputs and changed tensors. Frees the copies. */
+/* Checks that both calls have the same status and the same bytes in outputs and changed tensors. Frees the
+ * copies. */
 void hidden_call_compare(struct hidden_call *call, const struct opaq_op *op, const struct opaq_value *values,
                          const struct opaq_outputs *outputs, enum opaq_status status);
 

@@ -26,8 +26,8 @@ const struct linear_recipe linear_recipes[] = {
     {"mxfp4+sr", "mxfp4+2d", "mxfp8"},
     {"nvfp4", "nvfp4", "nvfp4"},
     {"nvfp4+rht", "nvfp4+2d", "nvfp4+rht+sr"},
-    {"nvfp4+rht", "nvfp4+rht", "nvfp4"},               /* one side of each product transformed */
-    {"nvfp4+rht=0x1234", "nvfp4", "nvfp4+rht=0x4321"}, /* by other signs */
+    {"nvfp4+rht", "nvfp4+rht", "nvfp4"},               /* one side of each product is transformed */
+    {"nvfp4+rht=0x1234", "nvfp4", "nvfp4+rht=0x4321"}, /* with other signs */
     {"nvfp4+rht+sr", "nvfp4+rht+sr", "nvfp4+sr"},
     {"nvfp4+rowscaled", "nvfp4+rowscaled", "nvfp4+rowscaled"},
     {"nvfp4+rowscaled+rht", "nvfp4+swizzle", "nvfp4+rowscaled+rht+swizzle"},
@@ -111,7 +111,7 @@ void linear_layer_free(struct linear_layer *layer) {
 /* ---- calls ---- */
 
 static const struct linear_given nothing;
-const struct linear_given linear_seeded = {.means = {.random = {0x123456789ABCDEF, 1000}}};
+const struct linear_given linear_seeded = {.settings = {.random = {0x123456789ABCDEF, 1000}}};
 
 static struct opaq_tensor floats_tensor(float *data, int64_t rows, int64_t columns) {
     struct opaq_tensor tensor = {.data = data, .dtype = OPAQ_DTYPE_F32, .rank = rows == 0 ? 1 : 2};
@@ -154,7 +154,8 @@ void linear_backward_arguments(const struct linear_layer *layer, const char *pla
                                struct linear_arguments *arguments) {
     const struct op_tensors x_saved = op_result_row(forward, LINEAR_X_SAVED);
     const struct op_tensors w_saved = op_result_row(forward, LINEAR_W_SAVED);
-    const bool plain_w = strstr(plan, "backward=high_precision") != NULL; /* a cached one does not serve then */
+    const bool plain_w = strstr(plan, "backward=high_precision") != NULL; /* a cached weight is not usable
+                                                                           * then */
     memset(arguments, 0, sizeof *arguments);
     arguments->dy = op_tensors_of(given->dy == NULL ? &layer->dy : given->dy);
     arguments->x = x_saved.count > 0 ? x_saved : op_tensors_of(given->x == NULL ? &layer->x : given->x);
@@ -190,7 +191,7 @@ struct op_result linear_forward(const struct linear_layer *layer, const char *pl
     struct opaq_error error = {OPAQ_OK, ""};
     given = given == NULL ? &nothing : given;
     linear_forward_arguments(layer, plan, given, &arguments);
-    if (op_call("linear_forward", arguments.value, &given->means, &result, &error) != OPAQ_OK) {
+    if (op_call("linear_forward", arguments.value, &given->settings, &result, &error) != OPAQ_OK) {
         CHECK_FAIL("\"%s\": %s", plan, error.text);
         memset(&result, 0, sizeof result);
     }
@@ -205,7 +206,7 @@ struct linear_step linear_step(const struct linear_layer *layer, const char *pla
     given = given == NULL ? &nothing : given;
     linear_backward_arguments(layer, plan, given, &step.forward, &arguments);
     const bool changes = given->main_grad != NULL || given->state != NULL;
-    if (op_call(changes ? "linear_backward_changing" : "linear_backward", arguments.value, &given->means,
+    if (op_call(changes ? "linear_backward_changing" : "linear_backward", arguments.value, &given->settings,
                 &step.backward, &error) != OPAQ_OK) {
         CHECK_FAIL("\"%s\": %s", plan, error.text);
         memset(&step.backward, 0, sizeof step.backward);
@@ -227,7 +228,7 @@ struct tensor linear_quantized(const struct tensor *x, const char *text, int usa
     }
     struct opaq_spec spec = spec_of(text);
     spec.usage = (uint8_t)usage;
-    const int64_t *random = linear_seeded.means.random;
+    const int64_t *random = linear_seeded.settings.random;
     const struct opaq_quantize_args args = {
         .scale = spec.options & OPAQ_DELAYED ? &scale : NULL,
         .random = {(uint64_t)random[0], (uint64_t)random[1] + (uint64_t)stream}};

@@ -7,23 +7,23 @@
 #include "opaq/linear.h"
 #include "support_op.h"
 
-/* The output rows of the operators, and the random numbers that each tensor's rounding takes (docs/linear.md). */
+/* The output rows of the operators, and the random stream of each tensor (docs/linear.md). */
 enum linear_output { LINEAR_Y, LINEAR_X_SAVED, LINEAR_W_SAVED, LINEAR_AMAX, LINEAR_RANDOM };
 enum linear_gradient { LINEAR_DX, LINEAR_DW, LINEAR_DBIAS };
 enum linear_stream { LINEAR_STREAM_X, LINEAR_STREAM_W, LINEAR_STREAM_DY, LINEAR_STREAM_Y, LINEAR_STREAM_DX };
 
 /* ---- plans ---- */
 
-/* How x, w and dy are quantized; "" for not at all. */
+/* Quantizers of x, w and dy; "" for none. */
 struct linear_recipe {
     const char *x, *w, *dy;
 };
 
-/* Every pair of formats that recipes ask for, and more. */
+/* Every pair of formats that recipes use, and more. */
 extern const struct linear_recipe linear_recipes[];
 extern const int linear_recipe_count;
 
-/* "x=fp8 w=fp8 dy=fp8.e5m2 grad=xwb" of a recipe and what else its plan says. */
+/* "x=fp8 w=fp8 dy=fp8.e5m2 grad=xwb" for a recipe and further words of its plan. */
 struct linear_text {
     char text[OPAQ_LINEAR_PLAN_TEXT_BYTES];
 };
@@ -54,13 +54,13 @@ struct linear_state {
     float scale_bwd[2], history_bwd[LINEAR_HISTORY][2];
 };
 
-/* What a step is given besides its layer; all zero is the usual case. */
+/* Arguments of a step in addition to its layer; all zero for none. */
 struct linear_given {
     const struct tensor *x, *w, *dy; /* instead of the layer's */
     const struct opaq_tensor *main_grad;
     struct linear_state *state;
     bool no_bias;
-    struct op_means means;
+    struct op_settings settings;
 };
 
 /* The arguments of a call, with the tensors they point to. */
@@ -71,13 +71,13 @@ struct linear_arguments {
 };
 void linear_forward_arguments(const struct linear_layer *layer, const char *plan,
                               const struct linear_given *given, struct linear_arguments *arguments);
-/* After a forward, whose saved tensors it takes where there are some. */
+/* After a forward, whose saved tensors it takes if there are any. */
 void linear_backward_arguments(const struct linear_layer *layer, const char *plan,
                                const struct linear_given *given, const struct op_result *forward,
                                struct linear_arguments *arguments);
 
-/* A forward, and a backward: linear_backward_changing where something is given to be changed. A refusal counts as a
- * failed check and leaves an empty result. `given` may be NULL. */
+/* A forward and a backward; linear_backward_changing if a tensor is to be changed. An error counts as a failed
+ * check and leaves an empty result. `given` may be NULL. */
 struct linear_step {
     struct op_result forward, backward;
 };
@@ -87,24 +87,24 @@ struct linear_step linear_step(const struct linear_layer *layer, const char *pla
                                const struct linear_given *given);
 void linear_step_free(struct linear_step *step);
 
-/* The numbers that a step of `linear_seeded` rounds with, and x quantized by those of a stream; a copy of x if the text
- * is empty. A delayed quantizer takes the scale. */
+/* The random numbers of a step of `linear_seeded`, and x quantized with those of a stream; a copy of x if the
+ * text is empty. A delayed quantizer takes the scale. */
 extern const struct linear_given linear_seeded;
 struct tensor linear_quantized(const struct tensor *x, const char *text, int usage, enum linear_stream stream,
                                float scale);
 
-/* A failed check unless a call is refused with that status and a text that begins with the operator's name and says
- * `part`. */
+/* A failed check unless a call fails with that status and a text that begins with the operator's name and
+ * contains `part`. */
 void linear_refuse(int line, const char *op, const struct opaq_value *values, enum opaq_status status,
                    const char *part);
 
-/* A failed check unless both results have the output row, with the same bytes. */
+/* A failed check unless both results have the output row, with equal bytes. */
 void linear_check_same(const struct op_result *a, const struct op_result *b, int output, const char *what);
 
-/* The same of every output row of a forward and its backward. */
+/* linear_check_same for every output row of a forward and its backward. */
 void linear_check_same_step(const struct linear_step *a, const struct linear_step *b, const char *what);
 
-/* Whether an output row holds exactly the buffers of a tensor. */
+/* Whether an output row has exactly the buffers of a tensor. */
 bool linear_check_buffers(const struct op_result *result, int output, const struct tensor *expected,
                           const char *what);
 

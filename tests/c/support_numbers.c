@@ -1,4 +1,4 @@
-/* support_numbers.c: matrices of doubles that know how far a float32 computation may be from them. */
+/* support_numbers.c: matrices of doubles with bounds on the error of a float32 computation of them. */
 #include "support_numbers.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* support_numbers.h: matrices of doubles that know how far a float32 computation may be from them. Depends on
+/* support_numbers.h: matrices of doubles with bounds on the error of a float32 computation of them. Depends on
  * support_tensor.h and opaq/op.h. */
 #ifndef SUPPORT_NUMBERS_H
 #define SUPPORT_NUMBERS_H
@@ -10,23 +10,24 @@
 
 struct numbers {
     int64_t rows, columns;
-    double *value, *error; /* the error: at least as large as the distance */
+    double *value, *error; /* bound on the error of the float32 result */
 };
 
-/* Zeros; a tensor's numbers, which are exact; some rows of it; rows and columns exchanged. */
+/* Zeros; a tensor's numbers, which are exact; some of its rows; the transpose. */
 struct numbers numbers_make(int64_t rows, int64_t columns);
 struct numbers numbers_of(const struct tensor *tensor);
 struct numbers numbers_rows(const struct tensor *tensor, int64_t first, int64_t rows);
 struct numbers numbers_transposed(const struct numbers *from);
 void numbers_free(struct numbers *numbers);
 
-/* a b^T + bias (or NULL) as gemm_run.h says it is summed up: the operands' errors, and one rounding for each step. */
+/* a b^T + bias (or NULL), summed as gemm_run.h describes: the operands' errors and one rounding for each
+ * step. */
 struct numbers numbers_product(const struct numbers *a, const struct numbers *b, const double *bias);
 
-/* What rounding to a dtype adds. */
+/* Adds the rounding to a dtype to the errors. */
 void numbers_round(struct numbers *numbers, enum opaq_element dtype);
 
-/* Whether a contiguous float tensor holds them, rounded once to its dtype. */
+/* Checks that a contiguous float tensor has these numbers, rounded once to its dtype. */
 bool numbers_check(const struct opaq_tensor *tensor, const struct numbers *expected, const char *what);
 
 #endif

@@ -1,4 +1,4 @@
-/* support_op.c: calling rows of the operator table from tests. */
+/* support_op.c: calls rows of the operator table in tests. */
 #include "support_op.h"
 
 #include <stdio.h>
@@ -101,7 +101,7 @@ static void *allocate(size_t bytes) {
     return memory;
 }
 
-/* Memory for every output; the random ones get their numbers. */
+/* Allocates every output; random outputs get their numbers. */
 static void allocate_outputs(const struct opaq_op *op, const int64_t random[2], struct opaq_outputs *outputs) {
     for (int row = 0; row < op->output_count; ++row) {
         for (int i = outputs->first[row]; i < outputs->first[row + 1]; ++i) {
@@ -114,12 +114,12 @@ static void allocate_outputs(const struct opaq_op *op, const int64_t random[2], 
     }
 }
 
-enum opaq_status op_call(const char *name, const struct opaq_value *values, const struct op_means *means,
+enum opaq_status op_call(const char *name, const struct opaq_value *values, const struct op_settings *settings,
                          struct op_result *result, struct opaq_error *error) {
-    static const struct op_means none = {0};
+    static const struct op_settings none = {0};
     const struct opaq_op *op = opaq_op_find(name);
     size_t bytes = 0;
-    means = means == NULL ? &none : means;
+    settings = settings == NULL ? &none : settings;
     memset(result, 0, sizeof *result);
     result->has_slots = opaq_op_changes(op);
     enum opaq_status status = opaq_op_outputs(op, values, &result->outputs, error);
@@ -130,10 +130,10 @@ enum opaq_status op_call(const char *name, const struct opaq_value *values, cons
         return status;
     }
     void *workspace = allocate(bytes);
-    allocate_outputs(op, means->random, &result->outputs);
-    const struct opaq_execution execution = {.parallel = means->parallel};
+    allocate_outputs(op, settings->random, &result->outputs);
+    const struct opaq_execution execution = {.parallel = settings->parallel};
     struct hidden_call hidden;
-    hidden_call_run(&hidden, op, values, &result->outputs, means->parallel);
+    hidden_call_run(&hidden, op, values, &result->outputs, settings->parallel);
     status = opaq_op_run(op, values, &result->outputs, (struct opaq_span){workspace, bytes}, &execution, error);
     hidden_call_compare(&hidden, op, values, &result->outputs, status);
     free(workspace);
@@ -157,7 +157,7 @@ struct op_tensors op_result_row(const struct op_result *result, int output) {
     for (int i = outputs->first[output]; i < outputs->first[output + 1]; ++i) {
         const struct opaq_tensor *tensor = &outputs->tensor[i];
         const int is_empty = tensor->dtype == OPAQ_DTYPE_U8 && tensor->rank == 1 && tensor->shape[0] == 0;
-        if (!result->has_slots || !is_empty) { /* what an operator with changed tensors leaves over */
+        if (!result->has_slots || !is_empty) { /* an absent output of an operator that changes tensors */
             row.tensor[row.count++] = *tensor;
         }
     }

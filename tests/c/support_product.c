@@ -1,4 +1,4 @@
-/* support_product.c: what a product is to be, in double. */
+/* support_product.c: expected products, in double. */
 #include "support_product.h"
 
 #include <math.h>
@@ -55,7 +55,7 @@ struct product_matrix product_matrix_whole(const struct tensor *tensor, enum opa
     return matrix;
 }
 
-/* The same buffers as those of a tensor that went through no transform, of whole groups of 16 rows. */
+/* The same buffers as those of a tensor without a transform, in whole groups of 16 rows. */
 struct product_matrix product_matrix_transformed(const struct tensor *tensor) {
     const int64_t shape[2] = {(opaq_proto_rows(&tensor->view.proto) + 15) / 16 * 16,
                               opaq_proto_columns(&tensor->view.proto)};

@@ -1,5 +1,5 @@
-/* support_product.h: what a product is to be: operands that tests quantize and dequantize themselves, multiplied in double.
- * Depends on support_tensor.h and opaq/op.h. */
+/* support_product.h: expected products: operands that tests quantize and dequantize themselves, multiplied in
+ * double. Depends on support_tensor.h and opaq/op.h. */
 #ifndef SUPPORT_PRODUCT_H
 #define SUPPORT_PRODUCT_H
 
@@ -8,19 +8,20 @@
 #include "opaq/op.h"
 #include "support_tensor.h"
 
-/* An operand of a product, rows of what is summed over. */
+/* An operand of a product; its rows run along the dimension that is summed over. */
 struct product_matrix {
     int64_t rows, columns;
     double *value;
 };
 
-/* A tensor read along its rows or its columns: the copy that runs that way, or else the other one. */
+/* A tensor read along its rows or its columns: from the copy of that direction or, if absent, from the other
+ * one. */
 struct product_matrix product_matrix_of(const struct tensor *tensor, enum opaq_usage usage);
 
-/* The tensor as it is dequantized, read along its rows or its columns. */
+/* The dequantized tensor, read along its rows or its columns. */
 struct product_matrix product_matrix_whole(const struct tensor *tensor, enum opaq_usage usage);
 
-/* The columnwise copy of an nvfp4+rht tensor, read along its columns and left transformed. */
+/* The columnwise copy of an nvfp4+rht tensor, read along its columns, without undoing the transform. */
 struct product_matrix product_matrix_transformed(const struct tensor *tensor);
 void product_matrix_free(struct product_matrix *matrix);
 
@@ -29,13 +30,13 @@ void product_matrix_free(struct product_matrix *matrix);
 bool product_check(const struct opaq_tensor *c, const struct product_matrix *a, const struct product_matrix *b,
                    const double *bias, const double *former, const char *what);
 
-/* Whether a contiguous float tensor holds the sums of a matrix's rows, likewise. */
+/* Checks that a contiguous float tensor has the sums of a matrix's rows, with the same kind of bound. */
 bool product_check_sums(const struct opaq_tensor *sums, const struct product_matrix *matrix, const char *what);
 
 /* Element i of a contiguous float tensor. */
 double product_value(const struct opaq_tensor *tensor, int64_t i);
 
-/* How far rounding to a dtype moves a value at most. */
+/* Maximum error of rounding a value to a dtype. */
 double product_rounding(int32_t dtype, double value);
 
 #endif

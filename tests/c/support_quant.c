@@ -1,11 +1,11 @@
-/* support_quant.c: quantizing in one line. */
+/* support_quant.c: quantizes in one call. */
 #include "support_quant.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static void give_up(const struct opaq_error *error) {
+static void fail(const struct opaq_error *error) {
     printf("  %s\n", error->text);
     exit(1);
 }
@@ -45,7 +45,7 @@ struct tensor quantized_on(const struct tensor *x, const struct opaq_spec *spec,
     struct tensor q = quantized_like(x, spec);
     struct opaq_error error;
     if (opaq_quantize(&x->view, args == NULL ? &usual : args, &execution, &q.view, &error) != OPAQ_OK) {
-        give_up(&error);
+        fail(&error);
     }
     return q;
 }
@@ -54,7 +54,7 @@ struct tensor dequantized(const struct tensor *q, int usage) {
     struct tensor y = plain_like(q);
     struct opaq_error error;
     if (opaq_dequantize(&q->view, usage, NULL, &y.view, &error) != OPAQ_OK) {
-        give_up(&error);
+        fail(&error);
     }
     return y;
 }

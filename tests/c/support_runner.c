@@ -1,4 +1,4 @@
-/* support_runner.c: runners of tests' own, and running by handle. */
+/* support_runner.c: runners that tests register, and running by handle. */
 #include "support_runner.h"
 
 #include <string.h>

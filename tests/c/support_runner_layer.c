@@ -1,4 +1,4 @@
-/* support_runner_layer.c: a linear layer, an MLP or a mixture of experts as the operators take it. */
+/* support_runner_layer.c: arguments of linear, mlp and moe, for tests of runners. */
 #include "support_runner_layer.h"
 
 #include <stdio.h>
@@ -49,7 +49,8 @@ struct runner_layer runner_layer_make(enum opaq_runner_kind kind, enum opaq_elem
         layer.bias[i] = tensor_make(experts, rows, dtype, NULL);
         tensor_fill(&layer.plain[i], FILL_NORMAL, 11 + (uint64_t)i);
         tensor_fill(&layer.bias[i], FILL_NORMAL, 21 + (uint64_t)i);
-        for (int64_t e = 0; e < experts; ++e) { /* experts of different sizes, so that each has another amax */
+        for (int64_t e = 0; e < experts; ++e) { /* experts of different magnitude, so that each has another
+                                                 * amax */
             for (int64_t r = 0; r < rows; ++r) {
                 for (int64_t c = 0; c < shape[2]; ++c) {
                     const float value = tensor_get(&layer.plain[i], e * rows + r, c);
@@ -98,7 +99,7 @@ struct runner_inputs *runner_inputs_make(enum opaq_element dtype) {
     for (int r = 0; r < RUNNER_ROWS; ++r) {
         for (int k = 0; k < RUNNER_K; ++k) {
             inputs->weights[r][k] = 0.25f + 0.5f * (float)k;
-            inputs->ids[r][k] = (r * 2 + k) % (RUNNER_E + 1) - 1; /* -1 is nobody */
+            inputs->ids[r][k] = (r * 2 + k) % (RUNNER_E + 1) - 1; /* -1: no expert */
         }
     }
     inputs->tensors[0] = tensor_of(&inputs->x, shape, 2);
@@ -146,7 +147,8 @@ void runner_values(const struct runner_layer *layer, const struct runner_inputs 
 }
 
 enum opaq_status runner_run(enum opaq_runner_kind kind, int64_t handle, const struct runner_inputs *inputs,
-                            const struct op_means *means, struct op_result *result, struct opaq_error *error) {
+                            const struct op_settings *settings, struct op_result *result,
+                            struct opaq_error *error) {
     static const char *const names[] = {"linear_gemm", "mlp_gemm", "moe_gemm"};
     const int activations = kind == OPAQ_RUNNER_MOE ? 3 : 1;
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
@@ -156,5 +158,5 @@ enum opaq_status runner_run(enum opaq_runner_kind kind, int64_t handle, const st
     }
     values[activations].integer = handle;
     values[activations + 1].integer = kind == OPAQ_RUNNER_LINEAR ? RUNNER_N : RUNNER_H;
-    return op_call(names[kind], values, means, result, error);
+    return op_call(names[kind], values, settings, result, error);
 }

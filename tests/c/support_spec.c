@@ -1,4 +1,4 @@
-/* support_spec.c: all specs there are. The rules stand here as docs/spec.md has them, table by table. */
+/* support_spec.c: all valid specs. The rules are written out as in docs/spec.md, table by table. */
 #include "support_spec.h"
 
 #include <math.h>
@@ -32,8 +32,8 @@ static bool takes_option(int format, int option) {
     }
 }
 
-/* The table of what does not go together. */
-static bool goes_together(const struct opaq_spec *s) {
+/* The table of combinations that are not allowed. */
+static bool is_compatible(const struct opaq_spec *s) {
     const int o = s->options;
     const bool foreign_rule = s->rule == OPAQ_RULE_COMPRESSED_TENSORS || s->rule == OPAQ_RULE_MODELOPT;
     return !((o & OPAQ_2D) && (o & (OPAQ_HADAMARD | OPAQ_ROWSCALED))) &&
@@ -70,7 +70,7 @@ bool spec_is_valid(const struct opaq_spec *s) {
             return false;
         }
     }
-    return goes_together(s) && parameters_fit(s);
+    return is_compatible(s) && parameters_fit(s);
 }
 
 static void append(struct spec_list *list, const struct opaq_spec *spec) {
@@ -85,7 +85,7 @@ static void append(struct spec_list *list, const struct opaq_spec *spec) {
 static const uint16_t masks[] = {OPAQ_HADAMARD_MASK_DEFAULT, 0, 1, 0x8000, 0xFFFF, 0xD7E9};
 static const float epsilons[] = {0.0f, 1e-12f, 0.25f, 1.0f, 2.5f, 1e10f, 0x1p-149f, 0x1.FFFFFEp127f, 0.1f};
 
-/* The valid settings of the parameters around one combination; only the first with SPEC_DEFAULTS. */
+/* Adds the valid parameters of one combination; only the first with SPEC_DEFAULTS. */
 static void append_parameters(struct spec_list *list, struct opaq_spec spec, enum spec_set set) {
     const bool all = set == SPEC_PARAMETERS;
     const bool rht = (spec.options & OPAQ_HADAMARD) != 0;

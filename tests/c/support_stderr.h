@@ -1,12 +1,12 @@
-/* support_stderr.h: what a piece of a test writes to stderr. Depends on POSIX. */
+/* support_stderr.h: captures what a part of a test writes to stderr. Depends on POSIX. */
 #ifndef SUPPORT_STDERR_H
 #define SUPPORT_STDERR_H
 
-/* From here on stderr goes to a file of its own, or to the descriptor `to` if that is not -1. */
+/* Redirects stderr to a temporary file, or to the descriptor `to` if that is not -1. */
 void stderr_catch(int to);
 
-/* Gives stderr back. Returns what came into the file, terminated, to be released with free(); with a descriptor of the
- * caller's "". */
+/* Restores stderr. Returns the contents of the file, zero-terminated, to be released with free(); "" after a
+ * descriptor of the caller. */
 char *stderr_release(void);
 
 #endif

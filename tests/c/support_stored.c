@@ -1,4 +1,4 @@
-/* support_stored.c: rows as checkpoints hold them. */
+/* support_stored.c: rows as checkpoints store them. */
 #include "support_stored.h"
 
 #include <stdlib.h>

@@ -1,26 +1,26 @@
-/* support_stored.h: rows as checkpoints hold them, with memory of their own. Depends on support_quant.h. */
+/* support_stored.h: rows as checkpoints store them, with their memory. Depends on support_quant.h. */
 #ifndef SUPPORT_STORED_H
 #define SUPPORT_STORED_H
 
 #include "support_quant.h"
 
-/* Each tensor stands in an allocation of exactly its size. */
+/* Each tensor is in an allocation of exactly its size. */
 struct rows {
     struct opaq_stored stored;
 };
 
-/* As opaq_stored_describe says for `count` rows of q; the memory is 0xA5. */
+/* As opaq_stored_describe describes `count` rows of q; the memory is 0xA5. */
 struct rows rows_make(const struct tensor *q, int64_t count);
 void rows_free(struct rows *rows);
 
-/* data, scale, global, and how many bytes a contiguous one has. */
+/* data, scale, global; and the bytes of a contiguous one. */
 struct opaq_tensor *rows_part(struct rows *rows, int i);
 size_t rows_part_bytes(struct rows *rows, int i);
 
-/* Gives a contiguous tensor another shape. */
+/* Changes the shape of a contiguous tensor. */
 void rows_shape(struct opaq_tensor *tensor, int rank, const int64_t *shape);
 
-/* Calls that must succeed. */
+/* Export and import that must succeed. */
 struct rows rows_exported(const struct tensor *q, int64_t first, int64_t count);
 void rows_import(const struct tensor *q, int64_t first, const struct opaq_stored *stored);
 

@@ -1,4 +1,4 @@
-/* support_tensor.c: tensors with memory of their own, for tests. */
+/* support_tensor.c: tensors with their memory, for tests. */
 #include "support_tensor.h"
 
 #include <math.h>
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void give_up(const char *what, const struct opaq_error *error) {
+static void fail(const char *what, const struct opaq_error *error) {
     printf("  %s: %s\n", what, error == NULL ? "no memory" : error->text);
     exit(1);
 }
@@ -21,11 +21,11 @@ struct tensor tensor_make_proto(const struct opaq_proto *proto) {
         struct opaq_buffer buffer;
         struct opaq_error error;
         if (opaq_proto_buffer(proto, i, &buffer, &error) != OPAQ_OK) {
-            give_up("proto_buffer", &error);
+            fail("proto_buffer", &error);
         }
         void *memory = malloc(buffer.bytes > 0 ? buffer.bytes : 1);
         if (memory == NULL) {
-            give_up("malloc", NULL);
+            fail("malloc", NULL);
         }
         memset(memory, 0xA5, buffer.bytes);
         tensor.view.buffer[i] = (struct opaq_span){memory, buffer.bytes};
@@ -39,10 +39,10 @@ struct tensor tensor_make(int64_t rows, int64_t columns, enum opaq_element dtype
     struct opaq_proto proto;
     struct opaq_error error;
     if (text != NULL && opaq_spec_parse(text, strlen(text), &spec, &error) != OPAQ_OK) {
-        give_up(text, &error);
+        fail(text, &error);
     }
     if (opaq_proto_make(shape, 2, dtype, text == NULL ? NULL : &spec, tensor_cpu, &proto, &error) != OPAQ_OK) {
-        give_up("proto_make", &error);
+        fail("proto_make", &error);
     }
     return tensor_make_proto(&proto);
 }
@@ -75,7 +75,7 @@ void tensor_set(struct tensor *tensor, int64_t row, int64_t column, float value)
     }
 }
 
-/* splitmix64: the tests' own numbers, nothing of the library. */
+/* splitmix64, independent of the library. */
 static uint64_t next(uint64_t *state) {
     uint64_t z = *state += 0x9E3779B97F4A7C15u;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -83,7 +83,7 @@ static uint64_t next(uint64_t *state) {
     return z ^ (z >> 31);
 }
 
-/* Nearly normal: the sum of twelve uniform numbers, less six. */
+/* Approximately normal: the sum of twelve uniform numbers, minus six. */
 static float normal(uint64_t *state) {
     float sum = -6.0f;
     for (int i = 0; i < 12; ++i) {

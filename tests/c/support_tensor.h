@@ -1,4 +1,4 @@
-/* support_tensor.h: tensors with memory of their own, for tests. Depends on opaq's public headers. */
+/* support_tensor.h: tensors with their memory, for tests. Depends on opaq's public headers. */
 #ifndef SUPPORT_TENSOR_H
 #define SUPPORT_TENSOR_H
 
@@ -6,13 +6,13 @@
 
 static const struct opaq_device tensor_cpu = {OPAQ_DEVICE_CPU, 0};
 
-/* A tensor and the memory its view points to; every buffer stands in an allocation of exactly its size, so that
- * AddressSanitizer sees a byte too far. The memory starts as 0xA5. */
+/* A tensor and the memory its view points to; every buffer is in an allocation of exactly its size, so that
+ * AddressSanitizer detects an access beyond it. The memory is initialized to 0xA5. */
 struct tensor {
     struct opaq_view view;
 };
 
-/* Plain with spec text NULL. Ends the test program on failure: tests build on these. */
+/* A plain tensor if the spec's text is NULL. Ends the test program on an error: tests depend on these. */
 struct tensor tensor_make(int64_t rows, int64_t columns, enum opaq_element dtype, const char *spec);
 struct tensor tensor_make_proto(const struct opaq_proto *proto);
 void tensor_free(struct tensor *tensor);
@@ -20,11 +20,11 @@ void tensor_free(struct tensor *tensor);
 /* The bytes of buffer i. */
 size_t tensor_bytes(const struct tensor *tensor, int index);
 
-/* A plain tensor's element as float, and back. */
+/* Reads a plain tensor's element as float, and writes it. */
 float tensor_get(const struct tensor *tensor, int64_t row, int64_t column);
 void tensor_set(struct tensor *tensor, int64_t row, int64_t column, float value);
 
-/* Kinds of contents; the same numbers on every machine. */
+/* Kinds of contents; the numbers are equal on every machine. */
 enum tensor_fill {
     FILL_NORMAL,
     FILL_OUTLIERS,

@@ -1,5 +1,5 @@
-/* test_activation_tables.c: every instruction set's activations have the bytes of the reference's: all activations and
- * dtypes, every bf16 number and hostile ones, stretches of every length. */
+/* test_activation_tables.c: activations of every instruction set give the reference's bytes: all activations
+ * and dtypes, every bf16 number and special values, runs of every length. */
 #include <math.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 
 static const enum opaq_element dtypes[] = {OPAQ_F32, OPAQ_BF16, OPAQ_F16};
 
-/* Numbers beside each other that differ in everything: their bits run through a multiplication. */
+/* Neighbouring numbers with unrelated bits: the index times a large constant. */
 static float number_at(uint32_t i) {
     const uint32_t bits = i < 65536 ? i << 16 : i * 2654435761u;
     float value;

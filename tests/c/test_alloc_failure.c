@@ -1,6 +1,6 @@
-/* test_alloc_failure.c: memory and threads run out at the n-th request, for every n until there is none left to fail.
- * Each time: a clean status, nothing lost (AddressSanitizer looks for that), and the next attempt works. The linker
- * sends the library's calls here (--wrap, see CMakeLists.txt). */
+/* test_alloc_failure.c: allocations and thread creations fail at the n-th request, for every n until no request
+ * is left to fail. Each time: the right status, no leak (AddressSanitizer checks), and the next attempt works.
+ * The linker redirects the library's calls to this file (--wrap, see CMakeLists.txt). */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
                           void *argument);
 int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex);
 
-static atomic_int requests_left = -1; /* until one fails; below 0: none does */
+static atomic_int requests_left = -1; /* number of requests until one fails; below 0: none fails */
 static atomic_int failed_memory;
 static atomic_int failed_threads;
 static atomic_int locks_taken;
@@ -67,7 +67,7 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
     return fails(&failed_threads) ? EAGAIN : __real_pthread_create(thread, attributes, run, argument);
 }
 
-/* Does not fail, but is counted. */
+/* Never fails, but is counted. */
 int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex) {
     atomic_fetch_add(&locks_taken, 1);
     return __real_pthread_mutex_lock(mutex);
@@ -81,9 +81,9 @@ static void fail_at(int n) {
 
 static void fail_never(void) { atomic_store(&requests_left, -1); }
 
-static int something_failed(void) { return atomic_load(&failed_memory) + atomic_load(&failed_threads) > 0; }
+static int has_failed(void) { return atomic_load(&failed_memory) + atomic_load(&failed_threads) > 0; }
 
-/* The status that goes with what was made to fail. */
+/* The status that belongs to the failed request. */
 static void check_status(enum opaq_status status, const struct opaq_error *error, int n, const char *what) {
     const enum opaq_status expected = atomic_load(&failed_memory)    ? OPAQ_ERROR_MEMORY
                                       : atomic_load(&failed_threads) ? OPAQ_ERROR_SYSTEM
@@ -115,8 +115,8 @@ static void pools(void) {
             fail_never();
             check_status(status, &error, n, "pool_create");
             CHECK((status == OPAQ_OK) == (pool != NULL));
-            done = !something_failed();
-            if (status != OPAQ_OK) { /* and at once again */
+            done = !has_failed();
+            if (status != OPAQ_OK) { /* and a second time without waiting */
                 CHECK_EQ_INT(opaq_pool_create(threads[i], &pool, NULL), OPAQ_OK);
             }
             atomic_llong covered = 0;
@@ -126,7 +126,7 @@ static void pools(void) {
             CHECK_EQ_INT(atomic_load(&covered), 100);
             opaq_pool_destroy(pool);
         }
-        CHECK(done && n >= threads[i]); /* a thread each but the caller's, and some memory */
+        CHECK(done && n >= threads[i]); /* one thread each except the caller's, and some allocations */
         printf("  %d threads: %d requests\n", threads[i], n - 1);
     }
 }
@@ -137,7 +137,7 @@ static void interning(void) {
     int done = 0;
     int most = 0;
     for (int n = 0; n < MANY && !done; ++n) {
-        char text[2][OPAQ_SPEC_TEXT_BYTES]; /* not canonical, so that two entries are made; new each time */
+        char text[2][OPAQ_SPEC_TEXT_BYTES]; /* not canonical, so that two entries are made; new in each pass */
         (void)snprintf(text[0], sizeof text[0], "fp8blk1+eps=%d.0", 3000 + n);
         (void)snprintf(text[1], sizeof text[1], "fp8blk1+both+eps=%d", 3000 + n);
         done = 1;
@@ -150,7 +150,7 @@ static void interning(void) {
             fail_never();
             check_status(status, &error, n, "spec_intern");
             CHECK((status == OPAQ_OK) == (spec != NULL));
-            done &= !something_failed();
+            done &= !has_failed();
             CHECK_EQ_INT(opaq_spec_intern(text[i], strlen(text[i]), &again, NULL), OPAQ_OK);
             CHECK(again != NULL && (spec == NULL || spec == again) && again->epsilon == (float)(3000 + n));
         }
@@ -177,14 +177,14 @@ static void check_operations(const struct tensor *x, const struct opaq_spec *spe
         enum opaq_status status = opaq_quantize(&x->view, &args, &execution, &q.view, &error);
         fail_never();
         check_status(status, &error, n, "quantize");
-        done = !something_failed();
+        done = !has_failed();
         CHECK(status == OPAQ_OK || opaq_quantize(&x->view, &args, &execution, &q.view, NULL) == OPAQ_OK);
         CHECK(first_difference(&q, &expected) < 0);
         fail_at(n);
         status = opaq_dequantize(&q.view, 0, &execution, &y.view, &error);
         fail_never();
         check_status(status, &error, n, "dequantize");
-        done &= !something_failed();
+        done &= !has_failed();
         CHECK(status == OPAQ_OK || opaq_dequantize(&q.view, 0, &execution, &y.view, NULL) == OPAQ_OK);
         CHECK(first_difference(&y, &expected_y) < 0);
         tensor_free(&y);
@@ -202,7 +202,7 @@ static void operations(void) {
     struct opaq_pool *pool = NULL;
     CHECK_EQ_INT(opaq_pool_create(3, &pool, NULL), OPAQ_OK);
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
-    struct tensor x = tensor_make(300, 130, OPAQ_F32, NULL); /* enough to be shared between threads */
+    struct tensor x = tensor_make(300, 130, OPAQ_F32, NULL); /* large enough to be shared between threads */
     tensor_fill(&x, FILL_NORMAL, 1);
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; ++i) {
         const struct opaq_spec spec = spec_of(specs[i]);
@@ -214,13 +214,13 @@ static void operations(void) {
 
 /* ---- linear operators ---- */
 
-/* A plan is kept where there is memory for that, and read again where there is not: nothing fails. */
+/* A plan is kept if an allocation succeeds and parsed again otherwise: nothing fails. */
 static void plans(void) {
     const struct opaq_op *op = opaq_op_find("linear_forward");
     int done = 0;
     int most = 0;
     for (int n = 0; n < MANY && !done; ++n) {
-        char text[64]; /* new each time: two quantizers and the plan itself are to be kept */
+        char text[64]; /* new in each pass: two quantizers and the plan itself are kept */
         struct opaq_form form;
         struct opaq_error error = {OPAQ_OK, ""};
         (void)snprintf(text, sizeof text, "w=fp8blk1+eps=%d y=fp8blk2+eps=%d cache", 7000 + n, 7000 + n);
@@ -233,7 +233,7 @@ static void plans(void) {
             CHECK_EQ_INT(status, OPAQ_OK);
             CHECK_EQ_STR(error.text, "");
             CHECK(form.kind == OPAQ_FORM_QUANTIZED && form.spec.epsilon == (float)(7000 + n));
-            done &= !something_failed();
+            done &= !has_failed();
         }
         most = n;
     }
@@ -241,9 +241,9 @@ static void plans(void) {
     printf("  at most %d requests\n", most);
 }
 
-/* Runs in memory that is there already, with no request but those for keeping texts, none of which it needs. */
-static int run_without_memory(const char *name, const struct opaq_value *values, const struct op_means *means,
-                              int n, struct op_result *result) {
+/* Runs in preallocated memory; the only requests are those for keeping texts, which may fail. */
+static int run_without_memory(const char *name, const struct opaq_value *values,
+                              const struct op_settings *settings, int n, struct op_result *result) {
     const struct opaq_op *op = opaq_op_find(name);
     static _Alignas(64) char workspace[1 << 19];
     struct opaq_outputs outputs;
@@ -255,21 +255,21 @@ static int run_without_memory(const char *name, const struct opaq_value *values,
         status = opaq_op_workspace(op, values, &bytes, &error);
     }
     fail_never();
-    const int failed = something_failed();
+    const int failed = has_failed();
     CHECK(bytes <= sizeof workspace);
     for (int i = 0; i < outputs.count; ++i) {
-        outputs.tensor[i].data = result->outputs.tensor[i].data; /* of the same call, made before */
+        outputs.tensor[i].data = result->outputs.tensor[i].data; /* of the same call, made earlier */
     }
     CHECK_EQ_INT(outputs.count, result->outputs.count);
     if (status == OPAQ_OK) {
-        const struct opaq_execution execution = {.parallel = means->parallel};
+        const struct opaq_execution execution = {.parallel = settings->parallel};
         fail_at(n);
         status = opaq_op_run(op, values, &outputs, (struct opaq_span){workspace, bytes}, &execution, &error);
         fail_never();
     }
     CHECK_EQ_INT(status, OPAQ_OK);
     CHECK_EQ_STR(error.text, "");
-    return failed || something_failed();
+    return failed || has_failed();
 }
 
 static void linear_operators(void) {
@@ -277,7 +277,7 @@ static void linear_operators(void) {
     struct opaq_pool *pool = NULL;
     CHECK_EQ_INT(opaq_pool_create(3, &pool, NULL), OPAQ_OK);
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
-    const struct linear_given given = {.means = {.parallel = &parallel}};
+    const struct linear_given given = {.settings = {.parallel = &parallel}};
     struct linear_layer layer = linear_layer_make(70, 60, 80, OPAQ_BF16);
     for (int f = 0; f < 3; ++f) {
         const struct linear_recipe recipe = {formats[f], formats[f], formats[f]};
@@ -286,15 +286,15 @@ static void linear_operators(void) {
         struct linear_step step = linear_step(&layer, linear_plan(&recipe, plain).text, NULL);
         int done = 0;
         for (int n = 0; n < MANY && !done; ++n) {
-            char text[32]; /* a floor far below anything here, so that only the text is new */
+            char text[32]; /* an eps far below all values, so that only the text is new */
             struct linear_arguments arguments;
             (void)snprintf(text, sizeof text, "%s+eps=%de-30", formats[f], n + 1);
             const struct linear_recipe same = {text, text, text};
             const struct linear_text plan = linear_plan(&same, plain);
             linear_forward_arguments(&layer, plan.text, &given, &arguments);
-            done = !run_without_memory("linear_forward", arguments.value, &given.means, n, &step.forward);
+            done = !run_without_memory("linear_forward", arguments.value, &given.settings, n, &step.forward);
             linear_backward_arguments(&layer, plan.text, &given, &step.forward, &arguments);
-            done &= !run_without_memory("linear_backward", arguments.value, &given.means, n, &step.backward);
+            done &= !run_without_memory("linear_backward", arguments.value, &given.settings, n, &step.backward);
             for (int i = 0; i < 3; ++i) {
                 CHECK(op_result_difference(&step.forward, &expected.forward, i) < 0);
                 CHECK(op_result_difference(&step.backward, &expected.backward, i) < 0);
@@ -312,13 +312,13 @@ static void linear_operators(void) {
     opaq_pool_destroy(pool);
 }
 
-/* A mixture's forward and backward, likewise. */
+/* A mixture's forward and backward. */
 static void experts_operators(void) {
     const struct experts_sizes size = {40, 2, 3, 48, 32};
     struct opaq_pool *pool = NULL;
     CHECK_EQ_INT(opaq_pool_create(3, &pool, NULL), OPAQ_OK);
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
-    const struct op_means means = {.parallel = &parallel};
+    const struct op_settings settings = {.parallel = &parallel};
     const char *plain = "x=fp8row w=fp8row dy=fp8row grad=xrgdbc";
     struct experts_layer layer = experts_layer_make(&size, plain, OPAQ_BF16);
     struct op_result forward = experts_call("moe_forward", &layer, plain, NULL);
@@ -334,9 +334,9 @@ static void experts_operators(void) {
                        "x=fp8row+eps=%de-31 w=fp8row+eps=%de-32 dy=fp8row+eps=%de-33 grad=xrgdbc", n + 1, n + 1,
                        n + 1);
         experts_arguments("moe_forward", &layer, text, NULL, &arguments);
-        done = !run_without_memory("moe_forward", arguments.value, &means, n, &forward);
+        done = !run_without_memory("moe_forward", arguments.value, &settings, n, &forward);
         experts_arguments("moe_backward", &layer, text, &given, &arguments);
-        done &= !run_without_memory("moe_backward", arguments.value, &means, n, &backward);
+        done &= !run_without_memory("moe_backward", arguments.value, &settings, n, &backward);
         experts_check_same(&backward, &expected, text);
     }
     CHECK(done);
@@ -349,7 +349,7 @@ static void experts_operators(void) {
 
 /* ---- runners ---- */
 
-/* A run asks for no memory and takes no lock, from the first one on. */
+/* A run makes no allocation and takes no lock, including the first one. */
 static void check_run(enum opaq_runner_kind kind, int64_t handle, const struct runner_inputs *inputs,
                       const struct op_result *expected, const char *what) {
     static _Alignas(64) char workspace[1 << 22];
@@ -368,14 +368,14 @@ static void check_run(enum opaq_runner_kind kind, int64_t handle, const struct r
         status = opaq_runner_run(handle, inputs->tensors, count, &y, span, NULL, &error);
     }
     fail_never();
-    if (status != OPAQ_OK || something_failed() || atomic_load(&locks_taken) != 0) {
+    if (status != OPAQ_OK || has_failed() || atomic_load(&locks_taken) != 0) {
         CHECK_FAIL("%s: %s \"%s\", %d locks", what, opaq_status_name(status), error.text,
                    atomic_load(&locks_taken));
     }
     CHECK_BYTES(output, expected->outputs.tensor[0].data, op_tensor_bytes(&y), "%s", what);
 }
 
-/* The words of the plans that are created here; a number in x= makes each a new text, to be kept. */
+/* The words of the plans created here; a number in x= makes each a new text, which is kept. */
 static const struct {
     enum opaq_runner_kind kind;
     const char *weights, *words;
@@ -401,8 +401,8 @@ static void check_runners(int index, int *most) {
         fail_at(n);
         enum opaq_status status = opaq_runner_create(runner_op(kind), values, NULL, &handle, &error);
         fail_never();
-        done = !something_failed();
-        if (status != OPAQ_OK) { /* nothing is left of it, and the next attempt works */
+        done = !has_failed();
+        if (status != OPAQ_OK) { /* nothing is left of the failed attempt, and the next one works */
             check_status(status, &error, n, words);
             CHECK_EQ_INT(opaq_runner_count(), before);
             CHECK_EQ_INT(handle, 0);
@@ -425,7 +425,7 @@ static void runners(void) {
     for (int i = 0; i < (int)(sizeof runner_cases / sizeof runner_cases[0]); ++i) {
         int most = 0;
         check_runners(i, &most);
-        CHECK(most >= 2); /* its own memory, and texts to be kept */
+        CHECK(most >= 2); /* its own memory, and the texts it keeps */
         printf("  \"%s%s\": at most %d requests\n", runner_cases[i].weights, runner_cases[i].words, most);
     }
 }
@@ -437,7 +437,7 @@ static enum opaq_status first_run(void *state, const struct opaq_runner_call *ca
     return OPAQ_OK;
 }
 
-/* The first page of slots, in a program that has none yet: so this comes before all others. */
+/* The first page of slots, in a program without one: so this test runs first. */
 static void first_runner(void) {
     struct opaq_runner_info info = {.kind = OPAQ_RUNNER_LINEAR, .in_features = 1, .out_features = 1};
     const struct opaq_runner_functions functions = {.abi = OPAQ_RUNNER_ABI, .run = first_run};
@@ -446,7 +446,7 @@ static void first_runner(void) {
     fail_at(0);
     enum opaq_status status = opaq_runner_register(&info, &functions, NULL, &handle, &error);
     fail_never();
-    CHECK(something_failed());
+    CHECK(has_failed());
     check_status(status, &error, 0, "runner_register");
     CHECK_EQ_INT(handle, 0);
     CHECK_EQ_INT(opaq_runner_count(), 0);
@@ -454,8 +454,8 @@ static void first_runner(void) {
     CHECK_EQ_INT(opaq_runner_destroy(handle, &error), OPAQ_OK);
 }
 
-/* Reading and describing asks for no memory at all. */
-static void texts_need_no_memory(void) {
+/* Reading and describing allocate nothing. */
+static void texts_allocate_nothing(void) {
     struct opaq_spec spec = spec_of("nvfp4");
     struct opaq_proto proto;
     struct opaq_error error;
@@ -473,7 +473,7 @@ static void texts_need_no_memory(void) {
     CHECK(read == OPAQ_OK && refused == OPAQ_ERROR_TEXT && written == OPAQ_OK && parsed == OPAQ_OK);
     CHECK(printed == OPAQ_OK && made == OPAQ_OK);
     CHECK_EQ_STR(text, good);
-    CHECK(!something_failed());
+    CHECK(!has_failed());
 }
 
 static const struct test_case tests[] = {TEST(pools),
@@ -482,7 +482,7 @@ static const struct test_case tests[] = {TEST(pools),
                                          TEST(plans),
                                          TEST(linear_operators),
                                          TEST(experts_operators),
-                                         TEST(texts_need_no_memory),
+                                         TEST(texts_allocate_nothing),
                                          TEST(first_runner),
                                          TEST(runners)};
 TEST_MAIN(tests)

@@ -1,6 +1,6 @@
-/* test_api_null.c: every exported function with each pointer NULL in turn, and with values that no caller should have:
- * enums out of range, prototypes, specs and views that nobody made. None of it crashes; what can fail says so. Runs under
- * AddressSanitizer and UndefinedBehaviorSanitizer too. */
+/* test_api_null.c: every exported function with each pointer NULL in turn, and with invalid values: enums out
+ * of range, broken prototypes, specs and views. None crashes, and those that can fail return an error. Also
+ * runs under AddressSanitizer and UndefinedBehaviorSanitizer. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -152,8 +152,8 @@ static void specs(void) {
           is_refused(opaq_experts_plan_parse("act=silu", 8, NULL, NULL)));
 }
 
-/* What may be asked of a prototype, all of it. Returns how many calls did not refuse it. */
-static int ask_all(const struct opaq_proto *proto) {
+/* Calls every query of a prototype. Returns how many calls succeeded. */
+static int query_all(const struct opaq_proto *proto) {
     struct opaq_proto copy;
     struct opaq_buffer buffer;
     struct opaq_view view;
@@ -196,10 +196,10 @@ static void prototypes(void) {
     struct opaq_stored stored;
     char text[OPAQ_PROTO_TEXT_BYTES];
     size_t bytes;
-    CHECK_EQ_INT(ask_all(NULL), 0);
+    CHECK_EQ_INT(query_all(NULL), 0);
     for (int i = 0; i < BAD_PROTOS; ++i) {
         proto = bad_proto(i);
-        const int accepted = ask_all(&proto);
+        const int accepted = query_all(&proto);
         if (accepted != 0) {
             CHECK_FAIL("%d calls took bad prototype %d", accepted, i);
         }
@@ -301,15 +301,15 @@ static void operations(void) {
     tensor_free(&x);
 }
 
-static enum opaq_status give_nothing(void *context, struct opaq_outputs *outputs, size_t bytes,
-                                     struct opaq_span *workspace, struct opaq_error *error) {
+static enum opaq_status allocate_nothing(void *context, struct opaq_outputs *outputs, size_t bytes,
+                                         struct opaq_span *workspace, struct opaq_error *error) {
     (void)context, (void)outputs, (void)bytes, (void)workspace, (void)error;
     return OPAQ_OK;
 }
 
-/* One row with one set of values, asked all that can be asked; nobody gives it memory. */
-static void ask_op(const struct opaq_op *op, const struct opaq_value *values) {
-    const struct opaq_memory memory = {give_nothing, NULL};
+/* Calls every query of one row with one set of values; `give` supplies no memory. */
+static void query_op(const struct opaq_op *op, const struct opaq_value *values) {
+    const struct opaq_memory memory = {allocate_nothing, NULL};
     struct opaq_outputs outputs;
     struct opaq_form form;
     int64_t handle;
@@ -340,14 +340,14 @@ static void operators(void) {
     tensors[1].shape[1] = INT64_MIN;
     tensors[1].strides[0] = INT64_MIN;
     memset(&tensors[2], 0xFF, sizeof tensors[2]);
-    ask_op(NULL, NULL);
+    query_op(NULL, NULL);
     CHECK(opaq_op_changes(NULL) == 0 && is_refused(opaq_op_schema(NULL, text, sizeof text, NULL)));
     for (int i = 0; i < opaq_op_count(); ++i) {
         const struct opaq_op *op = opaq_op_at(i);
         CHECK(is_refused(opaq_op_schema(op, NULL, sizeof text, NULL)));
-        ask_op(op, NULL);
+        query_op(op, NULL);
         memset(values, 0, sizeof values);
-        ask_op(op, values);
+        query_op(op, values);
         CHECK(is_refused(opaq_op_form(op, values, 0, NULL, NULL)) &&
               is_refused(opaq_op_outputs(op, values, NULL, NULL)) &&
               is_refused(opaq_op_workspace(op, values, NULL, NULL)));
@@ -361,19 +361,19 @@ static void operators(void) {
                         : (k < op->argument_count && op->argument[k].kind == OPAQ_ARGUMENT_TENSOR_LIST ? 1 : 4);
                 values[k].integer = garbage[t % GARBAGE_COUNT];
             }
-            ask_op(op, values);
+            query_op(op, values);
             (void)opaq_op_form(op, values, 0, NULL, NULL);
             (void)opaq_op_outputs(op, values, NULL, NULL);
             (void)opaq_op_workspace(op, values, NULL, NULL);
             (void)opaq_op_run(op, values, NULL, (struct opaq_span){NULL, 0}, NULL, NULL);
             CHECK(is_refused(opaq_op_call(op, values, NULL, NULL, NULL)));
             (void)opaq_runner_create(op, values, NULL, NULL, NULL);
-            for (int k = 0; k < op->argument_count; ++k) { /* each pointer missing in turn, with a count */
+            for (int k = 0; k < op->argument_count; ++k) { /* each pointer NULL in turn, with a count */
                 const struct opaq_value kept = values[k];
                 values[k].tensors = NULL;
                 values[k].text = NULL;
                 values[k].sizes = NULL;
-                ask_op(op, values);
+                query_op(op, values);
                 values[k] = kept;
             }
         }
@@ -479,7 +479,7 @@ static void configurations(void) {
     CHECK(opaq_config_row((enum opaq_format)99) == NULL);
 }
 
-/* A function that is exported and not called above is not tested. */
+/* Every function in the list of exported symbols must be called above. */
 static void every_exported_function_is_called(void) {
     const char *folder = getenv("OPAQ_GOLDEN_DIR");
     char path[1024];

@@ -1,5 +1,5 @@
-/* test_backend_library.c: the CUDA back end where it cannot be had: every way is one sentence, and the CPU goes on working.
- * Each runs in a process of its own, because the answer is kept. */
+/* test_backend_library.c: the CUDA back end where it is unavailable: each reason gives one message, and the CPU
+ * continues to work. Each case runs in a separate process, because the result of loading is cached. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include "support_quant.h"
 #include "support_spec.h"
 
-/* The error of quantizing a tensor on a GPU, "" if there is none, with this file as the back end. */
+/* The error of quantizing a tensor on a GPU with this file as the back end, "" if there is none. */
 static void error_with(const char *file, char text[OPAQ_ERROR_TEXT_BYTES]) {
     int ends[2];
     int status = -1;
@@ -49,7 +49,7 @@ static void error_with(const char *file, char text[OPAQ_ERROR_TEXT_BYTES]) {
     CHECK_EQ_INT(status, 0);
 }
 
-static void a_file_that_is_not_there(void) {
+static void missing_file(void) {
     char text[OPAQ_ERROR_TEXT_BYTES];
     error_with("/nowhere/libopaq_cuda.so", text);
     CHECK(strstr(text, "the tensors are on cuda:0: this installation has no CUDA back end (/nowhere") != NULL);
@@ -58,13 +58,13 @@ static void a_file_that_is_not_there(void) {
     CHECK(strstr(text, "libopaq_cuda.so") != NULL);
 }
 
-static void a_file_that_is_something_else(void) {
+static void file_of_another_kind(void) {
     char text[OPAQ_ERROR_TEXT_BYTES];
     error_with("libm.so.6", text);
     CHECK_EQ_STR(text, "quantize: the tensors are on cuda:0: libm.so.6 is not opaq's CUDA back end");
 }
 
-/* The real file, where this build has it: on a machine without a driver it says so. */
+/* The real file, if this build has it: on a machine without a driver the message says so. */
 static void a_machine_without_a_driver(void) {
     const char *file = getenv("OPAQ_TEST_REAL_CUDA_LIBRARY");
     void *const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
@@ -77,7 +77,7 @@ static void a_machine_without_a_driver(void) {
     CHECK(strstr(text, "opaq's CUDA back end found no NVIDIA driver on this machine") != NULL);
 }
 
-/* Another version, and a table of another size; by the emulated back end, where there is one. */
+/* Another version, and a table of another size; with the emulated back end, if it was built. */
 static void another_build(void) {
     const char *file = getenv("OPAQ_TEST_CUDA_LIBRARY");
     void *const library = file == NULL ? NULL : dlopen(file, RTLD_NOW | RTLD_LOCAL);
@@ -98,6 +98,6 @@ static void another_build(void) {
     CHECK_EQ_STR(table->name, "cuda");
 }
 
-static const struct test_case tests[] = {TEST(a_file_that_is_not_there), TEST(a_file_that_is_something_else),
+static const struct test_case tests[] = {TEST(missing_file), TEST(file_of_another_kind),
                                          TEST(a_machine_without_a_driver), TEST(another_build)};
 TEST_MAIN(tests)

@@ -1,6 +1,7 @@
-/* test_batch_invariance.c: a row of linear, mlp or moe, or of the gradient of their input through a packed weight, is the same,
- * byte for byte, alone and in every batch, on any number of threads: for weights of every format, in rows and in tiles, every precision, and every quantizer of activations whose
- * scales are of one row, of a block in it, or given. Where one scale covers the batch, rows do depend on it. */
+/* test_batch_invariance.c: a row of linear, mlp or moe, or of the gradient of their input through a packed
+ * weight, has the same bytes alone and in every batch, on any number of threads: for weights of every format,
+ * in rows and in tiles, every precision, and every quantizer of activations whose scales cover one row or a
+ * block of it, or are given. If one scale covers the batch, rows do depend on it. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -10,7 +11,7 @@
 
 enum { ROWS = 64, N = 83, K = 270, THREADS = 4, TENSORS_LIMIT = 5 };
 
-/* Those that have tiles first. */
+/* Those with a tiled form come first. */
 static const char *const formats[] = {"fp8",   "fp8.e5m2", "fp8row",          "fp8blk2",  "mxfp8",
                                       "mxfp4", "nvfp4",    "nvfp4+rowscaled", "nvfp4+2d", "fp8blk1"};
 enum { FORMATS = 10, TILED_FORMATS = 9 };
@@ -22,35 +23,35 @@ static const enum opaq_element dtypes[] = {OPAQ_BF16, OPAQ_F32, OPAQ_F16};
 
 /* ---- comparing ---- */
 
-/* A call for ROWS rows, of which parts can be taken. */
+/* A call for ROWS rows, which also runs with a part of them. */
 struct call {
     const char *op, *plan;
     const struct opaq_value *value;
     struct opaq_tensor
-        *by_row[TENSORS_LIMIT]; /* the arguments that have the batch's rows, NULL-ended if fewer */
-    int64_t *shape;             /* or NULL: sizes of which the first counts rows */
+        *by_row[TENSORS_LIMIT]; /* the arguments that have the batch's rows, NULL-terminated if fewer */
+    int64_t *shape;             /* or NULL: sizes, of which the first counts rows */
 };
 
 static struct opaq_pool *pools[THREADS];
 static long long compared;
 
-/* Gives an empty result on failure. */
+/* Returns an empty result on failure. */
 static struct op_result run_rows(const struct call *call, int64_t first, int64_t rows,
                                  const struct opaq_parallel *parallel) {
     struct opaq_tensor whole[TENSORS_LIMIT];
     struct op_result result;
     struct opaq_error error = {OPAQ_OK, ""};
-    const struct op_means means = {.parallel = parallel};
+    const struct op_settings settings = {.parallel = parallel};
     for (int i = 0; i < TENSORS_LIMIT && call->by_row[i] != NULL; ++i) {
         struct opaq_tensor *part = call->by_row[i];
         whole[i] = *part;
         part->data = (char *)part->data + op_tensor_bytes(part) / ROWS * (size_t)first;
-        part->shape[0] = rows * (part->shape[0] / ROWS); /* h has one for each choice */
+        part->shape[0] = rows * (part->shape[0] / ROWS); /* h has one row per choice */
     }
     if (call->shape != NULL) {
         call->shape[0] = rows;
     }
-    if (op_call(call->op, call->value, &means, &result, &error) != OPAQ_OK) {
+    if (op_call(call->op, call->value, &settings, &result, &error) != OPAQ_OK) {
         CHECK_FAIL("%s, \"%s\": %s", call->op, call->plan, error.text);
         memset(&result, 0, sizeof result);
     }
@@ -60,7 +61,7 @@ static struct op_result run_rows(const struct call *call, int64_t first, int64_t
     return result;
 }
 
-/* How many rows of a batch differ from `alone`. */
+/* Number of rows of a batch that differ from `alone`. */
 static int differing(const struct call *call, int64_t first, int64_t rows, int threads, const char *alone,
                      size_t row_bytes) {
     const struct opaq_parallel parallel = opaq_pool_parallel(pools[threads - 1]);
@@ -76,7 +77,7 @@ static int differing(const struct call *call, int64_t first, int64_t rows, int t
     return found;
 }
 
-/* Rows that differ in any batch; a refusal is a failed check and counts none. */
+/* Number of rows that differ in any batch; an error is a failed check and counts none. */
 static int compare(const struct call *call) {
     static const int64_t sizes[] = {1, 2, 3, 5, 8, 16, 17, 33, 64};
     char *alone = NULL;
@@ -97,7 +98,7 @@ static int compare(const struct call *call) {
         op_result_free(&one);
     }
     for (int i = 0; i < COUNT(sizes); ++i) {
-        for (int t = 1; t <= THREADS; ++t) { /* another batch for each, that many rows share */
+        for (int t = 1; t <= THREADS; ++t) { /* threads; each run has other rows */
             found +=
                 differing(call, (ROWS - sizes[i]) * (t - 1) / (THREADS - 1), sizes[i], t, alone, row_bytes);
         }
@@ -115,7 +116,7 @@ static void check(const struct call *call) {
 
 /* ---- weights ---- */
 
-/* A weight as operators take it, aligned as kernels for tiles like it. */
+/* A weight as operators take it, aligned as the tile kernels require. */
 struct weight {
     struct tensor tensor;
     void *memory[OPAQ_BUFFER_LIMIT];
@@ -163,7 +164,7 @@ static void linear_case_free(struct linear_case *c) {
     tensor_free(&c->bias);
 }
 
-/* Rows that differ. input_scale: NULL or one number. */
+/* Number of rows that differ. input_scale: NULL or one number. */
 static int compare_linear(const struct linear_case *c, const struct tensor *w, const char *plan,
                           const float *input_scale) {
     static const int64_t shape[2] = {N, K};
@@ -235,7 +236,7 @@ static void weights_in_rows(void) { quantized_weights(FORMATS, ""); }
 
 static void tiled_weights(void) { quantized_weights(TILED_FORMATS, "+tiled"); }
 
-/* Every precision with every dtype: these are kernels of their own. */
+/* Every precision with every dtype: these are different kernels. */
 static void precisions_of_tiled_weights(void) {
     for (int d = 0; d < COUNT(dtypes); ++d) {
         struct linear_case c = linear_case_make(dtypes[d]);
@@ -254,7 +255,7 @@ static void precisions_of_tiled_weights(void) {
     }
 }
 
-/* The exception: one amax for the batch. It would not be one if these rows were the same, nor would this test see much. */
+/* The exception: one amax for the batch. If these rows were equal, the test could not detect a difference. */
 static void one_scale_for_the_batch_depends_on_it(void) {
     static const char *const wide[] = {"x=fp8", "x=nvfp4", "x=fp8blk2"};
     struct linear_case c = linear_case_make(OPAQ_BF16);
@@ -340,7 +341,7 @@ static void check_experts_of(const struct experts_sizes *size) {
     }
 }
 
-/* dx alone: the router's gradient is another output. */
+/* dx alone: the router's gradient is a separate output. */
 static void check_experts_backward(const struct experts_sizes *size, const char *format, const char *words,
                                    enum opaq_element dtype) {
     char plan[256];

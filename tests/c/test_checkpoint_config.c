@@ -1,5 +1,5 @@
-/* test_checkpoint_config.c: quantization_configs as lists of values: what each layout's says, and what is refused. Types of
- * every field, one after another: tests/python/test_config_types.py. */
+/* test_checkpoint_config.c: quantization_configs as lists of values: the contents for each layout, and invalid
+ * ones. Types of every field: tests/python/test_config_types.py. */
 #include "check.h"
 #include "opaq/checkpoint_config.h"
 #include "support_spec.h"
@@ -98,7 +98,7 @@ static void modelopt_of_several_algorithms(void) {
     static const struct opaq_config_value values[] = {
         OBJECT(0, NULL),
         STRING(1, "quant_method", "modelopt"),
-        STRING(1, "quant_algo", "FP8"), /* the inner one counts */
+        STRING(1, "quant_algo", "FP8"), /* the inner one applies */
         OBJECT(1, "quantization"),
         STRING(2, "quant_algo", "mixed_precision"),
         LIST(2, "exclude_modules"),
@@ -188,12 +188,12 @@ static void refusals(void) {
     opaq_config_destroy(NULL);
 }
 
-/* Lists that no JSON gives. */
+/* Lists that no JSON document produces. */
 static void values_that_do_not_belong(void) {
     static const struct opaq_config_value all[][3] = {
-        {OBJECT(0, NULL), OBJECT(0, NULL), OBJECT(1, "a")},       /* two */
+        {OBJECT(0, NULL), OBJECT(0, NULL), OBJECT(1, "a")},       /* two roots */
         {OBJECT(0, NULL), OBJECT(2, "a"), OBJECT(1, "a")},        /* too deep */
-        {OBJECT(0, NULL), INT(1, "a", 1), OBJECT(2, "b")},        /* inside of a number */
+        {OBJECT(0, NULL), INT(1, "a", 1), OBJECT(2, "b")},        /* inside a number */
         {OBJECT(0, NULL), OBJECT(1, NULL), OBJECT(2, "b")},       /* no key */
         {OBJECT(0, NULL), STRING(1, "a", NULL), OBJECT(1, "b")},  /* no text */
         {OBJECT(0, NULL), {1, 99, "a", NULL, 0}, OBJECT(1, "b")}, /* no kind */
@@ -219,7 +219,7 @@ static void schemes_of_layouts(void) {
     while (opaq_layout_row(rows) != NULL) {
         ++rows;
     }
-    CHECK_EQ_INT(count, rows + 1); /* and transformers' in DeepSeek's manner */
+    CHECK_EQ_INT(count, rows + 1); /* and that of transformers in DeepSeek's form */
     CHECK(!opaq_layout_scheme(OPAQ_LAYOUT_GPT_OSS, 0, NULL) &&
           !opaq_layout_scheme((enum opaq_layout)9, 0, &scheme));
     CHECK(opaq_config_row(OPAQ_FP8BLK1) == NULL && opaq_config_row(OPAQ_FP8BLK2)->input_format == OPAQ_FP8BLK1);

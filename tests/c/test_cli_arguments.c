@@ -1,5 +1,5 @@
-/* test_cli_arguments.c: the command's parser, what it says about lines that are wrong, and that the rows of the table of
- * commands are such as it expects. */
+/* test_cli_arguments.c: the command's parser, its messages about invalid lines, and the rows of the table of
+ * commands. */
 #include <stdbool.h>
 #include <stdlib.h>
 
@@ -18,7 +18,7 @@ static const struct option_row options[] = {
 };
 static const struct command_row row = {"try", "a row", "SRC DST", 2, 2, options, "", NULL, NULL};
 
-/* A line of words that a space separates, and what came of it. */
+/* A line of words separated by spaces, and its result. */
 struct attempt {
     char *text;
     const char *words[16];
@@ -50,7 +50,7 @@ static void attempt_free(struct attempt *attempt) {
     free(attempt->text);
 }
 
-static void reads_values_both_ways(void) {
+static void values_follow_space_or_equals(void) {
     static const char *const lines[] = {"--format mxfp4 a b", "a --format=mxfp4 b", "a b --format mxfp4",
                                         "--format MXFP4 a b", "a b --format=MxFp4"};
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; ++i) {
@@ -66,7 +66,7 @@ static void reads_values_both_ways(void) {
     }
 }
 
-static void what_is_not_given_is_otherwise(void) {
+static void missing_options_have_defaults(void) {
     struct attempt attempt = attempt_make("a b");
     const struct command_call *const call = &attempt.line.call;
     double seconds = 3.0;
@@ -111,7 +111,7 @@ static void help_needs_no_arguments(void) {
     }
 }
 
-static void wrong_lines_say_why(void) {
+static void wrong_lines_have_messages(void) {
     static const char *const lines[][2] = {
         {"--fromat nvfp4 a b", "unknown option --fromat; did you mean --format?"},
         {"--form=nvfp4 a b", "unknown option --form; did you mean --format?"},
@@ -179,7 +179,7 @@ static void numbers_have_limits(void) {
 
 static size_t distance(const char *a, const char *b) { return edit_distance(a, strlen(a), b, strlen(b)); }
 
-static void distances_count_slips(void) {
+static void distances_count_edits(void) {
     CHECK_EQ_INT(distance("", ""), 0);
     CHECK_EQ_INT(distance("format", "format"), 0);
     CHECK_EQ_INT(distance("", "abc"), 3);
@@ -208,7 +208,7 @@ static void check_option(const struct command_row *command, const struct option_
     }
 }
 
-/* Not a command that the parser would misread or the help would show badly. */
+/* Checks that the parser accepts the row and that the help can display it. */
 static void check_row(const struct command_row *command) {
     CHECK_EQ_INT(words_in(command->arguments), command->most_arguments);
     CHECK(command->least_arguments <= command->most_arguments);
@@ -225,7 +225,7 @@ static void check_row(const struct command_row *command) {
     CHECK(lines != 0 && lines % 2 == 0);
 }
 
-static void rows_make_sense(void) {
+static void rows_are_valid(void) {
     for (const struct command_row *command = command_table; command->name != NULL; ++command) {
         check_row(command);
     }
@@ -247,9 +247,9 @@ static void choices_are_found_and_listed(void) {
     text_free(&text);
 }
 
-static const struct test_case tests[] = {TEST(reads_values_both_ways),   TEST(what_is_not_given_is_otherwise),
-                                         TEST(repeats_keep_their_order), TEST(two_dashes_end_options),
-                                         TEST(help_needs_no_arguments),  TEST(wrong_lines_say_why),
-                                         TEST(numbers_have_limits),      TEST(distances_count_slips),
-                                         TEST(rows_make_sense),          TEST(choices_are_found_and_listed)};
+static const struct test_case tests[] = {
+    TEST(values_follow_space_or_equals), TEST(missing_options_have_defaults), TEST(repeats_keep_their_order),
+    TEST(two_dashes_end_options),        TEST(help_needs_no_arguments),       TEST(wrong_lines_have_messages),
+    TEST(numbers_have_limits),           TEST(distances_count_edits),         TEST(rows_are_valid),
+    TEST(choices_are_found_and_listed)};
 TEST_MAIN(tests)

@@ -1,5 +1,5 @@
-/* test_cli_header.c: headers of safetensors files. What the safetensors package (0.8) wrote is read and written again to
- * the same bytes. Headers that must be refused: tests/python/test_cli_hostile.py. */
+/* test_cli_header.c: headers of safetensors files. Files of the safetensors package (0.8) are read and written
+ * again with the same bytes. Invalid headers: tests/python/test_cli_hostile.py. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -8,7 +8,7 @@
 #define ENTRY(name, dtype, shape, begin, end) \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" #begin "," #end "]}"
 
-/* save() of a [2, 4] of each of PyTorch's dtypes, and of one without dimensions and one without elements. */
+/* save() of a [2, 4] tensor of each of PyTorch's dtypes, of one without dimensions and one without elements. */
 static const char of_safetensors[] =
     "{\"__metadata__\":{\"format\":\"pt\"}," ENTRY("uint64", "U64", "2,4", 0, 64) "," ENTRY("int64", "I64", "2,4", 64, 128) "," ENTRY(
         "float64",
@@ -68,7 +68,7 @@ static void writes_what_safetensors_writes(void) {
     }
     CHECK_EQ_INT(header.count, 22);
     CHECK_EQ_INT(header.metadata_count, 1);
-    /* from any order */
+    /* from tensors in any order */
     for (size_t i = 0; i < header.count / 2; ++i) {
         const struct st_tensor last = header.tensors[header.count - 1 - i];
         header.tensors[header.count - 1 - i] = header.tensors[i];
@@ -119,7 +119,7 @@ static void names_and_metadata_come_back(void) {
     st_header_free(&again);
 }
 
-static void nothing_is_a_file_too(void) {
+static void empty_files_are_valid(void) {
     struct text bytes = {0};
     st_header_write(NULL, 0, NULL, 0, &bytes);
     CHECK_EQ_INT(bytes.length, 16);
@@ -169,7 +169,8 @@ static void sizes(void) {
         {ST_U8, 1, {INT64_MAX}, 0, 0},
         {ST_U8, 2, {(int64_t)1 << 32, (int64_t)1 << 32}, 0, 0},
         {ST_U8, 3, {(int64_t)1 << 62, 4, 1}, 0, 0},
-        {ST_U8, 3, {0, (int64_t)1 << 40, (int64_t)1 << 40}, 0, 0}, /* empty, but who multiplies the others? */
+        {ST_U8, 3, {0, (int64_t)1 << 40, (int64_t)1 << 40}, 0, 0}, /* empty, but the product of the other sizes
+                                                                    * overflows */
         {ST_U8, 3, {0, (int64_t)1 << 40, 1 << 16}, 1, 0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
@@ -179,7 +180,7 @@ static void sizes(void) {
     }
 }
 
-static void a_refusal_leaves_nothing(void) {
+static void errors_leave_nothing_allocated(void) {
     struct st_header header;
     struct opaq_error error = {OPAQ_OK, ""};
     static const char json[] =
@@ -193,9 +194,9 @@ static void a_refusal_leaves_nothing(void) {
 static const struct test_case tests[] = {
     TEST(writes_what_safetensors_writes),
     TEST(names_and_metadata_come_back),
-    TEST(nothing_is_a_file_too),
+    TEST(empty_files_are_valid),
     TEST(lengths),
     TEST(sizes),
-    TEST(a_refusal_leaves_nothing),
+    TEST(errors_leave_nothing_allocated),
 };
 TEST_MAIN(tests)

@@ -1,4 +1,4 @@
-/* test_cli_interrupt.c: what signals do to the command, each in a process of its own. */
+/* test_cli_interrupt.c: signal handling of the command, each test in a separate process. */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -7,12 +7,12 @@
 #include "check.h"
 #include "cli/console/interrupt.h"
 
-/* How a process that runs `body` ends: its exit code, or the negative number of the signal. */
+/* The exit code of a process that runs `body`, or the negative number of the signal that ended it. */
 static int ending_of(void (*body)(void)) {
     (void)fflush(NULL);
     const pid_t child = fork();
     if (child == 0) {
-        (void)signal(SIGINT, SIG_DFL); /* whatever the tests are run by has made of them */
+        (void)signal(SIGINT, SIG_DFL); /* the parent of the tests may have changed the handlers */
         (void)signal(SIGHUP, SIG_DFL);
         body();
         _exit(0);
@@ -38,15 +38,15 @@ static void first_then_second(void) {
 
 static void the_second_ends_the_program(void) { CHECK_EQ_INT(ending_of(first_then_second), -SIGTERM); }
 
-static void one_of_each_is_enough(int number) {
+static void each_signal_is_handled(int number) {
     interrupt_watch();
     (void)raise(number);
     _exit(interrupt_seen() ? 7 : 0);
 }
-static void once_interrupt(void) { one_of_each_is_enough(SIGINT); }
-static void once_terminate(void) { one_of_each_is_enough(SIGTERM); }
-static void once_hang_up(void) { one_of_each_is_enough(SIGHUP); }
-static void once_pipe(void) { one_of_each_is_enough(SIGPIPE); }
+static void once_interrupt(void) { each_signal_is_handled(SIGINT); }
+static void once_terminate(void) { each_signal_is_handled(SIGTERM); }
+static void once_hang_up(void) { each_signal_is_handled(SIGHUP); }
+static void once_pipe(void) { each_signal_is_handled(SIGPIPE); }
 
 static void the_first_is_noticed(void) {
     CHECK_EQ_INT(ending_of(once_interrupt), 7);

@@ -1,11 +1,11 @@
-/* test_cli_json.c: JSON from outside, as json_read takes and refuses it. */
+/* test_cli_json.c: JSON from files, as json_read accepts and rejects it. */
 #include <stdlib.h>
 
 #include "check.h"
 #include "cli/cli_memory.h"
 #include "cli/read/json.h"
 
-/* Reads a text that must be fine; NULL if it is not. */
+/* Reads a valid text; NULL after a failed check. */
 static yyjson_doc *read_text(const char *text) {
     yyjson_doc *document = NULL;
     struct opaq_error error = {OPAQ_OK, ""};
@@ -23,7 +23,7 @@ static void refuses(const char *text, size_t length, enum opaq_status status, co
     CHECK(document == NULL);
 }
 
-static void refuses_what_is_no_json(void) {
+static void refuses_invalid_json(void) {
     static const char zero[] = "{}\0";
     static const char wrong[] = "{\"\xFF\":1}";
     refuses("", 0, OPAQ_ERROR_TEXT, "f: invalid JSON: input length is 0 at byte 0 of 0");
@@ -44,12 +44,12 @@ static void refuses_what_is_no_json(void) {
     }
 }
 
-static void refuses_keys_that_stand_twice(void) {
+static void refuses_duplicate_keys(void) {
     static const char *const twice = "f: duplicate key \"a\" in an object";
     refuses("{\"a\":1,\"b\":2,\"a\":3}", 19, OPAQ_ERROR_TEXT, twice);
     refuses("{\"a\":1,\"\\u0061\":3}", 18, OPAQ_ERROR_TEXT, twice);
     refuses("[1,{\"x\":[{\"a\":1,\"a\":1}]}]", 25, OPAQ_ERROR_TEXT, twice);
-    /* the same beginning is not the same key, nor is a key with a zero in it */
+    /* keys with a common prefix differ, also where the rest begins with a zero byte */
     yyjson_doc_free(read_text("{\"a\":1,\"ab\":2,\"a\\u0000\":3,\"\":4,\"b\":{\"a\":1}}"));
 }
 
@@ -66,7 +66,7 @@ static void depth_ends_at_the_limit(void) {
                     "f: JSON is nested deeper than 64 levels at byte 64 of 130");
         }
     }
-    /* brackets in texts are none, and quotes may be escaped */
+    /* brackets in strings do not count, and quotes may be escaped */
     yyjson_doc *const document =
         read_text("[\"[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["
                   "\\\"[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[\\\\\",[]]");
@@ -129,8 +129,8 @@ static void texts(void) {
     yyjson_doc_free(document);
 }
 
-static void sentences_can_be_shown(void) {
-    /* what a key holds cannot reach a terminal as it is, nor half a character where it is cut */
+static void messages_are_printable(void) {
+    /* a key cannot send control characters to the terminal, nor half a character where it is cut */
     struct text text = {0};
     text_print(&text, "{\"\\u001b\\u009b%0150d\xC3\xA9\":1,", 0);
     text_print(&text, "\"\\u001b\\u009b%0150d\xC3\xA9\":1}", 0);
@@ -144,11 +144,11 @@ static void sentences_can_be_shown(void) {
 }
 
 static const struct test_case tests[] = {
-    TEST(refuses_what_is_no_json),
-    TEST(refuses_keys_that_stand_twice),
+    TEST(refuses_invalid_json),
+    TEST(refuses_duplicate_keys),
     TEST(depth_ends_at_the_limit),
     TEST(naturals),
     TEST(texts),
-    TEST(sentences_can_be_shown),
+    TEST(messages_are_printable),
 };
 TEST_MAIN(tests)

@@ -1,4 +1,5 @@
-/* test_cli_progress.c: the lines of a progress bar, and what reaches terminals, files and nobody. */
+/* test_cli_progress.c: the lines of a progress bar, and the output to a terminal, to a file and with
+ * --quiet. */
 #define _XOPEN_SOURCE 700 /* pseudo-terminals */
 #include <fcntl.h>
 #include <poll.h>
@@ -37,7 +38,7 @@ static void units_are_readable(void) {
 
 static const struct progress_figures figures = {"quantizing", 1184000000, 3200000000, 812e6, 1.5};
 
-static void lines_say_what_was_done(void) {
+static void last_lines_have_totals(void) {
     struct text line = {NULL, 0, 0};
     progress_bar_line(&figures, 80, &line);
     CHECK_EQ_STR(text_get(&line),
@@ -87,7 +88,7 @@ static void files_get_lines(void) {
     free(said);
 }
 
-static void quiet_is_quiet_and_incomplete_says_nothing(void) {
+static void quiet_and_incomplete_print_nothing(void) {
     stderr_catch(-1);
     struct progress *const quiet = progress_begin("quantizing", 4000, true);
     progress_add(quiet, 4000);
@@ -101,7 +102,7 @@ static void quiet_is_quiet_and_incomplete_says_nothing(void) {
     free(said);
 }
 
-/* A terminal whose other end is read here; -1 where there is none. */
+/* A pseudo-terminal whose other end the test reads; -1 if there are none. */
 static int open_terminal(int *other_end) {
     const int ours = posix_openpt(O_RDWR | O_NOCTTY);
     if (ours < 0 || grantpt(ours) != 0 || unlockpt(ours) != 0) {
@@ -112,7 +113,7 @@ static int open_terminal(int *other_end) {
     return *other_end < 0 ? -1 : ours;
 }
 
-/* What was written to a terminal may come out of its other end later. */
+/* Output to a terminal may arrive at its other end later. */
 static void read_until_last_line(int terminal, char *seen, size_t capacity) {
     size_t length = 0;
     seen[0] = '\0';
@@ -128,7 +129,7 @@ static void read_until_last_line(int terminal, char *seen, size_t capacity) {
     }
 }
 
-/* What a bar of 400 steps draws on a terminal of that kind. */
+/* The output of a bar of 400 steps on a terminal of this kind. */
 static size_t draw(const char *kind, char *seen, size_t capacity) {
     int theirs = -1;
     const int ours = open_terminal(&theirs);
@@ -152,7 +153,7 @@ static size_t draw(const char *kind, char *seen, size_t capacity) {
 
 static void terminals_get_a_bar(void) {
     char seen[4096];
-    CHECK(draw("xterm", seen, sizeof seen) < 1000); /* not 400 drawings */
+    CHECK(draw("xterm", seen, sizeof seen) < 1000); /* fewer than 400 drawings */
     CHECK(strstr(seen, "\rquantizing   0% [>") == seen);
     CHECK(strstr(seen, "\r\033[Ka note\r\n\rquantizing 100% [=") != NULL);
     CHECK(strstr(seen, "\r\033[Kquantizing: 4.0 kB in 0.") != NULL);
@@ -191,8 +192,8 @@ static void any_thread_may_add(void) {
     free(said);
 }
 
-static const struct test_case tests[] = {
-    TEST(units_are_readable),  TEST(lines_say_what_was_done), TEST(bars_end_full),
-    TEST(lines_fit),           TEST(files_get_lines),         TEST(quiet_is_quiet_and_incomplete_says_nothing),
-    TEST(terminals_get_a_bar), TEST(any_thread_may_add)};
+static const struct test_case tests[] = {TEST(units_are_readable),  TEST(last_lines_have_totals),
+                                         TEST(bars_end_full),       TEST(lines_fit),
+                                         TEST(files_get_lines),     TEST(quiet_and_incomplete_print_nothing),
+                                         TEST(terminals_get_a_bar), TEST(any_thread_may_add)};
 TEST_MAIN(tests)

@@ -1,5 +1,5 @@
-/* test_cli_reproduce.c: what `opaq reproduce` promises to be the same everywhere is what tests/cli/reproduce.txt has, which
- * was written on another machine: on every processor this is compiled for, emulated ones too, with one thread and with
+/* test_cli_reproduce.c: the portable part of `opaq reproduce` equals tests/cli/reproduce.txt, which another
+ * machine wrote: on every processor that this is compiled for, emulated ones too, with one thread and with
  * three. */
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* test_cli_weight_error.c: the figures of errors, on numbers where they are known. */
+/* test_cli_weight_error.c: the error figures, on numbers with known results. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -17,7 +17,7 @@ static struct weight_error error_of(const float *original, const float *quantize
 
 static int is_near(double actual, double expected) { return fabs(actual - expected) <= 1e-12 * fabs(expected); }
 
-static void knows_simple_figures(void) {
+static void simple_figures(void) {
     const float original[] = {3, -4, 0, 0};
     const float quantized[] = {3, -4, 0.5F, 0};
     const struct weight_error error = error_of(original, quantized, 4);
@@ -31,7 +31,7 @@ static void knows_simple_figures(void) {
     CHECK_EQ_INT(error.elements, 4);
 }
 
-static void knows_zeros(void) {
+static void zero_weights(void) {
     const float zeros[4] = {0, -0.0F, 0, 0};
     const float others[4] = {0, 0, 1, 0};
     const struct weight_error equal = error_of(zeros, zeros, 4);
@@ -49,7 +49,7 @@ static void knows_zeros(void) {
     CHECK(nothing.rms == 0);
 }
 
-static void counts_what_is_not_finite(void) {
+static void counts_nonfinite(void) {
     const float original[] = {1, NAN, INFINITY, 2, NAN};
     const float quantized[] = {1, NAN, 5, -INFINITY, 3};
     struct error_sums *const sums = malloc(sizeof *sums);
@@ -106,7 +106,8 @@ static void takes_the_first_of_equal_errors(void) {
 }
 
 static void fills_the_histogram(void) {
-    /* rms 1; errors of 2^-1.75 and 2^-1.25 lie in neighbouring half octaves, tiny and huge ones at the ends */
+    /* rms 1; errors of 2^-1.75 and 2^-1.25 are in adjacent half octaves, tiny and huge ones in the outer
+     * bins */
     const float original[] = {1, 1, 1, 1};
     const float quantized[] = {1 + 0.297F, 1 - 0.42F, 1.0F - 0x1p-22F, 1e7F};
     const struct weight_error error = error_of(original, quantized, 4);
@@ -117,9 +118,9 @@ static void fills_the_histogram(void) {
 }
 
 static const struct test_case tests[] = {
-    TEST(knows_simple_figures),
-    TEST(knows_zeros),
-    TEST(counts_what_is_not_finite),
+    TEST(simple_figures),
+    TEST(zero_weights),
+    TEST(counts_nonfinite),
     TEST(joins_chunks),
     TEST(takes_the_first_of_equal_errors),
     TEST(fills_the_histogram),

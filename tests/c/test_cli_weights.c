@@ -1,5 +1,5 @@
-/* test_cli_weights.c: which tensors of a checkpoint belong together, for every scheme of the table of layouts and for what
- * only looks like one. Models here are headers without files. */
+/* test_cli_weights.c: the grouping of a checkpoint's tensors into weights, for every scheme of the table of
+ * layouts and for names that only resemble one. The models here are headers without files. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -7,7 +7,7 @@
 
 enum { MOST = 8 };
 
-/* A tensor as a test writes it down; bytes follow from it. */
+/* A tensor as a test writes it; its byte count follows from it. */
 struct given {
     const char *name;
     const char *dtype;
@@ -21,7 +21,7 @@ struct made {
     struct model_tensor places[MOST];
 };
 
-static int compare_places(const void *first, const void *second) {
+static int compare_names(const void *first, const void *second) {
     return strcmp(((const struct model_tensor *)first)->tensor->name,
                   ((const struct model_tensor *)second)->tensor->name);
 }
@@ -39,7 +39,7 @@ static void make_model(const struct given *given, size_t count, struct made *mad
         CHECK(st_bytes(tensor->dtype, tensor->shape, tensor->rank, &tensor->bytes));
         made->places[i] = (struct model_tensor){tensor, 0};
     }
-    qsort(made->places, count, sizeof made->places[0], compare_places);
+    qsort(made->places, count, sizeof made->places[0], compare_names);
 }
 
 /* ---- every scheme ---- */
@@ -106,14 +106,15 @@ static void every_row_is_found(void) {
         CHECK(weight->stack == 1 && weight->rows == 256 && weight->columns == 384);
         CHECK((weight->global != NULL) == (*scheme->global != '\0'));
         CHECK((weight->input != NULL) == (*scheme->input != '\0'));
-        /* some rows of two layouts are the same tensors: then the first has them, or the configuration's */
+        /* some rows of two layouts have the same tensors: then the first layout is assumed, or that of the
+         * configuration */
         CHECK(weights.layout == (int)scheme->layout || *scheme->global == '\0');
         weights_free(&weights);
     }
     CHECK(count > 10);
 }
 
-/* ---- what does not fit ---- */
+/* ---- mismatches ---- */
 
 static void expect_refusal(const struct given *given, size_t count, const char *sentence) {
     struct made made;
@@ -177,7 +178,7 @@ static void odd_shapes_that_fit(void) {
     expect_kind(nothing, 3, "x.weight", "nvfp4");
 }
 
-static void what_is_plain(void) {
+static void plain_weights(void) {
     const struct given codes[] = {{"x.weight", "F8_E4M3", 2, {4, 64}}};
     expect_kind(codes, 1, "x.weight", "F8_E4M3");
     const struct given others[] = {{"x.weight", "F8_E4M3", 2, {4, 64}}, {"x.weight_scale", "F64", 2, {4, 1}}};
@@ -190,7 +191,7 @@ static void what_is_plain(void) {
 }
 
 static void an_input_has_one_weight(void) {
-    /* a scale of integers is none, and only the module's own weight has it */
+    /* a scale of integers is not an input scale, and only the module's own weight gets one */
     const struct given given[] = {{"x.weight", "F8_E4M3", 2, {4, 64}},   {"x.weight_scale", "F32", 1, {1}},
                                   {"x.b_weight", "F8_E4M3", 2, {4, 64}}, {"x.b_weight_scale", "F32", 1, {1}},
                                   {"x.input_scale", "F32", 0, {0}},      {"y.weight", "F8_E4M3", 2, {4, 64}},
@@ -238,6 +239,6 @@ static void configurations_choose(void) {
 
 static const struct test_case tests[] = {
     TEST(every_row_is_found), TEST(scales_that_do_not_fit),  TEST(odd_shapes_that_fit),
-    TEST(what_is_plain),      TEST(an_input_has_one_weight), TEST(configurations_choose),
+    TEST(plain_weights),      TEST(an_input_has_one_weight), TEST(configurations_choose),
 };
 TEST_MAIN(tests)

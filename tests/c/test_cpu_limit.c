@@ -1,5 +1,5 @@
-/* test_cpu_limit.c: with an OPAQ_CPU that is no name, every function that runs kernels fails and says so; without it they
- * work. One test in a process of its own, because a right environment is remembered. */
+/* test_cpu_limit.c: with an unknown name in OPAQ_CPU every function that runs kernels fails with a message that
+ * says so; without it they work. One test in a separate process, because a valid environment is cached. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -37,7 +37,7 @@ static enum opaq_status run_function(int which, const struct tensor *x, const st
             op_result_free(&result);
         }
         return status;
-    case 6: /* fails for want of memory, if it gets that far */
+    case 6: /* fails with out of memory if it gets past the check */
         status = opaq_op_call(op, values, NULL, NULL, error);
         return status != OPAQ_OK && strstr(error->text, "memory is NULL") != NULL ? OPAQ_OK : status;
     default:

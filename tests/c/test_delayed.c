@@ -1,4 +1,4 @@
-/* test_delayed.c: delayed scaling's history against a model of Transformer Engine's rule. */
+/* test_delayed.c: delayed scaling's history, compared with a model of Transformer Engine's rule. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -8,16 +8,17 @@
 
 enum { COUNT_LIMIT = 5, LENGTH_LIMIT = 16 };
 
-/* One tensor, as Transformer Engine keeps it: entry 0 gathers, the newest amax is the last entry. */
+/* One tensor's state in Transformer Engine: entry 0 collects the current amax, the newest recorded amax is the
+ * last entry. */
 struct model {
     int length;
     float history[LENGTH_LIMIT];
     float scale;
 };
 
-/* The rule of Transformer Engine's kernel_bulk (common/recipe/delayed_scaling.cu): the candidates are what the entries
- * hold before the roll, moved down by one, with the newest amax behind them; all `length` of them count for the
- * maximum, and all but the first, the oldest, are kept. */
+/* The rule of Transformer Engine's kernel_bulk (common/recipe/delayed_scaling.cu): the candidates are the
+ * entries before the roll, moved down by one, followed by the newest amax; the maximum includes all `length` of
+ * them, and all except the first, the oldest, are kept. */
 static void model_update(struct model *m, float reduced, int has_reduced, float largest, int margin,
                          int most_recent) {
     const float last = has_reduced && !(reduced == 0.0f) ? reduced : m->history[0];
@@ -26,7 +27,7 @@ static void model_update(struct model *m, float reduced, int has_reduced, float 
         float candidates[LENGTH_LIMIT];
         for (int i = 0; i < m->length; ++i) {
             candidates[i] = i < m->length - 1 ? m->history[i + 1] : last;
-            amax = fmaxf(amax, candidates[i]); /* which passes NaNs over */
+            amax = fmaxf(amax, candidates[i]); /* which ignores NaNs */
         }
         for (int i = 0; i < m->length; ++i) {
             m->history[i] = i > 0 ? candidates[i] : 0.0f;
@@ -48,7 +49,7 @@ static uint32_t next_random(void) {
     return (uint32_t)(random_state >> 33);
 }
 
-/* Mostly ordinary, now and then what a broken step leaves behind. */
+/* Mostly normal values, occasionally those of a step that overflowed. */
 static float next_amax(void) {
     switch (next_random() % 12) {
     case 0:
@@ -140,7 +141,7 @@ static void random_sequences(void) {
     printf("  %d sequences of 60 steps\n", runs);
 }
 
-/* Written out: three steps of a history of three, by hand. */
+/* Three steps of a history of three, calculated by hand. */
 static void by_hand(void) {
     float history[3] = {4.0f, 0.0f, 0.0f};
     float scale = 1.0f;
@@ -152,16 +153,18 @@ static void by_hand(void) {
     CHECK(history[0] == 0.0f && history[1] == 4.0f && history[2] == 2.0f && scale == 56.0f);
     history[0] = 1.0f;
     CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL), OPAQ_OK);
-    CHECK(history[1] == 2.0f && history[2] == 1.0f && scale == 112.0f); /* the 4 leaves, and counts once more */
+    CHECK(history[1] == 2.0f && history[2] == 1.0f && scale == 112.0f); /* the 4 is dropped, and counts for the
+                                                                         * last time */
     CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL), OPAQ_OK);
-    CHECK(history[1] == 2.0f && history[2] == 1.0f && scale == 112.0f); /* nothing gathered: nothing moves */
+    CHECK(history[1] == 2.0f && history[2] == 1.0f && scale == 112.0f); /* no amax was collected: no change */
     const float reduced = 7.0f;
     CHECK_EQ_INT(opaq_delayed_update(&state, &reduced, OPAQ_E4M3, 0, OPAQ_AMAX_MOST_RECENT, NULL, NULL),
                  OPAQ_OK);
     CHECK(history[1] == 1.0f && history[2] == 7.0f && scale == 64.0f);
 }
 
-/* `length` amaxes count: with a history of two, an 8 and then a 1 give 448 / 8, and only the next step forgets the 8. */
+/* `length` amaxes count: with a history of two, an 8 and then a 1 give 448 / 8; only the next step drops the
+ * 8. */
 static void the_oldest_amax_counts(void) {
     static const float amaxes[] = {8.0f, 1.0f, 1.0f};
     static const float scales[] = {56.0f, 56.0f, 448.0f};
@@ -181,7 +184,7 @@ static void an_infinite_scale_is_the_largest_float(void) {
     const struct opaq_delayed_state state = {history, &scale, 1, 1};
     CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL), OPAQ_OK);
     CHECK(scale == 0x1.FFFFFEp127f);
-    scale = support_infinity(); /* nothing gathered */
+    scale = support_infinity(); /* no amax collected */
     CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, NULL), OPAQ_OK);
     CHECK(scale == 0x1.FFFFFEp127f);
 }

@@ -1,6 +1,6 @@
-/* test_device_quantize.c: quantize, dequantize and amax on the device that stands for CUDA, against the CPU, byte for byte: on
- * the list that the benchmark walks, in every shape and with every kind of data. With OPAQ_TEST_DEVICE it is the CUDA back
- * end, else the CPU's table. */
+/* test_device_quantize.c: quantize, dequantize and amax on the test device in the role of CUDA, compared with
+ * the CPU byte for byte: on the case list of the benchmark, in every shape and with every kind of data. With
+ * OPAQ_TEST_DEVICE it is the CUDA back end, otherwise the CPU's table. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,7 +54,7 @@ static void check_back(struct hiding *hiding, const struct tensor *q, const stru
     tensor_free(&y);
 }
 
-/* With what is computed, or (`is_given`) with figures in the device's memory. */
+/* With computed figures or (`is_given`) with figures in the device's memory. */
 static void check_case(struct hiding *hiding, const struct quant_case *one, const int64_t *shape, int fill,
                        bool is_given) {
     const struct opaq_spec spec = spec_of(one->spec);

@@ -1,4 +1,4 @@
-/* test_dispatch.c: how a kernel is chosen, on made-up tables, and that every entry is named after what it is. */
+/* test_dispatch.c: the choice of a kernel, on artificial tables, and the names of all entries. */
 #include "check.h"
 #include "cpu/kernel_family.h"
 #include "cpu/quant/quant_table.h"
@@ -51,7 +51,8 @@ static void first_table_with_features_and_entry(void) {
 
 static void missing_features_skip_a_table(void) {
     CHECK_EQ_STR(chosen(OPAQ_CPU_AVX2, quantize_offset(OPAQ_NVFP4)), "narrow");
-    CHECK_EQ_STR(chosen(OPAQ_CPU_AVX512, quantize_offset(OPAQ_NVFP4)), "ref"); /* half of what wide needs */
+    /* half of the features that `wide` needs */
+    CHECK_EQ_STR(chosen(OPAQ_CPU_AVX512, quantize_offset(OPAQ_NVFP4)), "ref");
     CHECK_EQ_STR(chosen(OPAQ_CPU_NEON, quantize_offset(OPAQ_NVFP4)), "ref");
     CHECK_EQ_STR(chosen(0, quantize_offset(OPAQ_NVFP4)), "ref");
 }
@@ -65,8 +66,8 @@ static void empty_entries_fall_through(void) {
     CHECK_EQ_STR(chosen(0, offsetof(struct quant_table, amax)), "bare");
 }
 
-/* The last table is taken as it is: complete, and without needs. */
-static void the_last_table_is_not_asked(void) {
+/* The last table is used without a check: it is complete and needs no features. */
+static void the_last_table_is_unconditional(void) {
     const struct kernel_family one = {.tables = all, .table_count = 1};
     const struct kernel_family last = {.tables = &all[3], .table_count = 1};
     CHECK(kernel_family_table(&one, quantize_offset(OPAQ_MXFP4), 0) == &wide);
@@ -90,7 +91,7 @@ static void reference_is_complete_and_named(void) {
     CHECK(quant_table_ref.amax.run != NULL);
 }
 
-/* "<operation>_<format>_<table>", whatever table serves this machine. */
+/* "<operation>_<format>_<table>", for each table that this machine uses. */
 static void check_name(const char *name, const char *operation, const char *format) {
     char start[64];
     const int length = snprintf(start, sizeof start, "%s_%s_", operation, format);
@@ -137,7 +138,7 @@ static void features_are_described(void) {
 
 static const struct test_case tests[] = {
     TEST(first_table_with_features_and_entry), TEST(missing_features_skip_a_table),
-    TEST(empty_entries_fall_through),          TEST(the_last_table_is_not_asked),
+    TEST(empty_entries_fall_through),          TEST(the_last_table_is_unconditional),
     TEST(reference_is_complete_and_named),     TEST(public_names_follow_the_tables),
     TEST(chosen_kernels_are_complete),         TEST(features_are_described)};
 TEST_MAIN(tests)

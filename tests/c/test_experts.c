@@ -1,6 +1,6 @@
-/* test_experts.c: the operators mlp and moe against loops over experts, bit for bit and in double: every activation,
- * dtype and weight format, given scales; memory beforehand and the size of the workspace do not count, nor do floating-point
- * settings; test_experts_parallel.c has threads. */
+/* test_experts.c: the operators mlp and moe against loops over experts, exactly and in double: every
+ * activation, dtype and weight format, given scales; results do not depend on the initial bytes of memory, the
+ * size of the workspace or floating-point settings; threads: test_experts_parallel.c. */
 #include <fenv.h>
 #include <math.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 
 static const enum opaq_element dtypes[] = {OPAQ_BF16, OPAQ_F16, OPAQ_F32};
 
-/* Sizes that are no multiples of anything; and those that every block and tile fits into. */
+/* Sizes that are multiples of no block or tile, and sizes that are multiples of all. */
 static const struct experts_sizes ragged_mlp = {13, -1, 1, 37, 22};
 static const struct experts_sizes ragged_moe = {13, 3, 5, 37, 22};
 static const struct experts_sizes whole_mlp = {9, -1, 1, 128, 64};
@@ -69,7 +69,7 @@ static void weights_may_be_wider(void) {
 
 /* ---- formats ---- */
 
-/* Those whose rows stand by themselves, and those of which some share a scale. */
+/* Formats with a separate scale per row first, then those where several rows share one. */
 static const char *const row_formats[] = {"nvfp4",
                                           "nvfp4+rowscaled",
                                           "mxfp8",
@@ -91,7 +91,7 @@ enum {
     BLOCK_FORMATS = sizeof block_formats / sizeof block_formats[0]
 };
 
-/* Weights that come quantized. */
+/* Quantized weights as inputs. */
 static void check_given(const struct experts_sizes *size, const char *up, const char *down, const char *rest,
                         enum opaq_element dtype) {
     char plan[256];
@@ -107,7 +107,7 @@ static void check_given(const struct experts_sizes *size, const char *up, const 
     experts_layer_free(&layer);
 }
 
-static void weights_that_come_quantized(void) {
+static void quantized_weights(void) {
     for (int i = 0; i < ROW_FORMATS; ++i) {
         const char *other = row_formats[(i + 3) % ROW_FORMATS];
         check_given(&ragged_mlp, row_formats[i], other, "", dtypes[i % 3]);
@@ -124,7 +124,7 @@ static void weights_that_come_quantized(void) {
     check_given(&one, "nvfp4+swizzle", "fp8blk2", "", OPAQ_BF16);
 }
 
-static void one_of_the_weights_comes_quantized(void) {
+static void one_quantized_weight(void) {
     struct experts_layer layer = experts_layer_make(&ragged_moe, "", OPAQ_BF16);
     const struct opaq_spec spec = spec_of("nvfp4");
     struct tensor up = quantized(&layer.gate_up, &spec, NULL);
@@ -145,13 +145,13 @@ static void everything_quantized_here(void) {
         char plan[256];
         (void)snprintf(plan, sizeof plan, "x=%s h=%s w=%s", format, other, format);
         check_sizes(&ragged_mlp, plan, dtypes[i % 3], NULL);
-        check_sizes(&ragged_moe, plan, dtypes[i % 3], NULL); /* each expert's matrices by themselves */
+        check_sizes(&ragged_moe, plan, dtypes[i % 3], NULL); /* each expert's matrices separately */
         (void)snprintf(plan, sizeof plan, "h=%s act=swiglu_oai weights=input", format);
         check_sizes(&ragged_moe, plan, dtypes[(i + 1) % 3], NULL);
     }
 }
 
-/* Each expert has numbers of its own for each of its tensors. */
+/* Each expert has separate random numbers for each of its tensors. */
 static void stochastic_rounding(void) {
     static const int64_t random[2] = {0x123456789ABCDEF, 5000};
     static const char *const plans[] = {"x=nvfp4+sr", "h=mxfp4+sr", "w=fp8+sr",
@@ -163,7 +163,7 @@ static void stochastic_rounding(void) {
     }
 }
 
-/* What is beyond a tensor's rows and columns in its scales is zero by definition, and not read. */
+/* Scales beyond a tensor's rows and columns are zero by definition and are not read. */
 static void padding_is_not_read(void) {
     static const char *const formats[] = {"nvfp4", "mxfp8", "mxfp4", "nvfp4+swizzle", "mxfp8+swizzle"};
     for (int f = 0; f < 5; ++f) {
@@ -185,7 +185,8 @@ static void padding_is_not_read(void) {
             uint8_t *bytes = weights[w].view.buffer[scale].data;
             for (size_t i = 0; i < weights[w].view.buffer[scale].bytes; ++i) {
                 poisoned += bytes[i] == 0;
-                bytes[i] = bytes[i] == 0 ? 0x7F : bytes[i]; /* a block of normal numbers has no such scale */
+                bytes[i] = bytes[i] == 0 ? 0x7F : bytes[i]; /* a block of normal numbers cannot have this
+                                                             * scale */
             }
         }
         struct op_result result = experts_call("moe", &layer, plan, &given);
@@ -199,7 +200,7 @@ static void padding_is_not_read(void) {
     }
 }
 
-/* ---- scales that are given ---- */
+/* ---- given scales ---- */
 
 static void given_scales(void) {
     static const float scales[5] = {3.0f, 0.5f, 17.0f, 1.0f, 40.0f};
@@ -227,7 +228,7 @@ static void given_scales(void) {
 
 /* ---- settings ---- */
 
-static void settings_of_the_caller_do_not_count(void) {
+static void settings_do_not_matter(void) {
     static const char *const plans[] = {"act=gelu", "x=nvfp4 h=fp8 w=mxfp8", "weights=input act=gelu_tanh"};
     const struct float_setting before = float_setting_get();
     for (int p = 0; p < 3; ++p) {
@@ -250,14 +251,9 @@ static void settings_of_the_caller_do_not_count(void) {
     }
 }
 
-static const struct test_case tests[] = {TEST(every_activation),
-                                         TEST(biases_may_be_missing),
-                                         TEST(weights_may_be_wider),
-                                         TEST(weights_that_come_quantized),
-                                         TEST(one_of_the_weights_comes_quantized),
-                                         TEST(everything_quantized_here),
-                                         TEST(stochastic_rounding),
-                                         TEST(padding_is_not_read),
-                                         TEST(given_scales),
-                                         TEST(settings_of_the_caller_do_not_count)};
+static const struct test_case tests[] = {TEST(every_activation),     TEST(biases_may_be_missing),
+                                         TEST(weights_may_be_wider), TEST(quantized_weights),
+                                         TEST(one_quantized_weight), TEST(everything_quantized_here),
+                                         TEST(stochastic_rounding),  TEST(padding_is_not_read),
+                                         TEST(given_scales),         TEST(settings_do_not_matter)};
 TEST_MAIN(tests)

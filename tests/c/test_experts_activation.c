@@ -1,6 +1,6 @@
-/* test_experts_activation.c: what stands between an MLP's two products, against formulas in double: every activation in
- * every dtype, on all bf16 numbers and on many others, with the roundings that docs/experts.md names; its gradient; numbers
- * that are not finite; and that the formulas' own derivatives are derivatives. */
+/* test_experts_activation.c: activations of an MLP, compared with formulas in double: every activation in every
+ * dtype, on all bf16 numbers and on many others, with the roundings that docs/experts.md specifies; its
+ * gradient; nonfinite numbers; and that the reference's derivatives are correct. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "support_experts.h"
 #include "support_float.h"
 
-/* Limits are numbers of every dtype, so that cutting and rounding may change places. */
+/* Limits are exact in every dtype, so that clamping and rounding commute. */
 static const char *const plans[] = {"act=silu",
                                     "act=silu_clamp limit=2.5",
                                     "act=silu_clamp limit=6 alpha=-0.75 beta=0.3",
@@ -30,7 +30,8 @@ enum { PLANS = sizeof plans / sizeof plans[0] };
 
 static const enum opaq_element dtypes[] = {OPAQ_F32, OPAQ_BF16, OPAQ_F16};
 
-/* A double as a float, beyond the largest one as infinity, which a conversion does not promise. */
+/* A double as a float; values beyond the largest float become infinity, which the C conversion does not
+ * guarantee. */
 static float to_float(double value) {
     return fabs(value) >= 0x1.ffffffp127 ? (float)copysign((double)INFINITY, value) : (float)value;
 }
@@ -46,7 +47,7 @@ struct interval {
     double low, high;
 };
 
-/* Around a value: an error relative to it, and one that is not. */
+/* An interval around a value with a relative and an absolute error. */
 static struct interval around(double value, double relative, double absolute) {
     const double error = fabs(value) * relative + absolute;
     return (struct interval){value - error, value + error};
@@ -56,7 +57,7 @@ static struct interval round_interval(enum opaq_element dtype, struct interval x
     return (struct interval){rounded(dtype, x.low), rounded(dtype, x.high)};
 }
 
-/* A bound moved outward by float32's rounding; infinity stays. */
+/* Widens a bound by float32 rounding; infinity stays. */
 static double outward(double bound, double sign) {
     return isfinite(bound) ? bound + sign * (fabs(bound) * 0x1p-23 + 0x1p-149) : bound;
 }
@@ -71,15 +72,15 @@ static struct interval multiply(struct interval a, struct interval b) {
     return (struct interval){outward(result.low, -1.0), outward(result.high, 1.0)};
 }
 
-/* How far a float32 computation of the gate is from the exact one: some roundings, and those of the exponent's
- * argument, which count as often as the argument is large. */
+/* Bound on the error of a float32 computation of the gate: some roundings, and those of the exponent's
+ * argument, whose effect is proportional to the argument. */
 static double gate_error(const struct opaq_experts_plan *plan, double g) {
     const bool is_tanh = plan->activation == OPAQ_GELU_TANH || plan->activation == OPAQ_GELU_TANH_NO_MUL;
     const double argument = is_tanh ? 1.6 * fabs(g + 0.044715 * g * g * g) : fabs((double)plan->alpha * g);
     return (8.0 + 6.0 * fmin(argument, 200.0)) * 0x1p-24;
 }
 
-/* Where the exponential overflows the gate is 0 already, though a float could still hold it: below |g| 2^-127. */
+/* If the exponential overflows, the gate is 0 although a float could represent it: below |g| 2^-127. */
 static double underflow(const struct opaq_experts_plan *plan, double g) {
     return fmin(fabs(g), 200.0 / fabs((double)plan->alpha)) * 0x1p-127 + 0x1p-149;
 }
@@ -112,7 +113,7 @@ static void check_value(const char *plan, enum opaq_element dtype, double g, dou
 
 /* ---- values ---- */
 
-/* h with one pair in each row, or one number. */
+/* Sets h with one pair in each row, or one number. */
 static struct tensor pairs_make(const struct opaq_experts_plan *plan, enum opaq_element dtype, int64_t rows) {
     return tensor_make(rows, opaq_activation_is_gated((enum opaq_activation)plan->activation) ? 2 : 1, dtype,
                        NULL);
@@ -187,7 +188,7 @@ static void many_numbers_of_four_bytes(void) {
 
 /* ---- numbers that are not finite ---- */
 
-/* Whatever the gate and its factor are, by biases: one expert for each pair, and products of zeros. */
+/* Any gate and factor, set by biases: one expert for each pair, and products of zeros. */
 static void check_specials(const char *text, enum opaq_element dtype, const float *values, int count) {
     const struct opaq_experts_plan plan = experts_plan_of(text);
     const bool gated = opaq_activation_is_gated((enum opaq_activation)plan.activation) != 0;
@@ -207,7 +208,7 @@ static void check_specials(const char *text, enum opaq_element dtype, const floa
     }
     struct op_result result = experts_call("moe", &layer, text, &given);
     for (int64_t p = 0; p < pairs && result.outputs.count == 1; ++p) {
-        const double g = (double)tensor_get(&layer.gate_up_bias, p, 0); /* as the dtype has it */
+        const double g = (double)tensor_get(&layer.gate_up_bias, p, 0); /* rounded to the dtype */
         const double u = gated ? (double)tensor_get(&layer.gate_up_bias, p, 1) : 1.0;
         memcpy(layer.x.view.buffer[0].data, result.outputs.tensor[0].data, tensor_bytes(&layer.x, 0));
         check_value(text, dtype, g, u, tensor_get(&layer.x, p, 0));
@@ -228,7 +229,7 @@ static void special_numbers(void) {
 
 /* ---- gradients ---- */
 
-/* The reference's slopes against differences of the reference: its own mistakes would show here. */
+/* Compares the reference's slopes with differences of the reference, to find errors in the formulas. */
 static void slopes_are_derivatives(void) {
     const double step = 0x1p-20;
     for (int i = 0; i < PLANS; ++i) {
@@ -251,8 +252,8 @@ static void slopes_are_derivatives(void) {
     }
 }
 
-/* dg = da f g'(g), du = da G(g), where the library rounds once to h's dtype. The slope is a difference of numbers of the
- * size of |g| + 2, so its error is relative to that. */
+/* dg = da f g'(g), du = da G(g), rounded once to h's dtype by the library. The slope is a difference of numbers
+ * of about |g| + 2, so its error is relative to that. */
 static void check_gradient(const char *text, const struct tensor *h, const struct tensor *da) {
     const struct opaq_experts_plan plan = experts_plan_of(text);
     const enum opaq_element dtype = (enum opaq_element)h->view.proto.dtype;

@@ -1,5 +1,6 @@
-/* test_experts_backward.c: the gradients of mlp and moe against double, with bounds, for every activation, dtype and
- * option; that the reference itself is a derivative; experts that nobody chose; settings. */
+/* test_experts_backward.c: the gradients of mlp and moe against double, with bounds, for every activation,
+ * dtype and option; the reference's own gradients against differences; unused experts; floating-point
+ * settings. */
 #include <fenv.h>
 #include <math.h>
 #include <stdlib.h>
@@ -82,7 +83,7 @@ static void sizes_at_the_edges(void) {
     }
 }
 
-/* Slices, experts that nobody chose, tokens that chose the same twice. */
+/* Slices, unused experts, tokens that chose the same expert twice. */
 static void routings(void) {
     const struct experts_sizes size = {11, 3, 4, 20, 12};
     static const char *const plans[] = {"experts=9 first=2", "experts=9 first=5 weights=input", "",
@@ -104,7 +105,7 @@ static void routings(void) {
     }
 }
 
-/* dy in another dtype than x; gradients of weights in any; router weights in two bytes. */
+/* dy in another dtype than x; gradients of weights in any dtype; router weights in two bytes. */
 static void dtypes_may_differ(void) {
     for (int d = 0; d < 3; ++d) {
         struct experts_layer layer = experts_layer_make(&ragged_moe, "", OPAQ_BF16);
@@ -124,7 +125,7 @@ static void dtypes_may_differ(void) {
     }
 }
 
-/* The loss sum(y dy) moves as the reference says when one number moves: the reference's own chain of gradients. */
+/* When one number changes, the loss sum(y dy) changes by the reference's gradient. */
 static double loss_of(const struct experts_layer *layer, const char *plan) {
     struct reference_numbers forward = reference_forward_numbers(layer, plan, NULL);
     double loss = 0.0;
@@ -164,7 +165,7 @@ static void the_reference_is_a_derivative(void) {
                 const double low = loss_of(&layer, plan);
                 numbers[k] = kept;
                 const double slope = (high - low) / (up + down);
-                /* corners of the activation lie within some steps; h was rounded */
+                /* the activation may have a corner within some steps; h was rounded */
                 if (fabs(slope - gradients.gradient[g].value[k]) > 0.02 + 0.02 * fabs(slope)) {
                     CHECK_FAIL("\"%s\", %s %lld: %.6g, the loss moves by %.6g", plan, names[g], (long long)k,
                                gradients.gradient[g].value[k], slope);
@@ -178,7 +179,7 @@ static void the_reference_is_a_derivative(void) {
     }
 }
 
-/* Every gradient by itself is what it is among all of them. */
+/* Each gradient requested alone equals the same gradient among all. */
 static void gradients_do_not_depend_on_each_other(void) {
     static const char *const plans[] = {"act=swiglu_oai", "x=nvfp4 h=fp8 w=mxfp8 dy=fp8row",
                                         "weights=input dy=mxfp8"};
@@ -211,8 +212,8 @@ static void gradients_do_not_depend_on_each_other(void) {
     }
 }
 
-/* The gradients of an expert that nobody chose are zero. */
-static void idle_experts_have_no_gradient(void) {
+/* The gradients of an unused expert are zero. */
+static void unused_experts_have_zero_gradients(void) {
     static const char *const plans[] = {"grad=xrgdbc", "x=nvfp4 w=fp8 h=mxfp8 dy=nvfp4 grad=gdbc",
                                         "weights=input grad=gdbc"};
     const struct experts_sizes size = {5, 2, 4, 12, 6};
@@ -244,13 +245,13 @@ static void idle_experts_have_no_gradient(void) {
 
 /* ---- settings ---- */
 
-static void settings_of_the_caller_do_not_count(void) {
+static void settings_do_not_matter(void) {
     static const char *const plans[] = {"act=gelu grad=xrgdbc", "x=nvfp4 h=fp8 w=mxfp8 dy=fp8 grad=xrgdbc",
                                         "weights=input act=gelu_tanh grad=xrgdbc"};
     const struct float_setting before = float_setting_get();
     for (int p = 0; p < 3; ++p) {
         struct experts_layer layer = experts_layer_make(&ragged_moe, plans[p], OPAQ_F32);
-        for (int64_t i = 0; i < 37; ++i) { /* gradients of tokens 0 to 5 below the normal numbers */
+        for (int64_t i = 0; i < 37; ++i) { /* gradients of tokens 0 to 5 are subnormal */
             for (int64_t t = 0; t < 6; ++t) {
                 tensor_set(&layer.dy, t, i, 0x1p-130f * (float)(i + 1));
             }
@@ -278,6 +279,6 @@ static const struct test_case tests[] = {TEST(every_activation),
                                          TEST(dtypes_may_differ),
                                          TEST(the_reference_is_a_derivative),
                                          TEST(gradients_do_not_depend_on_each_other),
-                                         TEST(idle_experts_have_no_gradient),
-                                         TEST(settings_of_the_caller_do_not_count)};
+                                         TEST(unused_experts_have_zero_gradients),
+                                         TEST(settings_do_not_matter)};
 TEST_MAIN(tests)

@@ -1,5 +1,6 @@
-/* test_experts_composed.c: the quantized gradients of mlp and moe: the same bytes as quantizing and multiplying expert by
- * expert with linear_backward; and weights that come quantized, as their floats. */
+/* test_experts_composed.c: the quantized gradients of mlp and moe: the same bytes as quantizing and multiplying
+ * expert by expert with linear_backward; and quantized weights give the same results as their dequantized
+ * floats. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -28,7 +29,7 @@ static struct tensor result_tensor(const struct op_result *result, int output, i
     return made;
 }
 
-/* x is taken as float32, so that dx is: the same numbers, which quantize the same. */
+/* x is converted to float32, so that dx is float32: the same numbers, quantized to the same bytes. */
 static struct product_gradients linear_gradients(const struct tensor *dy, const struct tensor *x,
                                                  const struct tensor *w, const char *plan, int64_t stream) {
     struct tensor wide_x = experts_converted(x, OPAQ_F32);
@@ -66,12 +67,12 @@ static void gradients_free(struct product_gradients *gradients) {
     tensor_free(&gradients->dbias);
 }
 
-/* How a case is quantized; "" for not at all. */
+/* Quantizers of a case; "" for none. */
 struct backward_recipe {
     const char *x, *h, *w, *dy, *rest;
 };
 
-/* "x=.. w=.. dy=.. save=xw grad=xwb backward=.." of one of the two products. */
+/* "x=.. w=.. dy=.. save=xw grad=xwb backward=.." for one of the two products. */
 static struct experts_words linear_words(const struct backward_recipe *recipe, const char *x, bool given_w) {
     struct experts_words words;
     const struct {
@@ -106,7 +107,7 @@ static struct experts_words experts_recipe(const struct backward_recipe *recipe,
     return words;
 }
 
-/* Matrix (or row) e of an output against a tensor. */
+/* Compares matrix (or row) e of an output with a tensor. */
 static void check_part(const struct op_result *result, int output, int64_t e, const struct tensor *expected,
                        const char *what) {
     const struct op_tensors row = op_result_row(result, output);
@@ -137,7 +138,7 @@ static void compose_group(const struct experts_layer *layer, const struct backwa
     struct tensor a = experts_activated(&h, plan);
     const struct experts_words first = linear_words(recipe, recipe->x, false);
     const struct experts_words second = linear_words(recipe, recipe->h, false);
-    /* linear's streams are x 0, w 1, dy 2: two further on they are those of the second product */
+    /* linear's streams are x 0, w 1, dy 2; those of the second product are larger by 2 */
     struct product_gradients plain = linear_gradients(&dy, &a, &down, second.text, stream + 2);
     struct product_gradients weighted = linear_gradients(&dy_weighted, &a, &down, second.text, stream + 2);
     for (int64_t i = 0; on_output && i < group->count; ++i) {
@@ -154,7 +155,7 @@ static void compose_group(const struct experts_layer *layer, const struct backwa
     check_part(result, experts_output_of(layer, EXPERTS_DGATE_UP_BIAS), e, &inner.dbias, plan);
     check_part(result, experts_output_of(layer, EXPERTS_DDOWN), e, &weighted.dw, plan);
     check_part(result, experts_output_of(layer, EXPERTS_DDOWN_BIAS), e, &weighted.dbias, plan);
-    for (int64_t i = 0; i < group->count; ++i) { /* one choice each: the sum has one term */
+    for (int64_t i = 0; i < group->count; ++i) { /* one choice per token: the sum has one term */
         const int64_t token = layer->is_routed ? group->slot[i] / layer->size.choices : group->slot[i];
         const float weight = on_input ? tensor_get(&layer->weights, token, 0) : 1.0f;
         for (int64_t c = 0; c < layer->size.hidden; ++c) {
@@ -230,7 +231,7 @@ static void quantized_as_by_linear_backward(void) {
     }
 }
 
-/* Weights that come quantized give dx and the router's gradient as their floats would. */
+/* Quantized weights give the dx and router gradient of their dequantized floats. */
 static void given_weights_are_their_floats(void) {
     static const char *const formats[] = {"nvfp4",         "nvfp4+rowscaled", "mxfp8",   "mxfp4",
                                           "fp8",           "fp8row",          "fp8blk1", "fp8blk2",

@@ -1,5 +1,5 @@
-/* test_experts_errors.c: everything that can be wrong with a call of mlp, moe and their training operators: a status, and a
- * text that begins with the operator's name and has the numbers in it. */
+/* test_experts_errors.c: every error of mlp, moe and their training operators: a status, and a text that begins
+ * with the operator's name and contains the numbers. */
 #include "check.h"
 #include "support_experts.h"
 #include "support_linear.h"
@@ -11,7 +11,7 @@ enum { TOKENS = 6, CHOICES = 2, EXPERTS = 3, HIDDEN = 16, INNER = 10 };
 static const struct experts_sizes moe_sizes = {TOKENS, CHOICES, EXPERTS, HIDDEN, INNER};
 static const struct experts_sizes mlp_sizes = {TOKENS, -1, 1, HIDDEN, INNER};
 
-/* The arguments of a good call, fresh for each case, and what they point to. */
+/* The arguments of a valid call, new for each case, and the tensors they point to. */
 static struct experts_layer moe, mlp;
 static struct experts_arguments args;
 static struct opaq_tensor h;
@@ -42,7 +42,7 @@ static void arguments_make(const char *op, const char *plan, const struct expert
     experts_arguments(op, is_moe ? &moe : &mlp, plan, &all, &args);
 }
 
-/* Everything on another device: the call is consistent, but not for this build. */
+/* Everything on another device: the call is consistent, but this build has no back end for it. */
 static void move_to_cuda(void) {
     struct opaq_tensor *const all[] = {&args.x,          &args.dy,           &args.h,
                                        &args.ids,        &args.weights,      args.gate_up.tensor,
@@ -54,7 +54,7 @@ static void move_to_cuda(void) {
 
 static const struct experts_given usual = {.random = random_numbers};
 
-/* A good call with one thing changed. */
+/* A valid call with one change. */
 #define REFUSE_GIVEN(op, plan, given, change, status, part)                 \
     do {                                                                    \
         arguments_make(op, plan, given);                                    \
@@ -187,7 +187,7 @@ static void weights(void) {
     tensors_free();
 }
 
-/* ---- weights that come quantized ---- */
+/* ---- quantized weights ---- */
 
 /* Both weights of a mixture of `inner`, quantized. */
 static void refuse_quantized(int line, const char *text, int64_t experts, int64_t hidden, int64_t inner,
@@ -202,7 +202,7 @@ static void refuse_quantized(int line, const char *text, int64_t experts, int64_
     struct tensor kept = tensor_make(4, 2 * inner, OPAQ_BF16, NULL);
     const struct opaq_tensor kept_tensor = op_tensors_of(&kept).tensor[0];
     const struct experts_given given = {.gate_up = &q[0], .down = &q[1], .h = &kept_tensor};
-    memset(layer.ids, 0, 4 * sizeof *layer.ids); /* nobody asks for the expert in question */
+    memset(layer.ids, 0, 4 * sizeof *layer.ids); /* no slot uses the expert in question */
     for (int i = 0; i < 3; ++i) {
         (void)snprintf(plan, sizeof plan, "gate_up_given=%s down_given=%s%s", text, text,
                        i == 2 ? " grad=x" : "");
@@ -283,7 +283,7 @@ static void plans(void) {
     tensors_free();
 }
 
-static void random_numbers_that_are_missing(void) {
+static void missing_random_numbers(void) {
     static const char *const plans[] = {"x=fp8+sr grad=g", "h=nvfp4+sr grad=d", "w=mxfp8+sr grad=x",
                                         "dy=nvfp4+sr grad=x"};
     static const char *const ops[] = {"mlp_forward", "moe_forward", "mlp_backward", "moe_backward"};
@@ -371,7 +371,7 @@ static void routers(void) {
     tensors_free();
 }
 
-/* ---- scales ---- */
+/* ---- given scales ---- */
 
 static void given_scales(void) {
     const struct experts_given one = {
@@ -461,11 +461,11 @@ static void gradients(void) {
     tensors_free();
 }
 
-/* ---- sizes that do not fit ---- */
+/* ---- sizes that overflow ---- */
 
-static _Alignas(64) char somewhere[64]; /* nobody reads it: sizes are looked at first */
+static _Alignas(64) char somewhere[64]; /* never read: sizes are checked first */
 
-static struct opaq_tensor imagined(int32_t dtype, int64_t first, int64_t second, int64_t third) {
+static struct opaq_tensor unreadable(int32_t dtype, int64_t first, int64_t second, int64_t third) {
     return (struct opaq_tensor){.data = somewhere,
                                 .dtype = dtype,
                                 .rank = third < 0 ? 2 : 3,
@@ -473,17 +473,17 @@ static struct opaq_tensor imagined(int32_t dtype, int64_t first, int64_t second,
                                 .strides = {0, 0, 0}};
 }
 
-/* Tensors that have no elements, or one that stands for all, by the million: what is kept for each slot and expert does
- * not fit. */
-static void refuse_imagined(int line, int64_t tokens, int64_t choices, int64_t experts, const char *plan) {
+/* Tensors without elements, or with one element repeated by strides, of millions of rows: the buffers per slot
+ * and expert would be too large. */
+static void refuse_sizes(int line, int64_t tokens, int64_t choices, int64_t experts, const char *plan) {
     static const char *const ops[] = {"moe", "moe_forward", "moe_backward"};
     for (int i = 0; i < 3; ++i) {
         char text[64];
         (void)snprintf(text, sizeof text, "act=silu_no_mul%s%s", plan, i == 2 ? " grad=r" : "");
-        const struct opaq_tensor none = imagined(OPAQ_DTYPE_BF16, tokens, 0, -1);
-        const struct opaq_tensor ids = imagined(OPAQ_DTYPE_I64, tokens, choices, -1);
-        const struct opaq_tensor router = imagined(OPAQ_DTYPE_F32, tokens, choices, -1);
-        const struct opaq_tensor nothing = imagined(OPAQ_DTYPE_BF16, tokens, choices, 0);
+        const struct opaq_tensor none = unreadable(OPAQ_DTYPE_BF16, tokens, 0, -1);
+        const struct opaq_tensor ids = unreadable(OPAQ_DTYPE_I64, tokens, choices, -1);
+        const struct opaq_tensor router = unreadable(OPAQ_DTYPE_F32, tokens, choices, -1);
+        const struct opaq_tensor nothing = unreadable(OPAQ_DTYPE_BF16, tokens, choices, 0);
         const struct experts_given given = {.x = &none,
                                             .dy = &none,
                                             .ids = &ids,
@@ -495,7 +495,7 @@ static void refuse_imagined(int line, int64_t tokens, int64_t choices, int64_t e
         struct opaq_error error = {OPAQ_OK, ""};
         size_t bytes = 7;
         experts_arguments(ops[i], &moe, text, &given, &args);
-        args.gate_up.tensor[0] = args.down.tensor[0] = imagined(OPAQ_DTYPE_BF16, experts, 0, 0);
+        args.gate_up.tensor[0] = args.down.tensor[0] = unreadable(OPAQ_DTYPE_BF16, experts, 0, 0);
         const int64_t shape[3] = {experts, 0, 0};
         V("gate_up_shape") = op_sizes_value(shape, 3);
         V("down_shape") = op_sizes_value(shape, 3);
@@ -511,20 +511,20 @@ static void refuse_imagined(int line, int64_t tokens, int64_t choices, int64_t e
 static void sizes_that_do_not_fit(void) {
     const int64_t big = (int64_t)1 << 61;
     tensors_make();
-    refuse_imagined(__LINE__, big, 1, 1, "");
-    refuse_imagined(__LINE__, big + 1, 1, 1, "");
-    refuse_imagined(__LINE__, 2 * big, 1, 1, "");
-    refuse_imagined(__LINE__, 1, big, 1, "");
-    refuse_imagined(__LINE__, big / 4, 8, 1, "");
-    refuse_imagined(__LINE__, (int64_t)1 << 30, (int64_t)1 << 31, 0, "");
-    refuse_imagined(__LINE__, 1, 1, big, "");
-    refuse_imagined(__LINE__, 1, 1, 2 * big, " weights=input");
+    refuse_sizes(__LINE__, big, 1, 1, "");
+    refuse_sizes(__LINE__, big + 1, 1, 1, "");
+    refuse_sizes(__LINE__, 2 * big, 1, 1, "");
+    refuse_sizes(__LINE__, 1, big, 1, "");
+    refuse_sizes(__LINE__, big / 4, 8, 1, "");
+    refuse_sizes(__LINE__, (int64_t)1 << 30, (int64_t)1 << 31, 0, "");
+    refuse_sizes(__LINE__, 1, 1, big, "");
+    refuse_sizes(__LINE__, 1, 1, 2 * big, " weights=input");
     tensors_free();
 }
 
 static void sizes_of_the_plan(void) {
     tensors_make();
-    const struct opaq_tensor many = imagined(OPAQ_DTYPE_BF16, ((int64_t)1 << 61) + 1, 0, 0);
+    const struct opaq_tensor many = unreadable(OPAQ_DTYPE_BF16, ((int64_t)1 << 61) + 1, 0, 0);
     const int64_t shape[3] = {many.shape[0], 0, 0};
     arguments_make("moe", "act=silu_no_mul first=2147483647", &usual);
     args.x.shape[1] = 0;
@@ -538,7 +538,7 @@ static void sizes_of_the_plan(void) {
     tensors_free();
 }
 
-/* ---- the door ---- */
+/* ---- entry point ---- */
 
 static void workspaces_and_outputs(void) {
     static _Alignas(64) char memory[2][4096];
@@ -564,12 +564,12 @@ static void workspaces_and_outputs(void) {
         CHECK(strstr(error.text, "moe_forward: needs a workspace of ") == error.text);
     }
     struct opaq_outputs bad = good;
-    bad.tensor[1].data = args.x.data; /* h into hidden_states */
+    bad.tensor[1].data = args.x.data; /* h overlaps hidden_states */
     CHECK_EQ_INT(opaq_op_run(op, args.value, &bad, (struct opaq_span){scratch, needed}, NULL, &error),
                  OPAQ_ERROR_BUFFER);
     CHECK_EQ_STR(error.text, "moe_forward: output 1 overlaps an argument or another output");
     bad = good;
-    bad.tensor[0].data = (char *)args.ids.data + 8; /* y into topk_ids */
+    bad.tensor[0].data = (char *)args.ids.data + 8; /* y overlaps topk_ids */
     CHECK_EQ_INT(opaq_op_run(op, args.value, &bad, (struct opaq_span){scratch, needed}, NULL, &error),
                  OPAQ_ERROR_BUFFER);
     bad = good;
@@ -588,7 +588,7 @@ static const struct test_case tests[] = {TEST(the_calls_are_good),
                                          TEST(weights),
                                          TEST(quantized_weights),
                                          TEST(plans),
-                                         TEST(random_numbers_that_are_missing),
+                                         TEST(missing_random_numbers),
                                          TEST(routers),
                                          TEST(given_scales),
                                          TEST(gradients),

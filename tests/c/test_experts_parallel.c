@@ -1,5 +1,6 @@
-/* test_experts_parallel.c: the experts' operators on threads: any number of them gives the same bytes, and many callers at
- * once, on one pool, read and intern plans and get what one alone gets. Runs under ThreadSanitizer too. */
+/* test_experts_parallel.c: the experts' operators on threads: any number of them gives the same bytes, and
+ * concurrent callers on one pool, which read and intern plans, get the same results as a single one. Also runs
+ * under ThreadSanitizer. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -43,7 +44,7 @@ static const char *const plans[] = {"grad=xgdbc", "x=nvfp4+rht h=mxfp8 w=fp8 dy=
                                     "act=relu2_no_mul x=fp8+sr backward=dequantized grad=xgdbc"};
 enum { PLANS = sizeof plans / sizeof plans[0] };
 
-static void the_number_of_threads_does_not_count(void) {
+static void thread_count_does_not_matter(void) {
     static const int threads[] = {1, 2, 4};
     struct opaq_pool *pools[3] = {NULL};
     for (int t = 0; t < 3; ++t) {
@@ -53,7 +54,7 @@ static void the_number_of_threads_does_not_count(void) {
         const bool is_moe = i % 2 == 0;
         const char *plan = plans[i / 2];
         const struct experts_sizes size = {420, is_moe ? 2 : -1, is_moe ? 2 : 1, 96,
-                                           72}; /* enough to be shared */
+                                           72}; /* large enough to be shared */
         struct experts_layer layer = experts_layer_make(&size, plan, dtypes[i % 3]);
         struct experts_step expected = step_make(&layer, plan, NULL);
         for (int t = 0; t < 3; ++t) {
@@ -70,7 +71,7 @@ static void the_number_of_threads_does_not_count(void) {
     }
 }
 
-/* ---- many callers at once ---- */
+/* ---- concurrent callers ---- */
 
 enum { CALLERS = 6, STEPS = 8, TEXTS = 40 };
 
@@ -80,10 +81,10 @@ struct caller {
     const struct experts_layer *layer;
     const struct experts_step *expected; /* of every plan */
     struct opaq_parallel parallel;
-    int right; /* forms that were as they should be */
+    int right; /* number of correct forms */
 };
 
-/* Plans that all ask for, in another order each, and some that only one does. */
+/* Plans that all threads request, in different orders, and some that only one requests. */
 static void intern_plans(struct caller *caller) {
     const struct opaq_op *op = opaq_op_find("moe_backward");
     int place = 0;
@@ -112,7 +113,7 @@ static void *call_many(void *argument) {
     intern_plans(caller);
     for (int i = 0; i < STEPS; ++i) {
         const int k = (i * 3 + caller->index) % (PLANS - 1);
-        char text[128]; /* a text of its own, so that plans are interned while others read them */
+        char text[128]; /* a separate text, so that plans are interned while others read them */
         (void)snprintf(text, sizeof text, "%s experts=%d", plans[k], 4 + caller->index % 3);
         struct experts_step step = step_make(caller->layer, text, &caller->parallel);
         check_same_step(&step, &caller->expected[k], text);
@@ -128,7 +129,7 @@ static void many_callers_share_a_pool(void) {
     struct opaq_pool *pool = NULL;
     const struct experts_sizes size = {40, 2, 4, 64, 48};
     struct experts_layer layer = experts_layer_make(&size, plans[0], OPAQ_BF16);
-    struct experts_step expected[PLANS - 1]; /* but the one without a gate */
+    struct experts_step expected[PLANS - 1]; /* except the one without a gate */
     for (int64_t s = 0; s < 80; ++s) {       /* the same for all numbers of experts from 4 on */
         layer.ids[s] = s % 9 == 4 ? -1 : s % 4;
     }
@@ -153,6 +154,5 @@ static void many_callers_share_a_pool(void) {
     experts_layer_free(&layer);
 }
 
-static const struct test_case tests[] = {TEST(the_number_of_threads_does_not_count),
-                                         TEST(many_callers_share_a_pool)};
+static const struct test_case tests[] = {TEST(thread_count_does_not_matter), TEST(many_callers_share_a_pool)};
 TEST_MAIN(tests)

@@ -1,5 +1,6 @@
-/* test_experts_plan.c: the text of an MLP's or a mixture's plan: every word, in any order, each at most once, the numbers
- * of every activation, errors that name the word and its position; and which outputs the operators have by a plan. */
+/* test_experts_plan.c: the text of a plan of an MLP or a mixture: every word, in any order, each at most once,
+ * the numbers of every activation, errors that name the word and its position; and the outputs of the operators
+ * for a plan. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -89,7 +90,7 @@ static void every_word_is_read(void) {
     check_form(&plan.w, NULL);
     CHECK_EQ_INT(plan.backward, OPAQ_BACKWARD_HIGH_PRECISION);
     plan = plan_of("gate_up_given=fp8+delayed");
-    check_form(&plan.gate_up_given, "fp8+delayed"); /* as it came */
+    check_form(&plan.gate_up_given, "fp8+delayed"); /* unchanged */
     CHECK_EQ_INT(plan_of("down_given=fp8 grad=xrbc").gradients,
                  OPAQ_EXPERTS_X | OPAQ_EXPERTS_ROUTER | OPAQ_EXPERTS_GATE_UP_BIAS | OPAQ_EXPERTS_DOWN_BIAS);
 }
@@ -141,7 +142,7 @@ static void order_does_not_count(void) {
 static const struct {
     const char *name;
     bool gated, takes_limit, takes_factors;
-    float limit, alpha, beta; /* without words; limit 0: one has to be given */
+    float limit, alpha, beta; /* without words; limit 0: a limit must be given */
 } known[] = {{"silu", true, false, false, -1, 1, 0},
              {"silu_clamp", true, true, true, 0, 1, 0},
              {"swiglu_oai", true, true, true, 7, 1.702f, 1},
@@ -243,7 +244,7 @@ static void limits_of_numbers(void) {
             refuse(text, strlen(text), OPAQ_ERROR_TEXT, strchr(bad[i], ' ') ? "at position" : expected);
         }
     }
-    char many[160]; /* digits beyond what is read */
+    char many[160]; /* digits beyond the precision */
     (void)snprintf(many, sizeof many, "act=swiglu_oai beta=%0128d", 1);
     refuse(many, strlen(many), OPAQ_ERROR_TEXT, "at position 15: expected a number");
     CHECK_EQ_INT(plan_of("experts=1").experts, 1);
@@ -387,12 +388,12 @@ static void contradictions_name_both_words(void) {
         refuse(delayed[i], strlen(delayed[i]), OPAQ_ERROR_UNSUPPORTED,
                "delayed scaling goes with scales that are given for x and h, without gradients");
     }
-    (void)plan_of("first=9"); /* then there are as many as the stack ends with */
+    (void)plan_of("first=9"); /* then there are as many experts as the stack's leading dimension */
     (void)plan_of("gate_up_given=nvfp4 grad=xrbc");
-    (void)plan_of("gate_up_given=nvfp4"); /* down is plain then */
+    (void)plan_of("gate_up_given=nvfp4"); /* down is then plain */
 }
 
-static void limits_hold(void) {
+static void length_limits(void) {
     char text[OPAQ_EXPERTS_PLAN_TEXT_BYTES + 8];
     struct opaq_experts_plan plan;
     memset(text, 'q', sizeof text);
@@ -401,7 +402,7 @@ static void limits_hold(void) {
     refuse(text, SIZE_MAX, OPAQ_ERROR_TEXT, "characters, at most 959");
     refuse(NULL, 0, OPAQ_ERROR_ARGUMENT, "text is NULL");
     CHECK_EQ_INT(opaq_experts_plan_parse("", 0, NULL, NULL), OPAQ_ERROR_ARGUMENT);
-    /* the longest plan that anybody writes fits */
+    /* the longest realistic plan fits */
     const char *longest = "nvfp4+columnwise+swizzle+rowscaled+4over6=mse+e4m3max=256";
     (void)snprintf(text, sizeof text,
                    "x=%s h=%s dy=%s gate_up_given=%s down_given=%s grad=xrbc backward=high_precision "
@@ -464,7 +465,7 @@ static void forms_of_bad_plans_say_so(void) {
         memset(values, 0, sizeof values);
         values[argument_place(op, "plan")] = op_text_value("x=fp8 grad=q");
         (void)snprintf(expected, sizeof expected, "%s: plan: \"grad=q\" at position 6: ", names[i]);
-        for (int again = 0; again < 2; ++again) { /* what is refused is not kept */
+        for (int again = 0; again < 2; ++again) { /* invalid texts are not kept */
             CHECK_EQ_INT(opaq_op_form(op, values, 0, &form, &error), OPAQ_ERROR_TEXT);
             CHECK(strncmp(error.text, expected, strlen(expected)) == 0);
         }
@@ -481,7 +482,7 @@ static const struct test_case tests[] = {TEST(the_empty_text_is_the_plain_plan),
                                          TEST(errors_name_the_word_and_its_position),
                                          TEST(each_word_comes_at_most_once),
                                          TEST(contradictions_name_both_words),
-                                         TEST(limits_hold),
+                                         TEST(length_limits),
                                          TEST(gradients_are_the_outputs),
                                          TEST(forms_of_bad_plans_say_so)};
 TEST_MAIN(tests)

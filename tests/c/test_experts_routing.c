@@ -1,5 +1,6 @@
-/* test_experts_routing.c: which token goes to which expert: routings and sizes of every kind, slices of a mixture, ids and
- * router weights of every dtype in any memory, ranks; and numbers that are not finite, which spoil nobody else. */
+/* test_experts_routing.c: the routing of tokens to experts: routings and sizes of every kind, slices of a
+ * mixture, ids and router weights of every dtype and with any strides, ranks; and nonfinite numbers, which do
+ * not affect other tokens. */
 #include <math.h>
 
 #include "check.h"
@@ -21,13 +22,13 @@ static void check_ids(const struct experts_sizes *size, const char *plan, int64_
 }
 
 static int64_t always_the_last(int64_t slot) { return (void)slot, 4; }
-static int64_t always_nobody(int64_t slot) { return slot % 2 ? -1 : 5; }
+static int64_t always_unassigned(int64_t slot) { return slot % 2 ? -1 : 5; }
 static int64_t one_slot_only(int64_t slot) { return slot == 17 ? 2 : -1; }
 static int64_t twice_the_same(int64_t slot) { return slot / 3 % 5; }
 static int64_t descending(int64_t slot) { return 4 - slot % 5; }
 
 static void routings_of_every_kind(void) {
-    static int64_t (*const ids[])(int64_t slot) = {always_the_last, always_nobody, one_slot_only,
+    static int64_t (*const ids[])(int64_t slot) = {always_the_last, always_unassigned, one_slot_only,
                                                    twice_the_same, descending};
     static const char *const plans[] = {"", "x=nvfp4 h=nvfp4 w=nvfp4", "weights=input act=swiglu_oai",
                                         "x=fp8 weights=input"};
@@ -56,8 +57,8 @@ static void sizes_at_the_edges(void) {
     }
 }
 
-/* More rows than are added up at a time, by 1 to 33: the last lot is small and works in another way. */
-static void groups_longer_than_a_lot(void) {
+/* More rows than one pass sums up, by 1 to 33: the last, smaller part uses another code path. */
+static void groups_longer_than_a_pass(void) {
     static const int64_t rows[] = {1023, 1024, 1025, 1056, 1057, 2080};
     for (int i = 0; i < 6; ++i) {
         const struct experts_sizes size = {rows[i], 1, 1, 8, 8};
@@ -69,7 +70,7 @@ static void groups_longer_than_a_lot(void) {
     }
 }
 
-/* Two stacks that make a whole: each by itself, and together the same numbers in double. */
+/* Two stacks that form a whole: each separately, and together the same numbers in double. */
 static void slices(void) {
     const struct experts_sizes size = {11, 3, 3, 37, 22};
     static const char *const plans[] = {
@@ -90,8 +91,8 @@ static void slices(void) {
 
 /* ---- strides, ranks, dtypes of what the router gives ---- */
 
-/* The same ids and weights in other memory. */
-static void routers_may_lie_anywhere(void) {
+/* The same ids and weights with other strides. */
+static void routing_tensors_may_have_strides(void) {
     enum { TOKENS = 13, CHOICES = 3 };
     struct experts_layer layer = experts_layer_make(&ragged_moe, "", OPAQ_BF16);
     static int64_t wide[TOKENS * 10];
@@ -101,7 +102,7 @@ static void routers_may_lie_anywhere(void) {
         const int64_t t = s / CHOICES;
         const int64_t k = s % CHOICES;
         wide[t * 10 + 3 * k] = layer.ids[s];
-        narrow[k * 20 + t] = (int32_t)layer.ids[s]; /* turned */
+        narrow[k * 20 + t] = (int32_t)layer.ids[s]; /* transposed */
         weights[k * 15 + t] = tensor_get(&layer.weights, t, k);
     }
     const struct opaq_tensor ids[] = {
@@ -134,7 +135,7 @@ static void routers_may_lie_anywhere(void) {
     experts_layer_free(&layer);
 }
 
-/* Router weights of two bytes count as the float32 numbers they are; one memory cell may stand for all of them. */
+/* Router weights of two bytes are converted to float32; all may be one element with stride 0. */
 static void router_weights_of_every_dtype(void) {
     for (int d = 0; d < 2; ++d) {
         struct experts_layer layer = experts_layer_make(&ragged_moe, "", OPAQ_F32);
@@ -165,7 +166,7 @@ static void router_weights_of_every_dtype(void) {
     }
 }
 
-static void ranks_and_rows_apart(void) {
+static void ranks_and_padded_rows(void) {
     enum { ROWS = 12, HIDDEN = 24 };
     static const char *const plans[] = {"", "x=nvfp4 h=fp8 w=mxfp4"};
     for (int is_moe = 0; is_moe < 2; ++is_moe) {
@@ -227,9 +228,9 @@ static void a_vector_is_one_token(void) {
 
 /* ---- numbers that are not finite ---- */
 
-/* A token that is not finite spoils nobody but those who share a scale with it; a router weight only its own token, and
- * one that is nobody's nothing. */
-static void spoilt_tokens_stay_alone(void) {
+/* A nonfinite token only affects tokens that share a scale with it; a nonfinite router weight only its own
+ * token, or none if the slot has no expert. */
+static void nonfinite_tokens_do_not_spread(void) {
     const struct experts_sizes size = {12, 1, 3, 24, 16};
     static const char *const plans[] = {"", "x=nvfp4+rowscaled h=mxfp8 w=mxfp8", "x=fp8 h=fp8",
                                         "weights=input"};
@@ -270,9 +271,13 @@ static void spoilt_tokens_stay_alone(void) {
     }
 }
 
-static const struct test_case tests[] = {TEST(routings_of_every_kind),   TEST(sizes_at_the_edges),
-                                         TEST(groups_longer_than_a_lot), TEST(slices),
-                                         TEST(routers_may_lie_anywhere), TEST(router_weights_of_every_dtype),
-                                         TEST(ranks_and_rows_apart),     TEST(a_vector_is_one_token),
-                                         TEST(spoilt_tokens_stay_alone)};
+static const struct test_case tests[] = {TEST(routings_of_every_kind),
+                                         TEST(sizes_at_the_edges),
+                                         TEST(groups_longer_than_a_pass),
+                                         TEST(slices),
+                                         TEST(routing_tensors_may_have_strides),
+                                         TEST(router_weights_of_every_dtype),
+                                         TEST(ranks_and_padded_rows),
+                                         TEST(a_vector_is_one_token),
+                                         TEST(nonfinite_tokens_do_not_spread)};
 TEST_MAIN(tests)

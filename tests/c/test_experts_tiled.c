@@ -1,6 +1,6 @@
-/* test_experts_tiled.c: the experts' operators with tiled weights: in every precision each expert gives the same bytes as
- * linear with that expert's weight by itself, whatever the threads and the memory; and the same numbers as weights in rows,
- * up to the roundings that the precision allows. */
+/* test_experts_tiled.c: the experts' operators with tiled weights: in every precision each expert gives the
+ * same bytes as linear with that expert's weight alone, for any number of threads and any memory; and the same
+ * numbers as weights in rows, within the roundings of the precision. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -9,14 +9,14 @@
 #include "support_quant.h"
 #include "support_spec.h"
 
-/* Formats of which an expert's rows are quantized the same by themselves and in a stack. */
+/* Formats in which an expert's rows are quantized the same alone and in a stack. */
 static const char *const formats[] = {"nvfp4+rowscaled+tiled", "mxfp4+tiled", "mxfp8+tiled", "fp8row+tiled",
                                       "fp8blk2+tiled"};
 static const char *const precisions[] = {"", " precision=exact", " precision=near", " precision=fast",
                                          " precision=fast32"};
 enum { FORMATS = 5, PRECISIONS = 5 };
 
-/* One choice for each token, of weight 1: a token's sum is its expert's result. */
+/* One choice per token, of weight 1: a token's sum is its expert's result. */
 static struct experts_layer layer_make(const struct experts_sizes *size, const char *plan,
                                        enum opaq_element dtype) {
     struct experts_layer layer = experts_layer_make(size, plan, dtype);
@@ -26,7 +26,7 @@ static struct experts_layer layer_make(const struct experts_sizes *size, const c
     return layer;
 }
 
-/* Memory of a tensor's buffers, aligned as tiles like it: a copy that the caller frees. */
+/* A copy of a tensor's buffers, aligned as tiles require; the caller frees it. */
 static struct tensor aligned(const struct tensor *from, size_t shift, void *memory[OPAQ_BUFFER_LIMIT]) {
     struct tensor copy = {from->view};
     for (int i = 0; i < opaq_proto_buffer_count(&from->view.proto); ++i) {
@@ -65,7 +65,7 @@ static struct tensor call_linear(const struct tensor *x, const struct tensor *w,
     return y;
 }
 
-/* Matrix e of a stack, quantized by itself, times x. */
+/* Matrix e of a stack, quantized separately, times x. */
 static struct tensor multiply(const struct tensor *x, const struct tensor *stack, const struct tensor *biases,
                               int64_t e, int64_t rows, const char *format, const char *words) {
     const struct opaq_spec spec = spec_of(format);
@@ -86,7 +86,7 @@ static struct tensor multiply(const struct tensor *x, const struct tensor *stack
     return y;
 }
 
-/* The layer's y expert by expert. */
+/* The layer's y, computed expert by expert. */
 static struct tensor composed(const struct experts_layer *layer, const char *format, const char *precision,
                               const char *x_form, const char *h_form) {
     const struct opaq_experts_plan plan = experts_plan_of("");
@@ -164,7 +164,7 @@ static void experts_are_linear(void) {
     }
 }
 
-/* More rows than kernels take at a time, and than a mixture adds up at a time. */
+/* More rows than kernels process at a time, and than a mixture sums up at a time. */
 static void long_groups(void) {
     static const int64_t rows[] = {511, 513, 1024, 1030};
     for (int i = 0; i < 4; ++i) {
@@ -175,8 +175,8 @@ static void long_groups(void) {
     }
 }
 
-/* Tiles in memory that kernels do not like are read another way: other roundings, the same numbers. In `exact` sums differ
- * by their order only; `near` rounds activations to 2^-16 of a row's largest, `fast` to 2^-8. */
+/* Tiles in unaligned memory are read with other kernels: other roundings, the same numbers. In `exact` sums
+ * differ by their order only; `near` rounds activations to 2^-16 of a row's largest, `fast` to 2^-8. */
 static void memory_and_precision_change_roundings_only(void) {
     static const double allowed[] = {1e-5, 1e-5, 2e-4, 4e-2, 4e-2}; /* of the largest result; two products */
     static const struct experts_sizes size = {29, 1, 3, 128, 64};
@@ -211,7 +211,7 @@ static void memory_and_precision_change_roundings_only(void) {
                                          (double)((const float *)expected.outputs.tensor[0].data)[i]));
             }
             const double bound =
-                shift != 0 ? 0.0 : allowed[p / 2]; /* unaligned: the products of rows, bit for bit */
+                shift != 0 ? 0.0 : allowed[p / 2]; /* unaligned: the kernels for rows, with the same bits */
             if (!(worst <= bound * largest)) {
                 CHECK_FAIL("\"%s\", %zu bytes off: %.3g off, of %.3g", plan, shift, worst, largest);
             }
@@ -230,7 +230,7 @@ static void memory_and_precision_change_roundings_only(void) {
     }
 }
 
-/* Weights quantized here may be tiled too, and the backward reads tiles as any other format. */
+/* Weights quantized in the call may be tiled too, and the backward reads tiles as any other format. */
 static void tiles_made_here(void) {
     static const struct experts_sizes size = {21, 2, 3, 40, 24};
     for (int f = 0; f < FORMATS; ++f) {
@@ -251,7 +251,7 @@ static void tiles_made_here(void) {
     }
 }
 
-/* Activations that are tiled on the way are the same activations. */
+/* Tiled activations give the same results as activations in rows. */
 static void tiled_activations(void) {
     static const char *const texts[] = {"nvfp4", "mxfp4", "mxfp8", "fp8row", "nvfp4+rowscaled", "fp8"};
     static const char *const weights[] = {"", " w=nvfp4+tiled", " w=mxfp4+tiled", " w=mxfp8"};
@@ -274,7 +274,8 @@ static void tiled_activations(void) {
     }
 }
 
-/* All experts at once, as mlp and moe run where weights came tiled, and one by one, as their training counterparts do. */
+/* All experts at once, as mlp and moe run with tiled inputs, and one by one, as their training counterparts
+ * run. */
 static void check_at_once(const struct experts_sizes *size, const char *format, const char *words,
                           const struct experts_given *how) {
     char plan[256];
@@ -329,7 +330,7 @@ static void at_once_is_one_by_one(void) {
             extra = sizes[s].choices < 0 && strstr(extra, "weights") != NULL ? " precision=near" : extra;
             (void)snprintf(words, sizeof words, "%s%s", experts_activations[a], extra);
             const bool has_blocks =
-                sizes[s].choices < 0 || sizes[s].hidden % 128 == 0; /* whole ones, for fp8blk2 */
+                sizes[s].choices < 0 || sizes[s].hidden % 128 == 0; /* whole blocks, for fp8blk2 */
             check_at_once(&sizes[s], formats[turn % (has_blocks ? FORMATS : FORMATS - 1)], words, &how);
             turn += 1 + (a % 5 == 4);
         }
@@ -337,7 +338,7 @@ static void at_once_is_one_by_one(void) {
     opaq_pool_destroy(pool);
 }
 
-/* Rows by the million without a single column: nobody reads them, but results would not fit. */
+/* Millions of rows without a column: the weights have no bytes, but the results would be too large. */
 static void weights_of_endless_rows(void) {
     static _Alignas(64) char somewhere[64];
     const int64_t w_shape[2] = {(int64_t)1 << 60, 0};

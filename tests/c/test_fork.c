@@ -1,9 +1,11 @@
-/* test_fork.c: a child that is forked while other threads intern texts, register runners and use a pool can do the same:
- * no lock stays taken by a thread that the child does not have. A child that hangs is ended after some seconds.
+/* test_fork.c: a child that is forked while other threads intern texts, register runners and use a pool can do
+ * the same: no lock stays held by a thread that does not exist in the child. A child that hangs is killed after
+ * some seconds.
  *
- * qemu's user-mode emulation (7.2) aborts in a child that creates a thread after a fork beside other threads, also in a
- * program without opaq, because it still knows the parent's threads (plugins/core.c, qemu_plugin_vcpu_init_hook). Where
- * can_create_threads_after_fork finds that, children create no pool of their own and do the rest. */
+ * qemu's user-mode emulation (7.2) aborts in a child that creates a thread after a fork beside other threads,
+ * also in a program without opaq, because it still lists the parent's threads (plugins/core.c,
+ * qemu_plugin_vcpu_init_hook). If can_create_threads_after_fork detects this, children create no pool and run
+ * the other checks. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -77,7 +79,7 @@ static void *wait_for_stop(void *argument) {
     return argument;
 }
 
-/* Without opaq: whether a child that is forked beside a thread can create one. */
+/* Whether a child that is forked beside a thread can create a thread, without using opaq. */
 static bool can_create_threads_after_fork(void) {
     pthread_t thread;
     int status = 0;
@@ -97,7 +99,7 @@ static bool can_create_threads_after_fork(void) {
     return is_fine;
 }
 
-/* Only the child's own work; its status says how far it came. */
+/* The checks in the child; its exit status counts the steps that passed. */
 static int child_work(struct opaq_pool *pool, bool creates, int number) {
     struct opaq_pool *own = NULL;
     (void)alarm(CHILD_SECONDS);

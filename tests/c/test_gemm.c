@@ -1,6 +1,7 @@
-/* test_gemm.c: the matrix product against its definition, a plain loop over the operands as dequantize gives them, bit
- * for bit; that definition against double arithmetic, within the bound that gemm_run.h states; and all tile kernels, also
- * those for pairs of bf16, and numbers of threads against each other. It is long because all tests share one definition. */
+/* test_gemm.c: the matrix product against its definition, a plain loop over the operands as dequantize returns
+ * them, bit for bit; that definition against double arithmetic, within the bound that gemm_run.h states; and
+ * all tile kernels, also those for pairs of bf16, and numbers of threads against each other. The file is long
+ * because all tests share one definition. */
 #include <fenv.h>
 #include <math.h>
 #include <stdlib.h>
@@ -20,7 +21,7 @@ struct operand {
     struct gemm_case_operand made;
     struct gemm_operand operand;
     float *decoded; /* rows x depth */
-    float *values; /* the same as dequantization gives them, where `factor` is left out of `decoded`; or NULL */
+    float *values;  /* the values of dequantization, where `decoded` lacks `factor`; or NULL */
     float factor;
     int64_t depth;
 };
@@ -46,7 +47,7 @@ static void decode_plain_operand(struct operand *o) {
     }
 }
 
-/* By the reference's dequantization, whose transform is left out by saying that there was none. */
+/* Dequantizes with the reference, without undoing a transform. */
 static void decode_copy_operand(struct operand *o) {
     struct quant_copy copy = *o->operand.copy;
     const bool left_transformed = copy.is_hadamard && !o->operand.undo_hadamard;
@@ -59,7 +60,7 @@ static void decode_copy_operand(struct operand *o) {
     dequantize_ref(&o->made.job, &copy, 0, rows);
 }
 
-/* By the reference's dequantization, turned. */
+/* Dequantizes with the reference, transposed. */
 static float *decode_turned(const struct operand *o, const struct quant_job *job, struct quant_copy copy) {
     const int64_t rows = o->operand.plain.rows;
     float *const turned = floats(rows * o->depth);
@@ -78,8 +79,8 @@ static void decode_across_operand(struct operand *o) {
     o->decoded = decode_turned(o, &o->made.job, *o->operand.copy);
 }
 
-/* What is decoded beside a plain a of bf16: without the factor that all elements share. */
-static void leave_factor_out(struct operand *o) {
+/* The values that are decoded for a plain a of bf16: without the factor that all elements share. */
+static void divide_by_factor(struct operand *o) {
     static float one = 1.0f;
     struct quant_job job = o->made.job;
     struct quant_copy copy = *o->operand.copy;
@@ -158,7 +159,7 @@ static void put_bits(const struct quant_matrix *m, int64_t r, int64_t c, uint32_
     }
 }
 
-/* What gemm_run is to leave in job->c, put into `expected`, a matrix like it. */
+/* Writes the result that gemm_run must leave in job->c to `expected`, a matrix of the same layout. */
 static void run_definition(const struct operand *a, const struct operand *b, const struct gemm_job *job,
                            const struct quant_matrix *expected) {
     const struct quant_matrix bias = {.dtype = job->bias_dtype, .column_step = 1};
@@ -208,13 +209,13 @@ static size_t matrix_bytes(const struct quant_matrix *m) {
     return m->rows == 0 || m->columns == 0 ? 0 : (size_t)(last + 1) * entry;
 }
 
-/* A table, or one with kernels for pairs beside. */
+/* A table, optionally with kernels for pairs. */
 struct kernels {
     const struct gemm_table *table, *pairs;
 };
 enum { KERNELS_LIMIT = 16 };
 
-/* All that this machine can run. */
+/* All tables that this machine can run. */
 static int find_kernels(struct kernels *found) {
     int count;
     int pairs_count;
@@ -232,11 +233,11 @@ static int find_kernels(struct kernels *found) {
     return used;
 }
 
-/* Subnormal numbers may count as 0 in pairs: their results are compared by a test of their own. */
+/* Kernels for pairs may flush subnormal numbers to 0: a separate test compares their results. */
 static bool may_flush;
 
-/* Every table this machine can run, alone and on pools of each size, must leave in c what the definition does. c comes
- * with its former contents and is left as the definition leaves it. */
+/* Every table that this machine can run, without and with pools of each size, must leave the definition's
+ * result in c. c has its former contents before each run, and the definition's result afterwards. */
 static void check_job(const struct operand *a, const struct operand *b, struct gemm_job *job,
                       const char *what) {
     const size_t bytes = matrix_bytes(&job->c);
@@ -274,13 +275,13 @@ static struct quant_matrix matrix_make(int64_t rows, int64_t columns, enum opaq_
     return m;
 }
 
-/* The bound's factor. */
+/* The factor in the bound. */
 static double rounding_count(int64_t depth) {
     const int64_t blocks = (depth + 255) / 256;
     return (double)((depth < 256 ? depth : 256) + blocks + 2);
 }
 
-/* Distance from double arithmetic, of a c in float32 without bias. */
+/* The distance from double arithmetic of a c in float32 without bias. */
 static void check_bound(const struct operand *a, const struct operand *b, const struct quant_matrix *c,
                         const char *what) {
     const int64_t depth = a->depth < b->depth ? a->depth : b->depth;
@@ -315,7 +316,7 @@ static void run_case(const struct gemm_case *one, const int64_t *shape, enum ten
     operand_make(&a, one->a, shape[0], shape[2], fill, 1, undo);
     operand_make(&b, one->b, shape[1], shape[2], fill, 2, undo);
     if (b.operand.is_across && strcmp(one->a, "bf16") == 0) {
-        leave_factor_out(&b);
+        divide_by_factor(&b);
     }
     may_flush = fill > FILL_OUTLIERS;
     struct gemm_job job = {a.operand, b.operand, matrix_make(shape[0], shape[1], OPAQ_F32), NULL, OPAQ_F32,
@@ -334,7 +335,7 @@ static bool is_hadamard(const struct gemm_case *one) {
     return strstr(one->a, "rht") != NULL || strstr(one->b, "rht") != NULL;
 }
 
-/* A transform left in place makes sense for a pair only, but what is computed is defined for all. */
+/* Without undoing, the transform is useful for a pair only, but the result is defined for all. */
 static void every_case_is_as_defined(void) {
     for (int i = 0; i < GEMM_CASE_COUNT; ++i) {
         for (int s = 0; s < GEMM_TEST_SHAPE_COUNT; ++s) {
@@ -372,7 +373,7 @@ static void large_shapes_are_as_defined(void) {
 }
 
 /* Plain operands that are not contiguous: padded rows, transposed, every second column. */
-static void operands_may_have_any_steps(void) {
+static void operands_may_have_any_strides(void) {
     static const int64_t steps[][2] = {{70, 1}, {1, 70}, {140, 2}, {-70, 1}};
     const int64_t rows = 34;
     const int64_t columns = 66;
@@ -408,8 +409,8 @@ static void operands_may_have_any_steps(void) {
     }
 }
 
-/* Rows apart, transposed, every third element; what lies between stays as it is. */
-static void results_may_have_any_steps(void) {
+/* Padded rows, transposed, every third element; the bytes between elements stay unchanged. */
+static void results_may_have_any_strides(void) {
     static const int64_t shapes[][3] = {{3, 45, 50}, {45, 67, 50}};
     for (int s = 0; s < 2; ++s) {
         const int64_t *shape = shapes[s];
@@ -466,8 +467,8 @@ static void bias_and_former_contents_are_added(void) {
     }
 }
 
-/* One element in a row of a, in several places of the contraction, against ones. */
-static void specials_come_through(void) {
+/* One special value in a row of a, at several positions of the contraction, against ones. */
+static void special_values_propagate(void) {
     const float infinity = support_infinity();
     const float values[4] = {support_nan(), infinity, -infinity, support_float(0xFFC12345u)};
     const int64_t columns = 300;
@@ -504,15 +505,15 @@ static void specials_come_through(void) {
     }
 }
 
-/* The transform is orthogonal, so two operands that both went through it have the product they had before, but for
- * rounding: that of the two sums, and that of transforming back, where each of five steps rounds numbers that are no
- * larger than a quarter of the group's sum. */
+/* The transform is orthogonal, so two operands that were both transformed have the same product as before, up
+ * to rounding: that of the two sums, and that of the inverse transform, in which each of five steps rounds
+ * numbers that are no larger than a quarter of the group's sum. */
 static void hadamard_pair_needs_no_undoing(void) {
     static const char text[] = "nvfp4+columnwise+rht";
     static const int64_t shapes[][3] = {{5, 9, 16}, {17, 20, 100}, {40, 33, 333}};
     for (int s = 0; s < 3; ++s) {
         const int64_t *shape = shapes[s];
-        struct operand side[2][2]; /* a, b; with the transform, without */
+        struct operand side[2][2]; /* a, b; transformed and not */
         struct quant_matrix c[2];
         for (int undo = 0; undo < 2; ++undo) {
             operand_make(&side[0][undo], text, shape[0], shape[2], FILL_NORMAL, 13, undo != 0);
@@ -580,8 +581,8 @@ static void run_under_settings(const char *a_text, const char *b_text, enum tens
     operand_free(&b);
 }
 
-/* The caller's rounding mode and flush-to-zero play no part, and stay. */
-static void settings_of_the_caller_play_no_part(void) {
+/* The caller's rounding mode and flush-to-zero have no effect and are restored. */
+static void settings_do_not_matter(void) {
     static const char *const texts[] = {"f32", "f16", "fp8", "mxfp8.e5m2", "nvfp4", "nvfp4+rowscaled"};
     for (int i = 0; i < 6; ++i) {
         run_under_settings(texts[i], "f32", FILL_TINY);
@@ -589,7 +590,8 @@ static void settings_of_the_caller_play_no_part(void) {
     }
 }
 
-/* Subnormal numbers in a, in b and in sums: pairs may take them for 0, within the bound that gemm_run.h states. */
+/* Subnormal numbers in a, in b and in sums: kernels for pairs may treat them as 0, within the bound that
+ * gemm_run.h states. */
 static void subnormal_numbers_are_within_the_bound(void) {
     static const char *const texts[] = {"across nvfp4", "across mxfp8", "across mxfp4", "across fp8"};
     enum { M = 40, N = 33, K = 300 };
@@ -599,14 +601,14 @@ static void subnormal_numbers_are_within_the_bound(void) {
         struct operand a;
         struct operand b;
         operand_make(&a, "bf16", M, K, FILL_NORMAL, 5, true);
-        for (int64_t i = 0; i < (int64_t)M * K; ++i) { /* to 2^-133 and beyond */
+        for (int64_t i = 0; i < (int64_t)M * K; ++i) { /* down to 2^-133 and beyond */
             ((uint16_t *)a.made.x.buffer[0].data)[i] =
                 (uint16_t)opaq_element_encode(OPAQ_BF16, a.decoded[i] * 0x1p-126f, OPAQ_IEEE);
         }
         free(a.decoded);
         decode_plain_operand(&a);
         operand_make(&b, texts[t], N, K, FILL_NORMAL, 6, true);
-        leave_factor_out(&b);
+        divide_by_factor(&b);
         struct gemm_job job = {a.operand, b.operand, matrix_make(M, N, OPAQ_F32), NULL, OPAQ_F32, false, 0};
         void *workspace = gemm_case_allocate(gemm_workspace_bytes(&job));
         for (int p = 0; p < pairs_count; ++p) {
@@ -657,7 +659,7 @@ static void the_workspace_stays_small(void) {
     CHECK_EQ_INT(gemm_workspace_bytes(&job), 0);
 }
 
-/* Who measures the largest of several products has room for the others. */
+/* The workspace of the largest of several products is sufficient for the others. */
 static void the_workspace_grows_with_the_sizes(void) {
     static const int64_t sizes[] = {1,   15,  16,  31,  32,   33,   100,  255,  256,
                                     257, 511, 512, 513, 4095, 4096, 4097, 8193, 131073};
@@ -669,7 +671,7 @@ static void the_workspace_grows_with_the_sizes(void) {
         job.b.is_across = n % 2 != 0;
         const int at[3] = {i % SIZES, i / SIZES % SIZES, i / SIZES / SIZES};
         size_t bytes[4];
-        for (int grown = 0; grown < 4; ++grown) { /* the last is the one from which the others grow */
+        for (int grown = 0; grown < 4; ++grown) { /* 3: no dimension */
             int64_t size[3];
             for (int d = 0; d < 3; ++d) {
                 size[d] = sizes[at[d] + (d == grown && at[d] + 1 < SIZES)];
@@ -702,12 +704,12 @@ static void the_best_table_is_the_first_that_runs(void) {
 static const struct test_case tests[] = {TEST(every_case_is_as_defined),
                                          TEST(every_kind_of_data_is_as_defined),
                                          TEST(large_shapes_are_as_defined),
-                                         TEST(operands_may_have_any_steps),
-                                         TEST(results_may_have_any_steps),
+                                         TEST(operands_may_have_any_strides),
+                                         TEST(results_may_have_any_strides),
                                          TEST(bias_and_former_contents_are_added),
-                                         TEST(specials_come_through),
+                                         TEST(special_values_propagate),
                                          TEST(hadamard_pair_needs_no_undoing),
-                                         TEST(settings_of_the_caller_play_no_part),
+                                         TEST(settings_do_not_matter),
                                          TEST(subnormal_numbers_are_within_the_bound),
                                          TEST(the_workspace_stays_small),
                                          TEST(the_workspace_grows_with_the_sizes),

@@ -1,5 +1,5 @@
-/* test_golden.c: the bytes of every format against vectors that NumPy and ml_dtypes made from the documentation
- * alone (tests/golden), on one thread and on several. */
+/* test_golden.c: the bytes of every format against vectors that NumPy and ml_dtypes computed from the
+ * documentation (tests/golden), on one thread and on several. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -13,7 +13,7 @@ static struct opaq_view input_view(const struct golden_input *input) {
     struct opaq_view view;
     struct opaq_error error;
     memset(&view, 0, sizeof view);
-    /* the file packs things tightly, so copy what may be misaligned */
+    /* the file is packed, so buffers that may be misaligned are copied */
     void *data = malloc(input->data.bytes + 1);
     if (data == NULL) {
         exit(1);

@@ -1,6 +1,6 @@
-/* test_grouped_linear.c: grouped_linear and its gradients: stretch by stretch the same bytes as linear and
- * linear_backward, for every recipe; splits of every kind; memory beforehand, the workspace's size, threads, ranks and
- * strides; and linear itself, which keeps nothing, against linear_forward. */
+/* test_grouped_linear.c: grouped_linear and its gradients: group by group the same bytes as linear and
+ * linear_backward, for every recipe; splits of every kind; initial bytes of memory, the workspace's size,
+ * threads, ranks and strides; and linear, which keeps nothing, against linear_forward. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -11,7 +11,7 @@
 
 /* ---- layers and calls ---- */
 
-/* Stacks of weights for stretches of rows. */
+/* A stack of weights, one per group of rows. */
 struct grouped_layer {
     int64_t rows, experts, n, k;
     struct tensor x, w, bias, dy;
@@ -97,9 +97,9 @@ static struct op_result call(const struct grouped_layer *layer, const char *plan
     struct grouped_arguments arguments;
     struct op_result result;
     struct opaq_error error = {OPAQ_OK, ""};
-    const struct op_means means = {.parallel = parallel};
+    const struct op_settings settings = {.parallel = parallel};
     arguments_make(layer, plan, w, is_backward, &arguments);
-    if (op_call(name_of(is_backward), arguments.value, &means, &result, &error) != OPAQ_OK) {
+    if (op_call(name_of(is_backward), arguments.value, &settings, &result, &error) != OPAQ_OK) {
         CHECK_FAIL("%s, \"%s\": %s", name_of(is_backward), plan, error.text);
         memset(&result, 0, sizeof result);
     } else if (parallel == NULL) {
@@ -108,7 +108,7 @@ static struct op_result call(const struct grouped_layer *layer, const char *plan
     return result;
 }
 
-/* ---- stretch by stretch ---- */
+/* ---- group by group ---- */
 
 /* Bytes of a part of an output. */
 static void check_part(const struct op_result *result, int output, int64_t offset_bytes,
@@ -122,14 +122,14 @@ static void check_part(const struct op_result *result, int output, int64_t offse
     }
 }
 
-static void check_stretches(const struct grouped_layer *layer, const struct linear_recipe *recipe,
-                            const char *rest) {
+static void check_groups(const struct grouped_layer *layer, const struct linear_recipe *recipe,
+                         const char *rest) {
     char backward_rest[64];
     (void)snprintf(backward_rest, sizeof backward_rest, "grad=xwb%s", rest);
     const struct linear_text grouped_plan = linear_plan(recipe, backward_rest);
     (void)snprintf(backward_rest, sizeof backward_rest, "grad=xwb save=xw%s", rest);
     const struct linear_text plan =
-        linear_plan(recipe, backward_rest); /* which quantizes again, as this does */
+        linear_plan(recipe, backward_rest); /* which quantizes again, as the operator does */
     struct op_result forward = call(layer, grouped_plan.text, NULL, false, NULL);
     struct op_result backward = call(layer, grouped_plan.text, NULL, true, NULL);
     const int64_t bytes = layer->x.view.proto.dtype == OPAQ_F32 ? 4 : 2;
@@ -150,7 +150,7 @@ static void check_stretches(const struct grouped_layer *layer, const struct line
         part.bias.view.proto.shape[0] = layer->n;
         part.bias.view.proto.shape[1] = 0;
         const struct linear_given given = {
-            .means = {.random = {random_numbers[0], random_numbers[1] + 64 * e}}};
+            .settings = {.random = {random_numbers[0], random_numbers[1] + 64 * e}}};
         struct linear_step step = linear_step(&part, plan.text, &given);
         check_part(&forward, 0, first * layer->n * bytes, &step.forward, LINEAR_Y, grouped_plan.text);
         check_part(&backward, LINEAR_DX, first * layer->k * bytes, &step.backward, LINEAR_DX,
@@ -172,10 +172,10 @@ static void every_recipe(void) {
     static const enum opaq_element dtypes[] = {OPAQ_BF16, OPAQ_F16, OPAQ_F32};
     for (int i = 0; i < linear_recipe_count; ++i) {
         struct grouped_layer layer = layer_make(splits, 5, 29, 50, dtypes[i % 3]);
-        check_stretches(&layer, &linear_recipes[i], "");
+        check_groups(&layer, &linear_recipes[i], "");
         if (strstr(linear_recipes[i].x, "+sr") == NULL) {
-            check_stretches(&layer, &linear_recipes[i],
-                            i % 2 ? " backward=dequantized" : " backward=high_precision");
+            check_groups(&layer, &linear_recipes[i],
+                         i % 2 ? " backward=dequantized" : " backward=high_precision");
         }
         layer_free(&layer);
     }
@@ -188,7 +188,7 @@ static void splits_of_every_kind(void) {
         for (int i = 0; i < 3; ++i) {
             static const int which[] = {0, 13, 9};
             struct grouped_layer layer = layer_make(splits[s], 4, 16, 33, OPAQ_BF16);
-            check_stretches(&layer, &linear_recipes[which[i]], "");
+            check_groups(&layer, &linear_recipes[which[i]], "");
             layer_free(&layer);
         }
     }
@@ -199,14 +199,15 @@ static void sizes_at_the_edges(void) {
     static const int64_t sizes[][3] = {{3, 0, 8}, {3, 8, 0}, {0, 4, 4}, {1, 1, 1}, {3, 0, 0}};
     for (int i = 0; i < 5; ++i) {
         struct grouped_layer layer = layer_make(splits, sizes[i][0], sizes[i][1], sizes[i][2], OPAQ_BF16);
-        check_stretches(&layer, &linear_recipes[0], "");
-        check_stretches(&layer, &linear_recipes[13], "");
+        check_groups(&layer, &linear_recipes[0], "");
+        check_groups(&layer, &linear_recipes[13], "");
         layer_free(&layer);
     }
 }
 
-/* A stretch's sum over its rows may need more scratch memory than one over all of them: panels are cut to whole tiles. */
-static void a_stretch_may_need_more_than_all(void) {
+/* A group's sum over its rows may need more scratch memory than a sum over all rows: panels are cut to whole
+ * tiles. */
+static void a_group_may_need_more_than_all(void) {
     static const int64_t splits[] = {4096, 1};
     struct grouped_layer layer = layer_make(splits, 2, 33, 512, OPAQ_BF16);
     struct op_result result = call(&layer, "grad=w", NULL, true, NULL);
@@ -214,7 +215,7 @@ static void a_stretch_may_need_more_than_all(void) {
     layer_free(&layer);
 }
 
-/* ---- weights that come quantized ---- */
+/* ---- quantized weights ---- */
 
 static void given_weights_are_their_floats(void) {
     static const char *const formats[] = {
@@ -243,7 +244,7 @@ static void given_weights_are_their_floats(void) {
 
 /* ---- splits, ranks, strides, biases ---- */
 
-static void splits_may_lie_anywhere(void) {
+static void splits_may_have_strides(void) {
     static const int64_t splits[] = {5, 0, 9};
     static const int32_t narrow[] = {5, 77, 0, 77, 9};
     static const int64_t wide[] = {5, -1, -1, 0, -1, -1, 9};
@@ -266,7 +267,7 @@ static void splits_may_lie_anywhere(void) {
     layer_free(&layer);
 }
 
-/* x and dy of rank 3, rows apart, without a bias. */
+/* x and dy of rank 3, with padded rows, without a bias. */
 static void ranks_and_strides(void) {
     enum { OUTER = 2, ROWS = 7, N = 12, K = 24 };
     static const int64_t splits[] = {5, 0, 9};
@@ -310,7 +311,7 @@ static void ranks_and_strides(void) {
     layer_free(&layer);
 }
 
-static void the_number_of_threads_does_not_count(void) {
+static void thread_count_does_not_matter(void) {
     static const int64_t splits[] = {300, 20, 400};
     static const int threads[] = {1, 2, 4};
     static const int which[] = {0, 4, 14};
@@ -334,7 +335,7 @@ static void the_number_of_threads_does_not_count(void) {
 
 /* ---- linear ---- */
 
-/* The same bytes as linear_forward's y; a scale that is given is taken instead of the data's. */
+/* The same bytes as linear_forward's y; a given scale replaces that of the data. */
 static struct op_result call_linear(const struct linear_layer *layer, const char *plan, const struct tensor *w,
                                     const float *scale) {
     const struct op_tensors x = op_tensors_of(&layer->x);
@@ -420,11 +421,11 @@ static void linear_takes_scales(void) {
 static const struct test_case tests[] = {TEST(every_recipe),
                                          TEST(splits_of_every_kind),
                                          TEST(sizes_at_the_edges),
-                                         TEST(a_stretch_may_need_more_than_all),
+                                         TEST(a_group_may_need_more_than_all),
                                          TEST(given_weights_are_their_floats),
-                                         TEST(splits_may_lie_anywhere),
+                                         TEST(splits_may_have_strides),
                                          TEST(ranks_and_strides),
-                                         TEST(the_number_of_threads_does_not_count),
+                                         TEST(thread_count_does_not_matter),
                                          TEST(linear_is_linear_forward),
                                          TEST(linear_takes_scales)};
 TEST_MAIN(tests)

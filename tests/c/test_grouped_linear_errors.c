@@ -1,5 +1,5 @@
-/* test_grouped_linear_errors.c: everything that can be wrong with a call of grouped_linear, its backward and linear: a
- * status, and a text that begins with the operator's name and has the numbers in it. */
+/* test_grouped_linear_errors.c: every error of grouped_linear, its backward and linear: a status, and a text
+ * that begins with the operator's name and contains the numbers. */
 #include "check.h"
 #include "support_linear.h"
 
@@ -8,7 +8,7 @@ enum { TOKENS = 6, EXPERTS = 3, HIDDEN = 16, INNER = 10 };
 static const int64_t random_numbers[2] = {1, 2};
 static const float scale = 1;
 
-/* The arguments of a good call, fresh for each case, and what they point to. */
+/* The arguments of a valid call, new for each case, and the tensors they point to. */
 struct grouped {
     struct opaq_value value[OPAQ_OP_ARGUMENT_LIMIT];
     struct opaq_tensor x, dy, splits, bias, w, random;
@@ -169,7 +169,7 @@ static void grouped_ranks(void) {
     linear_refuse(__LINE__, "grouped_linear", grouped.value, OPAQ_ERROR_BUFFER, "bias: view: ");
 }
 
-/* linear has the first matrix of the stack. */
+/* linear gets the first matrix of the stack. */
 static void linear_make(const char *plan) {
     grouped_make(false, plan);
     grouped.w.rank = 2;

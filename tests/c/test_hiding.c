@@ -1,6 +1,6 @@
-/* test_hiding.c: what op does with memory that it cannot read. All tests that call operators do so on the hiding back end
- * too (support_op.c); here are the calls that have no operator: quantize, dequantize, amax, noise, delayed scaling and
- * runners on views of hidden memory. */
+/* test_hiding.c: operators and functions on memory that they cannot read. All tests that call operators also
+ * run on the hiding back end (support_op.c); here are the calls without an operator: quantize, dequantize,
+ * amax, noise, delayed scaling and runners on views of hidden memory. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -108,7 +108,7 @@ static void delayed_scaling(void) {
     hiding_free(&hiding);
 }
 
-/* A list of tensors, each copied. */
+/* Copies a list of tensors. */
 static void hide_values(struct hiding *hiding, const struct opaq_op *op, int first,
                         struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT],
                         struct opaq_tensor tensors[OPAQ_OP_ARGUMENT_LIMIT][OPAQ_BUFFER_LIMIT]) {
@@ -126,7 +126,7 @@ static void hide_values(struct hiding *hiding, const struct opaq_op *op, int fir
     }
 }
 
-/* A runner made of hidden tensors gives on hidden activations what the operator gives on the CPU. */
+/* A runner made from hidden tensors gives the results of the operator on the CPU, on hidden activations. */
 static void check_runner(enum opaq_runner_kind kind, const char *weights, const char *words) {
     const struct opaq_op *op = runner_op(kind);
     struct hiding hiding = hiding_make(8 * MEMORY);
@@ -181,7 +181,7 @@ static void runners(void) {
     }
 }
 
-/* The device of an execution is that of the tensors, and a device without a back end is told. */
+/* The device of an execution must be that of the tensors, and a device without a back end is an error. */
 static void devices(void) {
     struct tensor x = tensor_make(4, 32, OPAQ_F32, NULL);
     struct tensor q = tensor_make(4, 32, OPAQ_F32, "mxfp8");

@@ -187,7 +187,7 @@ static void rows_may_lie_apart(void) {
         arguments.x.tensor[0].strides[0] = x.view.row_stride;
         arguments.w.tensor[0].data = w.view.buffer[0].data;
         arguments.w.tensor[0].strides[0] = w.view.row_stride;
-        CHECK_EQ_INT(op_call("linear_forward", arguments.value, &linear_seeded.means, &step.forward, &error),
+        CHECK_EQ_INT(op_call("linear_forward", arguments.value, &linear_seeded.settings, &step.forward, &error),
                      OPAQ_OK);
         linear_backward_arguments(&layer, text, &linear_seeded, &step.forward, &arguments);
         arguments.x.tensor[0].data = x.view.buffer[0].data;
@@ -223,7 +223,7 @@ static void the_random_forward_is_the_same(void) {
             linear_forward_arguments(&layer, plan.text, &linear_seeded, &arguments);
             arguments.value[8].tensors = like ? &arguments.bias : NULL;
             CHECK_EQ_INT(
-                op_call("linear_forward_random", arguments.value, &linear_seeded.means, &result, &error),
+                op_call("linear_forward_random", arguments.value, &linear_seeded.settings, &result, &error),
                 OPAQ_OK);
             CHECK_EQ_STR(error.text, "");
             for (int output = 0; output < 5; ++output) {

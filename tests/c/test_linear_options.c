@@ -250,7 +250,7 @@ static void random_numbers_decide(void) {
     for (int i = 0; i < 5; ++i) {
         struct linear_step first;
         for (int n = 0; n < 5; ++n) {
-            const struct linear_given given = {.means = {.random = {numbers[n][0], numbers[n][1]}}};
+            const struct linear_given given = {.settings = {.random = {numbers[n][0], numbers[n][1]}}};
             struct linear_step step = linear_step(&layer, plans[i], &given);
             if (n == 0) {
                 first = step;

@@ -24,7 +24,7 @@ static void the_number_of_threads_does_not_count(void) {
         for (int t = 0; t < 3; ++t) {
             const struct opaq_parallel parallel = opaq_pool_parallel(pools[t]);
             struct linear_given given = linear_seeded;
-            given.means.parallel = &parallel;
+            given.settings.parallel = &parallel;
             struct linear_step step = linear_step(&layer, plan.text, &given);
             linear_check_same_step(&step, &expected, plan.text);
             linear_step_free(&step);
@@ -53,7 +53,7 @@ static void changed_tensors_do_not_depend_on_threads(void) {
             .data = numbers[t], .dtype = OPAQ_DTYPE_F32, .rank = 2, .shape = {N, K}, .strides = {K, 1}};
         states[t] = (struct linear_state){.scale_fwd = {1, 1, 1}, .scale_bwd = {1, 1}};
         const struct linear_given given = {
-            .main_grad = &main_grad, .state = &states[t], .means = {.parallel = t == 0 ? NULL : &parallel}};
+            .main_grad = &main_grad, .state = &states[t], .settings = {.parallel = t == 0 ? NULL : &parallel}};
         for (int n = 0; n < 3; ++n) {
             struct linear_step step = linear_step(&layer, plan, &given);
             linear_step_free(&step);
@@ -98,7 +98,7 @@ static void intern_plans(struct caller *caller) {
 static void *call_many(void *argument) {
     struct caller *caller = argument;
     struct linear_given given = linear_seeded;
-    given.means.parallel = &caller->parallel;
+    given.settings.parallel = &caller->parallel;
     (void)pthread_barrier_wait(caller->start);
     intern_plans(caller);
     for (int i = 0; i < STEPS; ++i) {

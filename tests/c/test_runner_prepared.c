@@ -254,12 +254,12 @@ static void inputs_of_any_shape(void) {
         struct op_result expected;
         struct op_result got;
         struct opaq_error error = {OPAQ_OK, ""};
-        const struct op_means means = {.parallel = &parallel};
+        const struct op_settings settings = {.parallel = &parallel};
         const struct opaq_value gemm[OPAQ_OP_ARGUMENT_LIMIT] = {op_tensor_value(&x), op_int_value(handle),
                                                                 op_int_value(RUNNER_N)};
         values[0] = op_tensor_value(&x);
         CHECK_EQ_INT(op_call("linear", values, NULL, &expected, &error), OPAQ_OK);
-        CHECK_EQ_INT(op_call("linear_gemm", gemm, &means, &got, &error), OPAQ_OK);
+        CHECK_EQ_INT(op_call("linear_gemm", gemm, &settings, &got, &error), OPAQ_OK);
         CHECK_EQ_STR(error.text, "");
         CHECK_EQ_INT(got.outputs.tensor[0].rank, ranks[i]);
         CHECK(op_result_difference(&got, &expected, 0) < 0);
