@@ -1,5 +1,5 @@
-/* test_kernel_force.c: kernels have unique names; forcing one makes operations use it, and nothing else; names that do not
- * exist, or cannot run, are errors that change nothing. */
+/* test_kernel_force.c: kernels have unique names; forcing one makes operations use it and changes nothing else;
+ * unknown names and kernels that cannot run are errors that change nothing. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,7 +26,7 @@ static void names_are_unique(void) {
     CHECK(opaq_kernel_at(-1, NULL) == NULL);
 }
 
-/* The kernel that is used where `name` could be: whichever of these it belongs to. */
+/* Whether the kernel is in use for any purpose. `name` is a pointer from opaq_kernel_at. */
 static bool is_used(const char *name) {
     for (int f = 0; f < OPAQ_FORMAT_COUNT; ++f) {
         if (quantize_kernel((enum opaq_format)f)->name == name ||

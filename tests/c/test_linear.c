@@ -1,6 +1,6 @@
-/* test_linear.c: a forward and a backward for every pair of formats that recipes ask for, against operands that the test
- * quantizes and dequantizes itself and multiplies in double; what is saved in between; empty sizes, ranks, strides, and
- * other floating-point settings. */
+/* test_linear.c: a forward and a backward for every pair of formats that recipes use, against operands that the
+ * test quantizes and dequantizes itself and multiplies in double; the saved tensors; empty sizes, ranks,
+ * strides, and other floating-point settings. */
 #include <fenv.h>
 #include <stdlib.h>
 
@@ -23,7 +23,7 @@ static struct tensor quantize_for(const struct tensor *x, const char *text, int 
     return linear_quantized(x, text, usage, stream, 1.0f);
 }
 
-/* c = a b^T, both read along `usage`, each quantized for that. */
+/* c = a b^T, both read along `usage` and quantized for it. */
 static void check_pair(const struct opaq_tensor *c, const struct tensor *a, const struct tensor *b,
                        bool is_left_transformed, enum opaq_usage a_usage, enum opaq_usage b_usage,
                        const double *bias, const char *what) {
@@ -70,7 +70,7 @@ static void check_backward(const struct linear_layer *layer, const struct linear
     check_pair(&dx, &dy[0], &w, false, OPAQ_ROWWISE, OPAQ_COLUMNWISE, NULL, plan);
     check_pair(&dw, &dy[1], &x, is_transformed(recipe->x, recipe->dy), OPAQ_COLUMNWISE, OPAQ_COLUMNWISE, NULL,
                plan);
-    struct product_matrix sums = product_matrix_of(&layer->dy, OPAQ_COLUMNWISE); /* dy as it came */
+    struct product_matrix sums = product_matrix_of(&layer->dy, OPAQ_COLUMNWISE); /* dy unchanged */
     (void)product_check_sums(&dbias, &sums, plan);
     product_matrix_free(&sums);
     tensor_free(&x);
@@ -115,7 +115,7 @@ static void empty_sizes(void) {
 
 /* ---- ranks and strides ---- */
 
-static void ranks_do_not_count(void) {
+static void ranks_do_not_matter(void) {
     static const int64_t shapes[][OPAQ_RANK_LIMIT] = {{24, 40}, {2, 12, 40}, {1, 4, 2, 3, 1, 1, 1, 40}};
     static const int ranks[] = {2, 3, 8};
     for (int i = 0; i < linear_recipe_count; ++i) {
@@ -151,7 +151,7 @@ static void ranks_do_not_count(void) {
     }
 }
 
-/* The same numbers in rows that lie further apart. */
+/* The same numbers with padded rows. */
 static struct tensor spread(const struct tensor *x, void **memory) {
     const int64_t rows = opaq_proto_rows(&x->view.proto);
     const int64_t columns = opaq_proto_columns(&x->view.proto);
@@ -169,7 +169,7 @@ static struct tensor spread(const struct tensor *x, void **memory) {
     return wide;
 }
 
-static void rows_may_lie_apart(void) {
+static void rows_may_be_padded(void) {
     struct linear_layer layer = linear_layer_make(20, 33, 50, OPAQ_BF16);
     void *memory[3] = {NULL};
     struct tensor x = spread(&layer.x, &memory[0]);
@@ -208,9 +208,9 @@ static void rows_may_lie_apart(void) {
     linear_layer_free(&layer);
 }
 
-/* ---- the other name ---- */
+/* ---- linear_forward_random ---- */
 
-/* linear_forward_random is linear_forward, with a tensor that nobody looks at. */
+/* linear_forward_random is linear_forward with a tensor that is not read. */
 static void the_random_forward_is_the_same(void) {
     struct linear_layer layer = linear_layer_make(20, 33, 50, OPAQ_BF16);
     for (int i = 0; i < linear_recipe_count; ++i) {
@@ -244,7 +244,8 @@ static void the_random_forward_is_the_same(void) {
 
 /* ---- dtypes and settings ---- */
 
-/* x in bf16 with a weight and a bias in f32: results take their dtypes from the arguments that say so. */
+/* x in bf16 with a weight and a bias in f32: the dtype of each result follows from the arguments that determine
+ * it. */
 static void dtypes_may_differ(void) {
     static const char *const plans[] = {"grad=xwb", "x=fp8 w=fp8 dy=fp8.e5m2 grad=xwb"};
     static const struct linear_recipe same[] = {{"", "", ""}, {"fp8", "fp8", "fp8.e5m2"}};
@@ -269,7 +270,7 @@ static void dtypes_may_differ(void) {
     }
 }
 
-static void settings_of_the_caller_do_not_count(void) {
+static void settings_do_not_matter(void) {
     const struct float_setting before = float_setting_get();
     struct linear_layer layer = linear_layer_make(20, 30, 40, OPAQ_F32);
     tensor_fill(&layer.x, FILL_TINY, 9);
@@ -295,9 +296,9 @@ static const struct test_case tests[] = {TEST(whole_blocks),
                                          TEST(many_blocks_of_the_sum),
                                          TEST(one_of_everything),
                                          TEST(empty_sizes),
-                                         TEST(ranks_do_not_count),
-                                         TEST(rows_may_lie_apart),
+                                         TEST(ranks_do_not_matter),
+                                         TEST(rows_may_be_padded),
                                          TEST(the_random_forward_is_the_same),
                                          TEST(dtypes_may_differ),
-                                         TEST(settings_of_the_caller_do_not_count)};
+                                         TEST(settings_do_not_matter)};
 TEST_MAIN(tests)

@@ -1,12 +1,11 @@
-/* test_linear_backward_errors.c: everything that can be wrong with a call of the linear operators' backward and of
- * delayed_update: a status, and a text that begins with the operator's name and has the numbers in it. Nothing is
- * changed then. */
+/* test_linear_backward_errors.c: every error of the linear operators' backward and of delayed_update: a status,
+ * and a text that begins with the operator's name and contains the numbers. A failed call changes nothing. */
 #include "check.h"
 #include "support_linear.h"
 
 enum { M = 6, N = 10, K = 16 };
 
-/* The arguments of a good call, fresh for each case, and what they point to. */
+/* The arguments of a valid call, new for each case, and the tensors they point to. */
 static struct linear_layer layer;
 static struct linear_state state;
 static struct op_result forward;
@@ -43,7 +42,7 @@ static void refuse(int line, const char *op, enum opaq_status status, const char
     CHECK_BYTES(main_grad_numbers, zeros, sizeof zeros, "line %d: main_grad", line);
 }
 
-/* A good call with one thing changed. */
+/* A valid call with one change. */
 #define BACKWARD(plan, change, status, part)                            \
     do {                                                                \
         backward_arguments(plan);                                       \
@@ -66,7 +65,7 @@ static void gradients(void) {
     static const int64_t bad_w[2] = {N + 1, K};
     tensors_make();
     BACKWARD(plain, args.value[0].count = 0, ARGUMENT, "dy is empty");
-    BACKWARD("", args.value[0] = op_int_value(0), ARGUMENT, "dy is empty"); /* with no outputs, too */
+    BACKWARD("", args.value[0] = op_int_value(0), ARGUMENT, "dy is empty"); /* also without outputs */
     BACKWARD(plain, args.value[0].count = 2, ARGUMENT, "dy has 2 tensors, expected one plain tensor");
     BACKWARD(plain, args.value[1].count = 0, ARGUMENT, "x has 0 tensors, expected one plain tensor");
     BACKWARD(plain, args.value[2].count = 0, ARGUMENT, "w has 0 tensors, expected one plain tensor");
@@ -100,7 +99,7 @@ static void gradients(void) {
     tensors_free();
 }
 
-/* Where nothing is rounded in the backward, it takes the numbers or does without. */
+/* If nothing is rounded in the backward, the random numbers are optional. */
 static void random_numbers_that_are_not_needed(void) {
     static const char *const plans[] = {
         "x=nvfp4+sr w=mxfp4+sr grad=xw", "y=fp8+sr grad=xw",
@@ -128,7 +127,7 @@ static void a_functional_operator_changes_nothing(void) {
              "the plan changes main_grad, which linear_backward_changing does");
     BACKWARD("x=fp8+delayed grad=x", (void)0, ARGUMENT, "the plan changes delayed scaling's state");
     BACKWARD("dy=fp8+delayed grad=x", (void)0, ARGUMENT, "the plan changes delayed scaling's state");
-    backward_arguments("dy=fp8+delayed grad=b"); /* which changes nothing */
+    backward_arguments("dy=fp8+delayed grad=b"); /* it has no effect */
     struct op_result result;
     CHECK_EQ_INT(op_call("linear_backward", args.value, NULL, &result, NULL), OPAQ_OK);
     op_result_free(&result);

@@ -32,7 +32,7 @@ static float amax_of_row(const struct op_result *result, int output) {
     return (float)amax;
 }
 
-/* What a step leaves of a state, by the public function. */
+/* The state after a step, by the public function. */
 struct update {
     float amax_fwd[3], amax_bwd[2];
     enum opaq_element fwd, bwd;
@@ -127,7 +127,7 @@ static void scales_are_used_and_amaxes_returned(void) {
     }
 }
 
-/* A quantized result is the plain one under the scale that was given for it. */
+/* A quantized result is the plain one quantized with the scale that was given for it. */
 static void check_quantized(const struct op_result *plain, const struct op_result *quantized, const char *text,
                             float scale) {
     const struct opaq_tensor result = op_result_row(plain, 0).tensor[0]; /* y or dx */
@@ -139,7 +139,7 @@ static void check_quantized(const struct op_result *plain, const struct op_resul
     tensor_free(&expected);
 }
 
-/* Every algorithm and some margins, with quantized results, several steps after one another. */
+/* Every algorithm and some margins, with quantized results, over several steps. */
 static void the_state_is_updated(void) {
     struct linear_layer layer = linear_layer_make(20, 30, 40, OPAQ_BF16);
     for (int i = 0; i < 2 * 5 * 2; ++i) {
@@ -160,9 +160,9 @@ static void the_state_is_updated(void) {
                                : "",
                        common.reduce ? " reduce" : "");
         for (int n = 0; n < 4; ++n) {
-            tensor_fill(&layer.x, FILL_NORMAL, (uint64_t)n + 10); /* another largest value each time */
+            tensor_fill(&layer.x, FILL_NORMAL, (uint64_t)n + 10); /* another amax in each step */
             tensor_fill(&layer.dy, FILL_OUTLIERS, (uint64_t)n + 20);
-            /* the plain results of the same scales, whose amaxes are recorded */
+            /* the plain results with the same scales, whose amaxes are recorded */
             const struct linear_state before = state;
             struct linear_state unchanged = state;
             const struct linear_given plain_given = {.state = &unchanged};
@@ -224,7 +224,8 @@ static void delayed_update_completes_what_reduce_recorded(void) {
         linear_step_free(&two);
     }
     linear_layer_free(&layer);
-    /* what came quantized by a delayed scale was recorded elsewhere, and is updated by its own element */
+    /* a tensor quantized with a delayed scale was recorded by its own quantizer, and is updated with that
+     * format's element */
     struct linear_state state = start;
     struct linear_state expected = start;
     struct linear_layer none = linear_layer_make(1, 1, 1, OPAQ_F32);
@@ -243,9 +244,9 @@ static void delayed_update_completes_what_reduce_recorded(void) {
     linear_layer_free(&none);
 }
 
-/* ---- only something is delayed ---- */
+/* ---- plans with only some delayed tensors ---- */
 
-static void what_is_not_delayed_is_not_recorded(void) {
+static void only_delayed_tensors_are_recorded(void) {
     struct linear_layer layer = linear_layer_make(20, 30, 40, OPAQ_BF16);
     struct linear_state state = start;
     const struct linear_given given = {.state = &state};
@@ -257,7 +258,7 @@ static void what_is_not_delayed_is_not_recorded(void) {
     memcpy(expected.history_bwd, start.history_bwd, sizeof start.history_bwd);
     check_state(&state, &expected, "only x");
     linear_step_free(&step);
-    /* a gradient that is not wanted is not quantized: nothing to record */
+    /* an unrequested gradient is not quantized, so nothing is recorded */
     state = start;
     step = linear_step(&layer, "x=fp8+delayed w=fp8+delayed dy=fp8.e5m2+delayed dx=fp8.e5m2+delayed grad=b",
                        &given);
@@ -271,7 +272,7 @@ static void what_is_not_delayed_is_not_recorded(void) {
     CHECK_EQ_INT(op_result_row(&forward, LINEAR_AMAX).count, 0);
     check_state(&state, &start, "no gradients");
     op_result_free(&forward);
-    /* an amax that is not finite is recorded, but no scale follows from it */
+    /* a nonfinite amax is recorded, but does not set a scale */
     state = start;
     tensor_set(&layer.x, 3, 3, INFINITY);
     step = linear_step(&layer, all, &given);
@@ -281,7 +282,7 @@ static void what_is_not_delayed_is_not_recorded(void) {
     linear_layer_free(&layer);
 }
 
-/* The largest of several backwards before an update. */
+/* The maximum over several backwards before an update. */
 static void recording_keeps_the_largest(void) {
     struct linear_layer layer = linear_layer_make(8, 16, 16, OPAQ_F32);
     struct linear_state state = start;
@@ -300,6 +301,6 @@ static void recording_keeps_the_largest(void) {
 
 static const struct test_case tests[] = {TEST(scales_are_used_and_amaxes_returned), TEST(the_state_is_updated),
                                          TEST(delayed_update_completes_what_reduce_recorded),
-                                         TEST(what_is_not_delayed_is_not_recorded),
+                                         TEST(only_delayed_tensors_are_recorded),
                                          TEST(recording_keeps_the_largest)};
 TEST_MAIN(tests)

@@ -1,11 +1,11 @@
-/* test_linear_errors.c: everything that can be wrong with a call of linear_forward: a status, and a text that begins with
- * the operator's name and has the numbers in it. */
+/* test_linear_errors.c: every error of linear_forward: a status, and a text that begins with the operator's
+ * name and contains the numbers. */
 #include "check.h"
 #include "support_linear.h"
 
 enum { M = 6, N = 10, K = 16 };
 
-/* The arguments of a good call, fresh for each case, and what they point to. */
+/* The arguments of a valid call, new for each case, and the tensors they point to. */
 static struct linear_layer layer;
 static struct linear_state state;
 static struct linear_arguments args;
@@ -19,7 +19,7 @@ static void forward_arguments(const char *plan) {
     linear_forward_arguments(&layer, plan, &given, &args);
 }
 
-/* A good call with one thing changed. */
+/* A valid call with one change. */
 #define FORWARD(plan, change, status, part)                                               \
     do {                                                                                  \
         forward_arguments(plan);                                                          \
@@ -146,10 +146,10 @@ static void quantized_inputs(void) {
     tensors_free();
 }
 
-/* ---- sizes that do not fit ---- */
+/* ---- sizes that overflow ---- */
 
-static struct opaq_tensor imagined(int32_t dtype, int64_t rows, int64_t columns) {
-    static _Alignas(64) char somewhere[64]; /* nobody reads it: sizes are looked at first */
+static struct opaq_tensor unreadable(int32_t dtype, int64_t rows, int64_t columns) {
+    static _Alignas(64) char somewhere[64]; /* never read: sizes are checked first */
     return (struct opaq_tensor){
         .data = somewhere, .dtype = dtype, .rank = 2, .shape = {rows, columns}, .strides = {columns, 1}};
 }
@@ -162,8 +162,8 @@ static void refuse_workspace(int line, const char *plan, const int64_t x[2], con
     struct opaq_error error = {OPAQ_OK, ""};
     size_t bytes = 7;
     forward_arguments(plan);
-    args.x.tensor[0] = imagined(dtype, x[0], x[1]);
-    args.w.tensor[0] = imagined(dtype, w[0], w[1]);
+    args.x.tensor[0] = unreadable(dtype, x[0], x[1]);
+    args.w.tensor[0] = unreadable(dtype, w[0], w[1]);
     args.x.tensor[1] = args.w.tensor[1] = scale;
     args.value[0].count = args.value[1].count = dtype == OPAQ_DTYPE_U8 ? 2 : 1;
     args.value[2].tensors = NULL;
@@ -214,7 +214,7 @@ static void sizes_that_do_not_fit(void) {
     tensors_free();
 }
 
-/* ---- the door ---- */
+/* ---- entry point ---- */
 
 static void workspaces_and_outputs(void) {
     static _Alignas(64) char memory[OPAQ_OP_OUTPUT_LIMIT][4096];
@@ -263,18 +263,18 @@ static void workspaces_and_outputs(void) {
     bad.count -= 1;
     CHECK_EQ_INT(opaq_op_run(op, args.value, &bad, workspace, NULL, &error), OPAQ_ERROR_ARGUMENT);
     bad = good;
-    bad.tensor[0].data = args.x.tensor[0].data; /* y into x */
+    bad.tensor[0].data = args.x.tensor[0].data; /* y overlaps x */
     CHECK_EQ_INT(opaq_op_run(op, args.value, &bad, workspace, NULL, &error), OPAQ_ERROR_BUFFER);
     CHECK(strstr(error.text, "linear_forward: output 0 overlaps an argument or another output") == error.text);
     bad = good;
-    bad.tensor[2].data = bad.tensor[1].data; /* two of x_saved's */
+    bad.tensor[2].data = bad.tensor[1].data; /* two tensors of x_saved overlap */
     CHECK_EQ_INT(opaq_op_run(op, args.value, &bad, workspace, NULL, &error), OPAQ_ERROR_BUFFER);
     bad = good;
     bad.tensor[0].shape[0] = M - 1;
     CHECK_EQ_INT(opaq_op_run(op, args.value, &bad, workspace, NULL, &error), OPAQ_ERROR_SHAPE);
     CHECK_EQ_INT(opaq_op_run(op, args.value, NULL, workspace, NULL, &error), OPAQ_ERROR_ARGUMENT);
     bad = good;
-    memset(bad.first, 0x7F, sizeof bad.first); /* the caller's are not read */
+    memset(bad.first, 0x7F, sizeof bad.first); /* the caller's values are not read */
     CHECK_EQ_INT(opaq_op_run(op, args.value, &bad, workspace, NULL, &error), OPAQ_OK);
     tensors_free();
 }

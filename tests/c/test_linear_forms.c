@@ -1,5 +1,5 @@
-/* test_linear_forms.c: what follows from a plan: which outputs the linear operators have, plain or quantized with which
- * usage, and that the tensors which opaq_op_outputs describes are those of the forms' prototypes. */
+/* test_linear_forms.c: the outputs of the linear operators for a plan, plain or quantized with a usage, and
+ * that the tensors that opaq_op_outputs describes are those of the forms' prototypes. */
 #include "check.h"
 #include "support_op.h"
 #include "support_spec.h"
@@ -46,14 +46,14 @@ static const struct forms_case cases[] = {
     {"grad=xwb main_grad=add", {"", "-", "-", "-", "-"}, {"", "-", ""}},
     {"grad=w main_grad=set", {"", "-", "-", "-", "-"}, {"-", "-", "-"}},
     {"grad=x main_grad=add", {"", "-", "-", "-", "-"}, {"", "-", "-"}},
-    /* an amax is returned where a backward will record it */
+    /* an amax is returned if a backward records it */
     {"x=fp8+delayed w=fp8+delayed", {"", "-", "-", "-", "-"}, {"-", "-", "-"}},
     {"x=fp8+delayed w=fp8+delayed dy=fp8.e5m2+delayed grad=xw",
      {"", "fp8+columnwise+delayed", "fp8+columnwise+delayed", "", "-"},
      {"", "", "-"}},
     {"y=fp8+delayed grad=b", {"fp8+delayed", "-", "-", "", "-"}, {"-", "-", ""}},
     {"dy=fp8+delayed grad=x", {"", "-", "-", "-", "-"}, {"", "-", "-"}},
-    /* random numbers are drawn where anything rounds stochastically, in the forward or in the backward */
+    /* random numbers are drawn if a tensor is rounded stochastically, in the forward or in the backward */
     {"x=nvfp4+sr", {"", "-", "-", "-", ""}, {"-", "-", "-"}},
     {"w=nvfp4+sr", {"", "-", "-", "-", ""}, {"-", "-", "-"}},
     {"y=fp8+sr", {"fp8+sr", "-", "-", "-", ""}, {"-", "-", "-"}},
@@ -78,7 +78,7 @@ static const char *expected_form(const struct forms_case *one, int op, int outpu
     return op == 0 ? one->forward[output] : one->backward[output];
 }
 
-/* The values that a form reads: its text alone. */
+/* The only value that a form depends on: the plan's text. */
 static void text_only(int op, const char *plan, struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT]) {
     memset(values, 0, OPAQ_OP_ARGUMENT_LIMIT * sizeof *values);
     values[op == 0 ? 6 : 7] = op_text_value(plan);
@@ -178,7 +178,7 @@ static void check_tensor(const struct opaq_tensor *tensor, const struct opaq_buf
     }
 }
 
-/* Checks one output row and gives how many tensors it has. */
+/* Checks one output row and returns its number of tensors. */
 static int check_row(int op, int output, const struct forms_case *one, const int64_t *x_shape, int rank,
                      const int64_t *w_shape, const struct opaq_tensor *tensors) {
     const char *form = expected_form(one, op, output);
@@ -190,7 +190,7 @@ static int check_row(int op, int output, const struct forms_case *one, const int
         return 0;
     }
     const int shape_rank = shape_of(op, output, x_shape, rank, w_shape, shape);
-    if (op == 0 && output == 4) { /* int64, which no prototype describes */
+    if (op == 0 && output == 4) { /* int64, which prototypes do not support */
         CHECK(tensors->dtype == OPAQ_DTYPE_I64 && tensors->rank == 1 && tensors->shape[0] == 2 &&
               tensors->strides[0] == 1);
         return 1;
@@ -219,7 +219,7 @@ static void check_outputs(int op, const struct forms_case *one, const int64_t *x
                           const int64_t *w_shape) {
     static const int slots[BACKWARD_OUTPUTS] = {3, 1, 1};
     const struct opaq_op *row = opaq_op_find(operators[op]);
-    const struct opaq_tensor any = {.dtype = OPAQ_DTYPE_BF16}; /* outputs take its device only */
+    const struct opaq_tensor any = {.dtype = OPAQ_DTYPE_BF16}; /* of outputs only the device is used */
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
     struct opaq_outputs outputs;
     struct opaq_error error = {OPAQ_OK, ""};
@@ -240,7 +240,7 @@ static void check_outputs(int op, const struct forms_case *one, const int64_t *x
         CHECK_EQ_INT(outputs.first[output], place);
         const int used = check_row(op, output, one, x_shape, rank, w_shape, &outputs.tensor[place]);
         const int count = op == 2 ? slots[output] : used;
-        for (int i = used; i < count; ++i) { /* places that are left over */
+        for (int i = used; i < count; ++i) { /* unused outputs */
             const struct opaq_tensor *slot = &outputs.tensor[place + i];
             CHECK(slot->dtype == OPAQ_DTYPE_U8 && slot->rank == 1 && slot->shape[0] == 0);
         }
@@ -267,7 +267,7 @@ static void outputs_agree_with_the_forms(void) {
     }
 }
 
-/* One text more than are kept still works. */
+/* One text more than the limit of kept texts still works. */
 static void plans_beyond_the_limit_still_work(void) {
     const struct opaq_op *row = opaq_op_find("linear_backward");
     for (int i = 0; i <= OPAQ_INTERN_LIMIT; ++i) {

@@ -1,5 +1,6 @@
-/* test_linear_given.c: operands that come quantized, in every usage: given by the caller, cached by an earlier forward,
- * or dequantized again in the backward. Compared with double arithmetic on the copies that a product is to read. */
+/* test_linear_given.c: quantized operands, in every usage: given by the caller, cached by an earlier
+ * forward, or dequantized again in the backward. Compared with double arithmetic on the copies that a
+ * product must read. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -14,7 +15,7 @@ static struct tensor quantize_for(const struct tensor *x, const char *text, int 
     return linear_quantized(x, text, usage, stream, 1.0f);
 }
 
-/* The copies that a step's products read: of y, of dx, of dw. */
+/* The copies that the products of a step read: for y, for dx, for dw. */
 struct operands {
     struct product_matrix y[2], dx[2], dw[2];
 };
@@ -42,7 +43,7 @@ static void operands_check_and_free(struct operands *operands, const struct line
     }
 }
 
-/* Two columnwise copies that went through the same transform are multiplied as they are. */
+/* Two columnwise copies with the same transform are multiplied without undoing it. */
 static void leave_transformed(const struct linear_layer *layer, const struct linear_recipe *recipe,
                               struct operands *operands) {
     const struct opaq_spec p = spec_of(recipe->x);
@@ -60,7 +61,7 @@ static void leave_transformed(const struct linear_layer *layer, const struct lin
     tensor_free(&dy);
 }
 
-/* ---- everything quantized by the caller ---- */
+/* ---- all operands quantized by the caller ---- */
 
 static void check_given(const struct linear_layer *layer, const struct linear_recipe *recipe, int x_usage,
                         int w_usage, int dy_usage) {
@@ -90,7 +91,7 @@ static void check_given(const struct linear_layer *layer, const struct linear_re
     linear_step_free(&step);
 }
 
-static void all_three_come_quantized(void) {
+static void all_three_quantized(void) {
     struct linear_layer layer = linear_layer_make(37, 53, 70, OPAQ_BF16);
     for (int i = 0; i < linear_recipe_count; ++i) {
         const struct linear_recipe *recipe = &linear_recipes[i];
@@ -133,7 +134,7 @@ static void weight_only(void) {
     }
 }
 
-/* ---- the weight that is used again ---- */
+/* ---- cached weights ---- */
 
 /* A quantized tensor with the buffers of an output row. */
 static struct tensor tensor_of_row(const struct op_result *result, int output, const struct tensor *like) {
@@ -169,7 +170,8 @@ static void check_cache(const struct linear_layer *layer, const struct linear_re
     linear_check_same(&next.forward, &expected.forward, LINEAR_Y, plan.text);
     for (int g = 0; g < 3; ++g) {
         linear_check_same(&first.backward, &expected.backward, g, caching.text);
-        if (strstr(mode, "high_precision") == NULL || g != LINEAR_DX) { /* whose weight is not there any more */
+        if (strstr(mode, "high_precision") == NULL || g != LINEAR_DX) { /* the plain weight is not available
+                                                                         * then */
             linear_check_same(&next.backward, &expected.backward, g, plan.text);
         }
     }
@@ -192,9 +194,9 @@ static void a_cached_weight_gives_the_same(void) {
     linear_layer_free(&layer);
 }
 
-/* ---- other backwards ---- */
+/* ---- other backward modes ---- */
 
-/* dy as it came; x and w as they came: the bytes of the plan without quantizers. */
+/* dy, x and w unchanged: the bytes of the plan without quantizers. */
 static void high_precision_is_the_plain_backward(void) {
     struct linear_layer layer = linear_layer_make(37, 53, 70, OPAQ_BF16);
     struct linear_step plain = linear_step(&layer, "grad=xwb", NULL);
@@ -210,7 +212,8 @@ static void high_precision_is_the_plain_backward(void) {
     linear_layer_free(&layer);
 }
 
-/* dy as it came; x and w as the forward multiplied them: their rowwise copies, whichever others there are. */
+/* dy unchanged; x and w as the forward multiplied them: their rowwise copies, whether or not there are
+ * columnwise ones. */
 static void dequantized_is_what_the_forward_multiplied(void) {
     struct linear_layer layer = linear_layer_make(37, 53, 70, OPAQ_BF16);
     for (int i = 0; i < linear_recipe_count; ++i) {
@@ -224,7 +227,7 @@ static void dequantized_is_what_the_forward_multiplied(void) {
         struct operands operands = operands_of(&x, &w, &layer.dy);
         operands_check_and_free(&operands, &step, plan.text);
         for (int u = 0; u < 4 && recipe->x[0] && recipe->w[0];
-             ++u) { /* the same where they came with both copies */
+             ++u) { /* the same if they were given with both copies */
             struct tensor x_both =
                 quantize_for(&layer.x, recipe->x, u & 1 ? OPAQ_BOTH : OPAQ_ROWWISE, LINEAR_STREAM_X);
             struct tensor w_both =
@@ -252,6 +255,6 @@ static void dequantized_is_what_the_forward_multiplied(void) {
 }
 
 static const struct test_case tests[] = {
-    TEST(all_three_come_quantized), TEST(weight_only), TEST(a_cached_weight_gives_the_same),
+    TEST(all_three_quantized), TEST(weight_only), TEST(a_cached_weight_gives_the_same),
     TEST(high_precision_is_the_plain_backward), TEST(dequantized_is_what_the_forward_multiplied)};
 TEST_MAIN(tests)

@@ -1,6 +1,6 @@
-/* test_linear_options.c: what a plan can ask for besides formats: keeping the originals, quantized results, biases, main
- * gradients, some of the gradients only, random numbers. Each is compared with the plan that does without, or with double
- * arithmetic. */
+/* test_linear_options.c: the options of a plan besides formats: keeping the originals, quantized results,
+ * biases, main gradients, some of the gradients, random numbers. Each is compared with a plan without the
+ * option, or with double arithmetic. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -41,7 +41,7 @@ static void saving_the_originals_gives_the_same_bytes(void) {
 
 /* ---- quantized results ---- */
 
-/* The plain result of a step as a tensor of its own. */
+/* The plain result of a step as a test tensor. */
 static struct tensor tensor_of(const struct op_result *result, int output) {
     const struct opaq_tensor plain = op_result_row(result, output).tensor[0];
     struct tensor made = tensor_make(plain.shape[0], plain.shape[1], (enum opaq_element)plain.dtype, NULL);
@@ -116,19 +116,19 @@ static void a_later_bias_is_not_added(void) {
 
 enum { GAP = 5 };
 
-/* A tensor [N,K] whose rows lie GAP elements further apart than they must, filled with numbers, gaps included. */
+/* A tensor [N,K] whose rows are padded by GAP elements, filled with numbers, padding included. */
 static struct opaq_tensor main_grad_make(const struct linear_layer *layer, enum opaq_element dtype,
                                          int64_t gap) {
     const int64_t stride = layer->k + gap;
     struct tensor numbers = tensor_make(layer->n, stride, dtype, NULL);
     struct opaq_tensor made = op_tensors_of(&numbers).tensor[0];
     tensor_fill(&numbers, FILL_NORMAL, 8);
-    made.shape[1] = layer->k; /* the numbers' memory goes with it */
+    made.shape[1] = layer->k; /* the memory of the numbers is released with it */
     made.strides[0] = stride;
     return made;
 }
 
-/* Contiguous numbers of a tensor whose rows lie apart. */
+/* The numbers of a padded tensor, contiguous. */
 static double *numbers_of(const struct opaq_tensor *tensor) {
     double *numbers = calloc((size_t)(tensor->shape[0] * tensor->shape[1]) + 1, sizeof *numbers);
     for (int64_t i = 0; numbers != NULL && i < tensor->shape[0] * tensor->shape[1]; ++i) {
@@ -150,7 +150,7 @@ static void check_main_grad(const struct linear_layer *layer, const struct linea
     CHECK_EQ_INT(op_result_row(&step.backward, LINEAR_DW).count, 0);
     linear_check_same(&step.backward, &expected.backward, LINEAR_DX, plan.text);
     linear_check_same(&step.backward, &expected.backward, LINEAR_DBIAS, plan.text);
-    /* against double, and what lies between the rows */
+    /* against double, and the padding must be unchanged */
     struct tensor dy = linear_quantized(&layer->dy, recipe->dy, OPAQ_COLUMNWISE, LINEAR_STREAM_DY, 1.0f);
     struct tensor x = linear_quantized(&layer->x, recipe->x, OPAQ_COLUMNWISE, LINEAR_STREAM_X, 1.0f);
     struct product_matrix operands[2] = {product_matrix_of(&dy, OPAQ_COLUMNWISE),
@@ -167,7 +167,7 @@ static void check_main_grad(const struct linear_layer *layer, const struct linea
     }
     const struct op_tensors result = op_tensors_of(&dense);
     (void)product_check(&result.tensor[0], &operands[0], &operands[1], NULL, adds ? former : NULL, plan.text);
-    if (!adds && (int32_t)dtype == layer->w.view.proto.dtype) { /* the very dw */
+    if (!adds && (int32_t)dtype == layer->w.view.proto.dtype) { /* the same bytes as dw */
         (void)linear_check_buffers(&expected.backward, LINEAR_DW, &dense, plan.text);
     }
     product_matrix_free(&operands[0]);
@@ -191,7 +191,7 @@ static void main_gradients(void) {
         check_main_grad(&layer, &kinds[i % 3], i / 9 % 2 == 0, dtypes[i / 3 % 3], i / 18 ? GAP : 0);
     }
     linear_layer_free(&layer);
-    layer = linear_layer_make(0, 5, 7, OPAQ_BF16); /* nothing is added; or zeros are set */
+    layer = linear_layer_make(0, 5, 7, OPAQ_BF16); /* nothing is added, or zeros are written */
     check_main_grad(&layer, &kinds[1], true, OPAQ_F32, GAP);
     check_main_grad(&layer, &kinds[1], false, OPAQ_F32, GAP);
     linear_layer_free(&layer);
@@ -214,7 +214,7 @@ static void every_set_of_gradients(void) {
             struct op_result forward = linear_forward(&layer, plan.text, &linear_seeded);
             linear_check_same(&forward, &expected.forward, LINEAR_Y, plan.text);
             linear_backward_arguments(&layer, plan.text, &linear_seeded, &forward, &arguments);
-            if ((set & OPAQ_GRADIENT_W) == 0) { /* what is not needed need not be there */
+            if ((set & OPAQ_GRADIENT_W) == 0) { /* tensors that are not needed may be absent */
                 arguments.value[1] = (struct opaq_value){.count = 0};
             }
             if ((set & OPAQ_GRADIENT_X) == 0) {
@@ -243,7 +243,7 @@ static void random_numbers_decide(void) {
     static const char *const plans[] = {"x=nvfp4+sr w=nvfp4 dy=nvfp4 grad=xw", "x=fp8 w=fp8+sr dy=fp8 grad=xw",
                                         "x=mxfp8 w=mxfp8 dy=mxfp8+sr grad=xw", "y=fp8+sr grad=xw",
                                         "dx=mxfp4+sr grad=xw"};
-    /* which of y, dx, dw change with them */
+    /* whether y, dx and dw depend on them */
     static const int changes[][3] = {{1, 0, 1}, {1, 1, 0}, {0, 1, 1}, {1, 0, 0}, {0, 1, 0}};
     static const int64_t numbers[][2] = {{1, 2}, {1, 2}, {3, 2}, {1, 20}, {-1, INT64_MAX}};
     struct linear_layer layer = linear_layer_make(40, 40, 48, OPAQ_BF16);
@@ -266,7 +266,7 @@ static void random_numbers_decide(void) {
         }
         linear_step_free(&first);
     }
-    /* equal tensors are not rounded by equal numbers */
+    /* equal tensors are rounded with different numbers */
     tensor_free(&layer.w);
     layer.w = linear_quantized(&layer.x, "", 0, LINEAR_STREAM_X, 1.0f);
     const char *plan = "x=nvfp4+sr w=nvfp4+sr dy=nvfp4 grad=xw";

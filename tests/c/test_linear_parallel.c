@@ -1,5 +1,6 @@
-/* test_linear_parallel.c: the linear operators on threads: any number of them gives the same bytes, and many callers at
- * once, on one pool, read and intern plans and get what one alone gets. Runs under ThreadSanitizer too. */
+/* test_linear_parallel.c: the linear operators on threads: any number of them gives the same bytes, and
+ * concurrent callers on one pool, which read and intern plans, get the same results as a single one. Also runs
+ * under ThreadSanitizer. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -8,9 +9,9 @@
 
 /* ---- numbers of threads ---- */
 
-static void the_number_of_threads_does_not_count(void) {
+static void thread_count_does_not_matter(void) {
     static const int threads[] = {1, 2, 5};
-    struct linear_layer layer = linear_layer_make(130, 100, 150, OPAQ_BF16); /* enough to be shared */
+    struct linear_layer layer = linear_layer_make(130, 100, 150, OPAQ_BF16); /* large enough to be shared */
     struct opaq_pool *pools[3] = {NULL};
     for (int t = 0; t < 3; ++t) {
         CHECK_EQ_INT(opaq_pool_create(threads[t], &pools[t], NULL), OPAQ_OK);
@@ -37,7 +38,7 @@ static void the_number_of_threads_does_not_count(void) {
     linear_layer_free(&layer);
 }
 
-/* What is changed, too. */
+/* Tensors that the operator changes. */
 static void changed_tensors_do_not_depend_on_threads(void) {
     const char *plan =
         "x=fp8+delayed w=fp8+delayed dy=fp8.e5m2+delayed dx=fp8.e5m2+delayed grad=xwb main_grad=add";
@@ -65,7 +66,7 @@ static void changed_tensors_do_not_depend_on_threads(void) {
     linear_layer_free(&layer);
 }
 
-/* ---- many callers at once ---- */
+/* ---- concurrent callers ---- */
 
 enum { CALLERS = 6, STEPS = 12, TEXTS = 60 };
 
@@ -75,10 +76,10 @@ struct caller {
     const struct linear_layer *layer;
     const struct linear_step *expected; /* of every recipe */
     struct opaq_parallel parallel;
-    int right; /* forms that were as they should be */
+    int right; /* number of correct forms */
 };
 
-/* Plans that all ask for, in another order each, and some that only one does. */
+/* Plans that all threads request, in different orders, and some that only one requests. */
 static void intern_plans(struct caller *caller) {
     const struct opaq_op *op = opaq_op_find("linear_backward");
     for (int i = 0; i < TEXTS; ++i) {
@@ -103,7 +104,7 @@ static void *call_many(void *argument) {
     intern_plans(caller);
     for (int i = 0; i < STEPS; ++i) {
         const int k = (i * 5 + caller->index * 3) % linear_recipe_count;
-        char rest[32]; /* a text of its own, so that plans are interned while others read them */
+        char rest[32]; /* a separate text, so that plans are interned while others read them */
         (void)snprintf(rest, sizeof rest, "grad=xwb margin=%d", caller->index % 3);
         const struct linear_text plan = linear_plan(&linear_recipes[k], rest);
         struct linear_step step = linear_step(caller->layer, plan.text, &given);
@@ -142,7 +143,7 @@ static void many_callers_share_a_pool(void) {
     linear_layer_free(&layer);
 }
 
-static const struct test_case tests[] = {TEST(the_number_of_threads_does_not_count),
+static const struct test_case tests[] = {TEST(thread_count_does_not_matter),
                                          TEST(changed_tensors_do_not_depend_on_threads),
                                          TEST(many_callers_share_a_pool)};
 TEST_MAIN(tests)

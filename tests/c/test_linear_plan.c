@@ -1,5 +1,5 @@
-/* test_linear_plan.c: a plan's text: every word, in any order, each at most once, errors that name the word and its
- * position; and what follows from a plan: which outputs the linear operators have, in which form, in which tensors. */
+/* test_linear_plan.c: a plan's text: every word, in any order, each at most once, errors that name the word and
+ * its position. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -88,7 +88,7 @@ static void order_does_not_count(void) {
     for (int rotation = 0; rotation < WORDS; ++rotation) {
         for (int step = 1; step < WORDS; step += 2) {
             char text[OPAQ_LINEAR_PLAN_TEXT_BYTES] = "";
-            if (step == 7) { /* does not reach every word */
+            if (step == 7) { /* would not reach every word */
                 continue;
             }
             for (int i = 0; i < WORDS; ++i) {
@@ -228,7 +228,7 @@ static void contradictions_name_both_words(void) {
     (void)plan_of("w=fp8+delayed save=x cache");
 }
 
-static void limits_hold(void) {
+static void length_limits(void) {
     char text[OPAQ_LINEAR_PLAN_TEXT_BYTES + 8];
     struct opaq_linear_plan plan;
     memset(text, 'q', sizeof text);
@@ -237,7 +237,7 @@ static void limits_hold(void) {
     refuse(text, SIZE_MAX, OPAQ_ERROR_TEXT, "characters, at most 639");
     refuse(NULL, 0, OPAQ_ERROR_ARGUMENT, "text is NULL");
     CHECK_EQ_INT(opaq_linear_plan_parse("", 0, NULL, NULL), OPAQ_ERROR_ARGUMENT);
-    /* the longest plan there is fits */
+    /* the longest possible plan fits */
     const char *longest = "nvfp4.e2m1+columnwise+swizzle+global+rowscaled+e4m3max=448+rule=compressed-tensors";
     (void)snprintf(text, sizeof text,
                    "x=%s w=%s dy=%s y=%s dx=%s grad=xwb save=xw backward=high_precision cache bias_later "
@@ -258,5 +258,5 @@ static const struct test_case tests[] = {TEST(the_empty_text_is_the_plain_plan),
                                          TEST(errors_name_the_word_and_its_position),
                                          TEST(each_word_comes_at_most_once),
                                          TEST(contradictions_name_both_words),
-                                         TEST(limits_hold)};
+                                         TEST(length_limits)};
 TEST_MAIN(tests)

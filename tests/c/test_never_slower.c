@@ -1,10 +1,10 @@
-/* test_never_slower.c: no kernel is slower than the reference's, at any shape: odd sizes, of every table that this machine
- * can run, for the lists that the other tests and the benchmarks walk.
+/* test_never_slower.c: no kernel is slower than the reference's, at any shape: odd sizes, every table that this
+ * machine can run, the case lists of the other tests and the benchmarks.
  *
- * A sample is so many calls that they take a while; both sides take turns, and the best sample of each counts. Slower is
- * what takes a quarter more time than the reference and, for tensors of a handful of elements, a few microseconds more. It
- * has to be that three times in a row, so a machine that does other things as well does not fail. Not for builds with
- * sanitizers, whose times mean nothing. */
+ * A sample is a number of calls that takes long enough to measure; both sides alternate, and the best sample of
+ * each counts. A kernel is slower if it takes a quarter more time than the reference and, for tensors of a few
+ * elements, some microseconds more. It fails after three such results in a row, so that other load on the
+ * machine does not fail the test. Not for builds with sanitizers, whose times are not comparable. */
 #include <stdbool.h>
 #include <stdlib.h>
 #include <time.h>
@@ -26,11 +26,11 @@ enum { SIZE_COUNT = 7, SAMPLES = 3, TRIES = 3, MOST_CALLS = 1 << 12 };
 
 static const double factor = 1.25;
 static const double sample_s = 20e-6;
-static const double slack_s = 4e-6; /* for each call */
+static const double slack_s = 4e-6; /* per call */
 
 /* ---- timing ---- */
 
-/* What is called, with the kernels of one side. */
+/* The function to call, with the kernels of one side. */
 struct contest {
     void (*call)(const struct contest *contest, bool is_reference);
     const void *argument;
@@ -50,7 +50,7 @@ static double sample(const struct contest *contest, bool is_reference, int calls
     return (now() - start) / calls;
 }
 
-/* Seconds of a call: the reference's, the other's. */
+/* Seconds per call: the reference's, the other's. */
 struct times {
     double reference;
     double other;
@@ -73,10 +73,10 @@ static struct times measure(const struct contest *contest) {
 
 static bool is_slower(struct times times) { return times.other > factor * times.reference + slack_s; }
 
-/* How a failure is told. */
+/* The case, for the message. */
 struct what {
     const char *kernel;
-    const char *text; /* of operands */
+    const char *text; /* sizes of the operands */
     int64_t size[3];
 };
 
@@ -228,7 +228,7 @@ static void run_conversion(const struct contest *contest, bool is_reference) {
     const struct conversion *c = contest->argument;
     for (int i = 0; i < c->job->copy_count; ++i) {
         const struct quant_copy *copy = &c->job->copy[i];
-        if (quant_copy_is_narrow(copy)) { /* the library takes the reference for it: no contest */
+        if (quant_copy_is_narrow(copy)) { /* the library uses the reference for it: nothing to compare */
             continue;
         }
         (is_reference ? c->reference : c->run)(c->job, copy, 0, copy->operand.rows);
@@ -278,7 +278,7 @@ static void check_quantizer(const struct quant_case *from, int64_t rows, int64_t
     struct tensor x = tensor_make(rows, columns, from->dtype, NULL);
     tensor_fill(&x, FILL_NORMAL, 1);
     const struct opaq_quantize_args args = args_for(&spec);
-    struct tensor q = quantized(&x, &spec, &args); /* so that its scales are some */
+    struct tensor q = quantized(&x, &spec, &args); /* so that its scales have different values */
     struct tensor y = plain_like(&x);
     for (int t = 0; t + 1 < count; ++t) {
         if (!can_run(tables[t]->features)) {
@@ -330,7 +330,7 @@ static void narrow_weights(void) {
     }
 }
 
-/* Rows of less than a block, and columns of less than a vector, many of them. */
+/* Many rows shorter than a block, and many columns shorter than a vector. */
 static void narrow_tensors(void) {
     static const int64_t shapes[][2] = {{1000, 1}, {1000, 5}, {1000, 9}, {1000, 17}, {1, 1000}, {5, 1000}};
     for (int i = 0; i < QUANT_CASE_COUNT; ++i) {

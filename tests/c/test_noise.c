@@ -1,4 +1,4 @@
-/* test_noise.c: opaq_noise_measure against sums over the dequantized tensor; threads; what is refused. */
+/* test_noise.c: opaq_noise_measure against sums over the dequantized tensor; threads; errors. */
 #include <math.h>
 
 #include "check.h"
@@ -31,7 +31,7 @@ static void measures_every_copy_of_every_spec(void) {
     struct spec_list list = spec_list_make(SPEC_DEFAULTS);
     for (int i = 0; i < list.count; ++i) {
         const struct opaq_spec *spec = &list.spec[i];
-        struct tensor x = tensor_make(70, 300, dtypes[i % 3], NULL); /* ragged everywhere */
+        struct tensor x = tensor_make(70, 300, dtypes[i % 3], NULL); /* partial blocks in both directions */
         tensor_fill(&x, i % 2 ? FILL_OUTLIERS : FILL_NORMAL, (uint64_t)i);
         struct tensor q = quantized(&x, spec, NULL);
         for (int usage = 0; usage <= OPAQ_COLUMNWISE; ++usage) {

@@ -27,7 +27,7 @@ static enum opaq_status convert(const struct tensor *from, const char *from_spec
     return op_run_into("convert", values, to, error);
 }
 
-/* Where a copy can be derived it equals the one that quantizing makes. */
+/* If a copy can be derived without rounding, it equals the one that quantizing makes. */
 static void convert_equals_quantizing(void) {
     static const char *const pairs[][2] = {
         {"fp8", "fp8+both"},
@@ -100,7 +100,7 @@ static void convert_refuses_to_round(void) {
         struct tensor to = tensor_make(32, 64, OPAQ_BF16, pairs[i][1]);
         CHECK_EQ_INT(convert(&from, pairs[i][0], pairs[i][1], &to, &error), OPAQ_ERROR_SPEC);
         CHECK(strstr(error.text, pairs[i][2]) != NULL);
-        CHECK_EQ_INT(((const uint8_t *)to.view.buffer[0].data)[0], 0xA5); /* untouched */
+        CHECK_EQ_INT(((const uint8_t *)to.view.buffer[0].data)[0], 0xA5); /* unchanged */
         tensor_free(&from);
         tensor_free(&to);
     }
@@ -119,7 +119,7 @@ static enum opaq_status slice(const struct tensor *from, const char *spec, int64
     return op_run_into("slice_rows", values, to, error);
 }
 
-/* Every copy of the slice dequantizes to the same rows of that copy of the whole. */
+/* Every copy of the slice dequantizes to the same rows of that copy of the whole tensor. */
 static void check_slice_values(const struct tensor *whole, const struct tensor *part, int64_t start,
                                const char *spec) {
     const int64_t rows = opaq_proto_rows(&part->view.proto);
@@ -184,7 +184,7 @@ static void slices_and_gathers(void) {
         CHECK_EQ_INT(slice(&whole, spec, ROWS, &part, &error), OPAQ_ERROR_SHAPE);
         tensor_free(&part);
 
-        /* two halves after one another, as an all-gather leaves them, make the whole again */
+        /* two halves in sequence, as an all-gather returns them, make the whole again */
         struct op_tensors gathered = {.count = 0};
         for (int s = 0; s < SHARDS; ++s) {
             struct tensor shard = tensor_make(ROWS / SHARDS, COLUMNS, OPAQ_BF16, spec);

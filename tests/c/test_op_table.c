@@ -68,7 +68,7 @@ static void refuse(const char *op, const struct opaq_value *values, enum opaq_st
     struct opaq_error error = {OPAQ_OK, ""};
     const struct opaq_op *row = opaq_op_find(op);
     enum opaq_status found = opaq_op_outputs(row, values, &outputs, &error);
-    if (found == OPAQ_OK) { /* then running it must refuse */
+    if (found == OPAQ_OK) { /* then running it must fail */
         static _Alignas(64) uint8_t memory[OPAQ_OP_OUTPUT_LIMIT][8192];
         for (int i = 0; i < outputs.count; ++i) {
             outputs.tensor[i].data = memory[i];
@@ -110,7 +110,7 @@ static void bad_arguments_are_named(void) {
     refuse("quantize", values, OPAQ_ERROR_ARGUMENT, "random is missing");
     int64_t numbers[3] = {1, 2, 3};
     struct opaq_tensor random = {.dtype = OPAQ_DTYPE_I64, .rank = 1, .shape = {2}, .strides = {1}};
-    values[5] = op_tensor_value(&random); /* without memory, then not aligned */
+    values[5] = op_tensor_value(&random); /* NULL, then misaligned */
     refuse("quantize", values, OPAQ_ERROR_ARGUMENT, "random is int64 of rank 1, expected two");
     random.data = (char *)numbers + 4;
     refuse("quantize", values, OPAQ_ERROR_ARGUMENT, "random is int64 of rank 1, expected two");
@@ -143,7 +143,7 @@ static void bad_buffers_are_named(void) {
     refuse("dequantize", values, OPAQ_ERROR_ARGUMENT, "dtype");
 }
 
-/* What the caller allocated is checked like an argument. */
+/* The caller's allocation is checked like an argument. */
 static void bad_outputs_are_named(void) {
     static _Alignas(64) uint8_t memory[3][8192];
     float data[64] = {0.0f};
@@ -187,13 +187,13 @@ static void bad_outputs_are_named(void) {
     }
 }
 
-/* Memory for opaq_op_call, some of it wrong. */
+/* Supplies memory for opaq_op_call, some of it invalid. */
 enum { GIVE_WELL, GIVE_NOTHING, GIVE_AN_INPUT, GIVE_LITTLE, GIVE_OTHER_SHAPE, GIVE_AN_ERROR, GIVE_KINDS };
 
 struct given_memory {
     int kind;
     int calls;
-    void *input; /* an argument's memory */
+    void *input; /* the memory of an argument */
     _Alignas(64) uint8_t output[4096];
     _Alignas(64) uint8_t workspace[1 << 20];
 };
@@ -214,7 +214,8 @@ static enum opaq_status give(void *context, struct opaq_outputs *outputs, size_t
     return OPAQ_OK;
 }
 
-/* It gives what the three calls before it give, checks the memory that it gets, and asks for none after an error. */
+/* It gives the results of the three separate calls, checks the memory that it gets, and requests none after an
+ * error. */
 static void one_call_does_what_three_do(void) {
     static struct given_memory given;
     float x_data[4 * 16];
@@ -255,7 +256,7 @@ static void one_call_does_what_three_do(void) {
     CHECK_EQ_INT(given.calls, calls);
 }
 
-/* Beyond the number of texts that are kept, operators parse. */
+/* Beyond the limit of kept texts, operators parse the text in each call. */
 static void texts_beyond_the_limit_still_work(void) {
     float data[64] = {0.0f};
     const struct opaq_tensor x = {

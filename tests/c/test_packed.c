@@ -1,11 +1,11 @@
 /* test_packed.c: products with tiled weights, every table this machine can run, against sums in double of the decoded
  * operands.
  *
- * The bound, with u = 2^-24 and A = the sum of |x w|: (K / 8 + 16) u A where floats are multiplied, (blocks + 4) u A
- * where integers are; a few of the smallest floats where sums are subnormal; with bf16, what flushing subnormals to zero
- * costs as packed.h has it. Further: a row's bits do not depend on the rows beside it nor on the tiles of a task, with
- * 4-bit weights they are the reference's (but with bf16), and nothing but n < N is written. It is long because all tests
- * share one definition of the product. */
+ * The bound, with u = 2^-24 and A = the sum of |x w|: (K / 8 + 16) u A where floats are multiplied, (blocks +
+ * 4) u A where integers are; a few of the smallest floats where sums are subnormal; with bf16, the error of
+ * flushing subnormals to zero by packed.h. Also: a row's bits do not depend on the other rows nor on the tiles
+ * of a task; with 4-bit weights they equal the reference's (except with bf16); and only columns n < N are
+ * written. It is long because all tests share one definition of the product. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@
 
 /* ---- the definition ---- */
 
-/* Without the scale of its block. */
+/* Not multiplied with the scale of its block. */
 static double element_value(const struct packed_case_weight *w, int64_t n, int64_t k) {
     const uint8_t code = w->code[n * w->weight.columns + k];
     return packed_is_4_bit(w->weight.format) ? (double)decode_e2m1(code)
@@ -66,7 +66,7 @@ static double *doubles(int64_t count) { return packed_allocate(count * (int64_t)
 
 static float *floats(int64_t count) { return packed_allocate(count * (int64_t)sizeof(float)); }
 
-/* What y is to be, and how far from it it may be. */
+/* The expected y, and the bound on its error. */
 struct expected {
     double *y; /* [M][N] */
     double *bound;
@@ -141,7 +141,7 @@ static const struct packed_table *const *runnable(int i) {
     return NULL;
 }
 
-/* Runs tiles in pieces of `step` (0: all at once); y is [M][y_step], what is not written stays. */
+/* Runs tiles in pieces of `step` (0: all at once); y is [M][y_step], the other elements must stay unchanged. */
 static void run(const struct packed_kernel *kernel, const struct packed_weight *weight,
                 const struct packed_rows *x, int64_t step, float *y, int64_t y_step) {
     const int64_t tiles = ceil_div(weight->rows, packed_tile_rows(weight->format));
@@ -152,7 +152,7 @@ static void run(const struct packed_kernel *kernel, const struct packed_weight *
     free(panel);
 }
 
-/* Row m of x alone. */
+/* Runs row m of x alone. */
 static struct packed_rows one_row(const struct packed_case_rows *x, int64_t m) {
     struct packed_rows one = x->rows;
     one.rows = 1;
@@ -195,7 +195,7 @@ static void check_untouched(const struct packed_kernel *kernel, const float *y, 
     }
 }
 
-/* Values, what must stay, and the bits of other pieces and of rows alone. */
+/* Checks values, unchanged elements, and that pieces and single rows give the same bits. */
 static void check_kernel(const struct packed_kernel *kernel, const struct packed_case_weight *w,
                          const struct packed_case_rows *x, const struct expected *e) {
     const int64_t rows = x->rows.rows;
@@ -225,7 +225,7 @@ static void check_kernel(const struct packed_kernel *kernel, const struct packed
     free(y);
 }
 
-/* Bit by bit, but any NaN is like another. */
+/* Compares bits; all NaNs are equal. */
 static void check_like_reference(const struct packed_kernel *kernel, const struct packed_case_weight *w,
                                  const struct packed_case_rows *x) {
     int count;
@@ -312,13 +312,13 @@ static void many_rows_are_within_the_bound(void) {
     }
 }
 
-/* Kernels keep the sums of some hundred rows at a time. */
+/* Kernels keep the sums of a few hundred rows at a time. */
 static void hundreds_of_rows_are_within_the_bound(void) {
     check_shape(257, 20, 70, PACKED_FILL_USUAL, 11);
     check_shape(530, 40, 33, PACKED_FILL_USUAL, 12);
 }
 
-/* And not those with all tiles, where there are many of both. */
+/* And not those of all tiles if there are many rows and many tiles. */
 static void hundreds_of_both_are_within_the_bound(void) {
     struct packed_case_weight w;
     packed_case_weight_make(&w, PACKED_NVFP4, false, 520, 130, PACKED_FILL_USUAL, 13);
@@ -335,7 +335,8 @@ static void many_columns_are_within_the_bound(void) {
     }
 }
 
-/* With as many columns as the benchmark has, a tile or more and a part of one, and not all of hundreds of rows. */
+/* As many columns as the benchmark has, with one or more tiles and a partial one, and not all of the hundreds
+ * of rows. */
 static void timed_cases_are_within_the_bound(void) {
     for (int i = 0; i < PACKED_CASE_COUNT; ++i) {
         const struct packed_case *one = &packed_cases[i];
@@ -349,7 +350,8 @@ static void timed_cases_are_within_the_bound(void) {
     }
 }
 
-/* Kernels read rows of tiles one after another, and keep the sums of some; with many columns not all of them at once. */
+/* Kernels read rows of tiles in sequence and keep the sums of some; with many columns not all of them at
+ * once. */
 static void tall_weights_are_within_the_bound(void) {
     check_shape(1, 2200, 70, PACKED_FILL_USUAL, 21);
     check_shape(8, 600, 20, PACKED_FILL_WIDE, 22);
@@ -364,8 +366,8 @@ static void every_fill_is_within_the_bound(void) {
     }
 }
 
-/* Each code of a scale in a row of its own, times one weight and one x: nothing is rounded, not even where the scale is
- * the smallest or the largest. */
+/* Each code of a scale in a separate row, times one weight and one x: nothing is rounded, not even with the
+ * smallest or largest scale. */
 static void check_scales_one_by_one(enum packed_format format, enum packed_precision precision, int64_t rows,
                                     float factor) {
     struct packed_case_weight w;
@@ -430,7 +432,7 @@ static void every_scale_is_exact(void) {
     }
 }
 
-/* A code of a weight or a scale that is no number spoils its own row of the weight, and that one wholly. */
+/* A NaN code of a weight or a scale makes its own row of the weight NaN, and no other. */
 static void nan_stays_in_its_row(void) {
     for (int format = 0; format < PACKED_FORMAT_COUNT; ++format) {
         for (int precision = 0; precision < PACKED_PRECISION_COUNT; ++precision) {
@@ -466,7 +468,7 @@ static void set_x(struct packed_case_rows *x, int64_t m, int64_t k, float value)
     }
 }
 
-/* Infinities and NaN of x come through where floats are multiplied; numbers near the limits do, too. */
+/* Infinities and NaNs of x propagate if floats are multiplied; so do numbers near the limits. */
 static void check_specials_of_x(enum packed_format format, enum packed_precision precision, int64_t rows) {
     struct packed_case_weight w;
     struct packed_case_rows x;
@@ -484,7 +486,7 @@ static void check_specials_of_x(enum packed_format format, enum packed_precision
         set_x(&x, 4, k, (float)row_value(&x, 4, k) * 0x1p-120f);
         set_x(&x, 5, k, (float)row_value(&x, 5, k) * 0x1p100f);
     }
-    for (int64_t k = 0; precision == PACKED_BF16 && k < 130; ++k) { /* whose bound includes subnormal numbers */
+    for (int64_t k = 0; precision == PACKED_BF16 && k < 130; ++k) { /* their bound includes subnormal numbers */
         set_x(&x, 6, k, (float)row_value(&x, 6, k) * 0x1p-126f);
         set_x(&x, 7, k, k % 2 == 0 ? 0x1p-133f : -0x1p-130f);
     }
@@ -493,7 +495,7 @@ static void check_specials_of_x(enum packed_format format, enum packed_precision
     packed_case_weight_free(&w);
 }
 
-static void specials_of_x_come_through(void) {
+static void specials_of_x_propagate(void) {
     for (int format = 0; format < PACKED_FORMAT_COUNT; ++format) {
         for (int64_t m = 8; m <= 18; m += 10) {
             check_specials_of_x((enum packed_format)format, PACKED_EXACT, m);
@@ -502,7 +504,7 @@ static void specials_of_x_come_through(void) {
     }
 }
 
-/* Each 8-bit code in a row of its own times one x: nothing is rounded, the subnormal ones are what they are. */
+/* Each 8-bit code in a separate row times one x: nothing is rounded, and subnormal codes are exact. */
 static void every_code_is_exact(void) {
     for (int kind = 0; kind < 4; ++kind) {
         for (int64_t m = 1; m <= 17; m += 8) {
@@ -541,7 +543,7 @@ static void every_code_is_exact(void) {
     }
 }
 
-/* Sums of floats with 8-bit weights are in one order everywhere. */
+/* With 8-bit weights, all kernels that multiply floats add in the same order. */
 static void eight_bits_have_the_references_bits(void) {
     static const int64_t shapes[][3] = {{1, 70, 300}, {2, 33, 32}, {5, 64, 130}, {8, 100, 96}, {29, 290, 420}};
     int count;
@@ -574,7 +576,7 @@ static void eight_bits_have_the_references_bits(void) {
     }
 }
 
-static void tables_are_whole(void) {
+static void tables_are_complete(void) {
     int count;
     const struct packed_table *const *tables = packed_tables(&count);
     for (int format = 0; format < PACKED_FORMAT_COUNT; ++format) {
@@ -615,8 +617,8 @@ static const struct test_case tests[] = {TEST(small_shapes_are_within_the_bound)
                                          TEST(every_fill_is_within_the_bound),
                                          TEST(every_scale_is_exact),
                                          TEST(nan_stays_in_its_row),
-                                         TEST(specials_of_x_come_through),
+                                         TEST(specials_of_x_propagate),
                                          TEST(every_code_is_exact),
                                          TEST(eight_bits_have_the_references_bits),
-                                         TEST(tables_are_whole)};
+                                         TEST(tables_are_complete)};
 TEST_MAIN(tests)

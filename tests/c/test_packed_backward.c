@@ -1,7 +1,7 @@
-/* test_packed_backward.c: gradients through weights that stay packed, in rows and in tiles: of inputs against double within the
- * bound of a forward, and byte for byte those through the weights' floats where float32 or float16 is multiplied; the
- * router's and the biases'; inputs that the forward quantizes, and that the backward takes as they are; and workspaces far
- * below a copy of the weight. */
+/* test_packed_backward.c: gradients through weights that stay packed, in rows and in tiles: of inputs against
+ * double within the bound of a forward, and byte for byte equal to those through the dequantized weights if
+ * float32 or float16 is multiplied; of the router and the biases; with inputs that the forward quantizes, and
+ * that the backward uses unquantized; and workspaces far smaller than a copy of the weight. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -11,7 +11,7 @@
 #include "support_quant.h"
 #include "support_spec.h"
 
-/* Those that have tiles first. */
+/* Those with a tiled form come first. */
 static const char *const formats[] = {"nvfp4", "nvfp4+2d", "nvfp4+rowscaled", "mxfp4",   "mxfp8",  "mxfp8.e5m2",
                                       "fp8",   "fp8.e5m2", "fp8row",          "fp8blk2", "fp8blk1"};
 enum { FORMATS = 11, TILED_FORMATS = 10 };
@@ -21,7 +21,7 @@ struct text {
     char text[64];
 };
 
-/* The quantizer of case `i`: every format in rows, then those that have tiles in tiles. */
+/* The quantizer of case `i`: every format in rows, then those with a tiled form in tiles. */
 enum { QUANTIZERS = FORMATS + TILED_FORMATS };
 static struct text quantizer_of(int i) {
     struct text made;
@@ -86,7 +86,8 @@ static void empty_sizes(void) {
 
 static const char *const names[] = {"dx", "drouter", "dgate_up", "ddown", "dgate_up_bias", "ddown_bias"};
 
-/* Of a packed layer: the gradients of everything but the weights. `inputs`: how the forward quantizes, if it does. */
+/* For a packed layer: the gradients of everything except the weights. `inputs`: the quantizer of the forward's
+ * inputs, if any. */
 static void check_experts(const struct experts_sizes *size, const char *text, const char *words,
                           const char *inputs, enum opaq_element dtype) {
     static const int wanted[] = {EXPERTS_DX, EXPERTS_DROUTER, EXPERTS_DGATE_UP_BIAS, EXPERTS_DDOWN_BIAS};
@@ -109,7 +110,7 @@ static void check_experts(const struct experts_sizes *size, const char *text, co
     tensor_free(&layer.down);
     layer.gate_up = floats[0];
     layer.down = floats[1];
-    const struct experts_given same_dtype = {.w_dtype = (int32_t)dtype}; /* of the biases' gradients */
+    const struct experts_given same_dtype = {.w_dtype = (int32_t)dtype}; /* those of the biases */
     struct op_result by_floats = experts_backward(&layer, plain_plan, &same_dtype, &h);
     struct reference_gradients expected = reference_backward_numbers(&layer, plan, &given, &h);
     for (int i = 0; i < 4 && result.outputs.count > 0; ++i) {
@@ -151,7 +152,7 @@ static void mixtures(void) {
     }
 }
 
-/* The backward has no words about inputs: it is straight through, at the h that the forward kept. */
+/* The backward ignores the quantizers of inputs: it is straight-through, at the h that the forward kept. */
 static void quantized_inputs(void) {
     static const char *const inputs[] = {"x=nvfp4 h=nvfp4", "x=mxfp8 h=mxfp4", "x=fp8row h=fp8"};
     for (int i = 0; i < QUANTIZERS; i += 3) {
@@ -160,7 +161,8 @@ static void quantized_inputs(void) {
     }
 }
 
-/* A checkpoint's scales of the inputs: the training operators take them as mlp and moe do, and give the same y. */
+/* Scales of the inputs from a checkpoint: the training operators accept them as mlp and moe do, and give the
+ * same y. */
 static void scales_of_inputs(void) {
     static const float one[] = {0.5f};
     static const float each[] = {0.5f, 0.75f, 1.25f, 2.0f};
@@ -182,7 +184,7 @@ static void scales_of_inputs(void) {
         struct op_result training =
             experts_call(layer.is_routed ? "moe_forward" : "mlp_forward", &layer, plan, &given);
         CHECK_EQ_INT(op_result_difference(&inference, &training, EXPERTS_Y), -1);
-        if (i >= 2) { /* they count */
+        if (i >= 2) { /* they have an effect */
             struct op_result other = experts_call(layer.is_routed ? "moe" : "mlp", &layer, plan, &without);
             CHECK(op_result_difference(&inference, &other, EXPERTS_Y) != -1);
             op_result_free(&other);
@@ -197,7 +199,7 @@ static void scales_of_inputs(void) {
 
 /* ---- memory ---- */
 
-/* Tensors without contents: a workspace depends on shapes. */
+/* Tensors without contents: a workspace depends on shapes only. */
 static struct op_tensors shaped(const int64_t *shape, int rank, const char *text, enum opaq_element dtype) {
     static _Alignas(64) char somewhere[64];
     const struct opaq_spec spec = spec_of(text[0] ? text : "fp8");
@@ -224,7 +226,7 @@ static size_t workspace_of(const char *op, const struct opaq_value *values) {
     return bytes;
 }
 
-/* dx of 4096 x 4096 within an eighth of the weight in bf16, whatever the batch. */
+/* dx of 4096 x 4096 in a workspace of at most an eighth of the weight in bf16, for any batch. */
 static void linear_needs_no_copy_of_the_weight(void) {
     enum { SIZE = 4096 };
     const int64_t w_shape[2] = {SIZE, SIZE};
@@ -252,7 +254,8 @@ static void linear_needs_no_copy_of_the_weight(void) {
     }
 }
 
-/* What does not depend on the number of tokens stays within 5 MiB, of an expert of 48 MiB in bf16 or of 16 of them. */
+/* The part of the workspace that does not depend on the number of tokens is at most 5 MiB, for an expert of 48
+ * MiB in bf16 and for 16 of them. */
 static void experts_need_no_copy_of_their_weights(void) {
     enum { EXPERTS = 16, HIDDEN = 4096, INNER = 2048, TOKENS = 4, CHOICES = 2 };
     const int64_t up_shape[3] = {EXPERTS, 2 * INNER, HIDDEN};

@@ -1,5 +1,5 @@
-/* test_packed_prepare.c: what rows of x go through before products with tiled weights, every table this machine can run,
- * against definitions of one number at a time. */
+/* test_packed_prepare.c: the conversion of rows of x before products with tiled weights, for every table that
+ * this machine can run, against definitions of one number at a time. */
 #include <float.h>
 #include <math.h>
 
@@ -28,7 +28,7 @@ static void check_prepare(const struct packed_prepare *table, int n, const float
     }
 }
 
-/* A number that is none anywhere shows. */
+/* A NaN or infinity is noticed at any position. */
 static void check_prepare_specials(const struct packed_prepare *table) {
     static const float specials[] = {INFINITY, -INFINITY, NAN, -NAN};
     float x[PREPARE_LIMIT] = {1.0f};
@@ -69,7 +69,7 @@ static void preparing_is_as_defined(void) {
     int count;
     const struct packed_prepare *const *tables = packed_prepare_tables(&count);
     uint64_t state = 5;
-    for (int i = 0; i < PREPARE_LIMIT; ++i) { /* ties as well */
+    for (int i = 0; i < PREPARE_LIMIT; ++i) { /* also ties */
         x[i] = i % 3 == 0 ? ((float)(i % 31) - 15.5f) * (8.0f / 127.0f) : 8.0f * packed_random_float(&state);
     }
     for (int t = 0; t < count; ++t) {

@@ -1,4 +1,5 @@
-/* test_pattern.c: which names a pattern means, what is refused with which sentence, and that time and memory are bounded. */
+/* test_pattern.c: the names that a pattern matches, the messages for invalid patterns, and that time and memory
+ * are bounded. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -30,7 +31,7 @@ static const struct {
     {"**a**", "bab", 1},
     {"re:.*mlp.gate$", "model.layers.0.mlp.gate", 1},
     {"re:.*mlp.gate$", "model.layers.0.mlp.gate_proj", 0},
-    {"re:model", "model.layers", 1}, /* from the beginning, not to the end */
+    {"re:model", "model.layers", 1}, /* matched from the beginning, not to the end */
     {"re:layers", "model.layers", 0},
     {"re:visual.*", "visual", 1},
     {"re:.*lm_head", "lm_head", 1},
@@ -103,7 +104,7 @@ static void the_first_is_found(void) {
     opaq_patterns_destroy(NULL);
 }
 
-/* What `text`, repeated so often between `before` and `after`, is refused with. */
+/* The error for `text` repeated `count` times between `before` and `after`. */
 static void refused(const char *before, const char *text, size_t times, const char *after, const char *why) {
     const size_t length = strlen(text);
     char *const pattern = malloc(strlen(before) + times * length + strlen(after) + 1);
@@ -144,7 +145,7 @@ static void limits_and_syntax_are_named(void) {
     refused("re:a\\", "", 0, "", "backslash");
 }
 
-/* Backtracking would take ages for each. */
+/* Backtracking would take exponential time for each. */
 static void time_is_bounded(void) {
     char name[2001];
     memset(name, 'a', 1999);

@@ -29,7 +29,7 @@ static void known_answers(void) {
     }
 }
 
-/* Every bit of counter and key matters to every word. */
+/* Every bit of counter and key affects every word. */
 static void each_input_bit_changes_each_word(void) {
     const struct philox_block base = philox(vectors[2].counter, 1, 2);
     for (int bit = 0; bit < 192; ++bit) {

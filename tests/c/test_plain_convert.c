@@ -35,7 +35,7 @@ static void tables_agree(void) {
         for (int d = 0; d < 3 && (tables[t]->features & ~opaq_cpu_features()) == 0; ++d) {
             for (uint32_t part = 0; part < 64; ++part) {
                 for (uint32_t i = 0; i < MOST; ++i) {
-                    /* low bits around what is rounded off: halves, and a little more or less */
+                    /* low bits around the rounding position: halves, and slightly less or more */
                     static const uint32_t low[] = {0, 0x8000, 0x7fff, 0x8001, 0x1000, 0x0fff, 0x1001, 0xffff};
                     const uint32_t number = part * MOST + i;
                     bits[i] = (number / 4 << 16) | low[(number + number / 4) % 8];
@@ -49,7 +49,7 @@ static void tables_agree(void) {
     }
 }
 
-/* By step and length as callers see them. */
+/* By the steps and lengths that callers use. */
 static void any_step(void) {
     static uint16_t codes[3000];
     float expected[256];

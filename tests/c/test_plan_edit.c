@@ -1,4 +1,4 @@
-/* test_plan_edit.c: words of a plan's text are read and exchanged one at a time; what comes out is canonical. */
+/* test_plan_edit.c: words of a plan's text are read and changed one at a time; the result is canonical. */
 #include "check.h"
 #include "opaq/linear.h"
 #include "opaq/plan_text.h"
@@ -12,15 +12,14 @@ static void words_are_set(void) {
         {"", "cache", NULL, ""},
         {"x=mxfp8", "x", NULL, ""},
         {"x=mxfp8 grad=xw", "x", "nvfp4+rht", "x=nvfp4+rht grad=xw"},
-        {"grad=xw w=mxfp8", "x", "mxfp8", "x=mxfp8 w=mxfp8 grad=xw"}, /* one order */
-        {"", "w", "nvfp4+sr+rht", "w=nvfp4+rht+sr"},                  /* one text of a quantizer */
-        {"w=nvfp4+sr+rht", "grad", "x", "w=nvfp4+rht+sr grad=x"},     /* also of one that was there */
-        {"w_given=nvfp4+tiled", "precision", "exact",
-         "w_given=nvfp4+tiled"}, /* what holds anyway is left out */
+        {"grad=xw w=mxfp8", "x", "mxfp8", "x=mxfp8 w=mxfp8 grad=xw"}, /* canonical order */
+        {"", "w", "nvfp4+sr+rht", "w=nvfp4+rht+sr"},                  /* a quantizer has one canonical text */
+        {"w=nvfp4+sr+rht", "grad", "x", "w=nvfp4+rht+sr grad=x"},     /* also that of an existing word */
+        {"w_given=nvfp4+tiled", "precision", "exact", "w_given=nvfp4+tiled"}, /* defaults are omitted */
         {"w_given=nvfp4+tiled", "precision", "near", "w_given=nvfp4+tiled precision=near"},
         {"x=fp8+delayed history=max margin=0", "reduce", "", "x=fp8+delayed reduce"},
         {"act=silu experts=8", "first", "0", "act=silu experts=8"},
-        {"grad=x", "x", "fp9", "x=fp9 grad=x"}, /* the operator refuses it */
+        {"grad=x", "x", "fp9", "x=fp9 grad=x"}, /* the operator rejects it */
         {"cache x=fp8 w=fp8", "bias_later", "", "x=fp8 w=fp8 cache bias_later"},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
@@ -96,7 +95,7 @@ static void long_texts_are_refused(void) {
     value[sizeof value - 1] = '\0';
     CHECK_EQ_INT(opaq_plan_set("", "grad", value, made, sizeof made, NULL), OPAQ_ERROR_TEXT);
     CHECK_EQ_INT(opaq_plan_get(value, "grad", made, sizeof made, NULL), OPAQ_ERROR_TEXT);
-    value[OPAQ_PLAN_TEXT_BYTES - 2] = '\0'; /* fits alone, and not behind "grad=" */
+    value[OPAQ_PLAN_TEXT_BYTES - 2] = '\0'; /* fits alone, but not after "grad=" */
     CHECK_EQ_INT(opaq_plan_set("", "grad", value, made, sizeof made, NULL), OPAQ_ERROR_TEXT);
 }
 

@@ -1,5 +1,5 @@
-/* test_pool.c: the thread pool covers every range exactly once, whoever calls it and from wherever. Runs under
- * ThreadSanitizer too. */
+/* test_pool.c: the thread pool covers every range exactly once, for any caller and nesting. Also runs under
+ * ThreadSanitizer. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -16,7 +16,7 @@ static struct opaq_pool *pool_of(int threads) {
     return pool;
 }
 
-/* How often each index was visited. Plain ints: two visits at once are a race that ThreadSanitizer reports. */
+/* Number of visits of each index. Plain ints: two concurrent visits are a race that ThreadSanitizer reports. */
 struct coverage {
     int64_t count;
     int *visits;
@@ -70,7 +70,7 @@ static void every_index_once(void) {
     }
 }
 
-/* Small runs in quick succession: a worker that wakes up late must not touch the next run's job. */
+/* Small runs in quick succession: a worker that wakes up late must not run the next run's job. */
 static void many_short_runs(void) {
     struct opaq_pool *pool = pool_of(4);
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
@@ -80,7 +80,7 @@ static void many_short_runs(void) {
     opaq_pool_destroy(pool);
 }
 
-/* ---- runs inside runs ---- */
+/* ---- nested runs ---- */
 
 struct nested {
     const struct opaq_parallel *inner;
@@ -113,7 +113,7 @@ static void nested_runs(void) {
     opaq_pool_destroy(pool);
 }
 
-/* ---- several callers ---- */
+/* ---- concurrent callers ---- */
 
 enum { CALLERS = 5 };
 
@@ -151,7 +151,7 @@ static void several_callers_at_once(void) {
     opaq_pool_destroy(pool);
 }
 
-/* ---- the caller's writes reach the workers, and theirs the caller ---- */
+/* ---- visibility of writes between caller and workers ---- */
 
 static void square(void *argument, int64_t begin, int64_t end) {
     int64_t *values = argument;
@@ -182,7 +182,7 @@ static void results_are_visible_after_the_run(void) {
 static void create_and_destroy(void) {
     for (int i = 0; i < 300; ++i) {
         struct opaq_pool *pool = pool_of(1 + i % 5);
-        if (i % 3 == 0) { /* some are used, some never wake up */
+        if (i % 3 == 0) { /* some are used, others never run a worker */
             const struct opaq_parallel parallel = opaq_pool_parallel(pool);
             CHECK(covers(&parallel, 17));
         }

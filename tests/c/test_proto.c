@@ -1,5 +1,6 @@
-/* test_proto.c: the buffers that follow from a prototype, against the table "Buffers" of docs/formats.md: as numbers
- * for chosen shapes, and by its formulas for every spec. Texts and limits: test_proto_text.c, test_proto_limits.c. */
+/* test_proto.c: the buffers of a prototype, compared with the table "Buffers" of docs/formats.md: as numbers
+ * for chosen shapes, and by its formulas for every spec. Texts and limits: test_proto_text.c,
+ * test_proto_limits.c. */
 #include "check.h"
 #include "support_spec.h"
 #include "support_tensor.h"
@@ -130,7 +131,7 @@ static struct opaq_proto make(const int64_t *shape, int rank, const struct opaq_
     return proto;
 }
 
-/* Element widths by hand, for the sizes in bytes. */
+/* Bytes per entry, calculated by hand. */
 static int entry_bytes_of(enum opaq_element element) {
     return element == OPAQ_F32 ? 4 : element == OPAQ_F16 || element == OPAQ_BF16 ? 2 : 1;
 }
@@ -190,7 +191,7 @@ static void shapes_as_numbers(void) {
 static int64_t cd(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t ru(int64_t a, int64_t b) { return cd(a, b) * b; }
 
-/* A data buffer whose M stands for the leading dimensions; transposed: (K, M). */
+/* A data buffer in which M is replaced by the leading dimensions; transposed: (K, M). */
 static struct expected_buffer leading(const char *name, int usage, int element, const int64_t *shape, int rank,
                                       int64_t k, int transposed) {
     struct expected_buffer e = {name, OPAQ_ROLE_DATA, usage, (enum opaq_element)element, rank, {0}};
@@ -338,7 +339,7 @@ static void plain_tensors_have_one_buffer(void) {
     }
 }
 
-static void find_knows_what_is_absent(void) {
+static void find_rejects_absent_buffers(void) {
     const int64_t shape[2] = {4, 64};
     const struct opaq_spec spec = spec_of("nvfp4+columnwise");
     const struct opaq_proto proto = make(shape, 2, &spec);
@@ -349,7 +350,7 @@ static void find_knows_what_is_absent(void) {
     const struct opaq_proto other = make(shape, 2, &fp8);
     CHECK_EQ_INT(opaq_proto_find(&other, OPAQ_ROLE_SCALE, OPAQ_COLUMNWISE), 1);
     CHECK_EQ_INT(opaq_proto_find(&other, OPAQ_ROLE_SCALE, OPAQ_ROWWISE),
-                 -1); /* shared, but this usage is not there */
+                 -1); /* a shared buffer, absent in this usage */
     CHECK_EQ_INT(opaq_proto_find(&other, OPAQ_ROLE_AMAX, OPAQ_COLUMNWISE), -1);
 }
 
@@ -377,6 +378,6 @@ static void update_usage_changes_this_copy_only(void) {
 }
 
 static const struct test_case tests[] = {TEST(shapes_as_numbers), TEST(shapes_by_formula),
-                                         TEST(plain_tensors_have_one_buffer), TEST(find_knows_what_is_absent),
+                                         TEST(plain_tensors_have_one_buffer), TEST(find_rejects_absent_buffers),
                                          TEST(update_usage_changes_this_copy_only)};
 TEST_MAIN(tests)

@@ -1,12 +1,13 @@
-/* test_proto_limits.c: prototypes that cannot be: negative and huge sizes, ranks, dtypes, devices, and fields that
- * came from elsewhere. Every refusal has its status and its numbers, and writes nothing but the error. */
+/* test_proto_limits.c: invalid prototypes: negative and huge sizes, ranks, dtypes, devices, and fields of
+ * structs that the library did not make. Every refusal has its status and its numbers, and writes only the
+ * error. */
 #include "check.h"
 #include "support_spec.h"
 #include "support_tensor.h"
 
 static const int64_t two_62 = (int64_t)1 << 62;
 
-/* Makes a prototype and expects the status; the text must hold `says`. */
+/* Makes a prototype and expects the status; the text must contain `says`. */
 static void expect(const int64_t *shape, int rank, enum opaq_element dtype, const char *spec_or_null,
                    struct opaq_device device, enum opaq_status expected, const char *says) {
     struct opaq_proto before;
@@ -79,7 +80,7 @@ static void sizes_at_the_limit(void) {
     expect((int64_t[]){INT64_MAX}, 1, OPAQ_BF16, NULL, tensor_cpu, OPAQ_ERROR_OVERFLOW, "2^62");
 }
 
-/* Each buffer fits, or nearly, but not their sum; and products that wrap around to something small. */
+/* Each buffer fits, or nearly, but their sum does not; and products that wrap around to a small number. */
 static void quantized_sizes_at_the_limit(void) {
     static const char *const specs[] = {"fp8+both",   "fp8row+both", "fp8blk1+both", "fp8blk2+both",
                                         "mxfp8+both", "mxfp4+both",  "nvfp4+both",   "nvfp4+both+rowscaled"};
@@ -112,7 +113,7 @@ static void quantized_sizes_at_the_limit(void) {
            "_scale_inv");
 }
 
-/* Two codes share a byte, so the bytes fit where the elements do not: opaq/proto.h promises a refusal. */
+/* Two codes share a byte, so the bytes fit when the elements do not: opaq/proto.h specifies an error. */
 static void packed_elements_are_counted(void) {
     const int64_t shape[2] = {((int64_t)1 << 31) + 128, (int64_t)1 << 31};
     expect(shape, 2, OPAQ_BF16, "mxfp4", tensor_cpu, OPAQ_ERROR_OVERFLOW, "2^62");
@@ -132,7 +133,7 @@ static void extents(void) {
     CHECK_EQ_INT(opaq_extent_eval(&one, 0, 0), 1);
 }
 
-/* A prototype from elsewhere: each field broken in turn. */
+/* A valid prototype with each field changed in turn. */
 static void fields_from_elsewhere(void) {
     const int64_t shape[2] = {4, 64};
     const struct opaq_spec spec = spec_of("mxfp8");

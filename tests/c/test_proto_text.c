@@ -1,4 +1,4 @@
-/* test_proto_text.c: a prototype's text: canonical, read back as it was, and refused where it is anything else. */
+/* test_proto_text.c: a prototype's text: canonical, parsed to the same value, and refused in any other form. */
 #include "check.h"
 #include "support_spec.h"
 #include "support_tensor.h"
@@ -67,7 +67,7 @@ static void texts_are_canonical(void) {
     }
 }
 
-/* The longest text there can be fits what the header promises. */
+/* The longest text fits the limit of the header. */
 static void longest_text_fits(void) {
     struct spec_list list = spec_list_make(SPEC_PARAMETERS);
     const int64_t zero_and_long[OPAQ_RANK_LIMIT] = {0, 1 << 30, 1, 1, 1, 1, 1, (int64_t)1 << 30};
@@ -152,7 +152,7 @@ static void other_texts_are_refused(void) {
     }
 }
 
-/* Every cut of a right text, and every single wrong byte in it, is either refused or prints as it was read. */
+/* Every prefix of a valid text, and every change of one byte, is either refused or prints as it was read. */
 static void damaged_texts(void) {
     static const char whole[] = "bf16[4,128] fp8+both+eps=2.5e-1 cuda:10";
     for (size_t length = 0; length < sizeof whole - 1; ++length) {

@@ -1,5 +1,5 @@
-/* test_quant_errors.c: operations given what they cannot work with. Each refusal has its status, names the operation
- * and the numbers, writes nothing but the error, and works with the error argument NULL. */
+/* test_quant_errors.c: operations with invalid arguments. Each error has its status, names the operation and
+ * the numbers, writes only the error, and works with the error argument NULL. */
 #include <stdlib.h>
 #include <time.h>
 
@@ -7,7 +7,7 @@
 #include "support_quant.h"
 #include "support_spec.h"
 
-/* What a call that is refused may have touched. */
+/* Whether a refused call left its outputs unchanged. */
 static int is_untouched(const struct tensor *owner) {
     for (int i = 0; i < opaq_proto_buffer_count(&owner->view.proto); ++i) {
         const uint8_t *bytes = owner->view.buffer[i].data;
@@ -112,7 +112,8 @@ static void quantize_buffers(void) {
     tensor_free(&x);
 }
 
-/* One block of memory in which x and the buffers of out are placed so that they just touch or just overlap. */
+/* One block of memory in which x and the buffers of out are placed so that they are adjacent or overlap by a
+ * byte. */
 static void quantize_overlap(void) {
     struct tensor x = tensor_make(8, 64, OPAQ_F32, NULL);
     struct tensor q = tensor_make(8, 64, OPAQ_F32, "fp8");
@@ -124,7 +125,7 @@ static void quantize_overlap(void) {
     }
     in.buffer[0] = (struct opaq_span){block + 4096, 2048};
     out.buffer[0] = (struct opaq_span){block + 4096 - 512, 512};
-    CHECK_EQ_INT(opaq_quantize(&in, NULL, NULL, &out, NULL), OPAQ_OK); /* side by side */
+    CHECK_EQ_INT(opaq_quantize(&in, NULL, NULL, &out, NULL), OPAQ_OK); /* adjacent */
     out.buffer[0].data = block + 4096 + 2048;
     CHECK_EQ_INT(opaq_quantize(&in, NULL, NULL, &out, NULL), OPAQ_OK);
     out.buffer[0].data = block + 4096 - 511;
@@ -135,7 +136,7 @@ static void quantize_overlap(void) {
     out.buffer[1] = (struct opaq_span){block + 4096 + 400, 4};
     quantize_refuses("the scale", &in, NULL, &out, NULL, OPAQ_ERROR_BUFFER, "\"_scale_inv\" overlaps");
     out = q.view;
-    in.row_stride = 128; /* a gap between the rows of x is still between its first and last byte */
+    in.row_stride = 128; /* the gap between the rows of x is within its extent */
     in.buffer[0].bytes = (7 * 128 + 64) * 4;
     in.buffer[0].data = block;
     out.buffer[1].data = block + 64 * 4;
@@ -381,7 +382,7 @@ static void delayed_arguments(void) {
     CHECK_EQ_INT(opaq_delayed_update(&none, NULL, OPAQ_E4M3, 0, OPAQ_AMAX_MAX, NULL, &error), OPAQ_OK);
 }
 
-/* ---- what is not an error ---- */
+/* ---- calls that succeed ---- */
 
 static void success_does_not_touch_the_error(void) {
     struct tensor x = tensor_make(20, 40, OPAQ_F32, NULL);
@@ -398,7 +399,7 @@ static void success_does_not_touch_the_error(void) {
     tensor_free(&x);
 }
 
-/* Empty tensors are tensors, for every spec; with NULL pointers where there are no bytes. */
+/* Empty tensors are valid for every spec; their pointers may be NULL. */
 static void empty_tensors(void) {
     static const int64_t sizes[][2] = {{0, 0}, {0, 5}, {5, 0}};
     struct spec_list list = spec_list_make(SPEC_DEFAULTS);
@@ -425,7 +426,7 @@ static void empty_tensors(void) {
     spec_list_free(&list);
 }
 
-/* No elements, no work, however long the other dimension is: 2^31 rows of nothing take no seconds. */
+/* Without elements the work is constant for any other dimension: 2^31 empty rows take no seconds. */
 static void empty_tensors_take_no_time(void) {
     static const char *const specs[] = {"fp8", "mxfp4+columnwise", "nvfp4"};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; ++i) {
@@ -456,7 +457,7 @@ static void empty_tensors_take_no_time(void) {
     }
 }
 
-/* The amax of an empty tensor is 0, and a list of no amaxes is one too: reducing over ranks meets both. */
+/* The amax of an empty tensor is 0, and so is that of an empty list: both occur in reductions over ranks. */
 static void amax_of_empty_tensors(void) {
     struct tensor x = tensor_make(0, 5, OPAQ_F32, NULL);
     const struct opaq_spec one = spec_of("nvfp4+both");

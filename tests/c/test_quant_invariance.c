@@ -1,5 +1,5 @@
-/* test_quant_invariance.c: what must not change a byte: threads, the caller's floating-point settings, where the input
- * lies in memory, how many dimensions it has, what is asked for in one call. For every spec. */
+/* test_quant_invariance.c: conditions that must not change a byte: threads, the caller's floating-point
+ * settings, strides of the input, its number of dimensions, the usage of a call. For every spec. */
 #include <fenv.h>
 #include <math.h>
 #include <stdlib.h>
@@ -39,7 +39,7 @@ static int check_same(const struct tensor *a, const struct tensor *b, const char
 
 /* ---- threads ---- */
 
-/* Several panels each way, partial ones too, and more elements than are left to one thread. */
+/* Several panels in each direction, partial ones too, and more elements than one thread gets. */
 enum { LARGE_ROWS = 261, LARGE_COLUMNS = 131 };
 
 static struct opaq_pool *pools[4];
@@ -73,7 +73,7 @@ static void threads_do_not_matter(void) {
     }
 }
 
-/* A caller's own threads may cut the range anywhere, in any order: here one by one, from the end. */
+/* A caller's threads may cut the range anywhere and run it in any order: here one by one, from the end. */
 static void run_backwards(void *context, int64_t count, const struct opaq_body *body) {
     ++*(int *)context;
     for (int64_t i = count - 1; i >= 0; --i) {
@@ -98,7 +98,7 @@ static void pieces_do_not_matter(void) { for_every_spec_once(LARGE_ROWS, LARGE_C
 
 static const int modes[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
 
-/* Setting i: a rounding mode, the second four with flush-to-zero as well. */
+/* Setting i: a rounding mode, the last four with flush-to-zero as well. */
 static struct float_setting change_setting(int i) {
     const struct float_setting before = float_setting_get();
     (void)fesetround(modes[i % 4]);
@@ -142,7 +142,7 @@ static void check_settings(const struct tensor *x, const struct opaq_spec *spec,
 static void settings_do_not_matter(void) { for_every_spec(20, 50, check_settings); }
 
 /* Threads inherit the settings of the thread that started them. */
-static void settings_of_a_pool_do_not_matter(void) {
+static void settings_of_pool_threads_do_not_matter(void) {
     struct spec_list list = spec_list_make(SPEC_DEFAULTS);
     const struct float_setting before = change_setting(5);
     struct opaq_pool *pool = NULL;
@@ -164,7 +164,7 @@ static void settings_of_a_pool_do_not_matter(void) {
     spec_list_free(&list);
 }
 
-/* The operations besides: the same bits and the settings back. */
+/* The other operations: the same bits, and the settings are restored. */
 static void settings_and_other_operations(void) {
     struct tensor x = tensor_make(40, 40, OPAQ_F32, NULL);
     tensor_fill(&x, FILL_TINY, 9);
@@ -199,13 +199,13 @@ static void settings_and_other_operations(void) {
     tensor_free(&x);
 }
 
-/* ---- memory ---- */
+/* ---- strides ---- */
 
 static void check_strided(const struct tensor *x, const struct opaq_spec *spec, const char *what) {
     const int64_t rows = opaq_proto_rows(&x->view.proto);
     const int64_t columns = opaq_proto_columns(&x->view.proto);
     struct tensor wide = tensor_make(rows, columns + 7, (enum opaq_element)x->view.proto.dtype, NULL);
-    tensor_fill(&wide, FILL_INFINITY, 1); /* what lies between the rows must not be read into anything */
+    tensor_fill(&wide, FILL_INFINITY, 1); /* the padding between the rows must not affect the result */
     for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < columns; ++c) {
             tensor_set(&wide, r, c, tensor_get(x, r, c));
@@ -216,7 +216,7 @@ static void check_strided(const struct tensor *x, const struct opaq_spec *spec, 
     struct tensor expected = quantized(x, spec, NULL);
     struct tensor q = quantized(&strided, spec, NULL);
     (void)check_same(&q, &expected, what, "strided");
-    /* dequantizing into it leaves the gaps alone */
+    /* dequantizing into it does not change the padding */
     struct tensor gaps = tensor_make(rows, columns + 7, OPAQ_F32, NULL);
     struct tensor y = dequantized(&expected, 0);
     const struct tensor whole = gaps;
@@ -240,7 +240,7 @@ static void check_strided(const struct tensor *x, const struct opaq_spec *spec, 
 
 static void strides_do_not_matter(void) { for_every_spec(37, 45, check_strided); }
 
-/* What was in the output before does not matter: every byte is written. */
+/* The initial contents of the output do not matter: every byte is written. */
 static void check_overwrites(const struct tensor *x, const struct opaq_spec *spec, const char *what) {
     const struct opaq_quantize_args args = args_for(spec);
     struct tensor expected = quantized(x, spec, NULL);
@@ -278,7 +278,7 @@ static void check_flattened(const struct tensor *x, const struct opaq_spec *spec
 
 static void leading_dimensions_are_rows(void) { for_every_spec(21, 40, check_flattened); }
 
-/* A tensor and the same one with zeros around it up to whole blocks agree on the part they share. Not with sr, whose
+/* A tensor and the same one padded with zeros to whole blocks agree on the part they share. Not with sr, whose
  * random bits depend on the width. */
 static void check_ragged(const struct tensor *x, const struct opaq_spec *spec, const char *what) {
     const int64_t rows = opaq_proto_rows(&x->view.proto);
@@ -322,7 +322,7 @@ static void ragged_is_padded_with_zeros(void) {
     for_every_spec(17, 33, check_ragged);
 }
 
-/* ---- what is asked for ---- */
+/* ---- requested copies ---- */
 
 static void check_both(const struct tensor *x, const struct opaq_spec *spec, const char *what) {
     if (spec->usage != OPAQ_BOTH) {
@@ -349,7 +349,8 @@ static void check_both(const struct tensor *x, const struct opaq_spec *spec, con
 
 static void both_copies_are_each_alone(void) { for_every_spec(50, 70, check_both); }
 
-/* What opaq_quantize stores: the amax, or what its rule makes of it. Written from docs/formats.md. */
+/* The value that opaq_quantize stores: the amax, or the scale that the rule computes from it. Written from
+ * docs/formats.md. */
 static void stored_from_amax(const struct opaq_spec *spec, float *amax, int64_t count) {
     for (int64_t i = 0; (spec->options & OPAQ_GLOBAL) && i < count; ++i) {
         const float divisor = 1.0f / fmaxf(amax[i], 0x1p-126f) * 2688.0f;
@@ -357,13 +358,13 @@ static void stored_from_amax(const struct opaq_spec *spec, float *amax, int64_t 
     }
 }
 
-/* opaq_amax gives what opaq_quantize finds, and giving it back changes nothing. */
+/* opaq_amax returns the amax that opaq_quantize computes, and passing it as an argument changes nothing. */
 static void check_amax(const struct tensor *x, const struct opaq_spec *spec, const char *what) {
     float *amax[3] = {NULL, NULL, NULL};
     struct tensor expected = quantized(x, spec, NULL);
     struct opaq_quantize_args args = args_for(spec);
     float returned = -1.0f;
-    struct opaq_spec asked = *spec; /* a global scale is given, but asked for is the amax */
+    struct opaq_spec asked = *spec; /* a global scale is stored, but the amax is the argument */
     asked.options &= (uint16_t)~OPAQ_GLOBAL;
     args.amax = spec->format == OPAQ_FP8 ? &returned : NULL;
     for (int usage = 1; usage <= 2; ++usage) {
@@ -400,7 +401,7 @@ static void given_amax_is_the_computed_one(void) { for_every_spec(70, 50, check_
 
 static const struct test_case tests[] = {
     TEST(threads_do_not_matter),         TEST(pieces_do_not_matter),
-    TEST(settings_do_not_matter),        TEST(settings_of_a_pool_do_not_matter),
+    TEST(settings_do_not_matter),        TEST(settings_of_pool_threads_do_not_matter),
     TEST(settings_and_other_operations), TEST(strides_do_not_matter),
     TEST(every_byte_is_written),         TEST(leading_dimensions_are_rows),
     TEST(ragged_is_padded_with_zeros),   TEST(both_copies_are_each_alone),

@@ -1,6 +1,7 @@
-/* test_quant_kernels.c: every table of kernels that this machine can run, and what opaq_quantize, opaq_dequantize and
- * opaq_amax make of them on a pool, against the reference's kernels called one after another, byte for byte: on the list
- * the benchmark walks, and on every spec there is. It is long because all tests share one way to run kernels. */
+/* test_quant_kernels.c: every table of kernels that this machine can run, and opaq_quantize, opaq_dequantize
+ * and opaq_amax with them on a pool, compared with the reference's kernels called in sequence, byte for byte:
+ * on the benchmark's case list and on every spec. The file is long because all tests share one way to run
+ * kernels. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -18,7 +19,7 @@
 
 #include "../cases/quant_cases.h"
 
-/* A table with those that serve what it leaves out. */
+/* A table, and the tables that serve the entries it lacks. */
 struct kernels {
     const struct quant_table *const *tables;
     int count;
@@ -29,7 +30,8 @@ static struct kernels reference_kernels(void) {
     return (struct kernels){reference, 1};
 }
 
-/* The i-th table that works here, the fastest first; false after the last, which is the one before the reference. */
+/* The i-th table that this machine can run, the fastest first; false after the last one, which is the one
+ * before the reference. */
 static bool kernels_at(int i, struct kernels *kernels) {
     int count;
     const struct quant_table *const *tables = quant_tables(&count);
@@ -47,11 +49,11 @@ static const struct quant_table *table_at(struct kernels kernels, size_t offset)
     return kernel_family_table(&family, offset, opaq_cpu_features());
 }
 
-/* ---- the steps of opaq_quantize in their plainest form: no threads, no dispatch ---- */
+/* ---- the steps of opaq_quantize in their simplest form: no threads, no dispatch ---- */
 
 struct given {
-    const float *amax;  /* of both copies, instead of what is computed */
-    const float *scale; /* fp8: instead of what follows from the amax */
+    const float *amax;  /* for both copies, instead of the computed ones */
+    const float *scale; /* fp8: instead of the one computed from the amax */
     struct opaq_random random;
 };
 
@@ -148,7 +150,7 @@ static void dequantize_with(struct kernels kernels, const struct tensor *q, int 
 
 /* ---- comparing ---- */
 
-/* What a failure is printed with. */
+/* The case, for the message. */
 struct what {
     const char *table;
     const char *spec;
@@ -181,7 +183,7 @@ static void check_back(const struct tensor *x, const struct tensor *q, int usage
     tensor_free(&y);
 }
 
-/* Which NaN comes of two is the compiler's choice. */
+/* A NaN result of two NaNs depends on the compiler. */
 static void make_nans_alike(float *values, int n) {
     for (int i = 0; i < n; ++i) {
         values[i] = float_is_nan(values[i]) ? float_nan() : values[i];
@@ -224,7 +226,7 @@ static void check_decoded_rows(const struct tensor *x, const struct tensor *q, i
     }
 }
 
-/* Every table against the reference on one tensor, there and back. */
+/* Quantizes and dequantizes one tensor with every table and with the reference. */
 static void check_tables(const struct tensor *x, const struct opaq_spec *spec, const struct given *given,
                          struct what what) {
     struct tensor expected = quantized_like(x, spec);
@@ -326,7 +328,7 @@ static void every_table_equals_the_reference(void) {
 
 /* ---- every spec ---- */
 
-/* Any bits: NaNs of every kind, subnormals, infinities, and in between numbers that go together. */
+/* Any bits: NaNs of every kind, subnormals, infinities, and between them values of similar size. */
 static void fill_bits(struct tensor *x, uint64_t seed) {
     uint64_t state = seed + 1;
     const bool is_wide = x->view.proto.dtype == OPAQ_F32;
@@ -334,7 +336,7 @@ static void fill_bits(struct tensor *x, uint64_t seed) {
     for (int64_t i = 0; i < count; ++i) {
         state = state * 6364136223846793005u + 1442695040888963407u;
         const uint32_t bits = (uint32_t)(state >> 32);
-        const bool is_any = i / 64 % 3 != 0; /* else of one size, so that scales are of use */
+        const bool is_any = i / 64 % 3 != 0; /* otherwise of similar size, so that scales are in range */
         if (is_wide) {
             ((uint32_t *)x->view.buffer[0].data)[i] = is_any ? bits : (bits & 0x80FFFFFFu) | 0x3F000000u;
         } else {
@@ -369,8 +371,8 @@ static void every_spec_equals_the_reference(void) {
     spec_list_free(&list);
 }
 
-/* Codes in tiles, which go through strips of rows: ragged, several strips in both directions, and rows that are longer than
- * a strip or take one for a few of them. */
+/* Tiled codes, which are computed in strips of rows: partial tiles, several strips in both directions, rows
+ * longer than a strip, and few rows per strip. */
 static void tiles_equal_the_reference(void) {
     static const enum opaq_element dtypes[] = {OPAQ_F32, OPAQ_BF16, OPAQ_F16};
     static const int64_t shapes[][2] = {{37, 531}, {1, 2100},  {130, 70},   {273, 18},
@@ -401,7 +403,8 @@ static void tiles_equal_the_reference(void) {
     opaq_pool_destroy(pool);
 }
 
-/* Sizes with several strips and stretches in both directions, and such as are written past the caches. */
+/* Sizes with several strips and runs in both directions, and sizes that are written with non-temporal
+ * stores. */
 static void large_tensors_equal_the_reference(void) {
     static const struct {
         const char *spec;
@@ -436,8 +439,8 @@ static void large_tensors_equal_the_reference(void) {
     }
 }
 
-/* Parts that one pass makes of both copies together, and rows and columns that are left beside them; of any data, and
- * of numbers that go together except in one place. */
+/* The part that one pass computes of both copies together, and the remaining rows and columns; with any data,
+ * and with values of similar size except at one position. */
 static void parts_of_both_equal_the_reference(void) {
     static const char *const texts[] = {"fp8+both",           "fp8blk1+both",          "fp8blk1.e5m2+both+pow2",
                                         "fp8row+both",        "fp8row.e5m2+both+pow2", "mxfp8+both",
@@ -469,9 +472,10 @@ static void parts_of_both_equal_the_reference(void) {
     }
 }
 
-/* ---- options that have vectors of their own ---- */
+/* ---- options that have vectorized kernels ---- */
 
-/* Ragged in both directions, one strip and a little more, fewer rows than a square has, one row or column. */
+/* Partial blocks in both directions, slightly more than one strip, fewer rows than a square block, one row or
+ * column. */
 static const int64_t option_shapes[][2] = {{37, 531}, {1, 2100}, {130, 70}, {15, 257}, {273, 18}, {160, 1056}};
 enum { OPTION_SHAPE_COUNT = sizeof option_shapes / sizeof option_shapes[0] };
 
@@ -544,7 +548,7 @@ static void stochastic_rounding_equals_the_reference(void) {
     check_options(texts, (int)(sizeof texts / sizeof texts[0]));
 }
 
-/* ---- what a caller may give ---- */
+/* ---- arguments of callers ---- */
 
 static void strange_amaxes_and_scales(void) {
     static const char *const texts[] = {"fp8+both+delayed",
@@ -630,7 +634,7 @@ static void amaxes_equal_the_reference(void) {
     }
 }
 
-/* Which they were. */
+/* The names of the tables, for the output. */
 static void tables_are_named(void) {
     struct kernels kernels;
     for (int i = 0; kernels_at(i, &kernels); ++i) {

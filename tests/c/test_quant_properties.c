@@ -1,5 +1,5 @@
-/* test_quant_properties.c: what quantization must do to numbers, whatever the kernel: stay within the rounding error
- * of its codes, leave what it made alone, follow powers of two, treat columns like rows. docs/formats.md. */
+/* test_quant_properties.c: properties of quantization that hold for every kernel: errors within the rounding of
+ * the codes, stability of requantizing, scaling by powers of two, columns like rows. See docs/formats.md. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@
 
 /* ---- error bounds ---- */
 
-/* Dense, so that bounds can be worked out in double; columns of `x` become rows with OPAQ_COLUMNWISE. */
+/* Dense, so that bounds can be computed in double; columns of `x` become rows with OPAQ_COLUMNWISE. */
 struct matrix {
     int64_t rows;
     int64_t columns;
@@ -61,7 +61,7 @@ static double amax_of(const struct matrix *m, int64_t r, int64_t c, int64_t bloc
     return amax;
 }
 
-/* Rows and columns under one scale; "Arithmetic" of docs/formats.md. */
+/* Rows and columns that share a scale; "Arithmetic" of docs/formats.md. */
 static void block_of(const struct opaq_spec *s, const struct matrix *m, int64_t block[2]) {
     static const int64_t whole = -1;
     static const int64_t sizes[OPAQ_FORMAT_COUNT][2] = {{-1, -1}, {1, -1}, {1, 128}, {128, 128},
@@ -73,18 +73,18 @@ static void block_of(const struct opaq_spec *s, const struct matrix *m, int64_t 
     block[1] = block[1] == whole ? m->columns : block[1];
 }
 
-/* How far from x the result may be, with b the block's amax and a the tensor's (or row's). Rounding to nearest is off by
- * half a step, stochastic by a whole one. A step is at most 2^-mantissa_bits of the value, and at least that of the
- * subnormals, `unit` as a fraction of the largest code; which fraction of b that is depends on how much of the code range
- * the scale leaves unused. */
+/* Bound on the distance of the result from x, with b the block's amax and a the tensor's (or row's). Rounding
+ * to nearest has an error of half a step, stochastic rounding of a whole one. A step is at most
+ * 2^-mantissa_bits of the value, and at least that of the subnormals, `unit` as a fraction of the largest code;
+ * its fraction of b depends on how much of the code range the scale leaves unused. */
 static double bound_of(const struct opaq_spec *s, double x, double b, double a) {
     const double steps = s->options & OPAQ_STOCHASTIC ? 1.0 : 0.5;
     const double relative = s->element == OPAQ_E2M1 ? 0.5 : s->element == OPAQ_E5M2 ? 0.25 : 0.125;
     const double unit = s->element == OPAQ_E2M1 ? 0.5 : s->element == OPAQ_E5M2 ? 0x1p-16 : 0x1p-9;
     const double largest = s->element == OPAQ_E2M1 ? 6.0 : s->element == OPAQ_E5M2 ? 57344.0 : 448.0;
     const double slack = 1.0 + 0x1p-17; /* float32 arithmetic, and modelopt's rounded logarithm */
-    double per_code = b / largest;      /* what one code unit stands for, at most */
-    double cut = 0.0;                   /* what saturation takes off */
+    double per_code = b / largest;      /* value of one code unit, at most */
+    double cut = 0.0;                   /* error of saturation */
     switch ((enum opaq_format)s->format) {
     case OPAQ_FP8:
     case OPAQ_FP8ROW:
@@ -118,7 +118,7 @@ static void check_bounds(const struct opaq_spec *s, const struct tensor *x, cons
     struct matrix in = matrix_of(x, usage);
     struct matrix out = matrix_of(&y, usage);
     const int rht = (s->options & OPAQ_HADAMARD) && usage == OPAQ_COLUMNWISE;
-    if (rht) { /* the error is made in the transformed domain, where also the values were rounded to bf16 */
+    if (rht) { /* the error arises after the transform, which also rounds the values to bf16 */
         hadamard(&in, s->hadamard_mask);
         hadamard(&out, s->hadamard_mask);
     }
@@ -155,7 +155,7 @@ static void errors_stay_within_bounds(void) {
         for (int i = 0; i < list.count; ++i) {
             struct opaq_spec spec = list.spec[i];
             if (fill == FILL_OUTLIERS && (spec.options & OPAQ_DELAYED)) {
-                continue; /* a given scale may well saturate */
+                continue; /* a given scale may saturate */
             }
             struct tensor q = quantized(&x, &spec, NULL);
             for (int usage = 1; usage <= 2; ++usage) {
@@ -170,10 +170,10 @@ static void errors_stay_within_bounds(void) {
     spec_list_free(&list);
 }
 
-/* ---- quantizing what was quantized ---- */
+/* ---- quantizing dequantized values ---- */
 
 /* Numbers below 1 in magnitude with a 1 in every 16 along rows and columns, so that every block's amax is 1. */
-static struct tensor with_planted_ones(int64_t rows, int64_t columns, uint64_t seed) {
+static struct tensor with_regular_ones(int64_t rows, int64_t columns, uint64_t seed) {
     struct tensor x = tensor_make(rows, columns, OPAQ_F32, NULL);
     tensor_fill(&x, FILL_NORMAL, seed);
     for (int64_t r = 0; r < rows; ++r) {
@@ -185,7 +185,7 @@ static struct tensor with_planted_ones(int64_t rows, int64_t columns, uint64_t s
     return x;
 }
 
-/* Where it must hold that bytes come back, and why:
+/* The specs for which requantizing must return the same bytes, and why:
  * - fp8 formats with pow2, and MX under every rule: the amax 1 times a power of two is a code (256, 32768 or 4), so it
  *   comes back as 1 exactly, gives the same scale again, and every value is a code times a power of two. Stochastic
  *   rounding leaves codes alone too, whatever the random bits.
@@ -263,7 +263,7 @@ static void quantized_again(const struct tensor *x, const struct opaq_spec *spec
 
 static void codes_come_back(void) {
     struct spec_list list = spec_list_make(SPEC_DEFAULTS);
-    struct tensor ones = with_planted_ones(50, 150, 3);
+    struct tensor ones = with_regular_ones(50, 150, 3);
     struct tensor random = tensor_make(50, 150, OPAQ_F32, NULL);
     tensor_fill(&random, FILL_NORMAL, 5);
     int seen = 0;
@@ -271,7 +271,7 @@ static void codes_come_back(void) {
         quantized_again(&ones, &list.spec[i]);
         if (list.spec[i].format == OPAQ_FP8 ? !(list.spec[i].options & OPAQ_POW2)
                                             : list.spec[i].format == OPAQ_NVFP4) {
-            quantized_again(&random, &list.spec[i]); /* these need no planted ones */
+            quantized_again(&random, &list.spec[i]); /* these do not need the ones */
         }
         seen += what_comes_back(&list.spec[i]) != NOTHING && list.spec[i].usage != OPAQ_BOTH;
     }
@@ -322,8 +322,8 @@ static void mx_follows_powers_of_two(void) {
 
 /* ---- columns are rows of the transposed tensor ---- */
 
-/* By bytes where the copy is stored transposed; the MX formats store theirs upright, so by values. Not with rht, which
- * only columns have; sr draws other bits for columns (and fp8 the same as for its rows), so not with that either. */
+/* Compares bytes if the copy is stored transposed, otherwise (MX formats) values. Not with rht, which only
+ * columns have; sr draws other bits for columns (and fp8 the same as for its rows), so not with sr either. */
 static void columnwise_is_rowwise_of_transposed(void) {
     static const int64_t sizes[][2] = {{40, 100}, {1, 200}, {200, 1}, {129, 130}, {16, 16}};
     struct spec_list list = spec_list_make(SPEC_DEFAULTS);

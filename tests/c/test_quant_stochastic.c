@@ -1,5 +1,5 @@
-/* test_quant_stochastic.c: stochastic rounding is reproducible, depends on seed, offset and place, and is right on
- * average. docs/formats.md, "Stochastic rounding" and "Random bits". */
+/* test_quant_stochastic.c: stochastic rounding is reproducible, depends on seed, offset and position, and is
+ * unbiased. docs/formats.md, "Stochastic rounding" and "Random bits". */
 #include <math.h>
 
 #include "base/philox.h"
@@ -38,7 +38,7 @@ static void check_seeds(const struct opaq_spec *spec, const char *what) {
     CHECK(first_difference(&first, &again) < 0);
     for (size_t i = 0; i < sizeof others / sizeof others[0]; ++i) {
         struct tensor other = with_random(&x, spec, others[i].seed, others[i].offset);
-        for (int usage = 1; usage <= 2; ++usage) { /* each copy's data differs, its scales do not */
+        for (int usage = 1; usage <= 2; ++usage) { /* the codes of each copy differ, the scales do not */
             const int data = opaq_proto_find(&first.view.proto, OPAQ_ROLE_DATA, (enum opaq_usage)usage);
             const int scale = opaq_proto_find(&first.view.proto, OPAQ_ROLE_SCALE, (enum opaq_usage)usage);
             if (data >= 0) {
@@ -59,9 +59,9 @@ static void check_seeds(const struct opaq_spec *spec, const char *what) {
 
 static void seeds_and_offsets(void) { for_stochastic_specs(check_seeds); }
 
-/* The same number in many places, with one 1 in each row and column block of 16 to fix the scales: the mean comes out
- * as the number. A uniform byte makes rounding up 1/256 of a step too rare at most; the rest is chance, five standard
- * deviations of at most half a step each. */
+/* The same number at many positions, with a 1 in each row and column block of 16 to fix the scales: the mean
+ * must be the number. A uniform byte makes rounding up 1/256 of a step too rare at most; the remaining
+ * deviation is random, at most five standard deviations of at most half a step each. */
 static void check_mean(const struct opaq_spec *spec, const char *what) {
     static const float numbers[] = {0.3f, -0.71f, 0.013f};
     if ((spec->options & OPAQ_HADAMARD) && (spec->usage & OPAQ_COLUMNWISE)) {
@@ -91,7 +91,8 @@ static void check_mean(const struct opaq_spec *spec, const char *what) {
                     ++count;
                 }
             }
-            const double step = high - low; /* the two neighbours, or one code if the number is one */
+            const double step = high - low; /* the two neighbouring codes, or the code itself if the number is
+                                             * one */
             const double off = fabs(sum / count - (double)numbers[n]);
             if (!(off <= step / 256.0 + 5.0 * 0.5 * step / sqrt((double)count) + 1e-6)) {
                 CHECK_FAIL("%s: the mean of %g is off by %g of a step", what, (double)numbers[n], off / step);
@@ -114,7 +115,7 @@ static uint32_t random_of(uint64_t seed, uint64_t offset, int columnwise, int64_
     return block.word[c % 16 / 4] >> (c % 4 * 8) & 255;
 }
 
-/* fp8 with a given scale of 1, so that nothing but the random bits is between x and its code. */
+/* fp8 with a given scale of 1, so that the code depends on x and the random bits only. */
 static void bits_come_from_the_documented_place(void) {
     enum { ROWS = 19, COLUMNS = 37 };
     const uint64_t seed = 0x1234567890ABCDEFu;
@@ -136,7 +137,7 @@ static void bits_come_from_the_documented_place(void) {
         }
     }
     tensor_free(&q);
-    /* fp8row columnwise: bits of its own, by column; the scale is fixed by a 448 in each row and column */
+    /* fp8row columnwise has separate bits, by column; the scale is fixed by a 448 in each row and column */
     struct tensor p = tensor_make(ROWS, ROWS, OPAQ_F32, "fp8row+both+sr");
     struct tensor y = tensor_make(ROWS, ROWS, OPAQ_F32, NULL);
     tensor_fill(&y, FILL_NORMAL, 5);

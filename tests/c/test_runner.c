@@ -1,5 +1,5 @@
-/* test_runner.c: handles of runners: unknown, stale and of another kind; what a runner is asked and told; what is
- * refused. */
+/* test_runner.c: handles of runners: unknown, stale and of another kind; the calls that a runner gets;
+ * errors. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -8,7 +8,7 @@
 static const enum opaq_runner_kind kinds[] = {OPAQ_RUNNER_LINEAR, OPAQ_RUNNER_MLP, OPAQ_RUNNER_MOE};
 static const char *const kind_names[] = {"linear", "mlp", "moe"};
 
-/* A failed check unless a call is refused with that status and text. */
+/* A failed check unless a call fails with that status and text. */
 static void refuse_row(int line, enum opaq_runner_kind kind, const struct opaq_value *values,
                        enum opaq_status status, const char *text) {
     struct op_result result;
@@ -23,9 +23,9 @@ static void refuse_row(int line, enum opaq_runner_kind kind, const struct opaq_v
     }
 }
 
-/* ---- the life of a handle ---- */
+/* ---- creation and destruction ---- */
 
-static void every_kind_registers_runs_and_goes(void) {
+static void every_kind_registers_runs_and_is_destroyed(void) {
     const int before = opaq_runner_count();
     for (int k = 0; k < 3; ++k) {
         struct test_runner_counts counts = {0};
@@ -91,7 +91,7 @@ static void unknown_handles_do_not_exist(void) {
     CHECK_EQ_INT(opaq_runner_destroy(handle, NULL), OPAQ_OK);
 }
 
-/* A slot is used again, a handle never. */
+/* A slot is used again, a handle never is. */
 static void stale_handles_stay_stale(void) {
     enum { TIMES = 1000 };
     static int64_t old[TIMES];
@@ -135,7 +135,7 @@ static void another_kind_is_named(void) {
     CHECK_EQ_INT(atomic_load(&counts.destroys), 3);
 }
 
-/* ---- calls that do not fit ---- */
+/* ---- calls that contradict the runner ---- */
 
 static void sizes_that_contradict_the_runner(void) {
     struct test_runner_counts counts = {0};
@@ -235,7 +235,7 @@ static enum opaq_status fail_silently(void *state, const struct opaq_runner_call
     return OPAQ_ERROR_SYSTEM;
 }
 
-static void errors_of_the_runner_arrive(void) {
+static void errors_of_the_runner_are_returned(void) {
     struct test_runner_counts counts = {0};
     struct test_runner state = {.number = 3, .status = OPAQ_ERROR_LIMIT, .counts = &counts};
     struct test_runner_inputs inputs;
@@ -245,7 +245,7 @@ static void errors_of_the_runner_arrive(void) {
     (void)snprintf(text, sizeof text, "mlp_gemm: runner %lld: no number 3 today", (long long)handle);
     refuse_row(__LINE__, OPAQ_RUNNER_MLP, inputs.values, OPAQ_ERROR_LIMIT, text);
     CHECK_EQ_INT(opaq_runner_destroy(handle, NULL), OPAQ_OK);
-    for (int is_long = 0; is_long < 2; ++is_long) { /* no text, and one without an end */
+    for (int is_long = 0; is_long < 2; ++is_long) { /* no text, and one without a terminator */
         const struct opaq_runner_info info = test_runner_info(OPAQ_RUNNER_LINEAR);
         const struct opaq_runner_functions functions = {OPAQ_RUNNER_ABI, NULL, fail_silently, NULL};
         CHECK_EQ_INT(opaq_runner_register(&info, &functions, &is_long, &handle, NULL), OPAQ_OK);
@@ -271,7 +271,7 @@ static void refuse_register(int line, const struct opaq_runner_info *info,
     }
 }
 
-static void registering_checks_what_it_is_given(void) {
+static void registering_checks_arguments(void) {
     struct opaq_runner_functions functions = test_runner_functions;
     struct opaq_runner_info info = test_runner_info(OPAQ_RUNNER_LINEAR);
     refuse_register(__LINE__, NULL, &functions, OPAQ_ERROR_ARGUMENT, "info is NULL");
@@ -308,7 +308,7 @@ static void registering_checks_what_it_is_given(void) {
     CHECK_EQ_INT(opaq_runner_query(65536, NULL, NULL), OPAQ_ERROR_ARGUMENT);
 }
 
-/* All slots at once; then the limit; then all of them again. */
+/* Fills all slots, reaches the limit, and fills them again. */
 static void the_limit_is_an_error(void) {
     static int64_t handles[OPAQ_RUNNER_LIMIT];
     struct test_runner_counts counts = {0};
@@ -337,7 +337,7 @@ static void the_limit_is_an_error(void) {
     CHECK_EQ_INT(atomic_load(&counts.destroys), 2 * OPAQ_RUNNER_LIMIT);
 }
 
-/* ---- functions that use the registry themselves ---- */
+/* ---- functions that use the registry ---- */
 
 struct reentrant {
     int64_t handle;
@@ -377,7 +377,7 @@ static void functions_may_use_the_registry(void) {
     CHECK_EQ_INT(opaq_runner_destroy(state.child, NULL), OPAQ_OK);
 }
 
-/* ---- the calls for programs ---- */
+/* ---- calls without the operator table ---- */
 
 static void runs_by_handle_alone(void) {
     struct test_runner_counts counts = {0};
@@ -416,15 +416,15 @@ static void runs_by_handle_alone(void) {
     CHECK_EQ_INT(atomic_load(&counts.runs), 1);
 }
 
-static const struct test_case tests[] = {TEST(every_kind_registers_runs_and_goes),
+static const struct test_case tests[] = {TEST(every_kind_registers_runs_and_is_destroyed),
                                          TEST(unknown_handles_do_not_exist),
                                          TEST(stale_handles_stay_stale),
                                          TEST(another_kind_is_named),
                                          TEST(sizes_that_contradict_the_runner),
                                          TEST(choices_that_do_not_fit_the_rows),
                                          TEST(outputs_never_touch_the_runner),
-                                         TEST(errors_of_the_runner_arrive),
-                                         TEST(registering_checks_what_it_is_given),
+                                         TEST(errors_of_the_runner_are_returned),
+                                         TEST(registering_checks_arguments),
                                          TEST(the_limit_is_an_error),
                                          TEST(functions_may_use_the_registry),
                                          TEST(runs_by_handle_alone)};

@@ -1,6 +1,6 @@
-/* test_runner_parallel.c: runners created, run and destroyed by many threads at once. Nobody finds somebody else's
- * runner, nobody runs a dead one, each is destroyed exactly once, and what goes wrong is that a runner is gone. Runs
- * under ThreadSanitizer too. */
+/* test_runner_parallel.c: runners created, run and destroyed by many threads concurrently. No call runs another
+ * thread's or a destroyed runner, each is destroyed exactly once, and the only error is that a runner is gone.
+ * Also runs under ThreadSanitizer. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -11,8 +11,8 @@
 
 enum { PLACES = 5, THREADS = 6, TURNS = 3000 };
 
-/* Handles that everybody uses; a runner's number says which place it is for. They are handed on relaxed, so that it is
- * the registry alone that makes a runner's memory visible. */
+/* Handles that all threads use; a runner's number is the index of its place. They are exchanged with relaxed
+ * atomics, so that only the registry makes a runner's memory visible. */
 static _Atomic int64_t places[PLACES];
 
 static int64_t at_place(int place) { return atomic_load_explicit(&places[place], memory_order_relaxed); }
@@ -53,12 +53,12 @@ static void start_all(struct worker *workers, int count, void *(*run)(void *)) {
     (void)pthread_barrier_destroy(&start);
 }
 
-/* Whether an error is one that a race may bring. */
+/* Whether a race may cause this error. */
 static int is_gone(const struct opaq_error *error) {
     return strstr(error->text, "is gone: it was destroyed") != NULL;
 }
 
-/* ---- runners of one's own ---- */
+/* ---- runners of each thread ---- */
 
 static struct test_runner_counts counts;
 
@@ -67,7 +67,7 @@ static void yield(void *argument) {
     (void)sched_yield();
 }
 
-/* The state is freed with the runner, so that a run that came too late would be seen. */
+/* The state is freed with the runner, so that AddressSanitizer detects a later run. */
 static void destroy_and_free(void *state) {
     test_runner_functions.destroy(state);
     free(state);
@@ -107,7 +107,7 @@ static void run_place(struct worker *worker, int place) {
     const float *numbers = &output[0][0];
     for (int i = 0; i < 8 * RUNNER_OUT; ++i) {
         if (numbers[i] != (float)place) {
-            worker->wrong = "somebody else's runner";
+            worker->wrong = "a runner of another thread";
         }
     }
 }
@@ -118,7 +118,7 @@ static void *use_numbers(void *argument) {
     for (int turn = 0; turn < TURNS; ++turn) {
         const uint32_t random = next_random(worker);
         const int place = (int)(random % PLACES);
-        if (random / PLACES % 8 == 0) { /* a new one in its place */
+        if (random / PLACES % 8 == 0) { /* a new one at its index */
             const int64_t made = create_number(place);
             worker->wrong = made == 0 ? "a runner was refused" : worker->wrong;
             const int64_t old = put_at_place(place, made);
@@ -194,7 +194,7 @@ static void one_destroyer_wins(void) {
     CHECK_EQ_INT(opaq_runner_count(), 0);
 }
 
-/* ---- destroyed in the middle of a run ---- */
+/* ---- destroyed during a run ---- */
 
 static atomic_int is_inside;
 static atomic_int may_leave;
@@ -235,7 +235,7 @@ static void a_runner_lives_until_its_run_ends(void) {
     CHECK_EQ_INT(opaq_runner_destroy(run.handle, &error), OPAQ_ERROR_ARGUMENT);
     CHECK(is_gone(&error));
     struct test_runner_counts others = {0};
-    struct test_runner other = {.counts = &others}; /* its slot is not given away meanwhile */
+    struct test_runner other = {.counts = &others}; /* its slot is not reused meanwhile */
     const int64_t second = test_runner_register(OPAQ_RUNNER_LINEAR, &other);
     CHECK((second & 65535) != (run.handle & 65535));
     atomic_store(&may_leave, 1);
@@ -247,7 +247,7 @@ static void a_runner_lives_until_its_run_ends(void) {
     CHECK_EQ_INT(opaq_runner_destroy(second, NULL), OPAQ_OK);
 }
 
-/* ---- prepared ones ---- */
+/* ---- prepared runners ---- */
 
 static struct runner_layer layers[3];
 static struct runner_inputs *inputs;

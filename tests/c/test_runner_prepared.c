@@ -1,5 +1,6 @@
-/* test_runner_prepared.c: a runner made from a call of linear, mlp or moe gives the bytes that the call gives, for weights
- * of every format and for plain ones that it quantizes, and needs nothing of the caller's afterwards. */
+/* test_runner_prepared.c: a runner made from a call of linear, mlp or moe gives the bytes of the call, for
+ * weights of every format and for plain ones that it quantizes, and does not use the caller's tensors
+ * afterwards. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -8,7 +9,7 @@
 
 static const enum opaq_runner_kind kinds[] = {OPAQ_RUNNER_LINEAR, OPAQ_RUNNER_MLP, OPAQ_RUNNER_MOE};
 
-/* Weights' quantizers; the last ones come with both copies, of which a runner keeps one. */
+/* Quantizers of weights; the last ones have both copies, of which a runner keeps one. */
 static const char *const formats[] = {"fp8",
                                       "fp8.e5m2+pow2",
                                       "fp8+eps=0.25",
@@ -36,7 +37,7 @@ static const char *const formats[] = {"fp8",
                                       "nvfp4+both+rht"};
 enum { FORMAT_COUNT = sizeof formats / sizeof formats[0] };
 
-/* A runner of a call that gives `result`, or a refusal with the call's own reason. 0 if there is none. */
+/* Creates a runner of a call that gives `result`, or fails with the call's error. 0 if there is none. */
 static int64_t create(const struct runner_layer *layer, const struct runner_inputs *inputs,
                       struct op_result *result, const char *what) {
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
@@ -55,7 +56,7 @@ static int64_t create(const struct runner_layer *layer, const struct runner_inpu
     return handle;
 }
 
-/* The runner's result is the call's, after the layer is gone. */
+/* The runner gives the call's result, after the layer is freed. */
 static void check_runner(struct runner_layer *layer, enum opaq_element dtype, const char *format,
                          const char *what) {
     const enum opaq_runner_kind kind = layer->kind;
@@ -95,7 +96,7 @@ static void check_runner(struct runner_layer *layer, enum opaq_element dtype, co
     runner_inputs_free(inputs);
 }
 
-/* What a runner says its format is: the rowwise copy of how it comes. */
+/* The format that a runner reports: the rowwise copy. */
 static const char *rowwise(const char *format, char *text, size_t capacity) {
     struct opaq_spec spec = spec_of(format);
     spec.usage = OPAQ_ROWWISE;
@@ -118,7 +119,7 @@ static void buffers_of_every_format(void) {
     }
 }
 
-/* Quantized once, when it is created, to the bytes that the operator makes in each call. */
+/* Quantized once at creation, to the bytes that the operator computes in each call. */
 static void plain_weights_that_the_plan_quantizes(void) {
     for (int k = 0; k < 3; ++k) {
         for (int f = 0; f < FORMAT_COUNT; ++f) {
@@ -132,7 +133,7 @@ static void plain_weights_that_the_plan_quantizes(void) {
                 kept.options |= OPAQ_ROWSCALED;
             }
             if (opaq_spec_print(&kept, text, sizeof text, NULL) != OPAQ_OK) {
-                continue; /* a stack that cannot be kept so: below */
+                continue; /* a stack that cannot be kept this way: see below */
             }
             (void)snprintf(words, sizeof words, "%sw=%s", k == 0 ? "x=fp8 " : "act=gelu_tanh ", formats[f]);
             struct runner_layer layer = runner_layer_make(kinds[k], f % 2 ? OPAQ_F32 : OPAQ_F16, "", words);
@@ -153,7 +154,8 @@ static void plain_weights_that_stay_plain(void) {
     }
 }
 
-/* A number for each expert that no format of stacks can hold; what is not the same in every call. */
+/* A different number for each expert, which no format of stacks can store, and arguments that differ between
+ * calls. */
 static void weights_that_cannot_be_kept(void) {
     static const struct {
         enum opaq_runner_kind kind;
@@ -177,7 +179,7 @@ static void weights_that_cannot_be_kept(void) {
     }
 }
 
-/* Rows that lie apart, and a bias that is every other element, are copied together. */
+/* A weight with padded rows and a bias of every other element are copied together. */
 static void strided_tensors_are_copied(void) {
     static float memory[RUNNER_N][RUNNER_H + 5];
     static float bias_memory[RUNNER_N];
@@ -224,7 +226,7 @@ static void strided_tensors_are_copied(void) {
     runner_inputs_free(inputs);
 }
 
-/* Any rows: none, one, many, in any rank; on threads too. */
+/* Any number of rows: none, one, many, in any rank; also on threads. */
 static void inputs_of_any_shape(void) {
     struct runner_layer layer = runner_layer_make(OPAQ_RUNNER_LINEAR, OPAQ_BF16, "nvfp4", "x=nvfp4");
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
@@ -287,7 +289,7 @@ static void refuse(int line, const struct opaq_op *op, const struct opaq_value *
     }
 }
 
-static void what_a_call_would_refuse_is_refused(void) {
+static void errors_of_the_call_are_errors_of_create(void) {
     struct runner_layer layer = runner_layer_make(OPAQ_RUNNER_LINEAR, OPAQ_BF16, "nvfp4", "x=nvfp4");
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
     const struct opaq_op *op = opaq_op_find("linear");
@@ -331,7 +333,7 @@ static void what_a_call_would_refuse_is_refused(void) {
     bias = layer.bias_tensors[0];
     bias.device.type = OPAQ_DEVICE_CUDA;
     refuse(__LINE__, op, values, OPAQ_ERROR_ARGUMENT, "bias is on another device than the first tensor");
-    values[2] = (struct opaq_value){0}; /* and without a bias it is fine */
+    values[2] = (struct opaq_value){0}; /* and without a bias it succeeds */
     CHECK_EQ_INT(opaq_runner_create(op, values, NULL, &handle, NULL), OPAQ_OK);
     CHECK_EQ_INT(opaq_runner_destroy(handle, NULL), OPAQ_OK);
     runner_layer_free(&layer);
@@ -343,5 +345,5 @@ static const struct test_case tests[] = {TEST(buffers_of_every_format),
                                          TEST(weights_that_cannot_be_kept),
                                          TEST(strided_tensors_are_copied),
                                          TEST(inputs_of_any_shape),
-                                         TEST(what_a_call_would_refuse_is_refused)};
+                                         TEST(errors_of_the_call_are_errors_of_create)};
 TEST_MAIN(tests)

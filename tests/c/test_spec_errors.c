@@ -1,5 +1,5 @@
-/* test_spec_errors.c: texts that are no spec. The message names the part and where it stands; nothing is written but
- * the error. Grammar: docs/spec.md. */
+/* test_spec_errors.c: invalid texts of specs. The message names the part and its position; only the error is
+ * written. Grammar: docs/spec.md. */
 #include <stdbool.h>
 
 #include "check.h"
@@ -8,7 +8,7 @@
 struct bad_text {
     const char *text;
     enum opaq_status status;
-    int position; /* -1: the message has none, as for two parts that contradict each other */
+    int position; /* -1: the message has no position, because two parts contradict each other */
     const char *names[2];
 };
 
@@ -97,7 +97,7 @@ static const struct bad_text bad_texts[] = {
     {"fp8+rule=te+rule=te", OPAQ_ERROR_TEXT, 12, {"twice", "\"rule=te\""}},
     {"nvfp4+e4m3max=448+e4m3max=448", OPAQ_ERROR_TEXT, 18, {"twice", NULL}},
     {"fp8+sr+sr", OPAQ_ERROR_TEXT, 7, {"twice", "\"sr\""}},
-    /* what does not go together: both parts are named */
+    /* combinations that are not allowed: both parts are named */
     {"nvfp4+2d+rht", OPAQ_ERROR_SPEC, -1, {"2d", "rht"}},
     {"nvfp4+2d+rowscaled", OPAQ_ERROR_SPEC, -1, {"2d", "rowscaled"}},
     {"nvfp4+4over6+rht", OPAQ_ERROR_SPEC, -1, {"\"4over6\"", "\"rht\""}},
@@ -122,7 +122,7 @@ static const struct bad_text bad_texts[] = {
     {"nvfp4+sr+global+rule=compressed-tensors", OPAQ_ERROR_SPEC, -1, {"compressed-tensors", "\"sr\""}},
 };
 
-/* Parses, expects a refusal, and looks at the spec and the message. */
+/* Parses, expects an error, and checks the spec and the message. */
 static void refuses(const char *text, size_t length, const struct bad_text *bad) {
     struct opaq_spec before;
     struct opaq_spec spec;
@@ -149,7 +149,7 @@ static void refuses(const char *text, size_t length, const struct bad_text *bad)
         }
     }
     for (const char *p = error.text; *p != '\0'; ++p) {
-        CHECK(*p >= ' ' && *p <= '~'); /* one readable line, whatever the text held */
+        CHECK(*p >= ' ' && *p <= '~'); /* one printable line, whatever the text contained */
     }
     CHECK_BYTES(&spec, &before, sizeof spec, "\"%s\" wrote to the spec", bad->text);
     CHECK_EQ_INT(opaq_spec_parse(text, length, &spec, NULL), bad->status);
@@ -200,7 +200,7 @@ static void over_long_texts(void) {
     struct opaq_error error;
     memset(text, '0', sizeof text);
     memcpy(text, "fp8+eps=", 8);
-    CHECK_EQ_INT(opaq_spec_parse(text, 127, &spec, &error), OPAQ_OK); /* the allowed length, and a zero */
+    CHECK_EQ_INT(opaq_spec_parse(text, 127, &spec, &error), OPAQ_OK); /* the allowed length, plus a zero */
     CHECK(spec.epsilon == 0.0f);
     text[8] = '1';
     CHECK_EQ_INT(opaq_spec_parse(text, 127, &spec, &error), OPAQ_ERROR_TEXT); /* 1e118 */
@@ -241,7 +241,7 @@ static void null_arguments(void) {
     CHECK_EQ_INT(opaq_spec_make((enum opaq_format) - 1, &spec, &error), OPAQ_ERROR_ARGUMENT);
 }
 
-/* Every capacity from 0 up: a refusal that says how much is needed, and not a byte written, until it fits. */
+/* Every capacity from 0 up: an error that states the required size, without writing a byte, until it fits. */
 static void small_buffers_are_refused(void) {
     static const char expected[] = "fp8.e5m2+columnwise+pow2+sr+eps=2.5e-1";
     const struct opaq_spec spec = spec_of(expected);

@@ -1,5 +1,5 @@
-/* test_spec_intern.c: one shared copy per value: the same pointer for every way of writing it, from any number of
- * threads, up to the limit. Runs under ThreadSanitizer too. */
+/* test_spec_intern.c: one shared copy per value: the same pointer for every text of it, from any number of
+ * threads, up to the limit. Also runs under ThreadSanitizer. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -55,7 +55,8 @@ static void refusals_leave_the_pointer(void) {
     CHECK_EQ_INT(opaq_spec_intern("nvfp4+rth", 9, &spec, &error), OPAQ_ERROR_TEXT);
     CHECK(spec == NULL && strstr(error.text, "at position 6") != NULL);
     CHECK_EQ_INT(opaq_spec_intern("nvfp4+2d+rht", 12, &spec, NULL), OPAQ_ERROR_SPEC);
-    CHECK_EQ_INT(opaq_spec_intern("nvfp4", 6, &spec, &error), OPAQ_ERROR_TEXT); /* the terminator is no part */
+    /* the terminator is not part of it */
+    CHECK_EQ_INT(opaq_spec_intern("nvfp4", 6, &spec, &error), OPAQ_ERROR_TEXT);
     CHECK_EQ_INT(opaq_spec_intern(NULL, 3, &spec, &error), OPAQ_ERROR_ARGUMENT);
     CHECK_EQ_INT(opaq_spec_intern("fp8", 3, NULL, &error), OPAQ_ERROR_ARGUMENT);
     CHECK_EQ_INT(opaq_spec_intern("", 0, &spec, &error), OPAQ_ERROR_TEXT);
@@ -69,12 +70,13 @@ enum { THREADS = 8, SHARED_TEXTS = 400, OWN_TEXTS = 100 };
 struct worker {
     int index;
     pthread_barrier_t *start;
-    const struct opaq_spec *shared[SHARED_TEXTS]; /* what each text gave on this thread */
+    const struct opaq_spec *shared[SHARED_TEXTS]; /* the result of each text on this thread */
     const struct opaq_spec *alias[SHARED_TEXTS];
     const struct opaq_spec *own[OWN_TEXTS];
 };
 
-/* Every thread asks for the same values in another order, by two texts, and for some that only it knows. */
+/* Every thread requests the same values in another order, by two texts each, and some values that no other
+ * thread requests. */
 static void *intern_many(void *argument) {
     struct worker *worker = argument;
     char text[OPAQ_SPEC_TEXT_BYTES];
@@ -121,7 +123,7 @@ static void threads_agree(void) {
     }
 }
 
-/* ---- the limit: last, since what is interned stays ---- */
+/* ---- the limit: last, because interned values stay ---- */
 
 static void the_limit_is_an_error_and_known_texts_stay(void) {
     const struct opaq_spec *known = intern("nvfp4+both+2d");

@@ -1,4 +1,5 @@
-/* test_spec_query.c: what a spec means for who cuts, tiles or hands on tensors, and the specs that follow from one. */
+/* test_spec_query.c: the properties of a spec for callers that slice, tile or send tensors, and the specs
+ * derived from one. */
 #include "check.h"
 #include "support_spec.h"
 
@@ -40,7 +41,7 @@ static void properties(void) {
     }
 }
 
-static void no_question(void) {
+static void unknown_queries(void) {
     struct opaq_spec spec = spec_of("fp8");
     CHECK_EQ_INT(opaq_spec_query(NULL, OPAQ_SPEC_IS_DELAYED), -1);
     CHECK_EQ_INT(opaq_spec_query(&spec, (enum opaq_spec_property)99), -1);
@@ -52,7 +53,7 @@ static void derivations(void) {
     static const struct {
         const char *from;
         enum opaq_derivation how;
-        const char *made; /* NULL: refused */
+        const char *made; /* NULL: an error */
     } all[] = {
         {"nvfp4+both+swizzle", OPAQ_DERIVE_TILED, "nvfp4+tiled"},
         {"fp8blk1", OPAQ_DERIVE_TILED, NULL},
@@ -85,5 +86,5 @@ static void derivations(void) {
     CHECK(opaq_spec_derive(NULL, OPAQ_DERIVE_TILED, NULL, NULL) != OPAQ_OK);
 }
 
-static const struct test_case tests[] = {TEST(properties), TEST(no_question), TEST(derivations)};
+static const struct test_case tests[] = {TEST(properties), TEST(unknown_queries), TEST(derivations)};
 TEST_MAIN(tests)

@@ -1,5 +1,6 @@
-/* test_spec_text.c: one value, one text. Every valid spec is printed and read back, under any locale, rounding mode
- * and flush-to-zero setting; what docs/spec.md forbids is refused. Bad texts: test_spec_errors.c. */
+/* test_spec_text.c: one value, one text. Every valid spec is printed and parsed again, under any locale,
+ * rounding mode and flush-to-zero setting; combinations that docs/spec.md forbids are refused. Invalid texts:
+ * test_spec_errors.c. */
 #include <fenv.h>
 #include <locale.h>
 #include <stdlib.h>
@@ -8,7 +9,7 @@
 #include "support_float.h"
 #include "support_spec.h"
 
-/* 1 if the spec comes back from its text as it was. */
+/* 1 if the spec equals its parsed text. */
 static int round_trips(const struct opaq_spec *spec, const char *how) {
     char text[OPAQ_SPEC_TEXT_BYTES];
     struct opaq_spec back;
@@ -53,7 +54,7 @@ static void texts_are_unique(void) {
     spec_list_free(&list);
 }
 
-/* The library's check against the tables of docs/spec.md, on valid and invalid fields alike. */
+/* The library's check, compared with the tables of docs/spec.md on valid and invalid fields. */
 static void check_agrees_with_documentation(void) {
     struct opaq_spec s;
     memset(&s, 0, sizeof s);
@@ -175,7 +176,7 @@ static void any_order_of_options(void) {
     spec_list_free(&list);
 }
 
-/* Numbers that take all of nine digits, and halfway cases of short ones. */
+/* Numbers that need all nine digits, and halfway cases of short ones. */
 static void epsilon_keeps_every_bit(const char *how) {
     struct opaq_spec spec = spec_of("fp8");
     uint32_t bits = 1;
@@ -194,7 +195,7 @@ static void epsilon_keeps_every_bit(const char *how) {
 
 static void epsilon_round_trips(void) { epsilon_keeps_every_bit("plain"); }
 
-/* Texts and values under a setting against those under the default one. */
+/* Compares texts and values under a setting with those under the default one. */
 static void same_texts(const struct spec_list *list, const struct spec_text *expected, const char *how) {
     for (int i = 0; i < list->count; ++i) {
         const struct spec_text text = spec_text(&list->spec[i]);
@@ -203,14 +204,14 @@ static void same_texts(const struct spec_list *list, const struct spec_text *exp
         }
         (void)round_trips(&list->spec[i], how);
     }
-    struct opaq_spec tie; /* 2^24 + 1, halfway between two floats: to even whatever the mode */
+    struct opaq_spec tie; /* 2^24 + 1, halfway between two floats: rounded to even in every mode */
     CHECK_EQ_INT(opaq_spec_parse("fp8+eps=16777217", 16, &tie, NULL), OPAQ_OK);
     CHECK(tie.epsilon == 16777216.0f);
     CHECK_EQ_INT(opaq_spec_parse("fp8+eps=0.1", 11, &tie, NULL), OPAQ_OK);
     CHECK(tie.epsilon == 0.1f);
 }
 
-/* spec_text before and after `set` and `reset` change the surroundings. */
+/* spec_text before and after `set` and `reset` change the setting. */
 static struct spec_text *texts_of(const struct spec_list *list) {
     struct spec_text *texts = malloc((size_t)list->count * sizeof *texts);
     for (int i = 0; texts != NULL && i < list->count; ++i) {

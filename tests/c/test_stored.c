@@ -1,4 +1,5 @@
-/* test_stored.c: rows of quantized tensors as checkpoints hold them: out and in again, in pieces, in odd layouts. */
+/* test_stored.c: rows of quantized tensors as checkpoints store them: exported and imported, in pieces, in
+ * other layouts. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -27,7 +28,7 @@ static void check_same(const struct tensor *actual, const struct tensor *expecte
     }
 }
 
-/* ---- there and back ---- */
+/* ---- export and import ---- */
 
 static int64_t cd(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t ru(int64_t a, int64_t b) { return cd(a, b) * b; }
@@ -81,7 +82,7 @@ static void check_exported(const struct tensor *q, struct rows *rows) {
 
 static const int64_t shapes[][2] = {{1, 1}, {5, 37}, {130, 260}, {128, 128}, {200, 31}, {0, 32}, {5, 0}};
 
-static void every_quantizer_goes_out_and_in(void) {
+static void every_quantizer_exports_and_imports(void) {
     struct spec_list list = spec_list_make(SPEC_DEFAULTS);
     int seen = 0;
     for (int i = 0; i < list.count; ++i) {
@@ -138,7 +139,7 @@ static void pieces_make_the_whole(void) {
     }
 }
 
-/* Tensors that were quantized apart keep their scales where each row has one. */
+/* Shards that were quantized separately keep their scales if each row has one. */
 static void shards_keep_their_scales(void) {
     static const char *const texts[][2] = {
         {"nvfp4+global+rule=compressed-tensors", "nvfp4+rowscaled+global+rule=compressed-tensors"},
@@ -173,7 +174,7 @@ static void shards_keep_their_scales(void) {
             tensor_free(&z);
             tensor_free(&parts[p]);
         }
-        /* over both there is no one entry */
+        /* the whole tensor has no single entry */
         struct rows rows = rows_make(&whole, 50);
         struct opaq_error error = {OPAQ_OK, ""};
         struct opaq_tensor *one = rows_part(&rows, whole.view.proto.spec.format == OPAQ_NVFP4 ? 2 : 1);
@@ -189,7 +190,7 @@ static void shards_keep_their_scales(void) {
 
 /* ---- layouts ---- */
 
-/* Imports from another arrangement of the same rows and expects the same tensor. */
+/* Imports the same rows from another layout and expects the same tensor. */
 static void check_arrangement(const struct tensor *q, const struct opaq_stored *stored, const char *what) {
     struct tensor again = zeroed_like(q);
     rows_import(&again, 0, stored);
@@ -249,7 +250,7 @@ static void stacks_do_not_share_blocks(void) {
     tensor_free(&q);
 }
 
-/* Every part strided both ways, at an odd address. */
+/* Every part with strides in both dimensions, at an odd address. */
 static void memory_may_be_strided_and_unaligned(void) {
     for (int i = 0; i < EVERY_FORMAT; ++i) {
         struct tensor q = sample_of(140, 45, every_format[i], 2);
@@ -350,7 +351,7 @@ static void square_blocks_take_exponents(void) {
     tensor_free(&q);
 }
 
-/* ---- what covers the tensor ---- */
+/* ---- scales of a whole tensor ---- */
 
 static void a_tensor_has_one_scale(void) {
     static const char *const texts[] = {"fp8", "nvfp4+global+rule=modelopt"};
@@ -367,7 +368,7 @@ static void a_tensor_has_one_scale(void) {
         CHECK_EQ_INT(opaq_stored_import(&again.view, 10, &rows.stored, &error), OPAQ_ERROR_ARGUMENT);
         CHECK(strstr(error.text, "rows 10 to 20 come with the") != NULL);
         rows_free(&rows);
-        rows = rows_exported(&q, 0, 20); /* all rows at once may change it */
+        rows = rows_exported(&q, 0, 20); /* importing all rows may change it */
         number = i == 0 ? rows.stored.scale.data : rows.stored.global.data;
         *number = before * 2.0f;
         rows_import(&again, 0, &rows.stored);
@@ -389,11 +390,16 @@ static void square_blocks_have_one_scale(void) {
 }
 
 static const struct test_case tests[] = {
-    TEST(every_quantizer_goes_out_and_in), TEST(pieces_make_the_whole),
-    TEST(shards_keep_their_scales),        TEST(dimensions_may_be_split_and_of_size_one),
-    TEST(stacks_do_not_share_blocks),      TEST(memory_may_be_strided_and_unaligned),
-    TEST(the_last_nibble_is_cleared),      TEST(scales_come_as_bf16),
-    TEST(square_blocks_take_exponents),    TEST(a_tensor_has_one_scale),
+    TEST(every_quantizer_exports_and_imports),
+    TEST(pieces_make_the_whole),
+    TEST(shards_keep_their_scales),
+    TEST(dimensions_may_be_split_and_of_size_one),
+    TEST(stacks_do_not_share_blocks),
+    TEST(memory_may_be_strided_and_unaligned),
+    TEST(the_last_nibble_is_cleared),
+    TEST(scales_come_as_bf16),
+    TEST(square_blocks_take_exponents),
+    TEST(a_tensor_has_one_scale),
     TEST(square_blocks_have_one_scale),
 };
 TEST_MAIN(tests)

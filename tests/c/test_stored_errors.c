@@ -1,4 +1,4 @@
-/* test_stored_errors.c: stored rows that do not fit. Each refusal has its status, names the operation and the numbers,
+/* test_stored_errors.c: invalid stored rows. Each error has its status, names the operation and the numbers,
  * and writes nothing. */
 #include "check.h"
 #include "support_spec.h"
@@ -7,8 +7,8 @@
 struct bad {
     const char *spec; /* of 300 rows and 70 columns */
     const char *what; /* the part that is wrong */
-    int32_t dtype;    /* 0: as it should be */
-    int rank;         /* -2: as it should be */
+    int32_t dtype;    /* 0: correct */
+    int rank;         /* -2: correct */
     int64_t shape[4];
     int64_t first;
     enum opaq_status status;
@@ -54,7 +54,7 @@ static const struct bad bads[] = {
      0,
      OPAQ_ERROR_OVERFLOW,
      "more than 2^62 rows"},
-    /* what is there and what is not */
+    /* present and absent parts */
     {"nvfp4", "data", 0, -1, {0}, 0, OPAQ_ERROR_ARGUMENT, "data is missing"},
     {"nvfp4", "scale", 0, -1, {0}, 0, OPAQ_ERROR_ARGUMENT, "scale is missing"},
     {"nvfp4", "global", 0, -1, {0}, 0, OPAQ_ERROR_ARGUMENT, "global is missing"},
@@ -68,7 +68,7 @@ static const struct bad bads[] = {
     {"nvfp4+2d", "data", 0, 2, {16, 35}, 8, OPAQ_ERROR_SHAPE, "multiples of 16 rows"},
 };
 
-/* Every byte as it was. */
+/* Every byte is unchanged. */
 static void check_untouched(const struct tensor *q, const struct tensor *before, const char *what) {
     for (int i = 0; i < opaq_proto_buffer_count(&q->view.proto); ++i) {
         CHECK_BYTES(q->view.buffer[i].data, before->view.buffer[i].data, q->view.buffer[i].bytes, "%s", what);
@@ -101,7 +101,7 @@ static void refuse(const struct bad *bad) {
                   "stored_import: ", bad->says);
     CHECK_EQ_INT(opaq_stored_import(&q.view, bad->first, &wrong.stored, NULL), bad->status);
     check_untouched(&q, &before, bad->says);
-    /* the same rows are refused on the way out, as shapes, as types, or as rows */
+    /* an export fails likewise for these rows, shapes and types */
     for (int i = 0; i < 3; ++i) {
         if (rows_part_bytes(&rows, i) > 0) {
             memset(rows_part(&rows, i)->data, 0xA5, rows_part_bytes(&rows, i));
@@ -168,7 +168,7 @@ static void wrong_tensors_are_refused(void) {
     }
     struct rows wrong = rows;
     rows_shape(&wrong.stored.data, 3, (const int64_t[]){2, 4, 16});
-    wrong.stored.data.strides[0] = 65; /* two pieces apart */
+    wrong.stored.data.strides[0] = 65; /* a gap between the two halves */
     check_refused(opaq_stored_import(&q.view, 0, &wrong.stored, &error), OPAQ_ERROR_SHAPE, &error,
                   "stored_import: ", "the strides of data, of the shape [2,4,16], are not those of a matrix");
     wrong.stored.data.strides[0] = -64;
@@ -181,7 +181,7 @@ static void wrong_tensors_are_refused(void) {
     tensor_free(&q);
 }
 
-/* By headers alone: the same answers without any memory. */
+/* From headers alone: the same results without memory. */
 static void checks_need_no_memory(void) {
     struct tensor q = sample_of(256, 128, "fp8blk2", 1);
     struct tensor both = sample_of(8, 32, "nvfp4+both", 1);

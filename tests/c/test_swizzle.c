@@ -73,7 +73,7 @@ static void against_the_formula(void) {
     free(plain);
 }
 
-/* The swizzled copy of a scale buffer as docs/formats.md has it: MX columnwise scales are transposed first. */
+/* The swizzled copy of a scale buffer by docs/formats.md: MX columnwise scales are transposed first. */
 static void check_scales(const struct tensor *plain, const struct tensor *tiled, int usage, const char *what) {
     const struct opaq_proto *proto = &plain->view.proto;
     const int index = opaq_proto_find(proto, OPAQ_ROLE_SCALE, (enum opaq_usage)usage);
@@ -123,7 +123,7 @@ static void option_against_plain_scales(void) {
                 tensor_free(&from_b);
             }
         }
-        for (int k = 0; k < opaq_proto_buffer_count(&a.view.proto); ++k) { /* nothing else changes */
+        for (int k = 0; k < opaq_proto_buffer_count(&a.view.proto); ++k) { /* the other buffers are unchanged */
             struct opaq_buffer buffer;
             (void)opaq_proto_buffer(&a.view.proto, k, &buffer, NULL);
             if (buffer.role != OPAQ_ROLE_SCALE) {

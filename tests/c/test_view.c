@@ -1,5 +1,5 @@
-/* test_view.c: borrowed memory: strides that are rows at one distance and those that are not; buffers that are
- * missing, short or misaligned; everything in one allocation. */
+/* test_view.c: borrowed memory: strides with equal distances of rows and others; buffers that are missing, too
+ * small or misaligned; a tensor in one allocation. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -22,20 +22,20 @@ static const struct stride_case stride_cases[] = {
     {1, {5}, {1}, 5, 20, NULL},
     {2, {3, 5}, {5, 1}, 5, 60, NULL},
     {4, {2, 3, 4, 5}, {60, 20, 5, 1}, 5, 480, NULL},
-    /* rows at a distance: the last row needs no gap after it */
+    /* padded rows: the last row needs no padding after it */
     {2, {3, 5}, {8, 1}, 8, (2 * 8 + 5) * 4, NULL},
     {3, {2, 3, 5}, {24, 8, 1}, 8, (5 * 8 + 5) * 4, NULL},
     {4, {2, 1, 3, 5}, {24, 999, 8, 1}, 8, (5 * 8 + 5) * 4, NULL},
     {3, {4, 1, 5}, {7, 3, 1}, 7, (3 * 7 + 5) * 4, NULL},
     {3, {1, 4, 5}, {-9, 7, 1}, 7, (3 * 7 + 5) * 4, NULL},
-    /* nobody steps along a dimension of size 1 */
+    /* the stride of a dimension of size 1 is not used */
     {2, {1, 5}, {-3, 1}, 5, 20, NULL},
     {2, {1, 5}, {0, 1}, 5, 20, NULL},
     {2, {5, 1}, {1, 77}, 1, 20, NULL},
     {2, {5, 1}, {6, 0}, 6, (4 * 6 + 1) * 4, NULL},
     {1, {1}, {123}, 1, 4, NULL},
     {4, {1, 1, 1, 5}, {INT64_MIN, INT64_MAX, -1, 1}, 5, 20, NULL},
-    /* empty tensors have no strides to speak of */
+    /* strides of empty tensors are not used */
     {2, {0, 5}, {-1, 7}, 5, 0, NULL},
     {2, {5, 0}, {3, 9}, 0, 0, ""},
     {3, {2, 0, 5}, {1, 2, 3}, 5, 0, NULL},
@@ -104,7 +104,7 @@ static void without_strides_it_is_contiguous(void) {
     CHECK_EQ_INT(view.row_stride, 1);
 }
 
-static void plain_memory_that_will_not_do(void) {
+static void unsuitable_plain_memory(void) {
     static const int64_t shape[2] = {3, 5};
     struct opaq_view view;
     struct opaq_error error;
@@ -141,7 +141,7 @@ static struct opaq_proto proto_of(const char *text) {
     return proto;
 }
 
-/* Each buffer in turn NULL, a byte short, and where it can be, misaligned. */
+/* Each buffer in turn NULL, a byte too small, and misaligned if possible. */
 static void every_buffer_is_checked(void) {
     struct spec_list list = spec_list_make(SPEC_DEFAULTS);
     for (int s = 0; s < list.count; ++s) {
@@ -247,7 +247,7 @@ static void bind_refuses_null(void) {
 
 static const struct test_case tests[] = {TEST(strides),
                                          TEST(without_strides_it_is_contiguous),
-                                         TEST(plain_memory_that_will_not_do),
+                                         TEST(unsuitable_plain_memory),
                                          TEST(every_buffer_is_checked),
                                          TEST(quantized_views),
                                          TEST(bind_lays_buffers_out),

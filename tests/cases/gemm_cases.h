@@ -1,5 +1,5 @@
-/* gemm_cases.h: the one list of operand pairs and shapes that the tests of the matrix product and its benchmark walk,
- * so that nothing is timed untested. Depends on the C library only. */
+/* gemm_cases.h: the list of operand pairs and shapes that both the tests of the matrix product and its
+ * benchmark use, so that every timed case is tested. Depends on the C library only. */
 #ifndef GEMM_CASES_H
 #define GEMM_CASES_H
 
@@ -34,7 +34,7 @@ static const struct gemm_case gemm_cases[] = {
     {"bf16", "nvfp4+rowscaled+global+rule=compressed-tensors", false},
     {"nvfp4+columnwise+rowscaled+global+rule=modelopt", "nvfp4+columnwise+global+rule=modelopt", false},
     {"mxfp4", "bf16", false},
-    /* every format on both sides, each way */
+    /* every format on both sides, in each direction */
     {"fp8", "fp8", true},
     {"fp8+columnwise", "fp8+columnwise", false},
     {"fp8row", "fp8row", false},
@@ -48,7 +48,7 @@ static const struct gemm_case gemm_cases[] = {
     {"mxfp4+columnwise", "mxfp4+columnwise", false},
     {"nvfp4", "nvfp4", true},
     {"nvfp4+columnwise", "nvfp4+columnwise", false},
-    /* gradients, and what the training recipes ask for */
+    /* gradients, and pairs of the training recipes */
     {"fp8.e5m2", "fp8", false},
     {"fp8.e5m2+columnwise", "fp8+columnwise", false},
     {"mxfp8.e5m2", "mxfp8", false},
@@ -105,14 +105,14 @@ static const struct gemm_case gemm_cases[] = {
 };
 enum { GEMM_CASE_COUNT = sizeof gemm_cases / sizeof gemm_cases[0] };
 
-/* M, N, K of the tests: one element, less than a tile, a Hadamard group that is not full, ragged ones around a tile, a
- * task's rows and a block of K, empty ones. */
+/* M, N, K of the tests: one element, less than a tile, a partial Hadamard group, sizes around a tile, the rows
+ * of a task and a block of K, empty ones. */
 static const int64_t gemm_test_shapes[][3] = {{1, 1, 1},     {1, 33, 17},   {3, 5, 16},    {9, 40, 40},
                                               {32, 64, 256}, {33, 31, 257}, {70, 49, 530}, {0, 5, 32},
                                               {5, 0, 32},    {5, 6, 0},     {40, 33, 0},   {7, 300, 140}};
 enum { GEMM_TEST_SHAPE_COUNT = sizeof gemm_test_shapes / sizeof gemm_test_shapes[0] };
 
-/* Of the benchmark: one token, a few, a batch, on two sizes of weights; a training step's. */
+/* Of the benchmark: one token, a few, a batch, with two sizes of weights; those of a training step. */
 static const int64_t gemm_bench_shapes[][3] = {{1, 1024, 1024},   {16, 1024, 1024},  {512, 1024, 1024},
                                                {1, 4096, 4096},   {16, 4096, 4096},  {512, 512, 512},
                                                {512, 4096, 4096}, {2048, 1024, 1024}};

@@ -1,6 +1,6 @@
-/* gemm_operands.h: the operands of gemm_cases.h, made for the tests and the benchmark of the matrix product in the same
- * way. Depends on gemm and opaq's public headers: a product by itself has no public call, so these two programs
- * look inside. */
+/* gemm_operands.h: the operands of gemm_cases.h, made in the same way for the tests and the benchmark of the
+ * matrix product. Depends on gemm and opaq's public headers: the product has no public function, so these two
+ * programs use internal ones. */
 #ifndef GEMM_OPERANDS_H
 #define GEMM_OPERANDS_H
 
@@ -12,10 +12,10 @@
 #include "opaq/opaq.h"
 
 struct gemm_case_operand {
-    struct opaq_view x; /* what is quantized, to be filled by the caller; the plain operand itself */
+    struct opaq_view x; /* the source of quantizing, which the caller fills; the plain operand itself */
     struct opaq_view q;
     struct quant_job job;
-    struct gemm_operand operand; /* points into this struct, which stays where it was made */
+    struct gemm_operand operand; /* points into this struct, which must not be moved */
 };
 
 static inline void gemm_case_stop(const char *what, const struct opaq_error *error) {
@@ -23,7 +23,8 @@ static inline void gemm_case_stop(const char *what, const struct opaq_error *err
     exit(1);
 }
 
-/* Aligned to 64 and of exactly that size, so that AddressSanitizer sees a byte too far; starts as 0xA5. */
+/* Aligned to 64 and of exactly that size, so that AddressSanitizer detects an access beyond it; initialized to
+ * 0xA5. */
 static inline void *gemm_case_allocate(size_t bytes) {
     void *memory;
     if (posix_memalign(&memory, 64, bytes > 0 ? bytes : 1) != 0) {
@@ -33,7 +34,7 @@ static inline void *gemm_case_allocate(size_t bytes) {
     return memory;
 }
 
-/* A tensor, each buffer in memory of its own. `spec` NULL: plain. */
+/* A tensor with each buffer in separate memory. `spec` NULL: plain. */
 static inline struct opaq_view gemm_case_tensor(int64_t rows, int64_t columns, enum opaq_element dtype,
                                                 const struct opaq_spec *spec) {
     const int64_t shape[2] = {rows, columns};
@@ -62,7 +63,7 @@ static inline void gemm_case_tensor_free(struct opaq_view *view) {
     memset(view, 0, sizeof *view);
 }
 
-/* The first step: x, whose contents are up to the caller. Quantizers get float32. */
+/* First step: x, which the caller fills. Quantizers get float32. */
 static inline void gemm_case_operand_make(struct gemm_case_operand *o, const char *text, int64_t rows,
                                           int64_t columns) {
     static const char *const plain[] = {[OPAQ_F16] = "f16", [OPAQ_BF16] = "bf16", [OPAQ_F32] = "f32"};
@@ -91,7 +92,7 @@ static inline void gemm_case_operand_make(struct gemm_case_operand *o, const cha
     o->operand.plain = (struct quant_matrix){.rows = rows, .columns = columns};
 }
 
-/* The second step: quantizes x, if the operand is not plain. */
+/* Second step: quantizes x, unless the operand is plain. */
 static inline void gemm_case_operand_quantize(struct gemm_case_operand *o, bool undo_hadamard,
                                               const struct opaq_parallel *parallel) {
     const struct opaq_execution execution = {.parallel = parallel};

@@ -1,5 +1,5 @@
-/* packed_cases.h: which products with tiled weights are timed, and what they must reach; they are also tested. Depends on
- * gemm/packed.h. */
+/* packed_cases.h: the timed products with tiled weights and their required and target shares; they are also
+ * tested. Depends on gemm/packed.h. */
 #ifndef OPAQ_TESTS_CASES_PACKED_CASES_H
 #define OPAQ_TESTS_CASES_PACKED_CASES_H
 
@@ -7,8 +7,8 @@
 
 enum { PACKED_CASE_COLUMNS = 4096 };
 
-/* What a case is compared with: reading its weight, as many multiply-adds of floats or of bytes, a good product of floats,
- * the case of the same name with one row, or (preparing x) the product. */
+/* The reference of a case: reading its weight, as many multiply-adds of floats or of bytes, a good product of
+ * floats, the case of the same name with one row, or (for preparing x) the product. */
 enum limit { LIMIT_READ, LIMIT_FMA, LIMIT_BYTES, LIMIT_GEMM, LIMIT_ONE_ROW, LIMIT_PRODUCT };
 
 struct packed_case {
@@ -17,8 +17,8 @@ struct packed_case {
     enum packed_precision precision;
     int64_t rows;
     enum limit limit;
-    /* Share of the limit. LIMIT_ONE_ROW: times the time of the case with one row, at most. LIMIT_PRODUCT, of preparing x:
-     * share of the time of the product, at most. */
+    /* Share of the limit. LIMIT_ONE_ROW: maximum time relative to the case with one row. LIMIT_PRODUCT, for
+     * preparing x: maximum share of the time of the product. */
     double must;
     double aim;
 };

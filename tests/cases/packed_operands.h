@@ -1,6 +1,6 @@
-/* packed_operands.h: tiled weights and prepared rows, made for the tests and the benchmark of products with tiled
- * weights in the same way: plain codes and scales, tiled by the offsets of format/tile.h. Depends on gemm: such a
- * product by itself has no public call, so these two programs look inside. */
+/* packed_operands.h: tiled weights and prepared rows, made in the same way for the tests and the benchmark of
+ * products with tiled weights: plain codes and scales, tiled by the offsets of format/tile.h. Depends on gemm:
+ * the product has no public function, so these two programs use internal ones. */
 #ifndef PACKED_OPERANDS_H
 #define PACKED_OPERANDS_H
 
@@ -16,20 +16,21 @@
 #include "cpu/gemm/packed_prepare.h"
 #include "cpu/gemm/packed_rows.h"
 
-/* Kinds of contents; the same numbers on every machine. */
+/* Kinds of contents; the numbers are equal on every machine. */
 enum packed_fill {
     PACKED_FILL_USUAL,   /* any finite codes, scales within a few powers of two of 1 */
-    PACKED_FILL_WIDE,    /* scales of the whole range, as far as sums stay finite; outliers in x */
-    PACKED_FILL_SMALLEST /* the smallest scales, subnormal as floats or in their format; few ones are left in w */
+    PACKED_FILL_WIDE,    /* scales of the whole range for which sums stay finite; outliers in x */
+    PACKED_FILL_SMALLEST /* the smallest scales, subnormal as floats or in their format; few of the weights are
+                          * nonzero */
 };
 #define PACKED_FILL_COUNT 3
 
-/* A weight as it is without tiles, and tiled. */
+/* A weight in row order, and tiled. */
 struct packed_case_weight {
     struct packed_weight weight; /* points to the tiled bytes below */
     int per;                     /* columns of a block */
     int64_t blocks;              /* along K */
-    uint8_t *code;               /* [N][K], one in each byte */
+    uint8_t *code;               /* [N][K], one code per byte */
     uint8_t *code_scale;         /* [N][blocks], or NULL */
     float *block_scale;          /* FP8BLK: [ceil(N/128)][ceil(K/128)], or NULL */
     float *row_factor;           /* [N] or NULL */
@@ -37,7 +38,7 @@ struct packed_case_weight {
     uint8_t *tiled_scale;
 };
 
-/* Rows of x in one precision; memory of exactly its size. */
+/* Rows of x in one precision, in memory of exactly their size. */
 struct packed_case_rows {
     struct packed_rows rows;
     int per; /* columns of a scale in a block */
@@ -50,7 +51,8 @@ struct packed_case_rows {
     float *block_scale;
 };
 
-/* Aligned to 64 and of exactly that size, so that AddressSanitizer sees a byte too far; starts as 0xA5. */
+/* Aligned to 64 and of exactly that size, so that AddressSanitizer detects an access beyond it; initialized to
+ * 0xA5. */
 static inline void *packed_allocate(int64_t bytes) {
     void *memory;
     if (posix_memalign(&memory, 64, bytes > 0 ? (size_t)bytes : 1) != 0) {
@@ -61,7 +63,7 @@ static inline void *packed_allocate(int64_t bytes) {
     return memory;
 }
 
-/* A float cut to a bfloat16, and back. */
+/* A float truncated to a bfloat16, and the reverse. */
 static inline uint16_t packed_cut(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -80,7 +82,7 @@ static inline uint32_t packed_random(uint64_t *state) {
     return (uint32_t)(*state >> 33);
 }
 
-/* From -1 to 1, nearly normal. */
+/* From -1 to 1, approximately normal. */
 static inline float packed_random_float(uint64_t *state) {
     const uint32_t a = packed_random(state);
     return ((float)(a & 0x3FF) + (float)(a >> 10 & 0x3FF) + (float)(a >> 20 & 0x3FF) - 1534.5f) / 1534.5f;
@@ -114,7 +116,7 @@ static inline uint8_t packed_random_scale(const struct packed_weight *w, enum pa
                                                 : a % 4);
 }
 
-/* Codes and scales to tiles; again after a test has changed some. */
+/* Tiles codes and scales; to be repeated after a test has changed some. */
 static inline void packed_case_tile(struct packed_case_weight *w) {
     const struct packed_weight *weight = &w->weight;
     const bool is_4_bit = packed_is_4_bit(weight->format);
@@ -201,7 +203,7 @@ static inline void packed_case_weight_free(struct packed_case_weight *w) {
 
 /* ---- rows of x ---- */
 
-/* The sums that go with q8; again after a test has changed some. */
+/* The sums of q8; to be repeated after a test has changed some. */
 static inline void packed_case_correct(struct packed_case_rows *x) {
     for (int64_t i = 0; i < x->rows.rows * (x->rows.padded / 16); ++i) {
         int32_t sum = 0;
@@ -212,7 +214,7 @@ static inline void packed_case_correct(struct packed_case_rows *x) {
     }
 }
 
-/* Integers reach their limits here and there. `columns` is K of the weight. */
+/* Some integers have their extreme values. `columns` is K of the weight. */
 static inline void packed_case_rows_make(struct packed_case_rows *x, enum packed_precision precision,
                                          enum packed_format format, int64_t rows, int64_t columns,
                                          enum packed_fill fill, uint64_t seed) {

@@ -1,5 +1,5 @@
-/* quant_cases.h: the one list of quantizers that the kernel tests and the benchmark walk, so that no kernel is
- * timed untested or tested untimed. Depends on opaq/element.h. */
+/* quant_cases.h: the list of quantizers that both the kernel tests and the benchmark use, so that the same
+ * kernels are tested and timed. Depends on opaq/element.h. */
 #ifndef QUANT_CASES_H
 #define QUANT_CASES_H
 
@@ -13,7 +13,7 @@ struct quant_case {
 };
 
 static const struct quant_case quant_cases[] = {
-    /* every format, each way, from bf16 */
+    /* every format, in each usage, from bf16 */
     {"fp8", OPAQ_BF16},
     {"fp8+columnwise", OPAQ_BF16},
     {"fp8+both", OPAQ_BF16},
@@ -44,7 +44,7 @@ static const struct quant_case quant_cases[] = {
     {"fp8", OPAQ_F16},
     {"mxfp8", OPAQ_F16},
     {"nvfp4", OPAQ_F16},
-    /* what the training recipes ask for */
+    /* quantizers of the training recipes */
     {"fp8.e5m2+both", OPAQ_BF16},
     {"fp8blk1+both+pow2", OPAQ_BF16},
     {"fp8blk2+both+pow2", OPAQ_BF16},
@@ -62,7 +62,7 @@ static const struct quant_case quant_cases[] = {
     {"mxfp8+tiled", OPAQ_BF16},
     {"mxfp4+both+sr", OPAQ_BF16},
     {"fp8+both+sr", OPAQ_BF16},
-    /* other software's scales */
+    /* scale rules of other software */
     {"fp8row+rule=compressed-tensors", OPAQ_BF16},
     {"fp8blk2+rule=modelopt", OPAQ_BF16},
     {"mxfp8+rule=ocp", OPAQ_BF16},
@@ -78,8 +78,8 @@ static const struct quant_case quant_cases[] = {
 };
 enum { QUANT_CASE_COUNT = sizeof quant_cases / sizeof quant_cases[0] };
 
-/* Shapes for the tests: one element, less than a block, one block, ragged, odd, several panels, one row or column,
- * empty. */
+/* Shapes of the tests: one element, less than a block, one block, partial blocks, odd, several panels, one row
+ * or column, empty. */
 static const int64_t quant_case_shapes[][2] = {{1, 1},   {1, 15},   {3, 17},    {16, 16},   {31, 33},
                                                {32, 64}, {127, 65}, {128, 128}, {129, 257}, {200, 100},
                                                {150, 1}, {1, 2200}, {0, 32},    {32, 0}};

@@ -1,9 +1,10 @@
-/* cuda_runtime.h: stands for NVIDIA's header where src/cuda is compiled by a C++ compiler for the host: an emulated GPU
- * that runs a grid block by block, a block's threads as fibers that take turns at __syncthreads and at warp functions.
- * Depends on emulation.cc. Only what src/cuda uses is here.
+/* cuda_runtime.h: replaces NVIDIA's header where src/cuda is compiled by a C++ compiler for the host: an
+ * emulated GPU that runs a grid block by block, and a block's threads as fibers that switch at __syncthreads
+ * and at warp functions. Depends on emulation.cc. It declares only what src/cuda uses.
  *
- * Every second kernel runs its blocks and threads from the last to the first. A kernel that a thread leaves while others wait, or whose threads wait at different places, ends the process with a
- * sentence: on a GPU that is undefined. */
+ * Every second kernel runs its blocks and threads from the last to the first. A kernel in which a thread
+ * returns while others wait, or whose threads wait at different places, ends the process with a message: on a
+ * GPU that is undefined behaviour. */
 #ifndef CUDA_RUNTIME_H
 #define CUDA_RUNTIME_H
 
@@ -17,7 +18,7 @@
 #define __device__
 #define __host__
 #define __launch_bounds__(threads)
-#define __shared__ static thread_local /* blocks run one after another, on the thread that launches */
+#define __shared__ static thread_local /* blocks run in sequence, on the thread that launches */
 
 struct emulation_index {
     unsigned x;
@@ -73,9 +74,9 @@ cudaError_t emulation_launch(void (*kernel)(Arguments), unsigned blocks, unsigne
     return cudaSuccess;
 }
 
-/* Waits for the block; `place` is where. */
+/* Waits for the block; `place` identifies the call. */
 void emulation_wait_block(const void *place);
-/* Gives a word to the warp, waits for its lanes, and returns lane `from`'s. */
+/* Passes a word to the warp, waits for its lanes, and returns the word of lane `from`. */
 uint32_t emulation_exchange(uint32_t word, unsigned from);
 unsigned emulation_lane(void);
 

@@ -14,7 +14,7 @@ thread_local emulation_index threadIdx, blockIdx, blockDim, gridDim;
 enum { STACK_BYTES = 128 << 10, THREAD_LIMIT = 1024, LANES = 32 };
 
 #if defined(__x86_64__)
-/* Saves the registers that a function keeps on this stack, and goes on where the other one was left. */
+/* Saves the callee-saved registers on this stack and continues where the other fiber was left. */
 extern "C" void emulation_switch(void **save, void *load);
 __asm__(".text\n"
         ".globl emulation_switch\n"
@@ -70,7 +70,7 @@ struct emulated_block {
     const void *place[THREAD_LIMIT];
     uint32_t given[THREAD_LIMIT], published[THREAD_LIMIT];
     unsigned threads, running;
-    bool is_reversed; /* threads take their turns from the last to the first */
+    bool is_reversed; /* threads run from the last to the first */
     void (*call)(const void *context);
     const void *context;
     char *stacks;
@@ -106,7 +106,7 @@ uint32_t emulation_exchange(uint32_t word, unsigned from) {
     return block->published[first + from % LANES];
 }
 
-/* Whether threads [first, end) all wait in `state`; ends the process where they never will. */
+/* Whether threads [first, end) all wait in `state`; ends the process if they never will. */
 static bool all_wait(unsigned first, unsigned end, enum state state) {
     unsigned waiting = 0;
     unsigned done = 0;
@@ -186,7 +186,7 @@ static long kernels;
 
 long emulation_kernels(void) { return __atomic_load_n(&kernels, __ATOMIC_RELAXED); }
 
-/* One for each thread of the host, freed with it. */
+/* One per host thread, freed with it. */
 struct block_owner {
     emulated_block *owned = NULL;
     ~block_owner() {
@@ -207,14 +207,14 @@ void emulation_run(unsigned blocks, unsigned threads, void (*call)(const void *c
     if (threads == 0 || threads > THREAD_LIMIT || blocks == 0) {
         stop("a grid that no GPU takes");
     }
-    /* every second kernel backwards, so that one that depends on the order gives other bytes */
+    /* every second kernel runs backwards, so that one that depends on the order gives other bytes */
     block->is_reversed = __atomic_add_fetch(&kernels, 1, __ATOMIC_RELAXED) % 2 == 0;
     block->threads = threads;
     block->call = call;
     block->context = context;
     blockDim.x = threads;
     gridDim.x = blocks;
-    const uint64_t saved = fp_environment_enter(); /* a GPU knows nothing of the caller's rounding */
+    const uint64_t saved = fp_environment_enter(); /* a GPU ignores the caller's rounding mode */
     enter_memory();
     for (unsigned turn = 0; turn < blocks; ++turn) {
         blockIdx.x = block->is_reversed ? blocks - 1 - turn : turn;

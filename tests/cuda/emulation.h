@@ -1,4 +1,4 @@
-/* emulation.h: what tests tell the emulated GPU. Depends on nothing. */
+/* emulation.h: the interface of the emulated GPU for tests. Depends on nothing. */
 #ifndef EMULATION_H
 #define EMULATION_H
 
@@ -6,11 +6,11 @@
 extern "C" {
 #endif
 
-/* `enter` is called before a kernel, a copy or the like touches device memory, and `leave` afterwards. */
+/* `enter` is called before a kernel, a copy or another access to device memory, and `leave` afterwards. */
 typedef void emulation_hooks_function(void (*enter)(void), void (*leave)(void));
 __attribute__((visibility("default"))) emulation_hooks_function emulation_set_hooks;
 
-/* Kernels that have run. */
+/* Number of kernels that have run. */
 typedef long emulation_kernels_function(void);
 __attribute__((visibility("default"))) emulation_kernels_function emulation_kernels;
 
