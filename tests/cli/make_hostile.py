@@ -23,7 +23,7 @@ def file_of(header: bytes, data: bytes = b"", length: int | None = None) -> byte
 
 
 def tensors(entries: dict[str, Entry], metadata: dict[str, str] | None = None) -> bytes:
-    """A file as it should be: the tensors one after another, zeros in them."""
+    """A valid file: tensors of zeros in sequence."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
     for name, (dtype, shape, size) in entries.items():
@@ -122,7 +122,7 @@ def files() -> Iterator[tuple[str, bytes]]:
     yield "metadata_with_zero", file_of(b'{"__metadata__":{"a":"b\\u0000c"}}')
     yield "metadata_twice", file_of(b'{"__metadata__":{},"__metadata__":{}}')
 
-    # odd, and right
+    # unusual and valid
     yield "right_no_tensors", file_of(b"{}")
     yield "right_spaces_behind", file_of(b"{}" + b" " * 14)
     yield "right_no_dimensions", tensors({"a": ("F32", [], 4)})
@@ -132,7 +132,7 @@ def files() -> Iterator[tuple[str, bytes]]:
     yield "right_any_order", file_of(pair.format(place(offsets="[8,16]"), place()).encode(), bytes(16))
     yield "right_unicode", tensors({"схема.重み": ("F32", [1], 4)})
 
-    # weights whose tensors do not go together
+    # weights whose tensors do not match
     w, s = "m.weight", "m.weight_scale"
     yield "scale_of_3", tensors({w: ("F8_E4M3", [128, 64], 8192), s: ("F32", [3], 12)})
     yield "scale_empty", tensors({w: ("F8_E4M3", [128, 64], 8192), s: ("F32", [0], 0)})

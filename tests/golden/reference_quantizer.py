@@ -56,7 +56,7 @@ def encode(element: str, v: FloatArray) -> ByteArray:
 
 
 def encode_stochastic(element: str, v: FloatArray, bits: ByteArray) -> ByteArray:
-    """The largest code value not above |v| + bits/256 * step, with the sign of v."""
+    """The largest code value that is at most |v| + bits/256 * step, with the sign of v."""
     grid = decode(element, np.arange(LARGEST_CODE[element] + 1, dtype=np.uint8))
     a = np.abs(v)
     below = np.clip(np.searchsorted(grid, a, side="right") - 1, 0, len(grid) - 2)

@@ -24,8 +24,7 @@ QUANTIZERS = (
     *("mxfp8", "mxfp8+both", "mxfp8+both+2d+swizzle", "mxfp4", "mxfp4+columnwise+swizzle"),
     *("nvfp4", "nvfp4+both", "nvfp4+both+2d", "nvfp4+both+rht+swizzle", "nvfp4+rowscaled"),
 )
-# numbers of rows for which two ranks would divide a block, and the multiple at which the quantizer can be
-# divided
+# numbers of rows for which two ranks would split a block, and the multiple of rows that the quantizer needs
 CUT_BLOCKS = (
     *(("fp8blk2", 128, 128), ("fp8blk2+both", 192, 128), ("fp8blk1+columnwise", 128, 128)),
     *(("mxfp8+both", 32, 32), ("mxfp4+2d", 32, 32), ("nvfp4+columnwise", 16, 16), ("nvfp4+2d", 48, 16)),

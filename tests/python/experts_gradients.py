@@ -8,8 +8,8 @@ on a loop over experts. Each product is an autograd function whose operands are 
 An expert's rows are quantized as a separate tensor, and so is its weight. The router weight is a factor of a
 mixture's second product: dx and the router's gradient are computed from dy, dw from dy times that weight.
 
-Nothing is rounded between the products, so this is for float32. There it is rare that a number that differs in
-its last bits gets another code; the remaining difference is measured relative to the norm of the gradient."""
+Nothing is rounded between the products, so this is for float32, where last-bit differences rarely change a
+code; the remaining difference is measured relative to the norm of the gradient."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def numbers(row: opaq.FormatRow) -> tuple[str, ...]:
 
 
 def combinations(row: opaq.FormatRow) -> Iterator[str]:
-    """Each element, usage, rule, and set of the options that the row knows."""
+    """Each element, usage, rule, and set of the options that the row has."""
     elements = ["" if e == row.element_default else "." + e for e in row.elements]
     options = [("", *WITH_VALUES.get(option, ("+" + option,))) for option in row.options]
     rules = ["" if rule == "te" else f"+rule={rule}" for rule in RULES]
@@ -31,7 +31,7 @@ def combinations(row: opaq.FormatRow) -> Iterator[str]:
 
 
 def is_valid(text: str) -> bool:
-    """The table "what does not go together" of docs/spec.md."""
+    """The table of combinations that docs/spec.md forbids."""
     s = parse(text)
     has_eps = float(s.eps) != 0
     contradictions = [

@@ -212,7 +212,7 @@ def test_errors_of_quantize() -> None:
         opaq.quantize(np.ones((1,) * 9, np.float32), nvfp4)
 
 
-def test_arrays_that_the_library_does_not_read_as_they_are() -> None:
+def test_arrays_that_are_copied_or_refused() -> None:
     x = np.random.default_rng(1).standard_normal((32, 32)).astype(np.float32)
     cube = x.reshape(4, 8, 32)
     unaligned = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32)
@@ -222,7 +222,7 @@ def test_arrays_that_the_library_does_not_read_as_they_are() -> None:
             np.testing.assert_array_equal(made[name], buffer)
 
 
-def test_arguments_that_the_quantizer_does_not_take() -> None:
+def test_arguments_that_the_quantizer_does_not_support() -> None:
     x = np.ones((4, 32), np.float32)
     for text, arguments in (
         ("fp8+delayed", {}),

@@ -41,7 +41,7 @@ def metadata(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("name", "there", "back"), WAYS)
-def test_there_and_back(tmp_path: Path, name: str, there: str, back: str) -> None:
+def test_converting_back(tmp_path: Path, name: str, there: str, back: str) -> None:
     source = write_model(tmp_path / "source", plain_tensors(3), files=2)
     run("quantize", source, tmp_path / "one", "--format", name, "--layout", back)
     run("convert", tmp_path / "one", tmp_path / "two", "--layout", there)
@@ -151,7 +151,7 @@ def test_floats(tmp_path: Path, name: str, dtype: str) -> None:
             assert torch.equal(found[key], tensor), key
 
 
-def test_trouble(tmp_path: Path) -> None:
+def test_errors(tmp_path: Path) -> None:
     source = write_model(tmp_path / "source", plain_tensors(1))
     assert "has no quantized weight" in run("convert", source, tmp_path / "to", "--layout", "modelopt", code=3)
     run("quantize", source, tmp_path / "fp4")

@@ -75,7 +75,7 @@ def test_bytes(tmp_path: Path) -> None:
 
 
 def test_groups(tmp_path: Path) -> None:
-    """Tensors whose names differ in numbers only are one line, unless --tensors asks for all."""
+    """Tensors whose names differ in numbers only are one line, unless --tensors is given."""
     plain = cli.plain_tensors(layers=3)
     other = {name: x + 1 if "q_proj" in name else x for name, x in plain.items() if "up_proj" not in name}
     a, b = cli.write_model(tmp_path / "a", plain), cli.write_model(tmp_path / "b", other)
@@ -159,6 +159,6 @@ def test_integers(tmp_path: Path, options: list[str]) -> None:
     assert names(cli.run_json("diff", *options, a, b, code=1)) == {"different": ["x"]}
 
 
-def test_trouble(tmp_path: Path) -> None:
+def test_errors(tmp_path: Path) -> None:
     folder = cli.write_model(tmp_path / "a", {"x": torch.ones(3)})
     assert "cannot open" in cli.run("diff", folder, tmp_path / "nowhere", code=3)

@@ -125,7 +125,7 @@ def test_only_files_are_replaced(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model-0.safetensors", "config.json", "model.safetensors.index.json"])
-def test_a_page_is_not_written_over_the_source(name: str, tmp_path: Path) -> None:
+def test_a_report_does_not_replace_a_source(name: str, tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "source")
     before = state(source)
     refused("one of the files that are read", "verify", "--html", source / name, source, source)
@@ -137,7 +137,7 @@ def test_a_page_is_not_written_over_the_source(name: str, tmp_path: Path) -> Non
     assert stat.S_IMODE((tmp_path / "page.html").stat().st_mode) == 0o600
 
 
-def test_a_partial_file_is_no_source(tmp_path: Path) -> None:
+def test_a_partial_file_is_not_a_source(tmp_path: Path) -> None:
     """It would be removed by a run that writes to its final name."""
     partial = tmp_path / ".x.safetensors.opaq-partial"
     partial.write_bytes(make_hostile.tensors(WEIGHTS))
@@ -145,7 +145,7 @@ def test_a_partial_file_is_no_source(tmp_path: Path) -> None:
     assert partial.exists()
 
 
-def test_an_unfinished_folder_is_no_source(tmp_path: Path) -> None:
+def test_an_unfinished_folder_is_not_a_source(tmp_path: Path) -> None:
     good, bad = checkpoint(tmp_path / "good"), checkpoint(tmp_path / "bad")
     (bad / ".opaq-job").write_text("opaq 0.1\nquantize\n")
     for words in (

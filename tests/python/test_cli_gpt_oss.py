@@ -106,7 +106,7 @@ def test_blocks_are_not_quantized_again(folders: dict[str, Path], tmp_path: Path
         assert "'opaq convert --layout plain' decodes them" in output and not (tmp_path / "to").exists()
 
 
-def test_other_layouts_say_that_experts_stay(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_other_layouts_note_unquantized_experts(folders: dict[str, Path], tmp_path: Path) -> None:
     """Attention is quantized, the experts are unchanged, and the summary has their share."""
     output = run("quantize", folders["plain"], tmp_path / "to")
     assert "%  gpt-oss's experts, which only --layout gpt-oss stores: 4 tensors, the first model" in output
@@ -138,7 +138,7 @@ def test_experts_of_a_layer_go_together(folders: dict[str, Path], tmp_path: Path
         assert torch.equal(experts.down_proj, plain.model.layers[1].mlp.experts.down_proj)
 
 
-def test_refusals(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_errors(folders: dict[str, Path], tmp_path: Path) -> None:
     source = write_model(tmp_path / "llama", plain_tensors(1))
     output = run("quantize", "--layout", "gpt-oss", "--format", "mxfp4", source, tmp_path / "to", code=3)
     assert "for models whose config.json has the model_type gpt_oss" in output

@@ -346,7 +346,7 @@ RARE: dict[str, tuple[str, dict[str, make_hostile.Entry]]] = {
 
 @pytest.mark.parametrize("case", RARE)
 @pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt", "deepseek"])
-def test_there_and_back(case: str, layout: str, tmp_path: Path) -> None:
+def test_converting_back(case: str, layout: str, tmp_path: Path) -> None:
     """The converted file can be read by safetensors, and converting back gives the same tensors."""
     home, entries = RARE[case]
     names = [tmp_path / f"{name}.safetensors" for name in ("from", "there", "back")]

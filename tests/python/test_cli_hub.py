@@ -1,4 +1,5 @@
-"""Sources that are ids of the Hugging Face Hub: found in its local cache, or refused with what to run."""
+"""Sources that are ids of the Hugging Face Hub: found in its local cache, or refused with the command that
+downloads them."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_text(tmp_path: Path) -> None:
     cli.check_text("inspect_json.txt", cli.run("inspect", "--json", "model", folder=tmp_path))
 
 
-def test_trouble(tmp_path: Path) -> None:
+def test_errors(tmp_path: Path) -> None:
     assert "cannot open" in cli.run("inspect", tmp_path / "nowhere", code=3)
     assert "has no safetensors file" in cli.run("inspect", tmp_path, code=3)
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)

@@ -33,7 +33,7 @@ def timed(*words: str | Path, code: int) -> tuple[float, str]:
     return processor_seconds() - begin, done.stdout + done.stderr
 
 
-def took(*words: str | Path, code: int = 0) -> str:
+def run_in_time(*words: str | Path, code: int = 0) -> str:
     seconds, printed = timed(*words, code=code)
     assert seconds < SECONDS, (words, seconds)
     return printed
@@ -153,7 +153,7 @@ def test_diff_of_many_keys(tmp_path: Path) -> None:
         (folder / "model.safetensors").write_bytes(make_hostile.tensors({"x.weight": X}, metadata))
         (folder / "config.json").write_text(json.dumps(metadata))
     found = json.loads(
-        took("diff", "--json", tmp_path / "a", tmp_path / "b", code=1).partition("\ncomparing")[0]
+        run_in_time("diff", "--json", tmp_path / "a", tmp_path / "b", code=1).partition("\ncomparing")[0]
     )
     for where in ("metadata", "config"):
         assert [len(found[where][key]) for key in ("only_in_a", "only_in_b", "different")] == [
@@ -194,7 +194,7 @@ def test_convert_of_many_weights(tmp_path: Path) -> None:
         entries[f"m.{i}.weight_global_scale"] = ("F32", [1], 4)
     metadata = {f"opaq.was:m.{i}.weight_global_scale": "0" * 8 for i in range(20_000)}
     (tmp_path / "a.safetensors").write_bytes(make_hostile.tensors(entries, metadata))
-    took("convert", "--layout", "modelopt", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    run_in_time("convert", "--layout", "modelopt", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
 
 
 def test_a_header_above_the_limit(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The completion of zsh and fish: the shells parse what `opaq completion SHELL` prints, and complete lines.
+"""The completion of zsh and fish: the shells parse the output of `opaq completion SHELL` and complete lines.
 bash's completion is tested in test_cli_help.py."""
 
 import os
@@ -16,7 +16,7 @@ from test_cli_help import COMMANDS, compare, opaq, printed
 
 FORMATS = ["nvfp4", "mxfp4", "mxfp8", "fp8", "fp8row", "fp8blk2"]
 
-# A line, and what its last word is completed with.
+# A line, and the expected completions of its last word.
 COMPLETIONS = [
     ("opaq qu", ["quantize"]),
     ("opaq ", [*COMMANDS, "help"]),
@@ -102,7 +102,7 @@ def test_fish_describes(folder: Path) -> None:
 
 
 # Matches go to a file instead of the screen: a function replaces compadd, which every completion calls in the
-# end, and asks the builtin for them. The widget creates the file `done` after it.
+# end, and gets the matches from the builtin. The widget creates the file `done` afterwards.
 ZSHRC = r"""
 unsetopt beep
 setopt extended_glob
@@ -154,7 +154,7 @@ class Zsh:
         self.wait()
 
     def wait(self) -> None:
-        """Reads what zsh prints, so that it does not wait, until it says that it is done."""
+        """Reads zsh's output, so that it does not block, until the file `done` exists."""
         printed = b""
         end = time.monotonic() + 60
         while not (self.folder / "done").exists():

@@ -345,7 +345,7 @@ def test_margins_of_the_defaults(tmp_path: Path) -> None:
         assert kind["least_cosine"] > kind["required_cosine"]
 
 
-def test_trouble(tmp_path: Path) -> None:
+def test_errors(tmp_path: Path) -> None:
     folder = cli.write_model(tmp_path / "a", {"x": torch.ones(3)})
     assert "cannot open" in cli.run("verify", folder, tmp_path / "nowhere", code=3)
     assert "cannot open" in cli.run("verify", tmp_path / "nowhere", folder, code=3)

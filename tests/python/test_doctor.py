@@ -1,4 +1,4 @@
-"""`opaq doctor` and `python -m opaq doctor`: what there is, what is missing, what that means."""
+"""`opaq doctor` and `python -m opaq doctor`: available parts, missing parts and their effect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ command()
 
 
 def doctor(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The one of Python."""
+    """The output of `python -m opaq doctor`."""
     return subprocess.run(
         [sys.executable, "-m", "opaq", *words],
         env={**os.environ, "OPAQ_COMMAND": command(), **environment},

@@ -124,7 +124,7 @@ def test_random_bits_encode(element: str) -> None:
     check(element, random_values(RANDOM_COUNT, NARROW.index(element)))
 
 
-def test_float32_stays_itself() -> None:
+def test_float32_is_unchanged() -> None:
     values = np.concatenate([random_values(RANDOM_COUNT, 77), hard_values("bf16")])
     raw, nan = bits_of(values), np.isnan(values)
     sign = raw & np.uint32(1 << 31)

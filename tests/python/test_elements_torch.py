@@ -72,7 +72,7 @@ def test_powers_of_two_encode() -> None:
     np.testing.assert_array_equal(got, want)
 
 
-def test_what_is_no_power_of_two() -> None:
+def test_numbers_without_an_e8m0_code() -> None:
     values = np.array([0.0, -0.0, -1.0, -3.5, -np.inf, np.nan], np.float32)
     assert list(encode("e8m0", values, IEEE)) == [0xFF] * 6
     assert list(torch_codes("e8m0", values)) == [0, 0, 127, 129, 0xFF, 0xFF]

@@ -1,5 +1,5 @@
-"""What people try first: texts and names in any case, arrays, other dtypes, other libraries' names. Each is
-taken, or refused with what to do; likely mistakes give one warning, with numbers."""
+"""Likely first attempts: texts and names in any case, arrays, other dtypes, other libraries' names. Each is
+accepted, or refused with a hint; likely mistakes give one warning, with numbers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_did_you_mean(text: str, expected: str) -> None:
         opaq.functional.quantized_linear(X, weight, input_quantizer=text)
 
 
-def test_no_suggestion_far_away() -> None:
+def test_no_suggestion_for_distant_names() -> None:
     with pytest.raises(opaq.OpaqError) as raised:
         opaq.Quantizer("int8")
     assert "did you mean" not in str(raised.value)
@@ -179,7 +179,7 @@ def test_tensors_that_are_not_contiguous_are_taken() -> None:
         ),
     ],
 )
-def test_refusals_say_what_to_do(call: Any, error: type[Exception], text: str) -> None:
+def test_errors_have_hints(call: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         call()
 
@@ -296,7 +296,7 @@ def test_plain_layers_in_an_autocast() -> None:
 
 
 def test_no_warning_where_code_is_compiled() -> None:
-    """Compiled code does not say whether it has run opaq's modules."""
+    """In compiled code it is unknown whether opaq's modules have run."""
     compiled = "scope(lambda: torch.compile(layer, backend='eager')(x))"
     assert autocast_output(compiled) == ["0"] * 7
 

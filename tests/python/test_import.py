@@ -27,7 +27,7 @@ def test_arrays_do_not_import_torch() -> None:
 
 
 @pytest.mark.parametrize("order", ["import torch, opaq", "import opaq, torch"])
-def test_operators_are_there_in_either_order(order: str) -> None:
+def test_operators_are_registered_in_either_order(order: str) -> None:
     need("torch")
     out = run(f"{order}\nprint(torch.ops.opaq.quantize(torch.ones(2, 32), 'mxfp8')[0].dtype)")
     assert out.strip() == "torch.uint8"
@@ -82,7 +82,8 @@ def test_help_and_tab_show_all_names(hidden: tuple[str, ...]) -> None:
 
 
 def test_import_takes_little_beyond_torch() -> None:
-    """At most 0.3 s; the processor's time, the best of three, because others work too."""
+    """At most 0.3 s of processor time, the best of three runs, because other processes share caches and
+    frequency."""
     need("torch")
     code = "import torch, time; t = time.process_time(); import opaq; print(time.process_time() - t)"
     assert min(float(run(code)) for _ in range(3)) < 0.3
@@ -97,7 +98,7 @@ def test_import_takes_little_beyond_torch() -> None:
         ("Linaer", "did you mean 'Linear'?"),
     ],
 )
-def test_other_names_point_to_ours(name: str, hint: str) -> None:
+def test_names_of_other_libraries_have_hints(name: str, hint: str) -> None:
     with pytest.raises(AttributeError) as caught:
         getattr(opaq, name)
     assert hint in str(caught.value) and name in str(caught.value)

@@ -122,7 +122,7 @@ def bare(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_import_without_a_library_says_what_to_do(bare: Path) -> None:
+def test_import_without_a_library_has_a_hint(bare: Path) -> None:
     missing = run("import opaq", bare)
     assert missing.returncode == 1 and "set OPAQ_LIBRARY to the libopaq.so of a build" in missing.stderr
     wrong = run("import opaq", bare, OPAQ_LIBRARY=str(bare / "nowhere.so"))

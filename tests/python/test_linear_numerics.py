@@ -138,7 +138,7 @@ def test_delayed_scaling_uses_the_scale_from_before(device: str) -> None:
 
 @pytest.mark.parametrize("special", [float("inf"), float("-inf"), float("nan"), 0.0, 1e-42])
 @pytest.mark.parametrize("name", ["none", "current", "block", "mxfp8"])
-def test_special_values_stay_where_they_are(name: str, special: float, device: str) -> None:
+def test_special_values_do_not_spread(name: str, special: float, device: str) -> None:
     """A NaN or an infinity affects the same results as in the reference, and no others."""
     case, module = CASES[name], opaq.Linear(64, 32, bias=False, device=device)
     x = values((16, 64), 1, device)
@@ -203,7 +203,7 @@ def test_gradients_are_near_autograd(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("name", ["none", "delayed", "current", "block", "mxfp8", "nvfp4 no sr"])
 @pytest.mark.parametrize("wanted", ["x", "w", "b", "xw", "wb", "xb"])
-def test_only_the_gradients_that_are_wanted(name: str, wanted: str, device: str) -> None:
+def test_only_the_requested_gradients(name: str, wanted: str, device: str) -> None:
     """A gradient does not depend on which others are computed."""
     case, results = CASES[name], []
     for names in ("xwb", wanted):

@@ -397,7 +397,7 @@ def test_opcheck(name: str, device: str) -> None:
 
 
 def test_many_threads(device: str) -> None:
-    """Each with another recipe, on one module; the results equal those of one thread."""
+    """Each uses another recipe on one module; the results equal those of one thread."""
     module = layer_of(device)
     names = [name for name in CASES if not CASES[name].is_delayed and not CASES[name].is_stochastic]
     want, got, errors = {}, {}, []

@@ -52,7 +52,7 @@ def test_quantized_input_gradient(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_a_gradient_that_comes_quantized_is_used_as_it_is(name: str, device: str) -> None:
+def test_a_quantized_gradient_is_used_unchanged(name: str, device: str) -> None:
     case = CASES[name]
     module, first = layer_of(device), layer_of(device, 72, 48)
     z = values((24, 48), 1, device).requires_grad_()
@@ -212,7 +212,7 @@ def test_weight_only_gradients(wrap: str, device: str) -> None:
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("name", ["none", "mxfp8", "nvfp4 no sr"])
 @pytest.mark.parametrize("text", ["mxfp8+both", "fp8", "nvfp4+both+rht"])
-def test_an_input_that_comes_quantized(text: str, name: str, wrap: str, device: str) -> None:
+def test_a_quantized_input(text: str, name: str, wrap: str, device: str) -> None:
     """It is used without quantizing again, with any recipe; its gradient passes to its source."""
     case, module = CASES[name], layer_of(device)
     x, dy = values((24, 72), 1, device).requires_grad_(), values((24, 40), 2, device)

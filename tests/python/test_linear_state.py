@@ -51,7 +51,7 @@ def assigned(net: Any) -> Any:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MAIN)
-def test_training_goes_on_where_it_stopped(name: str, way: str, device: str) -> None:
+def test_training_continues_from_a_saved_state(name: str, way: str, device: str) -> None:
     net = Net(device)
     with under(CASES[name]):
         train(net, net, 3, device=device)
@@ -73,7 +73,7 @@ def test_a_copy_has_its_own_state(device: str) -> None:
 # ------------------------------------------------------------------------------------------------ state dicts
 
 
-def test_the_state_is_there_once_it_is_used(device: str) -> None:
+def test_the_state_exists_after_its_first_use(device: str) -> None:
     """A module that has not used delayed scaling saves the same keys as nn.Linear."""
     module, x = opaq.Linear(72, 40, device=device), values((8, 72), 1, device)
     plain = torch.nn.Linear(72, 40, device=device)
@@ -89,7 +89,7 @@ def test_the_state_is_there_once_it_is_used(device: str) -> None:
         assert set(STATE) < set(opaq.Linear(72, 40, device=device).state_dict())
 
 
-def test_a_plain_linear_and_back(device: str) -> None:
+def test_state_dicts_of_a_plain_linear(device: str) -> None:
     module, plain = opaq.Linear(72, 40, device=device), torch.nn.Linear(72, 40, device=device)
     assert module.load_state_dict(plain.state_dict(), strict=True).missing_keys == []
     x = values((8, 72), 1, device)
@@ -219,7 +219,7 @@ def test_reset_parameters_after_the_meta_device(first: Any, device: str) -> None
         assert same(train(made, made, 2, device=device), train(want, want, 2, device=device))
 
 
-def test_parameters_that_leave_the_meta_device_alone(device: str) -> None:
+def test_parameters_that_leave_the_meta_device_one_by_one(device: str) -> None:
     """Parameters are replaced one by one, as loaders of other libraries do: a delayed recipe creates its state,
     outside a compiled region."""
     made, want = Net("meta"), Net(device)
@@ -344,7 +344,7 @@ def test_a_seed_gives_the_same_gradients(device: str) -> None:
 
 
 def test_every_call_rounds_differently(device: str) -> None:
-    """And the mean is the number itself."""
+    """And the mean is the unquantized value."""
     module = opaq.Linear(64, 32, bias=False, device=device)
     x, dy = values((16, 64), 1, device).requires_grad_(), values((16, 32), 2, device)
     torch.manual_seed(0)

@@ -175,7 +175,7 @@ def test_a_weight_tied_to_an_embedding_stays() -> None:
     assert model.lm_head.weight is model.embed.weight
 
 
-def test_layers_that_share_a_weight_still_do() -> None:
+def test_shared_weights_stay_shared() -> None:
     model = model_of()
     first, second = model.layers[0].q_proj, model.layers[1].q_proj
     second.weight = first.weight
@@ -191,7 +191,7 @@ def test_layers_that_share_a_weight_still_do() -> None:
     assert model.layers[1].o_proj is model.layers[0].o_proj
 
 
-def test_layers_that_are_more_than_linear_stay() -> None:
+def test_layers_with_other_computations_stay() -> None:
     class Doubled(nn.Linear):
         def forward(self, x: Any) -> Any:
             return 2 * super().forward(x)
@@ -299,7 +299,7 @@ def test_with_little_memory_an_error_says_what_is_quantized(monkeypatch: pytest.
 # -------------------------------------------------------------------------------- dequantize_
 
 
-def test_dequantize_undoes_it() -> None:
+def test_dequantize_restores_layers() -> None:
     model = model_of()
     opaq.quantize_(model, "mxfp8", progress=False)
     packed = model_of()
@@ -348,7 +348,7 @@ def test_state_goes_to_a_model_that_is_packed_too() -> None:
 # -------------------------------------------------------------------------------- progress and SQNR
 
 
-def test_shows_progress_if_it_can(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shows_progress_if_tqdm_is_installed(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     need("tqdm")
     opaq.quantize_(model_of())
     assert "8/8" in capsys.readouterr().err

@@ -160,7 +160,7 @@ def test_mlp_of_any_rank() -> None:
     assert same_bytes(single.mlp(), made.mlp()[0])
 
 
-def apart(t: Any) -> Any:
+def padded(t: Any) -> Any:
     """The same values with gaps between the rows."""
     wide = torch.zeros(*t.shape[:-1], t.shape[-1] + 5, dtype=t.dtype)
     wide[..., : t.shape[-1]] = t
@@ -171,17 +171,17 @@ def test_strided_inputs() -> None:
     """Rows with gaps, and every second row: the same bits."""
     made = call(16, text="mxfp8", bias=True)
     want = made.moe()
-    for x in (apart(made.x), made.x.repeat_interleave(2, 0)[::2]):
+    for x in (padded(made.x), made.x.repeat_interleave(2, 0)[::2]):
         assert not x.is_contiguous() and same_bytes(replace(made, x=x).moe(), want)
-    assert same_bytes(replace(made, x=apart(made.x).unflatten(0, (4, 4))).moe(), want.unflatten(0, (4, 4)))
-    assert same_bytes(replace(made, weights=apart(made.weights), ids=apart(made.ids)).moe(), want)
+    assert same_bytes(replace(made, x=padded(made.x).unflatten(0, (4, 4))).moe(), want.unflatten(0, (4, 4)))
+    assert same_bytes(replace(made, weights=padded(made.weights), ids=padded(made.ids)).moe(), want)
     one = alone(40, 24, 12, "mxfp8", BF16, Options(), True)
-    assert same_bytes(replace(one, x=apart(one.x)).mlp(), one.mlp())
+    assert same_bytes(replace(one, x=padded(one.x)).mlp(), one.mlp())
 
 
 def test_strided_weights() -> None:
     made = call(bias=True)
-    a, b = ([apart(w)] for (w,) in (made.stored.gate_up, made.stored.down))
+    a, b = ([padded(w)] for (w,) in (made.stored.gate_up, made.stored.down))
     assert same_bytes(replace(made, stored=replace(made.stored, gate_up=a, down=b)).moe(), made.moe())
 
 
@@ -441,7 +441,7 @@ def test_the_bound_detects_errors(text: str) -> None:
 
 
 @pytest.mark.parametrize("special", [float("inf"), float("nan")])
-def test_special_values_stay_with_their_token(special: float) -> None:
+def test_special_values_do_not_spread(special: float) -> None:
     for text in ("", "mxfp8"):
         made = call(14, text=text, options=Options(x=text, h=text))
         want = made.moe()

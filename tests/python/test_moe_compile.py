@@ -86,7 +86,7 @@ def test_opcheck_mlp(text: str) -> None:
         torch.library.opcheck(ops.mlp.default, (x, *made.arguments()))
 
 
-def test_fakes_tell_shapes() -> None:
+def test_fakes_have_the_shapes() -> None:
     made = made_by("nvfp4")
     on_meta = [t.to("meta") for t in (made.x, made.weights, made.ids)]
     s = made.stored

@@ -284,7 +284,7 @@ def test_errors_of_grouped_linear() -> None:
         module(values(4, 8), [1, 2])
 
 
-# -------------------------------------------------------------------------------- all of them
+# -------------------------------------------------------------------------------- all modules
 
 
 def every_module(**keywords: Any) -> list[Any]:

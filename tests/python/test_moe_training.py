@@ -283,7 +283,7 @@ def test_clamped_numbers_have_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "mxfp8", "nvfp4", "current high_precision"])
-def test_only_the_gradients_that_are_wanted(name: str) -> None:
+def test_only_the_requested_gradients(name: str) -> None:
     """A gradient does not depend on which others are computed."""
     made, recipe = mixture(), EVERY[name]
     every = made.run(recipe)
@@ -479,7 +479,7 @@ def test_grouped_linear(name: str, splits: list[int]) -> None:
     assert_near(run_grouped(*made, EVERY[name]), expected_grouped(*made, EVERY[name]), allowed(EVERY[name]))
 
 
-def test_grouped_linear_in_other_ways() -> None:
+def test_grouped_linear_variants() -> None:
     """Without a bias, with some gradients only, in bf16, with quantized weights, compiled with any number of
     rows."""
     tensors, splits, dy = grouped([10, 7, 20])

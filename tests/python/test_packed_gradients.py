@@ -179,7 +179,7 @@ def test_router_weights_on_the_input() -> None:
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp", "moe", "grouped"])
-def test_biases_have_gradients_if_they_want_them(name: str) -> None:
+def test_biases_have_gradients_if_required(name: str) -> None:
     layer = MAKERS[name]("mxfp8", True, torch.float32)
     biases = {n: p.requires_grad_() for n, p in layer.module.named_parameters() if "bias" in n}
     layer.run()

@@ -173,7 +173,7 @@ def test_a_contradiction_names_both_parts(text: str, one: str, other: str) -> No
     assert one in message and other in message, str(caught.value)
 
 
-def test_long_and_strange_texts_are_refused() -> None:
+def test_long_and_unprintable_texts_are_refused() -> None:
     for text in ("fp8+eps=0." + "0" * 118, "x" * 100_000, "nvfp4+\u00e9", "nvfp4+\udcff", "\0"):
         with pytest.raises(OpaqError) as caught:
             Quantizer(text)

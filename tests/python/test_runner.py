@@ -274,7 +274,7 @@ def test_a_hint_that_contradicts_the_runner() -> None:
             refused(f"takes {H} features", ROWS[kind], given[0][:, 1:].contiguous(), *given[1:], size)
 
 
-def test_routing_that_does_not_fit() -> None:
+def test_wrong_routing() -> None:
     with made("moe") as one:
         x, (weights, ids) = inputs(6), routing(6)
         for bad, text in (

@@ -49,7 +49,7 @@ def create(x: Any, quantizer: Quantizer) -> tuple[Any, dict[str, Any]]:
     return proto.create_tensor(), proto.create_inner_tensors()
 
 
-def really(x: Any, quantizer: Quantizer, given: dict[str, Any]) -> Any:
+def quantize(x: Any, quantizer: Quantizer, given: dict[str, Any]) -> Any:
     return opaq.quantize_tensor(x, quantizer, **given)
 
 
@@ -86,7 +86,7 @@ def test_prototypes_equal_quantized_tensors(mode: str, text: str, device: str) -
             (129, 260),
             (257, 130),
         ]  # all above one block of rows: see test_torch_compile
-    functions = create, really
+    functions = create, quantize
     if mode in ("compiled", "dynamic"):
         options = {"backend": "aot_eager", "fullgraph": True, "dynamic": mode == "dynamic"}
         functions = tuple(torch.compile(function, **options) for function in functions)
@@ -118,7 +118,7 @@ def test_symbolic_sizes_stay_symbols(text: str) -> None:
     x = fakes.from_tensor(torch.empty(140, 259), symbolic_context=context, source=ConstantSource("x"))
     given = {name: fakes.from_tensor(tensor) for name, tensor in given_for(text).items()}
     with fakes:
-        made, real = create(x, Quantizer(text))[0], really(x, Quantizer(text), given)
+        made, real = create(x, Quantizer(text))[0], quantize(x, Quantizer(text), given)
         for tensor in (made, real):
             assert isinstance(tensor.shape[0], torch.SymInt)
             data = tensor.buffers()[0]

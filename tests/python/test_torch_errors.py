@@ -111,7 +111,7 @@ def test_wrong_texts(device: str) -> None:
             ops.quantize(x, wrong)
 
 
-def test_arguments_that_do_not_fit(device: str) -> None:
+def test_wrong_arguments(device: str) -> None:
     x, one, two = make_tensor((4, 32), device), torch.ones(1, device=device), torch.ones(2, device=device)
     seeds = torch.tensor([1, 2])
     for text, named, part in (
@@ -224,7 +224,7 @@ def resident_bytes() -> int:
 
 def live_tensors() -> int:
     gc.collect()
-    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+    return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
 
 
 def failing_calls(x: Any, one: Any, seeds: Any, buffers: list[Any]) -> list[Callable[[int], Any]]:
@@ -293,7 +293,7 @@ def test_no_argument_is_referenced_after_an_error() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc/self/statm")
 @pytest.mark.slow
-def test_successes_leak_nothing_either(device: str) -> None:
+def test_successful_calls_leak_nothing(device: str) -> None:
     x, one, seeds = make_tensor((2, 32), device), torch.ones(1, device=device), torch.tensor([1, 2])
 
     def succeed() -> None:

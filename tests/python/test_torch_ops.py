@@ -340,7 +340,7 @@ def test_nvfp4_scales_are_those_of_a_cast(device: str) -> None:
 def test_caches_of_texts_are_bounded() -> None:
     """Like the library's own. Functions without arguments cache one value."""
     modules = [module for name, module in sys.modules.items() if name.startswith("opaq.")]
-    caches = {thing for module in modules for thing in vars(module).values() if hasattr(thing, "cache_info")}
+    caches = {value for module in modules for value in vars(module).values() if hasattr(value, "cache_info")}
     taking = {c.__name__: c.cache_parameters()["maxsize"] for c in caches if inspect.signature(c).parameters}
     assert {"_parse", "forms", "buffer_rows"} <= set(taking) and None not in taking.values()
     for i in range(max(taking.values()) + 10):

@@ -130,7 +130,7 @@ def test_flops_are_counted() -> None:
     assert flops(lambda: moe(x, torch.rand(ROWS, 2), ids).sum().backward()) == 2 * 9 * product
 
 
-def test_the_flop_counter_is_not_imported_without_need() -> None:
+def test_the_flop_counter_is_not_imported() -> None:
     """`import opaq` does not import it; the formulas are registered when it is imported."""
     program = """
 import sys, opaq

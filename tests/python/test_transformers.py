@@ -376,7 +376,7 @@ def test_mixed_schemes_and_files_of_modelopt(tmp_path: Path) -> None:
     assert cosine(logits(model, prompt()), logits(plain, prompt())) > 0.8
 
 
-def test_configurations_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_configurations_of_other_libraries_are_unchanged(tmp_path: Path) -> None:
     merge = transformers.quantizers.auto.AutoHfQuantizer.merge_quantization_configs
     stored = models.LAYOUTS["deepseek-fp8"].config
     assert type(merge(stored, None)).__name__ == "FineGrainedFP8Config"
@@ -534,7 +534,7 @@ except ImportError as error:
 
 
 def test_precision_is_kept_beside_a_configuration_of_others(tmp_path: Path) -> None:
-    """In the model's configuration, so that other readers find the usual quantization_config."""
+    """In the model's configuration, so that other readers find the standard quantization_config."""
     models.write_checkpoint(tmp_path / "in", models.make_model("llama"), models.LAYOUTS["ct-nvfp4"])
     load(tmp_path / "in", Config(precision="near")).save_pretrained(tmp_path / "out")
     assert_same_files(tmp_path / "in", tmp_path / "out")
@@ -570,7 +570,7 @@ def test_import_opaq_registers_it(imports: str, tmp_path: Path) -> None:
 
 
 def test_versions_that_are_not_supported_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checked when the integration is imported, before anything that such a version may lack."""
+    """Checked when the integration is imported, before the first use of an API that such a version may lack."""
     integration = need("opaq.integrations.transformers")
     for version in ("5.16.0", "5.22.2"):
         transformers_version.check_version(version)

@@ -1,4 +1,5 @@
-"""Versions that several files have: opaq's own is in include/opaq/version.h, others follow the package."""
+"""Versions that several files contain: opaq's own is in include/opaq/version.h, others must agree with the
+package."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def test_opaq() -> None:
     assert _library.version == version
 
 
-def test_extras_ask_for_what_the_package_accepts() -> None:
+def test_extras_require_accepted_versions() -> None:
     torch = re.search(r"^OLDEST = \((\d+), (\d+)\)", text_of("python/opaq/_operators.py"), re.MULTILINE)
     for name in ("torch", "transformers"):
         assert f'"torch>={torch[1]}.{torch[2]}"' in extra(name)
