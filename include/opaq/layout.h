@@ -1,7 +1,7 @@
 /* opaq/layout.h: how checkpoints name and shape the tensors of a quantized weight. Depends on format.h.
  *
  * A layout has one table row for each format it supports. The tensors' contents are described in
- * docs/formats.md, "As checkpoints hold it"; opaq/stored.h converts them. The library does not read or write
+ * docs/formats.md, "In checkpoints"; opaq/stored.h converts them. The library does not read or write
  * files. */
 #ifndef OPAQ_LAYOUT_H
 #define OPAQ_LAYOUT_H
