@@ -5,10 +5,10 @@
  * <input> is a file of float32, rows of <columns>. Each result is printed as dtype and shape, and its bytes go
  * to <folder>/result<i>.
  *
- * C++, unlike everything else here, because LibTorch's loader of packages is a C++ class and the C ABI has no
- * counterpart: what calls an operator from a package (the proxy executor) can be made from C++ only. opaq itself
- * is one dlopen, which registers the operators, so a host needs no header of opaq and is not linked with it.
- * Compiled against PyTorch's headers with -ltorch -ltorch_cpu -lc10 -ldl; tests/python/test_torch_aoti.py does it. */
+ * In C++, because LibTorch's loader of packages is a C++ class without a counterpart in the C ABI: the proxy
+ * executor, which calls operators of a package, can be created from C++ only. opaq itself is one dlopen, which
+ * registers the operators, so a host needs no header of opaq and is not linked with it. Compiled against
+ * PyTorch's headers with -ltorch -ltorch_cpu -lc10 -ldl; tests/python/test_torch_aoti.py does it. */
 #include <ATen/ATen.h>
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
@@ -20,7 +20,8 @@
 #include <string>
 #include <vector>
 
-/* Registers the operators; says why if that failed. The library is never closed: they live in it. */
+/* Registers the operators; prints the reason if that failed. The library is never closed, because it contains
+ * them. */
 static bool load_operators(const char *path) {
     void *library = dlopen(path, RTLD_NOW);
     if (library == nullptr) {

@@ -1,5 +1,5 @@
-/* c_linear.c: a linear layer and its gradients through the operator table: what comes out is asked first, then memory is
- * made for it, then it runs. The weight is quantized to MXFP8 on the way, x to NVFP4. Build it with
+/* c_linear.c: a linear layer and its gradients through the operator table: the program queries the outputs,
+ * allocates them, and runs the operator. The call quantizes the weight to MXFP8 and x to NVFP4. Build it with
  *     cc -std=c11 c_linear.c $(pkg-config --cflags --libs opaq) */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static size_t tensor_bytes(const struct opaq_tensor *tensor) {
     return bytes;
 }
 
-/* Memory for the outputs and the workspace, and the run. */
+/* Allocates the outputs and the workspace, and runs. */
 static enum opaq_status run(const char *name, const struct opaq_value *values, struct opaq_outputs *outputs,
                             struct opaq_error *error) {
     const struct opaq_op *op = opaq_op_find(name);

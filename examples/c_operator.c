@@ -1,5 +1,5 @@
-/* c_operator.c: an operator from the table, by name, as a framework would call it: ask what comes out, allocate,
- * run. */
+/* c_operator.c: an operator from the table, called by its name as a framework calls it: query the outputs,
+ * allocate, run. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +33,7 @@ int main(void) {
     struct opaq_error error;
     char schema[OPAQ_OP_SCHEMA_BYTES];
     const struct opaq_op *op = opaq_op_find("quantize");
-    memset(values, 0, sizeof values); /* an optional argument that is not given is zero */
+    memset(values, 0, sizeof values); /* an absent optional argument is zero */
     values[0].tensors = &tensor;
     values[0].count = 1;
     values[1].text = quantizer;

@@ -1,4 +1,4 @@
-/* c_quantize.c: a matrix to NVFP4 and back, with nothing but a C compiler and libopaq. */
+/* c_quantize.c: quantizes a matrix to NVFP4 and back, with only a C compiler and libopaq. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,8 +26,8 @@ int main(void) {
     if (opaq_spec_parse("nvfp4", 5, &spec, &error) != OPAQ_OK || /* the quantizer */
         opaq_proto_make(shape, 2, OPAQ_F32, &spec, cpu, &proto, &error) !=
             OPAQ_OK ||                                                          /* the tensor, without data */
-        opaq_view_bind_bytes(&proto, &bytes, &error) != OPAQ_OK ||              /* what it needs */
-        (memory = aligned_alloc(64, bytes)) == NULL ||                          /* memory is yours */
+        opaq_view_bind_bytes(&proto, &bytes, &error) != OPAQ_OK ||              /* its size in bytes */
+        (memory = aligned_alloc(64, bytes)) == NULL ||                          /* owned by the caller */
         opaq_view_bind(&proto, memory, bytes, &quantized, &error) != OPAQ_OK || /* the tensor, with data */
         opaq_view_plain(shape, NULL, 2, OPAQ_F32, cpu, x, sizeof x, &source, &error) != OPAQ_OK ||
         opaq_view_plain(shape, NULL, 2, OPAQ_F32, cpu, y, sizeof y, &result, &error) != OPAQ_OK ||

@@ -1,5 +1,5 @@
-/* c_runner.c: runners. A linear layer is prepared once, its weight quantized to NVFP4, and runs by its handle; then a
- * runner of the program's own does the same job through the same operator. Build it with
+/* c_runner.c: runners. A linear layer is prepared once, its weight quantized to NVFP4, and runs by its handle;
+ * then a runner that the program defines is run through the same operator. Build it with
  *     cc -std=c11 c_runner.c $(pkg-config --cflags --libs opaq) */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ static struct opaq_tensor matrix(float *data, int64_t rows, int64_t columns) {
         .data = data, .dtype = OPAQ_DTYPE_F32, .rank = 2, .shape = {rows, columns}, .strides = {columns, 1}};
 }
 
-/* What any runner of this kind is run with: scratch memory, and the call. */
+/* Runs a runner of this kind: scratch memory, and the call. */
 static enum opaq_status run(int64_t handle, const struct opaq_tensor *x, const struct opaq_tensor *y,
                             struct opaq_error *error) {
     struct opaq_span workspace = {NULL, 0};
@@ -35,7 +35,7 @@ static void print_info(int64_t handle) {
     }
 }
 
-/* ---- a runner of one's own: the sum of a row, times a factor, in every column ---- */
+/* ---- a custom runner: the sum of a row, times a factor, in every column ---- */
 
 struct summing {
     float factor;
@@ -95,8 +95,8 @@ int main(void) {
     const struct opaq_tensor y = matrix(y_data, M, N);
     const struct opaq_tensor w = matrix(w_data, N, K);
     const int64_t w_shape[2] = {N, K};
-    const char *plan = "x=mxfp8 w=nvfp4"; /* the weight is quantized when the runner is made */
-    const struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {{0}, /* x comes with each run */
+    const char *plan = "x=mxfp8 w=nvfp4"; /* the weight is quantized when the runner is created */
+    const struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {{0}, /* x is an argument of each run */
                                                               {.tensors = &w, .count = 1},
                                                               {0}, /* no bias */
                                                               {.sizes = w_shape, .count = 2},
@@ -104,7 +104,7 @@ int main(void) {
     struct opaq_error error = {OPAQ_OK, ""};
     int64_t prepared = 0;
     enum opaq_status status = opaq_runner_create(opaq_op_find("linear"), values, NULL, &prepared, &error);
-    free(w_data); /* the runner has its own */
+    free(w_data); /* the runner keeps a copy */
     const int64_t summing = register_summing(&error);
     const int64_t handles[2] = {prepared, summing};
     for (int i = 0; status == OPAQ_OK && i < 2; ++i) {
@@ -117,7 +117,7 @@ int main(void) {
         fprintf(stderr, "%s\n", error.text);
         return 1;
     }
-    status = run(prepared, &x, &y, &error); /* a clear error, not a crash and nobody else's runner */
+    status = run(prepared, &x, &y, &error); /* an error message, not a crash or another runner */
     printf("%s\n%d runners left\n", error.text, opaq_runner_count());
     return status == OPAQ_ERROR_ARGUMENT && opaq_runner_count() == 0 ? 0 : 1;
 }

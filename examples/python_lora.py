@@ -20,14 +20,14 @@ ROWS, LENGTH = 16, 128
 
 
 def read(*patterns):
-    """Texts of the repository as one tensor of bytes below 128."""
+    """Texts of the repository as one tensor of the bytes below 128."""
     files = sorted(file for pattern in patterns for file in ROOT.glob(pattern))
     text = "".join(file.read_text(encoding="ascii", errors="ignore") for file in files)
     return torch.frombuffer(bytearray(text.encode("ascii")), dtype=torch.uint8).long()
 
 
 def split(text):
-    """For training, and every tenth stretch for validation."""
+    """Splits for training and validation: every tenth block is for validation."""
     stretches = text[: len(text) // 1000 * 1000].view(-1, 1000)
     held = torch.arange(len(stretches)) % 10 == 9
     return stretches[~held].flatten(), stretches[held].flatten()
@@ -74,14 +74,14 @@ def pretrained(steps):
 
 
 def with_adapters(model, **options):
-    """The same adapters at first whatever the base."""
+    """The same initial adapters for every base."""
     torch.manual_seed(2)
     config = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM", **options)
     return peft.get_peft_model(model, config)
 
 
 def weight_bytes(model):
-    """Of the base: all that is not an adapter."""
+    """Bytes of the base: of all parameters except the adapters."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return sum(tensor.nbytes for name, tensor in tensors if "lora_" not in name)
 

@@ -1,4 +1,4 @@
-"""Quantizes a NumPy array to NVFP4: the buffers that come out, and what the rounding cost."""
+"""Quantizes a NumPy array to NVFP4 and prints the buffers and the error of the rounding."""
 
 import numpy as np
 

@@ -10,7 +10,7 @@ model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.
 print(opaq.convert_training(model, MXFP8BlockScaling()))
 
 x = torch.randn(256, 64, dtype=torch.bfloat16)
-target = x.roll(1, dims=1)  # what it learns: to move every column by one
+target = x.roll(1, dims=1)  # the task: shift every column by one
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 for step in range(151):
     loss = (model(x) - target).float().square().mean()

@@ -1,11 +1,11 @@
-/* fuzz_arguments.h: an operator's argument that is anything: hostile shapes, dtypes, strides, texts, lists. Depends on
+/* fuzz_arguments.h: arbitrary operator arguments: hostile shapes, dtypes, strides, texts, lists. Depends on
  * fuzz_call.h. */
 #ifndef FUZZ_ARGUMENTS_H
 #define FUZZ_ARGUMENTS_H
 
 #include "fuzz_call.h"
 
-/* Mostly small, sometimes anything. */
+/* Mostly small, sometimes any value. */
 static inline int64_t take_size(struct input *input) {
     const uint8_t kind = take(input);
     if (kind < 240) {
@@ -86,7 +86,7 @@ static inline void take_argument(struct input *input, const struct opaq_op *op, 
     case OPAQ_ARGUMENT_TENSOR:
         take_tensor(input, call, index, 0);
         value->tensors = call->tensor[index];
-        value->count = take(input) % 2; /* which nobody reads */
+        value->count = take(input) % 2; /* which is not read */
         break;
     case OPAQ_ARGUMENT_TENSOR_LIST:
         value->tensors = call->tensor[index];

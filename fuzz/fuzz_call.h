@@ -1,5 +1,5 @@
-/* fuzz_call.h: an operator call made from fuzz input. Every tensor points into memory of its own whose size is what its
- * shape and strides reach, so AddressSanitizer sees a byte too far. Depends on opaq/opaq.h. */
+/* fuzz_call.h: an operator call made from fuzz input. Every tensor has separate memory of the size that its
+ * shape and strides reach, so that AddressSanitizer detects an access beyond it. Depends on opaq/opaq.h. */
 #ifndef FUZZ_CALL_H
 #define FUZZ_CALL_H
 
@@ -16,7 +16,7 @@ struct input {
     size_t size;
 };
 
-/* The arguments and what they point to. */
+/* The arguments and the objects they point to. */
 struct call {
     struct opaq_value value[OPAQ_OP_ARGUMENT_LIMIT];
     struct opaq_tensor tensor[OPAQ_OP_ARGUMENT_LIMIT][TENSOR_LIMIT];
@@ -46,7 +46,7 @@ static inline int dtype_bytes(int32_t dtype) {
                                                                 : 2;
 }
 
-/* The bytes a tensor reaches, or -1 for more than is worth allocating. */
+/* The bytes that a tensor reaches, or -1 if that is too much to allocate. */
 static inline int64_t reach(const struct opaq_tensor *tensor) {
     int64_t last = 0;
     for (int i = 0; i < tensor->rank && i < OPAQ_RANK_LIMIT; ++i) {
@@ -78,7 +78,7 @@ static inline void add_word(char *text, const char *name, const char *value) {
     (void)snprintf(text + length, TEXT_LIMIT - length, "%s%s%s", length > 0 ? " " : "", name, value);
 }
 
-/* Takes the place of what an argument had. */
+/* Removes the previous value of an argument. */
 static inline void forget(struct call *call, int index) {
     for (int t = 0; t < TENSOR_LIMIT; ++t) {
         free(call->memory[index][t]);
@@ -87,8 +87,8 @@ static inline void forget(struct call *call, int index) {
     memset(&call->value[index], 0, sizeof call->value[index]);
 }
 
-/* Memory for tensor t of an argument, filled with bytes that repeat a few of the input's, and aligned to 64 or not; none
- * where that is too much. */
+/* Memory for tensor t of an argument, filled by repeating bytes of the input, and aligned to 64 or not; NULL if
+ * the size is too large. */
 static inline void allocate(struct input *input, struct call *call, int index, int t) {
     struct opaq_tensor *tensor = &call->tensor[index][t];
     const int64_t bytes = reach(tensor);

@@ -1,4 +1,4 @@
-/* fuzz_cli.h: what the fuzz targets of the command's readers share. */
+/* fuzz_cli.h: shared by the fuzz targets of the command's readers. */
 #ifndef FUZZ_CLI_H
 #define FUZZ_CLI_H
 
@@ -13,7 +13,7 @@ static inline void expect(int condition) {
     }
 }
 
-/* A refusal is one terminated line that begins with the file, and a terminal may show it. */
+/* An error is one terminated, printable line that begins with the file's name. */
 static inline void expect_sentence(enum opaq_status status, const struct opaq_error *error, const char *file) {
     expect(status != OPAQ_OK && error->status == status);
     expect(memchr(error->text, '\0', sizeof error->text) != NULL);

@@ -1,5 +1,5 @@
-/* fuzz_cli_config.c: any bytes as config.json and as hf_quant_config.json. Everything that reads a configuration
- * without writing files runs on it, beside weights that it could speak of. */
+/* fuzz_cli_config.c: any bytes as config.json and as hf_quant_config.json. Runs all code that reads a
+ * configuration without writing files, with weights that the configuration may name. */
 #include "cli/read/json.h"
 #include "cli/read/name_pattern.h"
 #include "cli/read/weight_slice.h"
@@ -9,7 +9,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const char file[] = "config.json";
 
-/* Stacks of experts that one configuration or another reads as turned. */
+/* Stacks of experts that some configurations declare as transposed. */
 static const struct st_tensor stacks[] = {
     {"m.mlp.experts.down_proj", ST_BF16, 3, {2, 64, 32}, 0, 8192},
     {"m.mlp.experts.gate_up_proj", ST_BF16, 3, {2, 64, 64}, 8192, 16384},
@@ -32,7 +32,8 @@ static void expect_slices(const struct model *model, const struct weight *weight
     weight_slices_free(slices, count);
 }
 
-/* Patterns of others, some of them expressions: none takes long, and what is found is an entry of the list. */
+/* Patterns of configurations, some of them regular expressions: matching is fast, and a match is an entry of
+ * the list. */
 static void expect_ignored(yyjson_val *quantization) {
     struct ignore_list list;
     ignore_list_make(quantization, &list);

@@ -1,5 +1,6 @@
-/* fuzz_cli_header.c: any bytes as the beginning of a safetensors file. The first two say how many bytes of data follow
- * the header. What is accepted covers the file, is written and read again as it was, and its tensors make weights. */
+/* fuzz_cli_header.c: any bytes as the beginning of a safetensors file. The first two are the number of data
+ * bytes after the header. An accepted header covers the file, is written and read again unchanged, and its
+ * tensors form weights. */
 #include "cli/read/st_header.h"
 #include "cli/read/weights.h"
 #include "fuzz_cli.h"
@@ -8,7 +9,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const char file[] = "x.safetensors";
 
-static void expect_places(const struct st_header *header, uint64_t file_bytes) {
+static void expect_offsets(const struct st_header *header, uint64_t file_bytes) {
     uint64_t end = 0;
     for (size_t i = 0; i < header->count; ++i) {
         const struct st_tensor *const tensor = &header->tensors[i];
@@ -25,7 +26,7 @@ static int compare_names(const void *first, const void *second) {
     return strcmp(((const struct st_tensor *)first)->name, ((const struct st_tensor *)second)->name);
 }
 
-/* The same tensors come back, and so do the metadata. */
+/* Writing and reading gives the same tensors and metadata. */
 static void expect_round_trip(const struct st_header *header, uint64_t data_bytes) {
     struct st_tensor *const tensors = alloc_array(header->count, sizeof *tensors);
     if (header->count != 0) {
@@ -110,7 +111,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         expect_sentence(status, &error, file);
         return 0;
     }
-    if (length > size - 2 - ST_LENGTH_BYTES) { /* these bytes are not here */
+    if (length > size - 2 - ST_LENGTH_BYTES) { /* the data bytes are not in the input */
         return 0;
     }
     char *const json = exactly(data + 2 + ST_LENGTH_BYTES, length);
@@ -119,7 +120,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         expect_sentence(status, &error, file);
         expect(header.tensors == NULL);
     } else {
-        expect_places(&header, file_bytes);
+        expect_offsets(&header, file_bytes);
         expect_round_trip(&header, file_bytes - header.data_begin);
         expect_weights(&header);
         st_header_free(&header);

@@ -1,4 +1,4 @@
-/* fuzz_cli_index.c: any bytes as an index of a checkpoint. What is accepted names files of the folder and nothing else. */
+/* fuzz_cli_index.c: any bytes as an index of a checkpoint. An accepted index only names files of the folder. */
 #include "cli/read/json.h"
 #include "cli/read/model.h"
 #include "fuzz_cli.h"

@@ -1,5 +1,5 @@
-/* fuzz_element.c: any float and any code through every element: nearest is nearest, what is representable comes back,
- * stochastic rounding picks one of two neighbours. libFuzzer; 13 bytes a number. */
+/* fuzz_element.c: any float and any code in every element: rounding to nearest is correct, representable values
+ * are unchanged, stochastic rounding picks one of two neighbours. libFuzzer; 13 bytes per number. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static uint32_t code_mask(const struct opaq_element_info *info) {
 
 static int has_sign(enum opaq_element element) { return element != OPAQ_E8M0; }
 
-/* Encoding what a code stands for gives the code, but for NaNs, which have one code each. */
+/* Encoding a decoded code gives the code, except for NaNs, which have one code each. */
 static void check_code(enum opaq_element element, const struct opaq_element_info *info, uint32_t code) {
     code &= code_mask(info);
     const float value = opaq_element_decode(element, code);
@@ -99,7 +99,8 @@ static void check_value(enum opaq_element element, const struct opaq_element_inf
     if (element == OPAQ_F32) {
         return;
     }
-    if (isfinite(value) && !(element == OPAQ_E8M0 && value < 0x1p-126f)) { /* there it rounds up */
+    /* e8m0 always rounds up below 2^-126 */
+    if (isfinite(value) && !(element == OPAQ_E8M0 && value < 0x1p-126f)) {
         check_nearest(element, info, value);
     }
     if (element != OPAQ_E8M0) {
@@ -118,7 +119,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         memcpy(&value, data + 1, 4);
         memcpy(&code, data + 5, 4);
         memcpy(&random, data + 9, 4);
-        if (info == NULL) { /* not an element: still an answer */
+        if (info == NULL) { /* an unknown element: a result all the same */
             expect(number == OPAQ_ELEMENT_COUNT && isnan(opaq_element_decode(element, code)));
             expect(opaq_element_encode(element, value, OPAQ_IEEE) == 0);
             expect(opaq_element_encode_stochastic(element, value, random) == 0);

@@ -1,6 +1,6 @@
-/* fuzz_experts.c: the operators of MLPs, mixtures of experts and grouped products, on calls that fit together: any small
- * sizes, formats, plans, routings, in any memory layout; and on such calls with one argument spoilt: huge and negative
- * sizes, wrong dtypes, devices, strides, no data. libFuzzer; fuzz_run.h says what is expected. */
+/* fuzz_experts.c: the operators of MLPs, mixtures of experts and grouped products, on valid calls: any small
+ * sizes, formats, plans, routings, strides; and on such calls with one invalid argument: huge and negative
+ * sizes, wrong dtypes, devices, strides, no data. libFuzzer; fuzz_run.h has the expectations. */
 #include "fuzz_arguments.h"
 #include "fuzz_run.h"
 
@@ -10,14 +10,14 @@ static const char *const names[] = {"moe",          "mlp",          "moe_forward
                                     "moe_backward", "mlp_backward", "grouped_linear", "grouped_linear_backward",
                                     "linear"};
 
-/* What all arguments of a call have in common. */
+/* Values that all arguments of a call share. */
 struct layout {
     const struct opaq_op *op;
     int is_moe, is_grouped, is_training, is_backward;
     int64_t tokens, choices, experts, hidden, inner, width;
     int32_t dtype, w_dtype;
     struct opaq_form gate_up, down; /* given */
-    int64_t total;                  /* experts that ids may name */
+    int64_t total;                  /* number of experts that ids may name */
 };
 
 /* ---- plans ---- */
@@ -141,7 +141,7 @@ static void take_words(struct input *input, const struct layout *layout, char *t
     }
 }
 
-/* The plan as argument, and what follows from it for the others. */
+/* The plan as an argument, and the sizes of the others that follow from it. */
 static void fit_plan(struct input *input, struct layout *layout, struct call *call) {
     const int index = argument_of(layout->op, "plan");
     char *text = call->text[index];
@@ -174,7 +174,7 @@ static int64_t take_dimension(struct input *input) {
     return kind < 200   ? kind % 20
            : kind < 240 ? 16 * (kind % 5)
            : kind < 250 ? 128
-                        : 33; /* some are whole tiles */
+                        : 33; /* some are multiples of a tile */
 }
 
 static void put(struct input *input, const struct layout *layout, struct call *call, const char *name,
@@ -208,7 +208,7 @@ static void put_bias(struct input *input, const struct layout *layout, struct ca
     }
 }
 
-/* Integers into the memory that a tensor has. */
+/* Writes integers into a tensor's memory. */
 static void write_integer(struct call *call, int index, int64_t place, int64_t value) {
     const struct opaq_tensor *tensor = &call->tensor[index][0];
     if (tensor->data == NULL) {
@@ -221,7 +221,7 @@ static void write_integer(struct call *call, int index, int64_t place, int64_t v
     }
 }
 
-/* Ids of all kinds, rarely wrong ones, and weights; with strides of their own. */
+/* Ids of all kinds, rarely invalid ones, and weights; with their own strides. */
 static void put_router(struct input *input, const struct layout *layout, struct call *call) {
     static const int32_t floats[] = {OPAQ_DTYPE_F32, OPAQ_DTYPE_BF16, OPAQ_DTYPE_F16, OPAQ_DTYPE_F32};
     const int ids = argument_of(layout->op, "topk_ids");
@@ -231,7 +231,7 @@ static void put_router(struct input *input, const struct layout *layout, struct 
     forget(call, ids);
     put_tensor(input, call, ids, 0, kind / 4 % 2 ? OPAQ_DTYPE_I32 : OPAQ_DTYPE_I64, shape, 2);
     struct opaq_tensor *tensor = &call->tensor[ids][0];
-    if (kind / 8 % 4 == 0) { /* turned, and apart */
+    if (kind / 8 % 4 == 0) { /* transposed, with gaps */
         tensor->strides[0] = 2;
         tensor->strides[1] = 2 * layout->tokens;
         free(call->memory[ids][0]);
@@ -249,7 +249,7 @@ static void put_router(struct input *input, const struct layout *layout, struct 
     }
 }
 
-/* Numbers that make the rows, rarely not quite. */
+/* Sizes that add up to the rows, and rarely ones that do not. */
 static void put_splits(struct input *input, const struct layout *layout, struct call *call) {
     const int index = argument_of(layout->op, "splits");
     const uint8_t kind = take(input);
@@ -315,7 +315,7 @@ static struct layout take_layout(struct input *input) {
     layout.experts = layout.is_moe || argument_of(layout.op, "splits") >= 0 ? take(input) % 5 : 1;
     layout.hidden = take_dimension(input);
     layout.inner = take_dimension(input);
-    if (kind > 247) { /* more rows than a mixture adds up at a time */
+    if (kind > 247) { /* more rows than a mixture sums up in one pass */
         layout.tokens = 1020 + take(input) % 50;
         layout.choices = layout.choices > 1 ? 1 : layout.choices;
         layout.experts = layout.experts > 2 ? 1 : layout.experts;
@@ -329,7 +329,7 @@ static void take_call(struct input *input, struct layout *layout, struct call *c
     const uint8_t spoilt = take(input);
     fit_plan(input, layout, call);
     put_others(input, layout, call);
-    if (layout->is_grouped) { /* out features are what is called inner elsewhere */
+    if (layout->is_grouped) { /* the out features are the inner size elsewhere */
         put_weight(input, layout, call, "w", &layout->gate_up, layout->inner, layout->hidden);
         put_bias(input, layout, call, "bias", layout->inner);
     } else {

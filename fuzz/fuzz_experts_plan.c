@@ -1,6 +1,7 @@
-/* fuzz_experts_plan.c: any bytes as the text of an MLP's or a mixture's plan, or words put together to one. A refusal says
- * why in one readable line; what is accepted is the same when it is read again and in any order of its words, its numbers
- * are those of its activation, and the outputs that follow from it are its gradients. libFuzzer; the first byte chooses. */
+/* fuzz_experts_plan.c: any bytes as the text of a plan of an MLP or a mixture, or words joined to one. An error
+ * is one printable line; an accepted plan is the same when it is parsed again and in any order of its words,
+ * its numbers are valid for its activation, and its outputs are its gradients. libFuzzer; the first byte
+ * chooses. */
 #include "fuzz_words.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -21,7 +22,7 @@ static void expect_any_order(const char *text, size_t length, const struct opaq_
     expect(opaq_experts_plan_parse(turned, length, &same, NULL) == OPAQ_OK && same_plan(plan, &same));
 }
 
-/* What docs/experts.md says about a plan's values. */
+/* The rules of docs/experts.md about a plan's values. */
 static void expect_consistent(const struct opaq_experts_plan *plan) {
     const int32_t act = plan->activation;
     const int has_limit = act >= OPAQ_SILU_CLAMP && act <= OPAQ_SILU_STEP;
@@ -44,7 +45,7 @@ static void expect_consistent(const struct opaq_experts_plan *plan) {
     }
 }
 
-static int plan_place(const struct opaq_op *op) {
+static int plan_argument(const struct opaq_op *op) {
     int i = 0;
     while (strcmp(op->argument[i].name, "plan") != 0) {
         ++i;
@@ -52,14 +53,14 @@ static int plan_place(const struct opaq_op *op) {
     return i;
 }
 
-/* The forms of a backward's outputs, or the refusal. */
+/* The forms of a backward's outputs, or the error. */
 static void expect_forms(const char *name, const char *text, size_t length, enum opaq_status parsed,
                          int32_t gradients) {
     static const int32_t without_router[] = {OPAQ_EXPERTS_X, OPAQ_EXPERTS_GATE_UP, OPAQ_EXPERTS_DOWN,
                                              OPAQ_EXPERTS_GATE_UP_BIAS, OPAQ_EXPERTS_DOWN_BIAS};
     const struct opaq_op *op = opaq_op_find(name);
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {{NULL, NULL, NULL, 0, 0}};
-    values[plan_place(op)] = (struct opaq_value){.text = text, .count = (int64_t)length};
+    values[plan_argument(op)] = (struct opaq_value){.text = text, .count = (int64_t)length};
     for (int i = 0; i < op->output_count; ++i) {
         const int32_t bit = op->output_count == 6 ? 1 << i : without_router[i];
         struct opaq_form form;
@@ -91,7 +92,7 @@ static void fuzz_text(const char *text, size_t length) {
     expect_forms("mlp_backward", text, length, status, plan.gradients);
 }
 
-/* Mostly good words, so that whole plans come about. */
+/* Mostly valid words, so that complete plans result. */
 static const char *const words[] = {"act=silu",
                                     "act=silu_clamp",
                                     "act=swiglu_oai",

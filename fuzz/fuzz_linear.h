@@ -1,11 +1,11 @@
-/* fuzz_linear.h: arguments that fit a linear operator: a plan put together from words, and every tensor that it asks for.
- * Depends on fuzz_call.h. */
+/* fuzz_linear.h: arguments that fit a linear operator: a plan joined from words, and every tensor that it
+ * requires. Depends on fuzz_call.h. */
 #ifndef FUZZ_LINEAR_H
 #define FUZZ_LINEAR_H
 
 #include "fuzz_call.h"
 
-/* Nearly every plan that there is. */
+/* Nearly every possible plan. */
 static inline void take_plan(struct input *input, char *text) {
     static const char *const specs[] = {"fp8",
                                         "fp8.e5m2+both",
@@ -34,7 +34,8 @@ static inline void take_plan(struct input *input, char *text) {
     static const char *const saves[] = {"", "x", "w", "xw"};
     const int count = (int)(sizeof specs / sizeof specs[0]);
     text[0] = '\0';
-    for (int i = 0; i < 5; ++i) { /* x, w, dy: not, here, or before; y, dx: not or here */
+    for (int i = 0; i < 5; ++i) { /* x, w, dy: plain, quantized here, or quantized before; y, dx: plain or
+                                   * quantized here */
         const uint8_t kind = take(input);
         const char *spec = specs[take(input) % count];
         if (i < 3 && kind % 8 < 6) {
@@ -65,7 +66,7 @@ static inline void take_plan(struct input *input, char *text) {
     }
 }
 
-/* What the backward is given of x (output 1 of the forward) or w (output 2). */
+/* The backward's argument for x (output 1 of the forward) or w (output 2). */
 static inline struct opaq_form kept_form(const struct call *call, int plan_index, const struct opaq_form *given,
                                          int output, int is_plain) {
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {{NULL, NULL, NULL, 0, 0}};
@@ -86,7 +87,7 @@ static inline void put_floats(struct input *input, struct call *call, const stru
     }
 }
 
-/* Delayed scaling's arguments, where the plan has it. */
+/* Delayed scaling's arguments, if the plan has it. */
 static inline void fit_state(struct input *input, const struct opaq_op *op, const struct opaq_linear_plan *plan,
                              struct call *call) {
     const struct opaq_form *forms[] = {&plan->x, &plan->w, &plan->y};
@@ -105,7 +106,7 @@ static inline void fit_state(struct input *input, const struct opaq_op *op, cons
     put_floats(input, call, op, "amax_history_bwd", length, 2);
 }
 
-/* Replaces every argument by one that fits. */
+/* Replaces every argument by a valid one. */
 static inline void fit_linear(struct input *input, const struct opaq_op *op, struct call *call) {
     static const int32_t dtypes[] = {OPAQ_DTYPE_BF16, OPAQ_DTYPE_F32, OPAQ_DTYPE_F16, OPAQ_DTYPE_BF16};
     const int64_t k = take_small(input);

@@ -1,12 +1,12 @@
-/* fuzz_op.c: the operator table on hostile arguments: any text, shapes, dtypes, strides, lists; and on arguments that fit
- * but for one. libFuzzer; fuzz_run.h says what is expected. */
+/* fuzz_op.c: the operator table with hostile arguments: any text, shapes, dtypes, strides, lists; and with
+ * arguments that are valid except for one. libFuzzer; fuzz_run.h has the expectations. */
 #include "fuzz_arguments.h"
 #include "fuzz_linear.h"
 #include "fuzz_run.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Replaces the list by one that fits, most of the time: text is argument 1, and the shape the first sizes argument. */
+/* Usually replaces the list by a valid one: text is argument 1, and the shape the first sizes argument. */
 static void fit_list(struct input *input, const struct opaq_op *op, struct call *call) {
     struct opaq_spec spec;
     for (int i = 0; i < op->argument_count; ++i) {
@@ -20,7 +20,7 @@ static void fit_list(struct input *input, const struct opaq_op *op, struct call 
     }
 }
 
-/* The state of a plan that has one. */
+/* The state, if the plan has one. */
 static void fit_update(struct input *input, const struct opaq_op *op, struct call *call) {
     const int64_t count = take(input) % 2 + 2;
     take_plan(input, call->text[0]);
@@ -29,7 +29,7 @@ static void fit_update(struct input *input, const struct opaq_op *op, struct cal
     put_floats(input, call, op, "amax_history", take(input) % 5 + 1, count);
 }
 
-/* Arguments that are anything, or that fit but for one. */
+/* Arbitrary arguments, or arguments that are valid except for one. */
 static void take_call(struct input *input, const struct opaq_op *op, struct call *call) {
     const uint8_t kind = take(input);
     const int is_linear = strncmp(op->name, "linear", 6) == 0 && argument_of(op, "plan") >= 0;

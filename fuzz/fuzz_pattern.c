@@ -1,4 +1,5 @@
-/* fuzz_pattern.c: a pattern, a zero, and a name. Whatever is compiled is run, and what is refused has a sentence. */
+/* fuzz_pattern.c: a pattern, a zero, and a name. Every accepted pattern is matched, and every error has a
+ * message. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
-/* fuzz_plan.c: any bytes as a plan's text, or words put together to one. A refusal says why in one readable line; what is
- * accepted is the same in any order of its words, and the forms and outputs that follow from it fit together. libFuzzer;
- * the first byte chooses. */
+/* fuzz_plan.c: any bytes as a plan's text, or words joined to one. An error is one printable line; an accepted
+ * plan is the same in any order of its words, and its forms and outputs are consistent. libFuzzer; the first
+ * byte chooses. */
 #include "fuzz_words.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -9,7 +9,7 @@ static int has(const struct opaq_form *form, enum opaq_option option) {
     return is_quantized(form) && (form->spec.options & (unsigned)option) != 0;
 }
 
-/* Quantizers that are equal but for their usages. */
+/* Whether quantizers are equal except for their usages. */
 static int same_but_usage(const struct opaq_form *a, const struct opaq_form *b) {
     struct opaq_spec spec = a->spec;
     spec.usage = b->spec.usage;
@@ -52,7 +52,7 @@ static void values_make(const struct opaq_op *op, const char *text, size_t lengt
     }
 }
 
-/* All forms of an operator, and as many tensors as they have. */
+/* All forms of an operator, and the number of their tensors. */
 static void expect_forms(const struct opaq_op *op, const struct opaq_value *values, struct opaq_form *forms) {
     struct opaq_outputs outputs;
     struct opaq_error error;
@@ -69,7 +69,7 @@ static void expect_forms(const struct opaq_op *op, const struct opaq_value *valu
     expect(outputs.first[op->output_count] == outputs.count);
 }
 
-/* What docs/linear.md says about the outputs. */
+/* The rules of docs/linear.md about the outputs. */
 static void expect_consistent(const struct opaq_linear_plan *plan, const char *text, size_t length) {
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
     struct opaq_form forward[OPAQ_OP_RESULT_LIMIT] = {{.kind = -1}};
@@ -128,7 +128,7 @@ static void fuzz_text(const char *text, size_t length) {
     expect_refusal(status, &error, "linear_forward: plan: ");
 }
 
-/* Mostly good words, so that whole plans come about. */
+/* Mostly valid words, so that complete plans result. */
 static const char *const words[] = {"x=fp8",
                                     "x=fp8+delayed",
                                     "x=nvfp4+rht",

@@ -1,6 +1,6 @@
-/* fuzz_proto.c: any bytes as a prototype's text, as its struct, or as the parts it is made of. What is accepted can be
- * described, printed, read back and bound; small ones are quantized and dequantized too. libFuzzer; the first byte
- * chooses. */
+/* fuzz_proto.c: any bytes as a prototype's text, as its struct, or as the arguments it is made from. An
+ * accepted prototype can be described, printed, parsed again and bound; small ones are quantized and
+ * dequantized too. libFuzzer; the first byte chooses. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +16,7 @@ static void expect(int condition) {
     }
 }
 
-/* ---- bytes, taken one after another; zeros after the last ---- */
+/* ---- bytes, read in sequence; zeros after the last ---- */
 
 struct source {
     const uint8_t *data;
@@ -88,7 +88,7 @@ static void run_quantize(struct source *source, const struct opaq_proto *proto,
     take(source, &args.random, sizeof args.random);
     args.random.offset >>= 1;
     args.scale = proto->spec.options & OPAQ_DELAYED ? &scale : NULL;
-    fill(source, &other); /* what was there before does not matter */
+    fill(source, &other); /* the initial contents do not matter */
     expect(opaq_quantize(&x, &args, NULL, &q, &error) == OPAQ_OK);
     expect(opaq_quantize(&x, &args, NULL, &other, &error) == OPAQ_OK);
     for (int i = 0; i < OPAQ_BUFFER_LIMIT; ++i) {
@@ -118,7 +118,7 @@ static void run_quantize(struct source *source, const struct opaq_proto *proto,
     release(&x);
 }
 
-/* ---- what holds for every accepted prototype ---- */
+/* ---- properties of every accepted prototype ---- */
 
 static void expect_text(const struct opaq_proto *proto) {
     char text[OPAQ_PROTO_TEXT_BYTES];
@@ -172,7 +172,7 @@ static void explore(struct source *source, const struct opaq_proto *proto) {
     }
 }
 
-/* ---- ways in ---- */
+/* ---- sources ---- */
 
 static void from_text(struct source *source) {
     char *text = malloc(source->left + 1);
@@ -205,7 +205,7 @@ static void from_struct(struct source *source) {
     }
 }
 
-/* Mostly sensible, so that much of it is accepted. */
+/* Mostly valid values, so that many are accepted. */
 static void from_parts(struct source *source) {
     static const enum opaq_element dtypes[] = {OPAQ_F16, OPAQ_BF16, OPAQ_F32};
     int64_t shape[OPAQ_RANK_LIMIT];

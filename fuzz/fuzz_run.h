@@ -1,6 +1,6 @@
-/* fuzz_run.h: runs a call that was made from fuzz input. Outputs and workspace stand in memory of exactly their size. An
- * operator either refuses with a text that begins with its name, or computes; a byte of workspace less is refused; and what
- * memory held before does not show in a result. Depends on fuzz_call.h. */
+/* fuzz_run.h: runs a call that was made from fuzz input. Outputs and workspace are in memory of exactly their
+ * size. An operator either fails with a text that begins with its name, or computes; a workspace smaller by a
+ * byte is an error; and the initial contents of memory do not affect a result. Depends on fuzz_call.h. */
 #ifndef FUZZ_RUN_H
 #define FUZZ_RUN_H
 
@@ -13,7 +13,7 @@ static inline void expect_refusal(const struct opaq_op *op, enum opaq_status sta
            error->text[length] == ':');
 }
 
-/* Memory of exactly so many bytes, aligned to 64. */
+/* `bytes` bytes, aligned to 64. */
 static inline void *aligned(size_t bytes, int garbage) {
     void *memory;
     expect(posix_memalign(&memory, 64, bytes + (bytes == 0)) == 0);
@@ -21,7 +21,7 @@ static inline void *aligned(size_t bytes, int garbage) {
     return memory;
 }
 
-/* The outputs with memory; random numbers, which the caller has to fill in, are always the same. */
+/* The outputs with memory; random numbers, which the caller fills, are constant. */
 static inline void allocate_outputs(const struct opaq_op *op, int garbage, struct opaq_outputs *outputs) {
     for (int row = 0; row < op->output_count; ++row) {
         for (int i = outputs->first[row]; i < outputs->first[row + 1]; ++i) {
@@ -37,11 +37,11 @@ static inline void free_outputs(struct opaq_outputs *outputs) {
     }
 }
 
-/* Memory that opaq_op_call asks for. */
+/* Memory for opaq_op_call. */
 struct fuzz_memory {
     const struct opaq_op *op;
     struct opaq_outputs *outputs;
-    size_t bytes; /* what opaq_op_workspace said */
+    size_t bytes; /* the result of opaq_op_workspace */
     void *workspace;
 };
 
@@ -57,7 +57,8 @@ static inline enum opaq_status give_memory(void *context, struct opaq_outputs *o
     return OPAQ_OK;
 }
 
-/* Again, in one call and in other memory: the same bytes. Not where the first run changed an argument. */
+/* Runs again, in one call and in other memory, and expects the same bytes. Not if the first run changed an
+ * argument. */
 static inline void expect_same_again(const struct opaq_op *op, const struct call *call, size_t bytes,
                                      const struct opaq_outputs *expected) {
     struct opaq_outputs outputs;
@@ -80,7 +81,7 @@ static inline void run_with_outputs(const struct opaq_op *op, const struct call 
     struct opaq_error error;
     size_t bytes = 0;
     enum opaq_status status = opaq_op_workspace(op, call->value, &bytes, &error);
-    if (status != OPAQ_OK) { /* then the run says the same, or something that it looks at before */
+    if (status != OPAQ_OK) { /* then the run fails with the same error, or with one that it checks earlier */
         expect_refusal(op, status, &error);
         status = opaq_op_run(op, call->value, outputs, (struct opaq_span){NULL, 0}, NULL, &error);
         expect(status != OPAQ_OK);

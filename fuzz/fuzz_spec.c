@@ -1,5 +1,5 @@
-/* fuzz_spec.c: any bytes as a spec's text, or as the 16 bytes of a spec. What is accepted has one text, and comes back
- * from it. libFuzzer; the first byte chooses. */
+/* fuzz_spec.c: any bytes as a spec's text, or as the 16 bytes of a spec. An accepted spec has one text, which
+ * parses to it. libFuzzer; the first byte chooses. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@ static void expect(int condition) {
     }
 }
 
-/* A refusal says which and why, in one terminated, readable line. */
+/* An error names the part and the reason, in one terminated, printable line. */
 static void expect_refusal(enum opaq_status status, const struct opaq_error *error) {
     expect(error->status == status && error->text[0] != '\0');
     const char *end = memchr(error->text, '\0', sizeof error->text);

@@ -1,5 +1,5 @@
-/* fuzz_stored.c: stored rows into and out of small quantized tensors. Mostly what opaq_stored_describe says, with a few
- * fields changed. Every tensor points into memory of exactly what it reaches. */
+/* fuzz_stored.c: imports and exports stored rows of small quantized tensors. Mostly as opaq_stored_describe
+ * describes them, with a few fields changed. Every tensor has memory of exactly the size that it reaches. */
 #include <stdbool.h>
 
 #include "fuzz_call.h"
@@ -33,7 +33,7 @@ static void *keep(struct memory *memory, size_t bytes, uint8_t fill) {
     return made;
 }
 
-/* A field of a tensor is changed, or its shape regrouped. */
+/* Changes a field of a tensor, or regroups its shape. */
 static void disturb(struct input *input, struct opaq_tensor *tensor) {
     static const int32_t dtypes[] = {OPAQ_DTYPE_U8,  OPAQ_DTYPE_F32, OPAQ_DTYPE_BF16,
                                      OPAQ_DTYPE_F16, OPAQ_DTYPE_I64, 99};
@@ -114,7 +114,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         }
         const enum opaq_status in = opaq_stored_import(&view, first, &stored, &error);
         const enum opaq_status out = opaq_stored_export(&view, first, rows, &stored, &error);
-        if (changes == 0 && out == OPAQ_OK) { /* what fits one way fits the other */
+        if (changes == 0 && out == OPAQ_OK) { /* rows that can be exported can be imported, and the reverse */
             expect(in == OPAQ_OK);
             expect(opaq_stored_import(&view, first, &stored, &error) == OPAQ_OK);
         }

@@ -1,4 +1,5 @@
-/* fuzz_words.h: plans' texts made from fuzz input, and what is expected of all plans. Depends on opaq/opaq.h. */
+/* fuzz_words.h: plans' texts made from fuzz input, and the expectations for all plans. Depends on
+ * opaq/opaq.h. */
 #ifndef FUZZ_WORDS_H
 #define FUZZ_WORDS_H
 
@@ -18,7 +19,7 @@ static inline int begins_with(const char *text, const char *start) {
     return strncmp(text, start, strlen(start)) == 0;
 }
 
-/* A refusal is terminated and readable, and begins with who refuses. */
+/* An error is terminated and printable, and begins with the function's name. */
 static inline void expect_refusal(enum opaq_status status, const struct opaq_error *error, const char *who) {
     expect(error->status == status && begins_with(error->text, who));
     const char *end = memchr(error->text, '\0', sizeof error->text);
@@ -34,7 +35,7 @@ static inline int same_form(const struct opaq_form *a, const struct opaq_form *b
     return a->kind == b->kind && (!is_quantized(a) || opaq_spec_equal(&a->spec, &b->spec));
 }
 
-/* The words from the last to the first, in a buffer that has room for the text. */
+/* The words in reverse order, in a buffer with room for the text. */
 static inline void turn_words(const char *text, size_t length, char *turned) {
     size_t written = 0;
     size_t end = length;
@@ -52,8 +53,8 @@ static inline void turn_words(const char *text, size_t length, char *turned) {
     expect(written == length);
 }
 
-/* The input's bytes as they are, or a word for each of them, as its first byte says; in memory of exactly the text's size.
- * NULL without input. */
+/* The input's bytes unchanged, or a word for each of them, as its first byte selects; in memory of exactly the
+ * text's size. NULL without input. */
 static inline char *text_of_input(const uint8_t *data, size_t size, const char *const *words, size_t count,
                                   size_t *length) {
     enum { WORD_LIMIT = 64 };

@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Which figures a row of the table takes."""
+    """The figures that a row of the table shows."""
 
     title: str
     source: str

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # build_wheel.sh [<build folder>]: builds the wheel into <build folder>/wheel/dist: one file for every Python 3 of this
-# platform. On Linux auditwheel gives it a manylinux tag, that of the oldest C library that it runs with; a build on an older
-# system gives an older one. OPAQ_CUDA=ON adds the CUDA back end, which needs nvcc; without it an nvcc that is installed is
-# not used. Takes a minute of CPU time, every time: the build back end starts anew in each of pip's environments. Exit 3:
-# the wheel needs packages that cannot be downloaded; a note says which.
+# platform. On Linux auditwheel gives it a manylinux tag, that of the oldest C library that it runs with; a build on an
+# older system runs with older ones. OPAQ_CUDA=ON adds the CUDA back end, which needs nvcc; without it an nvcc that is
+# installed is not used. Takes a minute of CPU time, every time, because pip uses a new environment for each build. Exit
+# 3: the wheel needs packages that cannot be downloaded; a note says which.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$(absolute "${1:-build}")/wheel

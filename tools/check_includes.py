@@ -58,7 +58,7 @@ def files(folder: str, *suffixes: str) -> list[Path]:
 
 
 def problem(path: Path, target: str, allowed: set[str]) -> str | None:
-    """What is wrong with one quoted include; None if nothing. `allowed` are layers of src."""
+    """The problem of one quoted include, or None. `allowed` are layers of src."""
     parts = target.split("/")
     if parts[:3] == ["..", "tests", "cases"] or parts[:2] == ["..", "cases"]:
         return None if (path.parent / target).is_file() else "does not exist"

@@ -8,7 +8,7 @@ site=${1:-build/site}
 status=0
 tools/python_env.sh docs || status=$?
 if [ "$status" = 3 ]; then
-    exit 0 # it said what is skipped
+    exit 0 # a note was printed
 elif [ "$status" != 0 ]; then
     exit "$status"
 fi

@@ -27,7 +27,7 @@ NAMES = re.compile(r"^#define (OPAQ_\w+)|^(?:struct|enum) (opaq_\w+) ?\{|\b(opaq
 
 
 def escape(text: str) -> str:
-    """A comment as Markdown: only backticks and indented examples mean something in it."""
+    """A comment as Markdown: only backticks and indented examples are markup."""
     lines = []
     for line in text.split("\n"):
         if line.startswith("    "):
@@ -91,7 +91,7 @@ def header_page(path: Path) -> str:
 
 
 class Module:
-    """The top-level definitions of a module, and where it takes other names from."""
+    """The top-level definitions of a module, and the modules that it imports other names from."""
 
     def __init__(self, path: Path) -> None:
         self.tree = ast.parse(path.read_text())
@@ -113,7 +113,7 @@ class Module:
             self.imports |= {alias.name: node.module for alias in node.names}
 
     def names(self) -> list[str]:
-        """`__all__`, or what is defined here without an underscore."""
+        """`__all__`, or the names defined here without an underscore."""
         listed = self.definitions.get("__all__")
         if listed is not None:
             return [str(name) for name in ast.literal_eval(ast.unparse(listed))]
@@ -159,7 +159,7 @@ def decorators(node: ast.FunctionDef) -> list[str]:
 
 
 def fields(node: ast.ClassDef) -> str:
-    """The constructor of a dataclass or a named tuple, as its annotated fields give it."""
+    """The constructor of a dataclass or a named tuple, from its annotated fields."""
     parts = [
         item.target.id + (f"={ast.unparse(item.value)}" if item.value else "")
         for item in node.body

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""docs_stage.py FOLDER: writes the sources of the site there: docs/ as it is, the README as its first page, the
-project's other texts, the pages of tools/docs_reference.py, and colours for code. Links that lead out of docs/
-are rewritten to those pages; one that leads to no page is an error."""
+"""docs_stage.py FOLDER: writes the sources of the site there: docs/ unchanged, the README as the first page,
+the project's other texts, the pages of tools/docs_reference.py, and colours for code. Links out of docs/ are
+rewritten to those pages; a link to a missing page is an error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
 
 
 def page_of(name: str) -> tuple[str, str]:
-    """The site's page for a file of the repository, and the place in it."""
+    """The site's page for a file of the repository, and the anchor."""
     if name in TEXTS:
         return TEXTS[name], ""
     if name.startswith("docs/"):
@@ -40,7 +40,7 @@ def page_of(name: str) -> tuple[str, str]:
 
 
 def relinked(text: str, source: str, page: str) -> str:
-    """`text` of the repository's file `source` as the site's `page`, links adjusted."""
+    """`text` of the repository's file `source` as the site's `page`, with adjusted links."""
 
     def replace(match: re.Match[str]) -> str:
         opening, target, place, closing = match.groups()

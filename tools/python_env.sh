@@ -18,7 +18,7 @@ what_needs() { # <part>: what is skipped without it, as subject and verb of a no
     demo) say "the training demonstration is" ;;
     docs) say "the site of the documentation is" ;;
     wheel) say "the manylinux tag of the wheel is" ;;
-    *) say "what needs requirements/$1.txt is" ;;
+    *) say "everything that needs requirements/$1.txt is" ;;
     esac
 }
 

@@ -32,7 +32,7 @@ if [ -e "$work/nvcc/called" ]; then
     exit 1
 fi
 
-# ---- what is in it
+# ---- contents
 
 version=$(sed -n 's/^#define OPAQ_VERSION_[MP][A-Z]* \([0-9]*\)$/\1/p' include/opaq/version.h | paste -sd .)
 case ${wheel##*/} in
@@ -51,7 +51,7 @@ expected=$(
     done
 )
 found=$(cd "$work/unpacked" && find . -type f | sed -E 's|^\./||; s|^opaq-[0-9.]+\.(data\|dist-info)/|\1/|' |
-    grep -v '^dist-info/sboms/' || true) # auditwheel lists there what it added
+    grep -v '^dist-info/sboms/' || true) # auditwheel's own list of what it added
 if ! difference=$(diff <(sort <<<"$expected") <(sort <<<"$found")); then
     say "the wheel's files, < missing and > unexpected:" "$difference" >&2
     exit 1
@@ -65,13 +65,13 @@ for name in numpy torch transformers; do
         exit 1
     fi
 done
-chmod +x "$work"/unpacked/opaq-*.data/scripts/opaq # zipfile does not
+chmod +x "$work"/unpacked/opaq-*.data/scripts/opaq # zipfile does not keep permissions
 tools/check_elf.sh "$work/unpacked"
 say "$(wc -l <<<"$found") files: the wheel is complete"
 
-# ---- what it does where nothing else is
+# ---- in a bare environment
 
-title "the wheel in an environment of its own"
+title "the wheel in a separate environment"
 "$python" -m venv "$work/env"
 cp "$wheel" "$work"
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
