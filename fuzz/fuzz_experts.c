@@ -326,7 +326,7 @@ static struct layout take_layout(struct input *input) {
 }
 
 static void take_call(struct input *input, struct layout *layout, struct call *call) {
-    const uint8_t spoilt = take(input);
+    const uint8_t invalid = take(input);
     fit_plan(input, layout, call);
     put_others(input, layout, call);
     if (layout->is_grouped) { /* the out features are the inner size elsewhere */
@@ -344,8 +344,8 @@ static void take_call(struct input *input, struct layout *layout, struct call *c
     if (argument_of(layout->op, "splits") >= 0) {
         put_splits(input, layout, call);
     }
-    if (spoilt < layout->op->argument_count) {
-        take_argument(input, layout->op, spoilt, call);
+    if (invalid < layout->op->argument_count) {
+        take_argument(input, layout->op, invalid, call);
     }
 }
 

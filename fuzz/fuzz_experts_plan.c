@@ -16,10 +16,10 @@ static int same_plan(const struct opaq_experts_plan *a, const struct opaq_expert
 }
 
 static void expect_any_order(const char *text, size_t length, const struct opaq_experts_plan *plan) {
-    char turned[OPAQ_EXPERTS_PLAN_TEXT_BYTES];
+    char reversed[OPAQ_EXPERTS_PLAN_TEXT_BYTES];
     struct opaq_experts_plan same;
-    turn_words(text, length, turned);
-    expect(opaq_experts_plan_parse(turned, length, &same, NULL) == OPAQ_OK && same_plan(plan, &same));
+    reverse_words(text, length, reversed);
+    expect(opaq_experts_plan_parse(reversed, length, &same, NULL) == OPAQ_OK && same_plan(plan, &same));
 }
 
 /* The rules of docs/experts.md about a plan's values. */

@@ -46,9 +46,9 @@ static void take_call(struct input *input, const struct opaq_op *op, struct call
     } else if (op->argument[0].kind == OPAQ_ARGUMENT_TENSOR_LIST) {
         fit_list(input, op, call);
     }
-    const int spoilt = kind / 16 % OPAQ_OP_ARGUMENT_LIMIT;
-    if (kind / 8 % 2 == 1 && spoilt < op->argument_count) {
-        take_argument(input, op, spoilt, call);
+    const int invalid = kind / 16 % OPAQ_OP_ARGUMENT_LIMIT;
+    if (kind / 8 % 2 == 1 && invalid < op->argument_count) {
+        take_argument(input, op, invalid, call);
     }
 }
 

@@ -26,10 +26,10 @@ static int same_plan(const struct opaq_linear_plan *a, const struct opaq_linear_
 
 /* The words from the last to the first make the same plan. */
 static void expect_any_order(const char *text, size_t length, const struct opaq_linear_plan *plan) {
-    char turned[OPAQ_LINEAR_PLAN_TEXT_BYTES];
+    char reversed[OPAQ_LINEAR_PLAN_TEXT_BYTES];
     struct opaq_linear_plan same;
-    turn_words(text, length, turned);
-    expect(opaq_linear_plan_parse(turned, length, &same, NULL) == OPAQ_OK && same_plan(plan, &same));
+    reverse_words(text, length, reversed);
+    expect(opaq_linear_plan_parse(reversed, length, &same, NULL) == OPAQ_OK && same_plan(plan, &same));
 }
 
 static void values_make(const struct opaq_op *op, const char *text, size_t length, struct opaq_value *values) {

@@ -36,7 +36,7 @@ static inline int same_form(const struct opaq_form *a, const struct opaq_form *b
 }
 
 /* The words in reverse order, in a buffer with room for the text. */
-static inline void turn_words(const char *text, size_t length, char *turned) {
+static inline void reverse_words(const char *text, size_t length, char *reversed) {
     size_t written = 0;
     size_t end = length;
     while (end > 0) {
@@ -44,9 +44,9 @@ static inline void turn_words(const char *text, size_t length, char *turned) {
         while (begin > 0 && text[begin - 1] != ' ') {
             --begin;
         }
-        memcpy(turned + written, text + begin, end - begin);
+        memcpy(reversed + written, text + begin, end - begin);
         written += end - begin;
-        turned[written++] = ' ';
+        reversed[written++] = ' ';
         end = begin > 0 ? begin - 1 : 0;
     }
     written -= written > 0;

@@ -141,9 +141,10 @@ static void expect_kind(const struct given *given, size_t count, const char *nam
 }
 
 static void scales_that_do_not_fit(void) {
-    const struct given turned[] = {{"x.weight", "F8_E4M3", 2, {4, 256}}, {"x.weight_scale", "U8", 2, {8, 4}}};
+    const struct given transposed[] = {{"x.weight", "F8_E4M3", 2, {4, 256}},
+                                       {"x.weight_scale", "U8", 2, {8, 4}}};
     expect_refusal(
-        turned, 2,
+        transposed, 2,
         "m: x.weight is F8_E4M3 [4, 256] with scales U8 [8, 4], which matches no format that opaq supports");
     const struct given flat[] = {{"x.weight", "F8_E4M3", 2, {4, 256}}, {"x.weight_scale", "U8", 1, {32}}};
     expect_refusal(

@@ -113,19 +113,19 @@ static void routing_tensors_may_have_strides(void) {
          .rank = 3,
          .shape = {1, TOKENS, CHOICES},
          .strides = {99, 10, 3}}};
-    struct opaq_tensor turned = {
+    struct opaq_tensor transposed = {
         .data = weights, .dtype = OPAQ_DTYPE_F32, .rank = 2, .shape = {TOKENS, CHOICES}, .strides = {1, 15}};
     static const char *const plans[] = {"", "x=nvfp4 w=mxfp8", "weights=input"};
     for (int p = 0; p < 3; ++p) {
         struct op_result expected = experts_call("moe", &layer, plans[p], NULL);
         for (int i = 0; i < 3; ++i) {
-            turned.rank = ids[i].rank;
-            turned.shape[0] = ids[i].shape[0];
-            turned.shape[1] = ids[i].shape[1];
-            turned.shape[2] = CHOICES;
-            turned.strides[i == 2] = 1;
-            turned.strides[1 + (i == 2)] = 15;
-            const struct experts_given given = {.ids = &ids[i], .weights = &turned};
+            transposed.rank = ids[i].rank;
+            transposed.shape[0] = ids[i].shape[0];
+            transposed.shape[1] = ids[i].shape[1];
+            transposed.shape[2] = CHOICES;
+            transposed.strides[i == 2] = 1;
+            transposed.strides[1 + (i == 2)] = 15;
+            const struct experts_given given = {.ids = &ids[i], .weights = &transposed};
             struct op_result result = experts_call("moe", &layer, plans[p], &given);
             experts_check_same(&result, &expected, plans[p]);
             op_result_free(&result);

@@ -61,22 +61,22 @@ static void decode_copy_operand(struct operand *o) {
 }
 
 /* Dequantizes with the reference, transposed. */
-static float *decode_turned(const struct operand *o, const struct quant_job *job, struct quant_copy copy) {
+static float *decode_transposed(const struct operand *o, const struct quant_job *job, struct quant_copy copy) {
     const int64_t rows = o->operand.plain.rows;
-    float *const turned = floats(rows * o->depth);
+    float *const transposed = floats(rows * o->depth);
     float *const stored = floats(rows * o->depth);
     copy.operand = (struct quant_matrix){stored, OPAQ_F32, o->depth, rows, rows, 1};
     dequantize_ref(job, &copy, 0, o->depth);
     for (int64_t i = 0; i < rows * o->depth; ++i) {
-        turned[i % rows * o->depth + i / rows] = stored[i];
+        transposed[i % rows * o->depth + i / rows] = stored[i];
     }
     free(stored);
-    return turned;
+    return transposed;
 }
 
 static void decode_across_operand(struct operand *o) {
     o->depth = o->operand.plain.columns;
-    o->decoded = decode_turned(o, &o->made.job, *o->operand.copy);
+    o->decoded = decode_transposed(o, &o->made.job, *o->operand.copy);
 }
 
 /* The values that are decoded for a plain a of bf16: without the factor that all elements share. */
@@ -100,7 +100,7 @@ static void divide_by_factor(struct operand *o) {
     if (fabsf(factor) > 0x1p-100f && fabsf(factor) < 0x1p100f) {
         o->values = o->decoded;
         o->factor = factor;
-        o->decoded = decode_turned(o, &job, copy);
+        o->decoded = decode_transposed(o, &job, copy);
     }
 }
 

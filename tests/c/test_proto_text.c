@@ -12,7 +12,7 @@ static void round_trips(const struct opaq_proto *proto) {
         opaq_proto_parse(text, strlen(text), &back, &error) != OPAQ_OK) {
         CHECK_FAIL("%s", error.text);
     } else if (!opaq_proto_equal(proto, &back)) {
-        CHECK_FAIL("\"%s\" comes back different", text);
+        CHECK_FAIL("\"%s\" is parsed to another value", text);
     }
 }
 

@@ -473,7 +473,7 @@ static void amax_of_empty_tensors(void) {
         OPAQ_ROWWISE);
     CHECK_EQ_INT(none, 0);
     if (opaq_amax(&x.view, &many, OPAQ_ROWWISE, NULL, amax, none, &error) != OPAQ_OK) {
-        CHECK_FAIL("opaq_amax refuses the 0 floats that opaq_amax_count asks for: %s", error.text);
+        CHECK_FAIL("opaq_amax refuses the 0 floats that opaq_amax_count returns: %s", error.text);
     }
     tensor_free(&x);
 }

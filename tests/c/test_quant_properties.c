@@ -343,11 +343,11 @@ static void columnwise_is_rowwise_of_transposed(void) {
             if (rowwise.format == OPAQ_MXFP8 || rowwise.format == OPAQ_MXFP4) {
                 struct tensor from_a = dequantized(&a, 0);
                 struct tensor from_b = dequantized(&b, 0);
-                struct tensor turned = transposed(&from_b);
-                CHECK_BYTES(from_a.view.buffer[0].data, turned.view.buffer[0].data, tensor_bytes(&from_a, 0),
-                            "%s of %lld x %lld", spec_text(&columnwise).text, (long long)sizes[k][0],
-                            (long long)sizes[k][1]);
-                tensor_free(&turned);
+                struct tensor transposed_b = transposed(&from_b);
+                CHECK_BYTES(from_a.view.buffer[0].data, transposed_b.view.buffer[0].data,
+                            tensor_bytes(&from_a, 0), "%s of %lld x %lld", spec_text(&columnwise).text,
+                            (long long)sizes[k][0], (long long)sizes[k][1]);
+                tensor_free(&transposed_b);
                 tensor_free(&from_b);
                 tensor_free(&from_a);
             } else if (first_difference(&a, &b) >= 0) {

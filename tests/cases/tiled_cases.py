@@ -9,7 +9,7 @@ QUANTIZERS = (
 # How far each precision may be from the product of the dequantized weight, by the norm of all outputs.
 ERRORS = {"exact": 1e-6, "near": 1e-4, "fast": 2e-2, "fast32": 2e-2}
 
-# Quantizers of the weight that are timed, with the precisions that have kernels of their own.
+# Timed quantizers of the weight, with the precisions that have separate kernels.
 TIMED = {
     "nvfp4": ("exact", "near", "fast", "fast32"),
     "mxfp4": ("exact", "near", "fast"),

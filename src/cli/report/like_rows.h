@@ -24,7 +24,7 @@ struct like_rows {
     size_t *row_of; /* for each item the index of its row */
 };
 
-/* Without `is_grouped` every item is a row of its own. */
+/* Without `is_grouped` every item is a separate row. */
 struct like_rows like_rows_make(const struct like_item *items, size_t count, bool is_grouped);
 void like_rows_free(struct like_rows *rows);
 
