@@ -110,7 +110,7 @@ static struct opaq_view allocate(const struct settings *s, enum opaq_element dty
         stop("bad size", &error);
     }
     if (posix_memalign(&memory, 64, bytes + 64) != 0) {
-        stop("no memory; try a smaller --rows or --columns", NULL);
+        stop("out of memory; try a smaller --rows or --columns", NULL);
     }
     memset(memory, 0, bytes);
     if (opaq_view_bind(&proto, memory, bytes, &view, &error) != OPAQ_OK) {

@@ -251,7 +251,7 @@ void experts_check_same(const struct op_result *a, const struct op_result *b, co
 
 void experts_check_again(const char *op, const struct opaq_value *values, const struct op_result *expected,
                          const char *what) {
-    enum { BEHIND = 4096 };
+    enum { GUARD = 4096 };
     static const unsigned char garbage[] = {0x00, 0xFF, 0x7F};
     const struct opaq_op *row = opaq_op_find(op);
     struct opaq_error error = {OPAQ_OK, ""};
@@ -265,17 +265,17 @@ void experts_check_again(const char *op, const struct opaq_value *values, const 
             result.outputs.tensor[i].data = malloc(size + 1);
             memset(result.outputs.tensor[i].data, garbage[g], size);
         }
-        if (posix_memalign(&memory, 64, bytes + BEHIND) != 0) {
+        if (posix_memalign(&memory, 64, bytes + GUARD) != 0) {
             exit(1);
         }
         memset(memory, garbage[g], bytes);
-        memset((char *)memory + bytes, 0x5C, BEHIND);
+        memset((char *)memory + bytes, 0x5C, GUARD);
         CHECK_EQ_INT(opaq_op_run(row, values, &result.outputs, (struct opaq_span){memory, bytes}, NULL, &error),
                      OPAQ_OK);
         experts_check_same(&result, expected, what);
-        for (int i = 0; i < BEHIND; ++i) {
+        for (int i = 0; i < GUARD; ++i) {
             if (((unsigned char *)memory)[bytes + (size_t)i] != 0x5C) {
-                CHECK_FAIL("%s: byte %d behind the workspace of %zu is written", what, i, bytes);
+                CHECK_FAIL("%s: byte %d after the workspace of %zu was written", what, i, bytes);
                 break;
             }
         }

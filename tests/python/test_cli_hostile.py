@@ -84,7 +84,7 @@ def test_inspect(case: str, hostile: Path, expected: dict[str, str]) -> None:
     else:
         assert (done.returncode, done.stdout) == (3, "")
         assert done.stderr == f"opaq inspect: {expected[case]}\n"
-        assert expected[case].startswith((case, f"cannot open {case}")), "the sentence names the file"
+        assert expected[case].startswith((case, f"cannot open {case}")), "the message names the file"
         assert done.stderr[:-1].isprintable()
 
 
