@@ -205,7 +205,7 @@ void emulation_run(unsigned blocks, unsigned threads, void (*call)(const void *c
     }
     block = owner.owned;
     if (threads == 0 || threads > THREAD_LIMIT || blocks == 0) {
-        stop("the grid is larger than a GPU supports");
+        stop("the grid is empty or has too many threads");
     }
     /* every second kernel runs backwards, so that one that depends on the order gives other bytes */
     block->is_reversed = __atomic_add_fetch(&kernels, 1, __ATOMIC_RELAXED) % 2 == 0;
