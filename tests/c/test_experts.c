@@ -69,7 +69,7 @@ static void weights_may_be_wider(void) {
 
 /* ---- formats ---- */
 
-/* Formats with a separate scale per row first, then those where several rows share one. */
+/* Formats whose blocks are within a row, and formats whose blocks or swizzled scales cover several rows. */
 static const char *const row_formats[] = {"nvfp4",
                                           "nvfp4+rowscaled",
                                           "mxfp8",

@@ -338,7 +338,7 @@ static void at_once_is_one_by_one(void) {
     opaq_pool_destroy(pool);
 }
 
-/* Millions of rows without a column: the weights have no bytes, but the results would be too large. */
+/* 2^60 rows without a column: the weight has no bytes, but more rows than are supported. */
 static void weights_of_endless_rows(void) {
     static _Alignas(64) char somewhere[64];
     const int64_t w_shape[2] = {(int64_t)1 << 60, 0};
