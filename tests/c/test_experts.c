@@ -51,7 +51,7 @@ static void biases_may_be_missing(void) {
     }
 }
 
-static void weights_may_be_wider(void) {
+static void weights_may_have_wider_dtypes(void) {
     struct experts_layer layer = experts_layer_make(&ragged_moe, "act=gelu", OPAQ_BF16);
     struct experts_layer wide = experts_layer_make(&ragged_moe, "act=gelu", OPAQ_F32);
     struct tensor *const mine[] = {&layer.gate_up, &layer.down, &layer.gate_up_bias, &layer.down_bias};
@@ -138,7 +138,7 @@ static void one_quantized_weight(void) {
     experts_layer_free(&layer);
 }
 
-static void everything_quantized_here(void) {
+static void everything_quantized_in_the_call(void) {
     for (int i = 0; i < ROW_FORMATS + BLOCK_FORMATS; ++i) {
         const char *format = i < ROW_FORMATS ? row_formats[i] : block_formats[i - ROW_FORMATS];
         const char *other = row_formats[(i + 4) % ROW_FORMATS];
@@ -251,9 +251,9 @@ static void settings_do_not_matter(void) {
     }
 }
 
-static const struct test_case tests[] = {TEST(every_activation),     TEST(biases_may_be_missing),
-                                         TEST(weights_may_be_wider), TEST(quantized_weights),
-                                         TEST(one_quantized_weight), TEST(everything_quantized_here),
-                                         TEST(stochastic_rounding),  TEST(padding_is_not_read),
-                                         TEST(given_scales),         TEST(settings_do_not_matter)};
+static const struct test_case tests[] = {
+    TEST(every_activation),      TEST(biases_may_be_missing), TEST(weights_may_have_wider_dtypes),
+    TEST(quantized_weights),     TEST(one_quantized_weight),  TEST(everything_quantized_in_the_call),
+    TEST(stochastic_rounding),   TEST(padding_is_not_read),   TEST(given_scales),
+    TEST(settings_do_not_matter)};
 TEST_MAIN(tests)

@@ -231,7 +231,7 @@ static void memory_and_precision_change_roundings_only(void) {
 }
 
 /* Weights quantized in the call may be tiled too, and the backward reads tiles as any other format. */
-static void tiles_made_here(void) {
+static void weights_tiled_in_the_call(void) {
     static const struct experts_sizes size = {21, 2, 3, 40, 24};
     for (int f = 0; f < FORMATS; ++f) {
         char plan[128];
@@ -306,7 +306,7 @@ static void check_at_once(const struct experts_sizes *size, const char *format, 
     experts_layer_free(&layer);
 }
 
-static void at_once_is_one_by_one(void) {
+static void all_experts_at_once_equal_one_by_one(void) {
     static const struct experts_sizes sizes[] = {
         {1, 3, 7, 96, 64},    {40, 2, 5, 64, 96}, {19, 2, 3, 128, 128},  {700, 3, 4, 32, 32},
         {2500, 1, 2, 32, 32}, {3, -1, 1, 50, 48}, {1100, -1, 1, 33, 32}, {9, -1, 1, 40, 24},
@@ -339,7 +339,7 @@ static void at_once_is_one_by_one(void) {
 }
 
 /* 2^60 rows without a column: the weight has no bytes, but more rows than are supported. */
-static void weights_of_endless_rows(void) {
+static void weights_with_too_many_rows(void) {
     static _Alignas(64) char somewhere[64];
     const int64_t w_shape[2] = {(int64_t)1 << 60, 0};
     const struct opaq_spec spec = spec_of("nvfp4+tiled");
@@ -365,7 +365,7 @@ static void weights_of_endless_rows(void) {
 }
 
 static const struct test_case tests[] = {
-    TEST(experts_are_linear),     TEST(long_groups),       TEST(memory_and_precision_change_roundings_only),
-    TEST(tiles_made_here),        TEST(tiled_activations), TEST(at_once_is_one_by_one),
-    TEST(weights_of_endless_rows)};
+    TEST(experts_are_linear),        TEST(long_groups),       TEST(memory_and_precision_change_roundings_only),
+    TEST(weights_tiled_in_the_call), TEST(tiled_activations), TEST(all_experts_at_once_equal_one_by_one),
+    TEST(weights_with_too_many_rows)};
 TEST_MAIN(tests)

@@ -214,7 +214,7 @@ static void high_precision_is_the_plain_backward(void) {
 
 /* dy unchanged; x and w as the forward multiplied them: their rowwise copies, whether or not there are
  * columnwise ones. */
-static void dequantized_is_what_the_forward_multiplied(void) {
+static void dequantized_backward_uses_the_forward_operands(void) {
     struct linear_layer layer = linear_layer_make(37, 53, 70, OPAQ_BF16);
     for (int i = 0; i < linear_recipe_count; ++i) {
         const struct linear_recipe *recipe = &linear_recipes[i];
@@ -256,5 +256,5 @@ static void dequantized_is_what_the_forward_multiplied(void) {
 
 static const struct test_case tests[] = {
     TEST(all_three_quantized), TEST(weight_only), TEST(a_cached_weight_gives_the_same),
-    TEST(high_precision_is_the_plain_backward), TEST(dequantized_is_what_the_forward_multiplied)};
+    TEST(high_precision_is_the_plain_backward), TEST(dequantized_backward_uses_the_forward_operands)};
 TEST_MAIN(tests)

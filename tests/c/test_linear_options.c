@@ -239,7 +239,7 @@ static void every_set_of_gradients(void) {
 
 /* ---- random numbers ---- */
 
-static void random_numbers_decide(void) {
+static void results_depend_on_random_numbers(void) {
     static const char *const plans[] = {"x=nvfp4+sr w=nvfp4 dy=nvfp4 grad=xw", "x=fp8 w=fp8+sr dy=fp8 grad=xw",
                                         "x=mxfp8 w=mxfp8 dy=mxfp8+sr grad=xw", "y=fp8+sr grad=xw",
                                         "dx=mxfp4+sr grad=xw"};
@@ -284,5 +284,5 @@ static const struct test_case tests[] = {TEST(saving_the_originals_gives_the_sam
                                          TEST(a_later_bias_is_not_added),
                                          TEST(main_gradients),
                                          TEST(every_set_of_gradients),
-                                         TEST(random_numbers_decide)};
+                                         TEST(results_depend_on_random_numbers)};
 TEST_MAIN(tests)

@@ -347,7 +347,7 @@ static void check_both(const struct tensor *x, const struct opaq_spec *spec, con
     tensor_free(&both);
 }
 
-static void both_copies_are_each_alone(void) { for_every_spec(50, 70, check_both); }
+static void both_copies_equal_separate_ones(void) { for_every_spec(50, 70, check_both); }
 
 /* The value that opaq_quantize stores: the amax, or the scale that the rule computes from it. Written from
  * docs/formats.md. */
@@ -404,6 +404,6 @@ static const struct test_case tests[] = {
     TEST(settings_do_not_matter),        TEST(settings_of_pool_threads_do_not_matter),
     TEST(settings_and_other_operations), TEST(strides_do_not_matter),
     TEST(every_byte_is_written),         TEST(leading_dimensions_are_rows),
-    TEST(ragged_is_padded_with_zeros),   TEST(both_copies_are_each_alone),
+    TEST(ragged_is_padded_with_zeros),   TEST(both_copies_equal_separate_ones),
     TEST(given_amax_is_the_computed_one)};
 TEST_MAIN(tests)

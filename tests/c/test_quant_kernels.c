@@ -550,7 +550,7 @@ static void stochastic_rounding_equals_the_reference(void) {
 
 /* ---- arguments of callers ---- */
 
-static void strange_amaxes_and_scales(void) {
+static void special_amaxes_and_scales(void) {
     static const char *const texts[] = {"fp8+both+delayed",
                                         "fp8.e5m2+delayed",
                                         "fp8+delayed+rule=modelopt",
@@ -650,7 +650,7 @@ static const struct test_case tests[] = {TEST(operations_equal_the_reference),
                                          TEST(parts_of_both_equal_the_reference),
                                          TEST(four_over_six_equals_the_reference),
                                          TEST(stochastic_rounding_equals_the_reference),
-                                         TEST(strange_amaxes_and_scales),
+                                         TEST(special_amaxes_and_scales),
                                          TEST(amaxes_equal_the_reference),
                                          TEST(tables_are_named)};
 TEST_MAIN(tests)

@@ -116,7 +116,7 @@ static uint32_t random_of(uint64_t seed, uint64_t offset, int columnwise, int64_
 }
 
 /* fp8 with a given scale of 1, so that the code depends on x and the random bits only. */
-static void bits_come_from_the_documented_place(void) {
+static void bits_depend_on_the_documented_position(void) {
     enum { ROWS = 19, COLUMNS = 37 };
     const uint64_t seed = 0x1234567890ABCDEFu;
     const uint64_t offset = 0x0FEDCBA987654321u;
@@ -162,5 +162,5 @@ static void bits_come_from_the_documented_place(void) {
 }
 
 static const struct test_case tests[] = {TEST(seeds_and_offsets), TEST(right_on_average),
-                                         TEST(bits_come_from_the_documented_place)};
+                                         TEST(bits_depend_on_the_documented_position)};
 TEST_MAIN(tests)

@@ -248,14 +248,14 @@ def test_arguments_without_effect_are_accepted() -> None:
 
 
 @pytest.mark.parametrize("option", ["save_original_input", "save_original_weight"])
-def test_originals_do_not_go_with_delayed_scaling(option: str, device: str) -> None:
+def test_originals_exclude_delayed_scaling(option: str, device: str) -> None:
     module = opaq.Linear(64, 32, device=device, **{option: True})
     text = 'plan: "save=[xw]" does not go with delayed scaling, whose scale may have changed when [xw] is'
     with under(CASES["delayed"]), pytest.raises(ValueError, match=text):
         module(values((5, 64), 1, device).requires_grad_())
 
 
-def test_parts_do_not_go_with_quantized_parameters(device: str) -> None:
+def test_parts_exclude_quantized_parameters(device: str) -> None:
     with opaq.quantized_model_init():
         module = opaq.Linear(64, 64, parameters_split=("q", "k"), device=device)
     text = "opaq.Linear: parameters_split is not supported with quantized parameters"
