@@ -198,7 +198,7 @@ static struct tensor with_regular_ones(int64_t rows, int64_t columns, uint64_t s
  *   under compressed-tensors with a given scale, which may be large enough to make negative zeros. */
 enum again { NOTHING, SAME_VALUES, SAME_BYTES };
 
-static enum again requantized_specs(const struct opaq_spec *s) {
+static enum again requantized_result(const struct opaq_spec *s) {
     const int by_comparison = s->rule == OPAQ_RULE_COMPRESSED_TENSORS || s->rule == OPAQ_RULE_MODELOPT;
     if (s->format == OPAQ_MXFP8 || s->format == OPAQ_MXFP4 || (s->options & OPAQ_POW2)) {
         return by_comparison && s->element == OPAQ_E2M1 ? SAME_VALUES : SAME_BYTES;
@@ -228,7 +228,7 @@ static int same_values(const struct tensor *a, const struct tensor *b) {
 }
 
 static void quantized_again(const struct tensor *x, const struct opaq_spec *spec) {
-    const enum again expected = requantized_specs(spec);
+    const enum again expected = requantized_result(spec);
     if (expected == NOTHING || spec->usage == OPAQ_BOTH) { /* the two copies hold different numbers */
         return;
     }
@@ -273,7 +273,7 @@ static void codes_come_back(void) {
                                             : list.spec[i].format == OPAQ_NVFP4) {
             quantized_again(&random, &list.spec[i]); /* these do not need the ones */
         }
-        seen += requantized_specs(&list.spec[i]) != NOTHING && list.spec[i].usage != OPAQ_BOTH;
+        seen += requantized_result(&list.spec[i]) != NOTHING && list.spec[i].usage != OPAQ_BOTH;
     }
     printf("  %d specs\n", seen);
     tensor_free(&random);
