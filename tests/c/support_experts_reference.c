@@ -273,8 +273,8 @@ static struct numbers activate(const struct opaq_experts_plan *plan, const struc
     struct numbers a = numbers_make(h->rows, inner);
     for (int64_t i = 0; i < a.rows * inner; ++i) {
         const int64_t row = i / inner * h->columns;
-        const int64_t g = row + reference_gate_place(plan, inner, i % inner);
-        const int64_t u = row + reference_factor_place(plan, inner, i % inner);
+        const int64_t g = row + reference_gate_column(plan, inner, i % inner);
+        const int64_t u = row + reference_factor_column(plan, inner, i % inner);
         const double gate = reference_gate(plan, h->value[g]);
         const double factor = reference_factor(plan, h->value[u]);
         double gate_error = change_over(reference_gate, plan, h->value[g], h->error[g]) +
@@ -298,8 +298,8 @@ static struct numbers activate_backward(const struct opaq_experts_plan *plan, co
     struct numbers dh = numbers_make(h->rows, h->columns);
     for (int64_t i = 0; i < da->rows * da->columns; ++i) {
         const int64_t row = i / da->columns * h->columns;
-        const int64_t g = row + reference_gate_place(plan, da->columns, i % da->columns);
-        const int64_t u = row + reference_factor_place(plan, da->columns, i % da->columns);
+        const int64_t g = row + reference_gate_column(plan, da->columns, i % da->columns);
+        const int64_t u = row + reference_factor_column(plan, da->columns, i % da->columns);
         const double slope = reference_gate_slope(plan, h->value[g]);
         const double factor = reference_factor(plan, h->value[u]);
         const double gate = reference_gate(plan, h->value[g]);
