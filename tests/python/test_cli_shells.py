@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import leave_out
+from conftest import skip_test
 from test_cli_help import COMMANDS, compare, opaq, printed
 
 FORMATS = ["nvfp4", "mxfp4", "mxfp8", "fp8", "fp8row", "fp8blk2"]
@@ -46,7 +46,7 @@ IDS = [line for line, _ in COMPLETIONS]
 def need_program(name: str) -> str:
     found = shutil.which(name)
     if not found:
-        leave_out(f"there is no {name}")
+        skip_test(f"there is no {name}")
     return found
 
 
