@@ -10,6 +10,10 @@ extern "C" {
 typedef void emulation_hooks_function(void (*enter)(void), void (*leave)(void));
 __attribute__((visibility("default"))) emulation_hooks_function emulation_set_hooks;
 
+/* Whether this thread's calls are as if a CUDA graph was captured: what allocates or waits then ends the process. */
+typedef void emulation_capture_function(int is_capturing);
+__attribute__((visibility("default"))) emulation_capture_function emulation_capture;
+
 /* Kernels that have run. */
 typedef long emulation_kernels_function(void);
 __attribute__((visibility("default"))) emulation_kernels_function emulation_kernels;
