@@ -93,9 +93,13 @@ run 120 "PyTorch" "$python" -c 'import torch, numpy, pytest; x = torch.ones(1, d
     "CUDA", torch.version.cuda, "numpy", numpy.__version__, "pytest", pytest.__version__, torch.cuda.get_device_name())'
 
 # The programs that run on the emulated GPU too.
-tests=$(sed -n '/^set(OPAQ_EMULATED_TESTS/,/)$/p' cmake/cuda.cmake | tr -d '()\n' | sed 's/^setOPAQ_EMULATED_TESTS//')
+list_of() { # <variable of cmake/cuda.cmake>
+    sed -n "/^set($1 /,/)\$/p" cmake/cuda.cmake | tr -d '()\n' | sed "s/^set$1//"
+}
+tests=$(list_of OPAQ_EMULATED_TESTS)
+bound_tests=$(list_of OPAQ_EMULATED_MMA_TESTS) # empty where all products have the CPU's bytes
 # shellcheck disable=SC2086  # a list
-run 240 "build" env "TARGETS=opaq_cuda opaq_shared opaq_torch $(printf 'test_%s ' $tests)" tools/build.sh "$folder" -DOPAQ_CUDA=ON
+run 240 "build" env "TARGETS=opaq_cuda opaq_shared opaq_torch $(printf 'test_%s ' $tests $bound_tests)" tools/build.sh "$folder" -DOPAQ_CUDA=ON
 run 240 "build, PTX only" env TARGETS=opaq_cuda tools/build.sh "$folder-portable" -DOPAQ_CUDA=portable -DOPAQ_TESTS=OFF
 wait
 cat "$logs/summary"
@@ -108,7 +112,10 @@ fi
 on_gpu=(env OPAQ_TEST_DEVICE=cuda "OPAQ_TEST_CUDA_LIBRARY=$library" "OPAQ_GOLDEN_DIR=$PWD/tests/golden")
 part "C tests"
 for name in $tests; do
-    run 120 "test_$name" "${on_gpu[@]}" "$folder/tests/c/test_$name"
+    run 120 "test_$name" "${on_gpu[@]}" OPAQ_CUDA_PRODUCT=fma "$folder/tests/c/test_$name"
+done
+for name in $bound_tests; do # products in an order of their own, compared within bounds
+    run 120 "within bounds: test_$name" "${on_gpu[@]}" "$folder/tests/c/test_$name"
 done
 
 # ---- PyTorch
@@ -132,7 +139,7 @@ for name in linear linear_delayed grouped_linear experts experts_backward; do
     run 90 "in a graph: test_$name" "${on_gpu[@]}" OPAQ_TEST_CAPTURE=1 "$folder/tests/c/test_$name"
 done
 for name in hiding device_quantize linear experts; do
-    run 90 "PTX only: test_$name" "${on_gpu[@]}" "OPAQ_TEST_CUDA_LIBRARY=$(absolute "$folder-portable")/libopaq_cuda.so" \
+    run 90 "PTX only: test_$name" "${on_gpu[@]}" OPAQ_CUDA_PRODUCT=fma "OPAQ_TEST_CUDA_LIBRARY=$(absolute "$folder-portable")/libopaq_cuda.so" \
         "$folder/tests/c/test_$name"
 done
 
@@ -153,6 +160,7 @@ if [ -n "$sanitizer" ]; then
         sanitize "$tool" test_device_quantize given_figures
         sanitize "$tool" test_hiding delayed
         sanitize "$tool" test_linear_given
+        [ -z "$bound_tests" ] || sanitize "$tool" test_device_product long_sums
     done
 else
     say "NOT RUN  compute-sanitizer (it is not installed)" | tee -a "$logs/summary"
