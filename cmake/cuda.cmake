@@ -27,10 +27,17 @@ target_include_directories(opaq_cuda_below PRIVATE include src)
 
 # ---- libopaq_cuda.so
 
+# ON: machine code for Hopper, and PTX that the driver compiles for other GPUs. portable: that PTX only, so that a Hopper GPU
+# runs and tests what the others do.
+set(OPAQ_CUDA_CODE -gencode=arch=compute_80,code=compute_80)
+if(NOT OPAQ_CUDA STREQUAL "portable")
+    list(PREPEND OPAQ_CUDA_CODE -gencode=arch=compute_90a,code=sm_90a)
+endif()
+
 # Never -use_fast_math. -fmad=false: results are defined with one rounding per operation; products call __fmaf_rn() where
 # they need fused multiply-adds.
 set(OPAQ_NVCC_FLAGS -std=c++20 -O2 -DNDEBUG -fmad=false -Xcompiler=-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-threadsafe-statics,-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-deprecated-enum-enum-conversion
-    -Werror=all-warnings -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=compute_80
+    -Werror=all-warnings ${OPAQ_CUDA_CODE}
     "-I${PROJECT_SOURCE_DIR}/include" "-I${PROJECT_SOURCE_DIR}/src")
 
 if(OPAQ_CUDA)
@@ -91,7 +98,7 @@ if(OPAQ_EMULATION)
     endif()
     target_include_directories(opaq_cuda_emulated PRIVATE tests/cuda include src)
     target_link_libraries(opaq_cuda_emulated PRIVATE m Threads::Threads)
-    opaq_cuda_exports(opaq_cuda_emulated "opaq_cuda_open; emulation_set_hooks; emulation_kernels;")
+    opaq_cuda_exports(opaq_cuda_emulated "opaq_cuda_open; emulation_set_hooks; emulation_capture; emulation_kernels;")
 endif()
 
 # Sets the tests' environment variables for the back ends, and adds each test that calls operators once more, on the

@@ -1,85 +1,168 @@
 #!/usr/bin/env bash
-# test_gpu.sh: runs everything that needs a GPU. Needs an NVIDIA GPU, nvcc of CUDA 13 and PYTHON, an interpreter with a CUDA
-# build of PyTorch. Builds the CUDA back end, then runs
-#   - the C tests of operators and quantizers on the GPU, against the CPU byte for byte (OPAQ_TEST_DEVICE=cuda);
-#   - some of them under compute-sanitizer, if it is installed;
-#   - the PyTorch tests, whose fixtures add the device cuda if PyTorch has one.
-# Every step is timed and printed, the next one runs even if it fails, and the last lines list the failures. After
-# OPAQ_GPU_SECONDS (470) the running step is stopped; it and the steps not run count as failed.
+# test_gpu.sh: runs everything that needs a GPU. Needs an NVIDIA GPU, nvcc of CUDA 13, cmake, and PYTHON, an interpreter with a
+# CUDA build of PyTorch and pytest; installs nothing. In this order, so that what is cut off by the time limit matters least:
+#   1. builds the CUDA back end and the test programs into build-cuda;
+#   2. the C tests of operators and quantizers on the GPU, against the CPU byte for byte;
+#   3. the PyTorch tests, whose fixtures add the device cuda;
+#   4. some C tests through captured CUDA graphs, and with the PTX for other GPUs only (OPAQ_CUDA=portable);
+#   5. some C tests under compute-sanitizer, one run for each of its tools.
+# The programs of a part run at the same time. A failure stops nothing; its last lines are printed at once. The end of the
+# output is one line for each program; the exit status is 0 if all passed. Everything they print goes to test_gpu.log, and the
+# summary to test_gpu.txt, in OUT or, if that is not set, in build-cuda. After OPAQ_GPU_SECONDS (450) what runs is stopped.
 set -uo pipefail
 . "$(dirname "$0")/common.sh"
 python=${PYTHON:-python3}
 folder=build-cuda
-limit=${OPAQ_GPU_SECONDS:-470}
+limit=${OPAQ_GPU_SECONDS:-450}
+at_once=${OPAQ_GPU_JOBS:-$((jobs > 8 ? 8 : jobs))}
 SECONDS=0
-failed=()
+logs=$folder/logs
+results=${OUT:-$folder}
+rm -rf "$logs"
+mkdir -p "$logs" "$results"
+: >"$logs/summary"
 
-step() { # <title> <command>...
-    local name=$1 begin=$SECONDS left status=0
-    shift
+# run <seconds> <name> <command>...: runs a program in the background with a time limit. Waits while the maximum number of
+# programs is running.
+run() {
+    local seconds=$1 name=$2 left
+    shift 2
+    while [ "$(jobs -rp | wc -l)" -ge "$at_once" ]; do
+        wait -n
+    done
     left=$((limit - SECONDS))
-    title "$name"
-    printf '+ %s\n' "$*"
-    if [ "$left" -le 0 ]; then
-        say "no time is left"
-        failed+=("$name (not run: no time was left)")
-        return 1
+    if [ "$left" -le 5 ]; then
+        say "NOT RUN  $name (no time was left)" | tee -a "$logs/summary"
+        return
     fi
-    timeout "$left" "$@" || status=$?
+    run_one "$((seconds < left ? seconds : left))" "$name" "$@" &
+}
+
+run_one() { # <seconds> <name> <command>...
+    local seconds=$1 name=$2 begin=$SECONDS status=0 result last
+    local log=$logs/${2//[^A-Za-z0-9_.-]/_}.log
+    shift 2
+    printf '+ %s\n' "$*" >"$log"
+    timeout --kill-after=5 "$seconds" "$@" >>"$log" 2>&1 </dev/null || status=$?
+    last=$(grep -v '^[[:space:]]*$' "$log" | tail -n 1 | cut -c 1-110)
+    case $status in
+    0) result="ok      " ;;
+    124 | 137) result="TIME OUT" ;;
+    *) result="FAILED  " ;;
+    esac
+    say "$result $name, $((SECONDS - begin)) s: $last" >>"$logs/summary"
     if [ "$status" != 0 ]; then
-        failed+=("$name (exit status $status)")
+        { # in one write, so that the lines of two programs do not mix
+            printf '\n-- %s %s (exit status %d), the end of %s:\n' "$result" "$name" "$status" "$log"
+            grep -vE '^(ok |\.+ )' "$log" | tail -n 25 | cut -c 1-220
+        } >"$log.end"
+        cat "$log.end"
     fi
-    say "-- $name: $((SECONDS - begin)) s, exit status $status, $SECONDS s in all"
     return "$status"
 }
 
-finish() {
-    printf '\n%d s in all\n' "$SECONDS"
-    if [ ${#failed[@]} != 0 ]; then
-        printf 'steps that failed:\n'
-        printf '  %s\n' "${failed[@]}"
-        exit 1
-    fi
-    say "all steps on the GPU passed"
-    exit 0
+part() { # <title>: waits for the previous part
+    wait
+    title "$1 ($SECONDS s)"
 }
 
-step "machine" bash -c 'nvidia-smi -L; nvidia-smi --query-gpu=driver_version,compute_cap --format=csv; nvcc --version | tail -n 2; uname -sm'
+finish() {
+    wait
+    for log in "$logs"/*.log; do
+        printf '\n==== %s\n' "$log"
+        head -c 300000 "$log"
+    done >"$results/test_gpu.log"
+    {
+        printf '\n== summary: %d s\n' "$SECONDS"
+        LC_ALL=C sort -k 1,1 -s -r "$logs/summary" # what failed comes last
+        printf '%d passed, %d failed or not run; logs: %s\n' "$(grep -c '^ok ' "$logs/summary")" \
+            "$(grep -vc '^ok ' "$logs/summary")" "$results/test_gpu.log"
+    } | tee "$results/test_gpu.txt"
+    ! grep -qv '^ok ' "$logs/summary" && [ -s "$logs/summary" ]
+    exit
+}
+trap 'exit 130' INT TERM
+
+# ---- the machine, and the build
+title "machine"
+nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv,noheader
+PATH=$PATH:/usr/local/cuda/bin nvcc --version | sed -n 's/.*\(release.*\)/nvcc \1/p'
+say "$(uname -sm), $jobs processors, $($python --version 2>&1)"
+# in the background, because the first import reads gigabytes
+run 120 "PyTorch" "$python" -c 'import torch, numpy, pytest; x = torch.ones(1, device="cuda"); print("torch", torch.__version__,
+    "CUDA", torch.version.cuda, "numpy", numpy.__version__, "pytest", pytest.__version__, torch.cuda.get_device_name())'
+
 # The programs that run on the emulated GPU too.
-tests=$(sed -n '/^set(OPAQ_EMULATED_TESTS/,/)$/p' cmake/cuda.cmake | tr -d '()\n' | sed 's/^setOPAQ_EMULATED_TESTS//')
-[ -n "$tests" ] || failed+=("the list of tests in cmake/cuda.cmake")
+list_of() { # <variable of cmake/cuda.cmake>
+    sed -n "/^set($1 /,/)\$/p" cmake/cuda.cmake | tr -d '()\n' | sed "s/^set$1//"
+}
+tests=$(list_of OPAQ_EMULATED_TESTS)
+bound_tests=$(list_of OPAQ_EMULATED_MMA_TESTS) # empty where all products have the CPU's bytes
 # shellcheck disable=SC2086  # a list
-step "build" env "TARGETS=opaq_cuda opaq_shared opaq_torch $(printf 'test_%s ' $tests)" tools/build.sh "$folder" \
-    -DOPAQ_CUDA=ON || finish
+run 240 "build" env "TARGETS=opaq_cuda opaq_shared opaq_torch $(printf 'test_%s ' $tests $bound_tests)" tools/build.sh "$folder" -DOPAQ_CUDA=ON
+run 240 "build, PTX only" env TARGETS=opaq_cuda tools/build.sh "$folder-portable" -DOPAQ_CUDA=portable -DOPAQ_TESTS=OFF
+wait
+cat "$logs/summary"
+library=$(absolute "$folder")/libopaq_cuda.so
+if [ -z "$tests" ] || [ ! -f "$library" ]; then
+    finish
+fi
 
 # ---- C tests
-library=$(absolute "$folder")/libopaq_cuda.so
 on_gpu=(env OPAQ_TEST_DEVICE=cuda "OPAQ_TEST_CUDA_LIBRARY=$library" "OPAQ_GOLDEN_DIR=$PWD/tests/golden")
+part "C tests"
 for name in $tests; do
-    step "C test $name" "${on_gpu[@]}" timeout 120 "$folder/tests/c/test_$name"
+    run 120 "test_$name" "${on_gpu[@]}" OPAQ_CUDA_PRODUCT=fma "$folder/tests/c/test_$name"
+done
+for name in $bound_tests; do # products in an order of their own, compared within bounds
+    run 120 "within bounds: test_$name" "${on_gpu[@]}" "$folder/tests/c/test_$name"
+done
+
+# ---- PyTorch
+part "PyTorch tests"
+export OPAQ_LIBRARY="$PWD/$folder/libopaq.so" PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
+export OMP_NUM_THREADS=2 TORCHINDUCTOR_COMPILE_THREADS=2 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+if grep -q '^ok .*PyTorch' "$logs/summary"; then
+    # The tests that take the device as a parameter, one process for each file, the longest first. Without the AOTInductor
+    # host: loading a package, of any model, crashed in a CUDA build of PyTorch 2.11.
+    # shellcheck disable=SC2046  # a list of names without spaces
+    mapfile -t files < <(ls -S $(grep -lE 'def test_[a-z0-9_]*\(.*\bdevice\b' tests/python/test_*.py) | grep -vE 'test_(gpu|torch_aoti)')
+    for file in tests/python/test_gpu_graphs.py tests/python/test_gpu.py "${files[@]}"; do
+        name=${file##*/}
+        run 150 "${name%.py}" "$python" -m pytest -q -p no:cacheprovider --tb=short -m "not slow" -k cuda "$file"
+    done
+fi
+
+# ---- other ways to the same bytes
+part "C tests in CUDA graphs, and with PTX only"
+for name in linear linear_delayed grouped_linear experts experts_backward; do
+    run 90 "in a graph: test_$name" "${on_gpu[@]}" OPAQ_TEST_CAPTURE=1 "$folder/tests/c/test_$name"
+done
+for name in hiding device_quantize linear experts; do
+    run 90 "PTX only: test_$name" "${on_gpu[@]}" OPAQ_CUDA_PRODUCT=fma "OPAQ_TEST_CUDA_LIBRARY=$(absolute "$folder-portable")/libopaq_cuda.so" \
+        "$folder/tests/c/test_$name"
 done
 
 # ---- memory and races
+part "compute-sanitizer"
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true)
+sanitize() { # <tool> <program> [<tests>]
+    local tool=$1 program=$2 more=()
+    shift 2
+    [ "$tool" = memcheck ] && more=(--leak-check no)
+    run 100 "$tool: $program${*:+ $*}" "${on_gpu[@]}" "$sanitizer" --tool "$tool" ${more[@]+"${more[@]}"} --error-exitcode 9 \
+        --print-limit 20 "$folder/tests/c/$program" "$@"
+}
 if [ -n "$sanitizer" ]; then
-    sanitize() { # <tool> <program> [<tests>]
-        step "compute-sanitizer $*" "${on_gpu[@]}" timeout 90 "$sanitizer" --tool "$1" --error-exitcode 9 "$folder/tests/c/$2" "${@:3}"
-    }
-    sanitize memcheck test_op_rearrange
-    sanitize memcheck test_experts_composed
-    sanitize memcheck test_device_quantize given_figures
-    sanitize racecheck test_experts_composed
-    sanitize racecheck test_linear_options
+    for tool in memcheck racecheck initcheck synccheck; do
+        sanitize "$tool" test_op_rearrange
+        sanitize "$tool" test_experts_composed
+        sanitize "$tool" test_device_quantize given_figures
+        sanitize "$tool" test_hiding delayed
+        sanitize "$tool" test_linear_given
+        [ -z "$bound_tests" ] || sanitize "$tool" test_device_product long_sums
+    done
 else
-    say "note: there is no compute-sanitizer, so memory and races were not checked."
-fi
-
-# ---- PyTorch
-export OPAQ_LIBRARY="$PWD/$folder/libopaq.so" PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
-if step "PyTorch" "$python" -c 'import torch; print(torch.__version__, torch.cuda.get_device_name())'; then
-    # Without the AOTInductor host: loading a package, of any model, crashed in a CUDA build of PyTorch 2.11.
-    mapfile -t files < <(ls tests/python/test_{torch,linear}_*.py \
-        tests/python/test_{autocast,moe,moe_compile,moe_training,quantized_tensor,recipe,runner,tensor_proto,tiled}.py | grep -v test_torch_aoti)
-    step "Python tests" "$python" -m pytest -q -m "not slow" "${files[@]}"
+    say "NOT RUN  compute-sanitizer (it is not installed)" | tee -a "$logs/summary"
 fi
 finish

@@ -141,11 +141,11 @@ def _create(name: str, arguments: dict[str, Any], quantizes: bool) -> Runner:
     return Runner(handle.value)
 
 
-def _plain(tensor: Any) -> torch.Tensor | None:
-    """A bias unchanged; a scale, which may be a number, as float32."""
+def _plain(tensor: Any, weight: torch.Tensor) -> torch.Tensor | None:
+    """A bias unchanged; a scale, which may be a number, as float32 on the weight's device."""
     if tensor is None or isinstance(tensor, torch.Tensor):
         return None if tensor is None else tensor.detach().contiguous()
-    return torch.tensor([tensor], dtype=torch.float32)
+    return torch.tensor([tensor], dtype=torch.float32, device=weight.device)
 
 
 def _weight(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -183,10 +183,10 @@ def create_linear(
     )
     arguments = {
         "w": _weight(weight),
-        "bias": _plain(bias),
+        "bias": _plain(bias, weight),
         "w_shape": weight.shape,
         "plan": plan,
-        "input_scale": _plain(input_scale),
+        "input_scale": _plain(input_scale, weight),
     }
     return _create("linear", arguments, bool(by_weight))
 
@@ -206,13 +206,13 @@ def _create_experts(
     arguments = {
         "gate_up": _weight(gate_up),
         "down": _weight(down),
-        "gate_up_bias": _plain(biases[0]),
-        "down_bias": _plain(biases[1]),
+        "gate_up_bias": _plain(biases[0], gate_up),
+        "down_bias": _plain(biases[1], down),
         "gate_up_shape": gate_up.shape,
         "down_shape": down.shape,
         "plan": plan,
-        "input_scale": _plain(scales[0]),
-        "hidden_scale": _plain(scales[1]),
+        "input_scale": _plain(scales[0], gate_up),
+        "hidden_scale": _plain(scales[1], down),
     }
     return _create(name, arguments, bool(quantizer))
 
@@ -292,15 +292,32 @@ _states_by_handle: dict[int, int] = {}
 _states = count(1)
 
 
+class _DeviceBytes:
+    """Memory of a GPU, as PyTorch takes it from others."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 2,
+        }
+
+
 def _borrowed(tensor: _library.Tensor) -> torch.Tensor:
     """A tensor on borrowed memory, valid during the call."""
     shape, strides = tensor.shape[: tensor.rank], tensor.strides[: tensor.rank]
-    dtype = DTYPES[tensor.dtype]
+    dtype, is_cpu = DTYPES[tensor.dtype], tensor.device.type == 0
+    device = torch.device("cpu") if is_cpu else torch.device("cuda", tensor.device.index)
     if 0 in shape:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device=device)
     reach = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    memory = (ctypes.c_char * (reach * dtype.itemsize)).from_address(tensor.data)
-    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
+    size = reach * dtype.itemsize
+    if is_cpu:
+        memory = torch.frombuffer((ctypes.c_char * size).from_address(tensor.data), dtype=dtype)
+    else:
+        memory = torch.as_tensor(_DeviceBytes(tensor.data, size), device=device).view(dtype)
+    return memory.as_strided(shape, strides)
 
 
 def _raise_later(reason: BaseException) -> Any:

@@ -50,14 +50,14 @@ static void open_once(void) {
     void *const symbol = dlsym(library, "opaq_cuda_open");
     if (symbol == NULL) {
         (void)opaq_fail(&refusal, OPAQ_ERROR_UNSUPPORTED, "%s is not opaq's CUDA back end", path);
-    } else {
-        memcpy(&function, &symbol, sizeof function);
-        if (function(opaq_version(), sizeof(struct backend), &opened, &refusal) == OPAQ_OK) {
-            return; /* the library stays loaded */
-        }
-        opened = NULL;
+        (void)dlclose(library);
+        return;
     }
-    (void)dlclose(library);
+    memcpy(&function, &symbol, sizeof function);
+    if (function(opaq_version(), sizeof(struct backend), &opened, &refusal) != OPAQ_OK) {
+        opened =
+            NULL; /* stays loaded: CUDA's runtime in it may have threads and functions for the process's exit */
+    }
 }
 
 enum opaq_status backend_library_open(const struct backend **backend, struct opaq_error *error) {

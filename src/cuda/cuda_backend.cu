@@ -68,7 +68,7 @@ const struct backend cuda_backend = {
 
 enum { OLDEST_MAJOR = 8 }; /* the PTX is for compute capability 8.0 */
 
-/* Checks that there is a driver and that every GPU can run the kernels. */
+/* Checks that there is a driver, and a GPU that can run the kernels. On another one their launch is refused. */
 static enum opaq_status check_devices(struct opaq_error *error) {
     int count = 0;
     const cudaError_t result = cudaGetDeviceCount(&count);
@@ -90,20 +90,19 @@ static enum opaq_status check_devices(struct opaq_error *error) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "opaq's CUDA back end found no GPU: %s",
                          result == cudaSuccess ? "none is visible" : cudaGetErrorString(result));
     }
-    for (int i = 0; i < count; ++i) {
-        int major = 0;
-        int minor = 0;
+    int major = 0;
+    int minor = 0;
+    for (int i = 0; i < count && major < OLDEST_MAJOR; ++i) {
         TRY(cuda_status(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i),
                         "to name a GPU's capability", error));
         TRY(cuda_status(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, i),
                         "to name a GPU's capability", error));
-        if (major < OLDEST_MAJOR) {
-            return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                             "GPU %d has compute capability %d.%d, opaq's CUDA back end needs %d.0 or later", i,
-                             major, minor, OLDEST_MAJOR);
-        }
     }
-    return OPAQ_OK;
+    return major >= OLDEST_MAJOR
+               ? OPAQ_OK
+               : opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                           "GPU %d has compute capability %d.%d, opaq's CUDA back end needs %d.0 or later",
+                           count - 1, major, minor, OLDEST_MAJOR);
 }
 
 enum opaq_status opaq_cuda_open(const char *version, size_t table_bytes, const struct backend **backend,

@@ -8,21 +8,26 @@ enum opaq_status cuda_status(cudaError_t result, const char *what, struct opaq_e
                            "CUDA refused %s: %s", what, cudaGetErrorString(result));
 }
 
-enum opaq_status device_enter(struct opaq_device device, int *saved, struct opaq_error *error) {
-    TRY(cuda_status(cudaGetDevice(saved), "to name the current device", error));
-    return *saved == device.index ? OPAQ_OK
-                                  : cuda_status(cudaSetDevice(device.index), "to change the device", error);
+enum opaq_status device_enter(struct opaq_device device, struct device_state *saved, struct opaq_error *error) {
+    saved->mode = cudaStreamCaptureModeRelaxed;
+    TRY(cuda_status(cudaGetDevice(&saved->index), "to name the current device", error));
+    if (saved->index != device.index) {
+        TRY(cuda_status(cudaSetDevice(device.index), "to change the device", error));
+    }
+    (void)cudaThreadExchangeStreamCaptureMode(&saved->mode);
+    return OPAQ_OK;
 }
 
-void device_leave(struct opaq_device device, int saved) {
-    if (saved != device.index) {
-        (void)cudaSetDevice(saved);
+void device_leave(struct opaq_device device, struct device_state saved) {
+    (void)cudaThreadExchangeStreamCaptureMode(&saved.mode);
+    if (saved.index != device.index) {
+        (void)cudaSetDevice(saved.index);
     }
 }
 
 enum opaq_status queue_set(void *memory, int value, size_t bytes, const struct opaq_execution *execution,
                            struct opaq_error *error) {
-    int saved;
+    struct device_state saved;
     if (bytes == 0) {
         return OPAQ_OK;
     }
@@ -34,7 +39,7 @@ enum opaq_status queue_set(void *memory, int value, size_t bytes, const struct o
 
 enum opaq_status queue_copy(const void *from, void *to, size_t bytes, const struct opaq_execution *execution,
                             struct opaq_error *error) {
-    int saved;
+    struct device_state saved;
     if (bytes == 0) {
         return OPAQ_OK;
     }

@@ -33,9 +33,16 @@ enum { BLOCK_LIMIT = 4096 };
 /* Fails with CUDA's error text if `result` is an error. */
 enum opaq_status cuda_status(cudaError_t result, const char *what, struct opaq_error *error);
 
-/* Makes execution's device current; *saved is the previous one, which device_leave restores. */
-enum opaq_status device_enter(struct opaq_device device, int *saved, struct opaq_error *error);
-void device_leave(struct opaq_device device, int saved);
+/* What device_enter changes for the calling thread. */
+struct device_state {
+    int index;
+    cudaStreamCaptureMode mode;
+};
+
+/* Makes a device current, and permits what the runtime may do at a kernel's first launch, such as loading its code, while a
+ * CUDA graph is captured. device_leave restores both. */
+enum opaq_status device_enter(struct opaq_device device, struct device_state *saved, struct opaq_error *error);
+void device_leave(struct opaq_device device, struct device_state saved);
 
 static inline cudaStream_t stream_of(const struct opaq_execution *execution) {
     return (cudaStream_t)execution->stream;
@@ -68,7 +75,7 @@ template <class Arguments>
 enum opaq_status launch(const char *name, void (*kernel)(Arguments), int64_t blocks, int threads,
                         const Arguments &arguments, const struct opaq_execution *execution,
                         struct opaq_error *error) {
-    int saved;
+    struct device_state saved;
     TRY(device_enter(execution->device, &saved, error));
     const cudaError_t result = launch_kernel(kernel, blocks, threads, &arguments, stream_of(execution));
     device_leave(execution->device, saved);

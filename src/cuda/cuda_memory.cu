@@ -4,7 +4,7 @@
 
 enum opaq_status cuda_allocate(struct opaq_device device, size_t bytes, void **memory,
                                struct opaq_error *error) {
-    int saved;
+    struct device_state saved;
     TRY(device_enter(device, &saved, error));
     const cudaError_t result = cudaMalloc(memory, bytes == 0 ? 64 : bytes);
     device_leave(device, saved);
@@ -14,7 +14,7 @@ enum opaq_status cuda_allocate(struct opaq_device device, size_t bytes, void **m
 }
 
 void cuda_release(struct opaq_device device, void *memory) {
-    int saved;
+    struct device_state saved;
     if (device_enter(device, &saved, NULL) == OPAQ_OK) {
         (void)cudaFree(memory);
         device_leave(device, saved);

@@ -17,9 +17,17 @@ enum test_device { TEST_DEVICE_CPU, TEST_DEVICE_EMULATED, TEST_DEVICE_CUDA };
  * accesses to memory. */
 enum test_device test_device_open(void (*enter)(void), void (*leave)(void), const struct backend **table);
 
-/* Allocates memory that the host can read while no kernel runs; waits for the device. */
+/* Around an operator's call, which runs on the stream that `begin` returns. An emulated GPU refuses meanwhile what a CUDA
+ * graph cannot hold. On a GPU with OPAQ_TEST_CAPTURE=1 the call is captured, and `end` launches the graph. */
+void *test_device_begin(enum test_device device);
+void test_device_end(enum test_device device, void *stream);
+
+/* Memory of the device. On a GPU the host cannot access it; elsewhere it is pages of the process. */
 void *test_device_allocate(enum test_device device, const struct backend *table, size_t bytes);
-void test_device_free(enum test_device device, void *memory, size_t bytes);
-void test_device_wait(enum test_device device);
+void test_device_free(enum test_device device, const struct backend *table, void *memory, size_t bytes);
+
+/* Copies to and from a GPU's memory, after waiting for all running work. Exits with CUDA's message after an error. */
+void test_device_write(void *to, const void *from, size_t bytes);
+void test_device_read(void *to, const void *from, size_t bytes);
 
 #endif

@@ -16,8 +16,10 @@ void hiding_remove(void);
 /* Memory of the device, for the calling thread's operations; hidden until hiding_reveal. */
 struct hiding {
     char *memory;
+    char *host; /* where a test reads and writes what is in `memory`: the same, or a copy of a GPU's memory */
     size_t bytes;
     size_t used;
+    size_t copied; /* what the test reads and writes; the rest is for the back end only */
 };
 struct hiding hiding_make(size_t bytes);
 void hiding_free(struct hiding *hiding);
@@ -26,9 +28,21 @@ void hiding_free(struct hiding *hiding);
 void *hiding_copy(struct hiding *hiding, const void *from, size_t bytes);
 struct opaq_tensor hiding_tensor(struct hiding *hiding, const struct opaq_tensor *tensor);
 
+/* Memory that only the back end uses, after what is copied. On a GPU nothing is written to it, so that compute-sanitizer's
+ * initcheck sees what is read before it is written. */
+void *hiding_take(struct hiding *hiding, size_t bytes);
+
+/* The host's address for one in hidden memory, while it is not hidden. */
+void *hiding_host(const struct hiding *hiding, const void *address);
+
 /* hiding_hide makes it the thread's memory and unreadable; hiding_reveal makes it readable again. */
 void hiding_hide(struct hiding *hiding);
 void hiding_reveal(struct hiding *hiding);
+
+/* Around calls that a CUDA graph has to be able to hold, on the stream that `begin` returns. *is_refusing: whether calls that
+ * it cannot hold are refused, which only an emulated GPU does. */
+void *hiding_begin(bool *is_refusing);
+void hiding_end(void *stream);
 
 /* An operator call on copies of its tensors in hidden memory, to compare with the same call on the CPU. */
 struct hidden_call {

@@ -23,12 +23,12 @@ static struct opaq_view device_view(struct hiding *hiding, const struct opaq_vie
     return placed;
 }
 
-static void compare(const struct opaq_view *actual, const struct opaq_view *expected, const char *how,
-                    const struct quant_case *one, int fill) {
+static void compare(const struct hiding *hiding, const struct opaq_view *actual,
+                    const struct opaq_view *expected, const char *how, const struct quant_case *one, int fill) {
     for (int i = 0; i < opaq_proto_buffer_count(&expected->proto); ++i) {
-        CHECK_BYTES(actual->buffer[i].data, expected->buffer[i].data, expected->buffer[i].bytes,
-                    "%s of %s, %lld x %lld of %s, data %d, buffer %d", how, one->spec,
-                    (long long)opaq_proto_rows(&expected->proto),
+        CHECK_BYTES(hiding_host(hiding, actual->buffer[i].data), expected->buffer[i].data,
+                    expected->buffer[i].bytes, "%s of %s, %lld x %lld of %s, data %d, buffer %d", how,
+                    one->spec, (long long)opaq_proto_rows(&expected->proto),
                     (long long)opaq_proto_columns(&expected->proto), opaq_element_info(one->dtype)->name, fill,
                     i);
     }
@@ -50,7 +50,7 @@ static void check_back(struct hiding *hiding, const struct tensor *q, const stru
     hiding_hide(hiding);
     check_status(opaq_dequantize(device_q, usage, NULL, &device_y, &error), one, &error);
     hiding_reveal(hiding);
-    compare(&device_y, &y.view, "dequantize", one, fill);
+    compare(hiding, &device_y, &y.view, "dequantize", one, fill);
     tensor_free(&y);
 }
 
@@ -65,6 +65,7 @@ static void check_case(struct hiding *hiding, const struct quant_case *one, cons
     struct tensor q = quantized_like(&x, &spec);
     tensor_fill(&x, (enum tensor_fill)fill, 1);
     hiding->used = 0;
+    hiding->copied = 0;
     const struct opaq_view device_x = device_view(hiding, &x.view);
     const struct opaq_view device_q = device_view(hiding, &q.view);
     float *const amax = hiding_copy(hiding, figures, sizeof figures);
@@ -85,8 +86,9 @@ static void check_case(struct hiding *hiding, const struct quant_case *one, cons
     hiding_hide(hiding);
     check_status(opaq_quantize(&device_x, &device_args, NULL, &device_q, &error), one, &error);
     hiding_reveal(hiding);
-    compare(&device_q, &q.view, is_given ? "quantize with a given amax" : "quantize", one, fill);
-    CHECK_BYTES(device_amax, &expected_amax, sizeof expected_amax, "the amax of %s", one->spec);
+    compare(hiding, &device_q, &q.view, is_given ? "quantize with a given amax" : "quantize", one, fill);
+    CHECK_BYTES(hiding_host(hiding, device_amax), &expected_amax, sizeof expected_amax, "the amax of %s",
+                one->spec);
     for (int usage = OPAQ_ROWWISE; !is_given && usage <= OPAQ_COLUMNWISE; ++usage) {
         if (usage & spec.usage) {
             check_back(hiding, &q, &device_q, one, usage, fill);

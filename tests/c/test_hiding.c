@@ -22,10 +22,11 @@ static struct opaq_view hidden_view(struct hiding *hiding, const struct opaq_vie
     return hidden;
 }
 
-static void check_buffers(const struct opaq_view *hidden, const struct opaq_view *expected, const char *what) {
+static void check_buffers(const struct hiding *hiding, const struct opaq_view *hidden,
+                          const struct opaq_view *expected, const char *what) {
     for (int i = 0; i < opaq_proto_buffer_count(&expected->proto); ++i) {
-        CHECK_BYTES(hidden->buffer[i].data, expected->buffer[i].data, expected->buffer[i].bytes,
-                    "%s, buffer %d", what, i);
+        CHECK_BYTES(hiding_host(hiding, hidden->buffer[i].data), expected->buffer[i].data,
+                    expected->buffer[i].bytes, "%s, buffer %d", what, i);
     }
 }
 
@@ -54,8 +55,8 @@ static void check_spec(const struct opaq_spec *spec) {
     CHECK_EQ_INT(opaq_dequantize(&hidden_q, 0, NULL, &hidden_y, &error), OPAQ_OK);
     CHECK_EQ_INT(opaq_noise_measure(&hidden_x, &hidden_q, 0, NULL, &hidden_noise, &error), OPAQ_OK);
     hiding_reveal(&hiding);
-    check_buffers(&hidden_q, &q.view, spec_text(spec).text);
-    check_buffers(&hidden_y, &y.view, spec_text(spec).text);
+    check_buffers(&hiding, &hidden_q, &q.view, spec_text(spec).text);
+    check_buffers(&hiding, &hidden_y, &y.view, spec_text(spec).text);
     CHECK(noise.signal == hidden_noise.signal && noise.noise == hidden_noise.noise);
     for (int usage = OPAQ_ROWWISE; usage <= OPAQ_COLUMNWISE; usage <<= 1) {
         const int64_t count = opaq_amax_count(&q.view.proto, (enum opaq_usage)usage);
@@ -68,7 +69,8 @@ static void check_spec(const struct opaq_spec *spec) {
         hiding_hide(&hiding);
         CHECK_EQ_INT(opaq_amax(&hidden_x, spec, (enum opaq_usage)usage, NULL, amax, count, NULL), OPAQ_OK);
         hiding_reveal(&hiding);
-        CHECK_BYTES(amax, expected, (size_t)count * sizeof *amax, "%s amax", spec_text(spec).text);
+        CHECK_BYTES(hiding_host(&hiding, amax), expected, (size_t)count * sizeof *amax, "%s amax",
+                    spec_text(spec).text);
     }
     tensor_free(&empty_y);
     tensor_free(&empty_q);
@@ -89,6 +91,32 @@ static void views_of_every_spec(void) {
     spec_list_free(&list);
 }
 
+/* Noise is measured in host memory, which a CUDA graph cannot hold. */
+static void noise_in_a_capture(void) {
+    const struct opaq_spec spec = spec_of("mxfp8");
+    struct hiding hiding = hiding_make(MEMORY);
+    struct tensor x = tensor_make(ROWS, COLUMNS, OPAQ_BF16, NULL);
+    tensor_fill(&x, FILL_NORMAL, 5);
+    struct tensor q = quantized(&x, &spec, NULL);
+    const struct opaq_view hidden_x = hidden_view(&hiding, &x.view);
+    const struct opaq_view hidden_q = hidden_view(&hiding, &q.view);
+    struct opaq_error error = {OPAQ_OK, ""};
+    struct opaq_noise noise;
+    bool is_refusing;
+    hiding_install();
+    hiding_hide(&hiding);
+    void *const stream = hiding_begin(&is_refusing);
+    const enum opaq_status status = opaq_noise_measure(&hidden_x, &hidden_q, 0, NULL, &noise, &error);
+    hiding_end(stream);
+    hiding_reveal(&hiding);
+    hiding_remove();
+    CHECK_EQ_INT(status, is_refusing ? OPAQ_ERROR_UNSUPPORTED : OPAQ_OK);
+    CHECK(!is_refusing || strstr(error.text, "while a CUDA graph is captured") != NULL);
+    tensor_free(&q);
+    tensor_free(&x);
+    hiding_free(&hiding);
+}
+
 static void delayed_scaling(void) {
     float history[4][3] = {{1, 2, 3}, {4, 5, 6}, {7, 8, 9}, {0.5f, 0.25f, 20}};
     float scale[3] = {1, 1, 1};
@@ -103,8 +131,8 @@ static void delayed_scaling(void) {
     hiding_reveal(&hiding);
     hiding_remove();
     CHECK_EQ_INT(opaq_delayed_update(&state, NULL, OPAQ_E4M3, 1, OPAQ_AMAX_MAX, NULL, NULL), OPAQ_OK);
-    CHECK_BYTES(hidden.amax_history, history, sizeof history, "the history");
-    CHECK_BYTES(hidden.scale, scale, sizeof scale, "the scales");
+    CHECK_BYTES(hiding_host(&hiding, hidden.amax_history), history, sizeof history, "the history");
+    CHECK_BYTES(hiding_host(&hiding, hidden.scale), scale, sizeof scale, "the scales");
     hiding_free(&hiding);
 }
 
@@ -149,18 +177,18 @@ static void check_runner(enum opaq_runner_kind kind, const char *weights, const 
         activations[i] = hiding_tensor(&hiding, &inputs->tensors[i]);
     }
     const struct opaq_tensor output = hiding_tensor(&hiding, &expected.outputs.tensor[0]);
-    memset(output.data, 0, op_tensor_bytes(&output));
+    memset(hiding_host(&hiding, output.data), 0, op_tensor_bytes(&output));
     hiding_hide(&hiding);
     CHECK_EQ_INT(opaq_runner_create(op, values, NULL, &handle, &error), OPAQ_OK);
     CHECK_EQ_INT(opaq_runner_workspace(handle, activations, count, &bytes, &error), OPAQ_OK);
-    const struct opaq_span workspace = {hiding_copy(&hiding, NULL, bytes), bytes};
+    const struct opaq_span workspace = {hiding_take(&hiding, bytes), bytes};
     CHECK_EQ_INT(opaq_runner_run(handle, activations, count, &output, workspace, NULL, &error), OPAQ_OK);
     CHECK_EQ_STR(error.text, "");
     CHECK_EQ_INT(opaq_runner_destroy(handle, NULL), OPAQ_OK);
     hiding_reveal(&hiding);
     hiding_remove();
-    CHECK_BYTES(output.data, expected.outputs.tensor[0].data, op_tensor_bytes(&output), "%s, %s %s", op->name,
-                weights, words);
+    CHECK_BYTES(hiding_host(&hiding, output.data), expected.outputs.tensor[0].data, op_tensor_bytes(&output),
+                "%s, %s %s", op->name, weights, words);
     op_result_free(&expected);
     runner_inputs_free(inputs);
     runner_layer_free(&layer);
@@ -198,6 +226,6 @@ static void devices(void) {
     tensor_free(&x);
 }
 
-static const struct test_case tests[] = {TEST(views_of_every_spec), TEST(delayed_scaling), TEST(runners),
-                                         TEST(devices)};
+static const struct test_case tests[] = {TEST(views_of_every_spec), TEST(noise_in_a_capture),
+                                         TEST(delayed_scaling), TEST(runners), TEST(devices)};
 TEST_MAIN(tests)

@@ -266,12 +266,40 @@ const char *cudaGetErrorString(cudaError_t error) {
     return error == cudaErrorInvalidDevice ? "invalid device ordinal" : "an error of the emulated GPU";
 }
 
+static thread_local bool is_captured;
+static thread_local cudaStreamCaptureMode capture_mode;
+
+void emulation_capture(int is_capturing) { is_captured = is_capturing != 0; }
+
+/* `what` is not work for a stream, so a graph cannot hold it. */
+static void refuse_capture(const char *what) {
+    if (is_captured) {
+        fprintf(stderr, "emulated GPU: %s while a CUDA graph is captured\n", what);
+        abort();
+    }
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode) {
+    const cudaStreamCaptureMode before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
+    (void)stream;
+    *status = is_captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
 cudaError_t cudaMalloc(void **memory, size_t bytes) {
+    refuse_capture("an allocation");
     *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
     return *memory == NULL ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
 cudaError_t cudaFree(void *memory) {
+    refuse_capture("freeing memory");
     free(memory);
     return cudaSuccess;
 }
@@ -286,8 +314,10 @@ cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t 
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-    (void)kind;
     (void)stream;
+    if (kind != cudaMemcpyDeviceToDevice) {
+        refuse_capture("a copy to the host");
+    }
     enter_memory();
     memmove(to, from, bytes);
     leave_memory();
@@ -295,6 +325,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    refuse_capture("waiting");
     (void)stream;
     return cudaSuccess;
 }

@@ -10,6 +10,10 @@ extern "C" {
 typedef void emulation_hooks_function(void (*enter)(void), void (*leave)(void));
 __attribute__((visibility("default"))) emulation_hooks_function emulation_set_hooks;
 
+/* With is_capturing, an allocation or a wait by this thread ends the process, as while a CUDA graph is captured. */
+typedef void emulation_capture_function(int is_capturing);
+__attribute__((visibility("default"))) emulation_capture_function emulation_capture;
+
 /* Number of kernels that have run. */
 typedef long emulation_kernels_function(void);
 __attribute__((visibility("default"))) emulation_kernels_function emulation_kernels;

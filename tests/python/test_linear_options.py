@@ -368,7 +368,7 @@ def opcheck_cases(device: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
     main_grad = torch.ones(19, 37, device=device)
     arguments = ([dy], [x], [w], *shapes, f32, f32)
     yield "linear_backward_changing", (*arguments, "grad=xwb main_grad=add", None, None, main_grad)
-    yield "linear_backward", (*arguments, "dy=nvfp4+rht+sr grad=xwb", torch.tensor([5, 6]))
+    yield "linear_backward", (*arguments, "dy=nvfp4+rht+sr grad=xwb", torch.tensor([5, 6], device=device))
     for text in ("fp8", "nvfp4+rht", "nvfp4", "fp8+both"):
         yield "amax", (x, text)
 

@@ -147,7 +147,9 @@ def test_quantized_parameters(name: str, device: str) -> None:
     assert same(*results)
     torch.manual_seed(8)
     random = (
-        tuple(torch.empty(2, dtype=torch.int64).random_(0, 2**62).tolist()) if case.is_stochastic else (0, 0)
+        tuple(torch.empty(2, dtype=torch.int64, device=device).random_(0, 2**62).tolist())
+        if case.is_stochastic
+        else (0, 0)
     )
     delayed = new_delayed(1) if case.is_delayed else None
     layer = Linear(case, x, before.to(device), module.bias, dy, delayed, random)

@@ -162,7 +162,7 @@ def expert_cases(device: str) -> Iterator[tuple[str, tuple[Any, ...], dict[str, 
         y, h = ops.moe_forward(*many)
         stacks = ([up], [down], None, up.shape, down.shape, bf16, f"{plan} grad=xrgdbc")
         yield "moe_backward", (y, x, weights, ids, h, *stacks), {}
-    splits = torch.tensor([2, 0, 3])
+    splits = torch.tensor([2, 0, 3], device=device)
     for plan in ("grad=xwb", "x=nvfp4 w=nvfp4+2d dy=nvfp4 grad=xwb"):
         yield "grouped_linear", (x, splits, [up], None, up.shape, plan), {}
         y = ops.grouped_linear(x, splits, [up], None, up.shape, plan)

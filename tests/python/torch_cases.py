@@ -56,7 +56,7 @@ def given_for(text: str, device: str = "cpu") -> dict[str, Any]:
     if "delayed" in options:
         given["scale"] = torch.tensor([12.5], device=device)
     if "sr" in options:
-        given["random"] = torch.tensor([1234567890123, 77])
+        given["random"] = torch.tensor([1234567890123, 77], device=device)
     return given
 
 

@@ -44,26 +44,35 @@ static __global__ void noise_kernel(struct noise_arguments job) {
     job.slots[slot] = sum;
 }
 
+/* The slots' sums in host memory; `memory` holds them on the device. */
+static enum opaq_status sum_slots(const struct quant_job *job, struct opaq_noise *memory,
+                                  struct opaq_noise slots[SLOTS], const struct opaq_execution *execution,
+                                  struct opaq_error *error) {
+    const struct noise_arguments arguments = {job->copy[0], job->spec, memory};
+    struct device_state saved;
+    TRY(launch("noise", noise_kernel, 1, SLOTS, arguments, execution, error));
+    TRY(device_enter(execution->device, &saved, error));
+    cudaError_t result =
+        cudaMemcpyAsync(slots, memory, SLOTS * sizeof *slots, cudaMemcpyDeviceToHost, stream_of(execution));
+    result = result == cudaSuccess ? cudaStreamSynchronize(stream_of(execution)) : result;
+    device_leave(execution->device, saved);
+    return cuda_status(result, "to copy sums to the host", error);
+}
+
 enum opaq_status cuda_noise(const struct quant_job *job, struct opaq_noise *noise,
                             const struct opaq_execution *execution, struct opaq_error *error) {
     struct opaq_noise slots[SLOTS];
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     void *memory;
-    int saved;
-    TRY(cuda_allocate(execution->device, sizeof slots, &memory, error));
-    const struct noise_arguments arguments = {job->copy[0], job->spec, (struct opaq_noise *)memory};
-    enum opaq_status status = launch("noise", noise_kernel, 1, SLOTS, arguments, execution, error);
-    if (status == OPAQ_OK) {
-        status = device_enter(execution->device, &saved, error);
-    }
-    if (status == OPAQ_OK) {
-        cudaError_t result =
-            cudaMemcpyAsync(slots, memory, sizeof slots, cudaMemcpyDeviceToHost, stream_of(execution));
-        result = result == cudaSuccess ? cudaStreamSynchronize(stream_of(execution)) : result;
-        device_leave(execution->device, saved);
-        status = cuda_status(result, "to copy sums to the host", error);
-    }
-    cuda_release(execution->device, memory);
     *noise = (struct opaq_noise){0.0, 0.0};
+    TRY(cuda_status(cudaStreamIsCapturing(stream_of(execution), &capture), "to measure noise", error));
+    if (capture != cudaStreamCaptureStatusNone) { /* waiting would end the capture */
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                         "noise is measured on the host, which is not possible while a CUDA graph is captured");
+    }
+    TRY(cuda_allocate(execution->device, sizeof slots, &memory, error));
+    const enum opaq_status status = sum_slots(job, (struct opaq_noise *)memory, slots, execution, error);
+    cuda_release(execution->device, memory);
     for (int i = 0; status == OPAQ_OK && i < SLOTS; ++i) {
         noise->signal += slots[i].signal;
         noise->noise += slots[i].noise;
