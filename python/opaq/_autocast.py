@@ -36,7 +36,7 @@ class _Level:
         return self
 
     def __reduce__(self) -> tuple[type[_Level], tuple[None, None, None]]:
-        return _Level, (None, None, None)  # a loaded module has had no forward pass
+        return _Level, (None, None, None)  # a module loaded from a file has no forward pass to recompute
 
 
 class _Levels(threading.local):
@@ -118,7 +118,7 @@ class autocast(_Scope):
 
 
 class _InnerAutocast(autocast):
-    """An autocast that opaq enters itself, around modules of which some may not be its own."""
+    """An autocast that opaq enters itself; it never warns, since the modules inside may not be opaq's."""
 
     __slots__ = ()
 
@@ -133,9 +133,9 @@ def _is_compiling() -> bool:
 
 
 def _warn_unused() -> None:
-    """Warns once in a process if an autocast has ended in which no module of opaq ran and there are
-    torch.nn.Linear layers. Nothing is known of compiled code, which does not run Python: where any frame has
-    been compiled there is no warning."""
+    """Warns once per process when an autocast ends in which no module of opaq ran, if there are torch.nn.Linear
+    layers. Compiled code runs no Python and cannot be observed: there is no warning once any frame has been
+    compiled."""
     global _is_unused_checked
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if _is_unused_checked or (dynamo is not None and dynamo.counters["frames"]):

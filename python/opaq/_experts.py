@@ -117,7 +117,7 @@ def _plans(
     scales: tuple[Any, Any],
 ) -> tuple[str, str]:
     """The plans of the forward and the backward of an MLP or a mixture of experts under a recipe; `words` as in
-    experts_plan. Without a recipe, gradients through packed weights pass the inputs' quantizers unchanged."""
+    experts_plan. Without a recipe, the inputs' quantizers pass gradients through unchanged."""
     quantizers = _quantizers(caller, recipe)
     given = given_by(weights[0]), given_by(weights[1])
     if bool(given[0]) != bool(given[1]) and quantizers.weight:

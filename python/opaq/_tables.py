@@ -215,6 +215,6 @@ def buffers_of(made: _library.Proto) -> list[Buffer]:
 
 def proto(shape: Sequence[int], dtype: Any, quantizer: Quantizer | str) -> list[Buffer]:
     """The buffers of a tensor of this shape, dtype and quantizer, in flatten order, without any data."""
-    from opaq.quantizer import as_quantizer  # which imports this file
+    from opaq.quantizer import as_quantizer  # avoids a circular import
 
     return buffers_of(make_proto(shape, dtype, as_quantizer("opaq.proto", quantizer)))

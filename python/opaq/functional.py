@@ -66,7 +66,8 @@ def _gathered_input(plan: str) -> str:
 def _gather_input(
     x: torch.Tensor, plan: str, scale: torch.Tensor | None, parallel: Parallel
 ) -> tuple[str, list[torch.Tensor], list[torch.Tensor]]:
-    """Gathers x of a split sequence: the plan for the whole of x, its tensors, and this rank's part to save."""
+    """Gathers x of a split sequence. Returns the plan for the whole of x, its tensors, and this rank's part to
+    save."""
     keeps = "w" in plan_get(plan, "grad")
     if not plan_get(plan, "x"):
         return plan, [all_gather(x, parallel)], [x] if keeps else []
@@ -88,7 +89,7 @@ def _forward(
     parallel: Parallel,
     caller: str,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[list[torch.Tensor]]]:
-    """y; the tensors of x that the backward needs; the other results: w_saved, amax, random."""
+    """Returns y, the tensors of x that the backward needs, and the other results: w_saved, amax, random."""
     shape, parts = tuple(x.shape), parts_of(x)
     kept = parts
     if parallel.gathers_input:
@@ -123,7 +124,7 @@ def _gathered_gradient(plan: str) -> str:
 def _gather_gradient(
     dy: torch.Tensor, plan: str, state: Sequence[Any], random: torch.Tensor | None, parallel: Parallel
 ) -> tuple[str, list[torch.Tensor]]:
-    """Gathers dy of a split sequence: the plan for the whole of dy, and its tensors."""
+    """Gathers dy of a split sequence. Returns the plan for the whole of dy, and its tensors."""
     if not (text := _gathered_gradient(plan)):
         return plan, [all_gather(dy, parallel)]
     scale = None
@@ -231,12 +232,12 @@ class _Linear(torch.autograd.Function):
         return (gradient, dw[0] if dw else None, dbias[0] if dbias else None, *[None] * 13)
 
 
-# ---- the front ----
+# ---- public functions ----
 
 
 def _check(caller: str, x: torch.Tensor, weight: torch.Tensor, bias: Any, cached: Any) -> None:
-    """Checks that the library does too, for compiled graphs, whose fakes check nothing, and for better
-    messages."""
+    """Repeats some checks of the library: fakes in compiled graphs check nothing, and these messages name
+    Python's arguments."""
     if weight.dim() != 2:
         raise ValueError(
             f"{caller}: weight has the shape {tuple(weight.shape)}, expected two sizes, out features and in "

@@ -31,7 +31,7 @@ _Undo = Callable[[], None]
 _HOOKS = [name for name in vars(nn.Module()) if "_hooks" in name and "state_dict" not in name]
 
 
-# ---- which modules ----
+# ---- selection of modules ----
 
 
 def _why_not(module: nn.Linear) -> str:
@@ -75,7 +75,7 @@ def _is_packed(module: nn.Module) -> bool:
 
 
 def _check(model: nn.Module, quantizer: str, activations: str, precision: str | None) -> None:
-    """Refuses what `quantize_` cannot do, before any work."""
+    """Checks the arguments of `quantize_` before any work."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"opaq.quantize_: model is a {type(model).__name__}, expected a torch.nn.Module")
     if precision not in (None, *PRECISIONS):
@@ -178,7 +178,7 @@ def _packed_bytes(jobs: list[_Job], quantizer: str) -> int:
 
 
 def _free_bytes(device: torch.device) -> float:
-    """Free memory in bytes, as far as it is known."""
+    """Free memory in bytes; infinite if unknown."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     try:

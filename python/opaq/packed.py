@@ -35,7 +35,7 @@ def input_quantizer_text(quantizer: Quantizer | str) -> str:
 
 
 def why_not_packed(text: str) -> str:
-    """Why nothing can be packed by a quantizer; "" if it can."""
+    """Why a quantizer cannot pack weights; "" if it can."""
     if query(text, "is_delayed"):
         return "needs calibrated scales, and nothing is calibrated here"
     if query(text, "is_stochastic"):
@@ -64,7 +64,8 @@ class PackedModule(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, metadata: Any, *arguments: Any) -> None:
-        """Accepts a scale even if the module has none, and quantizes a plain weight like this one."""
+        """Loads a scale even if the module has none yet, and quantizes a plain weight with the quantizer of the
+        module's own."""
         for name in self.scale_names:
             given = state_dict.get(prefix + name)
             if given is not None and self._buffers[name] is None:
@@ -125,7 +126,7 @@ class QuantizedLinear(PackedModule):
         self.input_quantizer = input_quantizer
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        given = query(input_quantizer, "is_delayed")  # its scale is never computed from the input
+        given = query(input_quantizer, "is_delayed")  # a delayed scale is always given
         self.register_buffer("input_scale", torch.ones(1, device=weight.device) if given else None)
 
     @classmethod

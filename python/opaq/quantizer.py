@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-TEXT_LIMIT = 4096  # entries of a cache; the library's own is bounded too
+TEXT_LIMIT = 4096  # largest number of entries of a cache
 
 
 def text_of(spec: _library.Spec) -> str:
@@ -26,8 +26,8 @@ def text_of(spec: _library.Spec) -> str:
 
 
 def kept(function: _Function) -> _Function:
-    """Decorates a pure function of texts and other constants: results are cached, and constants to
-    torch.compile."""
+    """Decorates a pure function of texts and other constants: its results are cached, and torch.compile treats
+    them as constants."""
     cached = lru_cache(TEXT_LIMIT)(function)
 
     @wraps(function)
@@ -41,7 +41,7 @@ def kept(function: _Function) -> _Function:
 
 
 def _suggestion(text: str) -> str:
-    """ "; did you mean ...?" for the first word of a text that is not a known one but close to it."""
+    """ "; did you mean ...?" for the first unknown word of a text; "" if no known word is similar."""
     first, *options = text.lower().split("+")
     known = [*USAGES, *OPTIONS, "rule=", "eps=", "e4m3max="]
     words = [(first.split(".")[0], [row.name for row in formats()])]

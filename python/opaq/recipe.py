@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from opaq.quantizer import Quantizer, derive, kept, query
 
 # Default replaced in __post_init__: a dataclass as a default could not be constructed in a compiled graph.
-_MADE_LATER: Any = None
+_SET_LATER: Any = None
 _OVERRIDES = (None, "high_precision", "dequantized")
 _SCOPES = ("none", "weights", "activations", "all")
 
@@ -137,7 +137,7 @@ def _text(start: str, params: QParams, more: str = "") -> str:
 # -------------------------------------------------------------------------------------------------- recipes
 
 
-def _asks(*names: str) -> Any:
+def _is_one_of(*names: str) -> Any:
     """A class method: whether it is one of these recipes."""
     return classmethod(lambda cls: any(base.__name__ in names for base in cls.__mro__))
 
@@ -157,13 +157,13 @@ class Recipe:
         return self._quantizers
 
     # Transformer Engine's predicates of a recipe or its class
-    delayed = _asks("DelayedScaling")
-    float8_current_scaling = _asks("Float8CurrentScaling")
-    float8_per_tensor_scaling = _asks("DelayedScaling", "Float8CurrentScaling")
-    float8_block_scaling = _asks("Float8BlockScaling")
-    mxfp8 = _asks("MXFP8BlockScaling")
-    nvfp4 = _asks("NVFP4BlockScaling")
-    custom = _asks("CustomRecipe")
+    delayed = _is_one_of("DelayedScaling")
+    float8_current_scaling = _is_one_of("Float8CurrentScaling")
+    float8_per_tensor_scaling = _is_one_of("DelayedScaling", "Float8CurrentScaling")
+    float8_block_scaling = _is_one_of("Float8BlockScaling")
+    mxfp8 = _is_one_of("MXFP8BlockScaling")
+    nvfp4 = _is_one_of("NVFP4BlockScaling")
+    custom = _is_one_of("CustomRecipe")
 
     def _default(self, name: str, value: object) -> None:
         if getattr(self, name) is None:
@@ -220,12 +220,12 @@ class Float8CurrentScaling(Recipe):
 
     use_power_2_scales: bool = False
     fp8_format: Format = Format.HYBRID
-    fp8_quant_fwd_inp: QParams = field(default=_MADE_LATER, kw_only=True)
-    fp8_quant_fwd_weight: QParams = field(default=_MADE_LATER, kw_only=True)
-    fp8_quant_bwd_grad: QParams = field(default=_MADE_LATER, kw_only=True)
-    fp8_gemm_fprop: MMParams = _MADE_LATER
-    fp8_gemm_dgrad: MMParams = _MADE_LATER
-    fp8_gemm_wgrad: MMParams = _MADE_LATER
+    fp8_quant_fwd_inp: QParams = field(default=_SET_LATER, kw_only=True)
+    fp8_quant_fwd_weight: QParams = field(default=_SET_LATER, kw_only=True)
+    fp8_quant_bwd_grad: QParams = field(default=_SET_LATER, kw_only=True)
+    fp8_gemm_fprop: MMParams = _SET_LATER
+    fp8_gemm_dgrad: MMParams = _SET_LATER
+    fp8_gemm_wgrad: MMParams = _SET_LATER
     fp8_dpa: bool = False
     fp8_mha: bool = False
     backward_override: str | None = None
@@ -248,15 +248,15 @@ class Float8BlockScaling(Recipe):
 
     use_f32_scales: bool = False
     fp8_format: Format = Format.E4M3
-    fp8_quant_fwd_inp: QParams = field(default=_MADE_LATER, kw_only=True)
-    fp8_quant_fwd_weight: QParams = field(default=_MADE_LATER, kw_only=True)
-    fp8_quant_bwd_grad: QParams = field(default=_MADE_LATER, kw_only=True)
+    fp8_quant_fwd_inp: QParams = field(default=_SET_LATER, kw_only=True)
+    fp8_quant_fwd_weight: QParams = field(default=_SET_LATER, kw_only=True)
+    fp8_quant_bwd_grad: QParams = field(default=_SET_LATER, kw_only=True)
     x_block_scaling_dim: int = 1
     w_block_scaling_dim: int = 2
     grad_block_scaling_dim: int = 1
-    fp8_gemm_fprop: MMParams = _MADE_LATER
-    fp8_gemm_dgrad: MMParams = _MADE_LATER
-    fp8_gemm_wgrad: MMParams = _MADE_LATER
+    fp8_gemm_fprop: MMParams = _SET_LATER
+    fp8_gemm_dgrad: MMParams = _SET_LATER
+    fp8_gemm_wgrad: MMParams = _SET_LATER
     fp8_dpa: bool = False
     fp8_mha: bool = False
     backward_override: str | None = None

@@ -57,7 +57,7 @@ class TrainingLinear(Linear):
         return super().extra_repr() + ("" if self.recipe is None else f", recipe={type(self.recipe).__name__}")
 
 
-# ---- which modules ----
+# ---- selection of modules ----
 
 
 def _why_not(module: nn.Module, recipe: Recipe | None) -> str:
@@ -106,7 +106,7 @@ def _ends(model: nn.Module, first: int, last: int) -> set[str]:
 
 
 class _Record(NamedTuple):
-    """The state of a module before conversion; plain data, so it is copied and saved with the module."""
+    """The state of a module before conversion; plain data, which is copied and saved with the module."""
 
     kind: type
     added: tuple[str, ...] = ()  # attributes and buffers that it did not have
@@ -175,7 +175,7 @@ def _convert_experts(module: Any) -> _Record:
 def convert_training(
     model: nn.Module,
     recipe: Recipe | None = None,
-    filter: Callable[[nn.Module, str], bool] | None = None,  # noqa: A002  # the usual word
+    filter: Callable[[nn.Module, str], bool] | None = None,  # noqa: A002  # the name that torchao uses
     *,
     skip_first: int = 0,
     skip_last: int = 0,

@@ -105,7 +105,7 @@ def test_other_names_point_to_ours(name: str, hint: str) -> None:
 
 def test_hints_name_what_exists() -> None:
     need("torch")
-    for hint in opaq._ELSEWHERE.values():
+    for hint in opaq._FOREIGN_NAMES.values():
         for word in hint.split():
             if word.startswith("opaq."):
                 value = opaq
