@@ -29,6 +29,7 @@ class Extent:
     to: int
 
     def evaluate(self, rows: Any, columns: Any) -> Any:
+        """The extent for a tensor of these sizes, which may be symbolic."""
         size = {"one": 1, "rows": rows, "columns": columns}[self.dim]
         entries = size if self.per == 1 else (size + (self.per - 1)) // self.per
         return entries if self.to == 1 else (entries + (self.to - 1)) // self.to * self.to
@@ -47,6 +48,7 @@ class BufferRow:
     extents: tuple[Extent, ...]
 
     def is_present(self, usage: int, options: Collection[str]) -> bool:
+        """Whether a quantizer of this usage (enum opaq_usage) with these options has the buffer."""
         wanted = self.options_needed.issubset(options) and self.options_excluded.isdisjoint(options)
         return wanted and self.usage & usage != 0
 

@@ -1,5 +1,8 @@
-"""linear: x w^T + bias with one forward and one backward operator, by a recipe. This file builds the plan
-(docs/linear.md); the library decides from it what to quantize, save and compute."""
+"""Linear layers, MLPs and mixtures of experts as functions: one forward and one backward operator each, by a
+recipe.
+
+For `linear` this file builds the plan (docs/linear.md); the library decides from it what to quantize, save and
+compute. `mlp`, `moe` and `grouped_linear` are in opaq/_experts.py."""
 
 from __future__ import annotations
 

@@ -303,6 +303,10 @@ class Linear(nn.Linear):
         fp8_output: bool = False,
         fp8_grad: bool = False,
     ) -> Any:
+        """inp [..., in_features]; the result is [..., out_features], or a pair of it and the bias, which is
+        then not added, with `return_bias`. `is_first_microbatch`: True quantizes the weight and caches it,
+        False uses the cached one, None does neither. With `fp8_output` the result is a QuantizedTensor, with
+        `fp8_grad` the gradient of inp."""
         level = _levels.top
         if self.recipe is not None and level.around is None and recomputing(self) is None:
             with autocast(recipe=self.recipe):

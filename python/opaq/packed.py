@@ -167,6 +167,7 @@ class QuantizedLinear(PackedModule):
         return str(self.weight._quantizer_text)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., in_features]; the result is [..., out_features]."""
         parameters = self._parameters  # without nn.Module.__getattr__, which costs as much as a small product
         return functional.quantized_linear(
             autocast_input(x),

@@ -90,12 +90,15 @@ class QuantizedTensor(torch.Tensor):
 
     @property
     def quantizer(self) -> Quantizer:
+        """The quantizer that its bytes belong to."""
         return Quantizer(self._quantizer_text)
 
     def buffer_names(self) -> list[str]:
+        """The attribute names of the buffers, in flatten order."""
         return list(buffer_names(self._quantizer_text))
 
     def buffers(self) -> list[torch.Tensor]:
+        """The buffers, in flatten order; they are not copies."""
         if self._is_flat:
             raise NotImplementedError(
                 "opaq: this is a flattened QuantizedTensor, and the quantized dimension cannot be "
@@ -161,6 +164,7 @@ class QuantizedTensor(torch.Tensor):
         return self
 
     def is_shared(self) -> bool:
+        """Whether all buffers are in shared memory."""
         return all(buffer.is_shared() for buffer in self.buffers())
 
     def __getstate__(self) -> dict[str, Any]:

@@ -131,10 +131,12 @@ class Quantizer:
 
     @property
     def format(self) -> str:
+        """The name of the format, such as "nvfp4"."""
         return str(formats()[self.spec.format].name)
 
     @property
     def element(self) -> str:
+        """The name of the codes' element type, such as "e2m1"."""
         return str(ELEMENTS[self.spec.element])
 
     @property
@@ -149,6 +151,7 @@ class Quantizer:
 
     @property
     def rule(self) -> str:
+        """The rule by which scales are computed, such as "te"."""
         return str(RULES[self.spec.rule])
 
     @property

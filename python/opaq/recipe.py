@@ -12,6 +12,22 @@ from typing import Any, NamedTuple
 
 from opaq.quantizer import Quantizer, derive, kept, query
 
+__all__ = [
+    "CustomRecipe",
+    "DelayedScaling",
+    "Float8BlockScaling",
+    "Float8CurrentScaling",
+    "Format",
+    "LinearQuantizers",
+    "MMParams",
+    "MXFP8BlockScaling",
+    "NVFP4BlockScaling",
+    "QParams",
+    "QuantizerRole",
+    "Recipe",
+    "default_recipe",
+]
+
 # Default replaced in __post_init__: a dataclass as a default could not be constructed in a compiled graph.
 _SET_LATER: Any = None
 _OVERRIDES = (None, "high_precision", "dequantized")
@@ -365,14 +381,17 @@ class NVFP4BlockScaling(Recipe):
 
     @property
     def fp4_quant_fwd_inp(self) -> QParams:
+        """How the input is quantized."""
         return QParams(random_hadamard_transform=not self.disable_rht)
 
     @property
     def fp4_quant_fwd_weight(self) -> QParams:
+        """How the weight is quantized."""
         return QParams(fp4_2d_quantization=not self.disable_2d_quantization)
 
     @property
     def fp4_quant_bwd_grad(self) -> QParams:
+        """How the output's gradient is quantized."""
         return QParams(
             random_hadamard_transform=not self.disable_rht,
             stochastic_rounding=not self.disable_stochastic_rounding,
@@ -397,6 +416,7 @@ class CustomRecipe(Recipe):
         _expect_int(self, "quantization_alignment", 1)
 
     def linear_quantizers(self, name: str = "") -> LinearQuantizers:
+        """The quantizers that `qfactory` returns for the linear layer that is called `name`."""
         forward = self._ask("input", name), self._ask("weight", name)
         backward = self._ask("grad_output", name)
         handed_on = self._ask("output", name), self._ask("grad_input", name)

@@ -51,6 +51,7 @@ class Runner:
         self._is_destroyed = False
 
     def info(self) -> RunnerInfo:
+        """The properties of the runner."""
         found = _library.RunnerInfo()
         call("opaq_runner_query", self.id, found)
         return RunnerInfo(

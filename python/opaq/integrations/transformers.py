@@ -114,6 +114,8 @@ class Config(QuantizationConfigMixin):
 
     @classmethod
     def from_dict(cls, config_dict: Any, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """Called by transformers: a Config from the `quantization_config` of a config.json, opaq's own or
+        not."""
         if not isinstance(config_dict, Mapping):
             kind = f"{config_dict!r}, {json_kind(config_dict)}"
             raise ValueError(f"opaq.Config: the quantization_config is {kind}, expected an object")
