@@ -41,7 +41,7 @@ from opaq._plan import (
 from opaq._refusals import differentiable_once, refuse_transforms
 from opaq.quantized_tensor import QuantizedTensor, assemble
 from opaq.quantizer import Quantizer, kept, query, with_usage
-from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe, as_recipe
+from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe, RecipeLike, as_recipe
 
 __all__ = ["DelayedState", "grouped_linear", "linear", "mlp", "moe", "quantized_linear"]
 
@@ -290,7 +290,7 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    recipe: Recipe | None = None,
+    recipe: RecipeLike | None = None,
     name: str = "",
     cached_weight: torch.Tensor | None = None,
     cache_weight: bool = False,

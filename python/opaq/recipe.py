@@ -450,6 +450,14 @@ _NAMES: dict[str, type[Recipe]] = {
 }
 
 
+RecipeLike = Recipe | type[Recipe] | str  # what an argument `recipe` takes
+
+
+def names_recipe(given: Any) -> bool:
+    """Whether an argument is a recipe, a class of recipes or a text."""
+    return isinstance(given, (Recipe, str)) or (isinstance(given, type) and issubclass(given, Recipe))
+
+
 def as_recipe(caller: str, given: Any) -> Recipe | None:
     """The recipe that an argument names: a recipe, its class, its name, or None."""
     if given is None or isinstance(given, Recipe):

@@ -22,7 +22,7 @@ from opaq._warnings import DEFAULT_IGNORE, warn_nothing_done, warn_unmatched
 from opaq.linear import Linear
 from opaq.packed import PackedModule
 from opaq.quantized_tensor import QuantizedTensor
-from opaq.recipe import DelayedScaling, Recipe, as_recipe
+from opaq.recipe import DelayedScaling, Recipe, RecipeLike, as_recipe
 
 _BEFORE = "_opaq_before_training"  # in a converted module's __dict__: its _Record
 _kinds: dict[type, type] = {}
@@ -174,7 +174,7 @@ def _convert_experts(module: Any) -> _Record:
 
 def convert_training(
     model: nn.Module,
-    recipe: Recipe | None = None,
+    recipe: RecipeLike | None = None,
     filter: Callable[[nn.Module, str], bool] | None = None,  # noqa: A002  # the name that torchao uses
     *,
     skip_first: int = 0,

@@ -144,6 +144,12 @@ def test_arrays_that_are_not_contiguous_are_copied() -> None:
         assert all(np.array_equal(made[name], expected[name]) for name in expected)
 
 
+def test_an_array_dequantizes_itself() -> None:
+    made = opaq.quantize(X.numpy(), "nvfp4+both")
+    for given in ({}, {"dtype": "float16"}, {"usage": "columnwise"}):
+        assert np.array_equal(made.dequantize(**given), opaq.dequantize(made, **given))
+
+
 def test_tensors_that_are_not_contiguous_are_taken() -> None:
     weight = opaq.QuantizedLinear.from_linear(nn.Linear(64, 64), "nvfp4")
     for x in (X.t(), X[:, ::1][::2], X.unsqueeze(0).expand(3, 64, 64)):
@@ -170,6 +176,13 @@ def test_tensors_that_are_not_contiguous_are_taken() -> None:
         (lambda: opaq.Linear(64, 64)(X.double()), ValueError, "float64"),
         (lambda: opaq.functional.linear(X, X.double()), ValueError, "w holds float64, expected f32"),
         (lambda: opaq.quantize_(X.numpy()), TypeError, "expected a torch.nn.Module"),
+        (lambda: opaq.autocast("nvfp4"), TypeError, r"expected a bool; .* autocast\(recipe=...\)"),
+        (lambda: opaq.autocast(opaq.recipe.NVFP4BlockScaling), TypeError, r"autocast\(recipe=...\)"),
+        (lambda: opaq.autocast(fp8_recipe=None), TypeError, "'fp8_recipe'; it is called recipe here"),
+        (lambda: opaq.autocast(enabled=True, recipee=None), TypeError, "unknown argument 'recipee'$"),
+        (lambda: opaq.quantized_model_init("nvfp4"), TypeError, r"quantized_model_init\(recipe=...\)"),
+        (lambda: opaq.dequantize(opaq.quantize_tensor(X, "nvfp4")), TypeError, r"method dequantize\(\)"),
+        (lambda: opaq.dequantize(X.numpy()), TypeError, "expected an opaq.QuantizedArray, got a ndarray$"),
         (lambda: opaq.convert_training(X), TypeError, "expected a torch.nn.Module"),
         (lambda: opaq.explain(X), TypeError, "expected a torch.nn.Module or an opaq.runner.Runner"),
         (
