@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -187,6 +188,14 @@ def signature(function: ast.FunctionDef, owner: Module, skip_self: bool) -> str:
     return f"({', '.join(parts)}){returns}"
 
 
+def shown(declaration: str) -> str:
+    """A declaration as a block of code, broken into lines that fit a page."""
+    lines = textwrap.wrap(
+        declaration, 88, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    return "```text\n" + "\n".join(lines) + "\n```\n"
+
+
 def docstring(node: ast.AST) -> str:
     text = ast.get_docstring(node) if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.Module) else None
     return escape(text) + "\n" if text else ""
@@ -201,7 +210,11 @@ def fields(node: ast.ClassDef, owner: Module) -> str:
     parts: list[str] = []
     keywords: list[str] = []
     for item in node.body:
-        if not isinstance(item, ast.AnnAssign) or not isinstance(item.target, ast.Name) or item.target.id[0] == "_":
+        if (
+            not isinstance(item, ast.AnnAssign)
+            or not isinstance(item.target, ast.Name)
+            or item.target.id[0] == "_"
+        ):
             continue
         value, named = item.value, parts
         if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
@@ -235,7 +248,7 @@ def class_entry(title: str, node: ast.ClassDef, owner: Module) -> Iterator[str]:
     made = fields(node, owner) if is_record else ""
     if constructor and not is_private(constructor):
         made = signature(constructor, owner, True).split(" -> ")[0]
-    yield f"```text\nclass {title}{made}\n```\n"
+    yield shown(f"class {title}{made}")
     yield docstring(node)
     if any(ast.unparse(base) == "Enum" for base in node.bases):
         yield members(node)
@@ -246,10 +259,10 @@ def class_entry(title: str, node: ast.ClassDef, owner: Module) -> Iterator[str]:
             raise SystemExit(f"docs_reference.py: {title}.{method.name} is public and has no docstring")
         given = decorators(method)
         if any("property" in name for name in given):
-            shown = f"{method.name}: {ast.unparse(method.returns) if method.returns else ''}"
+            title = f"{method.name}: {ast.unparse(method.returns) if method.returns else ''}"
         else:
-            shown = method.name + signature(method, owner, "staticmethod" not in given)
-        yield f"**`{shown}`**\n"
+            title = method.name + signature(method, owner, "staticmethod" not in given)
+        yield f"**`{title}`**\n"
         yield docstring(method)
 
 
@@ -267,7 +280,7 @@ def entries(module: Module, prefix: str) -> Iterator[str]:
             yield from class_entry(title, node, owner)
         elif isinstance(node, ast.FunctionDef):
             yield f"## `{title}`\n"
-            yield f"```text\n{title}{signature(node, owner, False)}\n```\n"
+            yield shown(f"{title}{signature(node, owner, False)}")
             yield docstring(node)
         elif isinstance(node, ast.Name):
             yield f"## `{title}`\n"

@@ -166,6 +166,7 @@ _FOREIGN_NAMES = {
     "MXFP8BlockScaling": "use opaq.recipe.MXFP8BlockScaling",
     "NVFP4BlockScaling": "use opaq.recipe.NVFP4BlockScaling",
     "Format": "use opaq.recipe.Format",
+    "set_num_threads": "use torch.set_num_threads; functions of NumPy arrays take threads=",
     "LayerNormLinear": "use torch.nn.LayerNorm before opaq.Linear",
     "LayerNormMLP": "use torch.nn.LayerNorm before opaq.MLP",
     "pytorch": "use opaq itself, as in `import opaq as te`",

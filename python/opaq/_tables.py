@@ -189,8 +189,9 @@ def layouts() -> tuple[LayoutRow, ...]:
 
 
 def element_of(dtype: Any) -> int:
-    """The library's number for "float32", numpy.float32, numpy.dtype("float32"), and float16 and bfloat16."""
+    """The library's number for float32, float16 or bfloat16: a text, or a dtype of NumPy or PyTorch."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", None))
+    name = str(dtype).removeprefix("torch.") if name is None else name
     if name not in _DTYPES:
         raise ValueError(f"opaq: the dtype is {name or dtype!r}, expected one of {', '.join(_DTYPES)}")
     return ELEMENTS.index(_DTYPES[name])

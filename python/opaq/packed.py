@@ -11,7 +11,7 @@ from torch import nn
 
 from opaq import functional
 from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
-from opaq.quantizer import Quantizer, query, with_usage
+from opaq.quantizer import Quantizer, as_quantizer, query, with_usage
 from opaq.tensor_proto import TensorProto
 
 
@@ -24,14 +24,14 @@ def zeros(shape: tuple[int, ...], quantizer: str, dtype: torch.dtype, device: An
     return made
 
 
-def weight_quantizer(quantizer: Quantizer | str) -> str:
+def weight_quantizer(quantizer: Quantizer | str, caller: str = "opaq") -> str:
     """The canonical text of a weight's quantizer, with the rowwise copy that a forward reads."""
-    return with_usage(str(Quantizer(str(quantizer))), True, None)
+    return with_usage(str(as_quantizer(caller, quantizer)), True, None)
 
 
-def input_quantizer_text(quantizer: Quantizer | str) -> str:
+def input_quantizer_text(quantizer: Quantizer | str, caller: str = "opaq") -> str:
     """The canonical text of an input's quantizer; "" if it is not quantized."""
-    return with_usage(str(Quantizer(str(quantizer))), True, False) if str(quantizer) else ""
+    return "" if quantizer == "" else with_usage(str(as_quantizer(caller, quantizer)), True, False)
 
 
 def why_not_packed(text: str) -> str:
@@ -134,6 +134,10 @@ class QuantizedLinear(PackedModule):
         cls, linear: nn.Linear, quantizer: Quantizer | str, input_quantizer: Quantizer | str = ""
     ) -> QuantizedLinear:
         """A layer with the quantized weight of `linear` and the memory of its bias."""
+        if not isinstance(linear, nn.Linear):
+            name = type(linear).__name__
+            hint = "; from_weight takes a QuantizedTensor" if isinstance(linear, torch.Tensor) else ""
+            raise TypeError(f"QuantizedLinear.from_linear: expected a torch.nn.Linear, got a {name}{hint}")
         weight = quantize_tensor(linear.weight.detach().contiguous(), weight_quantizer(quantizer))
         made = cls.from_weight(weight, linear.bias, input_quantizer)
         made.train(linear.training)

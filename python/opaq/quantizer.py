@@ -40,6 +40,10 @@ def kept(function: _Function) -> _Function:
     return made  # type: ignore[no-any-return]
 
 
+# Names of formats in other libraries.
+_SYNONYMS = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float8": "fp8", "e4m3": "fp8", "e5m2": "fp8"}
+
+
 def _suggestion(text: str) -> str:
     """ "; did you mean ...?" for the first unknown word of a text; "" if no known word is similar."""
     first, *options = text.lower().split("+")
@@ -48,7 +52,8 @@ def _suggestion(text: str) -> str:
     words += [(word.partition("=")[0], known) for word in options]
     for word, choices in words:
         if word not in choices and f"{word}=" not in choices:
-            nearest = get_close_matches(word, choices, 1)
+            begun = [choice for choice in choices if word.startswith(choice)]  # "nvfp4_default_cfg"
+            nearest = sorted(begun, key=len)[-1:] or get_close_matches(_SYNONYMS.get(word, word), choices, 1)
             return f"; did you mean {nearest[0]!r}?" if nearest else ""
     return ""
 
@@ -103,9 +108,12 @@ def as_quantizer(caller: str, given: Any) -> Quantizer:
     if isinstance(given, Quantizer):
         return given
     if not isinstance(given, str):
+        kind = given if isinstance(given, type) else type(given)
+        is_recipe = any(base.__name__ == "Recipe" for base in kind.__mro__)
+        hint = "; recipes are for opaq.autocast and opaq.convert_training" if is_recipe else ""
         raise TypeError(
-            f"{caller}: quantizer is a {type(given).__name__}, expected an opaq.Quantizer or its text, such as "
-            "'nvfp4'"
+            f"{caller}: quantizer is {'the class' if kind is given else 'a'} {kind.__name__}, expected an "
+            f"opaq.Quantizer or its text, such as 'nvfp4'{hint}"
         )
     return Quantizer(given)
 

@@ -18,9 +18,9 @@ from opaq import _stacked
 from opaq._autocast import LATEST, autocast, quantized_model_init, recomputing
 from opaq._names import Names
 from opaq._summary import left_lines, some
-from opaq._warnings import DEFAULT_IGNORE, warn_nothing_done, warn_unmatched
+from opaq._warnings import DEFAULT_IGNORE, patterns_of, warn_nothing_done, warn_unmatched
 from opaq.linear import Linear
-from opaq.packed import PackedModule
+from opaq.packed import PackedModule, QuantizedLinear
 from opaq.quantized_tensor import QuantizedTensor
 from opaq.recipe import DelayedScaling, Recipe, RecipeLike, as_recipe
 
@@ -62,9 +62,11 @@ class TrainingLinear(Linear):
 
 def _why_not(module: nn.Module, recipe: Recipe | None) -> str:
     """Why a linear layer or experts cannot be converted; "" if they can."""
+    if isinstance(module, QuantizedLinear):
+        return "packed by quantize_, which dequantize_ undoes"
     if _stacked.weight_names(module):
         if _stacked.is_packed(module):
-            return "its weights are packed"
+            return "packed by quantize_, which dequantize_ undoes"
         if isinstance(recipe, DelayedScaling):
             return "experts do not support DelayedScaling"
         return _stacked.why_not(module)
@@ -192,13 +194,14 @@ def convert_training(
         raise TypeError(f"opaq.convert_training: model is a {type(model).__name__}, expected a torch.nn.Module")
     recipe = as_recipe("opaq.convert_training", recipe)
     ends = _ends(model, skip_first, skip_last)
-    patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    patterns = patterns_of("opaq.convert_training", ignore)
     names = Names(patterns)
     converted: dict[str, str] = {}
     left: dict[str, str] = {}
     for name, module in model.named_modules():
         is_linear = isinstance(module, nn.Linear)
-        if not is_linear and not _stacked.weight_names(module):
+        is_packed = isinstance(module, QuantizedLinear)
+        if not is_linear and not is_packed and not _stacked.weight_names(module):
             continue
         if name in names:
             left[name] = "ignored"

@@ -319,7 +319,7 @@ static void what_a_call_would_refuse_is_refused(void) {
     values[3] = op_sizes_value(wrong, 3);
     refuse(__LINE__, op, values, OPAQ_ERROR_SHAPE, "w_shape has 3 sizes, expected two");
     values[3] = op_sizes_value(wrong, 0);
-    refuse(__LINE__, op, values, OPAQ_ERROR_SHAPE, "which give no y");
+    refuse(__LINE__, op, values, OPAQ_ERROR_SHAPE, "too few for the shape of y");
     runner_values(&layer, NULL, values);
     struct opaq_tensor bias = layer.bias_tensors[0];
     bias.shape[0] = 3;

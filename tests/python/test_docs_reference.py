@@ -1,5 +1,5 @@
-"""The reference pages that tools/docs_reference.py makes have every exported C symbol, every public C type and every
-public Python name, and nothing of the plumbing around them."""
+"""The reference pages that tools/docs_reference.py makes have every exported C symbol, every public C type and
+every public Python name, and nothing of the plumbing around them."""
 
 from __future__ import annotations
 
