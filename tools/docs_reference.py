@@ -18,6 +18,7 @@ from repository import ROOT
 HEADERS = ROOT / "include" / "opaq"
 PACKAGE = ROOT / "python" / "opaq"
 SUBMODULES = ("functional", "recipe", "runner")
+REFUSED = ("unknown", "unsupported")  # **keywords of this name are refused, with a hint
 OVERRIDES = ("extra_repr", "fsdp_pre_all_gather", "fsdp_post_all_gather")  # methods that only PyTorch calls
 
 # ------------------------------------------------------------------------------------------------ C headers
@@ -182,7 +183,7 @@ def signature(function: ast.FunctionDef, owner: Module, skip_self: bool) -> str:
     for argument, value in zip(given.kwonlyargs, given.kw_defaults, strict=True):
         if not argument.arg.startswith("_"):
             parts.append(argument.arg + (f"={default_text(value, owner)}" if value else ""))
-    if given.kwarg:
+    if given.kwarg and given.kwarg.arg not in REFUSED:
         parts.append(f"**{given.kwarg.arg}")
     returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
     return f"({', '.join(parts)}){returns}"
