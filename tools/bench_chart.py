@@ -23,9 +23,13 @@ BARS = (
     Bar("Llama, 8 layers, decoding, NVFP4; PyTorch float32", "bench_llama", "nvfp4 fast", 1, "torch f32"),
     Bar("Llama, 8 layers, decoding, NVFP4; PyTorch bfloat16", "bench_llama", "nvfp4 fast", 1, "torch bf16"),
     Bar("128 experts, 64 tokens, NVFP4; a loop in PyTorch", "bench_moe", "nvfp4 fast", 64, "torch f32 loop"),
-    Bar("Linear, 1 row, NVFP4, exact; PyTorch float32", "bench_linear", "nvfp4 exact, bf16", 1, "torch f32"),
-    Bar("Linear, 1 row, MXFP8, exact; PyTorch float32", "bench_linear", "mxfp8 exact, bf16", 1, "torch f32"),
-    Bar("Linear, 1 row, FP8, exact; PyTorch float32", "bench_linear", "fp8 exact, bf16", 1, "torch f32"),
+    Bar(
+        "Linear, 1 bf16 row, NVFP4, exact; PyTorch float32", "bench_linear", "nvfp4 exact, bf16", 1, "torch f32"
+    ),
+    Bar(
+        "Linear, 1 bf16 row, MXFP8, exact; PyTorch float32", "bench_linear", "mxfp8 exact, bf16", 1, "torch f32"
+    ),
+    Bar("Linear, 1 bf16 row, FP8, exact; PyTorch float32", "bench_linear", "fp8 exact, bf16", 1, "torch f32"),
     Bar("Linear, 512 rows, NVFP4, fast; best float32", "bench_linear", "nvfp4 fast", 512, "best f32"),
 )
 ROW, LEFT, WIDTH, RIGHT, TOP = 26, 350, 380, 70, 44

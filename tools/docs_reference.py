@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,12 +18,15 @@ from repository import ROOT
 HEADERS = ROOT / "include" / "opaq"
 PACKAGE = ROOT / "python" / "opaq"
 SUBMODULES = ("functional", "recipe", "runner")
+REFUSED = ("unknown", "unsupported")  # **keywords of this name are refused, with a hint
+OVERRIDES = ("extra_repr", "fsdp_pre_all_gather", "fsdp_post_all_gather")  # methods that only PyTorch calls
 
 # ------------------------------------------------------------------------------------------------ C headers
 
 PLUMBING = re.compile(
-    r"#ifdef __cplusplus\n.*?#endif\n|#include .*\n|#ifndef OPAQ_\w+_H\n#define OPAQ_\w+_H\n", re.S
+    r"#ifdef __cplusplus\n.*?#endif\n|#include [^\n]*\n|#ifndef OPAQ_\w+_H\n#define OPAQ_\w+_H\n", re.S
 )
+SECTION = re.compile(r"/\* -{4} .* -{4} \*/")
 NAMES = re.compile(r"^#define (OPAQ_\w+)|^(?:struct|enum) (opaq_\w+) ?\{|\b(opaq_\w+)\(", re.M)
 
 
@@ -35,7 +39,7 @@ def escape(text: str) -> str:
             continue
         parts = re.split(r"(`[^`]*`)", line)
         kept = [part if part.startswith("`") else re.sub(r"([*<\\[\]])", r"\\\1", part) for part in parts]
-        lines.append("".join(kept))
+        lines.append(re.sub(r"\bdocs/(\w+\.md)\b", r"[docs/\1](../\1)", "".join(kept)))
     return "\n".join(lines)
 
 
@@ -63,6 +67,21 @@ def paragraphs(source: str) -> Iterator[str]:
         yield "\n".join(held)
 
 
+def without_export(code: str) -> str:
+    """Declarations without OPAQ_API, their continuation lines moved to the left by as much."""
+    macro = "OPAQ_API "
+    out = []
+    is_shifted = False
+    for line in code.strip("\n").split("\n"):
+        if line.startswith(macro):
+            is_shifted = True
+            out.append(line.removeprefix(macro))
+        else:
+            out.append(line.removeprefix(" " * len(macro)) if is_shifted else line)
+        is_shifted = is_shifted and not line.endswith(";")
+    return "\n".join(out)
+
+
 def header_page(path: Path) -> str:
     source = PLUMBING.sub("", path.read_text())
     source = re.sub(r"\n#endif\s*$", "\n", source)
@@ -74,6 +93,8 @@ def header_page(path: Path) -> str:
     if more:
         out.append(escape(more) + "\n")
     for paragraph in paragraphs(rest):
+        if SECTION.fullmatch(paragraph):
+            continue
         match = re.match(r"/\*.*?\*/\n?", paragraph, re.S)
         code = paragraph[match.end() :] if match else paragraph
         names = [next(filter(None, found)) for found in NAMES.findall(code)]
@@ -82,8 +103,7 @@ def header_page(path: Path) -> str:
         if match:
             out.append(escape(comment_text(match.group(0).strip())) + "\n")
         if code.strip():
-            shown = re.sub(r"\bOPAQ_API ", "", code.strip("\n"))
-            out.append(f"```c\n{shown}\n```\n")
+            out.append(f"```c\n{without_export(code)}\n```\n")
     return "\n".join(out)
 
 
@@ -105,6 +125,8 @@ class Module:
                     self._import(inner)
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 self.definitions[node.targets[0].id] = node.value
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+                self.definitions[node.target.id] = node.value
             else:
                 self._import(node)
 
@@ -127,13 +149,31 @@ def module_path(name: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def signature(function: ast.FunctionDef, skip_self: bool) -> str:
+class _Constants(ast.NodeTransformer):
+    """Replaces names of a module's constants by their values."""
+
+    def __init__(self, owner: Module) -> None:
+        self.owner = owner
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        owner = self.owner
+        while node.id not in owner.definitions and owner.imports.get(node.id, "").startswith("opaq."):
+            owner = Module(module_path(owner.imports[node.id]))
+        value = owner.definitions.get(node.id)
+        return value if isinstance(value, ast.Constant | ast.Tuple) else node
+
+
+def default_text(value: ast.expr, owner: Module) -> str:
+    return ast.unparse(_Constants(owner).visit(value))
+
+
+def signature(function: ast.FunctionDef, owner: Module, skip_self: bool) -> str:
     parts: list[str] = []
     given = function.args
     positional = [*given.posonlyargs, *given.args]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(given.defaults)) + list(given.defaults)
     for argument, default in zip(positional, defaults, strict=True):
-        parts.append(argument.arg + (f"={ast.unparse(default)}" if default else ""))
+        parts.append(argument.arg + (f"={default_text(default, owner)}" if default else ""))
     if skip_self and parts:
         parts = parts[1:]
     if given.vararg:
@@ -142,11 +182,19 @@ def signature(function: ast.FunctionDef, skip_self: bool) -> str:
         parts.append("*")
     for argument, value in zip(given.kwonlyargs, given.kw_defaults, strict=True):
         if not argument.arg.startswith("_"):
-            parts.append(argument.arg + (f"={ast.unparse(value)}" if value else ""))
-    if given.kwarg:
+            parts.append(argument.arg + (f"={default_text(value, owner)}" if value else ""))
+    if given.kwarg and given.kwarg.arg not in REFUSED:
         parts.append(f"**{given.kwarg.arg}")
     returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
     return f"({', '.join(parts)}){returns}"
+
+
+def shown(declaration: str) -> str:
+    """A declaration as a block of code, broken into lines that fit a page."""
+    lines = textwrap.wrap(
+        declaration, 88, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    return "```text\n" + "\n".join(lines) + "\n```\n"
 
 
 def docstring(node: ast.AST) -> str:
@@ -158,33 +206,64 @@ def decorators(node: ast.FunctionDef) -> list[str]:
     return [ast.unparse(decorator) for decorator in node.decorator_list]
 
 
-def fields(node: ast.ClassDef) -> str:
-    """The constructor of a dataclass or a named tuple, from its annotated fields."""
-    parts = [
-        item.target.id + (f"={ast.unparse(item.value)}" if item.value else "")
+def fields(node: ast.ClassDef, owner: Module) -> str:
+    """The constructor of a dataclass or a named tuple, as its annotated fields give it."""
+    parts: list[str] = []
+    keywords: list[str] = []
+    for item in node.body:
+        if (
+            not isinstance(item, ast.AnnAssign)
+            or not isinstance(item.target, ast.Name)
+            or item.target.id[0] == "_"
+        ):
+            continue
+        value, named = item.value, parts
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
+            given = {keyword.arg: keyword.value for keyword in value.keywords}
+            value, named = given.get("default"), keywords if "kw_only" in given else parts
+        named.append(item.target.id + (f"={default_text(value, owner)}" if value else ""))
+    return f"({', '.join([*parts, *(['*'] if keywords else []), *keywords])})"
+
+
+def members(node: ast.ClassDef) -> str:
+    """The members of an enumeration."""
+    names = [
+        item.targets[0].id
         for item in node.body
-        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.target.id[0] != "_"
+        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name)
     ]
-    return f"({', '.join(parts)})"
+    return f"Members: {', '.join(f'`{name}`' for name in names)}.\n"
 
 
-def class_entry(title: str, node: ast.ClassDef) -> Iterator[str]:
+def is_private(constructor: ast.FunctionDef) -> bool:
+    """Whether it takes only arguments without a name: `(*_, **__)`."""
+    given = constructor.args
+    return len(given.args) <= 1 and given.vararg is not None and set(given.vararg.arg) == {"_"}
+
+
+def class_entry(title: str, node: ast.ClassDef, owner: Module) -> Iterator[str]:
     methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
     constructor = next((item for item in methods if item.name == "__init__"), None)
     is_record = any("dataclass" in ast.unparse(d) for d in node.decorator_list)
     is_record |= any(ast.unparse(base) == "NamedTuple" for base in node.bases)
-    made = signature(constructor, True).split(" -> ")[0] if constructor else fields(node) if is_record else ""
-    yield f"```text\nclass {title}{made}\n```\n"
+    made = fields(node, owner) if is_record else ""
+    if constructor and not is_private(constructor):
+        made = signature(constructor, owner, True).split(" -> ")[0]
+    yield shown(f"class {title}{made}")
     yield docstring(node)
+    if any(ast.unparse(base) == "Enum" for base in node.bases):
+        yield members(node)
     for method in methods:
-        if method.name[0] == "_" or not ast.get_docstring(method):
+        if method.name[0] == "_" or method.name in OVERRIDES:
             continue
+        if not ast.get_docstring(method):
+            raise SystemExit(f"docs_reference.py: {title}.{method.name} is public and has no docstring")
         given = decorators(method)
         if any("property" in name for name in given):
-            shown = f"{method.name}: {ast.unparse(method.returns) if method.returns else ''}"
+            title = f"{method.name}: {ast.unparse(method.returns) if method.returns else ''}"
         else:
-            shown = method.name + signature(method, "staticmethod" not in given)
-        yield f"**`{shown}`**\n"
+            title = method.name + signature(method, owner, "staticmethod" not in given)
+        yield f"**`{title}`**\n"
         yield docstring(method)
 
 
@@ -199,10 +278,10 @@ def entries(module: Module, prefix: str) -> Iterator[str]:
         title = f"{prefix}.{name}"
         if isinstance(node, ast.ClassDef):
             yield f"## `{title}`\n"
-            yield from class_entry(title, node)
+            yield from class_entry(title, node, owner)
         elif isinstance(node, ast.FunctionDef):
             yield f"## `{title}`\n"
-            yield f"```text\n{title}{signature(node, False)}\n```\n"
+            yield shown(f"{title}{signature(node, owner, False)}")
             yield docstring(node)
         elif isinstance(node, ast.Name):
             yield f"## `{title}`\n"

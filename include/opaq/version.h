@@ -4,7 +4,7 @@
 #define OPAQ_VERSION_H
 
 #define OPAQ_VERSION_MAJOR 0
-#define OPAQ_VERSION_MINOR 1
+#define OPAQ_VERSION_MINOR 2
 #define OPAQ_VERSION_PATCH 0
 
 #if defined(_WIN32)
@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-/* "0.1.0": the version of the running library, which may differ from that of the header you compiled against. */
+/* "0.2.0": the version of the running library, which may differ from that of the header you compiled against. */
 OPAQ_API const char *opaq_version(void);
 
 #ifdef __cplusplus

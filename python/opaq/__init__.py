@@ -83,8 +83,8 @@ __version__ = _library.version
 
 
 def library_info() -> dict[str, Any]:
-    """Prints and returns what is running: version, path, back ends, the processor's features, PyTorch's
-    version if it was imported, the kernels of each format."""
+    """Prints and returns a description of the loaded library: version, path, back ends, the processor's
+    features, PyTorch's version if it is imported, and the kernels of each format."""
     library = _library.library
     features = ctypes.create_string_buffer(256)
     library.opaq_cpu_describe(library.opaq_cpu_features(), features, len(features))
@@ -110,7 +110,7 @@ def library_info() -> dict[str, Any]:
     return info
 
 
-_LATER = {
+_LAZY_NAMES = {
     "opaq._explain": ("explain",),
     "opaq._kernels": ("force_kernels", "forced_kernels", "kernels"),
     "opaq._autocast": ("autocast", "checkpoint_contexts", "quantized_model_init"),
@@ -128,18 +128,18 @@ _LATER = {
 }
 
 
-_EVERYWHERE = "not needed, every format runs on every machine; python -m opaq doctor describes this one"
+_ALWAYS_AVAILABLE = "not needed, every format runs on every machine; python -m opaq doctor describes this one"
 # Names of Transformer Engine and torchao, and what opaq has instead.
-_ELSEWHERE = {
+_FOREIGN_NAMES = {
     "fp8_autocast": "use opaq.autocast(recipe=...)",
     "fp8_model_init": "use opaq.quantized_model_init(recipe=...)",
     "fp8": "use opaq.autocast and opaq.recipe",
     "common": "use opaq.recipe for common.recipe",
     "get_default_recipe": "use opaq.recipe.default_recipe",
     "get_default_fp8_recipe": "use opaq.recipe.default_recipe",
-    "is_fp8_available": _EVERYWHERE,
-    "is_mxfp8_available": _EVERYWHERE,
-    "is_nvfp4_available": _EVERYWHERE,
+    "is_fp8_available": _ALWAYS_AVAILABLE,
+    "is_mxfp8_available": _ALWAYS_AVAILABLE,
+    "is_nvfp4_available": _ALWAYS_AVAILABLE,
     "Float8Quantizer": "use opaq.Quantizer('fp8+delayed')",
     "Float8CurrentScalingQuantizer": "use opaq.Quantizer('fp8')",
     "Float8BlockQuantizer": "use opaq.Quantizer('fp8blk2')",
@@ -166,6 +166,7 @@ _ELSEWHERE = {
     "MXFP8BlockScaling": "use opaq.recipe.MXFP8BlockScaling",
     "NVFP4BlockScaling": "use opaq.recipe.NVFP4BlockScaling",
     "Format": "use opaq.recipe.Format",
+    "set_num_threads": "use torch.set_num_threads; functions of NumPy arrays take threads=",
     "LayerNormLinear": "use torch.nn.LayerNorm before opaq.Linear",
     "LayerNormMLP": "use torch.nn.LayerNorm before opaq.MLP",
     "pytorch": "use opaq itself, as in `import opaq as te`",
@@ -174,15 +175,15 @@ _ELSEWHERE = {
 
 def __getattr__(name: str) -> Any:
     try:
-        for module, names in _LATER.items():
+        for module, names in _LAZY_NAMES.items():
             if name in names:
                 return getattr(importlib.import_module(module), name)
         if name in ("functional", "recipe", "runner"):
             return importlib.import_module(f"opaq.{name}")
     except ModuleNotFoundError as error:
         _missing.explain(name, error)
-    if name in _ELSEWHERE:
-        raise AttributeError(f"module 'opaq' has no attribute {name!r}: {_ELSEWHERE[name]}")
+    if name in _FOREIGN_NAMES:
+        raise AttributeError(f"module 'opaq' has no attribute {name!r}: {_FOREIGN_NAMES[name]}")
     nearest = difflib.get_close_matches(name, __all__, 1)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     raise AttributeError(f"module 'opaq' has no attribute {name!r}{hint}")
@@ -207,7 +208,7 @@ def _register_later(_: Any) -> None:
         warnings.warn(f"{error}", RuntimeWarning, stacklevel=2)
 
 
-# Now if PyTorch has been imported, otherwise when it is: programs with NumPy arrays only do not load PyTorch.
+# Register now if PyTorch is imported, otherwise on its import: programs that use NumPy only never load PyTorch.
 if _library.path.with_name("libopaq_torch.so").exists():
     if sys.modules.get("torch") is not None:
         _register()

@@ -1,4 +1,4 @@
-"""`python -m opaq`: `doctor` is opaq._doctor; everything else is the program `opaq`, the same as in a shell."""
+"""`python -m opaq`: runs opaq._doctor for `doctor`, and the program `opaq` for every other command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["doctor"]:
         return _doctor.main(arguments[1:])
     if (program := _doctor.command()) is None:
-        print("opaq: there is no program opaq on PATH; only 'python -m opaq doctor' works", file=sys.stderr)
+        print("opaq: the program opaq is not on PATH; only 'python -m opaq doctor' works", file=sys.stderr)
         return 3
     return subprocess.run([program, *arguments], check=False).returncode
 

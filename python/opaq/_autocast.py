@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, TypeVar
 
-from opaq.recipe import Recipe, as_recipe, default_recipe
+from opaq.recipe import Recipe, RecipeLike, as_recipe, default_recipe, names_recipe
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Scoped = TypeVar("_Scoped", bound="_Scope")
@@ -36,7 +36,7 @@ class _Level:
         return self
 
     def __reduce__(self) -> tuple[type[_Level], tuple[None, None, None]]:
-        return _Level, (None, None, None)  # a loaded module has had no forward pass
+        return _Level, (None, None, None)  # a module loaded from a file has no forward pass to recompute
 
 
 class _Levels(threading.local):
@@ -51,10 +51,11 @@ class _Scope:
     __slots__ = ("_detail", "_recipe")
     _levels: ClassVar[_Levels]
 
-    def __init__(self, enabled: bool, recipe: Recipe | None, detail: Any) -> None:
+    def __init__(self, enabled: bool, recipe: RecipeLike | None, detail: Any) -> None:
         name = type(self).__name__
         if type(enabled) is not bool:
-            raise TypeError(f"{name}: enabled is a {type(enabled).__name__}, expected a bool")
+            hint = f"; a recipe is passed by its name, {name}(recipe=...)" if names_recipe(enabled) else ""
+            raise TypeError(f"{name}: enabled is a {type(enabled).__name__}, expected a bool{hint}")
         if recipe is not None and not isinstance(recipe, Recipe):
             recipe = as_recipe(name, recipe)
         self._recipe = None if not enabled else default_recipe() if recipe is None else recipe
@@ -82,6 +83,10 @@ class _Scope:
         return inside  # type: ignore[return-value]
 
 
+# Arguments of Transformer Engine's fp8_autocast, and their names here.
+_OLDER_NAMES = {"fp8_recipe": "recipe", "fp8_group": "amax_reduction_group"}
+
+
 class autocast(_Scope):
     """opaq's modules inside run with the quantizers of `recipe`: a recipe, its class or its name ("nvfp4");
     None is `default_recipe()`. With `enabled=False` they run in high precision, also inside another autocast.
@@ -96,9 +101,13 @@ class autocast(_Scope):
         self,
         enabled: bool = True,
         calibrating: bool = False,
-        recipe: Recipe | None = None,
+        recipe: RecipeLike | None = None,
         amax_reduction_group: Any = None,
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            hint = f"; it is called {_OLDER_NAMES[name]} here" if name in _OLDER_NAMES else ""
+            raise TypeError(f"autocast: unknown argument {name!r}{hint}")
         if calibrating:
             raise NotImplementedError(
                 "autocast: calibrating=True is not supported: opaq collects no statistics without quantizing"
@@ -118,7 +127,7 @@ class autocast(_Scope):
 
 
 class _InnerAutocast(autocast):
-    """An autocast that opaq enters itself, around modules of which some may not be its own."""
+    """An autocast that opaq enters itself; it never warns, since the modules inside may not be opaq's."""
 
     __slots__ = ()
 
@@ -133,9 +142,9 @@ def _is_compiling() -> bool:
 
 
 def _warn_unused() -> None:
-    """Warns once in a process if an autocast has ended in which no module of opaq ran and there are
-    torch.nn.Linear layers. Nothing is known of compiled code, which does not run Python: where any frame has
-    been compiled there is no warning."""
+    """Warns once per process when an autocast ends in which no module of opaq ran, if there are torch.nn.Linear
+    layers. Compiled code runs no Python and cannot be observed: there is no warning once any frame has been
+    compiled."""
     global _is_unused_checked
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if _is_unused_checked or (dynamo is not None and dynamo.counters["frames"]):
@@ -164,7 +173,7 @@ class quantized_model_init(_Scope):
     def __init__(
         self,
         enabled: bool = True,
-        recipe: Recipe | None = None,
+        recipe: RecipeLike | None = None,
         preserve_high_precision_init_val: bool = False,
     ) -> None:
         super().__init__(enabled, recipe, preserve_high_precision_init_val)

@@ -1,5 +1,5 @@
-"""`python -m opaq doctor`: what `opaq doctor` prints, and what only Python knows: packages, their versions, and
-which parts of opaq work with them. The machine itself is described by the command."""
+"""`python -m opaq doctor`: reports Python packages, their versions and which parts of opaq need them, followed
+by the report of the command `opaq doctor`, which describes the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import opaq
 from opaq import _library
 
-# Packages beside opaq, and what is missing without them.
+# Optional packages, and what does not work without them.
 _PACKAGES = {
     "torch": "the operators, the layers and everything that takes a torch.Tensor are missing (needs 2.11)",
     "numpy": "opaq.quantize and opaq.dequantize of arrays are missing",
@@ -49,19 +49,20 @@ def _package(name: str) -> str | None:
 
 
 def _torch_trouble() -> str:
-    """Why the operators are not there though PyTorch is; "" if they are."""
+    """Why the operators are missing although PyTorch is installed; "" if they are not missing."""
     try:
         import torch
 
         if torch.ops.opaq.quantize is None:
             return "torch.ops.opaq is empty"
-    except Exception as error:  # whatever the import raises is what the user has to know
+    except Exception as error:  # any error of the import is part of the report
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def examine() -> dict[str, Any]:
-    """All of it as an object: `machine` is what the command `opaq doctor --json` prints, None without it."""
+    """The whole report as a dict; `machine` is the output of the command `opaq doctor --json`, None if it
+    cannot run."""
     packages = {name: _package(name) for name in _PACKAGES}
     findings = [
         {"subject": name, "text": f"not installed: {_PACKAGES[name]}"}
@@ -76,7 +77,7 @@ def examine() -> dict[str, Any]:
     except (OSError, RuntimeError, ValueError) as error:
         findings.append({"subject": "command", "text": f"{program} cannot run: {error}"})
     if program is None:
-        text = "there is no program opaq on PATH: checkpoints cannot be quantized or verified from the shell"
+        text = "the program opaq is not on PATH: checkpoints cannot be quantized or verified from the shell"
         findings.append({"subject": "command", "text": text})
     if machine is not None and machine["version"] != opaq.__version__:
         text = f"{program} is opaq {machine['version']}, the library {opaq.__version__}: install them together"

@@ -22,10 +22,10 @@ from opaq._plan import (
 )
 from opaq._refusals import differentiable_once, refuse_transforms
 from opaq.quantizer import Quantizer
-from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe, as_recipe
+from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe, RecipeLike, as_recipe
 
 
-def _quantizers(caller: str, recipe: Recipe | None) -> LinearQuantizers:
+def _quantizers(caller: str, recipe: RecipeLike | None) -> LinearQuantizers:
     if recipe is not None and not isinstance(recipe, Recipe):
         recipe = as_recipe(caller, recipe)
     recipe = active() if recipe is None else recipe
@@ -110,14 +110,14 @@ class _Moe(torch.autograd.Function):
 def _plans(
     caller: str,
     weights: tuple[torch.Tensor, torch.Tensor],
-    recipe: Recipe | None,
+    recipe: RecipeLike | None,
     grad: str,
     inputs: tuple[str, str],
     words: tuple[Any, Any, Any, Any],
     scales: tuple[Any, Any],
 ) -> tuple[str, str]:
     """The plans of the forward and the backward of an MLP or a mixture of experts under a recipe; `words` as in
-    experts_plan. Without a recipe, gradients through packed weights pass the inputs' quantizers unchanged."""
+    experts_plan. Without a recipe, the inputs' quantizers pass gradients through unchanged."""
     quantizers = _quantizers(caller, recipe)
     given = given_by(weights[0]), given_by(weights[1])
     if bool(given[0]) != bool(given[1]) and quantizers.weight:
@@ -149,7 +149,7 @@ def mlp(
     limit: float | None = None,
     alpha: float | None = None,
     beta: float | None = None,
-    recipe: Recipe | None = None,
+    recipe: RecipeLike | None = None,
     input_quantizer: Quantizer | str = "",
     hidden_quantizer: Quantizer | str = "",
     input_scale: torch.Tensor | None = None,
@@ -201,7 +201,7 @@ def moe(
     limit: float | None = None,
     alpha: float | None = None,
     beta: float | None = None,
-    recipe: Recipe | None = None,
+    recipe: RecipeLike | None = None,
     input_quantizer: Quantizer | str = "",
     hidden_quantizer: Quantizer | str = "",
     input_scale: torch.Tensor | None = None,
@@ -269,7 +269,7 @@ def grouped_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    recipe: Recipe | None = None,
+    recipe: RecipeLike | None = None,
     _caller: str = "opaq.functional.grouped_linear",
 ) -> torch.Tensor:
     """x w^T + bias for consecutive rows of x: `splits[e]` of them, an int64 tensor, with weight[e]. weight is

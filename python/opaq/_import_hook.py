@@ -11,36 +11,36 @@ class _Finder:
     """Delegates to the other finders and runs the callbacks of a module after its execution."""
 
     def __init__(self) -> None:
-        self.acts: dict[str, list[Callable[[Any], None]]] = {}
+        self.callbacks: dict[str, list[Callable[[Any], None]]] = {}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in self.acts:
+        if name not in self.callbacks:
             return None
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next((found for finder in others if (found := finder.find_spec(name, path, target))), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def execute_and_act(module: Any) -> None:
+            def execute_and_call(module: Any) -> None:
                 execute(module)
-                for act in self.acts.pop(name, ()):
-                    act(module)
+                for callback in self.callbacks.pop(name, ()):
+                    callback(module)
 
-            spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec
 
 
 _finder = _Finder()
 
 
-def when_imported(module: str, act: Callable[[Any], None]) -> None:
-    """Calls `act` with the module: now if it has been imported, otherwise when it is."""
+def when_imported(module: str, callback: Callable[[Any], None]) -> None:
+    """Calls `callback(module)`: now if the module is imported, otherwise after its import."""
     if (loaded := sys.modules.get(module)) is not None:
-        act(loaded)
+        callback(loaded)
         return
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    _finder.acts.setdefault(module, []).append(act)
+    _finder.callbacks.setdefault(module, []).append(callback)
 
 
 def allow_in_graph(function: Callable[..., Any]) -> Callable[..., Any]:

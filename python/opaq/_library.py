@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 # The version whose headers this file mirrors. A patch release changes no declaration.
-MAJOR, MINOR = 0, 1
+MAJOR, MINOR = 0, 2
 
 SPEC_TEXT_BYTES = 128
 PLAN_TEXT_BYTES = 1024

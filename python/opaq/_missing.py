@@ -1,6 +1,6 @@
-"""The error of a public name whose package is not installed. It has to be an AttributeError, for hasattr(),
-help() and tab completion; `from opaq import name` would replace its text, so a finder repeats it as an
-ImportError."""
+"""The error for a public name whose package is not installed. It must be an AttributeError, for hasattr(),
+help() and tab completion. `from opaq import name` replaces the text of an AttributeError, so a finder raises
+the same text as an ImportError."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from typing import Any, NoReturn
 
 _PACKAGES = {"numpy": "NumPy", "torch": "PyTorch", "transformers": "transformers"}
-_texts: dict[str, str] = {}  # by the name that `from opaq import name` looks for, "opaq.Linear"
+_texts: dict[str, str] = {}  # by the module name that `from opaq import name` imports: "opaq.Linear"
 
 
 class _Finder:
@@ -21,7 +21,7 @@ _finder = _Finder()
 
 
 def explain(name: str, error: ModuleNotFoundError) -> NoReturn:
-    """Raises for `opaq.name` what says which package is missing; another error as it is."""
+    """Raises an AttributeError for `opaq.name` that names the missing package; re-raises any other error."""
     package = (error.name or "").partition(".")[0]
     if package not in _PACKAGES:
         raise error

@@ -10,9 +10,9 @@ from opaq._library import call, library
 
 
 class Names:
-    """A list of patterns: full module names or ends of them, globs with * and ?, and regular expressions after
-    "re:". A pattern also matches everything inside a module that it matches. Matching is the library's
-    (opaq/pattern.h) and takes time proportional to the size of the pattern."""
+    """A list of patterns: full module names or their last components, globs with * and ?, and regular
+    expressions after "re:". A pattern also matches everything inside a module that it matches. Matching is the
+    library's (opaq/pattern.h) and takes time proportional to the size of the pattern."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self.patterns = tuple(patterns)

@@ -13,7 +13,7 @@ from opaq._tables import element_of
 from opaq.quantized_tensor import QuantizedTensor
 
 _CPU = _library.Device(0, 0)
-_WORTH = 1 << 20  # smallest number of elements for which threads are started
+_THREADED_ELEMENTS = 1 << 20  # smallest number of elements for which threads are started
 
 
 def _plain_view(x: torch.Tensor) -> _library.View:
@@ -32,6 +32,6 @@ def sqnr(x: torch.Tensor, quantized: QuantizedTensor) -> float:
     plain, packed = x.detach().to("cpu").contiguous(), quantized.detach().to("cpu")
     views = _plain_view(plain), quantized_view(packed)
     noise = _library.Noise()
-    with _library.threads(torch.get_num_threads() if x.numel() >= _WORTH else 1) as execution:
+    with _library.threads(torch.get_num_threads() if x.numel() >= _THREADED_ELEMENTS else 1) as execution:
         call("opaq_noise_measure", *views, 0, execution, noise)
     return float(library.opaq_noise_sqnr(noise))

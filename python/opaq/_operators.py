@@ -47,7 +47,7 @@ DTYPES = {
     17: torch.int64,
     18: torch.int32,
 }
-# What the library calls a dtype; it names float64 in errors and takes it nowhere.
+# The library's number of each dtype. No operator takes float64; the library only names it in errors.
 NUMBERS = {**{dtype: number for number, dtype in DTYPES.items()}, torch.float64: -2}
 TEXT, CHANGED = 3, 8  # enum opaq_argument_kind
 ARGUMENT = 1  # enum opaq_status
@@ -67,7 +67,7 @@ class Output:
     slots: int
 
     def shape(self, values: Sequence[Any]) -> Any:
-        """The row's shape, on symbolic sizes too."""
+        """The output's shape; sizes may be symbolic."""
         if self.shape_source == "constant":
             return (self.shape_argument,)
         given = values[self.shape_argument]
@@ -96,7 +96,7 @@ class Operator:
     index: int
     name: str
     arguments: tuple[str, ...]
-    texts: tuple[int, ...]  # which arguments are texts
+    texts: tuple[int, ...]  # indices of the arguments that are texts
     outputs: tuple[Output, ...]
     returns_one: bool
     has_slots: bool
@@ -231,7 +231,7 @@ def _complete(op: Operator, library: torch.library.Library, bridge: ctypes.CDLL)
     _refusals.register(getattr(getattr(torch.ops, library.ns), op.name).default, library, bridge)
 
 
-_given_up: set[str] = set()  # aliases that another library has defined since
+_withdrawn: set[str] = set()  # aliases that another library has since defined
 
 
 class _AliasLibrary(torch.library.Library):
@@ -246,14 +246,14 @@ class _AliasLibrary(torch.library.Library):
     def _destroy(self) -> None:
         super()._destroy()
         _bridge.opaq_torch_alias_withdraw(self.name.encode())
-        _given_up.add(self.name)
+        _withdrawn.add(self.name)
 
 
 class _AliasNamespace(torch._ops._OpNamespace):
     """torch.ops.nvfp4. The aliases are defined when they are first looked up, so other libraries may define
     these names before or after `import opaq`."""
 
-    __module__ = "torch._ops"  # where graphs look for its operators
+    __module__ = "torch._ops"  # where generated code of graphs finds its operators
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -261,7 +261,7 @@ class _AliasNamespace(torch._ops._OpNamespace):
         except AttributeError:
             # Library.define looks up the name before it defines an operator
             is_definition = sys._getframe(1).f_code is torch.library.Library.define.__code__
-            if is_definition or name in _given_up or name not in operators():
+            if is_definition or name in _withdrawn or name not in operators():
                 raise
             if _bridge.opaq_torch_alias_define(name.encode()) != 0:
                 raise
@@ -290,8 +290,8 @@ def _load() -> ctypes.CDLL:
         bridge.opaq_torch_alias_withdraw(op.name.encode())
     getattr(torch.ops, ALIASES).__class__ = _AliasNamespace
     bridge.opaq_torch_watch_gradients()
-    # These draw random numbers. Common-subexpression elimination reads this list instead of the tag, and before
-    # PyTorch 2.12 an operator can get the tag only from Python.
+    # These two draw random numbers. Common-subexpression elimination reads PyTorch's list instead of the tag,
+    # and before PyTorch 2.12 only Python can set the tag.
     for name in ("linear_forward_random", "random_state"):
         packet = getattr(getattr(torch.ops, NAMESPACE), name)
         when_imported("torch._functorch.compile_utils", partial(_add_random, packet))
@@ -301,8 +301,8 @@ def _load() -> ctypes.CDLL:
 
 
 def call_operator(caller: str, operator: Any, *arguments: Any) -> Any:
-    """Calls an operator; its errors are raised in the name of `caller` (docs/pytorch.md, "Errors"). In a
-    compiled graph they stay PyTorch's."""
+    """Calls an operator and raises its errors with the name of `caller` (docs/pytorch.md, "Errors"). In a
+    compiled graph they remain PyTorch's."""
     if torch.compiler.is_compiling():
         return operator(*arguments)
     try:
@@ -316,7 +316,7 @@ def call_operator(caller: str, operator: Any, *arguments: Any) -> Any:
 
 
 def expect_tensors(caller: str, **arguments: Any) -> None:
-    """Raises a TypeError for an argument that is no tensor; None passes."""
+    """Raises a TypeError for an argument that is neither a tensor nor None."""
     for name, value in arguments.items():
         if value is not None and not isinstance(value, torch.Tensor):
             kind = type(value).__name__

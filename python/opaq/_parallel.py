@@ -88,20 +88,20 @@ class _SumGradient(torch.autograd.Function):
 
 
 def sum_gradient(tensor: torch.Tensor, parallel: Parallel) -> torch.Tensor:
-    """The tensor unchanged, for one that every rank applies to its part of a split sequence; its gradient is
-    summed over the ranks."""
+    """Returns the tensor unchanged; its gradient is summed over the ranks. For a parameter that every rank
+    applies to its part of a split sequence."""
     made: torch.Tensor = _SumGradient.apply(tensor, parallel.group) if parallel.sequence else tensor
     return made
 
 
-# ---- quantized shards: the bytes are those that the whole tensor would have ----
+# ---- quantized shards: their bytes equal those of the whole tensor, quantized ----
 
 
 def check_parallel(
     caller: str, x: torch.Tensor, weight: torch.Tensor, bias: Any, text: str, parallel: Parallel
 ) -> None:
-    """Checks before any collective what the operator would refuse after it. `text` is the quantizer of rows
-    that are gathered quantized, "" if there are none."""
+    """Raises the operator's errors before any collective starts. `text` is the quantizer of rows that are
+    gathered quantized, "" if there are none."""
     if x.dtype not in DTYPES.values() or not x.is_floating_point():
         raise ValueError(f"{caller}: x is {x.dtype}, expected float32, bfloat16 or float16")
     for name, other in (("weight", weight), ("bias", bias)):
@@ -142,7 +142,7 @@ def quantize_shard(
     random: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """The buffers of this rank's rows, quantized as the whole tensor's would be."""
-    shared = query(text, "tensor_amaxes")  # copies with one amax for the tensor, on which the ranks must agree
+    shared = query(text, "tensor_amaxes")  # copies whose one amax per tensor is reduced over the ranks
     amax = all_reduce(ops.amax(x, text), "max", parallel.group) if shared else x
     rowwise, columnwise = (bool(shared & USAGES[usage]) for usage in ("rowwise", "columnwise"))
     made: list[torch.Tensor] = ops.quantize(

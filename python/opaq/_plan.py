@@ -18,8 +18,8 @@ from opaq.quantizer import Quantizer, kept, query
 
 @kept
 def plan_set(plan: str = "", /, **words: str | bool) -> str:
-    """The plan with these words: `x="fp8"` is the word x=fp8, `cache=True` the word cache; empty
-    words are removed."""
+    """The plan with these words set: `x="fp8"` sets x=fp8, `cache=True` sets cache; an empty value removes the
+    word."""
     text = ctypes.create_string_buffer(plan.encode(), PLAN_TEXT_BYTES)
     for key, value in words.items():
         given = (b"" if value is True else str(value).encode()) if value else None
@@ -29,7 +29,7 @@ def plan_set(plan: str = "", /, **words: str | bool) -> str:
 
 @kept
 def plan_for(caller: str, /, **words: str | bool) -> str:
-    """A plan of these words, some of which a user gave to `caller`."""
+    """A new plan with these words; errors begin with `caller`, which got some of them from the user."""
     for key, value in words.items():
         if not isinstance(value, (str, bool)):
             raise TypeError(f"{caller}: {value!r} is a {type(value).__name__}, expected a str as {key}")
@@ -51,7 +51,7 @@ def plan_get(plan: str, key: str) -> str:
 
 
 def texts_of(*quantizers: Any) -> tuple[Any, ...]:
-    """Quantizers as texts. Anything else passes unchanged: the plan refuses what is no text."""
+    """Quantizers as texts. Other values pass unchanged, and the plan refuses them."""
     return tuple(q._text if isinstance(q, Quantizer) else q for q in quantizers)
 
 
@@ -82,9 +82,12 @@ def experts_plan(
     slices: tuple[int | None, int, bool] = (None, 0, False),
     gradients: tuple[str, str, str] = ("", "", ""),
 ) -> str:
-    """The plan of an MLP or a mixture: quantizers of x, h and w; how gate_up and down come; the activation's
-    limit, alpha and beta; experts, first expert, and whether weights are on the input; which gradients, the
-    quantizer of dy, and what the backward works with."""
+    """The plan of an MLP or a mixture of experts.
+
+    quantizers: of x, h and w. given: the quantizers of gate_up and down if these are packed. numbers: the
+    activation's limit, alpha and beta. slices: number of experts, first expert, and whether router weights are
+    applied to the input. gradients: which are wanted, the quantizer of dy, and the recipe's
+    backward_override."""
     factors = ["" if number is None else str(float(number)) for number in numbers]
     experts, first = "" if slices[0] is None else str(slices[0]), str(slices[1]) if slices[1] else ""
     weights = "input" if slices[2] else ""
@@ -93,7 +96,7 @@ def experts_plan(
 
 
 def wanted_gradients(**tensors: torch.Tensor | None) -> str:
-    """The names of the tensors that require a gradient, joined."""
+    """The names of the tensors that require a gradient, concatenated."""
     if not torch.is_grad_enabled():
         return ""
     return "".join(name for name, tensor in tensors.items() if tensor is not None and tensor.requires_grad)

@@ -1,5 +1,5 @@
-"""Errors for unsupported uses of the operators: gradients and torch.func transforms raise, where PyTorch's
-defaults would silently ignore them."""
+"""Errors for unsupported uses of the operators. Gradients and torch.func transforms raise; PyTorch's defaults
+would silently ignore them."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def _refuse(results: Any, inputs: list[torch.Tensor], operator: str) -> Any:
 
 
 def _refuse_below(results: Any, inputs: list[torch.Tensor], operator: str) -> Any:
-    """Called from a kernel: on the meta device, where no autograd key is excluded; inside a __torch_dispatch__,
-    where PyTorch excludes the keys above its own, such as _snapshot; or below autograd, where nothing has to be
-    refused."""
+    """Called from a kernel, in one of three cases: on the meta device, where no autograd key is excluded;
+    inside a __torch_dispatch__, where PyTorch excludes the keys above its own, such as _snapshot; or below
+    autograd, where nothing has to be refused."""
     is_dispatched = torch._C._dispatch_tls_is_dispatch_key_excluded(_snapshot)
     return _refuse(results, inputs, operator) if is_dispatched or not _is_below_autograd() else results
 
@@ -75,13 +75,13 @@ def _requiring_gradients(*arguments: Any) -> list[torch.Tensor]:
 
 
 def fake_result(results: Any, inputs: Any, operator: str) -> Any:
-    """The results of a fake; their gradients raise as the operator's do."""
+    """The results of a fake implementation; their gradients raise the operator's error."""
     found = _requiring_gradients(inputs)
     return _refuse_below(results, found, operator) if found else results
 
 
 def _traced(overload: Any) -> Callable[..., Any]:
-    """The operator while it is traced, which does not reach the C kernels."""
+    """The operator under tracing, which does not reach the C kernels."""
 
     def call(*arguments: Any, **named: Any) -> Any:
         if torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0:  # torch.export, above autograd
@@ -95,8 +95,8 @@ def _traced(overload: Any) -> Callable[..., Any]:
 
 
 def _dispatched(overload: Any, bridge: ctypes.CDLL) -> Callable[..., Any]:
-    """The operator on wrapper subclasses and under modes: what PyTorch does at this key, then the refusal. A
-    __torch_dispatch__ that unwraps its tensors would lose the gradient."""
+    """The operator on wrapper subclasses and under modes: PyTorch's own work at this key, then the check for
+    gradients. A __torch_dispatch__ that unwraps its tensors would lose the gradient without an error."""
 
     def call(keys: Any, *arguments: Any, **named: Any) -> Any:
         guard = ctypes.create_string_buffer(_GUARD_BYTES)
@@ -139,9 +139,11 @@ def _leaves(ctx: Any) -> list[torch.Tensor]:
 
 def differentiable_once(function: str, factors: tuple[int, ...] | None = None) -> Callable[..., Any]:
     """Decorates the backward of an autograd.Function: its results raise when they are differentiated again.
-    PyTorch's once_differentiable does so only if the incoming gradient requires one; this also if an input does
-    that the result depends on. For a product, `factors` are the indices of its factors among the inputs: a
-    factor's gradient depends on the other factors, any other input's on none. Without it, all depend on all."""
+
+    PyTorch's once_differentiable raises only if the incoming gradient requires a gradient; this decorator also
+    raises if an input requires one on which the result depends. For a product, `factors` are the indices of its
+    factors among the inputs: the gradient of a factor depends on the other factors, the gradients of other
+    inputs on no input. Without `factors`, every result depends on all inputs."""
     message = (
         f"{function} does not support double backward: its gradients cannot be differentiated again. Leave out "
         "create_graph=True, detach the gradients, or use torch.nn.functional if you need second derivatives."
@@ -155,9 +157,8 @@ def differentiable_once(function: str, factors: tuple[int, ...] | None = None) -
     def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(backward)
         def call(ctx: Any, *gradients: Any) -> Any:
-            if (
-                torch.compiler.is_compiling()
-            ):  # Dynamo runs it without gradients, and AOTAutograd refuses a second
+            # Dynamo runs the backward without gradients, and AOTAutograd refuses a second backward
+            if torch.compiler.is_compiling():
                 return backward(ctx, *gradients)
             with torch.no_grad():
                 results = backward(ctx, *gradients)

@@ -92,7 +92,7 @@ def _put(module: Any, parameters: dict[str, Any], attributes: dict[str, Any]) ->
 
 
 def _exchange(module: Any, parameters: dict[str, Any], attributes: dict[str, Any]) -> Callable[[], None]:
-    """Sets them and returns a function that restores the previous ones."""
+    """Sets parameters and attributes; returns a function that restores the previous ones."""
     old = {name: module._parameters[name] for name in parameters}
     around = {name: vars(module).get(name) for name in attributes}
     _put(module, parameters, attributes)

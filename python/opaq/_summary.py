@@ -30,10 +30,12 @@ class Summary:
 
     @property
     def bytes_before(self) -> int:
+        """The bytes of all quantized weights before."""
         return sum(module.bytes_before for module in self.modules)
 
     @property
     def bytes_after(self) -> int:
+        """The bytes of all quantized weights after."""
         return sum(module.bytes_after for module in self.modules)
 
     @property

@@ -29,6 +29,7 @@ class Extent:
     to: int
 
     def evaluate(self, rows: Any, columns: Any) -> Any:
+        """The extent for a tensor of these sizes, which may be symbolic."""
         size = {"one": 1, "rows": rows, "columns": columns}[self.dim]
         entries = size if self.per == 1 else (size + (self.per - 1)) // self.per
         return entries if self.to == 1 else (entries + (self.to - 1)) // self.to * self.to
@@ -47,6 +48,7 @@ class BufferRow:
     extents: tuple[Extent, ...]
 
     def is_present(self, usage: int, options: Collection[str]) -> bool:
+        """Whether a quantizer of this usage (enum opaq_usage) with these options has the buffer."""
         wanted = self.options_needed.issubset(options) and self.options_excluded.isdisjoint(options)
         return wanted and self.usage & usage != 0
 
@@ -187,8 +189,9 @@ def layouts() -> tuple[LayoutRow, ...]:
 
 
 def element_of(dtype: Any) -> int:
-    """The library's number for "float32", numpy.float32, numpy.dtype("float32"), and float16 and bfloat16."""
+    """The library's number for float32, float16 or bfloat16: a text, or a dtype of NumPy or PyTorch."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", None))
+    name = str(dtype).removeprefix("torch.") if name is None else name
     if name not in _DTYPES:
         raise ValueError(f"opaq: the dtype is {name or dtype!r}, expected one of {', '.join(_DTYPES)}")
     return ELEMENTS.index(_DTYPES[name])
@@ -215,6 +218,6 @@ def buffers_of(made: _library.Proto) -> list[Buffer]:
 
 def proto(shape: Sequence[int], dtype: Any, quantizer: Quantizer | str) -> list[Buffer]:
     """The buffers of a tensor of this shape, dtype and quantizer, in flatten order, without any data."""
-    from opaq.quantizer import as_quantizer  # which imports this file
+    from opaq.quantizer import as_quantizer  # avoids a circular import
 
     return buffers_of(make_proto(shape, dtype, as_quantizer("opaq.proto", quantizer)))

@@ -6,10 +6,20 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 from opaq._names import Names
 
 DEFAULT_IGNORE = ("lm_head",)  # may match nothing without a warning
+
+
+def patterns_of(caller: str, ignore: Any) -> tuple[str, ...]:
+    """The patterns of an argument `ignore`: one text or several."""
+    given = (ignore,) if isinstance(ignore, str) else ignore
+    patterns = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError(f"{caller}: ignore is {ignore!r}, expected names of modules; () ignores nothing")
+    return patterns
 
 
 def warn_unmatched(caller: str, ignore: Iterable[str], modules: Collection[str], stacklevel: int = 3) -> None:

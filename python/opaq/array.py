@@ -31,6 +31,10 @@ class QuantizedArray:
     quantizer: Quantizer
     amax: float | None = None  # format fp8 returns it; nvfp4 keeps its own in a buffer
 
+    def dequantize(self, dtype: Any = "float32", usage: str | None = None, *, threads: int = 1) -> NDArray[Any]:
+        """The same as `opaq.dequantize` of this array."""
+        return dequantize(self, dtype, usage, threads=threads)
+
 
 def _dtype(dtype: Any) -> np.dtype[Any]:
     if isinstance(dtype, str) and dtype == "bfloat16":
@@ -131,6 +135,11 @@ def dequantize(
     quantized: QuantizedArray, dtype: Any = "float32", usage: str | None = None, *, threads: int = 1
 ) -> NDArray[Any]:
     """The values of the rowwise or columnwise copy; without `usage`, of the rowwise one if there is one."""
+    if not isinstance(quantized, QuantizedArray):
+        name = type(quantized).__name__
+        is_tensor = name in ("QuantizedTensor", "Parameter")
+        hint = "; a QuantizedTensor has the method dequantize()" if is_tensor else ""
+        raise TypeError(f"dequantize: expected an opaq.QuantizedArray, got a {name}{hint}")
     if usage not in (None, *USAGES):
         raise ValueError(f"dequantize: usage is {usage!r}, expected None, 'rowwise' or 'columnwise'")
     made = make_proto(quantized.shape, quantized.dtype, quantized.quantizer)

@@ -36,13 +36,13 @@ class Scheme:
     """How one kind of weight is stored and run."""
 
     weight: str  # the quantizer of a weight of its own
-    stacked: str  # of several in one tensor, each with the scales it has
-    data: str  # what is added to the plain weight's name
+    stacked: str  # of several weights stacked in one tensor, each with its own scales
+    data: str  # suffix added to the plain weight's name
     scale: str
     global_: str = ""
     input: str = ""  # how the input is quantized; "" if it is not
-    input_given: str = ""  # the same, where the checkpoint has a scale for it
-    input_scale: str = ""  # the name of that, beside the weight's
+    input_given: str = ""  # the same if the checkpoint has a scale for the input
+    input_scale: str = ""  # name of that scale's tensor, in the weight's module
     data_dtypes: tuple[str, ...] = ("F8_E4M3",)
     scale_dtypes: tuple[str, ...] = _FLOATS
     scale_shape: str = ""  # a letter for each dimension: opaq/layout.h
@@ -80,7 +80,7 @@ class Layout:
 
     schemes: tuple[tuple[Names, Scheme], ...]  # the first whose target matches a module applies to it
     ignore: Names
-    weights: tuple[str, ...] = ("weight",)  # what a plain weight is called in its module
+    weights: tuple[str, ...] = ("weight",)  # names of plain weights in their modules
 
     def scheme(self, module: str) -> Scheme | None:
         """How this module's weight is stored; None if it is plain."""
@@ -111,7 +111,7 @@ class Layout:
         return found
 
 
-# ---- the library's reader ----
+# ---- reading a configuration with the library ----
 
 _JSON_KINDS: dict[str, tuple[type, ...]] = {  # enum opaq_json_kind, from OPAQ_JSON_BOOLEAN on
     "a boolean": (bool,),

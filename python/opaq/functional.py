@@ -1,5 +1,8 @@
-"""linear: x w^T + bias with one forward and one backward operator, by a recipe. This file builds the plan
-(docs/linear.md); the library decides from it what to quantize, save and compute."""
+"""Linear layers, MLPs and mixtures of experts as functions: one forward and one backward operator each, by a
+recipe.
+
+For `linear` this file builds the plan (docs/linear.md); the library decides from it what to quantize, save and
+compute. `mlp`, `moe` and `grouped_linear` are in opaq/_experts.py."""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ from opaq._plan import (
 from opaq._refusals import differentiable_once, refuse_transforms
 from opaq.quantized_tensor import QuantizedTensor, assemble
 from opaq.quantizer import Quantizer, kept, query, with_usage
-from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe, as_recipe
+from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe, RecipeLike, as_recipe
 
 __all__ = ["DelayedState", "grouped_linear", "linear", "mlp", "moe", "quantized_linear"]
 
@@ -66,7 +69,8 @@ def _gathered_input(plan: str) -> str:
 def _gather_input(
     x: torch.Tensor, plan: str, scale: torch.Tensor | None, parallel: Parallel
 ) -> tuple[str, list[torch.Tensor], list[torch.Tensor]]:
-    """Gathers x of a split sequence: the plan for the whole of x, its tensors, and this rank's part to save."""
+    """Gathers x of a split sequence. Returns the plan for the whole of x, its tensors, and this rank's part to
+    save."""
     keeps = "w" in plan_get(plan, "grad")
     if not plan_get(plan, "x"):
         return plan, [all_gather(x, parallel)], [x] if keeps else []
@@ -88,7 +92,7 @@ def _forward(
     parallel: Parallel,
     caller: str,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[list[torch.Tensor]]]:
-    """y; the tensors of x that the backward needs; the other results: w_saved, amax, random."""
+    """Returns y, the tensors of x that the backward needs, and the other results: w_saved, amax, random."""
     shape, parts = tuple(x.shape), parts_of(x)
     kept = parts
     if parallel.gathers_input:
@@ -123,7 +127,7 @@ def _gathered_gradient(plan: str) -> str:
 def _gather_gradient(
     dy: torch.Tensor, plan: str, state: Sequence[Any], random: torch.Tensor | None, parallel: Parallel
 ) -> tuple[str, list[torch.Tensor]]:
-    """Gathers dy of a split sequence: the plan for the whole of dy, and its tensors."""
+    """Gathers dy of a split sequence. Returns the plan for the whole of dy, and its tensors."""
     if not (text := _gathered_gradient(plan)):
         return plan, [all_gather(dy, parallel)]
     scale = None
@@ -231,12 +235,12 @@ class _Linear(torch.autograd.Function):
         return (gradient, dw[0] if dw else None, dbias[0] if dbias else None, *[None] * 13)
 
 
-# ---- the front ----
+# ---- public functions ----
 
 
 def _check(caller: str, x: torch.Tensor, weight: torch.Tensor, bias: Any, cached: Any) -> None:
-    """Checks that the library does too, for compiled graphs, whose fakes check nothing, and for better
-    messages."""
+    """Repeats some checks of the library: fakes in compiled graphs check nothing, and these messages name
+    Python's arguments."""
     if weight.dim() != 2:
         raise ValueError(
             f"{caller}: weight has the shape {tuple(weight.shape)}, expected two sizes, out features and in "
@@ -286,7 +290,7 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    recipe: Recipe | None = None,
+    recipe: RecipeLike | None = None,
     name: str = "",
     cached_weight: torch.Tensor | None = None,
     cache_weight: bool = False,

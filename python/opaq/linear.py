@@ -123,7 +123,7 @@ class Linear(nn.Linear):
         if (recipe := model_init_recipe()) is not None:
             self._quantize_weights(recipe, preserves_high_precision())
 
-    # ---- making and keeping parameters ----
+    # ---- parameters and state ----
 
     def _part_sizes(self, split: Mapping[str, int] | tuple[str, ...] | None, size: int) -> dict[str, int]:
         """The rows of each weight, by the prefix of its name."""
@@ -182,8 +182,8 @@ class Linear(nn.Linear):
             self.register_parameter(f"{part}weight", made)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Linear:
-        """Delayed scaling's state only follows the device: a cast leaves it float32, `to_empty` keeps its
-        values, and from the meta device it arrives reset."""
+        """Moves delayed scaling's state to the new device only: a cast leaves it float32, `to_empty` keeps its
+        values, and a move from the meta device resets it."""
         state = {key: self._buffers.pop(key) for key in _STATE}
         super()._apply(fn, recurse)
         for key, tensor in state.items():
@@ -224,7 +224,7 @@ class Linear(nn.Linear):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
         """Delayed scaling's state is optional: the parameters of a plain Linear are enough."""
         given = {key: state_dict.pop(prefix + key, None) for key in _STATE}
-        self._non_persistent_buffers_set.update(_STATE)  # taken below, or not there
+        self._non_persistent_buffers_set.update(_STATE)  # loaded below if the state dict has it
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         self._leave_meta()
         for key, tensor in given.items():
@@ -303,6 +303,10 @@ class Linear(nn.Linear):
         fp8_output: bool = False,
         fp8_grad: bool = False,
     ) -> Any:
+        """inp [..., in_features]; the result is [..., out_features], or a pair of it and the bias, which is
+        then not added, with `return_bias`. `is_first_microbatch`: True quantizes the weight and caches it,
+        False uses the cached one, None does neither. With `fp8_output` the result is a QuantizedTensor, with
+        `fp8_grad` the gradient of inp."""
         level = _levels.top
         if self.recipe is not None and level.around is None and recomputing(self) is None:
             with autocast(recipe=self.recipe):
@@ -355,7 +359,7 @@ class Linear(nn.Linear):
         try:
             return _linear([x], [weight], parameters.get("bias"), x.shape, weight.shape, x.dtype, plan)[0]
         except RuntimeError:
-            return None  # forward raises it again, with its own name
+            return None  # forward raises it again, in its own name
 
     def _forward_local(
         self,

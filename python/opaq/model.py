@@ -20,7 +20,7 @@ from opaq._names import Names
 from opaq._noise import sqnr
 from opaq._summary import QuantizedModule, Summary
 from opaq._tables import buffers_of, make_proto
-from opaq._warnings import DEFAULT_IGNORE, warn_nothing_done, warn_unmatched
+from opaq._warnings import DEFAULT_IGNORE, patterns_of, warn_nothing_done, warn_unmatched
 from opaq.linear import Linear
 from opaq.packed import PackedModule, QuantizedLinear, input_quantizer_text, weight_quantizer, why_not_packed
 from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
@@ -31,7 +31,7 @@ _Undo = Callable[[], None]
 _HOOKS = [name for name in vars(nn.Module()) if "_hooks" in name and "state_dict" not in name]
 
 
-# ---- which modules ----
+# ---- selection of modules ----
 
 
 def _why_not(module: nn.Linear) -> str:
@@ -75,7 +75,7 @@ def _is_packed(module: nn.Module) -> bool:
 
 
 def _check(model: nn.Module, quantizer: str, activations: str, precision: str | None) -> None:
-    """Refuses what `quantize_` cannot do, before any work."""
+    """Checks the arguments of `quantize_` before any work."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"opaq.quantize_: model is a {type(model).__name__}, expected a torch.nn.Module")
     if precision not in (None, *PRECISIONS):
@@ -178,7 +178,7 @@ def _packed_bytes(jobs: list[_Job], quantizer: str) -> int:
 
 
 def _free_bytes(device: torch.device) -> float:
-    """Free memory in bytes, as far as it is known."""
+    """Free memory in bytes; infinite if unknown."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     try:
@@ -274,9 +274,12 @@ def quantize_(
     Errors are raised before anything is changed where possible. Weights are packed one at a time. If memory
     allows, the old weights are kept until all are done, so a failure or an interruption leaves the model
     unchanged; otherwise each is released at once."""
-    text, inputs = weight_quantizer(quantizer), input_quantizer_text(activations)
+    text, inputs = (
+        weight_quantizer(quantizer, "opaq.quantize_"),
+        input_quantizer_text(activations, "opaq.quantize_"),
+    )
     _check(model, text, inputs, precision)
-    patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    patterns = patterns_of("opaq.quantize_", ignore)
     jobs, left = _find(model, patterns, inputs)
     _warn(model, patterns, jobs, left)
     total = len(jobs)
@@ -315,7 +318,15 @@ def tile_(model: nn.Module, precision: str = "exact", *, progress: bool = False)
     scale per 32 columns). docs/performance.md has errors and speeds."""
     if precision not in PRECISIONS:
         raise ValueError(f"opaq.tile_: precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
-    return _tile(model, precision, can_be_tiled, progress)
+    count = _tile(model, precision, can_be_tiled, progress)
+    if not count:
+        modules = sum(1 for _ in model.modules())
+        warnings.warn(
+            f"opaq.tile_: nothing was tiled: none of the {modules} modules has packed weights; opaq.quantize_ "
+            "packs and tiles them",
+            stacklevel=2,
+        )
+    return count
 
 
 def tile_loaded(model: nn.Module, precision: str) -> None:
@@ -323,16 +334,21 @@ def tile_loaded(model: nn.Module, precision: str) -> None:
     _tile(model, precision, lambda weight: can_be_tiled(weight) and _is_plainly_rowwise(weight), False)
 
 
-def _tile(
-    model: nn.Module, precision: str, is_wanted: Callable[[QuantizedTensor], bool], progress: bool
-) -> int:
-    found = [
+def _packed_weights(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """The modules that have packed weights, and the weights' names in them."""
+    return [
         (module, name)
         for module in model.modules()
         for name, weight in module._parameters.items()
         if isinstance(weight, QuantizedTensor)
         and (isinstance(module, PackedModule) or _stacked.is_packed(module))
     ]
+
+
+def _tile(
+    model: nn.Module, precision: str, is_wanted: Callable[[QuantizedTensor], bool], progress: bool
+) -> int:
+    found = _packed_weights(model)
     done: dict[int, nn.Parameter] = {}
     bar = _bar(len(found), "tiling", progress)
     for module, name in found:

@@ -155,6 +155,7 @@ class MLP(_Experts):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., hidden_size]; the result has the same shape."""
         if (scope := recomputing(self)) is not None:
             with scope:
                 return self.forward(x)
@@ -226,11 +227,13 @@ class MoE(_Experts):
 
     @property
     def num_local_experts(self) -> int:
+        """The number of experts in this module."""
         return int(self.gate_up.shape[0])
 
     def forward(
         self, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
     ) -> torch.Tensor:
+        """hidden_states [tokens, hidden_size]; topk_weights and topk_ids [tokens, k]."""
         if (scope := recomputing(self)) is not None:
             with scope:
                 return self.forward(hidden_states, topk_weights, topk_ids)

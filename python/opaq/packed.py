@@ -11,7 +11,7 @@ from torch import nn
 
 from opaq import functional
 from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
-from opaq.quantizer import Quantizer, query, with_usage
+from opaq.quantizer import Quantizer, as_quantizer, query, with_usage
 from opaq.tensor_proto import TensorProto
 
 
@@ -24,18 +24,18 @@ def zeros(shape: tuple[int, ...], quantizer: str, dtype: torch.dtype, device: An
     return made
 
 
-def weight_quantizer(quantizer: Quantizer | str) -> str:
+def weight_quantizer(quantizer: Quantizer | str, caller: str = "opaq") -> str:
     """The canonical text of a weight's quantizer, with the rowwise copy that a forward reads."""
-    return with_usage(str(Quantizer(str(quantizer))), True, None)
+    return with_usage(str(as_quantizer(caller, quantizer)), True, None)
 
 
-def input_quantizer_text(quantizer: Quantizer | str) -> str:
+def input_quantizer_text(quantizer: Quantizer | str, caller: str = "opaq") -> str:
     """The canonical text of an input's quantizer; "" if it is not quantized."""
-    return with_usage(str(Quantizer(str(quantizer))), True, False) if str(quantizer) else ""
+    return "" if quantizer == "" else with_usage(str(as_quantizer(caller, quantizer)), True, False)
 
 
 def why_not_packed(text: str) -> str:
-    """Why nothing can be packed by a quantizer; "" if it can."""
+    """Why a quantizer cannot pack weights; "" if it can."""
     if query(text, "is_delayed"):
         return "needs calibrated scales, and nothing is calibrated here"
     if query(text, "is_stochastic"):
@@ -64,7 +64,8 @@ class PackedModule(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, metadata: Any, *arguments: Any) -> None:
-        """Accepts a scale even if the module has none, and quantizes a plain weight like this one."""
+        """Loads a scale even if the module has none yet, and quantizes a plain weight with the quantizer of the
+        module's own."""
         for name in self.scale_names:
             given = state_dict.get(prefix + name)
             if given is not None and self._buffers[name] is None:
@@ -125,7 +126,7 @@ class QuantizedLinear(PackedModule):
         self.input_quantizer = input_quantizer
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        given = query(input_quantizer, "is_delayed")  # its scale is never computed from the input
+        given = query(input_quantizer, "is_delayed")  # a delayed scale is always given
         self.register_buffer("input_scale", torch.ones(1, device=weight.device) if given else None)
 
     @classmethod
@@ -133,6 +134,10 @@ class QuantizedLinear(PackedModule):
         cls, linear: nn.Linear, quantizer: Quantizer | str, input_quantizer: Quantizer | str = ""
     ) -> QuantizedLinear:
         """A layer with the quantized weight of `linear` and the memory of its bias."""
+        if not isinstance(linear, nn.Linear):
+            name = type(linear).__name__
+            hint = "; from_weight takes a QuantizedTensor" if isinstance(linear, torch.Tensor) else ""
+            raise TypeError(f"QuantizedLinear.from_linear: expected a torch.nn.Linear, got a {name}{hint}")
         weight = quantize_tensor(linear.weight.detach().contiguous(), weight_quantizer(quantizer))
         made = cls.from_weight(weight, linear.bias, input_quantizer)
         made.train(linear.training)
@@ -166,6 +171,7 @@ class QuantizedLinear(PackedModule):
         return str(self.weight._quantizer_text)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., in_features]; the result is [..., out_features]."""
         parameters = self._parameters  # without nn.Module.__getattr__, which costs as much as a small product
         return functional.quantized_linear(
             autocast_input(x),

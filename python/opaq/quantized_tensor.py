@@ -82,20 +82,23 @@ class QuantizedTensor(torch.Tensor):
         without their module's. `layout` is "compressed-tensors", "modelopt", "deepseek" or "gpt-oss". The
         format follows from names, dtypes and shapes unless `format` is given. A scale of the input is accepted
         and not used. `dtype` is what the weight dequantizes to, PyTorch's default if not given."""
-        from opaq._from_checkpoint import from_checkpoint  # noqa: PLC0415  # which needs this class
+        from opaq._from_checkpoint import from_checkpoint  # noqa: PLC0415  # avoids a circular import
 
         return from_checkpoint(tensors, layout, format, dtype or torch.get_default_dtype())
 
-    # ---- what it is made of ----
+    # ---- buffers and metadata ----
 
     @property
     def quantizer(self) -> Quantizer:
+        """The quantizer that its bytes belong to."""
         return Quantizer(self._quantizer_text)
 
     def buffer_names(self) -> list[str]:
+        """The attribute names of the buffers, in flatten order."""
         return list(buffer_names(self._quantizer_text))
 
     def buffers(self) -> list[torch.Tensor]:
+        """The buffers, in flatten order; they are not copies."""
         if self._is_flat:
             raise NotImplementedError(
                 "opaq: this is a flattened QuantizedTensor, and the quantized dimension cannot be "
@@ -105,7 +108,7 @@ class QuantizedTensor(torch.Tensor):
 
     @property
     def nbytes(self) -> int:
-        """Of the buffers."""
+        """The bytes of all buffers."""
         return sum(getattr(self, name).nbytes for name in self.buffer_names())
 
     def element_size(self) -> int:
@@ -130,7 +133,7 @@ class QuantizedTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"QuantizedTensor({tuple(self.shape)}, {self.dtype}, {self.quantizer!r}, device='{self.device}')"
 
-    # ---- what it can do ----
+    # ---- conversions ----
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A plain tensor, from the rowwise copy if there is one. Gradients pass through unchanged."""
@@ -161,6 +164,7 @@ class QuantizedTensor(torch.Tensor):
         return self
 
     def is_shared(self) -> bool:
+        """Whether all buffers are in shared memory."""
         return all(buffer.is_shared() for buffer in self.buffers())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -174,12 +178,12 @@ class QuantizedTensor(torch.Tensor):
     def __setitem__(self, *_: Any) -> None:
         raise NotImplementedError("opaq: a QuantizedTensor's values cannot be changed; dequantize it first")
 
-    # ---- FSDP2: the bytes are gathered, and put together by the library ----
+    # ---- FSDP2 gathers the bytes; the library joins the shards ----
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[torch.Tensor, ...], Any]:
-        if self.shape[0] * mesh.size() != outer_size[0]:  # raised by every rank, so that none waits for another
+        if self.shape[0] * mesh.size() != outer_size[0]:  # every rank raises, so none waits for another
             raise NotImplementedError(
                 f"opaq: {outer_size[0]} rows are not divided evenly by {mesh.size()} ranks, so the bytes of "
                 f"{self.quantizer!r} cannot be gathered"
@@ -199,7 +203,7 @@ class QuantizedTensor(torch.Tensor):
                 mine.copy_(new)
         return None
 
-    # ---- PyTorch's operators on it ----
+    # ---- dispatch of PyTorch's operators ----
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
@@ -298,7 +302,7 @@ def quantize_tensor(
     return made
 
 
-# ---- the operators that a QuantizedTensor answers itself ----
+# ---- PyTorch's operators with an implementation here ----
 
 
 def _handles(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -443,7 +447,7 @@ def _equal(function: Any, first: torch.Tensor, second: torch.Tensor) -> bool:
     return same and all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
 
 
-# ---- collectives on it: bytes, for what DTensor and torch.distributed.checkpoint do ----
+# ---- collectives on the bytes, for DTensor and torch.distributed.checkpoint ----
 
 
 def _all_gather(function: Any, tensor: QuantizedTensor, size: int, group: Any) -> Any:

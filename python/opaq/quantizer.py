@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-TEXT_LIMIT = 4096  # entries of a cache; the library's own is bounded too
+TEXT_LIMIT = 4096  # largest number of entries of a cache
 
 
 def text_of(spec: _library.Spec) -> str:
@@ -26,8 +26,8 @@ def text_of(spec: _library.Spec) -> str:
 
 
 def kept(function: _Function) -> _Function:
-    """Decorates a pure function of texts and other constants: results are cached, and constants to
-    torch.compile."""
+    """Decorates a pure function of texts and other constants: its results are cached, and torch.compile treats
+    them as constants."""
     cached = lru_cache(TEXT_LIMIT)(function)
 
     @wraps(function)
@@ -40,15 +40,20 @@ def kept(function: _Function) -> _Function:
     return made  # type: ignore[no-any-return]
 
 
+# Names of formats in other libraries.
+_SYNONYMS = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float8": "fp8", "e4m3": "fp8", "e5m2": "fp8"}
+
+
 def _suggestion(text: str) -> str:
-    """ "; did you mean ...?" for the first word of a text that is not a known one but close to it."""
+    """ "; did you mean ...?" for the first unknown word of a text; "" if no known word is similar."""
     first, *options = text.lower().split("+")
     known = [*USAGES, *OPTIONS, "rule=", "eps=", "e4m3max="]
     words = [(first.split(".")[0], [row.name for row in formats()])]
     words += [(word.partition("=")[0], known) for word in options]
     for word, choices in words:
         if word not in choices and f"{word}=" not in choices:
-            nearest = get_close_matches(word, choices, 1)
+            begun = [choice for choice in choices if word.startswith(choice)]  # "nvfp4_default_cfg"
+            nearest = sorted(begun, key=len)[-1:] or get_close_matches(_SYNONYMS.get(word, word), choices, 1)
             return f"; did you mean {nearest[0]!r}?" if nearest else ""
     return ""
 
@@ -103,9 +108,12 @@ def as_quantizer(caller: str, given: Any) -> Quantizer:
     if isinstance(given, Quantizer):
         return given
     if not isinstance(given, str):
+        kind = given if isinstance(given, type) else type(given)
+        is_recipe = any(base.__name__ == "Recipe" for base in kind.__mro__)
+        hint = "; recipes are for opaq.autocast and opaq.convert_training" if is_recipe else ""
         raise TypeError(
-            f"{caller}: quantizer is a {type(given).__name__}, expected an opaq.Quantizer or its text, such as "
-            "'nvfp4'"
+            f"{caller}: quantizer is {'the class' if kind is given else 'a'} {kind.__name__}, expected an "
+            f"opaq.Quantizer or its text, such as 'nvfp4'{hint}"
         )
     return Quantizer(given)
 
@@ -131,10 +139,12 @@ class Quantizer:
 
     @property
     def format(self) -> str:
+        """The name of the format, such as "nvfp4"."""
         return str(formats()[self.spec.format].name)
 
     @property
     def element(self) -> str:
+        """The name of the codes' element type, such as "e2m1"."""
         return str(ELEMENTS[self.spec.element])
 
     @property
@@ -149,6 +159,7 @@ class Quantizer:
 
     @property
     def rule(self) -> str:
+        """The rule by which scales are computed, such as "te"."""
         return str(RULES[self.spec.rule])
 
     @property

@@ -12,8 +12,24 @@ from typing import Any, NamedTuple
 
 from opaq.quantizer import Quantizer, derive, kept, query
 
+__all__ = [
+    "CustomRecipe",
+    "DelayedScaling",
+    "Float8BlockScaling",
+    "Float8CurrentScaling",
+    "Format",
+    "LinearQuantizers",
+    "MMParams",
+    "MXFP8BlockScaling",
+    "NVFP4BlockScaling",
+    "QParams",
+    "QuantizerRole",
+    "Recipe",
+    "default_recipe",
+]
+
 # Default replaced in __post_init__: a dataclass as a default could not be constructed in a compiled graph.
-_MADE_LATER: Any = None
+_SET_LATER: Any = None
 _OVERRIDES = (None, "high_precision", "dequantized")
 _SCOPES = ("none", "weights", "activations", "all")
 
@@ -137,7 +153,7 @@ def _text(start: str, params: QParams, more: str = "") -> str:
 # -------------------------------------------------------------------------------------------------- recipes
 
 
-def _asks(*names: str) -> Any:
+def _is_one_of(*names: str) -> Any:
     """A class method: whether it is one of these recipes."""
     return classmethod(lambda cls: any(base.__name__ in names for base in cls.__mro__))
 
@@ -157,13 +173,13 @@ class Recipe:
         return self._quantizers
 
     # Transformer Engine's predicates of a recipe or its class
-    delayed = _asks("DelayedScaling")
-    float8_current_scaling = _asks("Float8CurrentScaling")
-    float8_per_tensor_scaling = _asks("DelayedScaling", "Float8CurrentScaling")
-    float8_block_scaling = _asks("Float8BlockScaling")
-    mxfp8 = _asks("MXFP8BlockScaling")
-    nvfp4 = _asks("NVFP4BlockScaling")
-    custom = _asks("CustomRecipe")
+    delayed = _is_one_of("DelayedScaling")
+    float8_current_scaling = _is_one_of("Float8CurrentScaling")
+    float8_per_tensor_scaling = _is_one_of("DelayedScaling", "Float8CurrentScaling")
+    float8_block_scaling = _is_one_of("Float8BlockScaling")
+    mxfp8 = _is_one_of("MXFP8BlockScaling")
+    nvfp4 = _is_one_of("NVFP4BlockScaling")
+    custom = _is_one_of("CustomRecipe")
 
     def _default(self, name: str, value: object) -> None:
         if getattr(self, name) is None:
@@ -220,12 +236,12 @@ class Float8CurrentScaling(Recipe):
 
     use_power_2_scales: bool = False
     fp8_format: Format = Format.HYBRID
-    fp8_quant_fwd_inp: QParams = field(default=_MADE_LATER, kw_only=True)
-    fp8_quant_fwd_weight: QParams = field(default=_MADE_LATER, kw_only=True)
-    fp8_quant_bwd_grad: QParams = field(default=_MADE_LATER, kw_only=True)
-    fp8_gemm_fprop: MMParams = _MADE_LATER
-    fp8_gemm_dgrad: MMParams = _MADE_LATER
-    fp8_gemm_wgrad: MMParams = _MADE_LATER
+    fp8_quant_fwd_inp: QParams = field(default=_SET_LATER, kw_only=True)
+    fp8_quant_fwd_weight: QParams = field(default=_SET_LATER, kw_only=True)
+    fp8_quant_bwd_grad: QParams = field(default=_SET_LATER, kw_only=True)
+    fp8_gemm_fprop: MMParams = _SET_LATER
+    fp8_gemm_dgrad: MMParams = _SET_LATER
+    fp8_gemm_wgrad: MMParams = _SET_LATER
     fp8_dpa: bool = False
     fp8_mha: bool = False
     backward_override: str | None = None
@@ -248,15 +264,15 @@ class Float8BlockScaling(Recipe):
 
     use_f32_scales: bool = False
     fp8_format: Format = Format.E4M3
-    fp8_quant_fwd_inp: QParams = field(default=_MADE_LATER, kw_only=True)
-    fp8_quant_fwd_weight: QParams = field(default=_MADE_LATER, kw_only=True)
-    fp8_quant_bwd_grad: QParams = field(default=_MADE_LATER, kw_only=True)
+    fp8_quant_fwd_inp: QParams = field(default=_SET_LATER, kw_only=True)
+    fp8_quant_fwd_weight: QParams = field(default=_SET_LATER, kw_only=True)
+    fp8_quant_bwd_grad: QParams = field(default=_SET_LATER, kw_only=True)
     x_block_scaling_dim: int = 1
     w_block_scaling_dim: int = 2
     grad_block_scaling_dim: int = 1
-    fp8_gemm_fprop: MMParams = _MADE_LATER
-    fp8_gemm_dgrad: MMParams = _MADE_LATER
-    fp8_gemm_wgrad: MMParams = _MADE_LATER
+    fp8_gemm_fprop: MMParams = _SET_LATER
+    fp8_gemm_dgrad: MMParams = _SET_LATER
+    fp8_gemm_wgrad: MMParams = _SET_LATER
     fp8_dpa: bool = False
     fp8_mha: bool = False
     backward_override: str | None = None
@@ -365,14 +381,17 @@ class NVFP4BlockScaling(Recipe):
 
     @property
     def fp4_quant_fwd_inp(self) -> QParams:
+        """How the input is quantized."""
         return QParams(random_hadamard_transform=not self.disable_rht)
 
     @property
     def fp4_quant_fwd_weight(self) -> QParams:
+        """How the weight is quantized."""
         return QParams(fp4_2d_quantization=not self.disable_2d_quantization)
 
     @property
     def fp4_quant_bwd_grad(self) -> QParams:
+        """How the output's gradient is quantized."""
         return QParams(
             random_hadamard_transform=not self.disable_rht,
             stochastic_rounding=not self.disable_stochastic_rounding,
@@ -397,6 +416,7 @@ class CustomRecipe(Recipe):
         _expect_int(self, "quantization_alignment", 1)
 
     def linear_quantizers(self, name: str = "") -> LinearQuantizers:
+        """The quantizers that `qfactory` returns for the linear layer that is called `name`."""
         forward = self._ask("input", name), self._ask("weight", name)
         backward = self._ask("grad_output", name)
         handed_on = self._ask("output", name), self._ask("grad_input", name)
@@ -428,6 +448,14 @@ _NAMES: dict[str, type[Recipe]] = {
     "mxfp8": MXFP8BlockScaling,
     "nvfp4": NVFP4BlockScaling,
 }
+
+
+RecipeLike = Recipe | type[Recipe] | str  # what an argument `recipe` takes
+
+
+def names_recipe(given: Any) -> bool:
+    """Whether an argument is a recipe, a class of recipes or a text."""
+    return isinstance(given, (Recipe, str)) or (isinstance(given, type) and issubclass(given, Recipe))
 
 
 def as_recipe(caller: str, given: Any) -> Recipe | None:

@@ -51,6 +51,7 @@ class Runner:
         self._is_destroyed = False
 
     def info(self) -> RunnerInfo:
+        """The properties of the runner."""
         found = _library.RunnerInfo()
         call("opaq_runner_query", self.id, found)
         return RunnerInfo(
@@ -65,7 +66,7 @@ class Runner:
         )
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """x, or hidden states, router weights and expert ids."""
+        """Runs it on x, or for a "moe" on hidden states, router weights and expert ids."""
         made: torch.Tensor = _ROWS[self.kind](*inputs, self.id, self.out_features)
         return made
 
@@ -234,8 +235,8 @@ def create_mlp(
     hidden_scale: torch.Tensor | float | None = None,
     precision: str | None = None,
 ) -> Runner:
-    """What `opaq.functional.mlp` computes. Plain weights are quantized now by `quantizer`, the inputs of both
-    products in every run, by `input_quantizer` and `hidden_quantizer` (default: the same)."""
+    """A runner that computes `opaq.functional.mlp`. Plain weights are quantized now by `quantizer`, the inputs
+    of both products in every run, by `input_quantizer` and `hidden_quantizer` (default: the same)."""
     by_weight, *inputs = texts_of(quantizer, input_quantizer, hidden_quantizer)
     by_weight, gate_up, down = _tiled(precision, by_weight, gate_up, down)
     biases, scales = (gate_up_bias, down_bias), (input_scale, hidden_scale)
@@ -264,8 +265,8 @@ def create_moe(
     hidden_scale: torch.Tensor | float | None = None,
     precision: str | None = None,
 ) -> Runner:
-    """What `opaq.functional.moe` computes. Plain weights are quantized now by `quantizer`, each expert's by
-    itself."""
+    """A runner that computes `opaq.functional.moe`. Plain weights are quantized now by `quantizer`, each
+    expert's by itself."""
     by_weight, *inputs = texts_of(quantizer, input_quantizer, hidden_quantizer)
     by_weight, gate_up, down = _tiled(precision, by_weight, gate_up, down)
     biases, scales = (gate_up_bias, down_bias), (input_scale, hidden_scale)
@@ -278,7 +279,7 @@ def create_moe(
 
 
 @dataclass
-class _Lent:
+class _Registered:
     """A Python object registered as a runner."""
 
     obj: Any
@@ -287,7 +288,7 @@ class _Lent:
 
 
 _METHODS = ("_run_impl", "run")  # method names, in order of preference
-_lent: dict[int, _Lent] = {}  # by the context pointer that the library passes back
+_registered: dict[int, _Registered] = {}  # by the context pointer that the library passes back
 _states_by_handle: dict[int, int] = {}
 _states = count(1)
 
@@ -321,9 +322,10 @@ def _borrowed(tensor: _library.Tensor) -> torch.Tensor:
 
 
 def _raise_later(reason: BaseException) -> Any:
-    """A 0 for C, which when it is read makes the interpreter raise KeyboardInterrupt, SystemExit or their like
-    on this thread. Reading it runs no bytecode, so the exception comes when the operator returns. The
-    interpreter makes such an exception from a class; this one gives the object that there is."""
+    """A return value for the C caller that reads as 0 and, when ctypes converts it, schedules `reason`
+    (KeyboardInterrupt, SystemExit, ...) on this thread. The conversion runs no bytecode, so the interpreter
+    raises the exception only after the operator has returned. PyThreadState_SetAsyncExc takes a class;
+    instantiating this one returns the existing exception object."""
     carrier = type("Carrier", (type(reason),), {"__new__": lambda *_: reason})
     targets = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(carrier)
     threads = map(ctypes.pythonapi.PyThreadState_SetAsyncExc, *([target] for target in targets))  # one thread
@@ -335,13 +337,13 @@ def _run_object(state: int, given: Any, error: Any) -> Any:
     try:
         inputs = [_borrowed(given.contents.inputs[i]) for i in range(given.contents.input_count)]
         with torch.no_grad():
-            lent = _lent[state]
-            result = getattr(lent.obj, lent.method)(*inputs)
+            entry = _registered[state]
+            result = getattr(entry.obj, entry.method)(*inputs)
             if not isinstance(result, torch.Tensor):
-                raise TypeError(f"{lent.method} returned {type(result).__name__}, expected a tensor")
+                raise TypeError(f"{entry.method} returned {type(result).__name__}, expected a tensor")
             if (result.shape, result.dtype) != (output.shape, output.dtype):
                 raise ValueError(
-                    f"{lent.method} returned {result.dtype} of shape {tuple(result.shape)}, expected "
+                    f"{entry.method} returned {result.dtype} of shape {tuple(result.shape)}, expected "
                     f"{output.dtype} of shape {tuple(output.shape)}"
                 )
             output.copy_(result)
@@ -356,8 +358,8 @@ def _run_object(state: int, given: Any, error: Any) -> Any:
 
 
 def _forget_object(state: int) -> None:
-    if (lent := _lent.pop(state, None)) is not None:
-        _states_by_handle.pop(lent.handle, None)
+    if (entry := _registered.pop(state, None)) is not None:
+        _states_by_handle.pop(entry.handle, None)
 
 
 _RUN = ctypes.CFUNCTYPE(
@@ -373,7 +375,7 @@ def register(obj: Any, kind: str, in_features: int, out_features: int, experts: 
     """A Python object with a method `_run_impl` or `run` as a runner: run(x), or run(hidden_states,
     topk_weights, topk_ids), returns the output. Its arguments are borrowed: they must not be changed, nor kept
     after it returns. An exception becomes the operator's error; KeyboardInterrupt and
-    SystemExit stay what they are."""
+    SystemExit are raised unchanged."""
     method = next((name for name in _METHODS if callable(getattr(obj, name, None))), None)
     if method is None:
         raise TypeError(f"opaq.runner: {type(obj).__name__} has no run method, nor _run_impl")
@@ -382,18 +384,18 @@ def register(obj: Any, kind: str, in_features: int, out_features: int, experts: 
     info = _library.RunnerInfo(RUNNER_KINDS.index(kind), in_features, out_features, experts)
     info.kernel = type(obj).__name__.encode("ascii", "backslashreplace")[:63]
     handle, state = ctypes.c_int64(), next(_states)
-    _lent[state] = lent = _Lent(obj, method)
+    _registered[state] = entry = _Registered(obj, method)
     try:
         call("opaq_runner_register", info, _FUNCTIONS, state, handle)
     except BaseException:
         _forget_object(state)
         raise
-    lent.handle = handle.value
+    entry.handle = handle.value
     _states_by_handle[handle.value] = state
     return Runner(handle.value)
 
 
-# ---- the names of other runner registries ----
+# ---- names of other runner registries ----
 
 _EXPERTS = ("num_experts", "num_local_experts", "experts")
 
@@ -437,7 +439,7 @@ def get_runner(runner_id: int) -> Any:
     """The object that `register_runner` or `register` was given, or the Runner of one made from weights."""
     found = Runner(runner_id)
     state = _states_by_handle.get(runner_id)
-    return found if state is None else _lent[state].obj
+    return found if state is None else _registered[state].obj
 
 
 def unregister_runner(runner_id: int) -> None:

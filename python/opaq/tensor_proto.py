@@ -46,6 +46,7 @@ class TensorProto:
 
     @property
     def is_quantized(self) -> bool:
+        """Whether the tensor has a quantizer."""
         return self.quantizer is not None
 
     def inner_names(self) -> list[str]:

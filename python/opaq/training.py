@@ -18,11 +18,11 @@ from opaq import _stacked
 from opaq._autocast import LATEST, autocast, quantized_model_init, recomputing
 from opaq._names import Names
 from opaq._summary import left_lines, some
-from opaq._warnings import DEFAULT_IGNORE, warn_nothing_done, warn_unmatched
+from opaq._warnings import DEFAULT_IGNORE, patterns_of, warn_nothing_done, warn_unmatched
 from opaq.linear import Linear
-from opaq.packed import PackedModule
+from opaq.packed import PackedModule, QuantizedLinear
 from opaq.quantized_tensor import QuantizedTensor
-from opaq.recipe import DelayedScaling, Recipe, as_recipe
+from opaq.recipe import DelayedScaling, Recipe, RecipeLike, as_recipe
 
 _BEFORE = "_opaq_before_training"  # in a converted module's __dict__: its _Record
 _kinds: dict[type, type] = {}
@@ -57,14 +57,16 @@ class TrainingLinear(Linear):
         return super().extra_repr() + ("" if self.recipe is None else f", recipe={type(self.recipe).__name__}")
 
 
-# ---- which modules ----
+# ---- selection of modules ----
 
 
 def _why_not(module: nn.Module, recipe: Recipe | None) -> str:
     """Why a linear layer or experts cannot be converted; "" if they can."""
+    if isinstance(module, QuantizedLinear):
+        return "packed by quantize_, which dequantize_ undoes"
     if _stacked.weight_names(module):
         if _stacked.is_packed(module):
-            return "its weights are packed"
+            return "packed by quantize_, which dequantize_ undoes"
         if isinstance(recipe, DelayedScaling):
             return "experts do not support DelayedScaling"
         return _stacked.why_not(module)
@@ -106,7 +108,7 @@ def _ends(model: nn.Module, first: int, last: int) -> set[str]:
 
 
 class _Record(NamedTuple):
-    """The state of a module before conversion; plain data, so it is copied and saved with the module."""
+    """The state of a module before conversion; plain data, which is copied and saved with the module."""
 
     kind: type
     added: tuple[str, ...] = ()  # attributes and buffers that it did not have
@@ -174,8 +176,8 @@ def _convert_experts(module: Any) -> _Record:
 
 def convert_training(
     model: nn.Module,
-    recipe: Recipe | None = None,
-    filter: Callable[[nn.Module, str], bool] | None = None,  # noqa: A002  # the usual word
+    recipe: RecipeLike | None = None,
+    filter: Callable[[nn.Module, str], bool] | None = None,  # noqa: A002  # the name that torchao uses
     *,
     skip_first: int = 0,
     skip_last: int = 0,
@@ -192,13 +194,14 @@ def convert_training(
         raise TypeError(f"opaq.convert_training: model is a {type(model).__name__}, expected a torch.nn.Module")
     recipe = as_recipe("opaq.convert_training", recipe)
     ends = _ends(model, skip_first, skip_last)
-    patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    patterns = patterns_of("opaq.convert_training", ignore)
     names = Names(patterns)
     converted: dict[str, str] = {}
     left: dict[str, str] = {}
     for name, module in model.named_modules():
         is_linear = isinstance(module, nn.Linear)
-        if not is_linear and not _stacked.weight_names(module):
+        is_packed = isinstance(module, QuantizedLinear)
+        if not is_linear and not is_packed and not _stacked.weight_names(module):
             continue
         if name in names:
             left[name] = "ignored"

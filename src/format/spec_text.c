@@ -258,7 +258,13 @@ enum opaq_status opaq_spec_parse(const char *text, size_t length, struct opaq_sp
     }
     struct opaq_spec parsed;
     struct reader reader = {text, length, &parsed, error, NULL, 0};
-    TRY(read_all(&reader));
+    const enum opaq_status status = read_all(&reader);
+    if (status != OPAQ_OK && error != NULL && length > 0 && text[length - 1] == '\0') {
+        const size_t used = strlen(error->text);
+        (void)snprintf(error->text + used, sizeof error->text - used,
+                       "; the length %zu counts the terminator of the string", length);
+    }
+    TRY(status);
     if ((parsed.options & OPAQ_4OVER6) != 0 && (reader.seen & SEEN_E4M3_MAX) == 0) {
         parsed.e4m3_max = 256;
     }

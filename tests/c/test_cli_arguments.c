@@ -121,6 +121,7 @@ static void wrong_lines_have_messages(void) {
         {"-x a b", "unknown option -x"},
         {"--format NVPF4 a b", "--format is \"NVPF4\", expected nvfp4, mxfp4 or fp8; did you mean nvfp4?"},
         {"--format nvfp5 a b", "--format is \"nvfp5\", expected nvfp4, mxfp4 or fp8; did you mean nvfp4?"},
+        {"--format fp4 a b", "--format is \"fp4\", expected nvfp4, mxfp4 or fp8; did you mean nvfp4?"},
         {"--format= a b", "--format is \"\", expected nvfp4, mxfp4 or fp8"},
         {"--format zebra a b", "--format is \"zebra\", expected nvfp4, mxfp4 or fp8"},
         {"--format nvfp4 --format fp8 a b", "--format is given twice, as \"nvfp4\" and as \"fp8\""},

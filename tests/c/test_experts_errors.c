@@ -92,7 +92,7 @@ static void inputs(void) {
     BOTH("", args.value[0].tensors = NULL, ARGUMENT, " is missing");
     REFUSE("mlp", "", V("x").tensors = NULL, ARGUMENT, "x is missing");
     REFUSE("moe", "", V("hidden_states").tensors = NULL, ARGUMENT, "hidden_states is missing");
-    BOTH("", args.x.rank = 0, SHAPE, "has 0 dimensions, which give no y: too few");
+    BOTH("", args.x.rank = 0, SHAPE, "has 0 dimensions, too few for the shape of y");
     BOTH("", args.x.rank = 9, SHAPE, "has 9 dimensions, at most 8 are allowed");
     BOTH("", args.x.rank = -1, SHAPE, "has -1 dimensions");
     REFUSE("mlp", "", args.x.shape[1] = 15, SHAPE,
@@ -261,6 +261,8 @@ static void plans(void) {
     tensors_make();
     BOTH("", V("plan").text = NULL, ARGUMENT, "plan is missing");
     BOTH("", V("plan").count = -1, ARGUMENT, "plan is missing");
+    BOTH("", V("plan") = ((struct opaq_value){.text = "x=nvfp4"}), ARGUMENT,
+         "plan has a text, but its count of characters is 0");
     BOTH("", V("plan") = op_text_value(many), TEXT,
          "plan: the text has 960 characters, at most 959 are allowed");
     BOTH("", V("plan") = op_text_value("x=fp9"), TEXT, "plan: \"x=fp9\" at position 0");

@@ -143,7 +143,7 @@ static void grouped_ranks(void) {
     grouped_make(false, "");
     grouped.x.rank = 0;
     linear_refuse(__LINE__, "grouped_linear", grouped.value, OPAQ_ERROR_SHAPE,
-                  "x has 0 dimensions, which give no y: too few");
+                  "x has 0 dimensions, too few for the shape of y");
     grouped_make(true, "grad=x");
     grouped.x.rank = grouped.dy.rank = 0;
     grouped.w_shape[2] = grouped.w.shape[2] = 1;
@@ -223,7 +223,7 @@ static void linear_calls(void) {
            "the plan rounds stochastically (sr), for which linear_forward takes random numbers");
     LINEAR("w=mxfp4+sr", (void)0, ARGUMENT, "the plan rounds stochastically (sr)");
     LINEAR("", grouped.value[0].tensors = NULL, ARGUMENT, "x is missing");
-    LINEAR("", grouped.x.rank = 0, SHAPE, "x has 0 dimensions, which give no y: too few");
+    LINEAR("", grouped.x.rank = 0, SHAPE, "x has 0 dimensions, too few for the shape of y");
     LINEAR("", grouped.x.shape[1] = 15, SHAPE, "x of shape [6,15] has 15 features, expected the 16 of w");
     LINEAR("", grouped.value[3].count = 1, SHAPE, "");
     LINEAR("", grouped.value[3].count = 3, SHAPE,

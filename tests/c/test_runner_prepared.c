@@ -321,7 +321,7 @@ static void errors_of_the_call_are_errors_of_create(void) {
     values[3] = op_sizes_value(wrong, 3);
     refuse(__LINE__, op, values, OPAQ_ERROR_SHAPE, "w_shape has 3 sizes, expected two");
     values[3] = op_sizes_value(wrong, 0);
-    refuse(__LINE__, op, values, OPAQ_ERROR_SHAPE, "which give no y");
+    refuse(__LINE__, op, values, OPAQ_ERROR_SHAPE, "too few for the shape of y");
     runner_values(&layer, NULL, values);
     struct opaq_tensor bias = layer.bias_tensors[0];
     bias.shape[0] = 3;

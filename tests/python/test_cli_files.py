@@ -145,6 +145,14 @@ def test_a_partial_file_is_not_a_source(tmp_path: Path) -> None:
     assert partial.exists()
 
 
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model-Q4_0.gguf", "consolidated.00.pth"])
+def test_weights_in_another_format(name: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / name).write_bytes(b"x")
+    for words in (["inspect", tmp_path / "other"], ["quantize", tmp_path / "other", tmp_path / "out"]):
+        refused(f"has no safetensors file; {name} is of another format", *words)
+
+
 def test_an_unfinished_folder_is_not_a_source(tmp_path: Path) -> None:
     good, bad = checkpoint(tmp_path / "good"), checkpoint(tmp_path / "bad")
     (bad / ".opaq-job").write_text("opaq 0.1\nquantize\n")

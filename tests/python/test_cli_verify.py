@@ -151,6 +151,17 @@ def test_failures(tmp_path: Path) -> None:
     cli.check_text("verify_failures.txt", cli.run("verify", "quantized", "original", code=1, folder=tmp_path))
 
 
+def test_exchanged_arguments(tmp_path: Path) -> None:
+    from cli_run import run
+
+    plain = cli.plain_tensors()
+    pair(tmp_path, plain, cli.quantized_tensors(plain, "nvfp4"))
+    said = run("verify", "--quiet", "original", "quantized", folder=tmp_path)
+    assert said.returncode == 1
+    assert "original has no quantized weights and quantized has: are the two exchanged?" in said.stderr
+    assert "exchanged" not in run("verify", "--quiet", "quantized", "original", folder=tmp_path).stderr
+
+
 def test_text(tmp_path: Path) -> None:
     plain = cli.plain_tensors()
     pair(tmp_path, plain, cli.quantized_tensors(plain, "nvfp4"))

@@ -363,6 +363,7 @@ def test_summary_has_reasons_for_skipped_modules() -> None:
         "own": "it is a Own, a subclass of nn.Linear",
         "parametrized": "it is parametrized",
         "attention.out_proj": "it is a NonDynamicallyQuantizableLinear, a subclass of nn.Linear",
+        "packed": "packed by quantize_, which dequantize_ undoes",
         "patched": "it has a forward of its own",
         "lazy": "it is a LazyLinear, a subclass of nn.Linear",
     }

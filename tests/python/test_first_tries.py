@@ -66,6 +66,7 @@ def test_input_quantizers_of_functions() -> None:
             lambda q: opaq.runner.create_linear(X, input_quantizer=q)(X),
         ):
             assert torch.equal(call(given), call("mxfp8"))
+    assert opaq.proto((4, 64), torch.float32, "nvfp4") == opaq.proto((4, 64), "float32", "nvfp4")
     assert opaq.proto((4, 64), "float32", "NVFP4") == opaq.proto((4, 64), "float32", opaq.Quantizer("nvfp4"))
 
 
@@ -77,6 +78,9 @@ def test_input_quantizers_of_functions() -> None:
         ("mxfp88", "'mxfp8'"),
         ("nvfp4+2dd", "'2d'"),
         ("fp8+delay", "'delayed'"),
+        ("NVFP4BlockScaling", "'nvfp4'"),
+        ("fp8_e4m3", "'fp8'"),
+        ("float8_e4m3fn", "'fp8'"),
     ],
 )
 def test_did_you_mean(text: str, expected: str) -> None:
@@ -144,6 +148,12 @@ def test_arrays_that_are_not_contiguous_are_copied() -> None:
         assert all(np.array_equal(made[name], expected[name]) for name in expected)
 
 
+def test_an_array_dequantizes_itself() -> None:
+    made = opaq.quantize(X.numpy(), "nvfp4+both")
+    for given in ({}, {"dtype": "float16"}, {"usage": "columnwise"}):
+        assert np.array_equal(made.dequantize(**given), opaq.dequantize(made, **given))
+
+
 def test_tensors_that_are_not_contiguous_are_taken() -> None:
     weight = opaq.QuantizedLinear.from_linear(nn.Linear(64, 64), "nvfp4")
     for x in (X.t(), X[:, ::1][::2], X.unsqueeze(0).expand(3, 64, 64)):
@@ -170,6 +180,28 @@ def test_tensors_that_are_not_contiguous_are_taken() -> None:
         (lambda: opaq.Linear(64, 64)(X.double()), ValueError, "float64"),
         (lambda: opaq.functional.linear(X, X.double()), ValueError, "w holds float64, expected f32"),
         (lambda: opaq.quantize_(X.numpy()), TypeError, "expected a torch.nn.Module"),
+        (
+            lambda: opaq.quantize_(net(), opaq.recipe.NVFP4BlockScaling()),
+            TypeError,
+            "opaq.quantize_: quantizer is a NVFP4BlockScaling, .* recipes are for opaq.autocast",
+        ),
+        (
+            lambda: opaq.quantize_(net(), opaq.recipe.NVFP4BlockScaling),
+            TypeError,
+            "quantizer is the class NVFP4BlockScaling",
+        ),
+        (lambda: opaq.quantize_(net(), None), TypeError, "a NoneType, expected an opaq.Quantizer or its text"),
+        (lambda: opaq.quantize_(net(), "mxfp8", activations=8), TypeError, "quantizer is a int"),
+        (lambda: opaq.quantize_(net(), ignore=None), TypeError, r"ignore is None, .* \(\) ignores nothing"),
+        (lambda: opaq.convert_training(net(), ignore=[0]), TypeError, r"convert_training: ignore is \[0\]"),
+        (lambda: opaq.QuantizedLinear.from_linear(X, "nvfp4"), TypeError, "got a Tensor; from_weight takes"),
+        (lambda: opaq.autocast("nvfp4"), TypeError, r"expected a bool; .* autocast\(recipe=...\)"),
+        (lambda: opaq.autocast(opaq.recipe.NVFP4BlockScaling), TypeError, r"autocast\(recipe=...\)"),
+        (lambda: opaq.autocast(fp8_recipe=None), TypeError, "'fp8_recipe'; it is called recipe here"),
+        (lambda: opaq.autocast(enabled=True, recipee=None), TypeError, "unknown argument 'recipee'$"),
+        (lambda: opaq.quantized_model_init("nvfp4"), TypeError, r"quantized_model_init\(recipe=...\)"),
+        (lambda: opaq.dequantize(opaq.quantize_tensor(X, "nvfp4")), TypeError, r"method dequantize\(\)"),
+        (lambda: opaq.dequantize(X.numpy()), TypeError, "expected an opaq.QuantizedArray, got a ndarray$"),
         (lambda: opaq.convert_training(X), TypeError, "expected a torch.nn.Module"),
         (lambda: opaq.explain(X), TypeError, "expected a torch.nn.Module or an opaq.runner.Runner"),
         (
@@ -227,6 +259,23 @@ def test_nothing_to_convert() -> None:
         )
     said = only_warning(lambda: opaq.convert_training(net(), ignore="*"))
     assert said.endswith("none of the 2 linear layers and experts was converted: 2 ignored")
+
+
+def test_nothing_to_tile() -> None:
+    said = only_warning(lambda: opaq.tile_(net()))
+    assert said.startswith("opaq.tile_: nothing was tiled: none of the 3 modules has packed weights")
+
+
+def test_training_a_packed_model() -> None:
+    model = net()
+    opaq.quantize_(model, progress=False)
+    said = only_warning(lambda: opaq.convert_training(model, "nvfp4"))
+    assert said == (
+        "opaq.convert_training: none of the 2 linear layers and experts was converted: "
+        "2 packed by quantize_, which dequantize_ undoes"
+    )
+    opaq.dequantize_(model)
+    assert len(opaq.convert_training(model, "nvfp4").converted) == 2
 
 
 def test_a_second_quantization() -> None:

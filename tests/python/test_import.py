@@ -106,7 +106,7 @@ def test_names_of_other_libraries_have_hints(name: str, hint: str) -> None:
 
 def test_hints_name_what_exists() -> None:
     need("torch")
-    for hint in opaq._ELSEWHERE.values():
+    for hint in opaq._FOREIGN_NAMES.values():
         for word in hint.split():
             if word.startswith("opaq."):
                 value = opaq

@@ -159,7 +159,9 @@ def test_info_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_library, "MINOR", _library.MINOR + 1)
-    with pytest.raises(ImportError, match=rf"has version {opaq.__version__}, this package needs 0\.2"):
+    with pytest.raises(
+        ImportError, match=rf"has version {opaq.__version__}, this package needs 0\.{_library.MINOR}"
+    ):
         _library._load(_library.path)
 
 

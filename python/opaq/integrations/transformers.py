@@ -57,7 +57,7 @@ from opaq.quantizer import Quantizer
 __all__ = ["Config", "OpaqHfQuantizer", "why_not"]
 
 METHOD = "opaq"
-_SAVED = "saved"  # a precision that is not given
+_SAVED = "saved"  # stands for a precision that is not given
 _SAVED_KEYS = ("quant_method", "quantizer", "activations", "ignore", "precision")
 _PRECISION_KEY = "opaq_precision"  # in the model's configuration, beside a quantization_config of others
 
@@ -114,6 +114,8 @@ class Config(QuantizationConfigMixin):
 
     @classmethod
     def from_dict(cls, config_dict: Any, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """Called by transformers: a Config from the `quantization_config` of a config.json, opaq's own or
+        not."""
         if not isinstance(config_dict, Mapping):
             kind = f"{config_dict!r}, {json_kind(config_dict)}"
             raise ValueError(f"opaq.Config: the quantization_config is {kind}, expected an object")
@@ -159,7 +161,7 @@ def _merge_configs(stored: Any, given: Any) -> Any:
 AutoHfQuantizer.merge_quantization_configs = staticmethod(_merge_configs)
 
 
-# ---- packed parameters instead of plain ones ----
+# ---- packed parameters ----
 
 
 class _Packing(NamedTuple):
@@ -228,7 +230,7 @@ def _pack(model: Any, packings: Mapping[str, _Packing]) -> None:
 
 
 def _makes(transform: Any, parameters: Iterable[str]) -> bool:
-    """Whether a transform is a converter that makes one of these."""
+    """Whether a transform is a converter whose result is one of these parameters."""
     if not isinstance(transform, WeightConverter):
         return False
     back = transform.reverse_transform()
@@ -271,7 +273,7 @@ class OpaqHfQuantizer(HfQuantizer):
         if isinstance(device_map, dict) and "disk" in device_map.values():
             raise ValueError("opaq: packed weights cannot be offloaded to disk")
 
-    # ---- before the weights come ----
+    # ---- before loading ----
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
         if not self.pre_quantized:
@@ -339,7 +341,7 @@ class OpaqHfQuantizer(HfQuantizer):
             if prefix + name not in found and prefix + name not in model.all_tied_weights_keys:
                 raise ValueError(f"opaq: the checkpoint has nothing for {prefix + name}, plain or quantized")
 
-    # ---- while they come ----
+    # ---- while loading ----
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
         module, leaf = param_name.rpartition(".")[::2]
@@ -402,7 +404,7 @@ class OpaqHfQuantizer(HfQuantizer):
         """transformers' own transforms that were used, directly or inside an Import."""
         return [t for t in self.transforms if t.was_used() or stacks(t)]
 
-    # ---- afterwards ----
+    # ---- after loading ----
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         state = model.state_dict()

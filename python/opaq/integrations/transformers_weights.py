@@ -39,7 +39,7 @@ class Files(ExitStack):
                 raise ValueError(f"opaq: {file} is not a safetensors file, as a quantized checkpoint has to be")
             try:
                 opened = self.enter_context(safe_open(file, framework="pt"))
-                for name in opened.keys():  # noqa: SIM118  # it is no mapping
+                for name in opened.keys():  # noqa: SIM118  # not a mapping
                     part = opened.get_slice(name)
                     self.headers[name] = Header(part.get_dtype(), tuple(part.get_shape()))
                     self._places[name] = opened
@@ -179,7 +179,7 @@ def scale_buffer(parameter: str) -> str:
     return f"{module}.input_scales.{'hidden' if name == 'down_proj' else 'input'}_scale"
 
 
-# ---- what transformers calls while it loads ----
+# ---- operations that transformers calls while it loads ----
 
 
 class Load(ConversionOps):
@@ -193,7 +193,7 @@ class Load(ConversionOps):
 
 
 class Import(Load):
-    """A checkpoint's tensors become a packed parameter. Tensors that are stored plain go through
+    """Makes a packed parameter from a checkpoint's tensors. Tensors that are stored plain go through
     `converter`, transformers' own, which this replaces."""
 
     def __init__(
@@ -219,7 +219,7 @@ class Import(Load):
             for expert, tensor in enumerate(tensors):
                 part = expert * self.sources + source
                 # versions before 5.21 cast codes of FP8 that have a plain weight's name to the model's dtype,
-                # which is exact, and so is the way back
+                # which is exact in both directions
                 found[part][role] = tensor.to(_stored.STORED_DTYPES[parts[part].headers[role].dtype])
         like = model.get_parameter(full_layer_name)
         made = zeros(tuple(like.shape), like._quantizer_text, like.dtype)
@@ -247,7 +247,7 @@ class Import(Load):
 
 
 class Assemble(Load):
-    """A parameter that opaq saved: its buffers, as they are."""
+    """Loads a parameter that opaq saved: its buffers, unchanged."""
 
     @staticmethod
     def patterns(names: Sequence[str]) -> list[str]:
@@ -261,7 +261,7 @@ class Assemble(Load):
 
 
 class Quantize(Load):
-    """A parameter in high precision becomes a packed one."""
+    """Packs a parameter in high precision."""
 
     def convert(self, input_dict: Any, *_: Any, full_layer_name: str, model: Any, **more: Any) -> Any:
         (value,) = input_dict.values()
@@ -277,7 +277,7 @@ class Quantize(Load):
         return {full_layer_name: nn.Parameter(made, requires_grad=False)}
 
 
-# ---- the way back ----
+# ---- saving ----
 
 
 def export(packed: QuantizedTensor, part: Part, input_scale: torch.Tensor | None) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields
 
-METHOD = "opaq"  # vLLM's name for it: --quantization opaq
+METHOD = "opaq"  # the method's name in vLLM: --quantization opaq
 ACTIVATIONS = ("checkpoint", "none")
 
 

@@ -51,7 +51,7 @@ def _read(config: Mapping[str, Any]) -> Layout:
             "the checkpoint was saved by opaq.Config, whose tensors vLLM does not load; "
             "`opaq quantize` writes one that it does"
         )
-    nested = config.get("quantization")  # as ModelOpt's hf_quant_config.json has it
+    nested = config.get("quantization")  # the key in ModelOpt's hf_quant_config.json
     config = {"quant_method": "modelopt", **nested} if isinstance(nested, Mapping) else dict(config)
     config["quant_method"] = {_GPT_OSS: "mxfp4"}.get(config["quant_method"], config["quant_method"])
     for added in ("total_num_heads", "total_num_kv_heads"):  # by vLLM
@@ -87,7 +87,7 @@ class OpaqConfig(QuantizationConfig):
         if self.quantizer:
             self.quantizer = str(Quantizer(self.quantizer))
 
-    # ---- what vLLM asks of every such class ----
+    # ---- vLLM's interface ----
 
     def get_name(self) -> str:
         return _GPT_OSS if self.layout is not None and "weight" not in self.layout.weights else METHOD
@@ -179,7 +179,7 @@ class OpaqConfig(QuantizationConfig):
             raise ValueError(f"opaq: vLLM joins weights that are stored differently in {prefix}: {said}")
         return found[0]
 
-    # ---- what was done ----
+    # ---- progress ----
 
     def done(self, *prepared: Prepared) -> None:
         """Records that a layer is prepared; the last one logs a summary of the model."""

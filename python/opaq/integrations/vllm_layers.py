@@ -69,7 +69,7 @@ def _as_bytes(loader: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _missing(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """The value of a tensor before it is loaded: NaN in every dtype that scales have."""
+    """A tensor filled with NaN, in any dtype that scales have, so that a missing scale is noticed."""
     made = torch.empty(shape, dtype=dtype)
     made.view(torch.uint8).fill_(255)
     return made
@@ -80,7 +80,7 @@ class Shapes(NamedTuple):
 
     rows: int
     data: tuple[int, ...]
-    scale: tuple[int, ...]  # without elements if there is one for the whole weight
+    scale: tuple[int, ...]  # () if there is one for the whole weight
     rows_dim: int  # of the scale
     columns_dim: int | None
     dtypes: tuple[torch.dtype, torch.dtype]
@@ -123,9 +123,9 @@ def _import(
 
 
 def _input(method: Any, name: str, scales: torch.Tensor | None) -> tuple[str, torch.Tensor | None]:
-    """How a layer's input is quantized, and the checkpoint's scale of it, of which it has one for each weight
-    [..., weights] that is multiplied with it, or none. Where the scale is computed from the data each token has
-    its own: no request's result depends on others that are served with it."""
+    """How a layer's input is quantized, and its scale from the checkpoint if that has one. `scales` has one
+    entry [..., weights] for each weight that is multiplied with the input. A scale computed from the data is
+    computed for each token, so no request's result depends on other requests in the batch."""
     if method.config.options.activations == "none":
         return "", None
     if scales is None or not method.scheme.input_given or bool(scales.isnan().all()):
@@ -302,7 +302,7 @@ class OpaqOnlineLinearMethod(_Linear, OnlineLinearBase):
         self._pack(layer, weight, self.config.activations, None)
 
 
-# register_weight_loader_v2_supported_method goes by the class's name
+# register_weight_loader_v2_supported_method stores the name of the class
 register_weight_loader_v2_supported_method(OpaqOnlineLinearMethod)
 
 

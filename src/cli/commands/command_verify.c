@@ -122,6 +122,11 @@ enum exit_code command_verify(const struct command_call *call) {
     }
     enum exit_code code = EXIT_TROUBLE;
     if (checkpoint_open(call, call->arguments[1], &original)) {
+        if (quantized.weights.layout < 0 && original.weights.layout >= 0) {
+            complain(call,
+                     "note: %s has no quantized weights and %s has: are the two exchanged? The usage is %s",
+                     call->arguments[0], call->arguments[1], "opaq verify QUANTIZED ORIGINAL");
+        }
         code = verify(call, &quantized, &original, given, (int)threads);
         checkpoint_close(&original);
     }

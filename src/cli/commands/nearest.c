@@ -38,7 +38,8 @@ struct nearest nearest_begin(const char *word) {
     return (struct nearest){word, NULL, 0, 0};
 }
 
-/* A name that is a prefix of the word, or the reverse, has a distance of at most 1. */
+/* A name that is a prefix of the word, or the reverse, has a distance of at most 1; one that ends with the word ("nvfp4"
+ * for "fp4") has none. */
 void nearest_try(struct nearest *nearest, const char *name, size_t length) {
     const size_t word_length = strlen(nearest->word);
     const size_t shorter = smaller(length, word_length);
@@ -47,6 +48,10 @@ void nearest_try(struct nearest *nearest, const char *name, size_t length) {
     size_t allowed = longer <= 4 ? 1 : longer <= 9 ? 2 : 3;
     if (shorter >= 2 && memcmp(nearest->word, name, shorter) == 0) {
         distance = smaller(distance, 1);
+    }
+    if (word_length >= 3 && length > word_length &&
+        memcmp(name + length - word_length, nearest->word, word_length) == 0) {
+        distance = 0;
     }
     if (distance <= allowed && (nearest->best == NULL || distance < nearest->best_distance)) {
         nearest->best = name;

@@ -217,6 +217,23 @@ static enum opaq_status read_index(struct model *model, char **names, size_t cou
     return OPAQ_OK;
 }
 
+/* A folder without safetensors files; names a file that has weights in another form. */
+static enum opaq_status refuse_files(const char *path, char **names, size_t count, struct opaq_error *error) {
+    static const char *const others[] = {".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack"};
+    for (size_t i = 0; i < count; ++i) {
+        for (size_t j = 0; j < sizeof others / sizeof others[0]; ++j) {
+            if (ends_with(names[i], others[j])) {
+                return opaq_fail(
+                    error, OPAQ_ERROR_ARGUMENT,
+                    "%s has no safetensors file; %s is of another format: load the model where it can "
+                    "be loaded and save it as safetensors, in transformers with save_pretrained",
+                    path, names[i]);
+            }
+        }
+    }
+    return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has no safetensors file", path);
+}
+
 /* The files of the index, or else every safetensors file of the folder. */
 static enum opaq_status add_files(struct model *model, char **names, size_t count, struct opaq_error *error) {
     CLI_TRY(read_index(model, names, count, error));
@@ -233,9 +250,7 @@ static enum opaq_status add_files(struct model *model, char **names, size_t coun
             CLI_TRY(add_file(model, names[i], error));
         }
     }
-    return model->file_count != 0
-               ? OPAQ_OK
-               : opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has no safetensors file", model->path);
+    return model->file_count != 0 ? OPAQ_OK : refuse_files(model->path, names, count, error);
 }
 
 static enum opaq_status find_files(struct model *model, struct opaq_error *error) {
