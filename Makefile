@@ -77,11 +77,12 @@ docs: ## the site of README.md and docs/ into build/site; a broken link is an er
 format: ## reformat the C and Python files in place
 	@tools/check_format.sh --fix
 
-demo: programs ## run the demonstrations
+demo: ## a look at everything in about two minutes; ends with a page, build/demo/index.html
+	@TARGETS="opaq_products opaq_demos" tools/build.sh $(BUILD)
 	@tools/demo.sh $(BUILD)
 
-evidence: build ## each projection's quantization error, as cosines to bf16; also part of the demonstrations
-	@tools/demo.sh $(BUILD) demo/demo_projections.py
+evidence: build ## each projection's quantization error, as cosines to bf16; takes a minute
+	@tools/evidence.sh $(BUILD)
 
 bench: programs ## the benchmarks and one table of all targets; BENCH_ARGS="--rounds N --benches LIST --strict"; JSON in build/bench
 	@tools/run_benches.sh $(BUILD) $(BENCH_ARGS)

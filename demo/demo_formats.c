@@ -1,5 +1,7 @@
 /* demo_formats.c: every format on one weight-like tensor: what it costs, what it loses, how fast it is here.
  *
+ * `demo_formats --json FILE` also writes the figures to a file, for the page of the demonstration.
+ *
  * The tensor is normal with a spread of 0.02, as a trained weight, and every 1024th element is 25 times as large.
  * Only the public headers are used; the formats are read from the library's table. */
 #include <math.h>
@@ -147,11 +149,35 @@ static struct figures measure(const struct opaq_view *x, const struct opaq_view 
     return f;
 }
 
-int main(void) {
+static void write_json(const char *path, const struct figures *figures, int threads) {
+    FILE *file = fopen(path, "w");
+    if (file == NULL) {
+        stop(path, NULL);
+    }
+    fprintf(file, "{\"rows\": %d, \"columns\": %d, \"threads\": %d, \"formats\": [", ROWS, COLUMNS, threads);
+    for (int i = 0; i < VARIANT_COUNT; ++i) {
+        const struct figures *f = &figures[i];
+        fprintf(
+            file,
+            "%s\n{\"quantizer\": \"%s\", \"bits\": %.6f, \"bytes\": %.0f, \"sqnr_db\": %.6f, \"cosine\": %.9f, "
+            "\"largest_error\": %.6e, \"quantize_rate\": %.3f, \"dequantize_rate\": %.3f}",
+            i == 0 ? "" : ",", variants[i], f->bits, f->bytes, f->sqnr, f->cosine, f->largest_error,
+            f->quantize_rate, f->dequantize_rate);
+    }
+    fprintf(file, "\n]}\n");
+    if (fclose(file) != 0) {
+        stop(path, NULL);
+    }
+}
+
+int main(int argc, char **argv) {
     struct opaq_pool *pool;
     struct opaq_error error;
     struct figures figures[VARIANT_COUNT];
     char cpu[128];
+    if (argc != 1 && (argc != 3 || strcmp(argv[1], "--json") != 0)) {
+        stop("usage: demo_formats [--json FILE]", NULL);
+    }
     if (opaq_pool_create(0, &pool, &error) != OPAQ_OK) {
         stop("pool", &error);
     }
@@ -176,7 +202,10 @@ int main(void) {
                variants[i], f->bits, f->bytes, f->sqnr, f->cosine, f->largest_error, f->quantize_rate,
                f->dequantize_rate);
     }
-    printf("\nM/s: million elements per second, the plain C reference kernels.\n");
+    printf("\nM/s: million elements per second.\n");
+    if (argc == 3) {
+        write_json(argv[2], figures, opaq_pool_threads(pool));
+    }
     free(x.buffer[0].data);
     free(y.buffer[0].data);
     opaq_pool_destroy(pool);

@@ -19,11 +19,11 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import torch
-from deepseek_block import EXPERTS, Block, gated
-from tiny_gpt import MasterAdamW, Text, TinyGPT
 
 import opaq
+from deepseek_block import EXPERTS, Block, gated
 from opaq import functional
+from tiny_gpt import MasterAdamW, Text, TinyGPT
 
 ROOT = Path(__file__).resolve().parent.parent
 linear = torch.nn.functional.linear

@@ -19,15 +19,17 @@ BATCH, LENGTH = 16, 64  # sequences, characters each
 
 
 class Text:
-    """The repository's own prose and headers, as numbers of characters."""
+    """The repository's own prose and headers, as numbers of characters. Batches come on `device`; the
+    characters that are drawn do not depend on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
         files = [path for pattern in SOURCES for path in sorted(ROOT.glob(pattern))]
         text = "".join(path.read_text(encoding="utf-8") for path in files).encode("ascii", "replace")
         self.size = len(text)
         codes = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        alphabet, characters = codes.unique(return_inverse=True)
-        self.vocabulary = len(alphabet)
+        self.alphabet, characters = codes.unique(return_inverse=True)  # the byte of each number
+        self.vocabulary = len(self.alphabet)
         pieces = characters.split(PIECE)
         self.train = torch.cat([piece for i, piece in enumerate(pieces) if i % 8 != 7])
         self.held_out = torch.cat(pieces[7::8])
@@ -38,27 +40,32 @@ class Text:
         counts = self.train.bincount(minlength=self.vocabulary) + 1.0
         return float(-(counts / counts.sum()).log()[self.held_out].mean())
 
-    def batches(self, steps: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def batches(
+        self, steps: int, seed: int, length: int = LENGTH
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         generator = torch.Generator().manual_seed(seed)
         for _ in range(steps):
-            starts = torch.randint(len(self.train) - LENGTH, (BATCH,), generator=generator)
-            yield self._windows(self.train, starts)
+            starts = torch.randint(len(self.train) - length, (BATCH,), generator=generator)
+            yield self._windows(self.train, starts, length)
 
     def validation(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """All that was held out, in batches of the shape used in training."""
         starts = torch.arange(0, len(self.held_out) - LENGTH, LENGTH)
         whole = len(starts) // BATCH * BATCH
-        return [self._windows(self.held_out, some) for some in starts[:whole].split(BATCH)]
+        return [self._windows(self.held_out, some, LENGTH) for some in starts[:whole].split(BATCH)]
 
-    def _windows(self, characters: torch.Tensor, starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        places = starts[:, None] + torch.arange(LENGTH)
-        return characters[places], characters[places + 1]
+    def _windows(
+        self, characters: torch.Tensor, starts: torch.Tensor, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        places = starts[:, None] + torch.arange(length)
+        return characters[places].to(self.device), characters[places + 1].to(self.device)
 
 
 def turned(x: torch.Tensor) -> torch.Tensor:
     """Rotary positions: pairs of features turn with the place, so that attention sees distances."""
     half = x.shape[-1] // 2
-    angle = torch.arange(x.shape[-2])[:, None] * 1000.0 ** (-torch.arange(half) / half)
+    places, rates = torch.arange(x.shape[-2], device=x.device), torch.arange(half, device=x.device)
+    angle = places[:, None] * 1000.0 ** (-rates / half)
     cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     a, b = x.chunk(2, -1)
     return torch.cat((a * cosine - b * sine, a * sine + b * cosine), -1)
@@ -67,14 +74,14 @@ def turned(x: torch.Tensor) -> torch.Tensor:
 class Block(nn.Module):
     """Attention and a feed-forward layer; its four linear layers are the ones that get quantized."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(WIDTH, dtype=torch.bfloat16)
-        self.qkv = opaq.Linear(WIDTH, 3 * WIDTH, params_dtype=torch.bfloat16, device="cpu")
-        self.proj = opaq.Linear(WIDTH, WIDTH, params_dtype=torch.bfloat16, device="cpu")
-        self.norm2 = nn.LayerNorm(WIDTH, dtype=torch.bfloat16)
-        self.fc1 = opaq.Linear(WIDTH, 4 * WIDTH, params_dtype=torch.bfloat16, device="cpu")
-        self.fc2 = opaq.Linear(4 * WIDTH, WIDTH, params_dtype=torch.bfloat16, device="cpu")
+        self.norm1 = nn.LayerNorm(WIDTH, dtype=torch.bfloat16, device=device)
+        self.qkv = opaq.Linear(WIDTH, 3 * WIDTH, params_dtype=torch.bfloat16, device=device)
+        self.proj = opaq.Linear(WIDTH, WIDTH, params_dtype=torch.bfloat16, device=device)
+        self.norm2 = nn.LayerNorm(WIDTH, dtype=torch.bfloat16, device=device)
+        self.fc1 = opaq.Linear(WIDTH, 4 * WIDTH, params_dtype=torch.bfloat16, device=device)
+        self.fc2 = opaq.Linear(4 * WIDTH, WIDTH, params_dtype=torch.bfloat16, device=device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, WIDTH // HEADS))
@@ -86,12 +93,12 @@ class Block(nn.Module):
 
 
 class TinyGPT(nn.Module):
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, device: str = "cpu") -> None:
         super().__init__()
-        self.characters = nn.Embedding(vocabulary, WIDTH, dtype=torch.bfloat16)
-        self.blocks = nn.ModuleList([Block() for _ in range(LAYERS)])
-        self.norm = nn.LayerNorm(WIDTH, dtype=torch.bfloat16)
-        self.head = nn.Linear(WIDTH, vocabulary, bias=False, dtype=torch.bfloat16)
+        self.characters = nn.Embedding(vocabulary, WIDTH, dtype=torch.bfloat16, device=device)
+        self.blocks = nn.ModuleList([Block(device) for _ in range(LAYERS)])
+        self.norm = nn.LayerNorm(WIDTH, dtype=torch.bfloat16, device=device)
+        self.head = nn.Linear(WIDTH, vocabulary, bias=False, dtype=torch.bfloat16, device=device)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean cross entropy of the next characters."""

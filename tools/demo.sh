@@ -1,33 +1,20 @@
 #!/usr/bin/env bash
-# demo.sh <build folder> [file]: runs all demonstrations, the C programs and then those that need PyTorch; or only that file.
+# demo.sh <build folder>: the demonstration. First the program that needs nothing, so that something is shown at once; then
+# demo/run_demo.py with what can be installed of PyTorch, transformers and matplotlib. Its page is <build folder>/demo/index.html.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$1
-only=${2:-}
+formats=$folder/demo/formats.json
 
-has() { # <part>...: whether the first part is installed; if not, python_env.sh printed what is skipped
-    local status=0
-    tools/python_env.sh "$@" || status=$?
-    case $status in
-    0) return 0 ;;
-    3) return 1 ;;
-    *) exit "$status" ;;
-    esac
-}
-
-[ -n "$only" ] || tools/run_programs.sh "$folder/demo"
-has torch core || exit 0
-OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so
-export OPAQ_LIBRARY PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
-for program in ${only:-demo/demo_*.py}; do
-    case $program in
-    demo/demo_train.py)
-        has demo || continue
-        set -- --out "$folder/demo"
-        ;;
-    demo/demo_projections.py) set -- --out "$folder/demo" ;;
-    *) set -- ;;
-    esac
-    title "$(basename "$program")"
-    "${PYTHON:-.venv/bin/python}" "$program" "$@"
-done
+trap 'say "Interrupted; run \`make demo\` again to start from the beginning." >&2; exit 130' INT
+title "every format on one weight"
+"$folder/demo/demo_formats" --json "$formats"
+title "the page"
+parts="torch core demo"
+[ -n "${PYTHON:-}" ] || parts="$parts peers" # transformers is in it; run_demo.py checks for transformers alone
+# shellcheck disable=SC2086  # a list of names
+tools/python_env.sh $parts || [ $? = 3 ]
+trap - INT # run_demo.py says it itself
+python=${PYTHON:-.venv/bin/python}
+command -v "$python" >/dev/null || python=python3
+exec "$python" demo/run_demo.py --build "$folder" --formats "$formats"

@@ -13,9 +13,9 @@ what_needs() { # <part>: what is skipped without it, as subject and verb of a no
     case $1 in
     core) say "the Python tests and golden files are" ;;
     torch) say "everything that needs PyTorch is" ;;
-    peers) say "the comparisons with torchao, compressed-tensors and nvidia-modelopt are" ;;
+    peers) say "what uses transformers and the comparisons with torchao, compressed-tensors and nvidia-modelopt are" ;;
     peft) say "LoRA adapters and accelerate are" ;;
-    demo) say "the training demonstration is" ;;
+    demo) say "the demonstration's pictures and progress bars are" ;;
     docs) say "the site of the documentation is" ;;
     wheel) say "the manylinux tag of the wheel is" ;;
     *) say "everything that needs requirements/$1.txt is" ;;

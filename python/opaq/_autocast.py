@@ -143,11 +143,16 @@ def _is_compiling() -> bool:
 
 def _warn_unused() -> None:
     """Warns once per process when an autocast ends in which no module of opaq ran, if there are torch.nn.Linear
-    layers. Compiled code runs no Python and cannot be observed: there is no warning once any frame has been
-    compiled."""
+    layers. Compiled code runs no Python and cannot be observed: there is no warning once an operator of opaq has
+    been traced, or while PyTorch counts a compiled frame, which it forgets in `torch.compiler.reset()`."""
     global _is_unused_checked
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    if _is_unused_checked or (dynamo is not None and dynamo.counters["frames"]):
+    operators: Any = sys.modules.get("opaq._operators")
+    if (
+        _is_unused_checked
+        or (operators is not None and operators.traced)
+        or (dynamo is not None and dynamo.counters["frames"])
+    ):
         return
     _is_unused_checked = True
     from torch import nn

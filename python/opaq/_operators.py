@@ -196,6 +196,9 @@ def create_buffers(text: str, shape: Any, device: torch.device | None) -> list[t
     return empty_buffers(text, shape, device)
 
 
+traced = False  # whether a fake has run, so that compiled code may contain operators
+
+
 def _make_fake(op: Operator) -> Callable[..., Any]:
     def one(output: Output, form: str | None, values: list[Any]) -> list[torch.Tensor]:
         device = values[output.device_argument]
@@ -213,6 +216,8 @@ def _make_fake(op: Operator) -> Callable[..., Any]:
         return made + [torch.empty(0, dtype=torch.uint8, device=where) for _ in range(spare)]
 
     def fake(*arguments: Any, **named: Any) -> Any:
+        global traced
+        traced = True
         given = dict(zip(op.arguments, arguments, strict=False), **named)
         values: list[Any] = [given.get(name) for name in op.arguments]
         kinds = forms(op.name, *(values[i] for i in op.texts))

@@ -344,9 +344,10 @@ def test_plain_layers_in_an_autocast() -> None:
     )
 
 
-def test_no_warning_where_code_is_compiled() -> None:
+@pytest.mark.parametrize("after", ["", "; torch.compiler.reset()"])
+def test_no_warning_where_code_is_compiled(after: str) -> None:
     """In compiled code it is unknown whether opaq's modules have run."""
-    compiled = "scope(lambda: torch.compile(layer, backend='eager')(x))"
+    compiled = f"scope(lambda: torch.compile(layer, backend='eager')(x)){after}"
     assert autocast_output(compiled) == ["0"] * 7
 
 

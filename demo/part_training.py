@@ -1,0 +1,200 @@
+"""Part 3: a character-level GPT trained in bf16 and in each recipe, side by side.
+
+Every model starts from the same weights, sees the same batches and runs under torch.compile(fullgraph=True).
+What it learns is this repository's own documentation, so the losses move with the text; what counts are the
+ratios to bf16. Each recipe's validation loss has to end within its limit of bf16's."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import warnings
+from dataclasses import asdict, dataclass, field
+from statistics import mean, median
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import opaq
+import terminal
+from demo_page import Part, Picture, Table
+from recipes import RECIPES
+from terminal import Bar
+from tiny_gpt import BATCH, LAYERS, LENGTH, WIDTH, MasterAdamW, Text, TinyGPT
+
+if TYPE_CHECKING:
+    from run_demo import Settings
+
+LIMITS = {"fp8-delayed": 0.01, "fp8-current": 0.01, "fp8-block": 0.01, "mxfp8": 0.01, "nvfp4": 0.03}
+STEPS = 150
+RATE = 3e-3
+BACKEND = "aot_eager"  # the same graph as for Inductor, whose compiling takes longer than it saves here
+EVALUATIONS = 10  # spread evenly over the steps
+FINAL = 3  # the final validation loss is the mean of that many last evaluations
+FINAL_STEPS = 20  # and the final training loss of that many last steps
+WINDOW = 21  # steps over which the shown differences are averaged
+
+
+@dataclass
+class Run:
+    """What the training of one model gave."""
+
+    name: str
+    train_losses: list[float] = field(default_factory=list)
+    validation_steps: list[int] = field(default_factory=list)
+    validation_losses: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    seconds: float = 0.0  # all of it, compilation and evaluations included
+
+    @property
+    def train(self) -> float:
+        return mean(self.train_losses[-FINAL_STEPS:])
+
+    @property
+    def validation(self) -> float:
+        return mean(self.validation_losses[-FINAL:])
+
+    def to(self, bf16: Run) -> float:
+        """How far the validation loss ended from bf16's, as a share of it."""
+        return self.validation / bf16.validation - 1
+
+    def smoothed(self, bf16: Run) -> list[float]:
+        """The training loss against bf16's on the same batches, in percent, averaged over WINDOW steps."""
+        pairs = [windows(run.train_losses) for run in (self, bf16)]
+        return [100 * (a / b - 1) for a, b in zip(*pairs, strict=True)]
+
+    def figures(self, bf16: Run) -> dict[str, Any]:
+        final = {"train": self.train, "validation": self.validation, "to_bf16": self.to(bf16)}
+        return {**final, "ms_per_step": 1e3 * median(self.step_seconds), **asdict(self)}
+
+
+def windows(losses: list[float]) -> list[float]:
+    """Means over WINDOW steps around each step, over fewer at both ends."""
+    half = WINDOW // 2
+    return [mean(losses[max(0, i - half) : i + half + 1]) for i in range(len(losses))]
+
+
+def train(name: str, text: Text, seed: int, steps: int) -> Run:
+    torch.compiler.reset()  # a graph belongs to one recipe
+    torch.manual_seed(seed)
+    model = TinyGPT(text.vocabulary, text.device)
+    optimizer = MasterAdamW(model, RATE, steps)
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend=BACKEND)
+    validation = text.validation()
+    evaluated = {round(steps * (i + 1) / EVALUATIONS) for i in range(EVALUATIONS)}
+    run = Run(name)
+    began = time.perf_counter()
+    with (
+        Bar(f"{name}, compiling", steps) as bar,
+        opaq.autocast(enabled=RECIPES[name] is not None, recipe=RECIPES[name]),
+    ):
+        for step, (tokens, targets) in enumerate(text.batches(steps, seed), 1):
+            step_began = time.perf_counter()
+            loss = compiled(tokens, targets)
+            loss.backward()
+            optimizer.step()
+            run.train_losses.append(loss.item())
+            run.step_seconds.append(time.perf_counter() - step_began)
+            if step == 1:
+                bar.rename(name)
+            if step in evaluated:
+                with torch.no_grad():
+                    losses = [compiled(*batch).item() for batch in validation]
+                run.validation_steps.append(step)
+                run.validation_losses.append(mean(losses))
+            bar.advance(loss=f"{run.train_losses[-1]:.3f}")
+    run.seconds = time.perf_counter() - began
+    return run
+
+
+def wrong_of(runs: dict[str, Run], frequencies: float) -> list[str]:
+    bf16 = runs["bf16"]
+    found = []
+    if not bf16.validation < frequencies:
+        found.append(f"bf16 learned nothing: {bf16.validation:.4f} is no better than {frequencies:.4f}.")
+    for name, limit in LIMITS.items():
+        away = runs[name].to(bf16)
+        if not abs(away) <= limit:  # NaN is wrong too
+            found.append(
+                f"{name} ended {100 * away:+.2f} % from bf16's loss, and the limit is {100 * limit:g} %."
+            )
+        if runs[name].train_losses == bf16.train_losses:
+            found.append(f"{name} gave bf16's losses to the last bit, so nothing was quantized.")
+    return found
+
+
+def run(part: Part, settings: Settings) -> None:
+    warnings.filterwarnings("ignore", category=FutureWarning)  # PyTorch's, about its own pytrees
+    text = Text(settings.device)
+    runs: dict[str, Run] = {}
+    for name in RECIPES:
+        one = runs[name] = train(name, text, settings.seed, STEPS)
+        away = f", {100 * one.to(runs['bf16']):+.2f} % of bf16's" if name != "bf16" else ""
+        terminal.say(f"    {name:12} validation loss {one.validation:.4f}{away}; {one.seconds:.1f} s")
+    part.wrong += wrong_of(runs, text.frequencies)
+    part.figures = {
+        "steps": STEPS,
+        "seed": settings.seed,
+        "characters": text.size,
+        "frequencies": text.frequencies,
+        "limits": LIMITS,
+        "runs": {name: one.figures(runs["bf16"]) for name, one in runs.items()},
+    }
+    add_blocks(part, settings, runs, text)
+    worst = max(LIMITS, key=lambda name: abs(runs[name].to(runs["bf16"])) / LIMITS[name])
+    part.headline = (
+        f"All {len(LIMITS)} recipes end near bf16; the one nearest to its limit is {worst}, "
+        f"{100 * runs[worst].to(runs['bf16']):+.2f} % from bf16's loss (limit {100 * LIMITS[worst]:g} %)."
+    )
+
+
+def add_blocks(part: Part, settings: Settings, runs: dict[str, Run], text: Text) -> None:
+    bf16 = runs["bf16"]
+    part.blocks.append(
+        f"A GPT with {LAYERS} layers of width {WIDTH} learns this repository's documentation, character by "
+        f"character: {STEPS} steps of {BATCH} x {LENGTH} of {text.size:,} characters, an eighth of which is "
+        "kept for validation. All models start from the same weights and see the same batches. Losses are in "
+        f"nats per character; knowing only how frequent each character is would give {text.frequencies:.2f}."
+    )
+    if importlib.util.find_spec("matplotlib") is not None:
+        import pictures
+
+        pictures.curves(runs, LIMITS, windows, settings.out / "training.svg")
+        ends = "; ".join(f"{name}: {100 * runs[name].to(bf16):+.2f} %" for name in LIMITS)
+        part.blocks.append(
+            Picture(
+                "training.svg",
+                "Six charts. The first is bf16's falling loss; each other one is a recipe's difference to it "
+                f"in percent, step by step, within the limits. Final differences: {ends}.",
+                "Top left: bf16's loss. The others: each recipe's training loss against bf16's on the same "
+                f"batches, averaged over {WINDOW} steps (line) and on the validation text (dots); the green "
+                "band is what the final validation loss has to be within, grey lines are the other recipes.",
+            )
+        )
+    rows = []
+    for name, one in runs.items():
+        rows.append(
+            (
+                name,
+                f"{one.train:.4f}",
+                f"{one.validation:.4f}",
+                f"{100 * one.to(bf16):+.2f} %" if name in LIMITS else "",
+                f"{100 * LIMITS[name]:g} %" if name in LIMITS else "",
+                f"{1e3 * median(one.step_seconds):.0f}",
+                f"{one.seconds:.1f}",
+            )
+        )
+    part.blocks.append(
+        Table(
+            f"How they ended: training loss, mean of the last {FINAL_STEPS} steps; validation loss, mean of "
+            f"the last {FINAL} evaluations",
+            ("recipe", "training", "validation", "to bf16", "limit", "ms per step", "seconds"),
+            rows,
+        )
+    )
+    where = "GPU" if settings.device == "cuda" else "processor"
+    part.blocks.append(
+        "A recipe costs time at this width, whatever it saves on hardware that multiplies such numbers: "
+        f"products of {WIDTH} columns are small beside the work of quantizing both operands, and this {where} "
+        "trains by computing what such hardware would compute."
+    )

@@ -1,0 +1,101 @@
+"""What the demonstration shows while it runs: lines, progress bars, child processes, and the end by Ctrl-C.
+
+Ctrl-C ends the demonstration at once with one sentence and status 130. Child processes have sessions of their
+own, so that the terminal's signal reaches this process only, which then ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+INTERRUPTED = "Interrupted; run `make demo` again to start from the beginning."
+_children: list[subprocess.Popen[str]] = []
+
+
+def stop_on_interrupt() -> None:
+    signal.signal(signal.SIGINT, _stop)
+
+
+def _stop(*_: Any) -> None:
+    """Not an exception: that would pass through PyTorch's compiler, and its worker processes would print
+    others."""
+    for child in _children:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    clear = "\r\033[K" if sys.stderr.isatty() else ""
+    os.write(2, f"{clear}{INTERRUPTED}\n".encode())
+    os._exit(130)
+
+
+class Bar:
+    """A progress bar: tqdm's, or nothing if tqdm is missing or the output is no terminal."""
+
+    def __init__(self, title: str, total: int, unit: str = "step") -> None:
+        self._bar: Any = None
+        with contextlib.suppress(ImportError):
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, desc=f"    {title}", unit=unit, leave=False, disable=None)
+
+    def advance(self, count: int = 1, **values: str) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix(values, refresh=False)
+            self._bar.update(count)
+
+    def rename(self, title: str) -> None:
+        if self._bar is not None:
+            self._bar.set_description(f"    {title}")
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def quiet_imports() -> None:
+    """Silences what torchao, which transformers imports, logs about its parts for other machines."""
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+@contextlib.contextmanager
+def child(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Starts a process, which is killed at the end of the block if it still runs."""
+    process: subprocess.Popen[str] = subprocess.Popen(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        start_new_session=True,
+        **options,
+    )
+    _children.append(process)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        _children.remove(process)
+
+
+def output_of(command: Sequence[str | Path]) -> tuple[int, str, str]:
+    """Runs a command to its end; returns its status, output and errors."""
+    with child(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+        output, errors = process.communicate()
+        return process.returncode, output, errors
