@@ -89,7 +89,7 @@ if(OPAQ_EMULATION)
     add_library(opaq_cuda_emulated SHARED ${OPAQ_CUDA_SOURCES} tests/cuda/emulation.cc $<TARGET_OBJECTS:opaq_cuda_below>)
     set_target_properties(opaq_cuda_emulated PROPERTIES CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS ON
         CXX_VISIBILITY_PRESET hidden LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
-    target_compile_options(opaq_cuda_emulated PRIVATE -Wall -Wextra -Wno-missing-field-initializers -Wno-deprecated-enum-enum-conversion -ffp-contract=off -O2)
+    target_compile_options(opaq_cuda_emulated PRIVATE -Wall -Wextra -Wno-missing-field-initializers -Wno-deprecated-enum-enum-conversion -Wno-unknown-pragmas -ffp-contract=off -O2)
     if(OPAQ_WERROR)
         target_compile_options(opaq_cuda_emulated PRIVATE -Werror)
     endif()
@@ -102,10 +102,13 @@ if(OPAQ_EMULATION)
 endif()
 
 # Sets the tests' environment variables for the back ends, and adds each test that calls operators once more, on the
-# emulated GPU.
+# emulated GPU: with the products that have the CPU's bytes, and some with those of tensor cores, whose results are compared
+# within a bound.
 set(OPAQ_EMULATED_TESTS hiding device_quantize op_rearrange linear linear_options linear_given linear_delayed
     linear_parallel grouped_linear experts experts_activation experts_backward experts_composed experts_parallel
     experts_routing experts_tiled runner_prepared)
+set(OPAQ_EMULATED_MMA_TESTS device_product linear linear_given
+    grouped_linear experts_composed)
 function(opaq_cuda_tests)
     if(TARGET opaq_cuda)
         set_property(TEST test_backend_library APPEND PROPERTY ENVIRONMENT
@@ -116,9 +119,14 @@ function(opaq_cuda_tests)
     endif()
     set_property(TEST test_backend_library APPEND PROPERTY ENVIRONMENT
         "OPAQ_TEST_CUDA_LIBRARY=$<TARGET_FILE:opaq_cuda_emulated>")
+    set(environment "OPAQ_TEST_DEVICE=emulated;OPAQ_TEST_CUDA_LIBRARY=$<TARGET_FILE:opaq_cuda_emulated>")
     foreach(name IN LISTS OPAQ_EMULATED_TESTS)
         add_test(NAME emulated_${name} COMMAND test_${name})
         set_tests_properties(emulated_${name} PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT
-            "OPAQ_TEST_DEVICE=emulated;OPAQ_TEST_CUDA_LIBRARY=$<TARGET_FILE:opaq_cuda_emulated>")
+            "${environment};OPAQ_CUDA_PRODUCT=fma")
+    endforeach()
+    foreach(name IN LISTS OPAQ_EMULATED_MMA_TESTS)
+        add_test(NAME emulated_mma_${name} COMMAND test_${name})
+        set_tests_properties(emulated_mma_${name} PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT "${environment}")
     endforeach()
 endfunction()

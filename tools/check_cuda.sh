@@ -23,7 +23,7 @@ kernels=$(cat build-nvcc/cuda/*.o.log | awk '
     /Compiling entry function/ { split($0, quoted, "\x27"); name = quoted[2] }
     /bytes stack frame/ { frame = $1; spill = $5 + $9 }
     /Used [0-9]+ registers/ { for (i = 1; i <= NF; i++) if ($i == "registers" || $i == "registers,") print name, $(i - 1), frame, spill }' |
-    if command -v c++filt >/dev/null; then c++filt; else cat; fi | sed 's/([a-z_ ]*)//' | sort)
+    if command -v c++filt >/dev/null; then c++filt; else cat; fi | sed 's/^void //; s/, /,/g; s/([a-z_ ]*)//' | sort)
 say "$(printf '%s\n' "$kernels" | wc -l) kernels for sm_90a, and PTX for compute_80; no warnings"
 if [ "${1:-}" = --print ]; then
     printf '%s\n' "$kernels" | awk '{ printf "  %-32s %3d registers, stack frame %4d bytes, spills %d bytes\n", $1, $2, $3, $4 }'

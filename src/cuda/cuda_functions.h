@@ -44,8 +44,9 @@ enum opaq_status cuda_column_sum(const struct row_groups *groups, const struct q
 
 /* What of a product belongs to a group: rows of a and c (c's from the group's first on), or the terms of the sums. */
 enum product_part { PRODUCT_WHOLE, PRODUCT_ROWS, PRODUCT_TERMS };
+size_t product_group_workspace(const struct gemm_job *job, enum product_part part);
 enum opaq_status product_group(const struct gemm_job *job, const struct group_part *group,
-                               enum product_part part, CUDA_RUN);
+                               enum product_part part, void *workspace, CUDA_RUN);
 
 /* moe/grouped_product.cu */
 enum opaq_status cuda_grouped_product_workspace(const struct grouped_product *job, size_t *bytes,

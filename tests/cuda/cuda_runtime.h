@@ -17,7 +17,7 @@
 #define __global__
 #define __device__
 #define __host__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __shared__ static thread_local /* blocks run in sequence, on the thread that launches */
 
 struct emulation_index {
@@ -109,6 +109,15 @@ static inline unsigned atomicMax(unsigned *place, unsigned value) {
     *place = value > before ? value : before;
     return before;
 }
+
+/* ---- tensor cores and asynchronous copies: the functions of cuda/gemm/mma.h ---- */
+
+/* Products are exact and added up in double precision; the sum is rounded to float32 once. A GPU rounds otherwise. */
+void emulation_mma(float sums[4], const uint32_t a[4], const uint32_t b[2]);
+uint32_t emulation_pair_multiply(uint32_t a, uint32_t b);
+/* A copy is made when its thread waits for it, not before. */
+void emulation_copy_async(void *to, const void *from, unsigned bytes);
+void emulation_copy_wait(void);
 
 static inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 

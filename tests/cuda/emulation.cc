@@ -11,7 +11,7 @@ thread_local emulation_index threadIdx, blockIdx, blockDim, gridDim;
 
 /* ---- fibers ---- */
 
-enum { STACK_BYTES = 128 << 10, THREAD_LIMIT = 1024, LANES = 32 };
+enum { STACK_BYTES = 128 << 10, THREAD_LIMIT = 1024, LANES = 32, EXCHANGED_WORDS = 6, COPY_LIMIT = 16 };
 
 #if defined(__x86_64__)
 /* Saves the callee-saved registers on this stack and continues where the other fiber was left. */
@@ -63,12 +63,20 @@ static void fiber_switch(fiber *from, fiber *to) { (void)swapcontext(&from->cont
 
 enum state { READY, AT_BLOCK, AT_WARP, DONE };
 
+struct pending_copy {
+    void *to;
+    const void *from;
+    unsigned bytes;
+};
+
 struct emulated_block {
     fiber scheduler;
     fiber fibers[THREAD_LIMIT];
     enum state state[THREAD_LIMIT];
     const void *place[THREAD_LIMIT];
-    uint32_t given[THREAD_LIMIT], published[THREAD_LIMIT];
+    uint32_t given[THREAD_LIMIT][EXCHANGED_WORDS], published[THREAD_LIMIT][EXCHANGED_WORDS];
+    pending_copy copies[THREAD_LIMIT][COPY_LIMIT];
+    unsigned copy_count[THREAD_LIMIT];
     unsigned threads, running;
     bool is_reversed; /* threads run from the last to the first */
     void (*call)(const void *context);
@@ -92,6 +100,9 @@ static void yield(enum state state, const void *place) {
 
 static void start_thread(void) {
     block->call(block->context);
+    if (block->copy_count[block->running] > 0) {
+        stop("a thread has left the kernel before its copies were made");
+    }
     yield(DONE, NULL);
 }
 
@@ -101,9 +112,79 @@ unsigned emulation_lane(void) { return block->running % LANES; }
 
 uint32_t emulation_exchange(uint32_t word, unsigned from) {
     const unsigned first = block->running / LANES * LANES;
-    block->given[block->running] = word;
+    block->given[block->running][0] = word;
     yield(AT_WARP, NULL);
-    return block->published[first + from % LANES];
+    return block->published[first + from % LANES][0];
+}
+
+/* ---- tensor cores and asynchronous copies ---- */
+
+static float half_value(uint32_t word, unsigned half) {
+    const uint32_t bits = (word >> 16 * half) << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Row `row` of a (first 0) or column `row` of b (first 4), from the words that the lanes gave. */
+static void gather(const uint32_t (*lanes)[EXCHANGED_WORDS], unsigned row, unsigned first, double values[16]) {
+    for (unsigned j = 0; j < 4; ++j) {
+        const uint32_t *words = lanes[row % 8 * 4 + j] + first + row / 8;
+        const unsigned step = first == 0 ? 2 : 1; /* from a row's columns 2 j, 2 j + 1 to 8 + 2 j, 9 + 2 j */
+        for (unsigned half = 0; half < 2; ++half) {
+            values[2 * j + half] = (double)half_value(words[0], half);
+            values[8 + 2 * j + half] = (double)half_value(words[step], half);
+        }
+    }
+}
+
+void emulation_mma(float sums[4], const uint32_t a[4], const uint32_t b[2]) {
+    const unsigned self = block->running;
+    const unsigned lane = self % LANES;
+    double rows[2][16];
+    double columns[2][16];
+    memcpy(block->given[self], a, 4 * sizeof *a);
+    memcpy(block->given[self] + 4, b, 2 * sizeof *b);
+    yield(AT_WARP, NULL);
+    const uint32_t(*const lanes)[EXCHANGED_WORDS] = block->published + self / LANES * LANES;
+    for (unsigned i = 0; i < 2; ++i) {
+        gather(lanes, lane / 4 + 8 * i, 0, rows[i]);
+        gather(lanes, lane % 4 * 2 + i, 4, columns[i]);
+    }
+    for (unsigned i = 0; i < 4; ++i) {
+        double sum = (double)sums[i];
+        for (unsigned k = 0; k < 16; ++k) {
+            sum += rows[i / 2][k] * columns[i % 2][k];
+        }
+        sums[i] = (float)sum;
+    }
+}
+
+static uint32_t half_multiply(uint32_t a, uint32_t b, unsigned half) {
+    const float product = half_value(a, half) * half_value(b, half); /* exact, unless it is subnormal */
+    uint32_t bits;
+    memcpy(&bits, &product, sizeof bits);
+    return product != product ? 0x7FFF : (bits + 0x7FFF + ((bits >> 16 & 1))) >> 16;
+}
+
+uint32_t emulation_pair_multiply(uint32_t a, uint32_t b) {
+    return half_multiply(a, b, 1) << 16 | half_multiply(a, b, 0);
+}
+
+void emulation_copy_async(void *to, const void *from, unsigned bytes) {
+    unsigned *count = &block->copy_count[block->running];
+    if ((uintptr_t)to % bytes != 0 || (uintptr_t)from % bytes != 0 || *count == COPY_LIMIT) {
+        stop("an asynchronous copy is not aligned, or there are too many");
+    }
+    block->copies[block->running][(*count)++] = {to, from, bytes};
+}
+
+void emulation_copy_wait(void) {
+    const unsigned self = block->running;
+    for (unsigned i = 0; i < block->copy_count[self]; ++i) {
+        memcpy(block->copies[self][i].to, block->copies[self][i].from, block->copies[self][i].bytes);
+    }
+    block->copy_count[self] = 0;
 }
 
 /* Whether threads [first, end) all wait in `state`; ends the process if they never will. */
@@ -131,7 +212,7 @@ static bool release(void) {
         const unsigned end = first + LANES < block->threads ? first + LANES : block->threads;
         if (all_wait(first, end, AT_WARP)) {
             for (unsigned i = first; i < end; ++i) {
-                block->published[i] = block->given[i];
+                memcpy(block->published[i], block->given[i], sizeof block->given[i]);
                 block->state[i] = READY;
             }
             released = true;

@@ -1,11 +1,11 @@
-/* cuda/gemm/product.cu: c = a b^T for every pair of operands, portable: tiles of 64 x 64 results, whose operands are decoded
- * to float32 in shared memory, 64 terms at a time.
+/* cuda/gemm/product.cu: c = a b^T for every pair of operands: the choice between tensor cores (product_mma.cu) and, for
+ * operands that these cannot multiply exactly, the kernel here: tiles of 64 x 64 results, whose operands are decoded to float32 in
+ * shared memory, 64 terms at a time.
  *
  * Arithmetic: that of the CPU's gemm_run.h, bit for bit. The terms of a sum are added in their order by fused
  * multiply-adds, in blocks of 256 that each start from 0; the blocks' sums are added in order. So a result depends on its
  * row of a and its row of b only. */
-#include "cuda/cuda_functions.h"
-#include "definition/operand_ref.h"
+#include "cuda/gemm/product_operand.h"
 
 enum {
     TILE = 64,       /* rows and columns of c, and terms at a time */
@@ -16,37 +16,10 @@ enum {
     PITCH = TILE + 1 /* avoids bank conflicts along a column */
 };
 
-/* An operand with the structs it points to. */
-struct product_operand {
-    struct gemm_operand gemm;
-    struct bare_copy of; /* its spec and copy */
-};
-
 struct product_arguments {
     struct product_operand a, b;
-    struct quant_matrix c;
-    const void *bias;
-    enum opaq_element bias_dtype;
-    bool accumulate;
-    struct group_part group;
-    enum product_part part;
+    struct product_target target;
 };
-
-/* A copy of an operand that points to its own parts, with the sizes of the group. */
-static __device__ void place_operand(const struct product_operand *from, enum product_part part,
-                                     const struct group_part *group, bool is_a, struct product_operand *to) {
-    *to = *from;
-    if (part == PRODUCT_TERMS) {
-        to->gemm.plain.columns = rows_of_group(group, from->gemm.plain.columns);
-        to->of.copy.operand.columns = to->gemm.plain.columns;
-    } else if (part == PRODUCT_ROWS && is_a) {
-        to->gemm.plain.rows = rows_of_group(group, from->gemm.plain.rows);
-    }
-    if (from->gemm.copy != NULL) {
-        to->gemm.spec = &to->of.spec;
-        to->gemm.copy = &to->of.copy;
-    }
-}
 
 /* TILE rows of an operand from `row` on, TILE terms from k on; a thread decodes OPERAND_PART of them. */
 static __device__ void load_tile(const struct gemm_operand *operand, int64_t row, int64_t k,
@@ -65,29 +38,14 @@ static __device__ void load_tile(const struct gemm_operand *operand, int64_t row
     }
 }
 
-/* Adds bias and previous c, rounds and stores. */
-static __device__ void store_result(const struct product_arguments *job, int64_t row, int64_t column,
-                                    float total) {
-    struct quant_matrix c = job->c;
-    if (job->bias != NULL) {
-        const struct quant_matrix bias = {(void *)job->bias, job->bias_dtype, 1, c.columns, 0, 1};
-        total += matrix_at(&bias, column);
-    }
-    c.rows = row + 1;
-    if (job->accumulate) {
-        total += matrix_at(&c, row * c.row_step + column * c.column_step);
-    }
-    segment_store(&c, row, column, 1, &total);
-}
-
 static __global__ void __launch_bounds__(THREADS) product_kernel(struct product_arguments job) {
     __shared__ float a_tile[TILE][PITCH];
     __shared__ float b_tile[TILE][PITCH];
     __shared__ struct product_operand operands[2]; /* in shared memory, rather than one copy per thread */
     __shared__ float factor;                       /* the factor that decoding of b omits */
     if (threadIdx.x == 0) {
-        place_operand(&job.a, job.part, &job.group, true, &operands[0]);
-        place_operand(&job.b, job.part, &job.group, false, &operands[1]);
+        place_operand(&job.a, &job.target, true, &operands[0]);
+        place_operand(&job.b, &job.target, false, &operands[1]);
         factor = 1.0f;
         if (leaves_factor_out(&job.a.gemm, &job.b.gemm)) {
             (void)bare_copy_make(&job.b.of.spec, &job.b.of.copy, &operands[1].of, &factor);
@@ -96,9 +54,9 @@ static __global__ void __launch_bounds__(THREADS) product_kernel(struct product_
     __syncthreads();
     const struct gemm_operand &a = operands[0].gemm;
     const struct gemm_operand &b = operands[1].gemm;
-    const int64_t first = job.part == PRODUCT_ROWS ? first_of_group(&job.group) : 0; /* row of c */
+    const int64_t first = first_row(&job.target);
     const int64_t depth = max_int64(operand_depth(&a), operand_depth(&b));
-    const int64_t across = ceil_div(job.c.columns, TILE);
+    const int64_t across = ceil_div(job.target.c.columns, TILE);
     const int64_t tiles = ceil_div(a.plain.rows, TILE) * across;
     const int y = (int)threadIdx.x / SIDE;
     const int x = (int)threadIdx.x % SIDE;
@@ -133,52 +91,41 @@ static __global__ void __launch_bounds__(THREADS) product_kernel(struct product_
             for (int j = 0; j < EACH; ++j) {
                 const int64_t r = row + y + SIDE * i;
                 const int64_t c = column + x + SIDE * j;
-                if (r < a.plain.rows && c < job.c.columns) {
-                    store_result(&job, first + r, c, factor == 1.0f ? total[i][j] : total[i][j] * factor);
+                if (r < a.plain.rows && c < job.target.c.columns) {
+                    store_result(&job.target, first + r, c,
+                                 factor == 1.0f ? total[i][j] : total[i][j] * factor);
                 }
             }
         }
     }
 }
 
-static struct product_operand product_operand_of(const struct gemm_operand *gemm) {
-    struct product_operand operand;
-    memset(&operand, 0, sizeof operand);
-    operand.gemm = *gemm;
-    if (gemm->copy != NULL) {
-        operand.of.spec = *gemm->spec;
-        operand.of.copy = *gemm->copy;
-    }
-    return operand;
+size_t product_group_workspace(const struct gemm_job *job, enum product_part part) {
+    return product_mma_workspace(job, part);
 }
 
 enum opaq_status product_group(const struct gemm_job *job, const struct group_part *group,
-                               enum product_part part, const struct opaq_execution *execution,
+                               enum product_part part, void *workspace, const struct opaq_execution *execution,
                                struct opaq_error *error) {
-    const struct product_arguments arguments = {product_operand_of(&job->a),
-                                                product_operand_of(&job->b),
-                                                job->c,
-                                                job->bias,
-                                                job->bias_dtype,
-                                                job->accumulate,
-                                                *group,
-                                                part};
     if (job->c.rows == 0 || job->c.columns == 0) {
         return OPAQ_OK;
     }
+    if (product_mma_takes(job, part)) {
+        return product_mma(job, group, part, workspace, execution, error);
+    }
+    const struct product_arguments arguments = {product_operand_of(&job->a), product_operand_of(&job->b),
+                                                product_target_of(job, group, part)};
     return launch("product", product_kernel,
                   blocks_for(ceil_div(job->c.rows, TILE) * ceil_div(job->c.columns, TILE), 1), THREADS,
                   arguments, execution, error);
 }
 
 size_t cuda_product_workspace(const struct gemm_job *job) {
-    (void)job;
-    return 0;
+    return product_group_workspace(job, PRODUCT_WHOLE);
 }
 
 enum opaq_status cuda_product(const struct gemm_job *job, void *workspace,
                               const struct opaq_execution *execution, struct opaq_error *error) {
     const struct group_part all = {NULL, 0};
-    (void)workspace;
-    return product_group(job, &all, PRODUCT_WHOLE, execution, error);
+    return product_group(job, &all, PRODUCT_WHOLE, workspace, execution, error);
 }

@@ -31,9 +31,13 @@ static enum opaq_status group_dequantize(const struct quant_job *job, const stru
 
 static enum opaq_status group_product(const struct gemm_job *job, void *workspace,
                                       const struct opaq_execution *execution, struct opaq_error *error) {
-    (void)workspace;
-    return product_group(job, group_of(execution), ((const struct group_execution *)execution)->part, execution,
-                         error);
+    return product_group(job, group_of(execution), ((const struct group_execution *)execution)->part, workspace,
+                         execution, error);
+}
+
+static size_t rows_workspace(const struct gemm_job *job) { return product_group_workspace(job, PRODUCT_ROWS); }
+static size_t terms_workspace(const struct gemm_job *job) {
+    return product_group_workspace(job, PRODUCT_TERMS);
 }
 
 /* The state of one call; `work` makes everything but the rows' operands. */
@@ -128,7 +132,10 @@ static enum opaq_status multiply(struct grouped_run *run, struct gemm_job *job, 
     work.backend = &run->group_table;
     work.execution = &run->group.execution;
     run->group.part = part;
-    return work_product(&work, job, error); /* needs no scratch memory */
+    run->group_table.product_workspace = part == PRODUCT_TERMS ? terms_workspace : rows_workspace;
+    const enum opaq_status status = work_product(&work, job, error);
+    run->work.arena = work.arena;
+    return status;
 }
 
 /* ---- products ---- */

@@ -1,0 +1,588 @@
+/* cuda/gemm/product_mma.cu: c = a b^T on tensor cores (mma.sync on bf16, float32 sums), for pairs of operands whose decoded values
+ * bf16 holds exactly: plain bf16 and every format, each without its scales in float32. In an ordinary linear layer a holds tokens
+ * and b is the weight; these names are used here.
+ *
+ * Arithmetic. The terms of a sum are taken in blocks of 128. A block is eight mma of 16 terms, one after another into one accumulator
+ * that starts from 0; it is multiplied with the factors of its row of b and its row of a if these change from block to block
+ * (fp8blk1, fp8blk2). The blocks' sums are added in order to a total that starts from 0. Factors that do not change are applied
+ * to the total, then bias and previous c as in product.cu. Every kernel here does just that: b's rows are the rows of the mma and
+ * a's rows its columns, and a term has the same place in the same mma. So a result depends on its row of a and its row of b only:
+ * not on the number of rows, the kernel, the grid or the GPU's size.
+ *
+ * How an mma adds up its 16 products and the accumulator is the hardware's: the products are exact, sums may be truncated
+ * instead of rounded. So the bytes are not the CPU's. Its bound, (min(K, 256) + ceil(K / 256) + 2) 2^-24 times the sum of the
+ * terms' magnitudes (gemm_run.h), leaves more than 30 2^-24 for each of a block's eight mma if K is 256 or more.
+ * Not run on hardware.
+ *
+ * Layout. 64 terms are a chunk; lane 4 g + j of a warp holds terms 16 j to 16 j + 15 of row g of an operand: one part
+ * (mma_operand.h), which for nvfp4 has one scale. Words 2 s and 2 s + 1 of the part go to mma number s of the chunk's four:
+ *
+ *     terms of the chunk      0 1 2 3 | 4 5 6 7 | 8 9 . . | . . . . | 16 ...
+ *     lane's j, mma's number  0     0 | 0     1 | 0     2 | 0     3 |  1     0
+ *     mma's columns           0 1 8 9 | 0 1 8 9 | 0 1 8 9 | 0 1 8 9 |  2 3 10 11
+ *
+ * So a part of a weight goes from global memory to a lane's registers in one load and is decoded there, and a part of the
+ * tokens comes from shared memory with two loads of 16 bytes (ldmatrix would need the terms in another order). Rows of tokens
+ * in shared memory are 144 bytes apart: the eight lanes of a quarter of such a load, or of such a store, meet all 32 banks. */
+#include "cuda/gemm/mma_operand.h"
+
+#include <stdlib.h>
+
+enum {
+    CHUNK = 64,
+    STEPS = CHUNK / 16, /* mma of a chunk */
+    SUM_BLOCK = 128,    /* terms of one sum */
+    CHUNKS_OF_BLOCK = SUM_BLOCK / CHUNK,
+    WARPS = THREADS / WARP,
+    PITCH = CHUNK * 2 + 16, /* bytes from a row of tokens to the next */
+    MMA_ROWS = 16,
+    MMA_COLUMNS = 8,
+    FEW = 2 * MMA_COLUMNS /* tokens, at most, for product_few */
+};
+
+struct mma_arguments {
+    struct product_operand a, b;
+    struct mma_form a_form, b_form;
+    float constant; /* of all elements: 1 / (6 * 448) for each nvfp4 tensor without a global scale */
+    struct product_target target;
+};
+
+/* ---- shared by the kernels ---- */
+
+static __device__ void side_make(const struct product_operand *operand, const struct product_target *target,
+                                 bool is_a, struct mma_side *side) {
+    place_operand(operand, target, is_a, &side->operand);
+    side->rows = (int)side->operand.gemm.plain.rows;
+    side->depth = (int)operand_depth(&side->operand.gemm);
+}
+
+/* Fills sides[0] with a and sides[1] with b. */
+static __device__ void sides_make(const struct mma_arguments *job, struct mma_side sides[2]) {
+    if (threadIdx.x < 2) {
+        side_make(threadIdx.x == 0 ? &job->a : &job->b, &job->target, threadIdx.x == 0, &sides[threadIdx.x]);
+    }
+    __syncthreads();
+}
+
+/* The order of multiplications with factors, the same everywhere. */
+static __device__ __forceinline__ float scaled(float sum, float constant, float b_factor, float a_factor) {
+    return sum * constant * b_factor * a_factor;
+}
+
+/* One chunk of the sums of 16 RT rows of weights by eight tokens, sums[..][tt]. */
+template <int RT, int TT>
+static __device__ __forceinline__ void multiply_chunk(const uint32_t weights[RT][2][PART_WORDS],
+                                                      const uint32_t tokens[PART_WORDS], int tt,
+                                                      float sums[RT][TT][4]) {
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+#pragma unroll
+        for (int rt = 0; rt < RT; ++rt) {
+            const uint32_t rows[4] = {weights[rt][0][2 * s], weights[rt][1][2 * s], weights[rt][0][2 * s + 1],
+                                      weights[rt][1][2 * s + 1]};
+            mma_bf16(sums[rt][tt], rows, tokens + 2 * s);
+        }
+    }
+}
+
+/* ---- operands that are decoded beforehand ---- */
+
+struct decode_arguments {
+    struct product_operand operand;
+    struct mma_form form;
+    struct product_target target;
+    bool is_a;
+    uint8_t *to; /* rows of bf16 */
+    int64_t row_bytes;
+};
+
+static __global__ void __launch_bounds__(THREADS, 2) decode_operand(struct decode_arguments job) {
+    __shared__ struct mma_side side;
+    if (threadIdx.x == 0) {
+        side_make(&job.operand, &job.target, job.is_a, &side);
+    }
+    __syncthreads();
+    const int64_t parts = ceil_div(side.depth, PART); /* of a row; values beyond the depth are zeros */
+    for (int64_t i = thread_index(); i < parts * side.rows; i += thread_count()) {
+        const int64_t row = job.form.is_across_memory ? i % side.rows : i / parts;
+        const int64_t part = job.form.is_across_memory ? i / side.rows : i % parts;
+        uint32_t words[PART_WORDS];
+        uint8_t *const to = job.to + row * job.row_bytes + part * PART * 2;
+        const int k = (int)part * PART;
+        if (job.form.source == SOURCE_CODES4) {
+            read_part<SOURCE_CODES4>(job.form, side, mma_row_at(job.form, side, row), k, words);
+        } else if (job.form.source == SOURCE_CODES8) {
+            read_part<SOURCE_CODES8>(job.form, side, mma_row_at(job.form, side, row), k, words);
+        } else {
+            any_part(job.form, side, (int)row, k, words);
+        }
+        store_four(words, to);
+        store_four(words + 4, to + 16);
+    }
+}
+
+/* ---- many tokens: 64 RT rows of weights by 16 TT tokens a block ---- */
+
+enum { WARPS_DOWN = 4, WARPS_ACROSS = WARPS / WARPS_DOWN }; /* along weights, along tokens */
+
+/* Starts to copy 64 terms of `count` tokens to shared memory. */
+static __device__ __forceinline__ void stage_tokens(const struct mma_form &form, const struct mma_side &side,
+                                                    int64_t first, int count, int k, uint8_t *stage) {
+    const uint32_t zeros[4] = {0, 0, 0, 0};
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < count * CHUNK / 8; i += THREADS) { /* 16 bytes */
+        const int part = i % (CHUNK / 8);
+        const struct mma_row row = mma_row_at(form, side, first + i / (CHUNK / 8));
+        const int term = k + 8 * part;
+        uint8_t *const to = stage + i / (CHUNK / 8) * PITCH + part * 16;
+        if (term < side.depth) {
+            copy_async(to, row.data + 2 * (int64_t)term);
+        } else {
+            store_four(zeros, to);
+        }
+    }
+}
+
+/* The place of a tile: eight rows of tiles are passed through together, so that both operands stay in the cache. */
+static __device__ void tile_place(int64_t tile, int64_t down, int64_t across, int64_t *token_tile,
+                                  int64_t *weight_tile) {
+    const int64_t band = 8;
+    const int64_t first = tile / (band * across) * band;
+    const int64_t height = min_int64(band, down - first);
+    *token_tile = first + tile % (band * across) % height;
+    *weight_tile = tile % (band * across) / height;
+}
+
+template <int SOURCE, int RT, int TT>
+static __global__ void __launch_bounds__(THREADS) product_tiles(struct mma_arguments job) {
+    enum { DOWN = WARPS_DOWN * MMA_ROWS * RT, ACROSS = WARPS_ACROSS * MMA_COLUMNS * TT };
+    __shared__ struct mma_side sides[2];
+    alignas(16) __shared__ uint8_t stages[2][ACROSS * PITCH]; /* tokens, this chunk and the next */
+    __shared__ float factors[2][DOWN + ACROSS];               /* of this block of terms and the next */
+    static_assert(DOWN + ACROSS <= THREADS, "a thread loads a factor");
+    sides_make(&job, sides);
+    const struct mma_side &a = sides[0];
+    const struct mma_side &b = sides[1];
+    const bool has_block_factors = job.a_form.has_block_factors || job.b_form.has_block_factors;
+    const int chunks = (int)ceil_div(max_int64(a.depth, b.depth), CHUNK);
+    const int64_t down = ceil_div(a.rows, ACROSS); /* tiles of c */
+    const int64_t across = ceil_div(job.target.c.columns, DOWN);
+    const int thread = (int)threadIdx.x;
+    const int g = thread % WARP / 4;
+    const int j = thread % 4;
+    const int weight_of_warp = thread / WARP % WARPS_DOWN * (MMA_ROWS * RT);
+    const int token_of_warp = thread / WARP / WARPS_DOWN * (MMA_COLUMNS * TT);
+    for (int64_t tile = blockIdx.x; tile < down * across; tile += gridDim.x) {
+        int64_t token;
+        int64_t weight;
+        tile_place(tile, down, across, &token, &weight);
+        token *= ACROSS;
+        weight *= DOWN;
+        struct mma_row rows[RT][2];
+        struct mma_raw<SOURCE> raw[RT][2];
+        float total[RT][TT][4] = {};
+        float sums[RT][TT][4] = {};
+        const struct mma_form &own_form = thread < DOWN ? job.b_form : job.a_form; /* whose factor is loaded */
+        const struct mma_side &own_side = thread < DOWN ? b : a;
+        const struct mma_factors own =
+            factors_at(own_form, own_side, thread < DOWN ? weight + thread : token + thread - DOWN);
+        __syncthreads(); /* all threads have stored the previous tile */
+        if (chunks > 0) {
+            stage_tokens(job.a_form, a, token, ACROSS, 0, stages[0]);
+        }
+        if (thread < DOWN + ACROSS) {
+            factors[0][thread] = factor_of(own_form, own_side, own, 0);
+        }
+#pragma unroll
+        for (int i = 0; i < RT * 2; ++i) {
+            rows[i / 2][i % 2] = mma_row_at(job.b_form, b, weight + weight_of_warp + MMA_COLUMNS * i + g);
+            load_part<SOURCE>(job.b_form, b, rows[i / 2][i % 2], PART * j, &raw[i / 2][i % 2]);
+        }
+#pragma unroll 1
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            const int next = (chunk + 1) * CHUNK;
+            copy_async_wait();
+            __syncthreads(); /* this chunk's tokens are there, and all threads have read those of the previous one */
+            if (chunk + 1 < chunks) {
+                stage_tokens(job.a_form, a, token, ACROSS, next, stages[(chunk + 1) % 2]);
+                if (has_block_factors && next % SUM_BLOCK == 0 && thread < DOWN + ACROSS) {
+                    factors[next / SUM_BLOCK % 2][thread] =
+                        factor_of(own_form, own_side, own, next / SUM_BLOCK);
+                }
+            }
+            uint32_t weights[RT][2][PART_WORDS];
+#pragma unroll
+            for (int i = 0; i < RT * 2; ++i) {
+                decode_part<SOURCE>(job.b_form, raw[i / 2][i % 2], weights[i / 2][i % 2]);
+                load_part<SOURCE>(job.b_form, b, rows[i / 2][i % 2], next + PART * j, &raw[i / 2][i % 2]);
+            }
+            const uint8_t *const stage = stages[chunk % 2] + (token_of_warp + g) * PITCH + j * PART * 2;
+#pragma unroll
+            for (int tt = 0; tt < TT; ++tt) {
+                uint32_t tokens[PART_WORDS];
+                read_four(stage + tt * MMA_COLUMNS * PITCH, tokens);
+                read_four(stage + tt * MMA_COLUMNS * PITCH + 16, tokens + 4);
+                multiply_chunk<RT, TT>(weights, tokens, tt, sums);
+            }
+            if ((chunk + 1) % CHUNKS_OF_BLOCK != 0 && chunk + 1 < chunks) {
+                continue;
+            }
+            const float *const factor = factors[chunk / CHUNKS_OF_BLOCK % 2];
+#pragma unroll
+            for (int i = 0; i < RT * TT * 4; ++i) {
+                float *const sum = &sums[i / (TT * 4)][i / 4 % TT][i % 4];
+                if (has_block_factors) {
+                    *sum = scaled(*sum, job.constant,
+                                  factor[weight_of_warp + i / (TT * 4) * MMA_ROWS + g + i % 4 / 2 * 8],
+                                  factor[DOWN + token_of_warp + i / 4 % TT * MMA_COLUMNS + 2 * j + i % 2]);
+                }
+                total[i / (TT * 4)][i / 4 % TT][i % 4] += *sum;
+                *sum = 0.0f;
+            }
+        }
+        /* results go through shared memory, 16 tokens at a time, so that stores are contiguous along a row of c */
+        float(*const results)[DOWN + 4] = (float(*)[DOWN + 4]) stages;
+        static_assert(sizeof stages >= WARPS_ACROSS * MMA_COLUMNS * sizeof results[0], "results fit");
+#pragma unroll
+        for (int tt = 0; tt < TT; ++tt) {
+            __syncthreads(); /* the tokens, or the last results, have been read */
+#pragma unroll
+            for (int i = 0; i < RT * 4; ++i) {
+                results[thread / WARP / WARPS_DOWN * MMA_COLUMNS + 2 * j + i % 2]
+                       [weight_of_warp + i / 4 * MMA_ROWS + g + i % 4 / 2 * 8] = total[i / 4][tt][i % 4];
+            }
+            __syncthreads();
+#pragma unroll 1
+            for (int i = thread; i < WARPS_ACROSS * MMA_COLUMNS * DOWN; i += THREADS) {
+                const int column = i % DOWN;
+                const int slot = i / DOWN;
+                const int row = slot / MMA_COLUMNS * (MMA_COLUMNS * TT) + tt * MMA_COLUMNS + slot % MMA_COLUMNS;
+                if (token + row < a.rows && weight + column < job.target.c.columns) {
+                    const float sum = results[slot][column];
+                    store_result(&job.target, first_row(&job.target) + token + row, weight + column,
+                                 has_block_factors
+                                     ? sum
+                                     : scaled(sum, job.constant, factors[0][column], factors[0][DOWN + row]));
+                }
+            }
+        }
+    }
+}
+
+/* ---- up to 16 tokens: 16 RT rows of weights a block, whose warps take turns at the blocks of terms ---- */
+
+template <int SOURCE, int TT>
+static __global__ void __launch_bounds__(THREADS, 2) product_few(struct mma_arguments job) {
+    enum {
+        RT = SOURCE == SOURCE_CODES4 && TT == 1 ? 2 : 1,
+        RESULTS = RT * TT * 128,
+        EACH = (RESULTS + THREADS - 1) / THREADS
+    };
+    __shared__ struct mma_side sides[2];
+    alignas(16) __shared__ float sums_of[2][WARPS][RESULTS]; /* of this round's blocks and the last one's */
+    sides_make(&job, sides);
+    const struct mma_side &a = sides[0];
+    const struct mma_side &b = sides[1];
+    const bool has_block_factors = job.a_form.has_block_factors || job.b_form.has_block_factors;
+    const int blocks = (int)ceil_div(max_int64(a.depth, b.depth), SUM_BLOCK);
+    const int64_t down = ceil_div(a.rows, MMA_COLUMNS * TT);
+    const int64_t across = ceil_div(job.target.c.columns, MMA_ROWS * RT);
+    const int thread = (int)threadIdx.x;
+    const int warp = thread / WARP;
+    const int lane = thread % WARP;
+    const int g = lane / 4;
+    const int j = lane % 4;
+    for (int64_t tile = blockIdx.x; tile < down * across; tile += gridDim.x) {
+        const int64_t token = tile / across * (MMA_COLUMNS * TT);
+        const int64_t weight = tile % across * (MMA_ROWS * RT);
+        struct mma_row rows[RT][2];
+        struct mma_row token_rows[TT];
+        struct mma_raw<SOURCE> raw[CHUNKS_OF_BLOCK][RT][2];
+        float total[EACH] = {};
+        const struct mma_factors b_factors = factors_at(job.b_form, b, weight + lane % (MMA_ROWS * RT));
+        const struct mma_factors a_factors = factors_at(job.a_form, a, token + lane % (MMA_COLUMNS * TT));
+#pragma unroll
+        for (int tt = 0; tt < TT; ++tt) {
+            token_rows[tt] = mma_row_at(job.a_form, a, token + MMA_COLUMNS * tt + g);
+        }
+#pragma unroll
+        for (int i = 0; i < RT * 2; ++i) {
+            rows[i / 2][i % 2] = mma_row_at(job.b_form, b, weight + MMA_COLUMNS * i + g);
+#pragma unroll
+            for (int c = 0; c < CHUNKS_OF_BLOCK; ++c) {
+                load_part<SOURCE>(job.b_form, b, rows[i / 2][i % 2], warp * SUM_BLOCK + c * CHUNK + PART * j,
+                                  &raw[c][i / 2][i % 2]);
+            }
+        }
+        __syncthreads(); /* all threads have read the previous tile's sums */
+#pragma unroll 1
+        for (int first = 0; first < blocks; first += WARPS) {
+            const int k = (first + warp) * SUM_BLOCK + PART * j;
+            float(*const round)[RESULTS] = sums_of[first / WARPS % 2];
+            float sums[RT][TT][4] = {};
+#pragma unroll
+            for (int c = 0; c < CHUNKS_OF_BLOCK; ++c) {
+                uint32_t weights[RT][2][PART_WORDS];
+#pragma unroll
+                for (int i = 0; i < RT * 2; ++i) {
+                    decode_part<SOURCE>(job.b_form, raw[c][i / 2][i % 2], weights[i / 2][i % 2]);
+                    load_part<SOURCE>(job.b_form, b, rows[i / 2][i % 2], k + WARPS * SUM_BLOCK + c * CHUNK,
+                                      &raw[c][i / 2][i % 2]);
+                }
+#pragma unroll
+                for (int tt = 0; tt < TT; ++tt) {
+                    uint32_t tokens[PART_WORDS];
+                    read_part<SOURCE_BF16>(job.a_form, a, token_rows[tt], k + c * CHUNK, tokens);
+                    multiply_chunk<RT, TT>(weights, tokens, tt, sums);
+                }
+            }
+            if (has_block_factors) { /* a lane loads a row's factors for all */
+                const float b_factor = factor_of(job.b_form, b, b_factors, first + warp);
+                const float a_factor = factor_of(job.a_form, a, a_factors, first + warp);
+#pragma unroll
+                for (int i = 0; i < RT * TT * 4; ++i) {
+                    float *const sum = &sums[i / (TT * 4)][i / 4 % TT][i % 4];
+                    *sum =
+                        scaled(*sum, job.constant,
+                               __shfl_sync(0xFFFFFFFFu, b_factor, i / (TT * 4) * MMA_ROWS + g + i % 4 / 2 * 8),
+                               __shfl_sync(0xFFFFFFFFu, a_factor, i / 4 % TT * MMA_COLUMNS + 2 * j + i % 2));
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < RT * TT; ++i) {
+                float *const to = &round[warp][(i * WARP + lane) * 4];
+                for (int n = 0; n < 4; ++n) {
+                    to[n] = sums[i / TT][i % TT][n];
+                }
+            }
+            __syncthreads();
+            const int count = blocks - first < WARPS ? blocks - first : WARPS;
+#pragma unroll
+            for (int e = 0; e < EACH; ++e) {
+                if (RESULTS % THREADS == 0 || thread < RESULTS) {
+                    for (int w = 0; w < count; ++w) {
+                        total[e] += round[w][thread + e * THREADS];
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) {
+            const int i = thread + e * THREADS; /* its place among an mma's results */
+            const int64_t row = token + i / 128 % TT * MMA_COLUMNS + i / 4 % 4 * 2 + i % 2;
+            const int64_t column = weight + i / 128 / TT * MMA_ROWS + i % 128 / 16 + i % 4 / 2 * 8;
+            if (i < RESULTS && row < a.rows && column < job.target.c.columns) {
+                store_result(&job.target, first_row(&job.target) + row, column,
+                             has_block_factors
+                                 ? total[e]
+                                 : scaled(total[e], job.constant,
+                                          factor_of(job.b_form, b, factors_at(job.b_form, b, column), 0),
+                                          factor_of(job.a_form, a, factors_at(job.a_form, a, row), 0)));
+            }
+        }
+    }
+}
+
+/* ---- launcher ---- */
+
+/* Whether bf16 holds the operand's values exactly, without factors that are constant in a row, or in 128 terms of it. */
+static bool is_exact(const struct gemm_operand *operand) {
+    if (operand->copy == NULL) {
+        return operand->plain.dtype == OPAQ_BF16;
+    }
+    switch ((enum opaq_format)operand->spec->format) {
+    case OPAQ_FP8:
+    case OPAQ_FP8BLK2:
+    case OPAQ_MXFP8:
+    case OPAQ_MXFP4:
+        return true;
+    case OPAQ_FP8ROW:
+    case OPAQ_FP8BLK1: /* across the rows each term has a factor of its own */
+        return !operand->is_across;
+    case OPAQ_NVFP4:
+        return !(operand->copy->is_hadamard && operand->undo_hadamard) &&
+               !(operand->is_across && operand->copy->amax_step != 0);
+    }
+    return false;
+}
+
+/* Depends on no address: while a workspace is measured there is none. */
+static enum source source_of(const struct gemm_operand *operand, enum product_part part) {
+    const struct quant_copy *copy = operand->copy;
+    if (part == PRODUCT_TERMS || operand_depth(operand) % PART != 0) {
+        return SOURCE_ANY; /* there may be a part of a part */
+    }
+    if (copy == NULL) {
+        return operand->plain.column_step == 1 && operand->plain.row_step % 8 == 0 ? SOURCE_BF16 : SOURCE_ANY;
+    }
+    if (operand->is_across || copy->tile_rows != 0 || copy->scale_layout.tiled_columns != 0 ||
+        copy->data_column_step != 1 || copy->data_row_step % PART != 0) {
+        return SOURCE_ANY;
+    }
+    return copy->is_packed ? SOURCE_CODES4 : SOURCE_CODES8;
+}
+
+/* Whether the address is one that the source needs. */
+static bool is_aligned(const struct gemm_operand *operand, enum product_part part) {
+    const void *data = operand->copy == NULL ? operand->plain.data : operand->copy->data;
+    return source_of(operand, part) == SOURCE_ANY || (uintptr_t)data % 16 == 0;
+}
+
+static int shift_of(int64_t size) {
+    int shift = 0;
+    while (((int64_t)1 << shift) < size) {
+        ++shift;
+    }
+    return shift;
+}
+
+/* How an operand is read; multiplies *constant with what is common to all its elements. */
+static struct mma_form form_of(const struct gemm_operand *operand, enum product_part part, float *constant) {
+    struct mma_form form;
+    memset(&form, 0, sizeof form);
+    form.source = source_of(operand, part);
+    if (operand->copy == NULL) {
+        form.is_across_memory = operand->plain.column_step != 1;
+        return form;
+    }
+    form.is_across_memory = operand->is_across != (operand->copy->data_column_step != 1);
+    const struct opaq_spec *spec = operand->spec;
+    const struct scale_layout *layout = &operand->copy->scale_layout;
+    form.is_e5m2 = spec->element == OPAQ_E5M2;
+    form.is_swizzled = layout->swizzled_columns != 0;
+    form.scale_shift = shift_of(layout->column_per);
+    form.scale_step = layout->column_step;
+    switch ((enum opaq_format)spec->format) {
+    case OPAQ_MXFP8:
+    case OPAQ_MXFP4:
+        form.scale = SCALE_E8M0;
+        break;
+    case OPAQ_NVFP4:
+        form.scale = SCALE_E4M3;
+        form.factor = (spec->options & OPAQ_GLOBAL) == 0 || spec->rule == OPAQ_RULE_MODELOPT ? FACTOR_AMAX
+                                                                                             : FACTOR_INVERSE;
+        *constant *= (spec->options & OPAQ_GLOBAL) != 0 ? 1.0f : 1.0f / (6.0f * (float)spec->e4m3_max);
+        break;
+    case OPAQ_FP8BLK1:
+    case OPAQ_FP8BLK2:
+        form.has_block_factors = true;
+        form.factor = FACTOR_SCALE;
+        break;
+    case OPAQ_FP8:
+    case OPAQ_FP8ROW:
+        form.factor = FACTOR_SCALE;
+        break;
+    }
+    return form;
+}
+
+/* The environment variable OPAQ_CUDA_PRODUCT=fma selects the kernel of product.cu for everything. It is read once; threads
+ * that read it at the same time get the same value. */
+static bool is_refused(void) {
+    enum { UNKNOWN, USED, REFUSED };
+    static int state = UNKNOWN;
+    int known = __atomic_load_n(&state, __ATOMIC_RELAXED);
+    if (known == UNKNOWN) {
+        const char *name = getenv("OPAQ_CUDA_PRODUCT");
+        known = name != NULL && strcmp(name, "fma") == 0 ? REFUSED : USED;
+        __atomic_store_n(&state, known, __ATOMIC_RELAXED);
+    }
+    return known == REFUSED;
+}
+
+bool product_mma_takes(const struct gemm_job *job, enum product_part part) {
+    const int64_t limit = INT32_MAX - 4096; /* rows and terms are counted in 32 bits */
+    return is_exact(&job->a) && is_exact(&job->b) && is_aligned(&job->a, part) && is_aligned(&job->b, part) &&
+           job->a.plain.rows < limit && job->b.plain.rows < limit && job->a.plain.columns < limit &&
+           job->b.plain.columns < limit && !is_refused();
+}
+
+typedef void product_kernel_function(struct mma_arguments job);
+
+/* Tiles of up to 8 and 16 tokens, and of 64 x 64 and 128 x 128 results. */
+enum shape { SHAPE_8, SHAPE_16, SHAPE_64, SHAPE_128, SHAPE_COUNT };
+static const struct {
+    int tokens, weights;
+} shape_sizes[SHAPE_COUNT] = {{MMA_COLUMNS, MMA_ROWS}, {FEW, MMA_ROWS}, {64, 64}, {128, 128}};
+#define KERNELS_OF(source) \
+    { product_few<source, 1>, product_few<source, 2>, product_tiles<source, 1, 4>, product_tiles<source, 2, 8> }
+static product_kernel_function *const kernels[SOURCE_ANY][SHAPE_COUNT] = {
+    KERNELS_OF(SOURCE_BF16), KERNELS_OF(SOURCE_CODES4), KERNELS_OF(SOURCE_CODES8)};
+
+static int64_t tiles_of(enum shape shape, const struct quant_matrix *c) {
+    return ceil_div(c->rows, shape_sizes[shape].tokens) * ceil_div(c->columns, shape_sizes[shape].weights);
+}
+
+/* Large tiles where they occupy a GPU of about this many multiprocessors; an emulated one runs them often. */
+#if defined(OPAQ_CUDA_EMULATION)
+enum { MULTIPROCESSORS = 2 };
+#else
+enum { MULTIPROCESSORS = 128 };
+#endif
+
+static enum shape shape_of(const struct quant_matrix *c) {
+    return c->rows <= MMA_COLUMNS                     ? SHAPE_8
+           : c->rows <= FEW                           ? SHAPE_16
+           : tiles_of(SHAPE_128, c) < MULTIPROCESSORS ? SHAPE_64
+                                                      : SHAPE_128;
+}
+
+/* Whether an operand is decoded beforehand, and how many bytes a row of it then has. */
+static bool is_decoded(const struct gemm_operand *operand, enum product_part part, bool is_a) {
+    const enum source source = source_of(operand, part);
+    return is_a ? source != SOURCE_BF16 : source == SOURCE_ANY;
+}
+
+static int64_t decoded_row_bytes(const struct gemm_operand *operand) {
+    return round_up(operand_depth(operand), PART) * 2;
+}
+
+static size_t decoded_bytes(const struct gemm_operand *operand, enum product_part part, bool is_a) {
+    return is_decoded(operand, part, is_a)
+               ? (size_t)round_up(operand->plain.rows * decoded_row_bytes(operand), 64)
+               : 0;
+}
+
+size_t product_mma_workspace(const struct gemm_job *job, enum product_part part) {
+    return product_mma_takes(job, part)
+               ? decoded_bytes(&job->a, part, true) + decoded_bytes(&job->b, part, false)
+               : 0;
+}
+
+/* Decodes the operand to the workspace and makes it plain, where that is to be done. */
+static enum opaq_status prepare(struct product_operand *operand, struct mma_form *form,
+                                const struct product_target *target, bool is_a, void *workspace,
+                                const struct opaq_execution *execution, struct opaq_error *error) {
+    struct gemm_operand *gemm = &operand->gemm;
+    if (!is_decoded(gemm, target->part, is_a)) {
+        return OPAQ_OK;
+    }
+    const struct decode_arguments arguments = {
+        *operand, *form, *target, is_a, (uint8_t *)workspace, decoded_row_bytes(gemm)};
+    const int64_t parts = arguments.row_bytes / (PART * 2) * gemm->plain.rows;
+    gemm->plain.data = workspace;
+    gemm->plain.row_step = arguments.row_bytes / 2;
+    form->source = SOURCE_BF16;
+    return parts == 0 ? OPAQ_OK
+                      : launch("to decode an operand", decode_operand, blocks_for(parts, THREADS), THREADS,
+                               arguments, execution, error);
+}
+
+enum opaq_status product_mma(const struct gemm_job *job, const struct group_part *group, enum product_part part,
+                             void *workspace, const struct opaq_execution *execution,
+                             struct opaq_error *error) {
+    struct mma_arguments arguments;
+    const enum shape shape = shape_of(&job->c);
+    memset(&arguments, 0, sizeof arguments);
+    arguments.a = product_operand_of(&job->a);
+    arguments.b = product_operand_of(&job->b);
+    arguments.constant = 1.0f;
+    arguments.a_form = form_of(&job->a, part, &arguments.constant);
+    arguments.b_form = form_of(&job->b, part, &arguments.constant);
+    arguments.target = product_target_of(job, group, part);
+    TRY(prepare(&arguments.a, &arguments.a_form, &arguments.target, true, workspace, execution, error));
+    TRY(prepare(&arguments.b, &arguments.b_form, &arguments.target, false,
+                (char *)workspace + decoded_bytes(&job->a, part, true), execution, error));
+    return launch("product", kernels[arguments.b_form.source][shape], blocks_for(tiles_of(shape, &job->c), 1),
+                  THREADS, arguments, execution, error);
+}

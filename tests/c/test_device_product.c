@@ -1,0 +1,264 @@
+/* test_device_product.c: products of a back end's table on its device, for every pair of operands: within the bound of gemm_run.h
+ * of the product in double, infinities and NaN where the CPU has them, and every row with the same bits in every batch. Runs on
+ * the CPU's table, and once more with OPAQ_TEST_DEVICE (support_device.h). */
+#include <math.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "support_hiding.h"
+#include "support_tensor.h"
+
+#include "../cases/gemm_cases.h"
+#include "../cases/gemm_operands.h"
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
+
+/* ---- operands ---- */
+
+/* An operand on the host, and its copy on the device. */
+struct placed_operand {
+    struct gemm_case_operand made;
+    struct quant_job job;
+    struct gemm_operand placed;
+    double *values; /* rows x depth */
+    int64_t depth;
+};
+
+static struct quant_matrix matrix_make(int64_t rows, int64_t columns) {
+    struct quant_matrix m = {NULL, OPAQ_F32, rows, columns, columns, 1};
+    m.data = gemm_case_allocate((size_t)(rows * columns) * sizeof(float));
+    return m;
+}
+
+static void multiply_on_cpu(const struct gemm_job *job) {
+    void *const workspace = gemm_case_allocate(cpu_backend.product_workspace(job));
+    CHECK_EQ_INT(cpu_backend.product(job, workspace, &(struct opaq_execution){.device = tensor_cpu}, NULL),
+                 OPAQ_OK);
+    free(workspace);
+}
+
+/* What the CPU decodes: the product with the identity, which has one term that is not 0. */
+static void decode(struct placed_operand *o, bool is_a) {
+    const struct gemm_operand *operand = &o->made.operand;
+    const bool is_left =
+        operand->copy != NULL && operand->copy->is_hadamard && !operand->undo_hadamard; /* in whole groups */
+    const int64_t rows = operand->plain.rows;
+    o->depth = is_left ? (operand->plain.columns + 15) / 16 * 16 : operand->plain.columns;
+    struct gemm_operand identity = {.plain = matrix_make(o->depth, o->depth)};
+    for (int64_t i = 0; i < o->depth * o->depth; ++i) {
+        ((float *)identity.plain.data)[i] = i / o->depth == i % o->depth ? 1.0f : 0.0f;
+    }
+    struct gemm_job job = {.a = is_a ? *operand : identity,
+                           .b = is_a ? identity : *operand,
+                           .c = is_a ? matrix_make(rows, o->depth) : matrix_make(o->depth, rows)};
+    multiply_on_cpu(&job);
+    o->values = calloc((size_t)(rows * o->depth) + 1, sizeof *o->values);
+    for (int64_t i = 0; i < rows * o->depth; ++i) {
+        o->values[i] = (double)((float *)job.c.data)[is_a ? i : i % o->depth * rows + i / o->depth];
+    }
+    free(job.c.data);
+    free(identity.plain.data);
+}
+
+static void placed_make(struct placed_operand *o, struct hiding *hiding, const char *text, int64_t rows,
+                        int64_t columns, enum tensor_fill fill, uint64_t seed, bool undo_hadamard) {
+    memset(o, 0, sizeof *o);
+    gemm_case_operand_make(&o->made, text, rows, columns);
+    struct tensor x = {o->made.x};
+    tensor_fill(&x, fill, seed);
+    gemm_case_operand_quantize(&o->made, undo_hadamard, NULL);
+    o->placed = o->made.operand;
+    if (o->placed.copy == NULL) {
+        o->placed.plain.data = hiding_copy(hiding, o->made.x.buffer[0].data, o->made.x.buffer[0].bytes);
+        return;
+    }
+    struct opaq_view q = o->made.q;
+    for (int i = 0; i < opaq_proto_buffer_count(&q.proto); ++i) {
+        q.buffer[i].data = hiding_copy(hiding, q.buffer[i].data, q.buffer[i].bytes);
+    }
+    quant_job_make(&o->made.x, &q, q.proto.spec.usage, &o->job);
+    o->placed.spec = &o->job.spec;
+    o->placed.copy = &o->job.copy[0];
+}
+
+static void placed_free(struct placed_operand *o) {
+    gemm_case_operand_free(&o->made);
+    free(o->values);
+}
+
+/* ---- products on the device ---- */
+
+static size_t bytes_for(int64_t m, int64_t n, int64_t k) {
+    return (size_t)(m * k + n * k + m * n) * 8 + ((size_t)64 << 10) + ((size_t)16 << 20);
+}
+
+/* The product of the first m rows of a, in memory of the device that can be read afterwards. */
+static const float *multiply(struct hiding *hiding, const struct placed_operand *a,
+                             const struct placed_operand *b, int64_t m) {
+    const int64_t n = b->placed.plain.rows;
+    const struct backend *device;
+    struct opaq_error error = {OPAQ_OK, ""};
+    hiding_install();
+    CHECK_EQ_INT(backend_of(hiding_device, &device, NULL), OPAQ_OK);
+    struct gemm_job job = {.a = a->placed, .b = b->placed, .c = {NULL, OPAQ_F32, m, n, n, 1}};
+    job.a.plain.rows = m;
+    job.c.data = hiding_copy(hiding, NULL, (size_t)(m * n) * sizeof(float));
+    void *const workspace = hiding_copy(hiding, NULL, device->product_workspace(&job));
+    memset(job.c.data, 0xA5, (size_t)(m * n) * sizeof(float));
+    hiding_hide(hiding);
+    CHECK_EQ_INT(device->product(&job, workspace, &(struct opaq_execution){.device = hiding_device}, &error),
+                 OPAQ_OK);
+    CHECK_EQ_STR(error.text, "");
+    hiding_reveal(hiding);
+    hiding_remove();
+    return job.c.data;
+}
+
+/* ---- against the product in double ---- */
+
+static double bound_of(int64_t depth) {
+    const int64_t blocks = (depth + 255) / 256;
+    const int factors = 10; /* five for each operand's factor that is left out of the sums */
+    return (double)((depth < 256 ? depth : 256) + blocks + 2 + factors) * 0x1p-24;
+}
+
+static void check_bound(const struct placed_operand *a, const struct placed_operand *b, const float *c,
+                        const char *what) {
+    const int64_t depth = a->depth < b->depth ? a->depth : b->depth;
+    const int64_t n = b->placed.plain.rows;
+    for (int64_t i = 0; i < a->placed.plain.rows * n; ++i) {
+        double exact = 0.0;
+        double size = 0.0;
+        for (int64_t k = 0; k < depth; ++k) {
+            const double product = a->values[i / n * a->depth + k] * b->values[i % n * b->depth + k];
+            exact += product;
+            size += fabs(product);
+        }
+        if (!(fabs((double)c[i] - exact) <= bound_of(depth) * size + 0x1p-126)) {
+            CHECK_FAIL("%s: element %lld, %lld is %.9g, expected %.9g within %.3g", what, (long long)(i / n),
+                       (long long)(i % n), (double)c[i], exact, bound_of(depth) * size);
+            return;
+        }
+    }
+}
+
+static void check_case(const struct gemm_case *one, const int64_t *shape, bool undo) {
+    char what[128];
+    struct placed_operand a;
+    struct placed_operand b;
+    struct hiding hiding = hiding_make(bytes_for(shape[0], shape[1], shape[2]));
+    placed_make(&a, &hiding, one->a, shape[0], shape[2], FILL_OUTLIERS, 1, undo);
+    placed_make(&b, &hiding, one->b, shape[1], shape[2], FILL_NORMAL, 2, undo);
+    decode(&a, true);
+    decode(&b, false);
+    snprintf(what, sizeof what, "%s by %s, %lld x %lld x %lld%s", one->a, one->b, (long long)shape[0],
+             (long long)shape[1], (long long)shape[2], undo ? ", undone" : "");
+    check_bound(&a, &b, multiply(&hiding, &a, &b, shape[0]), what);
+    placed_free(&a);
+    placed_free(&b);
+    hiding_free(&hiding);
+}
+
+/* Few rows and many; depths of whole and of broken parts, blocks and groups. */
+static void every_pair_is_within_the_bound(void) {
+    static const int64_t shapes[][3] = {{5, 37, 290}, {13, 40, 144}, {21, 66, 288}, {131, 72, 160}};
+    for (int i = 0; i < GEMM_CASE_COUNT; ++i) {
+        for (int s = 0; s < COUNT(shapes); ++s) {
+            check_case(&gemm_cases[i], shapes[s], true);
+        }
+        if (strstr(gemm_cases[i].a, "rht") != NULL || strstr(gemm_cases[i].b, "rht") != NULL) {
+            check_case(&gemm_cases[i], shapes[0], false);
+            check_case(&gemm_cases[i], shapes[2], false);
+        }
+    }
+}
+
+static void long_sums_are_within_the_bound(void) {
+    static const struct gemm_case cases[] = {{"bf16", "nvfp4", false}, {"fp8blk1", "fp8blk2", false}};
+    static const int64_t shapes[][3] = {{3, 24, 2336}, {40, 24, 1184}};
+    for (int i = 0; i < COUNT(cases); ++i) {
+        for (int s = 0; s < COUNT(shapes); ++s) {
+            check_case(&cases[i], shapes[s], true);
+        }
+    }
+}
+
+/* ---- infinities and NaN ---- */
+
+static int class_of(float value) { return isnan(value) ? 3 : isinf(value) ? (value > 0.0f ? 1 : 2) : 0; }
+
+static void values_that_are_not_finite(void) {
+    static const struct gemm_case cases[] = {{"bf16", "bf16", false},       {"bf16", "mxfp8", false},
+                                             {"bf16", "mxfp8.e5m2", false}, {"mxfp8", "mxfp8", false},
+                                             {"bf16", "fp8row", false},     {"fp8.e5m2", "fp8", false}};
+    static const int64_t rows[] = {3, 21};
+    for (int i = 0; i < COUNT(cases) * 4; ++i) {
+        struct placed_operand a;
+        struct placed_operand b;
+        const struct gemm_case *one = &cases[i / 4];
+        const int64_t m = rows[i % 2];
+        const int64_t n = 40;
+        const int64_t k = 160;
+        struct hiding hiding = hiding_make(bytes_for(m, n, k));
+        const enum tensor_fill fill = i / 2 % 2 == 0 ? FILL_NAN : FILL_INFINITY;
+        placed_make(&a, &hiding, one->a, m, k, FILL_NORMAL, 1, true);
+        placed_make(&b, &hiding, one->b, n, k, fill, 2, true);
+        struct gemm_job job = {.a = a.made.operand, .b = b.made.operand, .c = matrix_make(m, n)};
+        multiply_on_cpu(&job);
+        const float *const expected = job.c.data;
+        const float *const c = multiply(&hiding, &a, &b, m);
+        for (int64_t e = 0; e < m * n; ++e) {
+            if (class_of(c[e]) != class_of(expected[e])) {
+                CHECK_FAIL("%s by %s, fill %d: element %lld, %lld is %g, on the CPU %g", one->a, one->b,
+                           (int)fill, (long long)(e / n), (long long)(e % n), (double)c[e],
+                           (double)expected[e]);
+                break;
+            }
+        }
+        free(job.c.data);
+        placed_free(&a);
+        placed_free(&b);
+        hiding_free(&hiding);
+    }
+}
+
+/* ---- batches ---- */
+
+static void check_batches(const struct gemm_case *one, int64_t n, int64_t k, int64_t most) {
+    static const int64_t sizes[] = {1, 3, 8, 17, 64, 129, 513};
+    struct placed_operand a;
+    struct placed_operand b;
+    struct hiding hiding = hiding_make(bytes_for(3 * most, n, k));
+    placed_make(&a, &hiding, one->a, most, k, FILL_OUTLIERS, 1, true);
+    placed_make(&b, &hiding, one->b, n, k, FILL_NORMAL, 2, true);
+    const float *const whole = multiply(&hiding, &a, &b, most);
+    for (int i = 0; i < COUNT(sizes) && sizes[i] <= most; ++i) {
+        const float *const c = multiply(&hiding, &a, &b, sizes[i]);
+        CHECK_BYTES(c, whole, (size_t)(sizes[i] * n) * sizeof *c, "%s by %s: the first %lld of %lld rows",
+                    one->a, one->b, (long long)sizes[i], (long long)most);
+    }
+    placed_free(&a);
+    placed_free(&b);
+    hiding_free(&hiding);
+}
+
+static void rows_do_not_depend_on_the_batch(void) {
+    static const struct gemm_case cases[] = {{"bf16", "bf16", false},
+                                             {"bf16", "nvfp4", false},
+                                             {"bf16", "mxfp4", false},
+                                             {"bf16", "mxfp8", false},
+                                             {"fp8blk1", "fp8blk2", false},
+                                             {"fp8row", "fp8row", false},
+                                             {"nvfp4+rowscaled", "nvfp4", false},
+                                             {"bf16", "across nvfp4", false},
+                                             {"f32", "nvfp4", false}};
+    for (int i = 0; i < COUNT(cases); ++i) {
+        check_batches(&cases[i], 40, 272, 130);
+    }
+    check_batches(&cases[1], 66, 1104, 513);
+}
+
+static const struct test_case tests[] = {TEST(every_pair_is_within_the_bound),
+                                         TEST(long_sums_are_within_the_bound), TEST(values_that_are_not_finite),
+                                         TEST(rows_do_not_depend_on_the_batch)};
+TEST_MAIN(tests)
