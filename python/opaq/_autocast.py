@@ -143,8 +143,8 @@ def _is_compiling() -> bool:
 
 def _warn_unused() -> None:
     """Warns once per process when an autocast ends in which no module of opaq ran, if there are torch.nn.Linear
-    layers. Compiled code runs no Python and cannot be observed: there is no warning once an operator of opaq has
-    been traced, or while PyTorch counts a compiled frame, which it forgets in `torch.compiler.reset()`."""
+    layers. Compiled code runs no Python and cannot be observed: there is no warning once an operator of opaq
+    was traced, or while PyTorch counts a compiled frame, which it forgets in `torch.compiler.reset()`."""
     global _is_unused_checked
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     operators: Any = sys.modules.get("opaq._operators")

@@ -172,10 +172,7 @@ static void the_text_ends_at_its_length(void) {
 
 static void embedded_nul_is_a_character(void) {
     static const struct bad_text in_format = {
-        "nvfp4\\0",
-        OPAQ_ERROR_TEXT,
-        0,
-        {"\"nvfp4?\"", "; the length 6 counts the terminator of the string", NULL}};
+        "nvfp4\\0", OPAQ_ERROR_TEXT, 0, {"\"nvfp4?\"", "; the length 6 counts the terminator of the string"}};
     static const struct bad_text in_option = {"fp8+sr\\0", OPAQ_ERROR_TEXT, 4, {"\"sr?\"", NULL}};
     static const struct bad_text in_number = {"fp8+eps=1\\02", OPAQ_ERROR_TEXT, 8, {"\"1?2\"", NULL}};
     static const struct bad_text in_mask = {"nvfp4+rht=0x12\\04", OPAQ_ERROR_TEXT, 10, {"\"0x12?4\"", NULL}};
