@@ -39,17 +39,18 @@ static void multiply_on_cpu(const struct gemm_job *job) {
 
 /* What the CPU decodes: the product with the identity, which has one term that is not 0. */
 static void decode(struct placed_operand *o, bool is_a) {
-    const struct gemm_operand *operand = &o->made.operand;
+    struct gemm_operand operand = o->made.operand;
     const bool is_left =
-        operand->copy != NULL && operand->copy->is_hadamard && !operand->undo_hadamard; /* in whole groups */
-    const int64_t rows = operand->plain.rows;
-    o->depth = is_left ? (operand->plain.columns + 15) / 16 * 16 : operand->plain.columns;
+        operand.copy != NULL && operand.copy->is_hadamard && !operand.undo_hadamard; /* in whole groups */
+    const int64_t rows = operand.plain.rows;
+    o->depth = is_left ? (operand.plain.columns + 15) / 16 * 16 : operand.plain.columns;
+    operand.plain.columns = o->depth;
     struct gemm_operand identity = {.plain = matrix_make(o->depth, o->depth)};
     for (int64_t i = 0; i < o->depth * o->depth; ++i) {
         ((float *)identity.plain.data)[i] = i / o->depth == i % o->depth ? 1.0f : 0.0f;
     }
-    struct gemm_job job = {.a = is_a ? *operand : identity,
-                           .b = is_a ? identity : *operand,
+    struct gemm_job job = {.a = is_a ? operand : identity,
+                           .b = is_a ? identity : operand,
                            .c = is_a ? matrix_make(rows, o->depth) : matrix_make(o->depth, rows)};
     multiply_on_cpu(&job);
     o->values = calloc((size_t)(rows * o->depth) + 1, sizeof *o->values);
