@@ -81,6 +81,12 @@ VEC_OUTLINE void encode_rows_not_te(const struct encode_how *how, const struct e
     }
 }
 
+/* encode_run() of a whole row of bf16, as checkpoints have it, by a rule other than te; out of line. */
+VEC_OUTLINE void encode_bf16_row_not_te(const struct encode_how *how, const char *x, int64_t n, float factor,
+                                        uint8_t *data) {
+    encode_run(encode_not_te(*how, OPAQ_BF16, OPAQ_E4M3, true), x, n, factor, false, NULL, 0, false, data);
+}
+
 /* encode_run() of any elements, rounded to the nearest or, with random bytes, stochastically; out of line. */
 VEC_OUTLINE void encode_any_run(struct encode_how how, const char *x, int64_t n, float factor,
                                 const uint8_t *random, int64_t ahead, uint8_t *data) {

@@ -35,6 +35,8 @@ static inline void fp8_scaled_rows(struct encode_how how, const struct quant_job
             encode_randomly(how, random, row, 0, x, m->columns, scale.apply, 0, data);
         } else if (is_plain_amax(how, all, scale.apply)) {
             encode_plain_run(how, x, m->columns, scale.apply, 0, streams, data);
+        } else if (how.not_te && how.dtype == OPAQ_BF16) {
+            encode_bf16_row_not_te(&how, x, m->columns, scale.apply, data);
         } else {
             encode_any_run(how, x, m->columns, scale.apply, NULL, 0, data);
         }
