@@ -85,7 +85,7 @@ struct opaq_form {
 struct opaq_value {
     /* TENSOR: one; OPTIONAL_, CHANGED_TENSOR: one or NULL; TENSOR_LIST: count of them */
     const struct opaq_tensor *tensors;
-    const char *text;     /* TEXT: count characters; with count 0, an empty zero-terminated string */
+    const char *text;     /* TEXT: count characters, without a terminator; an empty plan is valid */
     const int64_t *sizes; /* SIZES: count of them */
     int64_t count;
     int64_t integer; /* DTYPE: enum opaq_dtype; INT; SYMINT */

@@ -261,8 +261,6 @@ static void plans(void) {
     tensors_make();
     BOTH("", V("plan").text = NULL, ARGUMENT, "plan is missing");
     BOTH("", V("plan").count = -1, ARGUMENT, "plan is missing");
-    BOTH("", V("plan") = ((struct opaq_value){.text = "x=nvfp4"}), ARGUMENT,
-         "plan has a text, but its count of characters is 0");
     BOTH("", V("plan") = op_text_value(many), TEXT,
          "plan: the text has 960 characters, at most 959 are allowed");
     BOTH("", V("plan") = op_text_value("x=fp9"), TEXT, "plan: \"x=fp9\" at position 0");

@@ -76,16 +76,8 @@ int64_t argument_tensors(enum opaq_argument_kind kind, const struct opaq_value *
 static enum opaq_status check_texts(const struct op_row *row, const struct opaq_value *values,
                                     struct opaq_error *error) {
     for (int i = 0; i < row->op.argument_count; ++i) {
-        if (row->op.argument[i].kind != OPAQ_ARGUMENT_TEXT) {
-            continue;
-        }
-        if (values[i].text == NULL || values[i].count < 0) {
+        if (row->op.argument[i].kind == OPAQ_ARGUMENT_TEXT && (values[i].text == NULL || values[i].count < 0)) {
             return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is missing", row->op.argument[i].name);
-        }
-        if (values[i].count == 0 &&
-            values[i].text[0] != '\0') { /* a forgotten count would mean an empty text */
-            return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s has a text, but its count of characters is 0",
-                             row->op.argument[i].name);
         }
     }
     return OPAQ_OK;
