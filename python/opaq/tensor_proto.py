@@ -13,6 +13,8 @@ from opaq._tables import make_proto
 from opaq.quantized_tensor import QuantizedTensor, assemble
 from opaq.quantizer import Quantizer, as_quantizer
 
+ARGUMENTS = ("shape", "dtype", "quantizer", "requires_grad", "device")
+
 
 @dataclass(frozen=True, init=False, repr=False)
 class TensorProto:
@@ -84,7 +86,8 @@ class TensorProto:
     def replace(self, **changes: Any) -> TensorProto:
         """A copy with other values of some arguments of the constructor: `proto.replace(dtype=torch.float16)`.
         The same as dataclasses.replace and copy.replace."""
-        return TensorProto(**{**vars(self), **changes})
+        kept = {name: getattr(self, name) for name in ARGUMENTS}  # vars() is not traced by PyTorch 2.11
+        return TensorProto(**{**kept, **changes})
 
     __replace__ = replace
 

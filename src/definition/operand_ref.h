@@ -84,7 +84,9 @@ OPAQ_DEVICE static inline void operand_part(const struct gemm_operand *operand, 
     if (inside > 0 && operand->is_across) {
         operand_across(operand, row, k, (int)min_int64(inside, OPERAND_PART), values);
     } else if (inside > 0 && operand->copy != NULL) {
-        decode_segment(operand->spec, operand->copy, operand->undo_hadamard, row, k, OPERAND_PART, values);
+        const bool is_whole = operand->copy->is_hadamard && operand->undo_hadamard; /* the transform's group */
+        decode_segment(operand->spec, operand->copy, operand->undo_hadamard, row, k,
+                       is_whole ? OPERAND_PART : (int)min_int64(inside, OPERAND_PART), values);
     } else if (inside > 0) {
         segment_load(&operand->plain, row, k, OPERAND_PART, values);
     }

@@ -104,15 +104,16 @@ static const float *multiply(struct hiding *hiding, const struct placed_operand 
     struct gemm_job job = {.a = a->placed, .b = b->placed, .c = {NULL, OPAQ_F32, m, n, n, 1}};
     job.a.plain.rows = m;
     job.c.data = hiding_copy(hiding, NULL, (size_t)(m * n) * sizeof(float));
-    void *const workspace = hiding_copy(hiding, NULL, device->product_workspace(&job));
-    memset(job.c.data, 0xA5, (size_t)(m * n) * sizeof(float));
+    float *const c = hiding_host(hiding, job.c.data);
+    void *const workspace = hiding_take(hiding, device->product_workspace(&job));
+    memset(c, 0xA5, (size_t)(m * n) * sizeof(float));
     hiding_hide(hiding);
     CHECK_EQ_INT(device->product(&job, workspace, &(struct opaq_execution){.device = hiding_device}, &error),
                  OPAQ_OK);
     CHECK_EQ_STR(error.text, "");
     hiding_reveal(hiding);
     hiding_remove();
-    return job.c.data;
+    return c;
 }
 
 /* ---- against the product in double ---- */

@@ -62,7 +62,10 @@ def test_given_scales(device: str) -> None:
         back = ops.dequantize(given, "mxfp8", w.shape, torch.float32)
         want = ops.linear(kept, [back], bias.float(), w.shape, "").bfloat16()
         got = ops.linear(x, given, bias, w.shape, f"x={text} w_given=mxfp8", scale)
-        assert same_bytes(got, want)
+        if device == "cpu":
+            assert same_bytes(got, want)
+        else:  # float32 operands are not multiplied on tensor cores, so their sums have another order
+            torch.testing.assert_close(got, want, rtol=2**-7, atol=2**-12)
 
 
 def test_opcheck(device: str) -> None:
