@@ -4,7 +4,7 @@
 #   1. builds the CUDA back end and the test programs into build-cuda;
 #   2. the C tests of operators and quantizers on the GPU, against the CPU byte for byte (OPAQ_CUDA_PRODUCT=fma), or within bounds;
 #   3. the PyTorch tests, whose fixtures add the device cuda;
-#   4. some C tests through captured CUDA graphs, and with the PTX for other GPUs only (OPAQ_CUDA=portable);
+#   4. some C tests through captured CUDA graphs, and all with the PTX for other GPUs only (OPAQ_CUDA=portable);
 #   5. some C tests under compute-sanitizer, one run for each of its tools.
 # The programs of a part run at the same time. A failure stops nothing; its last lines are printed at once. The end of the
 # output is one line for each program; the exit status is 0 if all passed. Everything they print goes to test_gpu.log, and the
@@ -140,9 +140,12 @@ for name in linear grouped_linear experts experts_backward; do
 done
 # its quantized results are compared byte for byte
 run 90 "in a graph: test_linear_delayed" "${on_gpu[@]}" OPAQ_TEST_CAPTURE=1 OPAQ_CUDA_PRODUCT=fma "$folder/tests/c/test_linear_delayed"
-for name in hiding device_quantize linear experts; do
-    run 90 "PTX only: test_$name" "${on_gpu[@]}" OPAQ_CUDA_PRODUCT=fma "OPAQ_TEST_CUDA_LIBRARY=$(absolute "$folder-portable")/libopaq_cuda.so" \
-        "$folder/tests/c/test_$name"
+on_ptx=("${on_gpu[@]}" "OPAQ_TEST_CUDA_LIBRARY=$(absolute "$folder-portable")/libopaq_cuda.so")
+for name in $tests; do
+    run 120 "PTX only: test_$name" "${on_ptx[@]}" OPAQ_CUDA_PRODUCT=fma "$folder/tests/c/test_$name"
+done
+for name in $bound_tests; do
+    run 120 "PTX only, within bounds: test_$name" "${on_ptx[@]}" "$folder/tests/c/test_$name"
 done
 
 # ---- memory and races

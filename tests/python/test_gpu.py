@@ -174,6 +174,26 @@ def test_a_row_does_not_depend_on_the_others(dtype: Any, device: str) -> None:
             )
 
 
+@pytest.mark.parametrize("columns, terms", [(1032, 4224), (4096, 2048), (520, 2880)], ids=str)
+def test_a_row_of_a_large_product_does_not_depend_on_the_others(columns: int, terms: int, device: str) -> None:
+    """Sizes for which a GPU has other kernels than for small ones; also near the product in float64."""
+    need_gpu(device, 2 << 30)
+    x, w = numbers((4096, terms), 18, device, BF16), numbers((columns, terms), 19, device, BF16)
+    texts = ("nvfp4", "nvfp4+swizzle", "mxfp4", "mxfp8", "fp8", "fp8row", "fp8blk2")
+    given = {f"w_given={text}": quantized(text, w.shape, device, BF16).buffers() for text in texts}
+    scale = torch.tensor([64.0], device=device)
+    for plan in (*INVARIANT, "x=fp8+delayed w=fp8", *given):
+        weight, more = given.get(plan, [w]), [scale] if "delayed" in plan else []
+        whole = ops.linear(x, weight, None, w.shape, plan, *more)
+        for rows in (1, 2, 8, 13, 16, 24, 32, 48, 64, 129, 513, 2000):
+            got = ops.linear(x[:rows], weight, None, w.shape, plan, *more)
+            assert same_bytes(got, whole[:rows]), (plan, rows)
+        if plan in given:
+            back = ops.dequantize(weight, plan.removeprefix("w_given="), list(w.shape), F32)
+            want = x[:257].double() @ back.double().T
+            assert near(ops.linear(x[:257].clone(), weight, None, w.shape, plan), want, 3e-3), plan
+
+
 def test_a_token_does_not_depend_on_the_others(device: str) -> None:
     many = experts(ROWS[-1], device)
     whole = functional.moe(*many)
