@@ -126,10 +126,12 @@ if grep -q '^ok .*PyTorch' "$logs/summary"; then
     # The tests that take the device as a parameter, one process for each file, the longest first. Without the AOTInductor
     # host: loading a package, of any model, crashed in a CUDA build of PyTorch 2.11.
     # shellcheck disable=SC2046  # a list of names without spaces
-    mapfile -t files < <(ls -S $(grep -lE 'def test_[a-z0-9_]*\(.*\bdevice\b' tests/python/test_*.py) | grep -vE 'test_(gpu|torch_aoti)')
-    for file in tests/python/test_gpu_graphs.py tests/python/test_gpu.py "${files[@]}"; do
+    mapfile -t files < <(ls -S $(grep -lE 'def test_[a-z0-9_]*\(.*\bdevice\b' tests/python/test_*.py) | grep -vE 'test_(gpu|gpu_graphs|gpu_models|torch_aoti)\.')
+    for file in tests/python/test_gpu_graphs.py tests/python/test_gpu_models.py tests/python/test_gpu.py "${files[@]}"; do
         name=${file##*/}
-        run 150 "${name%.py}" "$python" -m pytest -q -p no:cacheprovider --tb=short -m "not slow" -k cuda "$file"
+        marks="not slow"
+        [ "$name" = test_gpu_models.py ] && marks="" # whole models, of which the CPU's tests run some only
+        run 150 "${name%.py}" "$python" -m pytest -q -p no:cacheprovider --tb=short -m "$marks" -k cuda "$file"
     done
 fi
 

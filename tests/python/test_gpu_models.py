@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import opaq
-from conftest import need
+from conftest import need, slow_but
 from test_gpu import near
 
 torch = need("torch")
@@ -43,7 +43,7 @@ def logits(model: Any, ids: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("text", ["nvfp4", "mxfp4", "mxfp8", "fp8blk2"])
+@pytest.mark.parametrize("text", slow_but(["nvfp4", "mxfp4", "mxfp8", "fp8blk2"], "nvfp4"))
 def test_a_packed_model_has_the_logits_and_tokens_of_the_cpu(
     text: str, name: str, device: str, tmp_path: Path
 ) -> None:
@@ -64,7 +64,7 @@ def test_a_packed_model_has_the_logits_and_tokens_of_the_cpu(
     assert is_clear.float().mean() > 0.5
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES, "llama"))
 def test_a_packed_model_compiles_whole(name: str, device: str, tmp_path: Path) -> None:
     models.make_model(name).save_pretrained(tmp_path)
     model = load(tmp_path, device)
@@ -130,7 +130,9 @@ def step(kind: str, module: Any, rows: int, dtype: Any, device: str) -> list[Any
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", "moe", "grouped"])
-@pytest.mark.parametrize("text", ["nvfp4", "nvfp4+2d", "mxfp4", "mxfp8", "fp8", "fp8row", "fp8blk2"])
+@pytest.mark.parametrize(
+    "text", slow_but(["nvfp4", "nvfp4+2d", "mxfp4", "mxfp8", "fp8", "fp8row", "fp8blk2"], "nvfp4")
+)
 def test_gradients_through_packed_weights(text: str, kind: str, device: str) -> None:
     for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 2.0**-6)):
         module = layer(kind, text, dtype)
