@@ -136,6 +136,9 @@ static void take_words(struct input *input, const struct layout *layout, char *t
     if (rest % 8 > 4) {
         add_word(text, "precision=", rest % 8 == 5 ? "near" : rest % 8 == 6 ? "fast" : "fast32");
     }
+    if (rest % 4 == 2) {
+        add_word(text, "order=", "any");
+    }
     if (layout->is_training && rest / 64 > 1) {
         add_word(text, "backward=", rest / 64 == 2 ? "high_precision" : "dequantized");
     }

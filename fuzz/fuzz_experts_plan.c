@@ -11,8 +11,8 @@ static int same_plan(const struct opaq_experts_plan *a, const struct opaq_expert
            same_form(&a->dy, &b->dy) && same_form(&a->gate_up_given, &b->gate_up_given) &&
            same_form(&a->down_given, &b->down_given) && a->activation == b->activation &&
            a->gradients == b->gradients && a->backward == b->backward && a->precision == b->precision &&
-           a->weights_on_input == b->weights_on_input && a->limit == b->limit && a->alpha == b->alpha &&
-           a->beta == b->beta && a->experts == b->experts && a->first == b->first;
+           a->order == b->order && a->weights_on_input == b->weights_on_input && a->limit == b->limit &&
+           a->alpha == b->alpha && a->beta == b->beta && a->experts == b->experts && a->first == b->first;
 }
 
 static void expect_any_order(const char *text, size_t length, const struct opaq_experts_plan *plan) {
@@ -147,6 +147,8 @@ static const char *const words[] = {"act=silu",
                                     "precision=near",
                                     "precision=fast32",
                                     "precision=",
+                                    "order=any",
+                                    "order=all",
                                     "weights=output",
                                     "save=x",
                                     "nothing",

@@ -21,7 +21,8 @@ static int same_plan(const struct opaq_linear_plan *a, const struct opaq_linear_
            same_form(&a->y, &b->y) && same_form(&a->dx, &b->dx) && same_form(&a->x_given, &b->x_given) &&
            same_form(&a->w_given, &b->w_given) && same_form(&a->dy_given, &b->dy_given) &&
            a->gradients == b->gradients && a->saved == b->saved && a->backward == b->backward &&
-           a->options == b->options && a->margin == b->margin && a->algorithm == b->algorithm;
+           a->options == b->options && a->margin == b->margin && a->algorithm == b->algorithm &&
+           a->precision == b->precision && a->order == b->order;
 }
 
 /* The words from the last to the first make the same plan. */

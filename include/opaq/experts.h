@@ -58,6 +58,7 @@ struct opaq_experts_plan {
     int32_t gradients;                          /* enum opaq_experts_gradient */
     int32_t backward;                           /* enum opaq_backward */
     int32_t precision;                          /* enum opaq_precision */
+    int32_t order;                              /* enum opaq_order */
     int32_t weights_on_input;                   /* router weights multiply the input instead of the output */
     float limit, alpha, beta;                   /* parameters of the activation */
     int64_t experts; /* number of experts of the whole model; 0: as many as the stack holds */

@@ -46,6 +46,13 @@ enum opaq_precision {
     OPAQ_PRECISION_FAST32 = 3 /* int8, one scale per 32 columns of a row */
 };
 
+/* In which order products may add up their terms. Any order may be faster; the bits of a result then depend on the other
+ * rows of its batch. */
+enum opaq_order {
+    OPAQ_ORDER_FIXED = 0, /* by the sizes of the weight alone */
+    OPAQ_ORDER_ANY = 1
+};
+
 struct opaq_linear_plan {
     struct opaq_form x, w, dy, y, dx;            /* plain, or how this layer quantizes it; usages are ignored */
     struct opaq_form x_given, w_given, dy_given; /* plain, or how the argument is quantized */
@@ -57,6 +64,7 @@ struct opaq_linear_plan {
     int32_t margin;    /* delayed scaling */
     int32_t algorithm; /* enum opaq_amax_algorithm */
     int32_t precision; /* enum opaq_precision */
+    int32_t order;     /* enum opaq_order */
 };
 
 /* "x=mxfp8 w=mxfp8 dy=mxfp8.e5m2 grad=xw". Words in any order, separated by one space, each at most once; the

@@ -76,6 +76,7 @@ struct grouped_product {
     struct grouped_rows a;
     struct grouped_weights w;
     const struct opaq_view *bias; /* [N] or [E,N]; NULL: none */
+    bool any_order;               /* a row's bits may depend on the other rows */
     int32_t precision;            /* enum opaq_precision */
     enum grouped_result result;
     struct quant_matrix c; /* STORE, ACTIVATE: the result */

@@ -27,6 +27,7 @@ struct gemm_job {
     const void *bias;      /* N values of bias_dtype (f32, bf16 or f16), contiguous; or NULL */
     enum opaq_element bias_dtype;
     bool accumulate;   /* the product is added to c */
+    bool any_order;    /* a row's bits may depend on the other rows of a */
     int32_t precision; /* enum opaq_precision: the lowest accuracy that is accepted with a tiled b */
 };
 

@@ -81,6 +81,9 @@ static void every_word_is_read(void) {
     for (int i = 0; i < 4; ++i) {
         CHECK_EQ_INT(plan_of(precisions[i]).precision, i);
     }
+    CHECK_EQ_INT(plan.order, OPAQ_ORDER_FIXED);
+    CHECK_EQ_INT(plan_of("order=any").order, OPAQ_ORDER_ANY);
+    CHECK_EQ_INT(plan_of("order=fixed").order, OPAQ_ORDER_FIXED);
     plan = plan_of("gate_up_given=nvfp4+rowscaled down_given=mxfp4+swizzle x=fp8+delayed h=fp8+delayed "
                    "backward=high_precision");
     check_form(&plan.gate_up_given, "nvfp4+rowscaled");
@@ -277,7 +280,8 @@ static void errors_name_the_word_and_its_position(void) {
         {"act=silu ", "\"\" at position 9: expected a word"},
         {"x=fp8  w=fp8", "\"\" at position 6: expected a word"},
         {"act", "\"act\" at position 0: unknown; expected act=, limit=, alpha=, beta=, x=, h=, w=, dy=, "
-                "gate_up_given=, down_given=, grad=, backward=, precision=, experts=, first= or weights=input"},
+                "gate_up_given=, down_given=, grad=, backward=, precision=, order=, experts=, first= or "
+                "weights=input"},
         {"limit", "\"limit\" at position 0: unknown"},
         {"alpha", "\"alpha\" at position 0: unknown"},
         {"beta", "\"beta\" at position 0: unknown"},
@@ -313,6 +317,8 @@ static void errors_name_the_word_and_its_position(void) {
         {"precision=", "\"precision=\" at position 0: expected exact, near, fast or fast32"},
         {"precision=faster", "\"precision=faster\" at position 0: expected exact, near, fast or fast32"},
         {"precision", "\"precision\" at position 0: unknown"},
+        {"order=", "\"order=\" at position 0: expected fixed or any"},
+        {"order=Any", "\"order=Any\" at position 0: expected fixed or any"},
         {"act=sil\xC3\xA9", "\"act=sil??\" at position 0: expected silu"},
         {"act=silu\tx=fp8", "\"act=silu?x=fp8\" at position 0: expected silu"},
         /* words of linear's plan */
@@ -354,6 +360,7 @@ static void each_word_comes_at_most_once(void) {
                                         "experts=4",
                                         "first=1",
                                         "precision=near",
+                                        "order=any",
                                         "weights=input",
                                         "backward=dequantized"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {

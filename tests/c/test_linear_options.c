@@ -279,10 +279,28 @@ static void results_depend_on_random_numbers(void) {
     linear_layer_free(&layer);
 }
 
+/* ---- order of sums ---- */
+
+/* The CPU has one order of sums, so a permission to use another one changes nothing. */
+static void any_order_gives_the_same_bytes(void) {
+    struct linear_layer layer = linear_layer_make(37, 53, 70, OPAQ_BF16);
+    for (int i = 0; i < linear_recipe_count; ++i) {
+        const struct linear_text fixed = linear_plan(&linear_recipes[i], "grad=xwb order=fixed");
+        const struct linear_text any = linear_plan(&linear_recipes[i], "grad=xwb order=any");
+        struct linear_step expected = linear_step(&layer, fixed.text, &linear_seeded);
+        struct linear_step step = linear_step(&layer, any.text, &linear_seeded);
+        linear_check_same_step(&step, &expected, any.text);
+        linear_step_free(&expected);
+        linear_step_free(&step);
+    }
+    linear_layer_free(&layer);
+}
+
 static const struct test_case tests[] = {TEST(saving_the_originals_gives_the_same_bytes),
                                          TEST(quantized_results_are_the_plain_ones_quantized),
                                          TEST(a_later_bias_is_not_added),
                                          TEST(main_gradients),
                                          TEST(every_set_of_gradients),
-                                         TEST(results_depend_on_random_numbers)};
+                                         TEST(results_depend_on_random_numbers),
+                                         TEST(any_order_gives_the_same_bytes)};
 TEST_MAIN(tests)

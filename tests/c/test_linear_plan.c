@@ -66,6 +66,9 @@ static void every_word_is_read(void) {
     CHECK_EQ_INT(plan.backward, OPAQ_BACKWARD_HIGH_PRECISION);
     CHECK_EQ_INT(plan.algorithm, OPAQ_AMAX_MAX);
     CHECK_EQ_INT(plan.options, OPAQ_LINEAR_SET);
+    CHECK_EQ_INT(plan.order, OPAQ_ORDER_FIXED);
+    CHECK_EQ_INT(plan_of("order=any").order, OPAQ_ORDER_ANY);
+    CHECK_EQ_INT(plan_of("order=fixed").order, OPAQ_ORDER_FIXED);
     CHECK_EQ_INT(plan_of("grad=x").gradients, OPAQ_GRADIENT_X);
     CHECK_EQ_INT(plan_of("save=w").saved, OPAQ_GRADIENT_W);
     for (int margin = -64; margin <= 64; ++margin) {
@@ -81,14 +84,15 @@ static void every_word_is_read(void) {
 static void order_does_not_count(void) {
     static const char *const words[] = {
         "x=fp8", "w=mxfp8",  "dy=nvfp4+sr", "y=fp8row", "dx=mxfp4",      "grad=wxb",    "save=xw",
-        "cache", "margin=7", "bias_later",  "reduce",   "main_grad=set", "history=max", "backward=dequantized"};
+        "cache", "margin=7", "bias_later",  "reduce",   "main_grad=set", "history=max", "backward=dequantized",
+        "order=any"};
     enum { WORDS = sizeof words / sizeof words[0] };
     struct opaq_linear_plan first;
     memset(&first, 0, sizeof first);
     for (int rotation = 0; rotation < WORDS; ++rotation) {
         for (int step = 1; step < WORDS; step += 2) {
             char text[OPAQ_LINEAR_PLAN_TEXT_BYTES] = "";
-            if (step == 7) { /* would not reach every word */
+            if (step % 3 == 0 || step % 5 == 0) { /* would not reach every word */
                 continue;
             }
             for (int i = 0; i < WORDS; ++i) {
@@ -150,6 +154,9 @@ static void errors_name_the_word_and_its_position(void) {
         {"save=", "expected at least one letter"},
         {"backward=", "\"backward=\" at position 0: expected high_precision or dequantized"},
         {"backward=quantized", "expected high_precision or dequantized"},
+        {"order=", "\"order=\" at position 0: expected fixed or any"},
+        {"order=all", "\"order=all\" at position 0: expected fixed or any"},
+        {"order", "\"order\" at position 0: unknown"},
         {"history=min", "\"history=min\" at position 0: expected max or most_recent"},
         {"history=", "expected max or most_recent"},
         {"margin=", "\"margin=\" at position 0: expected an integer from -64 to 64"},
@@ -190,6 +197,7 @@ static void each_word_comes_at_most_once(void) {
                                         "bias_later",
                                         "reduce",
                                         "main_grad=add",
+                                        "order=any",
                                         "backward=dequantized"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
         char text[128];
@@ -241,7 +249,7 @@ static void length_limits(void) {
     const char *longest = "nvfp4.e2m1+columnwise+swizzle+global+rowscaled+e4m3max=448+rule=compressed-tensors";
     (void)snprintf(text, sizeof text,
                    "x=%s w=%s dy=%s y=%s dx=%s grad=xwb save=xw backward=high_precision cache bias_later "
-                   "main_grad=add history=most_recent margin=-64 reduce",
+                   "main_grad=add history=most_recent margin=-64 reduce precision=fast32 order=fixed",
                    longest, longest, longest, longest, longest);
     (void)plan_of(text);
     char *exact = malloc(5); /* no terminator: only the length counts */

@@ -17,6 +17,9 @@ static void words_are_set(void) {
         {"w=nvfp4+sr+rht", "grad", "x", "w=nvfp4+rht+sr grad=x"},     /* also that of an existing word */
         {"w_given=nvfp4+tiled", "precision", "exact", "w_given=nvfp4+tiled"}, /* defaults are omitted */
         {"w_given=nvfp4+tiled", "precision", "near", "w_given=nvfp4+tiled precision=near"},
+        {"w_given=nvfp4", "order", "fixed", "w_given=nvfp4"},
+        {"first=1 w=mxfp8", "order", "any", "w=mxfp8 order=any first=1"},
+        {"x=mxfp8 order=fixed", "grad", "x", "x=mxfp8 grad=x"},
         {"x=fp8+delayed history=max margin=0", "reduce", "", "x=fp8+delayed reduce"},
         {"act=silu experts=8", "first", "0", "act=silu experts=8"},
         {"grad=x", "x", "fp9", "x=fp9 grad=x"}, /* the operator rejects it */
@@ -40,6 +43,7 @@ static void words_are_read(void) {
         {"x=mxfp8 grad=xw cache", "w", ""},
         {"", "x", ""},
         {"x_given=fp8", "x", ""},
+        {"x=mxfp8 order=any", "order", "any"},
         {"grad=x reduce", "reduce", "reduce"},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {

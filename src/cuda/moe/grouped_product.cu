@@ -192,6 +192,7 @@ static enum opaq_status product_of_group(struct grouped_run *run, const struct g
     product.a = a.gemm;
     product.b = b.gemm;
     product.c = *c;
+    product.any_order = job->any_order;
     product.precision = job->precision;
     if (job->bias != NULL) {
         const struct opaq_view bias = stack_vector(job->bias, index);

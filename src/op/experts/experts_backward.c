@@ -176,6 +176,7 @@ static enum opaq_status backward_down(struct backward *backward, struct opaq_vie
         .a = experts_token_rows(experts, &backward->dy, false,
                                 gradient_form(backward, OPAQ_ROWWISE, EXPERTS_DY)),
         .w = {experts->down.view, kept(backward, &plan->w, EXPERTS_W2)},
+        .any_order = plan->order == OPAQ_ORDER_ANY,
         .precision = plan->precision,
         .result = GROUPED_STORE,
         .c = quant_matrix_make(da)};
@@ -205,6 +206,7 @@ static enum opaq_status input_gradient(struct backward *backward, const struct o
     struct grouped_product job = {.groups = &experts->groups,
                                   .a = sorted_rows(dh, gradient_form(backward, OPAQ_ROWWISE, EXPERTS_DH)),
                                   .w = {experts->gate_up.view, kept(backward, &plan->w, EXPERTS_W1)},
+                                  .any_order = plan->order == OPAQ_ORDER_ANY,
                                   .precision = plan->precision};
     if (experts->is_routed) {
         job.result = GROUPED_COMBINE;

@@ -52,6 +52,7 @@ static enum opaq_status first_product(struct experts *experts, const struct give
                                 forward_form(&plan->x, scale->floats, experts->random, EXPERTS_X)),
         .w = {experts->gate_up.view, forward_form(&plan->w, NULL, experts->random, EXPERTS_W1)},
         .bias = experts->has_gate_up_bias ? &experts->gate_up_bias : NULL,
+        .any_order = plan->order == OPAQ_ORDER_ANY,
         .precision = plan->precision,
         .result = GROUPED_ACTIVATE,
         .c = quant_matrix_make(activated),
@@ -78,6 +79,7 @@ static enum opaq_status second_product(struct experts *experts, const struct giv
         .a = sorted_rows(activated, forward_form(&plan->h, scale->floats, experts->random, EXPERTS_H)),
         .w = {experts->down.view, forward_form(&plan->w, NULL, experts->random, EXPERTS_W2)},
         .bias = experts->has_down_bias ? &experts->down_bias : NULL,
+        .any_order = plan->order == OPAQ_ORDER_ANY,
         .precision = plan->precision,
         .result = GROUPED_STORE,
         .c = quant_matrix_make(&y)};

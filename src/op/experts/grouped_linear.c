@@ -97,6 +97,7 @@ enum opaq_status run_grouped_linear(struct op_call *call, struct opaq_error *err
         .a = sorted_rows(&grouped.x, forward_form(&plan->x, NULL, grouped.random, STREAM_X)),
         .w = {grouped.weights.view, forward_form(&plan->w, NULL, grouped.random, STREAM_W)},
         .bias = grouped.has_bias ? &grouped.bias : NULL,
+        .any_order = plan->order == OPAQ_ORDER_ANY,
         .precision = plan->precision,
         .result = GROUPED_STORE,
         .c = quant_matrix_make(&y)};
@@ -135,6 +136,7 @@ enum opaq_status run_grouped_linear_backward(struct op_call *call, struct opaq_e
             .groups = &grouped.groups,
             .a = sorted_rows(&grouped.dy, dy_form(&grouped, OPAQ_ROWWISE)),
             .w = {grouped.weights.view, kept_form(&plan->w, plan->backward, grouped.random, STREAM_W)},
+            .any_order = plan->order == OPAQ_ORDER_ANY,
             .precision = plan->precision,
             .result = GROUPED_STORE,
             .c = quant_matrix_make(&dx)};

@@ -162,7 +162,7 @@ static enum opaq_status input_gradient(struct op_call *call, const struct inputs
     } else {
         dx = op_plain_output(call, DX);
     }
-    TRY(multiply(call, &a, &b, &dx, NULL, plan->precision, false, error));
+    TRY(multiply(call, &a, &b, &dx, NULL, plan, false, error));
     if (quantizes) {
         const struct quantize_target target = {form_with_usage(&plan->dx, OPAQ_ROWWISE), DX,
                                                figures_of(in, 1, STREAM_DX)};
@@ -183,7 +183,7 @@ static enum opaq_status weight_gradient(struct op_call *call, const struct input
     struct operand b;
     TRY(operand_make(&call->work, dy, &dy_form, &a, error));
     TRY(operand_make(&call->work, &in->x, &x_form, &b, error));
-    return multiply(call, &a, &b, &dw, NULL, plan->precision, (plan->options & OPAQ_LINEAR_ADD) != 0, error);
+    return multiply(call, &a, &b, &dw, NULL, plan, (plan->options & OPAQ_LINEAR_ADD) != 0, error);
 }
 
 static enum opaq_status bias_gradient(struct op_call *call, const struct inputs *in, struct opaq_error *error) {

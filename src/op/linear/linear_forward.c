@@ -111,7 +111,7 @@ enum opaq_status run_linear_forward(struct op_call *call, struct opaq_error *err
         y = op_plain_output(call, Y);
     }
     const bool adds_bias = in.has_bias && (plan->options & OPAQ_LINEAR_BIAS_LATER) == 0;
-    TRY(multiply(call, &x, &w, &y, adds_bias ? &in.bias : NULL, plan->precision, false, error));
+    TRY(multiply(call, &x, &w, &y, adds_bias ? &in.bias : NULL, plan, false, error));
     if (is_quantized(&plan->y)) {
         const struct quantize_target target = {form_with_usage(&plan->y, OPAQ_ROWWISE), Y,
                                                figures_of(&in, AMAX_Y, STREAM_Y)};

@@ -53,7 +53,7 @@ enum opaq_status run_linear(struct op_call *call, struct opaq_error *error) {
     struct operand b;
     TRY(operand_make(&call->work, &x, &x_form, &a, error));
     TRY(operand_make(&call->work, &weight.view, &w_form, &b, error));
-    return multiply(call, &a, &b, &y, has_bias ? &bias : NULL, plan->precision, false, error);
+    return multiply(call, &a, &b, &y, has_bias ? &bias : NULL, plan, false, error);
 }
 
 const char *opaq_linear_kernel(const struct opaq_spec *w, const struct opaq_spec *x, enum opaq_element x_dtype,

@@ -203,13 +203,14 @@ enum opaq_status check_stack(const struct weight_stack *stack, struct opaq_error
 }
 
 enum opaq_status multiply(struct op_call *call, const struct operand *a, const struct operand *b,
-                          const struct opaq_view *c, const struct opaq_view *bias, int32_t precision,
-                          bool accumulate, struct opaq_error *error) {
+                          const struct opaq_view *c, const struct opaq_view *bias,
+                          const struct opaq_linear_plan *plan, bool accumulate, struct opaq_error *error) {
     struct gemm_job job = {.a = a->gemm,
                            .b = b->gemm,
                            .c = quant_matrix_make(c),
                            .accumulate = accumulate,
-                           .precision = precision};
+                           .any_order = plan->order == OPAQ_ORDER_ANY,
+                           .precision = plan->precision};
     if (bias != NULL) {
         job.bias = bias->buffer[0].data;
         job.bias_dtype = (enum opaq_element)bias->proto.dtype;

@@ -80,8 +80,8 @@ enum opaq_status check_stack(const struct weight_stack *stack, struct opaq_error
 
 /* c = a b^T (+ bias). */
 enum opaq_status multiply(struct op_call *call, const struct operand *a, const struct operand *b,
-                          const struct opaq_view *c, const struct opaq_view *bias, int32_t precision,
-                          bool accumulate, struct opaq_error *error);
+                          const struct opaq_view *c, const struct opaq_view *bias,
+                          const struct opaq_linear_plan *plan, bool accumulate, struct opaq_error *error);
 
 /* ---- quantizing ---- */
 

@@ -117,12 +117,15 @@ static enum opaq_status read_word(const struct plan_word *word, void *read, stru
     if (word->value != NULL && word_is(word, "precision")) {
         return word_read_precision(word, &plan->precision, error);
     }
+    if (word->value != NULL && word_is(word, "order")) {
+        return word_read_order(word, &plan->order, error);
+    }
     if (word->value != NULL && word_is(word, "backward")) {
         return word_read_backward(word, &plan->backward, error);
     }
     return word_refuse(word,
                        "unknown; expected act=, limit=, alpha=, beta=, x=, h=, w=, dy=, gate_up_given=, "
-                       "down_given=, grad=, backward=, precision=, experts=, first= or weights=input",
+                       "down_given=, grad=, backward=, precision=, order=, experts=, first= or weights=input",
                        error);
 }
 

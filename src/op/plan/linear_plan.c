@@ -58,6 +58,9 @@ static enum opaq_status read_word(const struct plan_word *word, void *read, stru
     if (word_is(word, "precision") && has_value) {
         return word_read_precision(word, &plan->precision, error);
     }
+    if (word_is(word, "order") && has_value) {
+        return word_read_order(word, &plan->order, error);
+    }
     if (word_is(word, "history") && has_value) {
         return read_history(word, &plan->algorithm, error);
     }
@@ -77,7 +80,7 @@ static enum opaq_status read_word(const struct plan_word *word, void *read, stru
     return word_refuse(
         word,
         "unknown; expected x=, w=, dy=, y=, dx=, x_given=, w_given=, dy_given=, grad=, save=, backward=, "
-        "precision=, history=, margin=, cache, bias_later, main_grad=add, main_grad=set or reduce",
+        "precision=, order=, history=, margin=, cache, bias_later, main_grad=add, main_grad=set or reduce",
         error);
 }
 

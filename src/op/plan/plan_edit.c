@@ -42,6 +42,7 @@ static const struct plan_key {
     {"margin", VALUE, "0"},
     {"reduce", FLAG, NULL},
     {"precision", VALUE, "exact"},
+    {"order", VALUE, "fixed"},
     {"experts", VALUE, NULL},
     {"first", VALUE, "0"},
     {"weights", VALUE, NULL},

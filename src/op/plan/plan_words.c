@@ -99,6 +99,13 @@ enum opaq_status word_read_precision(const struct plan_word *word, int32_t *prec
     return word_refuse(word, "expected exact, near, fast or fast32", error);
 }
 
+enum opaq_status word_read_order(const struct plan_word *word, int32_t *order, struct opaq_error *error) {
+    *order = word_value_is(word, "any") ? OPAQ_ORDER_ANY : OPAQ_ORDER_FIXED;
+    return *order == OPAQ_ORDER_ANY || word_value_is(word, "fixed")
+               ? OPAQ_OK
+               : word_refuse(word, "expected fixed or any", error);
+}
+
 /* Reads the word at *position and advances to the next. */
 static struct plan_word next_word(const char *text, size_t length, size_t *position) {
     const char *space = memchr(text + *position, ' ', length - *position);

@@ -33,6 +33,7 @@ enum opaq_status word_read_integer(const struct plan_word *word, int64_t lowest,
 enum opaq_status word_read_backward(const struct plan_word *word, int32_t *backward, struct opaq_error *error);
 enum opaq_status word_read_precision(const struct plan_word *word, int32_t *precision,
                                      struct opaq_error *error);
+enum opaq_status word_read_order(const struct plan_word *word, int32_t *order, struct opaq_error *error);
 
 /* Calls `read` with each word of a text, in order; refuses empty words and keys that came before. */
 enum opaq_status plan_read_words(const char *text, size_t length, size_t limit, void *plan,
