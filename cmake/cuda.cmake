@@ -107,7 +107,7 @@ endif()
 set(OPAQ_EMULATED_TESTS hiding device_quantize op_rearrange linear linear_options linear_given linear_delayed
     linear_parallel grouped_linear experts experts_activation experts_backward experts_composed experts_parallel
     experts_routing experts_tiled runner_prepared)
-set(OPAQ_EMULATED_MMA_TESTS device_product linear linear_given
+set(OPAQ_EMULATED_MMA_TESTS device_product device_order linear linear_given
     grouped_linear experts_composed)
 function(opaq_cuda_tests)
     if(TARGET opaq_cuda)

@@ -5,6 +5,7 @@
  * Arithmetic: that of the CPU's gemm_run.h, bit for bit. The terms of a sum are added in their order by fused
  * multiply-adds, in blocks of 256 that each start from 0; the blocks' sums are added in order. So a result depends on its
  * row of a and its row of b only. */
+#include "cuda/gemm/product_cublaslt.h"
 #include "cuda/gemm/product_operand.h"
 
 enum {
@@ -101,7 +102,9 @@ static __global__ void __launch_bounds__(THREADS) product_kernel(struct product_
 }
 
 size_t product_group_workspace(const struct gemm_job *job, enum product_part part) {
-    return product_mma_workspace(job, part);
+    const size_t own = product_mma_workspace(job, part);
+    const size_t lent = part == PRODUCT_WHOLE ? product_cublaslt_workspace(job) : 0;
+    return own > lent ? own : lent;
 }
 
 enum opaq_status product_group(const struct gemm_job *job, const struct group_part *group,
@@ -109,6 +112,13 @@ enum opaq_status product_group(const struct gemm_job *job, const struct group_pa
                                struct opaq_error *error) {
     if (job->c.rows == 0 || job->c.columns == 0) {
         return OPAQ_OK;
+    }
+    if (job->any_order && part == PRODUCT_WHOLE && group->first == NULL) {
+        bool is_done;
+        TRY(product_cublaslt(job, workspace, &is_done, execution, error));
+        if (is_done) {
+            return OPAQ_OK;
+        }
     }
     if (product_mma_takes(job, part)) {
         return product_mma(job, group, part, workspace, execution, error);

@@ -1,0 +1,14 @@
+/* cuda/gemm/product_cublaslt.h: products of NVIDIA's cuBLASLt, where that is installed. Depends on cuda_functions.h. */
+#ifndef OPAQ_CUDA_GEMM_PRODUCT_CUBLASLT_H
+#define OPAQ_CUDA_GEMM_PRODUCT_CUBLASLT_H
+
+#include "cuda/cuda_functions.h"
+
+/* The bytes of scratch memory, which do not depend on addresses: 0 if cuBLASLt certainly does not take the job. */
+size_t product_cublaslt_workspace(const struct gemm_job *job);
+
+/* Runs the product if cuBLASLt takes the job, and sets *is_done; else another kernel has to. A job with groups has no one size
+ * that the host knows: cuBLASLt never takes it. */
+enum opaq_status product_cublaslt(const struct gemm_job *job, void *workspace, bool *is_done, CUDA_RUN);
+
+#endif
