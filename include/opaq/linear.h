@@ -38,7 +38,8 @@ enum opaq_linear_option {
 };
 
 /* The lowest accuracy you accept for unquantized activations in products with a tiled weight. Where there is no
- * kernel for it, a more accurate one is used. */
+ * kernel for it, a more accurate one is used. On a GPU, with any order (see below), FAST and FAST32 also allow FP8 tensor cores
+ * to add up products of FP8 codes with fewer bits. */
 enum opaq_precision {
     OPAQ_PRECISION_EXACT = 0, /* float32, unconverted */
     OPAQ_PRECISION_NEAR = 1,  /* int16, one scale per row */

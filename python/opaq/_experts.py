@@ -113,7 +113,7 @@ def _plans(
     recipe: RecipeLike | None,
     grad: str,
     inputs: tuple[str, str],
-    words: tuple[Any, Any, Any, Any],
+    words: tuple[Any, ...],
     scales: tuple[Any, Any],
 ) -> tuple[str, str]:
     """The plans of the forward and the backward of an MLP or a mixture of experts under a recipe; `words` as in
@@ -155,20 +155,21 @@ def mlp(
     input_scale: torch.Tensor | None = None,
     hidden_scale: torch.Tensor | None = None,
     precision: str = "exact",
+    order: str = "fixed",
     _caller: str = "opaq.functional.mlp",
 ) -> torch.Tensor:
     """activation(x gate_up^T + bias) down^T + bias under `recipe`, or the active autocast's. gate_up is [2I, H]
     ([I, H] for an activation without a gate), down [H, I]; both may be QuantizedTensors. The inputs of the two
     products are quantized by `input_quantizer` and `hidden_quantizer` (default: the recipe's; "": not at all),
-    with a checkpoint's scales if those are given. `precision`: see quantized_linear. Gradients pass through
-    packed weights to x and the biases, and through the inputs' quantizers unchanged."""
+    with a checkpoint's scales if those are given. `precision`, `order`: see quantized_linear. Gradients pass
+    through packed weights to x and the biases, and through the inputs' quantizers unchanged."""
     refuse_transforms("opaq.functional.mlp")
     weights = {"gate_up": gate_up, "down": down, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
     expect_tensors(_caller, x=x, **weights)
     refuse_packed_gradients(_caller, gate_up=gate_up, down=down)
     x = x.contiguous()
     grad = wanted_gradients(x=x, g=gate_up, d=down, b=gate_up_bias, c=down_bias)
-    words = activation, (limit, alpha, beta), precision, (None, 0, False)
+    words = activation, (limit, alpha, beta), precision, (None, 0, False), order
     inputs, scales = texts_of(input_quantizer, hidden_quantizer), (input_scale, hidden_scale)
     plans = plan, _ = _plans(_caller, (gate_up, down), recipe, grad, inputs, words, scales)
     made: torch.Tensor
@@ -207,6 +208,7 @@ def moe(
     input_scale: torch.Tensor | None = None,
     hidden_scale: torch.Tensor | None = None,
     precision: str = "exact",
+    order: str = "fixed",
     _caller: str = "opaq.functional.moe",
 ) -> torch.Tensor:
     """A mixture of experts: for each token, the weighted sum of its experts' outputs. An expert is computed as
@@ -219,7 +221,7 @@ def moe(
     refuse_packed_gradients(_caller, gate_up=gate_up, down=down)
     x = hidden_states.contiguous()
     grad = wanted_gradients(x=x, r=topk_weights, g=gate_up, d=down, b=gate_up_bias, c=down_bias)
-    words = activation, (limit, alpha, beta), precision, (num_experts, first_expert, weights_on_input)
+    words = activation, (limit, alpha, beta), precision, (num_experts, first_expert, weights_on_input), order
     inputs, scales = texts_of(input_quantizer, hidden_quantizer), (input_scale, hidden_scale)
     plans = plan, _ = _plans(_caller, (gate_up, down), recipe, grad, inputs, words, scales)
     made: torch.Tensor

@@ -67,7 +67,8 @@ def any_quantizer(plan: str, name: str, *keys: str) -> bool:
 @kept
 def _experts_plan(caller: str, *words: str) -> str:
     names = (
-        "x h w gate_up_given down_given act limit alpha beta precision experts first weights grad dy backward"
+        "x h w gate_up_given down_given act limit alpha beta precision order experts first weights "
+        "grad dy backward"
     )
     return plan_for(caller, **dict(zip(names.split(), words, strict=True)))
 
@@ -80,6 +81,7 @@ def experts_plan(
     numbers: tuple[float | None, float | None, float | None],
     precision: str | None,
     slices: tuple[int | None, int, bool] = (None, 0, False),
+    order: str = "fixed",
     gradients: tuple[str, str, str] = ("", "", ""),
 ) -> str:
     """The plan of an MLP or a mixture of experts.
@@ -91,7 +93,7 @@ def experts_plan(
     factors = ["" if number is None else str(float(number)) for number in numbers]
     experts, first = "" if slices[0] is None else str(slices[0]), str(slices[1]) if slices[1] else ""
     weights = "input" if slices[2] else ""
-    words = *quantizers, *given, activation, *factors, precision or "", experts, first, weights
+    words = *quantizers, *given, activation, *factors, precision or "", order, experts, first, weights
     return _experts_plan(caller, *words, *(gradients if gradients[0] else ("", "", "")))
 
 

@@ -100,7 +100,7 @@ def _exchange(module: Any, parameters: dict[str, Any], attributes: dict[str, Any
 
 
 def put(
-    module: Any, packed: dict[str, QuantizedTensor], activations: str, precision: str
+    module: Any, packed: dict[str, QuantizedTensor], activations: str, precision: str, order: str
 ) -> Callable[[], None]:
     """Replaces plain weights by packed ones; returns a function that undoes it."""
     for weight in packed.values():
@@ -108,7 +108,7 @@ def put(
             weight[:1]  # raises if experts share a scale
     made = {name: nn.Parameter(weight, requires_grad=False) for name, weight in packed.items()}
     inputs = {"input_quantizer": activations, "hidden_quantizer": activations}
-    how = {"precision": precision}
+    how = {"precision": precision, "order": order}
     if isinstance(module, PackedModule):
         return _exchange(module, made, {**how, **inputs} if activations else how)
     config = copy.copy(module.config)  # a copy: experts that stay plain keep their implementation
@@ -127,5 +127,5 @@ def take_back(module: Any) -> Callable[[], None]:
     if isinstance(module, PackedModule):
         inputs = dict.fromkeys(("input_quantizer", "hidden_quantizer"), "")
         return _exchange(module, made, inputs if _has_inputs(module) else {})
-    gone = dict.fromkeys((_RECORD, "precision", "input_quantizer", "hidden_quantizer"))
+    gone = dict.fromkeys((_RECORD, "precision", "order", "input_quantizer", "hidden_quantizer"))
     return _exchange(module, made, {**gone, "config": config, "is_transposed": is_transposed})

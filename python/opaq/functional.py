@@ -303,6 +303,7 @@ def linear(
     accumulate: bool = True,
     bias_later: bool = False,
     parallel: Parallel | None = None,
+    order: str = "fixed",
     _caller: str = "opaq.functional.linear",
 ) -> Any:
     """x w^T + bias under `recipe`, or the active autocast's; one operator forward and one backward.
@@ -310,7 +311,7 @@ def linear(
     x and weight may be QuantizedTensors. With `cache_weight` the result is a pair of y and the quantized
     weight, to be passed as `cached_weight` in the next call. The weight's gradient is written to `main_grad`,
     if given, or added to it with `accumulate`; `weight.grad` is then not set. With `bias_later` the bias is not
-    added, only its gradient is computed."""
+    added, only its gradient is computed. `order`: see quantized_linear; it holds for the backward too."""
     refuse_transforms("opaq.functional.linear")
     if recipe is not None and not isinstance(recipe, Recipe):
         recipe = as_recipe(_caller, recipe)
@@ -345,6 +346,7 @@ def linear(
         cache=cache,
         bias_later=bias_later,
         main_grad=("add" if accumulate else "set") if main_grad is not None and "w" in grad else "",
+        order=order,
     )
     state: tuple[torch.Tensor | None, ...] = (None,) * 4
     reduce_group = ""
@@ -399,8 +401,8 @@ class _QuantizedLinear(torch.autograd.Function):
 
 
 @kept
-def _quantized_plan(caller: str, input_quantizer: str, given: str, precision: str) -> str:
-    return plan_for(caller, x=input_quantizer, w_given=given, precision=precision)
+def _quantized_plan(caller: str, input_quantizer: str, given: str, precision: str, order: str) -> str:
+    return plan_for(caller, x=input_quantizer, w_given=given, precision=precision, order=order)
 
 
 def quantized_linear(
@@ -411,12 +413,14 @@ def quantized_linear(
     input_quantizer: Quantizer | str = "",
     input_scale: torch.Tensor | None = None,
     precision: str = "exact",
+    order: str = "fixed",
     _caller: str = "opaq.functional.quantized_linear",
 ) -> torch.Tensor:
     """x w^T + bias with a packed weight, as one operator. x is quantized by `input_quantizer`, if given, with
     `input_scale` from a checkpoint or a scale computed from the data. `precision` is the lowest accuracy you
-    accept for an unquantized x with a tiled weight: docs/performance.md. Gradients flow to x, unchanged by its
-    quantizer, and to the bias."""
+    accept for an unquantized x with a tiled weight: docs/performance.md. With `order="any"` sums may be added
+    up in any order, where that is faster; a row's bits may then depend on the batch. Gradients flow to x,
+    unchanged by its quantizer, and to the bias."""
     refuse_transforms("opaq.functional.quantized_linear")
     if not isinstance(weight, QuantizedTensor):
         raise TypeError(f"{_caller}: weight is a {type(weight).__name__}, expected an opaq.QuantizedTensor")
@@ -426,7 +430,7 @@ def quantized_linear(
     x, given = x.contiguous(), weight._quantizer_text
     if isinstance(input_quantizer, Quantizer):
         input_quantizer = input_quantizer._text
-    plan = _quantized_plan(_caller, input_quantizer, given, precision)
+    plan = _quantized_plan(_caller, input_quantizer, given, precision, order)
     made: torch.Tensor
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         constants = given, plan, _caller, tuple(weight.shape)

@@ -43,8 +43,8 @@ class Linear(nn.Linear):
     The arguments are Transformer Engine's. `tp_group` is a process group or a one-dimensional DeviceMesh;
     `parallel_mode` "column" splits the out features over it, "row" the in features. `parameters_split` splits
     the out features into several named weights. In addition, `save_original_weight` saves the unquantized
-    weight for the backward and quantizes it again there, which suits FSDP2; `dtype` is another name for
-    params_dtype."""
+    weight for the backward and quantizes it again there, which suits FSDP2; `order="any"` lets products add up
+    sums in any order, for speed on GPUs; `dtype` is another name for params_dtype."""
 
     weight: Any
     bias: Any
@@ -70,6 +70,7 @@ class Linear(nn.Linear):
         *,
         save_original_input: bool = False,
         save_original_weight: bool = False,
+        order: str = "fixed",
         name: str | None = None,
         dtype: torch.dtype | None = None,
         **unsupported: Any,
@@ -102,6 +103,7 @@ class Linear(nn.Linear):
         self.return_bias = return_bias
         self.save_original_input = save_original_input
         self.save_original_weight = save_original_weight
+        self.order = order
         self.name = name or ""
         self.init_method = init_method
         self._rng = (get_rng_state_tracker, rng_tracker_name)
@@ -345,7 +347,7 @@ class Linear(nn.Linear):
         if isinstance(recipe, DelayedScaling) or type(recipe).linear_quantizers is not Recipe.linear_quantizers:
             return ""
         quantizers = recipe.linear_quantizers()
-        plan = plan_set(x=quantizers.input, w=quantizers.weight)
+        plan = plan_set(x=quantizers.input, w=quantizers.weight, order=self.order)
         return "" if any_quantizer(plan, "is_stochastic", "x", "w") else plan
 
     def _infer(self, x: torch.Tensor) -> Any:
@@ -392,6 +394,7 @@ class Linear(nn.Linear):
             fp8_grad=fp8_grad,
             save_original_input=self.save_original_input,
             save_original_weight=self.save_original_weight,
+            order=self.order,
             main_grad=self._main_grad(weight),
             accumulate=not (is_first_microbatch or getattr(self.weight, "overwrite_main_grad", False)),
             bias_later=bias_later,

@@ -27,6 +27,7 @@ from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
 from opaq.quantizer import Quantizer, query, with_tiles
 
 PRECISIONS = ("exact", "near", "fast", "fast32")  # enum opaq_precision
+ORDERS = ("fixed", "any")  # enum opaq_order
 _Undo = Callable[[], None]
 _HOOKS = [name for name in vars(nn.Module()) if "_hooks" in name and "state_dict" not in name]
 
@@ -74,12 +75,14 @@ def _is_packed(module: nn.Module) -> bool:
     return isinstance(module, QuantizedLinear) or _stacked.is_packed(module)
 
 
-def _check(model: nn.Module, quantizer: str, activations: str, precision: str | None) -> None:
+def _check(model: nn.Module, quantizer: str, activations: str, precision: str | None, order: str) -> None:
     """Checks the arguments of `quantize_` before any work."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"opaq.quantize_: model is a {type(model).__name__}, expected a torch.nn.Module")
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"opaq.quantize_: precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
+    if order not in ORDERS:
+        raise ValueError(f"opaq.quantize_: order is {order!r}, expected one of {', '.join(ORDERS)}")
     for what, given in (("quantizer", quantizer), ("activations", activations)):
         if reason := why_not_packed(given):
             raise ValueError(f"opaq.quantize_: {what}={given!r} {reason}")
@@ -232,10 +235,10 @@ def _undo_all(undo: list[_Undo]) -> None:
 
 
 def _quantize_job(
-    job: _Job, quantizer: str, activations: str, precision: str | None, places: dict[nn.Module, Any]
+    job: _Job, quantizer: str, activations: str, how: tuple[str | None, str], places: dict[nn.Module, Any]
 ) -> tuple[list[QuantizedModule], list[_Undo]]:
-    """Packs the weights of one job and installs them. Changes nothing if it fails."""
-    module = job.modules[0]
+    """Packs the weights of one job and installs them; how: precision and order. Changes nothing if it fails."""
+    module, (precision, order) = job.modules[0], how
     if job.is_stacked():
         made, rows = {}, []
         for key, weight in zip(job.keys, job.weights(), strict=True):
@@ -243,13 +246,13 @@ def _quantize_job(
                 job.label(key), _stacked.rowwise(module, weight), quantizer, precision is not None
             )
             rows.append(row)
-        return rows, [_stacked.put(module, made, activations, precision or "exact")]
+        return rows, [_stacked.put(module, made, activations, precision or "exact", order)]
     packed, row = _pack(job.name, job.weights()[0], quantizer, precision is not None)
     new = [QuantizedLinear.from_weight(packed, module.bias, activations) for module in job.modules]
     for layer in new[1:]:
         layer.weight = new[0].weight  # keep the sharing
     for layer in new:
-        layer.precision = precision or "exact"
+        layer.precision, layer.order = precision or "exact", order
     return [row], [_replace(places.pop(old), old, layer) for old, layer in zip(job.modules, new, strict=True)]
 
 
@@ -260,6 +263,7 @@ def quantize_(
     activations: Quantizer | str = "",
     ignore: Iterable[str] = DEFAULT_IGNORE,
     precision: str | None = "exact",
+    order: str = "fixed",
     progress: bool = True,
 ) -> Summary:
     """Quantizes the weights of a model's linear layers and stacked experts in place; returns a summary.
@@ -269,7 +273,8 @@ def quantize_(
     expressions after "re:". With a `precision` the weights of a model on the CPU are also tiled, for speed (see
     `tile_`); "near" is a good choice for serving. None leaves them in rows, as do quantizers with other copies
     or orders (`+columnwise`, `+swizzle`). Packed layers are skipped with a warning unless `ignore` names them;
-    call it twice to mix formats.
+    call it twice to mix formats. With `order="any"` products may add up sums in any order, for speed
+    on GPUs; a token's bits may then depend on the other tokens of its batch.
 
     Errors are raised before anything is changed where possible. Weights are packed one at a time. If memory
     allows, the old weights are kept until all are done, so a failure or an interruption leaves the model
@@ -278,7 +283,7 @@ def quantize_(
         weight_quantizer(quantizer, "opaq.quantize_"),
         input_quantizer_text(activations, "opaq.quantize_"),
     )
-    _check(model, text, inputs, precision)
+    _check(model, text, inputs, precision, order)
     patterns = patterns_of("opaq.quantize_", ignore)
     jobs, left = _find(model, patterns, inputs)
     _warn(model, patterns, jobs, left)
@@ -290,7 +295,7 @@ def quantize_(
     del jobs
     try:
         while waiting:
-            made, steps = _quantize_job(waiting.popleft(), text, inputs, precision, places)
+            made, steps = _quantize_job(waiting.popleft(), text, inputs, (precision, order), places)
             rows += made
             undo += steps if keeps else []
             steps.clear()
@@ -332,6 +337,12 @@ def tile_(model: nn.Module, precision: str = "exact", *, progress: bool = False)
 def tile_loaded(model: nn.Module, precision: str) -> None:
     """Tiles the weights of a model that was loaded packed, where `quantize_` would have."""
     _tile(model, precision, lambda weight: can_be_tiled(weight) and _is_plainly_rowwise(weight), False)
+
+
+def set_order(model: nn.Module, order: str) -> None:
+    """Sets the order of sums of a model that was loaded packed, as `quantize_` would have."""
+    for module, _ in _packed_weights(model):
+        module.order = order
 
 
 def _packed_weights(model: nn.Module) -> list[tuple[nn.Module, str]]:

@@ -105,8 +105,9 @@ class _Experts(_Stacked):
 
     def _options(self) -> dict[str, Any]:
         """The constant arguments of functional.mlp and functional.moe."""
-        names = ("activation", "limit", "alpha", "beta", "input_quantizer", "hidden_quantizer", "precision")
-        return {name: getattr(self, name) for name in (*names, *self.scale_names)}
+        names = "activation", "limit", "alpha", "beta", "input_quantizer", "hidden_quantizer"
+        more = "precision", "order", *self.scale_names
+        return {name: getattr(self, name) for name in (*names, *more)}
 
     def extra_repr(self) -> str:
         said = f"hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}"

@@ -50,6 +50,7 @@ class PackedModule(nn.Module):
     weight_names: ClassVar[tuple[str, ...]] = ()
     scale_names: ClassVar[tuple[str, ...]] = ()
     precision = "exact"  # lowest accuracy accepted for unquantized inputs; tile_ sets it
+    order = "fixed"  # "any": sums may be added up in any order; quantize_ sets it
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """Keeps scales in float32; a QuantizedTensor keeps its bytes itself."""
@@ -180,6 +181,7 @@ class QuantizedLinear(PackedModule):
             input_quantizer=self.input_quantizer,
             input_scale=self._buffers["input_scale"],
             precision=self.precision,
+            order=self.order,
             _caller="opaq.QuantizedLinear",
         )
 
@@ -187,4 +189,5 @@ class QuantizedLinear(PackedModule):
         said = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         more = f", input_quantizer={self.input_quantizer!r}" if self.input_quantizer else ""
         more += f", precision={self.precision!r}" if self.precision != "exact" else ""
+        more += f", order={self.order!r}" if self.order != "fixed" else ""
         return f"{said}, quantizer={self.quantizer!r}{more}"

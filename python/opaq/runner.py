@@ -169,10 +169,12 @@ def create_linear(
     input_quantizer: Quantizer | str = "",
     input_scale: torch.Tensor | float | None = None,
     precision: str | None = None,
+    order: str = "fixed",
 ) -> Runner:
     """x w^T + bias. `weight` [N, K] is a QuantizedTensor, or a plain tensor that `quantizer`, if there is one,
     quantizes now. x is quantized by `input_quantizer` in every run, with `input_scale` instead of its own
-    amax. With a `precision` (see `opaq.tile_`) the weight is kept in tiles, for speed on processors."""
+    amax. With a `precision` (see `opaq.tile_`) the weight is kept in tiles, for speed on processors.
+    `order`: see `opaq.functional.quantized_linear`."""
     by_weight, by_input = texts_of(quantizer, input_quantizer)
     by_weight, weight = _tiled(precision, by_weight, weight)
     plan = plan_for(
@@ -181,6 +183,7 @@ def create_linear(
         w=by_weight,
         w_given=given_by(weight),
         precision=precision or "exact",
+        order=order,
     )
     arguments = {
         "w": _weight(weight),
@@ -234,13 +237,14 @@ def create_mlp(
     input_scale: torch.Tensor | float | None = None,
     hidden_scale: torch.Tensor | float | None = None,
     precision: str | None = None,
+    order: str = "fixed",
 ) -> Runner:
     """A runner that computes `opaq.functional.mlp`. Plain weights are quantized now by `quantizer`, the inputs
     of both products in every run, by `input_quantizer` and `hidden_quantizer` (default: the same)."""
     by_weight, *inputs = texts_of(quantizer, input_quantizer, hidden_quantizer)
     by_weight, gate_up, down = _tiled(precision, by_weight, gate_up, down)
     biases, scales = (gate_up_bias, down_bias), (input_scale, hidden_scale)
-    words = activation, (limit, alpha, beta), precision
+    words = activation, (limit, alpha, beta), precision, (None, 0, False), order
     weights = gate_up, down, biases, scales
     return _create_experts("mlp", *weights, inputs, by_weight, *words)
 
@@ -264,13 +268,14 @@ def create_moe(
     input_scale: torch.Tensor | float | None = None,
     hidden_scale: torch.Tensor | float | None = None,
     precision: str | None = None,
+    order: str = "fixed",
 ) -> Runner:
     """A runner that computes `opaq.functional.moe`. Plain weights are quantized now by `quantizer`, each
     expert's by itself."""
     by_weight, *inputs = texts_of(quantizer, input_quantizer, hidden_quantizer)
     by_weight, gate_up, down = _tiled(precision, by_weight, gate_up, down)
     biases, scales = (gate_up_bias, down_bias), (input_scale, hidden_scale)
-    words = activation, (limit, alpha, beta), precision, (num_experts, first_expert, weights_on_input)
+    words = activation, (limit, alpha, beta), precision, (num_experts, first_expert, weights_on_input), order
     weights = gate_up, down, biases, scales
     return _create_experts("moe", *weights, inputs, by_weight, *words)
 

@@ -49,7 +49,7 @@ from opaq.integrations.transformers_weights import (
     scale_buffer,
     stacks,
 )
-from opaq.model import PRECISIONS, dequantize_, tile_loaded
+from opaq.model import ORDERS, PRECISIONS, dequantize_, set_order, tile_loaded
 from opaq.packed import QuantizedLinear, why_not_packed, zeros
 from opaq.quantized_tensor import QuantizedTensor
 from opaq.quantizer import Quantizer
@@ -58,7 +58,7 @@ __all__ = ["Config", "OpaqHfQuantizer", "why_not"]
 
 METHOD = "opaq"
 _SAVED = "saved"  # stands for a precision that is not given
-_SAVED_KEYS = ("quant_method", "quantizer", "activations", "ignore", "precision")
+_SAVED_KEYS = ("quant_method", "quantizer", "activations", "ignore", "precision", "order")
 _PRECISION_KEY = "opaq_precision"  # in the model's configuration, beside a quantization_config of others
 
 
@@ -80,7 +80,8 @@ class Config(QuantizationConfigMixin):
     those that `ignore` matches, and their inputs by the quantizer `activations` ("": not at all). `Config()`
     loads a checkpoint that is already quantized, by its own configuration. With a `precision` the weights of a
     model on the CPU are tiled after loading, as by `opaq.quantize_`; None leaves them in rows. It is saved with
-    the model; the default is the saved one, else "exact"."""
+    the model; the default is the saved one, else "exact". `order` is that of `opaq.quantize_`; it is saved by
+    models in opaq's own format."""
 
     def __init__(
         self,
@@ -89,6 +90,7 @@ class Config(QuantizationConfigMixin):
         activations: str | Quantizer = "",
         ignore: Sequence[str] = DEFAULT_IGNORE,
         precision: str | None = _SAVED,
+        order: str = "fixed",
         checkpoint: Mapping[str, Any] | None = None,
         quant_method: str = METHOD,
     ) -> None:
@@ -100,6 +102,9 @@ class Config(QuantizationConfigMixin):
             raise ValueError(f"opaq.Config: ignore is {ignore!r}, expected names of modules")
         self.is_precision_given = precision is not _SAVED
         self.precision = _checked_precision(precision if self.is_precision_given else "exact")
+        if order not in ORDERS:
+            raise ValueError(f"opaq.Config: order is {order!r}, expected one of {', '.join(ORDERS)}")
+        self.order = order
         self.quantizer, self.activations = (
             str(Quantizer(str(text))) if str(text) else "" for text in (quantizer, activations)
         )
@@ -133,6 +138,7 @@ class Config(QuantizationConfigMixin):
         if self.checkpoint is not None:
             return deepcopy(self.checkpoint)
         own = {"quantizer": self.quantizer, "activations": self.activations, "ignore": list(self.ignore)}
+        own |= {} if self.order == "fixed" else {"order": self.order}
         return {"quant_method": METHOD, **own, "precision": self.precision}
 
 
@@ -155,6 +161,7 @@ def _merge_configs(stored: Any, given: Any) -> Any:
     made = Config.from_dict(stored if isinstance(stored, Mapping) else stored.to_dict())
     if given.is_precision_given:
         made.precision, made.is_precision_given = given.precision, True
+    made.order = made.order if given.order == "fixed" else given.order
     return made
 
 
@@ -203,7 +210,7 @@ def _pack_experts(name: str, module: Any, packings: Mapping[str, _Packing]) -> N
     for key, packing in packings.items():
         plain = getattr(module, key)
         made[key] = zeros(_stacked.rowwise_shape(module, plain), packing.quantizer, plain.dtype, plain.device)
-    _stacked.put(module, made, "", "exact")
+    _stacked.put(module, made, "", "exact", "fixed")
     module.input_scales = InputScales()
     for key, packing in packings.items():
         role = "hidden" if key == "down_proj" else "input"
@@ -398,6 +405,7 @@ class OpaqHfQuantizer(HfQuantizer):
                 setattr(model.config, _PRECISION_KEY, config.precision)
         if config.precision is not None:
             tile_loaded(model, config.precision)
+        set_order(model, config.order)
         return model
 
     def _used(self) -> list[Any]:

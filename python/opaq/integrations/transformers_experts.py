@@ -94,6 +94,7 @@ def experts_forward(
         input_scale=None if scales is None else scales.input_scale,
         hidden_scale=None if scales is None else scales.hidden_scale,
         precision=getattr(module, "precision", "exact"),
+        order=getattr(module, "order", "fixed"),
         **_activation(module),
     )
     return made

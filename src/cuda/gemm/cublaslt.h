@@ -38,7 +38,7 @@ enum { LT_EPILOGUE_BIAS = 4, LT_REDUCE_IN_COMPUTE_TYPE = 2 };
  * multiple of 4; for 128 rows and 128 terms, blocks of terms contiguous and padded to a multiple of 4. */
 enum lt_scale { LT_NO_SCALE = -1, LT_SCALAR = 0, LT_OUTER_VEC = 3, LT_VEC128 = 4, LT_BLK128 = 5 };
 
-/* Opaque structs, larger than those of every version: each function is told the size. */
+/* Opaque structs, larger than those of every version: the functions that fill them take the size. */
 struct lt_descriptor {
     uint64_t data[64];
 };

@@ -103,8 +103,8 @@ static __global__ void __launch_bounds__(THREADS) product_kernel(struct product_
 
 size_t product_group_workspace(const struct gemm_job *job, enum product_part part) {
     const size_t own = product_mma_workspace(job, part);
-    const size_t lent = part == PRODUCT_WHOLE ? product_cublaslt_workspace(job) : 0;
-    return own > lent ? own : lent;
+    const size_t library = part == PRODUCT_WHOLE ? product_cublaslt_workspace(job) : 0;
+    return own > library ? own : library;
 }
 
 enum opaq_status product_group(const struct gemm_job *job, const struct group_part *group,

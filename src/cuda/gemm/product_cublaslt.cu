@@ -12,8 +12,12 @@
  *     c                                            contiguous rows: float32, or plain operands' dtype; bf16 or float16 for fp8
  *     bias                                         of c's dtype (fp8 with a float32 c: bf16)
  *
- * What cuBLASLt is asked for is a struct problem. Its answer, an algorithm, is kept for the life of the process: a look-up takes no
- * lock, and only a problem's first product asks. Descriptors are made on the stack of each call, because they hold addresses. */
+ * Jobs with few rows are left to opaq's kernels, which are as fast or faster there: on an H200, N = K = 8192, M = 16, fp8row
+ * takes cuBLASLt 38 us, one scale each 19.6, of which reading the weight takes 16.
+ *
+ * A struct problem describes a product to cuBLASLt's heuristic. The algorithm that this returns is cached for the life of the
+ * process: a look-up takes no lock, and only a problem's first product queries the heuristic. Descriptors are made on the stack in
+ * each call, because they contain addresses. */
 #include "cuda/gemm/product_cublaslt.h"
 
 #include <pthread.h>
@@ -26,7 +30,7 @@ enum {
     WORKSPACE_ALIGNMENT = 256,
     LEAST_ALIGNMENT = 16, /* of addresses and rows, in bytes */
     DEVICES = 64,
-    PROBLEMS = 4096, /* kept answers, a power of 2; further problems are asked for in each call */
+    CACHE_ENTRIES = 4096, /* a power of 2; if half of them are used, other problems query the heuristic in each call */
     CHOICES = 4
 };
 
@@ -41,7 +45,7 @@ struct side {
     int32_t unused;
 };
 
-/* All that the answer depends on. Without padding: it is hashed and compared as bytes. */
+/* All that the choice of an algorithm depends on. Without padding: it is hashed and compared as bytes. */
 struct problem {
     struct side a, b;
     int64_t m, n, k, c_lead;
@@ -119,6 +123,11 @@ static bool is_pair(const struct side *a, const struct side *b) {
                          : a->scale == b->scale);
 }
 
+/* The most rows of a that are left to opaq's kernels. */
+static int64_t few_rows(const struct side *a) {
+    return a->scale == LT_NO_SCALE ? 0 : a->scale == LT_SCALAR ? 16 : 64;
+}
+
 /* OPAQ_CUDA_PRODUCT with any value selects one of opaq's own kernels ("own": the usual one). */
 static bool is_refused(void) {
     enum { UNKNOWN, USED, REFUSED };
@@ -151,7 +160,7 @@ static bool describe(const struct gemm_job *job, struct problem *problem) {
     problem->is_fast = is_fp8 && job->precision >= OPAQ_PRECISION_FAST && problem->a.scale <= LT_OUTER_VEC;
     const int32_t bias_type = is_fp8 && job->c.dtype == OPAQ_F32 ? LT_16BF : problem->c_type;
     const bool is_c_type = is_fp8 || job->c.dtype == OPAQ_F32 || problem->c_type == problem->a.type;
-    return problem->m > 0 && problem->n > 0 && problem->k > 0 && problem->m < limit && problem->n < limit &&
+    return problem->m > few_rows(&problem->a) && problem->n > 0 && problem->k > 0 && problem->m < limit && problem->n < limit &&
            problem->k < limit && job->b.plain.columns == problem->k && problem->k % 8 == 0 &&
            problem->n % (is_fp8 ? 16 : 8) == 0 && is_c_type && job->c.column_step == 1 &&
            problem->c_lead % 8 == 0 && problem->c_lead >= problem->n &&
@@ -213,7 +222,7 @@ static bool call_make(const struct cublaslt *lt, const struct problem *problem, 
     return failed == LT_SUCCESS;
 }
 
-/* Asks for an algorithm; false if cuBLASLt has none. Sums may be split, but parts of a sum are added in float32. */
+/* Queries the heuristic; false if it finds no algorithm. Sums may be split, but parts of a sum are added in float32. */
 static bool choose(const struct cublaslt *lt, lt_handle handle, const struct problem *problem,
                    struct call *call, struct lt_algorithm *algorithm) {
     struct lt_preference preference;
@@ -242,7 +251,7 @@ static bool choose(const struct cublaslt *lt, lt_handle handle, const struct pro
     return false;
 }
 
-/* ---- answers ---- */
+/* ---- cache ---- */
 
 /* Guards changes of what follows; reading takes no lock. */
 static pthread_mutex_t changes = PTHREAD_MUTEX_INITIALIZER;
@@ -266,16 +275,16 @@ static lt_handle handle_of(const struct cublaslt *lt, int device) {
     return handle;
 }
 
-/* A hash table with open addressing. An answer is complete before it is published and never changes, except that an algorithm
- * that turned out not to run is marked. */
-enum answer_state { ANSWER_NONE, ANSWER_RUNS, ANSWER_REFUSED };
-struct answer {
-    int state; /* enum answer_state */
+/* A hash table with open addressing. An entry is complete before it is published, and does not change, except that an algorithm
+ * that failed is marked as unsupported. */
+enum entry_state { ENTRY_EMPTY, ENTRY_SUPPORTED, ENTRY_UNSUPPORTED };
+struct cache_entry {
+    int state; /* enum entry_state */
     struct problem problem;
     struct lt_algorithm algorithm;
 };
-static struct answer answers[PROBLEMS];
-static int answer_count;
+static struct cache_entry cache[CACHE_ENTRIES];
+static int cached_count;
 
 static uint32_t hash_of(const struct problem *problem) {
     const unsigned char *bytes = (const unsigned char *)problem;
@@ -286,38 +295,41 @@ static uint32_t hash_of(const struct problem *problem) {
     return hash ^ hash >> 16;
 }
 
-/* The problem's answer, or the empty place where it belongs. */
-static struct answer *answer_find(const struct problem *problem) {
-    uint32_t place = hash_of(problem) % PROBLEMS;
-    while (__atomic_load_n(&answers[place].state, __ATOMIC_ACQUIRE) != ANSWER_NONE &&
-           memcmp(&answers[place].problem, problem, sizeof *problem) != 0) {
-        place = (place + 1) % PROBLEMS;
+/* The problem's entry, or the empty one where it belongs. */
+static struct cache_entry *entry_find(const struct problem *problem) {
+    uint32_t place = hash_of(problem) % CACHE_ENTRIES;
+    while (__atomic_load_n(&cache[place].state, __ATOMIC_ACQUIRE) != ENTRY_EMPTY &&
+           memcmp(&cache[place].problem, problem, sizeof *problem) != 0) {
+        place = (place + 1) % CACHE_ENTRIES;
     }
-    return &answers[place];
+    return &cache[place];
 }
 
-/* The problem's algorithm. *kept: its answer, or NULL if the table is full. */
+/* The problem's algorithm. *entry: where it is cached, or NULL if the table is full. */
 static bool algorithm_of(const struct cublaslt *lt, lt_handle handle, const struct problem *problem,
-                         struct call *call, struct lt_algorithm *algorithm, struct answer **kept) {
-    struct answer *answer = answer_find(problem);
-    int state = __atomic_load_n(&answer->state, __ATOMIC_ACQUIRE);
-    *kept = answer;
-    if (state == ANSWER_NONE) {
-        state = choose(lt, handle, problem, call, algorithm) ? ANSWER_RUNS : ANSWER_REFUSED;
+                         struct call *call, struct lt_algorithm *algorithm, struct cache_entry **entry) {
+    struct cache_entry *found = entry_find(problem);
+    int state = __atomic_load_n(&found->state, __ATOMIC_ACQUIRE);
+    *entry = found;
+    if (state == ENTRY_EMPTY) {
+        state = choose(lt, handle, problem, call, algorithm) ? ENTRY_SUPPORTED : ENTRY_UNSUPPORTED;
         (void)pthread_mutex_lock(&changes);
-        answer = answer_find(problem); /* another thread may have been here */
-        if (answer->state == ANSWER_NONE && answer_count < PROBLEMS / 2) {
-            ++answer_count;
-            answer->problem = *problem;
-            answer->algorithm = *algorithm;
-            __atomic_store_n(&answer->state, state, __ATOMIC_RELEASE);
+        found = entry_find(problem); /* another thread may have been here */
+        const bool is_empty = __atomic_load_n(&found->state, __ATOMIC_RELAXED) == ENTRY_EMPTY;
+        *entry = found;
+        if (is_empty && cached_count < CACHE_ENTRIES / 2) {
+            ++cached_count;
+            found->problem = *problem;
+            found->algorithm = *algorithm;
+            __atomic_store_n(&found->state, state, __ATOMIC_RELEASE);
+        } else if (is_empty) {
+            *entry = NULL;
         }
-        *kept = answer->state == ANSWER_NONE ? NULL : answer;
         (void)pthread_mutex_unlock(&changes);
     } else {
-        *algorithm = answer->algorithm;
+        *algorithm = found->algorithm;
     }
-    return state == ANSWER_RUNS;
+    return state == ENTRY_SUPPORTED;
 }
 
 /* ---- products ---- */
@@ -352,10 +364,10 @@ static bool run(const struct cublaslt *lt, const struct problem *problem, const 
     const void *const tokens = job->a.copy == NULL ? job->a.plain.data : job->a.copy->data;
     struct call call;
     struct lt_algorithm algorithm;
-    struct answer *kept = NULL;
+    struct cache_entry *entry = NULL;
     memset(&algorithm, 0, sizeof algorithm);
     if (handle == NULL || !call_make(lt, problem, job, &call) ||
-        !algorithm_of(lt, handle, problem, &call, &algorithm, &kept)) {
+        !algorithm_of(lt, handle, problem, &call, &algorithm, &entry)) {
         return false;
     }
     if (lt->matmul(handle, &call.descriptor, &one, weight, &call.a, tokens, &call.b, &beta, job->c.data,
@@ -363,8 +375,8 @@ static bool run(const struct cublaslt *lt, const struct problem *problem, const 
                    stream) == LT_SUCCESS) {
         return true;
     }
-    if (kept != NULL) {
-        __atomic_store_n(&kept->state, (int)ANSWER_REFUSED, __ATOMIC_RELEASE);
+    if (entry != NULL) {
+        __atomic_store_n(&entry->state, (int)ENTRY_UNSUPPORTED, __ATOMIC_RELEASE);
     }
     return false;
 }
