@@ -260,14 +260,14 @@ static const struct order_case cases[] = {
     {"bf16", "bf16", OPAQ_F32, 16, 33, 256, 0, EXACT, false, BF16_SUMS},
     {"bf16", "bf16", OPAQ_F32, 16, 32, 252, 0, EXACT, false, BF16_SUMS},
     {"bf16", "bf16", OPAQ_F16, 16, 32, 256, 0, EXACT, false, F16_RESULT},
-    {"fp8", "fp8", OPAQ_F32, 16, 64, 256, 0, EXACT, false, BF16_SUMS}, /* few rows */
-    {"fp8row", "fp8row", OPAQ_F32, 64, 64, 256, 0, EXACT, false, BF16_SUMS},
-    {"fp8", "fp8", OPAQ_F32, 24, 40, 256, 0, EXACT, false, BF16_SUMS},
-    {"fp8", "fp8", OPAQ_F32, 24, 32, 256, BIAS, EXACT, false, BF16_SUMS},
-    {"fp8.e5m2", "fp8.e5m2", OPAQ_F32, 24, 32, 256, 0, EXACT, false, BF16_SUMS},
-    {"fp8", "fp8row", OPAQ_F32, 72, 32, 256, 0, EXACT, false, BF16_SUMS},
-    {"fp8blk2", "fp8blk2", OPAQ_F32, 128, 128, 256, 0, EXACT, false, BF16_SUMS},
-    {"fp8blk1", "fp8blk2", OPAQ_F32, 73, 128, 256, 0, EXACT, false, BF16_SUMS},
+    {"fp8", "fp8", OPAQ_F32, 16, 64, 256, 0, EXACT, false, FP8_SUMS}, /* few rows */
+    {"fp8row", "fp8row", OPAQ_F32, 64, 64, 256, 0, EXACT, false, FP8_SUMS},
+    {"fp8", "fp8", OPAQ_F32, 24, 40, 256, 0, EXACT, false, FP8_SUMS},
+    {"fp8", "fp8", OPAQ_F32, 24, 32, 256, BIAS, EXACT, false, FP8_SUMS},
+    {"fp8.e5m2", "fp8.e5m2", OPAQ_F32, 24, 32, 256, 0, EXACT, false, FP8_SUMS},
+    {"fp8", "fp8row", OPAQ_F32, 72, 32, 256, 0, EXACT, false, FP8_SUMS},
+    {"fp8blk2", "fp8blk2", OPAQ_F32, 128, 128, 256, 0, EXACT, false, FP8_SUMS},
+    {"fp8blk1", "fp8blk2", OPAQ_F32, 73, 128, 256, 0, EXACT, false, FP8_SUMS},
 };
 
 static void every_case_is_near(void) {

@@ -113,3 +113,50 @@ def test_configurations() -> None:
     assert saved["order"] == "any" and opaq.Config.from_dict(saved).order == "any"
     with pytest.raises(ValueError, match=r"opaq\.Config: order is 'random', expected one of fixed, any"):
         opaq.Config("nvfp4", order="random")
+
+
+# ---------------------------------------------------------------------------------------------------- on a GPU
+
+RECIPES = {
+    "bf16": None,
+    "fp8": opaq.recipe.Float8CurrentScaling(),
+    "blocks": opaq.recipe.Float8BlockScaling(),
+}
+
+
+def step(layer: Any, x: Any, recipe: Any) -> list[Any]:
+    """The result and the gradients of a layer, whose sums cuBLASLt may have added up."""
+    x = x.detach().requires_grad_()
+    layer.zero_grad()
+    with opaq.autocast(enabled=recipe is not None, recipe=recipe):
+        y = layer(x)
+    y.float().pow(2).sum().backward()
+    return [y.detach(), x.grad, layer.weight.grad, layer.bias.grad]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_training_is_near_the_fixed_order(name: str, device: str) -> None:
+    torch.manual_seed(0)
+    fixed = opaq.Linear(512, 256, dtype=torch.bfloat16, device=device)
+    layer = opaq.Linear(512, 256, dtype=torch.bfloat16, device=device, order="any")
+    layer.load_state_dict(fixed.state_dict())
+    x = torch.randn(4, 64, 512, device=device).bfloat16()
+    want = step(fixed, x, RECIPES[name])
+    for a, b in zip(step(layer, x, RECIPES[name]), want, strict=True):
+        assert torch.equal(a, b) if device == "cpu" else (a - b).norm() <= 0.05 * b.norm()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_inference_in_a_graph(name: str, device: str) -> None:
+    if device == "cpu":
+        pytest.skip("needs a GPU")
+    layer = opaq.Linear(512, 256, dtype=torch.bfloat16, device=device, order="any")
+    x = torch.randn(192, 512, device=device).bfloat16()
+    recipe, graph = RECIPES[name], torch.cuda.CUDAGraph()
+    with torch.no_grad(), opaq.autocast(enabled=recipe is not None, recipe=recipe):
+        want = layer(x)
+        with torch.cuda.graph(graph):
+            made = layer(x)
+        made.zero_()
+        graph.replay()
+        assert torch.equal(made, want)
