@@ -122,6 +122,10 @@ void *hiding_begin(bool *is_refusing) {
 
 void hiding_end(void *stream) { test_device_end(test_device, stream); }
 
+static atomic_int any_order;
+
+int hiding_any_order(void) { return atomic_exchange(&any_order, 0); }
+
 static void enter(void) {
     if (depth++ == 0) {
         protect(current, PROT_READ | PROT_WRITE);
@@ -169,9 +173,20 @@ FORWARD(delayed_update,
         (const struct opaq_delayed_state *state, const float *recorded, const float *reduced,
          const struct delayed_rule *rule, RUN),
         (state, recorded, reduced, rule, execution, error))
-FORWARD(product, (const struct gemm_job *job, void *workspace, RUN), (job, workspace, execution, error))
-FORWARD(grouped_product, (const struct grouped_product *job, void *workspace, RUN),
-        (job, workspace, execution, error))
+static enum opaq_status hiding_product(const struct gemm_job *job, void *workspace, RUN) {
+    atomic_fetch_add(&any_order, job->any_order);
+    enter();
+    const enum opaq_status status = table->product(job, workspace, execution, error);
+    leave();
+    return status;
+}
+static enum opaq_status hiding_grouped_product(const struct grouped_product *job, void *workspace, RUN) {
+    atomic_fetch_add(&any_order, job->any_order);
+    enter();
+    const enum opaq_status status = table->grouped_product(job, workspace, execution, error);
+    leave();
+    return status;
+}
 FORWARD(grouped_gradient, (const struct grouped_gradient *job, void *workspace, RUN),
         (job, workspace, execution, error))
 FORWARD(column_sum,

@@ -44,6 +44,9 @@ void hiding_reveal(struct hiding *hiding);
 void *hiding_begin(bool *is_refusing);
 void hiding_end(void *stream);
 
+/* The number of products in any order since the last call. */
+int hiding_any_order(void);
+
 /* An operator call on copies of its tensors in hidden memory, to compare with the same call on the CPU. */
 struct hidden_call {
     struct hiding hiding;
