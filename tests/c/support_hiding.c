@@ -173,17 +173,23 @@ FORWARD(delayed_update,
         (const struct opaq_delayed_state *state, const float *recorded, const float *reduced,
          const struct delayed_rule *rule, RUN),
         (state, recorded, reduced, rule, execution, error))
-static enum opaq_status hiding_product(const struct gemm_job *job, void *workspace, RUN) {
+static enum opaq_status counted_product(const struct gemm_job *job, void *workspace, RUN) {
     atomic_fetch_add(&any_order, job->any_order);
+    return table->product(job, workspace, execution, error);
+}
+static enum opaq_status counted_grouped_product(const struct grouped_product *job, void *workspace, RUN) {
+    atomic_fetch_add(&any_order, job->any_order);
+    return table->grouped_product(job, workspace, execution, error);
+}
+static enum opaq_status hiding_product(const struct gemm_job *job, void *workspace, RUN) {
     enter();
-    const enum opaq_status status = table->product(job, workspace, execution, error);
+    const enum opaq_status status = counted_product(job, workspace, execution, error);
     leave();
     return status;
 }
 static enum opaq_status hiding_grouped_product(const struct grouped_product *job, void *workspace, RUN) {
-    atomic_fetch_add(&any_order, job->any_order);
     enter();
-    const enum opaq_status status = table->grouped_product(job, workspace, execution, error);
+    const enum opaq_status status = counted_grouped_product(job, workspace, execution, error);
     leave();
     return status;
 }
@@ -233,6 +239,8 @@ static void make_table(void) {
     hiding_backend = *table; /* with its workspaces and kernels, which access no contents */
     hiding_backend.allocate = hiding_allocate;
     hiding_backend.release = hiding_release;
+    hiding_backend.product = counted_product;
+    hiding_backend.grouped_product = counted_grouped_product;
     if (test_device != TEST_DEVICE_CPU) { /* an emulated GPU makes its memory readable itself */
         return;
     }
