@@ -90,6 +90,9 @@ bench: programs ## the benchmarks and one table of all targets; BENCH_ARGS="--ro
 bench-overhead: build ## the overhead of operator calls from PyTorch; figures also go to build/bench/bench_overhead.json
 	@tools/bench_overhead.sh $(BUILD) $(BENCH_ARGS)
 
+bench-gpu: ## the CUDA back end beside PyTorch on this machine's GPU, with PYTHON; BENCH_ARGS="--rows PATTERN --seconds N --quick"
+	@tools/bench_gpu.sh $(BUILD) $(BENCH_ARGS)
+
 bench-checkpoint: build ## quantizing a checkpoint of 2 GB beside cp and beside compressed-tensors; takes minutes and 10 GB
 	@tools/bench_checkpoint.sh $(BUILD) $(BENCH_ARGS)
 
@@ -107,4 +110,4 @@ help: ## this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build wheel programs test test-all test-wheel test-transformers test-trainers test-vllm test-c test-sanitize test-neon test-python test-python-slow test-cuda-build test-gpu fuzz fuzz-short check docs format demo \
-	evidence bench bench-overhead bench-checkpoint golden install clean help
+	evidence bench bench-overhead bench-gpu bench-checkpoint golden install clean help
