@@ -169,18 +169,16 @@ class Rates:
         return max(moved / self.copy, operations / (self.flops * speed))
 
 
-def measure_rates(size: int = 8192) -> Rates:
-    """The best of some tries. The copies are of 1 GiB and outside of a graph, so that a kernel makes them."""
+def measure_rates(rows: int = 4096, size: int = 8192) -> Rates:
+    """The best of some tries, each after a pause. The copies are of 1 GiB and outside of a graph, so that a
+    kernel makes them."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     copied = Subject([lambda: target.copy_(source)], "stream", 4)
     fastest = min(copied.seconds() for _ in range(8))
-    a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn_like(a)
-    product = Subject([lambda: torch.mm(a, b.t())], "stream", 4)
+    a = torch.randn(rows, size, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+    product = Subject([lambda: torch.mm(a, b.t())], "stream", 8)
     product.seconds()
-    best = []
-    for _ in range(3):
-        time.sleep(0.3)
-        best.append(product.seconds())
-    return Rates(2 * source.nbytes / fastest, 2.0 * size**3 / min(best))
+    best = min(_after_idle(product) for _ in range(3))
+    return Rates(2 * source.nbytes / fastest, 2.0 * rows * size**2 / best)
