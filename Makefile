@@ -15,7 +15,7 @@ BENCH_ARGS ?=
 
 export PYTHON CI OPAQ_CUDA
 
-build: ## build the libraries and the command opaq into build/ (the default); .venv/bin/python imports the package
+build: ## build the libraries and the command opaq into build/ (the default); the CUDA back end too if there is an nvcc (OPAQ_CUDA=OFF: not)
 	@TARGETS=opaq_products tools/build.sh $(BUILD)
 	@tools/python_env.sh || [ $$? = 3 ]
 
@@ -41,7 +41,7 @@ test-python: build ## the Python tests that are not marked slow
 test-python-slow: build ## the Python tests that are marked slow
 	@tools/test_python.sh $(BUILD) slow
 
-wheel: ## build the wheel into build/wheel/dist; OPAQ_CUDA=ON adds the CUDA back end
+wheel: ## build the wheel into build/wheel/dist, with the CUDA back end if there is an nvcc; OPAQ_CUDA=OFF leaves it out
 	@tools/build_wheel.sh $(BUILD)
 
 test-wheel: ## build the wheel, check its contents, and install and run it in a bare environment
