@@ -175,6 +175,12 @@ def run(part: Part, settings: Settings) -> None:
         f"All {len(LIMITS)} recipes end near bf16; the one nearest to its limit is {worst}, "
         f"{100 * runs[worst].to(runs['bf16']):+.2f} % from bf16's loss (limit {100 * LIMITS[worst]:g} %)."
     )
+    if on_gpu:
+        far = max(ACROSS, key=lambda name: abs(on_gpu[name].to(runs[name])) / ACROSS[name])
+        part.headline += (
+            f" Trained on the GPU, all end near the processor's losses; the one nearest to its limit is {far}, "
+            f"{100 * on_gpu[far].to(runs[far]):+.2f} % (limit {100 * ACROSS[far]:g} %)."
+        )
 
 
 def add_blocks(part: Part, settings: Settings, runs: dict[str, Run], text: Text) -> None:
