@@ -15,7 +15,7 @@ BENCH_ARGS ?=
 
 export PYTHON CI OPAQ_CUDA
 
-build: ## build the libraries and the command opaq into build/ (the default); .venv/bin/python imports the package
+build: ## build the libraries and the command opaq into build/ (the default); the CUDA back end too if there is an nvcc (OPAQ_CUDA=OFF: not)
 	@TARGETS=opaq_products tools/build.sh $(BUILD)
 	@tools/python_env.sh || [ $$? = 3 ]
 
@@ -41,7 +41,7 @@ test-python: build ## the Python tests that are not marked slow
 test-python-slow: build ## the Python tests that are marked slow
 	@tools/test_python.sh $(BUILD) slow
 
-wheel: ## build the wheel into build/wheel/dist; OPAQ_CUDA=ON adds the CUDA back end
+wheel: ## build the wheel into build/wheel/dist, with the CUDA back end if there is an nvcc; OPAQ_CUDA=OFF leaves it out
 	@tools/build_wheel.sh $(BUILD)
 
 test-wheel: ## build the wheel, check its contents, and install and run it in a bare environment
@@ -90,6 +90,9 @@ bench: programs ## the benchmarks and one table of all targets; BENCH_ARGS="--ro
 bench-overhead: build ## the overhead of operator calls from PyTorch; figures also go to build/bench/bench_overhead.json
 	@tools/bench_overhead.sh $(BUILD) $(BENCH_ARGS)
 
+bench-gpu: ## the CUDA back end beside PyTorch on this machine's GPU, with PYTHON; BENCH_ARGS="--rows PATTERN --seconds N --quick"
+	@tools/bench_gpu.sh $(BUILD) $(BENCH_ARGS)
+
 bench-checkpoint: build ## quantizing a checkpoint of 2 GB beside cp and beside compressed-tensors; takes minutes and 10 GB
 	@tools/bench_checkpoint.sh $(BUILD) $(BENCH_ARGS)
 
@@ -107,4 +110,4 @@ help: ## this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build wheel programs test test-all test-wheel test-transformers test-trainers test-vllm test-c test-sanitize test-neon test-python test-python-slow test-cuda-build test-gpu fuzz fuzz-short check docs format demo \
-	evidence bench bench-overhead bench-checkpoint golden install clean help
+	evidence bench bench-overhead bench-gpu bench-checkpoint golden install clean help

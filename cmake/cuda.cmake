@@ -1,5 +1,6 @@
-# cuda.cmake: compiles src/cuda with nvcc to libopaq_cuda.so (OPAQ_CUDA=ON), and with a C++ compiler for an emulated GPU, on
-# which the C tests run.
+# cuda.cmake: compiles src/cuda with nvcc to libopaq_cuda.so, and with a C++ compiler for an emulated GPU, on which the C
+# tests run. With OPAQ_CUDA=AUTO libopaq_cuda.so is built if nvcc works (opaq_cuda_probe) and the build is for this machine,
+# without sanitizers, and not part of another project. OPAQ_CUDA_BUILT in the cache says what was chosen.
 #
 # Both link their own copy of the lower layers instead of libopaq.so: a program may be linked with libopaq.a, whose functions
 # a shared object cannot see. CMake's CUDA language is not used: nvcc is called directly.
@@ -40,15 +41,61 @@ set(OPAQ_NVCC_FLAGS -std=c++20 -O2 -DNDEBUG -fmad=false -Xcompiler=-fPIC,-fvisib
     -Werror=all-warnings ${OPAQ_CUDA_CODE}
     "-I${PROJECT_SOURCE_DIR}/include" "-I${PROJECT_SOURCE_DIR}/src")
 
-if(OPAQ_CUDA)
-    find_program(OPAQ_NVCC nvcc HINTS /usr/local/cuda/bin)
+# Sets <problem> to why nvcc cannot build the back end, "" if it can. Compiles a file once for each nvcc.
+function(opaq_cuda_probe problem)
+    find_program(OPAQ_NVCC nvcc HINTS "$ENV{CUDA_HOME}/bin" /usr/local/cuda/bin)
+    set(${problem} "" PARENT_SCOPE)
     if(NOT OPAQ_NVCC)
-        message(FATAL_ERROR "OPAQ_CUDA=ON needs nvcc of CUDA 13, and none was found. Put it on PATH or set OPAQ_NVCC.")
+        set(${problem} "there is no nvcc of CUDA 13 on PATH or in /usr/local/cuda/bin" PARENT_SCOPE)
+        return()
     endif()
-    get_filename_component(nvcc_folder "${OPAQ_NVCC}" REALPATH)
-    get_filename_component(nvcc_folder "${nvcc_folder}" DIRECTORY)
-    find_library(OPAQ_CUDART cudart_static HINTS "${nvcc_folder}/../lib64" "${nvcc_folder}/../targets/x86_64-linux/lib"
-        /usr/local/cuda/lib64 REQUIRED)
+    get_filename_component(folder "${OPAQ_NVCC}" REALPATH)
+    get_filename_component(folder "${folder}" DIRECTORY)
+    find_library(OPAQ_CUDART cudart_static HINTS "${folder}/../lib64" "${folder}/../targets/x86_64-linux/lib"
+        "${folder}/../targets/sbsa-linux/lib" /usr/local/cuda/lib64)
+    if(NOT OPAQ_CUDART)
+        set(${problem} "there is no libcudart_static.a beside ${OPAQ_NVCC}" PARENT_SCOPE)
+    elseif(NOT OPAQ_NVCC_WORKS STREQUAL OPAQ_NVCC)
+        set(probe "${PROJECT_BINARY_DIR}/cuda/probe")
+        file(WRITE "${probe}.cu" "#if __CUDACC_VER_MAJOR__ < 13\n#error too old\n#endif\n__global__ void probe() {}\n")
+        execute_process(COMMAND "${OPAQ_NVCC}" -std=c++20 -arch=compute_80 -c "${probe}.cu" -o "${probe}.o"
+            RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE error)
+        if(status EQUAL 0)
+            set(OPAQ_NVCC_WORKS "${OPAQ_NVCC}" CACHE INTERNAL "The nvcc that can build libopaq_cuda.so")
+        elseif(error MATCHES "too old")
+            set(${problem} "${OPAQ_NVCC} is older than CUDA 13" PARENT_SCOPE)
+        else()
+            set(${problem} "${OPAQ_NVCC} cannot compile C++20" PARENT_SCOPE)
+        endif()
+    endif()
+endfunction()
+
+set(opaq_cuda_build ${OPAQ_CUDA})
+set(problem "")
+if(OPAQ_CUDA STREQUAL "AUTO")
+    set(opaq_cuda_build OFF)
+    if(OPAQ_SANITIZE OR OPAQ_FUZZ OR CMAKE_CROSSCOMPILING OR APPLE OR NOT (OPAQ_DEVELOP OR SKBUILD))
+        set(problem "this kind of build does not need it")
+    else()
+        opaq_cuda_probe(problem)
+        if(NOT problem)
+            set(opaq_cuda_build ON)
+        endif()
+    endif()
+elseif(OPAQ_CUDA)
+    opaq_cuda_probe(problem)
+    if(problem)
+        message(FATAL_ERROR "OPAQ_CUDA=${OPAQ_CUDA} needs nvcc of CUDA 13: ${problem}. Put it on PATH or set OPAQ_NVCC.")
+    endif()
+endif()
+if(opaq_cuda_build)
+    message(STATUS "CUDA back end: built with ${OPAQ_NVCC}; OPAQ_CUDA=OFF leaves it out")
+elseif(problem)
+    message(STATUS "CUDA back end: left out, ${problem}")
+endif()
+set(OPAQ_CUDA_BUILT ${opaq_cuda_build} CACHE INTERNAL "Whether libopaq_cuda.so is built")
+
+if(opaq_cuda_build)
     set(objects "")
     foreach(source IN LISTS OPAQ_CUDA_SOURCES)
         get_filename_component(name "${source}" NAME_WE)

@@ -2,7 +2,9 @@
 
 Every model starts from the same weights, sees the same batches and runs under torch.compile(fullgraph=True).
 What it learns is this repository's own documentation, so the losses move with the text; what counts are the
-ratios to bf16. Each recipe's validation loss has to end within its limit of bf16's."""
+ratios to bf16. Each recipe's validation loss has to end within its limit of bf16's. With a GPU that opaq can
+use all of them are trained on the processor and on the GPU, and the two losses of each have to end within the
+same limits of each other: sums are rounded in another order there."""
 
 from __future__ import annotations
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from run_demo import Settings
 
 LIMITS = {"fp8-delayed": 0.01, "fp8-current": 0.01, "fp8-block": 0.01, "mxfp8": 0.01, "nvfp4": 0.03}
+ACROSS = {"bf16": 0.01, **LIMITS}  # the GPU's loss against the processor's
 STEPS = 150
 RATE = 3e-3
 BACKEND = "aot_eager"  # the same graph as for Inductor, whose compiling takes longer than it saves here
@@ -77,7 +80,7 @@ def windows(losses: list[float]) -> list[float]:
 def train(name: str, text: Text, seed: int, steps: int) -> Run:
     torch.compiler.reset()  # a graph belongs to one recipe
     torch.manual_seed(seed)
-    model = TinyGPT(text.vocabulary, text.device)
+    model = TinyGPT(text.vocabulary).to(text.device)  # the same weights everywhere
     optimizer = MasterAdamW(model, RATE, steps)
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend=BACKEND)
     validation = text.validation()
@@ -123,15 +126,36 @@ def wrong_of(runs: dict[str, Run], frequencies: float) -> list[str]:
     return found
 
 
-def run(part: Part, settings: Settings) -> None:
-    warnings.filterwarnings("ignore", category=FutureWarning)  # PyTorch's, about its own pytrees
-    text = Text(settings.device)
+def differ(runs: dict[str, Run], on_gpu: dict[str, Run]) -> list[str]:
+    """What is wrong with the GPU's losses beside the processor's."""
+    return [
+        f"{name} ended {100 * on_gpu[name].to(runs[name]):+.2f} % from the processor's loss on the GPU, and "
+        f"the limit is {100 * limit:g} %."
+        for name, limit in ACROSS.items()
+        if not abs(on_gpu[name].to(runs[name])) <= limit
+    ]
+
+
+def train_all(device: str, seed: int) -> tuple[Text, dict[str, Run]]:
+    text = Text(device)
     runs: dict[str, Run] = {}
     for name in RECIPES:
-        one = runs[name] = train(name, text, settings.seed, STEPS)
+        one = runs[name] = train(name, text, seed, STEPS)
         away = f", {100 * one.to(runs['bf16']):+.2f} % of bf16's" if name != "bf16" else ""
-        terminal.say(f"    {name:12} validation loss {one.validation:.4f}{away}; {one.seconds:.1f} s")
+        where = " on the GPU" if device == "cuda" else ""
+        terminal.say(f"    {name:12} validation loss {one.validation:.4f}{away}; {one.seconds:.1f} s{where}")
+    return text, runs
+
+
+def run(part: Part, settings: Settings) -> None:
+    warnings.filterwarnings("ignore", category=FutureWarning)  # PyTorch's, about its own pytrees
+    text, runs = train_all("cpu", settings.seed)
+    on_gpu: dict[str, Run] = {}
     part.wrong += wrong_of(runs, text.frequencies)
+    if settings.device == "cuda":
+        _, on_gpu = train_all("cuda", settings.seed)
+        part.wrong += [f"on the GPU: {sentence}" for sentence in wrong_of(on_gpu, text.frequencies)]
+        part.wrong += differ(runs, on_gpu)
     part.figures = {
         "steps": STEPS,
         "seed": settings.seed,
@@ -140,12 +164,23 @@ def run(part: Part, settings: Settings) -> None:
         "limits": LIMITS,
         "runs": {name: one.figures(runs["bf16"]) for name, one in runs.items()},
     }
+    if on_gpu:
+        gpu_figures = {name: one.figures(on_gpu["bf16"]) for name, one in on_gpu.items()}
+        part.figures |= {"gpu_limits": ACROSS, "gpu_runs": gpu_figures}
     add_blocks(part, settings, runs, text)
+    if on_gpu:
+        add_gpu_blocks(part, runs, on_gpu)
     worst = max(LIMITS, key=lambda name: abs(runs[name].to(runs["bf16"])) / LIMITS[name])
     part.headline = (
         f"All {len(LIMITS)} recipes end near bf16; the one nearest to its limit is {worst}, "
         f"{100 * runs[worst].to(runs['bf16']):+.2f} % from bf16's loss (limit {100 * LIMITS[worst]:g} %)."
     )
+    if on_gpu:
+        far = max(ACROSS, key=lambda name: abs(on_gpu[name].to(runs[name])) / ACROSS[name])
+        part.headline += (
+            f" Trained on the GPU, all end near the processor's losses; the one nearest to its limit is {far}, "
+            f"{100 * on_gpu[far].to(runs[far]):+.2f} % (limit {100 * ACROSS[far]:g} %)."
+        )
 
 
 def add_blocks(part: Part, settings: Settings, runs: dict[str, Run], text: Text) -> None:
@@ -192,9 +227,33 @@ def add_blocks(part: Part, settings: Settings, runs: dict[str, Run], text: Text)
             rows,
         )
     )
-    where = "GPU" if settings.device == "cuda" else "processor"
     part.blocks.append(
         "A recipe costs time at this width, whatever it saves on hardware that multiplies such numbers: "
-        f"products of {WIDTH} columns are small beside the work of quantizing both operands, and this {where} "
-        "trains by computing what such hardware would compute."
+        f"products of {WIDTH} columns are small beside the work of quantizing both operands, and this "
+        "processor trains by computing what such hardware would compute."
+    )
+
+
+def add_gpu_blocks(part: Part, runs: dict[str, Run], on_gpu: dict[str, Run]) -> None:
+    """The same training on the GPU."""
+    rows = [
+        (
+            name,
+            f"{runs[name].validation:.4f}",
+            f"{one.validation:.4f}",
+            f"{100 * one.to(runs[name]):+.2f} %",
+            f"{100 * ACROSS[name]:g} %",
+            f"{100 * one.to(on_gpu['bf16']):+.2f} %" if name in LIMITS else "",
+            f"{1e3 * median(one.step_seconds):.0f}",
+            f"{one.seconds:.1f}",
+        )
+        for name, one in on_gpu.items()
+    ]
+    head = ("recipe", "processor", "GPU", "difference", "limit", "to bf16 on the GPU", "ms per step", "seconds")
+    part.blocks.append(
+        Table("The same training on the GPU: validation losses beside those of the processor", head, rows)
+    )
+    part.blocks.append(
+        "Weights and batches are the same in both. Sums are rounded in another order on the GPU, and "
+        "stochastic rounding draws other numbers there, so the losses are not equal to the last bit."
     )

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # build_wheel.sh [<build folder>]: builds the wheel into <build folder>/wheel/dist: one file for every Python 3 of this
 # platform. On Linux auditwheel gives it a manylinux tag, that of the oldest C library that it runs with; a build on an
-# older system runs with older ones. OPAQ_CUDA=ON adds the CUDA back end, which needs nvcc; without it an nvcc that is
-# installed is not used. Takes a minute of CPU time, every time, because pip uses a new environment for each build. Exit
-# 3: the wheel needs packages that cannot be downloaded; a note says which.
+# older system runs with older ones. The CUDA back end is in it if there is an nvcc of CUDA 13, as in `make`; OPAQ_CUDA=OFF
+# leaves it out, OPAQ_CUDA=ON makes a missing nvcc an error. Takes a minute of CPU time and as much for the CUDA back end,
+# every time, because pip uses a new environment for each build. Exit 3: the wheel needs packages that cannot be downloaded;
+# a note says which.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$(absolute "${1:-build}")/wheel
@@ -30,7 +31,7 @@ if ! "$python" -m pip download --quiet --disable-pip-version-check --retries 1 -
     exit 3
 fi
 if ! "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --config-settings=build-dir="$folder/build" \
-    --config-settings=cmake.define.OPAQ_CUDA="${OPAQ_CUDA:-OFF}" --wheel-dir "$folder/built" . >"$folder/pip.log" 2>&1; then
+    --config-settings=cmake.define.OPAQ_CUDA="${OPAQ_CUDA:-AUTO}" --wheel-dir "$folder/built" . >"$folder/pip.log" 2>&1; then
     tail -n 40 "$folder/pip.log" >&2
     exit 1
 fi
@@ -44,5 +45,8 @@ if [ "$can_repair" = yes ]; then
     fi
 else
     mv "$folder/built" "$folder/dist"
+fi
+if grep -q '^OPAQ_CUDA_BUILT:INTERNAL=OFF$' "$folder/build/CMakeCache.txt"; then
+    say "The wheel has no CUDA back end; make says why."
 fi
 say "$(echo "$folder"/dist/opaq-*.whl): $(wc -c <"$(echo "$folder"/dist/opaq-*.whl)") bytes"

@@ -25,7 +25,7 @@ SCRIPT
 chmod +x "$folder/timed"
 
 "$cmake" -S . -B "$folder/build" -DCMAKE_C_COMPILER_LAUNCHER="$folder/timed" -DOPAQ_TESTS=OFF -DOPAQ_CLI=OFF \
-    -DOPAQ_TORCH=OFF "$@" >"$folder/configure.log" || { cat "$folder/configure.log" >&2; exit 1; }
+    -DOPAQ_TORCH=OFF -DOPAQ_CUDA=OFF "$@" >"$folder/configure.log" || { cat "$folder/configure.log" >&2; exit 1; }
 "$cmake" --build "$folder/build" --parallel 1 --target opaq_shared >"$folder/build.log" 2>&1 ||
     { cat "$folder/build.log" >&2; exit 1; }
 

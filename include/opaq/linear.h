@@ -80,6 +80,12 @@ OPAQ_API enum opaq_status opaq_linear_plan_parse(const char *text, size_t length
 OPAQ_API const char *opaq_linear_kernel(const struct opaq_spec *w, const struct opaq_spec *x,
                                         enum opaq_element x_dtype, enum opaq_precision precision);
 
+/* The same for tensors on a device: "product_nvfp4_mma" on a GPU. NULL also if the device cannot be used. On a GPU the name
+ * is that of a family: which of its kernels runs depends on shapes and addresses. */
+OPAQ_API const char *opaq_device_linear_kernel(struct opaq_device device, const struct opaq_spec *w,
+                                               const struct opaq_spec *x, enum opaq_element x_dtype,
+                                               enum opaq_precision precision);
+
 #ifdef __cplusplus
 }
 #endif

@@ -32,11 +32,14 @@ class Explained(NamedTuple):
     why: str
 
 
-def kernel_of(weight: str, given: str, dtype: torch.dtype, precision: str) -> str:
-    """The library's kernel for quantizers of a weight and its input ("": plain, of that dtype)."""
+def kernel_of(weight: str, given: str, dtype: torch.dtype, precision: str, device: str = "cpu") -> str:
+    """The library's kernel for quantizers of a weight and its input ("": plain, of that dtype), on a type of
+    device; "" if there is no back end for it."""
     specs = [ctypes.byref(Quantizer(text).spec) if text else None for text in (weight, given)]
-    found = _library.library.opaq_linear_kernel(*specs, NUMBERS[dtype], PRECISIONS.index(precision))
-    return str(found.decode())
+    where = _library.Device(int(device == "cuda"), 0)
+    words = NUMBERS[dtype], PRECISIONS.index(precision)
+    found = _library.library.opaq_device_linear_kernel(where, *specs, *words)
+    return str(found.decode()) if found else ""
 
 
 def _why(weight: str, given: str, precision: str, kernel: str) -> str:
@@ -55,6 +58,16 @@ def _why(weight: str, given: str, precision: str, kernel: str) -> str:
     if f"_{precision}_" not in kernel:
         return f"there is no {precision} kernel for 8-bit weights, so it is exact"
     return "tiles, in the requested precision"
+
+
+def _why_on_cuda(weight: str, kernel: str) -> str:
+    if not kernel:
+        return "opaq has no CUDA back end here: opaq.library_info() lists its back ends"
+    if query(weight, "is_tiled"):
+        return "the weight has tiles, which are for processors, and is decoded in every call: see tiled(False)"
+    if kernel.endswith("_fma"):
+        return "multiply-adds in float32: inputs in bfloat16 are multiplied on tensor cores"
+    return "tensor cores, in bfloat16: codes and block scales are decoded exactly on the way"
 
 
 class Explanation(Sequence[Explained]):
@@ -138,5 +151,7 @@ def _plain_row(name: str, module: nn.Linear) -> Explained:
 def _row(name: str, module: Any, weight: QuantizedTensor, given: str) -> Explained:
     precision = getattr(module, "precision", "exact")
     text = weight._quantizer_text
-    kernel = kernel_of(text, given, weight.dtype, precision)
-    return Explained(name, text, given, precision, kernel, _why(text, given, precision, kernel))
+    device = weight.device.type
+    kernel = kernel_of(text, given, weight.dtype, precision, device)
+    why = _why_on_cuda(text, kernel) if device == "cuda" else _why(text, given, precision, kernel)
+    return Explained(name, text, given, precision, kernel, why)

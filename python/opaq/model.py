@@ -320,10 +320,17 @@ def tile_(model: nn.Module, precision: str = "exact", *, progress: bool = False)
     """Reorders the packed weights of a model into the tiles that CPU kernels read, in place, one at a time.
     Returns the number of weights. `precision` is the lowest accuracy you accept for unquantized inputs: "exact"
     (float32), "near" (int16, an error below 1e-4), "fast" (int8, one scale per token) or "fast32" (int8, one
-    scale per 32 columns). docs/performance.md has errors and speeds."""
+    scale per 32 columns). docs/performance.md has errors and speeds. Weights on a GPU stay in rows, with a
+    warning."""
     if precision not in PRECISIONS:
         raise ValueError(f"opaq.tile_: precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
-    count = _tile(model, precision, can_be_tiled, progress)
+    on_gpu = sum(module._parameters[name].device.type == "cuda" for module, name in _packed_weights(model))
+    if on_gpu:
+        warnings.warn(
+            f"opaq.tile_: {on_gpu} weights on a GPU stay in rows: tiles are for processors",
+            stacklevel=2,
+        )
+    count = _tile(model, precision, lambda w: w.device.type != "cuda" and can_be_tiled(w), progress)
     if not count:
         modules = sum(1 for _ in model.modules())
         warnings.warn(

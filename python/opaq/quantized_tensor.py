@@ -334,11 +334,19 @@ def _each_buffer(function: Any, tensor: QuantizedTensor, **keywords: Any) -> Any
     return made
 
 
+def for_device(tensor: QuantizedTensor, device: Any) -> QuantizedTensor:
+    """The tensor in the layout that kernels of a device read. Tiles are for processors: on the way to a GPU
+    they become rows."""
+    to_gpu = device is not None and torch.device(device).type == "cuda" and tensor.device.type == "cpu"
+    return tensor.tiled(False) if to_gpu else tensor
+
+
 @_handles(aten._to_copy.default)
 def _to(function: Any, tensor: QuantizedTensor, *, dtype: Any = None, device: Any = None, **rest: Any) -> Any:
     """Casting to another float dtype changes only the label: the bytes are the same."""
     if dtype not in (None, *_LABELS):
         return function(tensor.dequantize(), dtype=dtype, device=device, **rest)
+    tensor = for_device(tensor, device)
     moved = [aten._to_copy.default(buffer, device=device) for buffer in tensor.buffers()]
     return _like(tensor, moved, dtype=dtype)
 

@@ -154,8 +154,8 @@ def _weight(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _tiled(precision: str | None, quantizer: str, *weights: torch.Tensor) -> tuple[Any, ...]:
-    """With a precision: the tiled quantizer for plain weights, and packed weights in tiles."""
-    if precision is None:
+    """With a precision and on the CPU: the tiled quantizer for plain weights, and packed weights in tiles."""
+    if precision is None or any(weight.device.type == "cuda" for weight in weights):
         return quantizer, *weights
     tiles = [w.detach().tiled() if isinstance(w, QuantizedTensor) else w for w in weights]
     return with_tiles(quantizer, True) if quantizer else "", *tiles

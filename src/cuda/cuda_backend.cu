@@ -1,9 +1,15 @@
 /* cuda/cuda_backend.cu: CUDA's function table, and its entry point. */
+#include <string.h>
+
 #include "cuda/cuda_functions.h"
 #include "cuda/cuda_open.h"
 
-/* There is one kernel per purpose, so none is chosen by name. */
-static const char *const kernel_names[] = {"quantize_cuda", "dequantize_cuda", "product_cuda"};
+/* Names for reports; a product's is that of the family that serves its operands, by the weight's format. */
+static const char *const kernel_names[] = {
+    "quantize_cuda",     "dequantize_cuda",    "product_fma",         "product_bf16_mma",
+    "product_fp8_mma",   "product_fp8row_mma", "product_fp8blk1_mma", "product_fp8blk2_mma",
+    "product_mxfp8_mma", "product_mxfp4_mma",  "product_nvfp4_mma",
+};
 enum { KERNEL_COUNT = sizeof kernel_names / sizeof kernel_names[0] };
 
 static const char *kernel_at(int index, bool *can_run) {
@@ -21,13 +27,22 @@ static const char *dequantize_kernel_name(const struct opaq_spec *spec) {
     return kernel_names[1];
 }
 
+/* Tensor cores serve values that bf16 represents: product_mma_takes(), which also looks at addresses. */
 static const char *product_kernel_name(const struct opaq_spec *w, const struct opaq_spec *x,
                                        enum opaq_element x_dtype, int32_t precision) {
-    (void)w;
-    (void)x;
-    (void)x_dtype;
     (void)precision;
-    return kernel_names[2];
+    if ((x == NULL || w == NULL) && x_dtype != OPAQ_BF16) { /* a plain weight has the dtype of x */
+        return "product_fma";
+    }
+    const char *const format = w == NULL ? "bf16" : opaq_format_row((enum opaq_format)w->format)->name;
+    const size_t length = strlen(format);
+    for (int i = 0; i < KERNEL_COUNT; ++i) { /* product_<format>_mma */
+        const char *const name = kernel_names[i] + sizeof "product_" - 1;
+        if (strncmp(name, format, length) == 0 && strcmp(name + length, "_mma") == 0) {
+            return kernel_names[i];
+        }
+    }
+    return "product_fma";
 }
 
 const struct backend cuda_backend = {

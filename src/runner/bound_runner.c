@@ -201,7 +201,8 @@ static enum opaq_status bind(struct work *work, struct arena *host, const struct
 }
 
 /* The kernel of the first product for activations of that dtype. */
-static const char *kernel_of(const struct binding *binding, const struct bound_layer *layer, int32_t dtype) {
+static const char *kernel_of(const struct binding *binding, const struct bound_layer *layer, int32_t dtype,
+                             struct opaq_device device) {
     struct opaq_linear_plan linear;
     struct opaq_experts_plan experts;
     const struct opaq_form *weight = &layer->weight[0].kept;
@@ -216,14 +217,15 @@ static const char *kernel_of(const struct binding *binding, const struct bound_l
         x = &experts.x;
         precision = experts.precision;
     }
-    const char *name = opaq_linear_kernel(is_quantized(weight) ? &weight->spec : NULL,
-                                          x != NULL && is_quantized(x) ? &x->spec : NULL,
-                                          (enum opaq_element)dtype, (enum opaq_precision)precision);
+    const char *name = opaq_device_linear_kernel(device, is_quantized(weight) ? &weight->spec : NULL,
+                                                 x != NULL && is_quantized(x) ? &x->spec : NULL,
+                                                 (enum opaq_element)dtype, (enum opaq_precision)precision);
     return name == NULL ? "" : name;
 }
 
 static enum opaq_status describe(const struct binding *binding, const struct bound_layer *layer, int32_t dtype,
-                                 size_t bytes, struct opaq_runner_info *info, struct opaq_error *error) {
+                                 struct opaq_device device, size_t bytes, struct opaq_runner_info *info,
+                                 struct opaq_error *error) {
     const struct opaq_value *first = layer->weight[0].shape;
     const struct opaq_value *last = layer->weight[layer->weight_count - 1].shape;
     char text[2][OPAQ_SPEC_TEXT_BYTES] = {"", ""};
@@ -233,7 +235,7 @@ static enum opaq_status describe(const struct binding *binding, const struct bou
     info->out_features = last->sizes[last->count - 2];
     info->experts = binding->kind == OPAQ_RUNNER_MOE ? first->sizes[0] : 0;
     info->bytes = bytes;
-    (void)snprintf(info->kernel, sizeof info->kernel, "%s", kernel_of(binding, layer, dtype));
+    (void)snprintf(info->kernel, sizeof info->kernel, "%s", kernel_of(binding, layer, dtype, device));
     for (int i = 0; i < layer->weight_count; ++i) {
         const struct opaq_value *shape = layer->weight[i].shape;
         info->multiplications += shape->sizes[shape->count - 2] * shape->sizes[shape->count - 1];
@@ -318,8 +320,8 @@ static enum opaq_status create(const struct opaq_op *op, const struct opaq_value
     TRY(bound_layer_make(op, values, &layer, error));
     TRY(prepare(binding, row, values, &layer, &execution, &bytes, &bound, error));
     assert(bound != NULL); /* which the analyzer doubts */
-    enum opaq_status status =
-        describe(binding, &layer, activation_dtype(op, values, binding->activations), bytes, &info, error);
+    enum opaq_status status = describe(binding, &layer, activation_dtype(op, values, binding->activations),
+                                       device, bytes, &info, error);
     if (status == OPAQ_OK) {
         status = opaq_runner_register(&info, &bound_functions, bound, handle, error);
     }

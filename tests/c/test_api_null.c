@@ -138,6 +138,8 @@ static void specs(void) {
     CHECK(opaq_dequantize_kernel(NULL) == NULL && opaq_dequantize_kernel(&bad) == NULL);
     CHECK(opaq_linear_kernel(&bad, NULL, OPAQ_F32, OPAQ_PRECISION_EXACT) == NULL &&
           opaq_linear_kernel(NULL, &bad, OPAQ_F32, OPAQ_PRECISION_EXACT) == NULL);
+    const struct opaq_device unknown = {99, 0};
+    CHECK(opaq_device_linear_kernel(unknown, NULL, NULL, OPAQ_F32, OPAQ_PRECISION_EXACT) == NULL);
     for (int i = 0; i < GARBAGE_COUNT; ++i) {
         (void)opaq_linear_kernel(NULL, NULL, (enum opaq_element)garbage[i], OPAQ_PRECISION_FAST);
         CHECK_EQ_INT(opaq_spec_parse("nvfp4+tiled", 11, &spec, NULL), OPAQ_OK);

@@ -1,4 +1,4 @@
-/* op/linear/linear_inference.c: the operator linear: x w^T + bias, nothing saved; and opaq_linear_kernel. */
+/* op/linear/linear_inference.c: the operator linear: x w^T + bias, nothing saved; and the names of its kernels. */
 #include "base/try.h"
 #include "op/linear/linear_parts.h"
 #include "op/table/op_tensor.h"
@@ -56,11 +56,18 @@ enum opaq_status run_linear(struct op_call *call, struct opaq_error *error) {
     return multiply(call, &a, &b, &y, has_bias ? &bias : NULL, plan, false, error);
 }
 
-const char *opaq_linear_kernel(const struct opaq_spec *w, const struct opaq_spec *x, enum opaq_element x_dtype,
-                               enum opaq_precision precision) {
-    if ((w != NULL && opaq_spec_check(w, NULL) != OPAQ_OK) ||
+const char *opaq_device_linear_kernel(struct opaq_device device, const struct opaq_spec *w,
+                                      const struct opaq_spec *x, enum opaq_element x_dtype,
+                                      enum opaq_precision precision) {
+    const struct backend *backend;
+    if (backend_of(device, &backend, NULL) != OPAQ_OK || (w != NULL && opaq_spec_check(w, NULL) != OPAQ_OK) ||
         (x != NULL && opaq_spec_check(x, NULL) != OPAQ_OK) || (unsigned)precision > OPAQ_PRECISION_FAST32) {
         return NULL;
     }
-    return cpu_backend.product_kernel(w, x, x_dtype, (int32_t)precision);
+    return backend->product_kernel(w, x, x_dtype, (int32_t)precision);
+}
+
+const char *opaq_linear_kernel(const struct opaq_spec *w, const struct opaq_spec *x, enum opaq_element x_dtype,
+                               enum opaq_precision precision) {
+    return opaq_device_linear_kernel((struct opaq_device){OPAQ_DEVICE_CPU, 0}, w, x, x_dtype, precision);
 }
