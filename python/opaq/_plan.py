@@ -82,6 +82,7 @@ def experts_plan(
     precision: str | None,
     slices: tuple[int | None, int, bool] = (None, 0, False),
     order: str = "fixed",
+    *,
     gradients: tuple[str, str, str] = ("", "", ""),
 ) -> str:
     """The plan of an MLP or a mixture of experts.

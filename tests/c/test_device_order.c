@@ -24,7 +24,7 @@ struct order_case {
     int flags;
     enum opaq_precision precision;
     bool is_taken; /* cuBLASLt may take it */
-    double limit; /* of the difference's norm, as a fraction of the result's */
+    double limit;  /* of the difference's norm, as a fraction of the result's */
 };
 
 enum { GAP = 16 }; /* elements after each row */
@@ -101,9 +101,8 @@ static void product_make(struct product *p, struct hiding *hiding, const struct 
         p->device.bias = hiding_copy(hiding, p->host.bias, p->bias.view.buffer[0].bytes);
     }
     void *const workspace = gemm_case_allocate(cpu_backend.product_workspace(&p->host));
-    CHECK_EQ_INT(
-        cpu_backend.product(&p->host, workspace, &(struct opaq_execution){.device = tensor_cpu}, NULL),
-        OPAQ_OK);
+    CHECK_EQ_INT(cpu_backend.product(&p->host, workspace, &(struct opaq_execution){.device = tensor_cpu}, NULL),
+                 OPAQ_OK);
     free(workspace);
 }
 
@@ -226,8 +225,8 @@ static void check_case(const struct order_case *one) {
 /* ---- cases ---- */
 
 #define EXACT OPAQ_PRECISION_EXACT
-#define BF16_SUMS 0x1p-17  /* float32 sums of exact products */
-#define FP8_SUMS 0x1p-10   /* of fp8 tensor cores */
+#define BF16_SUMS 0x1p-17 /* float32 sums of exact products */
+#define FP8_SUMS 0x1p-10  /* of fp8 tensor cores */
 #define FAST_SUMS 0x1p-9
 #define BF16_RESULT 0x1p-8 /* rounded once, or twice where something is added */
 #define F16_RESULT 0x1p-11
@@ -239,7 +238,8 @@ static const struct order_case cases[] = {
     {"bf16", "bf16", OPAQ_BF16, 128, 128, 512, BIAS | ADDS, EXACT, true, BF16_RESULT},
     {"bf16", "bf16", OPAQ_F32, 130, 192, 640, ADDS | GAPS, EXACT, true, BF16_SUMS},
     {"bf16", "bf16", OPAQ_F32, 72, 160, 1024, B_TURNED, EXACT, true, BF16_SUMS}, /* dx = dy w */
-    {"bf16", "bf16", OPAQ_F32, 256, 160, 616, A_TURNED | B_TURNED | ADDS, EXACT, true, BF16_SUMS}, /* dw = dy^T x */
+    {"bf16", "bf16", OPAQ_F32, 256, 160, 616, A_TURNED | B_TURNED | ADDS, EXACT, true,
+     BF16_SUMS}, /* dw = dy^T x */
     {"bf16", "bf16", OPAQ_BF16, 40, 80, 512, A_TURNED | B_TURNED | GAPS, EXACT, true, BF16_RESULT},
     {"f16", "f16", OPAQ_F32, 64, 96, 1024, 0, EXACT, true, BF16_SUMS},
     {"f16", "f16", OPAQ_F16, 21, 72, 768, BIAS, EXACT, true, F16_RESULT},

@@ -271,8 +271,8 @@ static void any_order_gives_the_same_bytes(void) {
 }
 
 static const struct test_case tests[] = {
-    TEST(every_activation),      TEST(biases_may_be_missing), TEST(weights_may_have_wider_dtypes),
-    TEST(quantized_weights),     TEST(one_quantized_weight),  TEST(everything_quantized_in_the_call),
-    TEST(stochastic_rounding),   TEST(padding_is_not_read),   TEST(given_scales),
+    TEST(every_activation),       TEST(biases_may_be_missing),         TEST(weights_may_have_wider_dtypes),
+    TEST(quantized_weights),      TEST(one_quantized_weight),          TEST(everything_quantized_in_the_call),
+    TEST(stochastic_rounding),    TEST(padding_is_not_read),           TEST(given_scales),
     TEST(settings_do_not_matter), TEST(any_order_gives_the_same_bytes)};
 TEST_MAIN(tests)

@@ -319,8 +319,7 @@ static void run_case(const struct gemm_case *one, const int64_t *shape, enum ten
         divide_by_factor(&b);
     }
     may_flush = fill > FILL_OUTLIERS;
-    struct gemm_job job = {a.operand, b.operand, matrix_make(shape[0], shape[1], OPAQ_F32), NULL, OPAQ_F32,
-                           false,     0};
+    struct gemm_job job = {.a = a.operand, .b = b.operand, .c = matrix_make(shape[0], shape[1], OPAQ_F32)};
     snprintf(what, sizeof what, "%s by %s, fill %d%s", one->a, one->b, (int)fill, undo ? ", undone" : "");
     check_job(&a, &b, &job, what);
     if (fill <= FILL_OUTLIERS) {
@@ -394,12 +393,10 @@ static void operands_may_have_any_strides(void) {
                                       steps[s][0],
                                       steps[s][1]};
             decode_plain_operand(&side);
-            struct gemm_job job = {side.operand, b.operand, matrix_make(rows, 21, OPAQ_F32), NULL, OPAQ_F32,
-                                   false,        0};
+            struct gemm_job job = {.a = side.operand, .b = b.operand, .c = matrix_make(rows, 21, OPAQ_F32)};
             check_job(&side, &b, &job, "strided a");
             free(job.c.data);
-            job = (struct gemm_job){
-                b.operand, side.operand, matrix_make(21, rows, OPAQ_F32), NULL, OPAQ_F32, false, 0};
+            job = (struct gemm_job){.a = b.operand, .b = side.operand, .c = matrix_make(21, rows, OPAQ_F32)};
             check_job(&b, &side, &job, "strided b");
             free(job.c.data);
             operand_free(&side);
@@ -449,13 +446,12 @@ static void bias_and_former_contents_are_added(void) {
                     struct tensor c = tensor_make(shape[0], shape[1], (enum opaq_element)dtype, NULL);
                     tensor_fill(&bias, FILL_NORMAL, 9);
                     tensor_fill(&c, FILL_OUTLIERS, 10);
-                    struct gemm_job job = {a.operand,
-                                           b.operand,
-                                           quant_matrix_make(&c.view),
-                                           which & 1 ? bias.view.buffer[0].data : NULL,
-                                           (enum opaq_element)bias_dtype,
-                                           (which & 2) != 0,
-                                           0};
+                    struct gemm_job job = {.a = a.operand,
+                                           .b = b.operand,
+                                           .c = quant_matrix_make(&c.view),
+                                           .bias = which & 1 ? bias.view.buffer[0].data : NULL,
+                                           .bias_dtype = (enum opaq_element)bias_dtype,
+                                           .accumulate = (which & 2) != 0};
                     check_job(&a, &b, &job, "bias and accumulate");
                     tensor_free(&bias);
                     tensor_free(&c);
@@ -483,8 +479,7 @@ static void special_values_propagate(void) {
                     ((float *)b.made.x.buffer[0].data)[i] = 1.0f;
                 }
                 ((float *)a.made.x.buffer[0].data)[columns + k] = values[v];
-                struct gemm_job job = {a.operand, b.operand, matrix_make(rows, 3, OPAQ_F32), NULL, OPAQ_F32,
-                                       false,     0};
+                struct gemm_job job = {.a = a.operand, .b = b.operand, .c = matrix_make(rows, 3, OPAQ_F32)};
                 void *workspace = gemm_case_allocate(gemm_workspace_bytes(&job));
                 gemm_run(&job, workspace, NULL);
                 for (int64_t i = 0; i < rows * 3; ++i) {
@@ -519,8 +514,7 @@ static void hadamard_pair_needs_no_undoing(void) {
             operand_make(&side[0][undo], text, shape[0], shape[2], FILL_NORMAL, 13, undo != 0);
             operand_make(&side[1][undo], text, shape[1], shape[2], FILL_NORMAL, 14, undo != 0);
             c[undo] = matrix_make(shape[0], shape[1], OPAQ_F32);
-            struct gemm_job job = {
-                side[0][undo].operand, side[1][undo].operand, c[undo], NULL, OPAQ_F32, false, 0};
+            struct gemm_job job = {.a = side[0][undo].operand, .b = side[1][undo].operand, .c = c[undo]};
             check_job(&side[0][undo], &side[1][undo], &job, text);
         }
         const int64_t depth = side[0][0].depth;
@@ -559,7 +553,7 @@ static void run_under_settings(const char *a_text, const char *b_text, enum tens
     struct operand b;
     operand_make(&a, a_text, 35, 60, fill, 15, true);
     operand_make(&b, b_text, 20, 60, FILL_NORMAL, 16, true);
-    struct gemm_job job = {a.operand, b.operand, matrix_make(35, 20, OPAQ_F32), NULL, OPAQ_F32, false, 0};
+    struct gemm_job job = {.a = a.operand, .b = b.operand, .c = matrix_make(35, 20, OPAQ_F32)};
     struct quant_matrix expected = matrix_make(35, 20, OPAQ_F32);
     void *workspace = gemm_case_allocate(gemm_workspace_bytes(&job));
     run_definition(&a, &b, &job, &expected);
@@ -609,7 +603,7 @@ static void subnormal_numbers_are_within_the_bound(void) {
         decode_plain_operand(&a);
         operand_make(&b, texts[t], N, K, FILL_NORMAL, 6, true);
         divide_by_factor(&b);
-        struct gemm_job job = {a.operand, b.operand, matrix_make(M, N, OPAQ_F32), NULL, OPAQ_F32, false, 0};
+        struct gemm_job job = {.a = a.operand, .b = b.operand, .c = matrix_make(M, N, OPAQ_F32)};
         void *workspace = gemm_case_allocate(gemm_workspace_bytes(&job));
         for (int p = 0; p < pairs_count; ++p) {
             if ((pairs[p]->features & ~opaq_cpu_features()) != 0) {

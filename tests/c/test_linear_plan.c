@@ -82,10 +82,14 @@ static void every_word_is_read(void) {
 
 /* All words, in many orders: the same value each time. */
 static void order_does_not_count(void) {
-    static const char *const words[] = {
-        "x=fp8", "w=mxfp8",  "dy=nvfp4+sr", "y=fp8row", "dx=mxfp4",      "grad=wxb",    "save=xw",
-        "cache", "margin=7", "bias_later",  "reduce",   "main_grad=set", "history=max", "backward=dequantized",
-        "order=any"};
+    static const char *const words[] = {"x=fp8",       "w=mxfp8",
+                                        "dy=nvfp4+sr", "y=fp8row",
+                                        "dx=mxfp4",    "grad=wxb",
+                                        "save=xw",     "cache",
+                                        "margin=7",    "bias_later",
+                                        "reduce",      "main_grad=set",
+                                        "history=max", "backward=dequantized",
+                                        "order=any"};
     enum { WORDS = sizeof words / sizeof words[0] };
     struct opaq_linear_plan first;
     memset(&first, 0, sizeof first);
@@ -181,24 +185,10 @@ static void errors_name_the_word_and_its_position(void) {
 }
 
 static void each_word_comes_at_most_once(void) {
-    static const char *const words[] = {"x=fp8",
-                                        "w=fp8",
-                                        "dy=fp8",
-                                        "y=fp8",
-                                        "dx=fp8",
-                                        "x_given=mxfp8",
-                                        "w_given=mxfp8",
-                                        "dy_given=mxfp8",
-                                        "grad=x",
-                                        "save=x",
-                                        "cache",
-                                        "history=max",
-                                        "margin=1",
-                                        "bias_later",
-                                        "reduce",
-                                        "main_grad=add",
-                                        "order=any",
-                                        "backward=dequantized"};
+    static const char *const words[] = {
+        "x=fp8",         "w=fp8",          "dy=fp8", "y=fp8",         "dx=fp8",    "x_given=mxfp8",
+        "w_given=mxfp8", "dy_given=mxfp8", "grad=x", "save=x",        "cache",     "history=max",
+        "margin=1",      "bias_later",     "reduce", "main_grad=add", "order=any", "backward=dequantized"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
         char text[128];
         char expected[128];

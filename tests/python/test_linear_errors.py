@@ -335,8 +335,8 @@ OPERATORS: dict[str, tuple[Callable[[], Any], str]] = {
     "a word": (
         lambda: run_forward(plan="grad=xw colour=red"),
         'linear_forward: plan: "colour=red" at position 8: unknown; expected x=, w=, dy=, y=, dx=, x_given=, '
-        "w_given=, dy_given=, grad=, save=, backward=, precision=, order=, history=, margin=, cache, bias_later, "
-        "main_grad=add, main_grad=set or reduce",
+        "w_given=, dy_given=, grad=, save=, backward=, precision=, order=, history=, margin=, cache, "
+        "bias_later, main_grad=add, main_grad=set or reduce",
     ),
     "a quantizer": (
         lambda: run_forward(plan="x=fp9"),

@@ -30,7 +30,8 @@ enum {
     WORKSPACE_ALIGNMENT = 256,
     LEAST_ALIGNMENT = 16, /* of addresses and rows, in bytes */
     DEVICES = 64,
-    CACHE_ENTRIES = 4096, /* a power of 2; if half of them are used, other problems query the heuristic in each call */
+    CACHE_ENTRIES =
+        4096, /* a power of 2; if half of them are used, other problems query the heuristic in each call */
     CHOICES = 4
 };
 
@@ -160,9 +161,9 @@ static bool describe(const struct gemm_job *job, struct problem *problem) {
     problem->is_fast = is_fp8 && job->precision >= OPAQ_PRECISION_FAST && problem->a.scale <= LT_OUTER_VEC;
     const int32_t bias_type = is_fp8 && job->c.dtype == OPAQ_F32 ? LT_16BF : problem->c_type;
     const bool is_c_type = is_fp8 || job->c.dtype == OPAQ_F32 || problem->c_type == problem->a.type;
-    return problem->m > few_rows(&problem->a) && problem->n > 0 && problem->k > 0 && problem->m < limit && problem->n < limit &&
-           problem->k < limit && job->b.plain.columns == problem->k && problem->k % 8 == 0 &&
-           problem->n % (is_fp8 ? 16 : 8) == 0 && is_c_type && job->c.column_step == 1 &&
+    return problem->m > few_rows(&problem->a) && problem->n > 0 && problem->k > 0 && problem->m < limit &&
+           problem->n < limit && problem->k < limit && job->b.plain.columns == problem->k &&
+           problem->k % 8 == 0 && problem->n % (is_fp8 ? 16 : 8) == 0 && is_c_type && job->c.column_step == 1 &&
            problem->c_lead % 8 == 0 && problem->c_lead >= problem->n &&
            (problem->bias_type == -1 || problem->bias_type == bias_type);
 }
@@ -237,9 +238,8 @@ static bool choose(const struct cublaslt *lt, lt_handle handle, const struct pro
     for (int i = 0; i < 4; ++i) {
         failed |= lt->preference_set(&preference, LT_MIN_ALIGNMENT_A_BYTES + i, &alignment, sizeof alignment);
     }
-    if (failed != LT_SUCCESS ||
-        lt->choose(handle, &call->descriptor, &call->a, &call->b, &call->c, &call->c, &preference, CHOICES,
-                   choices, &count) != LT_SUCCESS) {
+    if (failed != LT_SUCCESS || lt->choose(handle, &call->descriptor, &call->a, &call->b, &call->c, &call->c,
+                                           &preference, CHOICES, choices, &count) != LT_SUCCESS) {
         return false;
     }
     for (int i = 0; i < count; ++i) {
@@ -371,8 +371,7 @@ static bool run(const struct cublaslt *lt, const struct problem *problem, const 
         return false;
     }
     if (lt->matmul(handle, &call.descriptor, &one, weight, &call.a, tokens, &call.b, &beta, job->c.data,
-                   &call.c, job->c.data, &call.c, &algorithm, aligned, WORKSPACE_BYTES,
-                   stream) == LT_SUCCESS) {
+                   &call.c, job->c.data, &call.c, &algorithm, aligned, WORKSPACE_BYTES, stream) == LT_SUCCESS) {
         return true;
     }
     if (entry != NULL) {
