@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # check_cuda.sh [--print]: compiles the CUDA back end with nvcc, with warnings as errors, into build, where make and the tests
-# use it too; fails if a hot kernel has a stack frame or spills; prints the other kernels that have any (--print: all kernels,
-# with their registers); checks the PTX for approximate arithmetic; checks the exports and dependencies of libopaq_cuda.so;
-# and runs test_backend_library, which expects an error message on a machine without a driver. Without nvcc it is skipped
-# with a note.
+# use it too, and with PTX only into build-portable; fails if a hot kernel has a stack frame or spills; prints the other
+# kernels that have any (--print: all kernels, with their registers); checks the PTX for approximate arithmetic; checks the
+# exports and dependencies of libopaq_cuda.so; and runs test_backend_library, which expects an error message on a machine
+# without a driver. Without nvcc it is skipped with a note.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -18,6 +18,12 @@ built=build
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 if ! TARGETS="opaq_cuda test_backend_library" tools/build.sh "$built" -DOPAQ_CUDA=ON >"$log" 2>&1; then
+    cat "$log"
+    exit 1
+fi
+
+# With PTX for other GPUs only, as `make test-gpu` builds it too.
+if ! TARGETS=opaq_cuda tools/build.sh "$built-portable" -DOPAQ_CUDA=portable -DOPAQ_TESTS=OFF >"$log" 2>&1; then
     cat "$log"
     exit 1
 fi

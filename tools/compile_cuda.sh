@@ -13,7 +13,13 @@ if ! "$nvcc" "$@" -Xptxas=-v --keep --keep-dir "$steps" -c "$source" -o "$object
     cat "$object.log" >&2
     exit 1
 fi
+# nvcc names the files <stem>.compute_<N>.ptx, or <stem>.ptx if there is one architecture only.
+only=$(printf '%s\n' "$@" | sed -n 's/.*arch=compute_\([0-9a-z]*\).*/\1/p' | tail -n 1)
 for ptx in "$steps"/*.ptx; do
-    architecture=${ptx##*.compute_}
-    mv "$ptx" "$object.compute_${architecture%.ptx}.ptx"
+    name=${ptx##*/}
+    case $name in
+    *.compute_*) architecture=${name##*.compute_} && architecture=${architecture%.ptx} ;;
+    *) architecture=$only ;;
+    esac
+    mv "$ptx" "$object.compute_$architecture.ptx"
 done

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # test_gpu.sh: runs everything that needs a GPU. Needs an NVIDIA GPU, nvcc of CUDA 13, cmake, and PYTHON, an interpreter with a
 # CUDA build of PyTorch and pytest; installs nothing. In this order, so that what is cut off by the time limit matters least:
-#   1. builds the CUDA back end and the test programs into build-cuda;
+#   1. builds the CUDA back end and the test programs into build-cuda (OPAQ_GPU_BUILD=OFF: takes what is there);
 #   2. the C tests of operators and quantizers on the GPU, against the CPU byte for byte (OPAQ_CUDA_PRODUCT=fma), or within bounds;
-#   3. the PyTorch tests, whose fixtures add the device cuda;
+#   3. the PyTorch tests, whose fixtures add the device cuda, and the demonstration's training on the GPU;
 #   4. some C tests through captured CUDA graphs, and all with the PTX for other GPUs only (OPAQ_CUDA=portable);
 #   5. some C tests under compute-sanitizer, one run for each of its tools.
-# The programs of a part run at the same time. A failure stops nothing; its last lines are printed at once. The end of the
+# After the build, OPAQ_GPU_JOBS programs run at the same time. A failure stops nothing; its last lines are printed at once. The end of the
 # output is one line for each program; the exit status is 0 if all passed. Everything they print goes to test_gpu.log, and the
 # summary to test_gpu.txt, in OUT or, if that is not set, in build-cuda. After OPAQ_GPU_SECONDS (450) what runs is stopped.
 set -uo pipefail
@@ -14,7 +14,7 @@ set -uo pipefail
 python=${PYTHON:-python3}
 folder=build-cuda
 limit=${OPAQ_GPU_SECONDS:-450}
-at_once=${OPAQ_GPU_JOBS:-$((jobs > 8 ? 8 : jobs))}
+at_once=${OPAQ_GPU_JOBS:-$((jobs > 4 ? jobs * 3 / 4 : jobs))}
 SECONDS=0
 logs=$folder/logs
 results=${OUT:-$folder}
@@ -61,8 +61,7 @@ run_one() { # <seconds> <name> <command>...
     return "$status"
 }
 
-part() { # <title>: waits for the previous part
-    wait
+part() { # <title>
     title "$1 ($SECONDS s)"
 }
 
@@ -98,9 +97,11 @@ list_of() { # <variable of cmake/cuda.cmake>
 }
 tests=$(list_of OPAQ_EMULATED_TESTS)
 bound_tests=$(list_of OPAQ_EMULATED_MMA_TESTS)
-# shellcheck disable=SC2086  # a list
-run 240 "build" env "TARGETS=opaq_cuda opaq_shared opaq_torch $(printf 'test_%s ' $tests $bound_tests)" tools/build.sh "$folder" -DOPAQ_CUDA=ON
-run 240 "build, PTX only" env TARGETS=opaq_cuda tools/build.sh "$folder-portable" -DOPAQ_CUDA=portable -DOPAQ_TESTS=OFF
+if [ "${OPAQ_GPU_BUILD:-ON}" != OFF ]; then
+    # shellcheck disable=SC2086  # a list
+    run 240 "build" env "TARGETS=opaq_cuda opaq_products $(printf 'test_%s ' $tests $bound_tests)" tools/build.sh "$folder" -DOPAQ_CUDA=ON
+    run 240 "build, PTX only" env TARGETS=opaq_cuda tools/build.sh "$folder-portable" -DOPAQ_CUDA=portable -DOPAQ_TESTS=OFF
+fi
 wait
 cat "$logs/summary"
 library=$(absolute "$folder")/libopaq_cuda.so
@@ -133,6 +134,7 @@ if grep -q '^ok .*PyTorch' "$logs/summary"; then
         [ "$name" = test_gpu_models.py ] && marks="" # whole models, of which the CPU's tests run some only
         run 150 "${name%.py}" "$python" -m pytest -q -p no:cacheprovider --tb=short -m "$marks" -k cuda "$file"
     done
+    run 200 "demo: training" "$python" demo/run_demo.py --build "$folder" --parts training --device cuda
 fi
 
 # ---- other ways to the same bytes
