@@ -3,6 +3,7 @@
 # CUDA build of PyTorch and pytest; installs nothing. In this order, so that what is cut off by the time limit matters least:
 #   1. builds the CUDA back end and the test programs into build-cuda (OPAQ_GPU_BUILD=OFF: takes what is there);
 #   2. the C tests of operators and quantizers on the GPU, against the CPU byte for byte (OPAQ_CUDA_PRODUCT=fma), or within bounds;
+#      some again with the quantizers that are not the default (OPAQ_CUDA_QUANTIZER=parts);
 #   3. the PyTorch tests, whose fixtures add the device cuda, and the demonstration's training on the GPU;
 #   4. some C tests through captured CUDA graphs, and all with the PTX for other GPUs only (OPAQ_CUDA=portable);
 #   5. some C tests under compute-sanitizer, one run for each of its tools.
@@ -97,6 +98,7 @@ list_of() { # <variable of cmake/cuda.cmake>
 }
 tests=$(list_of OPAQ_EMULATED_TESTS)
 bound_tests=$(list_of OPAQ_EMULATED_MMA_TESTS)
+parts_tests=$(list_of OPAQ_EMULATED_PARTS_TESTS)
 if [ "${OPAQ_GPU_BUILD:-ON}" != OFF ]; then
     # shellcheck disable=SC2086  # a list
     run 240 "build" env "TARGETS=opaq_cuda opaq_products $(printf 'test_%s ' $tests $bound_tests)" tools/build.sh "$folder" -DOPAQ_CUDA=ON
@@ -114,6 +116,9 @@ on_gpu=(env OPAQ_TEST_DEVICE=cuda "OPAQ_TEST_CUDA_LIBRARY=$library" "OPAQ_GOLDEN
 part "C tests"
 for name in $tests; do
     run 120 "test_$name" "${on_gpu[@]}" OPAQ_CUDA_PRODUCT=fma "$folder/tests/c/test_$name"
+done
+for name in $parts_tests; do # the quantizers that are not the default
+    run 120 "parts: test_$name" "${on_gpu[@]}" OPAQ_CUDA_PRODUCT=fma OPAQ_CUDA_QUANTIZER=parts "$folder/tests/c/test_$name"
 done
 for name in $bound_tests; do # products in an order of their own, compared within bounds
     run 120 "within bounds: test_$name" "${on_gpu[@]}" "$folder/tests/c/test_$name"
@@ -159,7 +164,7 @@ sanitize() { # <tool> <program> [<tests>]
     local tool=$1 program=$2 more=()
     shift 2
     [ "$tool" = memcheck ] && more=(--leak-check no)
-    run 220 "$tool: $program${*:+ $*}" "${on_gpu[@]}" "$sanitizer" --tool "$tool" ${more[@]+"${more[@]}"} --error-exitcode 9 \
+    run 220 "$tool: $program${*:+ $*}${OPAQ_CUDA_QUANTIZER:+, $OPAQ_CUDA_QUANTIZER}" "${on_gpu[@]}" "$sanitizer" --tool "$tool" ${more[@]+"${more[@]}"} --error-exitcode 9 \
         --print-limit 20 "$folder/tests/c/$program" "$@"
 }
 if [ -n "$sanitizer" ]; then
@@ -167,6 +172,7 @@ if [ -n "$sanitizer" ]; then
         sanitize "$tool" test_op_rearrange
         sanitize "$tool" test_experts_composed
         sanitize "$tool" test_device_quantize given_figures
+        OPAQ_CUDA_QUANTIZER=parts sanitize "$tool" test_device_quantize given_figures
         sanitize "$tool" test_hiding delayed
         sanitize "$tool" test_linear_given
         sanitize "$tool" test_device_product long_sums

@@ -1,4 +1,6 @@
 /* cuda/cuda_device.cu: the current device, errors, and memory operations without a kernel. */
+#include <stdlib.h>
+
 #include "cuda/cuda_device.h"
 
 enum opaq_status cuda_status(cudaError_t result, const char *what, struct opaq_error *error) {
@@ -47,4 +49,16 @@ enum opaq_status queue_copy(const void *from, void *to, size_t bytes, const stru
     const cudaError_t result = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(execution));
     device_leave(execution->device, saved);
     return cuda_status(result, "to copy memory", error);
+}
+
+bool variable_is(const char *name, const char *value, int *state) {
+    enum { UNKNOWN, NO, YES };
+    int known = __atomic_load_n(state, __ATOMIC_RELAXED);
+    if (known == UNKNOWN) {
+        const char *const found = getenv(name);
+        const bool is_set = found != NULL && found[0] != '\0';
+        known = is_set && (value == NULL || strcmp(found, value) == 0) ? YES : NO;
+        __atomic_store_n(state, known, __ATOMIC_RELAXED);
+    }
+    return known == YES;
 }

@@ -33,6 +33,10 @@ enum { BLOCK_LIMIT = 4096 };
 /* Fails with CUDA's error text if `result` is an error. */
 enum opaq_status cuda_status(cudaError_t result, const char *what, struct opaq_error *error);
 
+/* Whether the environment variable `name` has that value, or, if it is NULL, any but "". Read once and kept in `*state`, which
+ * is 0 before; threads that read it at the same time get the same answer. */
+bool variable_is(const char *name, const char *value, int *state);
+
 /* What device_enter changes for the calling thread. */
 struct device_state {
     int index;

@@ -98,20 +98,37 @@ static void check_case(struct hiding *hiding, const struct quant_case *one, cons
     tensor_free(&q);
 }
 
-static void cases_have_the_bytes_of_the_cpu(void) {
+static void check_shapes(const int64_t (*shapes)[2], int shape_count, const enum tensor_fill *fills,
+                         int fill_count) {
     struct hiding hiding = hiding_make(MEMORY);
     int count = 0;
     hiding_install();
     for (int i = 0; i < QUANT_CASE_COUNT; ++i) {
-        for (int s = 0; s < QUANT_CASE_SHAPE_COUNT; ++s) {
-            for (int fill = 0; fill < FILL_COUNT; ++fill, ++count) {
-                check_case(&hiding, &quant_cases[i], quant_case_shapes[s], fill, false);
+        for (int s = 0; s < shape_count; ++s) {
+            for (int f = 0; f < fill_count; ++f, ++count) {
+                check_case(&hiding, &quant_cases[i], shapes[s], (int)fills[f], false);
             }
         }
     }
     hiding_remove();
     hiding_free(&hiding);
     printf("  %d tensors\n", count);
+}
+
+static void cases_have_the_bytes_of_the_cpu(void) {
+    static const enum tensor_fill all[] = {FILL_NORMAL, FILL_OUTLIERS, FILL_ZERO,    FILL_TINY,
+                                           FILL_HUGE,   FILL_NAN,      FILL_INFINITY};
+    check_shapes(quant_case_shapes, QUANT_CASE_SHAPE_COUNT, all, FILL_COUNT);
+}
+
+/* Shapes for kernels that take whole parts of rows: partial tiles of 128 x 128, rows that are no multiple of 16, columns that are
+ * one of 16 only, rows that a block of threads shares and (the last) does not keep in registers. */
+static void whole_parts_have_the_bytes_of_the_cpu(void) {
+    static const int64_t shapes[][2] = {{144, 160}, {24, 288}, {160, 48}, {3, 2304}};
+    static const int64_t longest[][2] = {{1, 16640}};
+    static const enum tensor_fill some[] = {FILL_OUTLIERS, FILL_NAN};
+    check_shapes(shapes, (int)(sizeof shapes / sizeof shapes[0]), some, 2);
+    check_shapes(longest, 1, some, 1);
 }
 
 static void given_figures(void) {
@@ -129,5 +146,6 @@ static void given_figures(void) {
     hiding_free(&hiding);
 }
 
-static const struct test_case tests[] = {TEST(cases_have_the_bytes_of_the_cpu), TEST(given_figures)};
+static const struct test_case tests[] = {TEST(cases_have_the_bytes_of_the_cpu),
+                                         TEST(whole_parts_have_the_bytes_of_the_cpu), TEST(given_figures)};
 TEST_MAIN(tests)

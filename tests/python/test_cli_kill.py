@@ -161,6 +161,8 @@ def test_stop_signals_in_long_work(tmp_path: Path, number: int) -> None:
         ],
         stderr=subprocess.PIPE,
         text=True,
+        # a background job of a shell without job control, or of nohup, inherits signals that are ignored
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     wait_for_work(process, tmp_path)
     process.send_signal(number)

@@ -21,7 +21,6 @@
 #include "cuda/gemm/product_cublaslt.h"
 
 #include <pthread.h>
-#include <stdlib.h>
 
 #include "cuda/gemm/cublaslt.h"
 
@@ -131,15 +130,8 @@ static int64_t few_rows(const struct side *a) {
 
 /* OPAQ_CUDA_PRODUCT with any value selects one of opaq's own kernels ("own": the usual one). */
 static bool is_refused(void) {
-    enum { UNKNOWN, USED, REFUSED };
-    static int state = UNKNOWN;
-    int known = __atomic_load_n(&state, __ATOMIC_RELAXED);
-    if (known == UNKNOWN) {
-        const char *name = getenv("OPAQ_CUDA_PRODUCT");
-        known = name != NULL && name[0] != '\0' ? REFUSED : USED;
-        __atomic_store_n(&state, known, __ATOMIC_RELAXED);
-    }
-    return known == REFUSED;
+    static int state;
+    return variable_is("OPAQ_CUDA_PRODUCT", NULL, &state);
 }
 
 /* Fills in all but device and alignment; false if cuBLASLt does not take the job. Depends on no address. */

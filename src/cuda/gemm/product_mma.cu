@@ -26,8 +26,6 @@
  * in shared memory are 144 bytes apart: the eight lanes of a quarter of such a load, or of such a store, meet all 32 banks. */
 #include "cuda/gemm/mma_operand.h"
 
-#include <stdlib.h>
-
 enum {
     CHUNK = 64,
     STEPS = CHUNK / 16, /* mma of a chunk */
@@ -476,18 +474,10 @@ static struct mma_form form_of(const struct gemm_operand *operand, enum product_
     return form;
 }
 
-/* The environment variable OPAQ_CUDA_PRODUCT=fma selects the kernel of product.cu for everything. It is read once; threads
- * that read it at the same time get the same value. */
+/* OPAQ_CUDA_PRODUCT=fma selects the kernel of product.cu for everything. */
 static bool is_refused(void) {
-    enum { UNKNOWN, USED, REFUSED };
-    static int state = UNKNOWN;
-    int known = __atomic_load_n(&state, __ATOMIC_RELAXED);
-    if (known == UNKNOWN) {
-        const char *name = getenv("OPAQ_CUDA_PRODUCT");
-        known = name != NULL && strcmp(name, "fma") == 0 ? REFUSED : USED;
-        __atomic_store_n(&state, known, __ATOMIC_RELAXED);
-    }
-    return known == REFUSED;
+    static int state;
+    return variable_is("OPAQ_CUDA_PRODUCT", "fma", &state);
 }
 
 bool product_mma_takes(const struct gemm_job *job, enum product_part part) {

@@ -3,6 +3,7 @@
 #define OPAQ_CUDA_QUANT_QUANT_KERNELS_H
 
 #include "cuda/cuda_functions.h"
+#include "definition/scale_rules.h"
 
 struct quant_arguments {
     struct quant_job job; /* its copies are not read */
@@ -42,7 +43,35 @@ OPAQ_DEVICE static inline struct quant_job job_of(const struct quant_arguments *
     return job;
 }
 
-/* Encode copies, each in its own file; packed or tiled buffers must be zero before. */
+/* fp8: the scale of the tensor, given or from the amax. */
+OPAQ_DEVICE static inline struct fp8_scale fp8_tensor_scale(const struct quant_arguments *arguments) {
+    const struct opaq_spec *spec = &arguments->job.spec;
+    return arguments->scale != NULL ? fp8_scale_given(spec, *arguments->scale)
+                                    : fp8_scale_from_amax(spec, *arguments->amax,
+                                                          fp8_scale_limit(spec, arguments->copy.operand.dtype));
+}
+
+/* The tensor that a copy is made of. */
+static inline struct quant_matrix plain_operand(const struct quant_copy *copy) {
+    return copy->usage == OPAQ_ROWWISE ? copy->operand : quant_matrix_transposed(copy->operand);
+}
+
+/* Whether the kernels for parts are used at all: OPAQ_CUDA_QUANTIZER=parts, because they have not run on a GPU yet. */
+bool uses_parts(void);
+
+/* Whether threads can read x as parts of 16 values: contiguous, aligned rows of bf16, whose number of columns is a multiple of 16. */
+bool is_in_parts(const struct quant_matrix *x);
+
+/* Whether a copy of such a tensor, without the scale rules that divide, has codes that threads can store as parts. */
+bool takes_parts(const struct quant_job *job, const struct quant_copy *copy);
+
+/* Fast kernels for such copies: rowwise ones; and all copies of a job at once. They write every byte that is not padding. */
+bool takes_rows(const struct quant_job *job, const struct quant_copy *copy);
+enum opaq_status quantize_rows(const struct quant_arguments *arguments, CUDA_RUN);
+bool takes_tiles(const struct quant_job *job);
+enum opaq_status quantize_tiles(const struct quant_arguments *arguments, const struct quant_job *job, CUDA_RUN);
+
+/* Encode any copy, each in its own file; packed or tiled buffers must be zero before. */
 enum opaq_status encode_fp8_tensor(const struct quant_arguments *arguments, CUDA_RUN);
 enum opaq_status quantize_fp8_blocks(const struct quant_arguments *arguments, CUDA_RUN);
 enum opaq_status quantize_small_blocks(const struct quant_arguments *arguments, CUDA_RUN);

@@ -5,17 +5,10 @@
 
 /* ---- one scale for the tensor ---- */
 
-static __device__ struct fp8_scale tensor_scale(const struct quant_arguments *arguments) {
-    const struct opaq_spec *spec = &arguments->job.spec;
-    return arguments->scale != NULL ? fp8_scale_given(spec, *arguments->scale)
-                                    : fp8_scale_from_amax(spec, *arguments->amax,
-                                                          fp8_scale_limit(spec, arguments->copy.operand.dtype));
-}
-
 static __global__ void encode_fp8_kernel(struct quant_arguments arguments) {
     const struct quant_copy copy = copy_of_group(&arguments.copy, &arguments.group);
     const struct quant_job job = job_of(&arguments);
-    const float apply = tensor_scale(&arguments).apply;
+    const float apply = fp8_tensor_scale(&arguments).apply;
     const bool along_rows = copy.operand.column_step == 1; /* adjacent threads read adjacent elements */
     const int64_t inner = along_rows ? copy.operand.columns : copy.operand.rows;
     const int64_t count = copy.operand.rows * copy.operand.columns;
@@ -40,7 +33,7 @@ struct finish_arguments {
 };
 
 static __global__ void finish_fp8_kernel(struct finish_arguments arguments) {
-    const struct fp8_scale scale = tensor_scale(&arguments.quant);
+    const struct fp8_scale scale = fp8_tensor_scale(&arguments.quant);
     if (arguments.returned != NULL) {
         *arguments.returned = *arguments.quant.amax;
     }

@@ -1,5 +1,6 @@
-/* cuda/quant/quantize_run.cu: quantizing on a GPU: tensor-wide figures first, then each copy. There is no scratch memory:
- * an amax is computed where the scale, or the amax itself, is stored. */
+/* cuda/quant/quantize_run.cu: quantizing on a GPU: tensor-wide figures first, then the copies: together or each by a fast kernel
+ * (quantize_tiles.cu, quantize_rows.cu), or by one that takes any. There is no scratch memory: an amax is computed where the
+ * scale, or the amax itself, is stored. */
 #include "cuda/quant/quant_kernels.h"
 
 /* Bytes of a copy's codes. */
@@ -11,17 +12,44 @@ static size_t code_bytes(const struct quant_copy *copy) {
     return (size_t)(copy->is_packed ? codes / 2 : codes);
 }
 
-/* Clears scales, and codes that are or-ed in or padded, since padding must be zero. */
-static enum opaq_status clear_copies(const struct quant_job *job, const struct opaq_execution *execution,
-                                     struct opaq_error *error) {
-    for (int i = 0; i < job->copy_count; ++i) {
-        const struct quant_copy *copy = &job->copy[i];
+/* Whether the scales are fewer than their buffer has room for. */
+static bool has_padded_scales(const struct quant_copy *copy) {
+    const struct scale_layout *layout = &copy->scale_layout;
+    const int64_t down = layout->row_step == 0 ? 1 : ceil_div(copy->operand.rows, layout->row_per);
+    const int64_t across = layout->column_step == 0 ? 1 : ceil_div(copy->operand.columns, layout->column_per);
+    return layout->tiled_columns != 0 ||
+           (size_t)(down * across * copy->scale_bytes) != copy->scale_buffer_bytes;
+}
+
+/* Clears padding: of scales, and of codes that are tiled, or packed and or-ed in (`is_fast`: they are not). */
+static enum opaq_status clear_copy(const struct quant_copy *copy, bool is_fast, const struct group_part *group,
+                                   const struct opaq_execution *execution, struct opaq_error *error) {
+    if (group->first != NULL || has_padded_scales(copy)) {
         TRY(queue_set(copy->scale, 0, copy->scale_buffer_bytes, execution, error));
-        if (copy->is_packed || copy->tile_rows != 0) {
-            TRY(queue_set(copy->data, 0, code_bytes(copy), execution, error));
-        }
     }
-    return OPAQ_OK;
+    return !is_fast && (copy->is_packed || copy->tile_rows != 0)
+               ? queue_set(copy->data, 0, code_bytes(copy), execution, error)
+               : OPAQ_OK;
+}
+
+bool is_in_parts(const struct quant_matrix *x) {
+    return x->dtype == OPAQ_BF16 && x->column_step == 1 && x->row_step % 8 == 0 && x->columns % 16 == 0 &&
+           (uintptr_t)x->data % 16 == 0;
+}
+
+bool uses_parts(void) {
+    static int state;
+    return variable_is("OPAQ_CUDA_QUANTIZER", "parts", &state);
+}
+
+bool takes_parts(const struct quant_job *job, const struct quant_copy *copy) {
+    const struct opaq_spec *spec = &job->spec;
+    const struct quant_matrix x = plain_operand(copy);
+    const bool is_mx = spec->format == OPAQ_MXFP8 || spec->format == OPAQ_MXFP4;
+    return uses_parts() && is_in_parts(&x) && (!is_mx || x.columns % 32 == 0) && !rule_divides(spec) &&
+           (spec->options & OPAQ_4OVER6) == 0 && copy->tile_rows == 0 &&
+           copy->data_columns == copy->operand.columns && (uintptr_t)copy->data % 16 == 0 &&
+           !(copy->is_hadamard && copy->block_rows > 1);
 }
 
 /* The address of the tensor's amax until encoding: the given one, or the scale's entry. */
@@ -59,12 +87,16 @@ static enum opaq_status settle_nvfp4(const struct quant_job *job, const struct q
     return OPAQ_OK;
 }
 
+/* A copy by itself. */
 static enum opaq_status quantize_copy(const struct quant_arguments *arguments,
                                       const struct opaq_execution *execution, struct opaq_error *error) {
     const enum opaq_format format = (enum opaq_format)arguments->job.spec.format;
     const struct quant_matrix *operand = &arguments->copy.operand;
     if (operand->rows == 0 || (operand->columns == 0 && format != OPAQ_FP8ROW)) {
         return OPAQ_OK;
+    }
+    if (takes_rows(&arguments->job, &arguments->copy)) {
+        return quantize_rows(arguments, execution, error);
     }
     switch (format) {
     case OPAQ_FP8:
@@ -85,18 +117,28 @@ enum opaq_status quantize_group(const struct quant_job *job, const struct quanti
                                 const struct group_part *group, const struct opaq_execution *execution,
                                 struct opaq_error *error) {
     struct quant_arguments arguments;
+    bool has_only_rows = true;
+    for (int i = 0; i < job->copy_count; ++i) {
+        has_only_rows = has_only_rows && takes_rows(job, &job->copy[i]);
+    }
+    const bool is_tiled = !has_only_rows && group->first == NULL && takes_tiles(job);
     memset(&arguments, 0, sizeof arguments);
     arguments.job = *job;
     arguments.group = *group;
     arguments.random = figures->random;
-    TRY(clear_copies(job, execution, error));
+    for (int i = 0; i < job->copy_count; ++i) {
+        TRY(clear_copy(&job->copy[i], is_tiled || takes_rows(job, &job->copy[i]), group, execution, error));
+    }
     if (job->spec.format == OPAQ_FP8) {
         arguments.copy = job->copy[0];
         TRY(settle_fp8(job, figures, &arguments, execution, error));
     } else if (job->spec.format == OPAQ_NVFP4) {
         TRY(settle_nvfp4(job, figures, group, execution, error));
     }
-    for (int i = 0; i < job->copy_count; ++i) {
+    if (is_tiled) {
+        TRY(quantize_tiles(&arguments, job, execution, error));
+    }
+    for (int i = 0; i < job->copy_count && !is_tiled; ++i) {
         arguments.copy = job->copy[i];
         TRY(quantize_copy(&arguments, execution, error));
     }
