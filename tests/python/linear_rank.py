@@ -1,7 +1,7 @@
-"""One rank of test_linear_distributed.py: `linear_rank.py <rank> <world> <folder> [<case>...]`. It runs the
-cases of its world in order, on gloo, and writes the name of each one that passes to <folder>/done<rank>. All
-cases run in the same processes, because starting them takes longer than most cases. The cases are in
-linear_rank_*.py."""
+"""One rank of test_linear_distributed.py: `linear_rank.py <device> <rank> <world> <folder> [<case>...]`. It
+runs the cases of its world in order, on gloo, and writes the name of each one that passes to
+<folder>/done<rank>. All cases run in the same processes, because starting them takes longer than most cases.
+The cases are in linear_rank_*.py."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ CASES = {
 
 
 def main() -> None:
-    me = Rank(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    me = Rank(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[1])
     torch.set_num_threads(1)
+    if me.device != "cpu":
+        torch.set_default_device(me.device)
     dist.init_process_group(
         "gloo",
         init_method=(me.folder / "store").as_uri(),
@@ -51,7 +53,7 @@ def main() -> None:
         world_size=me.world,
         timeout=datetime.timedelta(seconds=120),
     )
-    wanted = sys.argv[4:]
+    wanted = sys.argv[5:]
     for name, (function, worlds) in CASES.items():
         if me.world in worlds and (not wanted or name in wanted):
             begin = time.monotonic()

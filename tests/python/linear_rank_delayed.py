@@ -51,7 +51,7 @@ def delayed(me: Rank) -> None:
     pairs = [list(range(first, first + 2)) for first in range(0, me.world, 2)]
     mine = me.rank // 2
     named = [dist.new_group(members) for members in pairs][mine]
-    mesh = init_device_mesh("cpu", (me.world // 2, 2), mesh_dim_names=("data", "tensor"))["tensor"]
+    mesh = init_device_mesh(me.device, (me.world // 2, 2), mesh_dim_names=("data", "tensor"))["tensor"]
     steps = 2
     whole_xs = [numbers(me.world * 64, BATCH, FEATURES, seed=20 + i) for i in range(steps)]
     whole_dys = [numbers(me.world * 64, BATCH, FEATURES, seed=30 + i, scale=0.01) for i in range(steps)]

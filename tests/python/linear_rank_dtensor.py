@@ -38,7 +38,7 @@ def layouts(me: Rank, sequence: bool) -> dict[str, Any]:
 
 def dtensor(me: Rank) -> None:
     """PyTorch's ColwiseParallel and RowwiseParallel: each layer bit by bit, and pairs of them in training."""
-    mesh = init_device_mesh("cpu", (me.world,))
+    mesh = init_device_mesh(me.device, (me.world,))
     for mode, style in (("column", ColwiseParallel()), ("row", RowwiseParallel())):
         p = Problem.make(me, mode)
         x, dy = given(me, p, mode, sequence=False)

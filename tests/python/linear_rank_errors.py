@@ -44,7 +44,7 @@ def errors(me: Rank) -> None:
     def rows(count: int, mode: str, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.ones(count, 1, FEATURES, dtype=dtype)
 
-    mesh = init_device_mesh("cpu", (1, me.world), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(me.device, (1, me.world), mesh_dim_names=("data", "tensor"))
     odd = FEATURES * me.world + 1
     linear = opaq.Linear
     quantized = opaq.quantize_tensor(rows(64, "column"), "mxfp8+both")

@@ -37,10 +37,10 @@ def blocks(
         if backend:
             block.compile(fullgraph=True, backend=backend)
         if sharded:
-            fully_shard(block, mesh=init_device_mesh("cpu", (me.world,)), reshard_after_forward=True)
+            fully_shard(block, mesh=init_device_mesh(me.device, (me.world,)), reshard_after_forward=True)
             block.recorded = RecordedAllGather()
             block.set_custom_all_gather(block.recorded)
-    return fully_shard(model, mesh=init_device_mesh("cpu", (me.world,))) if sharded else model
+    return fully_shard(model, mesh=init_device_mesh(me.device, (me.world,))) if sharded else model
 
 
 def plain(tensor: Any) -> Any:
@@ -142,7 +142,7 @@ def from_meta(me: Rank) -> None:
     """A model is created on the meta device, sharded, allocated and loaded with a plain model's state, as
     trainers do: it has the keys of that state, and trains like one that was never on the meta device."""
     v = PairValues.make(me, width=128 * me.world)
-    mesh, whole_state = init_device_mesh("cpu", (me.world,)), StateDictOptions(full_state_dict=True)
+    mesh, whole_state = init_device_mesh(me.device, (me.world,)), StateDictOptions(full_state_dict=True)
     for name in ("bf16", "delayed"):
         recipe = RECIPES[name]
         whole = v.whole()
@@ -154,7 +154,7 @@ def from_meta(me: Rank) -> None:
             state, model = v.whole().state_dict(), fully_shard(v.whole().to("meta"), mesh=mesh)
             if how != "assign":
                 torch.use_deterministic_algorithms(True)  # fills uninitialized memory with NaN
-                model.to_empty(device="cpu")
+                model.to_empty(device=me.device)
                 torch.use_deterministic_algorithms(False)
             if how == "reset and load":
                 for layer in (model.up, model.down):
@@ -171,7 +171,7 @@ def from_meta(me: Rank) -> None:
 
 def two_dimensions(me: Rank) -> None:
     """Tensor parallelism within FSDP2, on a 2 x 2 mesh, against one process."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(me.device, (2, 2), mesh_dim_names=("data", "tensor"))
     here = Rank(mesh["tensor"].get_local_rank(), 2, me.folder)
     data = Rank(mesh["data"].get_local_rank(), 2, me.folder)
     v = PairValues.make(here)

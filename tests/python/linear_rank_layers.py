@@ -46,6 +46,7 @@ class Rank(NamedTuple):
     rank: int
     world: int
     folder: Path
+    device: str = "cpu"  # of all tensors that a case makes; on "cuda" the ranks share the GPU
 
     def rows(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.part(tensor, 0)
@@ -62,8 +63,9 @@ class Result(NamedTuple):
 
 
 def numbers(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
-    """Random numbers that are the same on every rank."""
-    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).bfloat16()
+    """Random numbers that are the same on every rank and device."""
+    made = torch.randn(*shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu") * scale
+    return made.bfloat16().to(torch.get_default_device())
 
 
 def using(recipe: Recipe | None, group: Any = None) -> AbstractContextManager[Any]:

@@ -234,5 +234,5 @@ def options(me: Rank) -> None:
 
 def groups_of(me: Rank) -> list[Any]:
     """Other groups with the same ranks as the world."""
-    mesh = init_device_mesh("cpu", (1, me.world), mesh_dim_names=("data", "tensor"))
-    return [dist.new_group(), init_device_mesh("cpu", (me.world,)), mesh["tensor"]]
+    mesh = init_device_mesh(me.device, (1, me.world), mesh_dim_names=("data", "tensor"))
+    return [dist.new_group(), init_device_mesh(me.device, (me.world,)), mesh["tensor"]]

@@ -85,7 +85,7 @@ def state_dicts(me: Rank) -> None:
 
     # models sharded by parallelize_module
     v, recipe = PairValues.make(me), RECIPES["delayed"]
-    mesh = init_device_mesh("cpu", (me.world,))
+    mesh = init_device_mesh(me.device, (me.world,))
     with using(recipe):
         source, whole, other = v.whole(), scramble(v.whole()), scramble(v.whole())
     parallelize_module(source, mesh, layouts(me, False))

@@ -1,5 +1,6 @@
-"""opaq.Linear on 2 and on 4 real gloo ranks: tensor and sequence parallelism, DTensor, FSDP2, delayed scaling's
-reductions, errors. The ranks run linear_rank.py, which is started once for each number of ranks."""
+"""opaq.Linear on 2 and on 4 real gloo ranks, on processors and, where there is a GPU, all on that one: tensor
+and sequence parallelism, DTensor, FSDP2, delayed scaling's reductions, errors. The ranks run linear_rank.py,
+which is started once for each number of ranks and device."""
 
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ CASES = need("linear_rank").CASES
 class Ranks(RankProcesses):
     """The cases that passed on each rank of a world."""
 
-    def __init__(self, world: int, folder: Path) -> None:
-        super().__init__(SCRIPT, world, folder, SECONDS)
+    def __init__(self, world: int, device: str, folder: Path) -> None:
+        super().__init__(SCRIPT, world, folder, SECONDS, device)
         done = [folder / f"done{rank}" for rank in range(world)]
         self.held = [file.read_text().split("\n") if file.exists() else [] for file in done]
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Ranks]:
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Ranks]:
     """The ranks of a world, started for the first test that needs them."""
-    return cache(lambda world: Ranks(world, tmp_path_factory.mktemp(f"world{world}")))
+    return cache(lambda world, device: Ranks(world, device, tmp_path_factory.mktemp(f"{device}{world}")))
 
 
 @pytest.mark.parametrize(
@@ -46,11 +47,11 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Ranks]:
         if world in CASES[case][1]
     ],
 )
-def test_on_ranks(world: int, case: str, worlds: Callable[[int], Ranks]) -> None:
-    ranks = worlds(world)
+def test_on_ranks(world: int, case: str, device: str, worlds: Callable[[int, str], Ranks]) -> None:
+    ranks = worlds(world, device)
     assert all(case in held for held in ranks.held), f"{case} did not pass on every rank:\n{ranks.output}"
 
 
 @pytest.mark.parametrize("world", slow_but([2, 4], 2))
-def test_ranks_end(world: int, worlds: Callable[[int], Ranks]) -> None:
-    assert worlds(world).ended == [0] * world, worlds(world).output
+def test_ranks_end(world: int, device: str, worlds: Callable[[int, str], Ranks]) -> None:
+    assert worlds(world, device).ended == [0] * world, worlds(world, device).output
