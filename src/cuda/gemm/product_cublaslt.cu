@@ -52,6 +52,8 @@ struct problem {
     int32_t c_type, bias_type; /* bias_type: -1 for none */
     int32_t accumulates, is_fast;
     int32_t device, alignment; /* of all addresses, in bytes */
+    int32_t has_factors;       /* that are in device memory */
+    int32_t unused;
 };
 
 static int32_t plain_type(enum opaq_element dtype) {
@@ -197,6 +199,9 @@ static bool call_make(const struct cublaslt *lt, const struct problem *problem, 
     int failed = lt->descriptor_init(&call->descriptor, sizeof call->descriptor, LT_COMPUTE_32F, LT_32F);
     failed |= set_int(lt, call, LT_TRANSA, problem->b.by_columns ? LT_OP_N : LT_OP_T);
     failed |= set_int(lt, call, LT_TRANSB, problem->a.by_columns ? LT_OP_T : LT_OP_N);
+    if (problem->has_factors) {
+        failed |= set_int(lt, call, LT_POINTER_MODE, LT_POINTERS_OF_DEVICE);
+    }
     failed |= set_scale(lt, call, &problem->b, &job->b, LT_A_SCALE_POINTER, LT_A_SCALE_MODE);
     failed |= set_scale(lt, call, &problem->a, &job->a, LT_B_SCALE_POINTER, LT_B_SCALE_MODE);
     if (problem->is_fast) {
@@ -346,9 +351,9 @@ static bool align(const struct gemm_job *job, struct problem *problem) {
 }
 
 static bool run(const struct cublaslt *lt, const struct problem *problem, const struct gemm_job *job,
-                void *workspace, cudaStream_t stream) {
-    const float one = 1.0f;
-    const float beta = problem->accumulates ? 1.0f : 0.0f;
+                const float *factors, void *workspace, cudaStream_t stream) {
+    const float of_host[2] = {1.0f, problem->accumulates ? 1.0f : 0.0f};
+    const float *const both = factors == NULL ? of_host : factors;
     void *const aligned =
         (void *)(((uintptr_t)workspace + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT);
     const lt_handle handle = handle_of(lt, problem->device);
@@ -362,7 +367,7 @@ static bool run(const struct cublaslt *lt, const struct problem *problem, const 
         !algorithm_of(lt, handle, problem, &call, &algorithm, &entry)) {
         return false;
     }
-    if (lt->matmul(handle, &call.descriptor, &one, weight, &call.a, tokens, &call.b, &beta, job->c.data,
+    if (lt->matmul(handle, &call.descriptor, &both[0], weight, &call.a, tokens, &call.b, &both[1], job->c.data,
                    &call.c, job->c.data, &call.c, &algorithm, aligned, WORKSPACE_BYTES, stream) == LT_SUCCESS) {
         return true;
     }
@@ -372,7 +377,7 @@ static bool run(const struct cublaslt *lt, const struct problem *problem, const 
     return false;
 }
 
-enum opaq_status product_cublaslt(const struct gemm_job *job, void *workspace, bool *is_done,
+enum opaq_status product_cublaslt(const struct gemm_job *job, const float *factors, void *workspace, bool *is_done,
                                   const struct opaq_execution *execution, struct opaq_error *error) {
     struct problem problem;
     struct device_state saved;
@@ -382,8 +387,9 @@ enum opaq_status product_cublaslt(const struct gemm_job *job, void *workspace, b
         return OPAQ_OK;
     }
     problem.device = execution->device.index;
+    problem.has_factors = factors != NULL;
     TRY(device_enter(execution->device, &saved, error));
-    *is_done = run(lt, &problem, job, workspace, stream_of(execution));
+    *is_done = run(lt, &problem, job, factors, workspace, stream_of(execution));
     device_leave(execution->device, saved);
     return OPAQ_OK;
 }

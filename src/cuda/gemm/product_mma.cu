@@ -576,3 +576,77 @@ enum opaq_status product_mma(const struct gemm_job *job, const struct group_part
     return launch("product", kernels[arguments.b_form.source][shape], blocks_for(tiles_of(shape, &job->c), 1),
                   THREADS, arguments, execution, error);
 }
+
+/* ---- operands for other libraries ---- */
+
+struct factor_arguments {
+    struct mma_arguments product;
+    float added; /* what is added to the product is multiplied with it */
+    float *factors;
+};
+
+static __global__ void write_factors(struct factor_arguments job) {
+    __shared__ struct mma_side sides[2];
+    sides_make(&job.product, sides);
+    if (threadIdx.x == 0) {
+        const float b_factor =
+            factor_of(job.product.b_form, sides[1], factors_at(job.product.b_form, sides[1], 0), 0);
+        const float a_factor =
+            factor_of(job.product.a_form, sides[0], factors_at(job.product.a_form, sides[0], 0), 0);
+        job.factors[0] = scaled(1.0f, job.product.constant, b_factor, a_factor);
+        job.factors[1] = job.added;
+    }
+}
+
+static bool has_one_factor(const struct gemm_operand *operand) {
+    if (operand->copy == NULL) {
+        return true;
+    }
+    const enum opaq_format format = (enum opaq_format)operand->spec->format;
+    return format == OPAQ_FP8 || format == OPAQ_MXFP8 || format == OPAQ_MXFP4 ||
+           (format == OPAQ_NVFP4 && operand->copy->amax_step == 0);
+}
+
+bool product_mma_decodes(const struct gemm_job *job) {
+    return product_mma_takes(job, PRODUCT_WHOLE) && has_one_factor(&job->a) && has_one_factor(&job->b);
+}
+
+struct gemm_operand product_mma_decoded(const struct gemm_operand *operand, void *memory) {
+    struct gemm_operand decoded;
+    memset(&decoded, 0, sizeof decoded);
+    decoded.plain = {memory, OPAQ_BF16, operand->plain.rows, operand_depth(operand), decoded_row_bytes(operand) / 2, 1};
+    return decoded;
+}
+
+static const struct group_part no_group = {NULL, 0};
+
+enum opaq_status product_mma_decode(const struct gemm_job *job, bool is_a, void *to,
+                                    const struct opaq_execution *execution, struct opaq_error *error) {
+    const struct gemm_operand *const operand = is_a ? &job->a : &job->b;
+    float constant = 1.0f;
+    const struct decode_arguments arguments = {product_operand_of(operand),
+                                               form_of(operand, PRODUCT_WHOLE, &constant),
+                                               product_target_of(job, &no_group, PRODUCT_WHOLE),
+                                               is_a,
+                                               (uint8_t *)to,
+                                               decoded_row_bytes(operand)};
+    const int64_t parts = arguments.row_bytes / (PART * 2) * operand->plain.rows;
+    return parts == 0 ? OPAQ_OK
+                      : launch("to decode an operand", decode_operand, blocks_for(parts, THREADS), THREADS,
+                               arguments, execution, error);
+}
+
+enum opaq_status product_mma_factors(const struct gemm_job *job, float *factors,
+                                    const struct opaq_execution *execution, struct opaq_error *error) {
+    struct factor_arguments arguments;
+    memset(&arguments, 0, sizeof arguments);
+    arguments.product.a = product_operand_of(&job->a);
+    arguments.product.b = product_operand_of(&job->b);
+    arguments.product.constant = 1.0f;
+    arguments.product.a_form = form_of(&job->a, PRODUCT_WHOLE, &arguments.product.constant);
+    arguments.product.b_form = form_of(&job->b, PRODUCT_WHOLE, &arguments.product.constant);
+    arguments.product.target = product_target_of(job, &no_group, PRODUCT_WHOLE);
+    arguments.added = job->accumulate ? 1.0f : 0.0f;
+    arguments.factors = factors;
+    return launch("the factors of a product", write_factors, 1, WARP, arguments, execution, error);
+}
