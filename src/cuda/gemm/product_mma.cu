@@ -107,8 +107,8 @@ static __global__ void __launch_bounds__(THREADS, 2) decode_operand(struct decod
         uint32_t words[PART_WORDS];
         uint8_t *const to = job.to + row * job.row_bytes + part * PART * 2;
         const int k = (int)part * PART;
-        if (job.form.source == SOURCE_CODES4) {
-            read_part<SOURCE_CODES4>(job.form, side, mma_row_at(job.form, side, row), k, words);
+        if (is_codes4(job.form.source)) {
+            read_part<SOURCE_NVFP4>(job.form, side, mma_row_at(job.form, side, row), k, words); /* or mxfp4's */
         } else if (job.form.source == SOURCE_CODES8) {
             read_part<SOURCE_CODES8>(job.form, side, mma_row_at(job.form, side, row), k, words);
         } else {
@@ -211,7 +211,7 @@ static __global__ void __launch_bounds__(THREADS) product_tiles(struct mma_argum
             uint32_t weights[RT][2][PART_WORDS];
 #pragma unroll
             for (int i = 0; i < RT * 2; ++i) {
-                decode_part<SOURCE>(job.b_form, raw[i / 2][i % 2], weights[i / 2][i % 2]);
+                decode_weights<SOURCE>(job.b_form, raw[i / 2][i % 2], weights[i / 2][i % 2]);
                 load_part<SOURCE>(job.b_form, b, rows[i / 2][i % 2], next + PART * j, &raw[i / 2][i % 2]);
             }
             const uint8_t *const stage = stages[chunk % 2] + (token_of_warp + g) * PITCH + j * PART * 2;
@@ -220,6 +220,7 @@ static __global__ void __launch_bounds__(THREADS) product_tiles(struct mma_argum
                 uint32_t tokens[PART_WORDS];
                 read_four(stage + tt * MMA_COLUMNS * PITCH, tokens);
                 read_four(stage + tt * MMA_COLUMNS * PITCH + 16, tokens + 4);
+                order_tokens<SOURCE>(tokens);
                 multiply_chunk<RT, TT>(weights, tokens, tt, sums);
             }
             if ((chunk + 1) % CHUNKS_OF_BLOCK != 0 && chunk + 1 < chunks) {
@@ -272,7 +273,7 @@ static __global__ void __launch_bounds__(THREADS) product_tiles(struct mma_argum
 template <int SOURCE, int TT>
 static __global__ void __launch_bounds__(THREADS, 2) product_few(struct mma_arguments job) {
     enum {
-        RT = SOURCE == SOURCE_CODES4 && TT == 1 ? 2 : 1,
+        RT = is_codes4(SOURCE) && TT == 1 ? 2 : 1,
         RESULTS = RT * TT * 128,
         EACH = (RESULTS + THREADS - 1) / THREADS
     };
@@ -320,18 +321,27 @@ static __global__ void __launch_bounds__(THREADS, 2) product_few(struct mma_argu
             float sums[RT][TT][4] = {};
 #pragma unroll
             for (int c = 0; c < CHUNKS_OF_BLOCK; ++c) {
-                uint32_t weights[RT][2][PART_WORDS];
-#pragma unroll
-                for (int i = 0; i < RT * 2; ++i) {
-                    decode_part<SOURCE>(job.b_form, raw[c][i / 2][i % 2], weights[i / 2][i % 2]);
-                    load_part<SOURCE>(job.b_form, b, rows[i / 2][i % 2], k + WARPS * SUM_BLOCK + c * CHUNK,
-                                      &raw[c][i / 2][i % 2]);
-                }
+                struct mma_raw<SOURCE_BF16> tokens[TT]; /* on their way while weights are decoded */
 #pragma unroll
                 for (int tt = 0; tt < TT; ++tt) {
-                    uint32_t tokens[PART_WORDS];
-                    read_part<SOURCE_BF16>(job.a_form, a, token_rows[tt], k + c * CHUNK, tokens);
-                    multiply_chunk<RT, TT>(weights, tokens, tt, sums);
+                    load_part<SOURCE_BF16>(job.a_form, a, token_rows[tt], k + c * CHUNK, &tokens[tt]);
+                }
+#pragma unroll
+                for (int rt = 0; rt < RT; ++rt) {
+                    uint32_t weights[1][2][PART_WORDS];
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        decode_weights<SOURCE>(job.b_form, raw[c][rt][i], weights[0][i]);
+                        load_part<SOURCE>(job.b_form, b, rows[rt][i], k + WARPS * SUM_BLOCK + c * CHUNK,
+                                          &raw[c][rt][i]);
+                    }
+#pragma unroll
+                    for (int tt = 0; tt < TT; ++tt) {
+                        if (rt == 0) {
+                            order_tokens<SOURCE>(tokens[tt].word);
+                        }
+                        multiply_chunk<1, TT>(weights, tokens[tt].word, tt, &sums[rt]);
+                    }
                 }
             }
             if (has_block_factors) { /* a lane loads a row's factors for all */
@@ -417,7 +427,9 @@ static enum source source_of(const struct gemm_operand *operand, enum product_pa
         copy->data_column_step != 1 || copy->data_row_step % PART != 0) {
         return SOURCE_ANY;
     }
-    return copy->is_packed ? SOURCE_CODES4 : SOURCE_CODES8;
+    return !copy->is_packed                          ? SOURCE_CODES8
+           : operand->spec->format == OPAQ_NVFP4 ? SOURCE_NVFP4
+                                                 : SOURCE_MXFP4;
 }
 
 /* Whether the address is one that the source needs. */
@@ -497,7 +509,7 @@ static const struct {
 #define KERNELS_OF(source) \
     { product_few<source, 1>, product_few<source, 2>, product_tiles<source, 1, 4>, product_tiles<source, 2, 8> }
 static product_kernel_function *const kernels[SOURCE_ANY][SHAPE_COUNT] = {
-    KERNELS_OF(SOURCE_BF16), KERNELS_OF(SOURCE_CODES4), KERNELS_OF(SOURCE_CODES8)};
+    KERNELS_OF(SOURCE_BF16), KERNELS_OF(SOURCE_NVFP4), KERNELS_OF(SOURCE_MXFP4), KERNELS_OF(SOURCE_CODES8)};
 
 static int64_t tiles_of(enum shape shape, const struct quant_matrix *c) {
     return ceil_div(c->rows, shape_sizes[shape].tokens) * ceil_div(c->columns, shape_sizes[shape].weights);
@@ -573,6 +585,9 @@ enum opaq_status product_mma(const struct gemm_job *job, const struct group_part
     TRY(prepare(&arguments.a, &arguments.a_form, &arguments.target, true, workspace, execution, error));
     TRY(prepare(&arguments.b, &arguments.b_form, &arguments.target, false,
                 (char *)workspace + decoded_bytes(&job->a, part, true), execution, error));
+    if (arguments.b_form.source == SOURCE_NVFP4) {
+        arguments.constant *= (float)(1 << NVFP4_POWER);
+    }
     return launch("product", kernels[arguments.b_form.source][shape], blocks_for(tiles_of(shape, &job->c), 1),
                   THREADS, arguments, execution, error);
 }
