@@ -41,7 +41,9 @@ struct mma_row {
     const uint8_t *data, *scales;
 };
 
-__host__ __device__ constexpr bool is_codes4(int source) { return source == SOURCE_NVFP4 || source == SOURCE_MXFP4; }
+__host__ __device__ constexpr bool is_codes4(int source) {
+    return source == SOURCE_NVFP4 || source == SOURCE_MXFP4;
+}
 
 /* A part as it is stored. */
 template <int SOURCE> struct mma_raw {
@@ -274,13 +276,14 @@ static __device__ __forceinline__ void decode_weights(const struct mma_form &for
                                                       const struct mma_raw<SOURCE> &raw,
                                                       uint32_t words[PART_WORDS]) {
     if constexpr (is_codes4(SOURCE)) {
-        const uint32_t scale = SOURCE == SOURCE_NVFP4 ? nvfp4_scale_pair(raw.scale)
-                                                      : pair_of(scale_bf16(SCALE_E8M0, raw.scale));
+        const uint32_t scale =
+            SOURCE == SOURCE_NVFP4 ? nvfp4_scale_pair(raw.scale) : pair_of(scale_bf16(SCALE_E8M0, raw.scale));
         pairs_of_codes4(raw.word[0], words);
         pairs_of_codes4(raw.word[1], words + 4);
 #pragma unroll
         for (int i = 0; i < PART_WORDS; ++i) {
-            const uint32_t word = SOURCE == SOURCE_NVFP4 ? words[i] : pair_multiply(words[i], pair_of(POWER_E2M1));
+            const uint32_t word =
+                SOURCE == SOURCE_NVFP4 ? words[i] : pair_multiply(words[i], pair_of(POWER_E2M1));
             words[i] = pair_multiply(word, scale);
         }
     } else {

@@ -103,7 +103,7 @@ static __global__ void __launch_bounds__(THREADS) product_kernel(struct product_
 
 size_t product_group_workspace(const struct gemm_job *job, enum product_part part) {
     const size_t own = product_mma_workspace(job, part);
-    const size_t library = part != PRODUCT_WHOLE ? 0
+    const size_t library = part != PRODUCT_WHOLE                  ? 0
                            : product_cublaslt_workspace(job) != 0 ? product_cublaslt_workspace(job)
                                                                   : product_decoded_workspace(job);
     return own > library ? own : library;

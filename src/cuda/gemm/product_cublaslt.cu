@@ -377,8 +377,9 @@ static bool run(const struct cublaslt *lt, const struct problem *problem, const 
     return false;
 }
 
-enum opaq_status product_cublaslt(const struct gemm_job *job, const float *factors, void *workspace, bool *is_done,
-                                  const struct opaq_execution *execution, struct opaq_error *error) {
+enum opaq_status product_cublaslt(const struct gemm_job *job, const float *factors, void *workspace,
+                                  bool *is_done, const struct opaq_execution *execution,
+                                  struct opaq_error *error) {
     struct problem problem;
     struct device_state saved;
     *is_done = false;

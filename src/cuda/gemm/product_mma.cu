@@ -123,20 +123,35 @@ static __global__ void __launch_bounds__(THREADS, 2) decode_operand(struct decod
 
 enum { WARPS_DOWN = 4, WARPS_ACROSS = WARPS / WARPS_DOWN }; /* along weights, along tokens */
 
-/* Starts to copy 64 terms of `count` tokens to shared memory. */
-static __device__ __forceinline__ void stage_tokens(const struct mma_form &form, const struct mma_side &side,
-                                                    int64_t first, int count, int k, uint8_t *stage) {
+/* What a thread copies of each chunk: 16 bytes of every COPIES_APART-th token. */
+enum { PIECES = CHUNK / 8, COPIES_APART = THREADS / PIECES };
+
+struct staged {
+    const uint8_t *first;
+    int64_t step; /* bytes to the next */
+    int rows;     /* of the operand, from the first on; negative or 0 if there is none */
+};
+
+static __device__ __forceinline__ struct staged staged_from(const struct mma_form &form,
+                                                            const struct mma_side &side, int64_t token) {
+    const int64_t row = token + (int)threadIdx.x / PIECES;
+    return {mma_row_at(form, side, row).data + (int)threadIdx.x % PIECES * 16,
+            side.operand.gemm.plain.row_step * (2 * COPIES_APART), (int)(side.rows - row)};
+}
+
+/* Starts to copy the terms from k on of COUNT tokens to shared memory; what is not there is zero. */
+template <int COUNT>
+static __device__ __forceinline__ void stage_tokens(const struct staged &staged, const struct mma_side &side,
+                                                    int k, uint8_t *stage) {
     const uint32_t zeros[4] = {0, 0, 0, 0};
-#pragma unroll 1
-    for (int i = (int)threadIdx.x; i < count * CHUNK / 8; i += THREADS) { /* 16 bytes */
-        const int part = i % (CHUNK / 8);
-        const struct mma_row row = mma_row_at(form, side, first + i / (CHUNK / 8));
-        const int term = k + 8 * part;
-        uint8_t *const to = stage + i / (CHUNK / 8) * PITCH + part * 16;
-        if (term < side.depth) {
-            copy_async(to, row.data + 2 * (int64_t)term);
+    const bool is_inside = k + 8 * ((int)threadIdx.x % PIECES) < side.depth;
+    stage += (int)threadIdx.x / PIECES * PITCH + (int)threadIdx.x % PIECES * 16;
+#pragma unroll
+    for (int i = 0; i < COUNT / COPIES_APART; ++i) {
+        if (is_inside && i * COPIES_APART < staged.rows) {
+            copy_async(stage + i * COPIES_APART * PITCH, staged.first + i * staged.step + 2 * (int64_t)k);
         } else {
-            store_four(zeros, to);
+            store_four(zeros, stage + i * COPIES_APART * PITCH);
         }
     }
 }
@@ -184,9 +199,10 @@ static __global__ void __launch_bounds__(THREADS) product_tiles(struct mma_argum
         const struct mma_side &own_side = thread < DOWN ? b : a;
         const struct mma_factors own =
             factors_at(own_form, own_side, thread < DOWN ? weight + thread : token + thread - DOWN);
+        const struct staged staged = staged_from(job.a_form, a, token);
         __syncthreads(); /* all threads have stored the previous tile */
         if (chunks > 0) {
-            stage_tokens(job.a_form, a, token, ACROSS, 0, stages[0]);
+            stage_tokens<ACROSS>(staged, a, 0, stages[0]);
         }
         if (thread < DOWN + ACROSS) {
             factors[0][thread] = factor_of(own_form, own_side, own, 0);
@@ -202,7 +218,7 @@ static __global__ void __launch_bounds__(THREADS) product_tiles(struct mma_argum
             copy_async_wait();
             __syncthreads(); /* this chunk's tokens are there, and all threads have read those of the previous one */
             if (chunk + 1 < chunks) {
-                stage_tokens(job.a_form, a, token, ACROSS, next, stages[(chunk + 1) % 2]);
+                stage_tokens<ACROSS>(staged, a, next, stages[(chunk + 1) % 2]);
                 if (has_block_factors && next % SUM_BLOCK == 0 && thread < DOWN + ACROSS) {
                     factors[next / SUM_BLOCK % 2][thread] =
                         factor_of(own_form, own_side, own, next / SUM_BLOCK);
@@ -427,9 +443,7 @@ static enum source source_of(const struct gemm_operand *operand, enum product_pa
         copy->data_column_step != 1 || copy->data_row_step % PART != 0) {
         return SOURCE_ANY;
     }
-    return !copy->is_packed                          ? SOURCE_CODES8
-           : operand->spec->format == OPAQ_NVFP4 ? SOURCE_NVFP4
-                                                 : SOURCE_MXFP4;
+    return !copy->is_packed ? SOURCE_CODES8 : operand->spec->format == OPAQ_NVFP4 ? SOURCE_NVFP4 : SOURCE_MXFP4;
 }
 
 /* Whether the address is one that the source needs. */
@@ -629,7 +643,8 @@ bool product_mma_decodes(const struct gemm_job *job) {
 struct gemm_operand product_mma_decoded(const struct gemm_operand *operand, void *memory) {
     struct gemm_operand decoded;
     memset(&decoded, 0, sizeof decoded);
-    decoded.plain = {memory, OPAQ_BF16, operand->plain.rows, operand_depth(operand), decoded_row_bytes(operand) / 2, 1};
+    decoded.plain = {
+        memory, OPAQ_BF16, operand->plain.rows, operand_depth(operand), decoded_row_bytes(operand) / 2, 1};
     return decoded;
 }
 
@@ -652,7 +667,7 @@ enum opaq_status product_mma_decode(const struct gemm_job *job, bool is_a, void 
 }
 
 enum opaq_status product_mma_factors(const struct gemm_job *job, float *factors,
-                                    const struct opaq_execution *execution, struct opaq_error *error) {
+                                     const struct opaq_execution *execution, struct opaq_error *error) {
     struct factor_arguments arguments;
     memset(&arguments, 0, sizeof arguments);
     arguments.product.a = product_operand_of(&job->a);
