@@ -234,6 +234,38 @@ static void runners(void) {
     }
 }
 
+/* Creation fails with each of its allocations, and succeeds afterwards. */
+static void runners_without_memory(void) {
+    for (int kind = OPAQ_RUNNER_LINEAR; kind <= OPAQ_RUNNER_MOE; ++kind) {
+        const struct opaq_op *op = runner_op((enum opaq_runner_kind)kind);
+        struct hiding hiding = hiding_make(8 * MEMORY);
+        struct runner_layer layer = runner_layer_make((enum opaq_runner_kind)kind, OPAQ_BF16, "", "w=nvfp4");
+        struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
+        struct opaq_tensor tensors[OPAQ_OP_ARGUMENT_LIMIT][OPAQ_BUFFER_LIMIT];
+        int64_t handle = 0;
+        int failures = 0;
+        runner_values(&layer, NULL, values);
+        hiding_install();
+        hide_values(&hiding, op, kind == OPAQ_RUNNER_MOE ? 3 : 1, values, tensors);
+        hiding_hide(&hiding);
+        for (enum opaq_status status = OPAQ_ERROR_MEMORY; status == OPAQ_ERROR_MEMORY && failures < 100;) {
+            struct opaq_error error = {OPAQ_OK, ""};
+            hiding_fail_allocation(failures + 1);
+            status = opaq_runner_create(op, values, NULL, &handle, &error);
+            failures += status == OPAQ_ERROR_MEMORY;
+            CHECK(status == OPAQ_OK ||
+                  (status == OPAQ_ERROR_MEMORY && strstr(error.text, "no memory for") != NULL));
+        }
+        hiding_fail_allocation(0);
+        CHECK(failures > 0);
+        CHECK_EQ_INT(opaq_runner_destroy(handle, NULL), OPAQ_OK);
+        hiding_reveal(&hiding);
+        hiding_remove();
+        runner_layer_free(&layer);
+        hiding_free(&hiding);
+    }
+}
+
 /* The device of an execution must be that of the tensors, and a device without a back end is an error. */
 static void devices(void) {
     struct tensor x = tensor_make(4, 32, OPAQ_F32, NULL);
@@ -256,5 +288,6 @@ static const struct test_case tests[] = {TEST(views_of_every_spec),
                                          TEST(noise_in_a_capture),
                                          TEST(delayed_scaling),
                                          TEST(runners),
+                                         TEST(runners_without_memory),
                                          TEST(devices)};
 TEST_MAIN(tests)
