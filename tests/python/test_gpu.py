@@ -254,7 +254,7 @@ def test_out_of_memory_in_the_middle(little_memory: Any, device: str) -> None:
 
 
 def test_out_of_memory_in_a_mixture(little_memory: Any, device: str) -> None:
-    """The memory that is left holds the result, but not the workspace, with a row for each choice of a token."""
+    """The memory that is left holds the result, but not the workspace, a row for each choice of a token."""
     x = numbers((1, 1024), 60, device, BF16).expand(65536, 1024).contiguous()
     weights = torch.full((65536, CHOICES), 0.5, device=device)
     ids = torch.arange(65536 * CHOICES, device=device).reshape(65536, CHOICES) % EXPERTS
