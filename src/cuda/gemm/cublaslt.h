@@ -11,7 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { LT_SUCCESS = 0, LT_COMPUTE_32F = 68, LT_OP_N = 0, LT_OP_T = 1 };
+enum { LT_SUCCESS = 0, LT_INVALID_VALUE = 7, LT_ARCH_MISMATCH = 8, LT_NOT_SUPPORTED = 15 }; /* statuses */
+enum { LT_COMPUTE_32F = 68, LT_OP_N = 0, LT_OP_T = 1 };
 enum lt_type { LT_32F = 0, LT_16F = 2, LT_16BF = 14, LT_E4M3 = 28, LT_E5M2 = 29 };
 
 /* Attributes of a descriptor, and of a preference. */

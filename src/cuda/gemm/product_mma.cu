@@ -12,7 +12,6 @@
  * How an mma adds up its 16 products and the accumulator is the hardware's: the products are exact, sums may be truncated
  * instead of rounded. So the bytes are not the CPU's. Its bound, (min(K, 256) + ceil(K / 256) + 2) 2^-24 times the sum of the
  * terms' magnitudes (gemm_run.h), leaves more than 30 2^-24 for each of a block's eight mma if K is 256 or more.
- * Not run on hardware.
  *
  * Layout. 64 terms are a chunk; lane 4 g + j of a warp holds terms 16 j to 16 j + 15 of row g of an operand: one part
  * (mma_operand.h), which for nvfp4 has one scale. Words 2 s and 2 s + 1 of the part go to mma number s of the chunk's four:
@@ -430,8 +429,8 @@ static bool is_exact(const struct gemm_operand *operand) {
     return false;
 }
 
-/* Depends on no address: while a workspace is measured there is none. */
-static enum source source_of(const struct gemm_operand *operand, enum product_part part) {
+/* How the operand's layout permits to read it. Depends on no address: while a workspace is measured there is none. */
+static enum source source_of_layout(const struct gemm_operand *operand, enum product_part part) {
     const struct quant_copy *copy = operand->copy;
     if (part == PRODUCT_TERMS || operand_depth(operand) % PART != 0) {
         return SOURCE_ANY; /* there may be a part of a part */
@@ -446,10 +445,14 @@ static enum source source_of(const struct gemm_operand *operand, enum product_pa
     return !copy->is_packed ? SOURCE_CODES8 : operand->spec->format == OPAQ_NVFP4 ? SOURCE_NVFP4 : SOURCE_MXFP4;
 }
 
-/* Whether the address is one that the source needs. */
-static bool is_aligned(const struct gemm_operand *operand, enum product_part part) {
+/* Whether the address is one that every source but ANY needs. */
+static bool is_aligned(const struct gemm_operand *operand) {
     const void *data = operand->copy == NULL ? operand->plain.data : operand->copy->data;
-    return source_of(operand, part) == SOURCE_ANY || (uintptr_t)data % 16 == 0;
+    return (uintptr_t)data % 16 == 0;
+}
+
+static enum source source_of(const struct gemm_operand *operand, enum product_part part) {
+    return is_aligned(operand) ? source_of_layout(operand, part) : SOURCE_ANY;
 }
 
 static int shift_of(int64_t size) {
@@ -506,11 +509,15 @@ static bool is_refused(void) {
     return variable_is("OPAQ_CUDA_PRODUCT", "fma", &state);
 }
 
+/* A row of a may have any address in one batch and an aligned one in another, so both go to the same kernel. A weight keeps its
+ * address: one that is not aligned goes to the kernel of product.cu, because scratch memory for all weights would be needed
+ * to decode it here. */
 bool product_mma_takes(const struct gemm_job *job, enum product_part part) {
     const int64_t limit = INT32_MAX - 4096; /* rows and terms are counted in 32 bits */
-    return is_exact(&job->a) && is_exact(&job->b) && is_aligned(&job->a, part) && is_aligned(&job->b, part) &&
-           job->a.plain.rows < limit && job->b.plain.rows < limit && job->a.plain.columns < limit &&
-           job->b.plain.columns < limit && !is_refused();
+    const bool is_weight_aligned = is_aligned(&job->b) || source_of_layout(&job->b, part) == SOURCE_ANY;
+    return is_exact(&job->a) && is_exact(&job->b) && is_weight_aligned && job->a.plain.rows < limit &&
+           job->b.plain.rows < limit && job->a.plain.columns < limit && job->b.plain.columns < limit &&
+           !is_refused();
 }
 
 typedef void product_kernel_function(struct mma_arguments job);
@@ -553,8 +560,9 @@ static int64_t decoded_row_bytes(const struct gemm_operand *operand) {
     return round_up(operand_depth(operand), PART) * 2;
 }
 
+/* The memory for it: for a always, because its address is not known while a workspace is measured. */
 static size_t decoded_bytes(const struct gemm_operand *operand, enum product_part part, bool is_a) {
-    return is_decoded(operand, part, is_a)
+    return is_a || source_of_layout(operand, part) == SOURCE_ANY
                ? (size_t)round_up(operand->plain.rows * decoded_row_bytes(operand), 64)
                : 0;
 }
