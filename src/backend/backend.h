@@ -18,7 +18,7 @@
 
 struct backend {
     const char *name; /* "cpu" */
-    /* Whether the device exists and can run the kernels; NULL: always. */
+    /* Whether the device, or with index -1 any of its type, exists and can run the kernels; NULL: always. */
     enum opaq_status (*check_device)(struct opaq_device device, struct opaq_error *error);
 
     /* ---- memory ---- */

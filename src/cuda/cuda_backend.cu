@@ -107,10 +107,13 @@ static enum opaq_status check_devices(struct opaq_error *error) {
                      OLDEST_CAPABILITY / 10, OLDEST_CAPABILITY % 10, found);
 }
 
-/* The table's function: whether the GPU exists and can run the kernels. */
+/* The table's function: whether the GPU exists and can run the kernels; index -1: whether there is one that can. */
 static enum opaq_status check_device(struct opaq_device device, struct opaq_error *error) {
     int count;
     int capability;
+    if (device.index == -1) {
+        return check_devices(error);
+    }
     TRY(count_devices(&count, error));
     if (device.index < 0 || device.index >= count) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,

@@ -165,7 +165,8 @@ static void devices_by_index(void) {
                   {1, ""},
                   {2, "there is no cuda:2: the machine has 2 GPUs, expected 0 to 1"},
                   {7, "there is no cuda:7: the machine has 2 GPUs, expected 0 to 1"},
-                  {-1, "there is no cuda:-1: the machine has 2 GPUs, expected 0 to 1"}};
+                  {-2, "there is no cuda:-2: the machine has 2 GPUs, expected 0 to 1"},
+                  {-1, ""}};
     emulation_machine_function *const set_machine = machine_function();
     void *const symbol = emulated_symbol("opaq_cuda_open");
     const int capabilities[] = {75, 90};
