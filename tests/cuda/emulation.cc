@@ -66,7 +66,7 @@ enum state { READY, AT_BLOCK, AT_WARP, DONE };
 struct pending_copy {
     void *to;
     const void *from;
-    unsigned bytes;
+    unsigned bytes, group;
 };
 
 struct emulated_block {
@@ -76,7 +76,7 @@ struct emulated_block {
     const void *place[THREAD_LIMIT];
     uint32_t given[THREAD_LIMIT][EXCHANGED_WORDS], published[THREAD_LIMIT][EXCHANGED_WORDS];
     pending_copy copies[THREAD_LIMIT][COPY_LIMIT];
-    unsigned copy_count[THREAD_LIMIT];
+    unsigned copy_count[THREAD_LIMIT], copy_groups[THREAD_LIMIT]; /* groups that have ended */
     unsigned threads, running;
     bool is_reversed; /* threads run from the last to the first */
     void (*call)(const void *context);
@@ -176,15 +176,23 @@ void emulation_copy_async(void *to, const void *from, unsigned bytes) {
     if ((uintptr_t)to % bytes != 0 || (uintptr_t)from % bytes != 0 || *count == COPY_LIMIT) {
         stop("an asynchronous copy is not aligned, or there are too many");
     }
-    block->copies[block->running][(*count)++] = {to, from, bytes};
+    block->copies[block->running][(*count)++] = {to, from, bytes, block->copy_groups[block->running]};
 }
 
-void emulation_copy_wait(void) {
+void emulation_copy_end_group(void) { ++block->copy_groups[block->running]; }
+
+void emulation_copy_wait(unsigned groups) {
     const unsigned self = block->running;
+    unsigned left = 0;
     for (unsigned i = 0; i < block->copy_count[self]; ++i) {
-        memcpy(block->copies[self][i].to, block->copies[self][i].from, block->copies[self][i].bytes);
+        const pending_copy copy = block->copies[self][i];
+        if (copy.group + groups < block->copy_groups[self]) {
+            memcpy(copy.to, copy.from, copy.bytes);
+        } else {
+            block->copies[self][left++] = copy;
+        }
     }
-    block->copy_count[self] = 0;
+    block->copy_count[self] = left;
 }
 
 /* Whether threads [first, end) all wait in `state`; ends the process if they never will. */

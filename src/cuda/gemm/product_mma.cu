@@ -168,9 +168,11 @@ static __device__ void tile_place(int64_t tile, int64_t down, int64_t across, in
 template <int SOURCE, int RT, int TT>
 static __global__ void __launch_bounds__(THREADS) product_tiles(struct mma_arguments job) {
     enum { DOWN = WARPS_DOWN * MMA_ROWS * RT, ACROSS = WARPS_ACROSS * MMA_COLUMNS * TT };
+    /* A chunk of a small tile takes less time than memory: several are on their way, of tokens and of weights. */
+    enum { STAGES = TT == 4 ? 4 : 2, AHEAD = TT == 4 && SOURCE != SOURCE_BF16 ? 2 : 1 };
     __shared__ struct mma_side sides[2];
-    alignas(16) __shared__ uint8_t stages[2][ACROSS * PITCH]; /* tokens, this chunk and the next */
-    __shared__ float factors[2][DOWN + ACROSS];               /* of this block of terms and the next */
+    alignas(16) __shared__ uint8_t stages[STAGES][ACROSS * PITCH]; /* tokens, this chunk and the next ones */
+    __shared__ float factors[2][DOWN + ACROSS];                    /* of this block of terms and the next */
     static_assert(DOWN + ACROSS <= THREADS, "a thread loads a factor");
     sides_make(&job, sides);
     const struct mma_side &a = sides[0];
@@ -191,7 +193,7 @@ static __global__ void __launch_bounds__(THREADS) product_tiles(struct mma_argum
         token *= ACROSS;
         weight *= DOWN;
         struct mma_row rows[RT][2];
-        struct mma_raw<SOURCE> raw[RT][2];
+        struct mma_raw<SOURCE> raw[AHEAD][RT][2];
         float total[RT][TT][4] = {};
         float sums[RT][TT][4] = {};
         const struct mma_form &own_form = thread < DOWN ? job.b_form : job.a_form; /* whose factor is loaded */
@@ -200,8 +202,12 @@ static __global__ void __launch_bounds__(THREADS) product_tiles(struct mma_argum
             factors_at(own_form, own_side, thread < DOWN ? weight + thread : token + thread - DOWN);
         const struct staged staged = staged_from(job.a_form, a, token);
         __syncthreads(); /* all threads have stored the previous tile */
-        if (chunks > 0) {
-            stage_tokens<ACROSS>(staged, a, 0, stages[0]);
+#pragma unroll
+        for (int chunk = 0; chunk < STAGES - 1; ++chunk) {
+            if (chunk < chunks) {
+                stage_tokens<ACROSS>(staged, a, chunk * CHUNK, stages[chunk]);
+            }
+            copy_async_end_group();
         }
         if (thread < DOWN + ACROSS) {
             factors[0][thread] = factor_of(own_form, own_side, own, 0);
@@ -209,51 +215,68 @@ static __global__ void __launch_bounds__(THREADS) product_tiles(struct mma_argum
 #pragma unroll
         for (int i = 0; i < RT * 2; ++i) {
             rows[i / 2][i % 2] = mma_row_at(job.b_form, b, weight + weight_of_warp + MMA_COLUMNS * i + g);
-            load_part<SOURCE>(job.b_form, b, rows[i / 2][i % 2], PART * j, &raw[i / 2][i % 2]);
+#pragma unroll
+            for (int ahead = 0; ahead < AHEAD; ++ahead) {
+                load_part<SOURCE>(job.b_form, b, rows[i / 2][i % 2], ahead * CHUNK + PART * j,
+                                  &raw[ahead][i / 2][i % 2]);
+            }
         }
 #pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-            const int next = (chunk + 1) * CHUNK;
-            copy_async_wait();
-            __syncthreads(); /* this chunk's tokens are there, and all threads have read those of the previous one */
-            if (chunk + 1 < chunks) {
-                stage_tokens<ACROSS>(staged, a, next, stages[(chunk + 1) % 2]);
-                if (has_block_factors && next % SUM_BLOCK == 0 && thread < DOWN + ACROSS) {
+        for (int first = 0; first < chunks; first += AHEAD) {
+#pragma unroll
+            for (int turn = 0; turn < AHEAD; ++turn) {
+                const int chunk = first + turn;
+                if (chunk >= chunks) {
+                    break;
+                }
+                const int next = (chunk + 1) * CHUNK;
+                const int staging = chunk + STAGES - 1;
+                copy_async_wait<STAGES - 2>();
+                __syncthreads(); /* this chunk's tokens are there, and all threads have read those of the previous one */
+                if (staging < chunks) {
+                    stage_tokens<ACROSS>(staged, a, staging * CHUNK, stages[staging % STAGES]);
+                }
+                copy_async_end_group();
+                if (chunk + 1 < chunks && has_block_factors && next % SUM_BLOCK == 0 &&
+                    thread < DOWN + ACROSS) {
                     factors[next / SUM_BLOCK % 2][thread] =
                         factor_of(own_form, own_side, own, next / SUM_BLOCK);
                 }
-            }
-            uint32_t weights[RT][2][PART_WORDS];
+                uint32_t weights[RT][2][PART_WORDS];
 #pragma unroll
-            for (int i = 0; i < RT * 2; ++i) {
-                decode_weights<SOURCE>(job.b_form, raw[i / 2][i % 2], weights[i / 2][i % 2]);
-                load_part<SOURCE>(job.b_form, b, rows[i / 2][i % 2], next + PART * j, &raw[i / 2][i % 2]);
-            }
-            const uint8_t *const stage = stages[chunk % 2] + (token_of_warp + g) * PITCH + j * PART * 2;
-#pragma unroll
-            for (int tt = 0; tt < TT; ++tt) {
-                uint32_t tokens[PART_WORDS];
-                read_four(stage + tt * MMA_COLUMNS * PITCH, tokens);
-                read_four(stage + tt * MMA_COLUMNS * PITCH + 16, tokens + 4);
-                order_tokens<SOURCE>(tokens);
-                multiply_chunk<RT, TT>(weights, tokens, tt, sums);
-            }
-            if ((chunk + 1) % CHUNKS_OF_BLOCK != 0 && chunk + 1 < chunks) {
-                continue;
-            }
-            const float *const factor = factors[chunk / CHUNKS_OF_BLOCK % 2];
-#pragma unroll
-            for (int i = 0; i < RT * TT * 4; ++i) {
-                float *const sum = &sums[i / (TT * 4)][i / 4 % TT][i % 4];
-                if (has_block_factors) {
-                    *sum = scaled(*sum, job.constant,
-                                  factor[weight_of_warp + i / (TT * 4) * MMA_ROWS + g + i % 4 / 2 * 8],
-                                  factor[DOWN + token_of_warp + i / 4 % TT * MMA_COLUMNS + 2 * j + i % 2]);
+                for (int i = 0; i < RT * 2; ++i) {
+                    decode_weights<SOURCE>(job.b_form, raw[turn][i / 2][i % 2], weights[i / 2][i % 2]);
+                    load_part<SOURCE>(job.b_form, b, rows[i / 2][i % 2], (chunk + AHEAD) * CHUNK + PART * j,
+                                      &raw[turn][i / 2][i % 2]);
                 }
-                total[i / (TT * 4)][i / 4 % TT][i % 4] += *sum;
-                *sum = 0.0f;
+                const uint8_t *const stage =
+                    stages[chunk % STAGES] + (token_of_warp + g) * PITCH + j * PART * 2;
+#pragma unroll
+                for (int tt = 0; tt < TT; ++tt) {
+                    uint32_t tokens[PART_WORDS];
+                    read_four(stage + tt * MMA_COLUMNS * PITCH, tokens);
+                    read_four(stage + tt * MMA_COLUMNS * PITCH + 16, tokens + 4);
+                    order_tokens<SOURCE>(tokens);
+                    multiply_chunk<RT, TT>(weights, tokens, tt, sums);
+                }
+                if ((chunk + 1) % CHUNKS_OF_BLOCK != 0 && chunk + 1 < chunks) {
+                    continue;
+                }
+                const float *const factor = factors[chunk / CHUNKS_OF_BLOCK % 2];
+#pragma unroll
+                for (int i = 0; i < RT * TT * 4; ++i) {
+                    float *const sum = &sums[i / (TT * 4)][i / 4 % TT][i % 4];
+                    if (has_block_factors) {
+                        *sum = scaled(*sum, job.constant,
+                                      factor[weight_of_warp + i / (TT * 4) * MMA_ROWS + g + i % 4 / 2 * 8],
+                                      factor[DOWN + token_of_warp + i / 4 % TT * MMA_COLUMNS + 2 * j + i % 2]);
+                    }
+                    total[i / (TT * 4)][i / 4 % TT][i % 4] += *sum;
+                    *sum = 0.0f;
+                }
             }
         }
+        copy_async_wait<0>(); /* all groups are empty */
         /* results go through shared memory, 16 tokens at a time, so that stores are contiguous along a row of c */
         float(*const results)[DOWN + 4] = (float(*)[DOWN + 4]) stages;
         static_assert(sizeof stages >= WARPS_ACROSS * MMA_COLUMNS * sizeof results[0], "results fit");
