@@ -120,10 +120,10 @@ def nbytes(tensors: Sequence[torch.Tensor]) -> int:
 # ---- dense products
 
 
-def weight_only(text: str, m: int, n: int, k: int, rates: Rates) -> Work:
-    """y = x w^T with x in bf16 and a packed weight."""
+def weight_only(text: str, m: int, n: int, k: int, rates: Rates, words: str = "") -> Work:
+    """y = x w^T with x in bf16 and a packed weight; `words`: further words of the plan."""
     x, weights, plain = normal(m, k), weights_of(text, n, k), plain_weights(n, k)
-    ours = [partial(ops.linear, x, w, None, [n, k], f"w_given={text}") for w in weights]
+    ours = [partial(ops.linear, x, w, None, [n, k], f"w_given={text}{words}") for w in weights]
     peer = [partial(torch.nn.functional.linear, x, w) for w in plain]
     moved = nbytes(weights[0]) + 2 * m * (k + n)
     return Work(Subject(ours), Subject(peer), moved, 2.0 * m * n * k)
@@ -166,16 +166,17 @@ def fp8_block(m: int, n: int, k: int, rates: Rates) -> Work:
     return Work(Subject(ours), Subject(peer), m * k + n * k + 2 * m * n, 2.0 * m * n * k, 2.0)
 
 
-def step_of(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, made: Any) -> Any:
+def step_of(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, made: Any, order: str = "fixed") -> Any:
     """Forward and backward of a linear layer, through autograd."""
-    y = torch.nn.functional.linear(x, w) if made is None else functional.linear(x, w, recipe=made)
+    plain = torch.nn.functional.linear
+    y = plain(x, w) if made is None else functional.linear(x, w, recipe=made, order=order)
     return torch.autograd.grad(y, [x, w], dy)
 
 
-def training(made: Any, size: int, speed: float, rates: Rates) -> Work:
+def training(made: Any, size: int, speed: float, order: str, rates: Rates) -> Work:
     x, dy = normal(size, size).requires_grad_(), normal(size, size, seed=3)
     leaves = [w.detach().requires_grad_() for w in plain_weights(size, size)]
-    ours = [partial(step_of, x, w, dy, made) for w in leaves]
+    ours = [partial(step_of, x, w, dy, made, order) for w in leaves]
     peer = [partial(step_of, x, w, dy, None) for w in leaves]
     return Work(Subject(ours), Subject(peer), 2.0 * 5 * size * size, 6.0 * size**3, speed)
 
@@ -354,7 +355,11 @@ def _dense(text: str) -> Iterator[Row]:
     }
     for (n, k), musts in table.items():
         for m, must, aim in musts:
-            yield Row(f"{name} exact {n}x{k} M={m}", "bf16", must, aim, partial(weight_only, text, m, n, k))
+            make = partial(weight_only, text, m, n, k)
+            yield Row(f"{name} exact {n}x{k} M={m}", "bf16", must, aim, make)
+            if m > 64:
+                make = partial(weight_only, text, m, n, k, words=" order=any")
+                yield Row(f"{name} exact {n}x{k} M={m} order=any", "bf16", must, aim, make)
 
 
 def rows() -> list[Row]:
@@ -388,7 +393,9 @@ def rows() -> list[Row]:
         ("MXFP8", recipe.MXFP8BlockScaling(), 1.0, 0.6, 0.8),
         ("NVFP4", recipe.NVFP4BlockScaling(), 1.0, 0.6, 0.8),
     ):
-        made.append(Row(f"Linear fwd+bwd {name} 4096^3", "bf16", must, aim, partial(training, by, 4096, speed)))
+        for order, words in (("fixed", ""), ("any", " order=any")):
+            make = partial(training, by, 4096, speed, order)
+            made.append(Row(f"Linear fwd+bwd {name} 4096^3{words}", "bf16", must, aim, make))
     made.append(Row("host time of opaq::linear", "F.linear", 1.0, 1.0, host_linear))
 
     made.append(Row("MoE host time of opaq::moe", "us", 15.0, 10.0, host_moe))

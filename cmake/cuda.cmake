@@ -144,20 +144,23 @@ if(OPAQ_EMULATION)
         target_compile_options(opaq_cuda_emulated PRIVATE -mfma) # calls of fmaf() instead would take minutes
     endif()
     target_include_directories(opaq_cuda_emulated PRIVATE tests/cuda include src)
-    target_link_libraries(opaq_cuda_emulated PRIVATE m Threads::Threads)
-    opaq_cuda_exports(opaq_cuda_emulated "opaq_cuda_open; emulation_set_hooks; emulation_capture; emulation_kernels;")
+    target_link_libraries(opaq_cuda_emulated PRIVATE m Threads::Threads ${CMAKE_DL_LIBS})
+    add_library(fake_cublaslt SHARED tests/cuda/fake_cublaslt.c)
+    opaq_compile(fake_cublaslt)
+    set_target_properties(fake_cublaslt PROPERTIES C_VISIBILITY_PRESET hidden LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+    opaq_cuda_exports(opaq_cuda_emulated "opaq_cuda_open; emulation_set_hooks; emulation_capture; emulation_kernels; emulation_set_machine;")
 endif()
 
 # Sets the tests' environment variables for the back ends, and adds each test that calls operators once more, on the
 # emulated GPU: with the products that have the CPU's bytes, and some with those of tensor cores, whose results are compared
 # within a bound.
-set(OPAQ_EMULATED_TESTS hiding device_quantize op_rearrange linear linear_options linear_given linear_delayed
+set(OPAQ_EMULATED_TESTS hiding golden device_quantize op_rearrange linear linear_options linear_given linear_delayed
     linear_parallel grouped_linear experts experts_activation experts_backward experts_composed experts_parallel
     experts_routing experts_tiled runner_prepared)
 set(OPAQ_EMULATED_MMA_TESTS device_product device_order linear linear_given
     grouped_linear experts_composed)
 # With the kernels of OPAQ_CUDA_QUANTIZER=parts.
-set(OPAQ_EMULATED_PARTS_TESTS device_quantize linear linear_delayed)
+set(OPAQ_EMULATED_PARTS_TESTS device_quantize golden hiding linear linear_delayed)
 function(opaq_cuda_tests)
     if(TARGET opaq_cuda)
         set_property(TEST test_backend_library APPEND PROPERTY ENVIRONMENT
@@ -168,7 +171,7 @@ function(opaq_cuda_tests)
     endif()
     set_property(TEST test_backend_library APPEND PROPERTY ENVIRONMENT
         "OPAQ_TEST_CUDA_LIBRARY=$<TARGET_FILE:opaq_cuda_emulated>")
-    set(environment "OPAQ_TEST_DEVICE=emulated;OPAQ_TEST_CUDA_LIBRARY=$<TARGET_FILE:opaq_cuda_emulated>")
+    set(environment "OPAQ_TEST_DEVICE=emulated;OPAQ_TEST_CUDA_LIBRARY=$<TARGET_FILE:opaq_cuda_emulated>;OPAQ_GOLDEN_DIR=${PROJECT_SOURCE_DIR}/tests/golden")
     foreach(name IN LISTS OPAQ_EMULATED_TESTS)
         add_test(NAME emulated_${name} COMMAND test_${name})
         set_tests_properties(emulated_${name} PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT
@@ -183,4 +186,7 @@ function(opaq_cuda_tests)
         add_test(NAME emulated_mma_${name} COMMAND test_${name})
         set_tests_properties(emulated_mma_${name} PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT "${environment}")
     endforeach()
+    add_test(NAME emulated_cublaslt_status COMMAND test_cublaslt_status)
+    set_tests_properties(emulated_cublaslt_status PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT
+        "${environment};OPAQ_CUBLASLT_LIBRARY=$<TARGET_FILE:fake_cublaslt>")
 endfunction()

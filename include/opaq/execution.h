@@ -18,8 +18,9 @@ struct opaq_execution {
     const struct opaq_parallel *parallel; /* CPU: the threads; NULL: the calling thread */
 };
 
-/* Checks that this build and this machine can process tensors of a device. The CUDA back end, a separate shared
- * library, is loaded by the first such check or the first CUDA tensor; the error says what is missing. */
+/* Checks that this build and this machine can process tensors of a device; with index -1, of any device of that
+ * type. The CUDA back end, a separate shared library, is loaded by the first such check or the first CUDA tensor; the
+ * error says what is missing. */
 OPAQ_API enum opaq_status opaq_device_check(struct opaq_device device, struct opaq_error *error);
 
 #ifdef __cplusplus

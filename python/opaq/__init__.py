@@ -99,7 +99,7 @@ def library_info() -> dict[str, Any]:
         "backends": [
             name
             for kind, name in enumerate(("cpu", "cuda"))
-            if library.opaq_device_check(_library.Device(kind, 0), None) == 0
+            if library.opaq_device_check(_library.Device(kind, -1), None) == 0
         ],
         "cpu": features.value.decode().split(),
         "torch": getattr(sys.modules.get("torch"), "__version__", None),

@@ -18,6 +18,8 @@
 
 struct backend {
     const char *name; /* "cpu" */
+    /* Whether the device, or with index -1 any of its type, exists and can run the kernels; NULL: always. */
+    enum opaq_status (*check_device)(struct opaq_device device, struct opaq_error *error);
 
     /* ---- memory ---- */
     /* Aligned to 64. */

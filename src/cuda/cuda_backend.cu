@@ -1,4 +1,5 @@
 /* cuda/cuda_backend.cu: CUDA's function table, and its entry point. */
+#include <stdio.h>
 #include <string.h>
 
 #include "cuda/cuda_functions.h"
@@ -45,8 +46,94 @@ static const char *product_kernel_name(const struct opaq_spec *w, const struct o
     return "product_fma";
 }
 
+/* ---- GPUs ---- */
+
+enum { OLDEST_CAPABILITY = 80 }; /* ten times the compute capability of the PTX */
+
+/* The number of GPUs; fails if there is no driver, too old a driver, or no GPU. */
+static enum opaq_status count_devices(int *count, struct opaq_error *error) {
+    *count = 0;
+    const cudaError_t result = cudaGetDeviceCount(count);
+    if (result == cudaErrorInsufficientDriver) {
+        int driver = 0;
+        int needed = 0;
+        (void)cudaDriverGetVersion(&driver);
+        (void)cudaRuntimeGetVersion(&needed);
+        return driver == 0
+                   ? opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                               "opaq's CUDA back end found no NVIDIA driver on this machine: install one, or "
+                               "use tensors on the cpu")
+                   : opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                               "the NVIDIA driver supports CUDA %d.%d, opaq's CUDA back end needs %d.%d: "
+                               "update the driver, or use tensors on the cpu",
+                               driver / 1000, driver % 1000 / 10, needed / 1000, needed % 1000 / 10);
+    }
+    return result == cudaSuccess && *count > 0
+               ? OPAQ_OK
+               : opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "opaq's CUDA back end found no GPU: %s",
+                           result == cudaSuccess ? "none is visible" : cudaGetErrorString(result));
+}
+
+/* Ten times the compute capability of a GPU. */
+static enum opaq_status read_capability(int index, int *capability, struct opaq_error *error) {
+    int major = 0;
+    int minor = 0;
+    TRY(cuda_status(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index),
+                    "to name a GPU's capability", error));
+    TRY(cuda_status(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index),
+                    "to name a GPU's capability", error));
+    *capability = 10 * major + minor;
+    return OPAQ_OK;
+}
+
+/* Whether there is a GPU that can run the kernels. On another one their launch is refused. */
+static enum opaq_status check_devices(struct opaq_error *error) {
+    char found[OPAQ_ERROR_TEXT_BYTES / 2] = ""; /* "GPU 0 has 7.5, GPU 1 has 7.0" */
+    int64_t used = 0;
+    int count;
+    TRY(count_devices(&count, error));
+    for (int i = 0; i < count; ++i) {
+        int capability;
+        TRY(read_capability(i, &capability, error));
+        if (capability >= OLDEST_CAPABILITY) {
+            return OPAQ_OK;
+        }
+        used += snprintf(found + used, sizeof found - (size_t)used, "%sGPU %d has %d.%d", i == 0 ? "" : ", ", i,
+                         capability / 10, capability % 10);
+        used = min_int64(used, sizeof found - 1);
+    }
+    return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                     "opaq's CUDA back end needs a GPU of compute capability %d.%d or later: %s",
+                     OLDEST_CAPABILITY / 10, OLDEST_CAPABILITY % 10, found);
+}
+
+/* The table's function: whether the GPU exists and can run the kernels; index -1: whether there is one that can. */
+static enum opaq_status check_device(struct opaq_device device, struct opaq_error *error) {
+    int count;
+    int capability;
+    if (device.index == -1) {
+        return check_devices(error);
+    }
+    TRY(count_devices(&count, error));
+    if (device.index < 0 || device.index >= count) {
+        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                         "there is no cuda:%d: the machine has %d GPU%s, expected 0 to %d", device.index, count,
+                         count == 1 ? "" : "s", count - 1);
+    }
+    TRY(read_capability(device.index, &capability, error));
+    return capability >= OLDEST_CAPABILITY
+               ? OPAQ_OK
+               : opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
+                           "cuda:%d has compute capability %d.%d, opaq's CUDA back end needs %d.%d or later",
+                           device.index, capability / 10, capability % 10, OLDEST_CAPABILITY / 10,
+                           OLDEST_CAPABILITY % 10);
+}
+
+/* ---- the table ---- */
+
 const struct backend cuda_backend = {
     .name = "cuda",
+    .check_device = check_device,
     .allocate = cuda_allocate,
     .release = cuda_release,
     .zero = cuda_zero,
@@ -80,45 +167,6 @@ const struct backend cuda_backend = {
     .dequantize_kernel = dequantize_kernel_name,
     .product_kernel = product_kernel_name,
 };
-
-enum { OLDEST_MAJOR = 8 }; /* the PTX is for compute capability 8.0 */
-
-/* Checks that there is a driver, and a GPU that can run the kernels. On another one their launch is refused. */
-static enum opaq_status check_devices(struct opaq_error *error) {
-    int count = 0;
-    const cudaError_t result = cudaGetDeviceCount(&count);
-    if (result == cudaErrorInsufficientDriver) {
-        int driver = 0;
-        int needed = 0;
-        (void)cudaDriverGetVersion(&driver);
-        (void)cudaRuntimeGetVersion(&needed);
-        return driver == 0
-                   ? opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                               "opaq's CUDA back end found no NVIDIA driver on this machine: install one, or "
-                               "use tensors on the cpu")
-                   : opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                               "the NVIDIA driver supports CUDA %d.%d, opaq's CUDA back end needs %d.%d: "
-                               "update the driver, or use tensors on the cpu",
-                               driver / 1000, driver % 1000 / 10, needed / 1000, needed % 1000 / 10);
-    }
-    if (result != cudaSuccess || count == 0) {
-        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "opaq's CUDA back end found no GPU: %s",
-                         result == cudaSuccess ? "none is visible" : cudaGetErrorString(result));
-    }
-    int major = 0;
-    int minor = 0;
-    for (int i = 0; i < count && major < OLDEST_MAJOR; ++i) {
-        TRY(cuda_status(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i),
-                        "to name a GPU's capability", error));
-        TRY(cuda_status(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, i),
-                        "to name a GPU's capability", error));
-    }
-    return major >= OLDEST_MAJOR
-               ? OPAQ_OK
-               : opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                           "GPU %d has compute capability %d.%d, opaq's CUDA back end needs %d.0 or later",
-                           count - 1, major, minor, OLDEST_MAJOR);
-}
 
 enum opaq_status opaq_cuda_open(const char *version, size_t table_bytes, const struct backend **backend,
                                 struct opaq_error *error) {

@@ -4,18 +4,24 @@
 #include "torch/torch_cuda.h"
 
 #include <dlfcn.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "opaq/status.h"
 #include "torch/torch_shim.h"
 
-void *torch_cuda_symbol(const char *name) {
-    void *const library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
-    if (library == NULL) {
-        return NULL;
+/* Looks the function up unless that has succeeded before: PyTorch keeps its library open. */
+void *torch_cuda_symbol(const char *name, torch_cuda_cache *cache) {
+    void *symbol = atomic_load_explicit(cache, memory_order_relaxed);
+    if (symbol == NULL) {
+        void *const library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+        if (library == NULL) {
+            return NULL;
+        }
+        symbol = dlsym(library, name);
+        (void)dlclose(library);
+        atomic_store_explicit(cache, symbol, memory_order_relaxed);
     }
-    void *const symbol = dlsym(library, name);
-    (void)dlclose(library); /* PyTorch keeps it open */
     return symbol;
 }
 
@@ -31,7 +37,8 @@ static int32_t current_stream(int32_t index, void **stream) {
         return failed;
     }
     int32_t (*get)(int32_t index, void **stream);
-    void *const symbol = torch_cuda_symbol("aoti_torch_get_current_cuda_stream");
+    static torch_cuda_cache cache;
+    void *const symbol = torch_cuda_symbol("aoti_torch_get_current_cuda_stream", &cache);
     if (symbol == NULL) {
         return 1;
     }

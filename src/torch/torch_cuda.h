@@ -11,7 +11,9 @@ enum opaq_status torch_cuda_begin(struct opaq_device device, struct torch_guard 
                                   struct opaq_error *error);
 void torch_cuda_end(struct torch_guard *guard);
 
-/* A function of libtorch_cuda.so, which a build of PyTorch for the CPU does not have; NULL there. */
-void *torch_cuda_symbol(const char *name);
+/* A function of libtorch_cuda.so, which a build of PyTorch for the CPU does not have; NULL there. It is looked up once:
+ * `cache` is a static variable of the caller for this name. */
+typedef _Atomic(void *) torch_cuda_cache;
+void *torch_cuda_symbol(const char *name, torch_cuda_cache *cache);
 
 #endif

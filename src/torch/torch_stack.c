@@ -387,7 +387,8 @@ enum opaq_status torch_tensor_randomize(const struct opaq_tensor *tensor, uint64
     int32_t (*randint)(struct torch_tensor *, int64_t, int64_t, const int64_t *, int64_t) =
         aoti_torch_cpu_randint_low_out;
     if (tensor->device.type != OPAQ_DEVICE_CPU) {
-        void *const symbol = torch_cuda_symbol("aoti_torch_cuda_randint_low_out");
+        static torch_cuda_cache cache;
+        void *const symbol = torch_cuda_symbol("aoti_torch_cuda_randint_low_out", &cache);
         if (symbol == NULL) {
             return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
                              "this PyTorch has no aoti_torch_cuda_randint_low_out, which draws random numbers "

@@ -218,11 +218,17 @@ FORWARD(activate_backward,
          const struct quant_matrix *da, const struct quant_matrix *dh, RUN),
         (groups, plan, h, da, dh, execution, error))
 
+static atomic_int allocations_left; /* until one fails; 0: none fails */
+
+void hiding_fail_allocation(int n) { atomic_store(&allocations_left, n); }
+
 /* Allocates from the thread's memory, which its owner frees. */
 static enum opaq_status hiding_allocate(struct opaq_device device, size_t bytes, void **memory,
                                         struct opaq_error *error) {
-    (void)device;
-    (void)error;
+    if (atomic_load(&allocations_left) > 0 && atomic_fetch_sub(&allocations_left, 1) == 1) {
+        return opaq_fail(error, OPAQ_ERROR_MEMORY, "no memory for %zu bytes on cuda:%d, as a test demands",
+                         bytes, device.index);
+    }
     *memory = hiding_take(current, bytes);
     return OPAQ_OK;
 }

@@ -44,6 +44,9 @@ void hiding_reveal(struct hiding *hiding);
 void *hiding_begin(bool *is_refusing);
 void hiding_end(void *stream);
 
+/* Makes the table's n-th allocation from now on fail, n from 1 on; 0: none. */
+void hiding_fail_allocation(int n);
+
 /* The number of products in any order since the last call. */
 int hiding_any_order(void);
 

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../cuda/emulation.h"
 #include "backend/backend_library.h"
 #include "check.h"
 #include "opaq/opaq.h"
@@ -77,16 +78,24 @@ static void a_machine_without_a_driver(void) {
     CHECK(strstr(text, "opaq's CUDA back end found no NVIDIA driver on this machine") != NULL);
 }
 
-/* Another version, and a table of another size; with the emulated back end, if it was built. */
-static void another_build(void) {
+/* A function of the emulated back end, NULL with a note if that was not built. */
+static void *emulated_symbol(const char *name) {
     const char *file = getenv("OPAQ_TEST_CUDA_LIBRARY");
     void *const library = file == NULL ? NULL : dlopen(file, RTLD_NOW | RTLD_LOCAL);
-    void *const symbol = library == NULL ? NULL : dlsym(library, "opaq_cuda_open");
+    void *const symbol = library == NULL ? NULL : dlsym(library, name);
+    if (symbol == NULL) {
+        printf("  skipped: OPAQ_TEST_CUDA_LIBRARY names no emulated back end\n");
+    }
+    return symbol;
+}
+
+/* Another version, and a table of another size. */
+static void another_build(void) {
+    void *const symbol = emulated_symbol("opaq_cuda_open");
     const struct backend *table = NULL;
     struct opaq_error error;
     backend_open_function *open;
     if (symbol == NULL) {
-        printf("  skipped: OPAQ_TEST_CUDA_LIBRARY names no back end\n");
         return;
     }
     memcpy(&open, &symbol, sizeof open);
@@ -98,6 +107,92 @@ static void another_build(void) {
     CHECK_EQ_STR(table->name, "cuda");
 }
 
-static const struct test_case tests[] = {TEST(missing_file), TEST(file_of_another_kind),
-                                         TEST(a_machine_without_a_driver), TEST(another_build)};
+/* ---- machines ---- */
+
+struct machine {
+    int driver; /* of emulation.h */
+    int capabilities[3], count;
+    const char *text; /* the error of the first use */
+};
+
+static emulation_machine_function *machine_function(void) {
+    emulation_machine_function *set_machine = NULL;
+    void *const symbol = emulated_symbol("emulation_set_machine");
+    memcpy(&set_machine, &symbol, sizeof symbol);
+    return set_machine;
+}
+
+/* Each in a process of its own that inherits the emulated machine. */
+static void machines_that_cannot_be_used(void) {
+    static const struct machine machines[] = {
+        {0,
+         {90},
+         1,
+         "opaq's CUDA back end found no NVIDIA driver on this machine: install one, or use tensors on "
+         "the cpu"},
+        {12080,
+         {90},
+         1,
+         "the NVIDIA driver supports CUDA 12.8, opaq's CUDA back end needs 13.0: update the driver, "
+         "or use tensors on the cpu"},
+        {13000, {0}, 0, "opaq's CUDA back end found no GPU: no CUDA-capable device is detected"},
+        {13000, {75}, 1, "opaq's CUDA back end needs a GPU of compute capability 8.0 or later: GPU 0 has 7.5"},
+        {13000,
+         {75, 61, 70},
+         3,
+         "opaq's CUDA back end needs a GPU of compute capability 8.0 or later: GPU 0 has "
+         "7.5, GPU 1 has 6.1, GPU 2 has 7.0"},
+    };
+    emulation_machine_function *const set_machine = machine_function();
+    const int usual[] = {90, 90};
+    for (size_t i = 0; set_machine != NULL && i < sizeof machines / sizeof machines[0]; ++i) {
+        char text[OPAQ_ERROR_TEXT_BYTES];
+        char expected[OPAQ_ERROR_TEXT_BYTES];
+        (void)snprintf(expected, sizeof expected, "quantize: the tensors are on cuda:0: %s", machines[i].text);
+        set_machine(machines[i].driver, machines[i].capabilities, machines[i].count);
+        error_with(getenv("OPAQ_TEST_CUDA_LIBRARY"), text);
+        CHECK_EQ_STR(text, expected);
+        set_machine(13000, usual, 2);
+    }
+}
+
+/* An error for each index that is not that of a GPU that can run the kernels. */
+static void devices_by_index(void) {
+    static const struct {
+        int index;
+        const char *text;
+    } checks[] = {{0, "cuda:0 has compute capability 7.5, opaq's CUDA back end needs 8.0 or later"},
+                  {1, ""},
+                  {2, "there is no cuda:2: the machine has 2 GPUs, expected 0 to 1"},
+                  {7, "there is no cuda:7: the machine has 2 GPUs, expected 0 to 1"},
+                  {-2, "there is no cuda:-2: the machine has 2 GPUs, expected 0 to 1"},
+                  {-1, ""}};
+    emulation_machine_function *const set_machine = machine_function();
+    void *const symbol = emulated_symbol("opaq_cuda_open");
+    const int capabilities[] = {75, 90};
+    const int usual[] = {90, 90};
+    const struct backend *table = NULL;
+    backend_open_function *open;
+    if (set_machine == NULL || symbol == NULL) {
+        return;
+    }
+    memcpy(&open, &symbol, sizeof open);
+    set_machine(13000, capabilities, 2);
+    CHECK_EQ_INT(open(opaq_version(), sizeof *table, &table, NULL), OPAQ_OK);
+    backend_install(OPAQ_DEVICE_CUDA, table);
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; ++i) {
+        const struct opaq_device device = {OPAQ_DEVICE_CUDA, checks[i].index};
+        struct opaq_error error = {OPAQ_OK, ""};
+        CHECK_EQ_INT(opaq_device_check(device, &error),
+                     checks[i].text[0] == '\0' ? OPAQ_OK : OPAQ_ERROR_UNSUPPORTED);
+        CHECK_EQ_STR(error.text, checks[i].text);
+    }
+    backend_install(OPAQ_DEVICE_CUDA, NULL);
+    set_machine(13000, usual, 2);
+    CHECK_EQ_INT(opaq_device_check((struct opaq_device){OPAQ_DEVICE_CPU, 0}, NULL), OPAQ_OK);
+}
+
+static const struct test_case tests[] = {
+    TEST(missing_file),  TEST(file_of_another_kind),         TEST(a_machine_without_a_driver),
+    TEST(another_build), TEST(machines_that_cannot_be_used), TEST(devices_by_index)};
 TEST_MAIN(tests)

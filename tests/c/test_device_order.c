@@ -254,9 +254,27 @@ static const struct order_case cases[] = {
     {"fp8blk1", "fp8blk2", OPAQ_BF16, 136, 384, 1536, BIAS, EXACT, true, BF16_RESULT},
     {"fp8blk1+columnwise", "fp8blk1+columnwise", OPAQ_F32, 128, 256, 1024, ADDS, EXACT, true, FP8_SUMS},
     {"fp8blk1+columnwise", "fp8blk2+columnwise", OPAQ_F32, 128, 256, 1024, 0, EXACT, true, FP8_SUMS},
+    /* decoded to bf16 beforehand */
+    {"bf16", "nvfp4", OPAQ_F32, 256, 96, 512, 0, EXACT, true, BF16_SUMS},
+    {"bf16", "nvfp4", OPAQ_BF16, 300, 264, 520, BIAS | GAPS, EXACT, true, BF16_RESULT},
+    {"bf16", "nvfp4+global+rule=compressed-tensors", OPAQ_F32, 256, 96, 512, ADDS, EXACT, true, BF16_SUMS},
+    {"bf16", "nvfp4+swizzle", OPAQ_F32, 264, 128, 512, ADDS | GAPS, EXACT, true, BF16_SUMS},
+    {"bf16", "nvfp4+tiled", OPAQ_F32, 256, 72, 512, 0, EXACT, true, BF16_SUMS},
+    {"bf16", "across nvfp4", OPAQ_F32, 256, 96, 512, 0, EXACT, true, BF16_SUMS}, /* dx = dy w */
+    {"bf16", "mxfp4", OPAQ_BF16, 512, 128, 512, BIAS | ADDS, EXACT, true, BF16_RESULT},
+    {"bf16", "mxfp8.e5m2", OPAQ_F32, 256, 96, 512, 0, EXACT, true, BF16_SUMS},
+    {"bf16", "fp8", OPAQ_F32, 257, 96, 512, ADDS, EXACT, true, BF16_SUMS},
+    {"mxfp8", "bf16", OPAQ_F32, 256, 96, 512, 0, EXACT, true, BF16_SUMS},
+    {"mxfp8", "mxfp8", OPAQ_F32, 256, 128, 512, BIAS, EXACT, true, BF16_SUMS},
+    {"mxfp8+columnwise", "mxfp8+columnwise", OPAQ_F32, 320, 128, 256, ADDS, EXACT, true, BF16_SUMS},
+    {"nvfp4", "nvfp4+2d", OPAQ_F32, 256, 128, 512, 0, EXACT, true, BF16_SUMS},
+    {"nvfp4+columnwise+rht", "nvfp4+columnwise+rht", OPAQ_F32, 256, 128, 512, ADDS, EXACT, true, BF16_SUMS},
     /* what cuBLASLt does not take */
     {"f32", "f32", OPAQ_F32, 16, 32, 256, 0, EXACT, false, BF16_SUMS},
-    {"bf16", "nvfp4", OPAQ_F32, 16, 32, 256, 0, EXACT, false, BF16_SUMS},
+    {"bf16", "nvfp4", OPAQ_F32, 255, 32, 256, 0, EXACT, false, BF16_SUMS},
+    {"f32", "nvfp4", OPAQ_F32, 256, 32, 256, 0, EXACT, false, BF16_SUMS},
+    {"bf16", "nvfp4+rowscaled", OPAQ_F32, 256, 32, 256, 0, EXACT, false, BF16_SUMS},
+    {"bf16", "fp8row", OPAQ_F32, 256, 32, 256, 0, EXACT, false, BF16_SUMS},
     {"bf16", "bf16", OPAQ_F32, 16, 33, 256, 0, EXACT, false, BF16_SUMS},
     {"bf16", "bf16", OPAQ_F32, 16, 32, 252, 0, EXACT, false, BF16_SUMS},
     {"bf16", "bf16", OPAQ_F16, 16, 32, 256, 0, EXACT, false, F16_RESULT},
@@ -298,7 +316,7 @@ enum { THREADS = 2, TURNS = 3 };
 
 static void *run_cases(void *number) {
     for (int i = 0; i < TURNS * 6; ++i) {
-        struct order_case one = cases[(i * 5 + *(const int *)number) % 21];
+        struct order_case one = cases[(i * 5 + *(const int *)number) % 35];
         one.m += 16 + 8 * (i % 6); /* new to both threads at about the same time */
         check_case(&one);
     }

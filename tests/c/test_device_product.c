@@ -260,7 +260,68 @@ static void rows_do_not_depend_on_the_batch(void) {
     check_batches(&cases[1], 66, 1104, 513);
 }
 
+/* The product with one row of a, whose data are copied to an address `offset` bytes after a multiple of 64, and whose row step is
+ * as an operator finds it for one row: the number of columns. */
+static void check_row_at(struct hiding *hiding, const struct placed_operand *a, const struct placed_operand *b,
+                         int64_t row, size_t offset, const float *expected, const char *what) {
+    struct placed_operand one = *a;
+    const struct opaq_view *q = &a->made.q;
+    const int64_t n = b->placed.plain.rows;
+    struct quant_copy copy;
+    if (a->placed.copy == NULL) {
+        const int64_t step = a->placed.plain.row_step;
+        const size_t bytes = (size_t)a->placed.plain.columns * 2;
+        char *const to = (char *)hiding_copy(hiding, NULL, bytes + offset) + offset;
+        memcpy(hiding_host(hiding, to), (const char *)a->made.x.buffer[0].data + row * step * 2, bytes);
+        one.placed.plain.data = to;
+        one.placed.plain.row_step = a->placed.plain.columns;
+    } else { /* only row 0: its scales are where they were */
+        const size_t bytes = q->buffer[0].bytes;
+        char *const to = (char *)hiding_copy(hiding, NULL, bytes + offset) + offset;
+        memcpy(hiding_host(hiding, to), q->buffer[0].data, bytes);
+        copy = *a->placed.copy;
+        copy.data = (uint8_t *)to;
+        one.placed.copy = &copy;
+    }
+    CHECK_BYTES(multiply(hiding, &one, b, 1), expected + row * n, (size_t)n * sizeof *expected,
+                "%s: row %lld alone, %zu bytes after a multiple of 64", what, (long long)row, offset);
+}
+
+/* A row alone may have an address that no row of the batch has: a batch of rows of 148 values, of which 144 are used, has rows
+ * at all multiples of 8 bytes. */
+static void rows_do_not_depend_on_their_addresses(void) {
+    static const char *const weights[] = {"bf16", "nvfp4", "mxfp8", "fp8row", "fp8blk2", "across nvfp4"};
+    static const char *const tokens[] = {"bf16", "mxfp8", "fp8blk1"};
+    static const size_t offsets[] = {0, 2, 8, 16, 24};
+    const int64_t n = 40;
+    const int64_t k = 144;
+    const int64_t gap = 4;
+    for (int i = 0; i < COUNT(weights) * COUNT(tokens); ++i) {
+        const char *const text = tokens[i % COUNT(tokens)];
+        const bool is_plain = strcmp(text, "bf16") == 0;
+        char what[64];
+        struct placed_operand a;
+        struct placed_operand b;
+        struct hiding hiding = hiding_make(bytes_for(64, n, k));
+        placed_make(&a, &hiding, text, 5, is_plain ? k + gap : k, FILL_OUTLIERS, 1, true);
+        placed_make(&b, &hiding, weights[i / COUNT(tokens)], n, k, FILL_NORMAL, 2, true);
+        a.placed.plain.columns = k;
+        snprintf(what, sizeof what, "%s by %s", text, weights[i / COUNT(tokens)]);
+        const float *const whole = multiply(&hiding, &a, &b, 5);
+        for (int o = 0; o < COUNT(offsets); ++o) {
+            check_row_at(&hiding, &a, &b, 0, offsets[o], whole, what);
+            if (is_plain) {
+                check_row_at(&hiding, &a, &b, 3, offsets[o], whole, what);
+            }
+        }
+        placed_free(&a);
+        placed_free(&b);
+        hiding_free(&hiding);
+    }
+}
+
 static const struct test_case tests[] = {TEST(every_pair_is_within_the_bound),
                                          TEST(long_sums_are_within_the_bound), TEST(values_that_are_not_finite),
-                                         TEST(rows_do_not_depend_on_the_batch)};
+                                         TEST(rows_do_not_depend_on_the_batch),
+                                         TEST(rows_do_not_depend_on_their_addresses)};
 TEST_MAIN(tests)

@@ -1,10 +1,11 @@
 /* test_golden.c: the bytes of every format against vectors that NumPy and ml_dtypes computed from the
- * documentation (tests/golden), on one thread and on several. */
+ * documentation (tests/golden), on one thread, on several, and on the test device (support_hiding.h). */
 #include <math.h>
 #include <stdlib.h>
 
 #include "check.h"
 #include "support_golden.h"
+#include "support_hiding.h"
 #include "support_tensor.h"
 
 static struct opaq_view input_view(const struct golden_input *input) {
@@ -26,7 +27,9 @@ static struct opaq_view input_view(const struct golden_input *input) {
     return view;
 }
 
-static void check_buffers(const struct golden_record *record, const struct tensor *q, const char *how) {
+/* `hiding`: where the tensor's memory is if it is on the test device, or NULL. */
+static void check_buffers(const struct golden_record *record, const struct tensor *q,
+                          const struct hiding *hiding, const char *how) {
     CHECK_EQ_INT(opaq_proto_buffer_count(&q->view.proto), record->buffer_count);
     for (int i = 0; i < record->buffer_count && i < opaq_proto_buffer_count(&q->view.proto); ++i) {
         const struct golden_buffer *expected = &record->buffer[i];
@@ -40,8 +43,9 @@ static void check_buffers(const struct golden_record *record, const struct tenso
                        expected->data.bytes);
             continue;
         }
-        CHECK_BYTES(q->view.buffer[i].data, expected->data.data, buffer.bytes, "%.*s %s (%s)",
-                    record->name_length, record->name, buffer.name, how);
+        const void *const data = q->view.buffer[i].data;
+        CHECK_BYTES(hiding == NULL ? data : hiding_host(hiding, data), expected->data.data, buffer.bytes,
+                    "%.*s %s (%s)", record->name_length, record->name, buffer.name, how);
     }
 }
 
@@ -80,7 +84,7 @@ static void run_record(const struct golden_record *record, const struct opaq_par
     if (opaq_quantize(&x, &args, &execution, &q.view, &error) != OPAQ_OK) {
         CHECK_FAIL("%.*s: %s", record->name_length, record->name, error.text);
     } else {
-        check_buffers(record, &q, parallel == NULL ? "one thread" : "several threads");
+        check_buffers(record, &q, NULL, parallel == NULL ? "one thread" : "several threads");
         check_dequant(record, &q);
         if (record->has_amax) {
             CHECK_BYTES(&amax, &record->amax, sizeof amax, "%.*s amax", record->name_length, record->name);
@@ -88,6 +92,74 @@ static void run_record(const struct golden_record *record, const struct opaq_par
     }
     tensor_free(&q);
     free(x.buffer[0].data);
+}
+
+/* ---- the same on the test device ---- */
+
+static struct opaq_view device_view(struct hiding *hiding, const struct opaq_view *view) {
+    struct opaq_view placed = *view;
+    placed.proto.device = hiding_device;
+    for (int i = 0; i < opaq_proto_buffer_count(&view->proto); ++i) {
+        placed.buffer[i].data = hiding_copy(hiding, view->buffer[i].data, view->buffer[i].bytes);
+    }
+    return placed;
+}
+
+static void dequantize_on_device(const struct golden_record *record, struct hiding *hiding,
+                                 const struct tensor *q) {
+    for (int i = 0; i < record->dequant_count; ++i) {
+        struct opaq_error error = {OPAQ_OK, ""};
+        struct tensor y = tensor_make(record->input->rows, record->input->columns, OPAQ_F32, NULL);
+        const struct opaq_view placed = device_view(hiding, &y.view);
+        hiding_hide(hiding);
+        (void)opaq_dequantize(&q->view, record->dequant[i].usage, NULL, &placed, &error);
+        hiding_reveal(hiding);
+        CHECK_EQ_STR(error.text, "");
+        CHECK_BYTES(hiding_host(hiding, placed.buffer[0].data), record->dequant[i].values.data,
+                    tensor_bytes(&y, 0), "%.*s dequantized from usage %d on the device", record->name_length,
+                    record->name, record->dequant[i].usage);
+        tensor_free(&y);
+    }
+}
+
+static void run_record_on_device(const struct golden_record *record, struct hiding *hiding) {
+    char spec[OPAQ_SPEC_TEXT_BYTES];
+    struct opaq_error error = {OPAQ_OK, ""};
+    (void)snprintf(spec, sizeof spec, "%.*s", record->spec_length, record->spec);
+    hiding->used = 0;
+    hiding->copied = 0;
+    struct opaq_view x = input_view(record->input);
+    struct tensor q = tensor_make(record->input->rows, record->input->columns, record->input->dtype, spec);
+    const struct opaq_view placed_x = device_view(hiding, &x);
+    const struct tensor placed_q = {device_view(hiding, &q.view)};
+    const float none = NAN;
+    float *const amax = hiding_copy(hiding, &none, sizeof none);
+    const float *const scale = hiding_copy(hiding, &record->scale, sizeof record->scale);
+    const struct opaq_quantize_args args = {.scale = record->has_scale ? scale : NULL,
+                                            .amax = record->has_amax ? amax : NULL,
+                                            .random = record->random};
+    hiding_hide(hiding);
+    (void)opaq_quantize(&placed_x, &args, NULL, &placed_q.view, &error);
+    hiding_reveal(hiding);
+    CHECK_EQ_STR(error.text, "");
+    check_buffers(record, &placed_q, hiding, "on the device");
+    if (record->has_amax) {
+        CHECK_BYTES(hiding_host(hiding, amax), &record->amax, sizeof record->amax, "%.*s amax on the device",
+                    record->name_length, record->name);
+    }
+    dequantize_on_device(record, hiding, &placed_q);
+    tensor_free(&q);
+    free(x.buffer[0].data);
+}
+
+static void run_on_device(const struct golden_file *file) {
+    struct hiding hiding = hiding_make((size_t)4 << 20);
+    hiding_install();
+    for (int64_t i = 0; i < file->record_count; ++i) {
+        run_record_on_device(&file->record[i], &hiding);
+    }
+    hiding_remove();
+    hiding_free(&hiding);
 }
 
 static void run_format(const char *format) {
@@ -102,6 +174,7 @@ static void run_format(const char *format) {
         run_record(&file.record[i], NULL);
         run_record(&file.record[i], &parallel);
     }
+    run_on_device(&file);
     printf("  %s: %lld cases\n", format, (long long)file.record_count);
     opaq_pool_destroy(pool);
     golden_free(&file);

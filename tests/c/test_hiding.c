@@ -1,6 +1,7 @@
 /* test_hiding.c: operators and functions on memory that they cannot read. All tests that call operators also
  * run on the hiding back end (support_op.c); here are the calls without an operator: quantize, dequantize,
  * amax, noise, delayed scaling and runners on views of hidden memory. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +12,7 @@
 #include "support_runner_layer.h"
 #include "support_spec.h"
 
-enum { ROWS = 67, COLUMNS = 96, MEMORY = 1 << 20 };
+enum { ROWS = 67, WHOLE_ROWS = 80, COLUMNS = 96, MEMORY = 1 << 20 };
 
 static struct opaq_view hidden_view(struct hiding *hiding, const struct opaq_view *view) {
     struct opaq_view hidden = *view;
@@ -30,11 +31,14 @@ static void check_buffers(const struct hiding *hiding, const struct opaq_view *h
     }
 }
 
+static bool same_sum(double a, double b) { return a == b || (isnan(a) && isnan(b)); }
+
 /* Quantize, dequantize, amax and noise by one spec. */
-static void check_spec(const struct opaq_spec *spec) {
+static void check_spec(const struct opaq_spec *spec, int64_t rows, enum opaq_element dtype,
+                       enum tensor_fill fill) {
     struct hiding hiding = hiding_make(MEMORY);
-    struct tensor x = tensor_make(ROWS, COLUMNS, OPAQ_BF16, NULL);
-    tensor_fill(&x, FILL_NORMAL, 5);
+    struct tensor x = tensor_make(rows, COLUMNS, dtype, NULL);
+    tensor_fill(&x, fill, 5);
     struct tensor q = quantized(&x, spec, NULL);
     struct tensor y = dequantized(&q, 0);
     struct tensor empty_q = quantized_like(&x, spec);
@@ -57,10 +61,13 @@ static void check_spec(const struct opaq_spec *spec) {
     hiding_reveal(&hiding);
     check_buffers(&hiding, &hidden_q, &q.view, spec_text(spec).text);
     check_buffers(&hiding, &hidden_y, &y.view, spec_text(spec).text);
-    CHECK(noise.signal == hidden_noise.signal && noise.noise == hidden_noise.noise);
+    if (!same_sum(noise.signal, hidden_noise.signal) || !same_sum(noise.noise, hidden_noise.noise)) {
+        CHECK_FAIL("%s: noise %g of %g, expected %g of %g", spec_text(spec).text, hidden_noise.noise,
+                   hidden_noise.signal, noise.noise, noise.signal);
+    }
     for (int usage = OPAQ_ROWWISE; usage <= OPAQ_COLUMNWISE; usage <<= 1) {
         const int64_t count = opaq_amax_count(&q.view.proto, (enum opaq_usage)usage);
-        float expected[ROWS + COLUMNS];
+        float expected[WHOLE_ROWS + COLUMNS];
         if (count == 0 || (spec->options & OPAQ_GLOBAL)) {
             continue;
         }
@@ -84,10 +91,28 @@ static void views_of_every_spec(void) {
     struct spec_list list = spec_list_make(SPEC_DEFAULTS);
     hiding_install();
     for (int i = 0; i < list.count; ++i) {
-        check_spec(&list.spec[i]);
+        check_spec(&list.spec[i], ROWS, OPAQ_BF16, FILL_NORMAL);
     }
     hiding_remove();
     CHECK(list.count > 50);
+    spec_list_free(&list);
+}
+
+/* A sample of all specs with other parameters, each with another dtype and kind of data than its neighbours. */
+static void parameters_and_data(void) {
+    static const enum opaq_element dtypes[] = {OPAQ_BF16, OPAQ_F32, OPAQ_BF16, OPAQ_F16, OPAQ_BF16};
+    struct spec_list list = spec_list_make(SPEC_PARAMETERS);
+    const int wanted = 500;
+    const int step = list.count / wanted + 1;
+    int count = 0;
+    hiding_install();
+    for (int i = 0; i < list.count; i += step, ++count) {
+        check_spec(&list.spec[i], count % 3 == 0 ? ROWS : WHOLE_ROWS, dtypes[count % 5],
+                   (enum tensor_fill)(count % FILL_COUNT));
+    }
+    hiding_remove();
+    CHECK(count > wanted / 2);
+    printf("  %d of %d specs\n", count, list.count);
     spec_list_free(&list);
 }
 
@@ -209,6 +234,38 @@ static void runners(void) {
     }
 }
 
+/* Creation fails with each of its allocations, and succeeds afterwards. */
+static void runners_without_memory(void) {
+    for (int kind = OPAQ_RUNNER_LINEAR; kind <= OPAQ_RUNNER_MOE; ++kind) {
+        const struct opaq_op *op = runner_op((enum opaq_runner_kind)kind);
+        struct hiding hiding = hiding_make(8 * MEMORY);
+        struct runner_layer layer = runner_layer_make((enum opaq_runner_kind)kind, OPAQ_BF16, "", "w=nvfp4");
+        struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
+        struct opaq_tensor tensors[OPAQ_OP_ARGUMENT_LIMIT][OPAQ_BUFFER_LIMIT];
+        int64_t handle = 0;
+        int failures = 0;
+        runner_values(&layer, NULL, values);
+        hiding_install();
+        hide_values(&hiding, op, kind == OPAQ_RUNNER_MOE ? 3 : 1, values, tensors);
+        hiding_hide(&hiding);
+        for (enum opaq_status status = OPAQ_ERROR_MEMORY; status == OPAQ_ERROR_MEMORY && failures < 100;) {
+            struct opaq_error error = {OPAQ_OK, ""};
+            hiding_fail_allocation(failures + 1);
+            status = opaq_runner_create(op, values, NULL, &handle, &error);
+            failures += status == OPAQ_ERROR_MEMORY;
+            CHECK(status == OPAQ_OK ||
+                  (status == OPAQ_ERROR_MEMORY && strstr(error.text, "no memory for") != NULL));
+        }
+        hiding_fail_allocation(0);
+        CHECK(failures > 0);
+        CHECK_EQ_INT(opaq_runner_destroy(handle, NULL), OPAQ_OK);
+        hiding_reveal(&hiding);
+        hiding_remove();
+        runner_layer_free(&layer);
+        hiding_free(&hiding);
+    }
+}
+
 /* The device of an execution must be that of the tensors, and a device without a back end is an error. */
 static void devices(void) {
     struct tensor x = tensor_make(4, 32, OPAQ_F32, NULL);
@@ -226,6 +283,11 @@ static void devices(void) {
     tensor_free(&x);
 }
 
-static const struct test_case tests[] = {TEST(views_of_every_spec), TEST(noise_in_a_capture),
-                                         TEST(delayed_scaling), TEST(runners), TEST(devices)};
+static const struct test_case tests[] = {TEST(views_of_every_spec),
+                                         TEST(parameters_and_data),
+                                         TEST(noise_in_a_capture),
+                                         TEST(delayed_scaling),
+                                         TEST(runners),
+                                         TEST(runners_without_memory),
+                                         TEST(devices)};
 TEST_MAIN(tests)

@@ -31,6 +31,7 @@ enum cudaError_t {
     cudaSuccess = 0,
     cudaErrorMemoryAllocation = 2,
     cudaErrorInsufficientDriver = 35,
+    cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101
 };
 enum cudaMemcpyKind { cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
@@ -117,7 +118,8 @@ void emulation_mma(float sums[4], const uint32_t a[4], const uint32_t b[2]);
 uint32_t emulation_pair_multiply(uint32_t a, uint32_t b);
 /* A copy is made when its thread waits for it, not before. */
 void emulation_copy_async(void *to, const void *from, unsigned bytes);
-void emulation_copy_wait(void);
+void emulation_copy_end_group(void);
+void emulation_copy_wait(unsigned groups); /* except for the last groups */
 
 static inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 

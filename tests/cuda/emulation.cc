@@ -66,7 +66,7 @@ enum state { READY, AT_BLOCK, AT_WARP, DONE };
 struct pending_copy {
     void *to;
     const void *from;
-    unsigned bytes;
+    unsigned bytes, group;
 };
 
 struct emulated_block {
@@ -76,7 +76,7 @@ struct emulated_block {
     const void *place[THREAD_LIMIT];
     uint32_t given[THREAD_LIMIT][EXCHANGED_WORDS], published[THREAD_LIMIT][EXCHANGED_WORDS];
     pending_copy copies[THREAD_LIMIT][COPY_LIMIT];
-    unsigned copy_count[THREAD_LIMIT];
+    unsigned copy_count[THREAD_LIMIT], copy_groups[THREAD_LIMIT]; /* groups that have ended */
     unsigned threads, running;
     bool is_reversed; /* threads run from the last to the first */
     void (*call)(const void *context);
@@ -176,15 +176,23 @@ void emulation_copy_async(void *to, const void *from, unsigned bytes) {
     if ((uintptr_t)to % bytes != 0 || (uintptr_t)from % bytes != 0 || *count == COPY_LIMIT) {
         stop("an asynchronous copy is not aligned, or there are too many");
     }
-    block->copies[block->running][(*count)++] = {to, from, bytes};
+    block->copies[block->running][(*count)++] = {to, from, bytes, block->copy_groups[block->running]};
 }
 
-void emulation_copy_wait(void) {
+void emulation_copy_end_group(void) { ++block->copy_groups[block->running]; }
+
+void emulation_copy_wait(unsigned groups) {
     const unsigned self = block->running;
+    unsigned left = 0;
     for (unsigned i = 0; i < block->copy_count[self]; ++i) {
-        memcpy(block->copies[self][i].to, block->copies[self][i].from, block->copies[self][i].bytes);
+        const pending_copy copy = block->copies[self][i];
+        if (copy.group + groups < block->copy_groups[self]) {
+            memcpy(copy.to, copy.from, copy.bytes);
+        } else {
+            block->copies[self][left++] = copy;
+        }
     }
-    block->copy_count[self] = 0;
+    block->copy_count[self] = left;
 }
 
 /* Whether threads [first, end) all wait in `state`; ends the process if they never will. */
@@ -254,6 +262,8 @@ static void run_block(void) {
     }
 }
 
+static void need_device(const char *what);
+
 static void nothing(void) {}
 static void (*enter_memory)(void) = nothing;
 static void (*leave_memory)(void) = nothing;
@@ -285,6 +295,7 @@ void emulation_run(unsigned blocks, unsigned threads, void (*call)(const void *c
         owner.owned->stacks = (char *)aligned_alloc(4096, (size_t)THREAD_LIMIT * STACK_BYTES);
     }
     block = owner.owned;
+    need_device("a kernel");
     if (threads == 0 || threads > THREAD_LIMIT || blocks == 0) {
         stop("the grid is empty or has too many threads");
     }
@@ -307,12 +318,40 @@ void emulation_run(unsigned blocks, unsigned threads, void (*call)(const void *c
 
 /* ---- the runtime's functions ---- */
 
-cudaError_t cudaGetDeviceCount(int *count) {
-    *count = 2;
-    return cudaSuccess;
+enum { DEVICE_LIMIT = 16, NEEDED_DRIVER = 13000 };
+
+static struct {
+    int driver, count;
+    int capabilities[DEVICE_LIMIT];
+} machine = {NEEDED_DRIVER, 2, {90, 90}};
+
+void emulation_set_machine(int driver, const int *capabilities, int count) {
+    machine.driver = driver;
+    machine.count = count < DEVICE_LIMIT ? count : DEVICE_LIMIT;
+    for (int i = 0; i < machine.count; ++i) {
+        machine.capabilities[i] = capabilities[i];
+    }
 }
 
-static thread_local int current_device;
+cudaError_t cudaGetDeviceCount(int *count) {
+    *count = 0;
+    if (machine.driver < NEEDED_DRIVER) {
+        return cudaErrorInsufficientDriver;
+    }
+    *count = machine.count;
+    return machine.count == 0 ? cudaErrorNoDevice : cudaSuccess;
+}
+
+/* The tests' tensors are on device 0. A thread begins with another one, and stops if work is given to that. */
+static thread_local int current_device = 1;
+
+static void need_device(const char *what) {
+    if (current_device != 0) {
+        fprintf(stderr, "emulated GPU: %s while device %d is current, which is not that of the tensors\n", what,
+                current_device);
+        abort();
+    }
+}
 
 cudaError_t cudaGetDevice(int *device) {
     *device = current_device;
@@ -320,7 +359,7 @@ cudaError_t cudaGetDevice(int *device) {
 }
 
 cudaError_t cudaSetDevice(int device) {
-    if (device < 0 || device > 1) {
+    if (device < 0 || device >= machine.count) {
         return cudaErrorInvalidDevice;
     }
     current_device = device;
@@ -328,23 +367,28 @@ cudaError_t cudaSetDevice(int device) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
-    (void)device;
-    *value = attribute == cudaDevAttrComputeCapabilityMajor ? 9 : 0;
+    if (device < 0 || device >= machine.count) {
+        return cudaErrorInvalidDevice;
+    }
+    *value = attribute == cudaDevAttrComputeCapabilityMajor ? machine.capabilities[device] / 10
+                                                            : machine.capabilities[device] % 10;
     return cudaSuccess;
 }
 
 cudaError_t cudaDriverGetVersion(int *version) {
-    *version = 13000;
+    *version = machine.driver;
     return cudaSuccess;
 }
 
 cudaError_t cudaRuntimeGetVersion(int *version) {
-    *version = 13000;
+    *version = NEEDED_DRIVER;
     return cudaSuccess;
 }
 
 const char *cudaGetErrorString(cudaError_t error) {
-    return error == cudaErrorInvalidDevice ? "invalid device ordinal" : "an error of the emulated GPU";
+    return error == cudaErrorInvalidDevice ? "invalid device ordinal"
+           : error == cudaErrorNoDevice    ? "no CUDA-capable device is detected"
+                                           : "an error of the emulated GPU";
 }
 
 static thread_local bool is_captured;
@@ -369,12 +413,14 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode) {
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
     (void)stream;
+    need_device("a question about a stream");
     *status = is_captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void **memory, size_t bytes) {
     refuse_capture("an allocation");
+    need_device("an allocation");
     *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
     return *memory == NULL ? cudaErrorMemoryAllocation : cudaSuccess;
 }
@@ -387,6 +433,7 @@ cudaError_t cudaFree(void *memory) {
 
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream) {
     (void)stream;
+    need_device("a fill");
     enter_memory();
     memset(memory, value, bytes);
     leave_memory();
@@ -396,6 +443,7 @@ cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
     (void)stream;
+    need_device("a copy");
     if (kind != cudaMemcpyDeviceToDevice) {
         refuse_capture("a copy to the host");
     }
@@ -407,6 +455,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     refuse_capture("waiting");
+    need_device("waiting");
     (void)stream;
     return cudaSuccess;
 }

@@ -208,12 +208,12 @@ def through(text: str, values: Range, dtype: Any, given: Any = None) -> tuple[An
     return middle, torch.stack([(other - middle).abs() for other in others]).amax(0)
 
 
-def multiply(a: Any, radius: Any, w: Any, bias: Any) -> tuple[Any, Any]:
+def multiply(a: Any, radius: Any, w: Any, bias: Any, slack: int) -> tuple[Any, Any]:
     """a w^T + bias, and its error: the bound of docs/linear.md plus the error propagated from a."""
     more = 0.0 if bias is None else bias
     exact, terms = a @ w.T + more, a.abs() @ w.abs().T + abs(more)
     carried, depth = radius @ w.abs().T, a.shape[1]
-    return exact, carried + (min(depth, 256) + -(-depth // 256) + 2) * UNIT * (terms + carried)
+    return exact, carried + (min(depth, 256) + -(-depth // 256) + 2 + slack) * UNIT * (terms + carried)
 
 
 @dataclass
@@ -243,6 +243,7 @@ class Options:
     on_input: bool = False
     total: int | None = None
     first: int = 0
+    slack: int = 0  # added to the bound's factor: the further roundings of a GPU's products, docs/cuda.md
 
     def words(self) -> str:
         parts = [f"x={self.x}" if self.x else "", f"h={self.h}" if self.h else "", self.act.words()]
@@ -268,10 +269,10 @@ def expert(x: Any, w: Weights, options: Options, x_given: Any = None, h_given: A
     """One expert, or an MLP, on its rows."""
     dtype = x.dtype
     values = decoded(options.x, x.double(), dtype, x_given)
-    exact, error = multiply(values, torch.zeros_like(values), w.gate_up, w.gate_up_bias)
+    exact, error = multiply(values, torch.zeros_like(values), w.gate_up, w.gate_up_bias, options.slack)
     h = Range(*(rounded(t, dtype) for t in (exact, exact - error, exact + error)))
     a, radius = through(options.h, activate(options.act, h, dtype), dtype, h_given)
-    return Expected(*multiply(a, radius, w.down, w.down_bias))
+    return Expected(*multiply(a, radius, w.down, w.down_bias, options.slack))
 
 
 def mlp(x: Any, w: Weights, options: Options, x_given: Any = None, h_given: Any = None) -> Expected:

@@ -1,6 +1,6 @@
-"""What the CUDA back end has to do besides the operators' own tests: results near the CPU's, batch invariance,
-streams, special values, large tensors, errors. The tests run on the CPU too, where they compare it with itself;
-what only a GPU can show is skipped there."""
+"""What the CUDA back end has to do besides the operators' own tests: results near the CPU's, streams, special
+values, errors. The tests run on the CPU too, where they compare it with itself; what only a GPU can show is
+skipped there. test_gpu_invariance.py and test_gpu_large.py have batch invariance and large tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 import opaq
 from conftest import need
-from torch_cases import FORMATS, QUANTIZERS, given_for, make_tensor, quantized, same_buffers, same_bytes
+from torch_cases import FORMATS, QUANTIZERS, given_for, make_tensor, same_buffers, same_bytes
 
 torch = need("torch")
 
@@ -146,63 +146,6 @@ def test_empty_inputs(device: str) -> None:
     assert functional.grouped_linear(x, splits, up).shape == (0, 2 * INNER)
 
 
-# ------------------------------------------------------------------------------------------ batch invariance
-
-ROWS = (1, 3, 8, 17, 64, 129, 513)
-INVARIANT = (
-    "",
-    "x=mxfp8 w=mxfp8",
-    "x=fp8row w=fp8row",
-    "x=fp8blk1 w=fp8blk2",
-    "x=nvfp4+rowscaled w=nvfp4",
-    "w=mxfp4",
-)
-
-
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
-def test_a_row_does_not_depend_on_the_others(dtype: Any, device: str) -> None:
-    x, w = numbers((ROWS[-1], 160), 16, device, dtype), numbers((72, 160), 17, device, dtype)
-    given = {
-        f"w_given={text}": quantized(text, (72, 160), device, dtype).buffers() for text in ("nvfp4", "mxfp8")
-    }
-    for plan in (*INVARIANT, *given):
-        whole = ops.linear(x, given.get(plan, [w]), None, w.shape, plan)
-        for rows in ROWS[:-1]:
-            assert same_bytes(ops.linear(x[:rows], given.get(plan, [w]), None, w.shape, plan), whole[:rows]), (
-                plan,
-                rows,
-            )
-
-
-@pytest.mark.parametrize("columns, terms", [(1032, 4224), (4096, 2048), (520, 2880)], ids=str)
-def test_a_row_of_a_large_product_does_not_depend_on_the_others(columns: int, terms: int, device: str) -> None:
-    """Sizes for which a GPU has other kernels than for small ones; also near the product in float64."""
-    need_gpu(device, 2 << 30)
-    x, w = numbers((4096, terms), 18, device, BF16), numbers((columns, terms), 19, device, BF16)
-    texts = ("nvfp4", "nvfp4+swizzle", "mxfp4", "mxfp8", "fp8", "fp8row", "fp8blk2")
-    given = {f"w_given={text}": quantized(text, w.shape, device, BF16).buffers() for text in texts}
-    scale = torch.tensor([64.0], device=device)
-    for plan in (*INVARIANT, "x=fp8+delayed w=fp8", *given):
-        weight, more = given.get(plan, [w]), [scale] if "delayed" in plan else []
-        whole = ops.linear(x, weight, None, w.shape, plan, *more)
-        for rows in (1, 2, 8, 13, 16, 24, 32, 48, 64, 129, 513, 2000):
-            got = ops.linear(x[:rows], weight, None, w.shape, plan, *more)
-            assert same_bytes(got, whole[:rows]), (plan, rows)
-        if plan in given:
-            back = ops.dequantize(weight, plan.removeprefix("w_given="), list(w.shape), F32)
-            want = x[:257].double() @ back.double().T
-            assert near(ops.linear(x[:257].clone(), weight, None, w.shape, plan), want, 3e-3), plan
-
-
-def test_a_token_does_not_depend_on_the_others(device: str) -> None:
-    many = experts(ROWS[-1], device)
-    whole = functional.moe(*many)
-    for tokens in ROWS[:-1]:
-        assert same_bytes(functional.moe(*(part[:tokens] for part in many[:3]), *many[3:]), whole[:tokens]), (
-            tokens
-        )
-
-
 # ---------------------------------------------------------------------------------------- streams and devices
 
 
@@ -240,32 +183,6 @@ def test_a_tensor_of_a_gpu_that_is_not_current(device: str) -> None:
         got = ops.quantize(x.to("cuda:1"), "nvfp4+both")
         assert torch.cuda.current_device() == 0 and got[0].device.index == 1
     assert same_buffers(got, ops.quantize(x, "nvfp4+both"))
-
-
-# --------------------------------------------------------------------------------------------- large tensors
-
-
-def test_more_elements_than_a_32_bit_integer_counts(device: str) -> None:
-    rows, columns = 96, 256
-    if device == "cuda":
-        need_gpu(device, 40 << 30)
-        rows, columns = 2**16 + 96, 2**15
-    x = torch.empty(rows, columns, dtype=BF16, device=device)
-    for begin in range(0, rows, 4096):
-        x[begin : begin + 4096] = numbers((1, columns), begin, device, BF16)
-    last = slice(rows - 32, rows)
-    x[last] = numbers((32, columns), 40, device, BF16)
-    x[rows - 1, columns - 1] = 1000.0  # the largest of the tensor
-    for text in ("fp8", "fp8row", "mxfp8", "nvfp4+rowscaled", "mxfp8+columnwise"):
-        q = ops.quantize(x, text)
-        y = ops.dequantize(q, text, [rows, columns], BF16)
-        if text == "fp8":
-            assert near(q[1], torch.tensor([1000.0 / 448.0]), 1e-6)
-            assert near(y[last], x[last], 0.06) and near(y[:32], x[:32], 0.06)
-        else:
-            part = ops.quantize(x[last].clone(), text)
-            assert same_bytes(y[last], ops.dequantize(part, text, [32, columns], BF16)), text
-        del q, y
 
 
 # ----------------------------------------------------------------------------------------------------- errors
@@ -334,6 +251,25 @@ def test_out_of_memory_in_the_middle(little_memory: Any, device: str) -> None:
     torch.cuda.set_per_process_memory_fraction(1.0)
     codes = ops.quantize(x, "mxfp8+both")[0]
     assert bool((codes == codes[0, 0]).all())
+
+
+def test_out_of_memory_in_a_mixture(little_memory: Any, device: str) -> None:
+    """The memory that is left holds the result, but not the workspace, a row for each choice of a token."""
+    x = numbers((1, 1024), 60, device, BF16).expand(65536, 1024).contiguous()
+    weights = torch.full((65536, CHOICES), 0.5, device=device)
+    ids = torch.arange(65536 * CHOICES, device=device).reshape(65536, CHOICES) % EXPERTS
+    up, down = numbers((EXPERTS, 512, 1024), 61, device, BF16), numbers((EXPERTS, 1024, 256), 62, device, BF16)
+    few = x[:40], weights[:40], ids[:40], up, down
+    want = functional.moe(*few)
+    little_memory(200 << 20)
+    before = torch.cuda.memory_allocated()
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="(?i)memory|allocate"):
+            functional.moe(x, weights, ids, up, down)
+        assert torch.cuda.memory_allocated() == before
+        assert same_bytes(functional.moe(*few), want)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    assert same_bytes(functional.moe(x, weights, ids, up, down)[:40], want)
 
 
 @pytest.mark.parametrize("name", FORMATS)

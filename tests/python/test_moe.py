@@ -1,4 +1,5 @@
-"""mlp and moe against a loop over experts, with error bounds, and against the definition bit for bit."""
+"""mlp and moe against a loop over experts, with error bounds, on every device; and on the CPU against the
+definition bit for bit."""
 
 from __future__ import annotations
 
@@ -33,33 +34,33 @@ def right(made: Call) -> bool:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ACTS)
-def test_every_activation(name: str, dtype: str) -> None:
+def test_every_activation(name: str, dtype: str, device: str) -> None:
     for quantized in ("", "mxfp8"):
         options = Options(ACTS[name], x=quantized, h=quantized)
-        assert right(call(dtype=DTYPES[dtype], options=options, text=quantized))
-        assert right(alone(40, 24, 7, quantized, DTYPES[dtype], options, bias=True))
+        assert right(call(dtype=DTYPES[dtype], options=options, text=quantized, device=device))
+        assert right(alone(40, 24, 7, quantized, DTYPES[dtype], options, bias=True, device=device))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("text", FORMATS)
-def test_every_format(text: str, activation: str) -> None:
+def test_every_format(text: str, activation: str, device: str) -> None:
     """An expert has a multiple of 128 rows, so that no block of fp8blk2 belongs to two experts."""
     for dtype in (BF16, torch.float32):
         options = Options(x=activation, h=activation)
-        assert right(call(9, 3, 2, 128, 64, text=text, dtype=dtype, options=options))
-        assert right(alone(128, 64, 5, text, dtype, options, bias=False))
+        assert right(call(9, 3, 2, 128, 64, text=text, dtype=dtype, options=options, device=device))
+        assert right(alone(128, 64, 5, text, dtype, options, bias=False, device=device))
 
 
 @pytest.mark.parametrize("which", ["x", "h"])
 @pytest.mark.parametrize("text", ["nvfp4", "mxfp8", "fp8row"])
-def test_only_one_input_quantized(text: str, which: str) -> None:
-    assert right(call(text=text, options=replace(Options(), **{which: text})))
-    assert right(call(options=replace(Options(), **{which: text})))
+def test_only_one_input_quantized(text: str, which: str, device: str) -> None:
+    assert right(call(text=text, options=replace(Options(), **{which: text}), device=device))
+    assert right(call(options=replace(Options(), **{which: text}), device=device))
 
 
-def test_the_two_weights_may_differ() -> None:
+def test_the_two_weights_may_differ(device: str) -> None:
     """Also one may be quantized and the other plain."""
-    one, other, plain = (call(text=text) for text in ("mxfp8", "nvfp4", ""))
+    one, other, plain = (call(text=text, device=device) for text in ("mxfp8", "nvfp4", ""))
     for first, second in ((one, other), (plain, one), (other, plain)):
         a, b = first.stored, second.stored
         words = [word for word in a.words.split() if word.startswith("gate_up")]
@@ -93,8 +94,8 @@ def dequantized(matrix: Any, text: str) -> Any:
 @pytest.mark.parametrize("text", ["", "nvfp4", "mxfp8"])
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("k", [1, 2, 8])
-def test_top_k(k: int, ids: Any, text: str) -> None:
-    made = call(17, 11, k, text=text, ids=ids)
+def test_top_k(k: int, ids: Any, text: str, device: str) -> None:
+    made = call(17, 11, k, text=text, ids=ids, device=device)
     assert right(made)
     other = replace(made, ids=made.ids.to(torch.int64 if ids is torch.int32 else torch.int32))
     assert same_bytes(made.moe(), other.moe())
@@ -103,8 +104,10 @@ def test_top_k(k: int, ids: Any, text: str) -> None:
 @pytest.mark.parametrize("text", ["", "nvfp4"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("k", [1, 3])
-def test_weights_on_the_input(k: int, dtype: str, text: str) -> None:
-    made = call(19, k=k, dtype=DTYPES[dtype], text=text, options=Options(on_input=True, x=text, h=text))
+def test_weights_on_the_input(k: int, dtype: str, text: str, device: str) -> None:
+    made = call(
+        19, k=k, dtype=DTYPES[dtype], text=text, options=Options(on_input=True, x=text, h=text), device=device
+    )
     assert right(made)
     after = replace(made, options=replace(made.options, on_input=False))
     assert made.expected().off(after.moe()) > 2
@@ -112,10 +115,10 @@ def test_weights_on_the_input(k: int, dtype: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["silu", "swiglu_oai", "relu2_no_mul"])
 @pytest.mark.parametrize("text", ["", "mxfp4"])
-def test_biases(text: str, name: str) -> None:
+def test_biases(text: str, name: str, device: str) -> None:
     """The router weight multiplies the bias too, on the input or after."""
     for on_input in (False, True):
-        made = call(text=text, bias=True, options=Options(ACTS[name], on_input=on_input))
+        made = call(text=text, bias=True, options=Options(ACTS[name], on_input=on_input), device=device)
         assert right(made)
         for missing in (0, 1):
             biases = [None if i == missing else b for i, b in enumerate(made.stored.biases)]
@@ -128,22 +131,22 @@ def test_biases(text: str, name: str) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 3000])
 @pytest.mark.parametrize("text", ["", "nvfp4", "mxfp8"])
-def test_one_token_and_thousands(text: str, tokens: int) -> None:
+def test_one_token_and_thousands(text: str, tokens: int, device: str) -> None:
     """Most experts get hundreds of rows or none."""
-    assert right(call(tokens, 16, 2, 32, 16, text=text, options=Options(x=text, h=text)))
+    assert right(call(tokens, 16, 2, 32, 16, text=text, options=Options(x=text, h=text), device=device))
 
 
 @pytest.mark.parametrize("hidden, inner", [(1, 1), (37, 19), (300, 5), (16, 270)])
 @pytest.mark.parametrize("text", ["", "nvfp4", "mxfp8", "fp8row"])
-def test_ragged_sizes(text: str, hidden: int, inner: int) -> None:
-    assert right(call(6, 3, 2, hidden, inner, text=text, options=Options(x=text, h=text)))
+def test_ragged_sizes(text: str, hidden: int, inner: int, device: str) -> None:
+    assert right(call(6, 3, 2, hidden, inner, text=text, options=Options(x=text, h=text), device=device))
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (2, 1, 4), (0,), (2, 0)], ids=str)
-def test_ranks(shape: tuple[int, ...]) -> None:
+def test_ranks(shape: tuple[int, ...], device: str) -> None:
     """Leading sizes are rows; the router's tensors have the same leading sizes, or one for all rows."""
     count = int(torch.tensor(shape).prod())
-    made = call(count, k=3, text="mxfp8", options=Options(x="mxfp8", h="mxfp8"))
+    made = call(count, k=3, text="mxfp8", options=Options(x="mxfp8", h="mxfp8"), device=device)
     got = made.moe()
     deep = replace(made, x=made.x.reshape(*shape, 48))
     assert same_bytes(deep.moe(), got.reshape(deep.x.shape)) and right(deep)
@@ -151,8 +154,8 @@ def test_ranks(shape: tuple[int, ...]) -> None:
     assert same_bytes(every.moe(), got.reshape(deep.x.shape))
 
 
-def test_mlp_of_any_rank() -> None:
-    made = alone(40, 24, 12, "nvfp4", BF16, Options(), True)
+def test_mlp_of_any_rank(device: str) -> None:
+    made = alone(40, 24, 12, "nvfp4", BF16, Options(), True, device=device)
     for shape in ((3, 4), (2, 1, 6), (12,)):
         deep = replace(made, x=made.x.reshape(*shape, -1))
         assert right(deep) and same_bytes(deep.mlp(), made.mlp().reshape(deep.x.shape))
@@ -206,17 +209,19 @@ HOSTILE = {
 
 @pytest.mark.parametrize("text", ["", "nvfp4", "mxfp8"])
 @pytest.mark.parametrize("what", HOSTILE)
-def test_hostile_routings(what: str, text: str) -> None:
+def test_hostile_routings(what: str, text: str, device: str) -> None:
     for on_input in (False, True):
-        made = routed(HOSTILE[what], text=text, options=Options(x=text, h=text, on_input=on_input))
+        made = routed(
+            HOSTILE[what], text=text, options=Options(x=text, h=text, on_input=on_input), device=device
+        )
         assert right(made)
 
 
 @pytest.mark.parametrize("absent", [-1, 5])
 @pytest.mark.parametrize("text", ["", "nvfp4"])
-def test_absent_ids(text: str, absent: int) -> None:
+def test_absent_ids(text: str, absent: int, device: str) -> None:
     """-1 and the number of experts mean no expert: the router weight is ignored."""
-    made = call(20, 5, 3, text=text, options=Options(x=text, h=text))
+    made = call(20, 5, 3, text=text, options=Options(x=text, h=text), device=device)
     made.ids[::2, 1] = absent
     made.ids[4] = absent
     made.weights[::2, 1] = float("nan")
@@ -226,15 +231,15 @@ def test_absent_ids(text: str, absent: int) -> None:
     assert same_bytes(made.moe(), replace(made, weights=clean).moe())
 
 
-def test_all_ids_absent() -> None:
-    made = routed(torch.tensor([[-1, 5], [5, 5]]), bias=True)
+def test_all_ids_absent(device: str) -> None:
+    made = routed(torch.tensor([[-1, 5], [5, 5]]), bias=True, device=device)
     got = made.moe()
     assert not got.any() and not torch.signbit(got).any()
 
 
-def test_no_slots_and_no_experts() -> None:
+def test_no_slots_and_no_experts(device: str) -> None:
     """The result is zero."""
-    made = call(6)
+    made = call(6, device=device)
     assert not replace(made, weights=made.weights[:, :0], ids=made.ids[:, :0]).moe().any()
     a, b = ([w[:0]] for (w,) in (made.stored.gate_up, made.stored.down))
     none = replace(made.stored, gate_up=a, down=b, gate_up_shape=[0, 64, 48], down_shape=[0, 48, 32])
@@ -282,9 +287,9 @@ def slice_of(whole: Call, plain: Stored, first: int, count: int, text: str) -> C
     return replace(whole, stored=made, options=replace(whole.options, total=8, first=first))
 
 
-def test_a_slice_ignores_other_experts() -> None:
+def test_a_slice_ignores_other_experts(device: str) -> None:
     """Experts of other slices, -1, and the total number of experts are absent."""
-    made = call(20, 3, 4, text="mxfp8", options=Options(total=9, first=4))
+    made = call(20, 3, 4, text="mxfp8", options=Options(total=9, first=4), device=device)
     generator = torch.Generator().manual_seed(5)
     made.ids = torch.randint(-1, 10, (20, 4), generator=generator)
     assert right(made)
@@ -292,16 +297,16 @@ def test_a_slice_ignores_other_experts() -> None:
     assert not made.moe().any()
 
 
-def test_the_order_of_slots_does_not_matter() -> None:
+def test_the_order_of_slots_does_not_matter(device: str) -> None:
     """Experts are summed in ascending order, so slots of different experts may be exchanged."""
-    made = call(20, 9, 5, text="mxfp8", dtype=torch.float32)
+    made = call(20, 9, 5, text="mxfp8", dtype=torch.float32, device=device)
     order = torch.randperm(5, generator=torch.Generator().manual_seed(1))
     other = replace(made, weights=made.weights[:, order], ids=made.ids[:, order])
     assert same_bytes(made.moe(), other.moe())
 
 
-def test_repeated_ids_add_up() -> None:
-    made = routed(torch.full((6, 2), 1), dtype=torch.float32)
+def test_repeated_ids_add_up(device: str) -> None:
+    made = routed(torch.full((6, 2), 1), dtype=torch.float32, device=device)
     once = replace(made, ids=made.ids[:, :1], weights=made.weights.sum(1, keepdim=True))
     torch.testing.assert_close(made.moe(), once.moe())
 
@@ -318,26 +323,26 @@ def test_router_weights_of_other_dtypes(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["fp8+delayed", "nvfp4"])
-def test_given_scales(text: str) -> None:
+def test_given_scales(text: str, device: str) -> None:
     """Scales of calibrated activations; each affects its own operand."""
     scales = {"input_scale": torch.tensor([24.0]), "hidden_scale": torch.tensor([12.0])}
-    made = call(options=Options(x=text, h=text))
+    made = call(options=Options(x=text, h=text), device=device)
     made = replace(made, **scales)
     assert right(made)
     for name in scales:
         other = replace(made, **{name: scales[name] * 1.4})
         assert right(other) and not same_bytes(other.moe(), made.moe())
-    one = replace(alone(48, 32, 9, "mxfp8", BF16, made.options, True), **scales)
+    one = replace(alone(48, 32, 9, "mxfp8", BF16, made.options, True, device=device), **scales)
     assert right(one)
     each = {name: scale * torch.exp2(torch.arange(5) - 2.0) for name, scale in scales.items()}
     assert right(replace(made, **each))  # one for each expert
 
 
-def test_an_expert_s_rows_are_quantized_separately() -> None:
+def test_an_expert_s_rows_are_quantized_separately(device: str) -> None:
     """Quantizers with one scale per tensor use the rows of one expert: a large token of another expert has no
     effect."""
     options = Options(x="nvfp4", h="nvfp4")
-    made = routed(torch.arange(10).reshape(10, 1) % 5, text="nvfp4", options=options)
+    made = routed(torch.arange(10).reshape(10, 1) % 5, text="nvfp4", options=options, device=device)
     large = replace(made, x=made.x.clone())
     large.x[3] *= 1000
     mine = [i for i in range(10) if i % 5 == 3]
@@ -400,10 +405,10 @@ def test_flushing_denormals_does_not_change_a_bit() -> None:
     assert same_bytes(got, want)
 
 
-def test_a_token_does_not_depend_on_the_batch() -> None:
+def test_a_token_does_not_depend_on_the_batch(device: str) -> None:
     """With quantizers that have scales per row."""
     for text in ("", "mxfp8", "fp8row"):
-        made = call(12, text=text, options=Options(x=text, h=text))
+        made = call(12, text=text, options=Options(x=text, h=text), device=device)
         want = made.moe()
         for row in (0, 5, 11):
             own = slice(row, row + 1)

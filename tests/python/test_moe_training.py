@@ -58,24 +58,26 @@ STOCHASTIC = NVFP4BlockScaling()
 
 @dataclass
 class Mixture:
-    """Tensors of a mixture, keyed by the letters of their gradients; of an MLP if there are no ids."""
+    """Tensors of a mixture on the CPU, keyed by the letters of their gradients; of an MLP if there are no ids.
+    opaq computes on `device`; its results are on the CPU again."""
 
     tensors: dict[str, Any]
     ids: Any
     act: Act
     dy: Any
+    device: str = "cpu"
 
     def run(self, recipe: Any = None, wanted: str = ALL, wrap: Any = None, **more: Any) -> dict[str, Any]:
         """y and the gradients, by opaq."""
-        t = leaves(self.tensors, wanted)
+        t = leaves(moved(self.tensors, self.device), wanted)
         numbers = {"limit": self.act.limit, "alpha": self.act.alpha, "beta": self.act.beta}
         options = {"activation": self.act.name, **numbers, "recipe": recipe, **more}
         weights = t["g"], t["d"], t["b"], t["c"]
         if self.ids is None:
             y = (wrap or functional.mlp)(t["x"], *weights, **options)
         else:
-            y = (wrap or functional.moe)(t["x"], t["r"], self.ids, *weights, **options)
-        return collect(y, self.dy, t)
+            y = (wrap or functional.moe)(t["x"], t["r"], self.ids.to(self.device), *weights, **options)
+        return moved(collect(y, self.dy.to(self.device), t), "cpu")
 
     def expected(self, recipe: Any = None, stochastic: bool = True, **more: Any) -> dict[str, Any]:
         """The same, by autograd in float64."""
@@ -86,6 +88,10 @@ class Mixture:
         else:
             y = reference.moe(t["x"], t["r"], self.ids, *weights, **more)
         return collect(y, self.dy.double(), t)
+
+
+def moved(tensors: dict[str, Any], device: str) -> dict[str, Any]:
+    return {name: None if t is None else t.to(device) for name, t in tensors.items()}
 
 
 def collect(y: Any, dy: Any, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -103,6 +109,7 @@ def mixture(
     dtype: Any = torch.float32,
     bias: bool = True,
     seed: int = 1,
+    device: str = "cpu",
 ) -> Mixture:
     weights, ids = routing(tokens, k, experts, seed)
     one = ACTS[act]
@@ -115,14 +122,14 @@ def mixture(
         "b": numbers((experts, width), seed + 3, dtype, 0.3) if bias else None,
         "c": numbers((experts, hidden), seed + 4, dtype, 0.3) if bias else None,
     }
-    return Mixture(tensors, ids, one, numbers((tokens, hidden), seed + 5, dtype))
+    return Mixture(tensors, ids, one, numbers((tokens, hidden), seed + 5, dtype), device)
 
 
 def alone(**options: Any) -> Mixture:
     """An MLP: one expert, for all rows."""
     made = mixture(experts=1, k=1, **options)
     first = {name: None if t is None else t[0] for name, t in made.tensors.items() if name in "gdbc"}
-    return Mixture({"x": made.tensors["x"], **first}, None, made.act, made.dy)
+    return Mixture({"x": made.tensors["x"], **first}, None, made.act, made.dy, made.device)
 
 
 def allowed(recipe: Any, dtype: Any = torch.float32) -> float:
@@ -142,22 +149,29 @@ def assert_near(got: dict[str, Any], want: dict[str, Any], limit: float) -> None
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_every_activation(act: str) -> None:
-    for made in (mixture(act=act), alone(act=act)):
+def test_every_activation(act: str, device: str) -> None:
+    for made in (mixture(act=act, device=device), alone(act=act, device=device)):
         assert_near(made.run(), made.expected(), allowed(None))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("act", ["silu", "swiglu_oai", "gelu_tanh_no_mul"])
-def test_other_dtypes(act: str, dtype: str) -> None:
-    for made in (mixture(act=act, dtype=DTYPES[dtype]), alone(act=act, dtype=DTYPES[dtype])):
+def test_other_dtypes(act: str, dtype: str, device: str) -> None:
+    for made in (
+        mixture(act=act, dtype=DTYPES[dtype], device=device),
+        alone(act=act, dtype=DTYPES[dtype], device=device),
+    ):
         assert_near(made.run(), made.expected(), allowed(None, DTYPES[dtype]))
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_recipe(name: str) -> None:
+def test_every_recipe(name: str, device: str) -> None:
     recipe = EVERY[name]
-    for made in (mixture(40, 3, act="silu"), alone(tokens=33, act="gelu_no_mul"), mixture(act="swiglu_oai")):
+    for made in (
+        mixture(40, 3, act="silu", device=device),
+        alone(tokens=33, act="gelu_no_mul", device=device),
+        mixture(act="swiglu_oai", device=device),
+    ):
         assert_near(made.run(recipe), made.expected(recipe), allowed(recipe))
 
 
@@ -173,47 +187,47 @@ def test_the_limit_distinguishes_recipes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "current", "block", "mxfp8", "nvfp4"])
-def test_bf16_under_a_recipe(name: str) -> None:
-    made = mixture(64, 3, dtype=BF16)
+def test_bf16_under_a_recipe(name: str, device: str) -> None:
+    made = mixture(64, 3, dtype=BF16, device=device)
     got, want = made.run(RECIPES[name]), made.expected(RECIPES[name])
     assert all(cosine(got[key], want[key]) > (0.98 if name == "nvfp4" else 0.998) for key in want)
 
 
 @pytest.mark.parametrize("name", ["none", "mxfp8"])
-def test_options_of_the_mixture(name: str) -> None:
+def test_options_of_the_mixture(name: str, device: str) -> None:
     """Weights on the input; a slice; absent ids; repeated ones; experts without tokens; one token; ranks."""
     recipe = RECIPES[name]
-    made = mixture(30, 4, 3)
+    made = mixture(30, 4, 3, device=device)
     made.ids[::3, 1] = -1
     made.ids[4], made.ids[9] = 4, 2
     made.ids[made.ids == 0] = 3
     limit = allowed(recipe)
     assert_near(made.run(recipe), made.expected(recipe), limit)
     assert_near(made.run(recipe, weights_on_input=True), made.expected(recipe, on_input=True), limit)
-    part = mixture(30, 3, 3)
+    part = mixture(30, 3, 3, device=device)
     part.ids = torch.randint(-1, 9, (30, 3), generator=torch.Generator().manual_seed(2))
     got = part.run(recipe, num_experts=8, first_expert=2)
     assert_near(got, part.expected(recipe, first=2), limit)
     assert not got["r"][(part.ids < 2) | (part.ids > 4)].any()
-    single = mixture(1, 4, 2)
+    single = mixture(1, 4, 2, device=device)
     got = single.run(recipe)
     assert_near(got, single.expected(recipe), limit)
     idle = [e for e in range(4) if e not in single.ids]
     assert idle and not any(got[key][idle].any() for key in "gdbc")
 
 
-def test_no_token_has_an_expert() -> None:
-    made = mixture(6)
+def test_no_token_has_an_expert(device: str) -> None:
+    made = mixture(6, device=device)
     made.ids[:] = -1
     assert not any(tensor.any() for tensor in made.run().values())
-    none = mixture(0)
+    none = mixture(0, device=device)
     got = none.run()
     assert got["x"].shape == (0, 48) and not any(got[key].any() for key in "gdbc")
 
 
 @pytest.mark.parametrize("k", [1, 8])
-def test_top_k(k: int) -> None:
-    made = mixture(20, 9, k)
+def test_top_k(k: int, device: str) -> None:
+    made = mixture(20, 9, k, device=device)
     assert_near(made.run(), made.expected(), allowed(None))
     made.ids = made.ids.int()
     assert_near(made.run(), made.expected(), allowed(None))
@@ -237,26 +251,26 @@ def test_ranks_and_strides() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_leading_sizes_are_rows(name: str) -> None:
+def test_leading_sizes_are_rows(name: str, device: str) -> None:
     """The bits do not depend on the rank."""
-    for made in (mixture(24), alone(tokens=24)):
+    for made in (mixture(24, device=device), alone(tokens=24, device=device)):
         want = made.run(RECIPES[name])
         made.tensors["x"], made.dy = (t.reshape(2, 3, 4, 48) for t in (made.tensors["x"], made.dy))
         got = made.run(RECIPES[name])
         assert got["x"].shape == (2, 3, 4, 48)
         assert all(same_bytes(got[key].reshape(want[key].shape), want[key]) for key in want)
     tensors, splits, dy = grouped([10, 2, 12])
-    want = run_grouped(tensors, splits, dy, RECIPES[name])
+    want = run_grouped(tensors, splits, dy, RECIPES[name], device=device)
     tensors["x"] = tensors["x"].reshape(2, 3, 4, 48)
-    got = run_grouped(tensors, splits, dy.reshape(2, 3, 4, 40), RECIPES[name])
+    got = run_grouped(tensors, splits, dy.reshape(2, 3, 4, 40), RECIPES[name], device=device)
     assert all(same_bytes(got[key].reshape(want[key].shape), want[key]) for key in want)
 
 
-def test_no_rows() -> None:
+def test_no_rows(device: str) -> None:
     for recipe in (None, RECIPES["mxfp8"], RECIPES["nvfp4"]):
-        got = alone(tokens=0).run(recipe)
+        got = alone(tokens=0, device=device).run(recipe)
         assert not any(got[key].any() for key in "xgdbc")
-        got = run_grouped(*grouped([0, 0]), recipe)
+        got = run_grouped(*grouped([0, 0]), recipe, device=device)
         assert not any(got[key].any() for key in "xwb")
 
 
@@ -283,15 +297,15 @@ def test_clamped_numbers_have_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "mxfp8", "nvfp4", "current high_precision"])
-def test_only_the_requested_gradients(name: str) -> None:
+def test_only_the_requested_gradients(name: str, device: str) -> None:
     """A gradient does not depend on which others are computed."""
-    made, recipe = mixture(), EVERY[name]
+    made, recipe = mixture(device=device), EVERY[name]
     every = made.run(recipe)
     for wanted in ("x", "r", "g", "d", "b", "c", "xr", "gd", "xbc"):
         some = made.run(recipe, wanted)
         for key, tensor in some.items():
             assert same_bytes(tensor, every[key]) if key in wanted + "y" else tensor is None, (wanted, key)
-    one = alone()
+    one = alone(device=device)
     every = one.run(recipe)
     for wanted in ("x", "g", "dc"):
         some = one.run(recipe, wanted)
@@ -314,8 +328,8 @@ def test_the_forward_is_that_of_inference(name: str) -> None:
         assert same_bytes(trained, y) and not y.requires_grad
 
 
-def test_without_biases() -> None:
-    for made in (mixture(bias=False), alone(bias=False)):
+def test_without_biases(device: str) -> None:
+    for made in (mixture(bias=False, device=device), alone(bias=False, device=device)):
         assert_near(made.run(), made.expected(), allowed(None))
 
 
@@ -360,8 +374,8 @@ def vars_of(made: Mixture) -> tuple[Any, ...]:
 # ---------------------------------------------------------------------------------------- stochastic rounding
 
 
-def test_stochastic_rounding_follows_the_seed() -> None:
-    made = mixture()
+def test_stochastic_rounding_follows_the_seed(device: str) -> None:
+    made = mixture(device=device)
     results = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -391,8 +405,11 @@ def test_stochastic_rounding_in_direction_and_on_average() -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "current", "block", "mxfp8", "nvfp4", "mxfp8 dequantized"])
-def test_compiled_equals_eager(name: str) -> None:
-    for made, function in ((mixture(dtype=BF16), functional.moe), (alone(dtype=BF16), functional.mlp)):
+def test_compiled_equals_eager(name: str, device: str) -> None:
+    for made, function in (
+        (mixture(dtype=BF16, device=device), functional.moe),
+        (alone(dtype=BF16, device=device), functional.mlp),
+    ):
         want = made.run(EVERY[name])
         got = made.run(EVERY[name], wrap=compiled(function))
         assert all(same_bytes(got[key], want[key]) for key in want)
@@ -419,13 +436,13 @@ def test_dynamic_tokens_never_recompile(name: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", [RECIPES["mxfp8"], STOCHASTIC], ids=["mxfp8", "nvfp4"])
-def test_checkpointed_equals_not(recipe: Any) -> None:
+def test_checkpointed_equals_not(recipe: Any, device: str) -> None:
     from torch.utils.checkpoint import checkpoint
 
     def through(*arguments: Any, **options: Any) -> Any:
         return checkpoint(functional.moe, *arguments, use_reentrant=False, **options)
 
-    made, results = mixture(dtype=BF16), []
+    made, results = mixture(dtype=BF16, device=device), []
     for wrap in (None, through):
         torch.manual_seed(5)
         results.append(made.run(recipe, wrap=wrap))
@@ -458,11 +475,18 @@ def grouped(splits: list[int], dtype: Any = torch.float32) -> tuple[dict[str, An
 
 
 def run_grouped(
-    tensors: dict[str, Any], splits: Any, dy: Any, recipe: Any = None, wanted: str = "xwb", wrap: Any = None
+    tensors: dict[str, Any],
+    splits: Any,
+    dy: Any,
+    recipe: Any = None,
+    wanted: str = "xwb",
+    wrap: Any = None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
-    t = leaves(tensors, wanted)
-    y = (wrap or functional.grouped_linear)(t["x"], splits, t["w"], t["b"], recipe=recipe)
-    return collect(y, dy, t)
+    """On `device`; the results are on the CPU."""
+    t = leaves(moved(tensors, device), wanted)
+    y = (wrap or functional.grouped_linear)(t["x"], splits.to(device), t["w"], t["b"], recipe=recipe)
+    return moved(collect(y, dy.to(device), t), "cpu")
 
 
 def expected_grouped(tensors: dict[str, Any], splits: Any, dy: Any, recipe: Any = None) -> dict[str, Any]:
@@ -474,9 +498,13 @@ def expected_grouped(tensors: dict[str, Any], splits: Any, dy: Any, recipe: Any 
 
 @pytest.mark.parametrize("splits", [[10, 7, 20], [0, 5, 0, 33], [1], [16, 16], [0, 0, 9]], ids=str)
 @pytest.mark.parametrize("name", EVERY)
-def test_grouped_linear(name: str, splits: list[int]) -> None:
+def test_grouped_linear(name: str, splits: list[int], device: str) -> None:
     made = grouped(splits)
-    assert_near(run_grouped(*made, EVERY[name]), expected_grouped(*made, EVERY[name]), allowed(EVERY[name]))
+    assert_near(
+        run_grouped(*made, EVERY[name], device=device),
+        expected_grouped(*made, EVERY[name]),
+        allowed(EVERY[name]),
+    )
 
 
 def test_grouped_linear_variants() -> None:

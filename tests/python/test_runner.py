@@ -40,33 +40,35 @@ def refused(match: str, function: Callable[..., Any], *arguments: Any, **named: 
     assert str(caught.value).startswith("opaq: "), str(caught.value)
 
 
-def inputs(*leading: int) -> Any:
-    return make_tensor((*leading, H), "cpu", BF16)
+def inputs(*leading: int, device: str = "cpu") -> Any:
+    return make_tensor((*leading, H), device, BF16)
 
 
-def routing(rows: int, dtype: Any = torch.int32) -> tuple[Any, Any]:
+def routing(rows: int, device: str = "cpu") -> tuple[Any, Any]:
     generator = torch.Generator().manual_seed(rows)
-    ids = torch.randint(-1, E, (rows, K), generator=generator, dtype=dtype)
-    return torch.rand(rows, K, generator=generator), ids
+    ids = torch.randint(-1, E, (rows, K), generator=generator, dtype=torch.int32)
+    return torch.rand(rows, K, generator=generator).to(device), ids.to(device)
 
 
-def stacks(dtype: Any = BF16) -> tuple[Any, Any]:
-    return make_tensor((E, 2 * I, H), "cpu", dtype) / 256, make_tensor((E, H, I), "cpu", dtype) / 256
+def stacks(device: str = "cpu") -> tuple[Any, Any]:
+    return make_tensor((E, 2 * I, H), device, BF16) / 256, make_tensor((E, H, I), device, BF16) / 256
 
 
-def made(kind: str, **named: Any) -> Any:
+def made(kind: str, device: str = "cpu", **named: Any) -> Any:
     """A runner of a kind, with plain weights."""
-    up, down = stacks()
+    up, down = stacks(device)
     if kind == "linear":
-        return runner.create_linear(make_tensor((N, H), "cpu", BF16), **named)
+        return runner.create_linear(make_tensor((N, H), device, BF16), **named)
     if kind == "mlp":
         return runner.create_mlp(up[0], down[0], **named)
     return runner.create_moe(up, down, **named)
 
 
-def arguments(kind: str, handle: int, rows: int = 6) -> tuple[Any, ...]:
-    x = inputs(rows)
-    return (x, *routing(rows), handle, H) if kind == "moe" else (x, handle, N if kind == "linear" else H)
+def arguments(kind: str, handle: int, rows: int = 6, device: str = "cpu") -> tuple[Any, ...]:
+    x = inputs(rows, device=device)
+    return (
+        (x, *routing(rows, device), handle, H) if kind == "moe" else (x, handle, N if kind == "linear" else H)
+    )
 
 
 ROWS = {"linear": ops.linear_gemm, "mlp": ops.mlp_gemm, "moe": ops.moe_gemm}
@@ -76,9 +78,9 @@ ROWS = {"linear": ops.linear_gemm, "mlp": ops.mlp_gemm, "moe": ops.moe_gemm}
 
 
 @pytest.mark.parametrize("text", FORMATS)
-def test_linear_is_that_of_the_operator(text: str) -> None:
-    weight = opaq.quantize_tensor(make_tensor((N, H), "cpu", BF16), text)
-    bias, x = make_tensor((N,), "cpu", BF16), inputs(2, 5)
+def test_linear_is_that_of_the_operator(text: str, device: str) -> None:
+    weight = opaq.quantize_tensor(make_tensor((N, H), device, BF16), text)
+    bias, x = make_tensor((N,), device, BF16), inputs(2, 5, device=device)
     for quantizer in ("", "mxfp8", "nvfp4"):
         with runner.create_linear(weight, bias, input_quantizer=quantizer) as made:
             want = functional.quantized_linear(x, weight, bias, input_quantizer=quantizer)
@@ -87,24 +89,24 @@ def test_linear_is_that_of_the_operator(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", FORMATS)
-def test_experts_are_those_of_the_operators(text: str) -> None:
-    up, down = (opaq.quantize_tensor(w, text) for w in stacks())
-    x, (weights, ids) = inputs(10), routing(10)
+def test_experts_are_those_of_the_operators(text: str, device: str) -> None:
+    up, down = (opaq.quantize_tensor(w, text) for w in stacks(device))
+    x, (weights, ids) = inputs(10, device=device), routing(10, device)
     options: dict[str, Any] = {"activation": "silu_clamp", "limit": 7.0, "input_quantizer": "mxfp8"}
     with runner.create_moe(up, down, **options) as made:
         want = functional.moe(x, weights, ids, up, down, **options)
         for got in (ops.moe_gemm(x, weights, ids, made.id, H), nvfp4.moe_gemm(x, weights, ids, made.id, H)):
             assert same_bytes(got, want)
         assert same_bytes(made(x, weights, ids.long()), want)
-    plain = stacks()
+    plain = stacks(device)
     up, down = (opaq.quantize_tensor(w[0], text) for w in plain)
     with runner.create_mlp(up, down, **options) as made:
         assert same_bytes(made(x), functional.mlp(x, up, down, **options))
 
 
-def test_plain_weights_are_quantized_once() -> None:
-    up, down = stacks()
-    x, (weights, ids) = inputs(10), routing(10)
+def test_plain_weights_are_quantized_once(device: str) -> None:
+    up, down = stacks(device)
+    x, (weights, ids) = inputs(10, device=device), routing(10, device)
     for text in ("fp8", "mxfp4", "nvfp4", "nvfp4+4over6"):
         with runner.create_moe(up, down, quantizer=text) as made:
             plan = f"act=silu w={text}"
@@ -112,13 +114,13 @@ def test_plain_weights_are_quantized_once() -> None:
             assert same_bytes(made(x, weights, ids), want)
             assert made.info().bytes < (up.nbytes + down.nbytes) * 0.75
     with runner.create_linear(up[0], quantizer="nvfp4", input_quantizer="nvfp4", input_scale=3.5) as made:
-        want = ops.linear(x, [up[0]], None, up[0].shape, "x=nvfp4 w=nvfp4", torch.tensor([3.5]))
+        want = ops.linear(x, [up[0]], None, up[0].shape, "x=nvfp4 w=nvfp4", torch.tensor([3.5], device=device))
         assert same_bytes(made(x), want) and made.info().format == "nvfp4"
 
 
-def test_part_of_the_experts() -> None:
-    up, down = stacks()
-    x, (weights, ids) = inputs(10), routing(10)
+def test_part_of_the_experts(device: str) -> None:
+    up, down = stacks(device)
+    x, (weights, ids) = inputs(10, device=device), routing(10, device)
     options: dict[str, Any] = {"num_experts": E, "first_expert": 2, "weights_on_input": True}
     with runner.create_moe(up[2:], down[2:], **options) as made:
         assert made.info().experts == 2
@@ -126,8 +128,12 @@ def test_part_of_the_experts() -> None:
         assert same_bytes(made(x, weights, ids), want)
 
 
-def test_weights_are_the_runners_own() -> None:
-    weight, bias, x = make_tensor((N, H), "cpu", BF16), make_tensor((N,), "cpu", BF16), inputs(3)
+def test_weights_are_the_runners_own(device: str) -> None:
+    weight, bias, x = (
+        make_tensor((N, H), device, BF16),
+        make_tensor((N,), device, BF16),
+        inputs(3, device=device),
+    )
     with runner.create_linear(weight.t().contiguous().t(), bias) as made:
         want = made(x)
         weight.fill_(7)
@@ -135,15 +141,19 @@ def test_weights_are_the_runners_own() -> None:
         assert same_bytes(made(x), want)
 
 
-def test_info() -> None:
+def test_info(device: str) -> None:
     with (
-        made("linear", quantizer="nvfp4+both+2d") as linear,
-        made("mlp") as mlp,
-        made("moe", quantizer="fp8") as moe,
+        made("linear", device, quantizer="nvfp4+both+2d") as linear,
+        made("mlp", device) as mlp,
+        made("moe", device, quantizer="fp8") as moe,
     ):
         info = linear.info()
         assert (info.kind, info.in_features, info.out_features, info.experts) == ("linear", H, N, 0)
-        assert info.format == "nvfp4+2d" and info.kernel.startswith("gemm_") and info.bytes > N * H // 2
+        assert (
+            info.format == "nvfp4+2d"
+            and info.kernel.startswith("gemm_" if device == "cpu" else "product_")
+            and info.bytes > N * H // 2
+        )
         assert (mlp.info().kind, mlp.info().format, mlp.info().out_features) == ("mlp", "bf16", H)
         assert (moe.info().format, moe.info().experts) == ("fp8row", E)
         assert len({linear.id, mlp.id, moe.id}) == 3 and min(linear.id, mlp.id, moe.id) > 0
@@ -154,12 +164,12 @@ def test_info() -> None:
 
 
 @pytest.mark.parametrize("space", ["opaq", "nvfp4"])
-def test_opcheck(space: str) -> None:
+def test_opcheck(space: str, device: str) -> None:
     for kind in ("linear", "moe", "mlp"):
         if (space, kind) != ("nvfp4", "mlp"):
-            with made(kind, quantizer="mxfp8") as one:
+            with made(kind, device, quantizer="mxfp8") as one:
                 operator = getattr(getattr(torch.ops, space), f"{kind}_gemm")
-                torch.library.opcheck(operator.default, arguments(kind, one.id))
+                torch.library.opcheck(operator.default, arguments(kind, one.id, device=device))
 
 
 def test_schemas() -> None:
@@ -196,34 +206,34 @@ def test_the_fake_needs_no_runner() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", "moe"])
-def test_compiled_as_one_graph(kind: str) -> None:
-    with made(kind, quantizer="nvfp4", input_quantizer="nvfp4") as one:
+def test_compiled_as_one_graph(kind: str, device: str) -> None:
+    with made(kind, device, quantizer="nvfp4", input_quantizer="nvfp4") as one:
 
         def f(x: Any, *choices: Any) -> Any:
             return ROWS[kind](x + 1, *choices, one.id, one.out_features) * 2
 
         step, called = compiled(f, dynamic=True), compiled(lambda *given: one(*given))
         for rows in (2, 7, 31):
-            given = arguments(kind, one.id, rows)[:-2]
+            given = arguments(kind, one.id, rows, device)[:-2]
             assert same_bytes(step(*given), f(*given))
             assert same_bytes(called(*given), one(*given))
             with fail_on_recompile():
                 assert same_bytes(step(*given), f(*given))
 
 
-def test_compiled_by_inductor() -> None:
+def test_compiled_by_inductor(device: str) -> None:
     need_cxx()
-    with made("linear", quantizer="nvfp4") as one:
+    with made("linear", device, quantizer="nvfp4") as one:
 
         def f(x: Any) -> Any:
             return nvfp4.linear_gemm(torch.relu(x), one.id, N) + 1
 
-        x = inputs(4)
+        x = inputs(4, device=device)
         assert same_bytes(torch.compile(f, fullgraph=True)(x), f(x))
 
 
-def test_exported_and_saved() -> None:
-    with made("linear", quantizer="mxfp4") as one:
+def test_exported_and_saved(device: str) -> None:
+    with made("linear", device, quantizer="mxfp4") as one:
 
         class Model(torch.nn.Module):  # type: ignore[misc, name-defined]
             def forward(self, x: Any) -> Any:
@@ -231,39 +241,51 @@ def test_exported_and_saved() -> None:
 
         file = io.BytesIO()
         batch = torch.export.Dim("batch", min=1, max=100)
-        torch.export.save(torch.export.export(Model(), (inputs(8),), dynamic_shapes=({0: batch},)), file)
+        torch.export.save(
+            torch.export.export(Model(), (inputs(8, device=device),), dynamic_shapes=({0: batch},)), file
+        )
         file.seek(0)
         loaded = torch.export.load(file).module()
         for rows in (3, 50):
-            assert same_bytes(loaded(inputs(rows)), one(inputs(rows)))
+            assert same_bytes(loaded(inputs(rows, device=device)), one(inputs(rows, device=device)))
 
 
 # ------------------------------------------------------------------------------------ errors
 
 
-def test_unknown_stale_and_of_another_kind() -> None:
-    with made("linear") as linear, made("moe") as moe:
-        old = made("linear")
+def test_unknown_stale_and_of_another_kind(device: str) -> None:
+    with made("linear", device) as linear, made("moe", device) as moe:
+        old = made("linear", device)
         old.destroy()
         for space in (ops, nvfp4):
             call = space.linear_gemm
-            refused("linear_gemm: runner 12 does not exist", call, *arguments("linear", 12))
-            refused(f"runner {old.id} is gone: it was destroyed", call, *arguments("linear", old.id))
+            refused("linear_gemm: runner 12 does not exist", call, *arguments("linear", 12, device=device))
+            refused(
+                f"runner {old.id} is gone: it was destroyed", call, *arguments("linear", old.id, device=device)
+            )
             text = f"linear_gemm: runner {moe.id} is a moe runner, expected a linear runner"
-            refused(text, call, *arguments("linear", moe.id))
-            refused("is a linear runner, expected a moe runner", space.moe_gemm, *arguments("moe", linear.id))
-        refused("mlp_gemm: .*is a linear runner, expected a mlp", ops.mlp_gemm, *arguments("mlp", linear.id))
+            refused(text, call, *arguments("linear", moe.id, device=device))
+            refused(
+                "is a linear runner, expected a moe runner",
+                space.moe_gemm,
+                *arguments("moe", linear.id, device=device),
+            )
+        refused(
+            "mlp_gemm: .*is a linear runner, expected a mlp",
+            ops.mlp_gemm,
+            *arguments("mlp", linear.id, device=device),
+        )
         for function in (old.info, old.destroy):
             with pytest.raises(opaq.OpaqError, match=f"runner {old.id} is gone") as caught:
                 function()
             assert caught.value.status == "ARGUMENT"
 
 
-def test_a_hint_that_contradicts_the_runner() -> None:
+def test_a_hint_that_contradicts_the_runner(device: str) -> None:
     for kind, size in (("linear", N), ("mlp", H), ("moe", H)):
-        with made(kind) as one:
+        with made(kind, device) as one:
             name = "out_features" if kind == "linear" else "hidden_size"
-            *given, _ = arguments(kind, one.id)
+            *given, _ = arguments(kind, one.id, device=device)
             for wrong in (size + 1, 0, 1):
                 refused(
                     f"{kind}_gemm: {name} is {wrong}, but runner {one.id} gives {size}",
@@ -323,11 +345,11 @@ class Scale:
         return x[..., : self.features] * self.number
 
 
-def test_a_python_object_runs() -> None:
+def test_a_python_object_runs(device: str) -> None:
     for kind, features in (("linear", N), ("mlp", H), ("moe", H)):
         obj = Scale(3.0, features)
         with runner.register(obj, kind, H, features, E if kind == "moe" else 0) as one:
-            x, *rest = arguments(kind, one.id)
+            x, *rest = arguments(kind, one.id, device=device)
             for dtype in (torch.float32, BF16, torch.float16):
                 got = ROWS[kind](x.to(dtype), *rest)
                 assert same_bytes(got, x.to(dtype)[:, :features] * 3.0)
@@ -337,12 +359,12 @@ def test_a_python_object_runs() -> None:
     assert obj.seen[-1][2:] == (torch.float32, torch.int32)
 
 
-def test_a_python_object_in_a_compiled_graph() -> None:
+def test_a_python_object_in_a_compiled_graph(device: str) -> None:
     with runner.register(Scale(), "linear", H, N) as one:
         step = compiled(lambda x: nvfp4.linear_gemm(x * 2, one.id, N) + 1)
-        assert same_bytes(step(inputs(3)), inputs(3)[:, :N] * 4 + 1)
+        assert same_bytes(step(inputs(3, device=device)), inputs(3, device=device)[:, :N] * 4 + 1)
         with torch.inference_mode():
-            assert same_bytes(one(inputs(3)), inputs(3)[:, :N] * 2)
+            assert same_bytes(one(inputs(3, device=device)), inputs(3, device=device)[:, :N] * 2)
 
 
 def test_its_input_is_not_copied() -> None:

@@ -149,7 +149,7 @@ enum exit_code command_doctor(const struct command_call *call) {
     struct opaq_error cuda = {OPAQ_OK, ""};
     struct findings findings = {0};
     (void)program_path(program, sizeof program);
-    if (opaq_device_check((struct opaq_device){OPAQ_DEVICE_CUDA, 0}, &cuda) == OPAQ_OK) {
+    if (opaq_device_check((struct opaq_device){OPAQ_DEVICE_CUDA, -1}, &cuda) == OPAQ_OK) {
         cuda.text[0] = '\0';
     }
     judge(cuda.text, &findings);

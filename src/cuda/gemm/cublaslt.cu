@@ -1,18 +1,18 @@
 /* cuda/gemm/cublaslt.cu: finds and opens cuBLASLt. Nothing is written, and a missing library is no error. */
 #include "cuda/gemm/cublaslt.h"
 
-#if defined(OPAQ_CUDA_EMULATION)
-
-const struct cublaslt *cublaslt_find(void) { return NULL; }
-
-#else
-
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#if defined(OPAQ_CUDA_EMULATION) /* only the file that OPAQ_CUBLASLT_LIBRARY names, of a test */
+
+static void *open_installed(void) { return NULL; }
+
+#else
 
 static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
 enum { NAMES = sizeof names / sizeof names[0] };
@@ -52,17 +52,20 @@ static void *open_beside(void) {
     return library;
 }
 
-static void *open_library(void) {
-    const char *const given = getenv("OPAQ_CUBLASLT_LIBRARY");
-    if (given != NULL && given[0] != '\0') {
-        return dlopen(given, RTLD_LAZY | RTLD_LOCAL);
-    }
+static void *open_installed(void) {
     static const int modes[] = {RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD, RTLD_LAZY | RTLD_LOCAL};
     void *library = NULL;
     for (int i = 0; i < 2 * NAMES && library == NULL; ++i) {
         library = dlopen(names[i % NAMES], modes[i / NAMES]);
     }
     return library == NULL ? open_beside() : library;
+}
+
+#endif
+
+static void *open_library(void) {
+    const char *const given = getenv("OPAQ_CUBLASLT_LIBRARY");
+    return given != NULL && given[0] != '\0' ? dlopen(given, RTLD_LAZY | RTLD_LOCAL) : open_installed();
 }
 
 /* ---- functions ---- */
@@ -97,5 +100,3 @@ const struct cublaslt *cublaslt_find(void) {
     (void)pthread_once(&once, find);
     return is_found ? &functions : NULL;
 }
-
-#endif

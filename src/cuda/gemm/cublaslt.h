@@ -11,11 +11,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { LT_SUCCESS = 0, LT_COMPUTE_32F = 68, LT_OP_N = 0, LT_OP_T = 1 };
+enum { LT_SUCCESS = 0, LT_INVALID_VALUE = 7, LT_ARCH_MISMATCH = 8, LT_NOT_SUPPORTED = 15 }; /* statuses */
+enum { LT_COMPUTE_32F = 68, LT_OP_N = 0, LT_OP_T = 1 };
 enum lt_type { LT_32F = 0, LT_16F = 2, LT_16BF = 14, LT_E4M3 = 28, LT_E5M2 = 29 };
 
 /* Attributes of a descriptor, and of a preference. */
 enum {
+    LT_POINTER_MODE = 2,
     LT_TRANSA = 3,
     LT_TRANSB = 4,
     LT_EPILOGUE = 7,
@@ -32,7 +34,7 @@ enum {
     LT_REDUCTION_SCHEME_MASK = 3,
     LT_MIN_ALIGNMENT_A_BYTES = 5, /* then B, C and D */
 };
-enum { LT_EPILOGUE_BIAS = 4, LT_REDUCE_IN_COMPUTE_TYPE = 2 };
+enum { LT_EPILOGUE_BIAS = 4, LT_REDUCE_IN_COMPUTE_TYPE = 2, LT_POINTERS_OF_DEVICE = 1 };
 
 /* Where the scales of an fp8 operand are: one; one for each row; for each row and 128 terms, rows contiguous and padded to a
  * multiple of 4; for 128 rows and 128 terms, blocks of terms contiguous and padded to a multiple of 4. */

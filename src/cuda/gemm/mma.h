@@ -26,9 +26,14 @@ static __device__ __forceinline__ void copy_async(void *to, const void *from) {
                  : "memory");
 }
 
-/* Waits for the thread's own copies. */
-static __device__ __forceinline__ void copy_async_wait(void) {
-    asm volatile("cp.async.wait_all;" ::: "memory");
+/* Ends a group: the thread's copies since the last one. */
+static __device__ __forceinline__ void copy_async_end_group(void) {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Waits for the thread's own copies, except those of the last GROUPS groups. */
+template <int GROUPS> static __device__ __forceinline__ void copy_async_wait(void) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 }
 
 /* Each half of a times that of b: one rounding, subnormal numbers kept. (A product plus -0, because sm_80 has no bf16 product.) */
@@ -69,7 +74,8 @@ static inline void mma_bf16(float sums[4], const uint32_t a[4], const uint32_t b
 }
 
 static inline void copy_async(void *to, const void *from) { emulation_copy_async(to, from, 16); }
-static inline void copy_async_wait(void) { emulation_copy_wait(); }
+static inline void copy_async_end_group(void) { emulation_copy_end_group(); }
+template <int GROUPS> static inline void copy_async_wait(void) { emulation_copy_wait(GROUPS); }
 static inline uint32_t pair_multiply(uint32_t a, uint32_t b) { return emulation_pair_multiply(a, b); }
 
 static inline void load_four(const void *from, uint32_t words[4]) { memcpy(words, from, 4 * sizeof *words); }

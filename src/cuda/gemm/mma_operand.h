@@ -14,7 +14,7 @@ enum { PART = OPERAND_PART, PART_WORDS = PART / 2 };
 
 /* How parts are read. All but ANY read a part at once: its row is contiguous, aligned, and has whole parts. Products read ANY
  * from a copy in bf16, which has rows like that. */
-enum source { SOURCE_BF16, SOURCE_CODES4, SOURCE_CODES8, SOURCE_ANY };
+enum source { SOURCE_BF16, SOURCE_NVFP4, SOURCE_MXFP4, SOURCE_CODES8, SOURCE_ANY };
 enum scale_kind { SCALE_NONE, SCALE_E8M0, SCALE_E4M3 }; /* what a code is multiplied with */
 enum factor_kind { FACTOR_NONE, FACTOR_SCALE, FACTOR_AMAX, FACTOR_INVERSE };
 
@@ -41,9 +41,13 @@ struct mma_row {
     const uint8_t *data, *scales;
 };
 
+__host__ __device__ constexpr bool is_codes4(int source) {
+    return source == SOURCE_NVFP4 || source == SOURCE_MXFP4;
+}
+
 /* A part as it is stored. */
 template <int SOURCE> struct mma_raw {
-    enum { WORDS = SOURCE == SOURCE_CODES4 ? 2 : SOURCE == SOURCE_CODES8 ? 4 : PART_WORDS };
+    enum { WORDS = is_codes4(SOURCE) ? 2 : SOURCE == SOURCE_CODES8 ? 4 : PART_WORDS };
     uint32_t word[WORDS];
     uint32_t scale;
 };
@@ -209,7 +213,7 @@ static __device__ __forceinline__ void decode_part(const struct mma_form &form,
             words[i] = raw.word[i];
         }
         return;
-    } else if constexpr (SOURCE == SOURCE_CODES4) {
+    } else if constexpr (is_codes4(SOURCE)) {
         const uint32_t scale = pair_of(scale_bf16(form.scale, raw.scale));
 #pragma unroll
         for (int i = 0; i < PART_WORDS; ++i) {
@@ -234,6 +238,72 @@ static __device__ __forceinline__ void decode_part(const struct mma_form &form,
 #pragma unroll
         for (int i = 0; i < PART_WORDS; ++i) {
             words[i] = pair_multiply(pair_multiply(words[i], power), scale);
+        }
+    }
+}
+
+/* ---- parts of weights, in the order of products ----
+ *
+ * A product may take the terms of a sum in any order that is the same for both operands. 4-bit codes are decoded fastest in pairs
+ * that are four apart: words 0 to 3 are then terms (0, 4), (1, 5), (2, 6) and (3, 7) of the part, words 4 to 7 the same of its
+ * second half. Other weights keep their order. */
+
+/* Decoded 4-bit codes of nvfp4 are their values times 2^-NVFP4_POWER: the scale, which is at most 448, makes up for the
+ * rest of 2^-126, so that one multiplication is enough. Values and sums keep all their bits. */
+enum { NVFP4_POWER = 7 };
+
+static __device__ __forceinline__ uint32_t nvfp4_scale_pair(uint32_t byte) {
+    const float value =
+        float_from_bits((byte << 20 & 0x07F00000u) | (byte << 24 & 0x80000000u)) * 0x1p120f * 0x1p119f;
+    const uint32_t bits = (byte & 0x7Fu) == 0x7Fu ? 0x7FC00000u : float_to_bits(value);
+    return select_bytes(bits, 0, 0x3232u);
+}
+
+/* The magnitude at the end of the exponent, the sign on top: a code is there twice after the multiplication. */
+static __device__ __forceinline__ void pairs_of_codes4(uint32_t word, uint32_t pairs[4]) {
+    const uint32_t low = 0x000F000Fu;
+    const uint32_t high = 0x00F000F0u;
+    const uint32_t kept = 0x81C081C0u;
+    const uint32_t upper = word >> 8;
+    pairs[0] = (word & low) * 0x1040u & kept;
+    pairs[1] = (word & high) * 0x104u & kept;
+    pairs[2] = (upper & low) * 0x1040u & kept;
+    pairs[3] = (upper & high) * 0x104u & kept;
+}
+
+template <int SOURCE>
+static __device__ __forceinline__ void decode_weights(const struct mma_form &form,
+                                                      const struct mma_raw<SOURCE> &raw,
+                                                      uint32_t words[PART_WORDS]) {
+    if constexpr (is_codes4(SOURCE)) {
+        const uint32_t scale =
+            SOURCE == SOURCE_NVFP4 ? nvfp4_scale_pair(raw.scale) : pair_of(scale_bf16(SCALE_E8M0, raw.scale));
+        pairs_of_codes4(raw.word[0], words);
+        pairs_of_codes4(raw.word[1], words + 4);
+#pragma unroll
+        for (int i = 0; i < PART_WORDS; ++i) {
+            const uint32_t word =
+                SOURCE == SOURCE_NVFP4 ? words[i] : pair_multiply(words[i], pair_of(POWER_E2M1));
+            words[i] = pair_multiply(word, scale);
+        }
+    } else {
+        decode_part<SOURCE>(form, raw, words);
+    }
+}
+
+/* Brings a part of the tokens into the order of the weights. */
+template <int SOURCE> static __device__ __forceinline__ void order_tokens(uint32_t words[PART_WORDS]) {
+    if constexpr (is_codes4(SOURCE)) {
+#pragma unroll
+        for (int half = 0; half < PART_WORDS; half += 4) {
+            const uint32_t *const from = words + half;
+            const uint32_t ordered[4] = {
+                select_bytes(from[0], from[2], 0x5410u), select_bytes(from[0], from[2], 0x7632u),
+                select_bytes(from[1], from[3], 0x5410u), select_bytes(from[1], from[3], 0x7632u)};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                words[half + i] = ordered[i];
+            }
         }
     }
 }

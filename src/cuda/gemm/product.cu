@@ -103,7 +103,9 @@ static __global__ void __launch_bounds__(THREADS) product_kernel(struct product_
 
 size_t product_group_workspace(const struct gemm_job *job, enum product_part part) {
     const size_t own = product_mma_workspace(job, part);
-    const size_t library = part == PRODUCT_WHOLE ? product_cublaslt_workspace(job) : 0;
+    const size_t library = part != PRODUCT_WHOLE                  ? 0
+                           : product_cublaslt_workspace(job) != 0 ? product_cublaslt_workspace(job)
+                                                                  : product_decoded_workspace(job);
     return own > library ? own : library;
 }
 
@@ -115,7 +117,10 @@ enum opaq_status product_group(const struct gemm_job *job, const struct group_pa
     }
     if (job->any_order && part == PRODUCT_WHOLE && group->first == NULL) {
         bool is_done;
-        TRY(product_cublaslt(job, workspace, &is_done, execution, error));
+        TRY(product_cublaslt(job, NULL, workspace, &is_done, execution, error));
+        if (!is_done) {
+            TRY(product_decoded(job, workspace, &is_done, execution, error));
+        }
         if (is_done) {
             return OPAQ_OK;
         }

@@ -52,6 +52,8 @@ struct problem {
     int32_t c_type, bias_type; /* bias_type: -1 for none */
     int32_t accumulates, is_fast;
     int32_t device, alignment; /* of all addresses, in bytes */
+    int32_t has_factors;       /* that are in device memory */
+    int32_t unused;
 };
 
 static int32_t plain_type(enum opaq_element dtype) {
@@ -197,6 +199,9 @@ static bool call_make(const struct cublaslt *lt, const struct problem *problem, 
     int failed = lt->descriptor_init(&call->descriptor, sizeof call->descriptor, LT_COMPUTE_32F, LT_32F);
     failed |= set_int(lt, call, LT_TRANSA, problem->b.by_columns ? LT_OP_N : LT_OP_T);
     failed |= set_int(lt, call, LT_TRANSB, problem->a.by_columns ? LT_OP_T : LT_OP_N);
+    if (problem->has_factors) {
+        failed |= set_int(lt, call, LT_POINTER_MODE, LT_POINTERS_OF_DEVICE);
+    }
     failed |= set_scale(lt, call, &problem->b, &job->b, LT_A_SCALE_POINTER, LT_A_SCALE_MODE);
     failed |= set_scale(lt, call, &problem->a, &job->a, LT_B_SCALE_POINTER, LT_B_SCALE_MODE);
     if (problem->is_fast) {
@@ -215,9 +220,17 @@ static bool call_make(const struct cublaslt *lt, const struct problem *problem, 
     return failed == LT_SUCCESS;
 }
 
-/* Queries the heuristic; false if it finds no algorithm. Sums may be split, but parts of a sum are added in float32. */
-static bool choose(const struct cublaslt *lt, lt_handle handle, const struct problem *problem,
-                   struct call *call, struct lt_algorithm *algorithm) {
+/* Whether cuBLASLt refuses a problem for good, in contrast to a failure that the next call may not meet, such as of memory. */
+static bool is_unsupported(int status) {
+    return status == LT_NOT_SUPPORTED || status == LT_INVALID_VALUE || status == LT_ARCH_MISMATCH;
+}
+
+enum entry_state { ENTRY_EMPTY, ENTRY_SUPPORTED, ENTRY_UNSUPPORTED };
+
+/* Queries the heuristic; ENTRY_EMPTY: it failed, and another query may succeed. Sums may be split, but parts of a sum are added in
+ * float32. */
+static enum entry_state choose(const struct cublaslt *lt, lt_handle handle, const struct problem *problem,
+                               struct call *call, struct lt_algorithm *algorithm) {
     struct lt_preference preference;
     struct lt_choice choices[CHOICES];
     const uint64_t bytes = WORKSPACE_BYTES;
@@ -230,17 +243,21 @@ static bool choose(const struct cublaslt *lt, lt_handle handle, const struct pro
     for (int i = 0; i < 4; ++i) {
         failed |= lt->preference_set(&preference, LT_MIN_ALIGNMENT_A_BYTES + i, &alignment, sizeof alignment);
     }
-    if (failed != LT_SUCCESS || lt->choose(handle, &call->descriptor, &call->a, &call->b, &call->c, &call->c,
-                                           &preference, CHOICES, choices, &count) != LT_SUCCESS) {
-        return false;
+    if (failed != LT_SUCCESS) {
+        return ENTRY_UNSUPPORTED;
+    }
+    const int status = lt->choose(handle, &call->descriptor, &call->a, &call->b, &call->c, &call->c,
+                                  &preference, CHOICES, choices, &count);
+    if (status != LT_SUCCESS) {
+        return is_unsupported(status) ? ENTRY_UNSUPPORTED : ENTRY_EMPTY;
     }
     for (int i = 0; i < count; ++i) {
         if (choices[i].status == LT_SUCCESS && choices[i].workspace_bytes <= WORKSPACE_BYTES) {
             *algorithm = choices[i].algorithm;
-            return true;
+            return ENTRY_SUPPORTED;
         }
     }
-    return false;
+    return ENTRY_UNSUPPORTED;
 }
 
 /* ---- cache ---- */
@@ -267,9 +284,8 @@ static lt_handle handle_of(const struct cublaslt *lt, int device) {
     return handle;
 }
 
-/* A hash table with open addressing. An entry is complete before it is published, and does not change, except that an algorithm
- * that failed is marked as unsupported. */
-enum entry_state { ENTRY_EMPTY, ENTRY_SUPPORTED, ENTRY_UNSUPPORTED };
+/* A hash table with open addressing. An entry is complete before it is published, and does not change, except that a problem
+ * that turned out to be unsupported is marked as that. */
 struct cache_entry {
     int state; /* enum entry_state */
     struct problem problem;
@@ -304,7 +320,10 @@ static bool algorithm_of(const struct cublaslt *lt, lt_handle handle, const stru
     int state = __atomic_load_n(&found->state, __ATOMIC_ACQUIRE);
     *entry = found;
     if (state == ENTRY_EMPTY) {
-        state = choose(lt, handle, problem, call, algorithm) ? ENTRY_SUPPORTED : ENTRY_UNSUPPORTED;
+        state = choose(lt, handle, problem, call, algorithm);
+        if (state == ENTRY_EMPTY) {
+            return false;
+        }
         (void)pthread_mutex_lock(&changes);
         found = entry_find(problem); /* another thread may have been here */
         const bool is_empty = __atomic_load_n(&found->state, __ATOMIC_RELAXED) == ENTRY_EMPTY;
@@ -345,10 +364,12 @@ static bool align(const struct gemm_job *job, struct problem *problem) {
     return (addresses | small) % LEAST_ALIGNMENT == 0;
 }
 
-static bool run(const struct cublaslt *lt, const struct problem *problem, const struct gemm_job *job,
-                void *workspace, cudaStream_t stream) {
-    const float one = 1.0f;
-    const float beta = problem->accumulates ? 1.0f : 0.0f;
+/* Fails if cuBLASLt fails at a product that it supports. */
+static enum opaq_status run(const struct cublaslt *lt, const struct problem *problem,
+                            const struct gemm_job *job, const float *factors, void *workspace,
+                            cudaStream_t stream, bool *is_done, struct opaq_error *error) {
+    const float of_host[2] = {1.0f, problem->accumulates ? 1.0f : 0.0f};
+    const float *const both = factors == NULL ? of_host : factors;
     void *const aligned =
         (void *)(((uintptr_t)workspace + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT);
     const lt_handle handle = handle_of(lt, problem->device);
@@ -360,20 +381,25 @@ static bool run(const struct cublaslt *lt, const struct problem *problem, const 
     memset(&algorithm, 0, sizeof algorithm);
     if (handle == NULL || !call_make(lt, problem, job, &call) ||
         !algorithm_of(lt, handle, problem, &call, &algorithm, &entry)) {
-        return false;
+        return OPAQ_OK;
     }
-    if (lt->matmul(handle, &call.descriptor, &one, weight, &call.a, tokens, &call.b, &beta, job->c.data,
-                   &call.c, job->c.data, &call.c, &algorithm, aligned, WORKSPACE_BYTES, stream) == LT_SUCCESS) {
-        return true;
-    }
-    if (entry != NULL) {
+    const int status =
+        lt->matmul(handle, &call.descriptor, &both[0], weight, &call.a, tokens, &call.b, &both[1], job->c.data,
+                   &call.c, job->c.data, &call.c, &algorithm, aligned, WORKSPACE_BYTES, stream);
+    *is_done = status == LT_SUCCESS;
+    if (is_unsupported(status) && entry != NULL) {
         __atomic_store_n(&entry->state, (int)ENTRY_UNSUPPORTED, __ATOMIC_RELEASE);
     }
-    return false;
+    return status == LT_SUCCESS || is_unsupported(status)
+               ? OPAQ_OK
+               : opaq_fail(error, OPAQ_ERROR_SYSTEM,
+                           "cuBLASLt failed with status %d at a product of %lld x %lld x %lld", status,
+                           (long long)problem->m, (long long)problem->n, (long long)problem->k);
 }
 
-enum opaq_status product_cublaslt(const struct gemm_job *job, void *workspace, bool *is_done,
-                                  const struct opaq_execution *execution, struct opaq_error *error) {
+enum opaq_status product_cublaslt(const struct gemm_job *job, const float *factors, void *workspace,
+                                  bool *is_done, const struct opaq_execution *execution,
+                                  struct opaq_error *error) {
     struct problem problem;
     struct device_state saved;
     *is_done = false;
@@ -382,8 +408,10 @@ enum opaq_status product_cublaslt(const struct gemm_job *job, void *workspace, b
         return OPAQ_OK;
     }
     problem.device = execution->device.index;
+    problem.has_factors = factors != NULL;
     TRY(device_enter(execution->device, &saved, error));
-    *is_done = run(lt, &problem, job, workspace, stream_of(execution));
+    const enum opaq_status status =
+        run(lt, &problem, job, factors, workspace, stream_of(execution), is_done, error);
     device_leave(execution->device, saved);
-    return OPAQ_OK;
+    return status;
 }

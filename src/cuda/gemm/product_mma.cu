@@ -12,7 +12,6 @@
  * How an mma adds up its 16 products and the accumulator is the hardware's: the products are exact, sums may be truncated
  * instead of rounded. So the bytes are not the CPU's. Its bound, (min(K, 256) + ceil(K / 256) + 2) 2^-24 times the sum of the
  * terms' magnitudes (gemm_run.h), leaves more than 30 2^-24 for each of a block's eight mma if K is 256 or more.
- * Not run on hardware.
  *
  * Layout. 64 terms are a chunk; lane 4 g + j of a warp holds terms 16 j to 16 j + 15 of row g of an operand: one part
  * (mma_operand.h), which for nvfp4 has one scale. Words 2 s and 2 s + 1 of the part go to mma number s of the chunk's four:
@@ -107,8 +106,8 @@ static __global__ void __launch_bounds__(THREADS, 2) decode_operand(struct decod
         uint32_t words[PART_WORDS];
         uint8_t *const to = job.to + row * job.row_bytes + part * PART * 2;
         const int k = (int)part * PART;
-        if (job.form.source == SOURCE_CODES4) {
-            read_part<SOURCE_CODES4>(job.form, side, mma_row_at(job.form, side, row), k, words);
+        if (is_codes4(job.form.source)) {
+            read_part<SOURCE_NVFP4>(job.form, side, mma_row_at(job.form, side, row), k, words); /* or mxfp4's */
         } else if (job.form.source == SOURCE_CODES8) {
             read_part<SOURCE_CODES8>(job.form, side, mma_row_at(job.form, side, row), k, words);
         } else {
@@ -123,20 +122,35 @@ static __global__ void __launch_bounds__(THREADS, 2) decode_operand(struct decod
 
 enum { WARPS_DOWN = 4, WARPS_ACROSS = WARPS / WARPS_DOWN }; /* along weights, along tokens */
 
-/* Starts to copy 64 terms of `count` tokens to shared memory. */
-static __device__ __forceinline__ void stage_tokens(const struct mma_form &form, const struct mma_side &side,
-                                                    int64_t first, int count, int k, uint8_t *stage) {
+/* What a thread copies of each chunk: 16 bytes of every COPIES_APART-th token. */
+enum { PIECES = CHUNK / 8, COPIES_APART = THREADS / PIECES };
+
+struct staged {
+    const uint8_t *first;
+    int64_t step; /* bytes to the next */
+    int rows;     /* of the operand, from the first on; negative or 0 if there is none */
+};
+
+static __device__ __forceinline__ struct staged staged_from(const struct mma_form &form,
+                                                            const struct mma_side &side, int64_t token) {
+    const int64_t row = token + (int)threadIdx.x / PIECES;
+    return {mma_row_at(form, side, row).data + (int)threadIdx.x % PIECES * 16,
+            side.operand.gemm.plain.row_step * (2 * COPIES_APART), (int)(side.rows - row)};
+}
+
+/* Starts to copy the terms from k on of COUNT tokens to shared memory; what is not there is zero. */
+template <int COUNT>
+static __device__ __forceinline__ void stage_tokens(const struct staged &staged, const struct mma_side &side,
+                                                    int k, uint8_t *stage) {
     const uint32_t zeros[4] = {0, 0, 0, 0};
-#pragma unroll 1
-    for (int i = (int)threadIdx.x; i < count * CHUNK / 8; i += THREADS) { /* 16 bytes */
-        const int part = i % (CHUNK / 8);
-        const struct mma_row row = mma_row_at(form, side, first + i / (CHUNK / 8));
-        const int term = k + 8 * part;
-        uint8_t *const to = stage + i / (CHUNK / 8) * PITCH + part * 16;
-        if (term < side.depth) {
-            copy_async(to, row.data + 2 * (int64_t)term);
+    const bool is_inside = k + 8 * ((int)threadIdx.x % PIECES) < side.depth;
+    stage += (int)threadIdx.x / PIECES * PITCH + (int)threadIdx.x % PIECES * 16;
+#pragma unroll
+    for (int i = 0; i < COUNT / COPIES_APART; ++i) {
+        if (is_inside && i * COPIES_APART < staged.rows) {
+            copy_async(stage + i * COPIES_APART * PITCH, staged.first + i * staged.step + 2 * (int64_t)k);
         } else {
-            store_four(zeros, to);
+            store_four(zeros, stage + i * COPIES_APART * PITCH);
         }
     }
 }
@@ -154,9 +168,11 @@ static __device__ void tile_place(int64_t tile, int64_t down, int64_t across, in
 template <int SOURCE, int RT, int TT>
 static __global__ void __launch_bounds__(THREADS) product_tiles(struct mma_arguments job) {
     enum { DOWN = WARPS_DOWN * MMA_ROWS * RT, ACROSS = WARPS_ACROSS * MMA_COLUMNS * TT };
+    /* A chunk of a small tile takes less time than memory: several are on their way, of tokens and of weights. */
+    enum { STAGES = TT == 4 ? 4 : 2, AHEAD = TT == 4 && SOURCE != SOURCE_BF16 ? 2 : 1 };
     __shared__ struct mma_side sides[2];
-    alignas(16) __shared__ uint8_t stages[2][ACROSS * PITCH]; /* tokens, this chunk and the next */
-    __shared__ float factors[2][DOWN + ACROSS];               /* of this block of terms and the next */
+    alignas(16) __shared__ uint8_t stages[STAGES][ACROSS * PITCH]; /* tokens, this chunk and the next ones */
+    __shared__ float factors[2][DOWN + ACROSS];                    /* of this block of terms and the next */
     static_assert(DOWN + ACROSS <= THREADS, "a thread loads a factor");
     sides_make(&job, sides);
     const struct mma_side &a = sides[0];
@@ -177,16 +193,21 @@ static __global__ void __launch_bounds__(THREADS) product_tiles(struct mma_argum
         token *= ACROSS;
         weight *= DOWN;
         struct mma_row rows[RT][2];
-        struct mma_raw<SOURCE> raw[RT][2];
+        struct mma_raw<SOURCE> raw[AHEAD][RT][2];
         float total[RT][TT][4] = {};
         float sums[RT][TT][4] = {};
         const struct mma_form &own_form = thread < DOWN ? job.b_form : job.a_form; /* whose factor is loaded */
         const struct mma_side &own_side = thread < DOWN ? b : a;
         const struct mma_factors own =
             factors_at(own_form, own_side, thread < DOWN ? weight + thread : token + thread - DOWN);
+        const struct staged staged = staged_from(job.a_form, a, token);
         __syncthreads(); /* all threads have stored the previous tile */
-        if (chunks > 0) {
-            stage_tokens(job.a_form, a, token, ACROSS, 0, stages[0]);
+#pragma unroll
+        for (int chunk = 0; chunk < STAGES - 1; ++chunk) {
+            if (chunk < chunks) {
+                stage_tokens<ACROSS>(staged, a, chunk * CHUNK, stages[chunk]);
+            }
+            copy_async_end_group();
         }
         if (thread < DOWN + ACROSS) {
             factors[0][thread] = factor_of(own_form, own_side, own, 0);
@@ -194,50 +215,68 @@ static __global__ void __launch_bounds__(THREADS) product_tiles(struct mma_argum
 #pragma unroll
         for (int i = 0; i < RT * 2; ++i) {
             rows[i / 2][i % 2] = mma_row_at(job.b_form, b, weight + weight_of_warp + MMA_COLUMNS * i + g);
-            load_part<SOURCE>(job.b_form, b, rows[i / 2][i % 2], PART * j, &raw[i / 2][i % 2]);
+#pragma unroll
+            for (int ahead = 0; ahead < AHEAD; ++ahead) {
+                load_part<SOURCE>(job.b_form, b, rows[i / 2][i % 2], ahead * CHUNK + PART * j,
+                                  &raw[ahead][i / 2][i % 2]);
+            }
         }
 #pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-            const int next = (chunk + 1) * CHUNK;
-            copy_async_wait();
-            __syncthreads(); /* this chunk's tokens are there, and all threads have read those of the previous one */
-            if (chunk + 1 < chunks) {
-                stage_tokens(job.a_form, a, token, ACROSS, next, stages[(chunk + 1) % 2]);
-                if (has_block_factors && next % SUM_BLOCK == 0 && thread < DOWN + ACROSS) {
+        for (int first = 0; first < chunks; first += AHEAD) {
+#pragma unroll
+            for (int turn = 0; turn < AHEAD; ++turn) {
+                const int chunk = first + turn;
+                if (chunk >= chunks) {
+                    break;
+                }
+                const int next = (chunk + 1) * CHUNK;
+                const int staging = chunk + STAGES - 1;
+                copy_async_wait<STAGES - 2>();
+                __syncthreads(); /* this chunk's tokens are there, and all threads have read those of the previous one */
+                if (staging < chunks) {
+                    stage_tokens<ACROSS>(staged, a, staging * CHUNK, stages[staging % STAGES]);
+                }
+                copy_async_end_group();
+                if (chunk + 1 < chunks && has_block_factors && next % SUM_BLOCK == 0 &&
+                    thread < DOWN + ACROSS) {
                     factors[next / SUM_BLOCK % 2][thread] =
                         factor_of(own_form, own_side, own, next / SUM_BLOCK);
                 }
-            }
-            uint32_t weights[RT][2][PART_WORDS];
+                uint32_t weights[RT][2][PART_WORDS];
 #pragma unroll
-            for (int i = 0; i < RT * 2; ++i) {
-                decode_part<SOURCE>(job.b_form, raw[i / 2][i % 2], weights[i / 2][i % 2]);
-                load_part<SOURCE>(job.b_form, b, rows[i / 2][i % 2], next + PART * j, &raw[i / 2][i % 2]);
-            }
-            const uint8_t *const stage = stages[chunk % 2] + (token_of_warp + g) * PITCH + j * PART * 2;
-#pragma unroll
-            for (int tt = 0; tt < TT; ++tt) {
-                uint32_t tokens[PART_WORDS];
-                read_four(stage + tt * MMA_COLUMNS * PITCH, tokens);
-                read_four(stage + tt * MMA_COLUMNS * PITCH + 16, tokens + 4);
-                multiply_chunk<RT, TT>(weights, tokens, tt, sums);
-            }
-            if ((chunk + 1) % CHUNKS_OF_BLOCK != 0 && chunk + 1 < chunks) {
-                continue;
-            }
-            const float *const factor = factors[chunk / CHUNKS_OF_BLOCK % 2];
-#pragma unroll
-            for (int i = 0; i < RT * TT * 4; ++i) {
-                float *const sum = &sums[i / (TT * 4)][i / 4 % TT][i % 4];
-                if (has_block_factors) {
-                    *sum = scaled(*sum, job.constant,
-                                  factor[weight_of_warp + i / (TT * 4) * MMA_ROWS + g + i % 4 / 2 * 8],
-                                  factor[DOWN + token_of_warp + i / 4 % TT * MMA_COLUMNS + 2 * j + i % 2]);
+                for (int i = 0; i < RT * 2; ++i) {
+                    decode_weights<SOURCE>(job.b_form, raw[turn][i / 2][i % 2], weights[i / 2][i % 2]);
+                    load_part<SOURCE>(job.b_form, b, rows[i / 2][i % 2], (chunk + AHEAD) * CHUNK + PART * j,
+                                      &raw[turn][i / 2][i % 2]);
                 }
-                total[i / (TT * 4)][i / 4 % TT][i % 4] += *sum;
-                *sum = 0.0f;
+                const uint8_t *const stage =
+                    stages[chunk % STAGES] + (token_of_warp + g) * PITCH + j * PART * 2;
+#pragma unroll
+                for (int tt = 0; tt < TT; ++tt) {
+                    uint32_t tokens[PART_WORDS];
+                    read_four(stage + tt * MMA_COLUMNS * PITCH, tokens);
+                    read_four(stage + tt * MMA_COLUMNS * PITCH + 16, tokens + 4);
+                    order_tokens<SOURCE>(tokens);
+                    multiply_chunk<RT, TT>(weights, tokens, tt, sums);
+                }
+                if ((chunk + 1) % CHUNKS_OF_BLOCK != 0 && chunk + 1 < chunks) {
+                    continue;
+                }
+                const float *const factor = factors[chunk / CHUNKS_OF_BLOCK % 2];
+#pragma unroll
+                for (int i = 0; i < RT * TT * 4; ++i) {
+                    float *const sum = &sums[i / (TT * 4)][i / 4 % TT][i % 4];
+                    if (has_block_factors) {
+                        *sum = scaled(*sum, job.constant,
+                                      factor[weight_of_warp + i / (TT * 4) * MMA_ROWS + g + i % 4 / 2 * 8],
+                                      factor[DOWN + token_of_warp + i / 4 % TT * MMA_COLUMNS + 2 * j + i % 2]);
+                    }
+                    total[i / (TT * 4)][i / 4 % TT][i % 4] += *sum;
+                    *sum = 0.0f;
+                }
             }
         }
+        copy_async_wait<0>(); /* all groups are empty */
         /* results go through shared memory, 16 tokens at a time, so that stores are contiguous along a row of c */
         float(*const results)[DOWN + 4] = (float(*)[DOWN + 4]) stages;
         static_assert(sizeof stages >= WARPS_ACROSS * MMA_COLUMNS * sizeof results[0], "results fit");
@@ -272,7 +311,7 @@ static __global__ void __launch_bounds__(THREADS) product_tiles(struct mma_argum
 template <int SOURCE, int TT>
 static __global__ void __launch_bounds__(THREADS, 2) product_few(struct mma_arguments job) {
     enum {
-        RT = SOURCE == SOURCE_CODES4 && TT == 1 ? 2 : 1,
+        RT = is_codes4(SOURCE) && TT == 1 ? 2 : 1,
         RESULTS = RT * TT * 128,
         EACH = (RESULTS + THREADS - 1) / THREADS
     };
@@ -320,18 +359,27 @@ static __global__ void __launch_bounds__(THREADS, 2) product_few(struct mma_argu
             float sums[RT][TT][4] = {};
 #pragma unroll
             for (int c = 0; c < CHUNKS_OF_BLOCK; ++c) {
-                uint32_t weights[RT][2][PART_WORDS];
-#pragma unroll
-                for (int i = 0; i < RT * 2; ++i) {
-                    decode_part<SOURCE>(job.b_form, raw[c][i / 2][i % 2], weights[i / 2][i % 2]);
-                    load_part<SOURCE>(job.b_form, b, rows[i / 2][i % 2], k + WARPS * SUM_BLOCK + c * CHUNK,
-                                      &raw[c][i / 2][i % 2]);
-                }
+                struct mma_raw<SOURCE_BF16> tokens[TT]; /* on their way while weights are decoded */
 #pragma unroll
                 for (int tt = 0; tt < TT; ++tt) {
-                    uint32_t tokens[PART_WORDS];
-                    read_part<SOURCE_BF16>(job.a_form, a, token_rows[tt], k + c * CHUNK, tokens);
-                    multiply_chunk<RT, TT>(weights, tokens, tt, sums);
+                    load_part<SOURCE_BF16>(job.a_form, a, token_rows[tt], k + c * CHUNK, &tokens[tt]);
+                }
+#pragma unroll
+                for (int rt = 0; rt < RT; ++rt) {
+                    uint32_t weights[1][2][PART_WORDS];
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        decode_weights<SOURCE>(job.b_form, raw[c][rt][i], weights[0][i]);
+                        load_part<SOURCE>(job.b_form, b, rows[rt][i], k + WARPS * SUM_BLOCK + c * CHUNK,
+                                          &raw[c][rt][i]);
+                    }
+#pragma unroll
+                    for (int tt = 0; tt < TT; ++tt) {
+                        if (rt == 0) {
+                            order_tokens<SOURCE>(tokens[tt].word);
+                        }
+                        multiply_chunk<1, TT>(weights, tokens[tt].word, tt, &sums[rt]);
+                    }
                 }
             }
             if (has_block_factors) { /* a lane loads a row's factors for all */
@@ -404,8 +452,8 @@ static bool is_exact(const struct gemm_operand *operand) {
     return false;
 }
 
-/* Depends on no address: while a workspace is measured there is none. */
-static enum source source_of(const struct gemm_operand *operand, enum product_part part) {
+/* How the operand's layout permits to read it. Depends on no address: while a workspace is measured there is none. */
+static enum source source_of_layout(const struct gemm_operand *operand, enum product_part part) {
     const struct quant_copy *copy = operand->copy;
     if (part == PRODUCT_TERMS || operand_depth(operand) % PART != 0) {
         return SOURCE_ANY; /* there may be a part of a part */
@@ -417,13 +465,17 @@ static enum source source_of(const struct gemm_operand *operand, enum product_pa
         copy->data_column_step != 1 || copy->data_row_step % PART != 0) {
         return SOURCE_ANY;
     }
-    return copy->is_packed ? SOURCE_CODES4 : SOURCE_CODES8;
+    return !copy->is_packed ? SOURCE_CODES8 : operand->spec->format == OPAQ_NVFP4 ? SOURCE_NVFP4 : SOURCE_MXFP4;
 }
 
-/* Whether the address is one that the source needs. */
-static bool is_aligned(const struct gemm_operand *operand, enum product_part part) {
+/* Whether the address is one that every source but ANY needs. */
+static bool is_aligned(const struct gemm_operand *operand) {
     const void *data = operand->copy == NULL ? operand->plain.data : operand->copy->data;
-    return source_of(operand, part) == SOURCE_ANY || (uintptr_t)data % 16 == 0;
+    return (uintptr_t)data % 16 == 0;
+}
+
+static enum source source_of(const struct gemm_operand *operand, enum product_part part) {
+    return is_aligned(operand) ? source_of_layout(operand, part) : SOURCE_ANY;
 }
 
 static int shift_of(int64_t size) {
@@ -480,11 +532,15 @@ static bool is_refused(void) {
     return variable_is("OPAQ_CUDA_PRODUCT", "fma", &state);
 }
 
+/* A row of a may have any address in one batch and an aligned one in another, so both go to the same kernel. A weight keeps its
+ * address: one that is not aligned goes to the kernel of product.cu, because scratch memory for all weights would be needed
+ * to decode it here. */
 bool product_mma_takes(const struct gemm_job *job, enum product_part part) {
     const int64_t limit = INT32_MAX - 4096; /* rows and terms are counted in 32 bits */
-    return is_exact(&job->a) && is_exact(&job->b) && is_aligned(&job->a, part) && is_aligned(&job->b, part) &&
-           job->a.plain.rows < limit && job->b.plain.rows < limit && job->a.plain.columns < limit &&
-           job->b.plain.columns < limit && !is_refused();
+    const bool is_weight_aligned = is_aligned(&job->b) || source_of_layout(&job->b, part) == SOURCE_ANY;
+    return is_exact(&job->a) && is_exact(&job->b) && is_weight_aligned && job->a.plain.rows < limit &&
+           job->b.plain.rows < limit && job->a.plain.columns < limit && job->b.plain.columns < limit &&
+           !is_refused();
 }
 
 typedef void product_kernel_function(struct mma_arguments job);
@@ -497,7 +553,7 @@ static const struct {
 #define KERNELS_OF(source) \
     { product_few<source, 1>, product_few<source, 2>, product_tiles<source, 1, 4>, product_tiles<source, 2, 8> }
 static product_kernel_function *const kernels[SOURCE_ANY][SHAPE_COUNT] = {
-    KERNELS_OF(SOURCE_BF16), KERNELS_OF(SOURCE_CODES4), KERNELS_OF(SOURCE_CODES8)};
+    KERNELS_OF(SOURCE_BF16), KERNELS_OF(SOURCE_NVFP4), KERNELS_OF(SOURCE_MXFP4), KERNELS_OF(SOURCE_CODES8)};
 
 static int64_t tiles_of(enum shape shape, const struct quant_matrix *c) {
     return ceil_div(c->rows, shape_sizes[shape].tokens) * ceil_div(c->columns, shape_sizes[shape].weights);
@@ -527,8 +583,9 @@ static int64_t decoded_row_bytes(const struct gemm_operand *operand) {
     return round_up(operand_depth(operand), PART) * 2;
 }
 
+/* The memory for it: for a always, because its address is not known while a workspace is measured. */
 static size_t decoded_bytes(const struct gemm_operand *operand, enum product_part part, bool is_a) {
-    return is_decoded(operand, part, is_a)
+    return is_a || source_of_layout(operand, part) == SOURCE_ANY
                ? (size_t)round_up(operand->plain.rows * decoded_row_bytes(operand), 64)
                : 0;
 }
@@ -573,6 +630,84 @@ enum opaq_status product_mma(const struct gemm_job *job, const struct group_part
     TRY(prepare(&arguments.a, &arguments.a_form, &arguments.target, true, workspace, execution, error));
     TRY(prepare(&arguments.b, &arguments.b_form, &arguments.target, false,
                 (char *)workspace + decoded_bytes(&job->a, part, true), execution, error));
+    if (arguments.b_form.source == SOURCE_NVFP4) {
+        arguments.constant *= (float)(1 << NVFP4_POWER);
+    }
     return launch("product", kernels[arguments.b_form.source][shape], blocks_for(tiles_of(shape, &job->c), 1),
                   THREADS, arguments, execution, error);
+}
+
+/* ---- operands for other libraries ---- */
+
+struct factor_arguments {
+    struct mma_arguments product;
+    float added; /* what is added to the product is multiplied with it */
+    float *factors;
+};
+
+static __global__ void write_factors(struct factor_arguments job) {
+    __shared__ struct mma_side sides[2];
+    sides_make(&job.product, sides);
+    if (threadIdx.x == 0) {
+        const float b_factor =
+            factor_of(job.product.b_form, sides[1], factors_at(job.product.b_form, sides[1], 0), 0);
+        const float a_factor =
+            factor_of(job.product.a_form, sides[0], factors_at(job.product.a_form, sides[0], 0), 0);
+        job.factors[0] = scaled(1.0f, job.product.constant, b_factor, a_factor);
+        job.factors[1] = job.added;
+    }
+}
+
+static bool has_one_factor(const struct gemm_operand *operand) {
+    if (operand->copy == NULL) {
+        return true;
+    }
+    const enum opaq_format format = (enum opaq_format)operand->spec->format;
+    return format == OPAQ_FP8 || format == OPAQ_MXFP8 || format == OPAQ_MXFP4 ||
+           (format == OPAQ_NVFP4 && operand->copy->amax_step == 0);
+}
+
+bool product_mma_decodes(const struct gemm_job *job) {
+    return product_mma_takes(job, PRODUCT_WHOLE) && has_one_factor(&job->a) && has_one_factor(&job->b);
+}
+
+struct gemm_operand product_mma_decoded(const struct gemm_operand *operand, void *memory) {
+    struct gemm_operand decoded;
+    memset(&decoded, 0, sizeof decoded);
+    decoded.plain = {
+        memory, OPAQ_BF16, operand->plain.rows, operand_depth(operand), decoded_row_bytes(operand) / 2, 1};
+    return decoded;
+}
+
+static const struct group_part no_group = {NULL, 0};
+
+enum opaq_status product_mma_decode(const struct gemm_job *job, bool is_a, void *to,
+                                    const struct opaq_execution *execution, struct opaq_error *error) {
+    const struct gemm_operand *const operand = is_a ? &job->a : &job->b;
+    float constant = 1.0f;
+    const struct decode_arguments arguments = {product_operand_of(operand),
+                                               form_of(operand, PRODUCT_WHOLE, &constant),
+                                               product_target_of(job, &no_group, PRODUCT_WHOLE),
+                                               is_a,
+                                               (uint8_t *)to,
+                                               decoded_row_bytes(operand)};
+    const int64_t parts = arguments.row_bytes / (PART * 2) * operand->plain.rows;
+    return parts == 0 ? OPAQ_OK
+                      : launch("to decode an operand", decode_operand, blocks_for(parts, THREADS), THREADS,
+                               arguments, execution, error);
+}
+
+enum opaq_status product_mma_factors(const struct gemm_job *job, float *factors,
+                                     const struct opaq_execution *execution, struct opaq_error *error) {
+    struct factor_arguments arguments;
+    memset(&arguments, 0, sizeof arguments);
+    arguments.product.a = product_operand_of(&job->a);
+    arguments.product.b = product_operand_of(&job->b);
+    arguments.product.constant = 1.0f;
+    arguments.product.a_form = form_of(&job->a, PRODUCT_WHOLE, &arguments.product.constant);
+    arguments.product.b_form = form_of(&job->b, PRODUCT_WHOLE, &arguments.product.constant);
+    arguments.product.target = product_target_of(job, &no_group, PRODUCT_WHOLE);
+    arguments.added = job->accumulate ? 1.0f : 0.0f;
+    arguments.factors = factors;
+    return launch("the factors of a product", write_factors, 1, WARP, arguments, execution, error);
 }

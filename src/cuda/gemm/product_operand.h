@@ -82,4 +82,12 @@ size_t product_mma_workspace(const struct gemm_job *job, enum product_part part)
 enum opaq_status product_mma(const struct gemm_job *job, const struct group_part *group, enum product_part part,
                              void *workspace, CUDA_RUN);
 
+/* For products of another library: operands as rows of bf16, without the scales in float32. Whether these are at most one for each
+ * operand, and bf16 holds the values; what an operand is when it is decoded to this address, which is a multiple of 16; decoding a
+ * or b; and two floats in device memory: what the product is multiplied with, and what it is added to. */
+bool product_mma_decodes(const struct gemm_job *job);
+struct gemm_operand product_mma_decoded(const struct gemm_operand *operand, void *memory);
+enum opaq_status product_mma_decode(const struct gemm_job *job, bool is_a, void *to, CUDA_RUN);
+enum opaq_status product_mma_factors(const struct gemm_job *job, float *factors, CUDA_RUN);
+
 #endif

@@ -114,10 +114,11 @@ static __global__ void finish_amax_kernel(struct amax_arguments job) {
     }
 }
 
-/* Whether one of the kernels for parts takes the copy; the number of parts is counted in 32 bits. */
+/* Whether one of the kernels for parts takes the copy; parts and columns are counted in 32 bits. */
 static bool can_read_parts(const struct amax_arguments *job) {
     const struct quant_matrix x = plain_operand(&job->copy);
-    return uses_parts() && is_in_parts(&x) && x.rows * (x.columns / PART) < INT32_MAX &&
+    return uses_parts() && is_in_parts(&x) && x.columns < PART_COLUMNS_LIMIT &&
+           x.rows * (x.columns / PART) < INT32_MAX &&
            (job->group.first == NULL || job->copy.usage == OPAQ_ROWWISE) &&
            !(job->copy.is_hadamard && job->group.first != NULL);
 }

@@ -63,9 +63,13 @@ enum opaq_status cuda_noise(const struct quant_job *job, struct opaq_noise *nois
                             const struct opaq_execution *execution, struct opaq_error *error) {
     struct opaq_noise slots[SLOTS];
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    struct device_state saved;
     void *memory;
     *noise = (struct opaq_noise){0.0, 0.0};
-    TRY(cuda_status(cudaStreamIsCapturing(stream_of(execution), &capture), "to measure noise", error));
+    TRY(device_enter(execution->device, &saved, error)); /* the default stream is that of the current device */
+    const cudaError_t result = cudaStreamIsCapturing(stream_of(execution), &capture);
+    device_leave(execution->device, saved);
+    TRY(cuda_status(result, "to measure noise", error));
     if (capture != cudaStreamCaptureStatusNone) { /* waiting would end the capture */
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
                          "noise is measured on the host, which is not possible while a CUDA graph is captured");

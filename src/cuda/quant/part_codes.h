@@ -9,7 +9,12 @@
 #include "cuda/quant/quant_kernels.h"
 #include "definition/block_ref.h"
 
-enum { PART = 16, PART_WORDS = PART / 2 };
+enum {
+    PART = 16,
+    PART_WORDS = PART / 2,
+    PART_COLUMNS_LIMIT =
+        INT32_MAX - 65536 /* columns and one round of a block's threads are counted in 32 bits */
+};
 
 /* What a kernel is compiled for. FP8: one scale for the tensor. FP8_BLOCK: fp8blk1 and fp8blk2. */
 enum part_kind { PART_FP8, PART_FP8_BLOCK, PART_MX8, PART_MX4, PART_NVFP4 };

@@ -112,6 +112,7 @@ bool takes_rows(const struct quant_job *job, const struct quant_copy *copy) {
     const bool is_whole =
         job->spec.format == OPAQ_FP8 || job->spec.format == OPAQ_FP8ROW; /* one scale for a row or more */
     return copy->usage == OPAQ_ROWWISE && takes_parts(job, copy) && operand->columns > 0 &&
+           operand->columns < PART_COLUMNS_LIMIT &&
            (is_whole || (copy->block_rows == 1 && operand->columns % copy->block_columns == 0)) &&
            operand->rows < INT32_MAX && operand->rows * (operand->columns / PART) < INT32_MAX;
 }

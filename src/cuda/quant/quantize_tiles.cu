@@ -112,8 +112,13 @@ static __device__ OPAQ_INLINE void quantize_column_parts(const struct tile_argum
 
 template <int KIND>
 static __global__ void __launch_bounds__(THREADS, 3) quantize_tiles_kernel(struct tile_arguments job) {
-    /* neighbours along columns: those of a block, or as many as make stores contiguous */
-    enum { LANES = KIND == PART_MX8 || KIND == PART_MX4 ? 2 : 8 };
+    enum {
+        IS_MX = KIND == PART_MX8 || KIND == PART_MX4,
+        LANES = IS_MX
+                    ? 2
+                    : 8, /* neighbours along columns: those of a block, or as many as make stores contiguous */
+        AT_ONCE = IS_MX ? 2 : PASSES /* passes whose loads are in flight together: with more, registers spill */
+    };
     __shared__ struct tile tile;
     __shared__ struct square_blocks squares;
     const bool drop_nan = job.quant.job.spec.rule == OPAQ_RULE_TE;
@@ -128,7 +133,7 @@ static __global__ void __launch_bounds__(THREADS, 3) quantize_tiles_kernel(struc
             }
             __syncthreads(); /* the blocks' amaxes are 0 */
         }
-#pragma unroll
+#pragma unroll AT_ONCE
         for (int pass = 0; pass < PASSES; ++pass) {
             const int row = row_of_thread(pass);
             const int part = part_of_thread();
