@@ -219,15 +219,23 @@ def test_checkpoints_that_vllm_handles(log: list[str]) -> None:
 
 
 def test_other_devices(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> None:
+    """tests/python/test_vllm_stand_in.py has all cases."""
     from vllm.platforms import current_platform
 
     config = plugin()
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
     monkeypatch.setattr(type(current_platform), "device_name", "cuda")
     fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     assert config.override_quantization_method(fp8, None) is None
-    assert "vLLM runs on cuda, and opaq has kernels for processors only" in log[0]
-    with pytest.raises(ValueError, match="vLLM runs on cuda"):
+    assert log[0].endswith(
+        "vLLM runs on cuda; --quantization opaq or OPAQ_VLLM_CUDA=1 serves it with opaq there"
+    )
+    assert config.override_quantization_method(fp8, "opaq") == "opaq"
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: False)
+    with pytest.raises(
+        ValueError, match="vLLM runs on cuda, and opaq has kernels for processors and CUDA only"
+    ):
         config.override_quantization_method(fp8, "opaq")
 
 
