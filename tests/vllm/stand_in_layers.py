@@ -88,6 +88,9 @@ class ChannelQuantScaleParameter(_Column):
 
 
 class PerTensorScaleParameter(BasevLLMParameter):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+
     def load_row_parallel_weight(self, *args: Any, **kwargs: Any) -> None:
         self._load(*args, **kwargs)
 
@@ -148,9 +151,6 @@ class LinearBase(nn.Module):
         block = self.weight_block_size[0] if isinstance(param, BlockQuantScaleParameter) else 1
         return -(-size // block), -(-offset // block)
 
-    def forward(self, input_: Any) -> Any:
-        return self.quant_method.apply(self, input_, self.bias)
-
 
 class ColumnParallelLinear(LinearBase):
     def __init__(
@@ -169,6 +169,9 @@ class ColumnParallelLinear(LinearBase):
     def weight_loader_v2(self, param: Any, loaded_weight: Any) -> None:
         given = loaded_weight.reshape(1) if loaded_weight.dim() == 0 else loaded_weight
         param.load_column_parallel_weight(loaded_weight=given)
+
+    def forward(self, input_: Any) -> Any:
+        return self.quant_method.apply(self, input_, self.bias)
 
 
 class MergedColumnParallelLinear(ColumnParallelLinear):
@@ -239,3 +242,6 @@ class RowParallelLinear(LinearBase):
     def weight_loader_v2(self, param: Any, loaded_weight: Any) -> None:
         given = loaded_weight.reshape(1) if loaded_weight.dim() == 0 else loaded_weight
         param.load_row_parallel_weight(loaded_weight=given)
+
+    def forward(self, input_: Any) -> Any:
+        return self.quant_method.apply(self, input_, self.bias)
