@@ -126,7 +126,7 @@ done
 
 # ---- PyTorch
 part "PyTorch tests"
-export OPAQ_LIBRARY="$PWD/$folder/libopaq.so" PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
+export OPAQ_LIBRARY="$PWD/$folder/libopaq.so" OPAQ_COMMAND="$PWD/$folder/opaq" PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
 export OMP_NUM_THREADS=2 TORCHINDUCTOR_COMPILE_THREADS=2 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 if grep -q '^ok .*PyTorch' "$logs/summary"; then
     # The tests that take the device as a parameter, one process for each file, the longest first. Without the AOTInductor
