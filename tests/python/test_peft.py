@@ -331,6 +331,38 @@ def test_adapters_of_packed_experts_are_refused() -> None:
         peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["experts"]))
 
 
+def experts_model() -> Any:
+    torch.manual_seed(1)
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        moe_intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    return transformers.Qwen3MoeForCausalLM(config)
+
+
+@pytest.mark.parametrize("name", ["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "q_proj.weight"])
+def test_packed_target_parameters_are_refused(name: str) -> None:
+    config = peft.LoraConfig(r=2, target_modules=[], target_parameters=[name])
+    model = experts_model()
+    opaq.quantize_(model, "nvfp4", progress=False)
+    with pytest.raises(
+        NotImplementedError, match=f"target_parameters names {name.rpartition('.')[2]} of a .*nvfp4"
+    ):
+        peft.get_peft_model(model, config)
+    plain = experts_model()
+    opaq.quantize_(plain, "nvfp4", ignore=["lm_head", "experts", "q_proj"], progress=False)
+    made = peft.get_peft_model(plain, config)
+    assert any("lora_A" in key for key, parameter in made.named_parameters() if parameter.requires_grad)
+
+
 def test_custom_modules_of_the_configuration_take_precedence() -> None:
     class Own(peft.tuners.lora.layer.Linear):
         pass

@@ -135,6 +135,19 @@ def dispatch(target: Any, adapter_name: str, config: Any, **keywords: Any) -> An
     return LoraQuantizedLinear(target, adapter_name, config, **keywords)
 
 
+def check_target_parameter(target: Any, name: str) -> None:
+    """Refuses an adapter of a packed weight by target_parameters, which PEFT would add to a plain copy."""
+    module = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
+    weight = getattr(module, name, None)
+    if isinstance(weight, QuantizedTensor):
+        raise NotImplementedError(
+            f"opaq: target_parameters names {name} of a {type(module).__name__}, which is packed "
+            f"({weight._quantizer_text}, {tuple(weight.shape)}); packed linear layers have adapters by "
+            "target_modules, and other weights are adapted if they stay plain: ignore= of opaq.quantize_ or "
+            "opaq.Config"
+        )
+
+
 def check_saved(module: nn.Module) -> None:
     """Refuses a module of modules_to_save that has packed weights."""
     packed = {
