@@ -18,7 +18,7 @@ from conftest import ROOT, need
 from opaq._names import Names
 from opaq.checkpoint import Layout, Scheme, layout_schemes
 from test_gpu import near, numbers
-from test_gpu_graphs import Recorded
+from test_gpu_graphs import Recorded, graphs_recorded
 from torch_cases import same_bytes
 
 torch = need("torch")
@@ -368,6 +368,39 @@ def test_clamped_activations(name: str, engine: Any, device: str) -> None:
     assert near(got, functional.moe(x, weights, ids, *stacks, activation=ours, **given), 0.02)
 
 
+def test_experts_of_gpt_oss(engine: Any, device: str) -> None:
+    """Gate and up alternate and are one weight with a bias; all experts are in one tensor."""
+    config = engine.OpaqConfig.from_config({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    assert config.get_name() == "gpt_oss_mxfp4"
+    moe = stand_in.FusedMoEConfig(EXPERTS, HIDDEN, INNER, EXPERTS, stand_in.MoEActivation.SWIGLUOAI, True)
+    scheme = layout_schemes("gpt-oss")[0]
+    weights = {"w13": (2 * INNER, HIDDEN), "w2": (HIDDEN, INNER)}
+    experts = {key: [Weight(scheme, *shape, 50 + e) for e in range(EXPERTS)] for key, shape in weights.items()}
+    biases = {key: numbers((EXPERTS, shape[0]), 60, "cpu", BF16) * 0.1 for key, shape in weights.items()}
+
+    def fill(layer: Any) -> None:
+        for key, rows in experts.items():
+            for name, role in ((f"{key}_weight", "data"), (f"{key}_weight_scale", "scale")):
+                tensor = torch.stack([row.tensors[role].view(torch.uint8) for row in rows])
+                parameter = getattr(layer, name)
+                parameter.weight_loader(parameter, tensor, name, "", 0)
+            bias = getattr(layer, f"{key}_bias")
+            bias.weight_loader(bias, biases[key], f"{key}_bias", "", 0)
+
+    layer = build(
+        device,
+        lambda: stand_in.RoutedExperts("layers.0.mlp.experts", BF16, moe, config, stand_in.ExpertMap(EXPERTS)),
+        fill,
+    )
+    x, factors, ids = routed(37, device)
+    stacks = [torch.stack([row.packed.dequantize() for row in experts[key]]).to(device) for key in weights]
+    given = *stacks, *(biases[key].to(device) for key in weights)
+    with torch.no_grad():
+        got = layer.forward_modular(x, factors, ids)
+        assert near(got, functional.moe(x, factors, ids, *given, activation="swiglu_oai"), 0.02)
+    check_replays(lambda: layer.forward_modular(x, factors, ids), x, device)
+
+
 def test_experts_of_two_ranks(engine: Any, device: str) -> None:
     """Each rank has half of every expert, or half of the experts with a map of the others to -1."""
     mixture = Mixture(SCHEMES["compressed-tensors nvfp4"])
@@ -401,11 +434,13 @@ def test_a_compiled_block(engine: Any, device: str) -> None:
 
     counters = torch._dynamo.utils.counters
     counters.clear()
+    before = graphs_recorded() if device == "cuda" else 0
     fast = torch.compile(run, fullgraph=True, mode="reduce-overhead") if device == "cuda" else compiled(run)
     with torch.no_grad():
         for _ in range(4):
             assert near(fast(x).clone(), run(x), 0.01)
     assert not counters["graph_break"] and counters["inductor"]["cudagraph_skips"] == 0
+    assert device == "cpu" or graphs_recorded() > before
 
 
 # ---- which checkpoints are served ----
