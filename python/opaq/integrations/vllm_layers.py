@@ -43,6 +43,7 @@ _ACTIVATIONS = {  # vLLM's names and opaq's
     "swigluoai_uninterleave": "swiglu_oai_packed",
     "swiglustep": "silu_step",
 }
+_STEP_LIMIT = 7.0  # of swiglustep in vLLM, whose models do not pass it on
 
 
 class Prepared(NamedTuple):
@@ -391,7 +392,9 @@ def _activation(layer: Any) -> tuple[str, tuple[float | None, float | None, floa
         return "silu_clamp", (limit, alpha, beta)
     if name in ("silu", "gelu", "gelu_tanh", "relu2") or name.endswith("_no_mul"):
         return name, (None, None, None)
-    return _ACTIVATIONS.get(name, name), (limit, None, None) if name == "swiglustep" else (limit, alpha, beta)
+    if name == "swiglustep":
+        return _ACTIVATIONS[name], (_STEP_LIMIT if limit is None else limit, None, None)
+    return _ACTIVATIONS.get(name, name), (limit, alpha, beta)
 
 
 class OpaqMoEMethod(_Experts):
