@@ -404,6 +404,38 @@ def test_experts_of_gpt_oss(engine: Any, device: str) -> None:
     check_replays(lambda: layer.forward_modular(x, factors, ids), x, device)
 
 
+def test_quantizing_experts_while_loading(engine: Any, device: str) -> None:
+    config = engine.OpaqConfig(None, "nvfp4")
+    moe = stand_in.FusedMoEConfig(EXPERTS, HIDDEN, INNER, EXPERTS)
+    shapes = {"w1": (INNER, HIDDEN), "w3": (INNER, HIDDEN), "w2": (HIDDEN, INNER)}
+    values = {
+        (shard, e): numbers(shape, 10 * e + i, "cpu", BF16) * shape[1] ** -0.5
+        for i, (shard, shape) in enumerate(shapes.items())
+        for e in range(EXPERTS)
+    }
+
+    def fill(layer: Any) -> None:
+        for (shard, e), value in values.items():
+            name = "w2_weight" if shard == "w2" else "w13_weight"
+            parameter = getattr(layer, name)
+            parameter.weight_loader(parameter, value, name, shard, e)
+
+    layer = build(
+        device,
+        lambda: stand_in.RoutedExperts("layers.0.mlp.experts", BF16, moe, config, stand_in.ExpertMap(EXPERTS)),
+        fill,
+    )
+    stacks = [
+        torch.stack([torch.cat([values[shard, e] for shard in shards]) for e in range(EXPERTS)])
+        for shards in (("w1", "w3"), ("w2",))
+    ]
+    packed = [opaq.quantize_tensor(stack, "nvfp4").to(device) for stack in stacks]
+    x, weights, ids = routed(21, device)
+    with torch.no_grad():
+        got = layer.forward_modular(x, weights, ids)
+        assert near(got, functional.moe(x, weights, ids, *packed), LIMIT)
+
+
 def test_experts_of_two_ranks(engine: Any, device: str) -> None:
     """Each rank has half of every expert, or half of the experts with a map of the others to -1."""
     mixture = Mixture(SCHEMES["compressed-tensors nvfp4"])
