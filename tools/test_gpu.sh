@@ -159,7 +159,8 @@ if [ -z "$is_list" ]; then
 fi
 has_torch=$is_list
 [ -n "$is_list" ] || ! grep -q '^ok .*PyTorch' "$logs/summary" || has_torch=yes
-export OPAQ_LIBRARY="$PWD/$folder/libopaq.so" PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
+export OPAQ_LIBRARY="$PWD/$folder/libopaq.so" OPAQ_COMMAND="$PWD/$folder/opaq"
+export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
 export OMP_NUM_THREADS=2 TORCHINDUCTOR_COMPILE_THREADS=2 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 
 # ---- C tests

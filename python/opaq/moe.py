@@ -31,7 +31,7 @@ class _Stacked(PackedModule):
         dtype: torch.dtype | None,
         device: torch.device | str | None,
     ) -> None:
-        if model_init_recipe() is not None:  # packed weights have no gradient yet
+        if model_init_recipe() is not None:  # packed weights have no gradient of their own
             raise NotImplementedError(f"opaq.{type(self).__name__}: quantized_model_init is not supported")
         dtype = dtype or torch.get_default_dtype()
         device = torch.get_default_device() if device is None else device

@@ -505,9 +505,9 @@ def test_accelerate() -> None:
     assert not torch.equal(accelerator.unwrap_model(prepared).blocks[0].up.weight, before)
 
 
-def test_fsdp2(tmp_path: Path) -> None:
-    """Two ranks, which run training_rank.py."""
+def test_fsdp2(device: str, tmp_path: Path) -> None:
+    """Two ranks, which run training_rank.py; where there is a GPU, both on that one too."""
     if not torch.distributed.is_available():
         pytest.skip("this PyTorch was built without torch.distributed")
-    ranks = RankProcesses(Path(__file__).with_name("training_rank.py"), 2, tmp_path, 240)
+    ranks = RankProcesses(Path(__file__).with_name("training_rank.py"), 2, tmp_path, 240, device)
     assert ranks.ended == [0, 0], ranks.output

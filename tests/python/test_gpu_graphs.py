@@ -1,5 +1,6 @@
 """CUDA graphs: every operator can be captured, replays give the bytes of eager calls, random numbers advance,
-and `torch.compile(mode="reduce-overhead")` skips nothing. On the CPU the same calls run without a graph."""
+and `torch.compile(mode="reduce-overhead")` records graphs and skips nothing. On the CPU the same calls run
+without a graph."""
 
 from __future__ import annotations
 
@@ -171,3 +172,70 @@ def test_packed_models_with_reduce_overhead(device: str) -> None:
             x = make_tensor((4, 96), device, torch.bfloat16, gap=turn)
             torch.testing.assert_close(function(x).clone(), run(x), rtol=2**-6, atol=2**-6)
     assert counters["inductor"]["cudagraph_skips"] == 0
+
+
+def graphs_recorded() -> int:
+    """The number of CUDA graphs that torch.compile has recorded on this GPU. Each call may count as one."""
+    from torch._inductor.cudagraph_trees import get_manager
+
+    manager = get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+    return 0 if manager is None else int(manager.new_graph_id().id)
+
+
+class Adapted(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """A packed linear layer with an adapter, packed experts with a trained router, and a head."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.packed = opaq.QuantizedLinear.from_linear(torch.nn.Linear(96, 64), "nvfp4")
+        self.experts = opaq.MoE(64, 32, 4, quantizer="mxfp4")
+        with torch.no_grad():
+            for parameter in self.experts.parameters():
+                parameter.copy_(torch.randn(parameter.shape) * parameter.shape[-1] ** -0.5)
+        self.down, self.up = torch.nn.Linear(96, 8, bias=False), torch.nn.Linear(8, 64, bias=False)
+        self.router, self.head = torch.nn.Linear(64, 4), torch.nn.Linear(64, 16)
+        self.to(device)
+
+    def forward(self, x: Any) -> Any:
+        h = self.packed(x) + self.up(self.down(x))
+        weights, ids = self.router(h).softmax(-1).topk(2)
+        return self.head(h + self.experts(h, weights, ids))
+
+
+def test_training_through_packed_weights_with_reduce_overhead(device: str) -> None:
+    """Forward and backward are CUDA graphs: losses and gradients of eager mode, and no skipped graph."""
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    before = graphs_recorded() if device == "cuda" else 0
+    results = []
+    for is_compiled in (False, True):
+        net = Adapted(device)
+        trained = [p for p in net.parameters() if p.requires_grad]
+        assert len(trained) == 6
+
+        def loss_of(x: Any, target: Any, net: Any = net) -> Any:
+            return torch.nn.functional.mse_loss(net(x), target)
+
+        step: Any = loss_of
+        if is_compiled:
+            options: dict[str, Any] = (
+                {"mode": "reduce-overhead"} if device == "cuda" else {"backend": "aot_eager"}
+            )
+            step = torch.compile(loss_of, fullgraph=True, **options)
+        found = []
+        for turn in range(5):  # warm up, record, replay, replay, replay
+            x, target = make_tensor((20, 96), device, gap=turn).sigmoid(), make_tensor((20, 16), device).tanh()
+            loss = step(x, target)
+            loss.backward()
+            found += [loss.detach().clone(), *(p.grad.clone() for p in trained)]
+            with torch.no_grad():
+                for parameter in trained:
+                    parameter.sub_(parameter.grad, alpha=0.05)
+                    parameter.grad = None
+        results.append(found)
+    for eager, fast in zip(*results, strict=True):
+        torch.testing.assert_close(fast, eager, rtol=1e-3, atol=1e-4)
+    assert counters["inductor"]["cudagraph_skips"] == 0 and not counters["graph_break"]
+    if device == "cuda":
+        assert graphs_recorded() - before >= 2

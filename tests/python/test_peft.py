@@ -44,9 +44,10 @@ def llama(dtype: Any = torch.float32, bias: bool = False) -> Any:
 
 
 def pair(
-    config: Any, quantizer: str = "nvfp4", dtype: Any = torch.float32, bias: bool = False
+    config: Any, quantizer: str = "nvfp4", dtype: Any = torch.float32, bias: bool = False, device: str = "cpu"
 ) -> tuple[Any, Any]:
-    """The packed model with adapters, and the plain model with the same values and adapters."""
+    """The packed model with adapters, and the plain model with the same values and adapters. Packed on the CPU,
+    in tiles, which become rows on the way to a GPU."""
     packed = llama(dtype, bias)
     opaq.quantize_(packed, quantizer, progress=False)
     plain = copy.deepcopy(packed)
@@ -56,6 +57,7 @@ def pair(
         torch.manual_seed(2)
         models.append(peft.get_peft_model(model, copy.deepcopy(config)))
         fill(models[-1])
+        models[-1].to(device)
     return models[0], models[1]
 
 
@@ -74,9 +76,13 @@ def tokens() -> Any:
     return torch.randint(0, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(4))
 
 
+def device_of(model: Any) -> Any:
+    return next(model.parameters()).device
+
+
 def logits(model: Any) -> Any:
     with torch.no_grad():
-        return model(tokens()).logits
+        return model(tokens().to(device_of(model))).logits
 
 
 def relative(a: Any, b: Any) -> float:
@@ -85,7 +91,8 @@ def relative(a: Any, b: Any) -> float:
 
 def train_once(model: Any) -> dict[str, Any]:
     model.zero_grad()
-    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    ids = tokens().to(device_of(model))
+    model(input_ids=ids, labels=ids).loss.backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -97,17 +104,18 @@ def lora(**more: Any) -> Any:
 
 
 @pytest.mark.parametrize("quantizer", ["nvfp4", "mxfp8", "mxfp4", "fp8row", "fp8blk2"])
-def test_outputs_and_gradients_are_those_of_plain_layers(quantizer: str) -> None:
-    packed, plain = pair(lora(), quantizer)
+def test_outputs_and_gradients_are_those_of_plain_layers(quantizer: str, device: str) -> None:
+    packed, plain = pair(lora(), quantizer, device=device)
     layer = packed.base_model.model.model.layers[0].mlp.down_proj
     assert type(layer.base_layer) is opaq.QuantizedLinear
     assert isinstance(layer.base_layer.weight, opaq.QuantizedTensor)
-    assert relative(logits(packed), logits(plain)) < 1e-5
+    assert layer.base_layer.weight.device.type == device
+    assert relative(logits(packed), logits(plain)) < (1e-5 if device == "cpu" else 1e-4)
     got, expected = train_once(packed), train_once(plain)
     assert got.keys() == expected.keys()
     assert len(got) == 2 * 7 * 2
     for name, gradient in got.items():
-        assert relative(gradient, expected[name]) < 1e-4, name
+        assert relative(gradient, expected[name]) < (1e-4 if device == "cpu" else 1e-3), name
 
 
 @pytest.mark.parametrize(
@@ -209,11 +217,11 @@ def test_each_row_of_a_batch_with_its_own_adapter() -> None:
 @pytest.mark.parametrize("safe", [False, True])
 @pytest.mark.filterwarnings("ignore:.*no bias. This means")
 def test_merging_packs_the_sum_and_unmerging_is_exact(
-    options: dict[str, Any], safe: bool, caplog: pytest.LogCaptureFixture
+    options: dict[str, Any], safe: bool, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = lora(**options)
     config.target_modules = {"q_proj", "v_proj"}
-    packed, plain = pair(config, bias=True)
+    packed, plain = pair(config, bias=True, device=device)
     before, layer = logits(packed), packed.base_model.model.model.layers[0].self_attn.q_proj
     bytes_before = [buffer.clone() for buffer in layer.base_layer.weight.buffers()]
     with caplog.at_level(logging.INFO, logger="opaq.peft"):
@@ -222,7 +230,7 @@ def test_merging_packs_the_sum_and_unmerging_is_exact(
     # the new weight is the quantized sum, and the logged SQNR is that of the sum
     values = plain.base_model.model.model.layers[0].self_attn.q_proj.base_layer
     expected = opaq.quantize_tensor(values.weight.detach(), "nvfp4")
-    assert layer.base_layer.quantizer == "nvfp4+tiled"
+    assert layer.base_layer.quantizer == ("nvfp4+tiled" if device == "cpu" else "nvfp4")
     assert relative(layer.base_layer.weight.dequantize(), expected.dequantize()) < 1e-3
     assert torch.allclose(layer.base_layer.bias, values.bias, atol=1e-6)
     assert layer.merge_sqnr == pytest.approx(opaq.sqnr(values.weight.detach(), expected), abs=0.01)
@@ -251,8 +259,29 @@ def test_adapters_merged_one_after_another_are_rounded_once() -> None:
         assert torch.equal(logits(again), unmerged)
 
 
-def test_merge_and_unload_gives_a_packed_model() -> None:
-    packed, _ = pair(lora())
+def test_a_merged_model_moves(device: str) -> None:
+    """The weight from before the first merge moves along, for a second merge and for unmerging."""
+    packed, _ = pair(lora(), bias=True)
+    packed.add_adapter("other", lora(use_dora=True))
+    fill(packed, "other", 6)
+    there = copy.deepcopy(packed).to(device)
+    packed.merge_adapter(adapter_names=["default"])
+    packed.to(device)
+    packed.merge_adapter(adapter_names=["other"])
+    there.merge_adapter(adapter_names=["default", "other"])
+    assert device_of(packed).type == device
+    assert relative(logits(packed), logits(there)) < 1e-3
+    for model in (packed, there):
+        model.unmerge_adapter()
+    assert torch.equal(logits(packed), logits(there))
+    layer = packed.base_model.model.model.layers[0].self_attn.q_proj
+    layer.merge(adapter_names=["other"])
+    layer.to("meta")
+    assert all(kept.device.type == "meta" for kept in layer._before_merge)
+
+
+def test_merge_and_unload_gives_a_packed_model(device: str) -> None:
+    packed, _ = pair(lora(), device=device)
     merged = copy.deepcopy(packed).merge_and_unload()
     kinds = [m for m in merged.modules() if isinstance(m, opaq.QuantizedLinear)]
     assert len(kinds) == 14
@@ -300,6 +329,38 @@ def test_adapters_of_packed_experts_are_refused() -> None:
     model.add_module("experts", opaq.MLP(32, 64, quantizer="nvfp4"))
     with pytest.raises(NotImplementedError, match="opaq: LoRA adapters of an opaq.MLP are not supported"):
         peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["experts"]))
+
+
+def experts_model() -> Any:
+    torch.manual_seed(1)
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        moe_intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    return transformers.Qwen3MoeForCausalLM(config)
+
+
+@pytest.mark.parametrize("name", ["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "q_proj.weight"])
+def test_packed_target_parameters_are_refused(name: str) -> None:
+    config = peft.LoraConfig(r=2, target_modules=[], target_parameters=[name])
+    model = experts_model()
+    opaq.quantize_(model, "nvfp4", progress=False)
+    with pytest.raises(
+        NotImplementedError, match=f"target_parameters names {name.rpartition('.')[2]} of a .*nvfp4"
+    ):
+        peft.get_peft_model(model, config)
+    plain = experts_model()
+    opaq.quantize_(plain, "nvfp4", ignore=["lm_head", "experts", "q_proj"], progress=False)
+    made = peft.get_peft_model(plain, config)
+    assert any("lora_A" in key for key, parameter in made.named_parameters() if parameter.requires_grad)
 
 
 def test_custom_modules_of_the_configuration_take_precedence() -> None:
@@ -395,9 +456,9 @@ def test_prepare_model_for_kbit_training(checkpoint: str) -> None:
     assert len(train_once(made)) == 28
 
 
-def test_autocast() -> None:
-    packed, plain = pair(lora())
-    with torch.autocast("cpu", torch.bfloat16):
+def test_autocast(device: str) -> None:
+    packed, plain = pair(lora(), device=device)
+    with torch.autocast(device, torch.bfloat16):
         got, expected = logits(packed), logits(plain)
         gradients = train_once(packed)
     assert got.dtype == expected.dtype
@@ -406,12 +467,12 @@ def test_autocast() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"use_dora": True}], ids=["lora", "dora"])
-def test_a_layer_compiles_as_one_graph(options: dict[str, Any]) -> None:
+def test_a_layer_compiles_as_one_graph(options: dict[str, Any], device: str) -> None:
     torch._dynamo.reset()
-    packed, _ = pair(lora(**options), dtype=torch.bfloat16)
+    packed, _ = pair(lora(**options), dtype=torch.bfloat16, device=device)
     layer = packed.base_model.model.model.layers[0].mlp.up_proj
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x = torch.randn(5, 64, dtype=torch.bfloat16)
+    x = torch.randn(5, 64).to(device, torch.bfloat16)
     results = []
     for function in (layer, compiled):
         given = x.clone().requires_grad_()

@@ -1,6 +1,6 @@
 """The same bits: `opaq reproduce` with every instruction set, from numbers that Python computes too; and a
 model that is trained, exported and loaded packed has the same logits as in the trainer, alone and in a
-batch."""
+batch, on every device."""
 
 from __future__ import annotations
 
@@ -94,15 +94,15 @@ def fnv(state: int, data: bytes) -> int:
 
 
 @pytest.mark.parametrize("quantizer", ["nvfp4.e2m1+both", "mxfp8+both+rule=ocp", "fp8blk2+both+pow2"])
-def test_pytorch_quantizes_to_the_same_bytes(quantizer: str) -> None:
+def test_pytorch_quantizes_to_the_same_bytes(quantizer: str, device: str) -> None:
     x = torch.tensor([number(i, 1) for i in range(ROWS * COLUMNS)]).view(ROWS, COLUMNS)
     assert torch.equal(x.bfloat16().float(), x)
     quantized = dequantized = 0xCBF29CE484222325
     for dtype in (torch.bfloat16, torch.float32):
-        q = opaq.quantize_tensor(x.to(dtype), quantizer)
+        q = opaq.quantize_tensor(x.to(device, dtype), quantizer)
         for buffer in q.buffers():
-            quantized = fnv(quantized, buffer.contiguous().view(torch.uint8).numpy().tobytes())
-        dequantized = fnv(dequantized, q.dequantize().view(torch.uint8).numpy().tobytes())
+            quantized = fnv(quantized, buffer.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        dequantized = fnv(dequantized, q.dequantize().cpu().view(torch.uint8).numpy().tobytes())
     lines = EXPECTED.read_text(encoding="utf-8").splitlines()
     expected = {line.split()[1]: line.split()[0] for line in lines if line.split()[-1] == quantizer}
     assert expected == {"quantize": f"{quantized:016x}", "dequantize": f"{dequantized:016x}"}
@@ -140,23 +140,23 @@ def tokens() -> Any:
     return torch.randint(0, 64, (4, 12), generator=torch.Generator().manual_seed(1))
 
 
-def trained(weight: str, activations: str) -> Any:
+def trained(weight: str, activations: str, device: str = "cpu") -> Any:
     """A few steps with the same forward as in serving; the backward is in high precision."""
     quantizers = {"weight": weight, "input": activations or None}
     recipe = opaq.recipe.CustomRecipe(
         lambda role: quantizers.get(role.tensor_type), backward_override="high_precision"
     )
-    model = untrained()
+    model, ids = untrained().to(device), tokens().to(device)
     opaq.convert_training(model, recipe)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(4):
-        model(input_ids=tokens(), labels=tokens()).loss.backward()
+        model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     return model
 
 
-def served(model: Any, way: str, folder: Path) -> Any:
+def served(model: Any, way: str, folder: Path, device: str = "cpu") -> Any:
     load = need("transformers").AutoModelForCausalLM.from_pretrained
     name, _, activations = SERVED[way]
     plain, packed = folder / "plain", folder / "packed"
@@ -164,11 +164,11 @@ def served(model: Any, way: str, folder: Path) -> Any:
     if way.startswith("save"):
         config = opaq.Config(name, activations=activations, precision=None)
         load(plain, quantization_config=config).save_pretrained(packed)
-        return load(packed)
+        return load(packed, device_map=device)
     words = [COMMAND, "quantize", "--quiet", "--format", name, str(plain), str(packed)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return load(packed, quantization_config=opaq.Config(precision=None))
+    return load(packed, quantization_config=opaq.Config(precision=None), device_map=device)
 
 
 def adopt(model: Any, engine: Any) -> set[str]:
@@ -187,14 +187,16 @@ def adopt(model: Any, engine: Any) -> set[str]:
 
 @torch.no_grad()
 def logits(model: Any, ids: Any) -> Any:
-    return model.eval()(ids, use_cache=False).logits
+    return model.eval()(ids.to(next(model.parameters()).device), use_cache=False).logits
 
 
 @pytest.mark.parametrize("way", SERVED)
-def test_a_packed_model_has_the_trainers_logits(way: str, tmp_path: Path) -> None:
+def test_a_packed_model_has_the_trainers_logits(way: str, device: str, tmp_path: Path) -> None:
+    """On a GPU too: its products have the fixed order by default. PyTorch's own operations, such as attention,
+    may depend there on the size of the batch, so rows alone are compared within rounding."""
     _, weight, activations = SERVED[way]
-    model = trained(weight, activations)
-    engine = served(model, way, tmp_path)
+    model = trained(weight, activations, device)
+    engine = served(model, way, tmp_path, device)
     layers = [m for m in engine.modules() if isinstance(m, opaq.QuantizedLinear)]
     assert len(layers) == 14
     assert {(layer.quantizer, layer.input_quantizer) for layer in layers} == {(weight, activations)}
@@ -207,7 +209,11 @@ def test_a_packed_model_has_the_trainers_logits(way: str, tmp_path: Path) -> Non
     assert torch.equal(got, expected)
     assert not torch.equal(got, logits(plain, tokens()))  # quantizing has an effect
     for row in range(4):
-        assert torch.equal(logits(engine, tokens()[row : row + 1]), got[row : row + 1]), row
+        alone = logits(engine, tokens()[row : row + 1])
+        if device == "cpu":
+            assert torch.equal(alone, got[row : row + 1]), row
+        else:
+            assert float((alone - got[row : row + 1]).float().norm() / got.float().norm()) < 0.02, row
 
 
 def test_tiles_differ_by_no_more_than_the_order_of_sums(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""One rank of test_convert_training.py: `training_rank.py <rank> <world> <folder>`. A model that is converted
-before or after FSDP2's fully_shard trains like one that is not sharded."""
+"""One rank of test_convert_training.py: `training_rank.py <device> <rank> <world> <folder>`. A model that is
+converted before or after FSDP2's fully_shard trains like one that is not sharded: with the same bits on
+processors, within rounding on a GPU, which the ranks share."""
 
 from __future__ import annotations
 
@@ -32,6 +33,13 @@ def train(model: Any, steps: int = 3) -> list[Any]:
     return seen
 
 
+def same(a: Any, b: Any) -> bool:
+    """Equal; on a GPU, whose embedding adds gradients in no fixed order, nearly."""
+    if a.device.type == "cpu":
+        return torch.equal(a, b)
+    return bool((a - b).norm() <= 0.01 * b.norm())
+
+
 def whole(parameter: Any) -> Any:
     return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
 
@@ -42,7 +50,8 @@ def shard(model: Any, mesh: Any) -> Any:
     return fully_shard(model, mesh=mesh)
 
 
-def main(rank: str, world: str, folder: str) -> None:
+def main(device: str, rank: str, world: str, folder: str) -> None:
+    torch.set_default_device(device)
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(str(Path(folder) / "store"), int(world)),
@@ -50,7 +59,7 @@ def main(rank: str, world: str, folder: str) -> None:
         world_size=int(world),
         timeout=datetime.timedelta(seconds=120),
     )
-    mesh = init_device_mesh("cpu", (int(world),))
+    mesh = init_device_mesh(device, (int(world),))
     alone = net()
     opaq.convert_training(alone, RECIPE)
     expected = train(alone)
@@ -66,9 +75,9 @@ def main(rank: str, world: str, folder: str) -> None:
             assert len(opaq.convert_training(model, RECIPE).converted) == 6
         got = train(model)
         for number, (a, b) in enumerate(zip(got, expected, strict=True)):
-            assert torch.equal(a, b), (order, number, float((a - b).abs().max()))
+            assert same(a, b), (order, number, float((a - b).abs().max()))
         for (name, a), b in zip(model.named_parameters(), alone.parameters(), strict=True):
-            assert torch.equal(whole(a), b), (order, name)
+            assert same(whole(a), b), (order, name)
         assert opaq.revert_training(model) == 6
         assert type(model.blocks[0].up) is torch.nn.Linear
         model(tokens())

@@ -5,19 +5,24 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch._dynamo.utils import counters
 from vllm.model_executor.layers.quantization import get_quantization_config
 from vllm.plugins import load_general_plugins
 
 import opaq
-from vllm_calls import PROMPTS, ask, serving, tokens, transformers_tokens
+from vllm_calls import PROMPTS, TOKENS, ask, serving, tokens, transformers_tokens
 from vllm_models import calibrate, run_command, write_model
 
 COMMAND = os.environ["OPAQ_COMMAND"]
@@ -181,6 +186,99 @@ def test_two_ranks(models: Models, options: dict[str, Any]) -> None:
     assert found == transformers_tokens(model)
 
 
+# ---- the same bits ----
+
+
+@pytest.mark.parametrize(("family", "form"), [("llama", "nvfp4"), ("llama", "mxfp8"), ("llama", "fp8row")])
+def test_rows_have_the_bits_of_transformers(
+    models: Models, family: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPAQ_VLLM_PRECISION=rows: each linear layer's product with the same input, among them fused projections
+    with the products of their parts."""
+    monkeypatch.setenv("OPAQ_VLLM_PRECISION", "rows")
+    model = models.packed(family, CT, form)
+    config = opaq.Config(precision=None)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    theirs = load(model, dtype=torch.bfloat16, quantization_config=config)
+    with serving(model, dtype="bfloat16") as llm:
+        (products,) = llm.apply_model(_products)
+    assert len(products) == 8
+    for name, got in products.items():
+        head, _, leaf = name.rpartition(".")
+        parts = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+        layers = [theirs.get_submodule(f"{head}.{part}") for part in parts.get(leaf, [leaf])]
+        assert all(not layer.quantizer.endswith("tiled") for layer in layers)
+        with torch.no_grad():
+            x = _inputs(layers[0].in_features)
+            assert torch.equal(got, torch.cat([layer(x) for layer in layers], -1)), name
+
+
+def _inputs(columns: int) -> torch.Tensor:
+    return torch.randn(9, columns, generator=torch.Generator().manual_seed(columns)).bfloat16()
+
+
+def _products(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Of each packed linear layer."""
+    return {
+        name: module.quant_method.apply(module, _inputs(module.input_size))
+        for name, module in model.named_modules()
+        if type(getattr(module, "quant_method", None)).__name__ == "OpaqLinearMethod"
+    }
+
+
+# ---- a server ----
+
+
+def test_a_server_completes_a_prompt(models: Models, tmp_path: Path) -> None:
+    """The command of docs/vllm.md, with token ids in place of text because these models have no tokenizer."""
+    model = models.packed("llama", CT, "nvfp4")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(model),
+        "--port",
+        port,
+    ]
+    command += ["--host", "127.0.0.1", "--max-model-len", "64", "--dtype", "float32", "--enforce-eager"]
+    command += ["--skip-tokenizer-init", "--served-model-name", "packed"]
+    body = {"model": "packed", "prompt": PROMPTS[0], "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    body |= {"detokenize": False, "return_token_ids": True}
+    log = tmp_path / "server.log"
+    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    with (
+        log.open("w") as output,
+        subprocess.Popen(command, stdout=output, stderr=output, env=environment) as server,
+    ):
+        try:
+            answer = _post(f"http://127.0.0.1:{port}/v1/completions", body, server)
+        finally:
+            server.terminate()
+    assert answer is not None, log.read_text()[-3000:]
+    assert answer["choices"][0]["token_ids"] == transformers_tokens(model)[0]
+    assert "weights in nvfp4" in log.read_text()
+
+
+def _post(address: str, body: dict[str, Any], server: subprocess.Popen[bytes]) -> Any:
+    """The server's answer, once it listens; None if it ended or takes too long."""
+    request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    for _ in range(300):
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            pytest.fail(error.read().decode()[-2000:])
+        except OSError:
+            if server.poll() is not None:
+                return None
+            time.sleep(1)
+    return None
+
+
 # ---- memory, options, errors ----
 
 
@@ -219,15 +317,23 @@ def test_checkpoints_that_vllm_handles(log: list[str]) -> None:
 
 
 def test_other_devices(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> None:
+    """tests/python/test_vllm_stand_in.py has all cases."""
     from vllm.platforms import current_platform
 
     config = plugin()
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
     monkeypatch.setattr(type(current_platform), "device_name", "cuda")
     fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     assert config.override_quantization_method(fp8, None) is None
-    assert "vLLM runs on cuda, and opaq has kernels for processors only" in log[0]
-    with pytest.raises(ValueError, match="vLLM runs on cuda"):
+    assert log[0].endswith(
+        "vLLM runs on cuda; --quantization opaq or OPAQ_VLLM_CUDA=1 serves it with opaq there"
+    )
+    assert config.override_quantization_method(fp8, "opaq") == "opaq"
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: False)
+    with pytest.raises(
+        ValueError, match="vLLM runs on cuda, and opaq has kernels for processors and CUDA only"
+    ):
         config.override_quantization_method(fp8, "opaq")
 
 

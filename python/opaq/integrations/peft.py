@@ -4,6 +4,7 @@ creates them through opaq._peft_hook."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -60,6 +61,16 @@ class LoraQuantizedLinear(PeftLinear):
         super().update_layer(adapter_name, r, lora_alpha=lora_alpha, config=config, **keywords)
 
     # ---- merging ----
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """Moves and casts the weight and bias from before the first merge too, which are no parameters."""
+        super()._apply(fn, recurse)
+        if self._before_merge is not None:
+            self.__dict__["_before_merge"] = tuple(
+                None if kept is None else nn.Parameter(fn(kept.detach()), requires_grad=kept.requires_grad)
+                for kept in self._before_merge
+            )
+        return self
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Merges adapters into a new packed weight. All merged adapters are added to the weight from before the
@@ -122,6 +133,19 @@ def dispatch(target: Any, adapter_name: str, config: Any, **keywords: Any) -> An
             "opaq.QuantizedLinear"
         )
     return LoraQuantizedLinear(target, adapter_name, config, **keywords)
+
+
+def check_target_parameter(target: Any, name: str) -> None:
+    """Refuses an adapter of a packed weight by target_parameters, which PEFT would add to a plain copy."""
+    module = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
+    weight = getattr(module, name, None)
+    if isinstance(weight, QuantizedTensor):
+        raise NotImplementedError(
+            f"opaq: target_parameters names {name} of a {type(module).__name__}, which is packed "
+            f"({weight._quantizer_text}, {tuple(weight.shape)}); packed linear layers have adapters by "
+            "target_modules, and other weights are adapted if they stay plain: ignore= of opaq.quantize_ or "
+            "opaq.Config"
+        )
 
 
 def check_saved(module: nn.Module) -> None:

@@ -16,7 +16,7 @@ from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.platforms import current_platform
 
-from opaq._library import version
+from opaq._library import Device, OpaqError, call, version
 from opaq._names import Names
 from opaq.checkpoint import Layout, Scheme, read_layout
 from opaq.integrations.vllm import METHOD, Options
@@ -34,10 +34,24 @@ _GPT_OSS = "gpt_oss_mxfp4"  # by this name vLLM loads the experts of gpt-oss as 
 _IGNORED = ("lm_head", "gate", "router", "shared_expert_gate")  # the default
 
 
-def why_not(config: Any) -> str:
-    """Why a checkpoint with this quantization_config is not served; "" if it is."""
-    if not current_platform.is_cpu():
-        return f"vLLM runs on {current_platform.device_name}, and opaq has kernels for processors only"
+def why_not_here(is_asked: bool) -> str:
+    """Why no checkpoint is served on vLLM's platform; "" if it is. On CUDA, where vLLM has kernels of its own,
+    the user has to ask for opaq. Does not open the CUDA back end: this process may fork."""
+    if current_platform.is_cpu():
+        return ""
+    where = f"vLLM runs on {current_platform.device_name}"
+    if not current_platform.is_cuda():
+        return f"{where}, and opaq has kernels for processors and CUDA only"
+    if not is_asked and Options.from_environment().cuda != "1":
+        return f"{where}; --quantization opaq or OPAQ_VLLM_CUDA=1 serves it with opaq there"
+    return ""
+
+
+def why_not(config: Any, is_asked: bool = False) -> str:
+    """Why a checkpoint with this quantization_config is not served; "" if it is. is_asked: the user chose
+    opaq."""
+    if reason := why_not_here(is_asked):
+        return reason
     try:
         _read(config)
     except (ValueError, TypeError) as error:
@@ -77,7 +91,7 @@ class OpaqConfig(QuantizationConfig):
         self.activations, self.ignore = activations, Names(ignore)
         self.waiting = 0  # layers whose weights are not prepared yet
         self.prepared: list[Prepared] = []
-        if reason := "" if current_platform.is_cpu() else why_not({}):
+        if reason := why_not_here(is_asked=True):
             raise ValueError(f"opaq: {reason}")
         if layout is None and not self.quantizer:
             raise ValueError(
@@ -97,7 +111,7 @@ class OpaqConfig(QuantizationConfig):
 
     @classmethod
     def get_min_capability(cls) -> int:
-        return -1
+        return 80  # of a GPU
 
     @staticmethod
     def get_config_filenames() -> list[str]:
@@ -126,7 +140,7 @@ class OpaqConfig(QuantizationConfig):
             return None
         if hf_quant_cfg.get("quant_method") == METHOD and "format" in hf_quant_cfg:
             return METHOD
-        if reason := why_not(hf_quant_cfg):
+        if reason := why_not(hf_quant_cfg, user_quant == METHOD):
             if user_quant == METHOD:
                 raise ValueError(f"opaq: {reason.removeprefix('opaq: ')}")
             logger.info("opaq leaves this checkpoint to vLLM: %s", reason.removeprefix("opaq: "))
@@ -145,6 +159,8 @@ class OpaqConfig(QuantizationConfig):
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """Leaves vocabulary-parallel layers and attention to vLLM."""
+        if isinstance(layer, (LinearBase, RoutedExperts)) and not current_platform.is_cpu():
+            _check_cuda()
         if isinstance(layer, LinearBase):
             head, dot, leaf = prefix.rpartition(".")
             names = [f"{head}{dot}{name}" for name in self.packed_modules_mapping.get(leaf, [leaf])]
@@ -193,8 +209,17 @@ class OpaqConfig(QuantizationConfig):
         for (form, given, kernel), rows in kinds.items():
             size, inputs = sum(row.bytes for row in rows), f"inputs {given or 'as they are'}"
             found = f"{len(rows)} weights in {form}, {size / 1e6:.1f} MB, {inputs}, kernel {kernel}"
-            logger.info("opaq %s: %s, precision %s", version, found, self.options.precision)
+            how = self.options.precision + (f", order {rows[0].order}" if rows[0].order != "fixed" else "")
+            logger.info("opaq %s: %s, precision %s", version, found, how)
         self.prepared = []
+
+
+def _check_cuda() -> None:
+    """Raises with the reason if the CUDA back end cannot be used."""
+    try:
+        call("opaq_device_check", Device(1, torch.cuda.current_device() if torch.cuda.is_available() else 0))
+    except OpaqError as error:
+        raise ValueError(f"opaq: vLLM runs on {current_platform.device_name}: {error}") from None
 
 
 def _mapped(names: Names, mapper: Any) -> Names:

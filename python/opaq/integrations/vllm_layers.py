@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
+import vllm.envs
 from torch import nn
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CONFIG
@@ -42,6 +43,7 @@ _ACTIVATIONS = {  # vLLM's names and opaq's
     "swigluoai_uninterleave": "swiglu_oai_packed",
     "swiglustep": "silu_step",
 }
+_STEP_LIMIT = 7.0  # of swiglustep in vLLM, whose models do not pass it on
 
 
 class Prepared(NamedTuple):
@@ -50,6 +52,7 @@ class Prepared(NamedTuple):
     format: str
     input: str
     kernel: str
+    order: str
     bytes: int
 
 
@@ -69,7 +72,8 @@ def _as_bytes(loader: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _missing(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor filled with NaN, in any dtype that scales have, so that a missing scale is noticed."""
+    """A tensor filled with NaN, in any dtype that scales have, so that a missing scale is noticed. Like all
+    tensors that methods create, it is on the device that vLLM has made the default."""
     made = torch.empty(shape, dtype=dtype)
     made.view(torch.uint8).fill_(255)
     return made
@@ -105,11 +109,13 @@ def _import(
     shape: tuple[int, ...],
     scheme: Scheme,
     dtype: torch.dtype,
+    device: torch.device,
     parts: Iterator[tuple[str, int, Mapping[str, Any]]],
 ) -> QuantizedTensor:
-    """One packed weight from consecutive rows with scales of their own: (name, rows, tensors by role)."""
+    """One packed weight from consecutive rows with scales of their own: (name, rows, tensors by role). Rows are
+    imported in CPU memory; then the weight moves to the device."""
     stretches = list(parts)
-    made = zeros(shape, scheme.weight if len(stretches) == 1 else scheme.stacked, dtype)
+    made = zeros(shape, scheme.weight if len(stretches) == 1 else scheme.stacked, dtype, "cpu")
     row = 0
     for name, rows, given in stretches:
         if (given["scale"].view(torch.uint8) == 255).all():
@@ -119,7 +125,8 @@ def _import(
                 _stored.check_factor(f"{role} of {name}", float(given[role]))
         _stored.import_roles(made, row, given)
         row += rows
-    return made
+    moved: QuantizedTensor = made.to(device)
+    return moved
 
 
 def _input(method: Any, name: str, scales: torch.Tensor | None) -> tuple[str, torch.Tensor | None]:
@@ -150,14 +157,27 @@ def _keep(layer: nn.Module, name: str, weight: QuantizedTensor) -> list[str]:
     return names
 
 
-def _tiled(weight: QuantizedTensor) -> QuantizedTensor:
-    return weight.tiled() if can_be_tiled(weight) else weight
+def _tiled(weight: QuantizedTensor, options: Any) -> QuantizedTensor:
+    """The weight in tiles, which are for processors, unless the user chose rows."""
+    is_kept = options.keeps_rows or weight.device.type == "cuda" or not can_be_tiled(weight)
+    return weight if is_kept else weight.tiled()
+
+
+def _order(weight: QuantizedTensor) -> str:
+    """The order of sums: on a GPU the fastest, unless vLLM was told that results must not depend on the batch.
+    Kernels of processors have one order, which does not."""
+    return "any" if weight.device.type == "cuda" and not vllm.envs.VLLM_BATCH_INVARIANT else "fixed"
 
 
 def _prepared(weight: QuantizedTensor, given: str, precision: str) -> Prepared:
-    text = weight._quantizer_text
-    kernel = kernel_of(text, given, weight.dtype, precision)
-    return Prepared(weight.quantizer.format, given, kernel, weight.nbytes)
+    text, order = weight._quantizer_text, _order(weight)
+    kernel = kernel_of(text, given, weight.dtype, precision, weight.device.type)
+    return Prepared(weight.quantizer.format, given, kernel, order, weight.nbytes)
+
+
+def _keep_scale(layer: nn.Module, name: str, scale: torch.Tensor | None, device: torch.device) -> None:
+    """Puts an input's scale into a layer, beside the weight."""
+    layer.register_buffer(name, None if scale is None else scale.to(device), persistent=False)
 
 
 def _buffers(layer: nn.Module, names: Sequence[str]) -> list[torch.Tensor]:
@@ -171,11 +191,11 @@ class _Linear(LinearMethodBase):
     names: Sequence[str] = ()
 
     def _pack(self, layer: nn.Module, weight: QuantizedTensor, given: str, scale: torch.Tensor | None) -> None:
-        weight, precision = _tiled(weight), self.config.options.precision
+        weight, precision = _tiled(weight, self.config.options), self.config.options.lowest_precision
         self.names, self.shape = _keep(layer, "weight", weight), list(weight.shape)
-        layer.register_buffer("opaq_input_scale", scale, persistent=False)
-        text = weight._quantizer_text
-        self.plan = plan_for("opaq in vLLM", x=given, w_given=text, precision=precision)
+        _keep_scale(layer, "opaq_input_scale", scale, weight.device)
+        words = {"x": given, "w_given": weight._quantizer_text, "precision": precision}
+        self.plan = plan_for("opaq in vLLM", **words, order=_order(weight))
         self.config.done(_prepared(weight, given, precision))
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -250,7 +270,8 @@ class OpaqLinearMethod(_Linear):
             raise ValueError(f"{where}: {self.columns} of {input_size} columns are not whole blocks")
 
     def _stretches(self, layer: Any) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-        data, scale = getattr(layer, self.roles["data"]).data, getattr(layer, self.roles["scale"]).data
+        tensors = {role: getattr(layer, name).data.cpu() for role, name in self.roles.items()}
+        data, scale = tensors["data"], tensors["scale"]
         row = block = 0
         for i, part in enumerate(self.parts):
             given = {"data": data[row : row + part.rows]}
@@ -260,8 +281,8 @@ class OpaqLinearMethod(_Linear):
                 block += blocks
             else:
                 given["scale"] = scale[i : i + 1]
-            if "global" in self.roles:
-                given["global"] = getattr(layer, self.roles["global"]).data[i : i + 1]
+            if "global" in tensors:
+                given["global"] = tensors["global"][i : i + 1]
             yield f"part {i} of {self.prefix}" if len(self.parts) > 1 else self.prefix, part.rows, given
             row += part.rows
 
@@ -269,7 +290,8 @@ class OpaqLinearMethod(_Linear):
         if self.names:
             return
         shape = sum(part.rows for part in self.parts), self.columns
-        weight = _import(shape, self.scheme, self.dtype, self._stretches(layer))
+        device = getattr(layer, self.roles["data"]).device
+        weight = _import(shape, self.scheme, self.dtype, device, self._stretches(layer))
         scales = getattr(layer, self.roles["input"]).data if "input" in self.roles else None
         given, scale = _input(self, self.prefix, scales)
         if scale is not None and _is_absorbed(self.prefix):
@@ -321,13 +343,14 @@ class _Experts(FusedMoEMethodBase):
     def _pack(
         self, layer: Any, weights: Sequence[QuantizedTensor], given: Sequence[str], scales: Sequence[Any]
     ) -> None:
-        weights, precision = [_tiled(weight) for weight in weights], self.config.options.precision
+        options = self.config.options
+        weights, precision = [_tiled(weight, options) for weight in weights], options.lowest_precision
         self.names = [
             _keep(layer, name, w) for name, w in zip(("w13_weight", "w2_weight"), weights, strict=True)
         ]
         self.shapes = [list(weight.shape) for weight in weights]
         for name, scale in zip(("opaq_input_scale", "opaq_hidden_scale"), scales, strict=True):
-            layer.register_buffer(name, scale, persistent=False)
+            _keep_scale(layer, name, scale, weights[0].device)
         texts = [weight._quantizer_text for weight in weights]
         # experts of other ranks are -1 in the map
         slices = len(weights[0]), 0, bool(layer.apply_router_weight_on_input)
@@ -338,6 +361,7 @@ class _Experts(FusedMoEMethodBase):
             *_activation(layer),
             precision,
             slices,
+            _order(weights[0]),
         )
         made = [_prepared(w, x, precision) for w, x in zip(weights, given, strict=True)]
         self.config.done(*made)
@@ -368,7 +392,9 @@ def _activation(layer: Any) -> tuple[str, tuple[float | None, float | None, floa
         return "silu_clamp", (limit, alpha, beta)
     if name in ("silu", "gelu", "gelu_tanh", "relu2") or name.endswith("_no_mul"):
         return name, (None, None, None)
-    return _ACTIVATIONS.get(name, name), (limit, None, None) if name == "swiglustep" else (limit, alpha, beta)
+    if name == "swiglustep":
+        return _ACTIVATIONS[name], (_STEP_LIMIT if limit is None else limit, None, None)
+    return _ACTIVATIONS.get(name, name), (limit, alpha, beta)
 
 
 class OpaqMoEMethod(_Experts):
@@ -436,7 +462,7 @@ class OpaqMoEMethod(_Experts):
 
     def _stretches(self, layer: Any, name: str) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
         parts = self.parts[name]
-        tensors = {role: getattr(layer, f"{name}_{key}").data for role, key in self.roles.items()}
+        tensors = {role: getattr(layer, f"{name}_{key}").data.cpu() for role, key in self.roles.items()}
         for expert in range(self.experts):
             row = block = 0
             for i, part in enumerate(parts):
@@ -455,7 +481,8 @@ class OpaqMoEMethod(_Experts):
         weights, inputs, scales = [], [], []
         for name, parts in self.parts.items():
             shape = self.experts, sum(part.rows for part in parts), self.columns[name]
-            weights.append(_import(shape, self.scheme, self.dtype, self._stretches(layer, name)))
+            device = getattr(layer, f"{name}_{self.roles['data']}").device
+            weights.append(_import(shape, self.scheme, self.dtype, device, self._stretches(layer, name)))
             given = getattr(layer, f"{name}_{self.roles['input']}").data if "input" in self.roles else None
             given = given.reshape(self.experts, -1) if given is not None else None
             by, scale = _input(self, f"{self.prefix}, {name}", given)
