@@ -203,6 +203,10 @@ def cosine(got: Any, want: Any) -> float:
     return float(a @ b / (a.norm() * b.norm()))
 
 
+def moved(tensors: dict[str, Any], device: str) -> dict[str, Any]:
+    return {name: None if t is None else t.to(device) for name, t in tensors.items()}
+
+
 def leaves(tensors: dict[str, Any], wanted: str, dtype: Any = None) -> dict[str, Any]:
     """Copies; those whose letter is in `wanted` require gradients."""
     made = {}

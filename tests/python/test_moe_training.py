@@ -11,7 +11,7 @@ import experts_gradients as reference
 import opaq
 from compiling import compiled, fail_on_recompile, fresh_compiler  # noqa: F401
 from conftest import need
-from experts_gradients import Texts, cosine, leaves, relative_error
+from experts_gradients import Texts, cosine, leaves, moved, relative_error
 from experts_reference import ACTS, Act, numbers, routing
 from opaq.recipe import (
     CustomRecipe,
@@ -90,10 +90,6 @@ class Mixture:
         return collect(y, self.dy.double(), t)
 
 
-def moved(tensors: dict[str, Any], device: str) -> dict[str, Any]:
-    return {name: None if t is None else t.to(device) for name, t in tensors.items()}
-
-
 def collect(y: Any, dy: Any, tensors: dict[str, Any]) -> dict[str, Any]:
     y.backward(dy)
     return {"y": y.detach(), **{name: t.grad for name, t in tensors.items() if t is not None}}
@@ -157,10 +153,8 @@ def test_every_activation(act: str, device: str) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("act", ["silu", "swiglu_oai", "gelu_tanh_no_mul"])
 def test_other_dtypes(act: str, dtype: str, device: str) -> None:
-    for made in (
-        mixture(act=act, dtype=DTYPES[dtype], device=device),
-        alone(act=act, dtype=DTYPES[dtype], device=device),
-    ):
+    for make in (mixture, alone):
+        made = make(act=act, dtype=DTYPES[dtype], device=device)
         assert_near(made.run(), made.expected(), allowed(None, DTYPES[dtype]))
 
 
@@ -406,10 +400,8 @@ def test_stochastic_rounding_in_direction_and_on_average() -> None:
 
 @pytest.mark.parametrize("name", ["none", "current", "block", "mxfp8", "nvfp4", "mxfp8 dequantized"])
 def test_compiled_equals_eager(name: str, device: str) -> None:
-    for made, function in (
-        (mixture(dtype=BF16, device=device), functional.moe),
-        (alone(dtype=BF16, device=device), functional.mlp),
-    ):
+    for make, function in ((mixture, functional.moe), (alone, functional.mlp)):
+        made = make(dtype=BF16, device=device)
         want = made.run(EVERY[name])
         got = made.run(EVERY[name], wrap=compiled(function))
         assert all(same_bytes(got[key], want[key]) for key in want)
