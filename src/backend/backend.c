@@ -42,9 +42,9 @@ enum opaq_status backend_of(struct opaq_device device, const struct backend **ba
 }
 
 enum opaq_status opaq_device_check(struct opaq_device device, struct opaq_error *error) {
-    const struct backend *backend;
+    const struct backend *backend = NULL;
     const enum opaq_status status = backend_of(device, &backend, error);
-    return status != OPAQ_OK || backend->check_device == NULL ? status : backend->check_device(device, error);
+    return backend == NULL || backend->check_device == NULL ? status : backend->check_device(device, error);
 }
 
 enum opaq_status execution_of(const struct opaq_execution *given, struct opaq_device device,
