@@ -32,7 +32,7 @@ TORCH_SINCE(2, 7) int32_t aoti_torch_library_init_fragment(
 TORCH_SINCE(2, 7) int32_t aoti_torch_library_init_impl(
     const char *name, const char *key, const char *file, uint32_t line, struct torch_library **library);
 TORCH_SINCE(2, 7) int32_t aoti_torch_library_def(struct torch_library *library, const char *schema);
-/* With tags: numbers that functions like the second give. Before 2.12 an operator from C has none. */
+/* With tags, which functions like the second one return. Before 2.12 an operator defined from C has none. */
 TORCH_OPTIONAL_SINCE(2, 12) int32_t torch_library_def_with_tags(
     struct torch_library *library, const char *schema, const int32_t *tags, int32_t count);
 TORCH_OPTIONAL_SINCE(2, 12) int32_t torch_tag_nondeterministic_seeded(void);

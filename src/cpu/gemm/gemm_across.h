@@ -62,7 +62,7 @@ static inline void across_take_pair(void *argument, int step, const float *value
     across_take(target, step / 2, pairs);
 }
 
-/* Numbers that lie one after another. Returns how many it took. */
+/* Contiguous elements. Returns the number processed. */
 static inline int pair_neighbours(const uint16_t *restrict from, int pairs, float *restrict to) {
     for (int i = 0; i < pairs; ++i) {
         const uint32_t pair = (uint32_t)from[2 * i] << 16 | from[2 * i + 1];

@@ -89,7 +89,7 @@ struct code_rows {
     int64_t row_step;
 };
 
-/* Out of tiles, as rows lie elsewhere. */
+/* Copies codes from tiles to row-major order. */
 static void load_tiled(const struct quant_copy *copy, int64_t row, int rows, int64_t k, int n,
                        uint8_t *staged) {
     for (int i = 0; i < rows; ++i) {
@@ -237,7 +237,7 @@ void gemm_decode(const struct gemm_decoder *decoder, int64_t row, int rows, int6
 
 /* ---- across rows ---- */
 
-/* Some rows of a copy that lie one after another. */
+/* Consecutive rows of a copy. */
 struct copy_rows {
     const struct quant_copy *copy;
     int64_t row, column; /* in the copy */
@@ -245,7 +245,7 @@ struct copy_rows {
 
 static void take_rows(const struct gemm_decoder *decoder, const struct copy_rows *from, int rows, int inside,
                       void (*take)(void *argument, int place, const float *values), void *argument) {
-    enum { AHEAD = 16 }; /* rows; each is a stretch of memory of its own */
+    enum { AHEAD = 16 }; /* prefetch distance, in rows, which are not contiguous with each other */
     _Alignas(64) float values[2][GEMM_ACROSS] = {{0}};
     const struct quant_copy *copy = from->copy;
     const int packing = copy->is_packed ? 2 : 1;
@@ -270,12 +270,12 @@ void gemm_decode_across(const struct gemm_decoder *decoder, int64_t row, int64_t
     const struct quant_copy *copy = decoder->copy;
     const int inside = (int)min_int64(GEMM_ACROSS, copy->operand.columns - row);
     struct copy_rows from = {copy, k, row};
-    struct tile_strip strip;
+    struct tile_region region;
     struct quant_copy untiled;
     assert(row % GEMM_ACROSS == 0 && k % GEMM_BLOCK == 0 && n <= GEMM_BLOCK && !copy->is_hadamard);
     assert(copy->tile_rows != 0 || copy->data_column_step == 1);
     if (copy->tile_rows != 0) {
-        untiled = tile_strip_rows(copy, &strip, k, n, row, inside);
+        untiled = tile_region_rows(copy, &region, k, n, row, inside);
         from = (struct copy_rows){&untiled, 0, 0};
     }
     take_rows(decoder, &from, n, inside, take, argument);

@@ -35,9 +35,15 @@ size_t gemm_workspace_bytes(const struct gemm_job *job);
  * needed. Empty sizes are allowed; with K = 0 every sum is 0. */
 void gemm_run(const struct gemm_job *job, void *workspace, const struct opaq_parallel *parallel);
 
-/* The same with tables of one's choice that this machine can run; pairs may be NULL. */
+/* The same with given tables, which this machine must be able to run; pairs may be NULL. */
 void gemm_run_with(const struct gemm_table *table, const struct gemm_table *pairs, const struct gemm_job *job,
                    void *workspace, const struct opaq_parallel *parallel);
+
+/* sums[0][j] = sum over i of matrix[i][j], a bias's gradient, in float32 with the order and the blocks of gemm_run: for each
+ * column the rows in order, in blocks of 256 that each start from 0, added in order; rounded once to the dtype of `sums`,
+ * which has one row. */
+void column_sum(const struct quant_matrix *matrix, const struct quant_matrix *sums,
+                const struct opaq_parallel *parallel);
 
 /* Which kernel gemm_run uses on this machine: "gemm_avx512". */
 const char *gemm_kernel_name(void);

@@ -37,6 +37,11 @@ enum packed_format {
 
 static inline bool packed_is_4_bit(enum packed_format format) { return format <= PACKED_MXFP4; }
 
+/* Columns of a block in the 4-bit formats and MXFP8. */
+static inline int64_t packed_block_columns(enum packed_format format) {
+    return format == PACKED_NVFP4 ? 16 : 32;
+}
+
 /* Rows of the weight in a tile. */
 static inline int64_t packed_tile_rows(enum packed_format format) {
     return packed_is_4_bit(format) ? TILE4_ROWS : TILE8_ROWS;
@@ -132,5 +137,21 @@ bool packed_is_reference(const struct packed_kernel *kernel);
 
 /* All tables that this build has, fastest first. */
 const struct packed_table *const *packed_tables(int *count);
+
+extern const struct packed_table packed_table_ref;
+#if defined(__x86_64__)
+extern const struct packed_table packed_table_avx512;
+extern const struct packed_table packed_table_avx512_bf16;
+extern const struct packed_table packed_table_avx2;
+extern const struct packed_table packed_table_avx512_8bit;
+extern const struct packed_table packed_table_avx512_8bit_bf16;
+extern const struct packed_table packed_table_avx2_8bit;
+#elif defined(__aarch64__)
+extern const struct packed_table packed_table_dotprod;
+extern const struct packed_table packed_table_neon_exact;
+extern const struct packed_table packed_table_neon_near;
+extern const struct packed_table packed_table_neon_fast;
+extern const struct packed_table packed_table_neon_8bit;
+#endif
 
 #endif

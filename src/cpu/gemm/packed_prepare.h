@@ -1,7 +1,7 @@
 /* cpu/gemm/packed_prepare.h: the vector loops of packed_rows.c, one table per instruction set. Depends on
  * nothing.
  *
- * All tables are the same loops (packed_prepare_loops.h), compiled with different flags, and give the same
+ * All tables are the same loops (simd/packed_prepare_loops.h), compiled with different flags, and give the same
  * bytes. */
 #ifndef OPAQ_CPU_GEMM_PACKED_PREPARE_H
 #define OPAQ_CPU_GEMM_PACKED_PREPARE_H
@@ -27,5 +27,11 @@ const struct packed_prepare *packed_prepare_best(void);
 
 /* All tables that this build has, fastest first. */
 const struct packed_prepare *const *packed_prepare_tables(int *count);
+
+extern const struct packed_prepare packed_prepare_ref;
+#if defined(__x86_64__)
+extern const struct packed_prepare packed_prepare_avx2;
+extern const struct packed_prepare packed_prepare_avx512;
+#endif
 
 #endif

@@ -112,7 +112,7 @@ static void copy_bf16(const struct rows_task *task, int64_t row, uint16_t *to) {
     memset(to + plain->columns, 0, (size_t)(task->made->padded - plain->columns) * sizeof *to);
 }
 
-/* Converts a row to integers, in pieces of the columns under one scale, without storing it as floats: a piece
+/* Converts a row to integers, in segments of the columns under one scale, without storing it as floats: a segment
  * is decoded twice if it is longer than a block. */
 static void make_integers(const struct rows_task *task, int64_t row) {
     const struct packed_rows *made = task->made;
@@ -142,7 +142,8 @@ static void make_integers(const struct rows_task *task, int64_t row) {
                 task->block_scale[row * (padded / 32) + (k + i) / 32] =
                     scale_of(task->prepare->finite_amax(block + i, 32), largest, &inverse);
             }
-            if (float_is_nan(amax) || inverse == 0.0f) { /* the scale says all */
+            if (float_is_nan(amax) ||
+                inverse == 0.0f) { /* the row's result depends on its scale only; store zeros */
                 memset(task->elements + at * packed_element_bytes(made->precision), 0,
                        (size_t)step * (size_t)packed_element_bytes(made->precision));
             } else if (made->precision == PACKED_NEAR) {
@@ -216,13 +217,13 @@ static void make_row(const struct rows_task *task, int64_t row) {
     }
 }
 
-/* n things of a size, of the row before. */
+/* Copies the n elements of `size` bytes of the previous row. */
 static void repeat(void *row_of_all, int64_t row, int64_t n, size_t size) {
     char *const to = (char *)row_of_all + row * n * (int64_t)size;
     memcpy(to, to - n * (int64_t)size, (size_t)n * size);
 }
 
-/* A row like the one before. */
+/* Copies all parts of the previous row. */
 static void repeat_row(const struct rows_task *task, int64_t row) {
     const enum packed_precision precision = task->made->precision;
     const int64_t padded = task->made->padded;

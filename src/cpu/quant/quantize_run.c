@@ -7,7 +7,6 @@
 #include "base/fp_environment.h"
 #include "base/parallel_run.h"
 #include "cpu/cpu_functions.h"
-#include "cpu/quant/amax_run.h"
 #include "cpu/quant/quant_table.h"
 #include "cpu/quant/through_rows.h"
 #include "definition/scale_rules.h"

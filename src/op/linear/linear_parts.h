@@ -3,7 +3,7 @@
 #ifndef OPAQ_OP_LINEAR_LINEAR_PARTS_H
 #define OPAQ_OP_LINEAR_LINEAR_PARTS_H
 
-#include "op/plan/linear_plan.h"
+#include "op/plan/parsed_plan.h"
 #include "op/table/op_table.h"
 
 /* The random stream of an operand's stochastic rounding. */

@@ -1,5 +1,5 @@
 /* op/plan/experts_plan.c: a plan of an MLP or a mixture from its text. Specification: docs/experts.md. */
-#include "op/plan/experts_plan.h"
+#include "op/plan/parsed_plan.h"
 
 #include <assert.h>
 #include <string.h>
@@ -7,7 +7,6 @@
 #include "backend/grouped.h"
 #include "base/float_bits.h"
 #include "format/decimal.h"
-#include "op/plan/linear_plan.h"
 #include "op/plan/plan_words.h"
 #include "opaq/status.h"
 

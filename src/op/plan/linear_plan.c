@@ -1,5 +1,5 @@
 /* op/plan/linear_plan.c: a plan's text, and which copies a plan keeps. Specification: docs/linear.md. */
-#include "op/plan/linear_plan.h"
+#include "op/plan/parsed_plan.h"
 
 #include <assert.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* op/table/kernel_list.c: kernels by name, and forcing some. */
-#include "op/table/kernel_list.h"
+#include "op/table/tensor_check.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -8,6 +8,7 @@
 #include "base/forced_kernels.h"
 #include "base/try.h"
 #include "opaq/cpu.h"
+#include "opaq/kernel.h"
 
 const char *opaq_kernel_at(int index, int *can_run) {
     bool runs;

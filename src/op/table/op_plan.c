@@ -3,8 +3,7 @@
 #include <string.h>
 
 #include "base/try.h"
-#include "op/plan/experts_plan.h"
-#include "op/plan/linear_plan.h"
+#include "op/plan/parsed_plan.h"
 #include "op/table/op_table.h"
 #include "op/table/op_tensor.h"
 

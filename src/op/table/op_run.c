@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "base/try.h"
-#include "op/table/kernel_list.h"
 #include "op/table/op_describe.h"
 #include "op/table/op_tensor.h"
+#include "op/table/tensor_check.h"
 
 /* ---- checks ---- */
 

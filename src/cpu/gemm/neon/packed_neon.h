@@ -44,19 +44,15 @@ enum {
     GROUPS = TILE4_COLUMNS / TILE4_GROUP,
     STREAMS = 4, /* tiles of different rows that are read side by side */
     FEW = PACKED_FEW_ROWS,
-    SWEEP_ROWS = 4, /* of x, that go over decoded weights together */
-    SWEEP_TILES =
-        8, /* of different rows, decoded together: that often x is used when it has come from memory */
-    PIECE_TILES = 4, /* along the columns, likewise */
+    SWEEP_ROWS = 4,  /* of x that are multiplied with decoded weights together */
+    SWEEP_TILES = 8, /* of different rows, decoded together: x is loaded from memory once for all of them */
+    PIECE_TILES = 4, /* along the columns, decoded together */
     PIECE_COLUMNS = PIECE_TILES * TILE4_COLUMNS,
     PIECE_GROUPS = PIECE_TILES * GROUPS,
-    SWEEP_LIMIT = 256 /* rows of x whose sums are kept while the columns are gone through */
+    SWEEP_LIMIT = 256 /* rows of x whose sums are kept across all columns */
 };
 
 /* ---- scales of the weight ---- */
-
-/* Columns of a block. */
-static inline int block_columns(enum packed_format format) { return format == PACKED_NVFP4 ? 16 : 32; }
 
 /* 8 scales of e4m3. A code at the place of a half's bits is its value times 2^-8, subnormal or not. */
 INLINE void scales_from_e4m3(int8x8_t codes, float *to) {
@@ -106,9 +102,9 @@ INLINE bool has_block_scales(const struct packed_rows *x) {
 /* Rows [m, m + rows), `count` columns from `column` on. */
 static void columns_load(const struct packed_weight *weight, const struct packed_rows *x, int64_t m,
                          int64_t rows, int64_t column, int64_t count, struct columns *to) {
-    const int64_t per = block_columns(weight->format);
+    const int64_t per = packed_block_columns(weight->format);
     const int64_t scale_per = x->precision == PACKED_FAST32 ? 32 : per;
-    const float unit = x->precision == PACKED_CODES ? 0.5f : 1.0f; /* because these are times 2 */
+    const float unit = x->precision == PACKED_CODES ? 0.5f : 1.0f; /* codes are stored times 2 */
     for (int64_t i = 0; i < rows; ++i) {
         const int64_t at = (m + i) * x->padded + column;
         memcpy(to[i].x, numbers_of(x) + at, (size_t)count * sizeof(number));
@@ -255,7 +251,7 @@ static const uint8_t *tile_codes(const struct packed_weight *weight, int64_t til
 }
 
 static const uint8_t *tile_scales(const struct packed_weight *weight, int64_t tile, int64_t tile_column) {
-    const int64_t blocks = TILE4_COLUMNS / block_columns(weight->format);
+    const int64_t blocks = TILE4_COLUMNS / packed_block_columns(weight->format);
     return weight->scale + (tile * weight->tile_columns + tile_column) * blocks * TILE4_ROWS;
 }
 
@@ -263,7 +259,7 @@ static const uint8_t *tile_scales(const struct packed_weight *weight, int64_t ti
 
 static void run_few(const struct packed_weight *weight, const struct packed_rows *x, int64_t begin, int64_t end,
                     float *y, int64_t y_step) {
-    const int per = block_columns(weight->format);
+    const int per = (int)packed_block_columns(weight->format);
     float total[STREAMS][FEW * TILE4_ROWS];
     float scale[GROUPS * TILE4_ROWS];
     struct columns columns[FEW];
@@ -306,7 +302,7 @@ static void decode_piece(const struct packed_weight *weight, int64_t tile, int64
     for (int64_t i = 0; i < tiles; ++i) {
         const uint8_t *const codes = tile_codes(weight, tile + i, c);
         scales_decode(weight->format, tile_scales(weight, tile + i, c),
-                      count * TILE4_COLUMNS / block_columns(weight->format), panel->scale[i]);
+                      count * TILE4_COLUMNS / packed_block_columns(weight->format), panel->scale[i]);
         struct quad *to = panel->quads[i];
         for (int64_t g = 0; g < count * GROUPS; ++g) {
             for (int q = 0; q < QUADS; ++q) {
@@ -322,7 +318,7 @@ static void decode_piece(const struct packed_weight *weight, int64_t tile, int64
 static void sweep(const struct packed_weight *weight, const struct packed_rows *x, int64_t rows, int64_t tiles,
                   int groups, struct panel *panel, float *total) {
     struct product product = {.groups = groups,
-                              .block_groups = block_columns(weight->format) / TILE4_GROUP,
+                              .block_groups = (int)packed_block_columns(weight->format) / TILE4_GROUP,
                               .x = panel->columns,
                               .has_block_scales = has_block_scales(x),
                               .total_step = SWEEP_TILES * TILE4_ROWS};

@@ -36,7 +36,7 @@
 #define NUMBER_COLUMNS 1
 #endif
 
-/* Before a loop over sums, which are in registers only if it is written out. Clang does so unasked. */
+/* Before a loop over sums, which are in registers only if it is unrolled. Clang unrolls it by itself. */
 #if defined(__clang__)
 #define UNROLL
 #else
@@ -152,7 +152,8 @@ INLINE void scale_load(const struct packed_weight *weight, int64_t tile, int64_t
     }
 }
 
-/* Rows with an e4m3 code that is NaN, which decoding took for a number. They stay NaN, so that this may stand. */
+/* Sets the factor of rows with an e4m3 NaN code, which decoding reads as a number, to NaN: their results are NaN in
+ * any case, so the factor may stay. */
 static void scale_mark_nan(const uint8_t *codes, struct block_scale *to) {
     for (int i = 0; i < TILE8_BYTES; ++i) {
         if ((codes[i] & 0x7F) == 0x7F) {

@@ -190,7 +190,7 @@ PACKED_INLINE __m512 decode_scale_e4m3(const uint8_t *codes) {
 }
 
 /* The same where no scale is negative or NaN. */
-PACKED_INLINE __m512 decode_plain_scale_e4m3(const uint8_t *codes) {
+PACKED_INLINE __m512 decode_regular_scale_e4m3(const uint8_t *codes) {
     return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_scale_codes(codes)), 7));
 }
 
@@ -220,13 +220,13 @@ PACKED_INLINE struct scale_pair decode_scale_e8m0(const uint8_t *codes, int halv
 }
 
 /* The same where all scales are normal floats and numbers. */
-PACKED_INLINE __m512 decode_plain_scale_e8m0(const uint8_t *codes, int halvings) {
+PACKED_INLINE __m512 decode_regular_scale_e8m0(const uint8_t *codes, int halvings) {
     const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(load_scale_codes(codes)), 23);
     return _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_set1_epi32(halvings << 23)));
 }
 
-/* Whether the scales of a column of `tiles` tiles, `step` bytes apart, are plain. */
-PACKED_INLINE bool is_plain_e4m3(const uint8_t *scale, int64_t step, int tiles) {
+/* Whether the scales of a column of `tiles` tiles, `step` bytes apart, are regular: positive numbers whose shorter decoding is exact. */
+PACKED_INLINE bool is_regular_e4m3(const uint8_t *scale, int64_t step, int tiles) {
     __m512i largest = _mm512_loadu_si512(scale);
     PACKED_UNROLL
     for (int t = 1; t < tiles; ++t) {
@@ -246,7 +246,7 @@ PACKED_INLINE bool is_normal_e4m3(const uint8_t *scale, int64_t step, int tiles)
     return _mm512_cmpge_epu8_mask(largest, _mm512_set1_epi8(0x7F - 8)) == 0;
 }
 
-PACKED_INLINE bool is_plain_e8m0(const uint8_t *scale, int64_t step, int tiles, int halvings) {
+PACKED_INLINE bool is_regular_e8m0(const uint8_t *scale, int64_t step, int tiles, int halvings) {
     const __m256i lowest = _mm256_set1_epi8((char)(1 + halvings));
     __m256i largest = _mm256_setzero_si256();
     PACKED_UNROLL
@@ -275,7 +275,7 @@ PACKED_INLINE __m512i broadcast_integers(const uint8_t *from) {
     return _mm512_set1_epi32(value);
 }
 
-/* ---- asking for memory ---- */
+/* ---- prefetching ---- */
 
 /* Prefetch distance, in tiles along the columns. Products with one row of bytes are bound by memory, and gain nothing
  * from more. */
@@ -283,6 +283,6 @@ PACKED_INLINE int64_t stream_ahead(int rows) { return rows <= 2 ? 2 : 4; }
 
 /* Prefetches into the second-level cache, which allows more lines in flight than the first one. A function that only
  * prefetches must be PACKED_INLINE too: compilers remove calls of it. */
-PACKED_INLINE void ask_for(const uint8_t *line) { _mm_prefetch((const char *)line, _MM_HINT_T1); }
+PACKED_INLINE void prefetch(const uint8_t *line) { _mm_prefetch((const char *)line, _MM_HINT_T1); }
 
 #endif

@@ -339,8 +339,8 @@ PACKED_LINE(mxfp4_fast, PACKED_MXFP4, PACKED_FAST)
 PACKED_LINE(mxfp4_fast32, PACKED_MXFP4, PACKED_FAST32)
 PACKED_LINE(mxfp4_codes, PACKED_MXFP4, PACKED_CODES)
 
-#define PARTS(unit, name) \
-    { unit, PIECE_TILES, ROWS_TOGETHER, step_##name, line_##name, decode, scales_##name, sweep_##name }
+#define PARTS(factor, name) \
+    { factor, PIECE_TILES, ROWS_TOGETHER, step_##name, line_##name, decode, scales_##name, sweep_##name }
 const struct packed_avx2_parts packed_fast_parts_avx2[2] = {PARTS(128.0f, nvfp4_fast), PARTS(1.0f, mxfp4_fast)};
 const struct packed_avx2_parts packed_fast32_parts_avx2[2] = {PARTS(1.0f, nvfp4_fast32),
                                                               PARTS(1.0f, mxfp4_fast32)};

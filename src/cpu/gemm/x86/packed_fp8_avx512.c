@@ -1,6 +1,6 @@
 /* cpu/gemm/x86/packed_fp8_avx512.c: products of 8-bit tiles with float32, 16 lanes; compiled with AVX-512 and VBMI. Half of the
  * bfloat16 of two columns make 16 floats of the one, the other half 16 of the other. */
-#include "cpu/gemm/packed_tables.h"
+#include "cpu/gemm/packed.h"
 #include "opaq/cpu.h"
 
 #if defined(__x86_64__)

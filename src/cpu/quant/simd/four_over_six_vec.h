@@ -22,7 +22,7 @@ struct candidate {
 struct candidates {
     struct candidate six;
     struct candidate four;
-    bool is_plain; /* no element is infinite or scaled beyond the largest value, by neither */
+    bool is_regular; /* no element is infinite or scaled beyond the largest value, by neither */
 };
 
 /* The errors of both. */
@@ -84,7 +84,7 @@ VEC_INLINE struct block_scales better_scales(const struct candidates *candidates
     return (struct block_scales){
         replace32(four, candidates->six.codes, candidates->four.codes),
         (vecf)replace32(four, (vec32)candidates->six.factors, (vec32)candidates->four.factors),
-        candidates->is_plain};
+        candidates->is_regular};
 }
 
 /* ---- blocks that lie one after another in rows ---- */
@@ -151,7 +151,7 @@ VEC_INLINE struct candidate_errors row_errors(const char *x, const struct candid
     return errors;
 }
 
-/* Of blocks of one row, or of up to 16: a tree over them, in which rows that are not there count as zeros. */
+/* Of blocks of one row, or of up to 16: a tree of sums over the rows, in which missing rows count as zeros. */
 VEC_INLINE struct candidate_errors block_errors(const char *x, int64_t row_bytes, int rows,
                                                 const struct candidates *candidates, enum opaq_element dtype,
                                                 bool is_mse) {
@@ -182,7 +182,7 @@ VEC_INLINE struct block_scales four_over_six_blocks(const char *x, int64_t row_b
                                                : block_errors(x, row_bytes, rows, &candidates, dtype, false);
     const struct block_scales scales = better_scales(&candidates, &errors);
     return (struct block_scales){gather_deal(scales.codes), (vecf)gather_deal((vec32)scales.factors),
-                                 scales.is_plain};
+                                 scales.is_regular};
 }
 
 #endif

@@ -33,8 +33,8 @@ static inline void fp8_scaled_rows(struct encode_how how, const struct quant_job
         ((float *)copy->scale)[row * copy->scale_layout.row_step] = scale.stored;
         if (!how.not_te && random->is_used) {
             encode_randomly(how, random, row, 0, x, m->columns, scale.apply, 0, data);
-        } else if (is_plain_amax(how, all, scale.apply)) {
-            encode_plain_run(how, x, m->columns, scale.apply, 0, streams, data);
+        } else if (is_regular_amax(how, all, scale.apply)) {
+            encode_regular_run(how, x, m->columns, scale.apply, 0, streams, data);
         } else if (how.not_te && how.dtype == OPAQ_BF16) {
             encode_bf16_row_not_te(&how, x, m->columns, scale.apply, data);
         } else {
@@ -138,8 +138,8 @@ VEC_OUTLINE void fp8_group_codes(struct encode_how how, const struct fp8_group *
             if (group->rows == 1) {
                 prefetch_run(x + target->ahead, FP8_BLOCK * element_bytes(how.dtype));
             }
-            if (random == NULL && is_plain_amax(how, amax[b], apply[b])) {
-                encode_plain_run(how, x, n, apply[b], 0, false, data);
+            if (random == NULL && is_regular_amax(how, amax[b], apply[b])) {
+                encode_regular_run(how, x, n, apply[b], 0, false, data);
             } else {
                 encode_any_run(how, x, n, apply[b], random == NULL ? NULL : random + place, 0, data);
             }
@@ -172,7 +172,7 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
     }
     const bool is_random = !how.not_te && target->random->is_used;
     if (how.not_te || is_random || group.columns % FP8_BLOCK != 0 ||
-        !are_plain_amaxes(how.element, all, scales.apply)) {
+        !are_regular_amaxes(how.element, all, scales.apply)) {
         float each[FLOATS];
         vec_store(each, (vec32)all);
         fp8_group_codes(how, &group, r, c, each, apply, target);

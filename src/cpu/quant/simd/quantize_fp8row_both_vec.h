@@ -123,17 +123,17 @@ VEC_INLINE struct encode_how fp8row_how(const struct quant_job *job) {
 
 static inline bool fp8row_amaxes_in_range(const struct quant_job *job) {
     const struct encode_how how = fp8row_how(job);
-    bool are_plain = true;
+    bool are_regular = true;
     for (int copy = 0; copy < 2; ++copy) {
         const float *const amax = job->copy[copy].scale;
         const int64_t n = job->copy[copy].operand.rows;
-        for (int64_t i = 0; are_plain && i < n; i += FLOATS) {
+        for (int64_t i = 0; are_regular && i < n; i += FLOATS) {
             const vecf each = fp8row_load(amax + i, n - i);
-            are_plain =
-                are_plain_amaxes(how.element, each, fp8_scales_from_amax(each, &job->spec, how, FLT_MAX).apply);
+            are_regular = are_regular_amaxes(how.element, each,
+                                             fp8_scales_from_amax(each, &job->spec, how, FLT_MAX).apply);
         }
     }
-    return are_plain;
+    return are_regular;
 }
 
 /* Replaces n amaxes by the scales to store. Writes the factors to `apply`, if it is not NULL: n rounded up to
@@ -157,10 +157,10 @@ static inline void fp8row_finish(const struct quant_job *job) {
 
 /* ---- codes ---- */
 
-/* What the columns of a part are multiplied with, and times plain_factor() by steps. */
+/* Factors of the columns of a part, and the same times regular_factor() by steps. */
 struct fp8row_columns {
     float apply[FP8_BOTH_COLUMNS];
-    struct step_floats plain[FP8_BOTH_COLUMNS / STEP];
+    struct step_floats regular[FP8_BOTH_COLUMNS / STEP];
 };
 
 VEC_OUTLINE void fp8row_columns_at(struct encode_how how, const struct opaq_spec *spec, const float *amax,
@@ -172,8 +172,8 @@ VEC_OUTLINE void fp8row_columns_at(struct encode_how how, const struct opaq_spec
     for (int64_t s = 0; s < FP8_BOTH_COLUMNS / STEP; ++s) {
         const vec32 first = vec_load(to->apply + s * STEP);
         const vec32 second = vec_load(to->apply + s * STEP + FLOATS);
-        to->plain[s] = (struct step_floats){(vecf)split_even(first, second) * plain_factor(how.element),
-                                            (vecf)split_odd(first, second) * plain_factor(how.element)};
+        to->regular[s] = (struct step_floats){(vecf)split_even(first, second) * regular_factor(how.element),
+                                              (vecf)split_odd(first, second) * regular_factor(how.element)};
     }
 }
 
@@ -191,11 +191,11 @@ static inline void fp8row_both_part(struct encode_how how, const struct quant_re
         if (columns == FP8_BOTH_COLUMNS) {
             float along[FP8_BOTH_BLOCKS];
             for (int b = 0; b < FP8_BOTH_BLOCKS; ++b) {
-                along[b] = row_apply[i] * plain_factor(how.element);
+                along[b] = row_apply[i] * regular_factor(how.element);
             }
-            fp8_both_row_of(how, from, from + ahead, along, down->plain, streams, to, beside);
+            fp8_both_row_of(how, from, from + ahead, along, down->regular, streams, to, beside);
         } else {
-            encode_plain_run(how, from, columns, row_apply[i], 0, false, to);
+            encode_regular_run(how, from, columns, row_apply[i], 0, false, to);
             fp8_column_row_of(how, from, columns, down->apply, true, NULL, beside);
         }
     }

@@ -56,7 +56,7 @@ static inline bool mx_both_part(const struct block_kind *kind, const struct quan
     const char *const x = (const char *)rowwise->operand.data + row * row_bytes + c * bytes;
     struct both_scales scales;
     both_find_scales_of(kind, x, row_bytes, NULL, &scales);
-    if (!scales.is_plain) {
+    if (!scales.is_regular) {
         return false;
     }
     store_mx_column_scales(columnwise, c, BOTH_COLUMNS, row / MX_BLOCK, scales.column_codes);

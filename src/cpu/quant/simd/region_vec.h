@@ -1,4 +1,4 @@
-/* cpu/quant/simd/region_vec.h: part of x, and the copies that are made of it. Depends on encode_vec.h and quant_job.h. */
+/* cpu/quant/simd/region_vec.h: a region of x, and the copies that are made of it. Depends on encode_vec.h and quant_job.h. */
 #ifndef OPAQ_CPU_QUANT_SIMD_REGION_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_REGION_VEC_H
 

@@ -11,7 +11,7 @@
 struct block_scales {
     vec32 codes;
     vecf factors;
-    bool is_plain; /* no element is NaN, infinite or scaled beyond the largest value */
+    bool is_regular; /* no element is NaN, infinite or scaled beyond the largest value */
 };
 
 /* NaN's code and NaN itself where `wanted` is NaN. */
@@ -40,7 +40,7 @@ VEC_INLINE struct block_scales nvfp4_scales(vecf amax, vecf global, vecf inverse
          * scales to 6.4 still rounds to 6. A zero block is fine too. */
         const uint32_t low = least_normal(OPAQ_E4M3);
         const vec32 over_low = clear32(equal32((vec32)amax, 0), (vec32)wanted - low);
-        scales.is_plain = !any32(above32(over_low, 0x43E80000u - low));
+        scales.is_regular = !any32(above32(over_low, 0x43E80000u - low));
         return scales;
     }
     if (spec->rule == OPAQ_RULE_COMPRESSED_TENSORS) {
