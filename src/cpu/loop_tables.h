@@ -1,7 +1,7 @@
-/* cpu/loop_tables.h: the kernel tables whose functions are loops that compilers vectorize: products of tiles, conversions of
- * plain rows, preparing rows for tiled weights, activations. Each loops_<isa>.c includes this file and is compiled with the
- * flags of its instruction set; all give the same bytes. Depends on gemm_tile.h, whose macros the file defines, and the
- * headers of the tables. */
+/* cpu/loop_tables.h: the kernel tables whose functions are loops that compilers vectorize: products of tiles,
+ * conversions of plain rows, preparing rows for tiled weights, activations. Each loops_<isa>.c includes this file and
+ * is compiled with the flags of its instruction set; all give the same bytes. Depends on gemm_tile.h, whose macros the
+ * file defines, and the headers of the tables. */
 #ifndef OPAQ_CPU_LOOP_TABLES_H
 #define OPAQ_CPU_LOOP_TABLES_H
 

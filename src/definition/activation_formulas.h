@@ -13,8 +13,8 @@
 enum { ACTIVATION_SEGMENT = 256 };
 
 /* e^x to about one unit in the last place: x = n ln 2 + r, with ln 2 in two parts and a polynomial for e^r, whose
- * coefficients are those of the Taylor series. 2^n is multiplied in two steps, because n reaches beyond the exponents of
- * a float at both ends. NaN stays NaN. */
+ * coefficients are those of the Taylor series. 2^n is multiplied in two steps, because n reaches beyond the exponents
+ * of a float at both ends. NaN stays NaN. */
 OPAQ_DEVICE static inline float exponential(float x) {
     const float inside = x > 90.0f     ? 90.0f
                          : x < -105.0f ? -105.0f

@@ -1,5 +1,5 @@
-/* format/format_traits.h: properties of formats that follow from the rows of the format table. Depends on opaq/spec.h. The
- * specs must be valid. */
+/* format/format_traits.h: properties of formats that follow from the rows of the format table. Depends on opaq/spec.h.
+ * The specs must be valid. */
 #ifndef OPAQ_FORMAT_FORMAT_TRAITS_H
 #define OPAQ_FORMAT_FORMAT_TRAITS_H
 

@@ -1,9 +1,9 @@
 /* torch/torch_ops.c: registers opaq's operators with PyTorch, from plain C, and calls them.
  *
- * For each row of the operator table: a schema in the namespace "opaq" and one kernel for the CPU and CUDA keys; for some
- * a second name in the namespace "nvfp4". The fakes are registered from Python, because LibTorch's C ABI has no symbolic
- * sizes; they read the same rows. Compiled with -fexceptions: aoti_torch_check throws through these frames, after
- * everything has been freed. */
+ * For each row of the operator table: a schema in the namespace "opaq" and one kernel for the CPU and CUDA keys; for
+ * some a second name in the namespace "nvfp4". The fakes are registered from Python, because LibTorch's C ABI has no
+ * symbolic sizes; they read the same rows. Compiled with -fexceptions: aoti_torch_check throws through these frames,
+ * after everything has been freed. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -285,8 +285,8 @@ static int32_t define(struct torch_library *library, const struct opaq_op *op, c
 static const char *const keys[] = {"CPU", "CUDA"};
 enum { KEY_COUNT = sizeof keys / sizeof keys[0] };
 
-/* The schema and the kernels of operators `first` to `last` - 1 in a namespace. Deleting the libraries takes the operators
- * away again; NULL for those that were not made. */
+/* The schema and the kernels of operators `first` to `last` - 1 in a namespace. Deleting the libraries unregisters the
+ * operators; NULL for those that were not made. */
 static enum opaq_status register_ops(const char *space, int first, int last,
                                      struct torch_library *libraries[1 + KEY_COUNT], struct opaq_error *error) {
     if (aoti_torch_library_init_fragment(space, __FILE__, __LINE__, &libraries[0]) != 0) {

@@ -32,7 +32,7 @@ static void begin(const struct gemm_operand *operand, struct gemm_decoder *decod
     decoder->kernel = decode_row_kernel();
 }
 
-/* The tables, where there is no kernel. */
+/* Fills the tables, if there is no kernel. */
 static void fill_tables(struct gemm_decoder *decoder) {
     const struct quant_copy *copy = decoder->copy;
     if (copy == NULL || decoder->kernel->run != NULL) {
@@ -73,7 +73,7 @@ static inline void prefetch_next(const void *block, int64_t block_bytes, int64_t
 static void decode_plain(const struct quant_matrix *plain, int64_t row, int rows, int64_t k, int n, float *to) {
     for (int i = 0; i < rows; ++i) {
         const int64_t start = (row + i) * plain->row_step + k * plain->column_step;
-        if (plain->column_step == 1 && plain->dtype != OPAQ_F32) { /* whose blocks are long enough */
+        if (plain->column_step == 1 && plain->dtype != OPAQ_F32) { /* blocks of float32 are long enough */
             prefetch_next((const char *)plain->data + plain_bytes(plain->dtype, start),
                           plain_bytes(plain->dtype, n), plain_bytes(plain->dtype, plain->columns - k - n));
         }
@@ -106,7 +106,7 @@ static void load_tiled(const struct quant_copy *copy, int64_t row, int rows, int
     }
 }
 
-/* Where they are if they lie along the row, else gathered into `staged`. */
+/* Returns the codes in place if they are contiguous along the row, else gathers them into `staged`. */
 static struct code_rows load_codes(const struct quant_copy *copy, int64_t row, int rows, int64_t k, int n,
                                    uint8_t *staged) {
     const int64_t start = row * copy->data_row_step + k * copy->data_column_step;
@@ -123,7 +123,7 @@ static struct code_rows load_codes(const struct quant_copy *copy, int64_t row, i
         memset(staged, 0, (size_t)rows * GEMM_BLOCK);
     }
     for (int c = 0; c < n; ++c) {
-        const int ahead = c + 16 < n ? c + 16 : n - 1; /* every step is a page of its own in a wide tensor */
+        const int ahead = c + 16 < n ? c + 16 : n - 1; /* in a wide tensor every step is in another page */
         __builtin_prefetch(&copy->data[(start + ahead * copy->data_column_step) / packing]);
         for (int i = 0; i < rows; ++i) {
             const int64_t index = start + c * copy->data_column_step + i * copy->data_row_step;
@@ -139,7 +139,7 @@ static struct code_rows load_codes(const struct quant_copy *copy, int64_t row, i
     return (struct code_rows){staged, GEMM_BLOCK};
 }
 
-/* n is a constant where it matters. */
+/* Callers pass a constant n where speed matters. */
 static inline __attribute__((always_inline)) void scale_codes(const struct gemm_decoder *decoder,
                                                               bool is_packed, const uint8_t *restrict codes,
                                                               int n, float factor, float *restrict to) {

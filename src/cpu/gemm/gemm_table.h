@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 enum {
-    GEMM_BLOCK = 256,           /* steps of the contraction that are summed up by themselves */
+    GEMM_BLOCK = 256,           /* steps of the contraction in one partial sum */
     GEMM_TILE_COLUMN_LIMIT = 16 /* every table's tile columns divide this */
 };
 

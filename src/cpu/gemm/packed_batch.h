@@ -1,5 +1,5 @@
-/* cpu/gemm/packed_batch.h: rows of one matrix times several tiled weights of one format and shape, in one run over all their
- * tiles, as for the experts of a mixture. Depends on packed_run.h. */
+/* cpu/gemm/packed_batch.h: rows of one matrix times several tiled weights of one format and shape, in one run over all
+ * their tiles, as for the experts of a mixture. Depends on packed_run.h. */
 #ifndef OPAQ_CPU_GEMM_PACKED_BATCH_H
 #define OPAQ_CPU_GEMM_PACKED_BATCH_H
 

@@ -11,7 +11,7 @@
 struct packed_prepare {
     const char *name;  /* "prepare_avx2" */
     uint32_t features; /* bits of enum opaq_cpu_feature that it needs */
-    /* The largest |x|; NaN if one is NaN or infinite, so that a row that cannot be scaled shows. */
+    /* The largest |x|; NaN if one is NaN or infinite, which marks a row that cannot be scaled. */
     float (*finite_amax)(const float *x, int n);
     /* x * inverse, rounded to the nearest integer, ties to even; these fit. */
     void (*to_int8)(const float *x, int n, float inverse, int8_t *q);

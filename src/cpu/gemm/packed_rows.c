@@ -48,7 +48,7 @@ struct rows_task {
     const struct packed_prepare *prepare;
     enum packed_format format;
     int64_t first;
-    const int64_t *source; /* or NULL: one after another, from the first on */
+    const int64_t *source; /* or NULL: consecutive rows, from the first one on */
     struct packed_rows *made;
     char *elements;
     int32_t *correction;
@@ -58,7 +58,7 @@ struct rows_task {
 
 /* ---- floats to integers ---- */
 
-/* amax / largest, 0 for zeros; and what x is multiplied with. Where that would not be finite, all integers are 0. */
+/* Returns amax / largest, 0 for zeros, and sets the factor of x. If that would not be finite, all integers are 0. */
 static float scale_of(float amax, float largest, float *inverse) {
     const float scale = amax / largest;
     *inverse = largest / amax;
@@ -70,7 +70,7 @@ static float scale_of(float amax, float largest, float *inverse) {
 
 /* ---- rows ---- */
 
-/* The row of the operand that a row is made of. */
+/* The row of the operand that is converted to a row. */
 static int64_t source_of(const struct rows_task *task, int64_t row) {
     return task->source == NULL ? task->first + row : task->source[row];
 }

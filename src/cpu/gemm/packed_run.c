@@ -63,12 +63,12 @@ const char *packed_kernel_name(const struct opaq_spec *b, const struct opaq_spec
 
 /* ---- running ---- */
 
-/* Whether kernels can write where the result is wanted. */
+/* Whether kernels can write to c directly. */
 static bool is_direct(const struct gemm_job *job) {
     return job->c.dtype == OPAQ_F32 && job->c.column_step == 1 && job->bias == NULL;
 }
 
-/* Some rows of the result, and where they are made. */
+/* Some rows of the result, and the buffer in which they are computed. */
 struct packed_task {
     const struct gemm_job *job;
     const float *y;

@@ -115,7 +115,7 @@ void runner_release(int64_t handle) {
     give_slot_back(slot, (int)(handle & (OPAQ_RUNNER_LIMIT - 1)), generation_of(before));
 }
 
-/* ---- making ---- */
+/* ---- registering ---- */
 
 /* A free slot, with fork_lock held; NULL with a status if there is none. */
 static struct slot *take_slot(int *index, enum opaq_status *status, struct opaq_error *error) {

@@ -171,7 +171,7 @@ enum opaq_status plan_of_training(const struct opaq_value *text, struct opaq_lin
     return check_delayed_rules(plan, error);
 }
 
-/* ---- what is kept ---- */
+/* ---- saved forms ---- */
 
 static const struct opaq_form absent = {.kind = OPAQ_FORM_ABSENT};
 static const struct opaq_form plain = {.kind = OPAQ_FORM_PLAIN};

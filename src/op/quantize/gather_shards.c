@@ -1,5 +1,5 @@
-/* op/quantize/gather_shards.c: the operator gather_rows: equal shards of a quantized tensor, gathered buffer by buffer,
- * together again. */
+/* op/quantize/gather_shards.c: the operator gather_rows: joins equal shards of a quantized tensor, which were gathered
+ * buffer by buffer. */
 #include <stdbool.h>
 
 #include "base/checked.h"

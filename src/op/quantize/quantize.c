@@ -1,5 +1,5 @@
-/* op/quantize/quantize.c: opaq_quantize, opaq_dequantize, opaq_amax, opaq_noise_measure, opaq_delayed_update: check, and
- * call the back end. */
+/* op/quantize/quantize.c: opaq_quantize, opaq_dequantize, opaq_amax, opaq_noise_measure, opaq_delayed_update: check,
+ * and call the back end. */
 #include "op/quantize/quantize.h"
 
 #include <math.h>
@@ -252,7 +252,7 @@ enum opaq_status opaq_delayed_update(const struct opaq_delayed_state *state, con
     return OPAQ_OK;
 }
 
-/* ---- what serves a spec ---- */
+/* ---- properties of a spec ---- */
 
 int64_t opaq_rows_together(const struct opaq_spec *spec) {
     static const int64_t shape[2] = {1, 1};

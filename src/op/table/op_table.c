@@ -1,5 +1,5 @@
-/* op/table/op_table.c: one row per operator. A new operator appends its row here and its functions in a file of its own;
- * schema, fake, allocation and call follow. */
+/* op/table/op_table.c: one row per operator. A new operator appends its row here and its functions in a file of its
+ * own; schema, fake, allocation and call follow. */
 #include "op/table/op_table.h"
 
 #include <stddef.h>
@@ -53,7 +53,8 @@ static const struct op_row rows[] = {
      {LIST("buffers"), TEXT("quantizer"), SIZES("shape"), SIZES("to"), DTYPE("dtype"), SYMINT("start")},
      1, {SHAPED("buffers", 3, 4, 0, 0)}, 0},
      PLAN_SPEC, 1, false, form_quantizer, run_slice_rows},
-    /* the inverse: each buffer holds those of equal shards of shape `shape`, one after another; `to` is the whole shape */
+    /* the inverse: each buffer holds those of equal shards of shape `shape`, one after another; `to` is the whole
+     * shape */
     {{"gather_rows", 5,
      {LIST("buffers"), TEXT("quantizer"), SIZES("shape"), SIZES("to"), DTYPE("dtype")},
      1, {SHAPED("buffers", 3, 4, 0, 0)}, 0},
@@ -86,7 +87,8 @@ static const struct op_row rows[] = {
      3, {SHAPED("dx", 3, 5, 0, 3), SHAPED("dw", 4, 6, 0, 1), PER_ROW("dbias", 4, 6, 0, 1)}, 0},
      PLAN_TRAINING, 7, true, form_linear_backward, run_linear_backward},
     /* linear_forward where something is rounded stochastically. PyTorch then saves the generator's state for the
-     * recomputation, and takes the generator's device from `like`, any of the tensors, because it does not search lists. */
+     * recomputation, and takes the generator's device from `like`, any of the tensors, because it does not search
+     * lists. */
     {{"linear_forward_random", 9,
      {LIST("x"), LIST("w"), MAYBE("bias"), SIZES("x_shape"), SIZES("w_shape"), DTYPE("dtype"), TEXT("plan"),
       OPTIONAL("scale"), OPTIONAL("like")},
@@ -138,8 +140,8 @@ static const struct op_row rows[] = {
      6, {LIKE("dx", 1), LIKE("dtopk_weights", 2), SHAPED("dgate_up", 8, 10, 0, 0), SHAPED("ddown", 9, 10, 0, 0),
          PER_MATRIX("dgate_up_bias", 8, 10, 0), PER_MATRIX("ddown_bias", 9, 10, 0)}, 0},
      PLAN_EXPERTS, 11, true, form_moe_backward, run_experts_backward},
-    /* y = x w^T + bias for consecutive rows of x, splits[e] of them with weight e; and the gradients. The plan is that of
-     * linear_forward. */
+    /* y = x w^T + bias for consecutive rows of x, splits[e] of them with weight e; and the gradients. The plan is that
+     * of linear_forward. */
     {{"grouped_linear", 7,
      {TENSOR("x"), TENSOR("splits"), LIST("w"), MAYBE("bias"), SIZES("w_shape"), TEXT("plan"), OPTIONAL("random")},
      1, {OUTER("y", 0, 4)}, 1},
@@ -159,7 +161,8 @@ static const struct op_row rows[] = {
      {TEXT("plan"), CHANGED("scale"), CHANGED("amax_history")},
      0, {{NULL, OPAQ_SHAPE_CONSTANT, 0, 0, 0, 0, 0, 0, 0}}, 0},
      PLAN_TRAINING, 0, false, NULL, run_delayed_update},
-    /* what a runner (opaq/runner.h) computes. The size is the runner's; as an argument, so that a fake needs no runner. */
+    /* what a runner (opaq/runner.h) computes. The size is the runner's; as an argument, so that a fake needs no
+     * runner. */
     {{"linear_gemm", 3,
      {TENSOR("x"), SYMINT("runner_id"), SYMINT("out_features")},
      1, {SIZED("y", 0, 2)}, 1},

@@ -1,5 +1,5 @@
-/* cpu/gemm/neon/packed_fast_dotprod.c: 4-bit weights times int8 rows (fast, fast32, codes) with sdot, which does the four products
- * of int8 of a row at once; compiled with -march=armv8.2-a+dotprod. */
+/* cpu/gemm/neon/packed_fast_dotprod.c: 4-bit weights times int8 rows (fast, fast32, codes) with sdot, which does the
+ * four products of int8 of a row at once; compiled with -march=armv8.2-a+dotprod. */
 #include "cpu/gemm/packed.h"
 #include "opaq/cpu.h"
 

@@ -1,22 +1,22 @@
 /* cpu/gemm/neon/packed_neon.h: products with 4-bit tiles in NEON, written once. Depends on packed.h.
  *
- * A vector's lanes are 4 rows of a tile, so a tile is four vectors high and no sum crosses lanes. 16 bytes of a tile are 4
- * rows of two quads, of 4 columns each: one in the low nibbles, one in the high ones. The file that includes it has made,
- * for a kind of numbers:
- *     number                 what x holds
- *     numbers_of()           where x has them
+ * A vector's lanes are 4 rows of a tile, so a tile is four vectors high and no sum crosses lanes. 16 bytes of a tile
+ * are 4 rows of two quads, of 4 columns each: one in the low nibbles, one in the high ones. The file that includes it
+ * defines, for a type of numbers:
+ *     number                 the type of x
+ *     numbers_of()           the address of x's numbers
  *     struct quad            values of 4 columns and 4 rows of the weight
- *     quad_decode()          makes it of codes, one in each byte, row by row
+ *     quad_decode()          makes a quad of codes, one in each byte, row by row
  *     struct factor          4 columns of a row of x
  *     factor_load()
  *     struct sum             4 sums, of one row of x; sum_zero(), sum_add(), and sum_value(), which makes floats of it
  *     IS_FLOAT               16 columns are summed by themselves, else a block of the weight
  *     FEW_SUMS, SWEEP_SUMS   sums that fit the registers beside codes that are decoded, and beside decoded weights
  * and gets run_packed_neon(). There are two ways through the weight, which give the same bits:
- *     up to 8 rows of x   the weight is read once, some tiles side by side, and decoded in registers
- *     more                some columns of a few tiles are decoded into the panel, then all rows of x go over them
- * The order of all sums is that of the reference, and so are the bits. Scales that are subnormal floats need no care:
- * these processors multiply them as they multiply others. */
+ *     up to 8 rows of x   the weight is read once, some tiles in parallel, and decoded in registers
+ *     more                some columns of a few tiles are decoded into the panel, then multiplied with all rows of x
+ * The order of all sums is that of the reference, and so are the bits. Scales that are subnormal floats need no special
+ * case: these processors multiply them as fast as others. */
 #ifndef OPAQ_CPU_GEMM_NEON_PACKED_NEON_H
 #define OPAQ_CPU_GEMM_NEON_PACKED_NEON_H
 
@@ -30,7 +30,7 @@
 /* For functions whose arguments are constants where they are called: every such call is a kernel of its own. */
 #define INLINE static inline __attribute__((always_inline))
 
-/* Before a loop over sums, which are in registers only if it is written out. */
+/* Before a loop over sums, which are in registers only if it is unrolled. */
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -42,7 +42,7 @@ enum {
     VECTORS = TILE4_ROWS / LANES,
     QUADS = 4, /* in a group of 16 columns */
     GROUPS = TILE4_COLUMNS / TILE4_GROUP,
-    STREAMS = 4, /* tiles of different rows that are read side by side */
+    STREAMS = 4, /* tiles of different rows that are read in parallel */
     FEW = PACKED_FEW_ROWS,
     SWEEP_ROWS = 4,  /* of x that are multiplied with decoded weights together */
     SWEEP_TILES = 8, /* of different rows, decoded together: x is loaded from memory once for all of them */

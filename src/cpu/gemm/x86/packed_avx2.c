@@ -1,5 +1,5 @@
-/* cpu/gemm/x86/packed_avx2.c: the loops of the AVX2 kernels over the tiles of a 4-bit weight, scales to float32, and the
- * kernels' table. */
+/* cpu/gemm/x86/packed_avx2.c: the loops of the AVX2 kernels over the tiles of a 4-bit weight, scales to float32, and
+ * the kernels' table. */
 #include "cpu/gemm/packed.h"
 #include "opaq/cpu.h"
 
@@ -80,7 +80,8 @@ static void load_few(const struct packed_weight *weight, const struct packed_row
     }
 }
 
-/* Tiles that are read side by side, at most PACKED_STREAMS; after them those that are `next` further on, if it is not 0. */
+/* Tiles that are read in parallel, at most PACKED_STREAMS; the next ones are `next` tiles further, unless that is 0.
+ * */
 struct tile_group {
     int64_t first, step, count, next;
 };

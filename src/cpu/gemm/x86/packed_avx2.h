@@ -1,17 +1,18 @@
-/* cpu/gemm/x86/packed_avx2.h: what the AVX2 kernels for 4-bit tiles share. Depends on packed.h; only files that are compiled with
- * -mavx2 -mfma -mf16c include it.
+/* cpu/gemm/x86/packed_avx2.h: what the AVX2 kernels for 4-bit tiles share. Depends on packed.h; only files that are
+ * compiled with -mavx2 -mfma -mf16c include it.
  *
- * A vector's lanes are 8 rows of a tile, so a tile is two vectors high (its halves) and no sum crosses lanes. There are
- * two ways through the weight, which give the same bits:
+ * A vector's lanes are 8 rows of a tile, so a tile is two vectors high (its halves) and no sum crosses lanes. There
+ * are two ways through the weight, which give the same bits:
  *     up to 8 rows of x   the weight is read once, 4 tiles in parallel; codes are decoded in registers and used for all
  *                         rows at once ("step": 64 columns of the tiles)
  *     more                some columns of a few tiles are decoded into the panel, then multiplied with all rows of x, some
  *                         rows at a time ("sweep"); between such pieces of the tile the totals are kept in y
- * packed_avx2.c has the loops over tiles and columns; packed_exact_avx2.c, packed_near_avx2.c and packed_fast_avx2.c multiply.
+ * packed_avx2.c has the loops over tiles and columns; packed_exact_avx2.c, packed_near_avx2.c and packed_fast_avx2.c
+ * multiply.
  *
  * Scales of e8m0 reach down to subnormal floats, which some processors multiply very slowly. So a block's sum is first
- * multiplied with a "lift", which is 1 but for the smallest scales, then with a scale that is normal or NaN; that rounds
- * nothing more. Scales of e4m3 need no lift. */
+ * multiplied with a "lift", which is 1 but for the smallest scales, then with a scale that is normal or NaN; that
+ * rounds nothing more. Scales of e4m3 need no lift. */
 #ifndef OPAQ_CPU_GEMM_X86_PACKED_AVX2_H
 #define OPAQ_CPU_GEMM_X86_PACKED_AVX2_H
 
@@ -46,8 +47,8 @@ enum {
     PACKED_SWEEP_COLUMNS = 256 /* of a piece for floats */
 };
 
-/* 64 columns of a few rows of x, together, so that their places are constants. Of int16 columns 1 and 2, 5 and 6 and so on
- * have changed places (packed_near_avx2.c). */
+/* 64 columns of a few rows of x, contiguous, so that their offsets are constants. Of int16, columns 1 and 2, 5 and 6
+ * and so on are swapped (packed_near_avx2.c). */
 struct packed_few {
     _Alignas(64) union {
         int8_t q8[PACKED_FEW][TILE4_COLUMNS];
@@ -78,7 +79,7 @@ struct packed_line {
     const uint8_t *scales;
     int64_t codes_step; /* bytes from tile to tile */
     int64_t scales_step;
-    int64_t codes_next; /* bytes to the tiles that come after these */
+    int64_t codes_next; /* bytes to the next tiles */
     int64_t scales_next;
     const struct packed_rows *x;                /* of its first row */
     __m256 (*total)[PACKED_FEW][PACKED_HALVES]; /* [tiles][0], added to, to be multiplied with step_factor */
@@ -181,7 +182,7 @@ PACKED_INLINE __m256i packed_load_codes(const uint8_t *codes) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)codes));
 }
 
-/* For sweeps: floats, multiplied with 1/2 as often as `halvings` says because of the factors 2 in integers. */
+/* For sweeps: floats times 2^-halvings, because of the factors 2 in integers. */
 PACKED_INLINE bool packed_decode_scales(enum packed_format format, int halvings, const uint8_t *codes,
                                         int64_t blocks, float *scale, float *lift) {
     const __m256 factor = _mm256_set1_ps((float)(256 >> halvings));

@@ -1,5 +1,5 @@
-/* cpu/gemm/x86/packed_float_avx512.c: 4-bit tiled weights times rows of float32 (exact). Products of 16 columns are added in order,
- * their sum times the block's scale to the total. Depends on packed_avx512.h. */
+/* cpu/gemm/x86/packed_float_avx512.c: 4-bit tiled weights times rows of float32 (exact). Products of 16 columns are
+ * added in order, their sum times the block's scale to the total. Depends on packed_avx512.h. */
 #include "cpu/gemm/x86/packed_kernels_avx512.h"
 
 #if defined(__x86_64__)
@@ -63,9 +63,9 @@ PACKED_INLINE void add_group(bool has_rest, __m512 sum, struct scale_pair scale,
 enum {
     STEP = 4,
     STEPS = TILE4_GROUP / STEP
-}; /* columns that are looked up before those before them are multiplied */
+}; /* columns whose values are looked up ahead of the multiplication */
 
-/* The next STEP columns of all tiles: the codes they are among, and what was looked up. */
+/* The next STEP columns of all tiles: the vectors with their codes, and the values that were looked up. */
 struct ahead {
     __m512i codes[STREAMS];
     __m512i pair[2][STREAMS];
@@ -86,8 +86,8 @@ PACKED_INLINE void look_up_ahead(__m512i table, int column, int i, int streams, 
     __asm__("" : "+v"(ahead->pair[i / streams][t])); /* here, between the multiplications */
 }
 
-/* 16 columns of all tiles, whose instructions alternate, so that they need not wait for each other. `next` is where the
- * columns after these begin. */
+/* 16 columns of all tiles, whose instructions alternate, so that they do not wait for each other. `next` is the start
+ * of the following columns. */
 PACKED_INLINE void stream_group(bool is_nvfp4, bool is_regular, const struct stream_job *job,
                                 const uint8_t *data, const uint8_t *next, const uint8_t *scale,
                                 const uint8_t *data_ahead, const uint8_t *x, int streams, int rows,

@@ -1,5 +1,5 @@
-/* cpu/gemm/x86/packed_fp8_bf16_avx512.c: products of 8-bit tiles with bfloat16, 16 lanes, by vdpbf16ps: two columns at once;
- * compiled with AVX-512, VBMI and BF16. */
+/* cpu/gemm/x86/packed_fp8_bf16_avx512.c: products of 8-bit tiles with bfloat16, 16 lanes, by vdpbf16ps: two columns at
+ * once; compiled with AVX-512, VBMI and BF16. */
 #include "cpu/gemm/packed.h"
 #include "opaq/cpu.h"
 

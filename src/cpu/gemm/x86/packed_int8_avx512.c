@@ -1,6 +1,6 @@
-/* cpu/gemm/x86/packed_int8_avx512.c: 4-bit tiled weights times rows of int8 (fast, fast32, codes), with vpdpbusd: four products of
- * an unsigned and a signed byte for each row of a tile. Weights become unsigned by adding 12 to twice their value; sums
- * begin with the correction for that. Depends on packed_avx512.h. */
+/* cpu/gemm/x86/packed_int8_avx512.c: 4-bit tiled weights times rows of int8 (fast, fast32, codes), with vpdpbusd: four
+ * products of an unsigned and a signed byte for each row of a tile. Weights become unsigned by adding 12 to twice
+ * their value; sums begin with the correction for that. Depends on packed_avx512.h. */
 #include "cpu/gemm/x86/packed_kernels_avx512.h"
 
 #if defined(__x86_64__)
@@ -46,8 +46,8 @@ PACKED_INLINE const uint8_t *scale_at(struct kind kind, const uint8_t *record, i
     return correction_at(kind, record, rows, rows + row, block);
 }
 
-/* Of block b of row m, counted over all columns. With codes, q is twice a value. With nvfp4, the 2^8 that a decoded scale
- * lacks and the 1/2 of a decoded weight are in it. */
+/* Of block b of row m, counted over all columns. With codes, q is twice a value. With nvfp4, the 2^8 that a decoded
+ * scale lacks and the 1/2 of a decoded weight are in it. */
 static float scale_of(const struct packed_rows *x, struct kind kind, int64_t m, int64_t b) {
     const float power = kind.is_nvfp4 ? 128.0f : 1.0f;
     if (x->precision == PACKED_CODES) {
@@ -105,7 +105,7 @@ PACKED_INLINE __m512 add_block(struct kind kind, bool has_rest, __m512i sum, con
     return _mm512_fmadd_ps(value, scale.main, total);
 }
 
-/* One block of `tiles` tiles. Their instructions alternate, so that they need not wait for each other. */
+/* One block of `tiles` tiles. Their instructions alternate, so that they do not wait for each other. */
 PACKED_INLINE void stream_block(struct kind kind, bool is_regular, const uint8_t *data, int64_t data_step,
                                 const uint8_t *scale, int64_t scale_step, const uint8_t *record, int block,
                                 int tiles, int rows, __m512 total[][GROUP_ROWS]) {
@@ -219,7 +219,8 @@ PACKED_INLINE void stream(struct kind kind, const struct stream_job *job, int st
 
 /* ---- many rows: the weight is decoded, two tiles and a panel of columns at a time ---- */
 
-/* Block by block: the weights [step][tile], the scales [tile], and the second factors of these [tile] unless it is nvfp4. */
+/* Block by block: the weights [step][tile], the scales [tile], and the second factors of these [tile] unless it is
+ * nvfp4. */
 struct panel {
     bool has_rest; /* whether any of the second factors is not 1 */
     uint8_t blocks[PANEL_COLUMNS * (MOST_BLOCKS * (4 + 1) * PANEL_TILES * LINE)] __attribute__((aligned(LINE)));

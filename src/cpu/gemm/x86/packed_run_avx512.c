@@ -1,5 +1,5 @@
-/* cpu/gemm/x86/packed_run_avx512.c: the loops around the innermost ones of the AVX-512 kernels for 4-bit tiled weights. Depends on
- * packed_avx512.h. */
+/* cpu/gemm/x86/packed_run_avx512.c: the loops around the innermost ones of the AVX-512 kernels for 4-bit tiled
+ * weights. Depends on packed_avx512.h. */
 #include "cpu/gemm/packed.h"
 
 #if defined(__x86_64__)
@@ -10,11 +10,11 @@
 
 enum {
     RECORD_ROWS = 256, /* rows of x whose records are prepared together, at most */
-    STREAM_SUMS = 128  /* vectors of sums that wait for the end of a job, at most */
+    STREAM_SUMS = 128  /* maximum number of vectors of sums kept until the end of a job */
 };
 _Static_assert(RECORDS_BYTES - PACKED_FEW_SCRATCH_AVX512 == 0, "few rows need records only");
 
-/* Where the sums of one tile go. */
+/* The destination of the sums of one tile. */
 struct tile_place {
     float *y;
     __mmask16 mask; /* rows of the weight that there are */
@@ -35,7 +35,7 @@ static struct tile_place tile_place_make(const struct packed_weight *weight, int
             : _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(mask, weight->row_factor + n))};
 }
 
-/* A task, and which part of the columns it is at. */
+/* A task, and the columns that it is processing. */
 struct task {
     const struct packed_ways *ways;
     const struct packed_weight *weight;
@@ -174,7 +174,8 @@ static void run_few(struct task *task) {
 
 /* ---- many rows ---- */
 
-/* Part i of n of what the next panel is made from: the next tiles' columns, or the next columns of the first tiles. */
+/* Prefetches part i of n of the source of the next panel: the next tiles' columns, or the next columns of the first
+ * tiles. */
 PACKED_INLINE void prefetch_next(const struct task *task, int64_t tile, int64_t i, int64_t n) {
     const bool is_there = tile + PANEL_TILES < task->end;
     const int64_t first = is_there ? task->first : task->first + task->count;
@@ -241,7 +242,8 @@ static void sweep_tiles(const struct task *task, int64_t tile, int64_t m, int64_
     }
 }
 
-/* The finished sums of rows [m, m + rows), to y: some rows with all tiles at a time, so that stores to a row are consecutive. */
+/* The finished sums of rows [m, m + rows), to y: some rows with all tiles at a time, so that stores to a row are
+ * consecutive. */
 static void write_sums(const struct task *task, int64_t m, int64_t rows) {
     for (int64_t r = 0; r < rows; r += GROUP_ROWS) {
         const int group_rows = rows_of_group(rows - r);

@@ -1,7 +1,7 @@
-/* cpu/gemm/x86/packed_words_avx512.h: 4-bit tiled weights times rows of 16-bit numbers, written once: an instruction multiplies
- * two columns for each row of a tile. Depends on packed_avx512.h.
+/* cpu/gemm/x86/packed_words_avx512.h: 4-bit tiled weights times rows of 16-bit numbers, written once: an instruction
+ * multiplies two columns for each row of a tile. Depends on packed_avx512.h.
  *
- * The file that includes it has made:
+ * The file that includes it defines:
  *     NAME(format)     the kernel's name: packed_nvfp4_near_avx512
  *     ROUNDS           how a round of a stream is compiled: PACKED_INLINE or PACKED_APART
  *     HALVINGS         0 if words_table() has the weights' values, 1 if these times 2
@@ -218,7 +218,8 @@ PACKED_INLINE void panel_make(bool is_nvfp4, const struct packed_weight *weight,
     }
 }
 
-/* The sums of all rows stay in registers while the weights of a block are loaded one after another; the totals are in memory. */
+/* The sums of all rows stay in registers while the weights of a block are loaded one after another; the totals are in
+ * memory. */
 PACKED_INLINE void sweep_block(bool is_nvfp4, bool has_rest, const uint8_t *block, const uint8_t *x, int rows,
                                float *total) {
     const int steps = steps_of(is_nvfp4);

@@ -1,5 +1,5 @@
-/* cpu/quant/simd/encode_run_vec.h: codes of elements that lie one after another, under one factor, in vectors. Depends on amax_vec.h and
- * random_bytes_vec.h. */
+/* cpu/quant/simd/encode_run_vec.h: codes of contiguous elements under one factor, in vectors. Depends on amax_vec.h
+ * and random_bytes_vec.h. */
 #ifndef OPAQ_CPU_QUANT_SIMD_ENCODE_RUN_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_ENCODE_RUN_VEC_H
 

@@ -1,5 +1,5 @@
-/* cpu/quant/simd/four_over_six_vec.h: nvfp4's option 4over6 in vectors, a block in each lane: what four_over_six() of the reference
- * does for one. Depends on scales_vec.h. Specification: docs/formats.md.
+/* cpu/quant/simd/four_over_six_vec.h: nvfp4's option 4over6 in vectors, a block in each lane, as four_over_six() of
+ * the reference computes one. Depends on scales_vec.h. Specification: docs/formats.md.
  *
  * Values are compared as magnitudes: signs do not change the size of a difference. */
 #ifndef OPAQ_CPU_QUANT_SIMD_FOUR_OVER_SIX_VEC_H
@@ -12,7 +12,7 @@ enum { FOUR_OVER_SIX_BLOCK = 16 };
 /* Scales that map the largest value of each of FLOATS blocks to 6, or to 4. */
 struct candidate {
     vec32 codes;
-    vecf factors; /* what elements are multiplied with */
+    vecf factors; /* the factor of elements */
     /* The values of the codes of 1 and 1.5. The other codes' values are these times a power of two, which is
      * exact: four_over_six_in_range(). */
     vecf one;
@@ -87,7 +87,7 @@ VEC_INLINE struct block_scales better_scales(const struct candidates *candidates
         candidates->is_regular};
 }
 
-/* ---- blocks that lie one after another in rows ---- */
+/* ---- contiguous blocks of rows ---- */
 
 /* FLOATS blocks of 8 dwords, in 8 vectors, to dword i of all of them in to[i], dealt out by lane. */
 VEC_INLINE void blocks_to_lanes(const vec32 from[8], vec32 to[8]) {
@@ -171,7 +171,7 @@ VEC_INLINE struct candidate_errors block_errors(const char *x, int64_t row_bytes
     return errors[0];
 }
 
-/* The scales of FLOATS blocks that lie one after another, and over `rows` rows. */
+/* The scales of FLOATS contiguous blocks of `rows` rows. */
 VEC_INLINE struct block_scales four_over_six_blocks(const char *x, int64_t row_bytes, int rows, vecf amax,
                                                     float global, float stored, const struct opaq_spec *spec,
                                                     enum opaq_element dtype) {

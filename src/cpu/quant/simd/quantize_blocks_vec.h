@@ -1,8 +1,8 @@
-/* cpu/quant/simd/quantize_blocks_vec.h: mxfp8, mxfp4 and nvfp4 along rows that lie in memory, in vectors. Depends on fold_vec.h.
+/* cpu/quant/simd/quantize_blocks_vec.h: mxfp8, mxfp4 and nvfp4 along contiguous rows, in vectors. Depends on
+ * fold_vec.h.
  *
  * A group is FLOATS blocks of a row: their scales are computed together, one in each lane. Square blocks are the same
- * with the amax taken over several rows. What is left at the end of a row is copied to a group of its own, zeros behind
- * it.
+ * with the amax taken over several rows. The rest of a row is copied to a separate group, padded with zeros.
  *
  * quantize_mx_vec.h or quantize_nvfp4_vec.h comes before it and says which blocks: BLOCK elements under one scale,
  * BLOCKS_ARE_NVFP4, and FOR_BLOCK_ELEMENT, which makes the element a constant. */
@@ -155,8 +155,8 @@ static void store_scales(const struct quant_copy *copy, int64_t row, int64_t blo
     }
 }
 
-/* n codes of a group that goes beyond the row. Bytes end where the row does; a packed row ends with a whole block, with
- * code 0 behind its last element whatever the factor made of zeros. */
+/* n codes of a group that extends beyond the row. Bytes end where the row does; a packed row ends with a whole block,
+ * with code 0 behind its last element whatever the factor made of zeros. */
 VEC_INLINE void store_partly(uint8_t *data, uint8_t *codes, int64_t n, bool is_packed, int64_t padded) {
     if (!is_packed) {
         memcpy(data, codes, (size_t)n);
@@ -243,8 +243,8 @@ VEC_INLINE struct block_scales group_scales(struct encode_how how, const struct 
                             : mx_scales(amax, how.element, spec, is_te);
 }
 
-/* From amaxes to factors, in their place, and codes of scales. Under rule te factors are times regular_factor(), which does not
- * round. Returns whether all blocks are regular. */
+/* From amaxes to factors, in their place, and codes of scales. Under rule te factors are times regular_factor(), which
+ * does not round. Returns whether all blocks are regular. */
 VEC_INLINE bool segment_scales(struct encode_how how, const struct opaq_spec *spec,
                                const struct block_segment *segment, struct block_globals globals,
                                bool is_4over6, float *factors, uint8_t *codes) {
@@ -281,8 +281,8 @@ VEC_OUTLINE bool segment_scales_of(const struct block_kind *kind, const struct b
     return is_regular;
 }
 
-/* Computes all scales first: one takes long, but many overlap. Prefetches while codes are made, when memory is not
- * read. */
+/* Computes all scales first: the latency of one is long, but many overlap. Prefetches during encoding, which reads no
+ * other memory. */
 static inline void quantize_segment(const struct block_kind *kind, const struct block_segment *segment,
                                     bool streams, const struct quant_copy *copy, int64_t r, int64_t block,
                                     int64_t blocks, struct block_globals globals) {
@@ -347,7 +347,7 @@ VEC_OUTLINE void quantize_block_rows(const struct block_kind *kind, const struct
     }
 }
 
-/* Whether the operand's rows lie along memory, as do their codes and scales, and are taken as they are. */
+/* Whether the operand's rows, their codes and their scales are contiguous, and there is no transform. */
 VEC_INLINE bool is_along_rows(const struct quant_copy *copy) {
     const struct scale_layout *layout = &copy->scale_layout;
     return copy->operand.column_step == 1 && copy->data_column_step == 1 && !copy->is_hadamard &&

@@ -1,8 +1,8 @@
-/* cpu/quant/simd/quantize_both_vec.h: the scales of both copies of mxfp8, mxfp4 and nvfp4 in one pass over x, in vectors. Depends
- * on quantize_blocks_vec.h and columns_vec.h. Specification: docs/formats.md.
+/* cpu/quant/simd/quantize_both_vec.h: the scales of both copies of mxfp8, mxfp4 and nvfp4 in one pass over x, in
+ * vectors. Depends on quantize_blocks_vec.h and columns_vec.h. Specification: docs/formats.md.
  *
- * A part of x is BLOCK rows and BOTH_COLUMNS columns. It is read once for the amaxes of both copies and once for
- * their codes, while the next part is prefetched. Only for rule te, blocks of one row or column, and no NaN. */
+ * A part of x is BLOCK rows and BOTH_COLUMNS columns. It is read once for the amaxes of both copies and once for their
+ * codes, while the next part is prefetched. Only for rule te, blocks of one row or column, and no NaN. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_BOTH_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_BOTH_VEC_H
 

@@ -13,7 +13,7 @@
 
 enum { FP8_BLOCK = 128, FP8_BOTH_COLUMNS = 512, FP8_BOTH_BLOCKS = FP8_BOTH_COLUMNS / FP8_BLOCK };
 
-/* What rows and columns are multiplied with, times regular_factor(), and what is stored of that. */
+/* The factors of rows and columns, times regular_factor(), and the scales to store. */
 struct fp8_both_scales {
     float row_apply[FP8_BLOCK * FP8_BOTH_BLOCKS];
     float row_stored[FP8_BLOCK * FP8_BOTH_BLOCKS];
@@ -139,8 +139,8 @@ VEC_OUTLINE void fp8_both_row_of(struct encode_how how, const char *x, const cha
     FOR_FP8_TE(how, fp8_both_row(HOW, x, next, row_apply, column_apply, streams, rowwise, columnwise));
 }
 
-/* FP8_BLOCK rows and FP8_BOTH_COLUMNS columns from (row, c) on; the next part lies `ahead` bytes on. Returns false and
- * writes nothing if not all elements are regular. */
+/* FP8_BLOCK rows and FP8_BOTH_COLUMNS columns from (row, c) on; the next part is `ahead` bytes further. Returns false
+ * and writes nothing if not all elements are regular. */
 static inline bool fp8_both_part(struct encode_how how, const struct opaq_spec *spec,
                                  const struct quant_copy *rowwise, const struct quant_copy *columnwise,
                                  int64_t row, int64_t c, int64_t ahead, struct fp8_buffer *buffer) {

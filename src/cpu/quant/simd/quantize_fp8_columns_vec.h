@@ -1,7 +1,7 @@
-/* cpu/quant/simd/quantize_fp8_columns_vec.h: the columnwise copies of fp8row and fp8blk1, in vectors. Depends on column_amax_vec.h,
- * random_bytes_vec.h, scales_vec.h and transpose_vec.h. Specification: docs/formats.md.
+/* cpu/quant/simd/quantize_fp8_columns_vec.h: the columnwise copies of fp8row and fp8blk1, in vectors. Depends on
+ * column_amax_vec.h, random_bytes_vec.h, scales_vec.h and transpose_vec.h. Specification: docs/formats.md.
  *
- * Codes are made row by row of x, and transposed then, because the copy is stored transposed. */
+ * Codes are computed row by row of x and then transposed, because the copy is stored transposed. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_FP8_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_FP8_COLUMNS_VEC_H
 
@@ -19,7 +19,7 @@ struct fp8_buffer {
     struct random_bytes random; /* of the first buffer only */
 };
 
-/* Columns that are done together: what each is multiplied with, and its amax, NaNs counting. */
+/* Columns that are processed together: the factor of each and its amax, including NaNs. */
 struct fp8_columns {
     int64_t c;
     int64_t columns;
@@ -150,7 +150,8 @@ static inline void fp8_column_codes(struct encode_how how, const struct quant_co
 
 /* ---- scales ---- */
 
-/* Amaxes over rows [row, row_end), NaNs counting, and factors that follow from them. `stored` gets what is stored. */
+/* Amaxes over rows [row, row_end), including NaNs, and the factors from them. `stored` receives the scales to store.
+ * */
 static inline void fp8_columns_scale(struct encode_how how, const struct opaq_spec *spec,
                                      const struct quant_matrix *m, int64_t row, int64_t row_end,
                                      struct fp8_columns *together, float stored[AMAX_COLUMNS]) {

@@ -12,7 +12,7 @@
 #include "cpu/quant/simd/scales_vec.h"
 #include "cpu/quant/simd/specialize_vec.h"
 
-/* Blocks next to each other that are done together: their scales are computed in one vector. Square ones are read twice,
+/* Adjacent blocks that are processed together: their scales are computed in one vector. Square ones are read twice,
  * and must stay in the cache in between. */
 VEC_INLINE int64_t fp8_group_columns(int64_t block_rows) { return (block_rows == 1 ? FLOATS : 4) * FP8_BLOCK; }
 
@@ -54,7 +54,7 @@ struct fp8_group {
     int64_t ahead; /* prefetch distance, in bytes */
 };
 
-/* The key of a whole block of one row. Prefetches what lies `ahead` bytes on, unless that is 0. */
+/* The key of a whole block of one row. Prefetches `ahead` bytes further, unless that is 0. */
 VEC_INLINE vec32 fp8_block_key(const char *x, int64_t ahead, enum opaq_element dtype, bool drop_nan) {
     const int parts = FP8_BLOCK * element_bytes(dtype) / VEC_BYTES;
     vec32 key = vec32_set(0);
@@ -105,7 +105,8 @@ VEC_OUTLINE vecf fp8_group_amax_without_nans(const struct fp8_group *group, enum
     return amax;
 }
 
-/* Where the codes of blocks go, and their scales: those of one row of blocks, by steps, in up to two places. */
+/* The destinations of the codes of blocks and of their scales: those of one row of blocks, by steps, in up to two
+ * places. */
 struct fp8_target {
     uint8_t *data;
     int64_t data_step;
@@ -147,7 +148,7 @@ VEC_OUTLINE void fp8_group_codes(struct encode_how how, const struct fp8_group *
     }
 }
 
-/* Rows [r, r + rows) and columns [c, c_end) of x, at most as many as are done together. */
+/* Rows [r, r + rows) and columns [c, c_end) of x, at most as many as are processed together. */
 VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, const struct quant_matrix *m,
                           int64_t r, int64_t rows, int64_t c, int64_t c_end, const struct fp8_target *target) {
     const struct fp8_group group = {operand_at(m, r, c, how.dtype), m->row_step * element_bytes(how.dtype),
@@ -351,7 +352,7 @@ static inline void fp8_shared_region(struct encode_how how, const struct quant_j
 
 /* ---- the others ---- */
 
-/* Blocks of 128 along rows, or down columns. Where both are made, part of the columns is done before the next. */
+/* Blocks of 128 along rows, or down columns. If there are both, the columns are processed in parts. */
 static inline void fp8_block_region(struct encode_how how, const struct quant_job *job,
                                     struct quant_region region, struct fp8_buffer *buffer) {
     const bool in_one_pass = region.rowwise != NULL && region.columnwise != NULL && !how.not_te;

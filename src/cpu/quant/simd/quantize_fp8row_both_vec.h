@@ -1,6 +1,6 @@
-/* cpu/quant/simd/quantize_fp8row_both_vec.h: both copies of fp8row in vectors, in one pass over x for the amaxes of all rows and
- * columns and one for their codes. Depends on encode_run_vec.h and quantize_fp8_both_vec.h. Specification:
- * docs/formats.md.
+/* cpu/quant/simd/quantize_fp8row_both_vec.h: both copies of fp8row in vectors, in one pass over x for the amaxes of
+ * all rows and columns and one for their codes. Depends on encode_run_vec.h and quantize_fp8_both_vec.h.
+ * Specification: docs/formats.md.
  *
  * Amaxes are stored where scales go later: those of rows until their codes are made, those of columns until all are.
  * Only for rule te, and if no element is NaN, infinite or scaled beyond the largest value. */
@@ -10,14 +10,14 @@
 #include "cpu/quant/simd/encode_run_vec.h"
 #include "cpu/quant/simd/quantize_fp8_both_vec.h"
 
-/* Columns whose keys are kept in the cache while rows are read, and rows that are read together: the keys are loaded once
- * for all of these. */
+/* Columns whose keys are kept in the cache while rows are read, and rows that are read together: the keys are loaded
+ * once for all of these. */
 enum { FP8ROW_COLUMNS = 4096, FP8ROW_ROWS = 4 };
 
 /* ---- amaxes ---- */
 
-/* Takes `bytes` bytes of `rows` rows into the keys of the columns, and each row into its own. Prefetches `ahead` bytes
- * on. */
+/* Merges `bytes` bytes of `rows` rows into the keys of the columns and of each row. Prefetches `ahead` bytes further.
+ * */
 VEC_INLINE void fp8row_keys_add(const char *x, int64_t row_bytes, int rows, int64_t bytes, int64_t ahead,
                                 enum opaq_element dtype, vec32 *column_keys, vec32 row_keys[FP8ROW_ROWS]) {
     const int64_t parts = bytes / VEC_BYTES;
@@ -63,7 +63,7 @@ VEC_INLINE void fp8row_group_amaxes(const char *x, int64_t row_bytes, int64_t ro
     }
 }
 
-/* Raises `amax` to the amaxes found, while other threads do the same. */
+/* Merges the amaxes found into `amax` by maximum; other threads do the same at the same time. */
 static inline void fp8row_join(const float *found, int64_t n, float *amax) {
     uint32_t *const there = (uint32_t *)amax;
     for (int64_t i = 0; i < n; ++i) {
@@ -177,7 +177,7 @@ VEC_OUTLINE void fp8row_columns_at(struct encode_how how, const struct opaq_spec
     }
 }
 
-/* Up to FP8_BLOCK rows and FP8_BOTH_COLUMNS columns; the next part lies `ahead` bytes on. */
+/* Up to FP8_BLOCK rows and FP8_BOTH_COLUMNS columns; the next part is `ahead` bytes further. */
 static inline void fp8row_both_part(struct encode_how how, const struct quant_region *part,
                                     const float *row_apply, const struct fp8row_columns *down, int64_t ahead,
                                     struct fp8_buffer *buffer) {
@@ -203,7 +203,7 @@ static inline void fp8row_both_part(struct encode_how how, const struct quant_re
                       part->c, columns);
 }
 
-/* Rows [row, row_end) of x; the last ones come first, which may be in a cache since their amaxes were found. */
+/* Rows [row, row_end) of x; in reverse order, because the last ones may still be in a cache from the first pass. */
 static inline void fp8row_both_region(struct encode_how how, const struct opaq_spec *spec,
                                       const struct quant_region *region, struct fp8_buffer *buffer) {
     const int64_t panels = ceil_div(region->row_end - region->row, FP8_BLOCK);

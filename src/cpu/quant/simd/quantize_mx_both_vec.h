@@ -6,7 +6,7 @@
 #include "cpu/quant/simd/quantize_both_vec.h"
 #include "cpu/quant/simd/quantize_mx_columns_vec.h"
 
-/* Codes to where they go; past the caches if `streams`. */
+/* Stores codes; bypasses the caches if `streams`. */
 VEC_INLINE void mx_put(const vec16 codes[MX_STEPS], enum opaq_element element, bool streams, uint8_t *data) {
     if (element == OPAQ_E2M1) {
         vec_put(data, pack_nibbles(codes[0], codes[1], codes[2], codes[3]), streams);

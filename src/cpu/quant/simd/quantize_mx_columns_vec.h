@@ -1,5 +1,6 @@
-/* cpu/quant/simd/quantize_mx_columns_vec.h: the columnwise copies of mxfp8 and mxfp4, in vectors. Depends on columns_vec.h and
- * scales_vec.h. Specification: docs/formats.md. They are stored as x lies, so nothing is transposed. */
+/* cpu/quant/simd/quantize_mx_columns_vec.h: the columnwise copies of mxfp8 and mxfp4, in vectors. Depends on
+ * columns_vec.h and scales_vec.h. Specification: docs/formats.md. They are stored in the order of x, so nothing is
+ * transposed. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_MX_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_MX_COLUMNS_VEC_H
 

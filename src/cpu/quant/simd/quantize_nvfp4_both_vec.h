@@ -1,5 +1,5 @@
-/* cpu/quant/simd/quantize_nvfp4_both_vec.h: both copies of nvfp4 in one pass over x, in vectors. Depends on quantize_both_vec.h
- * and quantize_nvfp4_columns_vec.h. Specification: docs/formats.md. */
+/* cpu/quant/simd/quantize_nvfp4_both_vec.h: both copies of nvfp4 in one pass over x, in vectors. Depends on
+ * quantize_both_vec.h and quantize_nvfp4_columns_vec.h. Specification: docs/formats.md. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_NVFP4_BOTH_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_NVFP4_BOTH_VEC_H
 
@@ -11,8 +11,8 @@ _Static_assert((int)NVFP4_BUFFER_COLUMNS == (int)BOTH_COLUMNS, "a buffer is as w
 /* Steps of a row that make a vector of codes, rows whose codes make a word, blocks of a row of a part. */
 enum { NVFP4_BOTH_STEPS = 4, NVFP4_BOTH_ROWS = 4, NVFP4_BOTH_BLOCKS = BOTH_COLUMNS / HELD_ROWS };
 
-/* Codes of NVFP4_BOTH_STEPS steps from s on, of NVFP4_BOTH_ROWS rows of both copies: each row's for the rowwise one, and
- * words of theirs for the columnwise one. */
+/* Codes of NVFP4_BOTH_STEPS steps from s on, of NVFP4_BOTH_ROWS rows of both copies: each row's for the rowwise one,
+ * and words of theirs for the columnwise one. */
 VEC_INLINE void nvfp4_both_steps(struct encode_how how, const char *x, int64_t row_bytes, int64_t ahead, int s,
                                  const float *row_factors, const struct step_floats *column_factors,
                                  bool is_regular, bool streams, uint8_t *rowwise, int64_t rowwise_step,
@@ -72,8 +72,8 @@ static inline void nvfp4_both_rows(const struct block_kind *kind, const char *x,
     }
 }
 
-/* HELD_ROWS rows and BOTH_COLUMNS columns from (row, c) on, block `block` of the buffer; the next part lies
- * `kind->ahead` bytes on. Returns false and writes nothing if there is a NaN. */
+/* HELD_ROWS rows and BOTH_COLUMNS columns from (row, c) on, block `block` of the buffer; the next part is
+ * `kind->ahead` bytes further. Returns false and writes nothing if there is a NaN. */
 static inline bool nvfp4_both_part(const struct block_kind *kind, const struct quant_copy *rowwise,
                                    struct nvfp4_buffer *buffer, int64_t block, int64_t row, int64_t c) {
     const int64_t bytes = element_bytes(kind->how.dtype);

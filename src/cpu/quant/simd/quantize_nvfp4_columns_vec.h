@@ -1,8 +1,8 @@
-/* cpu/quant/simd/quantize_nvfp4_columns_vec.h: nvfp4's columnwise copy, in vectors. Depends on columns_vec.h, scales_vec.h and
- * transpose_vec.h. Specification: docs/formats.md.
+/* cpu/quant/simd/quantize_nvfp4_columns_vec.h: nvfp4's columnwise copy, in vectors. Depends on columns_vec.h,
+ * scales_vec.h and transpose_vec.h. Specification: docs/formats.md.
  *
- * Codes are made row by row of x, four rows to a word, into a buffer that is then transposed, because the copy is stored
- * transposed. */
+ * Codes are computed row by row of x, four rows to a word, into a buffer that is then transposed, because the copy is
+ * stored transposed. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_NVFP4_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_NVFP4_COLUMNS_VEC_H
 
@@ -218,8 +218,8 @@ VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_column_how h
     return codes;
 }
 
-/* Scale bytes of up to TILE columns from c on, from block `block` on, at most 16; scales[i * NVFP4_SCALE_PITCH] is a row
- * of them. */
+/* Scale bytes of up to TILE columns from c on, from block `block` on, at most 16; scales[i * NVFP4_SCALE_PITCH] is a
+ * row of them. */
 VEC_OUTLINE void store_column_scales(const struct quant_copy *copy, int64_t c, int64_t columns, int64_t block,
                                      int64_t blocks, const uint8_t *scales) {
     vec32 row[16];
