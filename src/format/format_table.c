@@ -120,6 +120,9 @@ const struct opaq_format_row *opaq_format_row(enum opaq_format format) {
 }
 
 unsigned format_traits(uint8_t format) {
+    if (format >= OPAQ_FORMAT_COUNT) {
+        return 0;
+    }
     const struct opaq_format_row *row = &rows[format];
     const unsigned of_scales = row->block_columns != 0 ? 0
                                : row->block_rows == 0  ? TRAIT_TENSOR_SCALE

@@ -1,5 +1,5 @@
-/* format/format_traits.h: properties of formats that follow from the rows of the format table. Depends on opaq/spec.h.
- * The specs must be valid. */
+/* format/format_traits.h: properties of formats that follow from the rows of the format table. Depends on
+ * opaq/spec.h. */
 #ifndef OPAQ_FORMAT_FORMAT_TRAITS_H
 #define OPAQ_FORMAT_FORMAT_TRAITS_H
 
@@ -17,7 +17,7 @@ enum format_trait {
     TRAIT_SQUARE_BLOCKS = 8 /* a scale covers a square, without +2d too: fp8, fp8blk2 */
 };
 
-/* The traits of a format. */
+/* The traits of a format; 0 for a number that is not a format. */
 unsigned format_traits(uint8_t format);
 
 static inline bool spec_has_tensor_scale(const struct opaq_spec *spec) {
