@@ -2,7 +2,8 @@
 # check_elf.sh <folder>: checks every program and shared library in a build, an installation or an unpacked wheel: full
 # RELRO, no executable stack, no empty entry in RUNPATH (which would search the current folder); libopaq.so must use the
 # stack protector and _FORTIFY_SOURCE. For an optimized build it also checks the compile commands: all files in src/ except
-# the kernels must have the hardening flags (the same file name patterns as in CMakeLists.txt). Run by ctest.
+# the kernels must have the hardening flags (the same file name patterns as in CMakeLists.txt); and if it is a Release build with gcc for x86-64,
+# libopaq.so must not exceed 2,500,000 bytes after strip, and none of its functions 65,536 bytes. Run by ctest.
 set -euo pipefail
 folder=$1
 
@@ -47,6 +48,26 @@ if [ -f "$folder/compile_commands.json" ] && [ "$type" != Debug ]; then
         printf 'compiled without hardening: %s\n' $unhardened >&2
         failed=1
     fi
+fi
+
+# The limits are for the code of gcc: the size of vector kernels depends on the compiler's unrolling.
+library=$folder/libopaq.so
+if [ "$type" = Release ] && [ -f "$library" ] && readelf -hW "$library" | grep -q 'X86-64' &&
+    readelf -p .comment "$library" | grep -q 'GCC:' && ! readelf -p .comment "$library" | grep -q clang; then
+    stripped=$(mktemp)
+    trap 'rm -f "$stripped"' EXIT
+    strip -o "$stripped" "$library"
+    bytes=$(wc -c <"$stripped")
+    if [ "$bytes" -gt 2500000 ]; then
+        echo "$library has $bytes bytes after strip, at most 2500000 are allowed (tools/measure_build.sh shows more)" >&2
+        failed=1
+    fi
+    long=$(nm -S --radix=d "$library" | awk '$3 ~ /^[tT]$/ && $2 + 0 > 65536 { printf " %s (%d)", $4, $2 }')
+    if [ -n "$long" ]; then
+        echo "$library has functions of more than 65536 bytes:$long" >&2
+        failed=1
+    fi
+    echo "libopaq.so has $bytes bytes after strip"
 fi
 echo "$count ELF files checked"
 exit "$failed"

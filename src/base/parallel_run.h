@@ -7,8 +7,8 @@
 
 #include "opaq/parallel.h"
 
-/* Runs the body over [0, count) on `parallel`, or on this thread if that is NULL; each piece between
- * fp_environment_enter and _leave. Returns when all pieces are done. */
+/* Runs the body over [0, count) on `parallel`, or on this thread if that is NULL; each share between
+ * fp_environment_enter and _leave. Returns when all shares are done. */
 void parallel_run(const struct opaq_parallel *parallel, int64_t count, const struct opaq_body *body);
 
 /* `parallel`, or NULL if there are so few elements that waking threads would cost more than it saves. */

@@ -1,14 +1,14 @@
 /* base/pool.c: a small pthread pool for C programs.
  *
  * The workers sleep on a condition variable. A run is published as one job; every thread, including the
- * caller's, takes pieces of it until none is left. A run that finds the workers busy uses its calling thread
+ * caller's, takes shares of it until none is left. A run that finds the workers busy uses its calling thread
  * only. So does every run in a forked child, which has none of the threads and must not wait for them. */
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/pieces.h"
+#include "base/shares.h"
 #include "opaq/parallel.h"
 #include "opaq/status.h"
 
@@ -16,7 +16,7 @@ enum { THREAD_LIMIT = 1024 };
 
 struct job {
     const struct opaq_body *body;
-    struct pieces pieces;
+    struct shares shares;
 };
 
 struct opaq_pool {
@@ -37,7 +37,7 @@ struct opaq_pool {
 static void work_on(struct job *job) {
     int64_t begin;
     int64_t end;
-    while (pieces_take(&job->pieces, &begin, &end)) {
+    while (shares_take(&job->shares, &begin, &end)) {
         job->body->call(job->body->argument, begin, end);
     }
 }
@@ -78,7 +78,7 @@ static void pool_run(void *context, int64_t count, const struct opaq_body *body)
         return;
     }
     struct job job = {.body = body};
-    pieces_init(&job.pieces, count, pool->threads);
+    shares_init(&job.shares, count, pool->threads);
     pthread_mutex_lock(&pool->mutex);
     pool->job = &job;
     ++pool->generation;

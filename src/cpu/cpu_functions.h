@@ -33,6 +33,11 @@ enum opaq_status cpu_delayed_update(const struct opaq_delayed_state *state, cons
                                     const float *reduced, const struct delayed_rule *rule,
                                     const struct opaq_execution *execution, struct opaq_error *error);
 
+/* quant/amax_run.c, for quantize_run.c: the amax of a checked tensor, on all threads. Fills the one float (step 0) or
+ * the floats per operand row (step 1) at `amax`. */
+void amax_compute(const struct quant_copy *copy, const struct opaq_spec *spec,
+                  const struct opaq_parallel *parallel, float *amax, int64_t step);
+
 /* gemm/product_run.c, column_sum.c */
 size_t cpu_product_workspace(const struct gemm_job *job);
 enum opaq_status cpu_product(const struct gemm_job *job, void *workspace,

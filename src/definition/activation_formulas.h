@@ -10,11 +10,11 @@
 #include "definition/plain_row.h"
 
 /* Maximum number of elements that are activated at once. */
-enum { ACTIVATION_STRETCH = 256 };
+enum { ACTIVATION_SEGMENT = 256 };
 
 /* e^x to about one unit in the last place: x = n ln 2 + r, with ln 2 in two parts and a polynomial for e^r, whose
- * coefficients are those of the Taylor series. 2^n is multiplied in two steps, because n reaches beyond the exponents of
- * a float at both ends. NaN stays NaN. */
+ * coefficients are those of the Taylor series. 2^n is multiplied in two steps, because n reaches beyond the exponents
+ * of a float at both ends. NaN stays NaN. */
 OPAQ_DEVICE static inline float exponential(float x) {
     const float inside = x > 90.0f     ? 90.0f
                          : x < -105.0f ? -105.0f
@@ -138,7 +138,7 @@ OPAQ_DEVICE static inline bool is_rounded_once(const struct opaq_experts_plan *p
 }
 
 /* `dtype` is a constant in each loop, so that compilers vectorize it. Every NaN becomes the canonical one. */
-OPAQ_DEVICE static inline void round_stretch(enum opaq_element dtype, int n, float *x) {
+OPAQ_DEVICE static inline void round_segment(enum opaq_element dtype, int n, float *x) {
     if (dtype == OPAQ_BF16) {
         for (int i = 0; i < n; ++i) {
             x[i] = round_to(OPAQ_BF16, x[i]);
@@ -164,7 +164,7 @@ OPAQ_DEVICE static inline __attribute__((always_inline)) void apply(
         a[i] = activated(plan, kind, g[i]);
     }
     if (rounds) {
-        round_stretch(dtype, n, a);
+        round_segment(dtype, n, a);
     }
     for (int i = 0; kind == OPAQ_SILU_STEP && i < n; ++i) {
         a[i] = at_most(a[i], plan->limit);
@@ -194,13 +194,13 @@ OPAQ_DEVICE static inline void apply_any(const struct opaq_experts_plan *plan, e
 }
 
 /* Rounds gates and factors to `dtype` and stores the activations. */
-OPAQ_DEVICE static inline void activate_stretch(const struct opaq_experts_plan *plan, enum opaq_element dtype,
+OPAQ_DEVICE static inline void activate_segment(const struct opaq_experts_plan *plan, enum opaq_element dtype,
                                                 float *g, float *u, int n, void *to) {
-    float a[ACTIVATION_STRETCH];
+    float a[ACTIVATION_SEGMENT];
     const bool is_gated = activation_is_gated((enum opaq_activation)plan->activation);
-    round_stretch(dtype, n, g);
+    round_segment(dtype, n, g);
     if (is_gated) {
-        round_stretch(dtype, n, u);
+        round_segment(dtype, n, u);
     }
     apply_any(plan, dtype, g, u, n, a);
     plain_row_store(to, dtype, 0, 1, n, a);

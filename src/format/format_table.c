@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "format/format_traits.h"
 
 /* clang-format off */
 #define ONE             {OPAQ_DIM_ONE, 1, 1}
@@ -116,6 +117,19 @@ static const char *const rule_names[OPAQ_RULE_COUNT] = {
 
 const struct opaq_format_row *opaq_format_row(enum opaq_format format) {
     return (unsigned)format < OPAQ_FORMAT_COUNT ? &rows[format] : NULL;
+}
+
+unsigned format_traits(uint8_t format) {
+    if (format >= OPAQ_FORMAT_COUNT) {
+        return 0;
+    }
+    const struct opaq_format_row *row = &rows[format];
+    const unsigned of_scales = row->block_columns != 0 ? 0
+                               : row->block_rows == 0  ? TRAIT_TENSOR_SCALE
+                                                       : TRAIT_ROW_SCALES;
+    const bool has_amax = row->buffers[row->buffer_count - 1].role == OPAQ_ROLE_AMAX; /* amaxes come last */
+    return of_scales | (has_amax ? TRAIT_SECOND_SCALE : 0u) |
+           (row->block_rows == row->block_columns ? TRAIT_SQUARE_BLOCKS : 0u);
 }
 
 int opaq_format_find(const char *name) {

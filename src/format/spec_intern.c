@@ -44,10 +44,8 @@ enum opaq_status opaq_spec_intern(const char *text, size_t length, const struct 
         return OPAQ_OK;
     }
     struct opaq_spec value;
-    enum opaq_status status = opaq_spec_parse(text, length, &value, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(opaq_spec_parse(text, length, &value, error));
+    enum opaq_status status = OPAQ_OK;
     fork_lock();
     known = text_table_find(&table, text, length);
     if (known != NULL) {

@@ -1,6 +1,7 @@
 /* format/spec_query.c: properties of specs, and derived specs. Depends on opaq/spec.h. */
 #include <stdbool.h>
 
+#include "format/format_traits.h"
 #include "opaq/spec.h"
 #include "opaq/status.h"
 
@@ -15,12 +16,11 @@ static int64_t rows_per_scale(const struct opaq_spec *spec, const struct opaq_fo
 }
 
 static bool has_tensor_amax(const struct opaq_spec *spec) {
-    return (spec->format == OPAQ_FP8 || spec->format == OPAQ_NVFP4) &&
-           (spec->options & (OPAQ_DELAYED | OPAQ_ROWSCALED)) == 0;
+    return spec_has_tensor_figure(spec) && (spec->options & (OPAQ_DELAYED | OPAQ_ROWSCALED)) == 0;
 }
 
 static bool column_covers_rows(const struct opaq_spec *spec) {
-    return (spec->usage & OPAQ_COLUMNWISE) && (spec->format == OPAQ_FP8ROW || (spec->options & OPAQ_ROWSCALED));
+    return (spec->usage & OPAQ_COLUMNWISE) && (spec_has_row_scales(spec) || (spec->options & OPAQ_ROWSCALED));
 }
 
 int64_t opaq_spec_query(const struct opaq_spec *spec, enum opaq_spec_property property) {
@@ -47,9 +47,9 @@ int64_t opaq_spec_query(const struct opaq_spec *spec, enum opaq_spec_property pr
     case OPAQ_SPEC_ROWS_PER_SCALE:
         return rows_per_scale(spec, row);
     case OPAQ_SPEC_HAS_ROW_SCALES:
-        return spec->format == OPAQ_FP8ROW;
+        return spec_has_row_scales(spec);
     case OPAQ_SPEC_GIVES_AMAX:
-        return spec->format == OPAQ_FP8;
+        return spec_has_tensor_scale(spec);
     }
     return -1;
 }
@@ -77,10 +77,10 @@ enum opaq_status opaq_spec_derive(const struct opaq_spec *spec, enum opaq_deriva
         made.options &= (uint16_t) ~(unsigned)inner_options;
         made.hadamard_mask = 0;
         made.error_mode = OPAQ_ERROR_MODE_NONE;
-        made.e4m3_max = made.format == OPAQ_NVFP4 ? 448 : 0;
+        made.e4m3_max = spec_has_second_scale(&made) ? 448 : 0;
         break;
     case OPAQ_DERIVE_ROW_AMAXES:
-        if (has_tensor_amax(spec) && spec->format == OPAQ_NVFP4) {
+        if (has_tensor_amax(spec) && spec_has_second_scale(spec)) {
             made.options |= OPAQ_ROWSCALED;
         } else if (has_tensor_amax(spec)) {
             made.format = OPAQ_FP8ROW;

@@ -4,6 +4,7 @@
 #include <stddef.h>
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "opaq/format.h"
 #include "opaq/status.h"
 
@@ -29,22 +30,22 @@ static enum opaq_status check(const char *operation, const uint8_t *from, int64_
 
 enum opaq_status opaq_scale_swizzle(const uint8_t *plain, int64_t rows, int64_t columns, uint8_t *swizzled,
                                     struct opaq_error *error) {
-    const enum opaq_status status = check("scale_swizzle", plain, rows, columns, swizzled, error);
-    for (int64_t r = 0; status == OPAQ_OK && r < rows; ++r) {
+    TRY(check("scale_swizzle", plain, rows, columns, swizzled, error));
+    for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < columns; ++c) {
             swizzled[swizzle_offset(r, c, columns)] = plain[r * columns + c];
         }
     }
-    return status;
+    return OPAQ_OK;
 }
 
 enum opaq_status opaq_scale_unswizzle(const uint8_t *swizzled, int64_t rows, int64_t columns, uint8_t *plain,
                                       struct opaq_error *error) {
-    const enum opaq_status status = check("scale_unswizzle", swizzled, rows, columns, plain, error);
-    for (int64_t r = 0; status == OPAQ_OK && r < rows; ++r) {
+    TRY(check("scale_unswizzle", swizzled, rows, columns, plain, error));
+    for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < columns; ++c) {
             plain[r * columns + c] = swizzled[swizzle_offset(r, c, columns)];
         }
     }
-    return status;
+    return OPAQ_OK;
 }

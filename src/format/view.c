@@ -102,10 +102,7 @@ enum opaq_status opaq_view_plain(const int64_t *shape, const int64_t *strides, i
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "view_plain: view is NULL");
     }
     memset(&made, 0, sizeof made);
-    enum opaq_status status = opaq_proto_make(shape, rank, dtype, NULL, device, &made.proto, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(opaq_proto_make(shape, rank, dtype, NULL, device, &made.proto, error));
     const int64_t columns = opaq_proto_columns(&made.proto);
     made.row_stride = columns;
     made.buffer[0] = (struct opaq_span){data, bytes};

@@ -1,5 +1,5 @@
-/* runner/bound_runner.c: a runner from a call of the operator linear, mlp or moe: the same call again and again, with
- * new activations. What describes the call lies in one block of host memory, its tensors in one block of the device's. */
+/* runner/bound_runner.c: a runner from a call of the operator linear, mlp or moe: the same call with new activations
+ * each time. What describes the call lies in one block of host memory, its tensors in one block of the device's. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -127,8 +127,8 @@ static struct opaq_device device_of(const struct binding *binding, const struct 
     return (struct opaq_device){OPAQ_DEVICE_CPU, 0};
 }
 
-/* Whether a call with one row of activations would be accepted. Measuring follows no address, so the activations' memory
- * only has to be somewhere. */
+/* Whether a call with one row of activations would be accepted. Measuring follows no address, so the activations'
+ * memory only has to be somewhere. */
 static enum opaq_status check_call(const struct binding *binding, const struct opaq_op *op,
                                    const struct opaq_value *values, struct opaq_device device,
                                    struct opaq_error *error) {

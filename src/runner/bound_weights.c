@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/try.h"
+#include "format/format_traits.h"
 #include "format/proto_layout.h"
 #include "op/plan/plan_words.h"
 #include "op/quantize/quantize.h"
@@ -39,11 +40,11 @@ static enum opaq_status stack_form(const struct bound_weight *weight, struct opa
                          "into the next expert",
                          weight->name, (long long)weight->shape->sizes[1], (long long)block);
     }
-    if (form->spec.format == OPAQ_FP8) {
+    if (spec_has_tensor_scale(&form->spec)) {
         const uint8_t element = form->spec.element;
         (void)opaq_spec_make(OPAQ_FP8ROW, &form->spec, NULL);
         form->spec.element = element;
-    } else if (form->spec.format == OPAQ_NVFP4) {
+    } else if (spec_has_second_scale(&form->spec)) {
         form->spec.options |= OPAQ_ROWSCALED;
     }
     if (opaq_spec_check(&form->spec, &reason) != OPAQ_OK) {
@@ -67,15 +68,12 @@ static enum opaq_status read_word(const struct plan_word *word, void *context, s
             continue;
         }
         is_about_weights = true;
-        enum opaq_status status = word_read_form(word, is_here ? &weight->here : &weight->given, error);
+        TRY(word_read_form(word, is_here ? &weight->here : &weight->given, error));
         weight->kept = is_here ? weight->here : weight->given;
         weight->kept.spec.usage =
             is_here || (weight->kept.spec.usage & OPAQ_ROWWISE) ? OPAQ_ROWWISE : OPAQ_COLUMNWISE;
-        if (status == OPAQ_OK && is_here && weight->shape->count == 3) {
-            status = stack_form(weight, &weight->kept, error);
-        }
-        if (status != OPAQ_OK) {
-            return status;
+        if (is_here && weight->shape->count == 3) {
+            TRY(stack_form(weight, &weight->kept, error));
         }
     }
     if (!is_about_weights && layer->length + word->length + 1 < sizeof layer->text) {
@@ -113,14 +111,13 @@ enum opaq_status bound_layer_make(const struct opaq_op *op, const struct opaq_va
         }
     }
     const struct opaq_value *text = &values[layer->argument];
-    enum opaq_status status =
-        plan_read_words(text->text, (size_t)text->count, sizeof layer->text, layer, read_word, error);
-    for (int i = 0; status == OPAQ_OK && i < layer->weight_count; ++i) {
+    TRY(plan_read_words(text->text, (size_t)text->count, sizeof layer->text, layer, read_word, error));
+    for (int i = 0; i < layer->weight_count; ++i) {
         if (is_quantized(&layer->weight[i].kept)) {
-            status = add_given(layer, &layer->weight[i], error);
+            TRY(add_given(layer, &layer->weight[i], error));
         }
     }
-    return status;
+    return OPAQ_OK;
 }
 
 enum opaq_status bound_weight_format(const struct bound_weight *weight, char *text, size_t capacity,

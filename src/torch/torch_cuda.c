@@ -1,5 +1,5 @@
-/* torch/torch_cuda.c: PyTorch's current stream and device. What only a CUDA build of PyTorch has is looked up at run time, so
- * this file loads everywhere. */
+/* torch/torch_cuda.c: PyTorch's current stream and device. What only a CUDA build of PyTorch has is looked up at run
+ * time, so this file loads everywhere. */
 #define _GNU_SOURCE /* RTLD_NOLOAD */
 #include "torch/torch_cuda.h"
 

@@ -1,14 +1,14 @@
 /* torch/torch_ops.c: registers opaq's operators with PyTorch, from plain C, and calls them.
  *
- * For each row of the operator table: a schema in the namespace "opaq" and one kernel for the CPU and CUDA keys; for some
- * a second name in the namespace "nvfp4". The fakes are registered from Python, because LibTorch's C ABI has no symbolic
- * sizes; they read the same rows. Compiled with -fexceptions: aoti_torch_check throws through these frames, after
- * everything has been freed. */
+ * For each row of the operator table: a schema in the namespace "opaq" and one kernel for the CPU and CUDA keys; for
+ * some a second name in the namespace "nvfp4". The fakes are registered from Python, because LibTorch's C ABI has no
+ * symbolic sizes; they read the same rows. Compiled with -fexceptions: aoti_torch_check throws through these frames,
+ * after everything has been freed. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/pieces.h"
+#include "base/shares.h"
 #include "opaq/status.h"
 #include "torch/torch_cuda.h"
 #include "torch/torch_scratch.h"
@@ -27,20 +27,20 @@ static bool watches_gradients;
 
 /* ---- calling ---- */
 
-/* A body and the distribution of its pieces. */
+/* A body and the distribution of its shares. */
 struct torch_run {
     const struct opaq_body *body;
-    struct pieces pieces;
+    struct shares shares;
 };
 
-/* PyTorch calls this once per thread with a range, which is ignored: threads take pieces. */
-static void take_pieces(int64_t first, int64_t last, void *context) {
+/* PyTorch calls this once per thread with a range, which is ignored: threads take shares. */
+static void take_shares(int64_t first, int64_t last, void *context) {
     struct torch_run *run = context;
     int64_t begin;
     int64_t end;
     (void)first;
     (void)last;
-    while (pieces_take(&run->pieces, &begin, &end)) {
+    while (shares_take(&run->shares, &begin, &end)) {
         run->body->call(run->body->argument, begin, end);
     }
 }
@@ -50,10 +50,10 @@ static void run_on_torch(void *context, int64_t count, const struct opaq_body *b
     struct torch_run run = {.body = body};
     uint32_t threads = 1;
     (void)context;
-    pieces_init(&run.pieces, count, torch_get_num_threads(&threads) == 0 ? threads : 1);
-    if (torch_parallel_for(0, threads, 1, take_pieces, &run) != 0) {
-        take_pieces(0, 1,
-                    &run); /* runs pieces that no thread took; none runs twice, because work may accumulate */
+    shares_init(&run.shares, count, torch_get_num_threads(&threads) == 0 ? threads : 1);
+    if (torch_parallel_for(0, threads, 1, take_shares, &run) != 0) {
+        take_shares(0, 1,
+                    &run); /* runs shares that no thread took; none runs twice, because work may accumulate */
     }
 }
 
@@ -285,8 +285,8 @@ static int32_t define(struct torch_library *library, const struct opaq_op *op, c
 static const char *const keys[] = {"CPU", "CUDA"};
 enum { KEY_COUNT = sizeof keys / sizeof keys[0] };
 
-/* The schema and the kernels of operators `first` to `last` - 1 in a namespace. Deleting the libraries takes the operators
- * away again; NULL for those that were not made. */
+/* The schema and the kernels of operators `first` to `last` - 1 in a namespace. Deleting the libraries unregisters the
+ * operators; NULL for those that were not made. */
 static enum opaq_status register_ops(const char *space, int first, int last,
                                      struct torch_library *libraries[1 + KEY_COUNT], struct opaq_error *error) {
     if (aoti_torch_library_init_fragment(space, __FILE__, __LINE__, &libraries[0]) != 0) {

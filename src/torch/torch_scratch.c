@@ -1,8 +1,8 @@
 /* torch/torch_scratch.c: scratch memory of calls, from PyTorch's allocator.
  *
  * On the CPU each thread keeps its last call's memory for the next one. The C library returns large blocks to
- * the system at once, which maps new ones page by page: for a mixture of experts with a few tokens that took a
- * fifth of the time. */
+ * the system at once, which maps new ones page by page: for a mixture of experts with a few tokens that took a fifth
+ * of the call's time. */
 #include "torch/torch_scratch.h"
 
 #include <pthread.h>

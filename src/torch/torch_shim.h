@@ -1,9 +1,9 @@
 /* torch/torch_shim.h: the C functions of LibTorch that opaq calls, declared by us. Depends on nothing.
  *
- * They are LibTorch's stable C ABI (torch/csrc/inductor/aoti_torch/c/shim.h, torch/csrc/stable/c/shim.h). No PyTorch
- * header is read at build time, and none has to be there. TORCH_SINCE marks each with the release that brought it;
- * the build makes its link-time stand-in for libtorch_cpu.so from these lines, so each declaration begins on a line
- * of its own with that mark and ends its name with "(" on that line. */
+ * They are LibTorch's stable C ABI (torch/csrc/inductor/aoti_torch/c/shim.h, torch/csrc/stable/c/shim.h). The build
+ * reads and needs no header of PyTorch. TORCH_SINCE marks each with the release that brought it; the build makes its
+ * link-time stand-in for libtorch_cpu.so from these lines, so each declaration begins on a line of its own with that
+ * mark and ends its name with "(" on that line. */
 #ifndef OPAQ_TORCH_TORCH_SHIM_H
 #define OPAQ_TORCH_TORCH_SHIM_H
 
@@ -32,7 +32,7 @@ TORCH_SINCE(2, 7) int32_t aoti_torch_library_init_fragment(
 TORCH_SINCE(2, 7) int32_t aoti_torch_library_init_impl(
     const char *name, const char *key, const char *file, uint32_t line, struct torch_library **library);
 TORCH_SINCE(2, 7) int32_t aoti_torch_library_def(struct torch_library *library, const char *schema);
-/* With tags: numbers that functions like the second give. Before 2.12 an operator from C has none. */
+/* With tags, which functions like the second one return. Before 2.12 an operator defined from C has none. */
 TORCH_OPTIONAL_SINCE(2, 12) int32_t torch_library_def_with_tags(
     struct torch_library *library, const char *schema, const int32_t *tags, int32_t count);
 TORCH_OPTIONAL_SINCE(2, 12) int32_t torch_tag_nondeterministic_seeded(void);
@@ -64,7 +64,8 @@ TORCH_SINCE(2, 0) int32_t aoti_torch_new_tensor_handle(struct torch_tensor *tens
 TORCH_SINCE(2, 0) bool aoti_torch_grad_mode_is_enabled(void);
 TORCH_SINCE(2, 0) void aoti_torch_grad_mode_set_enabled(bool enabled);
 /* Whether a tensor requires a gradient. The C ABI has no function for it, so this is libc10's member function, called
- * with what a handle points to: a tensor is one pointer, to its TensorImpl. Optional: without it calls are not watched. */
+ * with what a handle points to: a tensor is one pointer, to its TensorImpl. Optional: without it calls are not
+ * watched. */
 bool torch_impl_requires_grad(const void *impl) __asm__("_ZNK3c1010TensorImpl13requires_gradEv") __attribute__((weak));
 /* A tensor's tangent in forward-mode differentiation; one without points to torch_undefined_impl. As above. */
 const struct torch_tensor *torch_impl_tangent(const void *impl, uint64_t level, const struct torch_tensor *self)
@@ -76,8 +77,8 @@ extern const char torch_undefined_impl[] __asm__("_ZN3c1019UndefinedTensorImpl10
 void torch_snapshot_begin(void *guard) __asm__("_ZN2at4impl23MaybeSetTLSOnEntryGuardC1Ev") __attribute__((weak));
 void torch_snapshot_end(void *guard) __asm__("_ZN2at4impl23MaybeSetTLSOnEntryGuardD1Ev") __attribute__((weak));
 
-/* Random integers from low to high - 1, from the default generator, into a tensor. (2.4 generated it first; the CUDA one
- * is looked up when it is needed.) */
+/* Random integers from low to high - 1, from the default generator, into a tensor. (2.4 generated it first; the CUDA
+ * one is looked up when it is needed.) */
 TORCH_SINCE(2, 4) int32_t aoti_torch_cpu_randint_low_out(
     struct torch_tensor *out, int64_t low, int64_t high, const int64_t *size, int64_t size_count);
 

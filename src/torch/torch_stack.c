@@ -122,7 +122,7 @@ static bool has_rows(const struct opaq_tensor *tensor, bool is_dense) {
     return fits;
 }
 
-/* Puts a contiguous copy in the place of a tensor that the library does not read as it lies. */
+/* Replaces a tensor whose layout the library does not read by a contiguous copy. */
 static enum opaq_status make_rows(const char *operation, const char *name, bool is_dense, uint64_t *handle,
                                   struct opaq_tensor *tensor, struct opaq_error *error) {
     struct opaq_tensor copy = *tensor;

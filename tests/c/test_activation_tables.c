@@ -20,10 +20,10 @@ static float number_at(uint32_t i) {
 
 static void compare(const struct activation_table *table, const struct opaq_experts_plan *plan,
                     enum opaq_element dtype, uint32_t first, int n, const char *what) {
-    float inputs[2][ACTIVATION_STRETCH];
-    float g[2][ACTIVATION_STRETCH];
-    float u[2][ACTIVATION_STRETCH];
-    unsigned char a[2][(ACTIVATION_STRETCH + 1) * sizeof(float)];
+    float inputs[2][ACTIVATION_SEGMENT];
+    float g[2][ACTIVATION_SEGMENT];
+    float u[2][ACTIVATION_SEGMENT];
+    unsigned char a[2][(ACTIVATION_SEGMENT + 1) * sizeof(float)];
     for (int i = 0; i < n; ++i) {
         inputs[0][i] = number_at(first + (uint32_t)i);
         inputs[1][i] = number_at((first + (uint32_t)i) * 7919u % 131072u);
@@ -48,8 +48,8 @@ static void tables_agree(void) {
         for (int p = 0; p < OPAQ_ACTIVATION_COUNT; ++p) {
             const struct opaq_experts_plan plan = experts_plan_of(experts_activations[p]);
             for (int d = 0; d < 3; ++d) {
-                for (uint32_t first = 0; first < 131072; first += ACTIVATION_STRETCH) {
-                    compare(tables[t], &plan, dtypes[d], first, ACTIVATION_STRETCH, experts_activations[p]);
+                for (uint32_t first = 0; first < 131072; first += ACTIVATION_SEGMENT) {
+                    compare(tables[t], &plan, dtypes[d], first, ACTIVATION_SEGMENT, experts_activations[p]);
                 }
                 for (int n = 0; n < 70; ++n) {
                     compare(tables[t], &plan, dtypes[d], 16000 + 31 * (uint32_t)n, n, experts_activations[p]);

@@ -7,8 +7,8 @@
 
 #include "base/fp_environment.h"
 #include "check.h"
+#include "cpu/cpu_functions.h"
 #include "cpu/kernel_family.h"
-#include "cpu/quant/amax_run.h"
 #include "cpu/quant/ref/quant_table_ref.h"
 #include "definition/decode_ref.h"
 #include "definition/scale_rules.h"

@@ -1,5 +1,5 @@
 /* cpu/gemm/column_sum.c: the sums of a matrix's columns. */
-#include "cpu/gemm/column_sum.h"
+#include "cpu/gemm/gemm_run.h"
 
 #include "base/parallel_run.h"
 #include "definition/segment_ref.h"

@@ -1,5 +1,5 @@
-/* cpu/gemm/gemm_across.h: from operands to what tile kernels read, where b is read across the rows of its copy, and where two
- * steps go at once. Depends on gemm_table.h and backend/quant_job.h. */
+/* cpu/gemm/gemm_across.h: converts operands to what tile kernels read, if b is read across the rows of its copy or two
+ * steps are processed at once. Depends on gemm_table.h and backend/quant_job.h. */
 #ifndef OPAQ_CPU_GEMM_GEMM_ACROSS_H
 #define OPAQ_CPU_GEMM_GEMM_ACROSS_H
 
@@ -9,14 +9,14 @@
 #include "cpu/gemm/gemm_decode.h"
 #include "cpu/gemm/gemm_table.h"
 
-/* Tiles side by side, filled step by step. */
+/* Adjacent tiles, filled step by step. */
 struct across_target {
     int width, tile_step, tiles;
     float *to;
-    const float *first; /* the first step of a pair, while the second is awaited */
+    const float *first; /* the first step of a pair, kept until the second one */
 };
 
-/* `width` is a constant where it matters. */
+/* Callers pass a constant `width` where speed matters. */
 static inline __attribute__((always_inline)) void across_copy(const struct across_target *target, int width,
                                                               int step, const float *values) {
     float *to = target->to + step * width;
@@ -62,7 +62,7 @@ static inline void across_take_pair(void *argument, int step, const float *value
     across_take(target, step / 2, pairs);
 }
 
-/* Numbers that lie one after another. Returns how many it took. */
+/* Contiguous elements. Returns the number processed. */
 static inline int pair_neighbours(const uint16_t *restrict from, int pairs, float *restrict to) {
     for (int i = 0; i < pairs; ++i) {
         const uint32_t pair = (uint32_t)from[2 * i] << 16 | from[2 * i + 1];

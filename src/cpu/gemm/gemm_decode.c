@@ -32,7 +32,7 @@ static void begin(const struct gemm_operand *operand, struct gemm_decoder *decod
     decoder->kernel = decode_row_kernel();
 }
 
-/* The tables, where there is no kernel. */
+/* Fills the tables, if there is no kernel. */
 static void fill_tables(struct gemm_decoder *decoder) {
     const struct quant_copy *copy = decoder->copy;
     if (copy == NULL || decoder->kernel->run != NULL) {
@@ -73,7 +73,7 @@ static inline void prefetch_next(const void *block, int64_t block_bytes, int64_t
 static void decode_plain(const struct quant_matrix *plain, int64_t row, int rows, int64_t k, int n, float *to) {
     for (int i = 0; i < rows; ++i) {
         const int64_t start = (row + i) * plain->row_step + k * plain->column_step;
-        if (plain->column_step == 1 && plain->dtype != OPAQ_F32) { /* whose blocks are long enough */
+        if (plain->column_step == 1 && plain->dtype != OPAQ_F32) { /* blocks of float32 are long enough */
             prefetch_next((const char *)plain->data + plain_bytes(plain->dtype, start),
                           plain_bytes(plain->dtype, n), plain_bytes(plain->dtype, plain->columns - k - n));
         }
@@ -89,7 +89,7 @@ struct code_rows {
     int64_t row_step;
 };
 
-/* Out of tiles, as rows lie elsewhere. */
+/* Copies codes from tiles to row-major order. */
 static void load_tiled(const struct quant_copy *copy, int64_t row, int rows, int64_t k, int n,
                        uint8_t *staged) {
     for (int i = 0; i < rows; ++i) {
@@ -106,7 +106,7 @@ static void load_tiled(const struct quant_copy *copy, int64_t row, int rows, int
     }
 }
 
-/* Where they are if they lie along the row, else gathered into `staged`. */
+/* Returns the codes in place if they are contiguous along the row, else gathers them into `staged`. */
 static struct code_rows load_codes(const struct quant_copy *copy, int64_t row, int rows, int64_t k, int n,
                                    uint8_t *staged) {
     const int64_t start = row * copy->data_row_step + k * copy->data_column_step;
@@ -123,7 +123,7 @@ static struct code_rows load_codes(const struct quant_copy *copy, int64_t row, i
         memset(staged, 0, (size_t)rows * GEMM_BLOCK);
     }
     for (int c = 0; c < n; ++c) {
-        const int ahead = c + 16 < n ? c + 16 : n - 1; /* every step is a page of its own in a wide tensor */
+        const int ahead = c + 16 < n ? c + 16 : n - 1; /* in a wide tensor every step is in another page */
         __builtin_prefetch(&copy->data[(start + ahead * copy->data_column_step) / packing]);
         for (int i = 0; i < rows; ++i) {
             const int64_t index = start + c * copy->data_column_step + i * copy->data_row_step;
@@ -139,7 +139,7 @@ static struct code_rows load_codes(const struct quant_copy *copy, int64_t row, i
     return (struct code_rows){staged, GEMM_BLOCK};
 }
 
-/* n is a constant where it matters. */
+/* Callers pass a constant n where speed matters. */
 static inline __attribute__((always_inline)) void scale_codes(const struct gemm_decoder *decoder,
                                                               bool is_packed, const uint8_t *restrict codes,
                                                               int n, float factor, float *restrict to) {
@@ -237,7 +237,7 @@ void gemm_decode(const struct gemm_decoder *decoder, int64_t row, int rows, int6
 
 /* ---- across rows ---- */
 
-/* Some rows of a copy that lie one after another. */
+/* Consecutive rows of a copy. */
 struct copy_rows {
     const struct quant_copy *copy;
     int64_t row, column; /* in the copy */
@@ -245,7 +245,7 @@ struct copy_rows {
 
 static void take_rows(const struct gemm_decoder *decoder, const struct copy_rows *from, int rows, int inside,
                       void (*take)(void *argument, int place, const float *values), void *argument) {
-    enum { AHEAD = 16 }; /* rows; each is a stretch of memory of its own */
+    enum { AHEAD = 16 }; /* prefetch distance, in rows, which are not contiguous with each other */
     _Alignas(64) float values[2][GEMM_ACROSS] = {{0}};
     const struct quant_copy *copy = from->copy;
     const int packing = copy->is_packed ? 2 : 1;
@@ -270,12 +270,12 @@ void gemm_decode_across(const struct gemm_decoder *decoder, int64_t row, int64_t
     const struct quant_copy *copy = decoder->copy;
     const int inside = (int)min_int64(GEMM_ACROSS, copy->operand.columns - row);
     struct copy_rows from = {copy, k, row};
-    struct tile_strip strip;
+    struct tile_region region;
     struct quant_copy untiled;
     assert(row % GEMM_ACROSS == 0 && k % GEMM_BLOCK == 0 && n <= GEMM_BLOCK && !copy->is_hadamard);
     assert(copy->tile_rows != 0 || copy->data_column_step == 1);
     if (copy->tile_rows != 0) {
-        untiled = tile_strip_rows(copy, &strip, k, n, row, inside);
+        untiled = tile_region_rows(copy, &region, k, n, row, inside);
         from = (struct copy_rows){&untiled, 0, 0};
     }
     take_rows(decoder, &from, n, inside, take, argument);

@@ -10,18 +10,18 @@
  * of its last group, whose codes beyond the columns count. */
 int64_t gemm_depth(const struct gemm_job *job);
 
-/* An operand and what its bytes are worth. It stays where it was made. */
+/* An operand and its decoding tables. Points into itself: do not move. */
 struct gemm_decoder {
     const struct gemm_operand *operand;
     const struct opaq_spec *spec;           /* what is decoded; NULL: plain */
     const struct quant_copy *copy;          /* the same */
-    float left_out;                         /* a factor of all values that decoding leaves out; else 1 */
+    float left_out;                         /* a factor of all values that decoding omits; else 1 */
     bool is_bf16;                           /* decoded values are exact in bf16 */
     struct bare_copy bare;                  /* the operand without its factor */
-    float value[256][2];                    /* of a code before it is scaled; of two codes if they are packed */
+    float value[256][2];                    /* of a code without its scale; of two codes if they are packed */
     float factor[256];                      /* of a scale byte */
-    const struct decode_row_kernel *kernel; /* what is used instead of these, if its run is not NULL */
-    bool has_factors;                       /* scales are bytes that mean the same in all rows */
+    const struct decode_row_kernel *kernel; /* used instead of the tables, if its run is not NULL */
+    bool has_factors;                       /* scales are bytes with the same meaning in all rows */
 };
 
 /* This and what follows run in the library's floating-point environment (base/fp_environment.h). */

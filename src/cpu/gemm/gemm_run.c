@@ -45,7 +45,7 @@ struct gemm_schedule {
     float *workspace;
     int64_t panel; /* the first column of the panel */
     int64_t panel_tiles;
-    int64_t chunk_tiles; /* of one task */
+    int64_t task_tiles; /* of one task */
 };
 
 static bool has_few_rows(const struct gemm_job *job) { return job->c.rows <= TASK_ROWS; }
@@ -191,7 +191,7 @@ static void pack_panel_across(void *argument, int64_t begin, int64_t end) {
     }
 }
 
-static void multiply_chunk(const struct gemm_schedule *schedule, int64_t row, int64_t tile, int64_t tile_end) {
+static void multiply_task(const struct gemm_schedule *schedule, int64_t row, int64_t tile, int64_t tile_end) {
     _Alignas(64) float total[TASK_ROWS * PANEL_COLUMNS];
     _Alignas(64) float a[TASK_ROWS * GEMM_BLOCK];
     const int width = schedule->table->tile_columns;
@@ -211,14 +211,14 @@ static void multiply_chunk(const struct gemm_schedule *schedule, int64_t row, in
     }
 }
 
-/* Unit: TASK_ROWS rows of a times chunk_tiles tiles of the panel. */
+/* Unit: TASK_ROWS rows of a times task_tiles tiles of the panel. */
 static void multiply_panel(void *argument, int64_t begin, int64_t end) {
     const struct gemm_schedule *schedule = argument;
-    const int64_t chunks = ceil_div(schedule->panel_tiles, schedule->chunk_tiles);
+    const int64_t tasks = ceil_div(schedule->panel_tiles, schedule->task_tiles);
     for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t tile = unit % chunks * schedule->chunk_tiles;
-        multiply_chunk(schedule, unit / chunks * TASK_ROWS, tile,
-                       min_int64(tile + schedule->chunk_tiles, schedule->panel_tiles));
+        const int64_t tile = unit % tasks * schedule->task_tiles;
+        multiply_task(schedule, unit / tasks * TASK_ROWS, tile,
+                      min_int64(tile + schedule->task_tiles, schedule->panel_tiles));
     }
 }
 
@@ -232,10 +232,10 @@ static void run_panels(struct gemm_schedule *schedule, const struct opaq_paralle
     const struct opaq_body multiply = {multiply_panel, schedule};
     for (schedule->panel = 0; schedule->panel < job->c.columns; schedule->panel += columns) {
         schedule->panel_tiles = ceil_div(min_int64(columns, job->c.columns - schedule->panel), width);
-        const int64_t chunks = min_int64(ceil_div(TASKS_WANTED, row_blocks), schedule->panel_tiles);
-        schedule->chunk_tiles = ceil_div(schedule->panel_tiles, chunks);
+        const int64_t tasks = min_int64(ceil_div(TASKS_WANTED, row_blocks), schedule->panel_tiles);
+        schedule->task_tiles = ceil_div(schedule->panel_tiles, tasks);
         parallel_run(parallel, ceil_div(schedule->panel_tiles, tiles_together) * schedule->block_count, &pack);
-        parallel_run(parallel, row_blocks * ceil_div(schedule->panel_tiles, schedule->chunk_tiles), &multiply);
+        parallel_run(parallel, row_blocks * ceil_div(schedule->panel_tiles, schedule->task_tiles), &multiply);
     }
 }
 

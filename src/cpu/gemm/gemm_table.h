@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 enum {
-    GEMM_BLOCK = 256,           /* steps of the contraction that are summed up by themselves */
+    GEMM_BLOCK = 256,           /* steps of the contraction in one partial sum */
     GEMM_TILE_COLUMN_LIMIT = 16 /* every table's tile columns divide this */
 };
 
@@ -33,5 +33,15 @@ const struct gemm_table *const *gemm_pairs_tables(int *count);
 
 /* The one for this machine; NULL where there is none faster than gemm_table_best(). */
 const struct gemm_table *gemm_pairs_best(void);
+
+extern const struct gemm_table gemm_table_ref;
+extern const struct gemm_table gemm_pairs_ref;
+#if defined(__x86_64__)
+extern const struct gemm_table gemm_table_avx2;
+extern const struct gemm_table gemm_table_avx512;
+extern const struct gemm_table gemm_pairs_avx512;
+#elif defined(__aarch64__)
+extern const struct gemm_table gemm_table_neon;
+#endif
 
 #endif

@@ -14,7 +14,7 @@
 
 enum {
     TILE_COLUMNS = TILE_LANES * TILE_VECTORS,
-    TILE_FEWER_ROWS = 4 /* of a lower tile for the rest of the rows, before they go one by one */
+    TILE_FEWER_ROWS = 4 /* of a smaller tile for the remaining rows; the last ones are processed one by one */
 };
 _Static_assert(GEMM_TILE_COLUMN_LIMIT % TILE_COLUMNS == 0, "panels are cut into whole tiles");
 _Static_assert(TILE_ROWS - TILE_FEWER_ROWS >= 0, "sums are kept for TILE_ROWS rows");
@@ -45,7 +45,7 @@ static inline struct tile_vector tile_load(const float *from) {
     return vector;
 }
 
-/* `rows` is a constant where this is called, so with -O3 every loop but that over k is written out, and the sums stay
+/* `rows` is a constant where this is called, so with -O3 every loop except that over k is unrolled, and the sums stay
  * in registers. */
 static inline __attribute__((always_inline)) void tile_multiply(const float *a, int rows, const float *b,
                                                                 int depth, float *total, int64_t total_step) {

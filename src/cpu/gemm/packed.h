@@ -1,21 +1,21 @@
-/* cpu/gemm/packed.h: products with a tiled weight, y = x w^T: what their kernels are given, and how one is chosen. Depends
- * on format/tile.h.
+/* cpu/gemm/packed.h: products with a tiled weight, y = x w^T: arguments of their kernels, and the choice among them.
+ * Depends on format/tile.h.
  *
- * Precisions, by what is made of the activations (rows of x):
+ * Precisions, by what the activations (rows of x) are converted to:
  *     exact    float32 as they are
- *     bf16     the same with bfloat16, where processors multiply these faster (exact is what a plan calls both)
+ *     bf16     the same with bfloat16, where processors multiply these faster (plans call both exact)
  *     near     int16, one scale for each row: s = amax / 32767, q = round(x / s)
  *     fast     int8, one scale for each row: s = amax / 127
  *     fast32   int8, one scale for each 32 columns
- *     codes    e2m1 codes that came with scales of their own, one for each 16 (nvfp4) or 32 (mxfp4) columns; q is the
+ *     codes    e2m1 codes with their own scales, one for each 16 (nvfp4) or 32 (mxfp4) columns; q is the
  *              code's value times 2, an integer from -12 to 12
  * Sums of integers within a block of the weight are exact, and are multiplied with the activations' scale of the block
  * where there is one; blocks are added in float32, in the order of the columns, with one fused multiply-add each. With
- * floats, what is summed by itself is 16 columns of 4-bit weights, of mxfp4 as well unless x is bf16, and 32 columns of
- * 8-bit ones, of fp8blk as well. Each element of y is made by one task, so threads do not show.
+ * floats, what is summed by itself is 16 columns of 4-bit weights, of mxfp4 as well unless x is bf16, and 32 columns
+ * of 8-bit ones, of fp8blk as well. Each element of y is computed by one task, so results do not depend on threads.
  *
- * With bf16, the order within such a block is the kernel's, and subnormal numbers may count as 0, in x and in the sums of
- * a block. With w the weights without scales, that changes an element of y by less than
+ * With bf16, the order within such a block is the kernel's, and subnormal numbers may count as 0, in x and in the sums
+ * of a block. With w the weights without scales, that changes an element of y by less than
  *     2^-126 |factor| sum over blocks (|scale| sum over its columns (|w| + 1)),
  * and a subnormal x times an infinite weight is NaN. */
 #ifndef OPAQ_CPU_GEMM_PACKED_H
@@ -36,6 +36,11 @@ enum packed_format {
 #define PACKED_FORMAT_COUNT 5
 
 static inline bool packed_is_4_bit(enum packed_format format) { return format <= PACKED_MXFP4; }
+
+/* Columns of a block in the 4-bit formats and MXFP8. */
+static inline int64_t packed_block_columns(enum packed_format format) {
+    return format == PACKED_NVFP4 ? 16 : 32;
+}
 
 /* Rows of the weight in a tile. */
 static inline int64_t packed_tile_rows(enum packed_format format) {
@@ -76,8 +81,8 @@ struct packed_rows {
     const uint16_t *bf16; /* BF16: [M][padded], aligned to 4 */
     const int16_t *q16;   /* NEAR: [M][padded] */
     const int8_t *q8;     /* FAST, FAST32, CODES: [M][padded] */
-    /* 4-bit weights with int8: -12 times the sum of q8 over each 16 columns, [M][padded / 16]: kernels that add 12 to the
-     * weights' values (times 2), so that these are not negative, begin their sums with it. */
+    /* 4-bit weights with int8: -12 times the sum of q8 over each 16 columns, [M][padded / 16]: kernels that add 12 to
+     * the weights' values (times 2), so that these are not negative, begin their sums with it. */
     const int32_t *correction;
     const float *row_scale; /* NEAR, FAST: [M]; else NULL */
     /* FAST32: [M][padded / 32]. CODES: [M][padded / 16] with NVFP4 weights, [M][padded / 32] with MXFP4 ones. */
@@ -132,5 +137,21 @@ bool packed_is_reference(const struct packed_kernel *kernel);
 
 /* All tables that this build has, fastest first. */
 const struct packed_table *const *packed_tables(int *count);
+
+extern const struct packed_table packed_table_ref;
+#if defined(__x86_64__)
+extern const struct packed_table packed_table_avx512;
+extern const struct packed_table packed_table_avx512_bf16;
+extern const struct packed_table packed_table_avx2;
+extern const struct packed_table packed_table_avx512_8bit;
+extern const struct packed_table packed_table_avx512_8bit_bf16;
+extern const struct packed_table packed_table_avx2_8bit;
+#elif defined(__aarch64__)
+extern const struct packed_table packed_table_dotprod;
+extern const struct packed_table packed_table_neon_exact;
+extern const struct packed_table packed_table_neon_near;
+extern const struct packed_table packed_table_neon_fast;
+extern const struct packed_table packed_table_neon_8bit;
+#endif
 
 #endif

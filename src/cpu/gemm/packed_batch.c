@@ -1,7 +1,7 @@
 /* cpu/gemm/packed_batch.c: rows of one matrix times several tiled weights, in one run over all their tiles.
  *
- * The tiles of all segments form one sequence, which is split into chunks of about equal work; a chunk runs on
- * one thread and may span several segments. */
+ * The tiles of all members form one sequence, which is split into shares of about equal work; a share runs on
+ * one thread and may span several members. */
 #include "cpu/gemm/packed_batch.h"
 
 #include "base/checked.h"
@@ -10,19 +10,19 @@
 #include "cpu/gemm/packed_weight.h"
 
 enum {
-    CHUNK_LIMIT = 64,
+    SHARE_LIMIT = 64,
     READING = 4 /* the number of rows whose multiplication takes as long as reading the weight */
 };
 
-/* Sizes common to all segments. */
+/* Sizes common to all members. */
 struct batch_sizes {
     const struct packed_kernel *kernel;
     enum packed_precision precision;
     enum packed_format format;
     int64_t tile_rows;
-    int64_t tiles; /* of a segment; with a partner, of its first half */
-    int64_t units; /* of a segment */
-    int64_t chunks;
+    int64_t tiles; /* of a member; with a partner, of its first half */
+    int64_t units; /* of a member */
+    int64_t shares;
     int64_t panel_bytes;
     size_t row_factors, panels, all; /* where they begin in the workspace */
 };
@@ -32,7 +32,7 @@ bool packed_batch_can_pair(const struct gemm_operand *b, int64_t partner) {
 }
 
 static struct batch_sizes sizes_of(const struct packed_batch *batch) {
-    const struct gemm_operand *b = &batch->segments[0].b;
+    const struct gemm_operand *b = &batch->members[0].b;
     const struct gemm_job job = {.a = batch->a, .b = *b};
     struct batch_sizes sizes = {.precision = packed_precision_of(&job, batch->wanted),
                                 .format = packed_format_of(b->spec)};
@@ -40,16 +40,16 @@ static struct batch_sizes sizes_of(const struct packed_batch *batch) {
     sizes.tile_rows = packed_tile_rows(sizes.format);
     sizes.tiles = ceil_div(batch->partner != 0 ? batch->partner : b->plain.rows, sizes.tile_rows);
     sizes.units = ceil_div(sizes.tiles, sizes.kernel->unit);
-    sizes.chunks = min_int64(CHUNK_LIMIT, batch->count * sizes.units);
+    sizes.shares = min_int64(SHARE_LIMIT, batch->count * sizes.units);
     sizes.panel_bytes = round_up(packed_panel_bytes(sizes.kernel, batch->rows), 64);
     sizes.row_factors = packed_rows_bytes(sizes.precision, batch->rows, packed_padded_columns(b));
     sizes.panels = sizes.row_factors + (size_t)(batch->count * packed_row_factor_bytes(b));
-    sizes.all = sizes.panels + (size_t)(sizes.chunks * sizes.panel_bytes);
+    sizes.all = sizes.panels + (size_t)(sizes.shares * sizes.panel_bytes);
     return sizes;
 }
 
 static bool is_empty(const struct packed_batch *batch) {
-    return batch->count == 0 || batch->rows == 0 || batch->segments[0].b.plain.rows == 0;
+    return batch->count == 0 || batch->rows == 0 || batch->members[0].b.plain.rows == 0;
 }
 
 size_t packed_batch_bytes(const struct packed_batch *batch) {
@@ -64,37 +64,37 @@ struct batch_task {
     const struct packed_rows *x;
     char *row_factors;
     char *panels;
-    int64_t work; /* of all segments */
+    int64_t work; /* of all members */
 };
 
-/* The cost of a unit in a segment of `rows` rows. */
+/* The cost of a unit in a member of `rows` rows. */
 static int64_t unit_work(int64_t rows) { return READING + rows; }
 
-/* Tiles [begin, end) of a segment's weight. */
+/* Tiles [begin, end) of a member's weight. */
 static void run_tiles(const struct batch_task *task, int64_t index, const struct packed_rows *x, int64_t begin,
                       int64_t end, void *panel) {
-    const struct packed_segment *segment = &task->batch->segments[index];
-    const int64_t columns = segment->b.plain.rows;
+    const struct packed_member *member = &task->batch->members[index];
+    const int64_t columns = member->b.plain.rows;
     const int64_t tile_rows = task->sizes->tile_rows;
     float *const row_factors =
-        (float *)(void *)(task->row_factors + index * packed_row_factor_bytes(&segment->b));
-    const struct packed_weight weight = packed_weight_of(&segment->b, row_factors);
-    packed_row_factors(&segment->b, begin * tile_rows, min_int64(end * tile_rows, columns), row_factors);
-    task->sizes->kernel->run(&weight, x, begin, end, task->batch->y + segment->first * task->batch->y_step,
+        (float *)(void *)(task->row_factors + index * packed_row_factor_bytes(&member->b));
+    const struct packed_weight weight = packed_weight_of(&member->b, row_factors);
+    packed_row_factors(&member->b, begin * tile_rows, min_int64(end * tile_rows, columns), row_factors);
+    task->sizes->kernel->run(&weight, x, begin, end, task->batch->y + member->first * task->batch->y_step,
                              task->batch->y_step, panel);
 }
 
-/* Units [begin, end) of a segment. */
+/* Units [begin, end) of a member. */
 static void run_units(const struct batch_task *task, int64_t index, int64_t begin, int64_t end, void *panel) {
     const struct packed_batch *batch = task->batch;
-    const struct packed_segment *segment = &batch->segments[index];
+    const struct packed_member *member = &batch->members[index];
     const struct batch_sizes *sizes = task->sizes;
-    const struct packed_rows x = packed_rows_slice(task->x, sizes->format, segment->first, segment->rows);
+    const struct packed_rows x = packed_rows_slice(task->x, sizes->format, member->first, member->rows);
     const int64_t first = begin * sizes->kernel->unit;
     const int64_t last = min_int64(end * sizes->kernel->unit, sizes->tiles);
-    const int64_t columns = batch->partner != 0 ? batch->partner : segment->b.plain.rows;
+    const int64_t columns = batch->partner != 0 ? batch->partner : member->b.plain.rows;
     const int64_t ahead = batch->partner / sizes->tile_rows;
-    if (last - first == ahead) { /* the partners come right after */
+    if (last - first == ahead) { /* partner tiles are adjacent */
         run_tiles(task, index, &x, first, last + ahead, panel);
     } else {
         run_tiles(task, index, &x, first, last, panel);
@@ -103,21 +103,21 @@ static void run_units(const struct batch_task *task, int64_t index, int64_t begi
         }
     }
     if (batch->finish != NULL) {
-        batch->finish(batch->argument, segment, first * sizes->tile_rows,
+        batch->finish(batch->argument, member, first * sizes->tile_rows,
                       min_int64(last * sizes->tile_rows, columns));
     }
 }
 
-/* Unit: a chunk, which is the units whose work begins in its part of the whole. */
-static void run_chunks(void *argument, int64_t begin, int64_t end) {
+/* Unit: a share, which consists of the units whose work begins in it. */
+static void run_shares(void *argument, int64_t begin, int64_t end) {
     const struct batch_task *task = argument;
     const struct batch_sizes *sizes = task->sizes;
     void *const panel = task->panels + begin * sizes->panel_bytes;
-    const int64_t from = task->work / sizes->chunks * begin;
-    const int64_t to = end == sizes->chunks ? task->work : task->work / sizes->chunks * end;
+    const int64_t from = task->work / sizes->shares * begin;
+    const int64_t to = end == sizes->shares ? task->work : task->work / sizes->shares * end;
     int64_t done = 0;
     for (int64_t i = 0; i < task->batch->count && done < to; ++i) {
-        const int64_t work = unit_work(task->batch->segments[i].rows);
+        const int64_t work = unit_work(task->batch->members[i].rows);
         const int64_t first = ceil_div(max_int64(from - done, 0), work);
         const int64_t last = min_int64(ceil_div(to - done, work), sizes->units);
         if (first < last) {
@@ -133,14 +133,14 @@ void packed_batch_run(const struct packed_batch *batch, void *workspace, const s
     }
     const double worth = 1 << 18; /* products; some 0.01 ms */
     const struct batch_sizes sizes = sizes_of(batch);
-    const struct gemm_operand *b = &batch->segments[0].b;
+    const struct gemm_operand *b = &batch->members[0].b;
     char *const memory = workspace;
     struct packed_rows x;
     struct batch_task task = {batch, &sizes, &x, memory + sizes.row_factors, memory + sizes.panels, 0};
     int64_t rows = 0;
     for (int64_t i = 0; i < batch->count; ++i) {
-        task.work += unit_work(batch->segments[i].rows) * sizes.units;
-        rows += batch->segments[i].rows;
+        task.work += unit_work(batch->members[i].rows) * sizes.units;
+        rows += batch->members[i].rows;
     }
     if (batch->source != NULL) {
         packed_rows_gather(&batch->a, batch->source, batch->rows, packed_padded_columns(b), sizes.format,
@@ -149,7 +149,7 @@ void packed_batch_run(const struct packed_batch *batch, void *workspace, const s
         packed_rows_make(&batch->a, batch->first, batch->rows, packed_padded_columns(b), sizes.format,
                          sizes.precision, memory, parallel, &x);
     }
-    const struct opaq_body body = {run_chunks, &task};
+    const struct opaq_body body = {run_shares, &task};
     const bool is_small = (double)rows * (double)b->plain.rows * (double)b->plain.columns < worth;
-    parallel_run(is_small ? NULL : parallel, sizes.chunks, &body);
+    parallel_run(is_small ? NULL : parallel, sizes.shares, &body);
 }

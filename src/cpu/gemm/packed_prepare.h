@@ -1,7 +1,7 @@
 /* cpu/gemm/packed_prepare.h: the vector loops of packed_rows.c, one table per instruction set. Depends on
  * nothing.
  *
- * All tables are the same loops (packed_prepare_loops.h), compiled with different flags, and give the same
+ * All tables are the same loops (simd/packed_prepare_loops.h), compiled with different flags, and give the same
  * bytes. */
 #ifndef OPAQ_CPU_GEMM_PACKED_PREPARE_H
 #define OPAQ_CPU_GEMM_PACKED_PREPARE_H
@@ -11,7 +11,7 @@
 struct packed_prepare {
     const char *name;  /* "prepare_avx2" */
     uint32_t features; /* bits of enum opaq_cpu_feature that it needs */
-    /* The largest |x|; NaN if one is NaN or infinite, so that a row that cannot be scaled shows. */
+    /* The largest |x|; NaN if one is NaN or infinite, which marks a row that cannot be scaled. */
     float (*finite_amax)(const float *x, int n);
     /* x * inverse, rounded to the nearest integer, ties to even; these fit. */
     void (*to_int8)(const float *x, int n, float inverse, int8_t *q);
@@ -27,5 +27,11 @@ const struct packed_prepare *packed_prepare_best(void);
 
 /* All tables that this build has, fastest first. */
 const struct packed_prepare *const *packed_prepare_tables(int *count);
+
+extern const struct packed_prepare packed_prepare_ref;
+#if defined(__x86_64__)
+extern const struct packed_prepare packed_prepare_avx2;
+extern const struct packed_prepare packed_prepare_avx512;
+#endif
 
 #endif

@@ -48,7 +48,7 @@ struct rows_task {
     const struct packed_prepare *prepare;
     enum packed_format format;
     int64_t first;
-    const int64_t *source; /* or NULL: one after another, from the first on */
+    const int64_t *source; /* or NULL: consecutive rows, from the first one on */
     struct packed_rows *made;
     char *elements;
     int32_t *correction;
@@ -58,7 +58,7 @@ struct rows_task {
 
 /* ---- floats to integers ---- */
 
-/* amax / largest, 0 for zeros; and what x is multiplied with. Where that would not be finite, all integers are 0. */
+/* Returns amax / largest, 0 for zeros, and sets the factor of x. If that would not be finite, all integers are 0. */
 static float scale_of(float amax, float largest, float *inverse) {
     const float scale = amax / largest;
     *inverse = largest / amax;
@@ -70,7 +70,7 @@ static float scale_of(float amax, float largest, float *inverse) {
 
 /* ---- rows ---- */
 
-/* The row of the operand that a row is made of. */
+/* The row of the operand that is converted to a row. */
 static int64_t source_of(const struct rows_task *task, int64_t row) {
     return task->source == NULL ? task->first + row : task->source[row];
 }
@@ -112,7 +112,7 @@ static void copy_bf16(const struct rows_task *task, int64_t row, uint16_t *to) {
     memset(to + plain->columns, 0, (size_t)(task->made->padded - plain->columns) * sizeof *to);
 }
 
-/* Converts a row to integers, in pieces of the columns under one scale, without storing it as floats: a piece
+/* Converts a row to integers, in segments of the columns under one scale, without storing it as floats: a segment
  * is decoded twice if it is longer than a block. */
 static void make_integers(const struct rows_task *task, int64_t row) {
     const struct packed_rows *made = task->made;
@@ -142,7 +142,8 @@ static void make_integers(const struct rows_task *task, int64_t row) {
                 task->block_scale[row * (padded / 32) + (k + i) / 32] =
                     scale_of(task->prepare->finite_amax(block + i, 32), largest, &inverse);
             }
-            if (float_is_nan(amax) || inverse == 0.0f) { /* the scale says all */
+            if (float_is_nan(amax) ||
+                inverse == 0.0f) { /* the row's result depends on its scale only; store zeros */
                 memset(task->elements + at * packed_element_bytes(made->precision), 0,
                        (size_t)step * (size_t)packed_element_bytes(made->precision));
             } else if (made->precision == PACKED_NEAR) {
@@ -216,13 +217,13 @@ static void make_row(const struct rows_task *task, int64_t row) {
     }
 }
 
-/* n things of a size, of the row before. */
+/* Copies the n elements of `size` bytes of the previous row. */
 static void repeat(void *row_of_all, int64_t row, int64_t n, size_t size) {
     char *const to = (char *)row_of_all + row * n * (int64_t)size;
     memcpy(to, to - n * (int64_t)size, (size_t)n * size);
 }
 
-/* A row like the one before. */
+/* Copies all parts of the previous row. */
 static void repeat_row(const struct rows_task *task, int64_t row) {
     const enum packed_precision precision = task->made->precision;
     const int64_t padded = task->made->padded;

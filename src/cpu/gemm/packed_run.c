@@ -11,8 +11,8 @@
 #include "cpu/gemm/plain_convert.h"
 
 enum {
-    CHUNK_ROWS = 512, /* of a, prepared and multiplied at a time */
-    STRETCH = 512     /* columns of a result that are finished at a time */
+    PANEL_ROWS = 512,    /* of a, prepared and multiplied at a time */
+    RESULT_SEGMENT = 512 /* columns of a row of the result that are finished at a time */
 };
 
 /* `a` NULL: plain, of `dtype`. */
@@ -63,12 +63,12 @@ const char *packed_kernel_name(const struct opaq_spec *b, const struct opaq_spec
 
 /* ---- running ---- */
 
-/* Whether kernels can write where the result is wanted. */
+/* Whether kernels can write to c directly. */
 static bool is_direct(const struct gemm_job *job) {
     return job->c.dtype == OPAQ_F32 && job->c.column_step == 1 && job->bias == NULL;
 }
 
-/* Some rows of the result, and where they are made. */
+/* Some rows of the result, and the buffer in which they are computed. */
 struct packed_task {
     const struct gemm_job *job;
     const float *y;
@@ -76,18 +76,18 @@ struct packed_task {
     int64_t first; /* row of c */
 };
 
-/* Bias, rounding, and into place. */
-static void finish_columns(void *argument, const struct packed_segment *segment, int64_t begin, int64_t end) {
+/* Adds the bias, rounds, and stores. */
+static void finish_columns(void *argument, const struct packed_member *member, int64_t begin, int64_t end) {
     const struct packed_task *task = argument;
     const struct gemm_job *job = task->job;
-    float values[STRETCH];
-    float bias[STRETCH];
-    for (int64_t n = begin; n < end; n += STRETCH) {
-        const int count = (int)min_int64(STRETCH, end - n);
+    float values[RESULT_SEGMENT];
+    float bias[RESULT_SEGMENT];
+    for (int64_t n = begin; n < end; n += RESULT_SEGMENT) {
+        const int count = (int)min_int64(RESULT_SEGMENT, end - n);
         if (job->bias != NULL) {
             plain_load(job->bias, job->bias_dtype, n, 1, count, bias);
         }
-        for (int64_t row = 0; row < segment->rows; ++row) {
+        for (int64_t row = 0; row < member->rows; ++row) {
             memcpy(values, task->y + row * task->y_step + n, (size_t)count * sizeof *values);
             for (int i = 0; job->bias != NULL && i < count; ++i) {
                 values[i] += bias[i];
@@ -100,10 +100,10 @@ static void finish_columns(void *argument, const struct packed_segment *segment,
 
 /* Rows [first, first + rows) of the product. */
 static struct packed_batch batch_of(const struct gemm_job *job, enum packed_precision wanted,
-                                    struct packed_segment *segment, int64_t first, int64_t rows) {
-    *segment = (struct packed_segment){.b = job->b, .rows = rows};
+                                    struct packed_member *member, int64_t first, int64_t rows) {
+    *member = (struct packed_member){.b = job->b, .rows = rows};
     return (struct packed_batch){
-        .a = job->a, .first = first, .rows = rows, .segments = segment, .count = 1, .wanted = wanted};
+        .a = job->a, .first = first, .rows = rows, .members = member, .count = 1, .wanted = wanted};
 }
 
 static size_t result_bytes(const struct gemm_job *job, int64_t rows) {
@@ -111,19 +111,19 @@ static size_t result_bytes(const struct gemm_job *job, int64_t rows) {
 }
 
 size_t packed_workspace_bytes(const struct gemm_job *job, enum packed_precision wanted) {
-    const int64_t rows = min_int64(job->c.rows, CHUNK_ROWS);
-    struct packed_segment segment;
-    const struct packed_batch batch = batch_of(job, wanted, &segment, 0, rows);
+    const int64_t rows = min_int64(job->c.rows, PANEL_ROWS);
+    struct packed_member member;
+    const struct packed_batch batch = batch_of(job, wanted, &member, 0, rows);
     return job->c.rows == 0 || job->c.columns == 0 ? 0 : result_bytes(job, rows) + packed_batch_bytes(&batch);
 }
 
 void packed_run(const struct gemm_job *job, enum packed_precision wanted, void *workspace,
                 const struct opaq_parallel *parallel) {
     const bool direct = is_direct(job);
-    for (int64_t first = 0; first < job->c.rows && job->c.columns > 0; first += CHUNK_ROWS) {
-        const int64_t rows = min_int64(CHUNK_ROWS, job->c.rows - first);
-        struct packed_segment segment;
-        struct packed_batch batch = batch_of(job, wanted, &segment, first, rows);
+    for (int64_t first = 0; first < job->c.rows && job->c.columns > 0; first += PANEL_ROWS) {
+        const int64_t rows = min_int64(PANEL_ROWS, job->c.rows - first);
+        struct packed_member member;
+        struct packed_batch batch = batch_of(job, wanted, &member, first, rows);
         batch.y = direct ? (float *)job->c.data + first * job->c.row_step : workspace;
         batch.y_step = direct ? job->c.row_step : job->c.columns;
         struct packed_task task = {job, batch.y, batch.y_step, first};

@@ -8,8 +8,8 @@
 #include "cpu/gemm/packed.h"
 #include "opaq/parallel.h"
 
-/* Whether these kernels can do it, and are the fastest: b is tiled, its memory aligned, nothing is added to c, a lies along
- * its rows, this processor has more than the reference. */
+/* Whether these kernels support the product and are the fastest: b is tiled, its memory aligned, nothing is added to
+ * c, a is contiguous along its rows, and this processor has a kernel besides the reference. */
 bool packed_can_run(const struct gemm_job *job, enum packed_precision wanted);
 
 /* The same, if b's memory is aligned. */
@@ -27,8 +27,8 @@ size_t packed_workspace_bytes(const struct gemm_job *job, enum packed_precision 
 void packed_run(const struct gemm_job *job, enum packed_precision wanted, void *workspace,
                 const struct opaq_parallel *parallel);
 
-/* Which kernel packed_run uses for a tiled weight and activations that are quantized (a) or not (NULL: of `dtype`); NULL
- * where packed_can_run would say no. */
+/* Which kernel packed_run uses for a tiled weight and activations that are quantized (a) or not (NULL: of `dtype`);
+ * NULL if packed_can_run returns false. */
 const char *packed_kernel_name(const struct opaq_spec *b, const struct opaq_spec *a, enum opaq_element dtype,
                                enum packed_precision wanted);
 

@@ -35,7 +35,7 @@ static float nvfp4_factor(const struct opaq_spec *spec, float number) {
     return number * (1.0f / (6.0f * (float)spec->e4m3_max));
 }
 
-/* Whether factors are made of the copy's, row by row. */
+/* Whether row factors are computed from the copy's, row by row. */
 static bool makes_row_factors(const struct gemm_operand *b) {
     return packed_format_of(b->spec) == PACKED_NVFP4 && b->copy->amax_step != 0;
 }

@@ -7,13 +7,13 @@
 
 enum packed_format packed_format_of(const struct opaq_spec *spec);
 
-/* Columns that rows of x have for it, padded with zeros. */
+/* Columns of the prepared rows of x, padded with zeros. */
 int64_t packed_padded_columns(const struct gemm_operand *b);
 
 /* Whether its kernels can read it: it is tiled, its memory aligned. */
 bool packed_weight_can_run(const struct gemm_operand *b);
 
-/* Bytes that row factors need which the copy has in another form; 0 for most. */
+/* Bytes of row factors, if the copy stores them in another form; usually 0. */
 int64_t packed_row_factor_bytes(const struct gemm_operand *b);
 
 /* The weight. row_factors: memory of that size, whose rows [begin, end) packed_row_factors fills. */

@@ -1,5 +1,5 @@
-/* cpu/gemm/plain_convert.h: f32, bf16 or f16 to float32 and back, with the vectors of this processor; what plain_row.h does, bit
- * for bit. Depends on plain_row.h. */
+/* cpu/gemm/plain_convert.h: f32, bf16 or f16 to float32 and back, with the vectors of this processor; bit for bit the
+ * results of plain_row.h. Depends on plain_row.h. */
 #ifndef OPAQ_CPU_GEMM_PLAIN_CONVERT_H
 #define OPAQ_CPU_GEMM_PLAIN_CONVERT_H
 
@@ -11,7 +11,7 @@ void plain_load(const void *data, enum opaq_element dtype, int64_t start, int64_
 /* Rounded once, every NaN the canonical one. */
 void plain_store(void *data, enum opaq_element dtype, int64_t start, int64_t step, int n, const float *from);
 
-/* For each instruction set, in a file of its own, n neighbours. */
+/* Conversions of n contiguous elements, one table per instruction set (loop_tables.h). */
 struct plain_table {
     const char *name;  /* "plain_avx2" */
     uint32_t features; /* bits of enum opaq_cpu_feature that it needs */

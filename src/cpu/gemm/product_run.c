@@ -1,4 +1,4 @@
-/* cpu/gemm/product_run.c: a product on the CPU: the kernels for tiled weights where they can do it, else those for any
+/* cpu/gemm/product_run.c: a product on the CPU: the kernels for tiled weights if they support it, else those for any
  * operands. */
 #include "base/checked.h"
 #include "cpu/cpu_functions.h"
@@ -10,7 +10,7 @@ _Static_assert((int)PACKED_NEAR == OPAQ_PRECISION_NEAR && (int)PACKED_FAST == OP
                    (int)PACKED_FAST32 == OPAQ_PRECISION_FAST32,
                "a plan's precision is a kernel's");
 
-/* Enough for either way: whether the weight's memory is aligned, which decides, shows in the run only. */
+/* Maximum over both kernel families: alignment, which decides between them, is known only at run time. */
 size_t cpu_product_workspace(const struct gemm_job *job) {
     const enum packed_precision precision = (enum packed_precision)job->precision;
     const size_t any = gemm_workspace_bytes(job);

@@ -14,8 +14,6 @@
 #include "cpu/moe/rows.h"
 #include "definition/activation_formulas.h"
 
-enum { STRETCH = ACTIVATION_STRETCH };
-
 struct activation_task {
     const struct opaq_experts_plan *plan;
     const struct quant_matrix *h;
@@ -49,14 +47,14 @@ static void load(const struct activation_task *task, const struct gate_places *a
 
 static void forward_rows(void *argument, int64_t begin, int64_t end) {
     const struct activation_task *task = argument;
-    float g[STRETCH];
-    float u[STRETCH];
+    float g[ACTIVATION_SEGMENT];
+    float u[ACTIVATION_SEGMENT];
     for (int64_t row = begin; row < end; ++row) {
-        for (int64_t c = 0; c < task->a->columns; c += STRETCH) {
-            const int n = (int)min_int64(STRETCH, task->a->columns - c);
+        for (int64_t c = 0; c < task->a->columns; c += ACTIVATION_SEGMENT) {
+            const int n = (int)min_int64(ACTIVATION_SEGMENT, task->a->columns - c);
             const struct gate_places at = places_of(task, task->h, row, c);
             load(task, &at, n, g, u);
-            activation_stretch(task->plan, task->h->dtype, g, u, n,
+            activation_segment(task->plan, task->h->dtype, g, u, n,
                                (char *)task->a->data +
                                    plain_bytes(task->a->dtype, row * task->a->row_step + c));
         }
@@ -67,12 +65,12 @@ static void backward_rows(void *argument, int64_t begin, int64_t end) {
     const struct activation_task *task = argument;
     const struct opaq_experts_plan *plan = task->plan;
     const bool is_gated = opaq_activation_is_gated((enum opaq_activation)plan->activation) != 0;
-    float g[STRETCH];
-    float u[STRETCH];
-    float da[STRETCH];
+    float g[ACTIVATION_SEGMENT];
+    float u[ACTIVATION_SEGMENT];
+    float da[ACTIVATION_SEGMENT];
     for (int64_t row = begin; row < end; ++row) {
-        for (int64_t c = 0; c < task->a->columns; c += STRETCH) {
-            const int n = (int)min_int64(STRETCH, task->a->columns - c);
+        for (int64_t c = 0; c < task->a->columns; c += ACTIVATION_SEGMENT) {
+            const int n = (int)min_int64(ACTIVATION_SEGMENT, task->a->columns - c);
             const struct gate_places at = places_of(task, task->h, row, c);
             load(task, &at, n, g, u);
             plain_load(task->a->data, task->a->dtype, row * task->a->row_step + c, 1, n, da);
@@ -88,7 +86,7 @@ static void backward_rows(void *argument, int64_t begin, int64_t end) {
     }
 }
 
-void activation_stretch(const struct opaq_experts_plan *plan, enum opaq_element dtype, float *g, float *u,
+void activation_segment(const struct opaq_experts_plan *plan, enum opaq_element dtype, float *g, float *u,
                         int n, void *to) {
     activation_table_best()->run(plan, dtype, g, u, n, to);
 }

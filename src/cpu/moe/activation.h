@@ -12,9 +12,9 @@
 void activation_forward(const struct opaq_experts_plan *plan, const struct quant_matrix *h,
                         const struct quant_matrix *a, const struct opaq_parallel *parallel);
 
-/* The same for at most ACTIVATION_STRETCH gates and factors in float32, which are rounded to `dtype` in place.
+/* The same for at most ACTIVATION_SEGMENT gates and factors in float32, which are rounded to `dtype` in place.
  * `u` is not read for an activation without a gate. `to`: n elements of dtype. */
-void activation_stretch(const struct opaq_experts_plan *plan, enum opaq_element dtype, float *g, float *u,
+void activation_segment(const struct opaq_experts_plan *plan, enum opaq_element dtype, float *g, float *u,
                         int n, void *to);
 
 /* Computes dh from h and da (float32). */

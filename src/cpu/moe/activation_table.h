@@ -1,5 +1,5 @@
-/* cpu/moe/activation_table.h: activation kernels, one file per instruction set, all with the same bits. Depends
- * on activation.h. */
+/* cpu/moe/activation_table.h: activation kernels, one table per instruction set (loop_tables.h), all with the same
+ * bits. Depends on activation.h. */
 #ifndef OPAQ_CPU_MOE_ACTIVATION_TABLE_H
 #define OPAQ_CPU_MOE_ACTIVATION_TABLE_H
 

@@ -7,7 +7,7 @@
 #include "base/checked.h"
 #include "base/try.h"
 #include "cpu/cpu_functions.h"
-#include "cpu/gemm/column_sum.h"
+#include "cpu/gemm/gemm_run.h"
 #include "cpu/moe/activation.h"
 #include "cpu/moe/grouped_tiles.h"
 #include "cpu/moe/rows.h"

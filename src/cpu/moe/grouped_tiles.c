@@ -1,7 +1,7 @@
 /* cpu/moe/grouped_tiles.c: grouped products with tiled weights, all groups in one run over their tiles.
  *
  * Sorted rows are processed in batches of at most BATCH_ROWS. A batch has the rows of several groups, or some
- * of the rows of one large group; each group in it is a segment. The thread that computes a segment's columns
+ * of the rows of one large group; each group in it is a member. The thread that computes a member's columns
  * also applies bias and activation, or bias and rounding, to them. */
 #include "cpu/moe/grouped_tiles.h"
 
@@ -16,16 +16,16 @@
 #include "cpu/moe/activation.h"
 #include "cpu/moe/rows.h"
 
-enum { BATCH_ROWS = 1024, PART = ACTIVATION_STRETCH };
+enum { BATCH_ROWS = 1024 };
 
 struct batch {
     const struct grouped_product *job;
     struct row_range range;
-    int64_t count;   /* segments */
-    int64_t *group;  /* of each segment */
+    int64_t count;   /* members */
+    int64_t *group;  /* of each member */
     int64_t *source; /* the row of x for each sorted row; NULL: consecutive rows */
     struct operand *weights;
-    struct packed_segment *segments;
+    struct packed_member *members;
     struct opaq_view x;       /* all rows, or those of this batch */
     struct opaq_view product; /* float32 */
 };
@@ -97,7 +97,7 @@ bool grouped_tiles_could_run(const struct grouped_product *job) {
 
 /* ---- batches ---- */
 
-static void choose_segments(struct batch *batch) {
+static void choose_members(struct batch *batch) {
     const struct row_groups *groups = batch->range.groups;
     int64_t group = 0;
     batch->count = 0;
@@ -108,7 +108,7 @@ static void choose_segments(struct batch *batch) {
         const int64_t group_end = group_begin(groups, group) + group_rows(groups, group) - batch->range.first;
         const int64_t end = min_int64(batch->range.count, group_end);
         batch->group[batch->count] = group;
-        batch->segments[batch->count++] = (struct packed_segment){.first = row, .rows = end - row};
+        batch->members[batch->count++] = (struct packed_member){.first = row, .rows = end - row};
         row = end;
     }
 }
@@ -119,7 +119,7 @@ static void choose_weights(struct batch *batch, const struct operand *stack) {
             stack_operand(stack, weight_rows(batch->job), batch->group[i], &batch->weights[i]);
         assert(can_take); /* checked by the operator */
         (void)can_take;
-        batch->segments[i].b = batch->weights[i].gemm;
+        batch->members[i].b = batch->weights[i].gemm;
     }
 }
 
@@ -147,19 +147,19 @@ static enum opaq_status choose_x(struct work *work, struct batch *batch, struct 
 
 /* ---- finishing columns ---- */
 
-static const struct opaq_view *bias_of(const struct batch *batch, const struct packed_segment *segment,
+static const struct opaq_view *bias_of(const struct batch *batch, const struct packed_member *member,
                                        struct opaq_view *bias) {
     if (batch->job->bias == NULL) {
         return NULL;
     }
-    *bias = stack_vector(batch->job->bias, batch->group[segment - batch->segments]);
+    *bias = stack_vector(batch->job->bias, batch->group[member - batch->members]);
     return bias;
 }
 
 /* Copies n results of a row, `step` apart, and adds their bias. */
 static void biased_results(const float *results, const struct opaq_view *bias, int64_t column, int64_t step,
                            int n, float *to) {
-    float added[PART];
+    float added[ACTIVATION_SEGMENT];
     for (int i = 0; i < n; ++i) {
         to[i] = results[column + i * step];
     }
@@ -172,42 +172,42 @@ static void biased_results(const float *results, const struct opaq_view *bias, i
 }
 
 /* Activates columns [begin, end) with their partner columns. */
-static void activate(void *argument, const struct packed_segment *segment, int64_t begin, int64_t end) {
+static void activate(void *argument, const struct packed_member *member, int64_t begin, int64_t end) {
     const struct batch *batch = argument;
     const struct grouped_product *job = batch->job;
     const int64_t step = is_interleaved(job) ? 2 : 1;
     const int64_t to_factor = is_interleaved(job) ? 1 : job->c.columns;
-    float g[PART];
-    float u[PART];
+    float g[ACTIVATION_SEGMENT];
+    float u[ACTIVATION_SEGMENT];
     struct opaq_view row_bias;
-    const struct opaq_view *bias = bias_of(batch, segment, &row_bias);
-    for (int64_t row = segment->first; row < segment->first + segment->rows; ++row) {
+    const struct opaq_view *bias = bias_of(batch, member, &row_bias);
+    for (int64_t row = member->first; row < member->first + member->rows; ++row) {
         const float *const h = (const float *)batch->product.buffer[0].data + row * batch->product.row_stride;
         const int64_t target = (batch->range.first + row) * job->c.row_step;
-        for (int64_t column = begin; column < end; column += PART * step) {
-            const int n = (int)min_int64(PART, (end - column) / step);
+        for (int64_t column = begin; column < end; column += ACTIVATION_SEGMENT * step) {
+            const int n = (int)min_int64(ACTIVATION_SEGMENT, (end - column) / step);
             biased_results(h, bias, column, step, n, g);
             if (is_gated(job)) {
                 biased_results(h, bias, column + to_factor, step, n, u);
             }
-            activation_stretch(job->activation, job->c.dtype, g, u, n,
+            activation_segment(job->activation, job->c.dtype, g, u, n,
                                (char *)job->c.data + plain_bytes(job->c.dtype, target + column / step));
         }
     }
 }
 
 /* Adds the bias to columns [begin, end) and, if they are stored, rounds them into place. */
-static void conclude(void *argument, const struct packed_segment *segment, int64_t begin, int64_t end) {
+static void conclude(void *argument, const struct packed_member *member, int64_t begin, int64_t end) {
     const struct batch *batch = argument;
     const struct grouped_product *job = batch->job;
     struct opaq_view row_bias;
-    const struct opaq_view *bias = bias_of(batch, segment, &row_bias);
-    for (int64_t row = segment->first; row < segment->first + segment->rows; ++row) {
+    const struct opaq_view *bias = bias_of(batch, member, &row_bias);
+    for (int64_t row = member->first; row < member->first + member->rows; ++row) {
         float *const y = (float *)batch->product.buffer[0].data + row * batch->product.row_stride;
         const int64_t target = (batch->range.first + row) * job->c.row_step;
-        float added[PART];
-        for (int64_t column = begin; column < end; column += PART) {
-            const int n = (int)min_int64(PART, end - column);
+        float added[ACTIVATION_SEGMENT];
+        for (int64_t column = begin; column < end; column += ACTIVATION_SEGMENT) {
+            const int n = (int)min_int64(ACTIVATION_SEGMENT, end - column);
             if (bias != NULL) {
                 plain_load(bias->buffer[0].data, (enum opaq_element)bias->proto.dtype, column, 1, n, added);
                 for (int i = 0; i < n; ++i) {
@@ -232,7 +232,7 @@ static enum opaq_status run_batch(struct work *work, struct batch *batch, struct
                                      .first = is_whole ? batch->range.first : 0,
                                      .rows = batch->range.count,
                                      .source = batch->source,
-                                     .segments = batch->segments,
+                                     .members = batch->members,
                                      .count = batch->count,
                                      .wanted = (enum packed_precision)job->precision,
                                      .y = batch->product.buffer[0].data,
@@ -257,13 +257,13 @@ static enum opaq_status run_batch(struct work *work, struct batch *batch, struct
 /* Allocates a batch's arrays in the arena; for the CPU this is host memory. */
 static void take_arrays(struct work *work, const struct grouped_product *job, int64_t rows,
                         struct batch *batch) {
-    const int64_t segments = min_int64(rows, job->groups->count);
+    const int64_t members = min_int64(rows, job->groups->count);
     const bool has_source = job->a.order != ROWS_SORTED && !job->a.is_weighted;
     batch->source = arena_take_array(&work->arena, has_source ? rows : 0, sizeof *batch->source);
     batch->source = has_source ? batch->source : NULL;
-    batch->group = arena_take_array(&work->arena, segments, sizeof *batch->group);
-    batch->weights = arena_take_array(&work->arena, segments, sizeof *batch->weights);
-    batch->segments = arena_take_array(&work->arena, segments, sizeof *batch->segments);
+    batch->group = arena_take_array(&work->arena, members, sizeof *batch->group);
+    batch->weights = arena_take_array(&work->arena, members, sizeof *batch->weights);
+    batch->members = arena_take_array(&work->arena, members, sizeof *batch->members);
 }
 
 enum opaq_status grouped_tiles_workspace(const struct grouped_product *job, size_t *bytes,
@@ -271,7 +271,7 @@ enum opaq_status grouped_tiles_workspace(const struct grouped_product *job, size
     const struct opaq_execution execution = {.device = job->a.view.proto.device};
     struct work work = {.backend = &cpu_backend, .execution = &execution, .is_measuring = true};
     const int64_t rows = min_int64(job->groups->rows, BATCH_ROWS);
-    struct packed_segment segment;
+    struct packed_member member;
     struct operand stack;
     struct operand weight;
     struct batch batch = {.job = job, .range = {job->groups, 0, rows}};
@@ -280,9 +280,9 @@ enum opaq_status grouped_tiles_workspace(const struct grouped_product *job, size
     assert(can_take);
     (void)can_take;
     take_arrays(&work, job, rows, &batch);
-    segment =
-        (struct packed_segment){.b = weight.gemm, .rows = rows}; /* measuring: one segment stands for all */
-    batch.segments = &segment;
+    member =
+        (struct packed_member){.b = weight.gemm, .rows = rows}; /* while measuring, one member represents all */
+    batch.members = &member;
     batch.count = min_int64(rows, job->groups->count);
     TRY(run_batch(&work, &batch, error));
     *bytes = work.arena.most;
@@ -300,7 +300,7 @@ enum opaq_status grouped_tiles_run(struct work *work, const struct grouped_produ
     for (; batch.range.first < all; batch.range.first += batch.range.count) {
         work->arena.used = mark;
         batch.range.count = min_int64(BATCH_ROWS, all - batch.range.first);
-        choose_segments(&batch);
+        choose_members(&batch);
         choose_weights(&batch, &stack);
         TRY(run_batch(work, &batch, error));
     }

@@ -1,6 +1,6 @@
 /* cpu/quant/amax_run.c: amax of a tensor: computed in slots, one per range of rows, then combined by maximum,
  * so that the result does not depend on the number of slots or threads. */
-#include "cpu/quant/amax_run.h"
+#include "cpu/cpu_functions.h"
 
 #include <assert.h>
 #include <stdbool.h>
@@ -10,7 +10,6 @@
 #include "base/float_bits.h"
 #include "base/fp_environment.h"
 #include "base/parallel_run.h"
-#include "cpu/cpu_functions.h"
 #include "cpu/quant/quant_table.h"
 #include "definition/scale_rules.h"
 

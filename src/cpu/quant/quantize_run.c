@@ -7,10 +7,10 @@
 #include "base/fp_environment.h"
 #include "base/parallel_run.h"
 #include "cpu/cpu_functions.h"
-#include "cpu/quant/amax_run.h"
 #include "cpu/quant/quant_table.h"
 #include "cpu/quant/through_rows.h"
 #include "definition/scale_rules.h"
+#include "format/format_traits.h"
 
 /* Clears all scales, since their padding must be zero; kernels then write the blocks' entries. */
 static void clear_scales(const struct quant_job *job) {
@@ -96,7 +96,7 @@ static void run_copies(const struct quant_job *job, bool is_quantizing, const st
         const struct quant_kernel *kernel = is_quantizing ? quantize_kernel_for(&job->copy[i], format)
                                                           : dequantize_kernel_for(&job->copy[i], format);
         const struct quant_matrix *operand = &job->copy[i].operand;
-        if (operand->columns == 0 && !(is_quantizing && job->spec.format == OPAQ_FP8ROW)) {
+        if (operand->columns == 0 && !(is_quantizing && spec_has_row_scales(&job->spec))) {
             continue;
         }
         const bool goes_through_rows =
@@ -177,14 +177,14 @@ enum opaq_status cpu_quantize(const struct quant_job *given, const struct quanti
         job.random = random_of(&figures->random);
     }
     clear_scales(&job);
-    if (job.spec.format == OPAQ_FP8) {
+    if (spec_has_tensor_scale(&job.spec)) {
         struct fp8_scale scale;
         const uint64_t saved = fp_environment_enter();
         settle_tensor_scale(&job, figures, parallel, &scale);
         fp_environment_leave(saved);
         job.tensor_scale = scale.apply;
         *(float *)job.copy[0].scale = scale.stored;
-    } else if (job.spec.format == OPAQ_NVFP4) {
+    } else if (spec_has_second_scale(&job.spec)) {
         settle_amax(&job, figures, parallel);
     }
     if (!quantize_both(&job, parallel)) {

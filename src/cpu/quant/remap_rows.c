@@ -42,25 +42,25 @@ static uint32_t gather_nibbles(uint32_t x) {
 /* Converts eight columns from row order to tile order, and back. */
 static uint32_t tiled_nibbles(uint32_t x) { return spread_nibbles(x & 0xFFFFu) | spread_nibbles(x >> 16) << 4; }
 
-static uint32_t plain_nibbles(uint32_t x) {
+static uint32_t row_nibbles(uint32_t x) {
     return gather_nibbles(x & 0x0F0F0F0Fu) | gather_nibbles(x >> 4 & 0x0F0F0F0Fu) << 16;
 }
 
-/* Copies one row of a tile; `tile` is the row's start in the tile, `plain` its row-major counterpart. */
-static void move_tile4_row(uint8_t *tile, uint8_t *plain, bool to_tiles) {
+/* Copies one row of a tile; `tile` is the row's start in the tile, `flat` its row-major counterpart. */
+static void move_tile4_row(uint8_t *tile, uint8_t *flat, bool to_tiles) {
     enum { HALVES = TILE4_COLUMNS / 8, HALF_BYTES = 64 };
     for (int half = 0; half < HALVES; ++half) {
         uint32_t word;
-        memcpy(&word, to_tiles ? plain + half * 4 : tile + half * HALF_BYTES, sizeof word);
-        word = to_tiles ? tiled_nibbles(word) : plain_nibbles(word);
-        memcpy(to_tiles ? tile + half * HALF_BYTES : plain + half * 4, &word, sizeof word);
+        memcpy(&word, to_tiles ? flat + half * 4 : tile + half * HALF_BYTES, sizeof word);
+        word = to_tiles ? tiled_nibbles(word) : row_nibbles(word);
+        memcpy(to_tiles ? tile + half * HALF_BYTES : flat + half * 4, &word, sizeof word);
     }
 }
 
-static void move_tile8_row(uint8_t *tile, uint8_t *plain, bool to_tiles) {
+static void move_tile8_row(uint8_t *tile, uint8_t *flat, bool to_tiles) {
     for (int pair = 0; pair < TILE8_COLUMNS / 2; ++pair) {
         uint8_t *const inside = tile + pair * TILE8_PAIR_BYTES;
-        memcpy(to_tiles ? inside : plain + 2 * pair, to_tiles ? plain + 2 * pair : inside, 2);
+        memcpy(to_tiles ? inside : flat + 2 * pair, to_tiles ? flat + 2 * pair : inside, 2);
     }
 }
 
@@ -71,7 +71,7 @@ static void read_tile4(const uint8_t *tile, uint8_t *rows, int64_t step) {
     memcpy(words, tile, sizeof words);
     for (int half = 0; half < HALVES; ++half) {
         for (int r = 0; r < TILE4_ROWS; ++r) {
-            words[half][r] = plain_nibbles(words[half][r]);
+            words[half][r] = row_nibbles(words[half][r]);
         }
     }
     for (int r = 0; r < TILE4_ROWS; ++r) {
@@ -117,28 +117,28 @@ static bool is_little_endian(void) {
     return first == 1;
 }
 
-/* Copies whole tiles of columns between tiles and rows, starting at a tile's first column. `plain` is the copy
+/* Copies whole tiles of columns between tiles and rows, starting at a tile's first column. `flat` is the copy
  * in row order. */
 static int64_t move_tiles(const struct remap *remap, int64_t r, int64_t r_end, bool to_tiles) {
     const struct quant_copy *tiled = to_tiles ? remap->to : remap->from;
-    const struct quant_copy *plain = to_tiles ? remap->from : remap->to;
+    const struct quant_copy *flat = to_tiles ? remap->from : remap->to;
     const int64_t width = tiled->is_packed ? TILE4_COLUMNS : TILE8_COLUMNS;
     const int64_t tiles = (remap->column_end - remap->column) / width;
     const int64_t source_column = remap->column + remap->column_offset;
     const int64_t tiled_column = to_tiles ? remap->column : source_column;
-    const int64_t plain_column = to_tiles ? source_column : remap->column;
+    const int64_t flat_column = to_tiles ? source_column : remap->column;
     const int packing = tiled->is_packed ? 2 : 1;
     for (int64_t row = r; row < r_end; ++row) {
         const int64_t source = row + remap->row_offset;
         const int64_t tiled_row = to_tiles ? row : source;
-        const int64_t plain_row = to_tiles ? source : row;
+        const int64_t flat_row = to_tiles ? source : row;
         int shift;
         uint8_t *tile =
             tiled->data + (tiled->is_packed ? tile4_offset(tiled_row, tiled_column, tiled->data_columns, &shift)
                                             : tile8_offset(tiled_row, tiled_column, tiled->data_columns));
-        uint8_t *codes = plain->data + (plain_row * plain->data_row_step + plain_column) / packing;
+        uint8_t *codes = flat->data + (flat_row * flat->data_row_step + flat_column) / packing;
         if (!to_tiles && tiled_row % tiled->tile_rows == 0 && r_end - row >= tiled->tile_rows) {
-            read_tiles(tile, tiles, tiled->is_packed, codes, plain->data_row_step / packing);
+            read_tiles(tile, tiles, tiled->is_packed, codes, flat->data_row_step / packing);
             row += tiled->tile_rows - 1;
             continue;
         }

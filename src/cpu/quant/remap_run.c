@@ -5,6 +5,7 @@
 #include "base/parallel_run.h"
 #include "cpu/cpu_functions.h"
 #include "cpu/quant/remap_rows.h"
+#include "format/format_traits.h"
 
 struct panel_task {
     const struct remap *remap;
@@ -61,9 +62,9 @@ enum opaq_status cpu_compare_figures(const struct quant_job *first, const struct
         const struct quant_copy *b = &second->copy[i];
         const bool shared_amax = a->amax != NULL && (a->amax_step == 0 || a->usage == OPAQ_COLUMNWISE);
         const size_t amaxes = shared_amax ? (size_t)(a->amax_step == 0 ? 1 : a->operand.rows) : 0;
-        const bool shared_scale = first->spec.format == OPAQ_FP8 ||
-                                  (first->spec.format == OPAQ_FP8ROW && a->usage == OPAQ_COLUMNWISE);
-        const size_t scales = shared_scale ? (size_t)(first->spec.format == OPAQ_FP8 ? 1 : a->operand.rows) : 0;
+        const bool has_one = spec_has_tensor_scale(&first->spec);
+        const bool shared_scale = has_one || (spec_has_row_scales(&first->spec) && a->usage == OPAQ_COLUMNWISE);
+        const size_t scales = shared_scale ? (size_t)(has_one ? 1 : a->operand.rows) : 0;
         if ((amaxes > 0 && memcmp(a->amax, b->amax, amaxes * sizeof(float)) != 0) ||
             (scales > 0 && memcmp(a->scale, b->scale, scales * sizeof(float)) != 0)) {
             *are_equal = false;

@@ -1,6 +1,6 @@
 /* cpu/quant/through_rows.c: quantizes into tiles, and dequantizes from them, with kernels that support
- * row-major codes only: a part of the tensor at a time is kept in row-major order in a strip that fits the
- * cache. */
+ * row-major codes only: one region of the tensor at a time is kept in row-major order, in a buffer that fits
+ * the cache. */
 #include "cpu/quant/through_rows.h"
 
 #include <assert.h>
@@ -11,8 +11,8 @@
 #include "definition/segment_ref.h"
 #include "format/tile.h"
 
-/* Rows and columns of a strip: whole blocks and, along the columns, whole tiles. */
-struct strip_size {
+/* Rows and columns of a region: whole blocks and, along the columns, whole tiles. */
+struct region_size {
     int64_t rows, columns;
 };
 
@@ -21,27 +21,27 @@ static int64_t tile_columns(const struct quant_copy *copy) {
 }
 
 /* Scales per row need whole rows. 0 rows: they are too long. */
-static struct strip_size strip_size(const struct quant_copy *copy) {
+static struct region_size region_size(const struct quant_copy *copy) {
     const int64_t panel = quant_panel_rows(copy);
     const int64_t columns = round_up(copy->operand.columns, tile_columns(copy));
     if (copy->block_columns < copy->operand.columns) {
-        return (struct strip_size){
-            panel, min_int64(columns, TILE_STRIP_CODES / panel / TILE_STRIP_ALIGN * TILE_STRIP_ALIGN)};
+        return (struct region_size){
+            panel, min_int64(columns, TILE_REGION_CODES / panel / TILE_REGION_ALIGN * TILE_REGION_ALIGN)};
     }
-    return (struct strip_size){min_int64(panel, TILE_STRIP_CODES / columns), columns};
+    return (struct region_size){min_int64(panel, TILE_REGION_CODES / columns), columns};
 }
 
 bool through_rows_can_run(const struct quant_job *job, const struct quant_copy *copy, bool is_quantizing) {
     const bool is_random = is_quantizing && (job->spec.options & OPAQ_STOCHASTIC) != 0;
-    return copy->tile_rows != 0 && copy->operand.columns > 0 && !is_random && strip_size(copy).rows > 0;
+    return copy->tile_rows != 0 && copy->operand.columns > 0 && !is_random && region_size(copy).rows > 0;
 }
 
 static bool has_tiled_scales(const struct quant_copy *copy) { return copy->scale_layout.tiled_columns != 0; }
 
-/* A part of a tiled copy as a separate copy whose codes are in row-major order in a strip. Tiled scales are in
- * the strip too, others stay in place. */
-static struct quant_copy strip_copy(const struct quant_copy *tiled, struct tile_strip *strip, int64_t r,
-                                    int64_t rows, int64_t c, int64_t columns) {
+/* A region of a tiled copy as a separate copy whose codes are in row-major order in the buffer. Tiled scales are
+ * in the buffer too, others stay in place. */
+static struct quant_copy region_copy(const struct quant_copy *tiled, struct tile_region *region, int64_t r,
+                                     int64_t rows, int64_t c, int64_t columns) {
     const struct scale_layout *layout = &tiled->scale_layout;
     const struct quant_matrix *operand = &tiled->operand;
     const int64_t first = r * operand->row_step + c * operand->column_step;
@@ -51,13 +51,13 @@ static struct quant_copy strip_copy(const struct quant_copy *tiled, struct tile_
     }
     copy.operand.rows = rows;
     copy.operand.columns = columns;
-    copy.data = strip->codes;
+    copy.data = region->codes;
     copy.data_columns = round_up(columns, tile_columns(tiled));
     copy.data_row_step = copy.data_columns;
     copy.data_column_step = 1;
     copy.tile_rows = 0;
     if (has_tiled_scales(tiled)) {
-        copy.scale = strip->scales;
+        copy.scale = region->scales;
         copy.scale_layout = (struct scale_layout){.row_per = layout->row_per,
                                                   .row_step = copy.data_columns / tiled->block_columns,
                                                   .column_per = layout->column_per,
@@ -73,19 +73,19 @@ static struct quant_copy strip_copy(const struct quant_copy *tiled, struct tile_
     return copy;
 }
 
-/* Calls `work` for each strip. */
-typedef void strip_function(const struct quant_kernel *kernel, const struct quant_job *job,
-                            const struct quant_copy *tiled, const struct quant_copy *rows, int64_t r,
-                            int64_t c);
+/* Calls `work` for each region. */
+typedef void region_function(const struct quant_kernel *kernel, const struct quant_job *job,
+                             const struct quant_copy *tiled, const struct quant_copy *rows, int64_t r,
+                             int64_t c);
 
-static void each_strip(strip_function *work, const struct quant_kernel *kernel, const struct quant_job *job,
-                       const struct quant_copy *copy, int64_t r, int64_t r_end) {
-    struct tile_strip strip;
-    const struct strip_size size = strip_size(copy);
+static void each_region(region_function *work, const struct quant_kernel *kernel, const struct quant_job *job,
+                        const struct quant_copy *copy, int64_t r, int64_t r_end) {
+    struct tile_region region;
+    const struct region_size size = region_size(copy);
     for (int64_t row = r; row < r_end; row += size.rows) {
         for (int64_t c = 0; c < copy->operand.columns; c += size.columns) {
-            const struct quant_copy rows = strip_copy(copy, &strip, row, min_int64(size.rows, r_end - row), c,
-                                                      min_int64(size.columns, copy->operand.columns - c));
+            const struct quant_copy rows = region_copy(copy, &region, row, min_int64(size.rows, r_end - row), c,
+                                                       min_int64(size.columns, copy->operand.columns - c));
             work(kernel, job, copy, &rows, row, c);
         }
     }
@@ -102,9 +102,9 @@ static void clear_padding(const struct quant_copy *rows, bool has_scales) {
     }
 }
 
-static void quantize_strip(const struct quant_kernel *kernel, const struct quant_job *job,
-                           const struct quant_copy *tiled, const struct quant_copy *rows, int64_t r,
-                           int64_t c) {
+static void quantize_region(const struct quant_kernel *kernel, const struct quant_job *job,
+                            const struct quant_copy *tiled, const struct quant_copy *rows, int64_t r,
+                            int64_t c) {
     const struct remap remap = {.from = rows,
                                 .to = tiled,
                                 .row_offset = -r,
@@ -123,13 +123,13 @@ void quantize_through_rows(const struct quant_kernel *kernel, const struct quant
     if (left != 0) { /* the last tiles have rows beyond the tensor's end */
         copy_clear(copy, r_end - left, left);
     }
-    each_strip(quantize_strip, kernel, job, copy, r, r_end);
+    each_region(quantize_region, kernel, job, copy, r, r_end);
 }
 
 /* ---- from tiles ---- */
 
-/* Copies a part of the tiled tensor into a strip. */
-static void read_strip(const struct quant_copy *tiled, const struct quant_copy *rows, int64_t r, int64_t c) {
+/* Copies a region of the tiled tensor into the buffer. */
+static void read_region(const struct quant_copy *tiled, const struct quant_copy *rows, int64_t r, int64_t c) {
     const struct remap remap = {.from = tiled,
                                 .to = rows,
                                 .row_offset = r,
@@ -139,22 +139,22 @@ static void read_strip(const struct quant_copy *tiled, const struct quant_copy *
     remap_rows(&remap, 0, rows->operand.rows);
 }
 
-static void dequantize_strip(const struct quant_kernel *kernel, const struct quant_job *job,
-                             const struct quant_copy *tiled, const struct quant_copy *rows, int64_t r,
-                             int64_t c) {
-    read_strip(tiled, rows, r, c);
+static void dequantize_region(const struct quant_kernel *kernel, const struct quant_job *job,
+                              const struct quant_copy *tiled, const struct quant_copy *rows, int64_t r,
+                              int64_t c) {
+    read_region(tiled, rows, r, c);
     kernel->run(job, rows, 0, rows->operand.rows);
 }
 
-struct quant_copy tile_strip_rows(const struct quant_copy *tiled, struct tile_strip *strip, int64_t r,
-                                  int64_t rows, int64_t c, int64_t columns) {
-    const struct quant_copy copy = strip_copy(tiled, strip, r, rows, c, columns);
-    assert(copy.operand.rows * copy.data_columns <= TILE_STRIP_CODES);
-    read_strip(tiled, &copy, r, c);
+struct quant_copy tile_region_rows(const struct quant_copy *tiled, struct tile_region *region, int64_t r,
+                                   int64_t rows, int64_t c, int64_t columns) {
+    const struct quant_copy copy = region_copy(tiled, region, r, rows, c, columns);
+    assert(copy.operand.rows * copy.data_columns <= TILE_REGION_CODES);
+    read_region(tiled, &copy, r, c);
     return copy;
 }
 
 void dequantize_through_rows(const struct quant_kernel *kernel, const struct quant_job *job,
                              const struct quant_copy *copy, int64_t r, int64_t r_end) {
-    each_strip(dequantize_strip, kernel, job, copy, r, r_end);
+    each_region(dequantize_region, kernel, job, copy, r, r_end);
 }

@@ -38,7 +38,7 @@ static __global__ void activate_kernel(struct activation_arguments job) {
         float g;
         float u;
         load_gate(&job, row, &at, is_gated, &g, &u);
-        activate_stretch(&job.plan, job.h.dtype, &g, &u, 1,
+        activate_segment(&job.plan, job.h.dtype, &g, &u, 1,
                          (char *)job.a.data + plain_bytes(job.a.dtype, row * job.a.row_step + i % columns));
     }
 }

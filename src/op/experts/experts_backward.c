@@ -1,6 +1,6 @@
-/* op/experts/experts_backward.c: the operators mlp_backward and moe_backward. h is kept by the forward; everything else is
- * computed again from the arguments, with the same bytes. For one expert's rows (dy, x, h; a = activation(h); r: router
- * weights, 1 for an mlp; all but r go through the recipe's quantizers):
+/* op/experts/experts_backward.c: the operators mlp_backward and moe_backward. h is kept by the forward; everything
+ * else is computed again from the arguments, with the same bytes. For one expert's rows (dy, x, h; a = activation(h);
+ * r: router weights, 1 for an mlp; all but r go through the recipe's quantizers):
  *
  *     da = dy down          dr = sum of a da (+ dy . bias)        da = r da
  *     ddown = (r dy)^T a    dh = activation'(h, da)

@@ -1,5 +1,5 @@
-/* op/experts/experts_forward.c: the operators mlp, moe, mlp_forward and moe_forward: each expert's two products on its rows,
- * and the sum over experts. */
+/* op/experts/experts_forward.c: the operators mlp, moe, mlp_forward and moe_forward: each expert's two products on its
+ * rows, and the sum over experts. */
 #include <string.h>
 
 #include "base/try.h"

@@ -1,5 +1,5 @@
-/* op/experts/grouped_linear.c: the operators grouped_linear and grouped_linear_backward: consecutive rows of x, each group
- * with a weight of its own. */
+/* op/experts/grouped_linear.c: the operators grouped_linear and grouped_linear_backward: consecutive rows of x, each
+ * group with a weight of its own. */
 #include <string.h>
 
 #include "base/try.h"

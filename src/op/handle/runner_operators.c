@@ -1,5 +1,6 @@
-/* op/handle/runner_operators.c: the operators linear_gemm, mlp_gemm and moe_gemm: a runner's handle, and what it runs on. The row of
- * runner kind k is named k_gemm; its arguments are the activations, the handle, and the output's last size. */
+/* op/handle/runner_operators.c: the operators linear_gemm, mlp_gemm and moe_gemm: a runner's handle, and what it runs
+ * on. The row of runner kind k is named k_gemm; its arguments are the activations, the handle, and the output's last
+ * size. */
 #include <stdbool.h>
 #include <string.h>
 

@@ -115,7 +115,7 @@ void runner_release(int64_t handle) {
     give_slot_back(slot, (int)(handle & (OPAQ_RUNNER_LIMIT - 1)), generation_of(before));
 }
 
-/* ---- making ---- */
+/* ---- registering ---- */
 
 /* A free slot, with fork_lock held; NULL with a status if there is none. */
 static struct slot *take_slot(int *index, enum opaq_status *status, struct opaq_error *error) {
@@ -189,10 +189,8 @@ enum opaq_status opaq_runner_register(const struct opaq_runner_info *info,
     if (functions->run == NULL) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "runner_register: the function run is NULL");
     }
-    enum opaq_status status = check_info(info, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(check_info(info, error));
+    enum opaq_status status = OPAQ_OK;
     int index = 0;
     fork_lock();
     struct slot *slot = take_slot(&index, &status, error);
@@ -209,7 +207,7 @@ enum opaq_status opaq_runner_register(const struct opaq_runner_info *info,
     return OPAQ_OK;
 }
 
-/* ---- asking and ending ---- */
+/* ---- querying and destroying ---- */
 
 enum opaq_status opaq_runner_query(int64_t handle, struct opaq_runner_info *info, struct opaq_error *error) {
     if (info == NULL) {

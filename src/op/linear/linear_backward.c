@@ -1,5 +1,5 @@
-/* op/linear/linear_backward.c: the operators linear_backward and linear_backward_changing: the gradients of a linear layer,
- * and delayed scaling's state. */
+/* op/linear/linear_backward.c: the operators linear_backward and linear_backward_changing: the gradients of a linear
+ * layer, and delayed scaling's state. */
 #include <string.h>
 
 #include "base/try.h"

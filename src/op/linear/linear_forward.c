@@ -1,5 +1,5 @@
-/* op/linear/linear_forward.c: the operator linear_forward: quantize x and w, multiply, add the bias, keep what the backward
- * needs. */
+/* op/linear/linear_forward.c: the operator linear_forward: quantize x and w, multiply, add the bias, keep what the
+ * backward needs. */
 #include <string.h>
 
 #include "base/try.h"

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/try.h"
+#include "format/format_traits.h"
 #include "format/proto_layout.h"
 #include "op/quantize/quantize.h"
 #include "op/table/op_describe.h"
@@ -172,8 +173,7 @@ enum opaq_status check_given_scale(const char *scale_name, const char *name, con
     if (has_option(form, OPAQ_DELAYED) && given == NULL) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is missing, but %s= is delayed", scale_name, name);
     }
-    const bool takes_one =
-        is_quantized(form) && (form->spec.format == OPAQ_FP8 || form->spec.format == OPAQ_NVFP4);
+    const bool takes_one = is_quantized(form) && spec_has_tensor_figure(&form->spec);
     if (given != NULL && (!takes_one || has_option(form, OPAQ_ROWSCALED))) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is given, but %s= has no scale for a whole tensor",
                          scale_name, name);

@@ -3,7 +3,7 @@
 #ifndef OPAQ_OP_LINEAR_LINEAR_PARTS_H
 #define OPAQ_OP_LINEAR_LINEAR_PARTS_H
 
-#include "op/plan/linear_plan.h"
+#include "op/plan/parsed_plan.h"
 #include "op/table/op_table.h"
 
 /* The random stream of an operand's stochastic rounding. */
@@ -63,8 +63,8 @@ enum opaq_status read_random(const struct op_call *call, const struct opaq_value
 struct operand_form forward_form(const struct opaq_form *form, const float *given, const int64_t *random,
                                  int64_t stream);
 
-/* How the backward reads x or w, the second operand of its products, along their rows' dimension: an operand that was kept as it came is quantized again;
- * where the backward is not quantized, it is what the forward multiplied. */
+/* How the backward reads x or w, the second operand of its products, along their rows' dimension: an operand that was
+ * kept as it came is quantized again; where the backward is not quantized, it is what the forward multiplied. */
 struct operand_form kept_form(const struct opaq_form *form, int32_t backward, const int64_t *random,
                               int64_t stream);
 

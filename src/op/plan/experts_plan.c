@@ -1,13 +1,13 @@
 /* op/plan/experts_plan.c: a plan of an MLP or a mixture from its text. Specification: docs/experts.md. */
-#include "op/plan/experts_plan.h"
+#include "op/plan/parsed_plan.h"
 
 #include <assert.h>
 #include <string.h>
 
 #include "backend/grouped.h"
 #include "base/float_bits.h"
+#include "base/try.h"
 #include "format/decimal.h"
-#include "op/plan/linear_plan.h"
 #include "op/plan/plan_words.h"
 #include "opaq/status.h"
 
@@ -181,18 +181,12 @@ enum opaq_status opaq_experts_plan_parse(const char *text, size_t length, struct
         forms[i]->kind = OPAQ_FORM_PLAIN;
     }
     read.limit = read.alpha = read.beta = float_nan();
-    enum opaq_status status = plan_read_words(text, length, OPAQ_EXPERTS_PLAN_TEXT_BYTES,
-                                              plan == NULL ? NULL : &read, read_word, error);
-    if (status == OPAQ_OK) {
-        status = settle_numbers(&read, error);
-    }
-    if (status == OPAQ_OK) {
-        status = check_plan(&read, error);
-    }
-    if (status == OPAQ_OK) {
-        *plan = read;
-    }
-    return status;
+    TRY(plan_read_words(text, length, OPAQ_EXPERTS_PLAN_TEXT_BYTES, plan == NULL ? NULL : &read, read_word,
+                        error));
+    TRY(settle_numbers(&read, error));
+    TRY(check_plan(&read, error));
+    *plan = read;
+    return OPAQ_OK;
 }
 
 static enum opaq_status parse(const char *text, size_t length, void *plan, struct opaq_error *error) {

@@ -1,9 +1,10 @@
 /* op/plan/linear_plan.c: a plan's text, and which copies a plan keeps. Specification: docs/linear.md. */
-#include "op/plan/linear_plan.h"
+#include "op/plan/parsed_plan.h"
 
 #include <assert.h>
 #include <string.h>
 
+#include "base/try.h"
 #include "op/plan/plan_words.h"
 #include "opaq/status.h"
 
@@ -117,11 +118,9 @@ static enum opaq_status check_plan(const struct opaq_linear_plan *plan, struct o
             "%s is quantized again",
             delayed_x ? "x" : "w", delayed_x ? "x" : "w");
     }
-    enum opaq_status status = check_elements("w", &plan->w, plan_forward_element(plan), error);
-    if (status == OPAQ_OK) {
-        status = check_elements("y", &plan->y, plan_forward_element(plan), error);
-    }
-    return status == OPAQ_OK ? check_elements("dx", &plan->dx, plan_backward_element(plan), error) : status;
+    TRY(check_elements("w", &plan->w, plan_forward_element(plan), error));
+    TRY(check_elements("y", &plan->y, plan_forward_element(plan), error));
+    return check_elements("dx", &plan->dx, plan_backward_element(plan), error);
 }
 
 enum opaq_status opaq_linear_plan_parse(const char *text, size_t length, struct opaq_linear_plan *plan,
@@ -133,15 +132,11 @@ enum opaq_status opaq_linear_plan_parse(const char *text, size_t length, struct 
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; ++i) {
         forms[i]->kind = OPAQ_FORM_PLAIN;
     }
-    enum opaq_status status = plan_read_words(text, length, OPAQ_LINEAR_PLAN_TEXT_BYTES,
-                                              plan == NULL ? NULL : &read, read_word, error);
-    if (status == OPAQ_OK) {
-        status = check_plan(&read, error);
-    }
-    if (status == OPAQ_OK) {
-        *plan = read;
-    }
-    return status;
+    TRY(plan_read_words(text, length, OPAQ_LINEAR_PLAN_TEXT_BYTES, plan == NULL ? NULL : &read, read_word,
+                        error));
+    TRY(check_plan(&read, error));
+    *plan = read;
+    return OPAQ_OK;
 }
 
 static enum opaq_status parse(const char *text, size_t length, void *plan, struct opaq_error *error) {
@@ -172,11 +167,11 @@ static enum opaq_status check_delayed_rules(const struct opaq_linear_plan *plan,
 
 enum opaq_status plan_of_training(const struct opaq_value *text, struct opaq_linear_plan *plan,
                                   struct opaq_error *error) {
-    const enum opaq_status status = plan_of_value(text, plan, error);
-    return status == OPAQ_OK ? check_delayed_rules(plan, error) : status;
+    TRY(plan_of_value(text, plan, error));
+    return check_delayed_rules(plan, error);
 }
 
-/* ---- what is kept ---- */
+/* ---- saved forms ---- */
 
 static const struct opaq_form absent = {.kind = OPAQ_FORM_ABSENT};
 static const struct opaq_form plain = {.kind = OPAQ_FORM_PLAIN};

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/try.h"
 #include "opaq/spec.h"
 #include "opaq/status.h"
 
@@ -149,10 +150,7 @@ enum opaq_status opaq_plan_set(const char *plan, const char *key, const char *va
     char text[OPAQ_PLAN_TEXT_BYTES] = "";
     size_t used = 0;
     int number = 0;
-    const enum opaq_status status = read_plan("plan_set", plan, key, made, &number, &words, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(read_plan("plan_set", plan, key, made, &number, &words, error));
     const size_t length = value == NULL ? 0 : strlen(value);
     if (value != NULL && keys[number].kind != FLAG &&
         (length == 0 || length >= OPAQ_PLAN_TEXT_BYTES || strchr(value, ' ') != NULL)) {
@@ -174,10 +172,7 @@ enum opaq_status opaq_plan_get(const char *plan, const char *key, char *value, s
                                struct opaq_error *error) {
     struct plan_words words = {{NULL}, {0}};
     int number = 0;
-    const enum opaq_status status = read_plan("plan_get", plan, key, value, &number, &words, error);
-    if (status != OPAQ_OK) {
-        return status;
-    }
+    TRY(read_plan("plan_get", plan, key, value, &number, &words, error));
     const char *const found = words.value[number];
     return copy_out("plan_get", found == NULL ? "" : found, found == NULL ? 0 : words.length[number], value,
                     capacity, error);

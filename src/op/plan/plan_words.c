@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/fork_lock.h"
+#include "base/try.h"
 #include "op/table/op_tensor.h"
 #include "opaq/linear.h"
 #include "opaq/status.h"
@@ -143,14 +144,13 @@ enum opaq_status plan_read_words(const char *text, size_t length, size_t limit, 
         return opaq_fail(error, OPAQ_ERROR_TEXT, "plan: the text has %zu characters, at most %zu are allowed",
                          length, limit - 1);
     }
-    enum opaq_status status = OPAQ_OK;
-    for (size_t position = 0; status == OPAQ_OK && length > 0 && position <= length;) {
+    for (size_t position = 0; length > 0 && position <= length;) {
         const struct plan_word word = next_word(text, length, &position);
-        status = word.length == 0                   ? word_refuse(&word, "expected a word", error)
-                 : came_before(text, length, &word) ? word_refuse(&word, "came before", error)
-                                                    : read(&word, plan, error);
+        TRY(word.length == 0                   ? word_refuse(&word, "expected a word", error)
+            : came_before(text, length, &word) ? word_refuse(&word, "came before", error)
+                                               : read(&word, plan, error));
     }
-    return status;
+    return OPAQ_OK;
 }
 
 enum opaq_status plan_find_or_parse(struct text_table *table, const struct opaq_value *text, size_t bytes,
@@ -163,13 +163,11 @@ enum opaq_status plan_find_or_parse(struct text_table *table, const struct opaq_
         memcpy(plan, known, bytes);
         return OPAQ_OK;
     }
-    const enum opaq_status status = parse(text->text, length, plan, error);
-    if (status == OPAQ_OK) { /* beyond the limit, or out of memory, a text is parsed each time */
-        fork_lock();
-        if (table->count < OPAQ_INTERN_LIMIT && text_table_find(table, text->text, length) == NULL) {
-            (void)text_table_insert(table, text->text, length, plan, bytes);
-        }
-        fork_unlock();
+    TRY(parse(text->text, length, plan, error));
+    fork_lock(); /* beyond the limit, or out of memory, a text is parsed each time */
+    if (table->count < OPAQ_INTERN_LIMIT && text_table_find(table, text->text, length) == NULL) {
+        (void)text_table_insert(table, text->text, length, plan, bytes);
     }
-    return status;
+    fork_unlock();
+    return OPAQ_OK;
 }

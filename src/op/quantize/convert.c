@@ -3,6 +3,7 @@
 #include <stdbool.h>
 
 #include "base/try.h"
+#include "format/format_traits.h"
 #include "op/quantize/rearrange.h"
 
 /* Whether two specs differ only in usages and the order of scales. */
@@ -11,11 +12,6 @@ static bool is_same_quantizer(struct opaq_spec a, struct opaq_spec b) {
     a.options &= (uint16_t) ~(OPAQ_SWIZZLED | OPAQ_TILED);
     b.options &= (uint16_t) ~(OPAQ_SWIZZLED | OPAQ_TILED);
     return opaq_spec_equal(&a, &b) != 0;
-}
-
-/* Whether one copy is the other transposed, codes and scales: true if a scale covers a square. */
-static bool is_transposable(const struct opaq_spec *spec) {
-    return spec->format == OPAQ_FP8 || spec->format == OPAQ_FP8BLK2 || (spec->options & OPAQ_2D) != 0;
 }
 
 enum { BUFFERS, FROM, TO };
@@ -38,7 +34,7 @@ static enum opaq_status check_specs(const struct op_call *call, const struct loc
                          (int)values[FROM].count, values[FROM].text, (int)values[TO].count, values[TO].text);
     }
     for (int i = 0; i < target->job.copy_count; ++i) {
-        if (located_copy(&source->job, target->job.copy[i].usage) == NULL && !is_transposable(spec)) {
+        if (located_copy(&source->job, target->job.copy[i].usage) == NULL && !spec_has_square_blocks(spec)) {
             return opaq_fail(error, OPAQ_ERROR_SPEC,
                              "%.*s has no %s copy, and one cannot be made without the original tensor",
                              (int)values[FROM].count, values[FROM].text,
@@ -70,7 +66,7 @@ enum opaq_status run_convert(struct op_call *call, struct opaq_error *error) {
                       .column_end = to->operand.columns,
                       .scale_bytes = located_scale_bytes(&target.view.proto, to->usage)},
             .rows = to->operand.rows,
-            .has_tensor_scale = source.job.spec.format == OPAQ_FP8,
+            .has_tensor_scale = spec_has_tensor_scale(&source.job.spec),
             .amax_count = from->amax == NULL ? 0 : copy_amax_count(to)};
         TRY(work->backend->remap(&job, work->execution, error));
     }

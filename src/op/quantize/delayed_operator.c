@@ -1,7 +1,7 @@
-/* op/quantize/delayed_operator.c: the operator delayed_update: delayed scaling's history after the amaxes were reduced over
- * ranks. */
+/* op/quantize/delayed_operator.c: the operator delayed_update: delayed scaling's history after the amaxes were reduced
+ * over ranks. */
 #include "base/try.h"
-#include "op/plan/linear_plan.h"
+#include "op/plan/parsed_plan.h"
 #include "op/table/op_table.h"
 #include "op/table/op_tensor.h"
 

@@ -1,9 +1,10 @@
-/* op/quantize/gather_shards.c: the operator gather_rows: equal shards of a quantized tensor, gathered buffer by buffer,
- * together again. */
+/* op/quantize/gather_shards.c: the operator gather_rows: joins equal shards of a quantized tensor, which were gathered
+ * buffer by buffer. */
 #include <stdbool.h>
 
 #include "base/checked.h"
 #include "base/try.h"
+#include "format/format_traits.h"
 #include "format/proto_layout.h"
 #include "op/quantize/rearrange.h"
 #include "op/table/op_tensor.h"
@@ -67,7 +68,7 @@ static enum opaq_status place_shard(const struct work *work, const struct locate
                       .scale_bytes = located_scale_bytes(&target->view.proto, to->usage)},
             .row = rowwise ? start : 0,
             .rows = rowwise ? rows : to->operand.rows,
-            .has_tensor_scale = target->job.spec.format == OPAQ_FP8,
+            .has_tensor_scale = spec_has_tensor_scale(&target->job.spec),
             .amax_count = has_row_amaxes ? rows : copy_amax_count(to),
             .amax_to = has_row_amaxes ? start : 0};
         TRY(work->backend->remap(&job, work->execution, error));
@@ -99,7 +100,7 @@ static enum opaq_status read_shards(const struct op_call *call, const struct loc
     TRY(check_gathered(&shards->proto, &call->values[BUFFERS], all / shards->rows, error));
     TRY(check_row_cut(&target->job, 0, shards->rows, all, error));
     const bool has_row_figures =
-        proto->spec.format == OPAQ_FP8ROW || (proto->spec.options & OPAQ_ROWSCALED) != 0;
+        spec_has_row_scales(&proto->spec) || (proto->spec.options & OPAQ_ROWSCALED) != 0;
     shards->distinct = opaq_proto_columns(proto) == 0 && !has_row_figures ? 1 : all / shards->rows;
     return OPAQ_OK;
 }

@@ -1,5 +1,5 @@
-/* op/quantize/quantize.c: opaq_quantize, opaq_dequantize, opaq_amax, opaq_noise_measure, opaq_delayed_update: check, and
- * call the back end. */
+/* op/quantize/quantize.c: opaq_quantize, opaq_dequantize, opaq_amax, opaq_noise_measure, opaq_delayed_update: check,
+ * and call the back end. */
 #include "op/quantize/quantize.h"
 
 #include <math.h>
@@ -7,6 +7,7 @@
 
 #include "base/checked.h"
 #include "base/try.h"
+#include "format/format_traits.h"
 #include "op/table/tensor_check.h"
 #include "opaq/noise.h"
 
@@ -21,7 +22,7 @@ static enum opaq_status check_figures(const struct opaq_view *out, const struct 
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "args.scale is %s, but the spec is %s",
                          is_delayed ? "NULL" : "given", is_delayed ? "delayed" : "not delayed");
     }
-    const bool takes_amax = (spec->format == OPAQ_FP8 && !is_delayed) || spec->format == OPAQ_NVFP4;
+    const bool takes_amax = !is_delayed && spec_has_tensor_figure(spec);
     if (!takes_amax && (figures->amax_rowwise != NULL || figures->amax_columnwise != NULL)) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "an amax is given, but %s takes none",
                          is_delayed ? "delayed scaling" : format);
@@ -32,7 +33,7 @@ static enum opaq_status check_figures(const struct opaq_view *out, const struct 
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "amax_%s is given, but the quantizer makes no %s copy",
                          stray_rowwise ? "rowwise" : "columnwise", stray_rowwise ? "rowwise" : "columnwise");
     }
-    if (figures->amax != NULL && spec->format != OPAQ_FP8) {
+    if (figures->amax != NULL && !spec_has_tensor_scale(spec)) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "args.amax asks for the amax, but %s returns none",
                          format);
     }
@@ -114,7 +115,7 @@ int64_t opaq_amax_count(const struct opaq_proto *proto, enum opaq_usage usage) {
     if (proto == NULL || !proto->is_quantized || (proto->spec.usage & (int)usage) == 0) {
         return 0;
     }
-    if (proto->spec.format == OPAQ_FP8) {
+    if (spec_has_tensor_scale(&proto->spec)) {
         return proto->spec.options & OPAQ_DELAYED ? 0 : 1;
     }
     struct opaq_buffer buffer;
@@ -251,7 +252,7 @@ enum opaq_status opaq_delayed_update(const struct opaq_delayed_state *state, con
     return OPAQ_OK;
 }
 
-/* ---- what serves a spec ---- */
+/* ---- properties of a spec ---- */
 
 int64_t opaq_rows_together(const struct opaq_spec *spec) {
     static const int64_t shape[2] = {1, 1};
@@ -272,10 +273,20 @@ int64_t opaq_rows_together(const struct opaq_spec *spec) {
     return quant_copy_rows_together(&job.copy[0]);
 }
 
+/* The back end whose kernels serve a spec on the CPU; NULL if the spec is invalid. */
+static const struct backend *backend_for(const struct opaq_spec *spec) {
+    const struct backend *backend;
+    const struct opaq_device cpu = {OPAQ_DEVICE_CPU, 0};
+    return opaq_spec_check(spec, NULL) == OPAQ_OK && backend_of(cpu, &backend, NULL) == OPAQ_OK ? backend
+                                                                                                : NULL;
+}
+
 const char *opaq_quantize_kernel(const struct opaq_spec *spec) {
-    return opaq_spec_check(spec, NULL) == OPAQ_OK ? cpu_backend.quantize_kernel(spec) : NULL;
+    const struct backend *const backend = backend_for(spec);
+    return backend == NULL ? NULL : backend->quantize_kernel(spec);
 }
 
 const char *opaq_dequantize_kernel(const struct opaq_spec *spec) {
-    return opaq_spec_check(spec, NULL) == OPAQ_OK ? cpu_backend.dequantize_kernel(spec) : NULL;
+    const struct backend *const backend = backend_for(spec);
+    return backend == NULL ? NULL : backend->dequantize_kernel(spec);
 }

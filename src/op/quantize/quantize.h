@@ -4,8 +4,8 @@
 
 #include "backend/backend.h"
 
-/* Quantizes x into `out`: valid views of one shape on the work's device that share no byte. Checks that the figures go with
- * the spec. */
+/* Quantizes x into `out`: valid views of one shape on the work's device that share no byte. Checks that the figures go
+ * with the spec. */
 enum opaq_status quantize_view(struct work *work, const struct opaq_view *x,
                                const struct quantize_figures *figures, const struct opaq_view *out,
                                struct opaq_error *error);

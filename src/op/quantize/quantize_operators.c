@@ -2,6 +2,7 @@
 #include <stdbool.h>
 
 #include "base/try.h"
+#include "format/format_traits.h"
 #include "op/quantize/quantize.h"
 #include "op/table/op_table.h"
 #include "op/table/op_tensor.h"
@@ -64,8 +65,7 @@ enum opaq_status run_amax(struct op_call *call, struct opaq_error *error) {
     struct opaq_spec spec = call->plan.spec[0];
     struct opaq_view x;
     TRY(view_of_tensor("x", values[X].tensors, &x, error));
-    if ((spec.format != OPAQ_FP8 && spec.format != OPAQ_NVFP4) ||
-        (spec.options & (OPAQ_ROWSCALED | OPAQ_DELAYED | OPAQ_GLOBAL)) != 0) {
+    if (!spec_has_tensor_figure(&spec) || (spec.options & (OPAQ_ROWSCALED | OPAQ_DELAYED | OPAQ_GLOBAL)) != 0) {
         return opaq_fail(
             error, OPAQ_ERROR_ARGUMENT,
             "%.*s has no amax that covers the tensor, only fp8 and nvfp4 without delayed, rowscaled "

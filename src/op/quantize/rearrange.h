@@ -1,4 +1,4 @@
-/* op/quantize/rearrange.h: what the operators share that move a quantized tensor's codes and scales without rounding
+/* op/quantize/rearrange.h: shared by the operators that move a quantized tensor's codes and scales without rounding
  * again. Depends on op_table.h. */
 #ifndef OPAQ_OP_QUANTIZE_REARRANGE_H
 #define OPAQ_OP_QUANTIZE_REARRANGE_H

@@ -2,6 +2,7 @@
 #include <stdbool.h>
 
 #include "base/try.h"
+#include "format/format_traits.h"
 #include "op/quantize/rearrange.h"
 
 enum { BUFFERS, QUANTIZER, SHAPE, TO, DTYPE, START };
@@ -31,7 +32,7 @@ enum opaq_status run_slice_rows(struct op_call *call, struct opaq_error *error) 
                       .column_end = to->operand.columns,
                       .scale_bytes = located_scale_bytes(&target.view.proto, to->usage)},
             .rows = to->operand.rows,
-            .has_tensor_scale = source.job.spec.format == OPAQ_FP8,
+            .has_tensor_scale = spec_has_tensor_scale(&source.job.spec),
             .amax_count = copy_amax_count(to),
             .amax_from = rowwise && to->amax_step != 0 ? start : 0};
         TRY(work->backend->remap(&job, work->execution, error));

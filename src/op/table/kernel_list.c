@@ -1,5 +1,5 @@
 /* op/table/kernel_list.c: kernels by name, and forcing some. */
-#include "op/table/kernel_list.h"
+#include "op/table/tensor_check.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -8,10 +8,15 @@
 #include "base/forced_kernels.h"
 #include "base/try.h"
 #include "opaq/cpu.h"
+#include "opaq/kernel.h"
 
+/* The kernels of the CPU; other back ends do not list theirs. */
 const char *opaq_kernel_at(int index, int *can_run) {
-    bool runs;
-    const char *name = cpu_backend.kernel_at(index, &runs);
+    const struct backend *backend;
+    bool runs = false;
+    const char *name = backend_of((struct opaq_device){OPAQ_DEVICE_CPU, 0}, &backend, NULL) == OPAQ_OK
+                           ? backend->kernel_at(index, &runs)
+                           : NULL;
     if (can_run != NULL) {
         *can_run = runs;
     }
@@ -38,13 +43,12 @@ static enum opaq_status check_name(const char *operation, const char *name, size
 }
 
 static enum opaq_status check_names(const char *operation, const char *names, struct opaq_error *error) {
-    enum opaq_status status = OPAQ_OK;
     size_t length;
-    for (const char *one = kernel_name_next(names, &length, &names); status == OPAQ_OK && one != NULL;
+    for (const char *one = kernel_name_next(names, &length, &names); one != NULL;
          one = kernel_name_next(names, &length, &names)) {
-        status = check_name(operation, one, length, error);
+        TRY(check_name(operation, one, length, error));
     }
-    return status;
+    return OPAQ_OK;
 }
 
 enum opaq_status opaq_kernel_force(const char *names, struct opaq_error *error) {

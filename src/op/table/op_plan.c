@@ -3,8 +3,7 @@
 #include <string.h>
 
 #include "base/try.h"
-#include "op/plan/experts_plan.h"
-#include "op/plan/linear_plan.h"
+#include "op/plan/parsed_plan.h"
 #include "op/table/op_table.h"
 #include "op/table/op_tensor.h"
 
@@ -42,6 +41,6 @@ struct opaq_view op_plain_output(const struct op_call *call, int output) {
     struct opaq_view view = {.proto = call->protos[output]};
     view.row_stride = opaq_proto_columns(&view.proto);
     view.buffer[0].data = call->outputs->tensor[call->outputs->first[output]].data;
-    (void)opaq_proto_bytes(&view.proto, &view.buffer[0].bytes, NULL); /* of a prototype that was made */
+    (void)opaq_proto_bytes(&view.proto, &view.buffer[0].bytes, NULL); /* of a valid prototype */
     return view;
 }

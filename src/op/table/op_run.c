@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "base/try.h"
-#include "op/table/kernel_list.h"
 #include "op/table/op_describe.h"
 #include "op/table/op_tensor.h"
+#include "op/table/tensor_check.h"
 
 /* ---- checks ---- */
 
@@ -166,8 +166,8 @@ static void outputs_copy(const struct opaq_outputs *from, struct opaq_outputs *t
     memcpy(to->tensor, from->tensor, (size_t)from->count * sizeof *to->tensor);
 }
 
-/* Takes the memory of outputs that were checked: all else is read from our own description, the caller's numbers are not
- * trusted. */
+/* Takes the memory of outputs that were checked: all else is read from our own description, the caller's numbers are
+ * not trusted. */
 static void take_data(const struct opaq_outputs *outputs, struct opaq_outputs *expected) {
     for (int i = 0; i < expected->count; ++i) {
         expected->tensor[i].data = outputs->tensor[i].data;

@@ -1,5 +1,5 @@
-/* op/table/op_table.c: one row per operator. A new operator appends its row here and its functions in a file of its own;
- * schema, fake, allocation and call follow. */
+/* op/table/op_table.c: one row per operator. A new operator appends its row here and its functions in a file of its
+ * own; schema, fake, allocation and call follow. */
 #include "op/table/op_table.h"
 
 #include <stddef.h>
@@ -8,7 +8,7 @@
 /* clang-format off */
 #define TENSOR(name)            {name, OPAQ_ARGUMENT_TENSOR, NULL}
 #define OPTIONAL(name)          {name, OPAQ_ARGUMENT_OPTIONAL_TENSOR, "None"}
-#define MAYBE(name)             {name, OPAQ_ARGUMENT_OPTIONAL_TENSOR, NULL} /* None has to be said */
+#define MAYBE(name)             {name, OPAQ_ARGUMENT_OPTIONAL_TENSOR, NULL} /* no default: None must be passed */
 #define CHANGED(name)           {name, OPAQ_ARGUMENT_CHANGED_TENSOR, "None"}
 #define LIST(name)              {name, OPAQ_ARGUMENT_TENSOR_LIST, NULL}
 #define TEXT(name)              {name, OPAQ_ARGUMENT_TEXT, NULL}
@@ -38,7 +38,7 @@ static const struct op_row rows[] = {
       OPTIONAL("random")},
      1, {LIKE("buffers", 0)}, 0},
      PLAN_SPEC, 1, false, form_quantizer, run_quantize},
-    /* and back, from the copy that usage names: 0 either, 1 rowwise, 2 columnwise */
+    /* buffers to a plain tensor, from the copy that usage names: 0 either, 1 rowwise, 2 columnwise */
     {{"dequantize", 5,
      {LIST("buffers"), TEXT("quantizer"), SIZES("shape"), DTYPE("dtype"), INT("usage", "0")},
      1, {SHAPED("y", 2, 3, 0, 0)}, 1},
@@ -53,7 +53,8 @@ static const struct op_row rows[] = {
      {LIST("buffers"), TEXT("quantizer"), SIZES("shape"), SIZES("to"), DTYPE("dtype"), SYMINT("start")},
      1, {SHAPED("buffers", 3, 4, 0, 0)}, 0},
      PLAN_SPEC, 1, false, form_quantizer, run_slice_rows},
-    /* and together again: each buffer is those of equal shards of shape `shape`, after one another; `to` is whole */
+    /* the inverse: each buffer holds those of equal shards of shape `shape`, one after another; `to` is the whole
+     * shape */
     {{"gather_rows", 5,
      {LIST("buffers"), TEXT("quantizer"), SIZES("shape"), SIZES("to"), DTYPE("dtype")},
      1, {SHAPED("buffers", 3, 4, 0, 0)}, 0},
@@ -77,23 +78,24 @@ static const struct op_row rows[] = {
       TEXT("plan"), OPTIONAL("random")},
      3, {SHAPED("dx", 3, 5, 0, 0), SHAPED("dw", 4, 6, 0, 0), PER_ROW("dbias", 4, 6, 0, 0)}, 0},
      PLAN_TRAINING, 7, true, form_linear_backward, run_linear_backward},
-    /* the same where something is changed: main_grad, to which dw is added; delayed scaling's state, which takes in the
-     * forward's amax and this one's */
+    /* the same with arguments that are changed: main_grad, to which dw is added; delayed scaling's state, which is
+     * updated with the amaxes of the forward and of the backward */
     {{"linear_backward_changing", 15,
      {LIST("dy"), LIST("x"), LIST("w"), SIZES("x_shape"), SIZES("w_shape"), DTYPE("x_dtype"), DTYPE("w_dtype"),
       TEXT("plan"), OPTIONAL("random"), OPTIONAL("amax"), CHANGED("main_grad"), CHANGED("scale_fwd"),
       CHANGED("amax_history_fwd"), CHANGED("scale_bwd"), CHANGED("amax_history_bwd")},
      3, {SHAPED("dx", 3, 5, 0, 3), SHAPED("dw", 4, 6, 0, 1), PER_ROW("dbias", 4, 6, 0, 1)}, 0},
      PLAN_TRAINING, 7, true, form_linear_backward, run_linear_backward},
-    /* linear_forward where something is rounded stochastically. PyTorch then keeps the generator's state with what it
-     * computes again, and finds the generator's device in `like`, any of the tensors: it looks into no list. */
+    /* linear_forward where something is rounded stochastically. PyTorch then saves the generator's state for the
+     * recomputation, and takes the generator's device from `like`, any of the tensors, because it does not search
+     * lists. */
     {{"linear_forward_random", 9,
      {LIST("x"), LIST("w"), MAYBE("bias"), SIZES("x_shape"), SIZES("w_shape"), DTYPE("dtype"), TEXT("plan"),
       OPTIONAL("scale"), OPTIONAL("like")},
      5, {PRODUCT("y", 3, 4, 5, 0), SAVED("x_saved", 3, 5, 0), SHAPED("w_saved", 4, 5, 0, 0), FLOATS("amax", 3, 0),
          RANDOM("random", 2, 0)}, 0},
      PLAN_TRAINING, 6, true, form_linear_forward, run_linear_forward},
-    /* y = x w^T + bias without anything kept: a packed weight's inference. The plan has x=, w= and w_given= only.
+    /* y = x w^T + bias for inference, which saves nothing. The plan has x=, w= and w_given= only.
      * input_scale: of a checkpoint; the scale of a delayed x, else its amax. */
     {{"linear", 6,
      {TENSOR("x"), LIST("w"), MAYBE("bias"), SIZES("w_shape"), TEXT("plan"), OPTIONAL("input_scale")},
@@ -105,7 +107,7 @@ static const struct op_row rows[] = {
       SIZES("down_shape"), TEXT("plan"), OPTIONAL("input_scale"), OPTIONAL("hidden_scale")},
      1, {OUTER("y", 0, 6)}, 1},
      PLAN_EXPERTS, 7, true, NULL, run_experts_forward},
-    /* the same for each token's chosen experts, times their router weights, summed up */
+    /* the same for the experts that each token selects, multiplied with their router weights and summed */
     {{"moe", 12,
      {TENSOR("hidden_states"), TENSOR("topk_weights"), TENSOR("topk_ids"), LIST("gate_up"), LIST("down"),
       MAYBE("gate_up_bias"), MAYBE("down_bias"), SIZES("gate_up_shape"), SIZES("down_shape"), TEXT("plan"),
@@ -124,7 +126,7 @@ static const struct op_row rows[] = {
       OPTIONAL("random"), OPTIONAL("input_scale"), OPTIONAL("hidden_scale")},
      2, {OUTER("y", 0, 8), SLOTS("h", 2, 7, 0)}, 0},
      PLAN_EXPERTS, 9, true, NULL, run_experts_forward},
-    /* and the gradients */
+    /* the gradients of mlp_forward */
     {{"mlp_backward", 10,
      {TENSOR("dy"), TENSOR("x"), TENSOR("h"), LIST("gate_up"), LIST("down"), SIZES("gate_up_shape"),
       SIZES("down_shape"), DTYPE("w_dtype"), TEXT("plan"), OPTIONAL("random")},
@@ -138,8 +140,8 @@ static const struct op_row rows[] = {
      6, {LIKE("dx", 1), LIKE("dtopk_weights", 2), SHAPED("dgate_up", 8, 10, 0, 0), SHAPED("ddown", 9, 10, 0, 0),
          PER_MATRIX("dgate_up_bias", 8, 10, 0), PER_MATRIX("ddown_bias", 9, 10, 0)}, 0},
      PLAN_EXPERTS, 11, true, form_moe_backward, run_experts_backward},
-    /* y = x w^T + bias for consecutive rows of x, splits[e] of them with weight e; and the gradients. By the plan of
-     * linear_forward. */
+    /* y = x w^T + bias for consecutive rows of x, splits[e] of them with weight e; and the gradients. The plan is that
+     * of linear_forward. */
     {{"grouped_linear", 7,
      {TENSOR("x"), TENSOR("splits"), LIST("w"), MAYBE("bias"), SIZES("w_shape"), TEXT("plan"), OPTIONAL("random")},
      1, {OUTER("y", 0, 4)}, 1},
@@ -154,12 +156,13 @@ static const struct op_row rows[] = {
      {TENSOR("like")},
      1, {RANDOM("random", 2, 0)}, 1},
      PLAN_NONE, 0, false, NULL, run_random_state},
-    /* delayed scaling's update where the amaxes had to be reduced over ranks first */
+    /* the update of delayed scaling, for amaxes that were reduced over ranks */
     {{"delayed_update", 3,
      {TEXT("plan"), CHANGED("scale"), CHANGED("amax_history")},
      0, {{NULL, OPAQ_SHAPE_CONSTANT, 0, 0, 0, 0, 0, 0, 0}}, 0},
      PLAN_TRAINING, 0, false, NULL, run_delayed_update},
-    /* what a runner (opaq/runner.h) computes. The size is the runner's own; said here, a fake needs no runner. */
+    /* what a runner (opaq/runner.h) computes. The size is the runner's; as an argument, so that a fake needs no
+     * runner. */
     {{"linear_gemm", 3,
      {TENSOR("x"), SYMINT("runner_id"), SYMINT("out_features")},
      1, {SIZED("y", 0, 2)}, 1},

@@ -41,8 +41,8 @@ enum opaq_status view_of_tensor(const char *what, const struct opaq_tensor *tens
 enum opaq_status check_same_tensor(const char *name, const struct opaq_tensor *tensor,
                                    const struct opaq_tensor *wanted, struct opaq_error *error);
 
-/* A quantized view of contiguous buffers that must be exactly the prototype's: count, dtypes, shapes, device. A buffer may
- * also come with its entries in one dimension. */
+/* A quantized view of contiguous buffers that must be exactly the prototype's: count, dtypes, shapes, device. A buffer
+ * may also come with its entries in one dimension. */
 enum opaq_status view_of_buffers(const struct opaq_proto *proto, const struct opaq_tensor *buffers,
                                  int64_t count, struct opaq_view *view, struct opaq_error *error);
 

@@ -5,7 +5,6 @@
 
 #include "base/try.h"
 #include "format/proto_layout.h"
-#include "op/table/kernel_list.h"
 
 static enum opaq_status check_tensor(const char *what, const struct opaq_view *view, int is_quantized,
                                      struct opaq_error *error) {

@@ -1,5 +1,5 @@
-/* op/table/tensor_check.h: argument checks of public functions. Error texts do not name the operation. Depends
- * on backend.h. */
+/* op/table/tensor_check.h: checks of public functions: arguments, and the environment's choice of kernels. Error texts
+ * do not name the operation. Depends on backend.h. */
 #ifndef OPAQ_OP_TABLE_TENSOR_CHECK_H
 #define OPAQ_OP_TABLE_TENSOR_CHECK_H
 
@@ -16,6 +16,10 @@ enum opaq_status check_usage(const struct opaq_view *quantized, int usage, int *
 /* Checks that both have the same device and shape and do not overlap. */
 enum opaq_status check_pair(const struct opaq_view *plain, const struct opaq_view *quantized,
                             struct opaq_error *error);
+
+/* kernel_list.c: OPAQ_OK, or an error that names the invalid OPAQ_CPU, or the kernel in OPAQ_KERNEL that does not
+ * exist or cannot run. */
+enum opaq_status kernel_list_check(struct opaq_error *error);
 
 /* Sets up a call on tensors of `device`; the work points to `execution`. */
 enum opaq_status work_of(const struct opaq_execution *given, struct opaq_device device,

@@ -2,7 +2,7 @@
  *
  * As a float32, an e2m1 value has nonzero bits in its two upper bytes only. Two byte tables give these bytes,
  * zip joins them to words, and shll widens the words to floats. */
-#include "cpu/gemm/packed_tables.h"
+#include "cpu/gemm/packed.h"
 #include "opaq/cpu.h"
 
 #if defined(__aarch64__)

@@ -1,6 +1,6 @@
-/* cpu/gemm/neon/packed_fast_dotprod.c: 4-bit weights times int8 rows (fast, fast32, codes) with sdot, which does the four products
- * of int8 of a row at once; compiled with -march=armv8.2-a+dotprod. */
-#include "cpu/gemm/packed_tables.h"
+/* cpu/gemm/neon/packed_fast_dotprod.c: 4-bit weights times int8 rows (fast, fast32, codes) with sdot, which does the
+ * four products of int8 of a row at once; compiled with -march=armv8.2-a+dotprod. */
+#include "cpu/gemm/packed.h"
 #include "opaq/cpu.h"
 
 #if defined(__aarch64__)

@@ -1,7 +1,7 @@
-/* cpu/gemm/neon/packed_fast_neon.c: 4-bit weights times int8 rows (fast, fast32, codes) with NEON as every AArch64 has it: smlal
- * multiplies int8 and adds in int16. The weights' values times 2 are within -12 to 12, and a lane gets 8 products at most,
- * for 32 columns: 8 * 12 * 128 < 2^15. Then four lanes are added for each row. */
-#include "cpu/gemm/packed_tables.h"
+/* cpu/gemm/neon/packed_fast_neon.c: 4-bit weights times int8 rows (fast, fast32, codes) with NEON as every AArch64 has
+ * it: smlal multiplies int8 and adds in int16. The weights' values times 2 are within -12 to 12, and a lane gets 8
+ * products at most, for 32 columns: 8 * 12 * 128 < 2^15. Then four lanes are added for each row. */
+#include "cpu/gemm/packed.h"
 #include "opaq/cpu.h"
 
 #if defined(__aarch64__)

@@ -1,8 +1,8 @@
 /* cpu/gemm/neon/packed_fp8_neon.c: products with 8-bit tiles, 4 lanes, with NEON.
  *
- * Codes become half precision, which the processor converts: e5m2 is the upper byte of a half, e4m3 moved by a bit is one
- * of 2^-8 times the value. Both are exact, subnormals too. */
-#include "cpu/gemm/packed_tables.h"
+ * Codes become half precision, which the processor converts: e5m2 is the upper byte of a half, e4m3 moved by a bit is
+ * one of 2^-8 times the value. Both are exact, subnormals too. */
+#include "cpu/gemm/packed.h"
 #include "opaq/cpu.h"
 
 #if defined(__aarch64__)

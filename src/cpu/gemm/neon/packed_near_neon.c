@@ -1,7 +1,7 @@
-/* cpu/gemm/neon/packed_near_neon.c: 4-bit weights times int16 rows (near) with NEON: smlal multiplies int16 and adds in int32. The
- * weights' values times 2 are within -12 to 12, so 32 columns make at most 32 * 12 * 32767 < 2^24: sums are exact in int32,
- * and as floats. */
-#include "cpu/gemm/packed_tables.h"
+/* cpu/gemm/neon/packed_near_neon.c: 4-bit weights times int16 rows (near) with NEON: smlal multiplies int16 and adds
+ * in int32. The weights' values times 2 are within -12 to 12, so 32 columns make at most 32 * 12 * 32767 < 2^24: sums
+ * are exact in int32, and as floats. */
+#include "cpu/gemm/packed.h"
 #include "opaq/cpu.h"
 
 #if defined(__aarch64__)

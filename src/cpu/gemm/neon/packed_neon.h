@@ -1,22 +1,22 @@
 /* cpu/gemm/neon/packed_neon.h: products with 4-bit tiles in NEON, written once. Depends on packed.h.
  *
- * A vector's lanes are 4 rows of a tile, so a tile is four vectors high and no sum crosses lanes. 16 bytes of a tile are 4
- * rows of two quads, of 4 columns each: one in the low nibbles, one in the high ones. The file that includes it has made,
- * for a kind of numbers:
- *     number                 what x holds
- *     numbers_of()           where x has them
+ * A vector's lanes are 4 rows of a tile, so a tile is four vectors high and no sum crosses lanes. 16 bytes of a tile
+ * are 4 rows of two quads, of 4 columns each: one in the low nibbles, one in the high ones. The file that includes it
+ * defines, for a type of numbers:
+ *     number                 the type of x
+ *     numbers_of()           the address of x's numbers
  *     struct quad            values of 4 columns and 4 rows of the weight
- *     quad_decode()          makes it of codes, one in each byte, row by row
+ *     quad_decode()          makes a quad of codes, one in each byte, row by row
  *     struct factor          4 columns of a row of x
  *     factor_load()
  *     struct sum             4 sums, of one row of x; sum_zero(), sum_add(), and sum_value(), which makes floats of it
  *     IS_FLOAT               16 columns are summed by themselves, else a block of the weight
  *     FEW_SUMS, SWEEP_SUMS   sums that fit the registers beside codes that are decoded, and beside decoded weights
  * and gets run_packed_neon(). There are two ways through the weight, which give the same bits:
- *     up to 8 rows of x   the weight is read once, some tiles side by side, and decoded in registers
- *     more                some columns of a few tiles are decoded into the panel, then all rows of x go over them
- * The order of all sums is that of the reference, and so are the bits. Scales that are subnormal floats need no care:
- * these processors multiply them as they multiply others. */
+ *     up to 8 rows of x   the weight is read once, some tiles in parallel, and decoded in registers
+ *     more                some columns of a few tiles are decoded into the panel, then multiplied with all rows of x
+ * The order of all sums is that of the reference, and so are the bits. Scales that are subnormal floats need no special
+ * case: these processors multiply them as fast as others. */
 #ifndef OPAQ_CPU_GEMM_NEON_PACKED_NEON_H
 #define OPAQ_CPU_GEMM_NEON_PACKED_NEON_H
 
@@ -30,7 +30,7 @@
 /* For functions whose arguments are constants where they are called: every such call is a kernel of its own. */
 #define INLINE static inline __attribute__((always_inline))
 
-/* Before a loop over sums, which are in registers only if it is written out. */
+/* Before a loop over sums, which are in registers only if it is unrolled. */
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -42,21 +42,17 @@ enum {
     VECTORS = TILE4_ROWS / LANES,
     QUADS = 4, /* in a group of 16 columns */
     GROUPS = TILE4_COLUMNS / TILE4_GROUP,
-    STREAMS = 4, /* tiles of different rows that are read side by side */
+    STREAMS = 4, /* tiles of different rows that are read in parallel */
     FEW = PACKED_FEW_ROWS,
-    SWEEP_ROWS = 4, /* of x, that go over decoded weights together */
-    SWEEP_TILES =
-        8, /* of different rows, decoded together: that often x is used when it has come from memory */
-    PIECE_TILES = 4, /* along the columns, likewise */
+    SWEEP_ROWS = 4,  /* of x that are multiplied with decoded weights together */
+    SWEEP_TILES = 8, /* of different rows, decoded together: x is loaded from memory once for all of them */
+    PIECE_TILES = 4, /* along the columns, decoded together */
     PIECE_COLUMNS = PIECE_TILES * TILE4_COLUMNS,
     PIECE_GROUPS = PIECE_TILES * GROUPS,
-    SWEEP_LIMIT = 256 /* rows of x whose sums are kept while the columns are gone through */
+    SWEEP_LIMIT = 256 /* rows of x whose sums are kept across all columns */
 };
 
 /* ---- scales of the weight ---- */
-
-/* Columns of a block. */
-static inline int block_columns(enum packed_format format) { return format == PACKED_NVFP4 ? 16 : 32; }
 
 /* 8 scales of e4m3. A code at the place of a half's bits is its value times 2^-8, subnormal or not. */
 INLINE void scales_from_e4m3(int8x8_t codes, float *to) {
@@ -106,9 +102,9 @@ INLINE bool has_block_scales(const struct packed_rows *x) {
 /* Rows [m, m + rows), `count` columns from `column` on. */
 static void columns_load(const struct packed_weight *weight, const struct packed_rows *x, int64_t m,
                          int64_t rows, int64_t column, int64_t count, struct columns *to) {
-    const int64_t per = block_columns(weight->format);
+    const int64_t per = packed_block_columns(weight->format);
     const int64_t scale_per = x->precision == PACKED_FAST32 ? 32 : per;
-    const float unit = x->precision == PACKED_CODES ? 0.5f : 1.0f; /* because these are times 2 */
+    const float unit = x->precision == PACKED_CODES ? 0.5f : 1.0f; /* codes are stored times 2 */
     for (int64_t i = 0; i < rows; ++i) {
         const int64_t at = (m + i) * x->padded + column;
         memcpy(to[i].x, numbers_of(x) + at, (size_t)count * sizeof(number));
@@ -255,7 +251,7 @@ static const uint8_t *tile_codes(const struct packed_weight *weight, int64_t til
 }
 
 static const uint8_t *tile_scales(const struct packed_weight *weight, int64_t tile, int64_t tile_column) {
-    const int64_t blocks = TILE4_COLUMNS / block_columns(weight->format);
+    const int64_t blocks = TILE4_COLUMNS / packed_block_columns(weight->format);
     return weight->scale + (tile * weight->tile_columns + tile_column) * blocks * TILE4_ROWS;
 }
 
@@ -263,7 +259,7 @@ static const uint8_t *tile_scales(const struct packed_weight *weight, int64_t ti
 
 static void run_few(const struct packed_weight *weight, const struct packed_rows *x, int64_t begin, int64_t end,
                     float *y, int64_t y_step) {
-    const int per = block_columns(weight->format);
+    const int per = (int)packed_block_columns(weight->format);
     float total[STREAMS][FEW * TILE4_ROWS];
     float scale[GROUPS * TILE4_ROWS];
     struct columns columns[FEW];
@@ -306,7 +302,7 @@ static void decode_piece(const struct packed_weight *weight, int64_t tile, int64
     for (int64_t i = 0; i < tiles; ++i) {
         const uint8_t *const codes = tile_codes(weight, tile + i, c);
         scales_decode(weight->format, tile_scales(weight, tile + i, c),
-                      count * TILE4_COLUMNS / block_columns(weight->format), panel->scale[i]);
+                      count * TILE4_COLUMNS / packed_block_columns(weight->format), panel->scale[i]);
         struct quad *to = panel->quads[i];
         for (int64_t g = 0; g < count * GROUPS; ++g) {
             for (int q = 0; q < QUADS; ++q) {
@@ -322,7 +318,7 @@ static void decode_piece(const struct packed_weight *weight, int64_t tile, int64
 static void sweep(const struct packed_weight *weight, const struct packed_rows *x, int64_t rows, int64_t tiles,
                   int groups, struct panel *panel, float *total) {
     struct product product = {.groups = groups,
-                              .block_groups = block_columns(weight->format) / TILE4_GROUP,
+                              .block_groups = (int)packed_block_columns(weight->format) / TILE4_GROUP,
                               .x = panel->columns,
                               .has_block_scales = has_block_scales(x),
                               .total_step = SWEEP_TILES * TILE4_ROWS};

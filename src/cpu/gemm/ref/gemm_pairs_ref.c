@@ -2,7 +2,7 @@
 #include <math.h>
 
 #include "base/float_bits.h"
-#include "cpu/gemm/gemm_tile_tables.h"
+#include "cpu/gemm/gemm_table.h"
 
 enum { COLUMNS = 16 };
 

@@ -1,22 +1,23 @@
 /* cpu/gemm/ref/packed_ref.c: reference products with a tiled weight in C: the other kernels are tested against
- * it, and it runs where there is no other. */
+ * it, and it is used where no other is supported. */
 #include <math.h>
 #include <stddef.h>
 
 #include "base/checked.h"
-#include "cpu/gemm/packed_tables.h"
+#include "cpu/gemm/packed.h"
 #include "format/element_codec.h"
 
-static int block_columns(enum packed_format format) {
-    return format == PACKED_NVFP4 ? 16 : format == PACKED_FP8BLK ? 128 : 32;
+/* Columns that are multiplied with one scale; without block scales the number does not matter. */
+static int64_t columns_per_scale(enum packed_format format) {
+    return format == PACKED_FP8BLK ? 128 : packed_block_columns(format);
 }
 
-/* Columns of one sum. Of floats fewer, so that sums are short. */
+/* Columns of one sum: fewer for floats, to limit rounding errors. */
 static int step_columns(enum packed_format format, enum packed_precision precision) {
     if (precision == PACKED_EXACT) {
         return format <= PACKED_MXFP4 ? 16 : 32;
     }
-    return (int)min_int64(block_columns(format), 32);
+    return (int)min_int64(columns_per_scale(format), 32);
 }
 
 /* A 4-bit code's value times 2. */
@@ -39,7 +40,7 @@ static float value_at(const struct packed_weight *weight, int64_t n, int64_t k) 
 static float scale_at(const struct packed_weight *weight, int64_t n, int64_t k) {
     const bool is_4_bit = weight->format <= PACKED_MXFP4;
     const int64_t columns = weight->tile_columns * (is_4_bit ? TILE4_COLUMNS : TILE8_COLUMNS);
-    const int per = block_columns(weight->format);
+    const int64_t per = columns_per_scale(weight->format);
     if (weight->format == PACKED_FP8) {
         return 1.0f;
     }
@@ -82,7 +83,7 @@ static float activation_scale(const struct packed_weight *weight, const struct p
         return x->block_scale[m * (x->padded / 32) + k / 32];
     }
     if (x->precision == PACKED_CODES) {
-        const int per = block_columns(weight->format);
+        const int64_t per = columns_per_scale(weight->format);
         return 0.5f * x->block_scale[m * (x->padded / per) + k / per];
     }
     return 1.0f;

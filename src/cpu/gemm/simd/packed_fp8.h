@@ -1,24 +1,25 @@
 /* cpu/gemm/simd/packed_fp8.h: products with 8-bit tiles, written once. Depends on packed.h.
  *
- * The file that includes it has made, for its instruction set:
+ * The file that includes it defines, for its instruction set:
  *     LANES             floats in a vector; a strip is 2 LANES rows of a tile
- *     DIRECT_SUMS       vectors of sums that fit the registers beside what decoding needs
+ *     DIRECT_SUMS       vectors of sums that fit the registers while codes are decoded
  *     SWEEP_TOKENS      rows of x (tokens) that are multiplied with a decoded strip at once, with two sums each
- *     DIRECT_BLOCKS     blocks of a tile that are multiplied side by side if there is one token, or no sum would be ready
- *     DIRECT_TILES      or tiles
- *     PREPARED_BYTES    what block_prepare() makes of a block, 0 for nothing
+ *     DIRECT_BLOCKS     blocks of a tile that are multiplied in parallel if there is one token, because the sums of one
+ *                       block would wait for each other
+ *     DIRECT_TILES      tiles, likewise
+ *     PREPARED_BYTES    bytes that block_prepare() writes for a block, may be 0
  *     NUMBER_COLUMNS    columns of which a number of x holds the values: 2 of bfloat16. Then also the type `number`,
- *                       numbers_of(), vector_product() and vector_dot(). If it is not made, x is float32.
+ *                       numbers_of(), vector_product() and vector_dot(). Without it x is float32.
  *     struct vector     and arithmetic on it
  *     struct decoder    with `shift`: values are decoded as 2^-shift times what they are
  *     block_prepare(), pair_load(), pair_column()    a tile's codes; two columns of a strip; one of them as floats, or
  *                                                    both as bfloat16
- *     scales_arrange(), sums_restore()               into the order that rows of a tile have there, and back
- * and gets run_packed_fp8(). It may make scales_write() itself, and HAS_SCALES_WRITE.
+ *     scales_arrange(), sums_restore()               to the order of a tile's rows in vectors, and back
+ * and gets run_packed_fp8(). It may define scales_write() itself, and HAS_SCALES_WRITE.
  *
- * An element of y, with float32: 32 columns in order with one fused multiply-add each; such sums in order with one fused multiply-add
- * each, which multiplies with the block's scale; one product with the factors. So it depends neither on M nor on the
- * instruction set, and its error is at most (min(K, 32) + ceil(K / 32) + 2) 2^-24 sum |x w|. */
+ * An element of y, with float32: 32 columns in order with one fused multiply-add each; such sums in order with one
+ * fused multiply-add each, which multiplies with the block's scale; one product with the factors. So it depends
+ * neither on M nor on the instruction set, and its error is at most (min(K, 32) + ceil(K / 32) + 2) 2^-24 sum |x w|. */
 #ifndef OPAQ_CPU_GEMM_SIMD_PACKED_FP8_H
 #define OPAQ_CPU_GEMM_SIMD_PACKED_FP8_H
 
@@ -36,7 +37,7 @@
 #define NUMBER_COLUMNS 1
 #endif
 
-/* Before a loop over sums, which are in registers only if it is written out. Clang does so unasked. */
+/* Before a loop over sums, which are in registers only if it is unrolled. Clang unrolls it by itself. */
 #if defined(__clang__)
 #define UNROLL
 #else
@@ -51,12 +52,12 @@ enum {
     STRIPS = TILE8_ROWS / STRIP_ROWS, /* in a tile */
     /* few tokens */
     DIRECT_TOKENS = PACKED_FEW_ROWS,
-    STREAMS = 4, /* tiles read side by side, one block of each after the other */
+    STREAMS = 4, /* tiles read in parallel, one block of each in turn */
     /* many tokens */
     SWEEP_BLOCKS = 4, /* decoded at a time: 16 KiB of a tile */
     SWEEP_NUMBERS = SWEEP_BLOCKS * NUMBERS,
     SWEEP_TILES = 8,
-    SWEEP_LIMIT = 512 /* tokens whose sums are kept while the columns are gone through */
+    SWEEP_LIMIT = 512 /* tokens whose sums are kept across all columns */
 };
 
 #if NUMBER_COLUMNS == 1
@@ -73,8 +74,8 @@ static inline struct vector vector_dot(struct vector w, struct vector x, struct 
 
 /* ---- scales of a block ---- */
 
-/* What a block's sums are multiplied with, rows as arranged: factor, and in rare cases `before` first, where a product of
- * the two would not be a normal number. */
+/* What a block's sums are multiplied with, rows as arranged: factor, and in rare cases `before` first, where a product
+ * of the two would not be a normal number. */
 struct block_scale {
     _Alignas(64) float factor[TILE8_ROWS];
     float before[TILE8_ROWS];
@@ -152,7 +153,8 @@ INLINE void scale_load(const struct packed_weight *weight, int64_t tile, int64_t
     }
 }
 
-/* Rows with an e4m3 code that is NaN, which decoding took for a number. They stay NaN, so that this may stand. */
+/* Sets the factor of rows with an e4m3 NaN code, which decoding reads as a number, to NaN: their results are NaN in
+ * any case, so the factor may stay. */
 static void scale_mark_nan(const uint8_t *codes, struct block_scale *to) {
     for (int i = 0; i < TILE8_BYTES; ++i) {
         if ((codes[i] & 0x7F) == 0x7F) {
@@ -238,8 +240,8 @@ struct direct_part {
     float *total;
 };
 
-/* Strips [strip, strip + strips), counted through the parts, times tokens [token, token + tokens). All counts are constants
- * where this is called, so that every loop but that over the columns is written out. */
+/* Strips [strip, strip + strips), counted through the parts, times tokens [token, token + tokens). All counts are
+ * constants where this is called, so that every loop except that over the columns is unrolled. */
 INLINE void direct_strips(const struct decoder *decoder, const struct direct_part *part, int strip, int strips,
                           int token, int tokens) {
     const bool is_shared = DIRECT_TILES > 1 && tokens == 1; /* the numbers of x, by all tiles */
@@ -285,10 +287,10 @@ INLINE void direct_strips(const struct decoder *decoder, const struct direct_par
     }
 }
 
-/* Tokens that share a decoded code; the rest goes after them. */
+/* Tokens that share a decoded code; the others follow. */
 INLINE int direct_first(int tokens) { return tokens > DIRECT_SUMS / 2 ? (tokens + 1) / 2 : tokens; }
 
-/* Strips side by side. */
+/* Strips that are processed in parallel. */
 INLINE int direct_most(int parts, int tokens) {
     const int most = DIRECT_SUMS / 2 / direct_first(tokens);
     return most >= parts * STRIPS ? parts * STRIPS : most >= STRIPS ? STRIPS : 1;
@@ -408,7 +410,7 @@ INLINE void sweep_strip(const float (*weight)[TILE8_ROWS], int row, const struct
     }
 }
 
-/* Tokens from `token` on, of which `left` are left; `x` is at the first. */
+/* Tokens from `token` on, of which `left` remain; `x` is at the first. */
 INLINE void sweep_tokens(struct sweep_panel *panel, int tiles, int blocks, const number *x, int64_t x_step,
                          int64_t token, int tokens, int64_t left) {
     const int next = (int)min_int64(left - tokens, SWEEP_TOKENS);

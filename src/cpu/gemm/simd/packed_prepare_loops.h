@@ -1,11 +1,10 @@
-/* cpu/gemm/simd/packed_prepare_loops.h: the functions of a packed_prepare table, as loops that compilers vectorize; a
- * file for each instruction set includes it and defines the table with PREPARE_TABLE. Depends on packed_prepare.h. */
+/* cpu/gemm/simd/packed_prepare_loops.h: the functions of a packed_prepare table, as loops that compilers vectorize;
+ * loop_tables.h makes the tables of them. Depends on packed_prepare.h. */
 #ifndef OPAQ_CPU_GEMM_SIMD_PACKED_PREPARE_LOOPS_H
 #define OPAQ_CPU_GEMM_SIMD_PACKED_PREPARE_LOOPS_H
 
 #include "base/float_bits.h"
 #include "cpu/gemm/packed_prepare.h"
-#include "cpu/gemm/packed_prepare_tables.h"
 
 /* Bits without the sign are in the order of the numbers, NaN and infinity above all. */
 static float finite_amax(const float *x, int n) {
@@ -58,9 +57,5 @@ static void correct(const int8_t *restrict q, int64_t count, int32_t *restrict c
         correction[b] = -12 * sum;
     }
 }
-
-#define PREPARE_TABLE(isa, needed)                                                                            \
-    const struct packed_prepare packed_prepare_##isa = {"prepare_" #isa, needed,        finite_amax, to_int8, \
-                                                        to_int16,        codes_to_int8, correct}
 
 #endif

@@ -1,6 +1,7 @@
-/* cpu/gemm/x86/gemm_pairs_avx512.c: the tile kernel for pairs of bf16 with 16 lanes; compiled with -mavx512f -mavx512bf16.
- * vdpbf16ps adds the product of the upper halves first, then that of the lower ones, each with one rounding. */
-#include "cpu/gemm/gemm_tile_tables.h"
+/* cpu/gemm/x86/gemm_pairs_avx512.c: the tile kernel for pairs of bf16 with 16 lanes; compiled with -mavx512f
+ * -mavx512bf16. vdpbf16ps adds the product of the upper halves first, then that of the lower ones, each with one
+ * rounding. */
+#include "cpu/gemm/gemm_table.h"
 #include "opaq/cpu.h"
 
 #if defined(__x86_64__)

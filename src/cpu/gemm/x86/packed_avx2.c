@@ -1,5 +1,6 @@
-/* cpu/gemm/x86/packed_avx2.c: the walk of the AVX2 kernels over a 4-bit weight, scales to float32, and the kernels' table. */
-#include "cpu/gemm/packed_tables.h"
+/* cpu/gemm/x86/packed_avx2.c: the loops of the AVX2 kernels over the tiles of a 4-bit weight, scales to float32, and
+ * the kernels' table. */
+#include "cpu/gemm/packed.h"
 #include "opaq/cpu.h"
 
 #if defined(__x86_64__)
@@ -11,9 +12,9 @@
 enum {
     AHEAD = 4, /* prefetch distance, in tiles along K */
     PANEL_TILES =
-        16, /* tiles whose pieces are decoded together, so that x is reused that often once it is in the cache */
+        16, /* tiles whose pieces are decoded together; each row of x is loaded into the cache once for all of them */
     PANEL_BLOCKS = 64,
-    PANEL_BYTES = 16384 /* of a piece's weights: most of what the first cache has is left to x and y */
+    PANEL_BYTES = 16384 /* of a piece's weights, half of a first-level cache of 32 KB; x and y use the rest */
 };
 
 struct panel {
@@ -27,11 +28,9 @@ static const struct packed_avx2_parts *const parts_of[PACKED_PRECISION_COUNT] = 
     packed_exact_parts_avx2, packed_near_parts_avx2, packed_fast_parts_avx2, packed_fast32_parts_avx2,
     packed_codes_parts_avx2};
 
-static int64_t block_columns(enum packed_format format) { return format == PACKED_NVFP4 ? 16 : 32; }
-
 /* ---- results ---- */
 
-/* Where the product of a tile goes; the pieces' other members are set on the way. */
+/* The destination of a tile's product; the other members are set for each piece. */
 static struct packed_piece piece_of_tile(const struct packed_weight *weight, const struct packed_rows *x,
                                          int64_t tile, float *factor, float *y, int64_t y_step) {
     const int64_t n = tile * TILE4_ROWS;
@@ -59,7 +58,7 @@ static void load_swapped(const int16_t *from, int16_t *to) {
 static void load_few(const struct packed_weight *weight, const struct packed_rows *x, int64_t tile_column,
                      struct packed_few *few) {
     const int64_t column = tile_column * TILE4_COLUMNS;
-    const int64_t per = block_columns(weight->format);
+    const int64_t per = packed_block_columns(weight->format);
     const int64_t scale_per = x->precision == PACKED_FAST32 ? 32 : per;
     for (int64_t m = 0; m < x->rows; ++m) {
         const int64_t at = m * x->padded + column;
@@ -81,7 +80,8 @@ static void load_few(const struct packed_weight *weight, const struct packed_row
     }
 }
 
-/* Tiles that are read side by side, at most PACKED_STREAMS; after them those that are `next` further on, if it is not 0. */
+/* Tiles that are read in parallel, at most PACKED_STREAMS; the next ones are `next` tiles further, unless that is 0.
+ * */
 struct tile_group {
     int64_t first, step, count, next;
 };
@@ -97,7 +97,7 @@ static int64_t tiles_ahead(const struct tile_group *group, int64_t columns, int6
 static void run_few(const struct packed_avx2_parts *parts, const struct packed_weight *weight,
                     const struct packed_rows *x, const struct tile_group *group, float *y, int64_t y_step) {
     const int64_t columns = weight->tile_columns;
-    const int64_t tile_scales = TILE4_COLUMNS / block_columns(weight->format) * TILE4_ROWS;
+    const int64_t tile_scales = TILE4_COLUMNS / packed_block_columns(weight->format) * TILE4_ROWS;
     __m256 total[PACKED_STREAMS][PACKED_FEW][PACKED_HALVES];
     struct packed_few few;
     struct packed_step step = {.codes = weight->data + group->first * columns * TILE4_BYTES,
@@ -138,9 +138,9 @@ static void run_few(const struct packed_avx2_parts *parts, const struct packed_w
         struct packed_piece piece = piece_of_tile(weight, x, group->first + i * group->step, factor, y, y_step);
         piece.is_last = true;
         for (int64_t m = 0; m < x->rows; ++m) {
-            const __m256 unit = _mm256_set1_ps(parts->step_unit);
-            total[i][m][0] = _mm256_mul_ps(total[i][m][0], unit);
-            total[i][m][1] = _mm256_mul_ps(total[i][m][1], unit);
+            const __m256 step_factor = _mm256_set1_ps(parts->step_factor);
+            total[i][m][0] = _mm256_mul_ps(total[i][m][0], step_factor);
+            total[i][m][1] = _mm256_mul_ps(total[i][m][1], step_factor);
             packed_totals_store(&piece, m, total[i][m]);
         }
     }
@@ -152,7 +152,7 @@ static void run_few(const struct packed_avx2_parts *parts, const struct packed_w
 static void decode_pieces(const struct packed_avx2_parts *parts, const struct packed_weight *weight,
                           int64_t tile, int64_t tiles, int64_t c, struct panel *panel,
                           struct packed_piece *piece) {
-    const int64_t per = block_columns(weight->format);
+    const int64_t per = packed_block_columns(weight->format);
     const int64_t begin = c * TILE4_COLUMNS / per;
     const int64_t blocks =
         min_int64(parts->piece_tiles * TILE4_COLUMNS / per, ceil_div(weight->columns, per) - begin);

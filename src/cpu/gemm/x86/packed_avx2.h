@@ -1,17 +1,18 @@
-/* cpu/gemm/x86/packed_avx2.h: what the AVX2 kernels for 4-bit tiles share. Depends on packed.h; only files that are compiled with
- * -mavx2 -mfma -mf16c include it.
+/* cpu/gemm/x86/packed_avx2.h: what the AVX2 kernels for 4-bit tiles share. Depends on packed.h; only files that are
+ * compiled with -mavx2 -mfma -mf16c include it.
  *
- * A vector's lanes are 8 rows of a tile, so a tile is two vectors high (its halves) and no sum crosses lanes. There are
- * two ways through the weight, which give the same bits:
- *     up to 8 rows of x   the weight is read once, 4 tiles side by side; codes are decoded in registers and used for all
+ * A vector's lanes are 8 rows of a tile, so a tile is two vectors high (its halves) and no sum crosses lanes. There
+ * are two ways through the weight, which give the same bits:
+ *     up to 8 rows of x   the weight is read once, 4 tiles in parallel; codes are decoded in registers and used for all
  *                         rows at once ("step": 64 columns of the tiles)
- *     more                some columns of a few tiles are decoded into the panel, then all rows of x go over them, some
- *                         rows at a time ("sweep"); between such pieces of the tile the totals wait in y
- * packed_avx2.c walks over tiles and columns; packed_exact_avx2.c, packed_near_avx2.c and packed_fast_avx2.c multiply.
+ *     more                some columns of a few tiles are decoded into the panel, then multiplied with all rows of x, some
+ *                         rows at a time ("sweep"); between such pieces of the tile the totals are kept in y
+ * packed_avx2.c has the loops over tiles and columns; packed_exact_avx2.c, packed_near_avx2.c and packed_fast_avx2.c
+ * multiply.
  *
  * Scales of e8m0 reach down to subnormal floats, which some processors multiply very slowly. So a block's sum is first
- * multiplied with a "lift", which is 1 but for the smallest scales, then with a scale that is normal or NaN; that rounds
- * nothing more. Scales of e4m3 need no lift. */
+ * multiplied with a "lift", which is 1 but for the smallest scales, then with a scale that is normal or NaN; that
+ * rounds nothing more. Scales of e4m3 need no lift. */
 #ifndef OPAQ_CPU_GEMM_X86_PACKED_AVX2_H
 #define OPAQ_CPU_GEMM_X86_PACKED_AVX2_H
 
@@ -31,23 +32,23 @@
 #define PACKED_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* The vector is made here: compilers like to rearrange sums of integers and to load twice, and then run out of
+/* Computes the vector here: otherwise compilers reorder sums of integers and load twice, and then run out of
  * registers. */
 #define PACKED_HERE(vector) __asm__("" : "+x"(vector))
 
 enum {
     PACKED_LANES = 8,
     PACKED_HALVES = TILE4_ROWS / PACKED_LANES,
-    PACKED_STREAMS = 4,           /* tiles of different rows that are read side by side */
+    PACKED_STREAMS = 4,           /* tiles of different rows that are read in parallel */
     PACKED_FEW = PACKED_FEW_ROWS, /* rows of x that are multiplied while the weight is read */
     PACKED_GROUPS = TILE4_COLUMNS / TILE4_GROUP,
     PACKED_AHEAD_BYTES = 256,
-    PACKED_SWEEP_ROWS = 6,     /* of floats that go over a piece together */
+    PACKED_SWEEP_ROWS = 6,     /* of floats that are multiplied with a piece together */
     PACKED_SWEEP_COLUMNS = 256 /* of a piece for floats */
 };
 
-/* 64 columns of a few rows of x, together, so that their places are constants. Of int16 columns 1 and 2, 5 and 6 and so on
- * have changed places (packed_near_avx2.c). */
+/* 64 columns of a few rows of x, contiguous, so that their offsets are constants. Of int16, columns 1 and 2, 5 and 6
+ * and so on are swapped (packed_near_avx2.c). */
 struct packed_few {
     _Alignas(64) union {
         int8_t q8[PACKED_FEW][TILE4_COLUMNS];
@@ -64,7 +65,7 @@ struct packed_step {
     const uint8_t *scales;
     int64_t codes_step; /* bytes from tile to tile */
     int64_t scales_step;
-    int64_t codes_ahead; /* bytes to what will be needed soon */
+    int64_t codes_ahead; /* prefetch distance, in bytes */
     int64_t scales_ahead;
     const struct packed_few *x;
     int64_t rows;                               /* of x */
@@ -78,13 +79,13 @@ struct packed_line {
     const uint8_t *scales;
     int64_t codes_step; /* bytes from tile to tile */
     int64_t scales_step;
-    int64_t codes_next; /* bytes to the tiles that come after these */
+    int64_t codes_next; /* bytes to the next tiles */
     int64_t scales_next;
     const struct packed_rows *x;                /* of its first row */
-    __m256 (*total)[PACKED_FEW][PACKED_HALVES]; /* [tiles][0], added to, in units of step_unit */
+    __m256 (*total)[PACKED_FEW][PACKED_HALVES]; /* [tiles][0], added to, to be multiplied with step_factor */
 };
 
-/* A piece of a tile, decoded, and where its product goes. */
+/* A decoded piece of a tile, and the destination of its product. */
 struct packed_piece {
     const struct packed_rows *x;
     const float
@@ -104,11 +105,11 @@ struct packed_piece {
 
 /* A format and precision. */
 struct packed_avx2_parts {
-    float step_unit;     /* what the totals of steps are in units of */
+    float step_factor;   /* totals of steps are multiplied with it */
     int64_t piece_tiles; /* tiles along K in a piece */
-    int64_t sweep_rows;  /* of x that go over a piece together */
+    int64_t sweep_rows;  /* of x that are multiplied with a piece together */
     void (*step)(const struct packed_step *step);
-    /* Tiles [begin, end) along K. Returns the first that it has not done, because a scale there is rare: the step's. */
+    /* Tiles [begin, end) along K. Returns the first tile whose scales it does not support; `step` handles that tile. */
     int64_t (*line)(const struct packed_line *line, int64_t begin, int64_t end);
     /* Groups of 16 columns into the panel. */
     void (*decode)(const uint8_t *codes, int64_t groups, void *weights);
@@ -181,7 +182,7 @@ PACKED_INLINE __m256i packed_load_codes(const uint8_t *codes) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)codes));
 }
 
-/* For sweeps: floats, multiplied with 1/2 as often as `halvings` says because of the factors 2 in integers. */
+/* For sweeps: floats times 2^-halvings, because of the factors 2 in integers. */
 PACKED_INLINE bool packed_decode_scales(enum packed_format format, int halvings, const uint8_t *codes,
                                         int64_t blocks, float *scale, float *lift) {
     const __m256 factor = _mm256_set1_ps((float)(256 >> halvings));
@@ -217,12 +218,12 @@ PACKED_INLINE void packed_scales_load(enum packed_format format, const uint8_t *
     const __m256i one = _mm256_set1_epi8(1);
     const __m256i negative_or_nan = _mm256_or_si256(_mm256_adds_epu8(packed_load_any(codes), one),
                                                     _mm256_adds_epu8(packed_load_any(codes + 32), one));
-    const bool is_plain = _mm256_movemask_epi8(negative_or_nan) == 0;
+    const bool is_regular = _mm256_movemask_epi8(negative_or_nan) == 0;
     PACKED_UNROLL
     for (int i = 0; i < PACKED_GROUPS; ++i) {
         const __m128i some = _mm_loadu_si128((const __m128i *)(codes + i * TILE4_ROWS));
         _mm256_store_si256((__m256i *)(scales->half + i * TILE4_ROWS),
-                           is_plain ? packed_e4m3_to_half_quickly(some) : packed_e4m3_to_half(some));
+                           is_regular ? packed_e4m3_to_half_quickly(some) : packed_e4m3_to_half(some));
     }
 }
 
@@ -283,7 +284,7 @@ PACKED_INLINE void packed_prefetch(const struct packed_step *step, int64_t tile)
 /* Likewise for lines. The hardware prefetcher follows a row, so this only brings lines into the first cache; at the end
  * of a row it prefetches the beginning of the next one. */
 struct packed_ahead {
-    int64_t codes; /* bytes to what will be needed soon */
+    int64_t codes; /* prefetch distance, in bytes */
     int64_t scales;
 };
 

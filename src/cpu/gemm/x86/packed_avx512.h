@@ -1,12 +1,13 @@
-/* cpu/gemm/x86/packed_avx512.h: what the AVX-512 kernels for 4-bit tiled weights share: decoding codes and scales, and the loops
- * around their innermost ones. Depends on packed.h; for files compiled with F, BW, DQ, VL, VBMI and VNNI.
+/* cpu/gemm/x86/packed_avx512.h: what the AVX-512 kernels for 4-bit tiled weights share: decoding codes and scales, and
+ * the loops around their innermost ones. Depends on packed.h; for files compiled with F, BW, DQ, VL, VBMI and VNNI.
  *
  * Rows of the weight are lanes, so each element of y is one lane's sum, in the order that packed.h gives, whatever the
  * loops around it.
  *
- * There are two ways through a product. Few rows of x: the weight is streamed once, some tiles side by side, decoded into
- * registers and multiplied with all rows. Many: two tiles, a panel of columns at a time, are decoded into the first-level
- * cache and multiplied with one group of rows after another; sums wait in scratch memory from one panel to the next. */
+ * There are two ways through a product. Few rows of x: the weight is streamed once, some tiles side by side, decoded
+ * into registers and multiplied with all rows. Many: two tiles, a panel of columns at a time, are decoded into the
+ * first-level cache and multiplied with one group of rows after another; sums wait in scratch memory from one panel to
+ * the next. */
 #ifndef OPAQ_CPU_GEMM_X86_PACKED_AVX512_H
 #define OPAQ_CPU_GEMM_X86_PACKED_AVX512_H
 
@@ -30,16 +31,16 @@ enum {
     LANES = 16,
     GROUP_ROWS = PACKED_FEW_ROWS, /* rows of x that are multiplied at once, at most */
     FEW_KINDS = 4,                /* groups of 1, 2, 4 or 8 rows have a loop of their own */
-    STREAMS = 4,                  /* tiles side by side where the weight is streamed, at most */
-    PANEL_TILES = 2,              /* tiles side by side where it is decoded into a panel */
-    LINE = 64,                    /* bytes of memory that come together, and of a vector */
+    STREAMS = 4,                  /* maximum number of tiles that are streamed in parallel */
+    PANEL_TILES = 2,              /* tiles that are decoded into a panel together */
+    LINE = 64,                    /* bytes of a cache line, and of a vector */
     HALF_COLUMNS = 8              /* of a half of a group of codes: one line */
 };
 _Static_assert(TILE4_ROWS - LANES == 0, "a tile's rows are the lanes");
 
 /* ---- the loops around the kernels ---- */
 
-/* Tiles that are read side by side, at equal distances, and the sums of each with the rows of x. In the next round each
+/* Tiles that are read in parallel, at equal distances, and the sums of each with the rows of x. In the next round each
  * stream continues with the tiles of the next rows. */
 struct stream_job {
     const uint8_t *data;
@@ -64,8 +65,9 @@ struct sweep_job {
 
 /* A kernel's innermost loops.
  *
- * Rows of x are copied into records, so that the addresses of a group's rows differ by constants: a record is the columns
- * of one tile for a group of rows, and belongs to the kernel but for its size, which is `row_bytes` for each row. */
+ * Rows of x are copied into records, so that the addresses of a group's rows differ by constants: a record is the
+ * columns of one tile for a group of rows, and belongs to the kernel but for its size, which is `row_bytes` for each
+ * row. */
 struct packed_ways {
     int64_t row_bytes;
     /* Columns of tiles [first, first + count) of the rows from m on; a group that has less repeats its last row. */
@@ -82,7 +84,7 @@ struct packed_ways {
     float power;                                   /* sums are to be multiplied with this power of two */
 };
 
-/* What a task has for records and for sums, both to stay in the second-level cache; a panel follows. */
+/* Bytes of a task's records and sums, which should stay in the second-level cache; a panel follows. */
 enum { RECORDS_BYTES = 128 << 10, SUMS_BYTES = 512 << 10, WAYS_BYTES = RECORDS_BYTES + SUMS_BYTES };
 
 /* Iterates over the rounds of a job, as jobs of one round. Little is done in between: while a load waits, the processor
@@ -102,7 +104,7 @@ PACKED_INLINE void stream_next(const struct stream_job *job, int64_t scale_bytes
     round->jump = round->rounds == 1 ? job->jump : job->gap;
 }
 
-/* Defines function `name`, which runs all rounds of a job with `stream`, inlined or not as `how` says
+/* Defines function `name`, which runs all rounds of a job with `stream`, inlined or not according to `how`
  * (PACKED_INLINE or PACKED_APART): compilers allocate registers better in one or the other. */
 #define PACKED_APART static __attribute__((noinline))
 #define STREAM_ROUNDS(how, name, kind, scale_bytes, streams, rows)                                \
@@ -121,13 +123,13 @@ void packed_run_avx512(const struct packed_ways *ways, const struct packed_weigh
 
 /* ---- codes ---- */
 
-/* For vpermb, which looks at six bits of an index: four copies, so that the nibble above does not matter. Twice the value
+/* For vpermb, which uses six bits of an index: four copies, so that the nibble above does not matter. Twice the value
  * plus 12. */
 PACKED_INLINE __m512i table_of_bytes(void) {
     return _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
 }
 
-/* For vpermw, which looks at five: two copies. Twice the value. */
+/* For vpermw, which uses five: two copies. Twice the value. */
 PACKED_INLINE __m512i table_of_words(void) {
     return _mm512_broadcast_i64x4(_mm256_setr_epi16(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
 }
@@ -180,8 +182,8 @@ PACKED_INLINE __m128i load_scale_codes(const uint8_t *codes) {
     return _mm_loadu_si128((const __m128i *)(const void *)codes);
 }
 
-/* e4m3 times 2^-8, as halves, whose exponents are the 16 lowest: subnormal scales are right as well. A code shifted by 7
- * has its sign in bit 14, too; that bit becomes 1 for NaN alone, the only code that carries so far when one more is
+/* e4m3 times 2^-8, as halves, whose exponents are the 16 lowest: subnormal scales are right as well. A code shifted by
+ * 7 has its sign in bit 14, too; that bit becomes 1 for NaN alone, the only code that carries so far when one more is
  * added. */
 PACKED_INLINE __m512 decode_scale_e4m3(const uint8_t *codes) {
     const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_scale_codes(codes)), 7);
@@ -190,7 +192,7 @@ PACKED_INLINE __m512 decode_scale_e4m3(const uint8_t *codes) {
 }
 
 /* The same where no scale is negative or NaN. */
-PACKED_INLINE __m512 decode_plain_scale_e4m3(const uint8_t *codes) {
+PACKED_INLINE __m512 decode_regular_scale_e4m3(const uint8_t *codes) {
     return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_scale_codes(codes)), 7));
 }
 
@@ -220,13 +222,14 @@ PACKED_INLINE struct scale_pair decode_scale_e8m0(const uint8_t *codes, int halv
 }
 
 /* The same where all scales are normal floats and numbers. */
-PACKED_INLINE __m512 decode_plain_scale_e8m0(const uint8_t *codes, int halvings) {
+PACKED_INLINE __m512 decode_regular_scale_e8m0(const uint8_t *codes, int halvings) {
     const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(load_scale_codes(codes)), 23);
     return _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_set1_epi32(halvings << 23)));
 }
 
-/* Whether the scales of a column of `tiles` tiles, `step` bytes apart, are plain. */
-PACKED_INLINE bool is_plain_e4m3(const uint8_t *scale, int64_t step, int tiles) {
+/* Whether the scales of a column of `tiles` tiles, `step` bytes apart, are regular: positive numbers whose shorter
+ * decoding is exact. */
+PACKED_INLINE bool is_regular_e4m3(const uint8_t *scale, int64_t step, int tiles) {
     __m512i largest = _mm512_loadu_si512(scale);
     PACKED_UNROLL
     for (int t = 1; t < tiles; ++t) {
@@ -246,7 +249,7 @@ PACKED_INLINE bool is_normal_e4m3(const uint8_t *scale, int64_t step, int tiles)
     return _mm512_cmpge_epu8_mask(largest, _mm512_set1_epi8(0x7F - 8)) == 0;
 }
 
-PACKED_INLINE bool is_plain_e8m0(const uint8_t *scale, int64_t step, int tiles, int halvings) {
+PACKED_INLINE bool is_regular_e8m0(const uint8_t *scale, int64_t step, int tiles, int halvings) {
     const __m256i lowest = _mm256_set1_epi8((char)(1 + halvings));
     __m256i largest = _mm256_setzero_si256();
     PACKED_UNROLL
@@ -262,7 +265,7 @@ PACKED_INLINE bool is_plain_e8m0(const uint8_t *scale, int64_t step, int tiles, 
 
 typedef int32_t int32_alias __attribute__((may_alias));
 
-/* Written out, because the instruction for floats, which compilers prefer, takes a shuffle on some processors. */
+/* In assembly, because the instruction for floats, which compilers prefer, needs a shuffle on some processors. */
 PACKED_INLINE __m512 broadcast(const uint8_t *from) {
     __m512 vector;
     __asm__("vpbroadcastd %1, %0" : "=v"(vector) : "m"(*(const int32_alias *)(const void *)from));
@@ -275,7 +278,7 @@ PACKED_INLINE __m512i broadcast_integers(const uint8_t *from) {
     return _mm512_set1_epi32(value);
 }
 
-/* ---- asking for memory ---- */
+/* ---- prefetching ---- */
 
 /* Prefetch distance, in tiles along the columns. Products with one row of bytes are bound by memory, and gain nothing
  * from more. */
@@ -283,6 +286,6 @@ PACKED_INLINE int64_t stream_ahead(int rows) { return rows <= 2 ? 2 : 4; }
 
 /* Prefetches into the second-level cache, which allows more lines in flight than the first one. A function that only
  * prefetches must be PACKED_INLINE too: compilers remove calls of it. */
-PACKED_INLINE void ask_for(const uint8_t *line) { _mm_prefetch((const char *)line, _MM_HINT_T1); }
+PACKED_INLINE void prefetch(const uint8_t *line) { _mm_prefetch((const char *)line, _MM_HINT_T1); }
 
 #endif

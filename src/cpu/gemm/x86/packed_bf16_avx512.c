@@ -1,5 +1,6 @@
-/* cpu/gemm/x86/packed_bf16_avx512.c: 4-bit tiled weights times rows of bf16 (exact), with vdpbf16ps: two products for each row of a
- * tile. The weights' values are exact in bf16, the products in float32. Depends on packed_words_avx512.h. */
+/* cpu/gemm/x86/packed_bf16_avx512.c: 4-bit tiled weights times rows of bf16 (exact), with vdpbf16ps: two products for
+ * each row of a tile. The weights' values are exact in bf16, the products in float32. Depends on
+ * packed_words_avx512.h. */
 #include "cpu/gemm/packed.h"
 
 #if defined(__x86_64__)

@@ -52,8 +52,8 @@ PACKED_INLINE struct packed_nibbles load_eight(const uint8_t *codes) {
 
 /* ---- few rows of x ---- */
 
-/* `chains` half groups of 16 columns, from `first` on: halves of a group follow each other. As a product waits for the one
- * before it, few rows of x need several chains. */
+/* `chains` half groups of 16 columns, from `first` on: halves of a group follow each other. Since a multiply-add waits
+ * for the previous one, few rows of x need several chains. */
 PACKED_INLINE void step_groups(enum packed_format format, int rows, int chains, const uint8_t *codes,
                                const struct packed_scales *scales, const struct packed_few *x,
                                struct tables tables, int first, __m256 (*total)[PACKED_HALVES]) {

@@ -1,9 +1,9 @@
 /* cpu/gemm/x86/packed_fast_avx2.c: 4-bit weights times int8 rows (fast, fast32, codes) with AVX2.
  *
  * vpmaddubsw multiplies unsigned with signed bytes and adds neighbours in int16, which must hold the sum. The weights'
- * values, times 2 and plus 12, are 0 to 24 and x is within -127 to 127, so the four products of a row's dword in each of
- * 4 vectors make at most 4 * 2 * 24 * 127 = 24384: one vpmaddwd for 16 columns brings them to int32, and x's correction
- * takes the 12 away again. For 16 columns, 8 rows and a row of x:
+ * values, times 2 and plus 12, are 0 to 24 and x is within -127 to 127, so the four products of a row's dword in each
+ * of 4 vectors make at most 4 * 2 * 24 * 127 = 24384: one vpmaddwd for 16 columns brings them to int32, and x's
+ * correction takes the 12 away again. For 16 columns, 8 rows and a row of x:
  *     4 vpmaddubsw + 3 vpaddw + vpmaddwd + vpaddd + vcvtdq2ps + vfmadd = 11 instructions for 128 multiplications
  * of which 7 are for the two ports that multiply; vpmaddubsw alone would be 4. */
 #include "cpu/gemm/packed.h"
@@ -243,7 +243,7 @@ static void decode(const uint8_t *codes, int64_t groups, void *weights) {
     }
 }
 
-/* Where a row of x has what the piece needs. */
+/* The addresses of a row's data for the piece. */
 struct row {
     const int8_t *q;
     const int32_t *correction;
@@ -339,8 +339,8 @@ PACKED_LINE(mxfp4_fast, PACKED_MXFP4, PACKED_FAST)
 PACKED_LINE(mxfp4_fast32, PACKED_MXFP4, PACKED_FAST32)
 PACKED_LINE(mxfp4_codes, PACKED_MXFP4, PACKED_CODES)
 
-#define PARTS(unit, name) \
-    { unit, PIECE_TILES, ROWS_TOGETHER, step_##name, line_##name, decode, scales_##name, sweep_##name }
+#define PARTS(factor, name) \
+    { factor, PIECE_TILES, ROWS_TOGETHER, step_##name, line_##name, decode, scales_##name, sweep_##name }
 const struct packed_avx2_parts packed_fast_parts_avx2[2] = {PARTS(128.0f, nvfp4_fast), PARTS(1.0f, mxfp4_fast)};
 const struct packed_avx2_parts packed_fast32_parts_avx2[2] = {PARTS(1.0f, nvfp4_fast32),
                                                               PARTS(1.0f, mxfp4_fast32)};

@@ -1,5 +1,5 @@
-/* cpu/gemm/x86/packed_float_avx512.c: 4-bit tiled weights times rows of float32 (exact). Products of 16 columns are added in order,
- * their sum times the block's scale to the total. Depends on packed_avx512.h. */
+/* cpu/gemm/x86/packed_float_avx512.c: 4-bit tiled weights times rows of float32 (exact). Products of 16 columns are
+ * added in order, their sum times the block's scale to the total. Depends on packed_avx512.h. */
 #include "cpu/gemm/x86/packed_kernels_avx512.h"
 
 #if defined(__x86_64__)
@@ -26,7 +26,7 @@ static void records_make(const struct packed_rows *x, int64_t m, int rows, int64
             const int64_t from = min_int64(m + r, x->rows - 1);
             const int64_t later = min_int64(from + rows, x->rows - 1);
             for (int i = 0; i < TILE4_COLUMNS; i += LINE / 4) {
-                ask_for((const uint8_t *)(x->f32 + later * x->padded + column * TILE4_COLUMNS + i));
+                prefetch((const uint8_t *)(x->f32 + later * x->padded + column * TILE4_COLUMNS + i));
             }
             memcpy(to, x->f32 + from * x->padded + column * TILE4_COLUMNS, ROW_BYTES);
             to += ROW_BYTES;
@@ -40,14 +40,14 @@ PACKED_INLINE __m512 float_at(const uint8_t *record, int row, int column) {
 
 /* ---- scales and totals ---- */
 
-PACKED_INLINE struct scale_pair decode_scale(bool is_nvfp4, bool is_plain, const uint8_t *codes) {
+PACKED_INLINE struct scale_pair decode_scale(bool is_nvfp4, bool is_regular, const uint8_t *codes) {
     if (is_nvfp4) {
-        const __m512 scale = is_plain ? decode_normal_scale_e4m3(codes)
-                                      : _mm512_mul_ps(decode_scale_e4m3(codes), _mm512_set1_ps(256.0f));
+        const __m512 scale = is_regular ? decode_normal_scale_e4m3(codes)
+                                        : _mm512_mul_ps(decode_scale_e4m3(codes), _mm512_set1_ps(256.0f));
         return (struct scale_pair){scale, scale};
     }
-    if (is_plain) {
-        const __m512 scale = decode_plain_scale_e8m0(codes, 0);
+    if (is_regular) {
+        const __m512 scale = decode_regular_scale_e8m0(codes, 0);
         return (struct scale_pair){scale, scale};
     }
     return decode_scale_e8m0(codes, 0);
@@ -63,9 +63,9 @@ PACKED_INLINE void add_group(bool has_rest, __m512 sum, struct scale_pair scale,
 enum {
     STEP = 4,
     STEPS = TILE4_GROUP / STEP
-}; /* columns that are looked up before those before them are multiplied */
+}; /* columns whose values are looked up ahead of the multiplication */
 
-/* The next STEP columns of all tiles: the codes they are among, and what was looked up. */
+/* The next STEP columns of all tiles: the vectors with their codes, and the values that were looked up. */
 struct ahead {
     __m512i codes[STREAMS];
     __m512i pair[2][STREAMS];
@@ -86,11 +86,12 @@ PACKED_INLINE void look_up_ahead(__m512i table, int column, int i, int streams, 
     __asm__("" : "+v"(ahead->pair[i / streams][t])); /* here, between the multiplications */
 }
 
-/* 16 columns of all tiles, whose instructions alternate, so that they need not wait for each other. `next` is where the
- * columns after these begin. */
-PACKED_INLINE void stream_group(bool is_nvfp4, bool is_plain, const struct stream_job *job, const uint8_t *data,
-                                const uint8_t *next, const uint8_t *scale, const uint8_t *data_ahead,
-                                const uint8_t *x, int streams, int rows, struct ahead *ahead) {
+/* 16 columns of all tiles, whose instructions alternate, so that they do not wait for each other. `next` is the start
+ * of the following columns. */
+PACKED_INLINE void stream_group(bool is_nvfp4, bool is_regular, const struct stream_job *job,
+                                const uint8_t *data, const uint8_t *next, const uint8_t *scale,
+                                const uint8_t *data_ahead, const uint8_t *x, int streams, int rows,
+                                struct ahead *ahead) {
     const __m512i table = table_of_floats();
     __m512 sum[STREAMS][GROUP_ROWS];
     PACKED_UNROLL
@@ -103,7 +104,7 @@ PACKED_INLINE void stream_group(bool is_nvfp4, bool is_plain, const struct strea
         if (s % 2 == 1) {
             PACKED_UNROLL
             for (int t = 0; t < streams; ++t) {
-                ask_for(data_ahead + t * job->data_step + s / 2 * LINE);
+                prefetch(data_ahead + t * job->data_step + s / 2 * LINE);
             }
             load_ahead(job, s == 1 ? data + LINE : next, streams, ahead);
         }
@@ -129,22 +130,22 @@ PACKED_INLINE void stream_group(bool is_nvfp4, bool is_plain, const struct strea
     }
     PACKED_UNROLL
     for (int t = 0; t < streams; ++t) {
-        const struct scale_pair factor = decode_scale(is_nvfp4, is_plain, scale + t * job->scale_step);
+        const struct scale_pair factor = decode_scale(is_nvfp4, is_regular, scale + t * job->scale_step);
         PACKED_UNROLL
         for (int r = 0; r < rows; ++r) {
-            add_group(!is_nvfp4 && !is_plain, sum[t][r], factor, job->total + (t * rows + r) * LANES);
+            add_group(!is_nvfp4 && !is_regular, sum[t][r], factor, job->total + (t * rows + r) * LANES);
         }
     }
 }
 
 /* A column of tiles. `last` is the job's last group, which has none after it. */
-PACKED_INLINE void stream_column(bool is_nvfp4, bool is_plain, const struct stream_job *job,
+PACKED_INLINE void stream_column(bool is_nvfp4, bool is_regular, const struct stream_job *job,
                                  const uint8_t *data, const uint8_t *last, const uint8_t *scale,
                                  const uint8_t *data_ahead, const uint8_t *record, int streams, int rows,
                                  struct ahead *ahead) {
     for (int g = 0; g < GROUPS; ++g) {
         const uint8_t *const next = data == last ? data : data + TILE4_GROUP_BYTES;
-        stream_group(is_nvfp4, is_plain, job, data, next, scale_of_group(is_nvfp4, scale, g), data_ahead,
+        stream_group(is_nvfp4, is_regular, job, data, next, scale_of_group(is_nvfp4, scale, g), data_ahead,
                      record + g * TILE4_GROUP * 4, streams, rows, ahead);
         data += TILE4_GROUP_BYTES;
         data_ahead += TILE4_GROUP_BYTES;
@@ -174,11 +175,11 @@ PACKED_INLINE void stream(bool is_nvfp4, const struct stream_job *job, int strea
         }
         PACKED_UNROLL
         for (int t = 0; t < streams; ++t) {
-            ask_for(scale_ahead + t * job->scale_step);
+            prefetch(scale_ahead + t * job->scale_step);
         }
-        const bool is_plain = is_nvfp4 ? is_normal_e4m3(scale, job->scale_step, streams)
-                                       : is_plain_e8m0(scale, job->scale_step, streams, 0);
-        if (is_plain) {
+        const bool is_regular = is_nvfp4 ? is_normal_e4m3(scale, job->scale_step, streams)
+                                         : is_regular_e8m0(scale, job->scale_step, streams, 0);
+        if (is_regular) {
             stream_column(is_nvfp4, true, job, data, last, scale, data_ahead, record, streams, rows, &ahead);
         } else {
             stream_column(is_nvfp4, false, job, data, last, scale, data_ahead, record, streams, rows, &ahead);
@@ -227,12 +228,13 @@ PACKED_INLINE void panel_make(bool is_nvfp4, const struct packed_weight *weight,
             _mm512_store_ps(panel->groups[i][(TILE4_GROUP + 1) * PANEL_TILES + t], factor.rest);
         }
         for (int64_t i = 0; i < count && !is_nvfp4; ++i) {
-            panel->has_rest |= !is_plain_e8m0(scale + i * scale_bytes_of(is_nvfp4), 0, 1, 0);
+            panel->has_rest |= !is_regular_e8m0(scale + i * scale_bytes_of(is_nvfp4), 0, 1, 0);
         }
     }
 }
 
-/* The sums of all rows stay in registers while the weights of 16 columns pass by, the totals are in memory. */
+/* The sums of all rows stay in registers while the weights of 16 columns are loaded one after another; the totals are
+ * in memory. */
 PACKED_INLINE void sweep_group(bool has_rest, const float w[GROUP_VECTORS][LANES], const uint8_t *x, int rows,
                                float *total) {
     __m512 sum[PANEL_TILES][GROUP_ROWS];

@@ -2,7 +2,7 @@
  *
  * A block of codes is converted to f16 in memory, from where F16C converts it to floats: e5m2 is the upper byte
  * of an f16; e4m3 shifted by one bit is an f16 of 2^-8 times the value. Both are exact, including subnormals. */
-#include "cpu/gemm/packed_tables.h"
+#include "cpu/gemm/packed.h"
 #include "opaq/cpu.h"
 
 #if defined(__x86_64__)

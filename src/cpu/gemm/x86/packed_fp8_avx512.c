@@ -1,20 +1,20 @@
-/* cpu/gemm/x86/packed_fp8_avx512.c: products of 8-bit tiles with float32, 16 lanes; compiled with AVX-512 and VBMI. Half of the
- * bfloat16 of two columns make 16 floats of the one, the other half 16 of the other. */
-#include "cpu/gemm/packed_tables.h"
+/* cpu/gemm/x86/packed_fp8_avx512.c: products of 8-bit tiles with float32, 16 lanes; compiled with AVX-512 and VBMI.
+ * Half of the bfloat16 of two columns make 16 floats of the one, the other half 16 of the other. */
+#include "cpu/gemm/packed.h"
 #include "opaq/cpu.h"
 
 #if defined(__x86_64__)
 #include "cpu/gemm/x86/packed_fp8_avx512.h"
 
-/* Written out, because the instruction for floats, which compilers prefer, takes a shuffle on some processors. */
+/* In assembly, because the instruction for floats, which compilers prefer, needs a shuffle on some processors. */
 static inline struct vector vector_broadcast(const float *from) {
     struct vector a;
     __asm__("vpbroadcastd %1, %0" : "=v"(a.lane) : "m"(*from));
     return a;
 }
 
-/* sum += a * *b. Some processors spend a shuffle on a broadcast of its own, and none on this one; compilers prefer to
- * share it. */
+/* sum += a * *b. On some processors a separate broadcast needs a shuffle and this one does not; compilers prefer to
+ * share a separate one. */
 static inline void vector_add_product(struct vector *sum, struct vector a, const float *b) {
     __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum->lane) : "v"(a.lane), "m"(*b));
 }

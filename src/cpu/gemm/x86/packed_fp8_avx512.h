@@ -1,4 +1,5 @@
-/* cpu/gemm/x86/packed_fp8_avx512.h: what products with 8-bit tiles need in 16 lanes, whatever x is; compiled with AVX-512 and VBMI.
+/* cpu/gemm/x86/packed_fp8_avx512.h: what products with 8-bit tiles in 16 lanes share, for every type of x; compiled
+ * with AVX-512 and VBMI.
  * Depends on packed.h.
  *
  * A code becomes a bfloat16 by two tables of 128 bytes, which is exact: subnormals, infinities and NaN are entries like

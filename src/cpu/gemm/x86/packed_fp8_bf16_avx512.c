@@ -1,6 +1,6 @@
-/* cpu/gemm/x86/packed_fp8_bf16_avx512.c: products of 8-bit tiles with bfloat16, 16 lanes, by vdpbf16ps: two columns at once;
- * compiled with AVX-512, VBMI and BF16. */
-#include "cpu/gemm/packed_tables.h"
+/* cpu/gemm/x86/packed_fp8_bf16_avx512.c: products of 8-bit tiles with bfloat16, 16 lanes, by vdpbf16ps: two columns at
+ * once; compiled with AVX-512, VBMI and BF16. */
+#include "cpu/gemm/packed.h"
 #include "opaq/cpu.h"
 
 #if defined(__x86_64__)

@@ -1,5 +1,5 @@
-/* cpu/gemm/x86/packed_int16_avx512.c: 4-bit tiled weights times rows of int16 (near), with vpdpwssd: two products of signed words
- * for each row of a tile. Depends on packed_words_avx512.h. */
+/* cpu/gemm/x86/packed_int16_avx512.c: 4-bit tiled weights times rows of int16 (near), with vpdpwssd: two products of
+ * signed words for each row of a tile. Depends on packed_words_avx512.h. */
 #include "cpu/gemm/packed.h"
 
 #if defined(__x86_64__)

@@ -1,6 +1,6 @@
-/* cpu/gemm/x86/packed_int8_avx512.c: 4-bit tiled weights times rows of int8 (fast, fast32, codes), with vpdpbusd: four products of
- * an unsigned and a signed byte for each row of a tile. Weights become unsigned by adding 12 to twice their value; sums
- * begin with the correction for that. Depends on packed_avx512.h. */
+/* cpu/gemm/x86/packed_int8_avx512.c: 4-bit tiled weights times rows of int8 (fast, fast32, codes), with vpdpbusd: four
+ * products of an unsigned and a signed byte for each row of a tile. Weights become unsigned by adding 12 to twice
+ * their value; sums begin with the correction for that. Depends on packed_avx512.h. */
 #include "cpu/gemm/x86/packed_kernels_avx512.h"
 
 #if defined(__x86_64__)
@@ -46,8 +46,8 @@ PACKED_INLINE const uint8_t *scale_at(struct kind kind, const uint8_t *record, i
     return correction_at(kind, record, rows, rows + row, block);
 }
 
-/* Of block b of row m, counted over all columns. With codes, q is twice a value. With nvfp4, the 2^8 that a decoded scale
- * lacks and the 1/2 of a decoded weight are in it. */
+/* Of block b of row m, counted over all columns. With codes, q is twice a value. With nvfp4, the 2^8 that a decoded
+ * scale lacks and the 1/2 of a decoded weight are in it. */
 static float scale_of(const struct packed_rows *x, struct kind kind, int64_t m, int64_t b) {
     const float power = kind.is_nvfp4 ? 128.0f : 1.0f;
     if (x->precision == PACKED_CODES) {
@@ -65,7 +65,7 @@ PACKED_INLINE void records_make(struct kind kind, const struct packed_rows *x, i
         for (int r = 0; r < rows; ++r) {
             const int64_t from = min_int64(m + r, x->rows - 1);
             const int64_t later = min_int64(from + rows, x->rows - 1);
-            ask_for((const uint8_t *)x->q8 + later * x->padded + column * TILE4_COLUMNS);
+            prefetch((const uint8_t *)x->q8 + later * x->padded + column * TILE4_COLUMNS);
             const int32_t *sums = x->correction + from * (x->padded / 16) + column * 4;
             memcpy(to + r * TILE4_COLUMNS, x->q8 + from * x->padded + column * TILE4_COLUMNS, TILE4_COLUMNS);
             for (int b = 0; b < blocks; ++b) {
@@ -84,13 +84,13 @@ PACKED_INLINE void records_make(struct kind kind, const struct packed_rows *x, i
 /* ---- few rows: the weight is streamed ---- */
 
 /* Of a block, with the 1/2 of its weights; but nvfp4's is times 2^-7 of that. */
-PACKED_INLINE struct scale_pair decode_scale(struct kind kind, bool is_plain, const uint8_t *codes) {
+PACKED_INLINE struct scale_pair decode_scale(struct kind kind, bool is_regular, const uint8_t *codes) {
     if (kind.is_nvfp4) {
-        const __m512 scale = is_plain ? decode_plain_scale_e4m3(codes) : decode_scale_e4m3(codes);
+        const __m512 scale = is_regular ? decode_regular_scale_e4m3(codes) : decode_scale_e4m3(codes);
         return (struct scale_pair){scale, scale};
     }
-    if (is_plain) {
-        const __m512 scale = decode_plain_scale_e8m0(codes, 1);
+    if (is_regular) {
+        const __m512 scale = decode_regular_scale_e8m0(codes, 1);
         return (struct scale_pair){scale, scale};
     }
     return decode_scale_e8m0(codes, 1);
@@ -105,8 +105,8 @@ PACKED_INLINE __m512 add_block(struct kind kind, bool has_rest, __m512i sum, con
     return _mm512_fmadd_ps(value, scale.main, total);
 }
 
-/* One block of `tiles` tiles. Their instructions alternate, so that they need not wait for each other. */
-PACKED_INLINE void stream_block(struct kind kind, bool is_plain, const uint8_t *data, int64_t data_step,
+/* One block of `tiles` tiles. Their instructions alternate, so that they do not wait for each other. */
+PACKED_INLINE void stream_block(struct kind kind, bool is_regular, const uint8_t *data, int64_t data_step,
                                 const uint8_t *scale, int64_t scale_step, const uint8_t *record, int block,
                                 int tiles, int rows, __m512 total[][GROUP_ROWS]) {
     const __m512i table = table_of_bytes();
@@ -119,7 +119,7 @@ PACKED_INLINE void stream_block(struct kind kind, bool is_plain, const uint8_t *
         for (int h = 0; h < steps / 2; ++h) {
             decode_bytes(table, data + t * data_step + h * LINE, w[t] + 2 * h);
         }
-        factor[t] = decode_scale(kind, is_plain, scale + t * scale_step);
+        factor[t] = decode_scale(kind, is_regular, scale + t * scale_step);
     }
     PACKED_UNROLL
     for (int r = 0; r < rows; ++r) {
@@ -138,14 +138,14 @@ PACKED_INLINE void stream_block(struct kind kind, bool is_plain, const uint8_t *
         }
         PACKED_UNROLL
         for (int t = 0; t < tiles; ++t) {
-            total[t][r] = add_block(kind, !kind.is_nvfp4 && !is_plain, sum[t],
+            total[t][r] = add_block(kind, !kind.is_nvfp4 && !is_regular, sum[t],
                                     scale_at(kind, record, rows, r, block), factor[t], total[t][r]);
         }
     }
 }
 
 /* A column of tiles. Prefetches are spread over it. */
-PACKED_INLINE void stream_column(struct kind kind, bool is_plain, const uint8_t *data, int64_t data_step,
+PACKED_INLINE void stream_column(struct kind kind, bool is_regular, const uint8_t *data, int64_t data_step,
                                  const uint8_t *scale, int64_t scale_step, const uint8_t *data_ahead,
                                  const uint8_t *record, int streams, int rows,
                                  __m512 total[STREAMS][GROUP_ROWS]) {
@@ -156,9 +156,9 @@ PACKED_INLINE void stream_column(struct kind kind, bool is_plain, const uint8_t 
         for (int t = 0; t < streams; t += together) {
             PACKED_UNROLL
             for (int h = 0; h < together * steps / 2; ++h) {
-                ask_for(data_ahead + (t + h / (steps / 2)) * data_step + h % (steps / 2) * LINE);
+                prefetch(data_ahead + (t + h / (steps / 2)) * data_step + h % (steps / 2) * LINE);
             }
-            stream_block(kind, is_plain, data + t * data_step, data_step, scale + t * scale_step, scale_step,
+            stream_block(kind, is_regular, data + t * data_step, data_step, scale + t * scale_step, scale_step,
                          record, b, together, rows, total + t);
         }
         data += steps / 2 * LINE;
@@ -191,11 +191,11 @@ PACKED_INLINE void stream(struct kind kind, const struct stream_job *job, int st
         }
         PACKED_UNROLL
         for (int t = 0; t < streams; ++t) {
-            ask_for(scale_ahead + t * scale_step);
+            prefetch(scale_ahead + t * scale_step);
         }
-        const bool is_plain = kind.is_nvfp4 ? is_plain_e4m3(scale, scale_step, streams)
-                                            : is_plain_e8m0(scale, scale_step, streams, 1);
-        if (is_plain) {
+        const bool is_regular = kind.is_nvfp4 ? is_regular_e4m3(scale, scale_step, streams)
+                                              : is_regular_e8m0(scale, scale_step, streams, 1);
+        if (is_regular) {
             stream_column(kind, true, data, data_step, scale, scale_step, data_ahead, record, streams, rows,
                           total);
         } else {
@@ -219,7 +219,8 @@ PACKED_INLINE void stream(struct kind kind, const struct stream_job *job, int st
 
 /* ---- many rows: the weight is decoded, two tiles and a panel of columns at a time ---- */
 
-/* Block by block: the weights [step][tile], the scales [tile], and the second factors of these [tile] unless it is nvfp4. */
+/* Block by block: the weights [step][tile], the scales [tile], and the second factors of these [tile] unless it is
+ * nvfp4. */
 struct panel {
     bool has_rest; /* whether any of the second factors is not 1 */
     uint8_t blocks[PANEL_COLUMNS * (MOST_BLOCKS * (4 + 1) * PANEL_TILES * LINE)] __attribute__((aligned(LINE)));
@@ -257,12 +258,12 @@ PACKED_INLINE void panel_make(struct kind kind, const struct packed_weight *weig
             }
         }
         for (int64_t i = 0; i < count && !kind.is_nvfp4; ++i) {
-            panel->has_rest |= !is_plain_e8m0(scale + i * kind_scale_bytes(kind), 0, 1, 1);
+            panel->has_rest |= !is_regular_e8m0(scale + i * kind_scale_bytes(kind), 0, 1, 1);
         }
     }
 }
 
-/* Few steps: the weights stay in registers while the rows pass by. */
+/* Few steps: the weights stay in registers for all rows. */
 PACKED_INLINE void sweep_short(struct kind kind, const uint8_t *block, const uint8_t *record, int rows, int b,
                                __m512 total[PANEL_TILES][GROUP_ROWS]) {
     const int steps = kind_steps(kind);
@@ -300,7 +301,8 @@ PACKED_INLINE void sweep_short(struct kind kind, const uint8_t *block, const uin
     }
 }
 
-/* Many steps: the sums of all rows stay in registers while the weights pass by, the totals are in memory. */
+/* Many steps: the sums of all rows stay in registers while the weights are loaded one after another; the totals are
+ * in memory. */
 PACKED_INLINE void sweep_long(struct kind kind, bool has_rest, const uint8_t *block, const uint8_t *record,
                               int rows, int b, float *total) {
     const int steps = kind_steps(kind);

@@ -1,5 +1,5 @@
-/* cpu/gemm/x86/packed_kernels_avx2.h: the AVX2 kernels of a precision for 4-bit tiles, made of its primitives. Depends on
- * packed_avx2.h.
+/* cpu/gemm/x86/packed_kernels_avx2.h: the AVX2 kernels of a precision for 4-bit tiles, made of its primitives. Depends
+ * on packed_avx2.h.
  *
  * The file that includes it has defined, with arguments that are constants where they are called:
  *     SWEEP_ROWS         rows of x that are multiplied with a decoded piece at once, a macro: 2 or 6
@@ -80,7 +80,7 @@ PACKED_INLINE void sweep_all(enum packed_format format, enum packed_precision pr
     }
 }
 
-/* The functions of a format, as their table wants them. */
+/* The functions of a format, with the signatures of the table's entries. */
 #define PACKED_FUNCTIONS(name, format, precision)                                                  \
     static void step_##name(const struct packed_step *step) { step_all(format, precision, step); } \
     static bool scales_##name(const uint8_t *codes, int64_t blocks, float *scale, float *lift) {   \

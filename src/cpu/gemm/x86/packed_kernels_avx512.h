@@ -1,5 +1,5 @@
-/* cpu/gemm/x86/packed_kernels_avx512.h: the AVX-512 kernels for tiled weights; packed_table_avx512.c lists them. Depends on
- * packed.h. */
+/* cpu/gemm/x86/packed_kernels_avx512.h: the AVX-512 kernels for tiled weights; packed_table_avx512.c lists them.
+ * Depends on packed.h. */
 #ifndef OPAQ_CPU_GEMM_X86_PACKED_KERNELS_AVX512_H
 #define OPAQ_CPU_GEMM_X86_PACKED_KERNELS_AVX512_H
 

@@ -1,7 +1,8 @@
 /* cpu/gemm/x86/packed_near_avx2.c: 4-bit weights times int16 rows (near) with AVX2.
  *
- * vpmaddwd multiplies int16 and adds neighbours in int32. The weights' values times 2 are within -12 to 12, so 32 columns
- * make at most 32 * 12 * 32767 < 2^24: sums are exact in int32, and as floats. For 16 columns, 8 rows and a row of x:
+ * vpmaddwd multiplies int16 and adds neighbours in int32. The weights' values times 2 are within -12 to 12, so 32
+ * columns make at most 32 * 12 * 32767 < 2^24: sums are exact in int32, and as floats. For 16 columns, 8 rows and a
+ * row of x:
  *     8 vpmaddwd + 7 vpaddd + vcvtdq2ps + vfmadd = 17 instructions for 128 multiplications. */
 #include "cpu/gemm/packed.h"
 
@@ -93,7 +94,7 @@ PACKED_INLINE void step_rows(enum packed_format format, enum packed_precision pr
             total[0][m] = step->total[tile][m][0];
             total[1][m] = step->total[tile][m][1];
         }
-        if (rows <= 2) { /* more work that does not wait for other work */
+        if (rows <= 2) { /* more independent instructions */
             for (int b = 0; b < blocks; ++b) {
                 step_block(format, rows, codes, &scales, step->x, values, b, 0, total[0]);
                 step_block(format, rows, codes, &scales, step->x, values, b, 1, total[1]);

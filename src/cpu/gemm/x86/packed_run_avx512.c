@@ -1,5 +1,5 @@
-/* cpu/gemm/x86/packed_run_avx512.c: the loops around the innermost ones of the AVX-512 kernels for 4-bit tiled weights. Depends on
- * packed_avx512.h. */
+/* cpu/gemm/x86/packed_run_avx512.c: the loops around the innermost ones of the AVX-512 kernels for 4-bit tiled
+ * weights. Depends on packed_avx512.h. */
 #include "cpu/gemm/packed.h"
 
 #if defined(__x86_64__)
@@ -9,12 +9,12 @@
 #include "cpu/gemm/x86/packed_kernels_avx512.h"
 
 enum {
-    CHUNK_ROWS = 256,
-    STREAM_SUMS = 128 /* vectors of sums that wait for the end of a job, at most */
+    RECORD_ROWS = 256, /* rows of x whose records are prepared together, at most */
+    STREAM_SUMS = 128  /* maximum number of vectors of sums kept until the end of a job */
 };
 _Static_assert(RECORDS_BYTES - PACKED_FEW_SCRATCH_AVX512 == 0, "few rows need records only");
 
-/* Where the sums of one tile go. */
+/* The destination of the sums of one tile. */
 struct tile_place {
     float *y;
     __mmask16 mask; /* rows of the weight that there are */
@@ -35,7 +35,7 @@ static struct tile_place tile_place_make(const struct packed_weight *weight, int
             : _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(mask, weight->row_factor + n))};
 }
 
-/* A task, and which part of the columns it is at. */
+/* A task, and the columns that it is processing. */
 struct task {
     const struct packed_ways *ways;
     const struct packed_weight *weight;
@@ -164,9 +164,9 @@ static void run_few(struct task *task) {
     const int64_t m = task->x->rows;
     const int kind = m == 1 ? 0 : m == 2 ? 1 : m <= 4 ? 2 : 3;
     const int rows = 1 << kind;
-    const int64_t chunk = RECORDS_BYTES / (task->ways->row_bytes * rows);
-    for (task->first = 0; is_first(task) || task->first < columns; task->first += chunk) {
-        task->count = min_int64(columns - task->first, chunk);
+    const int64_t at_once = RECORDS_BYTES / (task->ways->row_bytes * rows);
+    for (task->first = 0; is_first(task) || task->first < columns; task->first += at_once) {
+        task->count = min_int64(columns - task->first, at_once);
         task->ways->records_make(task->x, 0, rows, task->first, task->count, task->records);
         stream_tiles(task, kind, rows);
     }
@@ -174,8 +174,9 @@ static void run_few(struct task *task) {
 
 /* ---- many rows ---- */
 
-/* Part i of n of what the next panel is made from: the next tiles' columns, or the next columns of the first tiles. */
-PACKED_INLINE void ask_for_next(const struct task *task, int64_t tile, int64_t i, int64_t n) {
+/* Prefetches part i of n of the source of the next panel: the next tiles' columns, or the next columns of the first
+ * tiles. */
+PACKED_INLINE void prefetch_next(const struct task *task, int64_t tile, int64_t i, int64_t n) {
     const bool is_there = tile + PANEL_TILES < task->end;
     const int64_t first = is_there ? task->first : task->first + task->count;
     const int64_t count = min_int64(task->weight->tile_columns - first, task->count);
@@ -187,10 +188,10 @@ PACKED_INLINE void ask_for_next(const struct task *task, int64_t tile, int64_t i
         const uint8_t *data = task->weight->data + at * TILE4_BYTES;
         const uint8_t *scale = task->weight->scale + at * task->ways->scale_bytes;
         for (int64_t line = lines * i / n; line < lines * (i + 1) / n; ++line) {
-            ask_for(data + line * LINE);
+            prefetch(data + line * LINE);
         }
         for (int64_t line = scale_lines * i / n; line < scale_lines * (i + 1) / n; ++line) {
-            ask_for(scale + line * LINE);
+            prefetch(scale + line * LINE);
         }
     }
 }
@@ -209,7 +210,7 @@ PACKED_INLINE void prefetch_rows(const struct task *task, int64_t tile, int64_t 
     for (int64_t r = m + GROUP_ROWS * pair / pairs; r < end; ++r) {
         const uint8_t *const row = packed_elements(task->x, r, next * TILE4_COLUMNS);
         for (int64_t i = 0; i < bytes; i += LINE) {
-            ask_for(row + i);
+            prefetch(row + i);
         }
     }
 }
@@ -232,7 +233,7 @@ static void sweep_tiles(const struct task *task, int64_t tile, int64_t m, int64_
         const struct sweep_job job = {task->panel, task->count,
                                       task->records + r * task->ways->row_bytes * task->count,
                                       sums_of(task, tile, rows, r)};
-        ask_for_next(task, tile, r / GROUP_ROWS, groups);
+        prefetch_next(task, tile, r / GROUP_ROWS, groups);
         prefetch_rows(task, tile, m + r);
         if (is_first(task)) {
             memset(job.total, 0, (size_t)(group_rows * PANEL_TILES * LANES) * sizeof(float));
@@ -241,7 +242,8 @@ static void sweep_tiles(const struct task *task, int64_t tile, int64_t m, int64_
     }
 }
 
-/* The finished sums of rows [m, m + rows), to y: some rows with all tiles, so that each row is written in one piece. */
+/* The finished sums of rows [m, m + rows), to y: some rows with all tiles at a time, so that stores to a row are
+ * consecutive. */
 static void write_sums(const struct task *task, int64_t m, int64_t rows) {
     for (int64_t r = 0; r < rows; r += GROUP_ROWS) {
         const int group_rows = rows_of_group(rows - r);
@@ -255,7 +257,7 @@ static void write_sums(const struct task *task, int64_t m, int64_t rows) {
 }
 
 /* Rows [m, m + rows) of x with tiles [task->begin, task->end). */
-static void sweep_strip(struct task *task, int64_t m, int64_t rows) {
+static void sweep_part(struct task *task, int64_t m, int64_t rows) {
     const struct packed_ways *ways = task->ways;
     const int64_t columns = task->weight->tile_columns;
     for (task->first = 0; is_first(task) || task->first < columns; task->first += ways->panel_columns) {
@@ -277,15 +279,15 @@ static void sweep_strip(struct task *task, int64_t m, int64_t rows) {
  * holds. */
 static void run_many(const struct task *task) {
     const int64_t group_bytes = task->ways->row_bytes * GROUP_ROWS * task->ways->panel_columns;
-    const int64_t chunk = min_int64(RECORDS_BYTES / group_bytes * GROUP_ROWS, CHUNK_ROWS);
-    for (int64_t m = 0; m < task->x->rows; m += chunk) {
-        const int64_t rows = min_int64(task->x->rows - m, chunk);
+    const int64_t at_once = min_int64(RECORDS_BYTES / group_bytes * GROUP_ROWS, RECORD_ROWS);
+    for (int64_t m = 0; m < task->x->rows; m += at_once) {
+        const int64_t rows = min_int64(task->x->rows - m, at_once);
         const int64_t pairs = SUMS_BYTES / (PANEL_TILES * LINE * round_up(rows, GROUP_ROWS));
         for (int64_t tile = task->begin; tile < task->end; tile += pairs * PANEL_TILES) {
-            struct task strip = *task;
-            strip.begin = tile;
-            strip.end = min_int64(tile + pairs * PANEL_TILES, task->end);
-            sweep_strip(&strip, m, rows);
+            struct task part = *task;
+            part.begin = tile;
+            part.end = min_int64(tile + pairs * PANEL_TILES, task->end);
+            sweep_part(&part, m, rows);
         }
     }
 }

@@ -1,5 +1,5 @@
 /* cpu/gemm/x86/packed_table_avx512.c: the list of AVX-512 kernels for tiled weights. */
-#include "cpu/gemm/packed_tables.h"
+#include "cpu/gemm/packed.h"
 #include "cpu/gemm/x86/packed_kernels_avx512.h"
 #include "opaq/cpu.h"
 

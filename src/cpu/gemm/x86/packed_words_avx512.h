@@ -1,7 +1,7 @@
-/* cpu/gemm/x86/packed_words_avx512.h: 4-bit tiled weights times rows of 16-bit numbers, written once: an instruction multiplies
- * two columns for each row of a tile. Depends on packed_avx512.h.
+/* cpu/gemm/x86/packed_words_avx512.h: 4-bit tiled weights times rows of 16-bit numbers, written once: an instruction
+ * multiplies two columns for each row of a tile. Depends on packed_avx512.h.
  *
- * The file that includes it has made:
+ * The file that includes it defines:
  *     NAME(format)     the kernel's name: packed_nvfp4_near_avx512
  *     ROUNDS           how a round of a stream is compiled: PACKED_INLINE or PACKED_APART
  *     HALVINGS         0 if words_table() has the weights' values, 1 if these times 2
@@ -59,13 +59,13 @@ PACKED_INLINE __m512i words_at(const uint8_t *record, int row, int step) {
 /* ---- scales and totals ---- */
 
 /* Of a block, with the 1/2 of its weights if they are doubled; but nvfp4's is times 2^-8 and without that. */
-PACKED_INLINE struct scale_pair decode_scale(bool is_nvfp4, bool is_plain, const uint8_t *codes) {
+PACKED_INLINE struct scale_pair decode_scale(bool is_nvfp4, bool is_regular, const uint8_t *codes) {
     if (is_nvfp4) {
-        const __m512 scale = is_plain ? decode_plain_scale_e4m3(codes) : decode_scale_e4m3(codes);
+        const __m512 scale = is_regular ? decode_regular_scale_e4m3(codes) : decode_scale_e4m3(codes);
         return (struct scale_pair){scale, scale};
     }
-    if (is_plain) {
-        const __m512 scale = decode_plain_scale_e8m0(codes, HALVINGS);
+    if (is_regular) {
+        const __m512 scale = decode_regular_scale_e8m0(codes, HALVINGS);
         return (struct scale_pair){scale, scale};
     }
     return decode_scale_e8m0(codes, HALVINGS);
@@ -79,10 +79,11 @@ PACKED_INLINE __m512 add_block(bool has_rest, sums sum, struct scale_pair scale,
 
 /* ---- few rows: the weight is streamed ---- */
 
-/* One block of all tiles, half by half, so that few decoded weights are about. */
-PACKED_INLINE void stream_block(bool is_nvfp4, bool is_plain, const struct stream_job *job, const uint8_t *data,
-                                const uint8_t *scale, const uint8_t *data_ahead, const uint8_t *record,
-                                int block, int streams, int rows, __m512 total[STREAMS][GROUP_ROWS]) {
+/* One block of all tiles, half by half, so that few decoded weights occupy registers. */
+PACKED_INLINE void stream_block(bool is_nvfp4, bool is_regular, const struct stream_job *job,
+                                const uint8_t *data, const uint8_t *scale, const uint8_t *data_ahead,
+                                const uint8_t *record, int block, int streams, int rows,
+                                __m512 total[STREAMS][GROUP_ROWS]) {
     const __m512i table = words_table();
     const int steps = steps_of(is_nvfp4);
     sums sum[STREAMS][GROUP_ROWS];
@@ -95,7 +96,7 @@ PACKED_INLINE void stream_block(bool is_nvfp4, bool is_plain, const struct strea
         PACKED_UNROLL
         for (int t = 0; t < streams; ++t) {
             __m512i w[HALF_STEPS];
-            ask_for(data_ahead + t * job->data_step + h * LINE);
+            prefetch(data_ahead + t * job->data_step + h * LINE);
             decode_words(table, data + t * job->data_step + h * LINE, w);
             PACKED_UNROLL
             for (int r = 0; r < rows; ++r) {
@@ -109,29 +110,29 @@ PACKED_INLINE void stream_block(bool is_nvfp4, bool is_plain, const struct strea
     }
     PACKED_UNROLL
     for (int t = 0; t < streams; ++t) {
-        const struct scale_pair factor = decode_scale(is_nvfp4, is_plain, scale + t * job->scale_step);
+        const struct scale_pair factor = decode_scale(is_nvfp4, is_regular, scale + t * job->scale_step);
         PACKED_UNROLL
         for (int r = 0; r < rows; ++r) {
-            total[t][r] = add_block(!is_nvfp4 && !is_plain, sum[t][r], factor, total[t][r]);
+            total[t][r] = add_block(!is_nvfp4 && !is_regular, sum[t][r], factor, total[t][r]);
         }
     }
 }
 
 /* A column of tiles. */
-PACKED_INLINE void stream_column(bool is_nvfp4, bool is_plain, const struct stream_job *job,
+PACKED_INLINE void stream_column(bool is_nvfp4, bool is_regular, const struct stream_job *job,
                                  const uint8_t *data, const uint8_t *scale, const uint8_t *data_ahead,
                                  const uint8_t *record, int streams, int rows,
                                  __m512 total[STREAMS][GROUP_ROWS]) {
     const int64_t block_bytes = (int64_t)steps_of(is_nvfp4) / HALF_STEPS * LINE;
     for (int b = 0; b < blocks_of(is_nvfp4); ++b) {
-        stream_block(is_nvfp4, is_plain, job, data, scale, data_ahead, record, b, streams, rows, total);
+        stream_block(is_nvfp4, is_regular, job, data, scale, data_ahead, record, b, streams, rows, total);
         data += block_bytes;
         data_ahead += block_bytes;
         scale += TILE4_ROWS;
     }
 }
 
-/* As stream_ahead(), but two rows of words are not multiplied faster than they come. */
+/* As stream_ahead(), but with two rows of words multiplying takes as long as loading. */
 PACKED_INLINE int64_t tiles_ahead(int rows) { return rows == 1 ? 2 : 4; }
 
 PACKED_INLINE void stream(bool is_nvfp4, const struct stream_job *job, int streams, int rows) {
@@ -152,11 +153,11 @@ PACKED_INLINE void stream(bool is_nvfp4, const struct stream_job *job, int strea
         }
         PACKED_UNROLL
         for (int t = 0; t < streams; ++t) {
-            ask_for(scale_ahead + t * job->scale_step);
+            prefetch(scale_ahead + t * job->scale_step);
         }
-        const bool is_plain = is_nvfp4 ? is_plain_e4m3(scale, job->scale_step, streams)
-                                       : is_plain_e8m0(scale, job->scale_step, streams, HALVINGS);
-        if (is_plain) {
+        const bool is_regular = is_nvfp4 ? is_regular_e4m3(scale, job->scale_step, streams)
+                                         : is_regular_e8m0(scale, job->scale_step, streams, HALVINGS);
+        if (is_regular) {
             stream_column(is_nvfp4, true, job, data, scale, data_ahead, record, streams, rows, total);
         } else {
             stream_column(is_nvfp4, false, job, data, scale, data_ahead, record, streams, rows, total);
@@ -212,12 +213,13 @@ PACKED_INLINE void panel_make(bool is_nvfp4, const struct packed_weight *weight,
             _mm512_store_ps(block + vector_offset(steps + 1, t), factor.rest);
         }
         for (int64_t i = 0; i < count && !is_nvfp4; ++i) {
-            panel->has_rest |= !is_plain_e8m0(scale + i * scale_bytes_of(is_nvfp4), 0, 1, HALVINGS);
+            panel->has_rest |= !is_regular_e8m0(scale + i * scale_bytes_of(is_nvfp4), 0, 1, HALVINGS);
         }
     }
 }
 
-/* The sums of all rows stay in registers while the weights of a block pass by, the totals are in memory. */
+/* The sums of all rows stay in registers while the weights of a block are loaded one after another; the totals are in
+ * memory. */
 PACKED_INLINE void sweep_block(bool is_nvfp4, bool has_rest, const uint8_t *block, const uint8_t *x, int rows,
                                float *total) {
     const int steps = steps_of(is_nvfp4);

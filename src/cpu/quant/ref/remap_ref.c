@@ -1,5 +1,5 @@
 /* cpu/quant/ref/remap_ref.c: reference for copying codes and scales between copies. */
-#include "cpu/quant/ref/remap_ref.h"
+#include "cpu/quant/remap_rows.h"
 
 #include "definition/remap_element.h"
 

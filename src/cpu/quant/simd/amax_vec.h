@@ -1,4 +1,4 @@
-/* cpu/quant/simd/amax_vec.h: the amax of elements that lie one after another, in vectors. Depends on fold_vec.h. */
+/* cpu/quant/simd/amax_vec.h: the amax of contiguous elements, in vectors. Depends on fold_vec.h. */
 #ifndef OPAQ_CPU_QUANT_SIMD_AMAX_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_AMAX_VEC_H
 
@@ -7,7 +7,7 @@
 #include "cpu/quant/simd/fold_vec.h"
 #include "cpu/quant/simd/specialize_vec.h"
 
-/* Keys gathered so far, in several vectors so that one maximum need not wait for the last. */
+/* Keys gathered so far, in several vectors so that a maximum does not wait for the previous one. */
 enum { AMAX_CHAINS = 4 };
 struct amax_keys {
     vec32 chain[AMAX_CHAINS];
@@ -36,8 +36,8 @@ VEC_INLINE void amax_keys_add(struct amax_keys *keys, const char *x, int64_t n, 
     }
 }
 
-/* n elements more of each of AMAX_CHAINS streams, which begin `stream_bytes` apart: from several places at once memory is
- * read faster than from one. */
+/* n elements more of each of AMAX_CHAINS streams, which begin `stream_bytes` apart: from several places at once memory
+ * is read faster than from one. */
 VEC_INLINE void amax_keys_add_streams(struct amax_keys *keys, const char *x, int64_t stream_bytes, int64_t n,
                                       enum opaq_element dtype, bool drop_nan) {
     enum { AT_ONCE = 128, AHEAD = 1024 };

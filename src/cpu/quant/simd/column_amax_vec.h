@@ -5,7 +5,7 @@
 #include "cpu/quant/simd/columns_vec.h"
 #include "cpu/quant/simd/specialize_vec.h"
 
-/* Columns that are done together: rows are read as far as that at a time. */
+/* Columns that are processed together: rows are read in segments of this length. */
 enum { AMAX_COLUMNS = 512, AMAX_STEPS = AMAX_COLUMNS / STEP, AHEAD_ROWS = 8 };
 
 /* Keys of steps of columns. */

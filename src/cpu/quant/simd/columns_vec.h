@@ -29,8 +29,8 @@ VEC_INLINE struct column_source column_source_at(const struct quant_matrix *m, i
                                   m->column_step * bytes};
 }
 
-/* The source from column c on, of which `width` columns are read and `columns` are left. If these are fewer, a copy of
- * `rows` rows in `staged`, zeros behind them. */
+/* The source from column c on, of which `width` columns are read and `columns` remain. If these are fewer, a copy of
+ * `rows` rows in `staged`, padded with zeros. */
 VEC_INLINE struct column_source column_source_part(struct column_source source, int64_t rows, int64_t c,
                                                    int64_t columns, int64_t width, enum opaq_element dtype,
                                                    char *staged) {

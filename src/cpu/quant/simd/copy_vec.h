@@ -1,5 +1,5 @@
-/* cpu/quant/simd/copy_vec.h: copies of a few bytes, such as a row's scales. Depends on nothing; vec_avx512.h or vec_avx2.h comes
- * before it. */
+/* cpu/quant/simd/copy_vec.h: copies of a few bytes, such as a row's scales. Depends on nothing; vec_avx512.h or
+ * vec_avx2.h comes before it. */
 #ifndef OPAQ_CPU_QUANT_SIMD_COPY_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_COPY_VEC_H
 

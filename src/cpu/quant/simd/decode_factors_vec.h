@@ -1,5 +1,5 @@
-/* cpu/quant/simd/decode_factors_vec.h: what stored codes are multiplied with, in vectors. Depends on decode_vec.h. Specification:
- * docs/formats.md. */
+/* cpu/quant/simd/decode_factors_vec.h: the factors of stored codes, in vectors. Depends on decode_vec.h.
+ * Specification: docs/formats.md. */
 #ifndef OPAQ_CPU_QUANT_SIMD_DECODE_FACTORS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_DECODE_FACTORS_VEC_H
 

@@ -1,4 +1,4 @@
-/* cpu/quant/simd/decode_row_vec.h: part of an operand row to the floats that products take, in vectors. Depends on
+/* cpu/quant/simd/decode_row_vec.h: decodes part of an operand row to floats for products, in vectors. Depends on
  * decode_factors_vec.h. Specification: docs/formats.md. */
 #ifndef OPAQ_CPU_QUANT_SIMD_DECODE_ROW_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_DECODE_ROW_VEC_H
@@ -43,7 +43,7 @@ VEC_INLINE void decode_row_run(enum opaq_element element, int block, const uint8
     }
 }
 
-/* n codes of operand row `row` from column k on, a multiple of 128; they lie at `codes` one after another. At most
+/* n codes of operand row `row` from column k on, a multiple of 128; they are contiguous at `codes`. At most
  * SCALED_AT_ONCE. */
 void VEC_NAME(decode_row)(const struct opaq_spec *spec, const struct quant_copy *copy, int64_t row, int64_t k,
                           const uint8_t *codes, int n, float *to) {

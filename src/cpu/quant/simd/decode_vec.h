@@ -1,5 +1,5 @@
-/* cpu/quant/simd/decode_vec.h: codes and scales to floats, floats to elements, in vectors. Depends on encode_vec.h. Specification:
- * docs/formats.md. */
+/* cpu/quant/simd/decode_vec.h: codes and scales to floats, floats to elements, in vectors. Depends on encode_vec.h.
+ * Specification: docs/formats.md. */
 #ifndef OPAQ_CPU_QUANT_SIMD_DECODE_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_DECODE_VEC_H
 
@@ -76,8 +76,8 @@ VEC_INLINE void step_store(void *to, struct step step, enum opaq_element dtype, 
 
 /* ---- codes ---- */
 
-/* Codes of a byte each, moved to the fields of a 16-bit float, which makes an E4M3 value 256 times too small; and which of
- * them are NaN. */
+/* Codes of a byte each, moved to the fields of a 16-bit float, which makes an E4M3 value 256 times too small; and
+ * which of them are NaN. */
 struct moved_codes {
     vec16 halves;
     mask16 nans;
@@ -99,7 +99,7 @@ struct decoded {
     vecf second;
 };
 
-/* What STEP codes of a byte each stand for. */
+/* The values of STEP codes of one byte each. */
 VEC_INLINE struct decoded byte_values(const uint8_t *codes, enum opaq_element element) {
     const struct moved_codes moved = move_codes(codes, element);
     const vec16 halves = replace16(moved.nans, moved.halves, vec16_set(0x7E00));

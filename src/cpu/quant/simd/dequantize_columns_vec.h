@@ -1,5 +1,5 @@
-/* cpu/quant/simd/dequantize_columns_vec.h: dequantize of copies whose operand is x transposed, in vectors. Depends on columns_vec.h,
- * decode_factors_vec.h and transpose_vec.h. Specification: docs/formats.md.
+/* cpu/quant/simd/dequantize_columns_vec.h: dequantize of copies whose operand is x transposed, in vectors. Depends on
+ * columns_vec.h, decode_factors_vec.h and transpose_vec.h. Specification: docs/formats.md.
  *
  * Vectors lie along the rows of the result, so every lane has a column and a factor of its own. Codes that are stored
  * transposed are transposed in tiles first; those of mxfp8 and mxfp4 lie as the result does. */
@@ -11,7 +11,7 @@
 #include "cpu/quant/simd/specialize_vec.h"
 #include "cpu/quant/simd/transpose_vec.h"
 
-/* Whether so much is written that it goes past the caches, row by row. */
+/* Whether the result is so large that stores bypass the caches, row by row. */
 static inline bool is_streamed(const void *y, int64_t rows, int64_t row_step, enum opaq_element dtype) {
     const int64_t row_bytes = row_step * element_bytes(dtype);
     const int64_t large = 8 << 20;
@@ -32,7 +32,7 @@ struct column_decode {
     bool streams;
 };
 
-/* Columns of the result that are done together, and what their codes are multiplied with. */
+/* Columns of the result that are processed together, and the factors of their codes. */
 struct decode_columns {
     int64_t c;
     int64_t columns; /* up to TILE */
@@ -40,7 +40,7 @@ struct decode_columns {
     bool all_finite; /* the factors */
 };
 
-/* Where a tile of the result goes: rows of TILE elements. */
+/* The destination of a tile of the result: rows of TILE elements. */
 struct decode_target {
     char *y;
     int64_t row_bytes;
@@ -100,7 +100,7 @@ VEC_OUTLINE void column_factors(const struct column_decode *how, struct decode_c
     together->all_finite = !any32(above32(largest, 0x7F7FFFFFu));
 }
 
-/* ---- codes that lie as the result ---- */
+/* ---- codes in the order of the result ---- */
 
 /* The factors of a step's columns: even and odd columns separately for packed codes, else in order. */
 VEC_INLINE struct step_floats column_step_factors(const float *factors, enum opaq_element element) {

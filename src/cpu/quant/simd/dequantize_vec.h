@@ -1,5 +1,5 @@
-/* cpu/quant/simd/dequantize_vec.h: dequantize, in vectors. Depends on dequantize_columns_vec.h and lookup_vec.h. Specification:
- * docs/formats.md. */
+/* cpu/quant/simd/dequantize_vec.h: dequantize, in vectors. Depends on dequantize_columns_vec.h and lookup_vec.h.
+ * Specification: docs/formats.md. */
 #ifndef OPAQ_CPU_QUANT_SIMD_DEQUANTIZE_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_DEQUANTIZE_VEC_H
 

@@ -1,5 +1,5 @@
-/* cpu/quant/simd/encode_run_vec.h: codes of elements that lie one after another, under one factor, in vectors. Depends on amax_vec.h and
- * random_bytes_vec.h. */
+/* cpu/quant/simd/encode_run_vec.h: codes of contiguous elements under one factor, in vectors. Depends on amax_vec.h
+ * and random_bytes_vec.h. */
 #ifndef OPAQ_CPU_QUANT_SIMD_ENCODE_RUN_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_ENCODE_RUN_VEC_H
 
@@ -14,21 +14,21 @@ VEC_INLINE void prefetch_run(const char *x, int bytes) {
 }
 
 /* Codes of a step under one factor, with its random bytes if it is not rounded to the nearest. */
-VEC_INLINE vec16 encode_one(struct encode_how how, struct step step, vecf apply, bool is_plain,
+VEC_INLINE vec16 encode_one(struct encode_how how, struct step step, vecf apply, bool is_regular,
                             const uint8_t *random) {
     return random != NULL ? encode_stochastic(how, step, apply, apply, random_of_bytes(random))
-           : is_plain     ? encode_plain(step, how.dtype, how.element, apply, apply)
+           : is_regular   ? encode_regular(step, how.dtype, how.element, apply, apply)
                           : encode_step(how, step, apply, apply);
 }
 
-/* n elements under one factor, with their random bytes if they are not rounded to the nearest. Plain elements take
+/* n elements under one factor, with their random bytes if they are not rounded to the nearest. Regular elements take
  * fewer instructions; the factor is the same. With `streams`, a constant, stores bypass the caches and `data` is
  * aligned. */
-VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, float factor, bool is_plain,
+VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, float factor, bool is_regular,
                            const uint8_t *random, int64_t ahead, bool streams, uint8_t *data) {
     enum { AT_ONCE = 2 * STEP };
     const int bytes = element_bytes(how.dtype);
-    const vecf apply = vecf_set(is_plain ? factor * plain_factor(how.element) : factor);
+    const vecf apply = vecf_set(is_regular ? factor * regular_factor(how.element) : factor);
     for (int64_t i = 0; i < n; i += AT_ONCE) {
         char staged[4 * VEC_BYTES];
         const char *from = x + i * bytes;
@@ -44,8 +44,8 @@ VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, floa
         const struct step first = step_load(from, how.dtype);
         const struct step second = step_load(from + STEP * bytes, how.dtype);
         const vec32 codes =
-            pack_bytes(encode_one(how, first, apply, is_plain, random == NULL ? NULL : random + i),
-                       encode_one(how, second, apply, is_plain, random == NULL ? NULL : random + i + STEP));
+            pack_bytes(encode_one(how, first, apply, is_regular, random == NULL ? NULL : random + i),
+                       encode_one(how, second, apply, is_regular, random == NULL ? NULL : random + i + STEP));
         if (inside < AT_ONCE) {
             vec_store(staged, codes);
             memcpy(data + i, staged, (size_t)inside);
@@ -55,9 +55,9 @@ VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, floa
     }
 }
 
-/* encode_run() of plain elements, out of line. */
-VEC_OUTLINE void encode_plain_run(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
-                                  bool streams, uint8_t *data) {
+/* encode_run() of regular elements, out of line. */
+VEC_OUTLINE void encode_regular_run(struct encode_how how, const char *x, int64_t n, float factor,
+                                    int64_t ahead, bool streams, uint8_t *data) {
     FOR_FP8_TE(how, FOR_FLAG(streams, encode_run(HOW, x, n, factor, true, NULL, ahead, FLAG, data)));
 }
 
@@ -99,9 +99,9 @@ VEC_OUTLINE void encode_any_run(struct encode_how how, const char *x, int64_t n,
     }
 }
 
-/* Whether elements up to this one (NaN standing for any) are plain under a factor. What is scaled to less than half a
+/* Whether elements up to this one (NaN standing for any) are regular under a factor. What is scaled to less than half a
  * step beyond the largest value rounds to it. */
-VEC_INLINE bool is_plain_amax(struct encode_how how, float amax, float factor) {
+VEC_INLINE bool is_regular_amax(struct encode_how how, float amax, float factor) {
     const float half_beyond = how.element == OPAQ_E4M3 ? 464.0f : 61440.0f;
     return !how.not_te && factor >= 0x1p-90f && amax * factor < half_beyond;
 }
@@ -114,8 +114,8 @@ VEC_INLINE void encode_unseen(struct encode_how how, const char *x, int64_t n, f
         const char *const from = x + i * element_bytes(how.dtype);
         const int64_t count = min_int64(AT_ONCE, n - i);
         const uint32_t amax = how.not_te ? 0 : amax_of_run(from, count, how.dtype, false);
-        if (is_plain_amax(how, float_from_bits(amax), factor)) {
-            encode_plain_run(how, from, count, factor, ahead, streams, data + i);
+        if (is_regular_amax(how, float_from_bits(amax), factor)) {
+            encode_regular_run(how, from, count, factor, ahead, streams, data + i);
         } else {
             encode_any_run(how, from, count, factor, NULL, ahead, data + i);
         }

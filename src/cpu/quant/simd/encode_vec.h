@@ -1,9 +1,9 @@
-/* cpu/quant/simd/encode_vec.h: elements to magnitudes, magnitudes to codes, in vectors. Depends on format; vec_avx512.h or
- * vec_avx2.h comes before it. Specification: docs/formats.md.
+/* cpu/quant/simd/encode_vec.h: elements to magnitudes, magnitudes to codes, in vectors. Depends on format;
+ * vec_avx512.h or vec_avx2.h comes before it. Specification: docs/formats.md.
  *
- * A step is 2 * FLOATS elements. They are worked on as two vectors of floats, the even elements and the odd ones: 16-bit
- * elements come apart like that with a shift and an `and`, and codes go together again as words. Signs never become
- * floats: they wait as words. */
+ * A step is 2 * FLOATS elements, processed as two vectors of floats, the even elements and the odd ones: 16-bit
+ * elements are separated with a shift and an `and`, and codes are joined as words. Signs stay in words and are never
+ * converted to floats. */
 #ifndef OPAQ_CPU_QUANT_SIMD_ENCODE_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_ENCODE_VEC_H
 
@@ -13,7 +13,7 @@
 
 enum { STEP = 2 * FLOATS };
 
-/* A step as it lies in memory: one vector of 16-bit elements, or two of float32. */
+/* A step in memory: one vector of 16-bit elements, or two of float32. */
 struct step {
     vec32 part[2];
 };
@@ -143,45 +143,45 @@ VEC_INLINE vec32 round_to_codes(vecf a, enum opaq_element element, uint32_t down
     return codes_of_sum(multiply_add((vecf)power, shift, a), element);
 }
 
-/* ---- plain elements: finite, and not scaled beyond the largest value ---- */
+/* ---- regular elements: finite, and not scaled beyond the largest value ---- */
 
-/* Factors for plain elements are divided by 2^this, which makes the excess a multiple of the sign's bit, so that it need
- * not be subtracted. E2M1 has no excess there. */
-VEC_INLINE uint32_t plain_down(enum opaq_element element) {
+/* Factors for regular elements are divided by 2^this, which makes the excess a multiple of the sign's bit, so that it
+ * need not be subtracted. E2M1 has no excess there. */
+VEC_INLINE uint32_t regular_down(enum opaq_element element) {
     return element == OPAQ_E2M1 ? 0 : element == OPAQ_E4M3 ? 13 : 6;
 }
 
-VEC_INLINE float plain_factor(enum opaq_element element) {
+VEC_INLINE float regular_factor(enum opaq_element element) {
     return element == OPAQ_E2M1 ? 1.0f : element == OPAQ_E4M3 ? 0x1p-13f : 0x1p-6f;
 }
 
-/* E4M3: round_to_codes() where what has to be added can be looked up by the exponent. It has the code of its power of two
- * in its last bits, so that the sum has that of the element. */
+/* E4M3: round_to_codes() with the addend looked up by the exponent. The addend has the code of its power of two in its
+ * last bits, so that the sum has that of the element. */
 VEC_INLINE vec32 look_up_e4m3(vecf a) {
     static const float grids[16] = {0x1.00004p5f,  0x1.00005p6f,  0x1.00006p7f,  0x1.00007p8f,
                                     0x1.00008p9f,  0x1.00009p10f, 0x1.0000Ap11f, 0x1.0000Bp12f,
                                     0x1.0000Cp13f, 0x1.0000Dp14f, 0x1.0000Ep15f, 0.0f,
                                     0x1p1f,        0x1.00001p2f,  0x1.00002p3f,  0x1.00003p4f};
-    const uint32_t least = least_normal(OPAQ_E4M3) - (plain_down(OPAQ_E4M3) << 23);
+    const uint32_t least = least_normal(OPAQ_E4M3) - (regular_down(OPAQ_E4M3) << 23);
     return (vec32)(a + choose_float((vecf)vec_load(grids), max32((vec32)a, vec32_set(least)) >> 23));
 }
 
 /* Codes, in the low words and below a multiple of the sign's bit, of magnitudes under factors that were multiplied with
- * plain_factor(). */
-VEC_INLINE vec32 plain_codes(vecf magnitudes, vecf factors, enum opaq_element element) {
+ * regular_factor(). */
+VEC_INLINE vec32 regular_codes(vecf magnitudes, vecf factors, enum opaq_element element) {
     if (element == OPAQ_E2M1) {
         return (vec32)(magnitudes * factors + e2m1_grid(magnitudes, factors));
     }
     return element == OPAQ_E4M3 && FLOATS == 16
                ? look_up_e4m3(magnitudes * factors)
-               : round_to_codes(magnitudes * factors, element, plain_down(element));
+               : round_to_codes(magnitudes * factors, element, regular_down(element));
 }
 
-/* Codes, as words, of a step under factors that were multiplied with plain_factor(). */
-VEC_INLINE vec16 encode_plain(struct step x, enum opaq_element dtype, enum opaq_element element, vecf even,
-                              vecf odd) {
+/* Codes, as words, of a step under factors that were multiplied with regular_factor(). */
+VEC_INLINE vec16 encode_regular(struct step x, enum opaq_element dtype, enum opaq_element element, vecf even,
+                                vecf odd) {
     const struct step_floats a = step_magnitudes(x, dtype);
-    const vec16 codes = join_words(plain_codes(a.even, even, element), plain_codes(a.odd, odd, element));
+    const vec16 codes = join_words(regular_codes(a.even, even, element), regular_codes(a.odd, odd, element));
     const bool is_e2m1 = element == OPAQ_E2M1;
     const vec16 signs = step_signs(x, dtype) >> (is_e2m1 ? 12 : 8);
     return (vec16)choose_bits((vec32)codes, (vec32)signs, (vec32)vec16_set(is_e2m1 ? 0x7 : 0x7F));
@@ -203,7 +203,7 @@ struct encode_how {
     enum opaq_element element;
     bool not_te;  /* another rule: the factor may be 0, infinite or NaN; else it is above 0 and finite */
     bool divides; /* not te: x over the factor */
-    bool drops_zero_sign; /* not te: what is scaled to zero has no sign */
+    bool drops_zero_sign; /* not te: elements that are scaled to zero have no sign */
     bool halves_down;     /* not te, E2M1: halfway between two codes is the smaller one, and zero is code 8 */
 };
 

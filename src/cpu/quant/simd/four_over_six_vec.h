@@ -1,5 +1,5 @@
-/* cpu/quant/simd/four_over_six_vec.h: nvfp4's option 4over6 in vectors, a block in each lane: what four_over_six() of the reference
- * does for one. Depends on scales_vec.h. Specification: docs/formats.md.
+/* cpu/quant/simd/four_over_six_vec.h: nvfp4's option 4over6 in vectors, a block in each lane, as four_over_six() of
+ * the reference computes one. Depends on scales_vec.h. Specification: docs/formats.md.
  *
  * Values are compared as magnitudes: signs do not change the size of a difference. */
 #ifndef OPAQ_CPU_QUANT_SIMD_FOUR_OVER_SIX_VEC_H
@@ -12,7 +12,7 @@ enum { FOUR_OVER_SIX_BLOCK = 16 };
 /* Scales that map the largest value of each of FLOATS blocks to 6, or to 4. */
 struct candidate {
     vec32 codes;
-    vecf factors; /* what elements are multiplied with */
+    vecf factors; /* the factor of elements */
     /* The values of the codes of 1 and 1.5. The other codes' values are these times a power of two, which is
      * exact: four_over_six_in_range(). */
     vecf one;
@@ -22,7 +22,7 @@ struct candidate {
 struct candidates {
     struct candidate six;
     struct candidate four;
-    bool is_plain; /* no element is infinite or scaled beyond the largest value, by neither */
+    bool is_regular; /* no element is infinite or scaled beyond the largest value, by neither */
 };
 
 /* The errors of both. */
@@ -84,10 +84,10 @@ VEC_INLINE struct block_scales better_scales(const struct candidates *candidates
     return (struct block_scales){
         replace32(four, candidates->six.codes, candidates->four.codes),
         (vecf)replace32(four, (vec32)candidates->six.factors, (vec32)candidates->four.factors),
-        candidates->is_plain};
+        candidates->is_regular};
 }
 
-/* ---- blocks that lie one after another in rows ---- */
+/* ---- contiguous blocks of rows ---- */
 
 /* FLOATS blocks of 8 dwords, in 8 vectors, to dword i of all of them in to[i], dealt out by lane. */
 VEC_INLINE void blocks_to_lanes(const vec32 from[8], vec32 to[8]) {
@@ -151,7 +151,7 @@ VEC_INLINE struct candidate_errors row_errors(const char *x, const struct candid
     return errors;
 }
 
-/* Of blocks of one row, or of up to 16: a tree over them, in which rows that are not there count as zeros. */
+/* Of blocks of one row, or of up to 16: a tree of sums over the rows, in which missing rows count as zeros. */
 VEC_INLINE struct candidate_errors block_errors(const char *x, int64_t row_bytes, int rows,
                                                 const struct candidates *candidates, enum opaq_element dtype,
                                                 bool is_mse) {
@@ -171,7 +171,7 @@ VEC_INLINE struct candidate_errors block_errors(const char *x, int64_t row_bytes
     return errors[0];
 }
 
-/* The scales of FLOATS blocks that lie one after another, and over `rows` rows. */
+/* The scales of FLOATS contiguous blocks of `rows` rows. */
 VEC_INLINE struct block_scales four_over_six_blocks(const char *x, int64_t row_bytes, int rows, vecf amax,
                                                     float global, float stored, const struct opaq_spec *spec,
                                                     enum opaq_element dtype) {
@@ -182,7 +182,7 @@ VEC_INLINE struct block_scales four_over_six_blocks(const char *x, int64_t row_b
                                                : block_errors(x, row_bytes, rows, &candidates, dtype, false);
     const struct block_scales scales = better_scales(&candidates, &errors);
     return (struct block_scales){gather_deal(scales.codes), (vecf)gather_deal((vec32)scales.factors),
-                                 scales.is_plain};
+                                 scales.is_regular};
 }
 
 #endif

@@ -9,7 +9,7 @@
 #include "cpu/quant/simd/decode_factors_vec.h"
 #include "cpu/quant/simd/specialize_vec.h"
 
-/* Elements for which making the table is worth while. */
+/* Minimum number of elements for which a table is faster. */
 enum { LOOKUP_WORTH = 1 << 15 };
 
 struct lookup {

@@ -1,8 +1,8 @@
-/* cpu/quant/simd/quantize_blocks_vec.h: mxfp8, mxfp4 and nvfp4 along rows that lie in memory, in vectors. Depends on fold_vec.h.
+/* cpu/quant/simd/quantize_blocks_vec.h: mxfp8, mxfp4 and nvfp4 along contiguous rows, in vectors. Depends on
+ * fold_vec.h.
  *
  * A group is FLOATS blocks of a row: their scales are computed together, one in each lane. Square blocks are the same
- * with the amax taken over several rows. What is left at the end of a row is copied to a group of its own, zeros behind
- * it.
+ * with the amax taken over several rows. The rest of a row is copied to a separate group, padded with zeros.
  *
  * quantize_mx_vec.h or quantize_nvfp4_vec.h comes before it and says which blocks: BLOCK elements under one scale,
  * BLOCKS_ARE_NVFP4, and FOR_BLOCK_ELEMENT, which makes the element a constant. */
@@ -20,7 +20,7 @@
 #include "cpu/quant/simd/stochastic_vec.h"
 #include "format/swizzle.h"
 
-enum { BLOCK_ROW_LIMIT = 32, CHUNK_ELEMENTS = 2048, CHUNK_GROUPS = CHUNK_ELEMENTS / (16 * FLOATS) };
+enum { BLOCK_ROW_LIMIT = 32, SEGMENT_ELEMENTS = 2048, SEGMENT_GROUPS = SEGMENT_ELEMENTS / (16 * FLOATS) };
 
 /* How blocks are quantized. Functions that are inlined get these, and whether stores are non-temporal, as
  * constants. */
@@ -75,20 +75,20 @@ VEC_INLINE vecf step_factors(const float *factors, int i) {
 
 /* A group of a row, with its random bytes if it is not rounded to the nearest. */
 VEC_INLINE void encode_group(struct encode_how how, const char *x, int64_t ahead, const float *factors,
-                             bool is_plain, const uint8_t *random, bool streams, uint8_t *data) {
+                             bool is_regular, const uint8_t *random, bool streams, uint8_t *data) {
     enum { AT_ONCE = 4 };
     const int64_t step_bytes = STEP * element_bytes(how.dtype);
-    const float up = how.not_te ? 1.0f : 1.0f / plain_factor(how.element);
+    const float up = how.not_te ? 1.0f : 1.0f / regular_factor(how.element);
     for (int i = 0; i < BLOCK * FLOATS / STEP; i += AT_ONCE) {
         vec16 codes[AT_ONCE];
         for (int k = 0; k < AT_ONCE; ++k) {
             const vecf factor = step_factors(factors, i + k);
-            const vecf apply = is_plain ? factor : factor * up;
+            const vecf apply = is_regular ? factor : factor * up;
             const struct step step = step_load(x + (i + k) * step_bytes, how.dtype);
             __builtin_prefetch(x + (i + k) * step_bytes + ahead, 0, 2); /* into the second-level cache */
             codes[k] = random != NULL ? encode_stochastic(how, step, apply, apply,
                                                           random_of_bytes(random + (i + k) * STEP))
-                       : is_plain     ? encode_plain(step, how.dtype, how.element, apply, apply)
+                       : is_regular   ? encode_regular(step, how.dtype, how.element, apply, apply)
                                       : encode_step(how, step, apply, apply);
         }
         if (how.element == OPAQ_E2M1) {
@@ -102,12 +102,12 @@ VEC_INLINE void encode_group(struct encode_how how, const char *x, int64_t ahead
 
 /* `groups` groups of one row. */
 VEC_INLINE void encode_groups(struct encode_how how, const char *x, int groups, int64_t ahead,
-                              const float *factors, bool is_plain, const uint8_t *random, bool streams,
+                              const float *factors, bool is_regular, const uint8_t *random, bool streams,
                               uint8_t *data) {
     const int packing = how.element == OPAQ_E2M1 ? 2 : 1;
     const int64_t group = BLOCK * FLOATS;
     for (int g = 0; g < groups; ++g) {
-        encode_group(how, x + g * group * element_bytes(how.dtype), ahead, factors + g * FLOATS, is_plain,
+        encode_group(how, x + g * group * element_bytes(how.dtype), ahead, factors + g * FLOATS, is_regular,
                      random == NULL ? NULL : random + g * group, streams, data + g * group / packing);
     }
 }
@@ -122,7 +122,7 @@ VEC_OUTLINE void encode_groups_not_te(const struct block_kind *kind, const char 
 }
 
 VEC_OUTLINE void encode_groups_of(const struct block_kind *kind, const char *x, int groups,
-                                  const float *factors, bool is_plain, const uint8_t *random, bool streams,
+                                  const float *factors, bool is_regular, const uint8_t *random, bool streams,
                                   uint8_t *data) {
     const struct encode_how how = kind->how;
     const int64_t ahead = kind->ahead;
@@ -132,7 +132,7 @@ VEC_OUTLINE void encode_groups_of(const struct block_kind *kind, const char *x, 
                                                                ahead, factors, false, random, streams, data)));
     } else if (how.not_te) {
         encode_groups_not_te(kind, x, groups, factors, streams, data);
-    } else if (!is_plain) {
+    } else if (!is_regular) {
         FOR_BLOCK_TE(how, encode_groups(HOW, x, groups, ahead, factors, false, NULL, streams, data));
     } else {
         FOR_BLOCK_TE(how,
@@ -155,8 +155,8 @@ static void store_scales(const struct quant_copy *copy, int64_t row, int64_t blo
     }
 }
 
-/* n codes of a group that goes beyond the row. Bytes end where the row does; a packed row ends with a whole block, with
- * code 0 behind its last element whatever the factor made of zeros. */
+/* n codes of a group that extends beyond the row. Bytes end where the row does; a packed row ends with a whole block,
+ * with code 0 behind its last element whatever the factor made of zeros. */
 VEC_INLINE void store_partly(uint8_t *data, uint8_t *codes, int64_t n, bool is_packed, int64_t padded) {
     if (!is_packed) {
         memcpy(data, codes, (size_t)n);
@@ -169,8 +169,8 @@ VEC_INLINE void store_partly(uint8_t *data, uint8_t *codes, int64_t n, bool is_p
     memset(data + ceil_div(n, 2), 0, (size_t)(padded / 2 - ceil_div(n, 2)));
 }
 
-/* A chunk of rows that share their scales: where it is read, and where its codes go. */
-struct block_chunk {
+/* A segment of the rows that share their scales: its source, and the destination of its codes. */
+struct block_segment {
     const char *x;
     int64_t row_bytes;
     uint8_t *data;
@@ -183,14 +183,14 @@ VEC_INLINE int64_t group_bytes(enum opaq_element dtype) {
     return (int64_t)BLOCK * FLOATS * element_bytes(dtype);
 }
 
-/* The amaxes of a chunk's blocks. Whether there is a NaN. */
-VEC_INLINE bool find_amaxes(struct encode_how how, const struct block_chunk *chunk, int rows, bool drop_nan,
+/* The amaxes of a segment's blocks. Whether there is a NaN. */
+VEC_INLINE bool find_amaxes(struct encode_how how, const struct block_segment *segment, int rows, bool drop_nan,
                             float *amaxes) {
-    const int groups = chunk->groups;
+    const int groups = segment->groups;
     vec32 largest = vec32_set(0);
     for (int g = 0; g < groups; ++g) {
         const vecf amax =
-            group_amax(how, chunk->x + g * group_bytes(how.dtype), chunk->row_bytes, rows, drop_nan);
+            group_amax(how, segment->x + g * group_bytes(how.dtype), segment->row_bytes, rows, drop_nan);
         vec_store(amaxes + g * FLOATS, (vec32)amax);
         largest = max32(largest, (vec32)amax);
     }
@@ -202,105 +202,106 @@ VEC_INLINE struct encode_how amax_how(enum opaq_element dtype, bool not_te) {
 }
 
 /* The same out of line. */
-VEC_OUTLINE bool find_amaxes_of(const struct block_kind *kind, const struct block_chunk *chunk, bool drop_nan,
-                                float *amaxes) {
+VEC_OUTLINE bool find_amaxes_of(const struct block_kind *kind, const struct block_segment *segment,
+                                bool drop_nan, float *amaxes) {
     const enum opaq_element dtype = kind->how.dtype;
-    const int rows = chunk->rows;
+    const int rows = segment->rows;
     bool has_nans;
     if (kind->how.not_te) {
-        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, true), chunk, rows, false, amaxes));
+        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, true), segment, rows, false, amaxes));
     } else if (drop_nan) {
-        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, false), chunk, rows, true, amaxes));
+        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, false), segment, rows, true, amaxes));
     } else if (rows == 1) {
-        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, false), chunk, 1, false, amaxes));
+        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, false), segment, 1, false, amaxes));
     } else {
-        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, false), chunk, rows, false, amaxes));
+        FOR_DTYPE(dtype, has_nans = find_amaxes(amax_how(DTYPE, false), segment, rows, false, amaxes));
     }
     return has_nans;
 }
 
 /* The same. Rule te ignores NaNs: if there are any, a second pass removes them. */
-static inline bool chunk_amaxes(const struct block_kind *kind, const struct block_chunk *chunk, float *amaxes) {
-    const bool has_nans = find_amaxes_of(kind, chunk, false, amaxes);
+static inline bool segment_amaxes(const struct block_kind *kind, const struct block_segment *segment,
+                                  float *amaxes) {
+    const bool has_nans = find_amaxes_of(kind, segment, false, amaxes);
     if (!kind->how.not_te && has_nans) {
-        find_amaxes_of(kind, chunk, true, amaxes);
+        find_amaxes_of(kind, segment, true, amaxes);
     }
     return has_nans;
 }
 
 /* The scales of group g from its amaxes. */
 VEC_INLINE struct block_scales group_scales(struct encode_how how, const struct opaq_spec *spec,
-                                            const struct block_chunk *chunk, int g, vecf amax,
+                                            const struct block_segment *segment, int g, vecf amax,
                                             struct block_globals globals, bool is_4over6) {
     const float global = globals.global;
     if (is_4over6) {
-        return four_over_six_blocks(chunk->x + g * group_bytes(how.dtype), chunk->row_bytes, chunk->rows, amax,
-                                    global, globals.stored, spec, how.dtype);
+        return four_over_six_blocks(segment->x + g * group_bytes(how.dtype), segment->row_bytes, segment->rows,
+                                    amax, global, globals.stored, spec, how.dtype);
     }
     const bool is_te = !how.not_te;
     return BLOCKS_ARE_NVFP4 ? nvfp4_scales(amax, vecf_set(global), vecf_set(1.0f / global), spec, is_te)
                             : mx_scales(amax, how.element, spec, is_te);
 }
 
-/* From amaxes to factors, in their place, and codes of scales. Under rule te factors are times plain_factor(), which does not
- * round. Whether all blocks are plain. */
-VEC_INLINE bool chunk_scales(struct encode_how how, const struct opaq_spec *spec,
-                             const struct block_chunk *chunk, struct block_globals globals, bool is_4over6,
-                             float *factors, uint8_t *codes) {
-    const int groups = chunk->groups;
-    bool is_plain = true;
+/* From amaxes to factors, in their place, and codes of scales. Under rule te factors are times regular_factor(), which
+ * does not round. Returns whether all blocks are regular. */
+VEC_INLINE bool segment_scales(struct encode_how how, const struct opaq_spec *spec,
+                               const struct block_segment *segment, struct block_globals globals,
+                               bool is_4over6, float *factors, uint8_t *codes) {
+    const int groups = segment->groups;
+    bool is_regular = true;
     for (int g = 0; g < groups; ++g) {
         const vecf amax = (vecf)vec_load(factors + g * FLOATS);
-        const struct block_scales scales = group_scales(how, spec, chunk, g, amax, globals, is_4over6);
+        const struct block_scales scales = group_scales(how, spec, segment, g, amax, globals, is_4over6);
         vec_store(factors + g * FLOATS,
-                  (vec32)(how.not_te ? scales.factors : scales.factors * plain_factor(how.element)));
+                  (vec32)(how.not_te ? scales.factors : scales.factors * regular_factor(how.element)));
         store_low_bytes(codes + g * FLOATS, scales.codes);
-        is_plain &= scales.is_plain;
+        is_regular &= scales.is_regular;
     }
-    return is_plain;
+    return is_regular;
 }
 
 /* The same out of line. */
-VEC_OUTLINE bool chunk_scales_of(const struct block_kind *kind, const struct block_chunk *chunk,
-                                 struct block_globals globals, float *factors, uint8_t *codes) {
+VEC_OUTLINE bool segment_scales_of(const struct block_kind *kind, const struct block_segment *segment,
+                                   struct block_globals globals, float *factors, uint8_t *codes) {
     const struct opaq_spec *const spec = kind->spec;
     const enum opaq_element dtype = kind->how.dtype;
-    bool is_plain;
+    bool is_regular;
     if (kind->how.not_te) {
-        is_plain = chunk_scales(not_te_how(kind->how, dtype, kind->how.element), spec, chunk, globals, false,
-                                factors, codes);
+        is_regular = segment_scales(not_te_how(kind->how, dtype, kind->how.element), spec, segment, globals,
+                                    false, factors, codes);
     } else if (BLOCKS_ARE_NVFP4 && (spec->options & OPAQ_4OVER6) != 0) {
-        FOR_DTYPE(dtype, is_plain = chunk_scales(encode_te(DTYPE, OPAQ_E2M1), spec, chunk, globals, true,
-                                                 factors, codes));
+        FOR_DTYPE(dtype, is_regular = segment_scales(encode_te(DTYPE, OPAQ_E2M1), spec, segment, globals, true,
+                                                     factors, codes));
     } else {
         FOR_BLOCK_ELEMENT(kind->how.element,
-                          is_plain = chunk_scales(encode_te(OPAQ_BF16, ELEMENT), spec, chunk, globals, false,
-                                                  factors, codes)); /* the dtype does not matter */
+                          is_regular = segment_scales(encode_te(OPAQ_BF16, ELEMENT), spec, segment, globals,
+                                                      false, factors, codes)); /* the dtype does not matter */
     }
-    return is_plain;
+    return is_regular;
 }
 
-/* Computes all scales first: one takes long, but many overlap. Prefetches while codes are made, when memory is not
- * read. */
-static inline void quantize_chunk(const struct block_kind *kind, const struct block_chunk *chunk, bool streams,
-                                  const struct quant_copy *copy, int64_t r, int64_t block, int64_t blocks,
-                                  struct block_globals globals) {
-    _Alignas(VEC_BYTES) float factors[CHUNK_GROUPS * FLOATS];
-    uint8_t codes[CHUNK_GROUPS * FLOATS];
-    const bool has_nans = chunk_amaxes(kind, chunk, factors);
-    bool is_plain = chunk_scales_of(kind, chunk, globals, factors, codes);
-    is_plain = is_plain && !kind->how.not_te && !has_nans && kind->random == NULL;
-    for (int i = 0; i < chunk->rows; ++i) {
-        const char *const x = chunk->x + i * chunk->row_bytes;
-        uint8_t *const data = chunk->data + i * chunk->data_row_bytes;
+/* Computes all scales first: the latency of one is long, but many overlap. Prefetches during encoding, which reads no
+ * other memory. */
+static inline void quantize_segment(const struct block_kind *kind, const struct block_segment *segment,
+                                    bool streams, const struct quant_copy *copy, int64_t r, int64_t block,
+                                    int64_t blocks, struct block_globals globals) {
+    _Alignas(VEC_BYTES) float factors[SEGMENT_GROUPS * FLOATS];
+    uint8_t codes[SEGMENT_GROUPS * FLOATS];
+    const bool has_nans = segment_amaxes(kind, segment, factors);
+    bool is_regular = segment_scales_of(kind, segment, globals, factors, codes);
+    is_regular = is_regular && !kind->how.not_te && !has_nans && kind->random == NULL;
+    for (int i = 0; i < segment->rows; ++i) {
+        const char *const x = segment->x + i * segment->row_bytes;
+        uint8_t *const data = segment->data + i * segment->data_row_bytes;
         store_scales(copy, r + i, block, blocks, codes);
         if (kind->random != NULL) {
-            uint8_t random[CHUNK_ELEMENTS];
-            const int64_t random_blocks = (int64_t)chunk->groups * FLOATS * BLOCK / 16;
+            uint8_t random[SEGMENT_ELEMENTS];
+            const int64_t random_blocks = (int64_t)segment->groups * FLOATS * BLOCK / 16;
             random_row(kind->random, r + i, block * BLOCK / 16, random_blocks, random);
-            encode_groups_of(kind, x, chunk->groups, factors, false, random, streams, data);
+            encode_groups_of(kind, x, segment->groups, factors, false, random, streams, data);
         } else {
-            encode_groups_of(kind, x, chunk->groups, factors, is_plain, NULL, streams, data);
+            encode_groups_of(kind, x, segment->groups, factors, is_regular, NULL, streams, data);
         }
     }
 }
@@ -321,32 +322,32 @@ VEC_OUTLINE void quantize_block_rows(const struct block_kind *kind, const struct
     int64_t n;
     for (; c < c_end; c += n) {
         uint8_t *const data = copy->data + r * data_row_bytes + (is_packed ? c / 2 : c);
-        const int64_t groups = min_int64(CHUNK_ELEMENTS / group, (c_end - c) / group);
-        struct block_chunk chunk = {(const char *)m->data + r * row_bytes + c * bytes,
-                                    row_bytes,
-                                    data,
-                                    data_row_bytes,
-                                    rows,
-                                    (int)groups};
+        const int64_t groups = min_int64(SEGMENT_ELEMENTS / group, (c_end - c) / group);
+        struct block_segment segment = {(const char *)m->data + r * row_bytes + c * bytes,
+                                        row_bytes,
+                                        data,
+                                        data_row_bytes,
+                                        rows,
+                                        (int)groups};
         n = groups * group;
         if (groups == 0) { /* the last few blocks */
             n = c_end - c;
             for (int i = 0; i < rows; ++i) {
                 char *const to = staged + i * group * bytes;
-                memcpy(to, chunk.x + i * row_bytes, (size_t)(n * bytes));
+                memcpy(to, segment.x + i * row_bytes, (size_t)(n * bytes));
                 memset(to + n * bytes, 0, (size_t)((group - n) * bytes));
             }
-            chunk = (struct block_chunk){staged, group * bytes, staged_codes, group, rows, 1};
+            segment = (struct block_segment){staged, group * bytes, staged_codes, group, rows, 1};
         }
         const int64_t blocks = ceil_div(n, BLOCK);
-        quantize_chunk(kind, &chunk, kind->streams && groups != 0, copy, r, c / BLOCK, blocks, globals);
+        quantize_segment(kind, &segment, kind->streams && groups != 0, copy, r, c / BLOCK, blocks, globals);
         for (int i = 0; groups == 0 && i < rows; ++i) {
             store_partly(data + i * data_row_bytes, staged_codes + i * group, n, is_packed, blocks * BLOCK);
         }
     }
 }
 
-/* Whether the operand's rows lie along memory, as do their codes and scales, and are taken as they are. */
+/* Whether the operand's rows, their codes and their scales are contiguous, and there is no transform. */
 VEC_INLINE bool is_along_rows(const struct quant_copy *copy) {
     const struct scale_layout *layout = &copy->scale_layout;
     return copy->operand.column_step == 1 && copy->data_column_step == 1 && !copy->is_hadamard &&

@@ -13,17 +13,17 @@
 
 enum { FP8_BLOCK = 128, FP8_BOTH_COLUMNS = 512, FP8_BOTH_BLOCKS = FP8_BOTH_COLUMNS / FP8_BLOCK };
 
-/* What rows and columns are multiplied with, times plain_factor(), and what is stored of that. */
+/* The factors of rows and columns, times regular_factor(), and the scales to store. */
 struct fp8_both_scales {
     float row_apply[FP8_BLOCK * FP8_BOTH_BLOCKS];
     float row_stored[FP8_BLOCK * FP8_BOTH_BLOCKS];
     struct step_floats column_apply[FP8_BOTH_COLUMNS / STEP];
     float column_stored[FP8_BOTH_COLUMNS];
-    bool is_plain;
+    bool is_regular;
 };
 
-/* Whether elements up to these, NaN standing for any, are plain under these factors: is_plain_amax(). */
-VEC_INLINE bool are_plain_amaxes(enum opaq_element element, vecf amax, vecf apply) {
+/* Whether elements up to these, NaN standing for any, are regular under these factors: is_regular_amax(). */
+VEC_INLINE bool are_regular_amaxes(enum opaq_element element, vecf amax, vecf apply) {
     const vec32 least = vec32_set(0x12800000u); /* 2^-90 */
     const uint32_t half_beyond = element == OPAQ_E4M3 ? 0x43E80000u : 0x47700000u;
     return !any32(above32((vec32)(amax * apply), half_beyond - 1u)) &&
@@ -33,7 +33,7 @@ VEC_INLINE bool are_plain_amaxes(enum opaq_element element, vecf amax, vecf appl
 /* FLOATS blocks, those of some rows; their keys are joined to those of the columns. */
 VEC_INLINE void fp8_both_group(struct encode_how how, const struct opaq_spec *spec, const char *x,
                                int64_t row_bytes, float limit, vec32 *column_keys, float *apply, float *stored,
-                               bool *is_plain) {
+                               bool *is_regular) {
     const int parts = FP8_BLOCK * element_bytes(how.dtype) / VEC_BYTES;
     vec32 key[FLOATS];
     for (int b = 0; b < FLOATS; ++b) {
@@ -48,43 +48,43 @@ VEC_INLINE void fp8_both_group(struct encode_how how, const struct opaq_spec *sp
     }
     const vecf amax = magnitudes_to_floats(fold_keys(key, FLOATS, how.dtype), how.dtype);
     const struct fp8_scales scales = fp8_scales_from_amax(amax, spec, how, limit);
-    vec_store(apply, (vec32)(scales.apply * plain_factor(how.element)));
+    vec_store(apply, (vec32)(scales.apply * regular_factor(how.element)));
     vec_store(stored, (vec32)scales.stored);
-    *is_plain = *is_plain && are_plain_amaxes(how.element, amax, scales.apply);
+    *is_regular = *is_regular && are_regular_amaxes(how.element, amax, scales.apply);
 }
 
 /* A step of columns. */
 VEC_INLINE void fp8_both_column_step(struct encode_how how, const struct opaq_spec *spec, struct step keys,
-                                     float limit, struct step_floats *apply, float *stored, bool *is_plain) {
+                                     float limit, struct step_floats *apply, float *stored, bool *is_regular) {
     const struct step_floats amax = step_amaxes(keys, how.dtype, false);
     const struct fp8_scales even = fp8_scales_from_amax(amax.even, spec, how, limit);
     const struct fp8_scales odd = fp8_scales_from_amax(amax.odd, spec, how, limit);
     *apply =
-        (struct step_floats){even.apply * plain_factor(how.element), odd.apply * plain_factor(how.element)};
+        (struct step_floats){even.apply * regular_factor(how.element), odd.apply * regular_factor(how.element)};
     vec_store(stored, interleave_first((vec32)even.stored, (vec32)odd.stored));
     vec_store(stored + FLOATS, interleave_second((vec32)even.stored, (vec32)odd.stored));
-    *is_plain = *is_plain && are_plain_amaxes(how.element, amax.even, even.apply) &&
-                are_plain_amaxes(how.element, amax.odd, odd.apply);
+    *is_regular = *is_regular && are_regular_amaxes(how.element, amax.even, even.apply) &&
+                  are_regular_amaxes(how.element, amax.odd, odd.apply);
 }
 
 VEC_INLINE void fp8_both_find_scales(struct encode_how how, const struct opaq_spec *spec, const char *x,
                                      int64_t row_bytes, float limit, struct fp8_both_scales *scales) {
     enum { PARTS = FP8_BOTH_COLUMNS * 4 / VEC_BYTES, ROWS = FLOATS / FP8_BOTH_BLOCKS };
     const int step_parts = how.dtype == OPAQ_F32 ? 2 : 1;
-    bool is_plain = true;
+    bool is_regular = true;
     vec32 keys[PARTS];
     memset(keys, 0, sizeof keys);
     for (int row = 0; row < FP8_BLOCK; row += ROWS) {
         fp8_both_group(how, spec, x + row * row_bytes, row_bytes, limit, keys,
                        scales->row_apply + row * FP8_BOTH_BLOCKS, scales->row_stored + row * FP8_BOTH_BLOCKS,
-                       &is_plain);
+                       &is_regular);
     }
     for (int s = 0; s < FP8_BOTH_COLUMNS / STEP; ++s) {
         const vec32 *const first = keys + s * step_parts;
         fp8_both_column_step(how, spec, (struct step){{first[0], first[step_parts - 1]}}, limit,
-                             &scales->column_apply[s], scales->column_stored + s * STEP, &is_plain);
+                             &scales->column_apply[s], scales->column_stored + s * STEP, &is_regular);
     }
-    scales->is_plain = is_plain;
+    scales->is_regular = is_regular;
 }
 
 /* Codes of a row of both copies. Prefetches the row at `next`. */
@@ -102,8 +102,8 @@ VEC_INLINE void fp8_both_row(struct encode_how how, const char *x, const char *n
             for (int i = 0; i < step_bytes; i += 64) {
                 __builtin_prefetch(next + (s + k) * step_bytes + i);
             }
-            rows[k] = encode_plain(step, how.dtype, how.element, along, along);
-            columns[k] = encode_plain(step, how.dtype, how.element, down.even, down.odd);
+            rows[k] = encode_regular(step, how.dtype, how.element, along, along);
+            columns[k] = encode_regular(step, how.dtype, how.element, down.even, down.odd);
         }
         vec_put(rowwise + s * STEP, pack_bytes(rows[0], rows[1]), streams);
         vec_store(columnwise + s * STEP, pack_bytes(columns[0], columns[1]));
@@ -139,8 +139,8 @@ VEC_OUTLINE void fp8_both_row_of(struct encode_how how, const char *x, const cha
     FOR_FP8_TE(how, fp8_both_row(HOW, x, next, row_apply, column_apply, streams, rowwise, columnwise));
 }
 
-/* FP8_BLOCK rows and FP8_BOTH_COLUMNS columns from (row, c) on; the next part lies `ahead` bytes on. Returns false and
- * writes nothing if not all elements are plain. */
+/* FP8_BLOCK rows and FP8_BOTH_COLUMNS columns from (row, c) on; the next part is `ahead` bytes further. Returns false
+ * and writes nothing if not all elements are regular. */
 static inline bool fp8_both_part(struct encode_how how, const struct opaq_spec *spec,
                                  const struct quant_copy *rowwise, const struct quant_copy *columnwise,
                                  int64_t row, int64_t c, int64_t ahead, struct fp8_buffer *buffer) {
@@ -150,7 +150,7 @@ static inline bool fp8_both_part(struct encode_how how, const struct opaq_spec *
     const bool streams = codes_stream(rowwise);
     struct fp8_both_scales scales;
     fp8_both_find_scales_of(how, spec, x, row_bytes, fp8_scale_limit(spec, m->dtype), &scales);
-    if (!scales.is_plain) {
+    if (!scales.is_regular) {
         return false;
     }
     fp8_both_store_scales(rowwise, columnwise, row, c, &scales);

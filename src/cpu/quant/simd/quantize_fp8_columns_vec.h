@@ -1,7 +1,7 @@
-/* cpu/quant/simd/quantize_fp8_columns_vec.h: the columnwise copies of fp8row and fp8blk1, in vectors. Depends on column_amax_vec.h,
- * random_bytes_vec.h, scales_vec.h and transpose_vec.h. Specification: docs/formats.md.
+/* cpu/quant/simd/quantize_fp8_columns_vec.h: the columnwise copies of fp8row and fp8blk1, in vectors. Depends on
+ * column_amax_vec.h, random_bytes_vec.h, scales_vec.h and transpose_vec.h. Specification: docs/formats.md.
  *
- * Codes are made row by row of x, and transposed then, because the copy is stored transposed. */
+ * Codes are computed row by row of x and then transposed, because the copy is stored transposed. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_FP8_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_FP8_COLUMNS_VEC_H
 
@@ -19,7 +19,7 @@ struct fp8_buffer {
     struct random_bytes random; /* of the first buffer only */
 };
 
-/* Columns that are done together: what each is multiplied with, and its amax, NaNs counting. */
+/* Columns that are processed together: the factor of each and its amax, including NaNs. */
 struct fp8_columns {
     int64_t c;
     int64_t columns;
@@ -29,8 +29,7 @@ struct fp8_columns {
 
 VEC_INLINE float fp8_half_beyond(enum opaq_element element) { return element == OPAQ_E4M3 ? 464.0f : 61440.0f; }
 
-/* Codes of `rows` rows from `row` on, as they lie in x, to those of the copy: tile by tile, so that it can be done
- * between other things. */
+/* Transposes codes of `rows` rows of x into the copy, tile by tile, so that it can be interleaved with encoding. */
 struct fp8_transpose {
     const uint8_t *codes;
     int64_t step;
@@ -83,20 +82,20 @@ static inline void fp8_transpose_all(const uint8_t *codes, int64_t step, bool ma
 }
 
 /* Whether no element is NaN, infinite or scaled beyond the largest value. */
-VEC_OUTLINE bool fp8_columns_are_plain(struct encode_how how, const struct fp8_columns *together) {
-    bool is_plain = !how.not_te;
+VEC_OUTLINE bool fp8_columns_are_regular(struct encode_how how, const struct fp8_columns *together) {
+    bool is_regular = !how.not_te;
     for (int64_t i = 0; i < together->columns; ++i) {
-        is_plain &= together->apply[i] >= 0x1p-90f &&
-                    together->amax[i] * together->apply[i] < fp8_half_beyond(how.element);
+        is_regular &= together->apply[i] >= 0x1p-90f &&
+                      together->amax[i] * together->apply[i] < fp8_half_beyond(how.element);
     }
-    return is_plain;
+    return is_regular;
 }
 
 /* Codes of a row of x, with its random bytes if they are not rounded to the nearest. */
 VEC_INLINE void fp8_column_row(struct encode_how how, const char *x, int64_t columns, const float *apply,
-                               bool is_plain, const uint8_t *random, uint8_t *codes) {
+                               bool is_regular, const uint8_t *random, uint8_t *codes) {
     const int64_t bytes = element_bytes(how.dtype);
-    const vecf down = vecf_set(is_plain ? plain_factor(how.element) : 1.0f);
+    const vecf down = vecf_set(is_regular ? regular_factor(how.element) : 1.0f);
     for (int64_t i = 0; i < columns; i += 2 * STEP) {
         char staged[2 * STEP * 4];
         const char *from = x + i * bytes;
@@ -114,8 +113,8 @@ VEC_INLINE void fp8_column_row(struct encode_how how, const char *x, int64_t col
             const struct step step = step_load(from + s * STEP * bytes, how.dtype);
             words[s] = random != NULL
                            ? encode_stochastic(how, step, even, odd, random_of_bytes(random + i + s * STEP))
-                       : is_plain ? encode_plain(step, how.dtype, how.element, even, odd)
-                                  : encode_step(how, step, even, odd);
+                       : is_regular ? encode_regular(step, how.dtype, how.element, even, odd)
+                                    : encode_step(how, step, even, odd);
         }
         vec_store(codes + i, pack_bytes(words[0], words[1]));
     }
@@ -123,14 +122,14 @@ VEC_INLINE void fp8_column_row(struct encode_how how, const char *x, int64_t col
 
 /* fp8_column_row(), out of line. */
 VEC_OUTLINE void fp8_column_row_of(struct encode_how how, const char *x, int64_t columns, const float *apply,
-                                   bool is_plain, const uint8_t *random, uint8_t *codes) {
+                                   bool is_regular, const uint8_t *random, uint8_t *codes) {
     if (how.not_te) {
         FOR_DTYPE(how.dtype, fp8_column_row(encode_not_te(how, DTYPE, OPAQ_E4M3, true), x, columns, apply,
                                             false, NULL, codes));
     } else if (random != NULL) {
         FOR_FP8_TE(how, fp8_column_row(HOW, x, columns, apply, false, random, codes));
     } else {
-        FOR_FP8_TE(how, FOR_FLAG(is_plain, fp8_column_row(HOW, x, columns, apply, FLAG, NULL, codes)));
+        FOR_FP8_TE(how, FOR_FLAG(is_regular, fp8_column_row(HOW, x, columns, apply, FLAG, NULL, codes)));
     }
 }
 
@@ -139,19 +138,20 @@ static inline void fp8_column_codes(struct encode_how how, const struct quant_co
                                     const struct fp8_columns *together, int64_t row, int64_t row_end,
                                     struct random_bytes *random, uint8_t *codes) {
     const struct quant_matrix *m = &copy->operand;
-    const bool is_plain = fp8_columns_are_plain(how, together);
+    const bool is_regular = fp8_columns_are_regular(how, together);
     const bool is_random = !how.not_te && random->is_used;
     for (int64_t i = row; i < row_end; ++i, codes += FP8_PITCH) {
         const char *const x =
             (const char *)m->data + (i * m->column_step + together->c) * element_bytes(how.dtype);
-        fp8_column_row_of(how, x, together->columns, together->apply, is_plain,
+        fp8_column_row_of(how, x, together->columns, together->apply, is_regular,
                           is_random ? random_bytes(random, i, together->c, together->columns) : NULL, codes);
     }
 }
 
 /* ---- scales ---- */
 
-/* Amaxes over rows [row, row_end), NaNs counting, and factors that follow from them. `stored` gets what is stored. */
+/* Amaxes over rows [row, row_end), including NaNs, and the factors from them. `stored` receives the scales to store.
+ * */
 static inline void fp8_columns_scale(struct encode_how how, const struct opaq_spec *spec,
                                      const struct quant_matrix *m, int64_t row, int64_t row_end,
                                      struct fp8_columns *together, float stored[AMAX_COLUMNS]) {

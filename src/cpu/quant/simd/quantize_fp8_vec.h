@@ -12,7 +12,7 @@
 #include "cpu/quant/simd/scales_vec.h"
 #include "cpu/quant/simd/specialize_vec.h"
 
-/* Blocks next to each other that are done together: their scales are computed in one vector. Square ones are read twice,
+/* Adjacent blocks that are processed together: their scales are computed in one vector. Square ones are read twice,
  * and must stay in the cache in between. */
 VEC_INLINE int64_t fp8_group_columns(int64_t block_rows) { return (block_rows == 1 ? FLOATS : 4) * FP8_BLOCK; }
 
@@ -33,8 +33,8 @@ static inline void fp8_scaled_rows(struct encode_how how, const struct quant_job
         ((float *)copy->scale)[row * copy->scale_layout.row_step] = scale.stored;
         if (!how.not_te && random->is_used) {
             encode_randomly(how, random, row, 0, x, m->columns, scale.apply, 0, data);
-        } else if (is_plain_amax(how, all, scale.apply)) {
-            encode_plain_run(how, x, m->columns, scale.apply, 0, streams, data);
+        } else if (is_regular_amax(how, all, scale.apply)) {
+            encode_regular_run(how, x, m->columns, scale.apply, 0, streams, data);
         } else if (how.not_te && how.dtype == OPAQ_BF16) {
             encode_bf16_row_not_te(&how, x, m->columns, scale.apply, data);
         } else {
@@ -54,7 +54,7 @@ struct fp8_group {
     int64_t ahead; /* prefetch distance, in bytes */
 };
 
-/* The key of a whole block of one row. Prefetches what lies `ahead` bytes on, unless that is 0. */
+/* The key of a whole block of one row. Prefetches `ahead` bytes further, unless that is 0. */
 VEC_INLINE vec32 fp8_block_key(const char *x, int64_t ahead, enum opaq_element dtype, bool drop_nan) {
     const int parts = FP8_BLOCK * element_bytes(dtype) / VEC_BYTES;
     vec32 key = vec32_set(0);
@@ -105,7 +105,8 @@ VEC_OUTLINE vecf fp8_group_amax_without_nans(const struct fp8_group *group, enum
     return amax;
 }
 
-/* Where the codes of blocks go, and their scales: those of one row of blocks, by steps, in up to two places. */
+/* The destinations of the codes of blocks and of their scales: those of one row of blocks, by steps, in up to two
+ * places. */
 struct fp8_target {
     uint8_t *data;
     int64_t data_step;
@@ -138,8 +139,8 @@ VEC_OUTLINE void fp8_group_codes(struct encode_how how, const struct fp8_group *
             if (group->rows == 1) {
                 prefetch_run(x + target->ahead, FP8_BLOCK * element_bytes(how.dtype));
             }
-            if (random == NULL && is_plain_amax(how, amax[b], apply[b])) {
-                encode_plain_run(how, x, n, apply[b], 0, false, data);
+            if (random == NULL && is_regular_amax(how, amax[b], apply[b])) {
+                encode_regular_run(how, x, n, apply[b], 0, false, data);
             } else {
                 encode_any_run(how, x, n, apply[b], random == NULL ? NULL : random + place, 0, data);
             }
@@ -147,7 +148,7 @@ VEC_OUTLINE void fp8_group_codes(struct encode_how how, const struct fp8_group *
     }
 }
 
-/* Rows [r, r + rows) and columns [c, c_end) of x, at most as many as are done together. */
+/* Rows [r, r + rows) and columns [c, c_end) of x, at most as many as are processed together. */
 VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, const struct quant_matrix *m,
                           int64_t r, int64_t rows, int64_t c, int64_t c_end, const struct fp8_target *target) {
     const struct fp8_group group = {operand_at(m, r, c, how.dtype), m->row_step * element_bytes(how.dtype),
@@ -172,7 +173,7 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
     }
     const bool is_random = !how.not_te && target->random->is_used;
     if (how.not_te || is_random || group.columns % FP8_BLOCK != 0 ||
-        !are_plain_amaxes(how.element, all, scales.apply)) {
+        !are_regular_amaxes(how.element, all, scales.apply)) {
         float each[FLOATS];
         vec_store(each, (vec32)all);
         fp8_group_codes(how, &group, r, c, each, apply, target);
@@ -351,7 +352,7 @@ static inline void fp8_shared_region(struct encode_how how, const struct quant_j
 
 /* ---- the others ---- */
 
-/* Blocks of 128 along rows, or down columns. Where both are made, part of the columns is done before the next. */
+/* Blocks of 128 along rows, or down columns. If there are both, the columns are processed in parts. */
 static inline void fp8_block_region(struct encode_how how, const struct quant_job *job,
                                     struct quant_region region, struct fp8_buffer *buffer) {
     const bool in_one_pass = region.rowwise != NULL && region.columnwise != NULL && !how.not_te;

@@ -1,6 +1,6 @@
-/* cpu/quant/simd/quantize_fp8row_both_vec.h: both copies of fp8row in vectors, in one pass over x for the amaxes of all rows and
- * columns and one for their codes. Depends on encode_run_vec.h and quantize_fp8_both_vec.h. Specification:
- * docs/formats.md.
+/* cpu/quant/simd/quantize_fp8row_both_vec.h: both copies of fp8row in vectors, in one pass over x for the amaxes of
+ * all rows and columns and one for their codes. Depends on encode_run_vec.h and quantize_fp8_both_vec.h.
+ * Specification: docs/formats.md.
  *
  * Amaxes are stored where scales go later: those of rows until their codes are made, those of columns until all are.
  * Only for rule te, and if no element is NaN, infinite or scaled beyond the largest value. */
@@ -10,14 +10,14 @@
 #include "cpu/quant/simd/encode_run_vec.h"
 #include "cpu/quant/simd/quantize_fp8_both_vec.h"
 
-/* Columns whose keys are kept in the cache while rows are read, and rows that are read together: the keys are loaded once
- * for all of these. */
+/* Columns whose keys are kept in the cache while rows are read, and rows that are read together: the keys are loaded
+ * once for all of these. */
 enum { FP8ROW_COLUMNS = 4096, FP8ROW_ROWS = 4 };
 
 /* ---- amaxes ---- */
 
-/* Takes `bytes` bytes of `rows` rows into the keys of the columns, and each row into its own. Prefetches `ahead` bytes
- * on. */
+/* Merges `bytes` bytes of `rows` rows into the keys of the columns and of each row. Prefetches `ahead` bytes further.
+ * */
 VEC_INLINE void fp8row_keys_add(const char *x, int64_t row_bytes, int rows, int64_t bytes, int64_t ahead,
                                 enum opaq_element dtype, vec32 *column_keys, vec32 row_keys[FP8ROW_ROWS]) {
     const int64_t parts = bytes / VEC_BYTES;
@@ -63,7 +63,7 @@ VEC_INLINE void fp8row_group_amaxes(const char *x, int64_t row_bytes, int64_t ro
     }
 }
 
-/* Raises `amax` to the amaxes found, while other threads do the same. */
+/* Merges the amaxes found into `amax` by maximum; other threads do the same at the same time. */
 static inline void fp8row_join(const float *found, int64_t n, float *amax) {
     uint32_t *const there = (uint32_t *)amax;
     for (int64_t i = 0; i < n; ++i) {
@@ -123,17 +123,17 @@ VEC_INLINE struct encode_how fp8row_how(const struct quant_job *job) {
 
 static inline bool fp8row_amaxes_in_range(const struct quant_job *job) {
     const struct encode_how how = fp8row_how(job);
-    bool are_plain = true;
+    bool are_regular = true;
     for (int copy = 0; copy < 2; ++copy) {
         const float *const amax = job->copy[copy].scale;
         const int64_t n = job->copy[copy].operand.rows;
-        for (int64_t i = 0; are_plain && i < n; i += FLOATS) {
+        for (int64_t i = 0; are_regular && i < n; i += FLOATS) {
             const vecf each = fp8row_load(amax + i, n - i);
-            are_plain =
-                are_plain_amaxes(how.element, each, fp8_scales_from_amax(each, &job->spec, how, FLT_MAX).apply);
+            are_regular = are_regular_amaxes(how.element, each,
+                                             fp8_scales_from_amax(each, &job->spec, how, FLT_MAX).apply);
         }
     }
-    return are_plain;
+    return are_regular;
 }
 
 /* Replaces n amaxes by the scales to store. Writes the factors to `apply`, if it is not NULL: n rounded up to
@@ -157,10 +157,10 @@ static inline void fp8row_finish(const struct quant_job *job) {
 
 /* ---- codes ---- */
 
-/* What the columns of a part are multiplied with, and times plain_factor() by steps. */
+/* Factors of the columns of a part, and the same times regular_factor() by steps. */
 struct fp8row_columns {
     float apply[FP8_BOTH_COLUMNS];
-    struct step_floats plain[FP8_BOTH_COLUMNS / STEP];
+    struct step_floats regular[FP8_BOTH_COLUMNS / STEP];
 };
 
 VEC_OUTLINE void fp8row_columns_at(struct encode_how how, const struct opaq_spec *spec, const float *amax,
@@ -172,12 +172,12 @@ VEC_OUTLINE void fp8row_columns_at(struct encode_how how, const struct opaq_spec
     for (int64_t s = 0; s < FP8_BOTH_COLUMNS / STEP; ++s) {
         const vec32 first = vec_load(to->apply + s * STEP);
         const vec32 second = vec_load(to->apply + s * STEP + FLOATS);
-        to->plain[s] = (struct step_floats){(vecf)split_even(first, second) * plain_factor(how.element),
-                                            (vecf)split_odd(first, second) * plain_factor(how.element)};
+        to->regular[s] = (struct step_floats){(vecf)split_even(first, second) * regular_factor(how.element),
+                                              (vecf)split_odd(first, second) * regular_factor(how.element)};
     }
 }
 
-/* Up to FP8_BLOCK rows and FP8_BOTH_COLUMNS columns; the next part lies `ahead` bytes on. */
+/* Up to FP8_BLOCK rows and FP8_BOTH_COLUMNS columns; the next part is `ahead` bytes further. */
 static inline void fp8row_both_part(struct encode_how how, const struct quant_region *part,
                                     const float *row_apply, const struct fp8row_columns *down, int64_t ahead,
                                     struct fp8_buffer *buffer) {
@@ -191,11 +191,11 @@ static inline void fp8row_both_part(struct encode_how how, const struct quant_re
         if (columns == FP8_BOTH_COLUMNS) {
             float along[FP8_BOTH_BLOCKS];
             for (int b = 0; b < FP8_BOTH_BLOCKS; ++b) {
-                along[b] = row_apply[i] * plain_factor(how.element);
+                along[b] = row_apply[i] * regular_factor(how.element);
             }
-            fp8_both_row_of(how, from, from + ahead, along, down->plain, streams, to, beside);
+            fp8_both_row_of(how, from, from + ahead, along, down->regular, streams, to, beside);
         } else {
-            encode_plain_run(how, from, columns, row_apply[i], 0, false, to);
+            encode_regular_run(how, from, columns, row_apply[i], 0, false, to);
             fp8_column_row_of(how, from, columns, down->apply, true, NULL, beside);
         }
     }
@@ -203,7 +203,7 @@ static inline void fp8row_both_part(struct encode_how how, const struct quant_re
                       part->c, columns);
 }
 
-/* Rows [row, row_end) of x; the last ones come first, which may be in a cache since their amaxes were found. */
+/* Rows [row, row_end) of x; in reverse order, because the last ones may still be in a cache from the first pass. */
 static inline void fp8row_both_region(struct encode_how how, const struct opaq_spec *spec,
                                       const struct quant_region *region, struct fp8_buffer *buffer) {
     const int64_t panels = ceil_div(region->row_end - region->row, FP8_BLOCK);

@@ -6,7 +6,7 @@
 #include "cpu/quant/simd/quantize_both_vec.h"
 #include "cpu/quant/simd/quantize_mx_columns_vec.h"
 
-/* Codes to where they go; past the caches if `streams`. */
+/* Stores codes; bypasses the caches if `streams`. */
 VEC_INLINE void mx_put(const vec16 codes[MX_STEPS], enum opaq_element element, bool streams, uint8_t *data) {
     if (element == OPAQ_E2M1) {
         vec_put(data, pack_nibbles(codes[0], codes[1], codes[2], codes[3]), streams);
@@ -56,7 +56,7 @@ static inline bool mx_both_part(const struct block_kind *kind, const struct quan
     const char *const x = (const char *)rowwise->operand.data + row * row_bytes + c * bytes;
     struct both_scales scales;
     both_find_scales_of(kind, x, row_bytes, NULL, &scales);
-    if (!scales.is_plain) {
+    if (!scales.is_regular) {
         return false;
     }
     store_mx_column_scales(columnwise, c, BOTH_COLUMNS, row / MX_BLOCK, scales.column_codes);

@@ -1,5 +1,6 @@
-/* cpu/quant/simd/quantize_mx_columns_vec.h: the columnwise copies of mxfp8 and mxfp4, in vectors. Depends on columns_vec.h and
- * scales_vec.h. Specification: docs/formats.md. They are stored as x lies, so nothing is transposed. */
+/* cpu/quant/simd/quantize_mx_columns_vec.h: the columnwise copies of mxfp8 and mxfp4, in vectors. Depends on
+ * columns_vec.h and scales_vec.h. Specification: docs/formats.md. They are stored in the order of x, so nothing is
+ * transposed. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_MX_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_MX_COLUMNS_VEC_H
 
@@ -25,7 +26,7 @@ struct mx_columns {
 struct mx_column_factors {
     struct step_floats step[MX_WIDTH / STEP];
     uint8_t codes[MX_WIDTH]; /* of the scales */
-    bool is_plain;
+    bool is_regular;
 };
 
 /* A step of a row that has `left` more columns. */
@@ -83,13 +84,13 @@ static inline void mx_column_scales(struct mx_columns kind, const struct column_
                                     int64_t columns, struct mx_column_factors *factors) {
     const bool is_te = !kind.how.not_te;
     const int64_t steps = round_up(columns, MX_VECTOR_COLUMNS) / STEP;
-    bool is_plain = is_te && !kind.random->is_used;
+    bool is_regular = is_te && !kind.random->is_used;
     mx_column_amaxes_of(source, rows, columns, kind.how.dtype, false, factors->step);
     bool drops_nans = false;
     for (int64_t s = 0; is_te && s < steps; ++s) {
         drops_nans = drops_nans || has_nans(factors->step[s]);
     }
-    is_plain = is_plain && !drops_nans;
+    is_regular = is_regular && !drops_nans;
     if (drops_nans) {
         mx_column_amaxes_of(source, rows, columns, kind.how.dtype, true, factors->step);
     }
@@ -104,15 +105,15 @@ static inline void mx_column_scales(struct mx_columns kind, const struct column_
             const struct block_scales odd = mx_scales_of(amax.odd, kind.how.element, kind.spec, is_te);
             words[i] = join_words(even.codes, odd.codes);
             factors->step[s + i] = (struct step_floats){even.factors, odd.factors};
-            is_plain = is_plain && even.is_plain && odd.is_plain;
+            is_regular = is_regular && even.is_regular && odd.is_regular;
         }
         vec_store(factors->codes + s * STEP, pack_bytes(words[0], words[1]));
     }
-    for (int64_t s = 0; is_plain && s < steps; ++s) {
-        factors->step[s].even = factors->step[s].even * plain_factor(kind.how.element);
-        factors->step[s].odd = factors->step[s].odd * plain_factor(kind.how.element);
+    for (int64_t s = 0; is_regular && s < steps; ++s) {
+        factors->step[s].even = factors->step[s].even * regular_factor(kind.how.element);
+        factors->step[s].odd = factors->step[s].odd * regular_factor(kind.how.element);
     }
-    factors->is_plain = is_plain;
+    factors->is_regular = is_regular;
 }
 
 static inline void store_mx_column_scales(const struct quant_copy *copy, int64_t c, int64_t columns,
@@ -145,15 +146,15 @@ VEC_INLINE void store_row_partly(const uint8_t *codes, int64_t columns, enum opa
 
 /* Codes of MX_VECTOR_COLUMNS columns of a row; with their random bytes if they are not rounded to the nearest. */
 VEC_INLINE void mx_column_codes(struct encode_how how, const char *x, const struct step_floats *factors,
-                                bool is_plain, const uint8_t *random, bool streams, uint8_t *data) {
+                                bool is_regular, const uint8_t *random, bool streams, uint8_t *data) {
     vec16 codes[MX_STEPS];
     for (int s = 0; s < MX_STEPS; ++s) {
         const struct step step = step_load(x + s * STEP * element_bytes(how.dtype), how.dtype);
         const struct step_floats apply = factors[s];
         codes[s] = random != NULL
                        ? encode_stochastic(how, step, apply.even, apply.odd, random_of_bytes(random + s * STEP))
-                   : is_plain ? encode_plain(step, how.dtype, how.element, apply.even, apply.odd)
-                              : encode_step(how, step, apply.even, apply.odd);
+                   : is_regular ? encode_regular(step, how.dtype, how.element, apply.even, apply.odd)
+                                : encode_step(how, step, apply.even, apply.odd);
     }
     if (how.element == OPAQ_E2M1) {
         vec_put(data, pack_nibbles(codes[0], codes[1], codes[2], codes[3]), streams);
@@ -165,7 +166,7 @@ VEC_INLINE void mx_column_codes(struct encode_how how, const char *x, const stru
 
 /* Codes of a row. The last columns, if fewer than MX_VECTOR_COLUMNS, are copied, with zeros behind them. */
 VEC_INLINE void mx_column_row(struct encode_how how, const char *x, int64_t columns,
-                              const struct step_floats *factors, bool is_plain, const uint8_t *random,
+                              const struct step_floats *factors, bool is_regular, const uint8_t *random,
                               bool streams, uint8_t *data) {
     const int packing = how.element == OPAQ_E2M1 ? 2 : 1;
     const int64_t bytes = element_bytes(how.dtype);
@@ -177,7 +178,7 @@ VEC_INLINE void mx_column_row(struct encode_how how, const char *x, int64_t colu
             memset(staged, 0, sizeof staged);
             memcpy(staged, x + k * bytes, (size_t)((columns - k) * bytes));
         }
-        mx_column_codes(how, is_whole ? x + k * bytes : staged, &factors[k / STEP], is_plain,
+        mx_column_codes(how, is_whole ? x + k * bytes : staged, &factors[k / STEP], is_regular,
                         random == NULL ? NULL : random + k, streams && is_whole,
                         is_whole ? data + k / packing : staged_codes);
         if (!is_whole) {
@@ -194,7 +195,7 @@ VEC_OUTLINE void mx_column_row_not_te(struct encode_how how, const char *x, int6
 }
 
 VEC_OUTLINE void mx_column_row_of(struct encode_how how, const char *x, int64_t columns,
-                                  const struct step_floats *factors, bool is_plain, const uint8_t *random,
+                                  const struct step_floats *factors, bool is_regular, const uint8_t *random,
                                   bool streams, uint8_t *data) {
     if (random != NULL) {
         FOR_DTYPE(how.dtype,
@@ -204,7 +205,7 @@ VEC_OUTLINE void mx_column_row_of(struct encode_how how, const char *x, int64_t 
         mx_column_row_not_te(how, x, columns, factors, streams, data);
     } else {
         FOR_BLOCK_TE(how,
-                     FOR_FLAG(is_plain, mx_column_row(HOW, x, columns, factors, FLAG, NULL, streams, data)));
+                     FOR_FLAG(is_regular, mx_column_row(HOW, x, columns, factors, FLAG, NULL, streams, data)));
     }
 }
 
@@ -222,7 +223,7 @@ static inline void mx_column_part(struct mx_columns kind, const struct quant_cop
         const char *const x = source.x + i * source.row_bytes;
         const uint8_t *const random =
             kind.random->is_used ? random_bytes(kind.random, row + i, c, columns) : NULL;
-        mx_column_row_of(kind.how, x, columns, factors.step, factors.is_plain, random, streams, data);
+        mx_column_row_of(kind.how, x, columns, factors.step, factors.is_regular, random, streams, data);
     }
 }
 

@@ -1,4 +1,5 @@
-/* cpu/quant/simd/quantize_mx_vec.h: mxfp8 and mxfp4 in vectors. Depends on quantize_mx_both_vec.h. Specification: docs/formats.md. */
+/* cpu/quant/simd/quantize_mx_vec.h: mxfp8 and mxfp4 in vectors. Depends on quantize_mx_both_vec.h. Specification:
+ * docs/formats.md. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_MX_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_MX_VEC_H
 
@@ -12,7 +13,7 @@ enum { BLOCK = 32, BLOCKS_ARE_NVFP4 = false };
 #include "cpu/quant/simd/quantize_mx_both_vec.h"
 #include "cpu/quant/simd/region_vec.h"
 
-/* Rows [row, row_end) and columns [c, c_end) of x, for the copies that are wanted; row is a multiple of MX_BLOCK. */
+/* Rows [row, row_end) and columns [c, c_end) of x, for the requested copies; row is a multiple of MX_BLOCK. */
 static inline void quantize_mx_how(struct encode_how how, const struct quant_job *job,
                                    struct quant_region region, struct random_bytes *random) {
     const struct opaq_spec *const spec = &job->spec;
@@ -77,8 +78,8 @@ static inline bool mx_is_along_columns(const struct quant_copy *copy) {
     return copy->operand.row_step == 1 && copy->data_row_step == 1;
 }
 
-/* Whether vectors can do it, and not slower: ModelOpt's scales take a logarithm for each lane, of which a narrow tensor
- * has few blocks to fill. */
+/* Whether the vector kernel supports it and is not slower: ModelOpt's scales need a logarithm for each lane, and a
+ * narrow tensor has too few blocks to fill the lanes. */
 static inline bool mx_is_covered(const struct opaq_spec *spec, const struct quant_copy *copy) {
     enum { MODELOPT_COLUMNS = 128 };
     const bool is_wide = spec->rule != OPAQ_RULE_MODELOPT || spec->element != OPAQ_E2M1 ||

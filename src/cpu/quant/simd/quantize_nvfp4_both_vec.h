@@ -1,5 +1,5 @@
-/* cpu/quant/simd/quantize_nvfp4_both_vec.h: both copies of nvfp4 in one pass over x, in vectors. Depends on quantize_both_vec.h
- * and quantize_nvfp4_columns_vec.h. Specification: docs/formats.md. */
+/* cpu/quant/simd/quantize_nvfp4_both_vec.h: both copies of nvfp4 in one pass over x, in vectors. Depends on
+ * quantize_both_vec.h and quantize_nvfp4_columns_vec.h. Specification: docs/formats.md. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_NVFP4_BOTH_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_NVFP4_BOTH_VEC_H
 
@@ -11,11 +11,11 @@ _Static_assert((int)NVFP4_BUFFER_COLUMNS == (int)BOTH_COLUMNS, "a buffer is as w
 /* Steps of a row that make a vector of codes, rows whose codes make a word, blocks of a row of a part. */
 enum { NVFP4_BOTH_STEPS = 4, NVFP4_BOTH_ROWS = 4, NVFP4_BOTH_BLOCKS = BOTH_COLUMNS / HELD_ROWS };
 
-/* Codes of NVFP4_BOTH_STEPS steps from s on, of NVFP4_BOTH_ROWS rows of both copies: each row's for the rowwise one, and
- * words of theirs for the columnwise one. */
+/* Codes of NVFP4_BOTH_STEPS steps from s on, of NVFP4_BOTH_ROWS rows of both copies: each row's for the rowwise one,
+ * and words of theirs for the columnwise one. */
 VEC_INLINE void nvfp4_both_steps(struct encode_how how, const char *x, int64_t row_bytes, int64_t ahead, int s,
                                  const float *row_factors, const struct step_floats *column_factors,
-                                 bool is_plain, bool streams, uint8_t *rowwise, int64_t rowwise_step,
+                                 bool is_regular, bool streams, uint8_t *rowwise, int64_t rowwise_step,
                                  uint8_t *words) {
     const int64_t step_bytes = STEP * element_bytes(how.dtype);
     vec16 down[NVFP4_BOTH_STEPS] = {vec16_set(0), vec16_set(0), vec16_set(0), vec16_set(0)};
@@ -25,8 +25,8 @@ VEC_INLINE void nvfp4_both_steps(struct encode_how how, const char *x, int64_t r
             const char *const from = x + i * row_bytes + (s + k) * step_bytes;
             const struct step step = step_load(from, how.dtype);
             prefetch_step(from + ahead, how.dtype);
-            along[k] = both_along(how, step, row_factors + i * NVFP4_BOTH_BLOCKS, s + k, is_plain);
-            down[k] = down[k] << 4 | both_down(how, step, column_factors, s + k, is_plain);
+            along[k] = both_along(how, step, row_factors + i * NVFP4_BOTH_BLOCKS, s + k, is_regular);
+            down[k] = down[k] << 4 | both_down(how, step, column_factors, s + k, is_regular);
         }
         vec_put(rowwise + i * rowwise_step + s * STEP / 2, pack_nibbles(along[0], along[1], along[2], along[3]),
                 streams);
@@ -39,8 +39,8 @@ VEC_INLINE void nvfp4_both_steps(struct encode_how how, const char *x, int64_t r
 /* The same out of line. */
 VEC_OUTLINE void nvfp4_both_steps_of(const struct block_kind *kind, const char *x, int64_t row_bytes, int s,
                                      const float *row_factors, const struct step_floats *column_factors,
-                                     bool is_plain, uint8_t *rowwise, int64_t rowwise_step, uint8_t *words) {
-    if (!is_plain) {
+                                     bool is_regular, uint8_t *rowwise, int64_t rowwise_step, uint8_t *words) {
+    if (!is_regular) {
         FOR_DTYPE(kind->how.dtype,
                   nvfp4_both_steps(encode_te(DTYPE, OPAQ_E2M1), x, row_bytes, kind->ahead, s, row_factors,
                                    column_factors, false, kind->streams, rowwise, rowwise_step, words));
@@ -60,19 +60,20 @@ static inline void nvfp4_both_rows(const struct block_kind *kind, const char *x,
                                    const struct both_scales *scales, int i, uint8_t *rowwise,
                                    int64_t rowwise_step, uint8_t *words) {
     const float *const row_factors = scales->row_factors + i * NVFP4_BOTH_BLOCKS;
-    bool rows_are_plain = true;
+    bool rows_are_regular = true;
     for (int k = 0; k < NVFP4_BOTH_ROWS; ++k) {
-        rows_are_plain = rows_are_plain && scales->row_is_plain[i + k];
+        rows_are_regular = rows_are_regular && scales->row_is_regular[i + k];
     }
     for (int s = 0; s < BOTH_STEPS; s += NVFP4_BOTH_STEPS) {
-        const bool is_plain = rows_are_plain && scales->column_is_plain[s] && scales->column_is_plain[s + 2];
-        nvfp4_both_steps_of(kind, x, row_bytes, s, row_factors, scales->column_factors, is_plain, rowwise,
+        const bool is_regular =
+            rows_are_regular && scales->column_is_regular[s] && scales->column_is_regular[s + 2];
+        nvfp4_both_steps_of(kind, x, row_bytes, s, row_factors, scales->column_factors, is_regular, rowwise,
                             rowwise_step, words);
     }
 }
 
-/* HELD_ROWS rows and BOTH_COLUMNS columns from (row, c) on, block `block` of the buffer; the next part lies
- * `kind->ahead` bytes on. Returns false and writes nothing if there is a NaN. */
+/* HELD_ROWS rows and BOTH_COLUMNS columns from (row, c) on, block `block` of the buffer; the next part is
+ * `kind->ahead` bytes further. Returns false and writes nothing if there is a NaN. */
 static inline bool nvfp4_both_part(const struct block_kind *kind, const struct quant_copy *rowwise,
                                    struct nvfp4_buffer *buffer, int64_t block, int64_t row, int64_t c) {
     const int64_t bytes = element_bytes(kind->how.dtype);

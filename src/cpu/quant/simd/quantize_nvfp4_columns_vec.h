@@ -1,8 +1,8 @@
-/* cpu/quant/simd/quantize_nvfp4_columns_vec.h: nvfp4's columnwise copy, in vectors. Depends on columns_vec.h, scales_vec.h and
- * transpose_vec.h. Specification: docs/formats.md.
+/* cpu/quant/simd/quantize_nvfp4_columns_vec.h: nvfp4's columnwise copy, in vectors. Depends on columns_vec.h,
+ * scales_vec.h and transpose_vec.h. Specification: docs/formats.md.
  *
- * Codes are made row by row of x, four rows to a word, into a buffer that is then transposed, because the copy is stored
- * transposed. */
+ * Codes are computed row by row of x, four rows to a word, into a buffer that is then transposed, because the copy is
+ * stored transposed. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_NVFP4_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_NVFP4_COLUMNS_VEC_H
 
@@ -73,8 +73,8 @@ VEC_INLINE struct step_floats square_amaxes(struct step_floats amax, bool is_squ
     return (struct step_floats){all, all};
 }
 
-VEC_INLINE vec16 encode_held(struct encode_how how, struct step x, vecf even, vecf odd, bool is_plain) {
-    return is_plain ? encode_plain(x, how.dtype, how.element, even, odd) : encode_step(how, x, even, odd);
+VEC_INLINE vec16 encode_held(struct encode_how how, struct step x, vecf even, vecf odd, bool is_regular) {
+    return is_regular ? encode_regular(x, how.dtype, how.element, even, odd) : encode_step(how, x, even, odd);
 }
 
 /* Stores code 0 beyond the last of `rows` rows, even where the factor would turn zero into something else. */
@@ -90,10 +90,10 @@ VEC_INLINE void join_quads(vec16 codes[HELD_ROWS], int64_t rows, vec16 quad[NVFP
 }
 
 VEC_INLINE void encode_held_quads(struct encode_how how, const struct step held[HELD_ROWS], int64_t rows,
-                                  vecf even, vecf odd, bool is_plain, vec16 quad[NVFP4_QUADS]) {
+                                  vecf even, vecf odd, bool is_regular, vec16 quad[NVFP4_QUADS]) {
     vec16 codes[HELD_ROWS];
     for (int i = 0; i < HELD_ROWS; ++i) {
-        codes[i] = encode_held(how, held[i], even, odd, is_plain);
+        codes[i] = encode_held(how, held[i], even, odd, is_regular);
     }
     join_quads(codes, rows, quad);
 }
@@ -208,8 +208,8 @@ VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_column_how h
     if (how.is_random) {
         encode_random_quads(how.encode, held, rows, even.factors, odd.factors, kind->random, c, block,
                             codes.quad);
-    } else if (is_te && even.is_plain && odd.is_plain && !drops_nans) {
-        const float down = plain_factor(OPAQ_E2M1);
+    } else if (is_te && even.is_regular && odd.is_regular && !drops_nans) {
+        const float down = regular_factor(OPAQ_E2M1);
         encode_held_quads(how.encode, held, HELD_ROWS, even.factors * down, odd.factors * down, true,
                           codes.quad);
     } else {
@@ -218,8 +218,8 @@ VEC_INLINE struct nvfp4_column_codes nvfp4_column_step(struct nvfp4_column_how h
     return codes;
 }
 
-/* Scale bytes of up to TILE columns from c on, from block `block` on, at most 16; scales[i * NVFP4_SCALE_PITCH] is a row
- * of them. */
+/* Scale bytes of up to TILE columns from c on, from block `block` on, at most 16; scales[i * NVFP4_SCALE_PITCH] is a
+ * row of them. */
 VEC_OUTLINE void store_column_scales(const struct quant_copy *copy, int64_t c, int64_t columns, int64_t block,
                                      int64_t blocks, const uint8_t *scales) {
     vec32 row[16];

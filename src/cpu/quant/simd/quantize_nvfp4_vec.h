@@ -1,4 +1,5 @@
-/* cpu/quant/simd/quantize_nvfp4_vec.h: nvfp4 in vectors. Depends on quantize_nvfp4_both_vec.h. Specification: docs/formats.md. */
+/* cpu/quant/simd/quantize_nvfp4_vec.h: nvfp4 in vectors. Depends on quantize_nvfp4_both_vec.h. Specification:
+ * docs/formats.md. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_NVFP4_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_NVFP4_VEC_H
 
@@ -55,8 +56,8 @@ static inline void quantize_nvfp4_columns(enum opaq_element dtype, bool is_te, c
     nvfp4_column_block(&kind, copy, buffer, block, row, row_end - row, c, c_end - c, prefetches);
 }
 
-/* Rows [row, row_end) and columns [c, c_end) of x, for the copies that are wanted. For the columnwise one row is a
- * multiple of NVFP4_BUFFER_ROWS, and row_end too unless it is the last; c is a multiple of TILE. */
+/* Rows [row, row_end) and columns [c, c_end) of x, for the requested copies. For the columnwise one row is a multiple
+ * of NVFP4_BUFFER_ROWS, and row_end too unless it is the last; c is a multiple of TILE. */
 static inline void nvfp4_region(enum opaq_element dtype, bool is_te, const struct quant_job *job,
                                 struct quant_region region) {
     const struct quant_copy *rowwise = region.rowwise;

@@ -1,5 +1,5 @@
-/* cpu/quant/simd/random_bytes_vec.h: the random bytes of a row of x, for copies along its rows and down its columns, in vectors.
- * Depends on stochastic_vec.h. */
+/* cpu/quant/simd/random_bytes_vec.h: the random bytes of a row of x, for copies along its rows and down its columns,
+ * in vectors. Depends on stochastic_vec.h. */
 #ifndef OPAQ_CPU_QUANT_SIMD_RANDOM_BYTES_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_RANDOM_BYTES_VEC_H
 
@@ -49,8 +49,8 @@ static inline int64_t random_columns(const struct random_bytes *random) {
     return random->is_down ? RANDOM_DOWN : RANDOM_ALONG;
 }
 
-/* The bytes of `columns` elements of row `row` of x from column c on, up to random_columns(); along rows c is a multiple
- * of 16. Behind them there is room to read the rest of a few vectors. */
+/* The bytes of `columns` elements of row `row` of x from column c on, up to random_columns(); along rows c is a
+ * multiple of 16. Behind them there is room to read the rest of a few vectors. */
 VEC_OUTLINE const uint8_t *random_bytes(struct random_bytes *random, int64_t row, int64_t c, int64_t columns) {
     if (!random->is_down) {
         random_row(&random->source, row, c / 16, ceil_div(columns, 16), random->bytes);

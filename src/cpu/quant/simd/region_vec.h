@@ -1,4 +1,5 @@
-/* cpu/quant/simd/region_vec.h: part of x, and the copies that are made of it. Depends on encode_vec.h and quant_job.h. */
+/* cpu/quant/simd/region_vec.h: a region of x, and the copies that are made of it. Depends on encode_vec.h and
+ * quant_job.h. */
 #ifndef OPAQ_CPU_QUANT_SIMD_REGION_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_REGION_VEC_H
 
@@ -31,8 +32,8 @@ VEC_INLINE struct quant_region region_of_both(const struct quant_job *job, int64
  * in bytes. */
 enum { AHEAD_BYTES = 8192, SHORT_AHEAD_BYTES = 6144, STREAMED_BYTES = 4 << 20 };
 
-/* Prefetch distance in bytes: `rows` rows of x; if that is one, a few lines, or where short rows have gaps between them, two
- * rows. */
+/* Prefetch distance in bytes: `rows` rows of x; if that is one, a few lines, or where short rows have gaps between
+ * them, two rows. */
 VEC_INLINE int64_t ahead_bytes(const struct quant_copy *rowwise, int64_t rows) {
     const struct quant_matrix *x = &rowwise->operand;
     const int64_t bytes = element_bytes(x->dtype);

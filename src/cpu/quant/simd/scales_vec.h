@@ -1,5 +1,5 @@
-/* cpu/quant/simd/scales_vec.h: from amaxes to scales, one in each lane: what scale_rules.h does for one. Depends on encode_vec.h.
- * Specification: docs/formats.md. */
+/* cpu/quant/simd/scales_vec.h: computes scales from amaxes, one in each lane, as scale_rules.h computes one. Depends
+ * on encode_vec.h. Specification: docs/formats.md. */
 #ifndef OPAQ_CPU_QUANT_SIMD_SCALES_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_SCALES_VEC_H
 
@@ -7,11 +7,11 @@
 #include "cpu/quant/simd/specialize_vec.h"
 #include "definition/scale_rules.h"
 
-/* Scale codes in the low bytes, and what elements are multiplied with. */
+/* Scale codes in the low bytes, and the factors of elements. */
 struct block_scales {
     vec32 codes;
     vecf factors;
-    bool is_plain; /* no element is NaN, infinite or scaled beyond the largest value */
+    bool is_regular; /* no element is NaN, infinite or scaled beyond the largest value */
 };
 
 /* NaN's code and NaN itself where `wanted` is NaN. */
@@ -29,18 +29,19 @@ VEC_INLINE struct block_scales e4m3_scales(vecf wanted) {
     return (struct block_scales){codes_of_sum(sum, OPAQ_E4M3) - code_excess(OPAQ_E4M3), sum - grid, false};
 }
 
-/* nvfp4_block(), global being what nvfp4_global() gives, as nvfp4_global_in_range() wants it, and `inverse` one over it. */
+/* nvfp4_block(), with `global` from nvfp4_global(), accepted by nvfp4_global_in_range(), and `inverse` = 1 / global.
+ * */
 VEC_INLINE struct block_scales nvfp4_scales(vecf amax, vecf global, vecf inverse, const struct opaq_spec *spec,
                                             bool is_te) {
     if (is_te) {
         const vecf wanted = amax * (global * (1.0f / 6.0f));
         struct block_scales scales = e4m3_scales(wanted);
         scales.factors = minf(1.0f / (scales.factors * inverse), vecf_set(FLT_MAX));
-        /* Where a scale is normal and 448 at most, or rounded down to it, it is at most a sixteenth too small, and what it
-         * scales to 6.4 still rounds to 6. A zero block is fine too. */
+        /* Where a scale is normal and 448 at most, or rounded down to it, it is at most a sixteenth too small, and
+         * what it scales to 6.4 still rounds to 6. A zero block is fine too. */
         const uint32_t low = least_normal(OPAQ_E4M3);
         const vec32 over_low = clear32(equal32((vec32)amax, 0), (vec32)wanted - low);
-        scales.is_plain = !any32(above32(over_low, 0x43E80000u - low));
+        scales.is_regular = !any32(above32(over_low, 0x43E80000u - low));
         return scales;
     }
     if (spec->rule == OPAQ_RULE_COMPRESSED_TENSORS) {

@@ -1,4 +1,5 @@
-/* cpu/quant/simd/specialize_vec.h: runs a statement with a dtype or an element that is a constant. Depends on opaq/element.h.
+/* cpu/quant/simd/specialize_vec.h: runs a statement with a dtype or an element that is a constant. Depends on
+ * opaq/element.h.
  *
  * Kernels are inlined into out-of-line functions that switch with these, and the code around them is compiled once. A
  * switch around whole kernels instead costs minutes of compile time and megabytes of code. */

@@ -9,8 +9,9 @@
 
 enum { RANDOM_ROUNDS = 10, RANDOM_PAIRS = VEC_BYTES / 8 };
 
-/* Where a copy's random bits come from: a block of 16 bytes for every 16 columns of an operand row. fp8's columnwise copy
- * is its rowwise one transposed, random bits and all: its blocks are `mirrored`, for 16 rows of an operand column. */
+/* Where a copy's random bits come from: a block of 16 bytes for every 16 columns of an operand row. fp8's columnwise
+ * copy is its rowwise one transposed, random bits and all: its blocks are `mirrored`, for 16 rows of an operand
+ * column. */
 struct random_source {
     uint64_t offset; /* the counter's second half */
     bool is_mirrored;

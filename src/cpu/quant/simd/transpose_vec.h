@@ -1,5 +1,5 @@
-/* cpu/quant/simd/transpose_vec.h: a square of bytes to its transpose, in vectors. Depends on nothing; vec_avx512.h or vec_avx2.h
- * comes before it. */
+/* cpu/quant/simd/transpose_vec.h: a square of bytes to its transpose, in vectors. Depends on nothing; vec_avx512.h or
+ * vec_avx2.h comes before it. */
 #ifndef OPAQ_CPU_QUANT_SIMD_TRANSPOSE_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_TRANSPOSE_VEC_H
 

@@ -1,5 +1,6 @@
-/* cpu/gemm/neon/gemm_tile_neon.c: the tile kernel with 4 lanes and the fused multiply-add of NEON. */
-#include "cpu/gemm/gemm_tile_tables.h"
+/* cpu/loops_neon.c: the product of tiles with 4 lanes and the fused multiply-add of NEON. For the other tables of
+ * loop_tables.h AArch64 uses the reference, which compilers vectorize for NEON. */
+#include "cpu/gemm/gemm_table.h"
 #include "opaq/cpu.h"
 
 #if defined(__aarch64__)

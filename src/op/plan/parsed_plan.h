@@ -1,14 +1,19 @@
-/* op/plan/linear_plan.h: parses a plan and derives the forms of saved tensors. Depends on opaq/linear.h. */
-#ifndef OPAQ_OP_PLAN_LINEAR_PLAN_H
-#define OPAQ_OP_PLAN_LINEAR_PLAN_H
+/* op/plan/parsed_plan.h: plans of text arguments, and the forms of saved tensors. Depends on opaq/linear.h and
+ * opaq/experts.h. */
+#ifndef OPAQ_OP_PLAN_PARSED_PLAN_H
+#define OPAQ_OP_PLAN_PARSED_PLAN_H
 
 #include <stdbool.h>
 
+#include "opaq/experts.h"
 #include "opaq/linear.h"
 
-/* The plan of a text argument, parsed once. Error texts do not name the operation. */
+/* The plan of a text argument, of a linear layer or of an MLP or mixture, parsed once. Error texts do not name the
+ * operation. */
 enum opaq_status plan_of_value(const struct opaq_value *text, struct opaq_linear_plan *plan,
                                struct opaq_error *error);
+enum opaq_status experts_plan_of_value(const struct opaq_value *text, struct opaq_experts_plan *plan,
+                                       struct opaq_error *error);
 
 /* The same for operators that train: delayed scaling has a state there, whose scales are factors, so rules
  * whose given scale is a divisor are rejected. */
