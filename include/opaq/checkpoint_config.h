@@ -59,6 +59,10 @@ OPAQ_API enum opaq_status opaq_config_read(const struct opaq_config_value *value
                                            struct opaq_config **config, struct opaq_error *error);
 OPAQ_API void opaq_config_destroy(struct opaq_config *config);
 
+/* The enum opaq_layout of a quantization_config, from its quant_method; -1 for a method that opaq_config_read does
+ * not support. Needs no other valid field. */
+OPAQ_API int opaq_config_layout(const struct opaq_config_value *values, int64_t count);
+
 /* The schemes, in order of precedence (the first match applies); NULL beyond the last. They live as long as the
  * configuration. */
 OPAQ_API const struct opaq_config_scheme *opaq_config_scheme(const struct opaq_config *config, int64_t index);

@@ -8,15 +8,18 @@
 #include "base/try.h"
 #include "opaq/status.h"
 
+static char lower(char letter) { return letter >= 'A' && letter <= 'Z' ? (char)(letter - 'A' + 'a') : letter; }
+
 bool is_same_name(const char *a, const char *b) {
-    for (; *a != '\0' && *b != '\0'; ++a, ++b) {
-        const char x = *a >= 'A' && *a <= 'Z' ? (char)(*a - 'A' + 'a') : *a;
-        const char y = *b >= 'A' && *b <= 'Z' ? (char)(*b - 'A' + 'a') : *b;
-        if (x != y) {
-            return false;
-        }
+    for (; *a != '\0' && lower(*a) == lower(*b); ++a, ++b) {
     }
     return *a == *b;
+}
+
+bool has_prefix(const char *name, const char *prefix) {
+    for (; *prefix != '\0' && lower(*name) == lower(*prefix); ++name, ++prefix) {
+    }
+    return *prefix == '\0';
 }
 
 /* ---- quantizers ---- */

@@ -472,6 +472,8 @@ static void configurations(void) {
           is_refused(opaq_config_read(&object, -1, &config, NULL)) &&
           is_refused(opaq_config_read(&object, 1, NULL, NULL)) &&
           is_refused(opaq_config_read(&bad, 1, &config, NULL)));
+    CHECK(opaq_config_layout(NULL, 1) == -1 && opaq_config_layout(&object, 0) == -1 &&
+          opaq_config_layout(&bad, 1) == -1);
     opaq_config_destroy(NULL);
     CHECK(opaq_config_scheme(NULL, 0) == NULL && opaq_config_target(NULL, 0, 0) == NULL &&
           opaq_config_ignored(NULL, 0) == NULL && opaq_config_weight_name(NULL, 0) == NULL);

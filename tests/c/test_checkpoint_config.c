@@ -188,6 +188,51 @@ static void refusals(void) {
     opaq_config_destroy(NULL);
 }
 
+/* The method alone decides, even where no other field is valid. */
+static void layouts(void) {
+    static const struct {
+        const char *method, *algorithm; /* NULL: null */
+        int layout;
+        bool is_read; /* with no other field */
+    } rows[] = {
+        {"Compressed-Tensors", NULL, OPAQ_LAYOUT_COMPRESSED_TENSORS, true},
+        {"modelopt", NULL, OPAQ_LAYOUT_MODELOPT, false},
+        {"ModelOpt_fp4", "NVFP4", OPAQ_LAYOUT_MODELOPT, true},
+        {"modelop", "NVFP4", -1, false},
+        {NULL, "FP8", OPAQ_LAYOUT_MODELOPT, true}, /* hf_quant_config.json */
+        {NULL, NULL, -1, false},
+        {"fp8", NULL, OPAQ_LAYOUT_DEEPSEEK, true},
+        {"fp8_other", NULL, -1, false},
+        {"mxfp8", NULL, OPAQ_LAYOUT_DEEPSEEK, true},
+        {"mxfp4", "FP8", OPAQ_LAYOUT_GPT_OSS, true},
+        {"", "FP8", -1, false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
+        const char *const texts[] = {rows[i].method, rows[i].algorithm};
+        struct opaq_config_value values[] = {OBJECT(0, NULL), NONE(1, "quant_method"), NONE(1, "quant_algo")};
+        for (int k = 0; k < 2; ++k) {
+            values[1 + k].kind = texts[k] == NULL ? OPAQ_JSON_NULL : OPAQ_JSON_STRING;
+            values[1 + k].text = texts[k];
+        }
+        struct opaq_config *config = NULL;
+        CHECK_EQ_INT(opaq_config_layout(values, 3), rows[i].layout);
+        CHECK_EQ_INT(READ(values, &config, NULL) == OPAQ_OK, rows[i].is_read);
+        if (config != NULL) {
+            CHECK_EQ_INT(opaq_config_scheme(config, 0) == NULL
+                             ? rows[i].layout
+                             : (int)opaq_config_scheme(config, 0)->row->layout,
+                         rows[i].layout);
+        }
+        opaq_config_destroy(config);
+    }
+    static const struct opaq_config_value number[] = {OBJECT(0, NULL), INT(1, "quant_method", 7),
+                                                      STRING(1, "quant_algo", "FP8")};
+    CHECK_EQ_INT(opaq_config_layout(number, 3), -1);
+    CHECK_EQ_INT(opaq_config_layout(number + 1, 1), -1);
+    CHECK_EQ_INT(opaq_config_layout(number, 0), -1);
+    CHECK_EQ_INT(opaq_config_layout(NULL, 1), -1);
+}
+
 /* Lists that no JSON document produces. */
 static void values_that_do_not_belong(void) {
     static const struct opaq_config_value all[][3] = {
@@ -225,7 +270,11 @@ static void schemes_of_layouts(void) {
     CHECK(opaq_config_row(OPAQ_FP8BLK1) == NULL && opaq_config_row(OPAQ_FP8BLK2)->input_format == OPAQ_FP8BLK1);
 }
 
-static const struct test_case tests[] = {TEST(compressed_tensors),        TEST(modelopt_of_several_algorithms),
-                                         TEST(deepseek_and_gpt_oss),      TEST(refusals),
-                                         TEST(values_that_do_not_belong), TEST(schemes_of_layouts)};
+static const struct test_case tests[] = {TEST(compressed_tensors),
+                                         TEST(modelopt_of_several_algorithms),
+                                         TEST(deepseek_and_gpt_oss),
+                                         TEST(refusals),
+                                         TEST(layouts),
+                                         TEST(values_that_do_not_belong),
+                                         TEST(schemes_of_layouts)};
 TEST_MAIN(tests)

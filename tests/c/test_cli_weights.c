@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "check.h"
+#include "cli/read/config_values.h"
 #include "cli/read/weights.h"
 
 enum { MOST = 8 };

@@ -3,31 +3,13 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "cli/cli_try.h"
-#include "cli/read/json.h"
+#include "cli/read/config_values.h"
 #include "cli/texts.h"
 #include "opaq/stored.h"
 
 enum { GPT_OSS_BLOCK = 32, GPT_OSS_BYTES = 16 };
-
-int layout_of_config(yyjson_val *quantization) {
-    const char *const method = json_member_text(quantization, "quant_method");
-    if (method == NULL) {
-        return json_member_text(quantization, "quant_algo") == NULL ? -1 : OPAQ_LAYOUT_MODELOPT;
-    }
-    if (strcasecmp(method, "compressed-tensors") == 0) {
-        return OPAQ_LAYOUT_COMPRESSED_TENSORS;
-    }
-    if (strncasecmp(method, "modelopt", strlen("modelopt")) == 0) {
-        return OPAQ_LAYOUT_MODELOPT;
-    }
-    if (strcasecmp(method, "fp8") == 0 || strcasecmp(method, "mxfp8") == 0) {
-        return OPAQ_LAYOUT_DEEPSEEK;
-    }
-    return strcasecmp(method, "mxfp4") == 0 ? OPAQ_LAYOUT_GPT_OSS : -1;
-}
 
 bool layout_is_written(const struct opaq_layout_row *scheme) {
     return scheme->layout != OPAQ_LAYOUT_MODELOPT || scheme->format != OPAQ_MXFP4;
