@@ -84,6 +84,10 @@ class LayoutRow(ctypes.Structure):
     )
 
 
+class LayoutShape(ctypes.Structure):
+    _fields_ = _fields("int32_t rank; int32_t rows_dim; int32_t columns_dim; int64_t size[4]")
+
+
 class Spec(ctypes.Structure):
     _fields_ = _fields(
         "uint8_t format; uint8_t element; uint8_t usage; uint8_t rule; uint16_t options;"
@@ -213,6 +217,7 @@ void element_encode_stochastic_array(enum, float*, uint32_t*, int64_t, void*)
 FormatRow* format_row(enum)
 LayoutRow* layout_row(int)
 text layout_name(enum)
+int layout_shape(text, enum, int64_t, int64_t, LayoutShape*)
 int layout_scheme(enum, int, ConfigScheme*)
 enum config_read(ConfigValue*, int64_t, void**, Error*)
 void config_destroy(void*)

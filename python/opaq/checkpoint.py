@@ -15,7 +15,7 @@ from opaq import _library
 from opaq._library import OpaqError, call, library
 from opaq._names import Names
 from opaq._tables import layout_row, layouts
-from opaq.quantizer import text_of
+from opaq.quantizer import Quantizer, query, text_of
 
 _PLAIN = ("F32", "BF16", "F16", "F64")
 _FLOATS = ("F32", "BF16")
@@ -29,6 +29,14 @@ class Header(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}"
+
+
+class StoredShape(NamedTuple):
+    """The shape of a weight's scales, without the dimensions of a stack."""
+
+    sizes: tuple[int, ...]
+    rows_dim: int | None  # the dimension of the rows or their blocks; None: one entry covers all rows
+    columns_dim: int | None  # the dimension of the blocks of columns
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,22 @@ class Scheme:
             module, dot, _ = weight.rpartition(".")
             found["input"] = module + dot + self.input_scale
         return found
+
+    @property
+    def rows_per_scale(self) -> int:
+        """How many rows share a scale; 1 if one covers all of them."""
+        return query(self.weight, "rows_per_scale")
+
+    def scales(self, rows: int, columns: int) -> StoredShape:
+        """The shape in which the layout's own software writes the scales of a weight."""
+        made = _library.LayoutShape()
+        letters, number = self.scale_shape.encode(), Quantizer(self.weight).spec.format
+        if not library.opaq_layout_shape(letters, number, rows, columns, made):
+            raise ValueError(
+                f"opaq: a weight of {rows} x {columns} has no scales of shape {self.scale_shape!r}"
+            )
+        dims = (None if dim < 0 else int(dim) for dim in (made.rows_dim, made.columns_dim))
+        return StoredShape(tuple(made.size[: made.rank]), *dims)
 
     def check(self, weight: str, headers: Mapping[str, Header]) -> None:
         """Checks that all tensors exist with valid dtypes. The input's scale is optional."""

@@ -27,7 +27,7 @@
         .scale_shape = (shape_), .global_shape = "", .rule = (rule_)                                       \
     }
 
-static const struct opaq_layout_row rows[] = {
+static const struct opaq_layout_row layout_rows[] = {
     CT(OPAQ_NVFP4, "nvfp4-pack-quantized", "_packed", "_global_scale", "input_global_scale", "U8", "F8_E4M3",
        "Rc"),
     CT(OPAQ_MXFP4, "mxfp4-pack-quantized", "_packed", "", "", "U8", "U8 F8_E8M0", "Rc"),
@@ -52,16 +52,57 @@ static const struct opaq_layout_row rows[] = {
 static const char *const names[OPAQ_LAYOUT_COUNT] = {"compressed-tensors", "modelopt", "deepseek", "gpt-oss"};
 
 const struct opaq_layout_row *opaq_layout_row(int index) {
-    return index < 0 || index >= (int)(sizeof rows / sizeof rows[0]) ? NULL : &rows[index];
+    return index < 0 || index >= (int)(sizeof layout_rows / sizeof layout_rows[0]) ? NULL : &layout_rows[index];
 }
 
 const struct opaq_layout_row *opaq_layout_find(enum opaq_layout layout, enum opaq_format format) {
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
-        if (rows[i].layout == layout && rows[i].format == format) {
-            return &rows[i];
+    for (size_t i = 0; i < sizeof layout_rows / sizeof layout_rows[0]; ++i) {
+        if (layout_rows[i].layout == layout && layout_rows[i].format == format) {
+            return &layout_rows[i];
         }
     }
     return NULL;
+}
+
+/* The number of blocks; a block of 0 is as long as the row or column. */
+static int64_t blocks(int64_t size, int32_t block) {
+    return block == 0 ? 1 : size / block + (size % block != 0);
+}
+
+int opaq_layout_shape(const char *letters, enum opaq_format format, int64_t rows, int64_t columns,
+                      struct opaq_layout_shape *shape) {
+    const struct opaq_format_row *const row = opaq_format_row(format);
+    struct opaq_layout_shape found = {.rows_dim = -1, .columns_dim = -1};
+    if (letters == NULL || row == NULL || rows < 0 || columns < 0 || shape == NULL) {
+        return 0;
+    }
+    for (; *letters != '\0'; ++letters, ++found.rank) {
+        if (found.rank == OPAQ_LAYOUT_RANK_LIMIT) {
+            return 0;
+        }
+        int64_t *const size = &found.size[found.rank];
+        switch (*letters) {
+        case 'R':
+            found.rows_dim = found.rank;
+            *size = rows;
+            break;
+        case 'r':
+            found.rows_dim = found.rank;
+            *size = blocks(rows, row->block_rows);
+            break;
+        case 'c':
+            found.columns_dim = found.rank;
+            *size = blocks(columns, row->block_columns);
+            break;
+        case '1':
+            *size = 1;
+            break;
+        default:
+            return 0;
+        }
+    }
+    *shape = found;
+    return 1;
 }
 
 const char *opaq_layout_name(enum opaq_layout layout) {

@@ -73,6 +73,7 @@ static void elements_and_tables(void) {
         CHECK(opaq_rule_name((enum opaq_rule)g) == NULL);
         CHECK(opaq_layout_name((enum opaq_layout)g) == NULL && opaq_layout_row(g == 7 ? 99 : g) == NULL);
         CHECK(opaq_layout_find((enum opaq_layout)g, (enum opaq_format)g) == NULL);
+        CHECK_EQ_INT(opaq_layout_shape("R", (enum opaq_format)g, 1, 1, NULL), 0);
         CHECK(g == 7 || opaq_activation_name((enum opaq_activation)g) == NULL);
         CHECK(g == 7 || opaq_activation_is_gated((enum opaq_activation)g) == 0);
         CHECK_EQ_STR(g == 7 ? "UNKNOWN" : opaq_status_name((enum opaq_status)g), "UNKNOWN");

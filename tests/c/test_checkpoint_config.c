@@ -270,11 +270,50 @@ static void schemes_of_layouts(void) {
     CHECK(opaq_config_row(OPAQ_FP8BLK1) == NULL && opaq_config_row(OPAQ_FP8BLK2)->input_format == OPAQ_FP8BLK1);
 }
 
+static void check_shape(const char *letters, enum opaq_format format, int64_t rows, int64_t columns,
+                        const char *expected) {
+    struct opaq_layout_shape shape;
+    char text[96] = "";
+    if (!CHECK(opaq_layout_shape(letters, format, rows, columns, &shape))) {
+        return;
+    }
+    int used = 0;
+    for (int i = 0; i < OPAQ_LAYOUT_RANK_LIMIT; ++i) {
+        if (i < shape.rank) {
+            used += snprintf(text + used, sizeof text - (size_t)used, "%lld ", (long long)shape.size[i]);
+        } else {
+            CHECK_EQ_INT(shape.size[i], 0);
+        }
+    }
+    (void)snprintf(text + used, sizeof text - (size_t)used, "rows %d columns %d", shape.rows_dim,
+                   shape.columns_dim);
+    CHECK_EQ_STR(text, expected);
+}
+
+static void shapes(void) {
+    check_shape("", OPAQ_FP8, 3, 5, "rows -1 columns -1");
+    check_shape("1", OPAQ_FP8, 3, 5, "1 rows -1 columns -1");
+    check_shape("R", OPAQ_FP8ROW, 3, 5, "3 rows 0 columns -1");
+    check_shape("R1", OPAQ_FP8ROW, 0, 5, "0 1 rows 0 columns -1");
+    check_shape("Rc", OPAQ_NVFP4, 3, 33, "3 3 rows 0 columns 1");
+    check_shape("Rc", OPAQ_MXFP8, 3, 33, "3 2 rows 0 columns 1");
+    check_shape("rc", OPAQ_FP8BLK2, 129, 128, "2 1 rows 0 columns 1");
+    check_shape("r1c1", OPAQ_FP8BLK2, 128, 0, "1 1 0 1 rows 0 columns 2");
+    check_shape("cR", OPAQ_MXFP4, 2, INT64_MAX, "288230376151711744 2 rows 1 columns 0");
+    struct opaq_layout_shape shape = {.rank = 7};
+    CHECK(!opaq_layout_shape(NULL, OPAQ_FP8, 1, 1, &shape) && !opaq_layout_shape("1", OPAQ_FP8, 1, 1, NULL));
+    CHECK(!opaq_layout_shape("Rx", OPAQ_FP8, 1, 1, &shape) &&
+          !opaq_layout_shape("RRRRR", OPAQ_FP8, 1, 1, &shape));
+    CHECK(!opaq_layout_shape("R", OPAQ_FP8, -1, 1, &shape) && !opaq_layout_shape("R", OPAQ_FP8, 1, -1, &shape));
+    CHECK(!opaq_layout_shape("R", (enum opaq_format)99, 1, 1, &shape) && shape.rank == 7);
+}
+
 static const struct test_case tests[] = {TEST(compressed_tensors),
                                          TEST(modelopt_of_several_algorithms),
                                          TEST(deepseek_and_gpt_oss),
                                          TEST(refusals),
                                          TEST(layouts),
                                          TEST(values_that_do_not_belong),
-                                         TEST(schemes_of_layouts)};
+                                         TEST(schemes_of_layouts),
+                                         TEST(shapes)};
 TEST_MAIN(tests)

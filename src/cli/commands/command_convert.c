@@ -35,8 +35,10 @@ static int scale_shape(const struct weight *weight, const struct opaq_layout_row
     for (int i = 0; i < extra; ++i) {
         shape[i] = weight->data->tensor->shape[i];
     }
-    return extra +
-           layout_shape(scheme->scale_shape, scheme->format, weight->rows, weight->columns, shape + extra);
+    struct opaq_layout_shape inner = {0};
+    opaq_layout_shape(scheme->scale_shape, scheme->format, weight->rows, weight->columns, &inner);
+    memcpy(shape + extra, inner.size, sizeof inner.size);
+    return extra + inner.rank;
 }
 
 static enum opaq_status convert_scales(struct plan *plan, const struct weight *weight,

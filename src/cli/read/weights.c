@@ -36,8 +36,6 @@ const char *weight_kind(const struct weight *weight) {
 
 /* ---- shapes ---- */
 
-static int64_t ceil_div(int64_t size, int64_t by) { return (size + by - 1) / by; }
-
 static void set_shape(struct weight *weight) {
     const struct st_tensor *const data = weight->data->tensor;
     const bool is_packed = weight->scheme != NULL && data->dtype == ST_U8;
@@ -54,54 +52,38 @@ static void set_shape(struct weight *weight) {
     }
 }
 
-/* Whether `tensor` has the dimensions that `letters` describe, after those of a stack. */
-static bool has_shape(const struct weight *weight, const struct st_tensor *tensor, const char *letters) {
-    const struct opaq_format_row *const format = opaq_format_row(weight->scheme->format);
-    const int64_t block_rows = format->block_rows == 0 ? weight->rows : format->block_rows;
-    const int64_t block_columns = format->block_columns == 0 ? weight->columns : format->block_columns;
-    const int extra = tensor->rank - (int)strlen(letters);
+/* Whether `tensor` has this shape after the dimensions of a stack. */
+static bool has_shape(const struct weight *weight, const struct st_tensor *tensor,
+                      const struct opaq_layout_shape *shape) {
+    const int extra = tensor->rank - shape->rank;
     int64_t stack = 1;
     for (int i = 0; i < extra; ++i) {
         stack *= tensor->shape[i];
     }
-    if (extra < 0 || stack != (extra == 0 ? 1 : weight->stack) || (extra == 0 && weight->stack != 1)) {
-        return false;
-    }
-    for (int i = extra; i < tensor->rank; ++i) {
-        const char letter = letters[i - extra];
-        const int64_t wanted = letter == 'R'   ? weight->rows
-                               : letter == 'r' ? ceil_div(weight->rows, block_rows)
-                               : letter == 'c' ? ceil_div(weight->columns, block_columns)
-                                               : 1;
-        if (tensor->shape[i] != wanted) {
-            return false;
+    return extra >= 0 && stack == (extra == 0 ? 1 : weight->stack) && (extra != 0 || weight->stack == 1) &&
+           memcmp(tensor->shape + extra, shape->size, (size_t)shape->rank * sizeof *shape->size) == 0;
+}
+
+/* Drops the dimensions of size 1. Returns the rank. */
+static int squeeze(const int64_t *shape, int rank, int64_t *squeezed) {
+    int count = 0;
+    for (int i = 0; i < rank; ++i) {
+        if (shape[i] != 1) {
+            squeezed[count++] = shape[i];
         }
     }
-    return true;
+    return count;
 }
 
 /* As has_shape, but ignores dimensions of size 1. */
-static bool has_entries(const struct weight *weight, const struct st_tensor *tensor, const char *letters) {
-    struct st_tensor squeezed = *tensor;
-    squeezed.rank = 0;
-    for (int i = 0; i < tensor->rank; ++i) {
-        if (tensor->shape[i] != 1) {
-            squeezed.shape[squeezed.rank++] = tensor->shape[i];
-        }
-    }
-    const struct opaq_format_row *const format = opaq_format_row(weight->scheme->format);
-    int64_t wanted[ST_RANK_LIMIT];
-    int count = 0;
-    const int64_t sizes[] = {weight->stack, *letters == 'R' ? weight->rows : 0,
-                             *letters == 'r' ? ceil_div(weight->rows, format->block_rows) : 0,
-                             strchr(letters, 'c') != NULL ? ceil_div(weight->columns, format->block_columns)
-                                                          : 0};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
-        if (sizes[i] > 1) {
-            wanted[count++] = sizes[i];
-        }
-    }
-    return count == squeezed.rank && memcmp(wanted, squeezed.shape, (size_t)count * sizeof *wanted) == 0;
+static bool has_entries(const struct weight *weight, const struct st_tensor *tensor,
+                        const struct opaq_layout_shape *shape) {
+    int64_t found[ST_RANK_LIMIT];
+    int64_t wanted[OPAQ_LAYOUT_RANK_LIMIT + 1];
+    const int rank = squeeze(&weight->stack, 1, wanted);
+    const int count = rank + squeeze(shape->size, shape->rank, wanted + rank);
+    return squeeze(tensor->shape, tensor->rank, found) == count &&
+           memcmp(wanted, found, (size_t)count * sizeof *wanted) == 0;
 }
 
 /* ---- grouping ---- */
@@ -174,11 +156,13 @@ static bool gather(const struct model *model, const struct opaq_layout_row *sche
 static bool scales_fit(const struct weight *weight, bool is_strict) {
     const struct st_tensor *const data = weight->data->tensor;
     const struct st_tensor *const scale = weight->scale->tensor;
-    const char *const letters = weight->scheme->scale_shape;
-    const bool is_gpt_oss = weight->scheme->layout == OPAQ_LAYOUT_GPT_OSS;
-    return (!is_gpt_oss || data->shape[data->rank - 1] == GPT_OSS_BYTES) &&
-           (has_shape(weight, scale, letters) ||
-            (!is_strict && data->bytes != 0 && has_entries(weight, scale, letters)));
+    const struct opaq_layout_row *const scheme = weight->scheme;
+    const bool is_gpt_oss = scheme->layout == OPAQ_LAYOUT_GPT_OSS;
+    struct opaq_layout_shape shape;
+    return opaq_layout_shape(scheme->scale_shape, scheme->format, weight->rows, weight->columns, &shape) &&
+           (!is_gpt_oss || data->shape[data->rank - 1] == GPT_OSS_BYTES) &&
+           (has_shape(weight, scale, &shape) ||
+            (!is_strict && data->bytes != 0 && has_entries(weight, scale, &shape)));
 }
 
 static bool global_fits(const struct weight *weight) {

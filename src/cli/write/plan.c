@@ -97,18 +97,6 @@ void plan_give(struct plan *plan, size_t file, const char *name, enum st_dtype d
 
 /* ---- targets ---- */
 
-int layout_shape(const char *letters, enum opaq_format format, int64_t rows, int64_t columns, int64_t *shape) {
-    const struct opaq_format_row *const format_row = opaq_format_row(format);
-    int rank = 0;
-    for (const char *letter = letters; *letter != '\0'; ++letter) {
-        shape[rank++] = *letter == 'R'   ? rows
-                        : *letter == 'r' ? (rows + format_row->block_rows - 1) / format_row->block_rows
-                        : *letter == 'c' ? (columns + format_row->block_columns - 1) / format_row->block_columns
-                                         : 1;
-    }
-    return rank;
-}
-
 static struct plan_target *add_target(struct plan *plan, struct weight_slice slice) {
     plan->targets =
         grow_array(plan->targets, plan->target_count, &plan->target_capacity, sizeof *plan->targets);
@@ -151,7 +139,7 @@ static enum opaq_status add_quantized(struct plan *plan, const char *name, size_
     CLI_TRY(
         opaq_proto_make(matrix, 2, OPAQ_F32, spec, (struct opaq_device){OPAQ_DEVICE_CPU, 0}, &proto, error));
     CLI_TRY(opaq_stored_describe(&proto, rows, &stored, error));
-    int64_t inner[ST_RANK_LIMIT];
+    struct opaq_layout_shape inner = {0};
     int64_t shape[ST_RANK_LIMIT];
     int rank = stacked(stack, is_stack, stored.data.shape, stored.data.rank, shape);
     if (scheme->layout == OPAQ_LAYOUT_GPT_OSS) { /* the bytes of a block are a separate dimension */
@@ -160,12 +148,12 @@ static enum opaq_status add_quantized(struct plan *plan, const char *name, size_
         shape[rank++] = block_bytes;
     }
     places->data.entry = add_suffixed(plan, file, name, scheme->data, scheme->data_dtypes, shape, rank);
-    rank = stacked(stack, is_stack, inner,
-                   layout_shape(scheme->scale_shape, scheme->format, rows, columns, inner), shape);
+    opaq_layout_shape(scheme->scale_shape, scheme->format, rows, columns, &inner);
+    rank = stacked(stack, is_stack, inner.size, inner.rank, shape);
     places->scale.entry = add_suffixed(plan, file, name, scheme->scale, scheme->scale_dtypes, shape, rank);
     if (*scheme->global != '\0') {
-        rank = is_stack ? stacked(stack, true, NULL, 0, shape)
-                        : layout_shape(scheme->global_shape, scheme->format, rows, columns, shape);
+        opaq_layout_shape(scheme->global_shape, scheme->format, rows, columns, &inner);
+        rank = stacked(stack, is_stack, inner.size, is_stack ? 0 : inner.rank, shape);
         places->global.entry = add_suffixed(plan, file, name, scheme->global, "F32", shape, rank);
     }
     const struct plan_entry *const entries = plan->files[file].entries;

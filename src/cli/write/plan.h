@@ -113,7 +113,4 @@ void plan_keep_text(struct plan *plan, char *text);
 uint64_t plan_bytes(const struct plan *plan);        /* of all files */
 uint64_t plan_tensor_bytes(const struct plan *plan); /* of all tensors */
 
-/* The shape of the scales of a rows x columns matrix by the letters of opaq/layout.h; returns the rank. */
-int layout_shape(const char *letters, enum opaq_format format, int64_t rows, int64_t columns, int64_t *shape);
-
 #endif

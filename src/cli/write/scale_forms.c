@@ -156,8 +156,10 @@ enum opaq_status scale_form_global(struct plan *plan, const struct model_tensor 
                                    const struct opaq_layout_row *scheme, bool inverts, const char *name,
                                    struct opaq_error *error) {
     const size_t count = (size_t)(global->tensor->bytes * 8 / (uint64_t)st_dtype_bits(global->tensor->dtype));
-    int64_t shape[ST_RANK_LIMIT] = {(int64_t)count};
-    const int rank = count == 1 ? layout_shape(scheme->global_shape, scheme->format, 1, 1, shape) : 1;
+    struct opaq_layout_shape one = {0};
+    opaq_layout_shape(scheme->global_shape, scheme->format, 1, 1, &one);
+    const int64_t shape[1] = {(int64_t)count};
+    const int rank = count == 1 ? one.rank : 1;
     if (!inverts || global->tensor->dtype != ST_F32) {
         plan_copy(plan, global, name, count == 1 ? shape : NULL, rank);
         return OPAQ_OK;
