@@ -481,6 +481,8 @@ static void configurations(void) {
     CHECK_EQ_INT(opaq_layout_scheme((enum opaq_layout)99, 0, &scheme), 0);
     CHECK_EQ_INT(opaq_layout_scheme((enum opaq_layout)0, -1, &scheme), 0);
     CHECK_EQ_INT(opaq_layout_scheme((enum opaq_layout)0, 0, NULL), 0);
+    CHECK(opaq_layout_method(NULL, OPAQ_ACTIVATIONS_NONE) == NULL &&
+          opaq_layout_method(opaq_layout_row(0), (enum opaq_activations) - 1) == NULL);
     CHECK(opaq_config_row((enum opaq_format)99) == NULL);
 }
 

@@ -270,6 +270,53 @@ static void schemes_of_layouts(void) {
     CHECK(opaq_config_row(OPAQ_FP8BLK1) == NULL && opaq_config_row(OPAQ_FP8BLK2)->input_format == OPAQ_FP8BLK1);
 }
 
+/* The names of a row's weights with inputs that are not quantized, dynamic, given. */
+static void methods(void) {
+    static const struct {
+        enum opaq_layout layout;
+        enum opaq_format format;
+        const char *names[3];
+    } all[] = {
+        {OPAQ_LAYOUT_COMPRESSED_TENSORS, OPAQ_NVFP4, {"nvfp4-pack-quantized", NULL, "nvfp4-pack-quantized"}},
+        {OPAQ_LAYOUT_COMPRESSED_TENSORS, OPAQ_MXFP4, {"mxfp4-pack-quantized", "mxfp4-pack-quantized", NULL}},
+        {OPAQ_LAYOUT_COMPRESSED_TENSORS, OPAQ_FP8, {"float-quantized", "float-quantized", "float-quantized"}},
+        {OPAQ_LAYOUT_COMPRESSED_TENSORS, OPAQ_FP8BLK2, {"float-quantized", "float-quantized", NULL}},
+        {OPAQ_LAYOUT_MODELOPT, OPAQ_NVFP4, {"W4A16_NVFP4", NULL, "NVFP4"}},
+        {OPAQ_LAYOUT_MODELOPT, OPAQ_MXFP4, {"mxfp4", "W4A8_MXFP4_FP8", "W4A8_MXFP4_FP8"}},
+        {OPAQ_LAYOUT_MODELOPT, OPAQ_MXFP8, {NULL, "MXFP8", NULL}},
+        {OPAQ_LAYOUT_MODELOPT, OPAQ_FP8, {NULL, "FP8", "FP8"}},
+        {OPAQ_LAYOUT_MODELOPT, OPAQ_FP8ROW, {NULL, "FP8_PER_CHANNEL_PER_TOKEN", NULL}},
+        {OPAQ_LAYOUT_MODELOPT, OPAQ_FP8BLK2, {"fp8_pb_wo", NULL, NULL}},
+        {OPAQ_LAYOUT_DEEPSEEK, OPAQ_FP8BLK2, {NULL, "fp8", NULL}},
+        {OPAQ_LAYOUT_DEEPSEEK, OPAQ_MXFP8, {NULL, "mxfp8", NULL}},
+        {OPAQ_LAYOUT_GPT_OSS, OPAQ_MXFP4, {"mxfp4", NULL, NULL}},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
+        const struct opaq_layout_row *const row = opaq_layout_find(all[i].layout, all[i].format);
+        for (int k = 0; k < 3; ++k) {
+            const char *const found = opaq_layout_method(row, (enum opaq_activations)k);
+            CHECK_EQ_STR(found == NULL ? "none" : found, all[i].names[k] == NULL ? "none" : all[i].names[k]);
+        }
+        CHECK(opaq_layout_method(row, (enum opaq_activations)3) == NULL);
+    }
+    CHECK(opaq_layout_method(NULL, OPAQ_ACTIVATIONS_NONE) == NULL);
+}
+
+/* compressed-tensors describes what the format table says. */
+static void descriptions(void) {
+    for (int i = 0; opaq_format_row((enum opaq_format)i) != NULL; ++i) {
+        const struct opaq_config_row *const row = opaq_config_row((enum opaq_format)i);
+        if (row != NULL) {
+            const struct opaq_format_row *const format = opaq_format_row(row->format);
+            const struct opaq_format_row *const input = opaq_format_row(row->input_format);
+            CHECK_EQ_INT(row->bits, opaq_element_info(format->element_default)->bits);
+            CHECK_EQ_INT(row->bits, opaq_element_info(input->element_default)->bits);
+            CHECK_EQ_INT(row->group, strcmp(row->strategy, "block") == 0 ? 0 : format->block_columns);
+            CHECK_EQ_INT(row->input_group, input->block_columns);
+        }
+    }
+}
+
 static void check_shape(const char *letters, enum opaq_format format, int64_t rows, int64_t columns,
                         const char *expected) {
     struct opaq_layout_shape shape;
@@ -315,5 +362,7 @@ static const struct test_case tests[] = {TEST(compressed_tensors),
                                          TEST(layouts),
                                          TEST(values_that_do_not_belong),
                                          TEST(schemes_of_layouts),
+                                         TEST(methods),
+                                         TEST(descriptions),
                                          TEST(shapes)};
 TEST_MAIN(tests)

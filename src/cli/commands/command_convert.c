@@ -101,9 +101,9 @@ static enum opaq_status common_format(const struct weights *weights, const struc
 
 /* Keeps the activations of the source if the layout supports them. */
 static void choose_activations(struct checkpoint_job *job, const struct weights *weights, bool has_scales) {
-    enum activations wanted = activations_default(job->scheme);
+    enum opaq_activations wanted = activations_default(job->scheme);
     activations_of_config(model_quantization(weights->model), &wanted);
-    wanted = has_scales ? ACTIVATIONS_GIVEN : wanted;
+    wanted = has_scales ? OPAQ_ACTIVATIONS_GIVEN : wanted;
     job->activations = activations_fit(job->scheme, wanted) ? wanted : activations_default(job->scheme);
     if (job->activations != wanted) {
         job_note(job,

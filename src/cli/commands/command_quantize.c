@@ -41,7 +41,7 @@ struct choice {
     struct name_patterns ignored;
     struct name_patterns included;
     bool splits_experts;
-    enum activations activations;
+    enum opaq_activations activations;
 };
 
 static enum opaq_status add_all(struct name_patterns *patterns, const char *const *texts, size_t count,
@@ -112,7 +112,7 @@ static enum opaq_status choose_activations(const struct command_call *call, stru
                                            struct opaq_error *error) {
     const struct opaq_layout_row *const scheme = choice->scheme;
     const char *const name = call_value(call, "activations", activations_name(activations_default(scheme)));
-    choice->activations = strcmp(name, "none") == 0 ? ACTIVATIONS_NONE : ACTIVATIONS_DYNAMIC;
+    choice->activations = strcmp(name, "none") == 0 ? OPAQ_ACTIVATIONS_NONE : OPAQ_ACTIVATIONS_DYNAMIC;
     if (activations_fit(scheme, choice->activations)) {
         return OPAQ_OK;
     }

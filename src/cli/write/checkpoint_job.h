@@ -20,7 +20,7 @@ void module_list_free(struct module_list *list);
 struct checkpoint_job {
     struct plan *plan;
     const struct opaq_layout_row *scheme; /* NULL: all weights are plain */
-    enum activations activations;
+    enum opaq_activations activations;
     struct module_list ignored; /* linear modules that are not quantized */
     struct coverages coverages; /* of the parameters of the source */
     bool allows_nonfinite;      /* see plan_run.h */
