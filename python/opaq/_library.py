@@ -80,7 +80,8 @@ class FormatRow(ctypes.Structure):
 class LayoutRow(ctypes.Structure):
     _fields_ = _fields(
         "enum layout; enum format; text method; text data; text scale; text global; text input;"
-        "text data_dtypes; text scale_dtypes; text scale_shape; text global_shape; enum rule"
+        "text data_dtypes; text scale_dtypes; text scale_shape; text global_shape; enum rule;"
+        "text data_shape; text global_dtypes; text input_dtypes"
     )
 
 

@@ -18,7 +18,6 @@ from opaq._tables import layout_row, layouts
 from opaq.quantizer import Quantizer, query, text_of
 
 _PLAIN = ("F32", "BF16", "F16", "F64")
-_FLOATS = ("F32", "BF16")
 
 
 class Header(NamedTuple):
@@ -47,13 +46,15 @@ class Scheme:
     stacked: str  # of several weights stacked in one tensor, each with its own scales
     data: str  # suffix added to the plain weight's name
     scale: str
-    global_: str = ""
-    input: str = ""  # how the input is quantized; "" if it is not
-    input_given: str = ""  # the same if the checkpoint has a scale for the input
-    input_scale: str = ""  # name of that scale's tensor, in the weight's module
-    data_dtypes: tuple[str, ...] = ("F8_E4M3",)
-    scale_dtypes: tuple[str, ...] = _FLOATS
-    scale_shape: str = ""  # a letter for each dimension: opaq/layout.h
+    global_: str
+    input: str  # how the input is quantized; "" if it is not
+    input_given: str  # the same if the checkpoint has a scale for the input
+    input_scale: str  # name of that scale's tensor, in the weight's module
+    data_dtypes: tuple[str, ...]
+    scale_dtypes: tuple[str, ...]
+    global_dtypes: tuple[str, ...]
+    input_dtypes: tuple[str, ...]
+    scale_shape: str  # a letter for each dimension: opaq/layout.h
 
     def names(self, weight: str) -> dict[str, str]:
         """The names of a weight's tensors by role, from the name it would have if it were plain."""
@@ -83,7 +84,12 @@ class Scheme:
 
     def check(self, weight: str, headers: Mapping[str, Header]) -> None:
         """Checks that all tensors exist with valid dtypes. The input's scale is optional."""
-        dtypes = {"data": self.data_dtypes, "scale": self.scale_dtypes, "global": ("F32",), "input": _FLOATS}
+        dtypes = {
+            "data": self.data_dtypes,
+            "scale": self.scale_dtypes,
+            "global": self.global_dtypes,
+            "input": self.input_dtypes,
+        }
         names = self.names(weight)
         for role, name in names.items():
             if name not in headers and role != "input":
@@ -196,6 +202,8 @@ def _scheme(row: _library.ConfigScheme) -> Scheme:
         row.input_scale.decode(),
         layout.data_dtypes,
         layout.scale_dtypes,
+        layout.global_dtypes,
+        layout.input_dtypes,
         layout.scale_shape,
     )
 

@@ -72,6 +72,9 @@ static const struct opaq_layout_row deepseek_tensor = {
     .scale_shape = "",
     .global_shape = "",
     .rule = OPAQ_RULE_MODELOPT,
+    .data_shape = "RC",
+    .global_dtypes = "F32",
+    .input_dtypes = "F32 BF16",
 };
 
 int opaq_layout_scheme(enum opaq_layout layout, int index, struct opaq_config_scheme *scheme) {

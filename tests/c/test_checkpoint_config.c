@@ -347,6 +347,9 @@ static void shapes(void) {
     check_shape("rc", OPAQ_FP8BLK2, 129, 128, "2 1 rows 0 columns 1");
     check_shape("r1c1", OPAQ_FP8BLK2, 128, 0, "1 1 0 1 rows 0 columns 2");
     check_shape("cR", OPAQ_MXFP4, 2, INT64_MAX, "288230376151711744 2 rows 1 columns 0");
+    check_shape("RC", OPAQ_NVFP4, 3, 33, "3 17 rows 0 columns 1");
+    check_shape("RC", OPAQ_FP8, 3, 33, "3 33 rows 0 columns 1");
+    check_shape("Rcb", OPAQ_MXFP4, 3, 64, "3 2 16 rows 0 columns 1");
     struct opaq_layout_shape shape = {.rank = 7};
     CHECK(!opaq_layout_shape(NULL, OPAQ_FP8, 1, 1, &shape) && !opaq_layout_shape("1", OPAQ_FP8, 1, 1, NULL));
     CHECK(!opaq_layout_shape("Rx", OPAQ_FP8, 1, 1, &shape) &&

@@ -5,9 +5,6 @@
 #include <string.h>
 
 #include "cli/cli_try.h"
-#include "opaq/stored.h"
-
-#include "cli/read/weight_slice.h"
 
 /* ---- entries ---- */
 
@@ -135,18 +132,12 @@ static enum opaq_status add_quantized(struct plan *plan, const char *name, size_
                                       struct plan_target *places, struct opaq_error *error) {
     const int64_t matrix[2] = {rows, columns};
     struct opaq_proto proto;
-    struct opaq_stored stored;
     CLI_TRY(
         opaq_proto_make(matrix, 2, OPAQ_F32, spec, (struct opaq_device){OPAQ_DEVICE_CPU, 0}, &proto, error));
-    CLI_TRY(opaq_stored_describe(&proto, rows, &stored, error));
     struct opaq_layout_shape inner = {0};
     int64_t shape[ST_RANK_LIMIT];
-    int rank = stacked(stack, is_stack, stored.data.shape, stored.data.rank, shape);
-    if (scheme->layout == OPAQ_LAYOUT_GPT_OSS) { /* the bytes of a block are a separate dimension */
-        const int64_t block_bytes = opaq_format_row(scheme->format)->block_columns / 2;
-        shape[rank - 1] /= block_bytes;
-        shape[rank++] = block_bytes;
-    }
+    opaq_layout_shape(scheme->data_shape, scheme->format, rows, columns, &inner);
+    int rank = stacked(stack, is_stack, inner.size, inner.rank, shape);
     places->data.entry = add_suffixed(plan, file, name, scheme->data, scheme->data_dtypes, shape, rank);
     opaq_layout_shape(scheme->scale_shape, scheme->format, rows, columns, &inner);
     rank = stacked(stack, is_stack, inner.size, inner.rank, shape);
@@ -154,7 +145,8 @@ static enum opaq_status add_quantized(struct plan *plan, const char *name, size_
     if (*scheme->global != '\0') {
         opaq_layout_shape(scheme->global_shape, scheme->format, rows, columns, &inner);
         rank = stacked(stack, is_stack, inner.size, is_stack ? 0 : inner.rank, shape);
-        places->global.entry = add_suffixed(plan, file, name, scheme->global, "F32", shape, rank);
+        places->global.entry =
+            add_suffixed(plan, file, name, scheme->global, scheme->global_dtypes, shape, rank);
     }
     const struct plan_entry *const entries = plan->files[file].entries;
     const uint64_t matrices = (uint64_t)(stack == 0 ? 1 : stack);
