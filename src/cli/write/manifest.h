@@ -1,12 +1,12 @@
-/* cli/write/plan.h: what a run writes, decided before the first byte: the files of the source, their tensors,
- * and the origin of each tensor's bytes. plan_run.h executes it. */
-#ifndef OPAQ_CLI_WRITE_PLAN_H
-#define OPAQ_CLI_WRITE_PLAN_H
+/* cli/write/manifest.h: what a command writes, decided before the first byte: the files, their tensors, and the
+ * origin of each tensor's bytes. manifest_write.h writes it. */
+#ifndef OPAQ_CLI_WRITE_MANIFEST_H
+#define OPAQ_CLI_WRITE_MANIFEST_H
 
 #include "cli/read/weight_slice.h"
 
 /* One tensor of an output file. Its bytes are copied from the source, given, or computed by targets. */
-struct plan_entry {
+struct manifest_entry {
     char *name;
     enum st_dtype dtype;
     int rank;
@@ -18,13 +18,13 @@ struct plan_entry {
 };
 
 /* Where the bytes of a target are written. */
-struct plan_place {
+struct manifest_place {
     size_t entry;
     uint64_t offset; /* in the entry, which holds the matrices of a stack one after another */
 };
 
 /* A matrix that is quantized, or decoded to a plain dtype. */
-struct plan_target {
+struct manifest_target {
     struct weight_slice slice;
     size_t file;
     const struct opaq_layout_row *scheme; /* NULL: decoded */
@@ -32,26 +32,26 @@ struct plan_target {
     enum opaq_element dtype;    /* dtype of a decoded target */
     bool is_written_transposed; /* a decoded target is written transposed */
     size_t set; /* the targets that share its amax; NO_SET if the format has no scale of the whole tensor */
-    struct plan_place data;
-    struct plan_place scale;
-    struct plan_place global;
+    struct manifest_place data;
+    struct manifest_place scale;
+    struct manifest_place global;
     uint64_t data_row_bytes;
     uint64_t scale_row_bytes; /* of a row of blocks */
-    uint64_t nonfinite;       /* number of quantized NaNs and infinities, set by plan_run */
+    uint64_t nonfinite;       /* number of quantized NaNs and infinities, set by manifest_write */
 };
 #define NO_SET ((size_t)-1)
 
 /* Targets whose global scales must be equal, because engines fuse them to one matrix. */
-struct plan_set {
+struct manifest_set {
     size_t *targets;
     size_t count;
     float amax;
     bool is_known;
 };
 
-struct plan_file {
+struct manifest_file {
     char *name;
-    struct plan_entry *entries;
+    struct manifest_entry *entries;
     size_t count;
     size_t capacity;
     struct st_pair *metadata;
@@ -61,56 +61,56 @@ struct plan_file {
     uint64_t bytes; /* of the whole file */
 };
 
-struct plan {
+struct manifest {
     const struct weights *weights;
-    struct plan_file *files; /* in the order of the model's files */
+    struct manifest_file *files; /* in the order of the model's files */
     size_t file_count;
-    struct plan_target *targets;
+    struct manifest_target *targets;
     size_t target_count;
     size_t target_capacity;
-    struct plan_set *sets;
+    struct manifest_set *sets;
     size_t set_count;
     char **texts; /* owned texts of the metadata */
     size_t text_count;
     size_t text_capacity;
 };
 
-/* Starts with the model's files, without tensors. The weights must outlive the plan. */
-void plan_begin(struct plan *plan, const struct weights *weights);
-void plan_free(struct plan *plan);
+/* Starts with the model's files, without tensors. The weights must outlive the manifest. */
+void manifest_begin(struct manifest *manifest, const struct weights *weights);
+void manifest_free(struct manifest *manifest);
 
 /* Copies a tensor, with another name and shape if these are not NULL. */
-void plan_copy(struct plan *plan, const struct model_tensor *tensor, const char *name, const int64_t *shape,
-               int rank);
+void manifest_copy(struct manifest *manifest, const struct model_tensor *tensor, const char *name,
+                   const int64_t *shape, int rank);
 
 /* Adds a tensor with these bytes, which are copied. */
-void plan_give(struct plan *plan, size_t file, const char *name, enum st_dtype dtype, const int64_t *shape,
-               int rank, const void *bytes);
+void manifest_give(struct manifest *manifest, size_t file, const char *name, enum st_dtype dtype,
+                   const int64_t *shape, int rank, const void *bytes);
 
-/* Quantizes a slice of a weight in a scheme of opaq/layout.h. The plan takes over the slice's name. */
-enum opaq_status plan_quantize(struct plan *plan, struct weight_slice slice,
-                               const struct opaq_layout_row *scheme, const struct opaq_spec *spec,
-                               struct opaq_error *error);
+/* Quantizes a slice of a weight in a scheme of opaq/layout.h. The manifest takes over the slice's name. */
+enum opaq_status manifest_quantize(struct manifest *manifest, struct weight_slice slice,
+                                   const struct opaq_layout_row *scheme, const struct opaq_spec *spec,
+                                   struct opaq_error *error);
 
 /* Quantizes all matrices of a stack to one tensor each of codes, scales and global scales. `first` is the whole first
- * matrix; the plan takes over its name. */
-enum opaq_status plan_quantize_stack(struct plan *plan, struct weight_slice first,
-                                     const struct opaq_layout_row *scheme, const struct opaq_spec *spec,
-                                     struct opaq_error *error);
+ * matrix; the manifest takes over its name. */
+enum opaq_status manifest_quantize_stack(struct manifest *manifest, struct weight_slice first,
+                                         const struct opaq_layout_row *scheme, const struct opaq_spec *spec,
+                                         struct opaq_error *error);
 
 /* Decodes a quantized weight to floats, or converts floats to another dtype. gpt-oss's blocks become [experts, in,
  * out], as its model stores them. */
-void plan_decode(struct plan *plan, const struct weight *weight, enum opaq_element dtype);
+void manifest_decode(struct manifest *manifest, const struct weight *weight, enum opaq_element dtype);
 
 /* Called last: finds the sets, writes the headers, sets the offsets. Fails for two tensors of one name and for a header
  * above the limit of safetensors. */
-enum opaq_status plan_finish(struct plan *plan, struct opaq_error *error);
+enum opaq_status manifest_finish(struct manifest *manifest, struct opaq_error *error);
 
-/* Adds to the metadata of a file. Both texts must live as long as the plan; plan_keep_text takes one over. */
-void plan_metadata(struct plan *plan, size_t file, const char *key, const char *value);
-void plan_keep_text(struct plan *plan, char *text);
+/* Adds to the metadata of a file. Both texts must live as long as the manifest; manifest_keep_text takes one over. */
+void manifest_metadata(struct manifest *manifest, size_t file, const char *key, const char *value);
+void manifest_keep_text(struct manifest *manifest, char *text);
 
-uint64_t plan_bytes(const struct plan *plan);        /* of all files */
-uint64_t plan_tensor_bytes(const struct plan *plan); /* of all tensors */
+uint64_t manifest_bytes(const struct manifest *manifest);        /* of all files */
+uint64_t manifest_tensor_bytes(const struct manifest *manifest); /* of all tensors */
 
 #endif
