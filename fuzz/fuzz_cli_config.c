@@ -1,5 +1,6 @@
 /* fuzz_cli_config.c: any bytes as config.json and as hf_quant_config.json. Runs all code that reads a
  * configuration without writing files, with weights that the configuration may name. */
+#include "cli/read/config_values.h"
 #include "cli/read/json.h"
 #include "cli/read/name_pattern.h"
 #include "cli/read/weight_slice.h"

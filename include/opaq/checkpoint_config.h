@@ -59,6 +59,10 @@ OPAQ_API enum opaq_status opaq_config_read(const struct opaq_config_value *value
                                            struct opaq_config **config, struct opaq_error *error);
 OPAQ_API void opaq_config_destroy(struct opaq_config *config);
 
+/* The enum opaq_layout of a quantization_config, from its quant_method; -1 for a method that opaq_config_read does
+ * not support. Needs no other valid field. */
+OPAQ_API int opaq_config_layout(const struct opaq_config_value *values, int64_t count);
+
 /* The schemes, in order of precedence (the first match applies); NULL beyond the last. They live as long as the
  * configuration. */
 OPAQ_API const struct opaq_config_scheme *opaq_config_scheme(const struct opaq_config *config, int64_t index);
@@ -78,11 +82,22 @@ OPAQ_API const char *opaq_config_weight_name(const struct opaq_config *config, i
  * Returns 0 beyond the last. */
 OPAQ_API int opaq_layout_scheme(enum opaq_layout layout, int index, struct opaq_config_scheme *scheme);
 
+/* How engines treat the inputs of quantized layers. */
+enum opaq_activations {
+    OPAQ_ACTIVATIONS_NONE = 0,    /* not quantized */
+    OPAQ_ACTIVATIONS_DYNAMIC = 1, /* quantized at run time, with scales computed from them */
+    OPAQ_ACTIVATIONS_GIVEN = 2    /* quantized at run time, with a scale of the checkpoint */
+};
+
+/* The name by which a configuration describes a row's weights together with such inputs: the row's method or, in
+ * ModelOpt's layout, another algorithm. NULL if the layout cannot describe them. */
+OPAQ_API const char *opaq_layout_method(const struct opaq_layout_row *row, enum opaq_activations activations);
+
 /* How compressed-tensors describes a format's weights and inputs. */
 struct opaq_config_row {
     enum opaq_format format;
     int bits;
-    const char *strategy; /* "block" means 128x128 */
+    const char *strategy; /* "block": the blocks of the format's table row */
     int group;            /* 0: none */
     const char *scale_dtype;
     enum opaq_format input_format;

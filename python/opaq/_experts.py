@@ -57,18 +57,19 @@ class _Mlp(torch.autograd.Function):
         arguments = x, up, dn, gate_up_bias, down_bias, *shapes, forward, random, input_scale, hidden_scale
         y, h = call_operator(caller, ops.mlp_forward, *arguments)
         ctx.save_for_backward(x, h, *up, *dn, *([] if random is None else [random]))
-        ctx.constants = caller, plan, shapes, gate_up.dtype, len(up), len(dn)
+        ctx.caller = caller
+        ctx.constants = plan, shapes, gate_up.dtype, len(up), len(dn)
         made: torch.Tensor = y
         return made
 
     @staticmethod
-    @differentiable_once("opaq.functional.mlp")
+    @differentiable_once()
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        caller, plan, shapes, dtype, ups, downs = ctx.constants
+        plan, shapes, dtype, ups, downs = ctx.constants
         x, h, *rest = ctx.saved_tensors
         up, dn, random = rest[:ups], rest[ups : ups + downs], rest[ups + downs :]
         arguments = dy.contiguous(), x, h, up, dn, *shapes, dtype, plan, random[0] if random else None
-        out = call_operator(caller, ops.mlp_backward, *arguments)
+        out = call_operator(ctx.caller, ops.mlp_backward, *arguments)
         places = results_of("mlp_backward", plan, out)
         return *(_gradient(places, i) for i in range(5)), *[None] * 5
 
@@ -89,20 +90,21 @@ class _Moe(torch.autograd.Function):
         y, h = call_operator(caller, ops.moe_forward, *arguments)
         extra = [t for t in (down_bias, random) if t is not None]
         ctx.save_for_backward(x, weights, ids, h, *up, *dn, *extra)
-        ctx.constants = caller, plan, shapes, gate_up.dtype, len(up), len(dn), down_bias is not None
+        ctx.caller = caller
+        ctx.constants = plan, shapes, gate_up.dtype, len(up), len(dn), down_bias is not None
         made: torch.Tensor = y
         return made
 
     @staticmethod
-    @differentiable_once("opaq.functional.moe")
+    @differentiable_once()
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        caller, plan, shapes, dtype, ups, downs, has_bias = ctx.constants
+        plan, shapes, dtype, ups, downs, has_bias = ctx.constants
         x, weights, ids, h, *rest = ctx.saved_tensors
         up, dn, extra = rest[:ups], rest[ups : ups + downs], rest[ups + downs :]
         bias, extra = (extra[0], extra[1:]) if has_bias else (None, extra)
         random = extra[0] if extra else None
         arguments = dy.contiguous(), x, weights, ids, h, list(up), list(dn), bias, *shapes, dtype, plan, random
-        out = call_operator(caller, ops.moe_backward, *arguments)
+        out = call_operator(ctx.caller, ops.moe_backward, *arguments)
         dx, dweights, *others = (_gradient(results_of("moe_backward", plan, out), i) for i in range(6))
         return dx, dweights, None, *others, *[None] * 5
 
@@ -163,7 +165,7 @@ def mlp(
     products are quantized by `input_quantizer` and `hidden_quantizer` (default: the recipe's; "": not at all),
     with a checkpoint's scales if those are given. `precision`, `order`: see quantized_linear. Gradients pass
     through packed weights to x and the biases, and through the inputs' quantizers unchanged."""
-    refuse_transforms("opaq.functional.mlp")
+    refuse_transforms(_caller)
     weights = {"gate_up": gate_up, "down": down, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
     expect_tensors(_caller, x=x, **weights)
     refuse_packed_gradients(_caller, gate_up=gate_up, down=down)
@@ -214,7 +216,7 @@ def moe(
     """A mixture of experts: for each token, the weighted sum of its experts' outputs. An expert is computed as
     in `mlp`; gate_up is [E, 2I, H], down [E, H, I]. Ids -1 and `num_experts` mean no expert. The stacks may
     hold only the experts from `first_expert` on; the result then omits the other experts' contributions."""
-    refuse_transforms("opaq.functional.moe")
+    refuse_transforms(_caller)
     weights = {"gate_up": gate_up, "down": down, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
     routing = {"topk_weights": topk_weights, "topk_ids": topk_ids}
     expect_tensors(_caller, hidden_states=hidden_states, **routing, **weights)
@@ -248,19 +250,20 @@ class _GroupedLinear(torch.autograd.Function):
     ) -> torch.Tensor:
         parts, shape = parts_of(weight), tuple(weight.shape)
         ctx.save_for_backward(x, splits, *parts, *([] if random is None else [random]))
-        ctx.constants = caller, plan, shape, weight.dtype, len(parts)
+        ctx.caller = caller
+        ctx.constants = plan, shape, weight.dtype, len(parts)
         arguments = x, splits, parts, bias, shape, plan, random
         made: torch.Tensor = call_operator(caller, ops.grouped_linear, *arguments)
         return made
 
     @staticmethod
-    @differentiable_once("opaq.functional.grouped_linear", factors=(0, 2))
+    @differentiable_once(0, 2)
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        caller, plan, shape, dtype, count = ctx.constants
+        plan, shape, dtype, count = ctx.constants
         x, splits, *rest = ctx.saved_tensors
         parts, random = rest[:count], rest[count:]
         arguments = dy.contiguous(), x, splits, parts, shape, dtype, plan, random[0] if random else None
-        out = call_operator(caller, ops.grouped_linear_backward, *arguments)
+        out = call_operator(ctx.caller, ops.grouped_linear_backward, *arguments)
         dx, dw, dbias = (_gradient(results_of("grouped_linear_backward", plan, out), i) for i in range(3))
         return dx, None, dw, dbias, None, None, None
 
@@ -276,7 +279,7 @@ def grouped_linear(
 ) -> torch.Tensor:
     """x w^T + bias for consecutive rows of x: `splits[e]` of them, an int64 tensor, with weight[e]. weight is
     [E, N, K] and may be a QuantizedTensor, bias [E, N]."""
-    refuse_transforms("opaq.functional.grouped_linear")
+    refuse_transforms(_caller)
     expect_tensors(_caller, x=x, splits=splits, weight=weight, bias=bias)
     refuse_packed_gradients(_caller, weight=weight)
     x, given = x.contiguous(), given_by(weight)

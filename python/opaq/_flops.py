@@ -10,10 +10,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from opaq._library import RunnerInfo, call
 from opaq._operators import ops
-
-
-def _gradients(plan: str) -> str:
-    return next((word[5:] for word in plan.split() if word.startswith("grad=")), "")
+from opaq._plan import plan_get
 
 
 def _linear(x: Any, w: Any, bias: Any, w_shape: Any, *_: Any, **__: Any) -> Any:
@@ -27,7 +24,7 @@ def _linear_forward(x: Any, w: Any, bias: Any, x_shape: Any, w_shape: Any, *_: A
 def _linear_backward(
     dy: Any, x: Any, w: Any, x_shape: Any, w_shape: Any, dx: Any, dw: Any, plan: str, *_: Any, **__: Any
 ) -> Any:
-    return 2 * prod(x_shape) * int(w_shape[0]) * sum(letter in _gradients(plan) for letter in "xw")
+    return 2 * prod(x_shape) * int(w_shape[0]) * sum(letter in plan_get(plan, "grad") for letter in "xw")
 
 
 def _grouped(x: Any, splits: Any, w: Any, bias: Any, w_shape: Any, *_: Any, **__: Any) -> Any:
@@ -37,7 +34,7 @@ def _grouped(x: Any, splits: Any, w: Any, bias: Any, w_shape: Any, *_: Any, **__
 def _grouped_backward(
     dy: Any, x: Any, splits: Any, w: Any, w_shape: Any, dtype: Any, plan: str, *_: Any, **__: Any
 ) -> Any:
-    return 2 * prod(x) * int(w_shape[-2]) * sum(letter in _gradients(plan) for letter in "xw")
+    return 2 * prod(x) * int(w_shape[-2]) * sum(letter in plan_get(plan, "grad") for letter in "xw")
 
 
 def _mlp(x: Any, up: Any, down: Any, b: Any, c: Any, up_shape: Any, down_shape: Any, *_: Any, **__: Any) -> Any:
@@ -51,7 +48,7 @@ def _moe(x: Any, weights: Any, ids: Any, up: Any, down: Any, b: Any, c: Any, *re
 
 def _experts_backward(slots: int, up_shape: Any, down_shape: Any, plan: str) -> Any:
     """dh and the gradients of both products."""
-    grad, up, down = _gradients(plan), prod(up_shape[-2:]), prod(down_shape[-2:])
+    grad, up, down = plan_get(plan, "grad"), prod(up_shape[-2:]), prod(down_shape[-2:])
     inner = down if set(grad) & set("xgb") else 0
     return 2 * slots * (inner + up * sum(letter in grad for letter in "xg") + down * ("d" in grad))
 

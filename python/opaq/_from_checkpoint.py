@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from math import prod
 
 import torch
@@ -77,7 +78,8 @@ def _shape(weight: str, scheme: Scheme, found: Mapping[str, Header]) -> tuple[in
     """The shape of the weight. Codes may have an extra dimension of blocks if each row has a row of scales."""
     names = scheme.names(weight)
     data, scale = (found[names[role]].shape for role in ("data", "scale"))
-    is_split = scheme.scale_shape == "Rc" and len(data) == len(scale) + 1
+    has_row_blocks = scheme.rows_per_scale == 1 and scheme.scales(1, 1).columns_dim is not None
+    is_split = has_row_blocks and len(data) == len(scale) + 1
     leading = len(data) - (2 if is_split else 1)
     if leading not in (1, 2):
         raise ValueError(f"opaq: {names['data']} is {found[names['data']]}, expected rows and columns")
@@ -91,11 +93,10 @@ def _is_as_written(weight: str, scheme: Scheme, found: Mapping[str, Header]) -> 
     names = scheme.names(weight)
     if not all(names[role] in found for role in ("data", "scale")):
         return False
-    sizes, rows = found[names["scale"]].shape, found[names["data"]].shape[:1]
-    expected = {"R": rows, "1": (1,)}
-    return len(sizes) == len(scheme.scale_shape) and all(
-        expected.get(letter, (size,)) == (size,) for letter, size in zip(scheme.scale_shape, sizes, strict=True)
-    )
+    with suppress(ValueError):
+        shape = _shape(weight, scheme, found)
+        return len(shape) == 2 and scheme.scales(*shape).sizes == found[names["scale"]].shape
+    return False
 
 
 def from_checkpoint(

@@ -80,8 +80,13 @@ class FormatRow(ctypes.Structure):
 class LayoutRow(ctypes.Structure):
     _fields_ = _fields(
         "enum layout; enum format; text method; text data; text scale; text global; text input;"
-        "text data_dtypes; text scale_dtypes; text scale_shape; text global_shape; enum rule"
+        "text data_dtypes; text scale_dtypes; text scale_shape; text global_shape; enum rule;"
+        "text data_shape; text global_dtypes; text input_dtypes"
     )
+
+
+class LayoutShape(ctypes.Structure):
+    _fields_ = _fields("int32_t rank; int32_t rows_dim; int32_t columns_dim; int64_t size[4]")
 
 
 class Spec(ctypes.Structure):
@@ -213,6 +218,7 @@ void element_encode_stochastic_array(enum, float*, uint32_t*, int64_t, void*)
 FormatRow* format_row(enum)
 LayoutRow* layout_row(int)
 text layout_name(enum)
+int layout_shape(text, enum, int64_t, int64_t, LayoutShape*)
 int layout_scheme(enum, int, ConfigScheme*)
 enum config_read(ConfigValue*, int64_t, void**, Error*)
 void config_destroy(void*)

@@ -125,11 +125,11 @@ def _transformed(name: str) -> Callable[..., Any]:
     return call
 
 
-def refuse_transforms(function: str) -> None:
+def refuse_transforms(caller: str) -> None:
     """Raises inside a transform of torch.func. For functions around an autograd.Function: PyTorch's own message
     addresses the author of that class."""
     if torch._C._are_functorch_transforms_active():
-        raise _transforms_error(function)
+        raise _transforms_error(caller)
 
 
 def _leaves(ctx: Any) -> list[torch.Tensor]:
@@ -137,20 +137,17 @@ def _leaves(ctx: Any) -> list[torch.Tensor]:
     return [node.variable for node, _ in ctx.next_functions if hasattr(node, "variable")]
 
 
-def differentiable_once(function: str, factors: tuple[int, ...] | None = None) -> Callable[..., Any]:
-    """Decorates the backward of an autograd.Function: its results raise when they are differentiated again.
+def differentiable_once(*factors: int) -> Callable[..., Any]:
+    """Decorates the backward of an autograd.Function: its results raise when they are differentiated again. The
+    errors name `ctx.caller`, the function or module that the user called.
 
     PyTorch's once_differentiable raises only if the incoming gradient requires a gradient; this decorator also
     raises if an input requires one on which the result depends. For a product, `factors` are the indices of its
     factors among the inputs: the gradient of a factor depends on the other factors, the gradients of other
     inputs on no input. Without `factors`, every result depends on all inputs."""
-    message = (
-        f"{function} does not support double backward: its gradients cannot be differentiated again. Leave out "
-        "create_graph=True, detach the gradients, or use torch.nn.functional if you need second derivatives."
-    )
 
     def depends(needed: tuple[bool, ...], place: int) -> bool:
-        if factors is None:
+        if not factors:
             return True
         return place in factors and any(needed[factor] for factor in factors if factor != place)
 
@@ -167,6 +164,11 @@ def differentiable_once(function: str, factors: tuple[int, ...] | None = None) -
             incoming = _requiring_gradients(gradients)
             inputs = [*incoming, *_requiring_gradients(ctx.saved_tensors), *_leaves(ctx)]
             inputs = inputs or [torch.empty(0, requires_grad=True)]
+            message = (
+                f"{ctx.caller} does not support double backward: its gradients cannot be differentiated again. "
+                "Leave out create_graph=True, detach the gradients, or use torch.nn.functional if you need "
+                "second derivatives."
+            )
             return tuple(
                 _refuse_as(message, result, inputs) if incoming or depends(ctx.needs_input_grad, i) else result
                 for i, result in enumerate(results)

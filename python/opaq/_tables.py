@@ -89,6 +89,8 @@ class LayoutRow:
     input: str
     data_dtypes: tuple[str, ...]
     scale_dtypes: tuple[str, ...]
+    global_dtypes: tuple[str, ...]
+    input_dtypes: tuple[str, ...]
     scale_shape: str  # a letter for each dimension: opaq/layout.h
     rule: str
 
@@ -174,6 +176,8 @@ def layout_row(row: _library.LayoutRow) -> LayoutRow:
         input=row.input.decode(),
         data_dtypes=tuple(row.data_dtypes.decode().split()),
         scale_dtypes=tuple(row.scale_dtypes.decode().split()),
+        global_dtypes=tuple(row.global_dtypes.decode().split()),
+        input_dtypes=tuple(row.input_dtypes.decode().split()),
         scale_shape=row.scale_shape.decode(),
         rule=RULES[row.rule],
     )

@@ -15,10 +15,9 @@ from opaq import _library
 from opaq._library import OpaqError, call, library
 from opaq._names import Names
 from opaq._tables import layout_row, layouts
-from opaq.quantizer import text_of
+from opaq.quantizer import Quantizer, query, text_of
 
 _PLAIN = ("F32", "BF16", "F16", "F64")
-_FLOATS = ("F32", "BF16")
 
 
 class Header(NamedTuple):
@@ -31,6 +30,14 @@ class Header(NamedTuple):
         return f"{self.dtype} {list(self.shape)}"
 
 
+class StoredShape(NamedTuple):
+    """The shape of a weight's scales, without the dimensions of a stack."""
+
+    sizes: tuple[int, ...]
+    rows_dim: int | None  # the dimension of the rows or their blocks; None: one entry covers all rows
+    columns_dim: int | None  # the dimension of the blocks of columns
+
+
 @dataclass(frozen=True)
 class Scheme:
     """How one kind of weight is stored and run."""
@@ -39,13 +46,15 @@ class Scheme:
     stacked: str  # of several weights stacked in one tensor, each with its own scales
     data: str  # suffix added to the plain weight's name
     scale: str
-    global_: str = ""
-    input: str = ""  # how the input is quantized; "" if it is not
-    input_given: str = ""  # the same if the checkpoint has a scale for the input
-    input_scale: str = ""  # name of that scale's tensor, in the weight's module
-    data_dtypes: tuple[str, ...] = ("F8_E4M3",)
-    scale_dtypes: tuple[str, ...] = _FLOATS
-    scale_shape: str = ""  # a letter for each dimension: opaq/layout.h
+    global_: str
+    input: str  # how the input is quantized; "" if it is not
+    input_given: str  # the same if the checkpoint has a scale for the input
+    input_scale: str  # name of that scale's tensor, in the weight's module
+    data_dtypes: tuple[str, ...]
+    scale_dtypes: tuple[str, ...]
+    global_dtypes: tuple[str, ...]
+    input_dtypes: tuple[str, ...]
+    scale_shape: str  # a letter for each dimension: opaq/layout.h
 
     def names(self, weight: str) -> dict[str, str]:
         """The names of a weight's tensors by role, from the name it would have if it were plain."""
@@ -57,9 +66,30 @@ class Scheme:
             found["input"] = module + dot + self.input_scale
         return found
 
+    @property
+    def rows_per_scale(self) -> int:
+        """How many rows share a scale; 1 if one covers all of them."""
+        return query(self.weight, "rows_per_scale")
+
+    def scales(self, rows: int, columns: int) -> StoredShape:
+        """The shape in which the layout's own software writes the scales of a weight."""
+        made = _library.LayoutShape()
+        letters, number = self.scale_shape.encode(), Quantizer(self.weight).spec.format
+        if not library.opaq_layout_shape(letters, number, rows, columns, made):
+            raise ValueError(
+                f"opaq: a weight of {rows} x {columns} has no scales of shape {self.scale_shape!r}"
+            )
+        dims = (None if dim < 0 else int(dim) for dim in (made.rows_dim, made.columns_dim))
+        return StoredShape(tuple(made.size[: made.rank]), *dims)
+
     def check(self, weight: str, headers: Mapping[str, Header]) -> None:
         """Checks that all tensors exist with valid dtypes. The input's scale is optional."""
-        dtypes = {"data": self.data_dtypes, "scale": self.scale_dtypes, "global": ("F32",), "input": _FLOATS}
+        dtypes = {
+            "data": self.data_dtypes,
+            "scale": self.scale_dtypes,
+            "global": self.global_dtypes,
+            "input": self.input_dtypes,
+        }
         names = self.names(weight)
         for role, name in names.items():
             if name not in headers and role != "input":
@@ -172,6 +202,8 @@ def _scheme(row: _library.ConfigScheme) -> Scheme:
         row.input_scale.decode(),
         layout.data_dtypes,
         layout.scale_dtypes,
+        layout.global_dtypes,
+        layout.input_dtypes,
         layout.scale_shape,
     )
 

@@ -185,16 +185,17 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(*kept_x, *kept_w, *amax, *random)
         ctx.counts = len(kept_x), len(kept_w), len(amax), len(random)
         ctx.state = main_grad, scale_fwd, *state
-        ctx.constants = plan, given, parallel, reduce_group, caller, x.dtype, weight.dtype
+        ctx.caller = caller
+        ctx.constants = plan, given, parallel, reduce_group, x.dtype, weight.dtype
         ctx.shapes = x.shape, weight.shape
         cache = w_saved if plan_get(plan, "cache") else []
         ctx.mark_non_differentiable(*cache)
         return (y, *cache)
 
     @staticmethod
-    @differentiable_once("opaq.functional.linear", factors=(0, 1))
+    @differentiable_once(0, 1)
     def backward(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
-        whole_plan, w_given, parallel, reduce_group, caller, x_dtype, w_dtype = ctx.constants
+        whole_plan, w_given, parallel, reduce_group, x_dtype, w_dtype = ctx.constants
         shape, w_shape = ctx.shapes
         main_grad, *state = ctx.state
         saved, groups = list(ctx.saved_tensors), []
@@ -221,9 +222,9 @@ class _Linear(torch.autograd.Function):
         changes = main_grad is not None or state[0] is not None
         name = "linear_backward_changing" if changes else "linear_backward"
         if changes:
-            out = call_operator(caller, ops.linear_backward_changing, *arguments, amax, main_grad, *state)
+            out = call_operator(ctx.caller, ops.linear_backward_changing, *arguments, amax, main_grad, *state)
         else:
-            out = call_operator(caller, ops.linear_backward, *arguments)
+            out = call_operator(ctx.caller, ops.linear_backward, *arguments)
         dx, dw, dbias = results_of(name, plan, out)
         if plan_get(plan, "reduce"):
             _update_delayed(whole_plan, state, reduce_group)
@@ -312,7 +313,7 @@ def linear(
     weight, to be passed as `cached_weight` in the next call. The weight's gradient is written to `main_grad`,
     if given, or added to it with `accumulate`; `weight.grad` is then not set. With `bias_later` the bias is not
     added, only its gradient is computed. `order`: see quantized_linear; it holds for the backward too."""
-    refuse_transforms("opaq.functional.linear")
+    refuse_transforms(_caller)
     if recipe is not None and not isinstance(recipe, Recipe):
         recipe = as_recipe(_caller, recipe)
     recipe = active() if recipe is None else recipe
@@ -384,18 +385,19 @@ class _QuantizedLinear(torch.autograd.Function):
         given, plan, caller, shape, *buffers = constants_and_buffers
         ctx.save_for_backward(*buffers)
         dtypes = x.dtype, x.dtype if bias is None else bias.dtype
-        ctx.constants = caller, given, tuple(x.shape), shape, *dtypes
+        ctx.caller = caller
+        ctx.constants = given, tuple(x.shape), shape, *dtypes
         return call_operator(caller, ops.linear, x, buffers, bias, shape, plan, scale)
 
     @staticmethod
-    @differentiable_once("opaq.functional.quantized_linear", factors=(0,))
+    @differentiable_once(0)
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        caller, given, *shapes_and_dtypes = ctx.constants
+        given, *shapes_and_dtypes = ctx.constants
         grad = "".join(name for name, needed in zip("xb", ctx.needs_input_grad, strict=False) if needed)
         plan = plan_set(w_given=given, grad=grad)
         w = list(ctx.saved_tensors)
         arguments = [dy.contiguous()], [], w, *shapes_and_dtypes, plan
-        out = call_operator(caller, ops.linear_backward, *arguments)
+        out = call_operator(ctx.caller, ops.linear_backward, *arguments)
         dx, _, dbias = results_of("linear_backward", plan, out)
         return dx[0] if dx else None, dbias[0] if dbias else None, *[None] * (5 + len(w))
 
@@ -421,7 +423,7 @@ def quantized_linear(
     accept for an unquantized x with a tiled weight: docs/performance.md. With `order="any"` sums may be added
     up in any order, where that is faster; a row's bits may then depend on the batch. Gradients flow to x,
     unchanged by its quantizer, and to the bias."""
-    refuse_transforms("opaq.functional.quantized_linear")
+    refuse_transforms(_caller)
     if not isinstance(weight, QuantizedTensor):
         raise TypeError(f"{_caller}: weight is a {type(weight).__name__}, expected an opaq.QuantizedTensor")
     if not isinstance(x, torch.Tensor):

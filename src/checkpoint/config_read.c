@@ -234,18 +234,50 @@ static enum opaq_status read_gpt_oss(const struct config_tree *tree, struct opaq
     return add_ignored(tree, 0, "modules_to_not_convert", NULL, config, error);
 }
 
-static const struct {
+static const struct reader {
     const char *method;
+    bool has_suffixes; /* also "modelopt_fp4" */
+    enum opaq_layout layout;
     enum opaq_status (*read)(const struct config_tree *tree, struct opaq_config *config,
                              struct opaq_error *error);
 } readers[] = {
-    {"compressed-tensors", read_compressed_tensors},
-    {"modelopt", read_modelopt},
-    {"fp8", read_deepseek},
-    {"mxfp8", read_deepseek},
-    {"mxfp4", read_gpt_oss},
+    {"compressed-tensors", false, OPAQ_LAYOUT_COMPRESSED_TENSORS, read_compressed_tensors},
+    {"modelopt", true, OPAQ_LAYOUT_MODELOPT, read_modelopt},
+    {"fp8", false, OPAQ_LAYOUT_DEEPSEEK, read_deepseek},
+    {"mxfp8", false, OPAQ_LAYOUT_DEEPSEEK, read_deepseek},
+    {"mxfp4", false, OPAQ_LAYOUT_GPT_OSS, read_gpt_oss},
 };
 enum { READER_COUNT = sizeof readers / sizeof readers[0] };
+
+static const struct reader *reader_named(const char *method) {
+    for (int i = 0; i < READER_COUNT; ++i) {
+        if (is_same_name(method, readers[i].method) ||
+            (readers[i].has_suffixes && has_prefix(method, readers[i].method))) {
+            return &readers[i];
+        }
+    }
+    return NULL;
+}
+
+/* The reader for the quant_method. ModelOpt's own file has none, but a quant_algo. NULL: no reader. */
+static const struct reader *find_reader(const struct config_tree *tree) {
+    const int64_t method = tree_find(tree, 0, "quant_method");
+    if (method < 0 || tree->values[method].kind == OPAQ_JSON_NULL) {
+        const int64_t algorithm = tree_find(tree, 0, "quant_algo");
+        const bool is_modelopt = algorithm >= 0 && tree->values[algorithm].kind == OPAQ_JSON_STRING;
+        return is_modelopt ? reader_named("modelopt") : NULL;
+    }
+    return tree->values[method].kind == OPAQ_JSON_STRING ? reader_named(tree->values[method].text) : NULL;
+}
+
+int opaq_config_layout(const struct opaq_config_value *values, int64_t count) {
+    const struct config_tree tree = {values, count};
+    if (tree_check(&tree, NULL) != OPAQ_OK || values[0].kind != OPAQ_JSON_OBJECT) {
+        return -1;
+    }
+    const struct reader *const reader = find_reader(&tree);
+    return reader == NULL ? -1 : (int)reader->layout;
+}
 
 enum opaq_status opaq_config_read(const struct opaq_config_value *values, int64_t count,
                                   struct opaq_config **config, struct opaq_error *error) {
@@ -259,24 +291,19 @@ enum opaq_status opaq_config_read(const struct opaq_config_value *values, int64_
         return opaq_fail(error, OPAQ_ERROR_TEXT, "the quantization_config is %s, %s, expected an object",
                          tree_show(&tree, 0, shown), tree_kind_name(&tree, 0));
     }
-    const int64_t method = tree_find(&tree, 0, "quant_method");
-    int reader = 0;
-    while (reader < READER_COUNT && (method < 0 || values[method].kind != OPAQ_JSON_STRING ||
-                                     !is_same_name(values[method].text, readers[reader].method))) {
-        ++reader;
-    }
-    if (reader == READER_COUNT) {
+    const struct reader *const reader = find_reader(&tree);
+    if (reader == NULL) {
         return opaq_fail(
             error, OPAQ_ERROR_UNSUPPORTED,
             "the checkpoint's quant_method is %s, expected one of compressed-tensors, modelopt, fp8, "
             "mxfp8, mxfp4",
-            tree_show(&tree, method, shown));
+            tree_show(&tree, tree_find(&tree, 0, "quant_method"), shown));
     }
     struct opaq_config *const made = allocate(&tree);
     if (made == NULL) {
         return opaq_fail(error, OPAQ_ERROR_MEMORY, "config_read: no memory for %lld values", (long long)count);
     }
-    const enum opaq_status status = readers[reader].read(&tree, made, error);
+    const enum opaq_status status = reader->read(&tree, made, error);
     if (status != OPAQ_OK) {
         opaq_config_destroy(made);
         return status;

@@ -8,15 +8,18 @@
 #include "base/try.h"
 #include "opaq/status.h"
 
+static char lower(char letter) { return letter >= 'A' && letter <= 'Z' ? (char)(letter - 'A' + 'a') : letter; }
+
 bool is_same_name(const char *a, const char *b) {
-    for (; *a != '\0' && *b != '\0'; ++a, ++b) {
-        const char x = *a >= 'A' && *a <= 'Z' ? (char)(*a - 'A' + 'a') : *a;
-        const char y = *b >= 'A' && *b <= 'Z' ? (char)(*b - 'A' + 'a') : *b;
-        if (x != y) {
-            return false;
-        }
+    for (; *a != '\0' && lower(*a) == lower(*b); ++a, ++b) {
     }
     return *a == *b;
+}
+
+bool has_prefix(const char *name, const char *prefix) {
+    for (; *prefix != '\0' && lower(*name) == lower(*prefix); ++name, ++prefix) {
+    }
+    return *prefix == '\0';
 }
 
 /* ---- quantizers ---- */
@@ -69,6 +72,9 @@ static const struct opaq_layout_row deepseek_tensor = {
     .scale_shape = "",
     .global_shape = "",
     .rule = OPAQ_RULE_MODELOPT,
+    .data_shape = "RC",
+    .global_dtypes = "F32",
+    .input_dtypes = "F32 BF16",
 };
 
 int opaq_layout_scheme(enum opaq_layout layout, int index, struct opaq_config_scheme *scheme) {
@@ -150,10 +156,11 @@ static enum opaq_status refuse_entry(const struct config_tree *tree, const struc
 
 static bool weights_are(const struct config_tree *tree, const struct entry *entry,
                         const struct opaq_config_row *row) {
+    const struct opaq_format_row *const format = opaq_format_row(row->format);
     const bool is_block = strcmp(row->strategy, "block") == 0;
     return entry->bits == row->bits && entry->strategy != NULL && strcmp(entry->strategy, row->strategy) == 0 &&
            (row->group == 0 || entry->group == row->group) &&
-           (!is_block || tree_is_pair(tree, entry->block, 128, 128));
+           (!is_block || tree_is_pair(tree, entry->block, format->block_rows, format->block_columns));
 }
 
 static bool inputs_are(const struct entry *entry, const struct opaq_config_row *row) {
@@ -237,66 +244,89 @@ enum opaq_status scheme_of_group(const struct config_tree *tree, int64_t group,
 
 /* ---- ModelOpt ---- */
 
-/* Algorithms that are stored as another is, and how inputs are quantized: -1 not. The others' names are those of the
- * layout's rows. */
-static const struct {
-    const char *name;
+/* How an algorithm stores weights, and how it quantizes inputs: -1 not. */
+static const struct algorithm {
+    const char *name; /* NULL: the method of the layout's row */
     enum opaq_format stored;
     int input;
-} variants[] = {{"W4A16_NVFP4", OPAQ_NVFP4, -1}, {"W4A8_MXFP4_FP8", OPAQ_MXFP4, OPAQ_FP8}};
-enum { VARIANT_COUNT = sizeof variants / sizeof variants[0] };
+} algorithms[] = {
+    {NULL, OPAQ_NVFP4, OPAQ_NVFP4},   {NULL, OPAQ_MXFP4, -1},
+    {NULL, OPAQ_MXFP8, OPAQ_MXFP8},   {NULL, OPAQ_FP8, OPAQ_FP8},
+    {NULL, OPAQ_FP8ROW, OPAQ_FP8ROW}, {NULL, OPAQ_FP8BLK2, -1},
+    {"W4A16_NVFP4", OPAQ_NVFP4, -1},  {"W4A8_MXFP4_FP8", OPAQ_MXFP4, OPAQ_FP8},
+};
+enum { ALGORITHM_COUNT = sizeof algorithms / sizeof algorithms[0] };
 
-/* For the algorithm with a row's name. */
-static int modelopt_input(enum opaq_format format) {
-    return format == OPAQ_MXFP4 || format == OPAQ_FP8BLK2 ? -1 : (int)format;
+static const char *algorithm_name(const struct algorithm *algorithm) {
+    return algorithm->name != NULL ? algorithm->name
+                                   : opaq_layout_find(OPAQ_LAYOUT_MODELOPT, algorithm->stored)->method;
 }
 
 static enum opaq_status refuse_algorithm(const char *algorithm, struct opaq_error *error) {
     char known[256] = "";
     size_t used = 0;
-    const struct opaq_layout_row *row;
-    for (int i = 0; (row = opaq_layout_row(i)) != NULL; ++i) {
-        if (row->layout == OPAQ_LAYOUT_MODELOPT) {
-            used += (size_t)snprintf(known + used, sizeof known - used, "%s, ", row->method);
-        }
+    for (int i = 0; i < ALGORITHM_COUNT; ++i) {
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i == 0 ? "" : ", ",
+                                 algorithm_name(&algorithms[i]));
     }
     return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                     "the checkpoint's quant_algo is %s%.64s%s, expected one of %s%s, %s or MIXED_PRECISION",
+                     "the checkpoint's quant_algo is %s%.64s%s, expected one of %s or MIXED_PRECISION",
                      algorithm == NULL ? "" : "\"", algorithm == NULL ? "null" : algorithm,
-                     algorithm == NULL ? "" : "\"", known, variants[0].name, variants[1].name);
+                     algorithm == NULL ? "" : "\"", known);
 }
 
 enum opaq_status scheme_of_algorithm(const char *algorithm, struct opaq_config_scheme *scheme,
                                      struct opaq_error *error) {
-    const struct opaq_layout_row *row = NULL;
-    const struct opaq_layout_row *found = NULL;
-    int input = -1;
-    for (int i = 0; algorithm != NULL && (row = opaq_layout_row(i)) != NULL; ++i) {
-        if (row->layout == OPAQ_LAYOUT_MODELOPT && is_same_name(row->method, algorithm)) {
-            found = row;
-            input = modelopt_input(row->format);
-        }
-    }
-    for (int i = 0; algorithm != NULL && i < VARIANT_COUNT; ++i) {
-        if (is_same_name(variants[i].name, algorithm)) {
-            found = opaq_layout_find(OPAQ_LAYOUT_MODELOPT, variants[i].stored);
-            input = variants[i].input;
+    const struct algorithm *found = NULL;
+    for (int i = 0; algorithm != NULL && i < ALGORITHM_COUNT; ++i) {
+        if (is_same_name(algorithm_name(&algorithms[i]), algorithm)) {
+            found = &algorithms[i];
         }
     }
     if (found == NULL) {
         return refuse_algorithm(algorithm, error);
     }
-    set_weight(found, scheme);
-    if (input >= 0) {
-        set_input((enum opaq_format)input, OPAQ_RULE_MODELOPT, scheme);
-        if (input == OPAQ_NVFP4 || input == OPAQ_FP8) {
-            set_given(found->input, scheme);
+    const struct opaq_layout_row *const row = opaq_layout_find(OPAQ_LAYOUT_MODELOPT, found->stored);
+    set_weight(row, scheme);
+    if (found->input >= 0) {
+        set_input((enum opaq_format)found->input, OPAQ_RULE_MODELOPT, scheme);
+        if (found->input == OPAQ_NVFP4 || found->input == OPAQ_FP8) {
+            set_given(row->input, scheme);
         }
     }
     return OPAQ_OK;
 }
 
 /* ---- DeepSeek, and what transformers writes under the same name: one scale, or MXFP8 ---- */
+
+/* The row whose format has blocks of this size; no size means one scale. NULL if there is none. */
+static const struct opaq_layout_row *deepseek_row(const struct config_tree *tree, int64_t block) {
+    const struct opaq_layout_row *row = NULL;
+    for (int i = 0; block >= 0 && (row = opaq_layout_row(i)) != NULL; ++i) {
+        const struct opaq_format_row *const format = opaq_format_row(row->format);
+        if (row->layout == OPAQ_LAYOUT_DEEPSEEK &&
+            tree_is_pair(tree, block, format->block_rows, format->block_columns)) {
+            return row;
+        }
+    }
+    return block < 0 ? &deepseek_tensor : NULL;
+}
+
+static enum opaq_status refuse_block(const struct config_tree *tree, int64_t block, struct opaq_error *error) {
+    char shown[SHOWN_BYTES];
+    char known[64] = "";
+    size_t used = 0;
+    const struct opaq_layout_row *row = NULL;
+    for (int i = 0; (row = opaq_layout_row(i)) != NULL; ++i) {
+        if (row->layout == OPAQ_LAYOUT_DEEPSEEK) {
+            const struct opaq_format_row *const format = opaq_format_row(row->format);
+            used += (size_t)snprintf(known + used, sizeof known - used, "%s[%d, %d]", used == 0 ? "" : " or ",
+                                     format->block_rows, format->block_columns);
+        }
+    }
+    return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "the checkpoint's weight_block_size is %s, expected %s",
+                     tree_show(tree, block, shown), known);
+}
 
 enum opaq_status scheme_of_deepseek(const struct config_tree *tree, struct opaq_config_scheme *scheme,
                                     struct opaq_error *error) {
@@ -309,24 +339,21 @@ enum opaq_status scheme_of_deepseek(const struct config_tree *tree, struct opaq_
     TRY(tree_string(tree, 0, "activation_scheme", &activations, error));
     TRY(tree_string(tree, 0, "scale_fmt", &scales, error));
     const bool is_dynamic = activations == NULL || strcmp(activations, "dynamic") == 0;
-    if (!is_said || tree_is_pair(tree, block, 128, 128)) {
+    const struct opaq_layout_row *const row =
+        is_said ? deepseek_row(tree, block) : opaq_layout_find(OPAQ_LAYOUT_DEEPSEEK, OPAQ_FP8BLK2);
+    if (row == NULL) {
+        return refuse_block(tree, block, error);
+    }
+    set_weight(row, scheme);
+    if (row->format == OPAQ_FP8BLK2) {
         const bool has_exponents = scales != NULL && strcmp(scales, "ue8m0") == 0;
-        set_weight(opaq_layout_find(OPAQ_LAYOUT_DEEPSEEK, OPAQ_FP8BLK2), scheme);
         set_input(OPAQ_FP8BLK1, has_exponents ? OPAQ_RULE_TE : OPAQ_RULE_MODELOPT, scheme);
         scheme->input.options |= has_exponents ? OPAQ_POW2 : 0;
-    } else if (tree_is_pair(tree, block, 1, 32)) {
-        set_weight(opaq_layout_find(OPAQ_LAYOUT_DEEPSEEK, OPAQ_MXFP8), scheme);
-        set_input(OPAQ_MXFP8, OPAQ_RULE_TE, scheme);
-    } else if (block < 0) {
-        set_weight(&deepseek_tensor, scheme);
-        set_input(OPAQ_FP8, OPAQ_RULE_MODELOPT, scheme);
-        if (!is_dynamic) {
-            set_given("activation_scale", scheme);
-        }
     } else {
-        return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                         "the checkpoint's weight_block_size is %s, expected [128, 128] or [1, 32]",
-                         tree_show(tree, block, shown));
+        set_input(row->format, row->rule, scheme);
+    }
+    if (row == &deepseek_tensor && !is_dynamic) {
+        set_given("activation_scale", scheme);
     }
     if (!is_dynamic && (!is_said || block >= 0)) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
@@ -343,4 +370,43 @@ enum opaq_status scheme_of_deepseek(const struct config_tree *tree, struct opaq_
 
 void scheme_of_gpt_oss(struct opaq_config_scheme *scheme) {
     set_weight(opaq_layout_find(OPAQ_LAYOUT_GPT_OSS, OPAQ_MXFP4), scheme);
+}
+
+/* ---- the forms that a layout can describe ---- */
+
+/* Inputs in NVFP4 need a scale from a calibration. */
+static bool can_be_dynamic(int input) { return input >= 0 && input != OPAQ_NVFP4; }
+
+static const char *modelopt_method(const struct opaq_layout_row *row, enum opaq_activations activations) {
+    for (int i = 0; i < ALGORITHM_COUNT; ++i) {
+        const bool fits = activations == OPAQ_ACTIVATIONS_NONE      ? algorithms[i].input < 0
+                          : activations == OPAQ_ACTIVATIONS_DYNAMIC ? can_be_dynamic(algorithms[i].input)
+                                                                    : algorithms[i].input >= 0;
+        if (algorithms[i].stored == row->format && fits) {
+            return algorithm_name(&algorithms[i]);
+        }
+    }
+    return NULL;
+}
+
+const char *opaq_layout_method(const struct opaq_layout_row *row, enum opaq_activations activations) {
+    if (row == NULL || (int)activations < 0 || activations > OPAQ_ACTIVATIONS_GIVEN ||
+        (activations == OPAQ_ACTIVATIONS_GIVEN && *row->input == '\0')) {
+        return NULL;
+    }
+    const bool is_none = activations == OPAQ_ACTIVATIONS_NONE;
+    switch (row->layout) {
+    case OPAQ_LAYOUT_COMPRESSED_TENSORS:
+        return activations == OPAQ_ACTIVATIONS_DYNAMIC &&
+                       !can_be_dynamic(opaq_config_row(row->format)->input_format)
+                   ? NULL
+                   : row->method;
+    case OPAQ_LAYOUT_MODELOPT:
+        return modelopt_method(row, activations);
+    case OPAQ_LAYOUT_DEEPSEEK:
+        return is_none ? NULL : row->method;
+    case OPAQ_LAYOUT_GPT_OSS:
+        return is_none ? row->method : NULL;
+    }
+    return NULL;
 }

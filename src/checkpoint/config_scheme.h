@@ -15,7 +15,8 @@ enum opaq_status scheme_of_deepseek(const struct config_tree *tree, struct opaq_
                                     struct opaq_error *error);
 void scheme_of_gpt_oss(struct opaq_config_scheme *scheme);
 
-/* strcmp of names that differ in case only: 0. */
+/* Comparisons that ignore the case of ASCII letters. */
 bool is_same_name(const char *a, const char *b);
+bool has_prefix(const char *name, const char *prefix);
 
 #endif

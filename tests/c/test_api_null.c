@@ -73,6 +73,7 @@ static void elements_and_tables(void) {
         CHECK(opaq_rule_name((enum opaq_rule)g) == NULL);
         CHECK(opaq_layout_name((enum opaq_layout)g) == NULL && opaq_layout_row(g == 7 ? 99 : g) == NULL);
         CHECK(opaq_layout_find((enum opaq_layout)g, (enum opaq_format)g) == NULL);
+        CHECK_EQ_INT(opaq_layout_shape("R", (enum opaq_format)g, 1, 1, NULL), 0);
         CHECK(g == 7 || opaq_activation_name((enum opaq_activation)g) == NULL);
         CHECK(g == 7 || opaq_activation_is_gated((enum opaq_activation)g) == 0);
         CHECK_EQ_STR(g == 7 ? "UNKNOWN" : opaq_status_name((enum opaq_status)g), "UNKNOWN");
@@ -472,12 +473,16 @@ static void configurations(void) {
           is_refused(opaq_config_read(&object, -1, &config, NULL)) &&
           is_refused(opaq_config_read(&object, 1, NULL, NULL)) &&
           is_refused(opaq_config_read(&bad, 1, &config, NULL)));
+    CHECK(opaq_config_layout(NULL, 1) == -1 && opaq_config_layout(&object, 0) == -1 &&
+          opaq_config_layout(&bad, 1) == -1);
     opaq_config_destroy(NULL);
     CHECK(opaq_config_scheme(NULL, 0) == NULL && opaq_config_target(NULL, 0, 0) == NULL &&
           opaq_config_ignored(NULL, 0) == NULL && opaq_config_weight_name(NULL, 0) == NULL);
     CHECK_EQ_INT(opaq_layout_scheme((enum opaq_layout)99, 0, &scheme), 0);
     CHECK_EQ_INT(opaq_layout_scheme((enum opaq_layout)0, -1, &scheme), 0);
     CHECK_EQ_INT(opaq_layout_scheme((enum opaq_layout)0, 0, NULL), 0);
+    CHECK(opaq_layout_method(NULL, OPAQ_ACTIVATIONS_NONE) == NULL &&
+          opaq_layout_method(opaq_layout_row(0), (enum opaq_activations) - 1) == NULL);
     CHECK(opaq_config_row((enum opaq_format)99) == NULL);
 }
 

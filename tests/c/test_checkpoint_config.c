@@ -188,6 +188,51 @@ static void refusals(void) {
     opaq_config_destroy(NULL);
 }
 
+/* The method alone decides, even where no other field is valid. */
+static void layouts(void) {
+    static const struct {
+        const char *method, *algorithm; /* NULL: null */
+        int layout;
+        bool is_read; /* with no other field */
+    } rows[] = {
+        {"Compressed-Tensors", NULL, OPAQ_LAYOUT_COMPRESSED_TENSORS, true},
+        {"modelopt", NULL, OPAQ_LAYOUT_MODELOPT, false},
+        {"ModelOpt_fp4", "NVFP4", OPAQ_LAYOUT_MODELOPT, true},
+        {"modelop", "NVFP4", -1, false},
+        {NULL, "FP8", OPAQ_LAYOUT_MODELOPT, true}, /* hf_quant_config.json */
+        {NULL, NULL, -1, false},
+        {"fp8", NULL, OPAQ_LAYOUT_DEEPSEEK, true},
+        {"fp8_other", NULL, -1, false},
+        {"mxfp8", NULL, OPAQ_LAYOUT_DEEPSEEK, true},
+        {"mxfp4", "FP8", OPAQ_LAYOUT_GPT_OSS, true},
+        {"", "FP8", -1, false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
+        const char *const texts[] = {rows[i].method, rows[i].algorithm};
+        struct opaq_config_value values[] = {OBJECT(0, NULL), NONE(1, "quant_method"), NONE(1, "quant_algo")};
+        for (int k = 0; k < 2; ++k) {
+            values[1 + k].kind = texts[k] == NULL ? OPAQ_JSON_NULL : OPAQ_JSON_STRING;
+            values[1 + k].text = texts[k];
+        }
+        struct opaq_config *config = NULL;
+        CHECK_EQ_INT(opaq_config_layout(values, 3), rows[i].layout);
+        CHECK_EQ_INT(READ(values, &config, NULL) == OPAQ_OK, rows[i].is_read);
+        if (config != NULL) {
+            CHECK_EQ_INT(opaq_config_scheme(config, 0) == NULL
+                             ? rows[i].layout
+                             : (int)opaq_config_scheme(config, 0)->row->layout,
+                         rows[i].layout);
+        }
+        opaq_config_destroy(config);
+    }
+    static const struct opaq_config_value number[] = {OBJECT(0, NULL), INT(1, "quant_method", 7),
+                                                      STRING(1, "quant_algo", "FP8")};
+    CHECK_EQ_INT(opaq_config_layout(number, 3), -1);
+    CHECK_EQ_INT(opaq_config_layout(number + 1, 1), -1);
+    CHECK_EQ_INT(opaq_config_layout(number, 0), -1);
+    CHECK_EQ_INT(opaq_config_layout(NULL, 1), -1);
+}
+
 /* Lists that no JSON document produces. */
 static void values_that_do_not_belong(void) {
     static const struct opaq_config_value all[][3] = {
@@ -225,7 +270,102 @@ static void schemes_of_layouts(void) {
     CHECK(opaq_config_row(OPAQ_FP8BLK1) == NULL && opaq_config_row(OPAQ_FP8BLK2)->input_format == OPAQ_FP8BLK1);
 }
 
-static const struct test_case tests[] = {TEST(compressed_tensors),        TEST(modelopt_of_several_algorithms),
-                                         TEST(deepseek_and_gpt_oss),      TEST(refusals),
-                                         TEST(values_that_do_not_belong), TEST(schemes_of_layouts)};
+/* The names of a row's weights with inputs that are not quantized, dynamic, given. */
+static void methods(void) {
+    static const struct {
+        enum opaq_layout layout;
+        enum opaq_format format;
+        const char *names[3];
+    } all[] = {
+        {OPAQ_LAYOUT_COMPRESSED_TENSORS, OPAQ_NVFP4, {"nvfp4-pack-quantized", NULL, "nvfp4-pack-quantized"}},
+        {OPAQ_LAYOUT_COMPRESSED_TENSORS, OPAQ_MXFP4, {"mxfp4-pack-quantized", "mxfp4-pack-quantized", NULL}},
+        {OPAQ_LAYOUT_COMPRESSED_TENSORS, OPAQ_FP8, {"float-quantized", "float-quantized", "float-quantized"}},
+        {OPAQ_LAYOUT_COMPRESSED_TENSORS, OPAQ_FP8BLK2, {"float-quantized", "float-quantized", NULL}},
+        {OPAQ_LAYOUT_MODELOPT, OPAQ_NVFP4, {"W4A16_NVFP4", NULL, "NVFP4"}},
+        {OPAQ_LAYOUT_MODELOPT, OPAQ_MXFP4, {"mxfp4", "W4A8_MXFP4_FP8", "W4A8_MXFP4_FP8"}},
+        {OPAQ_LAYOUT_MODELOPT, OPAQ_MXFP8, {NULL, "MXFP8", NULL}},
+        {OPAQ_LAYOUT_MODELOPT, OPAQ_FP8, {NULL, "FP8", "FP8"}},
+        {OPAQ_LAYOUT_MODELOPT, OPAQ_FP8ROW, {NULL, "FP8_PER_CHANNEL_PER_TOKEN", NULL}},
+        {OPAQ_LAYOUT_MODELOPT, OPAQ_FP8BLK2, {"fp8_pb_wo", NULL, NULL}},
+        {OPAQ_LAYOUT_DEEPSEEK, OPAQ_FP8BLK2, {NULL, "fp8", NULL}},
+        {OPAQ_LAYOUT_DEEPSEEK, OPAQ_MXFP8, {NULL, "mxfp8", NULL}},
+        {OPAQ_LAYOUT_GPT_OSS, OPAQ_MXFP4, {"mxfp4", NULL, NULL}},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
+        const struct opaq_layout_row *const row = opaq_layout_find(all[i].layout, all[i].format);
+        for (int k = 0; k < 3; ++k) {
+            const char *const found = opaq_layout_method(row, (enum opaq_activations)k);
+            CHECK_EQ_STR(found == NULL ? "none" : found, all[i].names[k] == NULL ? "none" : all[i].names[k]);
+        }
+        CHECK(opaq_layout_method(row, (enum opaq_activations)3) == NULL);
+    }
+    CHECK(opaq_layout_method(NULL, OPAQ_ACTIVATIONS_NONE) == NULL);
+}
+
+/* compressed-tensors describes what the format table says. */
+static void descriptions(void) {
+    for (int i = 0; opaq_format_row((enum opaq_format)i) != NULL; ++i) {
+        const struct opaq_config_row *const row = opaq_config_row((enum opaq_format)i);
+        if (row != NULL) {
+            const struct opaq_format_row *const format = opaq_format_row(row->format);
+            const struct opaq_format_row *const input = opaq_format_row(row->input_format);
+            CHECK_EQ_INT(row->bits, opaq_element_info(format->element_default)->bits);
+            CHECK_EQ_INT(row->bits, opaq_element_info(input->element_default)->bits);
+            CHECK_EQ_INT(row->group, strcmp(row->strategy, "block") == 0 ? 0 : format->block_columns);
+            CHECK_EQ_INT(row->input_group, input->block_columns);
+        }
+    }
+}
+
+static void check_shape(const char *letters, enum opaq_format format, int64_t rows, int64_t columns,
+                        const char *expected) {
+    struct opaq_layout_shape shape;
+    char text[96] = "";
+    if (!CHECK(opaq_layout_shape(letters, format, rows, columns, &shape))) {
+        return;
+    }
+    int used = 0;
+    for (int i = 0; i < OPAQ_LAYOUT_RANK_LIMIT; ++i) {
+        if (i < shape.rank) {
+            used += snprintf(text + used, sizeof text - (size_t)used, "%lld ", (long long)shape.size[i]);
+        } else {
+            CHECK_EQ_INT(shape.size[i], 0);
+        }
+    }
+    (void)snprintf(text + used, sizeof text - (size_t)used, "rows %d columns %d", shape.rows_dim,
+                   shape.columns_dim);
+    CHECK_EQ_STR(text, expected);
+}
+
+static void shapes(void) {
+    check_shape("", OPAQ_FP8, 3, 5, "rows -1 columns -1");
+    check_shape("1", OPAQ_FP8, 3, 5, "1 rows -1 columns -1");
+    check_shape("R", OPAQ_FP8ROW, 3, 5, "3 rows 0 columns -1");
+    check_shape("R1", OPAQ_FP8ROW, 0, 5, "0 1 rows 0 columns -1");
+    check_shape("Rc", OPAQ_NVFP4, 3, 33, "3 3 rows 0 columns 1");
+    check_shape("Rc", OPAQ_MXFP8, 3, 33, "3 2 rows 0 columns 1");
+    check_shape("rc", OPAQ_FP8BLK2, 129, 128, "2 1 rows 0 columns 1");
+    check_shape("r1c1", OPAQ_FP8BLK2, 128, 0, "1 1 0 1 rows 0 columns 2");
+    check_shape("cR", OPAQ_MXFP4, 2, INT64_MAX, "288230376151711744 2 rows 1 columns 0");
+    check_shape("RC", OPAQ_NVFP4, 3, 33, "3 17 rows 0 columns 1");
+    check_shape("RC", OPAQ_FP8, 3, 33, "3 33 rows 0 columns 1");
+    check_shape("Rcb", OPAQ_MXFP4, 3, 64, "3 2 16 rows 0 columns 1");
+    struct opaq_layout_shape shape = {.rank = 7};
+    CHECK(!opaq_layout_shape(NULL, OPAQ_FP8, 1, 1, &shape) && !opaq_layout_shape("1", OPAQ_FP8, 1, 1, NULL));
+    CHECK(!opaq_layout_shape("Rx", OPAQ_FP8, 1, 1, &shape) &&
+          !opaq_layout_shape("RRRRR", OPAQ_FP8, 1, 1, &shape));
+    CHECK(!opaq_layout_shape("R", OPAQ_FP8, -1, 1, &shape) && !opaq_layout_shape("R", OPAQ_FP8, 1, -1, &shape));
+    CHECK(!opaq_layout_shape("R", (enum opaq_format)99, 1, 1, &shape) && shape.rank == 7);
+}
+
+static const struct test_case tests[] = {TEST(compressed_tensors),
+                                         TEST(modelopt_of_several_algorithms),
+                                         TEST(deepseek_and_gpt_oss),
+                                         TEST(refusals),
+                                         TEST(layouts),
+                                         TEST(values_that_do_not_belong),
+                                         TEST(schemes_of_layouts),
+                                         TEST(methods),
+                                         TEST(descriptions),
+                                         TEST(shapes)};
 TEST_MAIN(tests)

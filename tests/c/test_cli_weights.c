@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "check.h"
+#include "cli/read/config_values.h"
 #include "cli/read/weights.h"
 
 enum { MOST = 8 };
@@ -109,6 +110,11 @@ static void every_row_is_found(void) {
         /* some rows of two layouts have the same tensors: then the first layout is assumed, or that of the
          * configuration */
         CHECK(weights.layout == (int)scheme->layout || *scheme->global == '\0');
+        struct opaq_config_scheme stored = {0};
+        for (int k = 0; opaq_layout_scheme(weight->scheme->layout, k, &stored); ++k) {
+            CHECK(stored.row != weight->scheme || opaq_spec_equal(&stored.weight, &weight->spec));
+        }
+        CHECK_EQ_INT(opaq_spec_check(&weight->spec, NULL), OPAQ_OK);
         weights_free(&weights);
     }
     CHECK(count > 10);
@@ -154,6 +160,17 @@ static void scales_that_do_not_fit(void) {
     expect_refusal(
         empty, 2,
         "m: x.weight is F8_E4M3 [0, 64] with scales F32 [5, 1], which matches no format that opaq supports");
+    const struct given wide[] = {{"x.experts.down_proj_blocks", "U8", 3, {4, 2, 32}},
+                                 {"x.experts.down_proj_scales", "U8", 2, {4, 2}}};
+    expect_refusal(
+        wide, 2,
+        "m: x.experts.down_proj_blocks is U8 [4, 2, 32] with scales U8 [4, 2], which matches no format "
+        "that opaq supports");
+    const struct given rows[] = {{"x.experts.down_proj_blocks", "U8", 2, {4, 16}},
+                                 {"x.experts.down_proj_scales", "U8", 2, {4, 1}}};
+    expect_refusal(rows, 2,
+                   "m: x.experts.down_proj_blocks is U8 [4, 16] with scales U8 [4, 1], which matches no format "
+                   "that opaq supports");
     const struct given alone[] = {{"x.weight_packed", "U8", 2, {4, 16}},
                                   {"x.weight_scale", "F8_E4M3", 2, {4, 2}}};
     expect_refusal(

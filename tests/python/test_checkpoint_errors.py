@@ -299,6 +299,13 @@ def test_schemes_of_a_configuration() -> None:
     assert layout.scheme("lm_head") is None and layout.scheme("model.layers.3.mlp.gate") is None
     wide = {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}
     assert read_layout(wide).scheme("a.b").input == "fp8blk1+pow2"
+    inner = {
+        "quant_algo": "NVFP4",
+        "exclude_modules": ["lm_head"],
+    }  # of hf_quant_config.json, which has no method
+    for same in (inner, {"quant_method": "modelopt_fp4", "quantization": inner}):
+        assert read_layout(same).scheme("a").weight == "nvfp4+global+rule=modelopt"
+        assert read_layout(same).scheme("lm_head") is None
     one = {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"}
     assert read_layout(one).scheme("a.b").names("a.b.weight") == {
         "data": "a.b.weight",

@@ -152,3 +152,39 @@ def test_errors_in_gradients_have_the_same_types() -> None:
     layer.weight.main_grad = torch.zeros(16, 31)
     with pytest.raises(ValueError, match="^opaq.Linear: main_grad"):
         layer(tensor(4, 32)).sum().backward()
+
+
+def moe_of(module: Any) -> Callable[[Any], Any]:
+    return lambda x: module(x, torch.full((4, 1), 1.0), torch.zeros(4, 1, dtype=torch.int64))
+
+
+def called() -> dict[str, Callable[[Any], Any]]:
+    """Calls with one input of rows, by what the user called."""
+    weight, up, down = tensor(16, 32), tensor(32, 32), tensor(32, 16)
+    splits, stack = torch.tensor([3, 1]), tensor(2, 16, 32)
+    grouped = opaq.GroupedLinear(2, 32, 16)
+    return {
+        "opaq.functional.linear": lambda x: functional.linear(x, weight),
+        "opaq.functional.quantized_linear": lambda x: functional.quantized_linear(x, half),
+        "opaq.functional.mlp": lambda x: functional.mlp(x, up, down),
+        "opaq.functional.moe": moe_of(lambda x, *routing: functional.moe(x, *routing, up[None], down[None])),
+        "opaq.functional.grouped_linear": lambda x: functional.grouped_linear(x, splits, stack),
+        "opaq.Linear": opaq.Linear(32, 16),
+        "opaq.QuantizedLinear": opaq.QuantizedLinear.from_linear(torch.nn.Linear(32, 16), "mxfp8", ""),
+        "opaq.MLP": opaq.MLP(32, 16),
+        "opaq.MoE": moe_of(opaq.MoE(32, 16, 1)),
+        "opaq.GroupedLinear": lambda x: grouped(x, splits),
+    }
+
+
+def test_unsupported_uses_name_what_the_user_called() -> None:
+    for name, function in called().items():
+        x = tensor(4, 32)
+        for transform in (torch.func.grad, lambda f: torch.vmap(f, in_dims=1)):
+            given = x if transform is torch.func.grad else x[:, None].expand(4, 2, 32)
+            with pytest.raises(NotImplementedError, match=f"^{name} does not support the transforms"):
+                transform(lambda x, f=function: f(x).sum())(given)
+        x.requires_grad_()
+        (gradient,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match=f"^{name} does not support double backward"):
+            gradient.sum().backward()

@@ -52,7 +52,7 @@ from opaq.integrations.transformers_weights import (
 from opaq.model import ORDERS, PRECISIONS, dequantize_, set_order, tile_loaded
 from opaq.packed import QuantizedLinear, why_not_packed, zeros
 from opaq.quantized_tensor import QuantizedTensor
-from opaq.quantizer import Quantizer
+from opaq.quantizer import Quantizer, query
 
 __all__ = ["Config", "OpaqHfQuantizer", "why_not"]
 
@@ -425,7 +425,7 @@ class OpaqHfQuantizer(HfQuantizer):
             for part in self.parts.get(name, ()):
                 saved |= export(tensor, part, state.get(scale_buffer(name)))
             if name not in self.parts:
-                tensor = tensor.tiled("tiled" in self.quantization_config.quantizer)
+                tensor = tensor.tiled(bool(query(self.quantization_config.quantizer, "is_tiled")))
                 saved |= {
                     f"{name}.{b}": t for b, t in zip(tensor.buffer_names(), tensor.buffers(), strict=True)
                 }

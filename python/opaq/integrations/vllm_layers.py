@@ -36,7 +36,7 @@ from opaq.checkpoint import Scheme
 from opaq.model import can_be_tiled
 from opaq.packed import zeros
 from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
-from opaq.quantizer import derive, query
+from opaq.quantizer import derive
 
 _ACTIVATIONS = {  # vLLM's names and opaq's
     "swigluoai": "swiglu_oai",
@@ -92,17 +92,14 @@ class Shapes(NamedTuple):
 
 def _shapes(scheme: Scheme, rows: int, columns: int) -> Shapes:
     like = zeros((rows, columns), scheme.weight, torch.bfloat16, "meta")
-    data, scale, _ = _stored.describe_rows(like, rows)
-    assert data is not None and scale is not None
-    letters = scheme.scale_shape
-    sizes = {"R": rows, "r": scale[0] if scale else 1, "c": scale[-1] if scale else 1, "1": 1}
-    is_one = not set(letters) & set("Rr")
-    made = () if is_one else tuple(sizes[letter] for letter in letters)
-    first = 0 if is_one else max(letters.find("R"), letters.find("r"))
-    dtypes = scheme.data_dtypes[0], scheme.scale_dtypes[0]
-    data_dtype, scale_dtype = (_stored.STORED_DTYPES[dtype] for dtype in dtypes)
-    last = letters.find("c")
-    return Shapes(rows, tuple(data), made, first, last if last >= 0 else None, (data_dtype, scale_dtype))
+    data, _, _ = _stored.describe_rows(like, rows)
+    assert data is not None
+    scale, rows_dim, columns_dim = scheme.scales(rows, columns)
+    data_dtype, scale_dtype = (
+        _stored.STORED_DTYPES[dtypes[0]] for dtypes in (scheme.data_dtypes, scheme.scale_dtypes)
+    )
+    sizes = () if rows_dim is None else scale
+    return Shapes(rows, tuple(data), sizes, rows_dim or 0, columns_dim, (data_dtype, scale_dtype))
 
 
 def _import(
@@ -245,9 +242,9 @@ class OpaqLinearMethod(_Linear):
             if parts[0].columns_dim is None:
                 kind = ChannelQuantScaleParameter
                 del dims["input_dim"]
-            elif "r" in scheme.scale_shape:
+            elif scheme.rows_per_scale > 1:
                 kind = BlockQuantScaleParameter
-                layer.weight_block_size = [query(scheme.weight, "rows_per_scale")]
+                layer.weight_block_size = [scheme.rows_per_scale]
             shape = list(parts[0].scale)
             shape[parts[0].rows_dim] = sum(part.scale[part.rows_dim] for part in parts)
             made["scale"] = kind(data=_missing(shape, scale), weight_loader=loader, **dims)
@@ -260,7 +257,7 @@ class OpaqLinearMethod(_Linear):
 
     def _check_blocks(self, input_size: int, rows: Sequence[int], ranks: int) -> None:
         """Checks that ranks and joined weights end at block boundaries."""
-        block = query(self.scheme.weight, "rows_per_scale") if "r" in self.scheme.scale_shape else 1
+        block = self.scheme.rows_per_scale
         cut = rows if ranks > 1 else rows[:-1]
         where, dim = f"opaq: {self.prefix}, stored as {self.scheme.weight}", self.parts[0].columns_dim
         if any(size % block for size in cut):
@@ -406,8 +403,10 @@ class OpaqMoEMethod(_Experts):
         self.is_stored_stacked = "weight" not in config.layout.weights
         stacked = {"data": "weight", "scale": "weight_scale"}  # gpt-oss, by the names that vLLM gives it
         self.roles = stacked if self.is_stored_stacked else scheme.names("weight")
-        if len(scheme.scale_shape) > 2:
-            raise ValueError(f"opaq: experts stored as {scheme.weight} have scales {scheme.scale_shape}")
+        if (rank := len(scheme.scales(1, 1).sizes)) > 2:
+            raise ValueError(
+                f"opaq: experts stored as {scheme.weight} have scales of {rank} dimensions, expected at most 2"
+            )
 
     @property
     def weight_dtype(self) -> str:
@@ -452,7 +451,7 @@ class OpaqMoEMethod(_Experts):
             made["scale"] = _missing(whole, one.dtypes[1]), kinds.TENSOR.value
         else:
             kind = kinds.CHANNEL if one.columns_dim is None else kinds.GROUP
-            kind = kinds.BLOCK if "r" in self.scheme.scale_shape else kind
+            kind = kinds.BLOCK if self.scheme.rows_per_scale > 1 else kind
             shape = experts, sum(part.scale[0] for part in parts), *one.scale[1:]
             made["scale"] = _missing(shape, one.dtypes[1]), kind.value
         for role in ("global", "input"):

@@ -21,11 +21,11 @@ static void input_name(const struct weight *weight, const char *input, struct te
     text_print(name, "%.*s%s", dot == NULL ? 0 : (int)(dot - weight->name + 1), weight->name, input);
 }
 
-static void convert_codes(struct plan *plan, const struct weight *weight,
+static void convert_codes(struct manifest *manifest, const struct weight *weight,
                           const struct opaq_layout_row *scheme) {
     struct text name = {0};
     name_of(weight, scheme->data, &name);
-    plan_copy(plan, weight->data, text_get(&name), NULL, 0);
+    manifest_copy(manifest, weight->data, text_get(&name), NULL, 0);
     text_free(&name);
 }
 
@@ -35,44 +35,46 @@ static int scale_shape(const struct weight *weight, const struct opaq_layout_row
     for (int i = 0; i < extra; ++i) {
         shape[i] = weight->data->tensor->shape[i];
     }
-    return extra +
-           layout_shape(scheme->scale_shape, scheme->format, weight->rows, weight->columns, shape + extra);
+    struct opaq_layout_shape inner = {0};
+    opaq_layout_shape(scheme->scale_shape, scheme->format, weight->rows, weight->columns, &inner);
+    memcpy(shape + extra, inner.size, sizeof inner.size);
+    return extra + inner.rank;
 }
 
-static enum opaq_status convert_scales(struct plan *plan, const struct weight *weight,
+static enum opaq_status convert_scales(struct manifest *manifest, const struct weight *weight,
                                        const struct opaq_layout_row *scheme, struct opaq_error *error) {
     int64_t shape[ST_RANK_LIMIT];
     const int rank = scale_shape(weight, scheme, shape);
     struct text name = {0};
     name_of(weight, scheme->scale, &name);
     const enum opaq_status status =
-        scale_form_convert(plan, weight->scale, scheme->scale_dtypes, text_get(&name), shape, rank, error);
+        scale_form_convert(manifest, weight->scale, scheme->scale_dtypes, text_get(&name), shape, rank, error);
     text_free(&name);
     return status;
 }
 
 /* A global scale or an input's scale, under the name that the layout gives it. */
-static enum opaq_status convert_global(struct plan *plan, const struct model_tensor *global, struct text *name,
-                                       const struct weight *weight, const struct opaq_layout_row *scheme,
-                                       struct opaq_error *error) {
+static enum opaq_status convert_global(struct manifest *manifest, const struct model_tensor *global,
+                                       struct text *name, const struct weight *weight,
+                                       const struct opaq_layout_row *scheme, struct opaq_error *error) {
     const bool inverts = scheme->format == OPAQ_NVFP4 && scheme->rule != weight->scheme->rule;
-    const enum opaq_status status = scale_form_global(plan, global, scheme, inverts, text_get(name), error);
+    const enum opaq_status status = scale_form_global(manifest, global, scheme, inverts, text_get(name), error);
     text_free(name);
     return status;
 }
 
-static enum opaq_status convert_weight(struct plan *plan, const struct weight *weight,
+static enum opaq_status convert_weight(struct manifest *manifest, const struct weight *weight,
                                        const struct opaq_layout_row *scheme, struct opaq_error *error) {
     struct text name = {0};
-    convert_codes(plan, weight, scheme);
-    CLI_TRY(convert_scales(plan, weight, scheme, error));
+    convert_codes(manifest, weight, scheme);
+    CLI_TRY(convert_scales(manifest, weight, scheme, error));
     if (weight->global != NULL) {
         name_of(weight, scheme->global, &name);
-        CLI_TRY(convert_global(plan, weight->global, &name, weight, scheme, error));
+        CLI_TRY(convert_global(manifest, weight->global, &name, weight, scheme, error));
     }
     if (weight->input != NULL && *scheme->input != '\0') {
         input_name(weight, scheme->input, &name);
-        CLI_TRY(convert_global(plan, weight->input, &name, weight, scheme, error));
+        CLI_TRY(convert_global(manifest, weight->input, &name, weight, scheme, error));
     }
     return OPAQ_OK;
 }
@@ -99,9 +101,9 @@ static enum opaq_status common_format(const struct weights *weights, const struc
 
 /* Keeps the activations of the source if the layout supports them. */
 static void choose_activations(struct checkpoint_job *job, const struct weights *weights, bool has_scales) {
-    enum activations wanted = activations_default(job->scheme);
+    enum opaq_activations wanted = activations_default(job->scheme);
     activations_of_config(model_quantization(weights->model), &wanted);
-    wanted = has_scales ? ACTIVATIONS_GIVEN : wanted;
+    wanted = has_scales ? OPAQ_ACTIVATIONS_GIVEN : wanted;
     job->activations = activations_fit(job->scheme, wanted) ? wanted : activations_default(job->scheme);
     if (job->activations != wanted) {
         job_note(job,
@@ -111,7 +113,7 @@ static void choose_activations(struct checkpoint_job *job, const struct weights 
     }
 }
 
-static enum opaq_status plan_layout(struct checkpoint_job *job, const struct weights *weights,
+static enum opaq_status fill_layout(struct checkpoint_job *job, const struct weights *weights,
                                     const char *layout, struct opaq_error *error) {
     const struct opaq_layout_row *from = NULL;
     CLI_TRY(common_format(weights, &from, error));
@@ -126,10 +128,10 @@ static enum opaq_status plan_layout(struct checkpoint_job *job, const struct wei
     for (size_t i = 0; i < weights->count; ++i) {
         const struct weight *const weight = &weights->items[i];
         if (weight->scheme == NULL) {
-            plan_copy(job->plan, weight->data, NULL, NULL, 0);
+            manifest_copy(job->manifest, weight->data, NULL, NULL, 0);
         } else {
             has_scales |= weight->input != NULL;
-            CLI_TRY(convert_weight(job->plan, weight, job->scheme, error));
+            CLI_TRY(convert_weight(job->manifest, weight, job->scheme, error));
         }
     }
     choose_activations(job, weights, has_scales);
@@ -142,16 +144,16 @@ static enum opaq_element element_of(const char *name) {
     return strcmp(name, "f32") == 0 ? OPAQ_F32 : strcmp(name, "f16") == 0 ? OPAQ_F16 : OPAQ_BF16;
 }
 
-static enum opaq_status plan_plain(struct checkpoint_job *job, const struct weights *weights, const char *dtype,
+static enum opaq_status fill_plain(struct checkpoint_job *job, const struct weights *weights, const char *dtype,
                                    struct opaq_error *error) {
     size_t decoded = 0;
     for (size_t i = 0; i < weights->count; ++i) {
         const struct weight *const weight = &weights->items[i];
         if (weight->scheme != NULL) {
-            plan_decode(job->plan, weight, element_of(dtype));
+            manifest_decode(job->manifest, weight, element_of(dtype));
             ++decoded;
         } else {
-            plan_copy(job->plan, weight->data, NULL, NULL, 0);
+            manifest_copy(job->manifest, weight->data, NULL, NULL, 0);
         }
     }
     return decoded != 0 ? OPAQ_OK
@@ -176,19 +178,19 @@ static void list_ignored(struct checkpoint_job *job, const struct weights *weigh
     }
 }
 
-static enum opaq_status make_plan(const struct command_call *call, const struct weights *weights,
-                                  struct checkpoint_job *job, struct opaq_error *error) {
+static enum opaq_status fill_manifest(const struct command_call *call, const struct weights *weights,
+                                      struct checkpoint_job *job, struct opaq_error *error) {
     const char *const layout = call_value(call, "layout", "plain");
     const char *const dtype = call_value(call, "dtype", "bf16");
     const bool is_plain = strcmp(layout, "plain") == 0;
-    plan_begin(job->plan, weights);
-    scale_forms_forget(job->plan);
-    CLI_TRY(is_plain ? plan_plain(job, weights, dtype, error) : plan_layout(job, weights, layout, error));
+    manifest_begin(job->manifest, weights);
+    scale_forms_forget(job->manifest);
+    CLI_TRY(is_plain ? fill_plain(job, weights, dtype, error) : fill_layout(job, weights, layout, error));
     if (!is_plain) {
         list_ignored(job, weights);
     }
     text_print(&job->settings, "convert %s %s", layout, is_plain ? dtype : "");
-    return plan_finish(job->plan, error);
+    return manifest_finish(job->manifest, error);
 }
 
 /* command_convert releases what this opens. */
@@ -196,22 +198,22 @@ static enum opaq_status prepare(const struct command_call *call, struct model *m
                                 struct checkpoint_job *job, struct opaq_error *error) {
     CLI_TRY(model_open(call->arguments[0], call_has(call, "follow-links"), model, error));
     CLI_TRY(weights_find(model, weights, error));
-    return make_plan(call, weights, job, error);
+    return fill_manifest(call, weights, job, error);
 }
 
 enum exit_code command_convert(const struct command_call *call) {
     struct opaq_error error;
     struct model model = {0};
     struct weights weights = {0};
-    struct plan plan = {0};
-    struct checkpoint_job job = {.plan = &plan};
+    struct manifest manifest = {0};
+    struct checkpoint_job job = {.manifest = &manifest};
     enum exit_code code = EXIT_TROUBLE;
     if (prepare(call, &model, &weights, &job, &error) != OPAQ_OK) {
         complain(call, "%s", error.text);
     } else {
         code = checkpoint_run(call, &job, call->arguments[1], "converting");
     }
-    plan_free(&plan);
+    manifest_free(&manifest);
     job_free(&job);
     weights_free(&weights);
     model_close(&model);

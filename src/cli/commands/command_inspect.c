@@ -10,6 +10,7 @@
 #include "cli/console/report_table.h"
 #include "cli/console/terminal.h"
 #include "cli/read/checkpoint.h"
+#include "cli/read/config_values.h"
 #include "cli/read/json.h"
 #include "cli/report/inventory.h"
 #include "cli/report/model_notes.h"

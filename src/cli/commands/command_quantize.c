@@ -41,7 +41,7 @@ struct choice {
     struct name_patterns ignored;
     struct name_patterns included;
     bool splits_experts;
-    enum activations activations;
+    enum opaq_activations activations;
 };
 
 static enum opaq_status add_all(struct name_patterns *patterns, const char *const *texts, size_t count,
@@ -112,7 +112,7 @@ static enum opaq_status choose_activations(const struct command_call *call, stru
                                            struct opaq_error *error) {
     const struct opaq_layout_row *const scheme = choice->scheme;
     const char *const name = call_value(call, "activations", activations_name(activations_default(scheme)));
-    choice->activations = strcmp(name, "none") == 0 ? ACTIVATIONS_NONE : ACTIVATIONS_DYNAMIC;
+    choice->activations = strcmp(name, "none") == 0 ? OPAQ_ACTIVATIONS_NONE : OPAQ_ACTIVATIONS_DYNAMIC;
     if (activations_fit(scheme, choice->activations)) {
         return OPAQ_OK;
     }
@@ -171,27 +171,26 @@ static char *module_of(const char *weight) {
 static void keep(struct checkpoint_job *job, const struct weight *weight, enum coverage why) {
     coverage_add(&job->coverages, why, weight);
     if (weight->scheme != NULL) { /* weights that are not selected become plain */
-        plan_decode(job->plan, weight, OPAQ_BF16);
+        manifest_decode(job->manifest, weight, OPAQ_BF16);
         const size_t length = module_length(weight->name);
         module_list_add(&job->ignored, weight->name, length == 0 ? strlen(weight->name) : length);
         return;
     }
-    plan_copy(job->plan, weight->data, NULL, NULL, 0);
+    manifest_copy(job->manifest, weight->data, NULL, NULL, 0);
     if (looks_linear(weight)) {
         module_list_add(&job->ignored, weight->name, module_length(weight->name));
     }
 }
 
-/* Plans a stack of experts, as single weights or as a stack. If any of its matrices is not selected, the stack is not
- * planned and `why` is the reason. */
-static enum opaq_status plan_experts(const struct choice *choice, struct checkpoint_job *job,
-                                     const struct weight *weight, enum coverage *why,
-                                     struct opaq_error *error) {
+/* Adds a stack of experts to the manifest, as single weights or as a stack. If any of its matrices is not selected,
+ * nothing is added and `why` is the reason. */
+static enum opaq_status add_experts(const struct choice *choice, struct checkpoint_job *job,
+                                    const struct weight *weight, enum coverage *why, struct opaq_error *error) {
     struct weight_slice *slices = NULL;
-    const size_t count = weight_slices(job->plan->weights->model, weight, &slices);
-    *why = count != 0                                            ? COVERED
-           : is_gpt_oss_stack(job->plan->weights->model, weight) ? SKIPPED_INTERLEAVED
-                                                                 : SKIPPED_OTHER;
+    const size_t count = weight_slices(job->manifest->weights->model, weight, &slices);
+    *why = count != 0                                                ? COVERED
+           : is_gpt_oss_stack(job->manifest->weights->model, weight) ? SKIPPED_INTERLEAVED
+                                                                     : SKIPPED_OTHER;
     for (size_t i = 0; i < count && *why == COVERED; ++i) {
         char *const module = module_of(slices[i].name);
         *why = judge(choice, module, slices[i].columns);
@@ -202,14 +201,15 @@ static enum opaq_status plan_experts(const struct choice *choice, struct checkpo
         for (size_t i = 0; i < count && status == OPAQ_OK; ++i) {
             struct weight_slice slice = slices[i];
             slice.name = copy_text(slice.name, strlen(slice.name));
-            status = plan_quantize(job->plan, slice, choice->scheme, &choice->spec, error);
+            status = manifest_quantize(job->manifest, slice, choice->scheme, &choice->spec, error);
         }
     } else if (*why == COVERED && !slices[0].is_transposed) {
-        status = plan_quantize_stack(job->plan, weight_whole(weight), choice->scheme, &choice->spec, error);
+        status =
+            manifest_quantize_stack(job->manifest, weight_whole(weight), choice->scheme, &choice->spec, error);
     } else if (*why == COVERED) {
         *why = SKIPPED_STACKED;
     }
-    if (*why == COVERED && job->plan->weights->model->config == NULL && !job->has_guessed_stacks) {
+    if (*why == COVERED && job->manifest->weights->model->config == NULL && !job->has_guessed_stacks) {
         job->has_guessed_stacks = true;
         job_note(job,
                  "without config.json stacked experts are assumed to be [experts, out, in], gate before up: %s",
@@ -237,9 +237,9 @@ static enum coverage judge_weight(const struct choice *choice, const struct weig
 }
 
 /* The gpt-oss layout stores the experts of a layer together or not at all; their module is "....mlp.experts". */
-static enum opaq_status plan_gpt_oss(const struct choice *choice, struct checkpoint_job *job,
-                                     const struct weight *weight, struct opaq_error *error) {
-    if (!is_gpt_oss_stack(job->plan->weights->model, weight)) {
+static enum opaq_status add_gpt_oss(const struct choice *choice, struct checkpoint_job *job,
+                                    const struct weight *weight, struct opaq_error *error) {
+    if (!is_gpt_oss_stack(job->manifest->weights->model, weight)) {
         keep(job, weight,
              looks_like_embedding(weight) ? SKIPPED_EMBEDDING
              : looks_linear(weight)       ? SKIPPED_NOT_EXPERTS
@@ -251,7 +251,7 @@ static enum opaq_status plan_gpt_oss(const struct choice *choice, struct checkpo
     const enum coverage why = judge(choice, module, slice.columns);
     enum opaq_status status = OPAQ_OK;
     if (why == COVERED) {
-        status = plan_quantize_stack(job->plan, slice, choice->scheme, &choice->spec, error);
+        status = manifest_quantize_stack(job->manifest, slice, choice->scheme, &choice->spec, error);
         coverage_add(&job->coverages, COVERED, weight);
     } else {
         free(slice.name);
@@ -271,14 +271,14 @@ static enum opaq_status plan_gpt_oss(const struct choice *choice, struct checkpo
     return status;
 }
 
-static enum opaq_status plan_weight(const struct choice *choice, struct checkpoint_job *job,
-                                    const struct weight *weight, struct opaq_error *error) {
+static enum opaq_status add_weight(const struct choice *choice, struct checkpoint_job *job,
+                                   const struct weight *weight, struct opaq_error *error) {
     enum coverage why = SKIPPED_OTHER;
     if (choice->scheme->layout == OPAQ_LAYOUT_GPT_OSS) {
-        return plan_gpt_oss(choice, job, weight, error);
+        return add_gpt_oss(choice, job, weight, error);
     }
     if (weight->scheme == NULL && weight->data->tensor->rank > 2) {
-        const enum opaq_status status = plan_experts(choice, job, weight, &why, error);
+        const enum opaq_status status = add_experts(choice, job, weight, &why, error);
         if (status != OPAQ_OK || why == COVERED) {
             coverage_add(&job->coverages, COVERED, weight);
             return status;
@@ -291,13 +291,13 @@ static enum opaq_status plan_weight(const struct choice *choice, struct checkpoi
         return OPAQ_OK;
     }
     coverage_add(&job->coverages, COVERED, weight);
-    return plan_quantize(job->plan, weight_whole(weight), choice->scheme, &choice->spec, error);
+    return manifest_quantize(job->manifest, weight_whole(weight), choice->scheme, &choice->spec, error);
 }
 
 /* A head tied to the embedding is a module without a tensor. */
 static void ignore_tied_head(struct checkpoint_job *job) {
-    for (size_t i = 0; i < job->plan->target_count; ++i) {
-        if (strstr(job->plan->targets[i].slice.name, "lm_head.weight") != NULL) {
+    for (size_t i = 0; i < job->manifest->target_count; ++i) {
+        if (strstr(job->manifest->targets[i].slice.name, "lm_head.weight") != NULL) {
             return;
         }
     }
@@ -360,8 +360,8 @@ static bool is_used(const struct name_patterns *pattern, const struct weights *w
     for (size_t i = 0; i < weights->count && !is_match; ++i) {
         is_match = matches_module(pattern, weights->items[i].name);
     }
-    for (size_t i = 0; i < job->plan->target_count && !is_match; ++i) {
-        is_match = matches_module(pattern, job->plan->targets[i].slice.name);
+    for (size_t i = 0; i < job->manifest->target_count && !is_match; ++i) {
+        is_match = matches_module(pattern, job->manifest->targets[i].slice.name);
     }
     for (size_t i = 0; i < job->ignored.count && !is_match; ++i) {
         is_match = patterns_match(pattern, job->ignored.names[i]);
@@ -388,8 +388,8 @@ static enum opaq_status note_unmatched(const struct command_call *call, const ch
 static void note_quantized(const struct weights *weights, struct checkpoint_job *job) {
     const struct weight *first = NULL;
     size_t count = 0;
-    for (size_t i = 0; i < job->plan->target_count; ++i) {
-        const struct plan_target *const target = &job->plan->targets[i];
+    for (size_t i = 0; i < job->manifest->target_count; ++i) {
+        const struct manifest_target *const target = &job->manifest->targets[i];
         if (target->scheme != NULL && target->slice.weight->scheme != NULL) {
             first = first == NULL ? target->slice.weight : first;
             ++count;
@@ -400,19 +400,19 @@ static void note_quantized(const struct weights *weights, struct checkpoint_job 
                  "%zu of %zu matrices are quantized already in %s, the first is %s (%s): they are decoded and "
                  "quantized "
                  "again, which adds a second rounding error; 'opaq convert' changes the layout without one",
-                 count, job->plan->target_count, weights->model->path, first->name, weight_kind(first));
+                 count, job->manifest->target_count, weights->model->path, first->name, weight_kind(first));
     }
 }
 
-static enum opaq_status make_plan(const struct command_call *call, const struct choice *choice,
-                                  const struct weights *weights, struct checkpoint_job *job,
-                                  struct opaq_error *error) {
-    plan_begin(job->plan, weights);
+static enum opaq_status fill_manifest(const struct command_call *call, const struct choice *choice,
+                                      const struct weights *weights, struct checkpoint_job *job,
+                                      struct opaq_error *error) {
+    manifest_begin(job->manifest, weights);
     CLI_TRY(check_source(choice, weights, error));
     for (size_t i = 0; i < weights->count; ++i) {
-        CLI_TRY(plan_weight(choice, job, &weights->items[i], error));
+        CLI_TRY(add_weight(choice, job, &weights->items[i], error));
     }
-    if (job->plan->target_count == 0) {
+    if (job->manifest->target_count == 0) {
         return opaq_fail(
             error, OPAQ_ERROR_ARGUMENT,
             "%s has no weight to quantize: of %zu tensors none is a matrix called \"weight\" that is "
@@ -426,7 +426,7 @@ static enum opaq_status make_plan(const struct command_call *call, const struct 
     CLI_TRY(note_unmatched(call, "ignore", weights, job, error));
     CLI_TRY(note_unmatched(call, "include", weights, job, error));
     describe(call, choice, job);
-    return plan_finish(job->plan, error);
+    return manifest_finish(job->manifest, error);
 }
 
 /* command_quantize releases what this opens. */
@@ -435,7 +435,7 @@ static enum opaq_status prepare(const struct command_call *call, const struct ch
                                 struct opaq_error *error) {
     CLI_TRY(model_open(call->arguments[0], call_has(call, "follow-links"), model, error));
     CLI_TRY(weights_find(model, weights, error));
-    return make_plan(call, choice, weights, job, error);
+    return fill_manifest(call, choice, weights, job, error);
 }
 
 enum exit_code command_quantize(const struct command_call *call) {
@@ -443,8 +443,8 @@ enum exit_code command_quantize(const struct command_call *call) {
     struct model model = {0};
     struct weights weights = {0};
     struct choice choice = {0};
-    struct plan plan = {0};
-    struct checkpoint_job job = {.plan = &plan, .allows_nonfinite = call_has(call, "allow-nonfinite")};
+    struct manifest manifest = {0};
+    struct checkpoint_job job = {.manifest = &manifest, .allows_nonfinite = call_has(call, "allow-nonfinite")};
     enum exit_code code = EXIT_TROUBLE;
     if (choose(call, &choice, &error) != OPAQ_OK) {
         code = EXIT_USAGE;
@@ -454,7 +454,7 @@ enum exit_code command_quantize(const struct command_call *call) {
     } else {
         code = checkpoint_run(call, &job, call->arguments[1], "quantizing");
     }
-    plan_free(&plan);
+    manifest_free(&manifest);
     job_free(&job);
     patterns_free(&choice.usual);
     patterns_free(&choice.ignored);

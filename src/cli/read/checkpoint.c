@@ -32,9 +32,8 @@ enum opaq_status checkpoints_check(const struct checkpoint *a, const struct chec
 
 int weight_shape(const struct weight *weight, int64_t shape[ST_RANK_LIMIT]) {
     const struct st_tensor *const data = weight->data->tensor;
-    const bool has_block_dimension =
-        weight->scheme != NULL && weight->scheme->layout == OPAQ_LAYOUT_GPT_OSS && data->rank > 2;
-    const int rank = data->rank - has_block_dimension;
+    const int extra = weight->scheme == NULL ? 0 : (int)strlen(weight->scheme->data_shape) - 2;
+    const int rank = data->rank - extra; /* without the dimension within blocks */
     memcpy(shape, data->shape, (size_t)rank * sizeof *shape);
     if (weight->scheme != NULL && rank > 0) {
         shape[rank - 1] = weight->columns;

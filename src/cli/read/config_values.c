@@ -86,3 +86,14 @@ struct opaq_config *config_of_json(yyjson_val *quantization) {
     free(list.values);
     return config;
 }
+
+int layout_of_config(yyjson_val *quantization) {
+    struct value_list list = {NULL, 0, 0};
+    if (quantization == NULL) {
+        return -1;
+    }
+    add_all(&list, NULL, quantization, 0);
+    const int layout = opaq_config_layout(list.values, (int64_t)list.count);
+    free(list.values);
+    return layout;
+}

@@ -3,31 +3,9 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
-#include "cli/cli_try.h"
-#include "cli/read/json.h"
+#include "cli/read/config_values.h"
 #include "cli/texts.h"
-#include "opaq/stored.h"
-
-enum { GPT_OSS_BLOCK = 32, GPT_OSS_BYTES = 16 };
-
-int layout_of_config(yyjson_val *quantization) {
-    const char *const method = json_member_text(quantization, "quant_method");
-    if (method == NULL) {
-        return json_member_text(quantization, "quant_algo") == NULL ? -1 : OPAQ_LAYOUT_MODELOPT;
-    }
-    if (strcasecmp(method, "compressed-tensors") == 0) {
-        return OPAQ_LAYOUT_COMPRESSED_TENSORS;
-    }
-    if (strncasecmp(method, "modelopt", strlen("modelopt")) == 0) {
-        return OPAQ_LAYOUT_MODELOPT;
-    }
-    if (strcasecmp(method, "fp8") == 0 || strcasecmp(method, "mxfp8") == 0) {
-        return OPAQ_LAYOUT_DEEPSEEK;
-    }
-    return strcasecmp(method, "mxfp4") == 0 ? OPAQ_LAYOUT_GPT_OSS : -1;
-}
 
 bool layout_is_written(const struct opaq_layout_row *scheme) {
     return scheme->layout != OPAQ_LAYOUT_MODELOPT || scheme->format != OPAQ_MXFP4;
@@ -54,72 +32,57 @@ const char *weight_kind(const struct weight *weight) {
 
 /* ---- shapes ---- */
 
-static int64_t ceil_div(int64_t size, int64_t by) { return (size + by - 1) / by; }
-
+/* Sets the sizes from the shape of the data. Codes of too low a rank fit no scheme (scales_fit). */
 static void set_shape(struct weight *weight) {
+    enum { SOME_COLUMNS = 128 }; /* whole blocks in every format */
     const struct st_tensor *const data = weight->data->tensor;
-    const bool is_packed = weight->scheme != NULL && data->dtype == ST_U8;
-    int rank = data->rank;
-    weight->columns = rank == 0 ? 1 : data->shape[rank - 1] * (is_packed ? 2 : 1);
-    if (weight->scheme != NULL && weight->scheme->layout == OPAQ_LAYOUT_GPT_OSS && rank > 2) {
-        --rank; /* the blocks of a row are a separate dimension */
-        weight->columns = data->shape[rank - 1] * GPT_OSS_BLOCK;
+    const struct opaq_layout_row *const scheme = weight->scheme;
+    struct opaq_layout_shape row = {.rank = 2, .columns_dim = 1, .size = {1, SOME_COLUMNS}};
+    if (scheme != NULL && data->rank >= (int)strlen(scheme->data_shape)) {
+        opaq_layout_shape(scheme->data_shape, scheme->format, 1, SOME_COLUMNS, &row);
     }
-    weight->rows = rank < 2 ? 1 : data->shape[rank - 2];
+    const int64_t columns_per_entry = SOME_COLUMNS / row.size[row.columns_dim];
+    const int extra = data->rank - row.rank;
+    weight->columns = data->rank == 0 ? 1 : data->shape[extra + row.columns_dim] * columns_per_entry;
+    weight->rows = data->rank < 2 ? 1 : data->shape[extra + row.rows_dim];
     weight->stack = 1;
-    for (int i = 0; i + 2 < rank; ++i) {
+    for (int i = 0; i < extra; ++i) {
         weight->stack *= data->shape[i];
     }
 }
 
-/* Whether `tensor` has the dimensions that `letters` describe, after those of a stack. */
-static bool has_shape(const struct weight *weight, const struct st_tensor *tensor, const char *letters) {
-    const struct opaq_format_row *const format = opaq_format_row(weight->scheme->format);
-    const int64_t block_rows = format->block_rows == 0 ? weight->rows : format->block_rows;
-    const int64_t block_columns = format->block_columns == 0 ? weight->columns : format->block_columns;
-    const int extra = tensor->rank - (int)strlen(letters);
+/* Whether `tensor` has this shape after the dimensions of a stack. */
+static bool has_shape(const struct weight *weight, const struct st_tensor *tensor,
+                      const struct opaq_layout_shape *shape) {
+    const int extra = tensor->rank - shape->rank;
     int64_t stack = 1;
     for (int i = 0; i < extra; ++i) {
         stack *= tensor->shape[i];
     }
-    if (extra < 0 || stack != (extra == 0 ? 1 : weight->stack) || (extra == 0 && weight->stack != 1)) {
-        return false;
-    }
-    for (int i = extra; i < tensor->rank; ++i) {
-        const char letter = letters[i - extra];
-        const int64_t wanted = letter == 'R'   ? weight->rows
-                               : letter == 'r' ? ceil_div(weight->rows, block_rows)
-                               : letter == 'c' ? ceil_div(weight->columns, block_columns)
-                                               : 1;
-        if (tensor->shape[i] != wanted) {
-            return false;
+    return extra >= 0 && stack == (extra == 0 ? 1 : weight->stack) && (extra != 0 || weight->stack == 1) &&
+           memcmp(tensor->shape + extra, shape->size, (size_t)shape->rank * sizeof *shape->size) == 0;
+}
+
+/* Drops the dimensions of size 1. Returns the rank. */
+static int squeeze(const int64_t *shape, int rank, int64_t *squeezed) {
+    int count = 0;
+    for (int i = 0; i < rank; ++i) {
+        if (shape[i] != 1) {
+            squeezed[count++] = shape[i];
         }
     }
-    return true;
+    return count;
 }
 
 /* As has_shape, but ignores dimensions of size 1. */
-static bool has_entries(const struct weight *weight, const struct st_tensor *tensor, const char *letters) {
-    struct st_tensor squeezed = *tensor;
-    squeezed.rank = 0;
-    for (int i = 0; i < tensor->rank; ++i) {
-        if (tensor->shape[i] != 1) {
-            squeezed.shape[squeezed.rank++] = tensor->shape[i];
-        }
-    }
-    const struct opaq_format_row *const format = opaq_format_row(weight->scheme->format);
-    int64_t wanted[ST_RANK_LIMIT];
-    int count = 0;
-    const int64_t sizes[] = {weight->stack, *letters == 'R' ? weight->rows : 0,
-                             *letters == 'r' ? ceil_div(weight->rows, format->block_rows) : 0,
-                             strchr(letters, 'c') != NULL ? ceil_div(weight->columns, format->block_columns)
-                                                          : 0};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
-        if (sizes[i] > 1) {
-            wanted[count++] = sizes[i];
-        }
-    }
-    return count == squeezed.rank && memcmp(wanted, squeezed.shape, (size_t)count * sizeof *wanted) == 0;
+static bool has_entries(const struct weight *weight, const struct st_tensor *tensor,
+                        const struct opaq_layout_shape *shape) {
+    int64_t found[ST_RANK_LIMIT];
+    int64_t wanted[OPAQ_LAYOUT_RANK_LIMIT + 1];
+    const int rank = squeeze(&weight->stack, 1, wanted);
+    const int count = rank + squeeze(shape->size, shape->rank, wanted + rank);
+    return squeeze(tensor->shape, tensor->rank, found) == count &&
+           memcmp(wanted, found, (size_t)count * sizeof *wanted) == 0;
 }
 
 /* ---- grouping ---- */
@@ -145,7 +108,7 @@ static const struct model_tensor *input_of(const struct model *model, const stru
     text_free(&name);
     const uint64_t entry = found == NULL ? 0 : (uint64_t)st_dtype_bits(found->tensor->dtype) / 8;
     const bool fits =
-        found != NULL && (found->tensor->dtype == ST_F32 || found->tensor->dtype == ST_BF16) &&
+        found != NULL && has_word(weight->scheme->input_dtypes, st_dtype_name(found->tensor->dtype)) &&
         (found->tensor->bytes == entry || found->tensor->bytes == entry * (uint64_t)weight->stack);
     return fits ? found : NULL;
 }
@@ -192,17 +155,23 @@ static bool gather(const struct model *model, const struct opaq_layout_row *sche
 static bool scales_fit(const struct weight *weight, bool is_strict) {
     const struct st_tensor *const data = weight->data->tensor;
     const struct st_tensor *const scale = weight->scale->tensor;
-    const char *const letters = weight->scheme->scale_shape;
-    const bool is_gpt_oss = weight->scheme->layout == OPAQ_LAYOUT_GPT_OSS;
-    return (!is_gpt_oss || data->shape[data->rank - 1] == GPT_OSS_BYTES) &&
-           (has_shape(weight, scale, letters) ||
-            (!is_strict && data->bytes != 0 && has_entries(weight, scale, letters)));
+    const struct opaq_layout_row *const scheme = weight->scheme;
+    struct opaq_layout_shape codes;
+    struct opaq_layout_shape shape;
+    return opaq_layout_shape(scheme->data_shape, scheme->format, weight->rows, weight->columns, &codes) &&
+           opaq_layout_shape(scheme->scale_shape, scheme->format, weight->rows, weight->columns, &shape) &&
+           has_shape(weight, data, &codes) &&
+           (has_shape(weight, scale, &shape) ||
+            (!is_strict && data->bytes != 0 && has_entries(weight, scale, &shape)));
 }
 
 static bool global_fits(const struct weight *weight) {
-    return *weight->scheme->global == '\0' ||
-           (weight->global != NULL && weight->global->tensor->dtype == ST_F32 &&
-            weight->global->tensor->bytes == sizeof(float) * (uint64_t)weight->stack);
+    if (*weight->scheme->global == '\0') {
+        return true;
+    }
+    const struct st_tensor *const global = weight->global == NULL ? NULL : weight->global->tensor;
+    return global != NULL && has_word(weight->scheme->global_dtypes, st_dtype_name(global->dtype)) &&
+           global->bytes * 8 == (uint64_t)st_dtype_bits(global->dtype) * (uint64_t)weight->stack;
 }
 
 /* As gather; also false if scales or global scale do not fit. */
@@ -232,7 +201,7 @@ static enum opaq_status refuse(const struct model *model, const struct weight *w
     } else {
         text_print(&what, " and weight%s ", weight->scheme->global);
         st_describe(weight->global->tensor, &what);
-        text_print(&what, ", expected one F32 for each matrix");
+        text_print(&what, ", expected one %s for each matrix", weight->scheme->global_dtypes);
     }
     const enum opaq_status status = opaq_fail(error, OPAQ_ERROR_SHAPE, "%s: %s", model->path, text_get(&what));
     text_free(&what);
@@ -268,13 +237,15 @@ static bool find_row(const struct model *model, int preferred, const struct mode
     return false;
 }
 
-static enum opaq_status set_spec(struct weight *weight, struct opaq_error *error) {
-    CLI_TRY(opaq_spec_make(weight->scheme->format, &weight->spec, error));
-    weight->spec.rule = (uint8_t)weight->scheme->rule;
-    if (weight->scheme->format == OPAQ_NVFP4) {
-        weight->spec.options |= OPAQ_GLOBAL;
+/* The quantizer of a weight's scheme. */
+static void set_spec(struct weight *weight) {
+    struct opaq_config_scheme scheme = {0};
+    for (int i = 0; scheme.row != weight->scheme; ++i) {
+        if (!opaq_layout_scheme(weight->scheme->layout, i, &scheme)) {
+            return; /* every row of the table has a scheme */
+        }
     }
-    return opaq_spec_check(&weight->spec, error);
+    weight->spec = scheme.weight;
 }
 
 static int compare_weights(const void *first, const void *second) {
@@ -314,7 +285,7 @@ enum opaq_status weights_find(const struct model *model, struct weights *weights
             mark(model, is_taken, found.global);
             mark(model, is_taken, found.input);
             weights->layout = (int)found.scheme->layout;
-            status = set_spec(&found, error);
+            set_spec(&found);
             weights->items[weights->count++] = found;
         }
     }

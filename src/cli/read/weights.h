@@ -40,9 +40,6 @@ bool weight_is_float(const struct weight *weight);
 /* Bytes of all its tensors in the files. */
 uint64_t weight_bytes(const struct weight *weight);
 
-/* The enum opaq_layout of a quantization_config, -1 if it is NULL or of an unsupported method. */
-int layout_of_config(yyjson_val *quantization);
-
 /* False for ModelOpt's mxfp4, which is only read: it rounds ties differently, and no engine loads it. */
 bool layout_is_written(const struct opaq_layout_row *scheme);
 

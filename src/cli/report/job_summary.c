@@ -28,19 +28,19 @@ static uint64_t source_tensor_bytes(const struct model *model) {
     return bytes;
 }
 
-static struct made made_of(const struct plan *plan) {
-    struct made made = {.matrices = plan->target_count};
-    for (size_t i = 0; i < plan->file_count; ++i) {
-        made.tensors += plan->files[i].count;
-        for (size_t k = 0; k < plan->files[i].count; ++k) {
-            const struct plan_entry *const entry = &plan->files[i].entries[k];
+static struct made made_of(const struct manifest *manifest) {
+    struct made made = {.matrices = manifest->target_count};
+    for (size_t i = 0; i < manifest->file_count; ++i) {
+        made.tensors += manifest->files[i].count;
+        for (size_t k = 0; k < manifest->files[i].count; ++k) {
+            const struct manifest_entry *const entry = &manifest->files[i].entries[k];
             made.bytes += entry->copied == NULL && entry->given == NULL ? entry->bytes : 0;
         }
     }
-    for (size_t i = 0; i < plan->target_count; ++i) {
-        const struct weight_slice *const slice = &plan->targets[i].slice;
+    for (size_t i = 0; i < manifest->target_count; ++i) {
+        const struct weight_slice *const slice = &manifest->targets[i].slice;
         made.parameters += (uint64_t)slice->rows * (uint64_t)slice->columns;
-        made.nonfinite += plan->targets[i].nonfinite;
+        made.nonfinite += manifest->targets[i].nonfinite;
     }
     return made;
 }
@@ -74,25 +74,25 @@ static void print_ignored(const struct module_list *ignored, bool is_dry) {
     show(stdout, "%s\n", ignored->count > shown ? ", ..." : "");
 }
 
-static void print_nonfinite(const struct plan *plan, uint64_t count) {
+static void print_nonfinite(const struct manifest *manifest, uint64_t count) {
     enum { SHOWN = 4 };
     size_t seen = 0;
     show(stdout, "quantized %" PRIu64 " value%s that %s NaN or infinite, in", count, count == 1 ? "" : "s",
          count == 1 ? "is" : "are");
-    for (size_t i = 0; i < plan->target_count; ++i) {
-        if (plan->targets[i].nonfinite != 0 && seen++ < SHOWN) {
-            show(stdout, "%s %s", seen == 1 ? "" : ",", plan->targets[i].slice.name);
+    for (size_t i = 0; i < manifest->target_count; ++i) {
+        if (manifest->targets[i].nonfinite != 0 && seen++ < SHOWN) {
+            show(stdout, "%s %s", seen == 1 ? "" : ",", manifest->targets[i].slice.name);
         }
     }
     show(stdout, "%s\n", seen > SHOWN ? ", ..." : "");
 }
 
 void job_print_summary(const struct checkpoint_job *job, const char *path, bool is_dry) {
-    const struct plan *const plan = job->plan;
-    const struct made made = made_of(plan);
-    show(stdout, "%s: %zu tensors in %zu file%s, %s (source: %s)\n", path, made.tensors, plan->file_count,
-         plan->file_count == 1 ? "" : "s", size_text(plan_tensor_bytes(plan)).text,
-         size_text(source_tensor_bytes(plan->weights->model)).text);
+    const struct manifest *const manifest = job->manifest;
+    const struct made made = made_of(manifest);
+    show(stdout, "%s: %zu tensors in %zu file%s, %s (source: %s)\n", path, made.tensors, manifest->file_count,
+         manifest->file_count == 1 ? "" : "s", size_text(manifest_tensor_bytes(manifest)).text,
+         size_text(source_tensor_bytes(manifest->weights->model)).text);
     if (made.matrices != 0) {
         show(stdout, "%s %zu matrices of %.1f million weights as %s%s%s: %.3f bits a weight\n",
              is_dry ? "would write" : "wrote", made.matrices, (double)made.parameters / 1e6,
@@ -107,25 +107,25 @@ void job_print_summary(const struct checkpoint_job *job, const char *path, bool 
         print_ignored(&job->ignored, is_dry);
     }
     if (made.nonfinite != 0) {
-        print_nonfinite(plan, made.nonfinite);
+        print_nonfinite(manifest, made.nonfinite);
     }
     for (size_t i = 0; i < job->notes.count; ++i) {
         show(stdout, "note: %s\n", job->notes.names[i]);
     }
 }
 
-static void print_files(const struct plan *plan) {
+static void print_files(const struct manifest *manifest) {
     struct report_table *const table = table_begin("file|tensors|size", "lrr");
-    for (size_t i = 0; i < plan->file_count; ++i) {
-        table_cell(table, "%s", plan->files[i].name);
-        table_cell(table, "%zu", plan->files[i].count);
-        table_cell(table, "%s", size_text(plan->files[i].bytes).text);
+    for (size_t i = 0; i < manifest->file_count; ++i) {
+        table_cell(table, "%s", manifest->files[i].name);
+        table_cell(table, "%zu", manifest->files[i].count);
+        table_cell(table, "%s", size_text(manifest->files[i].bytes).text);
     }
     table_end(table, stdout);
     show(stdout, "\n");
 }
 
-static const char *work_of(const struct plan_entry *entry) {
+static const char *work_of(const struct manifest_entry *entry) {
     return entry->copied != NULL ? "copy" : entry->given != NULL ? "convert" : "make";
 }
 
@@ -145,16 +145,16 @@ static void print_entries(const struct like_item *items, size_t count, const cha
     like_rows_free(&rows);
 }
 
-void job_print_plan(const struct checkpoint_job *job, bool is_grouped) {
-    const size_t most = made_of(job->plan).tensors;
+void job_print_manifest(const struct checkpoint_job *job, bool is_grouped) {
+    const size_t most = made_of(job->manifest).tensors;
     struct like_item *const items = alloc_array(most, sizeof *items);
     struct text *const details = alloc_array(most, sizeof *details); /* "copy BF16 [4096, 128]" */
     const char **const works = alloc_array(most, sizeof *works);
     size_t count = 0;
-    for (size_t i = 0; i < job->plan->file_count; ++i) {
-        const struct plan_file *const file = &job->plan->files[i];
+    for (size_t i = 0; i < job->manifest->file_count; ++i) {
+        const struct manifest_file *const file = &job->manifest->files[i];
         for (size_t k = 0; k < file->count; ++k) {
-            const struct plan_entry *const entry = &file->entries[k];
+            const struct manifest_entry *const entry = &file->entries[k];
             struct st_tensor tensor = {.dtype = entry->dtype, .rank = entry->rank};
             memcpy(tensor.shape, entry->shape, sizeof tensor.shape);
             works[count] = work_of(entry);
@@ -164,7 +164,7 @@ void job_print_plan(const struct checkpoint_job *job, bool is_grouped) {
             ++count;
         }
     }
-    print_files(job->plan);
+    print_files(job->manifest);
     print_entries(items, count, works, is_grouped);
     for (size_t i = 0; i < count; ++i) {
         text_free(&details[i]);
@@ -198,16 +198,16 @@ static void add_shares(yyjson_mut_doc *document, yyjson_mut_val *root, const str
     }
 }
 
-static void add_nonfinite(yyjson_mut_doc *document, yyjson_mut_val *root, const struct plan *plan,
+static void add_nonfinite(yyjson_mut_doc *document, yyjson_mut_val *root, const struct manifest *manifest,
                           uint64_t count) {
     yyjson_mut_val *const found = yyjson_mut_obj_add_obj(document, root, "nonfinite");
     yyjson_mut_obj_add_uint(document, found, "values", count);
     yyjson_mut_val *const weights = yyjson_mut_obj_add_arr(document, found, "weights");
-    for (size_t i = 0; i < plan->target_count; ++i) {
-        if (plan->targets[i].nonfinite != 0) {
+    for (size_t i = 0; i < manifest->target_count; ++i) {
+        if (manifest->targets[i].nonfinite != 0) {
             yyjson_mut_val *const weight = yyjson_mut_arr_add_obj(document, weights);
-            json_add_text(document, weight, "name", plan->targets[i].slice.name);
-            yyjson_mut_obj_add_uint(document, weight, "values", plan->targets[i].nonfinite);
+            json_add_text(document, weight, "name", manifest->targets[i].slice.name);
+            yyjson_mut_obj_add_uint(document, weight, "values", manifest->targets[i].nonfinite);
         }
     }
 }
@@ -222,7 +222,7 @@ static void add_names(yyjson_mut_doc *document, yyjson_mut_val *root, const char
 
 enum exit_code job_print_json(const struct command_call *call, const struct checkpoint_job *job,
                               const char *path, bool is_dry) {
-    const struct made made = made_of(job->plan);
+    const struct made made = made_of(job->manifest);
     yyjson_mut_doc *const document = json_begin();
     yyjson_mut_val *const root = yyjson_mut_doc_get_root(document);
     json_add_text(document, root, "path", path);
@@ -233,14 +233,14 @@ enum exit_code job_print_json(const struct command_call *call, const struct chec
                   job->scheme == NULL ? "plain" : opaq_layout_name(job->scheme->layout));
     json_add_text(document, root, "activations",
                   job->scheme == NULL ? NULL : activations_name(job->activations));
-    yyjson_mut_obj_add_uint(document, root, "files", job->plan->file_count);
+    yyjson_mut_obj_add_uint(document, root, "files", job->manifest->file_count);
     yyjson_mut_obj_add_uint(document, root, "tensors", made.tensors);
-    yyjson_mut_obj_add_uint(document, root, "bytes", plan_tensor_bytes(job->plan));
-    yyjson_mut_obj_add_uint(document, root, "source_bytes", source_tensor_bytes(job->plan->weights->model));
+    yyjson_mut_obj_add_uint(document, root, "bytes", manifest_tensor_bytes(job->manifest));
+    yyjson_mut_obj_add_uint(document, root, "source_bytes", source_tensor_bytes(job->manifest->weights->model));
     yyjson_mut_obj_add_uint(document, root, "matrices", made.matrices);
     add_shares(document, root, &job->coverages);
     add_names(document, root, "ignored", &job->ignored);
-    add_nonfinite(document, root, job->plan, made.nonfinite);
+    add_nonfinite(document, root, job->manifest, made.nonfinite);
     add_names(document, root, "notes", &job->notes);
     return json_finish(call, document);
 }

@@ -5,7 +5,7 @@
 #include "cli/write/checkpoint_job.h"
 
 /* Lists the files and their tensors, for --dry-run; grouped, one line for those whose names differ in numbers only. */
-void job_print_plan(const struct checkpoint_job *job, bool is_grouped);
+void job_print_manifest(const struct checkpoint_job *job, bool is_grouped);
 
 /* `path` is the destination. */
 void job_print_summary(const struct checkpoint_job *job, const char *path, bool is_dry);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cli/cli_try.h"
+#include "cli/read/config_values.h"
 #include "cli/read/json.h"
 #include "cli/read/name_pattern.h"
 #include "cli/read/weight_slice.h"

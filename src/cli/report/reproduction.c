@@ -2,6 +2,7 @@
  * a new one is part of the comparison without an edit here. */
 #include "cli/report/reproduction.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,16 +23,16 @@ static const int64_t down_shape[2] = {K, INNER};
 
 /* x, w and dy of a layer by each recipe, and quantized weights alone. */
 static const char *const linear_plans[] = {
-    "",
-    "x=fp8 w=fp8 dy=fp8.e5m2",
-    "x=fp8blk1+pow2 w=fp8blk2+pow2 dy=fp8blk1+pow2",
-    "x=mxfp8 w=mxfp8 dy=mxfp8",
-    "x=nvfp4+rht w=nvfp4+2d dy=nvfp4+rht+sr",
-    "w=nvfp4",
-    "w=mxfp4",
-    "w=mxfp8",
-    "w=fp8row",
-    "w=fp8blk2",
+    "grad=xwb",
+    "x=fp8 w=fp8 dy=fp8.e5m2 grad=xwb",
+    "x=fp8blk1+pow2 w=fp8blk2+pow2 dy=fp8blk1+pow2 grad=xwb",
+    "x=mxfp8 w=mxfp8 dy=mxfp8 grad=xwb",
+    "x=nvfp4+rht w=nvfp4+2d dy=nvfp4+rht+sr grad=xwb",
+    "w=nvfp4 grad=xwb",
+    "w=mxfp4 grad=xwb",
+    "w=mxfp8 grad=xwb",
+    "w=fp8row grad=xwb",
+    "w=fp8blk2 grad=xwb",
 };
 static const char *const mlp_plans[] = {
     "act=silu",
@@ -43,6 +44,7 @@ static const char *const mlp_plans[] = {
 };
 static const char *const precisions[] = {"exact", "near", "fast", "fast32"};
 static const int dtypes[] = {OPAQ_DTYPE_BF16, OPAQ_DTYPE_F32};
+#define DTYPE_COUNT (sizeof dtypes / sizeof dtypes[0])
 
 /* ---- hashing: FNV-1a with 64 bits */
 
@@ -167,6 +169,32 @@ static void release_run(struct run *run) {
     *run = (struct run){0};
 }
 
+/* What one comparison uses, released together. */
+struct operands {
+    struct opaq_tensor tensor[4];
+    int count;
+    struct run run[2];
+};
+
+static struct opaq_value tensor_value(const struct opaq_tensor *tensor) {
+    return (struct opaq_value){.tensors = tensor, .count = 1};
+}
+
+static struct opaq_value add_tensor(struct operands *operands, const int64_t *shape, int rank, int dtype,
+                                    uint32_t stream) {
+    struct opaq_tensor *const tensor = &operands->tensor[operands->count++];
+    *tensor = make_tensor(shape, rank, dtype, stream);
+    return tensor_value(tensor);
+}
+
+static void release_operands(struct operands *operands) {
+    for (int i = 0; i < operands->count; ++i) {
+        free(operands->tensor[i].data);
+    }
+    release_run(&operands->run[0]);
+    release_run(&operands->run[1]);
+}
+
 static enum opaq_status run_operator(const char *name, const struct opaq_value *values,
                                      const struct opaq_execution *execution, struct run *run, uint64_t *hash,
                                      struct opaq_error *error) {
@@ -182,10 +210,6 @@ static enum opaq_status run_operator(const char *name, const struct opaq_value *
 
 static struct opaq_value text_value(const char *text) {
     return (struct opaq_value){.text = text, .count = (int64_t)strlen(text)};
-}
-
-static struct opaq_value tensor_value(const struct opaq_tensor *tensor) {
-    return (struct opaq_value){.tensors = tensor, .count = 1};
 }
 
 static struct opaq_value sizes_value(const int64_t *sizes) {
@@ -208,9 +232,8 @@ static void add_result(struct reproduction *reproduction, const char *operation,
 
 /* ---- quantize, dequantize */
 
-static enum opaq_status quantize(const struct opaq_tensor *x, const char *text,
-                                 const struct opaq_execution *execution, struct run *run, uint64_t *hash,
-                                 struct opaq_error *error) {
+static enum opaq_status quantize(struct opaq_value x, const char *text, const struct opaq_execution *execution,
+                                 struct run *run, uint64_t *hash, struct opaq_error *error) {
     struct opaq_spec spec;
     CLI_TRY(opaq_spec_parse(text, strlen(text), &spec, error));
     float scale_number = 0.75f;
@@ -219,7 +242,7 @@ static enum opaq_status quantize(const struct opaq_tensor *x, const char *text,
         .data = &scale_number, .dtype = OPAQ_DTYPE_F32, .rank = 1, .shape = {1}, .strides = {1}};
     const struct opaq_tensor random = {
         .data = random_numbers, .dtype = OPAQ_DTYPE_I64, .rank = 1, .shape = {2}, .strides = {1}};
-    struct opaq_value values[WORDS_LIMIT] = {tensor_value(x), text_value(text)};
+    struct opaq_value values[WORDS_LIMIT] = {x, text_value(text)};
     if ((spec.options & OPAQ_DELAYED) != 0) {
         values[2] = tensor_value(&scale);
     }
@@ -229,30 +252,30 @@ static enum opaq_status quantize(const struct opaq_tensor *x, const char *text,
     return run_operator("quantize", values, execution, run, hash, error);
 }
 
+static enum opaq_status quantize_and_back(struct operands *operands, const char *text, int dtype,
+                                          const struct opaq_execution *execution, uint64_t *quantized,
+                                          uint64_t *dequantized, struct opaq_error *error) {
+    const struct opaq_value x = add_tensor(operands, x_shape, 2, dtype, 1);
+    CLI_TRY(quantize(x, text, execution, &operands->run[0], quantized, error));
+    const struct opaq_value values[WORDS_LIMIT] = {
+        output_value(&operands->run[0], 0), text_value(text), sizes_value(x_shape), {.integer = dtype}};
+    return run_operator("dequantize", values, execution, &operands->run[1], dequantized, error);
+}
+
 static enum opaq_status add_quantizer(struct reproduction *reproduction, const char *text,
                                       const struct opaq_execution *execution, struct opaq_error *error) {
     uint64_t quantized = hash_start;
     uint64_t dequantized = hash_start;
-    enum opaq_status status = OPAQ_OK;
-    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] && status == OPAQ_OK; ++i) {
-        const struct opaq_tensor x = make_tensor(x_shape, 2, dtypes[i], 1);
-        struct run packed = {0};
-        struct run plain = {0};
-        status = quantize(&x, text, execution, &packed, &quantized, error);
-        if (status == OPAQ_OK) {
-            const struct opaq_value values[WORDS_LIMIT] = {
-                output_value(&packed, 0), text_value(text), sizes_value(x_shape), {.integer = dtypes[i]}};
-            status = run_operator("dequantize", values, execution, &plain, &dequantized, error);
-        }
-        release_run(&packed);
-        release_run(&plain);
-        free(x.data);
+    for (size_t i = 0; i < DTYPE_COUNT; ++i) {
+        struct operands operands = {0};
+        const enum opaq_status status =
+            quantize_and_back(&operands, text, dtypes[i], execution, &quantized, &dequantized, error);
+        release_operands(&operands);
+        CLI_TRY(status);
     }
-    if (status == OPAQ_OK) {
-        add_result(reproduction, "quantize", text, quantized, true);
-        add_result(reproduction, "dequantize", text, dequantized, true);
-    }
-    return status;
+    add_result(reproduction, "quantize", text, quantized, true);
+    add_result(reproduction, "dequantize", text, dequantized, true);
+    return OPAQ_OK;
 }
 
 static bool is_spec(const char *text) {
@@ -260,174 +283,172 @@ static bool is_spec(const char *text) {
     return opaq_spec_parse(text, strlen(text), &spec, NULL) == OPAQ_OK;
 }
 
-/* Adds `format` with the options `more`, with both copies or, if an option does not allow that, the rowwise one only.
- * Invalid combinations are skipped. */
-static enum opaq_status add_if_valid(struct reproduction *reproduction, const char *format, const char *more,
+/* Adds a quantizer: the format with an ending ".element" and an option "+key=value", both possibly empty, with both
+ * copies or, if that is invalid, the rowwise one only. Skipped if that is invalid too. */
+static enum opaq_status add_if_valid(struct reproduction *reproduction, const char *format,
+                                     const char *const ending[2], const char *const option[2],
                                      const struct opaq_execution *execution, struct opaq_error *error) {
-    enum opaq_status status = OPAQ_OK;
     static const char *const usages[] = {"+both", ""};
     for (int i = 0; i < 2; ++i) {
         struct text text = {NULL, 0, 0};
-        text_print(&text, "%s%s%s", format, usages[i], more);
+        text_print(&text, "%s%s%s%s%s%s", format, ending[0], ending[1], usages[i], option[0], option[1]);
         const bool is_valid = is_spec(text_get(&text));
-        if (is_valid) {
-            status = add_quantizer(reproduction, text_get(&text), execution, error);
-        }
+        const enum opaq_status status =
+            is_valid ? add_quantizer(reproduction, text_get(&text), execution, error) : OPAQ_OK;
         text_free(&text);
         if (is_valid) {
-            break;
+            return status;
         }
     }
-    return status;
+    return OPAQ_OK;
 }
 
 /* A format with each of its elements, rules and options. */
 static enum opaq_status add_format(struct reproduction *reproduction, const struct opaq_format_row *row,
                                    const struct opaq_execution *execution, struct opaq_error *error) {
-    struct text text = {NULL, 0, 0};
-    enum opaq_status status = OPAQ_OK;
-    for (int element = 0; element < OPAQ_ELEMENT_COUNT && status == OPAQ_OK; ++element) {
+    static const char *const none[2] = {"", ""};
+    for (int element = 0; element < OPAQ_ELEMENT_COUNT; ++element) {
+        const char *const ending[2] = {".", opaq_element_info((enum opaq_element)element)->name};
         if ((row->elements & 1u << element) != 0) {
-            text.length = 0;
-            text_print(&text, "%s.%s", row->name, opaq_element_info((enum opaq_element)element)->name);
-            status = add_if_valid(reproduction, text_get(&text), "", execution, error);
+            CLI_TRY(add_if_valid(reproduction, row->name, ending, none, execution, error));
         }
     }
-    for (int rule = 0; rule < OPAQ_RULE_COUNT && status == OPAQ_OK; ++rule) {
+    for (int rule = 0; rule < OPAQ_RULE_COUNT; ++rule) {
+        const char *const option[2] = {"+rule=", opaq_rule_name((enum opaq_rule)rule)};
         if ((row->rules & 1u << rule) != 0 && rule != OPAQ_RULE_TE) {
-            text.length = 0;
-            text_print(&text, "+rule=%s", opaq_rule_name((enum opaq_rule)rule));
-            status = add_if_valid(reproduction, row->name, text_get(&text), execution, error);
+            CLI_TRY(add_if_valid(reproduction, row->name, none, option, execution, error));
         }
     }
-    for (int bit = 0; bit < 16 && status == OPAQ_OK; ++bit) {
-        const char *const name = opaq_option_name((enum opaq_option)(1 << bit));
-        if ((row->options & 1u << bit) != 0 && name != NULL) {
-            text.length = 0;
-            text_print(&text, "+%s", name);
-            status = add_if_valid(reproduction, row->name, text_get(&text), execution, error);
+    for (int bit = 0; bit < 16; ++bit) {
+        const char *const option[2] = {"+", opaq_option_name((enum opaq_option)(1 << bit))};
+        if ((row->options & 1u << bit) != 0 && option[1] != NULL) {
+            CLI_TRY(add_if_valid(reproduction, row->name, none, option, execution, error));
         }
     }
-    text_free(&text);
-    return status;
+    return OPAQ_OK;
 }
 
 /* ---- products */
 
-static enum opaq_status run_linear(const char *plan, int dtype, const struct opaq_execution *execution,
-                                   uint64_t *forward_hash, uint64_t *backward_hash, struct opaq_error *error) {
-    const struct opaq_tensor x = make_tensor(x_shape, 2, dtype, 1);
-    const struct opaq_tensor w = make_tensor(w_shape, 2, dtype, 2);
-    const struct opaq_tensor bias = make_tensor(w_shape, 1, dtype, 3);
-    const struct opaq_tensor dy = make_tensor((const int64_t[2]){M, N}, 2, dtype, 4);
-    struct run forward = {0};
-    struct run backward = {0};
-    struct opaq_value values[WORDS_LIMIT] = {tensor_value(&x),     tensor_value(&w),     tensor_value(&bias),
-                                             sizes_value(x_shape), sizes_value(w_shape), {.integer = dtype},
-                                             text_value(plan)};
-    enum opaq_status status = run_operator("linear_forward", values, execution, &forward, forward_hash, error);
-    if (status == OPAQ_OK) {
-        const struct opaq_value x_saved = output_value(&forward, 1);
-        const struct opaq_value w_saved = output_value(&forward, 2);
-        const struct opaq_value random = output_value(&forward, 4);
-        struct opaq_value gradients[WORDS_LIMIT] = {
-            tensor_value(&dy),
-            x_saved.count != 0 ? x_saved : values[0],
-            w_saved.count != 0 ? w_saved : values[1],
-            sizes_value(x_shape),
-            sizes_value(w_shape),
-            {.integer = dtype},
-            {.integer = dtype},
-            text_value(plan),
-        };
-        if (random.count != 0) {
-            gradients[8] = random;
-        }
-        status = run_operator("linear_backward", gradients, execution, &backward, backward_hash, error);
+/* A plan, and one hash over all dtypes for each of at most two operators. */
+struct product {
+    const char *plan;
+    const char *weight; /* quantizer of a weight that is packed; NULL: none is */
+    uint64_t hash[2];
+};
+
+static enum opaq_status run_linear(struct operands *operands, struct product *product, int dtype,
+                                   const struct opaq_execution *execution, struct opaq_error *error) {
+    const struct opaq_value plan = text_value(product->plan);
+    const struct opaq_value x = add_tensor(operands, x_shape, 2, dtype, 1);
+    const struct opaq_value w = add_tensor(operands, w_shape, 2, dtype, 2);
+    const struct opaq_value bias = add_tensor(operands, w_shape, 1, dtype, 3);
+    const struct opaq_value dy = add_tensor(operands, (const int64_t[2]){M, N}, 2, dtype, 4);
+    const struct opaq_value x_sizes = sizes_value(x_shape);
+    const struct opaq_value w_sizes = sizes_value(w_shape);
+    struct run *const forward = &operands->run[0];
+    const struct opaq_value values[WORDS_LIMIT] = {x, w, bias, x_sizes, w_sizes, {.integer = dtype}, plan};
+    CLI_TRY(run_operator("linear_forward", values, execution, forward, &product->hash[0], error));
+    const struct opaq_value x_saved = output_value(forward, 1);
+    const struct opaq_value w_saved = output_value(forward, 2);
+    const struct opaq_value random = output_value(forward, 4);
+    struct opaq_value gradients[WORDS_LIMIT] = {
+        dy,
+        x_saved.count != 0 ? x_saved : x,
+        w_saved.count != 0 ? w_saved : w,
+        x_sizes,
+        w_sizes,
+        {.integer = dtype},
+        {.integer = dtype},
+        plan,
+    };
+    if (random.count != 0) {
+        gradients[8] = random;
     }
-    release_run(&forward);
-    release_run(&backward);
-    free(x.data);
-    free(w.data);
-    free(bias.data);
-    free(dy.data);
-    return status;
+    return run_operator("linear_backward", gradients, execution, &operands->run[1], &product->hash[1], error);
 }
 
-static enum opaq_status add_linear(struct reproduction *reproduction, const char *start,
+static enum opaq_status run_mlp(struct operands *operands, struct product *product, int dtype,
+                                const struct opaq_execution *execution, struct opaq_error *error) {
+    const struct opaq_value x = add_tensor(operands, x_shape, 2, dtype, 1);
+    const struct opaq_value gate_up = add_tensor(operands, gate_up_shape, 2, dtype, 5);
+    const struct opaq_value down = add_tensor(operands, down_shape, 2, dtype, 6);
+    const struct opaq_value values[WORDS_LIMIT] = {x,
+                                                   gate_up,
+                                                   down,
+                                                   {0},
+                                                   {0},
+                                                   sizes_value(gate_up_shape),
+                                                   sizes_value(down_shape),
+                                                   text_value(product->plan)};
+    return run_operator("mlp", values, execution, &operands->run[0], &product->hash[0], error);
+}
+
+/* A product with a tiled weight, whose kernels add in an order that depends on the instruction set. */
+static enum opaq_status run_tiled(struct operands *operands, struct product *product, int dtype,
+                                  const struct opaq_execution *execution, struct opaq_error *error) {
+    uint64_t ignored = hash_start;
+    const struct opaq_value x = add_tensor(operands, x_shape, 2, dtype, 1);
+    const struct opaq_value w = add_tensor(operands, w_shape, 2, dtype, 2);
+    CLI_TRY(quantize(w, product->weight, execution, &operands->run[0], &ignored, error));
+    const struct opaq_value values[WORDS_LIMIT] = {
+        x, output_value(&operands->run[0], 0), {0}, sizes_value(w_shape), text_value(product->plan)};
+    return run_operator("linear", values, execution, &operands->run[1], &product->hash[0], error);
+}
+
+/* Runs a product in all dtypes. */
+static enum opaq_status run_dtypes(enum opaq_status (*run)(struct operands *, struct product *, int,
+                                                           const struct opaq_execution *, struct opaq_error *),
+                                   struct product *product, const struct opaq_execution *execution,
+                                   struct opaq_error *error) {
+    product->hash[0] = product->hash[1] = hash_start;
+    for (size_t i = 0; i < DTYPE_COUNT; ++i) {
+        struct operands operands = {0};
+        const enum opaq_status status = run(&operands, product, dtypes[i], execution, error);
+        release_operands(&operands);
+        CLI_TRY(status);
+    }
+    return OPAQ_OK;
+}
+
+static enum opaq_status add_linear(struct reproduction *reproduction, const char *plan,
                                    const struct opaq_execution *execution, struct opaq_error *error) {
-    uint64_t forward = hash_start;
-    uint64_t backward = hash_start;
-    struct text plan = {NULL, 0, 0};
-    text_print(&plan, "%s%sgrad=xwb", start, *start == '\0' ? "" : " ");
-    enum opaq_status status = OPAQ_OK;
-    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] && status == OPAQ_OK; ++i) {
-        status = run_linear(text_get(&plan), dtypes[i], execution, &forward, &backward, error);
-    }
-    if (status == OPAQ_OK) {
-        add_result(reproduction, "linear_forward", text_get(&plan), forward, true);
-        add_result(reproduction, "linear_backward", text_get(&plan), backward, true);
-    }
-    text_free(&plan);
-    return status;
+    struct product product = {.plan = plan};
+    CLI_TRY(run_dtypes(run_linear, &product, execution, error));
+    add_result(reproduction, "linear_forward", plan, product.hash[0], true);
+    add_result(reproduction, "linear_backward", plan, product.hash[1], true);
+    return OPAQ_OK;
 }
 
 static enum opaq_status add_mlp(struct reproduction *reproduction, const char *plan,
                                 const struct opaq_execution *execution, struct opaq_error *error) {
-    uint64_t hash = hash_start;
-    enum opaq_status status = OPAQ_OK;
-    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] && status == OPAQ_OK; ++i) {
-        const struct opaq_tensor x = make_tensor(x_shape, 2, dtypes[i], 1);
-        const struct opaq_tensor gate_up = make_tensor(gate_up_shape, 2, dtypes[i], 5);
-        const struct opaq_tensor down = make_tensor(down_shape, 2, dtypes[i], 6);
-        const struct opaq_value values[WORDS_LIMIT] = {
-            tensor_value(&x),           tensor_value(&gate_up),  tensor_value(&down), {0}, {0},
-            sizes_value(gate_up_shape), sizes_value(down_shape), text_value(plan)};
-        struct run run = {0};
-        status = run_operator("mlp", values, execution, &run, &hash, error);
-        release_run(&run);
-        free(x.data);
-        free(gate_up.data);
-        free(down.data);
-    }
-    if (status == OPAQ_OK) {
-        add_result(reproduction, "mlp", plan, hash, true);
-    }
-    return status;
+    struct product product = {.plan = plan};
+    CLI_TRY(run_dtypes(run_mlp, &product, execution, error));
+    add_result(reproduction, "mlp", plan, product.hash[0], true);
+    return OPAQ_OK;
 }
 
-/* A product with a tiled weight, whose kernels add in an order that depends on the instruction set. */
-static enum opaq_status add_tiled(struct reproduction *reproduction, const char *weight, const char *precision,
+static enum opaq_status add_tiled(struct reproduction *reproduction, const char *plan, const char *weight,
                                   const struct opaq_execution *execution, struct opaq_error *error) {
-    struct text plan = {NULL, 0, 0};
-    text_print(&plan, "w_given=%s precision=%s", weight, precision);
-    uint64_t hash = hash_start;
-    enum opaq_status status = OPAQ_OK;
-    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] && status == OPAQ_OK; ++i) {
-        const struct opaq_tensor x = make_tensor(x_shape, 2, dtypes[i], 1);
-        const struct opaq_tensor w = make_tensor(w_shape, 2, dtypes[i], 2);
-        struct run packed = {0};
-        struct run product = {0};
-        uint64_t ignored = hash_start;
-        status = quantize(&w, weight, execution, &packed, &ignored, error);
-        if (status == OPAQ_OK) {
-            const struct opaq_value values[WORDS_LIMIT] = {tensor_value(&x),
-                                                           output_value(&packed, 0),
-                                                           {0},
-                                                           sizes_value(w_shape),
-                                                           text_value(text_get(&plan))};
-            status = run_operator("linear", values, execution, &product, &hash, error);
+    struct product product = {.plan = plan, .weight = weight};
+    CLI_TRY(run_dtypes(run_tiled, &product, execution, error));
+    add_result(reproduction, "linear", plan, product.hash[0], false);
+    return OPAQ_OK;
+}
+
+/* A tiled weight of a format in every precision; nothing if the format cannot be tiled. */
+static enum opaq_status add_tiled_format(struct reproduction *reproduction, const char *format,
+                                         const struct opaq_execution *execution, struct opaq_error *error) {
+    for (size_t i = 0; i < sizeof precisions / sizeof precisions[0]; ++i) {
+        char weight[OPAQ_SPEC_TEXT_BYTES];
+        char plan[OPAQ_SPEC_TEXT_BYTES + 64];
+        (void)snprintf(weight, sizeof weight, "%s+tiled", format);
+        (void)snprintf(plan, sizeof plan, "w_given=%s precision=%s", weight, precisions[i]);
+        if (is_spec(weight)) {
+            CLI_TRY(add_tiled(reproduction, plan, weight, execution, error));
         }
-        release_run(&packed);
-        release_run(&product);
-        free(x.data);
-        free(w.data);
     }
-    if (status == OPAQ_OK) {
-        add_result(reproduction, "linear", text_get(&plan), hash, false);
-    }
-    text_free(&plan);
-    return status;
+    return OPAQ_OK;
 }
 
 enum opaq_status reproduction_compute(const struct opaq_execution *execution, struct reproduction *reproduction,
@@ -443,16 +464,8 @@ enum opaq_status reproduction_compute(const struct opaq_execution *execution, st
         CLI_TRY(add_mlp(reproduction, mlp_plans[i], execution, error));
     }
     for (int format = 0; format < OPAQ_FORMAT_COUNT; ++format) {
-        struct text weight = {NULL, 0, 0};
-        text_print(&weight, "%s+tiled", opaq_format_row((enum opaq_format)format)->name);
-        enum opaq_status status = OPAQ_OK;
-        for (size_t i = 0; i < sizeof precisions / sizeof precisions[0] && status == OPAQ_OK; ++i) {
-            if (is_spec(text_get(&weight))) {
-                status = add_tiled(reproduction, text_get(&weight), precisions[i], execution, error);
-            }
-        }
-        text_free(&weight);
-        CLI_TRY(status);
+        const char *const name = opaq_format_row((enum opaq_format)format)->name;
+        CLI_TRY(add_tiled_format(reproduction, name, execution, error));
     }
     return OPAQ_OK;
 }

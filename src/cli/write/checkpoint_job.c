@@ -11,7 +11,7 @@
 #include "cli/console/interrupt.h"
 #include "cli/report/job_summary.h"
 #include "cli/write/destination.h"
-#include "cli/write/plan_run.h"
+#include "cli/write/manifest_write.h"
 
 static const char weight_end[] = ".weight";
 
@@ -68,7 +68,7 @@ bool looks_linear(const struct weight *weight) {
 
 static enum opaq_status write_config(const struct checkpoint_job *job, const struct destination *destination,
                                      struct opaq_error *error) {
-    const struct model *const model = job->plan->weights->model;
+    const struct model *const model = job->manifest->weights->model;
     const struct quantization quantization = {.scheme = job->scheme,
                                               .activations = job->activations,
                                               .ignored = (const char *const *)job->ignored.names,
@@ -109,18 +109,18 @@ static int compare_placed(const void *first, const void *second) {
 
 static enum opaq_status write_index(const struct checkpoint_job *job, const struct destination *destination,
                                     struct opaq_error *error) {
-    const struct model *const model = job->plan->weights->model;
+    const struct model *const model = job->manifest->weights->model;
     if (model->index == NULL) {
         return OPAQ_OK;
     }
     size_t count = 0;
-    for (size_t i = 0; i < job->plan->file_count; ++i) {
-        count += job->plan->files[i].count;
+    for (size_t i = 0; i < job->manifest->file_count; ++i) {
+        count += job->manifest->files[i].count;
     }
     struct placed *const placed = alloc_array(count, sizeof *placed);
     count = 0;
-    for (size_t i = 0; i < job->plan->file_count; ++i) {
-        const struct plan_file *const file = &job->plan->files[i];
+    for (size_t i = 0; i < job->manifest->file_count; ++i) {
+        const struct manifest_file *const file = &job->manifest->files[i];
         for (size_t k = 0; k < file->count; ++k) {
             placed[count++] = (struct placed){file->entries[k].name, file->name};
         }
@@ -136,7 +136,7 @@ static enum opaq_status write_index(const struct checkpoint_job *job, const stru
         yyjson_mut_obj_put(root, yyjson_mut_str(document, "metadata"), metadata);
     }
     yyjson_mut_obj_put(metadata, yyjson_mut_str(document, "total_size"),
-                       yyjson_mut_uint(document, plan_tensor_bytes(job->plan)));
+                       yyjson_mut_uint(document, manifest_tensor_bytes(job->manifest)));
     yyjson_mut_val *const map = yyjson_mut_obj(document);
     for (size_t i = 0; i < count; ++i) {
         yyjson_mut_obj_add_str(document, map, placed[i].name, placed[i].file);
@@ -154,19 +154,20 @@ static enum opaq_status write_index(const struct checkpoint_job *job, const stru
 /* Writes the small files first, so that their errors come before the long work. */
 static enum opaq_status write_all(const struct checkpoint_job *job, const struct destination *destination,
                                   const struct run_options *options, struct opaq_error *error) {
-    CLI_TRY(destination_copy_others(destination, job->plan->weights->model, error));
-    CLI_TRY(plan_run(job->plan, destination->folder, destination->path, destination->is_done, options, error));
+    CLI_TRY(destination_copy_others(destination, job->manifest->weights->model, error));
+    CLI_TRY(manifest_write(job->manifest, destination->folder, destination->path, destination->is_done, options,
+                           error));
     if (!destination->is_folder) {
         return OPAQ_OK;
     }
-    CLI_TRY(model_check(job->plan->weights->model, error));
+    CLI_TRY(model_check(job->manifest->weights->model, error));
     CLI_TRY(write_index(job, destination, error));
     CLI_TRY(write_config(job, destination, error));
     return destination_finish(destination, error);
 }
 
 static void note_source(struct checkpoint_job *job) {
-    const struct model *const model = job->plan->weights->model;
+    const struct model *const model = job->manifest->weights->model;
     for (size_t i = 0; i < model->outside_count; ++i) {
         job_note(job, "%s is not in %s and is not copied", model->outside[i], model->index_name);
     }
@@ -188,7 +189,7 @@ enum exit_code checkpoint_run(const struct command_call *call, struct checkpoint
         if (is_json) {
             return job_print_json(call, job, path, true);
         }
-        job_print_plan(job, !call_has(call, "tensors"));
+        job_print_manifest(job, !call_has(call, "tensors"));
         job_print_summary(job, path, true);
         return EXIT_FINE;
     }
@@ -200,7 +201,7 @@ enum exit_code checkpoint_run(const struct command_call *call, struct checkpoint
     struct opaq_error error;
     struct destination destination;
     interrupt_watch();
-    enum opaq_status status = destination_open(path, job->plan, text_get(&job->settings),
+    enum opaq_status status = destination_open(path, job->manifest, text_get(&job->settings),
                                                call_has(call, "overwrite"), &destination, &error);
     if (status == OPAQ_OK) {
         status = write_all(job, &destination, &options, &error);

@@ -32,8 +32,9 @@ static bool is_own_file(const char *name) {
 
 /* ---- existing files ---- */
 
-static void describe_job(struct destination *destination, const struct plan *plan, const char *settings) {
-    const struct model *const model = plan->weights->model;
+static void describe_job(struct destination *destination, const struct manifest *manifest,
+                         const char *settings) {
+    const struct model *const model = manifest->weights->model;
     text_print(&destination->job, "opaq %s\n%s\n", opaq_version(), settings);
     for (size_t i = 0; i < model->file_count; ++i) {
         const struct input_file *const input = &model->files[i].input;
@@ -42,15 +43,15 @@ static void describe_job(struct destination *destination, const struct plan *pla
     }
 }
 
-static enum opaq_status check_space(const struct destination *destination, const struct plan *plan,
+static enum opaq_status check_space(const struct destination *destination, const struct manifest *manifest,
                                     struct opaq_error *error) {
     struct statvfs space;
     if (fstatvfs(destination->folder, &space) != 0) {
         return OPAQ_OK; /* free space is unknown; a shortage then fails the write */
     }
     uint64_t needed = 0;
-    for (size_t i = 0; i < plan->file_count; ++i) {
-        needed += destination->is_done[i] ? 0 : plan->files[i].bytes;
+    for (size_t i = 0; i < manifest->file_count; ++i) {
+        needed += destination->is_done[i] ? 0 : manifest->files[i].bytes;
     }
     const uint64_t unit = space.f_frsize == 0 ? 1 : space.f_frsize;
     const uint64_t available = space.f_bavail > UINT64_MAX / unit ? UINT64_MAX : space.f_bavail * unit;
@@ -66,13 +67,13 @@ static bool is_same_folder(int first, int second) {
     return fstat(first, &a) == 0 && fstat(second, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/* Files with their final names are complete; those of the planned size are done. */
-static void find_done(struct destination *destination, const struct plan *plan) {
-    for (size_t i = 0; i < plan->file_count; ++i) {
+/* Files with their final names are complete; those of the expected size are done. */
+static void find_done(struct destination *destination, const struct manifest *manifest) {
+    for (size_t i = 0; i < manifest->file_count; ++i) {
         struct stat what;
         destination->is_done[i] =
-            fstatat(destination->folder, plan->files[i].name, &what, AT_SYMLINK_NOFOLLOW) == 0 &&
-            S_ISREG(what.st_mode) && (uint64_t)what.st_size == plan->files[i].bytes;
+            fstatat(destination->folder, manifest->files[i].name, &what, AT_SYMLINK_NOFOLLOW) == 0 &&
+            S_ISREG(what.st_mode) && (uint64_t)what.st_size == manifest->files[i].bytes;
     }
 }
 
@@ -117,13 +118,14 @@ static void remove_old_model(const struct destination *destination, char **names
     }
 }
 
-static enum opaq_status take_folder(struct destination *destination, struct plan *plan, bool overwrites,
+static enum opaq_status take_folder(struct destination *destination, struct manifest *manifest, bool overwrites,
                                     struct opaq_error *error) {
     const struct folder folder = {.handle = destination->folder, .path = destination->path};
     char **names = NULL;
     size_t count = 0;
     CLI_TRY(folder_list(&folder, &names, &count, error));
-    enum opaq_status status = check_replaced(destination, &plan->weights->model->folder, names, count, error);
+    enum opaq_status status =
+        check_replaced(destination, &manifest->weights->model->folder, names, count, error);
     if (status != OPAQ_OK) {
         folder_free_names(names, count);
         return status;
@@ -135,7 +137,7 @@ static enum opaq_status take_folder(struct destination *destination, struct plan
         has_job && folder_read(&folder, job_name, 1 << 24, &job, &job_bytes, NULL) == OPAQ_OK &&
         job_bytes == destination->job.length && memcmp(job, destination->job.bytes, job_bytes) == 0;
     if (is_same) {
-        find_done(destination, plan);
+        find_done(destination, manifest);
     } else if (overwrites) {
         remove_old_model(destination, names, count);
     } else if (has_job) {
@@ -202,8 +204,8 @@ static enum opaq_status open_folder(const char *path, int source, struct destina
     return is_new ? flush_parent(path, error) : OPAQ_OK;
 }
 
-/* Opens the folder of a single file, and sets the name of the plan's file. */
-static enum opaq_status open_file(const char *path, struct plan *plan, bool overwrites,
+/* Opens the folder of a single file, and sets the name of the manifest's file. */
+static enum opaq_status open_file(const char *path, struct manifest *manifest, bool overwrites,
                                   struct destination *destination, struct opaq_error *error) {
     const char *const slash = strrchr(path, '/');
     const char *const name = slash == NULL ? path : slash + 1;
@@ -229,36 +231,36 @@ static enum opaq_status open_file(const char *path, struct plan *plan, bool over
             return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s exists; --overwrite replaces it", path);
         }
     }
-    free(plan->files[0].name);
-    plan->files[0].name = copy_text(name, strlen(name));
+    free(manifest->files[0].name);
+    manifest->files[0].name = copy_text(name, strlen(name));
     return OPAQ_OK;
 }
 
 /* On an error the caller closes the destination. */
-static enum opaq_status open_and_check(const char *path, struct plan *plan, bool overwrites,
+static enum opaq_status open_and_check(const char *path, struct manifest *manifest, bool overwrites,
                                        struct destination *destination, struct opaq_error *error) {
-    const struct model *const model = plan->weights->model;
+    const struct model *const model = manifest->weights->model;
     if (!model->is_folder) {
-        CLI_TRY(open_file(path, plan, overwrites, destination, error));
-        return check_space(destination, plan, error);
+        CLI_TRY(open_file(path, manifest, overwrites, destination, error));
+        return check_space(destination, manifest, error);
     }
     CLI_TRY(open_folder(path, model->folder.handle, destination, error));
     if (is_same_folder(destination->folder, model->folder.handle)) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is the folder of the source", path);
     }
-    CLI_TRY(take_folder(destination, plan, overwrites, error));
-    CLI_TRY(check_space(destination, plan, error));
+    CLI_TRY(take_folder(destination, manifest, overwrites, error));
+    CLI_TRY(check_space(destination, manifest, error));
     return output_text(destination->folder, destination->path, job_name, destination->job.bytes,
                        destination->job.length, JOB_MODE, error);
 }
 
-enum opaq_status destination_open(const char *path, struct plan *plan, const char *settings, bool overwrites,
-                                  struct destination *destination, struct opaq_error *error) {
-    *destination = (struct destination){.folder = -1, .is_folder = plan->weights->model->is_folder};
+enum opaq_status destination_open(const char *path, struct manifest *manifest, const char *settings,
+                                  bool overwrites, struct destination *destination, struct opaq_error *error) {
+    *destination = (struct destination){.folder = -1, .is_folder = manifest->weights->model->is_folder};
     destination->path = copy_text(path, strlen(path));
-    destination->is_done = alloc_array(plan->file_count, sizeof *destination->is_done);
-    describe_job(destination, plan, settings);
-    const enum opaq_status status = open_and_check(path, plan, overwrites, destination, error);
+    destination->is_done = alloc_array(manifest->file_count, sizeof *destination->is_done);
+    describe_job(destination, manifest, settings);
+    const enum opaq_status status = open_and_check(path, manifest, overwrites, destination, error);
     if (status != OPAQ_OK) {
         destination_close(destination);
     }

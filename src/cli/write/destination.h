@@ -5,23 +5,23 @@
 #ifndef OPAQ_CLI_WRITE_DESTINATION_H
 #define OPAQ_CLI_WRITE_DESTINATION_H
 
-#include "cli/write/plan.h"
+#include "cli/write/manifest.h"
 
 struct destination {
     int folder;
     char *path;     /* of the folder */
-    bool is_folder; /* else one file, whose name is in the plan */
-    bool *is_done;  /* which files of the plan exist already */
+    bool is_folder; /* else one file, whose name is in the manifest */
+    bool *is_done;  /* which files of the manifest exist already */
     struct text job;
 };
 
 /* `settings` describes the run in one line: a later run with the same line, source and version continues it. Fails for
  * a folder with other files in it or a file that exists, unless `overwrites`; for the folder of the source; and if the
  * disk has too little space. */
-enum opaq_status destination_open(const char *path, struct plan *plan, const char *settings, bool overwrites,
-                                  struct destination *destination, struct opaq_error *error);
+enum opaq_status destination_open(const char *path, struct manifest *manifest, const char *settings,
+                                  bool overwrites, struct destination *destination, struct opaq_error *error);
 
-/* Copies the other files of the source's folder: all but those of the plan, the index and the configuration. */
+/* Copies the other files of the source's folder: all but those of the manifest, the index and the configuration. */
 enum opaq_status destination_copy_others(const struct destination *destination, const struct model *model,
                                          struct opaq_error *error);
 

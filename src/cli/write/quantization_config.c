@@ -6,6 +6,7 @@
 
 #include "cli/cli_memory.h"
 #include "cli/read/config_values.h"
+#include "opaq/element.h"
 #include "opaq/version.h"
 
 static yyjson_mut_val *names(yyjson_mut_doc *document, const struct quantization *quantization) {
@@ -18,44 +19,33 @@ static yyjson_mut_val *names(yyjson_mut_doc *document, const struct quantization
 
 /* ---- inputs ---- */
 
-static bool has_four_bits(enum opaq_format format) { return format == OPAQ_NVFP4 || format == OPAQ_MXFP4; }
-
-bool activations_fit(const struct opaq_layout_row *scheme, enum activations activations) {
-    const bool is_nvfp4 = scheme->format == OPAQ_NVFP4; /* whose activations need scales from a calibration */
-    if (activations == ACTIVATIONS_GIVEN) {
-        return *scheme->input != '\0';
-    }
-    const bool is_none = activations == ACTIVATIONS_NONE;
-    switch (scheme->layout) {
-    case OPAQ_LAYOUT_COMPRESSED_TENSORS:
-        return is_none || !is_nvfp4;
-    case OPAQ_LAYOUT_MODELOPT: /* each algorithm supports one */
-        return is_none == (has_four_bits(scheme->format) || scheme->format == OPAQ_FP8BLK2);
-    case OPAQ_LAYOUT_DEEPSEEK:
-        return !is_none;
-    case OPAQ_LAYOUT_GPT_OSS:
-        break;
-    }
-    return is_none;
+static int format_bits(enum opaq_format format) {
+    return opaq_element_info(opaq_format_row(format)->element_default)->bits;
 }
 
-enum activations activations_default(const struct opaq_layout_row *scheme) {
-    const enum activations wanted = has_four_bits(scheme->format) ? ACTIVATIONS_NONE : ACTIVATIONS_DYNAMIC;
-    const enum activations other = wanted == ACTIVATIONS_NONE ? ACTIVATIONS_DYNAMIC : ACTIVATIONS_NONE;
+bool activations_fit(const struct opaq_layout_row *scheme, enum opaq_activations activations) {
+    return opaq_layout_method(scheme, activations) != NULL;
+}
+
+enum opaq_activations activations_default(const struct opaq_layout_row *scheme) {
+    const enum opaq_activations wanted =
+        format_bits(scheme->format) == 4 ? OPAQ_ACTIVATIONS_NONE : OPAQ_ACTIVATIONS_DYNAMIC;
+    const enum opaq_activations other =
+        wanted == OPAQ_ACTIVATIONS_NONE ? OPAQ_ACTIVATIONS_DYNAMIC : OPAQ_ACTIVATIONS_NONE;
     return activations_fit(scheme, wanted) ? wanted : other;
 }
 
-const char *activations_name(enum activations activations) {
+const char *activations_name(enum opaq_activations activations) {
     static const char *const all[] = {"none", "dynamic", "given"};
     return all[activations];
 }
 
-bool activations_of_config(yyjson_val *quantization, enum activations *activations) {
+bool activations_of_config(yyjson_val *quantization, enum opaq_activations *activations) {
     struct opaq_config *const config = config_of_json(quantization);
     const struct opaq_config_scheme *const first = opaq_config_scheme(config, 0);
     const bool is_said = first != NULL && first->row->layout == OPAQ_LAYOUT_COMPRESSED_TENSORS;
     if (is_said) {
-        *activations = first->has_input ? ACTIVATIONS_DYNAMIC : ACTIVATIONS_NONE;
+        *activations = first->has_input ? OPAQ_ACTIVATIONS_DYNAMIC : OPAQ_ACTIVATIONS_NONE;
     }
     opaq_config_destroy(config);
     return is_said;
@@ -71,19 +61,21 @@ static void add_group(yyjson_mut_doc *document, yyjson_mut_val *to, int group) {
     }
 }
 
-static yyjson_mut_val *ct_arguments(yyjson_mut_doc *document, int bits, const char *strategy, int group,
-                                    const char *scale_dtype) {
+static yyjson_mut_val *ct_arguments(yyjson_mut_doc *document, const struct opaq_config_row *ct,
+                                    const char *strategy, int group) {
+    const struct opaq_format_row *const format = opaq_format_row(ct->format);
     yyjson_mut_val *const to = yyjson_mut_obj(document);
     yyjson_mut_obj_add_null(document, to, "actorder");
+    const int32_t blocks[] = {format->block_rows, format->block_columns};
     yyjson_mut_val *const block = strcmp(strategy, "block") == 0
-                                      ? yyjson_mut_arr_with_sint32(document, (const int32_t[]){128, 128}, 2)
+                                      ? yyjson_mut_arr_with_sint32(document, blocks, 2)
                                       : yyjson_mut_null(document);
     yyjson_mut_obj_add_val(document, to, "block_structure", block);
     add_group(document, to, group);
-    yyjson_mut_obj_add_int(document, to, "num_bits", bits);
-    if (scale_dtype != NULL) {
-        yyjson_mut_obj_add_str(document, to, "scale_dtype", scale_dtype);
-        yyjson_mut_obj_add_str(document, to, "zp_dtype", scale_dtype);
+    yyjson_mut_obj_add_int(document, to, "num_bits", ct->bits);
+    if (ct->scale_dtype != NULL) {
+        yyjson_mut_obj_add_str(document, to, "scale_dtype", ct->scale_dtype);
+        yyjson_mut_obj_add_str(document, to, "zp_dtype", ct->scale_dtype);
     }
     yyjson_mut_obj_add_str(document, to, "strategy", strategy);
     yyjson_mut_obj_add_bool(document, to, "symmetric", true);
@@ -92,17 +84,16 @@ static yyjson_mut_val *ct_arguments(yyjson_mut_doc *document, int bits, const ch
 }
 
 static yyjson_mut_val *ct_input(yyjson_mut_doc *document, const struct opaq_config_row *ct,
-                                enum activations activations) {
-    if (activations == ACTIVATIONS_NONE) {
+                                enum opaq_activations activations) {
+    if (activations == OPAQ_ACTIVATIONS_NONE) {
         return yyjson_mut_null(document);
     }
-    yyjson_mut_val *const input =
-        ct_arguments(document, ct->bits, ct->input_strategy, ct->input_group, ct->scale_dtype);
+    yyjson_mut_val *const input = ct_arguments(document, ct, ct->input_strategy, ct->input_group);
     if (ct->format == OPAQ_NVFP4) { /* block scales are dynamic, the global scale is given */
         yyjson_mut_obj_add_str(document, input, "dynamic", "local");
         yyjson_mut_obj_add_str(document, input, "observer", "static_minmax");
     } else {
-        yyjson_mut_obj_add_bool(document, input, "dynamic", activations == ACTIVATIONS_DYNAMIC);
+        yyjson_mut_obj_add_bool(document, input, "dynamic", activations == OPAQ_ACTIVATIONS_DYNAMIC);
     }
     return input;
 }
@@ -118,7 +109,7 @@ static yyjson_mut_val *ct_config(yyjson_mut_doc *document, const struct quantiza
     yyjson_mut_obj_add_null(document, group, "output_activations");
     yyjson_mut_val *const targets = yyjson_mut_obj_add_arr(document, group, "targets");
     yyjson_mut_arr_add_str(document, targets, "Linear");
-    yyjson_mut_val *const weights = ct_arguments(document, ct->bits, ct->strategy, ct->group, ct->scale_dtype);
+    yyjson_mut_val *const weights = ct_arguments(document, ct, ct->strategy, ct->group);
     yyjson_mut_obj_add_bool(document, weights, "dynamic", false);
     yyjson_mut_obj_add_val(document, group, "weights", weights);
     yyjson_mut_obj_add_str(document, config, "format", quantization->scheme->method);
@@ -132,16 +123,8 @@ static yyjson_mut_val *ct_config(yyjson_mut_doc *document, const struct quantiza
 
 /* ---- ModelOpt ---- */
 
-/* Only nvfp4 has a separate name for weights alone. */
-static const char *modelopt_algorithm(const struct quantization *quantization) {
-    return quantization->scheme->format == OPAQ_NVFP4 && quantization->activations == ACTIVATIONS_NONE
-               ? "W4A16_NVFP4"
-               : quantization->scheme->method;
-}
-
-static int modelopt_group(const struct quantization *quantization) {
-    const enum opaq_format format = quantization->scheme->format;
-    return format == OPAQ_NVFP4 ? 16 : format == OPAQ_MXFP8 ? 32 : format == OPAQ_FP8BLK2 ? 128 : 0;
+static const char *method_of(const struct quantization *quantization) {
+    return opaq_layout_method(quantization->scheme, quantization->activations);
 }
 
 static void add_producer(yyjson_mut_doc *document, yyjson_mut_val *to) {
@@ -168,21 +151,21 @@ static yyjson_mut_val *modelopt_numbers(yyjson_mut_doc *document, int bits, int 
 static yyjson_mut_val *modelopt_quantization(yyjson_mut_doc *document,
                                              const struct quantization *quantization) {
     const enum opaq_format format = quantization->scheme->format;
-    const int bits = format == OPAQ_NVFP4 ? 4 : 8;
-    const int group = modelopt_group(quantization);
+    const int bits = format_bits(format);
+    const int group = opaq_format_row(format)->block_columns;
     yyjson_mut_val *const config = yyjson_mut_obj(document);
     yyjson_mut_val *const groups = yyjson_mut_obj_add_obj(document, config, "config_groups");
     yyjson_mut_val *const only = yyjson_mut_obj_add_obj(document, groups, "group_0");
-    if (quantization->activations != ACTIVATIONS_NONE) {
-        yyjson_mut_obj_add_val(
-            document, only, "input_activations",
-            modelopt_numbers(document, bits, group, format != OPAQ_NVFP4 && format != OPAQ_FP8));
+    if (quantization->activations != OPAQ_ACTIVATIONS_NONE) {
+        const bool is_dynamic = *quantization->scheme->input == '\0';
+        yyjson_mut_obj_add_val(document, only, "input_activations",
+                               modelopt_numbers(document, bits, group, is_dynamic));
     }
     yyjson_mut_obj_add_val(document, only, "weights", modelopt_numbers(document, bits, group, false));
     yyjson_mut_val *const targets = yyjson_mut_obj_add_arr(document, only, "targets");
     yyjson_mut_arr_add_str(document, targets, "Linear");
     yyjson_mut_obj_add_val(document, config, "ignore", names(document, quantization));
-    yyjson_mut_obj_add_str(document, config, "quant_algo", modelopt_algorithm(quantization));
+    yyjson_mut_obj_add_str(document, config, "quant_algo", method_of(quantization));
     if (group != 0) {
         yyjson_mut_obj_add_int(document, config, "group_size", group);
     }
@@ -195,10 +178,11 @@ yyjson_mut_val *modelopt_config(yyjson_mut_doc *document, const struct quantizat
     yyjson_mut_val *const root = yyjson_mut_obj(document);
     add_producer(document, root);
     yyjson_mut_val *const inner = yyjson_mut_obj_add_obj(document, root, "quantization");
-    yyjson_mut_obj_add_str(document, inner, "quant_algo", modelopt_algorithm(quantization));
+    yyjson_mut_obj_add_str(document, inner, "quant_algo", method_of(quantization));
     yyjson_mut_obj_add_null(document, inner, "kv_cache_quant_algo");
-    if (modelopt_group(quantization) != 0) {
-        yyjson_mut_obj_add_int(document, inner, "group_size", modelopt_group(quantization));
+    const int group = opaq_format_row(quantization->scheme->format)->block_columns;
+    if (group != 0) {
+        yyjson_mut_obj_add_int(document, inner, "group_size", group);
     }
     yyjson_mut_obj_add_val(document, inner, "exclude_modules", names(document, quantization));
     return root;
@@ -207,8 +191,8 @@ yyjson_mut_val *modelopt_config(yyjson_mut_doc *document, const struct quantizat
 /* ---- DeepSeek, also used by transformers ---- */
 
 static yyjson_mut_val *deepseek_config(yyjson_mut_doc *document, const struct quantization *quantization) {
-    const bool is_mx = quantization->scheme->format == OPAQ_MXFP8;
-    const int32_t block[2] = {is_mx ? 1 : 128, is_mx ? 32 : 128};
+    const struct opaq_format_row *const format = opaq_format_row(quantization->scheme->format);
+    const int32_t block[2] = {format->block_rows, format->block_columns};
     yyjson_mut_val *const config = yyjson_mut_obj(document);
     yyjson_mut_obj_add_str(document, config, "activation_scheme", "dynamic");
     yyjson_mut_obj_add_str(document, config, "fmt", "e4m3");

@@ -5,30 +5,23 @@
 #include <stdbool.h>
 #include <yyjson.h>
 
-#include "opaq/layout.h"
-
-/* How engines treat the inputs of quantized layers. */
-enum activations {
-    ACTIVATIONS_NONE,    /* not quantized */
-    ACTIVATIONS_DYNAMIC, /* quantized at run time, with scales computed from them */
-    ACTIVATIONS_GIVEN    /* quantized at run time, with scales of the checkpoint */
-};
+#include "opaq/checkpoint_config.h"
 
 /* Whether the scheme supports them. */
-bool activations_fit(const struct opaq_layout_row *scheme, enum activations activations);
+bool activations_fit(const struct opaq_layout_row *scheme, enum opaq_activations activations);
 
 /* None for formats of 4 bits, dynamic for those of 8; the only supported form if there is one. */
-enum activations activations_default(const struct opaq_layout_row *scheme);
+enum opaq_activations activations_default(const struct opaq_layout_row *scheme);
 
 /* "none", "dynamic", "given". */
-const char *activations_name(enum activations activations);
+const char *activations_name(enum opaq_activations activations);
 
 /* The activations of a compressed-tensors quantization_config. False for other configurations. */
-bool activations_of_config(yyjson_val *quantization, enum activations *activations);
+bool activations_of_config(yyjson_val *quantization, enum opaq_activations *activations);
 
 struct quantization {
     const struct opaq_layout_row *scheme;
-    enum activations activations;
+    enum opaq_activations activations;
     bool has_exponents;         /* deepseek: the block scales are powers of two (e8m0) */
     const char *const *ignored; /* linear modules that are not quantized */
     size_t ignored_count;

@@ -19,27 +19,27 @@ static bool has_same_bits(float a, float b) {
 
 /* ---- forms kept in metadata ---- */
 
-static const char *kept(const struct plan *plan, const struct model_tensor *tensor) {
+static const char *kept(const struct manifest *manifest, const struct model_tensor *tensor) {
     struct text key = {0};
     text_print(&key, "%s%s", was, tensor->tensor->name);
     const char *const value =
-        st_metadata_find(&plan->weights->model->files[tensor->file].header, text_get(&key));
+        st_metadata_find(&manifest->weights->model->files[tensor->file].header, text_get(&key));
     text_free(&key);
     return value;
 }
 
-static void keep(struct plan *plan, size_t file, const char *name, const char *value) {
+static void keep(struct manifest *manifest, size_t file, const char *name, const char *value) {
     struct text key = {0};
     text_print(&key, "%s%s", was, name);
-    plan_keep_text(plan, key.bytes);
+    manifest_keep_text(manifest, key.bytes);
     char *const copy = copy_text(value, strlen(value));
-    plan_keep_text(plan, copy);
-    plan_metadata(plan, file, key.bytes, copy);
+    manifest_keep_text(manifest, copy);
+    manifest_metadata(manifest, file, key.bytes, copy);
 }
 
-void scale_forms_forget(struct plan *plan) {
-    for (size_t i = 0; i < plan->file_count; ++i) {
-        struct plan_file *const file = &plan->files[i];
+void scale_forms_forget(struct manifest *manifest) {
+    for (size_t i = 0; i < manifest->file_count; ++i) {
+        struct manifest_file *const file = &manifest->files[i];
         size_t count = 0;
         for (size_t k = 0; k < file->metadata_count; ++k) {
             if (strncmp(file->metadata[k].key, was, strlen(was)) != 0) {
@@ -52,10 +52,10 @@ void scale_forms_forget(struct plan *plan) {
 
 /* ---- block scales ---- */
 
-static enum opaq_status read_all(const struct plan *plan, const struct model_tensor *tensor, void **bytes,
-                                 struct opaq_error *error) {
+static enum opaq_status read_all(const struct manifest *manifest, const struct model_tensor *tensor,
+                                 void **bytes, struct opaq_error *error) {
     *bytes = alloc_array(tensor->tensor->bytes, 1);
-    return model_read(plan->weights->model, tensor, 0, *bytes, tensor->tensor->bytes, error);
+    return model_read(manifest->weights->model, tensor, 0, *bytes, tensor->tensor->bytes, error);
 }
 
 /* Exponents to float32. */
@@ -77,21 +77,21 @@ static bool narrow_exponents(const float *from, size_t count, uint8_t *to) {
     return true;
 }
 
-enum opaq_status scale_form_convert(struct plan *plan, const struct model_tensor *scale, const char *dtypes,
-                                    const char *name, const int64_t *shape, int rank,
+enum opaq_status scale_form_convert(struct manifest *manifest, const struct model_tensor *scale,
+                                    const char *dtypes, const char *name, const int64_t *shape, int rank,
                                     struct opaq_error *error) {
     const struct st_tensor *const from = scale->tensor;
-    const char *const before = kept(plan, scale);
+    const char *const before = kept(manifest, scale);
     const bool was_exponents = before != NULL && strcmp(before, "F8_E8M0") == 0 && has_word(dtypes, before);
     const size_t count = from->dtype == ST_F32 ? from->bytes / sizeof(float) : from->bytes;
     if (from->dtype == ST_F8_E8M0 && !has_word(dtypes, "F8_E8M0")) {
         void *bytes = NULL;
-        const enum opaq_status status = read_all(plan, scale, &bytes, error);
+        const enum opaq_status status = read_all(manifest, scale, &bytes, error);
         float *const wide = alloc_array(count, sizeof *wide);
         if (status == OPAQ_OK) {
             widen_exponents(bytes, count, wide);
-            plan_give(plan, scale->file, name, ST_F32, shape, rank, wide);
-            keep(plan, scale->file, name, "F8_E8M0");
+            manifest_give(manifest, scale->file, name, ST_F32, shape, rank, wide);
+            keep(manifest, scale->file, name, "F8_E8M0");
         }
         free(wide);
         free(bytes);
@@ -99,11 +99,11 @@ enum opaq_status scale_form_convert(struct plan *plan, const struct model_tensor
     }
     if (from->dtype == ST_F32 && was_exponents) {
         void *bytes = NULL;
-        const enum opaq_status status = read_all(plan, scale, &bytes, error);
+        const enum opaq_status status = read_all(manifest, scale, &bytes, error);
         uint8_t *const narrow = alloc_array(count, 1);
         const bool fits = status == OPAQ_OK && narrow_exponents(bytes, count, narrow);
         if (fits) {
-            plan_give(plan, scale->file, name, ST_F8_E8M0, shape, rank, narrow);
+            manifest_give(manifest, scale->file, name, ST_F8_E8M0, shape, rank, narrow);
         }
         free(narrow);
         free(bytes);
@@ -111,7 +111,7 @@ enum opaq_status scale_form_convert(struct plan *plan, const struct model_tensor
             return status;
         }
     }
-    plan_copy(plan, scale, name, shape, rank);
+    manifest_copy(manifest, scale, name, shape, rank);
     return OPAQ_OK;
 }
 
@@ -152,20 +152,22 @@ static bool read_floats(const char *text, const float *now, size_t count, float 
     return true;
 }
 
-enum opaq_status scale_form_global(struct plan *plan, const struct model_tensor *global,
+enum opaq_status scale_form_global(struct manifest *manifest, const struct model_tensor *global,
                                    const struct opaq_layout_row *scheme, bool inverts, const char *name,
                                    struct opaq_error *error) {
     const size_t count = (size_t)(global->tensor->bytes * 8 / (uint64_t)st_dtype_bits(global->tensor->dtype));
-    int64_t shape[ST_RANK_LIMIT] = {(int64_t)count};
-    const int rank = count == 1 ? layout_shape(scheme->global_shape, scheme->format, 1, 1, shape) : 1;
+    struct opaq_layout_shape one = {0};
+    opaq_layout_shape(scheme->global_shape, scheme->format, 1, 1, &one);
+    const int64_t shape[1] = {(int64_t)count};
+    const int rank = count == 1 ? one.rank : 1;
     if (!inverts || global->tensor->dtype != ST_F32) {
-        plan_copy(plan, global, name, count == 1 ? shape : NULL, rank);
+        manifest_copy(manifest, global, name, count == 1 ? shape : NULL, rank);
         return OPAQ_OK;
     }
     void *bytes = NULL;
-    const enum opaq_status status = read_all(plan, global, &bytes, error);
+    const enum opaq_status status = read_all(manifest, global, &bytes, error);
     float *const inverted = alloc_array(count, sizeof *inverted);
-    if (status == OPAQ_OK && !read_floats(kept(plan, global), bytes, count, inverted)) {
+    if (status == OPAQ_OK && !read_floats(kept(manifest, global), bytes, count, inverted)) {
         bool leads_back = true;
         const float *const floats = bytes;
         for (size_t i = 0; i < count; ++i) {
@@ -174,12 +176,12 @@ enum opaq_status scale_form_global(struct plan *plan, const struct model_tensor 
         if (!leads_back) {
             struct text value = {0};
             print_floats(floats, count, &value);
-            keep(plan, global->file, name, text_get(&value));
+            keep(manifest, global->file, name, text_get(&value));
             text_free(&value);
         }
     }
     if (status == OPAQ_OK) {
-        plan_give(plan, global->file, name, ST_F32, shape, rank, inverted);
+        manifest_give(manifest, global->file, name, ST_F32, shape, rank, inverted);
     }
     free(inverted);
     free(bytes);

@@ -7,18 +7,19 @@
 #ifndef OPAQ_CLI_WRITE_SCALE_FORMS_H
 #define OPAQ_CLI_WRITE_SCALE_FORMS_H
 
-#include "cli/write/plan.h"
+#include "cli/write/manifest.h"
 
 /* Adds a tensor of block scales, with the first of `dtypes` (opaq/layout.h) that represents the same numbers. */
-enum opaq_status scale_form_convert(struct plan *plan, const struct model_tensor *scale, const char *dtypes,
-                                    const char *name, const int64_t *shape, int rank, struct opaq_error *error);
+enum opaq_status scale_form_convert(struct manifest *manifest, const struct model_tensor *scale,
+                                    const char *dtypes, const char *name, const int64_t *shape, int rank,
+                                    struct opaq_error *error);
 
 /* Adds a global scale or an input scale: one float, or one for each matrix of a stack. `inverts`: its inverse. */
-enum opaq_status scale_form_global(struct plan *plan, const struct model_tensor *global,
+enum opaq_status scale_form_global(struct manifest *manifest, const struct model_tensor *global,
                                    const struct opaq_layout_row *scheme, bool inverts, const char *name,
                                    struct opaq_error *error);
 
-/* Removes the kept forms of the source from the plan's metadata. */
-void scale_forms_forget(struct plan *plan);
+/* Removes the kept forms of the source from the manifest's metadata. */
+void scale_forms_forget(struct manifest *manifest);
 
 #endif

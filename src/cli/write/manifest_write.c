@@ -1,5 +1,5 @@
-/* cli/write/plan_run.c: see plan_run.h. */
-#include "cli/write/plan_run.h"
+/* cli/write/manifest_write.c: see manifest_write.h. */
+#include "cli/write/manifest_write.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -40,8 +40,8 @@ struct chunks {
 };
 
 struct run {
-    struct plan *plan;
-    struct plan_file *file;
+    struct manifest *manifest;
+    struct manifest_file *file;
     struct output_file *output;
     struct progress *progress;
     const struct opaq_parallel *parallel;
@@ -65,9 +65,9 @@ struct worker {
 
 static enum opaq_status copy_bytes(struct run *run, const struct chunk *chunk, struct worker *worker,
                                    struct opaq_error *error) {
-    const struct plan_entry *const entry = &run->file->entries[chunk->index];
+    const struct manifest_entry *const entry = &run->file->entries[chunk->index];
     void *const bytes = row_memory_take(&worker->in, 0, (size_t)chunk->count);
-    CLI_TRY(model_read(run->plan->weights->model, entry->copied, (uint64_t)chunk->first, bytes,
+    CLI_TRY(model_read(run->manifest->weights->model, entry->copied, (uint64_t)chunk->first, bytes,
                        (size_t)chunk->count, error));
     return output_write(run->output, entry->begin + (uint64_t)chunk->first, bytes, (size_t)chunk->count, error);
 }
@@ -91,7 +91,7 @@ static enum opaq_status refuse_nonfinite(const struct weight_slice *slice, int64
 }
 
 /* Rejects or counts NaNs and infinities; `rows` start at row `first`. */
-static enum opaq_status check_finite(struct run *run, struct plan_target *target, int64_t first,
+static enum opaq_status check_finite(struct run *run, struct manifest_target *target, int64_t first,
                                      const struct opaq_view *rows, struct opaq_error *error) {
     int64_t index = 0;
     const char *kind = NULL;
@@ -112,12 +112,12 @@ static enum opaq_status check_finite(struct run *run, struct plan_target *target
 /* The scale of a whole tensor is that of its finite values. */
 static enum opaq_status find_amax(struct run *run, const struct chunk *chunk, struct worker *worker,
                                   struct opaq_error *error) {
-    struct plan_target *const target = &run->plan->targets[chunk->index];
+    struct manifest_target *const target = &run->manifest->targets[chunk->index];
     struct opaq_spec spec = target->spec;
     spec.options &= (uint16_t)~OPAQ_GLOBAL;
     struct opaq_view rows;
     float amax = 0;
-    CLI_TRY(weight_slice_rows(run->plan->weights->model, &target->slice, chunk->first, chunk->count,
+    CLI_TRY(weight_slice_rows(run->manifest->weights->model, &target->slice, chunk->first, chunk->count,
                               &worker->in, &rows, error));
     CLI_TRY(opaq_amax(&rows, &spec, OPAQ_ROWWISE, NULL, &amax, 1, error));
     if (!isfinite(amax)) {
@@ -127,7 +127,7 @@ static enum opaq_status find_amax(struct run *run, const struct chunk *chunk, st
         nonfinite_clear(&rows);
         CLI_TRY(opaq_amax(&rows, &spec, OPAQ_ROWWISE, NULL, &amax, 1, error));
     }
-    struct plan_set *const set = &run->plan->sets[target->set];
+    struct manifest_set *const set = &run->manifest->sets[target->set];
     pthread_mutex_lock(&run->lock);
     set->amax = amax > set->amax ? amax : set->amax;
     pthread_mutex_unlock(&run->lock);
@@ -135,7 +135,7 @@ static enum opaq_status find_amax(struct run *run, const struct chunk *chunk, st
 }
 
 /* Writes rows of a matrix that is stored transposed, column by column. */
-static enum opaq_status write_transposed(struct run *run, const struct plan_target *target,
+static enum opaq_status write_transposed(struct run *run, const struct manifest_target *target,
                                          const struct chunk *chunk, const void *rows, struct worker *worker,
                                          struct opaq_error *error) {
     const int64_t columns = target->slice.columns;
@@ -152,12 +152,12 @@ static enum opaq_status write_transposed(struct run *run, const struct plan_targ
     return OPAQ_OK;
 }
 
-static enum opaq_status decode_rows(struct run *run, const struct plan_target *target,
+static enum opaq_status decode_rows(struct run *run, const struct manifest_target *target,
                                     const struct chunk *chunk, struct worker *worker,
                                     struct opaq_error *error) {
     struct opaq_view rows;
-    CLI_TRY(weight_decoded(run->plan->weights->model, target->slice.weight, target->slice.matrix, chunk->first,
-                           chunk->count, target->dtype, &worker->in, &rows, error));
+    CLI_TRY(weight_decoded(run->manifest->weights->model, target->slice.weight, target->slice.matrix,
+                           chunk->first, chunk->count, target->dtype, &worker->in, &rows, error));
     if (target->is_written_transposed) {
         return write_transposed(run, target, chunk, rows.buffer[0].data, worker, error);
     }
@@ -176,9 +176,9 @@ static size_t tensor_bytes(const struct opaq_tensor *tensor) {
 }
 
 /* Writes the codes and scales of `view`, which holds the rows of the chunk. */
-static enum opaq_status write_rows(struct run *run, const struct plan_target *target, const struct chunk *chunk,
-                                   const struct opaq_view *view, struct worker *worker, float global,
-                                   struct opaq_error *error) {
+static enum opaq_status write_rows(struct run *run, const struct manifest_target *target,
+                                   const struct chunk *chunk, const struct opaq_view *view,
+                                   struct worker *worker, float global, struct opaq_error *error) {
     struct opaq_stored stored;
     CLI_TRY(opaq_stored_describe(&view->proto, chunk->count, &stored, error));
     const size_t data_bytes = tensor_bytes(&stored.data);
@@ -189,7 +189,7 @@ static enum opaq_status write_rows(struct run *run, const struct plan_target *ta
     stored.global.data = target->spec.format == OPAQ_NVFP4 ? &unused : NULL;
     CLI_TRY(opaq_stored_export(view, 0, chunk->count, &stored, error));
 
-    const struct plan_entry *const entries = run->file->entries;
+    const struct manifest_entry *const entries = run->file->entries;
     const int64_t block_rows = opaq_format_row(target->scheme->format)->block_rows;
     CLI_TRY(output_write(run->output,
                          entries[target->data.entry].begin + target->data.offset +
@@ -209,10 +209,11 @@ static enum opaq_status write_rows(struct run *run, const struct plan_target *ta
     return OPAQ_OK;
 }
 
-static enum opaq_status quantize_rows(struct run *run, struct plan_target *target, const struct chunk *chunk,
-                                      struct worker *worker, struct opaq_error *error) {
+static enum opaq_status quantize_rows(struct run *run, struct manifest_target *target,
+                                      const struct chunk *chunk, struct worker *worker,
+                                      struct opaq_error *error) {
     struct opaq_view x;
-    CLI_TRY(weight_slice_rows(run->plan->weights->model, &target->slice, chunk->first, chunk->count,
+    CLI_TRY(weight_slice_rows(run->manifest->weights->model, &target->slice, chunk->first, chunk->count,
                               &worker->in, &x, error));
     /* find_amax has checked those of a set */
     if (target->set == NO_SET || run->allows_nonfinite) {
@@ -228,8 +229,8 @@ static enum opaq_status quantize_rows(struct run *run, struct plan_target *targe
     struct shared_scale scale = {0};
     struct opaq_quantize_args arguments = {0};
     if (target->set != NO_SET) {
-        CLI_TRY(
-            shared_scale_of(&target->spec, target->scheme, run->plan->sets[target->set].amax, &scale, error));
+        CLI_TRY(shared_scale_of(&target->spec, target->scheme, run->manifest->sets[target->set].amax, &scale,
+                                error));
         arguments.amax_rowwise = &scale.given;
     }
     CLI_TRY(opaq_quantize(&x, &arguments, NULL, &view, error));
@@ -238,7 +239,7 @@ static enum opaq_status quantize_rows(struct run *run, struct plan_target *targe
 
 static enum opaq_status do_chunk(struct run *run, const struct chunk *chunk, struct worker *worker,
                                  struct opaq_error *error) {
-    const struct plan_entry *const entries = run->file->entries;
+    const struct manifest_entry *const entries = run->file->entries;
     switch (chunk->kind) {
     case CHUNK_HEADER:
         return output_write(run->output, 0, run->file->header.bytes, run->file->header.length, error);
@@ -252,7 +253,7 @@ static enum opaq_status do_chunk(struct run *run, const struct chunk *chunk, str
     case CHUNK_ROWS:
         break;
     }
-    struct plan_target *const target = &run->plan->targets[chunk->index];
+    struct manifest_target *const target = &run->manifest->targets[chunk->index];
     return target->scheme == NULL ? decode_rows(run, target, chunk, worker, error)
                                   : quantize_rows(run, target, chunk, worker, error);
 }
@@ -296,7 +297,8 @@ static int64_t workers(const struct run *run, const struct chunks *chunks) {
     for (size_t i = 0; i < chunks->count; ++i) {
         const struct chunk *const chunk = &chunks->items[i];
         const bool has_rows = chunk->kind == CHUNK_AMAX || chunk->kind == CHUNK_ROWS;
-        const int64_t elements = has_rows ? chunk->count * run->plan->targets[chunk->index].slice.columns : 0;
+        const int64_t elements =
+            has_rows ? chunk->count * run->manifest->targets[chunk->index].slice.columns : 0;
         largest = elements > largest ? elements : largest;
     }
     const int64_t fitting = largest < 1 ? run->threads : ALL_ELEMENTS / largest;
@@ -319,7 +321,7 @@ static void add_chunk(struct chunks *chunks, struct chunk chunk) {
     chunks->items[chunks->count++] = chunk;
 }
 
-static uint64_t source_bytes(const struct plan_target *target, int64_t rows) {
+static uint64_t source_bytes(const struct manifest_target *target, int64_t rows) {
     const struct weight *const weight = target->slice.weight;
     const uint64_t elements = (uint64_t)(weight->stack * weight->rows) * (uint64_t)weight->columns;
     const uint64_t all = weight->data->tensor->bytes;
@@ -329,7 +331,7 @@ static uint64_t source_bytes(const struct plan_target *target, int64_t rows) {
 }
 
 /* Rows that must be in one chunk: those of a block of the source or of the result. */
-static int64_t rows_together(const struct plan_target *target) {
+static int64_t rows_together(const struct manifest_target *target) {
     const struct opaq_layout_row *const from = target->slice.weight->scheme;
     const struct opaq_layout_row *const to = target->scheme;
     const bool has_square =
@@ -340,7 +342,7 @@ static int64_t rows_together(const struct plan_target *target) {
 
 /* Rows that are read twice count half each time. */
 static void add_rows(const struct run *run, struct chunks *chunks, enum chunk_kind kind, size_t index) {
-    const struct plan_target *const target = &run->plan->targets[index];
+    const struct manifest_target *const target = &run->manifest->targets[index];
     const int64_t columns = target->slice.columns < 1 ? 1 : target->slice.columns;
     const int64_t fitting = run->chunk_elements / columns;
     const int64_t together = rows_together(target);
@@ -355,11 +357,11 @@ static void add_rows(const struct run *run, struct chunks *chunks, enum chunk_ki
 }
 
 static void add_amaxes(struct run *run, struct chunks *chunks, size_t target) {
-    const size_t number = run->plan->targets[target].set;
-    if (number == NO_SET || run->plan->sets[number].is_known) {
+    const size_t number = run->manifest->targets[target].set;
+    if (number == NO_SET || run->manifest->sets[number].is_known) {
         return;
     }
-    struct plan_set *const set = &run->plan->sets[number];
+    struct manifest_set *const set = &run->manifest->sets[number];
     set->is_known = true; /* once these chunks are done */
     for (size_t i = 0; i < set->count; ++i) {
         add_rows(run, chunks, CHUNK_AMAX, set->targets[i]);
@@ -372,8 +374,8 @@ static enum opaq_status run_batch(struct run *run, size_t file, size_t *begin, s
     struct chunks rows = {0};
     uint64_t bytes = 0;
     size_t i = *begin;
-    for (; i < run->plan->target_count && bytes < BATCH_BYTES; ++i) {
-        const struct plan_target *const target = &run->plan->targets[i];
+    for (; i < run->manifest->target_count && bytes < BATCH_BYTES; ++i) {
+        const struct manifest_target *const target = &run->manifest->targets[i];
         if (target->file == file) {
             bytes += source_bytes(target, target->slice.rows);
             add_amaxes(run, &amaxes, i);
@@ -394,7 +396,7 @@ static enum opaq_status run_entries(struct run *run, struct opaq_error *error) {
     struct chunks chunks = {0};
     add_chunk(&chunks, (struct chunk){CHUNK_HEADER, 0, 0, 0, 0});
     for (size_t i = 0; i < run->file->count; ++i) {
-        const struct plan_entry *const entry = &run->file->entries[i];
+        const struct manifest_entry *const entry = &run->file->entries[i];
         if (entry->given != NULL) {
             add_chunk(&chunks, (struct chunk){CHUNK_GIVEN, i, 0, 0, 0});
         }
@@ -411,13 +413,13 @@ static enum opaq_status run_entries(struct run *run, struct opaq_error *error) {
 
 static enum opaq_status run_file(struct run *run, size_t number, int folder, const char *path,
                                  struct opaq_error *error) {
-    run->file = &run->plan->files[number];
-    const struct model *const model = run->plan->weights->model;
+    run->file = &run->manifest->files[number];
+    const struct model *const model = run->manifest->weights->model;
     const struct model_file *const source = &model->files[number];
     CLI_TRY(
         output_open(folder, path, run->file->name, run->file->bytes, source->input.mode, &run->output, error));
     enum opaq_status status = run_entries(run, error);
-    for (size_t target = 0; target < run->plan->target_count && status == OPAQ_OK;) {
+    for (size_t target = 0; target < run->manifest->target_count && status == OPAQ_OK;) {
         status = run_batch(run, number, &target, error);
     }
     if (status == OPAQ_OK) {
@@ -434,7 +436,7 @@ static enum opaq_status run_files(struct run *run, int folder, const char *path,
                                   struct opaq_error *error) {
     struct output_file *written = NULL;
     enum opaq_status status = OPAQ_OK;
-    for (size_t i = 0; i < run->plan->file_count && status == OPAQ_OK; ++i) {
+    for (size_t i = 0; i < run->manifest->file_count && status == OPAQ_OK; ++i) {
         if (is_done[i]) {
             continue;
         }
@@ -451,33 +453,34 @@ static enum opaq_status run_files(struct run *run, int folder, const char *path,
     return status != OPAQ_OK ? status : last;
 }
 
-static uint64_t work_bytes(const struct plan *plan, const bool *is_done) {
+static uint64_t work_bytes(const struct manifest *manifest, const bool *is_done) {
     uint64_t bytes = 0;
-    for (size_t i = 0; i < plan->target_count; ++i) {
-        bytes +=
-            is_done[plan->targets[i].file] ? 0 : source_bytes(&plan->targets[i], plan->targets[i].slice.rows);
+    for (size_t i = 0; i < manifest->target_count; ++i) {
+        bytes += is_done[manifest->targets[i].file]
+                     ? 0
+                     : source_bytes(&manifest->targets[i], manifest->targets[i].slice.rows);
     }
-    for (size_t i = 0; i < plan->file_count; ++i) {
-        for (size_t k = 0; k < plan->files[i].count && !is_done[i]; ++k) {
-            bytes += plan->files[i].entries[k].copied == NULL ? 0 : plan->files[i].entries[k].bytes;
+    for (size_t i = 0; i < manifest->file_count; ++i) {
+        for (size_t k = 0; k < manifest->files[i].count && !is_done[i]; ++k) {
+            bytes += manifest->files[i].entries[k].copied == NULL ? 0 : manifest->files[i].entries[k].bytes;
         }
     }
     return bytes;
 }
 
-enum opaq_status plan_run(struct plan *plan, int folder, const char *path, const bool *is_done,
-                          const struct run_options *options, struct opaq_error *error) {
+enum opaq_status manifest_write(struct manifest *manifest, int folder, const char *path, const bool *is_done,
+                                const struct run_options *options, struct opaq_error *error) {
     struct opaq_pool *pool = NULL;
     CLI_TRY(opaq_pool_create(options->threads, &pool, error));
     const struct opaq_parallel parallel = opaq_pool_parallel(pool);
-    struct run run = {.plan = plan, .parallel = &parallel, .threads = opaq_pool_threads(pool)};
+    struct run run = {.manifest = manifest, .parallel = &parallel, .threads = opaq_pool_threads(pool)};
     run.allows_nonfinite = options->allows_nonfinite;
     const int64_t share = ALL_ELEMENTS / run.threads;
     run.chunk_elements = share > CHUNK_ELEMENTS   ? CHUNK_ELEMENTS
                          : share < LEAST_ELEMENTS ? LEAST_ELEMENTS
                                                   : share;
     pthread_mutex_init(&run.lock, NULL);
-    run.progress = progress_begin(options->what, work_bytes(plan, is_done), options->is_quiet);
+    run.progress = progress_begin(options->what, work_bytes(manifest, is_done), options->is_quiet);
     const enum opaq_status status = run_files(&run, folder, path, is_done, error);
     progress_end(run.progress, status == OPAQ_OK);
     pthread_mutex_destroy(&run.lock);
