@@ -1,7 +1,7 @@
-"""What the demonstration shows while it runs: lines, progress bars, child processes, and the end by Ctrl-C.
+"""Terminal output, progress bars, child processes and Ctrl-C of the demonstration.
 
-Ctrl-C ends the demonstration at once with one sentence and status 130. Child processes have sessions of their
-own, so that the terminal's signal reaches this process only, which then ends them."""
+Ctrl-C ends the demonstration immediately with one sentence and status 130. Child processes have their own
+sessions, so the terminal sends its signal to this process only, which then kills them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def stop_on_interrupt() -> None:
 
 
 def _stop(*_: Any) -> None:
-    """Not an exception: that would pass through PyTorch's compiler, and its worker processes would print
-    others."""
+    """Ends the process without an exception, which would make PyTorch's compiler and its workers print
+    tracebacks."""
     for child in _children:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -62,7 +62,7 @@ class Bar:
 
 
 def quiet_imports() -> None:
-    """Silences what torchao, which transformers imports, logs about its parts for other machines."""
+    """Silences torchao, which transformers imports: it logs warnings about extensions for other machines."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -73,7 +73,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def child(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Starts a process, which is killed at the end of the block if it still runs."""
+    """Starts a process and kills it at the end of the block if it still runs."""
     process: subprocess.Popen[str] = subprocess.Popen(
         [str(word) for word in command],
         stdout=subprocess.PIPE,

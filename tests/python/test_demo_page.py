@@ -1,5 +1,4 @@
-"""The page of the demonstration: readable by everybody, true to its data, and refused where it would be
-broken."""
+"""The page of the demonstration: accessible, equal to its data, and refused if a part is incomplete."""
 
 from __future__ import annotations
 
