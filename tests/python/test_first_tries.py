@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
 import warnings
 from typing import Any
 
@@ -319,6 +318,8 @@ def scope(function, **how):
         with opaq.autocast(recipe="mxfp8", **how):
             function()
     print(len(found), *(warning.message for warning in found))
+"""
+SCOPES = """
 scope(lambda: (model(x), layer(x)))
 scope(lambda: (model(x), opaq.functional.linear(x, x)))
 scope(lambda: opaq.MLP(8, 8)(x))
@@ -329,10 +330,36 @@ scope(lambda: model(x))
 """
 
 
-def autocast_output(more: str) -> list[str]:
-    code = textwrap.dedent(AUTOCAST).replace("{more}", more)
+def autocast_output(more: str, scopes: str = SCOPES) -> list[str]:
+    code = AUTOCAST + scopes.replace("{more}", more)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     return done.stdout.splitlines()
+
+
+def test_plain_layers_beside_modules_that_ran() -> None:
+    more = """
+part, other = nn.Sequential(nn.Linear(8, 8), opaq.Linear(8, 8)), nn.Linear(8, 8)
+whole = nn.ModuleList([part, nn.ModuleList([opaq.MLP(8, 8), nn.Linear(8, 8)]), opaq.Linear(8, 8)])
+def call():
+    with opaq.autocast(recipe="nvfp4"):
+        part(x)
+    whole[1][0](other(x))
+scope(call)
+scope(call)
+"""
+    assert autocast_output(more, "{more}") == [
+        "1 opaq.autocast: the models that ran inside it have 2 modules of opaq and 2 torch.nn.Linear layers, "
+        "which stay unquantized. opaq.convert_training(model) makes them opaq's",
+        "0",
+    ]
+
+
+def test_plain_layers_that_convert_training_left() -> None:
+    more = """
+opaq.convert_training(model, ignore="0")
+print(sum(type(module) is nn.Linear for module in model))
+"""
+    assert autocast_output(more) == ["0"] * 4 + ["1"] + ["0"] * 2
 
 
 def test_plain_layers_in_an_autocast() -> None:
