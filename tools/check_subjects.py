@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the subjects of commits: `area: verb object` or `area, area: verb object`, with the verb in the
 imperative, in at most LONGEST characters. The checked commits are those after CHECKED on HEAD's first-parent
-history; merges are exempt. Without git or the commit CHECKED (an archive, a shallow clone) nothing is checked."""
+history; merges are exempt. Without git or CHECKED (an archive, a shallow clone) nothing is checked."""
 
 import re
 import subprocess
