@@ -35,6 +35,20 @@ def test_names_exist(page: str) -> None:
             found = getattr(found, part)
 
 
+def test_names_of_other_libraries_are_public_names_or_have_hints() -> None:
+    """Also those that opaq has under another name or not at all."""
+    engine, torchao = ((ROOT / "docs" / page).read_text() for page in MOVING)
+    names = set(re.findall(r"`te\.(\w+)", engine))
+    column = "\n".join(re.findall(r"^\|([^|]*)\|", torchao, re.M))
+    names |= set(re.findall(r"`(?:torchao\.)?(\w\w+)", column)) - {"RCEIL", "moe_training"}  # a value, a module
+    assert len(names) > 50 and {"QuantizerRole", "TorchAoConfig"} <= names
+    missing = {name for name in names if name not in opaq.__all__ and not opaq._FOREIGN_NAMES.get(name)}
+    assert not missing
+    for name in names - {*opaq.__all__, "checkpoint"}:  # a module of opaq, perhaps imported
+        with pytest.raises(AttributeError, match=re.escape(opaq._FOREIGN_NAMES[name])):
+            getattr(opaq, name)
+
+
 def test_quantizers_parse() -> None:
     texts = [text for page in MOVING for text in QUOTED.findall((ROOT / "docs" / page).read_text())]
     assert texts
