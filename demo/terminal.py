@@ -11,10 +11,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+LINE_SECONDS = 3.0
 INTERRUPTED = "Interrupted; run `make demo` again to start from the beginning."
 _children: list[subprocess.Popen[str]] = []
 
@@ -35,9 +37,12 @@ def _stop(*_: Any) -> None:
 
 
 class Bar:
-    """A progress bar: tqdm's, or nothing if tqdm is missing or the output is no terminal."""
+    """A progress bar: tqdm's, which is hidden if the output is no terminal. Without tqdm, a line of text every
+    LINE_SECONDS."""
 
     def __init__(self, title: str, total: int, unit: str = "step") -> None:
+        self._title, self._total, self._unit = title, total, unit
+        self._done, self._shown = 0, time.monotonic()
         self._bar: Any = None
         with contextlib.suppress(ImportError):
             from tqdm import tqdm
@@ -48,8 +53,19 @@ class Bar:
         if self._bar is not None:
             self._bar.set_postfix(values, refresh=False)
             self._bar.update(count)
+            return
+        self._done += count
+        if time.monotonic() - self._shown >= LINE_SECONDS:
+            self._shown = time.monotonic()
+            shown = "".join(f", {name} {value}" for name, value in values.items())
+            print(
+                f"    {self._title}: {self._done} of {self._total} {self._unit}s{shown}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def rename(self, title: str) -> None:
+        self._title = title
         if self._bar is not None:
             self._bar.set_description(f"    {title}")
 

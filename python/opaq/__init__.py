@@ -172,11 +172,15 @@ _FOREIGN_NAMES = {
     "Float8Linear": "use opaq.Linear",
     "Float8LinearRecipeName": "use a recipe: opaq.recipe.Float8CurrentScaling() for TENSORWISE",
     "Float8WeightOnlyConfig": "use opaq.quantize_(model, 'fp8row')",
-    "Float8DynamicActivationFloat8WeightConfig": "use opaq.quantize_(model, 'fp8', activations='fp8'); PerRow: 'fp8row'",
+    "Float8DynamicActivationFloat8WeightConfig": (
+        "use opaq.quantize_(model, 'fp8', activations='fp8'); for PerRow: 'fp8row'"
+    ),
     "Float8StaticActivationFloat8WeightConfig": "opaq.Config() reads calibrated scales from a checkpoint",
     "NVFP4WeightOnlyConfig": "use opaq.quantize_(model, 'nvfp4')",
     "NVFP4DynamicActivationNVFP4WeightConfig": "use opaq.quantize_(model, 'nvfp4', activations='nvfp4')",
-    "MXDynamicActivationMXWeightConfig": "use opaq.quantize_(model, 'mxfp8+rule=rceil', activations='mxfp8+rule=rceil')",
+    "MXDynamicActivationMXWeightConfig": (
+        "use opaq.quantize_(model, 'mxfp8+rule=rceil', activations='mxfp8+rule=rceil')"
+    ),
     "Int8WeightOnlyConfig": _NO_INTEGERS,
     "Int4WeightOnlyConfig": _NO_INTEGERS,
     "IntxWeightOnlyConfig": _NO_INTEGERS,

@@ -262,7 +262,7 @@ def test_errors_have_hints(call: Any, error: type[Exception], text: str) -> None
         ("convert_to_float8_training", "use opaq.convert_training"),
         (
             "Float8DynamicActivationFloat8WeightConfig",
-            "use opaq.quantize_.*PerRow: 'fp8row'",
+            "use opaq.quantize_.*for PerRow: 'fp8row'",
         ),
     ],
 )
