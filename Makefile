@@ -78,7 +78,6 @@ format: ## reformat the C and Python files in place
 	@tools/check_format.sh --fix
 
 demo: ## a look at everything in about two minutes; ends with a page, build/demo/index.html
-	@TARGETS="opaq_products opaq_demos" tools/build.sh $(BUILD)
 	@tools/demo.sh $(BUILD)
 
 evidence: build ## each projection's quantization error, as cosines to bf16; takes a minute

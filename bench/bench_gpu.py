@@ -25,7 +25,7 @@ import torch
 import gpu_rows
 import opaq
 from gpu_rows import Row, Unavailable, Work
-from gpu_timing import LAUNCHES, Rates, Times, in_turns, measure_rates
+from gpu_timing import LAUNCHES, Rates, Times, measure_rates, timed_alternately
 from measuring import figure, ratio
 
 HEAD = f"{'case':40} {'us':>9} {'peer us':>9}  {'figure (q1-q3)':23} {'of':11} {'must':>5} {'aim':>5} {'':7} "
@@ -53,7 +53,7 @@ def figure_of(row: Row, work: Work, times: Times, floor: float) -> tuple[dict[st
 def measure(row: Row, rates: Rates, quick: bool) -> dict[str, Any]:
     work = row.make(rates)
     subjects = {"ours": work.ours} | ({} if work.peer is None else {"peer": work.peer})
-    times = in_turns(subjects, quick)
+    times = timed_alternately(subjects, quick)
     floor = rates.floor(work.moved, work.operations, work.speed)
     made, alone = figure_of(row, work, times, floor)
     seconds = {name: statistics.median(each) for name, each in times.seconds.items()}

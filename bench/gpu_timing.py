@@ -1,16 +1,16 @@
 """Timing on a GPU, shared by the rows of bench_gpu.py.
 
 A subject is a list of calls that differ in the memory they read, so that weights are never in the L2 cache:
-copies of more than COLD_BYTES together. A round runs every subject once, in turns; a figure is the median of
+copies of more than COLD_BYTES together. A round runs every subject once, alternately; a figure is the median of
 the rounds' ratios, with the quartiles. Three ways of running a subject:
 
     graph   a CUDA graph of at least LAUNCHES calls, replayed once a round: no time of the host in it
     stream  as many calls, queued one after another; for copies, which a graph would give to the copy engine
     host    the time until HOST_CALLS calls have returned, with the GPU idle before
 
-Kernels that take longer than LONG_S are also timed alone, ALONE times, after IDLE_S without work: in turns both
-sides run at the clock that the longer one's power allows. Subjects that are too slow for a row's budget get
-fewer calls and rounds, which the table states."""
+Kernels that take longer than LONG_S are also timed alone, ALONE times, after IDLE_S without work: if timed
+alternately, both sides run at the clock that the longer one's power allows. Subjects that are too slow for a
+row's budget get fewer calls and rounds, which the table states."""
 
 from __future__ import annotations
 
@@ -109,15 +109,15 @@ class Subject:
 
 @dataclass
 class Times:
-    """The seconds of one call: by round, in turns, and alone after a pause (0: not measured)."""
+    """The seconds of one call: by round, alternately, and alone after a pause (0: not measured)."""
 
     seconds: dict[str, list[float]]
     alone: dict[str, float]
     launches: int
 
 
-def in_turns(subjects: dict[str, Subject], quick: bool) -> Times:
-    """Times the subjects in turns."""
+def timed_alternately(subjects: dict[str, Subject], quick: bool) -> Times:
+    """Times the subjects alternately."""
     gc.collect()
     spent = {name: subject.warm_up() for name, subject in subjects.items()}
     rounds = QUICK_ROUNDS if quick else ROUNDS

@@ -114,6 +114,7 @@ if(opaq_cuda_build)
         install(TARGETS opaq_cuda LIBRARY DESTINATION opaq COMPONENT python)
     else()
         install(TARGETS opaq_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+        install(FILES third_party/cuda/NOTICE RENAME NOTICE.cuda DESTINATION "${CMAKE_INSTALL_DOCDIR}")
     endif()
 endif()
 

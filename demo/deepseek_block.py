@@ -1,11 +1,12 @@
-"""One block of a DeepSeek-like model at two sevenths of its size: weights and activations with the tails and
-outliers that those of language models have, and the inputs of each projection, computed in bf16.
+"""One block of a DeepSeek-like model at two sevenths of its size, with random weights and activations whose
+distributions have the tails and outliers of language models, and the inputs of each projection, computed in
+bf16.
 
-Nothing here is fitted to a format. Weights: Student's t with 5 degrees of freedom, as found in many models'
+No parameter is fitted to a format. Weights: Student's t with 5 degrees of freedom, as found in many models'
 weights, times a scale for each row and each column (log-normal, sigma 0.25), a few columns larger (0.2 %, four
 to eight times). Activations: the same t, times a scale for each channel (log-normal, sigma 0.5), and 0.3 %
 outlier channels, 8 to 24 times larger, the same ones for all tokens. Weights are independent of the
-activations, which trained ones are not."""
+activations; those of a trained model are not."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ FREEDOM = 5
 
 
 class Numbers:
-    """Random tensors, each from a generator of its own, so that one does not move when another changes."""
+    """Random tensors. Each has its own generator, so its values do not depend on the other tensors."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -42,14 +43,15 @@ class Numbers:
     def activations(self, name: str, tokens: int, columns: int) -> torch.Tensor:
         rng = self._rng(name)
         values = rng.standard_t(FREEDOM, (tokens, columns)) * _channels(rng, columns, 0.5, 0.003, (8, 24))
-        values /= (values**2).mean(1, keepdims=True) ** 0.5  # what a norm hands on
+        values /= (values**2).mean(1, keepdims=True) ** 0.5  # as after RMSNorm
         return torch.from_numpy(values.astype(np.float32)).bfloat16()
 
 
 def _channels(
     rng: np.random.Generator, columns: int, sigma: float, share: float, outliers: tuple[float, float]
 ) -> np.ndarray[Any, Any]:
-    """A scale for each channel; a share of them are outliers, so many times larger."""
+    """A scale for each channel. `share` of the channels are outliers: their scales are multiplied by a factor
+    within `outliers`."""
     scale = np.exp(sigma * rng.standard_normal(columns))
     chosen = rng.permutation(columns)[: max(1, round(share * columns))]
     scale[chosen] *= np.exp(rng.uniform(*np.log(outliers), len(chosen)))
@@ -61,7 +63,7 @@ def normed(x: torch.Tensor) -> torch.Tensor:
 
 
 class Block:
-    """The weights, and the input of every projection."""
+    """The weights and the input of every projection."""
 
     def __init__(self, seed: int, tokens: int) -> None:
         numbers = Numbers(seed)
@@ -101,7 +103,7 @@ class Block:
         return functional.linear(x, self.weights[name])
 
     def _attention(self, query: torch.Tensor, compressed: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
-        """Without the rotation, which changes no length."""
+        """Without the rotary embedding, which does not change the norms of queries and keys."""
         tokens = len(query)
         q = self.linear("q_b_proj", query).view(tokens, HEADS, NOPE + ROPE).transpose(0, 1)
         kv = self.linear("kv_b_proj", compressed).view(tokens, HEADS, NOPE + VALUE).transpose(0, 1)
@@ -110,7 +112,7 @@ class Block:
         return mixed.transpose(0, 1).reshape(tokens, HEADS * VALUE)
 
     def _route(self, numbers: Numbers, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """DeepSeek-V3's: sigmoid scores, the largest ones normalized."""
+        """DeepSeek-V3's router: sigmoid scores; the CHOSEN largest are normalized to a sum of 1."""
         scores = functional.linear(hidden, numbers.weight("router", EXPERTS, HIDDEN)).float().sigmoid()
         weights, ids = scores.topk(CHOSEN)
         return weights / weights.sum(-1, keepdim=True), ids

@@ -1,8 +1,9 @@
-/* demo_formats.c: every format on one weight-like tensor: what it costs, what it loses, how fast it is here.
+/* demo_formats.c: every format on one weight-like tensor: size, rounding error and speed on this machine.
  *
  * `demo_formats --json FILE` also writes the figures to a file, for the page of the demonstration.
  *
- * The tensor is normal with a spread of 0.02, as a trained weight, and every 1024th element is 25 times as large.
+ * The tensor is normal with a standard deviation of 0.02, like a trained weight; on average one element in 1024 is
+ * multiplied by 25.
  * Only the public headers are used; the formats are read from the library's table. */
 #include <math.h>
 #include <stdint.h>
@@ -16,7 +17,7 @@
 
 enum { ROWS = 2048, COLUMNS = 4096, REPEATS = 3, VARIANT_COUNT = 14 };
 
-/* The seven formats as they come, then what a choice changes. */
+/* The seven formats with default options, then variants. */
 static const char *const variants[VARIANT_COUNT] = {
     "fp8",      "fp8row",       "fp8blk1",  "fp8blk2",        "mxfp8",    "mxfp4",           "nvfp4",
     "fp8.e5m2", "fp8blk2+pow2", "mxfp8+2d", "mxfp4+rule=ocp", "nvfp4+2d", "nvfp4+rowscaled", "nvfp4+4over6",
@@ -194,7 +195,7 @@ int main(int argc, char **argv) {
            opaq_version(), ROWS, COLUMNS, opaq_pool_threads(pool), cpu);
     printf("%-17s %9s %11s %8s %9s %11s %12s %14s\n", "quantizer", "bits/elem", "bytes", "SQNR dB", "cosine",
            "max error", "quantize M/s", "dequantize M/s");
-    printf("%-17s %9.3f %11.0f %8s %9s %11s %12s %14s\n", "bf16 (as it is)", 16.0, 2.0 * ROWS * COLUMNS, "-",
+    printf("%-17s %9.3f %11.0f %8s %9s %11s %12s %14s\n", "bf16 (source)", 16.0, 2.0 * ROWS * COLUMNS, "-",
            "1.000000", "0", "-", "-");
     for (int i = 0; i < VARIANT_COUNT; ++i) {
         const struct figures *f = &figures[i];

@@ -1,9 +1,8 @@
-"""The page of the demonstration: its parts as data, and the writer that fills demo_page.html with them.
+"""The page of the demonstration: classes for its parts, and `write_page`, which fills demo_page.html.
 
-`write_page` writes index.html and, beside it, demo.json with all figures. It refuses a page that would be
-broken: a picture that is not in the folder or has no alternative text, a table without rows or with rows of
-different lengths, a part with nothing in it. Texts are escaped here and nowhere else; `...` in a text becomes
-code. Needs the standard library only."""
+`write_page` writes index.html and demo.json, which has all figures. It raises an error for a picture that is
+missing in the folder or has no alternative text, a table without rows or with rows of different lengths, and an
+empty part. Texts are escaped only here; `...` in a text becomes code. Needs the standard library only."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A file in the page's folder. `alternative` says what it shows to who cannot see it."""
+    """A file in the page's folder. `alternative` is the alternative text (the `alt` attribute)."""
 
     file: str
     alternative: str
@@ -73,12 +72,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class Listing:
-    """Text with its line breaks: output, code, what a model wrote. A folded one opens with a click."""
+    """Preformatted text: output, code, generated text. A folded listing opens with a click."""
 
     caption: str
     text: str
     is_folded: bool = False
-    is_prose: bool = False  # its lines may be broken
+    is_prose: bool = False  # long lines wrap
 
     def html(self, folder: Path) -> str:
         kind = ' class="prose"' if self.is_prose else ""
@@ -90,8 +89,8 @@ class Listing:
 
 @dataclass
 class Part:
-    """A section of the page. `wrong` has a sentence for each check that failed; `skipped` says why there is
-    nothing."""
+    """A section of the page. `wrong` has a sentence for each failed check, `skipped` the reason if the part did
+    not run."""
 
     name: str
     title: str

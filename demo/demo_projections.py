@@ -1,10 +1,10 @@
-"""What quantizing costs in each projection: the cosine of its output to that of bf16.
+"""Quantization error of each projection: the cosine of its output to that of bf16.
 
-First a DeepSeek-like block whose weights and activations are made (deepseek_block.py says how), several times
-over: each projection by itself, on the input it has in bf16; then the shared expert and the routed ones as the
-one operator they are, where the errors of three products add up with no norm and no residual between them. Then
-a small GPT that is trained here and packed by opaq.quantize_. The exit status is 1 if a mean cosine, or the
-trained model's loss, is outside its limit."""
+First, DeepSeek-like blocks with random weights and activations (deepseek_block.py describes them): each
+projection alone, with its bf16 input; then the shared expert and the routed experts, each as a single operator,
+in which the errors of three products add up without a norm or a residual in between. Then a small GPT, trained
+by this program and packed by opaq.quantize_. The exit status is 1 if a mean cosine or the trained model's loss
+is outside its limit."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ linear = torch.nn.functional.linear
 
 
 class Way(NamedTuple):
-    """How weights and inputs are quantized; the least cosine of one projection, and how far the trained model's
-    loss may be from bf16's."""
+    """Quantizers of weights and inputs, the lowest accepted cosine of one projection, and the largest accepted
+    relative difference of the trained model's loss to bf16's."""
 
     weight: str
     inputs: str
@@ -40,8 +40,8 @@ class Way(NamedTuple):
 
     @property
     def limit_of_three(self) -> float:
-        """Of an MLP: at the limit the noise is 1 / limit^2 - 1 of the signal, and an MLP has that three times,
-        from the gate, from what it multiplies, and from the second product."""
+        """The limit of an MLP. A cosine of `limit` is a noise-to-signal ratio of 1 / limit^2 - 1; an MLP has
+        three such contributions: gate, up projection and down projection."""
         return (1 + 3 * (self.limit**-2 - 1)) ** -0.5
 
 
@@ -98,7 +98,7 @@ def cosine(y: torch.Tensor, want: torch.Tensor) -> float:
     return float(a @ b / (a.norm() * b.norm()))
 
 
-# ---- a block that is made ----
+# ---- random blocks ----
 
 
 def single(x: torch.Tensor, weight: torch.Tensor) -> Cosines:
@@ -124,7 +124,7 @@ def grouped(inputs: list[torch.Tensor], weight: torch.Tensor) -> Cosines:
 
 
 def whole(want: torch.Tensor, up: torch.Tensor, down: torch.Tensor, run: Callable[..., Any]) -> Cosines:
-    """An MLP, or a mixture of them, as one operator."""
+    """An MLP or a mixture of experts as one operator."""
     found = {}
     for way, how in WAYS.items():
         packed = [opaq.quantize_tensor(weight, how.weight) for weight in (up, down)]
@@ -157,7 +157,7 @@ def measured(block: Block) -> Iterator[tuple[str, tuple[int, ...], bool, Cosines
     yield "routed experts", tuple(up.shape), True, found
 
 
-def made_rows(seeds: range, tokens: int) -> list[Row]:
+def random_rows(seeds: range, tokens: int) -> list[Row]:
     rows: dict[str, Row] = {}
     for seed in seeds:
         for name, shape, is_whole, found in measured(Block(seed, tokens)):
@@ -165,7 +165,7 @@ def made_rows(seeds: range, tokens: int) -> list[Row]:
     return list(rows.values())
 
 
-# ---- a model that is trained ----
+# ---- a trained model ----
 
 
 def trained(text: Text, steps: int) -> TinyGPT:
@@ -179,7 +179,7 @@ def trained(text: Text, steps: int) -> TinyGPT:
 
 
 def trained_rows(model: TinyGPT, text: Text) -> tuple[list[Row], dict[str, float]]:
-    """The cosines of its linear layers, and its losses on what was held out."""
+    """The cosines of its linear layers and its validation losses."""
     validation, seen = text.validation(), {}
     layers = {name: module for name, module in model.named_modules() if isinstance(module, opaq.Linear)}
     handles = [
@@ -200,18 +200,20 @@ def trained_rows(model: TinyGPT, text: Text) -> tuple[list[Row], dict[str, float
     return list(rows.values()), losses
 
 
-# ---- what is said ----
+# ---- output ----
 
 
-def head(title: str) -> None:
+def print_header(title: str) -> None:
     print(f"{title}\n{'projection':16} {'weight':>13} " + " ".join(f"{way:>15}" for way in WAYS))
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=128, help="rows of the input (default 128)")
-    parser.add_argument("--blocks", type=int, default=4, help="from the seeds 0, 1, ... (default 4)")
-    parser.add_argument("--steps", type=int, default=200, help="of training the small GPT (default 200)")
+    parser.add_argument(
+        "--blocks", type=int, default=4, help="number of random blocks, with seeds 0, 1, ... (default 4)"
+    )
+    parser.add_argument("--steps", type=int, default=200, help="training steps of the small GPT (default 200)")
     parser.add_argument(
         "--out",
         type=Path,
@@ -227,14 +229,14 @@ def main() -> int:
     text = Text()
     model = trained(text, given.steps)
     with torch.no_grad():
-        head(f"cosine to bf16, {given.blocks} made blocks, {given.tokens} tokens: mean and lowest")
-        rows = made_rows(range(given.blocks), given.tokens)
+        print_header(f"cosine to bf16, {given.blocks} random blocks, {given.tokens} tokens: mean and lowest")
+        rows = random_rows(range(given.blocks), given.tokens)
         for row in rows:
             print(row)
         for name, is_whole in (("limit", False), ("of a whole MLP", True)):
             limits = [way.limit_of_three if is_whole else way.limit for way in WAYS.values()]
             print(f"{name:30} " + " ".join(f"{limit:8.4f}       " for limit in limits))
-        head("\ncosine to bf16, a GPT of width 128 that was trained")
+        print_header("\ncosine to bf16, a trained GPT of width 128")
         learned, losses = trained_rows(model, text)
         for row in learned:
             print(row)
@@ -245,7 +247,7 @@ def main() -> int:
         if not abs(ratio) <= WAYS[way].loss:
             wrong.append(f"the trained model in {way} is {100 * ratio:+.2f} % from bf16's loss.")
     given.out.mkdir(parents=True, exist_ok=True)
-    parts = {"made": [row.numbers() for row in rows], "trained": [row.numbers() for row in learned]}
+    parts = {"random": [row.numbers() for row in rows], "trained": [row.numbers() for row in learned]}
     result = {"tokens": given.tokens, "blocks": given.blocks, **parts, "losses": losses, "wrong": wrong}
     path = given.out / "projections.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-/* demo_rules.c: where the scale rules differ: one block of chosen values under each rule that a format has.
+/* demo_rules.c: how the scale rules differ: blocks of chosen values, quantized with each rule of a format.
  *
- * Each cell is the block's scale, then the codes of the first three elements. Below, the same formats on a tensor of
- * normal numbers: how many scales and how many bytes of data differ from rule te's. The tables in docs/formats.md
+ * A cell has the block's scale and the codes of its first three elements. The second table quantizes a tensor of
+ * normal numbers: the percentage of scales and of data bytes that differ from those of rule te. The tables in docs/formats.md
  * are this program's output. Only the public headers are used. */
 #include <math.h>
 #include <stdint.h>
@@ -11,7 +11,7 @@
 
 #include "opaq/opaq.h"
 
-enum { BLOCK = 128 }; /* the longest of them; shorter blocks take the beginning */
+enum { BLOCK = 128 }; /* the longest block; shorter blocks are its first elements */
 enum { NORMAL_ROWS = 256, NORMAL_COLUMNS = 2048 };
 
 /* The first three elements; the rest of the tensor is zero. */
@@ -57,7 +57,7 @@ static void describe(const struct opaq_view *q, char cell[32]) {
     }
 }
 
-/* A quantized tensor of 1 row or many; the caller frees its first buffer, which starts the one allocation. */
+/* Quantizes `rows` rows. The caller frees the first buffer, which is the start of the only allocation. */
 static struct opaq_view quantize(const float *x, int64_t rows, int64_t columns, const struct opaq_spec *spec) {
     const int64_t shape[2] = {rows, columns};
     const struct opaq_device cpu = {OPAQ_DEVICE_CPU, 0};
@@ -115,7 +115,7 @@ static void show_format(enum opaq_format format) {
     }
 }
 
-/* In percent of the buffer's entries. */
+/* The percentage of the buffer's entries that differ. */
 static double difference(const struct opaq_view *a, const struct opaq_view *b, enum opaq_role role) {
     const int index = opaq_proto_find(&a->proto, role, OPAQ_ROWWISE);
     struct opaq_buffer buffer;
@@ -154,13 +154,13 @@ static void compare_on_normal_numbers(void) {
         stop(NULL);
     }
     for (int i = 0; i < NORMAL_ROWS * NORMAL_COLUMNS; ++i) {
-        x[i] = -6.0f; /* plus twelve uniform numbers is nearly normal */
+        x[i] = -6.0f; /* the sum of twelve uniform numbers less 6 is approximately normal */
         for (int j = 0; j < 12; ++j) {
             state = state * 6364136223846793005u + 1442695040888963407u;
             x[i] += (float)(state >> 40) * 0x1p-24f;
         }
     }
-    printf("\n%d x %d normal numbers, percent that differ from te\n%-9s %-19s %9s %9s\n", NORMAL_ROWS,
+    printf("\n%d x %d normal numbers: percentage that differs from te\n%-9s %-19s %9s %9s\n", NORMAL_ROWS,
            NORMAL_COLUMNS, "format", "rule", "scales", "data");
     for (int format = 0; format < OPAQ_FORMAT_COUNT; ++format) {
         compare_rules((enum opaq_format)format, x);
@@ -170,7 +170,7 @@ static void compare_on_normal_numbers(void) {
 
 int main(void) {
     printf(
-        "Where the scale rules differ: the first block's scale, then the codes of its first three elements.\n");
+        "How the scale rules differ: the first block's scale, then the codes of its first three elements.\n");
     show_format(OPAQ_FP8BLK1);
     show_format(OPAQ_MXFP8);
     show_format(OPAQ_MXFP4);

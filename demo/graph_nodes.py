@@ -1,4 +1,4 @@
-"""Nodes of PyTorch's graphs, as the demonstration counts and draws them."""
+"""Functions on the nodes of PyTorch's graphs, for counting and drawing them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def is_item(node: Any) -> bool:
-    """Whether it only takes one of another node's outputs."""
+    """Whether the node only selects one output of another node."""
     return node.target is operator.getitem
 
 
@@ -17,7 +17,7 @@ def operations(graph: Any) -> list[Any]:
 
 
 def name_of(node: Any) -> str:
-    """The operator's name; that of the wrapped one where PyTorch wraps operators that write to arguments."""
+    """The operator's name; the wrapped operator's if PyTorch wraps it because it writes to arguments."""
     wraps = node.op == "call_function" and "auto_functionalized" in str(node.target)
     return str(node.args[0] if wraps else node.target).removesuffix(".default")
 
@@ -27,7 +27,7 @@ def is_ours(node: Any) -> bool:
 
 
 def inputs_of(node: Any) -> set[Any]:
-    """The nodes whose outputs it takes."""
+    """The nodes whose outputs are the node's inputs."""
     found = set()
     for given in node.all_input_nodes:
         while is_item(given):

@@ -1,4 +1,4 @@
-"""Part 1: what every format costs and loses on one weight, measured by the program demo_formats."""
+"""Part 1: size and rounding error of every format on one weight, measured by the program demo_formats."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from demo_page import Listing, Part, Picture, Table
 if TYPE_CHECKING:
     from run_demo import Settings
 
-# What each text means, in the table's order; the program decides which are measured.
+# Descriptions of the quantizers, in the table's order; the program chooses which are measured.
 NOTES = {
     "fp8": "E4M3, one scale per tensor",
     "fp8row": "E4M3, one scale per row",
     "fp8blk1": "E4M3, a float scale per 128 elements",
     "fp8blk2": "E4M3, a float scale per 128x128",
-    "mxfp8": "E4M3, a power of two per 32",
-    "mxfp4": "E2M1, a power of two per 32",
+    "mxfp8": "E4M3, a power-of-two scale per 32",
+    "mxfp4": "E2M1, a power-of-two scale per 32",
     "nvfp4": "E2M1, an E4M3 scale per 16, one per tensor",
     "fp8.e5m2": "fp8 with E5M2 elements",
-    "fp8blk2+pow2": "fp8blk2 with powers of two as scales",
+    "fp8blk2+pow2": "fp8blk2 with power-of-two scales",
     "mxfp8+2d": "mxfp8 with a scale per 32x32",
-    "mxfp4+rule=ocp": "mxfp4 with the scales of OCP's text",
+    "mxfp4+rule=ocp": "mxfp4 with the scale rule of the OCP specification",
     "nvfp4+2d": "nvfp4 with a scale per 16x16",
     "nvfp4+rowscaled": "nvfp4 with one float scale per row",
-    "nvfp4+4over6": "nvfp4 that chooses a largest code of 4 or 6",
+    "nvfp4+4over6": "nvfp4 with a largest code of 4 or 6 for each block",
 }
 
 
@@ -44,9 +44,9 @@ def run(part: Part, settings: Settings) -> None:
     shape = f"{figures['rows']} x {figures['columns']}"
     part.figures = figures
     part.blocks.append(
-        f"One bf16 weight of {shape}, normal with a standard deviation of 0.02, in which every 1024th element "
-        "is on average 25 times as large. SQNR is the power of the weight divided by the power of the "
-        "rounding error, in decibels: 6 dB more is half the error. Bytes are those of codes and all scales."
+        f"One bf16 weight of {shape}, normal with a standard deviation of 0.02, with one element in 1024 "
+        "(on average) multiplied by 25. SQNR is the power of the weight divided by the power of the "
+        "rounding error, in decibels: 6 dB more is half the error. Bytes include the scales."
     )
     if importlib.util.find_spec("matplotlib") is not None:
         import pictures

@@ -1,5 +1,6 @@
-"""Part 2: what torch.compile sees of a linear layer, before and after: its nodes forward and backward, in every
-recipe; and of a layer whose weight is packed, at batch sizes that change."""
+"""Part 2: the graphs that torch.compile makes of a linear layer before and after conversion: the nodes of the
+forward and backward passes for every recipe, and those of a layer with a packed weight for several batch
+sizes."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def captured(module: nn.Module, x: torch.Tensor) -> dict[str, Graph]:
 
 
 def packed_row(quantizer: str, device: str) -> dict[str, Any]:
-    """One graph has to serve every batch size, with equal bytes, and have one node of opaq."""
+    """Measures a packed layer. Required: one graph for all batch sizes, one opaq node, eager results."""
     torch.compiler.reset()
     plain = layer(device)
     model = nn.Sequential(layer(device))
@@ -104,8 +105,8 @@ def run(part: Part, settings: Settings) -> None:
     part.wrong += wrong_of(rows, packed)
     add_blocks(part, settings, graphs, rows, packed)
     part.headline = (
-        "Each recipe turns a linear layer into one opaq node forward and one backward; one graph serves "
-        f"{len(BATCHES)} batch sizes of a packed layer."
+        "In each recipe a linear layer is one opaq node forward and one backward; a packed layer has one graph "
+        f"for {len(BATCHES)} batch sizes."
     )
 
 
@@ -116,7 +117,7 @@ def wrong_of(rows: list[dict[str, Any]], packed: list[dict[str, Any]]) -> list[s
         for way in ("forward", "backward"):
             count = row[way]["opaq"]
             if count != expected:
-                found.append(f"{row['recipe']}, {way}: {count} nodes of opaq, expected {expected}.")
+                found.append(f"{row['recipe']}, {way}: {count} opaq nodes, expected {expected}.")
     for row in packed:
         if (row["graphs"], row["opaq_nodes"]) != (1, 1):
             found.append(
@@ -141,9 +142,9 @@ def add_blocks(
 ) -> None:
     part.blocks.append(
         f"`nn.Linear({INPUTS}, {OUTPUTS})` in bf16, before and after `opaq.convert_training(layer, recipe)`, "
-        f"in one training step on {ROWS} rows under `torch.compile(fullgraph=True)`. A graph break would be "
-        "an error. Quantization, its scales, transposed copies, Hadamard transform and stochastic rounding "
-        "are inside opaq's nodes, so the compiler sees nothing it could split."
+        f"in one training step on {ROWS} rows under `torch.compile(fullgraph=True)`, where a graph break is an "
+        "error. Quantization, scales, transposed copies, Hadamard transform and stochastic rounding are "
+        "inside opaq's nodes."
     )
     if importlib.util.find_spec("matplotlib") is not None:
         import pictures
@@ -156,16 +157,16 @@ def add_blocks(
         part.blocks.append(
             Picture(
                 "graph.svg",
-                "Four drawings of graphs: the layer's forward and backward before, with nodes of PyTorch "
-                "only, and after, with one node opaq.linear_forward and one node opaq.linear_backward. The "
-                "table below has the numbers of nodes.",
-                "The layer's graphs. Grey: inputs and outputs; blue: PyTorch's operators; orange: opaq's.",
+                "Four graphs: the layer's forward and backward passes before conversion, with PyTorch nodes "
+                "only, and after it, with one node opaq.linear_forward and one node opaq.linear_backward. "
+                "The table below has the numbers of nodes.",
+                "The layer's graphs. Grey: inputs and outputs; blue: operators of PyTorch; orange: of opaq.",
             )
         )
     part.blocks.append(
         Table(
             "Nodes that compute something in one training step; delayed scaling also copies its state",
-            ("recipe", "forward", "of these opaq's", "backward", "of these opaq's"),
+            ("recipe", "forward", "opaq nodes", "backward", "opaq nodes"),
             [
                 (
                     row["recipe"],
@@ -177,7 +178,7 @@ def add_blocks(
     )
     part.blocks.append(
         Table(
-            f"The same layer for serving, after opaq.quantize_; batches of {', '.join(map(str, BATCHES))} rows",
+            f"The same layer packed by opaq.quantize_; batches of {', '.join(map(str, BATCHES))} rows",
             (
                 "quantizer",
                 "weight bytes",
@@ -197,11 +198,11 @@ def add_blocks(
                     str(row["graphs"]),
                     str(row["opaq_nodes"]),
                     str(row["other_nodes"]),
-                    "every bit" if row["equal"] else "no",
+                    "yes, bit by bit" if row["equal"] else "no",
                 )
                 for row in packed
             ],
         )
     )
     text = "\n".join(f"{way} of nvfp4:\n{graph.code.strip()}\n" for way, graph in graphs["nvfp4"].items())
-    part.blocks.append(Listing("The graphs after, as code", text, True))
+    part.blocks.append(Listing("The graphs after conversion, as code", text, True))

@@ -1,10 +1,10 @@
 """Part 3: a character-level GPT trained in bf16 and in each recipe, side by side.
 
-Every model starts from the same weights, sees the same batches and runs under torch.compile(fullgraph=True).
-What it learns is this repository's own documentation, so the losses move with the text; what counts are the
-ratios to bf16. Each recipe's validation loss has to end within its limit of bf16's. With a GPU that opaq can
-use all of them are trained on the processor and on the GPU, and the two losses of each have to end within the
-same limits of each other: sums are rounded in another order there."""
+Every model has the same initial weights and batches and runs under torch.compile(fullgraph=True). The text is
+this repository's documentation, so the losses change with it; the results are the ratios to bf16. Each recipe's
+final validation loss must be within its limit of bf16's. With a GPU that opaq can use, all models are trained
+on the processor and on the GPU, and the two final losses of a model must be within the same limits of each
+other: a GPU sums in a different order."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from run_demo import Settings
 
 LIMITS = {"fp8-delayed": 0.01, "fp8-current": 0.01, "fp8-block": 0.01, "mxfp8": 0.01, "nvfp4": 0.03}
-ACROSS = {"bf16": 0.01, **LIMITS}  # the GPU's loss against the processor's
+ACROSS = {"bf16": 0.01, **LIMITS}  # relative difference of the GPU's loss to the processor's
 STEPS = 150
 RATE = 3e-3
-BACKEND = "aot_eager"  # the same graph as for Inductor, whose compiling takes longer than it saves here
+BACKEND = "aot_eager"  # the same graph as Inductor's, whose compilation takes longer than it saves here
 EVALUATIONS = 10  # spread evenly over the steps
-FINAL = 3  # the final validation loss is the mean of that many last evaluations
-FINAL_STEPS = 20  # and the final training loss of that many last steps
+FINAL = 3  # the final validation loss is the mean of the last FINAL evaluations
+FINAL_STEPS = 20  # the final training loss is the mean of the last FINAL_STEPS steps
 WINDOW = 21  # steps over which the shown differences are averaged
 
 
 @dataclass
 class Run:
-    """What the training of one model gave."""
+    """Losses and times of one training run."""
 
     name: str
     train_losses: list[float] = field(default_factory=list)
     validation_steps: list[int] = field(default_factory=list)
     validation_losses: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
-    seconds: float = 0.0  # all of it, compilation and evaluations included
+    seconds: float = 0.0  # total, with compilation and evaluations
 
     @property
     def train(self) -> float:
@@ -58,11 +58,12 @@ class Run:
         return mean(self.validation_losses[-FINAL:])
 
     def to(self, bf16: Run) -> float:
-        """How far the validation loss ended from bf16's, as a share of it."""
+        """Relative difference of the final validation loss to bf16's."""
         return self.validation / bf16.validation - 1
 
     def smoothed(self, bf16: Run) -> list[float]:
-        """The training loss against bf16's on the same batches, in percent, averaged over WINDOW steps."""
+        """Difference of the training loss to bf16's on the same batches, in percent, averaged over WINDOW
+        steps."""
         pairs = [windows(run.train_losses) for run in (self, bf16)]
         return [100 * (a / b - 1) for a, b in zip(*pairs, strict=True)]
 
@@ -72,15 +73,15 @@ class Run:
 
 
 def windows(losses: list[float]) -> list[float]:
-    """Means over WINDOW steps around each step, over fewer at both ends."""
+    """Moving averages over WINDOW steps, over fewer at both ends."""
     half = WINDOW // 2
     return [mean(losses[max(0, i - half) : i + half + 1]) for i in range(len(losses))]
 
 
 def train(name: str, text: Text, seed: int, steps: int) -> Run:
-    torch.compiler.reset()  # a graph belongs to one recipe
+    torch.compiler.reset()  # a compiled graph is for one recipe
     torch.manual_seed(seed)
-    model = TinyGPT(text.vocabulary).to(text.device)  # the same weights everywhere
+    model = TinyGPT(text.vocabulary).to(text.device)  # the same initial weights for every recipe
     optimizer = MasterAdamW(model, RATE, steps)
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend=BACKEND)
     validation = text.validation()
@@ -114,23 +115,26 @@ def wrong_of(runs: dict[str, Run], frequencies: float) -> list[str]:
     bf16 = runs["bf16"]
     found = []
     if not bf16.validation < frequencies:
-        found.append(f"bf16 learned nothing: {bf16.validation:.4f} is no better than {frequencies:.4f}.")
+        found.append(
+            f"bf16: the validation loss is {bf16.validation:.4f}, expected less than {frequencies:.4f}."
+        )
     for name, limit in LIMITS.items():
         away = runs[name].to(bf16)
         if not abs(away) <= limit:  # NaN is wrong too
             found.append(
-                f"{name} ended {100 * away:+.2f} % from bf16's loss, and the limit is {100 * limit:g} %."
+                f"{name}: the final loss differs by {100 * away:+.2f} % from bf16's, the limit is "
+                f"{100 * limit:g} %."
             )
         if runs[name].train_losses == bf16.train_losses:
-            found.append(f"{name} gave bf16's losses to the last bit, so nothing was quantized.")
+            found.append(f"{name}: the losses are equal to bf16's bit by bit, so nothing was quantized.")
     return found
 
 
 def differ(runs: dict[str, Run], on_gpu: dict[str, Run]) -> list[str]:
-    """What is wrong with the GPU's losses beside the processor's."""
+    """A sentence for each model whose losses on the GPU and on the processor differ by more than the limit."""
     return [
-        f"{name} ended {100 * on_gpu[name].to(runs[name]):+.2f} % from the processor's loss on the GPU, and "
-        f"the limit is {100 * limit:g} %."
+        f"{name}: the final loss on the GPU differs by {100 * on_gpu[name].to(runs[name]):+.2f} % from the "
+        f"processor's, the limit is {100 * limit:g} %."
         for name, limit in ACROSS.items()
         if not abs(on_gpu[name].to(runs[name])) <= limit
     ]
@@ -172,13 +176,13 @@ def run(part: Part, settings: Settings) -> None:
         add_gpu_blocks(part, runs, on_gpu)
     worst = max(LIMITS, key=lambda name: abs(runs[name].to(runs["bf16"])) / LIMITS[name])
     part.headline = (
-        f"All {len(LIMITS)} recipes end near bf16; the one nearest to its limit is {worst}, "
-        f"{100 * runs[worst].to(runs['bf16']):+.2f} % from bf16's loss (limit {100 * LIMITS[worst]:g} %)."
+        f"Final losses of {len(LIMITS)} recipes against bf16; the nearest to its limit is {worst}, "
+        f"{100 * runs[worst].to(runs['bf16']):+.2f} % (limit {100 * LIMITS[worst]:g} %)."
     )
     if on_gpu:
         far = max(ACROSS, key=lambda name: abs(on_gpu[name].to(runs[name])) / ACROSS[name])
         part.headline += (
-            f" Trained on the GPU, all end near the processor's losses; the one nearest to its limit is {far}, "
+            f" Losses on the GPU against the processor's: the nearest to its limit is {far}, "
             f"{100 * on_gpu[far].to(runs[far]):+.2f} % (limit {100 * ACROSS[far]:g} %)."
         )
 
@@ -186,10 +190,10 @@ def run(part: Part, settings: Settings) -> None:
 def add_blocks(part: Part, settings: Settings, runs: dict[str, Run], text: Text) -> None:
     bf16 = runs["bf16"]
     part.blocks.append(
-        f"A GPT with {LAYERS} layers of width {WIDTH} learns this repository's documentation, character by "
-        f"character: {STEPS} steps of {BATCH} x {LENGTH} of {text.size:,} characters, an eighth of which is "
-        "kept for validation. All models start from the same weights and see the same batches. Losses are in "
-        f"nats per character; knowing only how frequent each character is would give {text.frequencies:.2f}."
+        f"A GPT with {LAYERS} layers of width {WIDTH} is trained on this repository's documentation at the "
+        f"level of characters: {STEPS} steps of {BATCH} x {LENGTH} of {text.size:,} characters, an eighth of "
+        "which is kept for validation. All models have the same initial weights and the same batches. Losses "
+        f"are in nats per character; predicting by character frequencies alone gives {text.frequencies:.2f}."
     )
     if importlib.util.find_spec("matplotlib") is not None:
         import pictures
@@ -199,11 +203,11 @@ def add_blocks(part: Part, settings: Settings, runs: dict[str, Run], text: Text)
         part.blocks.append(
             Picture(
                 "training.svg",
-                "Six charts. The first is bf16's falling loss; each other one is a recipe's difference to it "
-                f"in percent, step by step, within the limits. Final differences: {ends}.",
-                "Top left: bf16's loss. The others: each recipe's training loss against bf16's on the same "
-                f"batches, averaged over {WINDOW} steps (line) and on the validation text (dots); the green "
-                "band is what the final validation loss has to be within, grey lines are the other recipes.",
+                "Six charts: bf16's loss, and for each of five recipes the difference to it in percent at "
+                f"each step, with the limits. Final differences: {ends}.",
+                "Top left: bf16's loss. The others: each recipe's difference to bf16 in the training loss, "
+                f"averaged over {WINDOW} steps (line), and in the validation loss (dots). The green band is "
+                "the limit of the final validation loss; grey lines are the other recipes.",
             )
         )
     rows = []
@@ -221,21 +225,21 @@ def add_blocks(part: Part, settings: Settings, runs: dict[str, Run], text: Text)
         )
     part.blocks.append(
         Table(
-            f"How they ended: training loss, mean of the last {FINAL_STEPS} steps; validation loss, mean of "
-            f"the last {FINAL} evaluations",
+            f"Final losses: training, mean of the last {FINAL_STEPS} steps; validation, mean of the last "
+            f"{FINAL} evaluations",
             ("recipe", "training", "validation", "to bf16", "limit", "ms per step", "seconds"),
             rows,
         )
     )
     part.blocks.append(
-        "A recipe costs time at this width, whatever it saves on hardware that multiplies such numbers: "
-        f"products of {WIDTH} columns are small beside the work of quantizing both operands, and this "
-        "processor trains by computing what such hardware would compute."
+        "Training with a recipe is slower than bf16 at this width: a product of "
+        f"{WIDTH} columns takes less time than quantizing both operands, and opaq's kernels for "
+        "processors have no instructions that multiply these formats directly."
     )
 
 
 def add_gpu_blocks(part: Part, runs: dict[str, Run], on_gpu: dict[str, Run]) -> None:
-    """The same training on the GPU."""
+    """Adds the table of the same training on the GPU."""
     rows = [
         (
             name,
@@ -254,6 +258,6 @@ def add_gpu_blocks(part: Part, runs: dict[str, Run], on_gpu: dict[str, Run]) -> 
         Table("The same training on the GPU: validation losses beside those of the processor", head, rows)
     )
     part.blocks.append(
-        "Weights and batches are the same in both. Sums are rounded in another order on the GPU, and "
-        "stochastic rounding draws other numbers there, so the losses are not equal to the last bit."
+        "Initial weights and batches are the same in both. The GPU sums in a different order and uses "
+        "different random numbers for stochastic rounding, so the losses are not equal bit by bit."
     )

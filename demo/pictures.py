@@ -49,7 +49,7 @@ def formats(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def pairs(charts: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """A chart of two or more bars for each quantity; the first bar is the one to compare with."""
+    """A chart of two or more bars for each quantity; the first bar is the baseline."""
     figure = Figure(figsize=(10, 1.9), layout="constrained")
     for axes, (title, values) in zip(figure.subplots(1, len(charts)), charts.items(), strict=True):
         colors = [BLUE] + [ORANGE] * (len(values) - 1)
@@ -66,7 +66,7 @@ def curves(
     windows: Callable[[list[float]], list[float]],
     path: Path,
 ) -> None:
-    """bf16's loss, and a chart for each recipe with its difference to bf16."""
+    """A chart of bf16's loss, and for each recipe a chart of its difference to bf16."""
     figure = Figure(figsize=(10.5, 6), layout="constrained")
     first, *others = figure.subplots(2, 3, sharex=True).flat
     bf16 = runs["bf16"]
@@ -94,7 +94,7 @@ def curves(
         axes.plot(runs[name].validation_steps, dots[name], "o", color=ORANGE, markersize=5)
         away = 100 * runs[name].to(bf16)
         axes.set_title(f"{name}: {away:+.2f} % (limit {100 * limit:g} %)", loc="left")
-        # The first steps, while the rate rises, differ by chance and must not set the scale.
+        # The limits of the axis ignore the warm-up steps, where differences are large and random.
         settled = [abs(value) for value in (*smooth[name][len(steps) // 5 :], *dots[name][2:])]
         reach = 1.15 * max(100 * limit, *settled)
         axes.set_ylim(-reach, reach)
@@ -124,7 +124,7 @@ def _drawn(graph: Any) -> dict[Any, set[Any]]:
 
 
 def _draw_graph(axes: Any, graph: Any, title: str) -> None:
-    """Nodes in levels by their longest path from an input; inputs stand right above their first user."""
+    """A node's level is its longest path from an input; an input is drawn one level above its first user."""
     inputs = _drawn(graph)
     nodes = list(inputs)
     level: dict[Any, int] = {}

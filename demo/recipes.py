@@ -1,4 +1,4 @@
-"""The recipes that the demonstration shows, by the names it gives them."""
+"""The recipes of the demonstration, by name."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The demonstration, `make demo`: runs its parts and writes one page, build/demo/index.html.
+"""`make demo`: runs the parts of the demonstration and writes one page, build/demo/index.html.
 
-    formats    every format on one weight
-    graph      the graph of a layer before and after
-    training   a small GPT trained in every recipe, beside bf16
-    serving    a trained model quantized by the command, verified, loaded packed, generating text
+    formats    size and error of every format on one weight
+    graph      the graph of a layer before and after conversion
+    training   a small GPT trained in bf16 and in every recipe
+    serving    a trained model, quantized by the command, verified, loaded packed; it generates text
 
 A part whose packages are missing is skipped with a note. The exit status is 1 if a check of a part fails, 130
 after Ctrl-C. This file and demo_page.py need the standard library only."""
@@ -29,7 +29,7 @@ from demo_page import Part, write_page
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = {  # name: title, and the packages that it needs
     "formats": ("Every format on one weight", ()),
-    "graph": ("The graph of a layer before and after", ("torch", "numpy")),
+    "graph": ("The graph of a layer before and after conversion", ("torch", "numpy")),
     "training": ("Training curves of the recipes", ("torch", "numpy")),
     "serving": (
         "A trained model, quantized, verified and served packed",
@@ -40,11 +40,11 @@ PARTS = {  # name: title, and the packages that it needs
 
 @dataclass(frozen=True)
 class Settings:
-    """What every part is given."""
+    """The argument of every part."""
 
     build: Path  # the build folder: the library, the command and the demonstration's programs
     out: Path
-    formats: Path | None  # what demo_formats --json wrote, if it ran already
+    formats: Path | None  # output of demo_formats --json; None: the part runs it
     device: str  # "cpu" or "cuda"
     seed: int
 
@@ -93,7 +93,7 @@ def describe_machine(settings: Settings) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name, as Linux gives it."""
+    """The processor's name in /proc/cpuinfo, or the architecture."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -110,7 +110,7 @@ def run_part(name: str, settings: Settings) -> Part:
         return part
     try:
         importlib.import_module(f"part_{name}").run(part, settings)
-    except Exception as error:  # the page is written with what there is
+    except Exception as error:  # the page is written without this part's results
         traceback.print_exc()
         part.wrong.append(f"{type(error).__name__}: {error}")
     part.seconds = time.perf_counter() - began
@@ -136,7 +136,7 @@ def arguments() -> argparse.Namespace:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if usable, else the CPU"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of weights, batches and generated text (default 0)"
+        "--seed", type=int, default=0, help="seed of weights, batches and generated text (default 0)"
     )
     return parser.parse_args()
 

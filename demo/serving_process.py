@@ -1,4 +1,4 @@
-"""A process that loads and runs one model, so that its memory can be measured alone. Started by
+"""Loads and runs one model in its own process, so that its memory can be measured separately. Started by
 part_serving.py with "plain" or "packed" and a device; reads requests from standard input and answers on
 standard output, one JSON object per line."""
 
@@ -28,8 +28,8 @@ STATUS, MAPPINGS = Path("/proc/self/status"), Path("/proc/self/smaps")
 
 
 def resident(folder: str) -> int | None:
-    """Bytes of this process's own memory and of the folder's mapped pages; None where the system does not
-    say."""
+    """Bytes of this process's anonymous memory and of the mapped pages of the folder's files; None if the
+    system has no /proc/self/smaps."""
     if not MAPPINGS.exists():
         return None
     lines = (line.split() for line in STATUS.read_text().splitlines())
@@ -74,13 +74,13 @@ class Server:
         }
 
     def held_out_loss(self) -> float:
-        """The mean loss on the text that was kept from training."""
+        """The mean loss on the validation text."""
         text = Text(self.device)
         batches = [[as_bytes(text, part) for part in pair] for pair in text.validation()]
         return mean(loss_of(self.model, *batch).item() for batch in batches)
 
     def loss_of_text(self, written: str, prompt: str) -> float:
-        """The mean loss of a text after its prompt."""
+        """The mean loss on a text, without its prompt."""
         tokens = self._tokens(prompt + written)
         logits = self.model(input_ids=tokens, use_cache=False).logits[0].float()
         start = len(prompt)
@@ -108,7 +108,7 @@ class Server:
 @torch.no_grad()
 def main(kind: str, device: str) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print must not look like an answer
+    os.dup2(2, 1)  # output of libraries must not be read as an answer
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     server = Server(kind == "packed", device)

@@ -1,7 +1,7 @@
-"""What the demonstration shows while it runs: lines, progress bars, child processes, and the end by Ctrl-C.
+"""Terminal output, progress bars, child processes and Ctrl-C of the demonstration.
 
-Ctrl-C ends the demonstration at once with one sentence and status 130. Child processes have sessions of their
-own, so that the terminal's signal reaches this process only, which then ends them."""
+Ctrl-C ends the demonstration immediately with one sentence and status 130. Child processes have their own
+sessions, so the terminal sends its signal to this process only, which then kills them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+LINE_SECONDS = 3.0
 INTERRUPTED = "Interrupted; run `make demo` again to start from the beginning."
 _children: list[subprocess.Popen[str]] = []
 
@@ -24,8 +26,8 @@ def stop_on_interrupt() -> None:
 
 
 def _stop(*_: Any) -> None:
-    """Not an exception: that would pass through PyTorch's compiler, and its worker processes would print
-    others."""
+    """Ends the process without an exception, which would make PyTorch's compiler and its workers print
+    tracebacks."""
     for child in _children:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -35,9 +37,12 @@ def _stop(*_: Any) -> None:
 
 
 class Bar:
-    """A progress bar: tqdm's, or nothing if tqdm is missing or the output is no terminal."""
+    """A progress bar: tqdm's, which is hidden if the output is no terminal. Without tqdm, a line of text every
+    LINE_SECONDS."""
 
     def __init__(self, title: str, total: int, unit: str = "step") -> None:
+        self._title, self._total, self._unit = title, total, unit
+        self._done, self._shown = 0, time.monotonic()
         self._bar: Any = None
         with contextlib.suppress(ImportError):
             from tqdm import tqdm
@@ -48,8 +53,19 @@ class Bar:
         if self._bar is not None:
             self._bar.set_postfix(values, refresh=False)
             self._bar.update(count)
+            return
+        self._done += count
+        if time.monotonic() - self._shown >= LINE_SECONDS:
+            self._shown = time.monotonic()
+            shown = "".join(f", {name} {value}" for name, value in values.items())
+            print(
+                f"    {self._title}: {self._done} of {self._total} {self._unit}s{shown}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def rename(self, title: str) -> None:
+        self._title = title
         if self._bar is not None:
             self._bar.set_description(f"    {title}")
 
@@ -62,7 +78,7 @@ class Bar:
 
 
 def quiet_imports() -> None:
-    """Silences what torchao, which transformers imports, logs about its parts for other machines."""
+    """Silences torchao, which transformers imports: it logs warnings about extensions for other machines."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -73,7 +89,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def child(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Starts a process, which is killed at the end of the block if it still runs."""
+    """Starts a process and kills it at the end of the block if it still runs."""
     process: subprocess.Popen[str] = subprocess.Popen(
         [str(word) for word in command],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""A character-level GPT small enough for two CPU cores, the text it learns, and AdamW with float32 masters."""
+"""A character-level GPT small enough for two CPU cores, its training text, and AdamW with float32 masters."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BATCH, LENGTH = 16, 64  # sequences, characters each
 
 
 class Text:
-    """The repository's own prose and headers, as numbers of characters. Batches come on `device`; the
-    characters that are drawn do not depend on it."""
+    """This repository's documentation and headers as indices of characters. Batches are on `device`; which
+    characters are drawn does not depend on it."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
@@ -28,7 +28,7 @@ class Text:
         text = "".join(path.read_text(encoding="utf-8") for path in files).encode("ascii", "replace")
         self.size = len(text)
         codes = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        self.alphabet, characters = codes.unique(return_inverse=True)  # the byte of each number
+        self.alphabet, characters = codes.unique(return_inverse=True)  # the byte of each index
         self.vocabulary = len(self.alphabet)
         pieces = characters.split(PIECE)
         self.train = torch.cat([piece for i, piece in enumerate(pieces) if i % 8 != 7])
@@ -36,7 +36,7 @@ class Text:
 
     @property
     def frequencies(self) -> float:
-        """The loss on what was held out of guessing each character as often as it occurs in the rest."""
+        """The validation loss of predicting each character with its frequency in the training text."""
         counts = self.train.bincount(minlength=self.vocabulary) + 1.0
         return float(-(counts / counts.sum()).log()[self.held_out].mean())
 
@@ -49,7 +49,7 @@ class Text:
             yield self._windows(self.train, starts, length)
 
     def validation(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """All that was held out, in batches of the shape used in training."""
+        """The validation text in batches of the shape used in training."""
         starts = torch.arange(0, len(self.held_out) - LENGTH, LENGTH)
         whole = len(starts) // BATCH * BATCH
         return [self._windows(self.held_out, some, LENGTH) for some in starts[:whole].split(BATCH)]
@@ -61,8 +61,8 @@ class Text:
         return characters[places].to(self.device), characters[places + 1].to(self.device)
 
 
-def turned(x: torch.Tensor) -> torch.Tensor:
-    """Rotary positions: pairs of features turn with the place, so that attention sees distances."""
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding: rotates pairs of features by an angle proportional to the position."""
     half = x.shape[-1] // 2
     places, rates = torch.arange(x.shape[-2], device=x.device), torch.arange(half, device=x.device)
     angle = places[:, None] * 1000.0 ** (-rates / half)
@@ -72,7 +72,7 @@ def turned(x: torch.Tensor) -> torch.Tensor:
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer; its four linear layers are the ones that get quantized."""
+    """Attention and a feed-forward layer; its four linear layers are quantized."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, WIDTH // HEADS))
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind()
-        query, key = turned(query), turned(key)
+        query, key = rotated(query), rotated(key)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.proj(mixed.transpose(1, 2).flatten(2))
         return x + self.fc2(functional.gelu(self.fc1(self.norm2(x))))
@@ -110,8 +110,8 @@ class TinyGPT(nn.Module):
 
 
 class MasterAdamW:
-    """AdamW on float32 copies of bf16 parameters, so that changes too small for bf16 add up. The rate rises
-    over the first tenth of the steps, then falls to zero along a cosine."""
+    """AdamW on float32 copies of bf16 parameters, so that updates below bf16's resolution accumulate. The
+    learning rate rises linearly over the first tenth of the steps, then falls to zero along a cosine."""
 
     def __init__(self, model: nn.Module, rate: float, steps: int) -> None:
         self.parameters = list(model.parameters())

@@ -1,5 +1,4 @@
-"""Llamas of transformers whose tokens are ASCII bytes: a small one that is trained on the repository's own
-text, and checkpoints of them."""
+"""Llama models of transformers whose tokens are ASCII bytes: creating, training and saving them."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ LENGTH = 128  # bytes of a training sequence
 
 
 class Size(NamedTuple):
-    """Of a model."""
+    """The size of a model."""
 
     width: int
     inner: int
@@ -30,7 +29,7 @@ class Size(NamedTuple):
 
     @property
     def linear_layers(self) -> int:
-        """Those that are quantized: q, k, v, o, gate, up, down of each layer."""
+        """The number of quantized layers: q, k, v, o, gate, up and down of each block."""
         return 7 * self.layers
 
 
@@ -60,7 +59,7 @@ def loss_of(model: LlamaForCausalLM, tokens: torch.Tensor, targets: torch.Tensor
 
 
 def as_bytes(text: Text, characters: torch.Tensor) -> torch.Tensor:
-    """The bytes of a text's numbers, as tokens."""
+    """Converts indices of characters to bytes, which are the tokens."""
     return text.alphabet.to(characters.device)[characters].long()
 
 

@@ -17,6 +17,7 @@ run() { # <title> <command>...
 }
 run "formatting" tools/check_format.sh
 run "text" python3 tools/check_text.py
+run "commit subjects" python3 tools/check_subjects.py
 run "third party" tools/check_third_party.sh
 run "include direction" python3 tools/check_includes.py
 run "warnings" tools/check_warnings.sh

@@ -17,7 +17,15 @@ from repository import ROOT
 
 HEADERS = ROOT / "include" / "opaq"
 PACKAGE = ROOT / "python" / "opaq"
-SUBMODULES = ("functional", "recipe", "runner")
+SUBMODULES = ("functional", "recipe", "runner", "checkpoint")
+# The modules that users name in other libraries' configurations, and their names for that.
+INTEGRATIONS = {
+    "transformers": ("Config",),
+    "vllm": ("Options", "register"),
+    "torchtitan": ("linear",),
+    "megatron": ("OpaqSpecProvider", "OpaqColumnParallelLinear", "OpaqRowParallelLinear"),
+    "peft": ("LoraQuantizedLinear",),
+}
 REFUSED = ("unknown", "unsupported")  # **keywords of this name are refused, with a hint
 OVERRIDES = ("extra_repr", "fsdp_pre_all_gather", "fsdp_post_all_gather")  # methods that only PyTorch calls
 
@@ -296,6 +304,27 @@ def python_page(name: str) -> str:
     return "\n".join([f"# {name}\n", lead, docstring(module.tree), *entries(module, name)])
 
 
+def integrations_page() -> str:
+    """Without the methods, which the other libraries call."""
+    package = Module(module_path("opaq.integrations"))
+    out = [
+        "# opaq.integrations\n",
+        "For programs that use opaq inside another library.\n",
+        docstring(package.tree),
+    ]
+    for name, names in INTEGRATIONS.items():
+        prefix = f"opaq.integrations.{name}"
+        module = Module(module_path(prefix))
+        out += [f"## `{prefix}`\n", docstring(module.tree)]
+        for entry in names:
+            node = module.definitions[entry]
+            out.append(f"### `{prefix}.{entry}`\n")
+            if isinstance(node, ast.FunctionDef):
+                out.append(shown(f"{entry}{signature(node, module, False)}"))
+            out.append(docstring(node))
+    return "\n".join(out)
+
+
 # ---------------------------------------------------------------------------------------------------- pages
 
 
@@ -318,5 +347,6 @@ def reference_pages() -> dict[str, str]:
     }
     pages["reference/python.md"] = python_page("opaq")
     pages |= {f"reference/python_{name}.md": python_page(f"opaq.{name}") for name in SUBMODULES}
+    pages["reference/python_integrations.md"] = integrations_page()
     pages["reference/examples.md"] = examples_page()
     return pages

@@ -5,9 +5,10 @@
 #
 # A part that cannot be installed is skipped with a note; with CI=true that is an error. With PYTHON set nothing is created
 # or installed: the script only checks what that interpreter can import. Exit 3: the first part is missing, so the caller
-# has to skip what depends on it.
+# has to skip what depends on it. Exit 130 after Ctrl-C, with one sentence unless OPAQ_INTERRUPT_SILENT is set.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
+trap '[ -n "${OPAQ_INTERRUPT_SILENT:-}" ] || say "Interrupted; run the command again to continue." >&2; exit 130' INT
 
 what_needs() { # <part>: what is skipped without it, as subject and verb of a note
     case $1 in
@@ -45,13 +46,13 @@ stamp_of() { # <part>
     { "$python" -V && cat "requirements/$1.txt"; } | cksum | tr ' ' -
 }
 
-install() { # <part>
+install() { # <part> <its number> <number of parts>
     local stamp
     stamp=".venv/stamp-$1-$(stamp_of "$1")"
     if [ -f "$stamp" ]; then
         return 0
     fi
-    say "installing requirements/$1.txt into .venv" >&2
+    say "installing requirements/$1.txt into .venv (part $2 of $3)" >&2
     if ! "$python" -m pip install --quiet --disable-pip-version-check --retries 1 --requirement \
         "requirements/$1.txt" >.venv/pip.log 2>&1; then
         grep -i '^error' .venv/pip.log | tail -n 3 >&2 || true
@@ -97,8 +98,10 @@ if ! "$python" -c 'import pip' >/dev/null 2>&1; then
     fi
 fi
 link_package
+number=0
 for part in "$@"; do
-    if ! install "$part"; then
+    number=$((number + 1))
+    if ! install "$part" "$number" $#; then
         note_skipped "requirements/$part.txt could not be installed, so $(what_needs "$part") skipped."
         [ "$part" != "$first" ] || status=3
     fi

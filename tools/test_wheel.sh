@@ -43,7 +43,8 @@ expected=$(
     for name in opaq/libopaq.so opaq/libopaq_torch.so $cuda data/scripts/opaq data/data/share/man/man1/opaq.1 \
         data/data/share/bash-completion/completions/opaq data/data/share/zsh/site-functions/_opaq \
         data/data/share/fish/vendor_completions.d/opaq.fish dist-info/METADATA dist-info/RECORD dist-info/WHEEL \
-        dist-info/entry_points.txt dist-info/licenses/LICENSE dist-info/licenses/third_party/yyjson/LICENSE; do
+        dist-info/entry_points.txt dist-info/licenses/LICENSE dist-info/licenses/third_party/yyjson/LICENSE \
+        dist-info/licenses/third_party/cuda/NOTICE; do
         say "$name"
     done
 )
@@ -53,7 +54,7 @@ if ! difference=$(diff <(sort <<<"$expected") <(sort <<<"$found")); then
     say "the wheel's files, < missing and > unexpected:" "$difference" >&2
     exit 1
 fi
-for name in LICENSE third_party/yyjson/LICENSE; do
+for name in LICENSE third_party/yyjson/LICENSE third_party/cuda/NOTICE; do
     cmp "$name" "$work"/unpacked/opaq-*.dist-info/licenses/"$name"
 done
 for name in numpy torch transformers; do

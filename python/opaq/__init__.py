@@ -129,6 +129,7 @@ _LAZY_NAMES = {
 
 
 _ALWAYS_AVAILABLE = "not needed, every format runs on every machine; python -m opaq doctor describes this one"
+_NO_INTEGERS = "not supported, opaq has floating-point formats only"
 # Names of Transformer Engine and torchao, and what opaq has instead.
 _FOREIGN_NAMES = {
     "fp8_autocast": "use opaq.autocast(recipe=...)",
@@ -140,6 +141,16 @@ _FOREIGN_NAMES = {
     "is_fp8_available": _ALWAYS_AVAILABLE,
     "is_mxfp8_available": _ALWAYS_AVAILABLE,
     "is_nvfp4_available": _ALWAYS_AVAILABLE,
+    "is_fp8_block_scaling_available": _ALWAYS_AVAILABLE,
+    "QuantizerRole": "use opaq.recipe.QuantizerRole",
+    "checkpoint": "use torch.utils.checkpoint; for several recipes context_fn=opaq.checkpoint_contexts",
+    "moe_permute": "not needed, opaq.MoE and opaq.functional.moe route tokens themselves",
+    "moe_unpermute": "not needed, opaq.MoE and opaq.functional.moe route tokens themselves",
+    "onnx_export": "not supported, use torch.export",
+    "initialize_ub": "not supported, communication does not overlap with products",
+    "parallel_cross_entropy": "not supported, use torch.nn.functional.cross_entropy",
+    "ops": "not supported, use modules of opaq and torch.nn",
+    "optimizers": "not supported, use torch.optim",
     "Float8Quantizer": "use opaq.Quantizer('fp8+delayed')",
     "Float8CurrentScalingQuantizer": "use opaq.Quantizer('fp8')",
     "Float8BlockQuantizer": "use opaq.Quantizer('fp8blk2')",
@@ -159,6 +170,26 @@ _FOREIGN_NAMES = {
     "make_graphed_callables": "use torch.compile, or torch.cuda.make_graphed_callables",
     "convert_to_float8_training": "use opaq.convert_training(model, recipe)",
     "Float8Linear": "use opaq.Linear",
+    "Float8LinearRecipeName": "use a recipe: opaq.recipe.Float8CurrentScaling() for TENSORWISE",
+    "Float8WeightOnlyConfig": "use opaq.quantize_(model, 'fp8row')",
+    "Float8DynamicActivationFloat8WeightConfig": (
+        "use opaq.quantize_(model, 'fp8', activations='fp8'); for PerRow: 'fp8row'"
+    ),
+    "Float8StaticActivationFloat8WeightConfig": "opaq.Config() reads calibrated scales from a checkpoint",
+    "NVFP4WeightOnlyConfig": "use opaq.quantize_(model, 'nvfp4')",
+    "NVFP4DynamicActivationNVFP4WeightConfig": "use opaq.quantize_(model, 'nvfp4', activations='nvfp4')",
+    "MXDynamicActivationMXWeightConfig": (
+        "use opaq.quantize_(model, 'mxfp8+rule=rceil', activations='mxfp8+rule=rceil')"
+    ),
+    "Int8WeightOnlyConfig": _NO_INTEGERS,
+    "Int4WeightOnlyConfig": _NO_INTEGERS,
+    "IntxWeightOnlyConfig": _NO_INTEGERS,
+    "ScaleCalculationMode": "use a rule: 'mxfp8+rule=ocp' for FLOOR, 'mxfp8+rule=rceil' for RCEIL",
+    "precompute_float8_dynamic_scale_for_fsdp": "not needed",
+    "FqnToConfig": "call opaq.quantize_ once for each format, with ignore=",
+    "MXTensor": "use opaq.QuantizedTensor",
+    "compute_error": "use opaq.sqnr(x, quantized)",
+    "TorchAoConfig": "use opaq.Config",
     "NVFP4Linear": "use opaq.Linear or opaq.QuantizedLinear",
     "DelayedScaling": "use opaq.recipe.DelayedScaling",
     "Float8CurrentScaling": "use opaq.recipe.Float8CurrentScaling",

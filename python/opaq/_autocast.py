@@ -21,16 +21,17 @@ _Scoped = TypeVar("_Scoped", bound="_Scope")
 
 
 class _Level:
-    """The settings of one `with` block and of the one around it. Immutable except `used`, which no graph
-    reads."""
+    """The settings of one `with` block and of the one around it. Immutable except `used` and `ran`, which no
+    graph reads."""
 
-    __slots__ = ("around", "detail", "recipe", "used")
+    __slots__ = ("around", "detail", "ran", "recipe", "used")
 
     def __init__(self, recipe: Recipe | None, detail: Any, around: _Level | None) -> None:
         self.recipe = recipe
         self.detail = detail
         self.around = around
-        self.used = False  # whether a module outside compiled code has run inside
+        self.used = False  # whether an operator or module of opaq outside compiled code has read the recipe
+        self.ran = False  # whether a module of opaq that can be found by LATEST has run inside
 
     def __deepcopy__(self, memo: Any) -> _Level:
         return self
@@ -91,8 +92,8 @@ class autocast(_Scope):
     """opaq's modules inside run with the quantizers of `recipe`: a recipe, its class or its name ("nvfp4");
     None is `default_recipe()`. With `enabled=False` they run in high precision, also inside another autocast.
     Amaxes are reduced over `amax_reduction_group` if the recipe asks for that. torch.nn.Linear layers are not
-    affected: `convert_training` makes them opaq's; an outermost scope in which only such layers ran warns
-    once."""
+    affected: `convert_training` makes them opaq's. One warning per process names their number if no module of
+    opaq ran in an outermost scope, or if the models of those that ran have such layers too."""
 
     __slots__ = ()
     _levels = _Levels()
@@ -120,10 +121,12 @@ class autocast(_Scope):
         if _is_compiling():
             return
         around = self._levels.top
-        if level.used:
-            around.used = True
-        elif level.recipe is not None and around.around is None and type(self) is autocast and not any(error):
-            _warn_unused()
+        around.used |= level.used
+        around.ran |= level.ran
+        if level.recipe is None or around.around is not None or type(self) is not autocast or any(error):
+            return
+        if level.ran not in _checked and (level.ran or not level.used):
+            _warn_plain(level)
 
 
 class _InnerAutocast(autocast):
@@ -132,7 +135,9 @@ class _InnerAutocast(autocast):
     __slots__ = ()
 
 
-_is_unused_checked = False
+_checked: set[bool] = (
+    set()
+)  # whether _warn_plain looked for layers outside (False) and inside of models that ran
 
 
 def _is_compiling() -> bool:
@@ -141,30 +146,67 @@ def _is_compiling() -> bool:
     return bool(torch.compiler.is_compiling())
 
 
-def _warn_unused() -> None:
-    """Warns once per process when an autocast ends in which no module of opaq ran, if there are torch.nn.Linear
-    layers. Compiled code runs no Python and cannot be observed: there is no warning once an operator of opaq
-    was traced, or while PyTorch counts a compiled frame, which it forgets in `torch.compiler.reset()`."""
-    global _is_unused_checked
+def _warn_plain(level: _Level) -> None:
+    """At the end of the outermost autocast of `level`: warns if no module of opaq ran in it and the process has
+    torch.nn.Linear layers, or if the models of the modules that ran have some. Looks once per process for each.
+
+    Compiled code runs no Python and cannot be observed: there is no warning once an operator of opaq was
+    traced, or while PyTorch counts a compiled frame, which it forgets in `torch.compiler.reset()`."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     operators: Any = sys.modules.get("opaq._operators")
-    if (
-        _is_unused_checked
-        or (operators is not None and operators.traced)
-        or (dynamo is not None and dynamo.counters["frames"])
-    ):
+    if (operators is not None and operators.traced) or (dynamo is not None and dynamo.counters["frames"]):
         return
-    _is_unused_checked = True
+    _checked.add(level.ran)
     from torch import nn
 
-    plain = sum(type(thing) is nn.Linear for thing in gc.get_objects())
+    # Not isinstance, which evaluates the property __class__ of proxies.
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    if level.ran:
+        ran, plain = _count_beside(modules, level)
+        found = f"the models that ran inside it have {ran} modules of opaq and {plain} torch.nn.Linear layers, "
+        found += "which stay unquantized"
+    else:
+        plain = sum(type(module) is nn.Linear for module in modules)
+        found = (
+            f"no module of opaq ran inside it, so nothing was quantized; the {plain} torch.nn.Linear layers "
+        )
+        found += "of this process are not affected by it"
     if plain:
         warnings.warn(
-            f"opaq.autocast: no module of opaq ran inside it, so nothing was quantized; the {plain} "
-            "torch.nn.Linear layers of this process are not affected by it. "
-            "opaq.convert_training(model) makes them opaq's",
+            f"opaq.autocast: {found}. opaq.convert_training(model) makes them opaq's",
             stacklevel=3,
         )
+
+
+def _count_beside(modules: list[Any], level: _Level) -> tuple[int, int]:
+    """The number of opaq's modules that ran in `level`, and of torch.nn.Linear layers in the same models.
+    Models that convert_training converted are not counted: its summary lists the layers that it left."""
+    from torch import nn
+
+    training: Any = sys.modules.get("opaq.training")
+    parents: dict[int, list[Any]] = {}
+    for module in modules:
+        for child in module.__dict__.get("_modules", {}).values():
+            parents.setdefault(id(child), []).append(module)
+    ran = [module for module in modules if _is_inside(module.__dict__.get(LATEST), level)]
+    above = {id(module): module for module in ran}  # and their ancestors
+    waiting = list(ran)
+    while waiting:
+        new = {id(parent): parent for parent in parents.get(id(waiting.pop()), ()) if id(parent) not in above}
+        above |= new
+        waiting += new.values()
+    models = [list(module.modules()) for key, module in above.items() if key not in parents]
+    if training is not None:
+        models = [members for members in models if not any(type(m) is training.TrainingLinear for m in members)]
+    members = {id(member): member for model in models for member in model}
+    plain = sum(type(member) is nn.Linear for member in members.values())
+    return sum(id(module) in members for module in ran), plain
+
+
+def _is_inside(level: _Level | None, outer: _Level) -> bool:
+    while level is not None and level is not outer:
+        level = level.around
+    return level is outer
 
 
 class quantized_model_init(_Scope):
@@ -231,6 +273,7 @@ def recomputing(module: Any) -> autocast | None:
         return _InnerAutocast(recipe=level.recipe, amax_reduction_group=level.detail)
     if module.training or torch.is_grad_enabled():
         module.__dict__[LATEST] = level
+        level.ran = True
     return None
 
 

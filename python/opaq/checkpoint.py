@@ -209,6 +209,7 @@ def _scheme(row: _library.ConfigScheme) -> Scheme:
 
 
 def layout_names() -> list[str]:
+    """The names of all layouts."""
     return list(dict.fromkeys(row.layout for row in layouts()))
 
 

@@ -15,10 +15,10 @@
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
 
-enum { BIAS = 1, ADDS = 2, GAPS = 4, A_TURNED = 8, B_TURNED = 16 };
+enum { BIAS = 1, ADDS = 2, GAPS = 4, A_TRANSPOSED = 8, B_TRANSPOSED = 16 };
 
 struct order_case {
-    const char *a, *b; /* gemm_cases.h; turned: a plain one is stored transposed */
+    const char *a, *b; /* gemm_cases.h; A_TRANSPOSED, B_TRANSPOSED: the plain operand is stored transposed */
     enum opaq_element c;
     int64_t m, n, k;
     int flags;
@@ -40,9 +40,9 @@ struct product {
 };
 
 /* A plain operand of which `keep` columns of each stored row are used. */
-static void use_columns(struct gemm_case_operand *o, int64_t rows, int64_t columns, bool is_turned) {
+static void use_columns(struct gemm_case_operand *o, int64_t rows, int64_t columns, bool is_transposed) {
     struct quant_matrix stored = quant_matrix_make(&o->x);
-    o->operand.plain = is_turned ? quant_matrix_transposed(stored) : stored;
+    o->operand.plain = is_transposed ? quant_matrix_transposed(stored) : stored;
     o->operand.plain.rows = rows;
     o->operand.plain.columns = columns;
 }
@@ -51,16 +51,16 @@ static void side_make(struct product *p, struct hiding *hiding, const struct ord
     struct gemm_case_operand *const o = &p->made[index];
     const char *const text = index == 0 ? one->a : one->b;
     const int64_t rows = index == 0 ? one->m : one->n;
-    const bool is_turned = (one->flags & (index == 0 ? A_TURNED : B_TURNED)) != 0;
+    const bool is_transposed = (one->flags & (index == 0 ? A_TRANSPOSED : B_TRANSPOSED)) != 0;
     const bool is_plain = strcmp(text, "bf16") == 0 || strcmp(text, "f16") == 0 || strcmp(text, "f32") == 0;
     const int64_t gap = is_plain && (one->flags & GAPS) ? GAP : 0;
-    gemm_case_operand_make(o, text, is_turned ? one->k : rows, (is_turned ? rows : one->k) + gap);
+    gemm_case_operand_make(o, text, is_transposed ? one->k : rows, (is_transposed ? rows : one->k) + gap);
     struct tensor x = {o->x};
     tensor_fill(&x, FILL_NORMAL, (uint64_t)index + 1);
     gemm_case_operand_quantize(o, true, NULL);
     struct gemm_operand *const to = index == 0 ? &p->device.a : &p->device.b;
     if (is_plain) {
-        use_columns(o, rows, one->k, is_turned);
+        use_columns(o, rows, one->k, is_transposed);
         *to = o->operand;
         to->plain.data = hiding_copy(hiding, o->x.buffer[0].data, o->x.buffer[0].bytes);
     } else {
@@ -237,10 +237,10 @@ static const struct order_case cases[] = {
     {"bf16", "bf16", OPAQ_BF16, 37, 264, 520, BIAS | GAPS, EXACT, true, BF16_RESULT},
     {"bf16", "bf16", OPAQ_BF16, 128, 128, 512, BIAS | ADDS, EXACT, true, BF16_RESULT},
     {"bf16", "bf16", OPAQ_F32, 130, 192, 640, ADDS | GAPS, EXACT, true, BF16_SUMS},
-    {"bf16", "bf16", OPAQ_F32, 72, 160, 1024, B_TURNED, EXACT, true, BF16_SUMS}, /* dx = dy w */
-    {"bf16", "bf16", OPAQ_F32, 256, 160, 616, A_TURNED | B_TURNED | ADDS, EXACT, true,
+    {"bf16", "bf16", OPAQ_F32, 72, 160, 1024, B_TRANSPOSED, EXACT, true, BF16_SUMS}, /* dx = dy w */
+    {"bf16", "bf16", OPAQ_F32, 256, 160, 616, A_TRANSPOSED | B_TRANSPOSED | ADDS, EXACT, true,
      BF16_SUMS}, /* dw = dy^T x */
-    {"bf16", "bf16", OPAQ_BF16, 40, 80, 512, A_TURNED | B_TURNED | GAPS, EXACT, true, BF16_RESULT},
+    {"bf16", "bf16", OPAQ_BF16, 40, 80, 512, A_TRANSPOSED | B_TRANSPOSED | GAPS, EXACT, true, BF16_RESULT},
     {"f16", "f16", OPAQ_F32, 64, 96, 1024, 0, EXACT, true, BF16_SUMS},
     {"f16", "f16", OPAQ_F16, 21, 72, 768, BIAS, EXACT, true, F16_RESULT},
     {"fp8", "fp8", OPAQ_F32, 64, 96, 1024, 0, EXACT, true, FP8_SUMS},

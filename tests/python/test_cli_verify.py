@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -307,6 +308,27 @@ def test_page(tmp_path: Path) -> None:
     assert "cannot open the folder" in cli.run(
         "verify", "--html", tmp_path / "none" / "x.html", quantized, original, code=3
     )
+
+
+def test_page_shows_sizes_and_fits_a_screen(tmp_path: Path) -> None:
+    """Both tables of weights have the columns, the one without a script has the figures, and the page is at
+    most 1280 px wide."""
+    plain = cli.plain_tensors(layers=1)
+    quantized, original = pair(tmp_path, plain, cli.quantized_tensors(plain, "nvfp4"))
+    path = tmp_path / "page.html"
+    cli.run("verify", "--html", path, quantized, original)
+    page, text = Page(path), path.read_text(encoding="utf-8")
+    heads = ["weight", "kind", "verdict", "SQNR dB", "cosine", "size", "bits per weight"]
+    first = page.texts.index("weight")
+    assert page.texts[first : first + len(heads)] == heads
+    for weight in page.report["weights"]:
+        assert page.texts.count(f"{weight['bits_per_weight']:.3f}") >= 1
+    columns = re.search(r"const COLUMNS = \[\n(.*?)\n\];", text, re.S)
+    assert columns and {"size", "bits per weight"} <= set(re.findall(r"^  \['([^']+)'", columns[1], re.M))
+    assert re.search(r"cells\('th', .*'size', 'bits per weight'", text)
+    width = re.search(r"^main \{ max-width: (\d+)px;.*padding: \d+px (\d+)px", text, re.M)
+    assert width and int(width[1]) <= 1280 and "* { box-sizing: border-box; }" in text
+    assert ".scroll { overflow-x: auto;" in text  # wide tables scroll inside the page
 
 
 HOSTILE_NAMES = (

@@ -1,5 +1,4 @@
-"""The page of the demonstration: readable by everybody, true to its data, and refused where it would be
-broken."""
+"""The page of the demonstration: accessible, equal to its data, and refused if a part is incomplete."""
 
 from __future__ import annotations
 
@@ -207,3 +206,19 @@ def test_ctrl_c_says_one_sentence(tmp_path: Path) -> None:
         "Interrupted; run `make demo` again to start from the beginning.\n",
     )
     assert not (tmp_path / "demo" / "index.html").exists()
+
+
+def test_progress_without_tqdm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line of text every few seconds."""
+    import terminal
+
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    seconds = iter([0.0, 1.0, 3.0, 3.0, 5.0, 7.0, 7.0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(seconds))
+    with terminal.Bar("one", 9) as bar:
+        bar.advance()
+        bar.advance(2, loss="0.5")
+        bar.rename("two")
+        bar.advance()
+        bar.advance()
+    assert capsys.readouterr().err == "    one: 3 of 9 steps, loss 0.5\n    two: 5 of 9 steps\n"

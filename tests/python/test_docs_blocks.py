@@ -130,12 +130,14 @@ def test_blocks_have_a_known_language() -> None:
 
 
 def test_commands_are_fenced() -> None:
-    """Commands of opaq, make and Python must be in fenced blocks, because indented blocks are not run."""
+    """Commands and Python statements must be in fenced blocks, because indented blocks are not run."""
+    command = r"opaq [a-z]|build/opaq |make |python |pip |vllm "
+    statement = r"import |from [\w.]+ import |(\w+ = )?opaq\.\w+[.(]"
     wrong = []
     for page in PAGES:
         inside = False
         for number, line in enumerate(page.read_text().splitlines(), 1):
             inside ^= line.startswith("```")
-            if not inside and re.match(r"    (opaq [a-z]|build/opaq |make |python |pip |vllm |import )", line):
+            if not inside and re.match(rf"    ({command}|{statement})", line):
                 wrong.append(f"{page.name}:{number}: {line.strip()}")
     assert not wrong

@@ -58,6 +58,12 @@ def test_every_python_name_has_an_entry(pages: dict[str, str]) -> None:
     for name in ("functional", "recipe"):
         listed = {f"opaq.{name}.{entry}" for entry in getattr(opaq, name).__all__}
         assert headings(pages, f"reference/python_{name}.md") == listed
+    assert {"opaq.checkpoint.Layout", "opaq.checkpoint.read_layout"} <= headings(
+        pages, "reference/python_checkpoint"
+    )
+    integrations = pages["reference/python_integrations.md"]
+    for name in ("transformers.Config", "vllm.register", "torchtitan.linear", "megatron.OpaqSpecProvider"):
+        assert f"### `opaq.integrations.{name}`\n" in integrations
     assert not re.findall(r"=_\w+", pages["reference/python.md"])  # defaults are values, not private names
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
 import warnings
 from typing import Any
 
@@ -18,7 +17,8 @@ torch = need("torch")
 opaq = need("opaq")
 from torch import nn  # noqa: E402
 
-X = torch.randn(64, 64)
+X, GATE_UP = torch.randn(64, 64), torch.randn(128, 64)
+ROUTING = torch.full((64, 1), 0.5), torch.zeros(64, 1, dtype=torch.int64)  # all tokens to expert 0
 
 
 def net(*more: nn.Module) -> nn.Sequential:
@@ -48,8 +48,18 @@ def only_warning(call: Any) -> str:
         lambda q: opaq.QuantizedLinear(64, 64, quantizer="mxfp4", input_quantizer=q).input_quantizer,
         lambda q: opaq.quantize_(net(), q, progress=False).quantizer,
         lambda q: opaq.quantize_(net(), "mxfp4", activations=q, progress=False).activations,
+        lambda q: opaq.QuantizedLinear.from_linear(nn.Linear(64, 64), q).quantizer,
+        lambda q: opaq.QuantizedLinear.from_linear(nn.Linear(64, 64), "mxfp4", q).input_quantizer,
         lambda q: opaq.MLP(64, 64, quantizer=q).gate_up.quantizer,
+        lambda q: opaq.MLP(64, 64, input_quantizer="mxfp4", hidden_quantizer=q).hidden_quantizer,
+        lambda q: opaq.MoE(64, 64, 4, quantizer=q).down.quantizer,
+        lambda q: opaq.MoE(64, 64, 4, input_quantizer=q).input_quantizer,
+        lambda q: opaq.MoE(64, 64, 4, hidden_quantizer=q).hidden_quantizer,
+        lambda q: opaq.GroupedLinear(2, 64, 64, quantizer=q).weight.quantizer,
         lambda q: opaq.runner.create_linear(X, quantizer=q).info().format,
+        lambda q: opaq.runner.create_mlp(GATE_UP, X, quantizer=q).info().format,
+        lambda q: opaq.runner.create_moe(GATE_UP[None], X[None], quantizer=q).info().format.partition("+")[0],
+        lambda q: opaq.recipe.CustomRecipe(lambda role: q).linear_quantizers().weight,
     ],
 )
 def test_a_quantizer_is_a_value_or_its_text_in_any_case(take: Any) -> None:
@@ -58,16 +68,42 @@ def test_a_quantizer_is_a_value_or_its_text_in_any_case(take: Any) -> None:
 
 def test_input_quantizers_of_functions() -> None:
     weight = opaq.quantize_tensor(X, "nvfp4")
-    gate_up, down = torch.randn(128, 64), torch.randn(64, 64)
+    gate_up, down = GATE_UP, torch.randn(64, 64)
+    experts = gate_up[None], down[None]
     for given in ("MXFP8", opaq.Quantizer("mxfp8")):
         for call in (
             lambda q: opaq.functional.quantized_linear(X, weight, input_quantizer=q),
             lambda q: opaq.functional.mlp(X, gate_up, down, input_quantizer=q),
+            lambda q: opaq.functional.mlp(X, gate_up, down, input_quantizer="mxfp4", hidden_quantizer=q),
+            lambda q: opaq.functional.moe(X, *ROUTING, *experts, input_quantizer=q),
+            lambda q: opaq.functional.moe(X, *ROUTING, *experts, input_quantizer="mxfp4", hidden_quantizer=q),
             lambda q: opaq.runner.create_linear(X, input_quantizer=q)(X),
+            lambda q: opaq.runner.create_mlp(gate_up, down, input_quantizer=q)(X),
+            lambda q: opaq.runner.create_mlp(gate_up, down, input_quantizer="mxfp4", hidden_quantizer=q)(X),
+            lambda q: opaq.runner.create_moe(*experts, input_quantizer=q)(X, *ROUTING),
+            lambda q: opaq.functional.linear(X, X, recipe=opaq.recipe.CustomRecipe(lambda role: q)),
         ):
             assert torch.equal(call(given), call("mxfp8"))
     assert opaq.proto((4, 64), torch.float32, "nvfp4") == opaq.proto((4, 64), "float32", "nvfp4")
     assert opaq.proto((4, 64), "float32", "NVFP4") == opaq.proto((4, 64), "float32", opaq.Quantizer("nvfp4"))
+
+
+def test_quantizers_of_a_checkpoint_configuration() -> None:
+    need("transformers")
+    for given in ("NVFP4", opaq.Quantizer("nvfp4")):
+        config = opaq.Config(given, activations=given)
+        assert config.to_dict() == opaq.Config("nvfp4", activations="nvfp4").to_dict()
+        assert (config.quantizer, config.activations) == ("nvfp4", "nvfp4")
+    with pytest.raises(opaq.OpaqError, match=r"did you mean 'nvfp4'\?$"):
+        opaq.Config("nvpf4")
+
+
+def test_texts_of_the_operators() -> None:
+    """They take texts only."""
+    made, expected = (torch.ops.opaq.quantize(X, text) for text in ("NVFP4+2D", "nvfp4+2d"))
+    assert len(made) == len(expected) and all(map(torch.equal, made, expected))
+    with pytest.raises(RuntimeError, match='opaq: quantize: .*"nvpf4".* expected fp8, .* or nvfp4'):
+        torch.ops.opaq.quantize(X, "nvpf4")
 
 
 @pytest.mark.parametrize(
@@ -224,6 +260,10 @@ def test_errors_have_hints(call: Any, error: type[Exception], text: str) -> None
         ("NVFP4Quantizer", r"use opaq.Quantizer\('nvfp4'\)"),
         ("is_fp8_available", "not needed"),
         ("convert_to_float8_training", "use opaq.convert_training"),
+        (
+            "Float8DynamicActivationFloat8WeightConfig",
+            "use opaq.quantize_.*for PerRow: 'fp8row'",
+        ),
     ],
 )
 def test_names_of_other_libraries(name: str, text: str) -> None:
@@ -319,6 +359,8 @@ def scope(function, **how):
         with opaq.autocast(recipe="mxfp8", **how):
             function()
     print(len(found), *(warning.message for warning in found))
+"""
+SCOPES = """
 scope(lambda: (model(x), layer(x)))
 scope(lambda: (model(x), opaq.functional.linear(x, x)))
 scope(lambda: opaq.MLP(8, 8)(x))
@@ -329,10 +371,36 @@ scope(lambda: model(x))
 """
 
 
-def autocast_output(more: str) -> list[str]:
-    code = textwrap.dedent(AUTOCAST).replace("{more}", more)
+def autocast_output(more: str, scopes: str = SCOPES) -> list[str]:
+    code = AUTOCAST + scopes.replace("{more}", more)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     return done.stdout.splitlines()
+
+
+def test_plain_layers_beside_modules_that_ran() -> None:
+    more = """
+part, other = nn.Sequential(nn.Linear(8, 8), opaq.Linear(8, 8)), nn.Linear(8, 8)
+whole = nn.ModuleList([part, nn.ModuleList([opaq.MLP(8, 8), nn.Linear(8, 8)]), opaq.Linear(8, 8)])
+def call():
+    with opaq.autocast(recipe="nvfp4"):
+        part(x)
+    whole[1][0](other(x))
+scope(call)
+scope(call)
+"""
+    assert autocast_output(more, "{more}") == [
+        "1 opaq.autocast: the models that ran inside it have 2 modules of opaq and 2 torch.nn.Linear layers, "
+        "which stay unquantized. opaq.convert_training(model) makes them opaq's",
+        "0",
+    ]
+
+
+def test_plain_layers_that_convert_training_left() -> None:
+    more = """
+opaq.convert_training(model, ignore="0")
+print(sum(type(module) is nn.Linear for module in model))
+"""
+    assert autocast_output(more) == ["0"] * 4 + ["1"] + ["0"] * 2
 
 
 def test_plain_layers_in_an_autocast() -> None:

@@ -150,7 +150,7 @@ def test_empty_inputs(device: str) -> None:
 
 
 def test_two_streams_at_once(device: str) -> None:
-    """Two calls that would spoil each other's results if they shared memory or ignored their stream."""
+    """Two calls that would corrupt each other's results if they shared memory or ignored their stream."""
 
     def work(x: Any, w: Any) -> list[Any]:
         q = ops.quantize(x, "nvfp4+both+rht")
@@ -188,7 +188,7 @@ def test_a_tensor_of_a_gpu_that_is_not_current(device: str) -> None:
 # ----------------------------------------------------------------------------------------------------- errors
 
 
-def test_an_error_does_not_spoil_the_next_call(device: str) -> None:
+def test_an_error_does_not_corrupt_the_next_call(device: str) -> None:
     x, w = make_tensor((40, 96), device), make_tensor((24, 96), device)
     want = ops.quantize(x, "nvfp4+both"), ops.linear(x, [w], None, w.shape, "x=mxfp8 w=mxfp8")
     wrong: tuple[Any, ...] = (

@@ -54,11 +54,11 @@ def test_a_cached_weight_and_another_backward(override: str, wrap: Any, device: 
     operands."""
     recipe = opaq.recipe.MXFP8BlockScaling(backward_override=override)
     results = []
-    for turns in ((None, None), (True, False)):
+    for flags in ((None, None), (True, False)):
         module = layer_of(device)
         function, cached = wrap(module), None
         found = []
-        for first in turns:
+        for first in flags:
             x = values((24, 72), 1, device).requires_grad_()
             with opaq.autocast(recipe=recipe):
                 y = function(x, is_first_microbatch=first)

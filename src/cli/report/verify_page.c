@@ -51,7 +51,8 @@ static void add_table(const struct weight_pairs *pairs, const struct judgement *
     text_print(page,
                "</code></p>\n<p>%zu of %zu weights fail. The worst %zu are shown; charts need JavaScript.</p>\n"
                "<table>\n<tr><th class=\"left\">weight</th><th class=\"left\">kind</th>"
-               "<th class=\"left\">verdict</th><th>SQNR dB</th><th>cosine</th><th>size</th></tr>\n",
+               "<th class=\"left\">verdict</th><th>SQNR dB</th><th>cosine</th><th>size</th>"
+               "<th>bits per weight</th></tr>\n",
                judgement->failed, judgement->count, shown);
     for (size_t i = 0; i < shown; ++i) {
         const struct judged *const judged = &judgement->items[i];
@@ -65,7 +66,10 @@ static void add_table(const struct weight_pairs *pairs, const struct judgement *
         } else {
             text_print(page, "<td>-</td><td>-</td>");
         }
-        text_print(page, "<td>%s</td></tr>\n", size_text(pair_bytes(judged->comparison->pair)).text);
+        const uint64_t bytes = pair_bytes(judged->comparison->pair); /* 0: the weight is missing */
+        const uint64_t elements = bytes == 0 ? 0 : pair_elements(judged->comparison->pair);
+        text_print(page, "<td>%s</td><td>%s</td></tr>\n", size_text(bytes).text,
+                   bits_text(bytes, elements).text);
     }
     text_print(page, "</table>\n");
 }
