@@ -160,8 +160,8 @@ set(OPAQ_EMULATED_TESTS hiding golden device_quantize op_rearrange linear linear
     experts_routing experts_tiled runner_prepared)
 set(OPAQ_EMULATED_MMA_TESTS device_product device_order linear linear_given
     grouped_linear experts_composed)
-# With the kernels of OPAQ_CUDA_QUANTIZER=parts.
-set(OPAQ_EMULATED_PARTS_TESTS device_quantize golden hiding linear linear_delayed)
+# With the kernels of OPAQ_CUDA_QUANTIZER=general.
+set(OPAQ_EMULATED_GENERAL_TESTS device_quantize golden hiding linear linear_delayed)
 function(opaq_cuda_tests)
     if(TARGET opaq_cuda)
         set_property(TEST test_backend_library APPEND PROPERTY ENVIRONMENT
@@ -178,10 +178,10 @@ function(opaq_cuda_tests)
         set_tests_properties(emulated_${name} PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT
             "${environment};OPAQ_CUDA_PRODUCT=fma")
     endforeach()
-    foreach(name IN LISTS OPAQ_EMULATED_PARTS_TESTS)
-        add_test(NAME emulated_parts_${name} COMMAND test_${name})
-        set_tests_properties(emulated_parts_${name} PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT
-            "${environment};OPAQ_CUDA_PRODUCT=fma;OPAQ_CUDA_QUANTIZER=parts")
+    foreach(name IN LISTS OPAQ_EMULATED_GENERAL_TESTS)
+        add_test(NAME emulated_general_${name} COMMAND test_${name})
+        set_tests_properties(emulated_general_${name} PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT
+            "${environment};OPAQ_CUDA_PRODUCT=fma;OPAQ_CUDA_QUANTIZER=general")
     endforeach()
     foreach(name IN LISTS OPAQ_EMULATED_MMA_TESTS)
         add_test(NAME emulated_mma_${name} COMMAND test_${name})

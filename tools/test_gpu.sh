@@ -3,7 +3,7 @@
 # with a CUDA build of PyTorch and pytest; installs nothing. Builds the CUDA back end and the test programs into build-cuda
 # (OPAQ_GPU_BUILD=OFF: takes what is there), then runs these, the most informative first:
 #   1. the C tests of operators and quantizers on the GPU, against the CPU byte for byte (OPAQ_CUDA_PRODUCT=fma), or within bounds;
-#      some again with the quantizers that are not the default (OPAQ_CUDA_QUANTIZER=parts);
+#      some again with the general quantizers (OPAQ_CUDA_QUANTIZER=general);
 #   2. the PyTorch tests of what only a GPU can show;
 #   3. C tests under compute-sanitizer, one run for each of its tools;
 #   4. the other PyTorch tests, whose fixtures add the device cuda, and the demonstration's training on the GPU;
@@ -14,7 +14,7 @@
 # summary to test_gpu.txt, in OUT or, if that is not set, in build-cuda. After OPAQ_GPU_SECONDS (450) what runs is stopped.
 #
 # OPAQ_GPU_PARTS, an extended regular expression, selects programs by their names, in which lower and upper case are equal:
-# 'parts', '^memcheck', 'test_gpu_graphs|within bounds'. --list prints the names of those that would run, and runs nothing.
+# 'general', '^memcheck', 'test_gpu_graphs|within bounds'. --list prints the names of those that would run, and runs nothing.
 set -uo pipefail
 . "$(dirname "$0")/common.sh"
 python=${PYTHON:-python3}
@@ -113,7 +113,7 @@ list_of() { # <variable of cmake/cuda.cmake>
 }
 tests=$(list_of OPAQ_EMULATED_TESTS)
 bound_tests=$(list_of OPAQ_EMULATED_MMA_TESTS)
-parts_tests=$(list_of OPAQ_EMULATED_PARTS_TESTS)
+general_tests=$(list_of OPAQ_EMULATED_GENERAL_TESTS)
 library=$(absolute "$folder")/libopaq_cuda.so
 portable=$(absolute "$folder-portable")/libopaq_cuda.so
 on_gpu=(env OPAQ_TEST_DEVICE=cuda "OPAQ_TEST_CUDA_LIBRARY=$library" "OPAQ_GOLDEN_DIR=$PWD/tests/golden")
@@ -168,8 +168,8 @@ part "C tests"
 for name in $bound_tests; do # products in an order of their own, compared within bounds
     run 120 "within bounds: test_$name" "${on_gpu[@]}" "$folder/tests/c/test_$name"
 done
-for name in $parts_tests; do # the quantizers that are not the default
-    run 120 "parts: test_$name" "${on_gpu[@]}" OPAQ_CUDA_PRODUCT=fma OPAQ_CUDA_QUANTIZER=parts "$folder/tests/c/test_$name"
+for name in $general_tests; do # the quantizers for any tensor
+    run 120 "general: test_$name" "${on_gpu[@]}" OPAQ_CUDA_PRODUCT=fma OPAQ_CUDA_QUANTIZER=general "$folder/tests/c/test_$name"
 done
 for name in $tests; do
     run 120 "test_$name" "${on_gpu[@]}" OPAQ_CUDA_PRODUCT=fma "$folder/tests/c/test_$name"
@@ -181,7 +181,6 @@ if [ -n "$has_torch" ]; then
     for name in "${gpu_files[@]}"; do
         python_test 150 "" "$name"
     done
-    python_test 150 "parts: " test_gpu_large OPAQ_CUDA_QUANTIZER=parts
 fi
 
 # ---- memory and races
@@ -196,13 +195,13 @@ sanitize() { # <tool> <program> [<tests>]
 }
 if [ -n "$sanitizer$is_list" ]; then
     for tool in racecheck memcheck initcheck synccheck; do # the slowest first
-        OPAQ_CUDA_QUANTIZER=parts sanitize "$tool" test_device_quantize whole_parts
+        OPAQ_CUDA_QUANTIZER=general sanitize "$tool" test_device_quantize whole_parts
         sanitize "$tool" test_device_product rows_do_not # also more than 128 rows
         sanitize "$tool" test_device_quantize whole_parts
         sanitize "$tool" test_experts_composed
         sanitize "$tool" test_op_rearrange
         sanitize "$tool" test_device_quantize given_figures
-        OPAQ_CUDA_QUANTIZER=parts sanitize "$tool" test_device_quantize given_figures
+        OPAQ_CUDA_QUANTIZER=general sanitize "$tool" test_device_quantize given_figures
         sanitize "$tool" test_hiding delayed
         sanitize "$tool" test_linear_given
         sanitize "$tool" test_device_product long_sums
@@ -230,8 +229,8 @@ run 90 "in a graph: test_linear_delayed" "${on_gpu[@]}" OPAQ_TEST_CAPTURE=1 OPAQ
 for name in $bound_tests; do
     run 120 "PTX only, within bounds: test_$name" "${on_ptx[@]}" "$folder/tests/c/test_$name"
 done
-for name in $parts_tests; do
-    run 120 "PTX only, parts: test_$name" "${on_ptx[@]}" OPAQ_CUDA_PRODUCT=fma OPAQ_CUDA_QUANTIZER=parts "$folder/tests/c/test_$name"
+for name in $general_tests; do
+    run 120 "PTX only, general: test_$name" "${on_ptx[@]}" OPAQ_CUDA_PRODUCT=fma OPAQ_CUDA_QUANTIZER=general "$folder/tests/c/test_$name"
 done
 for name in $tests; do
     run 120 "PTX only: test_$name" "${on_ptx[@]}" OPAQ_CUDA_PRODUCT=fma "$folder/tests/c/test_$name"

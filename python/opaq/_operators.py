@@ -50,7 +50,7 @@ DTYPES = {
 # The library's number of each dtype. No operator takes float64; the library only names it in errors.
 NUMBERS = {**{dtype: number for number, dtype in DTYPES.items()}, torch.float64: -2}
 TEXT, CHANGED = 3, 8  # enum opaq_argument_kind
-ARGUMENT = 1  # enum opaq_status
+ARGUMENT, MEMORY = 1, 7  # enum opaq_status
 ABSENT, PLAIN, QUANTIZED = range(3)  # enum opaq_form_kind
 
 
@@ -317,7 +317,11 @@ def call_operator(caller: str, operator: Any, *arguments: Any) -> Any:
         if type(error) is not RuntimeError or not said.startswith("opaq: "):
             raise
         text = said.removeprefix("opaq: ").removeprefix(f"{operator.__name__}: ")
-        raise _library.error_of(_bridge.opaq_torch_last_status() or ARGUMENT, f"{caller}: {text}") from None
+        text = f"{caller}: " + text.partition("\nException raised from ")[0]  # PyTorch may add a stack
+        status = _bridge.opaq_torch_last_status() or ARGUMENT
+        if status == MEMORY:
+            raise torch.OutOfMemoryError(text) from None
+        raise _library.error_of(status, text) from None
 
 
 def expect_tensors(caller: str, **arguments: Any) -> None:

@@ -371,7 +371,12 @@ enum opaq_status torch_tensor_allocate(struct opaq_tensor *like, uint64_t *handl
         like->device.type == OPAQ_DEVICE_CPU ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
     if (aoti_torch_empty_strided(like->rank, like->shape, like->strides, code_of_dtype(like->dtype), device,
                                  like->device.index, &tensor) != 0) {
-        return opaq_fail(error, OPAQ_ERROR_MEMORY, "PyTorch could not allocate a tensor");
+        double elements = 1.0; /* the product may overflow an integer */
+        for (int i = 0; i < like->rank; ++i) {
+            elements *= (double)like->shape[i];
+        }
+        return opaq_fail(error, OPAQ_ERROR_MEMORY, "PyTorch could not allocate a tensor of %.0f elements",
+                         elements);
     }
     *handle = (uint64_t)(uintptr_t)tensor;
     if (torch_get_mutable_data_ptr(tensor, &like->data) != 0) {

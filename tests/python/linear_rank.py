@@ -1,7 +1,7 @@
 """One rank of test_linear_distributed.py: `linear_rank.py <device> <rank> <world> <folder> [<case>...]`. It
-runs the cases of its world in order, on gloo, and writes the name of each one that passes to
-<folder>/done<rank>. All cases run in the same processes, because starting them takes longer than most cases.
-The cases are in linear_rank_*.py."""
+runs the cases of its world in order, by gloo or, with the device cuda, by NCCL and with a GPU for each rank,
+and writes the name of each one that passes to <folder>/done<rank>. All cases run in the same processes, because
+starting them takes longer than most cases. The cases are in linear_rank_*.py."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def main() -> None:
     me = Rank(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[1])
     torch.set_num_threads(1)
     if me.device != "cpu":
+        torch.cuda.set_device(me.rank)
         torch.set_default_device(me.device)
     dist.init_process_group(
-        "gloo",
+        "gloo" if me.device == "cpu" else "nccl",
         init_method=(me.folder / "store").as_uri(),
         rank=me.rank,
         world_size=me.world,

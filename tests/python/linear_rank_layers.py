@@ -46,7 +46,7 @@ class Rank(NamedTuple):
     rank: int
     world: int
     folder: Path
-    device: str = "cpu"  # of all tensors that a case makes; on "cuda" the ranks share the GPU
+    device: str = "cpu"  # of all tensors that a case makes; on "cuda" each rank has a GPU
 
     def rows(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.part(tensor, 0)

@@ -8,7 +8,16 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+import torch
+
 from conftest import ROOT
+
+
+def need_gpus(device: str, ranks: int) -> None:
+    """Skips a test on CUDA if there are fewer GPUs than ranks."""
+    if device != "cpu" and (found := torch.cuda.device_count()) < ranks:
+        pytest.skip(f"needs {ranks} GPUs, one for each rank; there is {found}")
 
 
 class RankProcesses:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import need
-from rank_processes import RankProcesses
+from rank_processes import RankProcesses, need_gpus
 
 torch = need("torch")
 opaq = need("opaq")
@@ -506,7 +506,8 @@ def test_accelerate() -> None:
 
 
 def test_fsdp2(device: str, tmp_path: Path) -> None:
-    """Two ranks, which run training_rank.py; where there is a GPU, both on that one too."""
+    """Two ranks, which run training_rank.py; where there are two GPUs, on these too."""
+    need_gpus(device, 2)
     if not torch.distributed.is_available():
         pytest.skip("this PyTorch was built without torch.distributed")
     ranks = RankProcesses(Path(__file__).with_name("training_rank.py"), 2, tmp_path, 240, device)

@@ -188,3 +188,13 @@ def test_unsupported_uses_name_what_the_user_called() -> None:
         (gradient,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
         with pytest.raises(RuntimeError, match=f"^{name} does not support double backward"):
             gradient.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["opaq.functional.linear", "opaq.Linear"])
+def test_no_memory_is_what_pytorch_raises(name: str) -> None:
+    """A result of 2^44 values, which no machine has room for; the next call works."""
+    x, weight = tensor(1, 1).expand(2**22, 1), tensor(1, 1).expand(2**22, 1)
+    layer = opaq.Linear(1, 2**22, bias=False)
+    with pytest.raises(torch.OutOfMemoryError, match=rf"^{name}: .*allocate a tensor of {2**44} elements$"):
+        functional.linear(x, weight) if name == "opaq.functional.linear" else layer(x)
+    assert functional.linear(x[:2], weight[:3]).shape == (2, 3)

@@ -3,7 +3,6 @@ tensors; what would be too slow there is skipped."""
 
 from __future__ import annotations
 
-import os
 
 import pytest
 
@@ -56,10 +55,8 @@ def test_a_product_with_more_elements_than_a_32_bit_integer_counts(plan: str, de
 
 
 def test_rows_longer_than_a_32_bit_integer_counts(device: str) -> None:
-    """The same values as one row and as many rows have the same codes. With OPAQ_CUDA_QUANTIZER=parts, whose
-    kernels count the columns of a row in 32 bits and leave longer rows to others."""
-    if os.environ.get("OPAQ_CUDA_QUANTIZER") != "parts":
-        pytest.skip("needs OPAQ_CUDA_QUANTIZER=parts")
+    """The same values as one row and as many rows have the same codes: the kernels for parts count the columns
+    of a row in 32 bits and leave longer rows to others."""
     need_gpu(device, 24 << 30)
     count = 2**32 + 2**16
     x = torch.randn(count, dtype=BF16, device=device)

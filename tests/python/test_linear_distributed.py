@@ -1,6 +1,7 @@
-"""opaq.Linear on 2 and on 4 real gloo ranks, on processors and, where there is a GPU, all on that one: tensor
-and sequence parallelism, DTensor, FSDP2, delayed scaling's reductions, errors. The ranks run linear_rank.py,
-which is started once for each number of ranks and device."""
+"""opaq.Linear on 2 and on 4 real ranks, on processors by gloo and, where there are as many GPUs, by NCCL:
+tensor and sequence parallelism, DTensor, FSDP2, delayed scaling's reductions, errors. The ranks run
+linear_rank.py, which is started once for each number of ranks and device. Ranks cannot share a GPU: NCCL
+refuses it, and PyTorch 2.11 crashes in gloo's functional collectives of CUDA tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from conftest import need, skip_test, slow_but
-from rank_processes import RankProcesses
+from rank_processes import RankProcesses, need_gpus
 
 torch = need("torch")
 if not torch.distributed.is_available():
@@ -48,10 +49,12 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Ran
     ],
 )
 def test_on_ranks(world: int, case: str, device: str, worlds: Callable[[int, str], Ranks]) -> None:
+    need_gpus(device, world)
     ranks = worlds(world, device)
     assert all(case in held for held in ranks.held), f"{case} did not pass on every rank:\n{ranks.output}"
 
 
 @pytest.mark.parametrize("world", slow_but([2, 4], 2))
 def test_ranks_end(world: int, device: str, worlds: Callable[[int, str], Ranks]) -> None:
+    need_gpus(device, world)
     assert worlds(world, device).ended == [0] * world, worlds(world, device).output

@@ -51,9 +51,11 @@ def shard(model: Any, mesh: Any) -> Any:
 
 
 def main(device: str, rank: str, world: str, folder: str) -> None:
+    if device != "cpu":
+        torch.cuda.set_device(int(rank))
     torch.set_default_device(device)
     dist.init_process_group(
-        "gloo",
+        "gloo" if device == "cpu" else "nccl",
         store=dist.FileStore(str(Path(folder) / "store"), int(world)),
         rank=int(rank),
         world_size=int(world),

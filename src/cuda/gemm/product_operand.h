@@ -75,7 +75,7 @@ static inline __device__ void store_result(const struct product_target *target, 
     segment_store(&c, row, column, 1, &total);
 }
 
-/* gemm/product_mma.cu: the product on tensor cores. Whether it takes a pair of operands; the bytes of scratch memory, which do
+/* gemm/product_mma.cu, mma_form.cu: the product on tensor cores. Whether it takes a pair of operands; the bytes of scratch memory, which do
  * not depend on addresses (0 if it does not take them); and the product. */
 bool product_mma_takes(const struct gemm_job *job, enum product_part part);
 size_t product_mma_workspace(const struct gemm_job *job, enum product_part part);

@@ -56,7 +56,7 @@ static inline struct quant_matrix plain_operand(const struct quant_copy *copy) {
     return copy->usage == OPAQ_ROWWISE ? copy->operand : quant_matrix_transposed(copy->operand);
 }
 
-/* Whether the kernels for parts are used at all: OPAQ_CUDA_QUANTIZER=parts, because they have not run on a GPU yet. */
+/* Whether the kernels for parts are used at all: not with OPAQ_CUDA_QUANTIZER=general, so that tests reach the others. */
 bool uses_parts(void);
 
 /* Whether threads can read x as parts of 16 values: contiguous, aligned rows of bf16, whose number of columns is a multiple of 16. */

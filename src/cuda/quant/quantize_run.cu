@@ -39,7 +39,7 @@ bool is_in_parts(const struct quant_matrix *x) {
 
 bool uses_parts(void) {
     static int state;
-    return variable_is("OPAQ_CUDA_QUANTIZER", "parts", &state);
+    return !variable_is("OPAQ_CUDA_QUANTIZER", "general", &state);
 }
 
 bool takes_parts(const struct quant_job *job, const struct quant_copy *copy) {
