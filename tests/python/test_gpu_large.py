@@ -3,7 +3,6 @@ tensors; what would be too slow there is skipped."""
 
 from __future__ import annotations
 
-
 import pytest
 
 from conftest import need
