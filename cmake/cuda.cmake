@@ -187,6 +187,11 @@ function(opaq_cuda_tests)
         add_test(NAME emulated_mma_${name} COMMAND test_${name})
         set_tests_properties(emulated_mma_${name} PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT "${environment}")
     endforeach()
+    foreach(name IN ITEMS device_product linear_given experts_composed) # product_stream.cu
+        add_test(NAME emulated_stream_${name} COMMAND test_${name})
+        set_tests_properties(emulated_stream_${name} PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT
+            "${environment};OPAQ_CUDA_PRODUCT=stream")
+    endforeach()
     add_test(NAME emulated_cublaslt_status COMMAND test_cublaslt_status)
     set_tests_properties(emulated_cublaslt_status PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT
         "${environment};OPAQ_CUBLASLT_LIBRARY=$<TARGET_FILE:fake_cublaslt>")

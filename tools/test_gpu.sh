@@ -168,6 +168,9 @@ part "C tests"
 for name in $bound_tests; do # products in an order of their own, compared within bounds
     run 120 "within bounds: test_$name" "${on_gpu[@]}" "$folder/tests/c/test_$name"
 done
+for name in device_product linear_given experts_composed; do # the products that OPAQ_CUDA_PRODUCT=stream selects
+    run 120 "stream: test_$name" "${on_gpu[@]}" OPAQ_CUDA_PRODUCT=stream "$folder/tests/c/test_$name"
+done
 for name in $general_tests; do # the quantizers for any tensor
     run 120 "general: test_$name" "${on_gpu[@]}" OPAQ_CUDA_PRODUCT=fma OPAQ_CUDA_QUANTIZER=general "$folder/tests/c/test_$name"
 done
@@ -190,13 +193,14 @@ sanitize() { # <tool> <program> [<tests>]
     local tool=$1 program=$2 more=()
     shift 2
     [ "$tool" = memcheck ] && more=(--leak-check no)
-    run 220 "$tool: $program${*:+ $*}${OPAQ_CUDA_QUANTIZER:+, $OPAQ_CUDA_QUANTIZER}" "${on_gpu[@]}" "$sanitizer" --tool "$tool" ${more[@]+"${more[@]}"} --error-exitcode 9 \
+    run 220 "$tool: $program${*:+ $*}${OPAQ_CUDA_QUANTIZER:+, $OPAQ_CUDA_QUANTIZER}${OPAQ_CUDA_PRODUCT:+, $OPAQ_CUDA_PRODUCT}" "${on_gpu[@]}" "$sanitizer" --tool "$tool" ${more[@]+"${more[@]}"} --error-exitcode 9 \
         --print-limit 20 "$folder/tests/c/$program" "$@"
 }
 if [ -n "$sanitizer$is_list" ]; then
     for tool in racecheck memcheck initcheck synccheck; do # the slowest first
         OPAQ_CUDA_QUANTIZER=general sanitize "$tool" test_device_quantize whole_parts
         sanitize "$tool" test_device_product rows_do_not # also more than 128 rows
+        OPAQ_CUDA_PRODUCT=stream sanitize "$tool" test_device_product rows_do_not
         sanitize "$tool" test_device_quantize whole_parts
         sanitize "$tool" test_experts_composed
         sanitize "$tool" test_op_rearrange

@@ -60,18 +60,27 @@ static inline int64_t blocks_for(int64_t units, int64_t per_block) {
 #if defined(__CUDACC__)
 template <class Arguments>
 cudaError_t launch_kernel(void (*kernel)(Arguments), int64_t blocks, int threads, const Arguments *arguments,
-                          cudaStream_t stream) {
+                          cudaStream_t stream, int memory = 0) {
     Arguments copy = *arguments;
     void *pointers[] = {&copy};
-    return cudaLaunchKernel((const void *)kernel, dim3((unsigned)blocks), dim3((unsigned)threads), pointers, 0,
-                            stream);
+    return cudaLaunchKernel((const void *)kernel, dim3((unsigned)blocks), dim3((unsigned)threads), pointers,
+                            (size_t)memory, stream);
+}
+
+template <class Arguments> cudaError_t allow_shared_memory(void (*kernel)(Arguments), int memory) {
+    return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
 }
 #else /* tests/cuda/cuda_runtime.h */
 template <class Arguments>
 cudaError_t launch_kernel(void (*kernel)(Arguments), int64_t blocks, int threads, const Arguments *arguments,
-                          cudaStream_t stream) {
+                          cudaStream_t stream, int memory = 0) {
     (void)stream;
-    return emulation_launch(kernel, (unsigned)blocks, (unsigned)threads, *arguments);
+    return emulation_launch(kernel, (unsigned)blocks, (unsigned)threads, *arguments, (unsigned)memory);
+}
+
+template <class Arguments> cudaError_t allow_shared_memory(void (*kernel)(Arguments), int memory) {
+    (void)kernel;
+    return emulation_allow_shared_memory((unsigned)memory);
 }
 #endif
 
@@ -82,6 +91,34 @@ enum opaq_status launch(const char *name, void (*kernel)(Arguments), int64_t blo
     struct device_state saved;
     TRY(device_enter(execution->device, &saved, error));
     const cudaError_t result = launch_kernel(kernel, blocks, threads, &arguments, stream_of(execution));
+    device_leave(execution->device, saved);
+    return cuda_status(result, name, error);
+}
+
+/* Devices, a bit each, on which a kernel is known to use more shared memory than the default of 48 KB. */
+struct shared_limit {
+    uint64_t devices;
+};
+
+/* Launches a kernel with `memory` bytes of dynamic shared memory. `limit` belongs to the kernel. */
+template <class Arguments>
+enum opaq_status launch_with_memory(const char *name, void (*kernel)(Arguments), int64_t blocks, int threads,
+                                    int memory, struct shared_limit *limit, const Arguments &arguments,
+                                    const struct opaq_execution *execution, struct opaq_error *error) {
+    const int index = execution->device.index;
+    const uint64_t bit = index < 64 ? (uint64_t)1 << index : 0;
+    struct device_state saved;
+    cudaError_t result = cudaSuccess;
+    TRY(device_enter(execution->device, &saved, error));
+    if ((__atomic_load_n(&limit->devices, __ATOMIC_RELAXED) & bit) == 0) {
+        result = allow_shared_memory(kernel, memory);
+        if (result == cudaSuccess) {
+            __atomic_or_fetch(&limit->devices, bit, __ATOMIC_RELAXED);
+        }
+    }
+    if (result == cudaSuccess) {
+        result = launch_kernel(kernel, blocks, threads, &arguments, stream_of(execution), memory);
+    }
     device_leave(execution->device, saved);
     return cuda_status(result, name, error);
 }

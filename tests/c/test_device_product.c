@@ -163,7 +163,8 @@ static void check_case(const struct gemm_case *one, const int64_t *shape, bool u
 
 /* Few rows and many; depths of whole and of broken parts, blocks and groups. */
 static void every_pair_is_within_the_bound(void) {
-    static const int64_t shapes[][3] = {{5, 37, 290}, {13, 40, 144}, {21, 66, 288}, {131, 72, 160}};
+    static const int64_t shapes[][3] = {
+        {5, 37, 290}, {13, 40, 144}, {9, 35, 256}, {21, 66, 288}, {131, 72, 160}};
     for (int i = 0; i < GEMM_CASE_COUNT; ++i) {
         for (int s = 0; s < COUNT(shapes); ++s) {
             check_case(&gemm_cases[i], shapes[s], true);
@@ -177,7 +178,7 @@ static void every_pair_is_within_the_bound(void) {
 
 static void long_sums_are_within_the_bound(void) {
     static const struct gemm_case cases[] = {{"bf16", "nvfp4", false}, {"fp8blk1", "fp8blk2", false}};
-    static const int64_t shapes[][3] = {{3, 24, 2336}, {40, 24, 1184}};
+    static const int64_t shapes[][3] = {{3, 24, 2336}, {40, 24, 1184}, {13, 70, 4224}};
     for (int i = 0; i < COUNT(cases); ++i) {
         for (int s = 0; s < COUNT(shapes); ++s) {
             check_case(&cases[i], shapes[s], true);
@@ -258,6 +259,13 @@ static void rows_do_not_depend_on_the_batch(void) {
         check_batches(&cases[i], 40, 272, 130);
     }
     check_batches(&cases[1], 66, 1104, 513);
+    static const struct gemm_case swizzled = {"bf16", "nvfp4+swizzle", false};
+    check_batches(&swizzled, 161, 384, 65);
+    for (int i = 0; i < COUNT(cases);
+         ++i) { /* depths of whole sum blocks, few and more than a block of threads has warps */
+        check_batches(&cases[i], 37, 384, 65);
+        check_batches(&cases[i], 67, 1152, 65);
+    }
 }
 
 /* The product with one row of a, whose data are copied to an address `offset` bytes after a multiple of 64, and whose row step is

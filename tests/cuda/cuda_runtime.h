@@ -29,6 +29,7 @@ extern thread_local emulation_index threadIdx, blockIdx, blockDim, gridDim;
 
 enum cudaError_t {
     cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
     cudaErrorInsufficientDriver = 35,
     cudaErrorNoDevice = 100,
@@ -61,8 +62,9 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode);
 
 /* ---- threads ---- */
 
-/* Runs call(context) for each thread of each block. */
-void emulation_run(unsigned blocks, unsigned threads, void (*call)(const void *context), const void *context);
+/* Runs call(context) for each thread of each block, with so many bytes of dynamic shared memory. */
+void emulation_run(unsigned blocks, unsigned threads, unsigned memory, void (*call)(const void *context),
+                   const void *context);
 
 template <class Arguments> struct emulation_call {
     void (*kernel)(Arguments);
@@ -76,15 +78,20 @@ template <class Arguments> void emulation_thread(const void *context) {
 
 template <class Arguments>
 cudaError_t emulation_launch(void (*kernel)(Arguments), unsigned blocks, unsigned threads,
-                             const Arguments &arguments) {
+                             const Arguments &arguments, unsigned memory) {
     static_assert(sizeof(Arguments) <= 4096, "a kernel's parameters take at most 4 KB");
     const emulation_call<Arguments> call = {kernel, &arguments};
-    emulation_run(blocks, threads, emulation_thread<Arguments>, &call);
+    emulation_run(blocks, threads, memory, emulation_thread<Arguments>, &call);
     return cudaSuccess;
 }
 
+/* Shared memory of a block beyond 48 KB must be allowed before, up to what a GPU of compute capability 8.0 has. */
+cudaError_t emulation_allow_shared_memory(unsigned bytes);
+void *emulation_dynamic_memory(void); /* with bytes that are no numbers when a block begins */
+
 /* Waits for the block; `place` identifies the call. */
 void emulation_wait_block(const void *place);
+void emulation_wait_warp(void);
 /* Passes a word to the warp, waits for its lanes, and returns the word of lane `from`. */
 uint32_t emulation_exchange(uint32_t word, unsigned from);
 unsigned emulation_lane(void);

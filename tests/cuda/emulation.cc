@@ -11,7 +11,7 @@ thread_local emulation_index threadIdx, blockIdx, blockDim, gridDim;
 
 /* ---- fibers ---- */
 
-enum { STACK_BYTES = 128 << 10, THREAD_LIMIT = 1024, LANES = 32, EXCHANGED_WORDS = 6, COPY_LIMIT = 16 };
+enum { STACK_BYTES = 128 << 10, THREAD_LIMIT = 1024, LANES = 32, EXCHANGED_WORDS = 6, COPY_LIMIT = 64 };
 
 #if defined(__x86_64__)
 /* Saves the callee-saved registers on this stack and continues where the other fiber was left. */
@@ -81,7 +81,8 @@ struct emulated_block {
     bool is_reversed; /* threads run from the last to the first */
     void (*call)(const void *context);
     const void *context;
-    char *stacks;
+    char *stacks, *memory; /* dynamic shared memory */
+    unsigned memory_bytes;
 };
 
 static thread_local emulated_block *block;
@@ -107,6 +108,10 @@ static void start_thread(void) {
 }
 
 void emulation_wait_block(const void *place) { yield(AT_BLOCK, place); }
+
+void emulation_wait_warp(void) { yield(AT_WARP, NULL); }
+
+void *emulation_dynamic_memory(void) { return block->memory; }
 
 unsigned emulation_lane(void) { return block->running % LANES; }
 
@@ -237,6 +242,7 @@ static bool release(void) {
 
 static void run_block(void) {
     unsigned left = block->threads;
+    memset(block->memory, 0xFF, block->memory_bytes);
     for (unsigned i = 0; i < block->threads; ++i) {
         fiber_make(&block->fibers[i], block->stacks + (size_t)i * STACK_BYTES, start_thread);
         block->state[i] = READY;
@@ -283,22 +289,42 @@ struct block_owner {
     ~block_owner() {
         if (owned != NULL) {
             free(owned->stacks);
+            free(owned->memory);
             free(owned);
         }
     }
 };
 static thread_local block_owner owner;
 
-void emulation_run(unsigned blocks, unsigned threads, void (*call)(const void *context), const void *context) {
+enum { SHARED_MEMORY_DEFAULT = 48 << 10, SHARED_MEMORY_LIMIT = 163 << 10 };
+static unsigned allowed_memory = SHARED_MEMORY_DEFAULT; /* of all kernels, unlike a GPU's */
+
+cudaError_t emulation_allow_shared_memory(unsigned bytes) {
+    if (bytes > SHARED_MEMORY_LIMIT) {
+        return cudaErrorInvalidValue;
+    }
+    if (bytes > __atomic_load_n(&allowed_memory, __ATOMIC_RELAXED)) {
+        __atomic_store_n(&allowed_memory, bytes, __ATOMIC_RELAXED);
+    }
+    return cudaSuccess;
+}
+
+void emulation_run(unsigned blocks, unsigned threads, unsigned memory, void (*call)(const void *context),
+                   const void *context) {
     if (owner.owned == NULL) {
         owner.owned = (emulated_block *)calloc(1, sizeof *owner.owned);
         owner.owned->stacks = (char *)aligned_alloc(4096, (size_t)THREAD_LIMIT * STACK_BYTES);
+        owner.owned->memory = (char *)aligned_alloc(4096, SHARED_MEMORY_LIMIT / 4096 * 4096 + 4096);
     }
     block = owner.owned;
     need_device("a kernel");
     if (threads == 0 || threads > THREAD_LIMIT || blocks == 0) {
         stop("the grid is empty or has too many threads");
     }
+    if (memory > __atomic_load_n(&allowed_memory, __ATOMIC_RELAXED)) {
+        stop("more shared memory than has been allowed");
+    }
+    block->memory_bytes = memory;
     /* every second kernel runs backwards, so that one that depends on the order gives other bytes */
     block->is_reversed = __atomic_add_fetch(&kernels, 1, __ATOMIC_RELAXED) % 2 == 0;
     block->threads = threads;
@@ -386,9 +412,10 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
 }
 
 const char *cudaGetErrorString(cudaError_t error) {
-    return error == cudaErrorInvalidDevice ? "invalid device ordinal"
-           : error == cudaErrorNoDevice    ? "no CUDA-capable device is detected"
-                                           : "an error of the emulated GPU";
+    return error == cudaErrorInvalidValue    ? "invalid argument"
+           : error == cudaErrorInvalidDevice ? "invalid device ordinal"
+           : error == cudaErrorNoDevice      ? "no CUDA-capable device is detected"
+                                             : "an error of the emulated GPU";
 }
 
 static thread_local bool is_captured;

@@ -26,6 +26,21 @@ static __device__ __forceinline__ void copy_async(void *to, const void *from) {
                  : "memory");
 }
 
+/* The same from memory that is read once: the rest of its 128 bytes will be needed soon. */
+static __device__ __forceinline__ void copy_async_once(void *to, const void *from) {
+    asm volatile(
+        "cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
+}
+
+/* Starts a copy of four bytes. */
+static __device__ __forceinline__ void copy_async_word(void *to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+                 "l"(from)
+                 : "memory");
+}
+
 /* Ends a group: the thread's copies since the last one. */
 static __device__ __forceinline__ void copy_async_end_group(void) {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -36,11 +51,35 @@ template <int GROUPS> static __device__ __forceinline__ void copy_async_wait(voi
     asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 }
 
+/* Waits for all lanes of the warp, whose accesses to memory before are then seen by all. */
+static __device__ __forceinline__ void warp_wait(void) { __syncwarp(); }
+
+/* The shared memory of a block whose size the launch states, aligned to 16 bytes. */
+static __device__ __forceinline__ uint8_t *dynamic_shared_memory(void) {
+    extern __shared__ uint4 dynamic_memory[];
+    return (uint8_t *)dynamic_memory;
+}
+
 /* Each half of a times that of b: one rounding, subnormal numbers kept. (A product plus -0, because sm_80 has no bf16 product.) */
 static __device__ __forceinline__ uint32_t pair_multiply(uint32_t a, uint32_t b) {
     uint32_t product;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
     return product;
+}
+
+/* A half of a word, twice. Written like this it is part of the instruction that uses it. */
+static __device__ __forceinline__ uint32_t low_twice(uint32_t word) {
+    uint32_t twice;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low}; }" : "=r"(twice) : "r"(word));
+    return twice;
+}
+
+static __device__ __forceinline__ uint32_t high_twice(uint32_t word) {
+    uint32_t twice;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high}; }"
+        : "=r"(twice)
+        : "r"(word));
+    return twice;
 }
 
 /* Four bytes of a (0 to 3) and b (4 to 7), as the digits of `selector` say, the lowest first. */
@@ -74,9 +113,16 @@ static inline void mma_bf16(float sums[4], const uint32_t a[4], const uint32_t b
 }
 
 static inline void copy_async(void *to, const void *from) { emulation_copy_async(to, from, 16); }
+static inline void copy_async_once(void *to, const void *from) { emulation_copy_async(to, from, 16); }
+static inline void copy_async_word(void *to, const void *from) { emulation_copy_async(to, from, 4); }
 static inline void copy_async_end_group(void) { emulation_copy_end_group(); }
 template <int GROUPS> static inline void copy_async_wait(void) { emulation_copy_wait(GROUPS); }
+static inline void warp_wait(void) { emulation_wait_warp(); }
+static inline uint8_t *dynamic_shared_memory(void) { return (uint8_t *)emulation_dynamic_memory(); }
 static inline uint32_t pair_multiply(uint32_t a, uint32_t b) { return emulation_pair_multiply(a, b); }
+
+static inline uint32_t low_twice(uint32_t word) { return word << 16 | (word & 0xFFFFu); }
+static inline uint32_t high_twice(uint32_t word) { return (word & 0xFFFF0000u) | word >> 16; }
 
 static inline void load_four(const void *from, uint32_t words[4]) { memcpy(words, from, 4 * sizeof *words); }
 static inline void load_two(const void *from, uint32_t words[2]) { memcpy(words, from, 2 * sizeof *words); }

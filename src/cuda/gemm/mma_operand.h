@@ -156,7 +156,7 @@ static __device__ __forceinline__ void any_part(const struct mma_form &form, con
 
 /* ---- parts ---- */
 
-/* 16 bytes of shared memory, and of any. */
+/* 16 and 8 bytes of shared memory, and of any. */
 struct alignas(16) four_words {
     uint32_t word[4];
 };
@@ -171,6 +171,24 @@ static __device__ __forceinline__ void read_four(const void *from, uint32_t *wor
 
 static __device__ __forceinline__ void store_four(const uint32_t *words, void *to) {
     *(struct four_words *)to = {words[0], words[1], words[2], words[3]};
+}
+
+struct alignas(8) two_words {
+    uint32_t word[2];
+};
+
+static __device__ __forceinline__ void read_two(const void *from, uint32_t *words) {
+    const struct two_words two = *(const struct two_words *)from;
+    words[0] = two.word[0];
+    words[1] = two.word[1];
+}
+
+struct alignas(8) two_floats {
+    float value[2];
+};
+
+static __device__ __forceinline__ void store_two(const float *values, void *to) {
+    *(struct two_floats *)to = {values[0], values[1]};
 }
 
 /* The part from k on; zeros beyond the depth. */
@@ -257,6 +275,15 @@ static __device__ __forceinline__ uint32_t nvfp4_scale_pair(uint32_t byte) {
         float_from_bits((byte << 20 & 0x07F00000u) | (byte << 24 & 0x80000000u)) * 0x1p120f * 0x1p119f;
     const uint32_t bits = (byte & 0x7Fu) == 0x7Fu ? 0x7FC00000u : float_to_bits(value);
     return select_bytes(bits, 0, 0x3232u);
+}
+
+/* The same for two scales, whose bytes are the low ones of the halves: one in each half of the result. */
+static __device__ __forceinline__ uint32_t nvfp4_scales(uint32_t bytes) {
+    const uint32_t magnitudes = bytes & 0x007F007Fu;
+    const uint32_t numbers = pair_multiply(pair_multiply(magnitudes << 4, 0x7B807B80u), 0x7B007B00u);
+    const uint32_t nans =
+        (magnitudes + 0x00010001u) & 0x00800080u; /* 0x80 times 0xFF is the exponent of a NaN */
+    return numbers | (bytes << 8 & 0x80008000u) | nans * 0xFFu;
 }
 
 /* The magnitude at the end of the exponent, the sign on top: a code is there twice after the multiplication. */

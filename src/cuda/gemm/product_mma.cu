@@ -23,37 +23,13 @@
  * So a part of a weight goes from global memory to a lane's registers in one load and is decoded there, and a part of the
  * tokens comes from shared memory with two loads of 16 bytes (ldmatrix would need the terms in another order). Rows of tokens
  * in shared memory are 144 bytes apart: the eight lanes of a quarter of such a load, or of such a store, meet all 32 banks. */
-#include "cuda/gemm/mma_form.h"
+#include "cuda/gemm/mma_chunk.h"
+#include "cuda/gemm/product_stream.h"
 
 enum {
-    CHUNK = 64,
-    STEPS = CHUNK / 16, /* mma of a chunk */
-    SUM_BLOCK = 128,    /* terms of one sum */
-    CHUNKS_OF_BLOCK = SUM_BLOCK / CHUNK,
-    WARPS = THREADS / WARP,
     PITCH = CHUNK * 2 + 16, /* bytes from a row of tokens to the next */
-    MMA_ROWS = 16,
-    MMA_COLUMNS = 8,
-    FEW = 2 * MMA_COLUMNS /* tokens, at most, for product_few */
+    FEW = 2 * MMA_COLUMNS   /* tokens, at most, for product_few */
 };
-
-/* ---- shared by the kernels ---- */
-
-/* One chunk of the sums of 16 RT rows of weights by eight tokens, sums[..][tt]. */
-template <int RT, int TT>
-static __device__ __forceinline__ void multiply_chunk(const uint32_t weights[RT][2][PART_WORDS],
-                                                      const uint32_t tokens[PART_WORDS], int tt,
-                                                      float sums[RT][TT][4]) {
-#pragma unroll
-    for (int s = 0; s < STEPS; ++s) {
-#pragma unroll
-        for (int rt = 0; rt < RT; ++rt) {
-            const uint32_t rows[4] = {weights[rt][0][2 * s], weights[rt][1][2 * s], weights[rt][0][2 * s + 1],
-                                      weights[rt][1][2 * s + 1]};
-            mma_bf16(sums[rt][tt], rows, tokens + 2 * s);
-        }
-    }
-}
 
 /* ---- many tokens: 64 RT rows of weights by 16 TT tokens a block ---- */
 
@@ -414,6 +390,9 @@ enum opaq_status product_mma(const struct gemm_job *job, const struct group_part
     TRY(mma_prepare(job, part, &arguments, workspace, execution, error));
     if (arguments.b_form.source == SOURCE_NVFP4) {
         arguments.constant *= (float)(1 << NVFP4_POWER);
+    }
+    if (product_stream_takes(job, part, &arguments)) {
+        return product_stream(&arguments, execution, error);
     }
     return launch("product", kernels[arguments.b_form.source][shape], blocks_for(tiles_of(shape, &job->c), 1),
                   THREADS, arguments, execution, error);

@@ -1,0 +1,486 @@
+/* cuda/gemm/product_stream.cu: products of few tokens by packed weights, for GPUs' memory: weights, their scales and tokens go to
+ * shared memory by asynchronous copies, several chunks ahead. The arithmetic is that of product_mma.cu: the same terms in the
+ * same mma, sums of 128 terms that are added in order, so results have the same bits.
+ *
+ * Has run on the emulated GPU only, so OPAQ_CUDA_PRODUCT=stream has to select it.
+ *
+ * A block computes 32 rows of weights by 8 TT tokens. Its eight warps take every eighth sum block. Each warp has a ring of slots of
+ * its own, so a warp waits for its own copies and for no other warp. A slot holds a chunk of 64 terms:
+ *
+ *     codes   32 rows of 32 bytes (4-bit codes) or 64
+ *     scales  32 rows of four bytes, in which the chunk's scales are
+ *     tokens  8 TT rows of 128 bytes
+ *
+ * Rows of 64 and 128 bytes have their pieces of 16 bytes exchanged (piece p of row r is at p ^ r, as far as the row has pieces),
+ * so that the lanes of a load meet all banks.
+ *
+ * A sum block's results go to shared memory; every few rounds, when it is full, the block's threads add them to their totals in
+ * order. Copies go on during that. With few tokens, results of the columns that no token has are not kept, so that there are
+ * fewer such stops. */
+#include "cuda/gemm/product_stream.h"
+
+#include "cuda/gemm/mma_chunk.h"
+
+enum { ROW_TILES = 2, TILE_ROWS = ROW_TILES * MMA_ROWS, PIECE = 16 };
+
+/* ---- arguments: what the kernel needs of the operands, computed on the host, because a block has little work ---- */
+
+/* Scales that are bytes. A row's begin at first + (row >> row_shift) * step, or where swizzle.h says; four blocks further they
+ * are `four` bytes further. */
+struct stream_scales {
+    const uint8_t *first;
+    int64_t step; /* if is_swizzled, of 128 rows */
+    int row_shift, four;
+    bool is_swizzled;
+};
+
+/* Factors in float32, of a row or of 128 terms of one. */
+struct stream_factors {
+    const float *first; /* NULL: 1 */
+    int64_t row_step, block_step;
+    int row_shift;
+    bool is_inverse;
+};
+
+struct stream_arguments {
+    const uint8_t *codes, *tokens;
+    int64_t code_step, token_step; /* bytes of a row */
+    int rows, weights, blocks;     /* rows: at most, of all groups */
+    int scale_shift;               /* log2 of the terms under a scale */
+    float constant;
+    bool has_block_factors;
+    struct mma_form form; /* of the weights */
+    struct stream_scales scales;
+    struct stream_factors token_factors, weight_factors;
+    struct product_target target;
+};
+
+static __device__ __forceinline__ float stream_factor(const struct stream_factors &factors, int64_t row,
+                                                      int block) {
+    if (factors.first == NULL) {
+        return 1.0f;
+    }
+    const float stored =
+        factors.first[(row >> factors.row_shift) * factors.row_step + block * factors.block_step];
+    return !factors.is_inverse ? stored : stored == 0.0f ? 0.0f : 1.0f / stored;
+}
+
+static __device__ __forceinline__ const uint8_t *stream_scales_at(const struct stream_scales &scales, int row) {
+    const int at = row >> scales.row_shift;
+    return scales.first +
+           (scales.is_swizzled ? at / 128 * scales.step + at % 32 * 16 + at % 128 / 32 * 4 : at * scales.step);
+}
+
+/* The shared memory of a block. Of 4-bit codes two blocks fit a multiprocessor of an A100 or H200; 8-bit codes need more registers
+ * than that leaves. */
+template <int SOURCE, int TT> struct stream_shape {
+    enum {
+        CODE_BYTES = is_codes4(SOURCE) ? CHUNK / 2 : CHUNK, /* of a row */
+        TOKEN_BYTES = CHUNK * 2,
+        TOKENS = TT * MMA_COLUMNS,
+        SCALES_AT = TILE_ROWS * CODE_BYTES,
+        TOKENS_AT = SCALES_AT + TILE_ROWS * 4,
+        SLOT = TOKENS_AT + TOKENS * TOKEN_BYTES,
+        BLOCKS = is_codes4(SOURCE) ? 2 : 1,
+        SLOTS = (is_codes4(SOURCE) ? 5 : 6) - TT,
+        KEPT = WARPS * TILE_ROWS * TOKENS, /* results of one round */
+        BYTES = WARPS * SLOTS * SLOT + KEPT * (int)sizeof(float)
+    };
+    static_assert(SLOT % 128 == 0, "slots are aligned");
+    static_assert(SLOTS >= 2, "a slot is filled while another one is read");
+};
+
+/* Where piece `piece` of a row of `row_bytes` is. */
+static __device__ __forceinline__ int piece_place(int row, int piece, int row_bytes) {
+    return row * row_bytes + (piece ^ (row & (row_bytes / PIECE - 1))) * PIECE;
+}
+
+/* 4-bit codes have two pieces in a row, which stay where they are: loads are of 8 bytes, and four rows fill the banks. */
+template <int SOURCE> static __device__ __forceinline__ int code_place(int row, int piece) {
+    return is_codes4(SOURCE) ? row * (CHUNK / 2) + piece * PIECE : piece_place(row, piece, CHUNK);
+}
+
+/* ---- copies ---- */
+
+/* What a lane copies of every chunk: pieces of the weights' rows, one row's scales, and pieces of tokens. The addresses move on
+ * from chunk to chunk. */
+template <int SOURCE, int TT> struct stream_source {
+    typedef stream_shape<SOURCE, TT> shape;
+    enum {
+        CODE_PIECES = shape::CODE_BYTES / PIECE, /* of a row */
+        CODES = TILE_ROWS * CODE_PIECES / WARP,  /* copies of a lane */
+        TOKEN_PIECES = shape::TOKEN_BYTES / PIECE,
+        TOKEN_COPIES = shape::TOKENS * TOKEN_PIECES / WARP,
+        SCALE_WORDS = SOURCE == SOURCE_NVFP4 ? 2 : 1 /* of a row in a sum block */
+    };
+    const uint8_t *codes;   /* of the tile's first row */
+    int code_offset[CODES]; /* to the lane's pieces */
+    const uint8_t *scales;
+    const uint8_t *tokens; /* of the lane's first piece */
+    int64_t token_step;    /* bytes to the lane's next piece */
+    int tokens_left;       /* from the lane's first one on */
+    int code_to, token_to; /* where the lane's first pieces go in a slot; the next ones 512 bytes further */
+};
+
+/* Rows of weights beyond the last one are the last one: what comes of them is not stored. */
+template <int SOURCE, int TT>
+static __device__ __forceinline__ struct stream_source<SOURCE, TT> stream_source_at(
+    const struct stream_arguments &job, int token, int tokens, int weight, int lane, int block) {
+    typedef stream_source<SOURCE, TT> source;
+    const int last = job.weights - 1 - weight;
+    source from;
+    from.codes = job.codes + weight * job.code_step + block * (SUM_BLOCK / CHUNK * source::shape::CODE_BYTES);
+#pragma unroll
+    for (int i = 0; i < source::CODES; ++i) {
+        const int row = (i * WARP + lane) / source::CODE_PIECES;
+        from.code_offset[i] =
+            (row < last ? row : last) * (int)job.code_step + lane % source::CODE_PIECES * PIECE;
+    }
+    from.scales = stream_scales_at(job.scales, weight + (lane < last ? lane : last)) +
+                  block * source::SCALE_WORDS * (int64_t)job.scales.four;
+    from.tokens = job.tokens + (token + lane / source::TOKEN_PIECES) * job.token_step +
+                  block * (SUM_BLOCK * 2) + lane % source::TOKEN_PIECES * PIECE;
+    from.token_step = job.token_step * (WARP / source::TOKEN_PIECES);
+    from.tokens_left = tokens - lane / source::TOKEN_PIECES;
+    from.code_to = code_place<SOURCE>(lane / source::CODE_PIECES, lane % source::CODE_PIECES);
+    from.token_to =
+        source::shape::TOKENS_AT +
+        piece_place(lane / source::TOKEN_PIECES, lane % source::TOKEN_PIECES, source::shape::TOKEN_BYTES);
+    return from;
+}
+
+/* Starts the copies of the next chunk, which is the first or the second of its sum block. Tokens that do not exist are not copied. */
+template <int SOURCE, int TT>
+static __device__ __forceinline__ void stream_fetch(const struct stream_arguments &job,
+                                                    struct stream_source<SOURCE, TT> *from, bool is_first,
+                                                    int lane, uint8_t *slot) {
+    typedef stream_shape<SOURCE, TT> shape;
+    typedef stream_source<SOURCE, TT> source;
+    enum {
+        FAR = (WARPS - 1) * CHUNKS_OF_BLOCK + 1
+    }; /* chunks from the second one to the warp's next sum block */
+#pragma unroll
+    for (int i = 0; i < source::CODES; ++i) {
+        copy_async_once(slot + from->code_to + i * (WARP * PIECE), from->codes + from->code_offset[i]);
+    }
+    from->codes += (is_first ? 1 : FAR) * shape::CODE_BYTES;
+    if (SOURCE != SOURCE_CODES8 || job.scales.first != NULL) {
+        copy_async_word(slot + shape::SCALES_AT + lane * 4, from->scales);
+        from->scales += (source::SCALE_WORDS == 2 ? (is_first ? 1 : FAR) : (is_first ? 0 : WARPS)) *
+                        (int64_t)job.scales.four;
+    }
+#pragma unroll
+    for (int i = 0; i < source::TOKEN_COPIES; ++i) {
+        if (i * (WARP / source::TOKEN_PIECES) <
+            from->tokens_left) { /* four rows further, pieces are four further */
+            copy_async(slot + (from->token_to ^ i % 2 * (4 * PIECE)) + i * (WARP * PIECE),
+                       from->tokens + i * from->token_step);
+        }
+    }
+    from->tokens += (is_first ? 1 : FAR) * shape::TOKEN_BYTES;
+}
+
+/* ---- a chunk ---- */
+
+/* The codes of part j of row `row` in a slot, and the byte of its word of scales that is at `byte`. */
+template <int SOURCE, int TT>
+static __device__ __forceinline__ void stream_read(const struct stream_arguments &job, const uint8_t *slot,
+                                                   int row, int j, int byte, struct mma_raw<SOURCE> *raw) {
+    typedef stream_shape<SOURCE, TT> shape;
+    if constexpr (is_codes4(SOURCE)) {
+        read_two(slot + code_place<SOURCE>(row, 0) + j * (PART / 2), raw->word);
+    } else {
+        read_four(slot + code_place<SOURCE>(row, j), raw->word);
+    }
+    raw->scale =
+        SOURCE != SOURCE_CODES8 || job.scales.first != NULL ? slot[shape::SCALES_AT + row * 4 + byte] : 0;
+}
+
+/* Decodes two parts. */
+template <int SOURCE>
+static __device__ __forceinline__ void stream_decode(const struct stream_arguments &job,
+                                                     const struct mma_raw<SOURCE> raw[2],
+                                                     uint32_t weights[2][PART_WORDS]) {
+    if constexpr (SOURCE == SOURCE_NVFP4) {
+        const uint32_t scales = nvfp4_scales(raw[1].scale << 16 | raw[0].scale);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            pairs_of_codes4(raw[i].word[0], weights[i]);
+            pairs_of_codes4(raw[i].word[1], weights[i] + 4);
+#pragma unroll
+            for (int w = 0; w < PART_WORDS; ++w) {
+                weights[i][w] = pair_multiply(weights[i][w], i == 0 ? low_twice(scales) : high_twice(scales));
+            }
+        }
+    } else {
+        decode_weights<SOURCE>(job.form, raw[0], weights[0]);
+        decode_weights<SOURCE>(job.form, raw[1], weights[1]);
+    }
+}
+
+/* Adds a chunk to the warp's sums; k is the place of its first term in the sum block. */
+template <int SOURCE, int TT>
+static __device__ __forceinline__ void stream_multiply(const struct stream_arguments &job, const uint8_t *slot,
+                                                       int k, const int token_row[TT], int lane,
+                                                       float sums[ROW_TILES][TT][4]) {
+    typedef stream_shape<SOURCE, TT> shape;
+    const int g = lane / 4;
+    const int j = lane % 4;
+    const int scale_byte = SOURCE == SOURCE_NVFP4 ? j : (k + PART * j) >> job.scale_shift & 3;
+    uint32_t tokens[TT][PART_WORDS];
+#pragma unroll
+    for (int tt = 0; tt < TT; ++tt) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            read_four(slot + shape::TOKENS_AT + piece_place(token_row[tt], 2 * j + half, shape::TOKEN_BYTES),
+                      tokens[tt] + 4 * half);
+        }
+        order_tokens<SOURCE>(tokens[tt]);
+    }
+#pragma unroll
+    for (int rt = 0; rt < ROW_TILES; ++rt) {
+        struct mma_raw<SOURCE> raw[2];
+        uint32_t weights[1][2][PART_WORDS];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            stream_read<SOURCE, TT>(job, slot, rt * MMA_ROWS + i * MMA_COLUMNS + g, j, scale_byte, &raw[i]);
+        }
+        stream_decode<SOURCE>(job, raw, weights[0]);
+#pragma unroll
+        for (int tt = 0; tt < TT; ++tt) {
+            multiply_chunk<1, TT>(weights, tokens[tt], tt, &sums[rt]);
+        }
+    }
+}
+
+/* ---- the kernel ---- */
+
+template <int SOURCE, int TT>
+static __global__ void __launch_bounds__(THREADS, stream_shape<SOURCE, TT>::BLOCKS)
+    product_stream_kernel(struct stream_arguments job) {
+    typedef stream_shape<SOURCE, TT> shape;
+    uint8_t *const memory = dynamic_shared_memory();
+    float *const kept = (float *)(memory + WARPS * shape::SLOTS * shape::SLOT);
+    const int rows = (int)rows_of_group(&job.target.group, job.rows);
+    const int blocks = job.blocks;
+    const int rounds = (blocks + WARPS - 1) / WARPS;
+    const unsigned down = (unsigned)(rows + shape::TOKENS - 1) / shape::TOKENS;
+    const unsigned across = (unsigned)(job.weights + TILE_ROWS - 1) / TILE_ROWS;
+    const int thread = (int)threadIdx.x;
+    const int warp = thread / WARP;
+    const int lane = thread % WARP;
+    const int g = lane / 4;
+    const int j = lane % 4;
+    const int chunks = (blocks - warp + WARPS - 1) / WARPS * CHUNKS_OF_BLOCK; /* of this warp */
+    uint8_t *const ring = memory + warp * (shape::SLOTS * shape::SLOT);
+    uint8_t *const ring_end = ring + (shape::SLOTS - 1) * shape::SLOT; /* its last slot */
+    for (unsigned tile = blockIdx.x; tile < down * across; tile += gridDim.x) {
+        const int token = (int)(tile % down) * shape::TOKENS; /* neighbours read the same weights */
+        const int weight = (int)(tile / down) * TILE_ROWS;
+        const int tokens = rows - token < shape::TOKENS ? rows - token : (int)shape::TOKENS;
+        struct stream_source<SOURCE, TT> from =
+            stream_source_at<SOURCE, TT>(job, token, tokens, weight, lane, warp);
+        int next = 0; /* the chunk to copy next */
+#pragma unroll
+        for (; next < shape::SLOTS - 1; ++next) {
+            if (next < chunks) {
+                stream_fetch<SOURCE, TT>(job, &from, next % CHUNKS_OF_BLOCK == 0, lane,
+                                         ring + next * shape::SLOT);
+            }
+            copy_async_end_group();
+        }
+        const int width = (tokens + 1) / 2 * 2; /* results that are kept of a row */
+        const int rounds_kept = shape::KEPT / (WARPS * TILE_ROWS) / width;
+        int token_row[TT]; /* of columns that no token has, the last token's */
+        float total[TT] = {};
+#pragma unroll
+        for (int tt = 0; tt < TT; ++tt) {
+            token_row[tt] = tt * MMA_COLUMNS + g < tokens ? tt * MMA_COLUMNS + g : tokens - 1;
+        }
+        const uint8_t *slot = ring; /* of the chunk to multiply */
+        uint8_t *free_slot = ring + (shape::SLOTS - 1) * shape::SLOT;
+#pragma unroll 1
+        for (int first = 0; first < rounds; first += rounds_kept) {
+            const int end = first + rounds_kept < rounds ? first + rounds_kept : rounds;
+#pragma unroll 1
+            for (int round = first; round < end && round * WARPS + warp < blocks; ++round) {
+                const int block = round * WARPS + warp;
+                float sums[ROW_TILES][TT][4] = {};
+                float b_factor = 1.0f;
+                float a_factor = 1.0f;
+                if (job.has_block_factors) { /* a lane loads a row's factors for all */
+                    const int last = job.weights - 1;
+                    b_factor =
+                        stream_factor(job.weight_factors, weight + lane < last ? weight + lane : last, block);
+                    a_factor =
+                        stream_factor(job.token_factors, token + (lane < tokens ? lane : tokens - 1), block);
+                }
+#pragma unroll
+                for (int c = 0; c < CHUNKS_OF_BLOCK; ++c) {
+                    copy_async_wait<shape::SLOTS - 2>();
+                    warp_wait(); /* all lanes' copies are there, and all lanes have read the slot that is filled now */
+                    if (next < chunks) {
+                        stream_fetch<SOURCE, TT>(job, &from, (c + shape::SLOTS - 1) % CHUNKS_OF_BLOCK == 0,
+                                                 lane, free_slot);
+                    }
+                    copy_async_end_group();
+                    ++next;
+                    stream_multiply<SOURCE, TT>(job, slot, c * CHUNK, token_row, lane, sums);
+                    free_slot = free_slot == ring_end ? ring : free_slot + shape::SLOT;
+                    slot = slot == ring_end ? ring : slot + shape::SLOT;
+                }
+                float *const results = kept + ((round - first) * WARPS + warp) * (TILE_ROWS * width);
+#pragma unroll
+                for (int i = 0; i < ROW_TILES * TT * 2; ++i) { /* pairs of neighbouring tokens */
+                    const int row = i / (TT * 2) * MMA_ROWS + i % 2 * MMA_COLUMNS + g;
+                    const int column = i / 2 % TT * MMA_COLUMNS + 2 * j;
+                    float *const pair = &sums[i / (TT * 2)][i / 2 % TT][i % 2 * 2];
+                    if (job.has_block_factors) {
+                        const float of_row = __shfl_sync(0xFFFFFFFFu, b_factor, row);
+#pragma unroll
+                        for (int n = 0; n < 2; ++n) {
+                            pair[n] = scaled(pair[n], job.constant, of_row,
+                                             __shfl_sync(0xFFFFFFFFu, a_factor, column + n));
+                        }
+                    }
+                    if (column < width) {
+                        store_two(pair, results + row * width + column);
+                    }
+                }
+            }
+            __syncthreads(); /* all sums of these rounds are there */
+            const int count = (end * WARPS < blocks ? end * WARPS : blocks) - first * WARPS;
+#pragma unroll
+            for (int e = 0; e < TT; ++e) {
+                const int i = thread + e * THREADS;
+                if (i < TILE_ROWS * width) {
+#pragma unroll 4
+                    for (int n = 0; n < count; ++n) {
+                        total[e] += kept[n * (TILE_ROWS * width) + i];
+                    }
+                }
+            }
+            __syncthreads(); /* and have been read */
+        }
+#pragma unroll
+        for (int e = 0; e < TT; ++e) {
+            const int i = thread + e * THREADS;
+            const int row = token + i % width;
+            const int column = weight + i / width;
+            if (i < TILE_ROWS * width && row < rows && column < job.weights) {
+                store_result(&job.target, first_row(&job.target) + row, column,
+                             job.has_block_factors
+                                 ? total[e]
+                                 : scaled(total[e], job.constant, stream_factor(job.weight_factors, column, 0),
+                                          stream_factor(job.token_factors, row, 0)));
+            }
+        }
+        copy_async_wait<0>(); /* what is left are empty groups */
+    }
+}
+
+/* ---- which products ---- */
+
+enum { TOKEN_LIMIT = 64 }; /* more are faster in large tiles */
+
+static bool is_selected(void) {
+    static int state;
+    return variable_is("OPAQ_CUDA_PRODUCT", "stream", &state);
+}
+
+static bool is_power_of_two(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
+
+static int log2_of(int64_t power) { return power == 1 ? 0 : 1 + log2_of(power / 2); }
+
+/* Copies of four scales at a time need them side by side, from multiples of four bytes on. */
+static bool has_words_of_scales(const struct quant_copy *copy, const struct mma_form *form) {
+    const struct scale_layout *layout = &copy->scale_layout;
+    return form->scale == SCALE_NONE ||
+           ((uintptr_t)copy->scale % 4 == 0 && is_power_of_two(layout->row_per) &&
+            (form->is_swizzled || (form->scale_step == 1 && layout->row_step % 4 == 0)));
+}
+
+/* Whether stream_factor finds the operand's factors. */
+static bool has_simple_factors(const struct gemm_operand *operand, const struct mma_form *form) {
+    if (operand->copy == NULL || form->factor != FACTOR_SCALE) {
+        return true;
+    }
+    const struct scale_layout *layout = &operand->copy->scale_layout;
+    return layout->tiled_columns == 0 && layout->swizzled_columns == 0 &&
+           ((layout->row_step == 0 && !form->has_block_factors) ||
+            (!operand->is_across && is_power_of_two(layout->row_per)));
+}
+
+bool product_stream_takes(const struct gemm_job *job, enum product_part part,
+                          const struct mma_arguments *arguments) {
+    const struct mma_form *form = &arguments->b_form;
+    const int64_t depth = operand_depth(&job->b);
+    return is_selected() && part != PRODUCT_TERMS && job->c.rows <= TOKEN_LIMIT &&
+           (is_codes4(form->source) || form->source == SOURCE_CODES8) && operand_depth(&job->a) == depth &&
+           depth % SUM_BLOCK == 0 && depth > 0 && depth <= INT32_MAX / TILE_ROWS &&
+           arguments->b.of.copy.data_row_step % (2 * PIECE) == 0 &&
+           has_words_of_scales(&arguments->b.of.copy, form) && has_simple_factors(&job->b, form) &&
+           has_simple_factors(&job->a, &arguments->a_form);
+}
+
+/* ---- launcher ---- */
+
+static struct stream_scales scales_of(const struct quant_copy *copy, const struct mma_form *form) {
+    const struct scale_layout *layout = &copy->scale_layout;
+    return form->scale == SCALE_NONE ? (struct stream_scales){NULL, 0, 0, 0, false}
+           : form->is_swizzled
+               ? (struct stream_scales){(const uint8_t *)copy->scale, layout->swizzled_columns / 4 * 512,
+                                        log2_of(layout->row_per), 512, true}
+               : (struct stream_scales){(const uint8_t *)copy->scale, layout->row_step,
+                                        log2_of(layout->row_per), 4, false};
+}
+
+static struct stream_factors factors_from(const struct quant_copy *copy, const struct mma_form *form) {
+    const struct scale_layout *layout = &copy->scale_layout;
+    return form->factor == FACTOR_NONE ? (struct stream_factors){NULL, 0, 0, 0, false}
+           : form->factor == FACTOR_SCALE
+               ? (struct stream_factors){(const float *)copy->scale, layout->row_step,
+                                         form->has_block_factors ? layout->column_step : 0,
+                                         layout->row_step == 0 ? 0 : log2_of(layout->row_per), false}
+               : (struct stream_factors){copy->amax, copy->amax_step, 0, 0, form->factor == FACTOR_INVERSE};
+}
+
+template <int SOURCE, int TT>
+static enum opaq_status run(const struct stream_arguments *arguments, const struct opaq_execution *execution,
+                            struct opaq_error *error) {
+    static struct shared_limit limit;
+    const int64_t tiles =
+        ceil_div(arguments->rows, stream_shape<SOURCE, TT>::TOKENS) * ceil_div(arguments->weights, TILE_ROWS);
+    return launch_with_memory("product", product_stream_kernel<SOURCE, TT>, blocks_for(tiles, 1), THREADS,
+                              stream_shape<SOURCE, TT>::BYTES, &limit, *arguments, execution, error);
+}
+
+typedef enum opaq_status run_function(const struct stream_arguments *arguments, CUDA_RUN);
+static run_function *const runs[][2] = {{run<SOURCE_NVFP4, 1>, run<SOURCE_NVFP4, 2>},
+                                        {run<SOURCE_MXFP4, 1>, run<SOURCE_MXFP4, 2>},
+                                        {run<SOURCE_CODES8, 1>, run<SOURCE_CODES8, 2>}};
+
+enum opaq_status product_stream(const struct mma_arguments *product, const struct opaq_execution *execution,
+                                struct opaq_error *error) {
+    const struct quant_copy *copy = &product->b.of.copy;
+    const struct mma_form *form = &product->b_form;
+    struct stream_arguments arguments;
+    memset(&arguments, 0, sizeof arguments);
+    arguments.codes = copy->data;
+    arguments.code_step = copy->data_row_step / (copy->is_packed ? 2 : 1);
+    arguments.tokens = (const uint8_t *)product->a.gemm.plain.data;
+    arguments.token_step = product->a.gemm.plain.row_step * 2;
+    arguments.rows = (int)product->a.gemm.plain.rows;
+    arguments.weights = (int)product->target.c.columns;
+    arguments.blocks = (int)(operand_depth(&product->b.gemm) / SUM_BLOCK);
+    arguments.scale_shift = form->scale_shift;
+    arguments.constant = product->constant;
+    arguments.has_block_factors = product->a_form.has_block_factors || form->has_block_factors;
+    arguments.form = *form;
+    arguments.scales = scales_of(copy, form);
+    arguments.weight_factors = factors_from(copy, form);
+    arguments.token_factors = factors_from(&product->a.of.copy, &product->a_form);
+    arguments.target = product->target;
+    const bool has_few = arguments.target.c.rows <= MMA_COLUMNS;
+    return runs[form->source - SOURCE_NVFP4][has_few ? 0 : 1](&arguments, execution, error);
+}
