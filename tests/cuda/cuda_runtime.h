@@ -62,7 +62,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode);
 
 /* ---- threads ---- */
 
-/* Runs call(context) for each thread of each block, with so many bytes of dynamic shared memory. */
+/* Runs call(context) for each thread of each block, with `memory` bytes of dynamic shared memory. */
 void emulation_run(unsigned blocks, unsigned threads, unsigned memory, void (*call)(const void *context),
                    const void *context);
 
