@@ -187,7 +187,10 @@ function(opaq_cuda_tests)
         add_test(NAME emulated_mma_${name} COMMAND test_${name})
         set_tests_properties(emulated_mma_${name} PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT "${environment}")
     endforeach()
-    foreach(name IN ITEMS device_product linear_given experts_composed) # product_stream.cu
+    add_test(NAME emulated_stream_same_results COMMAND "${PROJECT_SOURCE_DIR}/tests/same_results.sh"
+        $<TARGET_FILE:test_device_product> rows_do_not_depend_on_the_batch OPAQ_CUDA_PRODUCT=stream)
+    set_tests_properties(emulated_stream_same_results PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT "${environment}")
+    foreach(name IN ITEMS device_product linear_given experts_composed) # product_stream.cu, product_panels.cu
         add_test(NAME emulated_stream_${name} COMMAND test_${name})
         set_tests_properties(emulated_stream_${name} PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT
             "${environment};OPAQ_CUDA_PRODUCT=stream")

@@ -8,7 +8,7 @@ set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
 # Kernels in whose loops a model's time is spent, by their names without template arguments. A new one has to be added.
-hot="product_few product_tiles product_stream_kernel decode_operand quantize_rows_kernel quantize_fp8_rows_kernel quantize_tiles_kernel amax_parts_kernel amax_hadamard_kernel"
+hot="product_few product_tiles product_stream_kernel product_panels_kernel decode_operand quantize_rows_kernel quantize_fp8_rows_kernel quantize_tiles_kernel amax_parts_kernel amax_hadamard_kernel"
 
 if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
     say "note: there is no nvcc, so libopaq_cuda.so was not built. src/cuda was compiled for the emulated GPU only."

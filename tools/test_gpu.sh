@@ -168,6 +168,7 @@ part "C tests"
 for name in $bound_tests; do # products in an order of their own, compared within bounds
     run 120 "within bounds: test_$name" "${on_gpu[@]}" "$folder/tests/c/test_$name"
 done
+run 120 "stream: same results" "${on_gpu[@]}" tests/same_results.sh "$folder/tests/c/test_device_product" rows_do_not_depend_on_the_batch OPAQ_CUDA_PRODUCT=stream
 for name in device_product linear_given experts_composed; do # the products that OPAQ_CUDA_PRODUCT=stream selects
     run 120 "stream: test_$name" "${on_gpu[@]}" OPAQ_CUDA_PRODUCT=stream "$folder/tests/c/test_$name"
 done

@@ -30,4 +30,21 @@ static __device__ __forceinline__ void multiply_chunk(const uint32_t weights[RT]
     }
 }
 
+/* The place of a tile: eight rows of tiles are passed through together, so that both operands stay in the cache. */
+static inline __device__ void tile_place(int64_t tile, int64_t down, int64_t across, int64_t *token_tile,
+                                         int64_t *weight_tile) {
+    const int64_t band = 8;
+    const int64_t first = tile / (band * across) * band;
+    const int64_t height = min_int64(band, down - first);
+    *token_tile = first + tile % (band * across) % height;
+    *weight_tile = tile % (band * across) / height;
+}
+
+/* Large tiles where they occupy a GPU of about this many multiprocessors; an emulated one runs them often. */
+#if defined(OPAQ_CUDA_EMULATION)
+enum { MULTIPROCESSORS = 2 };
+#else
+enum { MULTIPROCESSORS = 128 };
+#endif
+
 #endif

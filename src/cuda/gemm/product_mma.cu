@@ -68,16 +68,6 @@ static __device__ __forceinline__ void stage_tokens(const struct staged &staged,
     }
 }
 
-/* The place of a tile: eight rows of tiles are passed through together, so that both operands stay in the cache. */
-static __device__ void tile_place(int64_t tile, int64_t down, int64_t across, int64_t *token_tile,
-                                  int64_t *weight_tile) {
-    const int64_t band = 8;
-    const int64_t first = tile / (band * across) * band;
-    const int64_t height = min_int64(band, down - first);
-    *token_tile = first + tile % (band * across) % height;
-    *weight_tile = tile % (band * across) / height;
-}
-
 template <int SOURCE, int RT, int TT>
 static __global__ void __launch_bounds__(THREADS) product_tiles(struct mma_arguments job) {
     enum { DOWN = WARPS_DOWN * MMA_ROWS * RT, ACROSS = WARPS_ACROSS * MMA_COLUMNS * TT };
@@ -360,13 +350,6 @@ static int64_t tiles_of(enum shape shape, const struct quant_matrix *c) {
     return ceil_div(c->rows, shape_sizes[shape].tokens) * ceil_div(c->columns, shape_sizes[shape].weights);
 }
 
-/* Large tiles where they occupy a GPU of about this many multiprocessors; an emulated one runs them often. */
-#if defined(OPAQ_CUDA_EMULATION)
-enum { MULTIPROCESSORS = 2 };
-#else
-enum { MULTIPROCESSORS = 128 };
-#endif
-
 static enum shape shape_of(const struct quant_matrix *c) {
     return c->rows <= MMA_COLUMNS                     ? SHAPE_8
            : c->rows <= FEW                           ? SHAPE_16
@@ -393,6 +376,9 @@ enum opaq_status product_mma(const struct gemm_job *job, const struct group_part
     }
     if (product_stream_takes(job, part, &arguments)) {
         return product_stream(&arguments, execution, error);
+    }
+    if (product_panels_takes(job, part, &arguments)) {
+        return product_panels(&arguments, workspace, execution, error);
     }
     return launch("product", kernels[arguments.b_form.source][shape], blocks_for(tiles_of(shape, &job->c), 1),
                   THREADS, arguments, execution, error);

@@ -19,57 +19,9 @@
  * fewer such stops. */
 #include "cuda/gemm/product_stream.h"
 
-#include "cuda/gemm/mma_chunk.h"
+#include "cuda/gemm/stream_operand.h"
 
-enum { ROW_TILES = 2, TILE_ROWS = ROW_TILES * MMA_ROWS, PIECE = 16 };
-
-/* ---- arguments: what the kernel needs of the operands, computed on the host, because a block has little work ---- */
-
-/* Scales that are bytes. A row's begin at first + (row >> row_shift) * step, or where swizzle.h says; four blocks further they
- * are `four` bytes further. */
-struct stream_scales {
-    const uint8_t *first;
-    int64_t step; /* if is_swizzled, of 128 rows */
-    int row_shift, four;
-    bool is_swizzled;
-};
-
-/* Factors in float32, of a row or of 128 terms of one. */
-struct stream_factors {
-    const float *first; /* NULL: 1 */
-    int64_t row_step, block_step;
-    int row_shift;
-    bool is_inverse;
-};
-
-struct stream_arguments {
-    const uint8_t *codes, *tokens;
-    int64_t code_step, token_step; /* bytes of a row */
-    int rows, weights, blocks;     /* rows: at most, of all groups */
-    int scale_shift;               /* log2 of the terms under a scale */
-    float constant;
-    bool has_block_factors;
-    struct mma_form form; /* of the weights */
-    struct stream_scales scales;
-    struct stream_factors token_factors, weight_factors;
-    struct product_target target;
-};
-
-static __device__ __forceinline__ float stream_factor(const struct stream_factors &factors, int64_t row,
-                                                      int block) {
-    if (factors.first == NULL) {
-        return 1.0f;
-    }
-    const float stored =
-        factors.first[(row >> factors.row_shift) * factors.row_step + block * factors.block_step];
-    return !factors.is_inverse ? stored : stored == 0.0f ? 0.0f : 1.0f / stored;
-}
-
-static __device__ __forceinline__ const uint8_t *stream_scales_at(const struct stream_scales &scales, int row) {
-    const int at = row >> scales.row_shift;
-    return scales.first +
-           (scales.is_swizzled ? at / 128 * scales.step + at % 32 * 16 + at % 128 / 32 * 4 : at * scales.step);
-}
+enum { ROW_TILES = 2, TILE_ROWS = ROW_TILES * MMA_ROWS };
 
 /* The shared memory of a block. Of 4-bit codes two blocks fit a multiprocessor of an A100 or H200; 8-bit codes need more registers
  * than that leaves. */
@@ -89,16 +41,6 @@ template <int SOURCE, int TT> struct stream_shape {
     static_assert(SLOT % 128 == 0, "slots are aligned");
     static_assert(SLOTS >= 2, "a slot is filled while another one is read");
 };
-
-/* Where piece `piece` of a row of `row_bytes` is. */
-static __device__ __forceinline__ int piece_place(int row, int piece, int row_bytes) {
-    return row * row_bytes + (piece ^ (row & (row_bytes / PIECE - 1))) * PIECE;
-}
-
-/* 4-bit codes have two pieces in a row, which stay where they are: loads are of 8 bytes, and four rows fill the banks. */
-template <int SOURCE> static __device__ __forceinline__ int code_place(int row, int piece) {
-    return is_codes4(SOURCE) ? row * (CHUNK / 2) + piece * PIECE : piece_place(row, piece, CHUNK);
-}
 
 /* ---- copies ---- */
 
@@ -182,42 +124,6 @@ static __device__ __forceinline__ void stream_fetch(const struct stream_argument
 
 /* ---- a chunk ---- */
 
-/* The codes of part j of row `row` in a slot, and the byte of its word of scales that is at `byte`. */
-template <int SOURCE, int TT>
-static __device__ __forceinline__ void stream_read(const struct stream_arguments &job, const uint8_t *slot,
-                                                   int row, int j, int byte, struct mma_raw<SOURCE> *raw) {
-    typedef stream_shape<SOURCE, TT> shape;
-    if constexpr (is_codes4(SOURCE)) {
-        read_two(slot + code_place<SOURCE>(row, 0) + j * (PART / 2), raw->word);
-    } else {
-        read_four(slot + code_place<SOURCE>(row, j), raw->word);
-    }
-    raw->scale =
-        SOURCE != SOURCE_CODES8 || job.scales.first != NULL ? slot[shape::SCALES_AT + row * 4 + byte] : 0;
-}
-
-/* Decodes two parts. */
-template <int SOURCE>
-static __device__ __forceinline__ void stream_decode(const struct stream_arguments &job,
-                                                     const struct mma_raw<SOURCE> raw[2],
-                                                     uint32_t weights[2][PART_WORDS]) {
-    if constexpr (SOURCE == SOURCE_NVFP4) {
-        const uint32_t scales = nvfp4_scales(raw[1].scale << 16 | raw[0].scale);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            pairs_of_codes4(raw[i].word[0], weights[i]);
-            pairs_of_codes4(raw[i].word[1], weights[i] + 4);
-#pragma unroll
-            for (int w = 0; w < PART_WORDS; ++w) {
-                weights[i][w] = pair_multiply(weights[i][w], i == 0 ? low_twice(scales) : high_twice(scales));
-            }
-        }
-    } else {
-        decode_weights<SOURCE>(job.form, raw[0], weights[0]);
-        decode_weights<SOURCE>(job.form, raw[1], weights[1]);
-    }
-}
-
 /* Adds a chunk to the warp's sums; k is the place of its first term in the sum block. */
 template <int SOURCE, int TT>
 static __device__ __forceinline__ void stream_multiply(const struct stream_arguments &job, const uint8_t *slot,
@@ -243,7 +149,8 @@ static __device__ __forceinline__ void stream_multiply(const struct stream_argum
         uint32_t weights[1][2][PART_WORDS];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            stream_read<SOURCE, TT>(job, slot, rt * MMA_ROWS + i * MMA_COLUMNS + g, j, scale_byte, &raw[i]);
+            stream_read<SOURCE>(job, slot, shape::SCALES_AT, rt * MMA_ROWS + i * MMA_COLUMNS + g, j, scale_byte,
+                                &raw[i]);
         }
         stream_decode<SOURCE>(job, raw, weights[0]);
 #pragma unroll
@@ -383,67 +290,14 @@ static __global__ void __launch_bounds__(THREADS, stream_shape<SOURCE, TT>::BLOC
 
 enum { TOKEN_LIMIT = 64 }; /* more are faster in large tiles */
 
-static bool is_selected(void) {
-    static int state;
-    return variable_is("OPAQ_CUDA_PRODUCT", "stream", &state);
-}
-
-static bool is_power_of_two(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
-
-static int log2_of(int64_t power) { return power == 1 ? 0 : 1 + log2_of(power / 2); }
-
-/* Copies of four scales at a time need them side by side, from multiples of four bytes on. */
-static bool has_words_of_scales(const struct quant_copy *copy, const struct mma_form *form) {
-    const struct scale_layout *layout = &copy->scale_layout;
-    return form->scale == SCALE_NONE ||
-           ((uintptr_t)copy->scale % 4 == 0 && is_power_of_two(layout->row_per) &&
-            (form->is_swizzled || (form->scale_step == 1 && layout->row_step % 4 == 0)));
-}
-
-/* Whether stream_factor finds the operand's factors. */
-static bool has_simple_factors(const struct gemm_operand *operand, const struct mma_form *form) {
-    if (operand->copy == NULL || form->factor != FACTOR_SCALE) {
-        return true;
-    }
-    const struct scale_layout *layout = &operand->copy->scale_layout;
-    return layout->tiled_columns == 0 && layout->swizzled_columns == 0 &&
-           ((layout->row_step == 0 && !form->has_block_factors) ||
-            (!operand->is_across && is_power_of_two(layout->row_per)));
-}
-
 bool product_stream_takes(const struct gemm_job *job, enum product_part part,
                           const struct mma_arguments *arguments) {
-    const struct mma_form *form = &arguments->b_form;
-    const int64_t depth = operand_depth(&job->b);
-    return is_selected() && part != PRODUCT_TERMS && job->c.rows <= TOKEN_LIMIT &&
-           (is_codes4(form->source) || form->source == SOURCE_CODES8) && operand_depth(&job->a) == depth &&
-           depth % SUM_BLOCK == 0 && depth > 0 && depth <= INT32_MAX / TILE_ROWS &&
-           arguments->b.of.copy.data_row_step % (2 * PIECE) == 0 &&
-           has_words_of_scales(&arguments->b.of.copy, form) && has_simple_factors(&job->b, form) &&
-           has_simple_factors(&job->a, &arguments->a_form);
+    const enum source source = arguments->b_form.source;
+    return job->c.rows <= TOKEN_LIMIT && (is_codes4(source) || source == SOURCE_CODES8) &&
+           stream_takes(job, part, arguments);
 }
 
 /* ---- launcher ---- */
-
-static struct stream_scales scales_of(const struct quant_copy *copy, const struct mma_form *form) {
-    const struct scale_layout *layout = &copy->scale_layout;
-    return form->scale == SCALE_NONE ? (struct stream_scales){NULL, 0, 0, 0, false}
-           : form->is_swizzled
-               ? (struct stream_scales){(const uint8_t *)copy->scale, layout->swizzled_columns / 4 * 512,
-                                        log2_of(layout->row_per), 512, true}
-               : (struct stream_scales){(const uint8_t *)copy->scale, layout->row_step,
-                                        log2_of(layout->row_per), 4, false};
-}
-
-static struct stream_factors factors_from(const struct quant_copy *copy, const struct mma_form *form) {
-    const struct scale_layout *layout = &copy->scale_layout;
-    return form->factor == FACTOR_NONE ? (struct stream_factors){NULL, 0, 0, 0, false}
-           : form->factor == FACTOR_SCALE
-               ? (struct stream_factors){(const float *)copy->scale, layout->row_step,
-                                         form->has_block_factors ? layout->column_step : 0,
-                                         layout->row_step == 0 ? 0 : log2_of(layout->row_per), false}
-               : (struct stream_factors){copy->amax, copy->amax_step, 0, 0, form->factor == FACTOR_INVERSE};
-}
 
 template <int SOURCE, int TT>
 static enum opaq_status run(const struct stream_arguments *arguments, const struct opaq_execution *execution,
@@ -462,25 +316,7 @@ static run_function *const runs[][2] = {{run<SOURCE_NVFP4, 1>, run<SOURCE_NVFP4,
 
 enum opaq_status product_stream(const struct mma_arguments *product, const struct opaq_execution *execution,
                                 struct opaq_error *error) {
-    const struct quant_copy *copy = &product->b.of.copy;
-    const struct mma_form *form = &product->b_form;
-    struct stream_arguments arguments;
-    memset(&arguments, 0, sizeof arguments);
-    arguments.codes = copy->data;
-    arguments.code_step = copy->data_row_step / (copy->is_packed ? 2 : 1);
-    arguments.tokens = (const uint8_t *)product->a.gemm.plain.data;
-    arguments.token_step = product->a.gemm.plain.row_step * 2;
-    arguments.rows = (int)product->a.gemm.plain.rows;
-    arguments.weights = (int)product->target.c.columns;
-    arguments.blocks = (int)(operand_depth(&product->b.gemm) / SUM_BLOCK);
-    arguments.scale_shift = form->scale_shift;
-    arguments.constant = product->constant;
-    arguments.has_block_factors = product->a_form.has_block_factors || form->has_block_factors;
-    arguments.form = *form;
-    arguments.scales = scales_of(copy, form);
-    arguments.weight_factors = factors_from(copy, form);
-    arguments.token_factors = factors_from(&product->a.of.copy, &product->a_form);
-    arguments.target = product->target;
+    const struct stream_arguments arguments = stream_arguments_of(product);
     const bool has_few = arguments.target.c.rows <= MMA_COLUMNS;
-    return runs[form->source - SOURCE_NVFP4][has_few ? 0 : 1](&arguments, execution, error);
+    return runs[product->b_form.source - SOURCE_NVFP4][has_few ? 0 : 1](&arguments, execution, error);
 }
