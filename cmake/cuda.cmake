@@ -160,6 +160,8 @@ set(OPAQ_EMULATED_TESTS hiding golden device_quantize op_rearrange linear linear
     experts_routing experts_tiled runner_prepared)
 set(OPAQ_EMULATED_MMA_TESTS device_product device_order linear linear_given
     grouped_linear experts_composed)
+# Those that run once more with OPAQ_CUDA_PRODUCT=stream, whose results must have the same bits.
+set(OPAQ_EMULATED_STREAM_TESTS device_product linear_given grouped_linear experts_composed experts:quantized_weights_of)
 # With the kernels of OPAQ_CUDA_QUANTIZER=general.
 set(OPAQ_EMULATED_GENERAL_TESTS device_quantize golden hiding linear linear_delayed)
 function(opaq_cuda_tests)
@@ -184,16 +186,19 @@ function(opaq_cuda_tests)
             "${environment};OPAQ_CUDA_PRODUCT=fma;OPAQ_CUDA_QUANTIZER=general")
     endforeach()
     foreach(name IN LISTS OPAQ_EMULATED_MMA_TESTS)
+        if(name IN_LIST OPAQ_EMULATED_STREAM_TESTS) # runs both ways below
+            continue()
+        endif()
         add_test(NAME emulated_mma_${name} COMMAND test_${name})
         set_tests_properties(emulated_mma_${name} PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT "${environment}")
     endforeach()
-    add_test(NAME emulated_stream_same_results COMMAND "${PROJECT_SOURCE_DIR}/tests/same_results.sh"
-        $<TARGET_FILE:test_device_product> rows_do_not_depend_on_the_batch OPAQ_CUDA_PRODUCT=stream)
-    set_tests_properties(emulated_stream_same_results PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT "${environment}")
-    foreach(name IN ITEMS device_product linear_given experts_composed) # product_stream.cu, product_panels.cu
-        add_test(NAME emulated_stream_${name} COMMAND test_${name})
-        set_tests_properties(emulated_stream_${name} PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT
-            "${environment};OPAQ_CUDA_PRODUCT=stream")
+    foreach(item IN LISTS OPAQ_EMULATED_STREAM_TESTS) # a program, or one of its tests
+        string(REPLACE ":" ";" parts "${item};")
+        list(GET parts 0 name)
+        list(GET parts 1 test)
+        add_test(NAME emulated_stream_${name} COMMAND "${PROJECT_SOURCE_DIR}/tests/same_results.sh"
+            $<TARGET_FILE:test_${name}> "${test}" OPAQ_CUDA_PRODUCT=stream)
+        set_tests_properties(emulated_stream_${name} PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT "${environment}")
     endforeach()
     add_test(NAME emulated_cublaslt_status COMMAND test_cublaslt_status)
     set_tests_properties(emulated_cublaslt_status PROPERTIES TIMEOUT ${OPAQ_TEST_SECONDS} ENVIRONMENT

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# same_results.sh <program> <test> <variable=value>...: runs a test of a C test program, and once more with the variables set; fails if
-# one of them fails, or if they print other results ("results have the hash ...").
+# same_results.sh <program> <test> <variable=value>...: runs tests of a C test program (all if <test> is empty), and once more with
+# the variables set; fails if one of them fails, or if they print different hashes of their results (tests/c/support_device.h).
 set -euo pipefail
 program=$1 test=$2
 shift 2

@@ -113,6 +113,7 @@ list_of() { # <variable of cmake/cuda.cmake>
 }
 tests=$(list_of OPAQ_EMULATED_TESTS)
 bound_tests=$(list_of OPAQ_EMULATED_MMA_TESTS)
+stream_tests=$(list_of OPAQ_EMULATED_STREAM_TESTS)
 general_tests=$(list_of OPAQ_EMULATED_GENERAL_TESTS)
 library=$(absolute "$folder")/libopaq_cuda.so
 portable=$(absolute "$folder-portable")/libopaq_cuda.so
@@ -168,9 +169,8 @@ part "C tests"
 for name in $bound_tests; do # products in an order of their own, compared within bounds
     run 120 "within bounds: test_$name" "${on_gpu[@]}" "$folder/tests/c/test_$name"
 done
-run 120 "stream: same results" "${on_gpu[@]}" tests/same_results.sh "$folder/tests/c/test_device_product" rows_do_not_depend_on_the_batch OPAQ_CUDA_PRODUCT=stream
-for name in device_product linear_given experts_composed; do # the products that OPAQ_CUDA_PRODUCT=stream selects
-    run 120 "stream: test_$name" "${on_gpu[@]}" OPAQ_CUDA_PRODUCT=stream "$folder/tests/c/test_$name"
+for item in $stream_tests; do # with OPAQ_CUDA_PRODUCT=stream, and the same bits without it
+    run 150 "stream: test_${item/:/ }" "${on_gpu[@]}" tests/same_results.sh "$folder/tests/c/test_${item%%:*}" "$([[ $item != *:* ]] || echo "${item#*:}")" OPAQ_CUDA_PRODUCT=stream
 done
 for name in $general_tests; do # the quantizers for any tensor
     run 120 "general: test_$name" "${on_gpu[@]}" OPAQ_CUDA_PRODUCT=fma OPAQ_CUDA_QUANTIZER=general "$folder/tests/c/test_$name"

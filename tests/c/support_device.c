@@ -29,7 +29,24 @@ static void *symbol_of(const char *file, const char *name) {
 static emulation_kernels_function *emulation_kernels_here;
 static emulation_capture_function *emulation_capture_here;
 
-static void print_kernels(void) { printf("  %ld kernels ran on the emulated GPU\n", emulation_kernels_here()); }
+static uint64_t hash_of_results; /* FNV-1a; 0 if there are none */
+
+void test_device_hash(const void *results, size_t bytes) {
+    uint64_t hash = hash_of_results == 0 ? 0xCBF29CE484222325u : hash_of_results;
+    for (size_t i = 0; i < bytes; ++i) {
+        hash = (hash ^ ((const uint8_t *)results)[i]) * 0x100000001B3u;
+    }
+    hash_of_results = hash;
+}
+
+static void print_results(void) {
+    if (hash_of_results != 0) {
+        printf("  results have the hash %016llx\n", (unsigned long long)hash_of_results);
+    }
+    if (emulation_kernels_here != NULL) {
+        printf("  %ld kernels ran on the emulated GPU\n", emulation_kernels_here());
+    }
+}
 
 enum test_device test_device_open(void (*enter)(void), void (*leave)(void), const struct backend **table) {
     const char *name = getenv("OPAQ_TEST_DEVICE");
@@ -48,6 +65,7 @@ enum test_device test_device_open(void (*enter)(void), void (*leave)(void), cons
     if (open(opaq_version(), sizeof(struct backend), table, &error) != OPAQ_OK) {
         stop(name, error.text);
     }
+    (void)atexit(print_results);
     if (strcmp(name, "cuda") == 0) {
         return TEST_DEVICE_CUDA;
     }
@@ -59,7 +77,6 @@ enum test_device test_device_open(void (*enter)(void), void (*leave)(void), cons
     memcpy(&emulation_kernels_here, &symbol, sizeof emulation_kernels_here);
     symbol = symbol_of(file, "emulation_capture");
     memcpy(&emulation_capture_here, &symbol, sizeof emulation_capture_here);
-    (void)atexit(print_kernels);
     return TEST_DEVICE_EMULATED;
 }
 

@@ -17,6 +17,10 @@ enum test_device { TEST_DEVICE_CPU, TEST_DEVICE_EMULATED, TEST_DEVICE_CUDA };
  * accesses to memory. */
 enum test_device test_device_open(void (*enter)(void), void (*leave)(void), const struct backend **table);
 
+/* Adds results of the device to a hash that the test prints at its end; tests/same_results.sh compares it between kernels that must
+ * have the same bits. Does nothing on the CPU. */
+void test_device_hash(const void *results, size_t bytes);
+
 /* Around an operator's call, which runs on the stream that `begin` returns. An emulated GPU refuses meanwhile what a CUDA
  * graph cannot hold. On a GPU with OPAQ_TEST_CAPTURE=1 the call is captured, and `end` launches the graph. */
 void *test_device_begin(enum test_device device);

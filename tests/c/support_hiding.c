@@ -451,6 +451,9 @@ static void compare_tensor(const struct opaq_op *op, const struct opaq_value *va
     const bool may_round = test_device != TEST_DEVICE_CPU &&
                            (has_word(op, values, "tiled") || multiplies_otherwise()) &&
                            are_close(hidden, expected, bytes, limit);
+    if (test_device != TEST_DEVICE_CPU) {
+        test_device_hash(hidden->data, (size_t)bytes);
+    }
     if (bytes > 0 && memcmp(hidden->data, expected->data, (size_t)bytes) != 0 && !may_round && !may_differ) {
         CHECK_FAIL("%s: %s has other bytes on the back end \"%s\"", op->name, what, hiding_backend.name);
     }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "check.h"
+#include "support_device.h"
 #include "support_hiding.h"
 #include "support_tensor.h"
 
@@ -227,15 +228,6 @@ static void values_that_are_not_finite(void) {
 
 /* ---- batches ---- */
 
-/* Of all batches' results; tests/same_results.sh compares it between kernels that must have the same bits (FNV-1a). */
-static uint64_t hash_of_batches = 0xCBF29CE484222325u;
-
-static void hash_results(const float *c, int64_t count) {
-    for (size_t i = 0; i < (size_t)count * sizeof *c; ++i) {
-        hash_of_batches = (hash_of_batches ^ ((const uint8_t *)c)[i]) * 0x100000001B3u;
-    }
-}
-
 static void check_batches(const struct gemm_case *one, int64_t n, int64_t k, int64_t most) {
     static const int64_t sizes[] = {1, 3, 8, 17, 64, 129, 513};
     struct placed_operand a;
@@ -244,7 +236,7 @@ static void check_batches(const struct gemm_case *one, int64_t n, int64_t k, int
     placed_make(&a, &hiding, one->a, most, k, FILL_OUTLIERS, 1, true);
     placed_make(&b, &hiding, one->b, n, k, FILL_NORMAL, 2, true);
     const float *const whole = multiply(&hiding, &a, &b, most);
-    hash_results(whole, most * n);
+    test_device_hash(whole, (size_t)(most * n) * sizeof *whole);
     for (int i = 0; i < COUNT(sizes) && sizes[i] <= most; ++i) {
         const float *const c = multiply(&hiding, &a, &b, sizes[i]);
         CHECK_BYTES(c, whole, (size_t)(sizes[i] * n) * sizeof *c, "%s by %s: the first %lld of %lld rows",
@@ -276,7 +268,6 @@ static void rows_do_not_depend_on_the_batch(void) {
         check_batches(&cases[i], 37, 384, 65);
         check_batches(&cases[i], 67, 1152, 65);
     }
-    printf("  results have the hash %016llx\n", (unsigned long long)hash_of_batches);
 }
 
 /* The product with one row of a, whose data are copied to an address `offset` bytes after a multiple of 64, and whose row step is

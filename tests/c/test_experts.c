@@ -125,6 +125,18 @@ static void quantized_weights(void) {
     check_given(&one, "nvfp4+swizzle", "fp8blk2", "", OPAQ_BF16);
 }
 
+/* Inputs in bfloat16 and sums of a multiple of 128 terms, which CUDA can compute for all experts at once; more experts than tokens,
+ * and many tokens for each. */
+static void quantized_weights_of_many_terms(void) {
+    static const struct experts_sizes few = {3, 2, 7, 256, 128};
+    static const struct experts_sizes many = {40, 2, 3, 128, 256};
+    for (int i = 0; i < ROW_FORMATS + BLOCK_FORMATS; ++i) {
+        const char *format = i < ROW_FORMATS ? row_formats[i] : block_formats[i - ROW_FORMATS];
+        check_given(&few, format, format, "", OPAQ_BF16);
+        check_given(&many, format, format, i % 2 == 0 ? " act=swiglu_oai limit=1.5 alpha=1.25" : "", OPAQ_BF16);
+    }
+}
+
 static void one_quantized_weight(void) {
     struct experts_layer layer = experts_layer_make(&ragged_moe, "", OPAQ_BF16);
     const struct opaq_spec spec = spec_of("nvfp4");
@@ -270,9 +282,16 @@ static void any_order_gives_the_same_bytes(void) {
     }
 }
 
-static const struct test_case tests[] = {
-    TEST(every_activation),       TEST(biases_may_be_missing),         TEST(weights_may_have_wider_dtypes),
-    TEST(quantized_weights),      TEST(one_quantized_weight),          TEST(everything_quantized_in_the_call),
-    TEST(stochastic_rounding),    TEST(padding_is_not_read),           TEST(given_scales),
-    TEST(settings_do_not_matter), TEST(any_order_gives_the_same_bytes)};
+static const struct test_case tests[] = {TEST(every_activation),
+                                         TEST(biases_may_be_missing),
+                                         TEST(weights_may_have_wider_dtypes),
+                                         TEST(quantized_weights),
+                                         TEST(quantized_weights_of_many_terms),
+                                         TEST(one_quantized_weight),
+                                         TEST(everything_quantized_in_the_call),
+                                         TEST(stochastic_rounding),
+                                         TEST(padding_is_not_read),
+                                         TEST(given_scales),
+                                         TEST(settings_do_not_matter),
+                                         TEST(any_order_gives_the_same_bytes)};
 TEST_MAIN(tests)

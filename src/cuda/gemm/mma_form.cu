@@ -98,6 +98,25 @@ struct mma_form mma_form_of(const struct gemm_operand *operand, enum product_par
     return form;
 }
 
+struct mma_arguments mma_arguments_of(const struct gemm_job *job, const struct group_part *group,
+                                      enum product_part part) {
+    struct mma_arguments arguments;
+    memset(&arguments, 0, sizeof arguments);
+    arguments.a = product_operand_of(&job->a);
+    arguments.b = product_operand_of(&job->b);
+    arguments.constant = 1.0f;
+    arguments.a_form = mma_form_of(&job->a, part, &arguments.constant);
+    arguments.b_form = mma_form_of(&job->b, part, &arguments.constant);
+    arguments.target = product_target_of(job, group, part);
+    return arguments;
+}
+
+void mma_arguments_settle(struct mma_arguments *arguments) {
+    if (arguments->b_form.source == SOURCE_NVFP4) {
+        arguments->constant *= (float)(1 << NVFP4_POWER);
+    }
+}
+
 /* OPAQ_CUDA_PRODUCT=fma selects the kernel of product.cu for everything. */
 static bool is_refused(void) {
     static int state;
@@ -274,12 +293,7 @@ enum opaq_status product_mma_factors(const struct gemm_job *job, float *factors,
                                      const struct opaq_execution *execution, struct opaq_error *error) {
     struct factor_arguments arguments;
     memset(&arguments, 0, sizeof arguments);
-    arguments.product.a = product_operand_of(&job->a);
-    arguments.product.b = product_operand_of(&job->b);
-    arguments.product.constant = 1.0f;
-    arguments.product.a_form = mma_form_of(&job->a, PRODUCT_WHOLE, &arguments.product.constant);
-    arguments.product.b_form = mma_form_of(&job->b, PRODUCT_WHOLE, &arguments.product.constant);
-    arguments.product.target = product_target_of(job, &no_group, PRODUCT_WHOLE);
+    arguments.product = mma_arguments_of(job, &no_group, PRODUCT_WHOLE);
     arguments.added = job->accumulate ? 1.0f : 0.0f;
     arguments.factors = factors;
     return launch("the factors of a product", write_factors, 1, WARP, arguments, execution, error);

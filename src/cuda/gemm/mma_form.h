@@ -17,6 +17,11 @@ struct mma_arguments {
 /* How an operand is read; multiplies *constant with what is common to all its elements. */
 struct mma_form mma_form_of(const struct gemm_operand *operand, enum product_part part, float *constant);
 
+/* The arguments of a product, and after mma_prepare their last part: what decoded 4-bit codes lack. */
+struct mma_arguments mma_arguments_of(const struct gemm_job *job, const struct group_part *group,
+                                      enum product_part part);
+void mma_arguments_settle(struct mma_arguments *arguments);
+
 /* Decodes the operands that kernels cannot read as they are to the workspace, and makes them plain. */
 enum opaq_status mma_prepare(const struct gemm_job *job, enum product_part part,
                              struct mma_arguments *arguments, void *workspace, CUDA_RUN);

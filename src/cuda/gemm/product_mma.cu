@@ -357,23 +357,13 @@ static enum shape shape_of(const struct quant_matrix *c) {
                                                       : SHAPE_128;
 }
 
-/* Whether an operand is decoded beforehand, and how many bytes a row of it then has. */
 enum opaq_status product_mma(const struct gemm_job *job, const struct group_part *group, enum product_part part,
                              void *workspace, const struct opaq_execution *execution,
                              struct opaq_error *error) {
-    struct mma_arguments arguments;
     const enum shape shape = shape_of(&job->c);
-    memset(&arguments, 0, sizeof arguments);
-    arguments.a = product_operand_of(&job->a);
-    arguments.b = product_operand_of(&job->b);
-    arguments.constant = 1.0f;
-    arguments.a_form = mma_form_of(&job->a, part, &arguments.constant);
-    arguments.b_form = mma_form_of(&job->b, part, &arguments.constant);
-    arguments.target = product_target_of(job, group, part);
+    struct mma_arguments arguments = mma_arguments_of(job, group, part);
     TRY(mma_prepare(job, part, &arguments, workspace, execution, error));
-    if (arguments.b_form.source == SOURCE_NVFP4) {
-        arguments.constant *= (float)(1 << NVFP4_POWER);
-    }
+    mma_arguments_settle(&arguments);
     if (product_stream_takes(job, part, &arguments)) {
         return product_stream(&arguments, execution, error);
     }

@@ -60,13 +60,13 @@ static inline __device__ int64_t first_row(const struct product_target *target) 
     return target->part == PRODUCT_ROWS ? first_of_group(&target->group) : 0;
 }
 
-/* Adds bias and previous c, rounds and stores. */
+/* Adds bias and previous c, rounds and stores. The bias begins at its element `first_bias`. */
 static inline __device__ void store_result(const struct product_target *target, int64_t row, int64_t column,
-                                           float total) {
+                                           float total, int64_t first_bias = 0) {
     struct quant_matrix c = target->c;
     if (target->bias != NULL) {
         const struct quant_matrix bias = {(void *)target->bias, target->bias_dtype, 1, c.columns, 0, 1};
-        total += matrix_at(&bias, column);
+        total += matrix_at(&bias, first_bias + column);
     }
     c.rows = row + 1;
     if (target->accumulate) {

@@ -259,7 +259,7 @@ static __global__ void __launch_bounds__(THREADS, RT == 1 ? 2 : 1)
                                             : (int)min_int64(token + thread - shape::DOWN, rows - 1);
         if (thread < shape::DOWN + shape::ACROSS) {
             factors[0][thread] =
-                stream_factor(is_of_weight ? job.weight_factors : job.token_factors, factor_row, 0);
+                stream_factor(is_of_weight ? job.weight_factors : job.token_factors, 0, factor_row, 0);
         }
         float total[RT][TT][4] = {};
 #pragma unroll 1
@@ -280,7 +280,7 @@ static __global__ void __launch_bounds__(THREADS, RT == 1 ? 2 : 1)
                     thread <
                         shape::DOWN + shape::ACROSS) { /* into those of the last block, which have been read */
                     factors[(block + 1) % 2][thread] = stream_factor(
-                        is_of_weight ? job.weight_factors : job.token_factors, factor_row, block + 1);
+                        is_of_weight ? job.weight_factors : job.token_factors, 0, factor_row, block + 1);
                 }
                 panel_multiply<SOURCE, RT, TT>(job, memory + chunk % shape::STAGES * shape::STAGE, c * CHUNK,
                                                weight_of_warp, token_of_warp, lane, sums);

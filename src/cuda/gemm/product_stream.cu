@@ -44,6 +44,13 @@ template <int SOURCE, int TT> struct stream_shape {
 
 /* ---- copies ---- */
 
+/* A block's tile: tokens of a group from `token` on and rows of its weight from `weight` on. The group has `rows` tokens, the first
+ * of which is row `first` of all. */
+struct stream_tile {
+    int group, token, weight, rows;
+    int64_t first;
+};
+
 /* What a lane copies of every chunk: pieces of the weights' rows, one row's scales, and pieces of tokens. The addresses move on
  * from chunk to chunk. */
 template <int SOURCE, int TT> struct stream_source {
@@ -67,20 +74,23 @@ template <int SOURCE, int TT> struct stream_source {
 /* Rows of weights beyond the last one are the last one: what comes of them is not stored. */
 template <int SOURCE, int TT>
 static __device__ __forceinline__ struct stream_source<SOURCE, TT> stream_source_at(
-    const struct stream_arguments &job, int token, int tokens, int weight, int lane, int block) {
+    const struct stream_arguments &job, const struct stream_tile &tile, int tokens, int lane, int block) {
     typedef stream_source<SOURCE, TT> source;
+    const int weight = tile.weight;
     const int last = job.weights - 1 - weight;
     source from;
-    from.codes = job.codes + weight * job.code_step + block * (SUM_BLOCK / CHUNK * source::shape::CODE_BYTES);
+    from.codes = job.codes + tile.group * job.groups.code_step + weight * job.code_step +
+                 block * (SUM_BLOCK / CHUNK * source::shape::CODE_BYTES);
 #pragma unroll
     for (int i = 0; i < source::CODES; ++i) {
         const int row = (i * WARP + lane) / source::CODE_PIECES;
         from.code_offset[i] =
             (row < last ? row : last) * (int)job.code_step + lane % source::CODE_PIECES * PIECE;
     }
-    from.scales = stream_scales_at(job.scales, weight + (lane < last ? lane : last)) +
+    from.scales = tile.group * job.groups.scale_step +
+                  stream_scales_at(job.scales, weight + (lane < last ? lane : last)) +
                   block * source::SCALE_WORDS * (int64_t)job.scales.four;
-    from.tokens = job.tokens + (token + lane / source::TOKEN_PIECES) * job.token_step +
+    from.tokens = job.tokens + (tile.first + tile.token + lane / source::TOKEN_PIECES) * job.token_step +
                   block * (SUM_BLOCK * 2) + lane % source::TOKEN_PIECES * PIECE;
     from.token_step = job.token_step * (WARP / source::TOKEN_PIECES);
     from.tokens_left = tokens - lane / source::TOKEN_PIECES;
@@ -160,6 +170,58 @@ static __device__ __forceinline__ void stream_multiply(const struct stream_argum
     }
 }
 
+/* ---- tiles ---- */
+
+enum { GROUP_LIMIT = THREADS };
+
+/* Sums up the groups' tiles of tokens: before[n] are those of groups 0 to n. */
+template <int TOKENS>
+static __device__ __forceinline__ void count_tiles(const struct stream_groups &groups,
+                                                   int before[GROUP_LIMIT]) {
+    const int thread = (int)threadIdx.x;
+    int count = 0;
+    if (thread < groups.count) {
+        count = (int)ceil_div(groups.first[thread + 1] - groups.first[thread], TOKENS);
+    }
+    before[thread] = count;
+    __syncthreads();
+    for (int step = 1; step < groups.count; step *= 2) {
+        const int more = thread >= step ? before[thread - step] : 0;
+        __syncthreads();
+        before[thread] += more;
+        __syncthreads();
+    }
+}
+
+/* The group that has tile `tile` of tokens. */
+static __device__ __forceinline__ int group_of_tile(const int before[GROUP_LIMIT], int count, int tile) {
+    int low = 0;
+    int high = count - 1;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        low = before[middle] > tile ? low : middle + 1;
+        high = before[middle] > tile ? middle : high;
+    }
+    return low;
+}
+
+/* Tile `index` of the product, of `down` tiles of tokens; neighbours read the same weights. Of groups there are few tokens, and
+ * neighbours read neighbouring rows of a weight. */
+template <int TOKENS>
+static __device__ __forceinline__ struct stream_tile tile_at(const struct stream_arguments &job,
+                                                             const int before[GROUP_LIMIT], unsigned index,
+                                                             unsigned down, unsigned across) {
+    if (job.groups.first == NULL) {
+        return {0, (int)(index % down) * TOKENS, (int)(index / down) * TILE_ROWS,
+                (int)rows_of_group(&job.target.group, job.rows), 0};
+    }
+    const int token_tile = (int)(index / across);
+    const int group = group_of_tile(before, job.groups.count, token_tile);
+    const int64_t first = job.groups.first[group];
+    return {group, (token_tile - (group == 0 ? 0 : before[group - 1])) * TOKENS,
+            (int)(index % across) * TILE_ROWS, (int)(job.groups.first[group + 1] - first), first};
+}
+
 /* ---- the kernel ---- */
 
 template <int SOURCE, int TT>
@@ -168,10 +230,15 @@ static __global__ void __launch_bounds__(THREADS, stream_shape<SOURCE, TT>::BLOC
     typedef stream_shape<SOURCE, TT> shape;
     uint8_t *const memory = dynamic_shared_memory();
     float *const kept = (float *)(memory + WARPS * shape::SLOTS * shape::SLOT);
-    const int rows = (int)rows_of_group(&job.target.group, job.rows);
+    __shared__ int before[GROUP_LIMIT];
+    if (job.groups.first != NULL) {
+        count_tiles<shape::TOKENS>(job.groups, before);
+    }
     const int blocks = job.blocks;
     const int rounds = (blocks + WARPS - 1) / WARPS;
-    const unsigned down = (unsigned)(rows + shape::TOKENS - 1) / shape::TOKENS;
+    const unsigned down = job.groups.first != NULL
+                              ? (unsigned)before[job.groups.count - 1]
+                              : (unsigned)ceil_div(rows_of_group(&job.target.group, job.rows), shape::TOKENS);
     const unsigned across = (unsigned)(job.weights + TILE_ROWS - 1) / TILE_ROWS;
     const int thread = (int)threadIdx.x;
     const int warp = thread / WARP;
@@ -181,12 +248,10 @@ static __global__ void __launch_bounds__(THREADS, stream_shape<SOURCE, TT>::BLOC
     const int chunks = (blocks - warp + WARPS - 1) / WARPS * CHUNKS_OF_BLOCK; /* of this warp */
     uint8_t *const ring = memory + warp * (shape::SLOTS * shape::SLOT);
     uint8_t *const ring_end = ring + (shape::SLOTS - 1) * shape::SLOT; /* its last slot */
-    for (unsigned tile = blockIdx.x; tile < down * across; tile += gridDim.x) {
-        const int token = (int)(tile % down) * shape::TOKENS; /* neighbours read the same weights */
-        const int weight = (int)(tile / down) * TILE_ROWS;
-        const int tokens = rows - token < shape::TOKENS ? rows - token : (int)shape::TOKENS;
-        struct stream_source<SOURCE, TT> from =
-            stream_source_at<SOURCE, TT>(job, token, tokens, weight, lane, warp);
+    for (unsigned index = blockIdx.x; index < down * across; index += gridDim.x) {
+        const struct stream_tile tile = tile_at<shape::TOKENS>(job, before, index, down, across);
+        const int tokens = tile.rows - tile.token < shape::TOKENS ? tile.rows - tile.token : (int)shape::TOKENS;
+        struct stream_source<SOURCE, TT> from = stream_source_at<SOURCE, TT>(job, tile, tokens, lane, warp);
         int next = 0; /* the chunk to copy next */
 #pragma unroll
         for (; next < shape::SLOTS - 1; ++next) {
@@ -217,10 +282,10 @@ static __global__ void __launch_bounds__(THREADS, stream_shape<SOURCE, TT>::BLOC
                 float a_factor = 1.0f;
                 if (job.has_block_factors) { /* a lane loads a row's factors for all */
                     const int last = job.weights - 1;
-                    b_factor =
-                        stream_factor(job.weight_factors, weight + lane < last ? weight + lane : last, block);
-                    a_factor =
-                        stream_factor(job.token_factors, token + (lane < tokens ? lane : tokens - 1), block);
+                    b_factor = stream_factor(job.weight_factors, tile.group * job.groups.factor_step,
+                                             tile.weight + lane < last ? tile.weight + lane : last, block);
+                    a_factor = stream_factor(job.token_factors, 0,
+                                             tile.token + (lane < tokens ? lane : tokens - 1), block);
                 }
 #pragma unroll
                 for (int c = 0; c < CHUNKS_OF_BLOCK; ++c) {
@@ -272,14 +337,17 @@ static __global__ void __launch_bounds__(THREADS, stream_shape<SOURCE, TT>::BLOC
 #pragma unroll
         for (int e = 0; e < TT; ++e) {
             const int i = thread + e * THREADS;
-            const int row = token + i % width;
-            const int column = weight + i / width;
-            if (i < TILE_ROWS * width && row < rows && column < job.weights) {
-                store_result(&job.target, first_row(&job.target) + row, column,
+            const int row = tile.token + i % width;
+            const int column = tile.weight + i / width;
+            if (i < TILE_ROWS * width && row < tile.rows && column < job.weights) {
+                const int64_t group_factors = tile.group * job.groups.factor_step;
+                store_result(&job.target, first_row(&job.target) + tile.first + row, column,
                              job.has_block_factors
                                  ? total[e]
-                                 : scaled(total[e], job.constant, stream_factor(job.weight_factors, column, 0),
-                                          stream_factor(job.token_factors, row, 0)));
+                                 : scaled(total[e], job.constant,
+                                          stream_factor(job.weight_factors, group_factors, column, 0),
+                                          stream_factor(job.token_factors, 0, row, 0)),
+                             tile.group * job.groups.bias_step);
             }
         }
         copy_async_wait<0>(); /* what is left are empty groups */
@@ -303,8 +371,10 @@ template <int SOURCE, int TT>
 static enum opaq_status run(const struct stream_arguments *arguments, const struct opaq_execution *execution,
                             struct opaq_error *error) {
     static struct shared_limit limit;
-    const int64_t tiles =
-        ceil_div(arguments->rows, stream_shape<SOURCE, TT>::TOKENS) * ceil_div(arguments->weights, TILE_ROWS);
+    /* groups begin a tile of tokens each, if they have any */
+    const int64_t begun = min_int64(arguments->rows, arguments->groups.count);
+    const int64_t tiles = (ceil_div(arguments->rows, stream_shape<SOURCE, TT>::TOKENS) + begun) *
+                          ceil_div(arguments->weights, TILE_ROWS);
     return launch_with_memory("product", product_stream_kernel<SOURCE, TT>, blocks_for(tiles, 1), THREADS,
                               stream_shape<SOURCE, TT>::BYTES, &limit, *arguments, execution, error);
 }
@@ -317,6 +387,42 @@ static run_function *const runs[][2] = {{run<SOURCE_NVFP4, 1>, run<SOURCE_NVFP4,
 enum opaq_status product_stream(const struct mma_arguments *product, const struct opaq_execution *execution,
                                 struct opaq_error *error) {
     const struct stream_arguments arguments = stream_arguments_of(product);
-    const bool has_few = arguments.target.c.rows <= MMA_COLUMNS;
+    const bool has_few = arguments.rows <= MMA_COLUMNS;
     return runs[product->b_form.source - SOURCE_NVFP4][has_few ? 0 : 1](&arguments, execution, error);
+}
+
+/* ---- groups ---- */
+
+static const struct group_part no_group = {NULL, 0};
+
+bool product_stream_groups_takes(const struct gemm_job *job, int64_t count) {
+    const struct mma_arguments product = mma_arguments_of(job, &no_group, PRODUCT_WHOLE);
+    const enum source source = product.b_form.source;
+    return count > 1 && count <= GROUP_LIMIT && job->a.copy == NULL && product.a_form.source == SOURCE_BF16 &&
+           job->a.plain.rows <= TOKEN_LIMIT * count && (is_codes4(source) || source == SOURCE_CODES8) &&
+           product_mma_takes(job, PRODUCT_WHOLE) && stream_takes(job, PRODUCT_WHOLE, &product);
+}
+
+/* Elements between two addresses. */
+static int64_t step_between(const void *first, const void *second, int bytes) {
+    return first == NULL ? 0 : ((const char *)second - (const char *)first) / bytes;
+}
+
+enum opaq_status product_stream_groups(const struct gemm_job *job, const struct gemm_operand *next,
+                                       const void *next_bias, const int64_t *first, int64_t count,
+                                       const struct opaq_execution *execution, struct opaq_error *error) {
+    struct mma_arguments product = mma_arguments_of(job, &no_group, PRODUCT_WHOLE);
+    mma_arguments_settle(&product);
+    struct stream_arguments arguments = stream_arguments_of(&product);
+    const struct quant_copy *copy = job->b.copy;
+    const bool is_amax = product.b_form.factor == FACTOR_AMAX || product.b_form.factor == FACTOR_INVERSE;
+    arguments.groups.first = first;
+    arguments.groups.count = (int)count;
+    arguments.groups.code_step = step_between(copy->data, next->copy->data, 1);
+    arguments.groups.scale_step = step_between(copy->scale, next->copy->scale, 1);
+    arguments.groups.factor_step = is_amax ? step_between(copy->amax, next->copy->amax, sizeof(float))
+                                           : arguments.groups.scale_step / (int)sizeof(float);
+    arguments.groups.bias_step = step_between(job->bias, next_bias, job->bias_dtype == OPAQ_F32 ? 4 : 2);
+    const bool has_few = arguments.rows <= MMA_COLUMNS * count;
+    return runs[product.b_form.source - SOURCE_NVFP4][has_few ? 0 : 1](&arguments, execution, error);
 }

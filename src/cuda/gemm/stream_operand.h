@@ -25,6 +25,13 @@ struct stream_factors {
     bool is_inverse;
 };
 
+/* The products of several groups of rows, each by a weight of its own. */
+struct stream_groups {
+    const int64_t *first; /* device memory: where the rows of each group begin; NULL: one product */
+    int count;
+    int64_t code_step, scale_step, factor_step, bias_step; /* bytes or elements to the next weight's */
+};
+
 struct stream_arguments {
     const uint8_t *codes, *tokens;
     int64_t code_step, token_step; /* bytes of a row */
@@ -35,16 +42,18 @@ struct stream_arguments {
     struct mma_form form; /* of the weights */
     struct stream_scales scales;
     struct stream_factors token_factors, weight_factors;
+    struct stream_groups groups;
     struct product_target target;
 };
 
-static __device__ __forceinline__ float stream_factor(const struct stream_factors &factors, int64_t row,
-                                                      int block) {
+/* The factor of a row, of the operand whose factors begin at element `first`. */
+static __device__ __forceinline__ float stream_factor(const struct stream_factors &factors, int64_t first,
+                                                      int64_t row, int block) {
     if (factors.first == NULL) {
         return 1.0f;
     }
     const float stored =
-        factors.first[(row >> factors.row_shift) * factors.row_step + block * factors.block_step];
+        factors.first[first + (row >> factors.row_shift) * factors.row_step + block * factors.block_step];
     return !factors.is_inverse ? stored : stored == 0.0f ? 0.0f : 1.0f / stored;
 }
 

@@ -1,5 +1,6 @@
 /* cuda/moe/grouped_product.cu: products, gradients and dot products of rows in groups, one group after another in the same
  * scratch memory, each as if it had all rows: how many it has is read by the kernels. */
+#include "cuda/gemm/product_stream.h"
 #include "cuda/moe/row_kernels.h"
 
 extern "C" {
@@ -202,6 +203,60 @@ static enum opaq_status product_of_group(struct grouped_run *run, const struct g
     return multiply(run, &product, PRODUCT_ROWS, error);
 }
 
+/* ---- products of all groups in one launch ---- */
+
+/* Whether a matrix can be an operand as it is: rows of bf16 at multiples of 16 bytes. */
+static bool has_aligned_rows(const struct quant_matrix *m) {
+    return m->dtype == OPAQ_BF16 && m->column_step == 1 && m->row_step % 8 == 0 && (uintptr_t)m->data % 16 == 0;
+}
+
+/* The product of all groups at once, if its operands permit that. What it takes of the workspace, the groups' own products take
+ * too. */
+static enum opaq_status product_of_groups(struct grouped_run *run, const struct grouped_product *job,
+                                          const struct quant_matrix *c, bool *is_done,
+                                          struct opaq_error *error) {
+    const struct row_groups *groups = &run->groups;
+    const struct row_span all = {*groups, -1};
+    struct operand b[2];
+    struct gemm_job product;
+    *is_done = false;
+    if (!groups->is_split || groups->count < 2 || job->a.form.quantizes || job->a.view.proto.is_quantized ||
+        !job->w.view.proto.is_quantized || job->w.form.along != OPAQ_ROWWISE || job->w.form.is_dequantized) {
+        return OPAQ_OK;
+    }
+    memset(&product, 0, sizeof product);
+    for (int i = 0; i < 2; ++i) {
+        TRY(weight_operand(&run->work, &job->w, i, &b[i], error));
+    }
+    struct opaq_view taken;
+    const int64_t columns = opaq_proto_columns(&job->a.view.proto);
+    TRY(work_matrix(&run->work, groups->rows, columns, (enum opaq_element)job->a.view.proto.dtype, &taken,
+                    error));
+    const struct quant_matrix from = quant_matrix_make(&job->a.view);
+    const bool is_in_place = job->a.order == ROWS_SORTED && !job->a.is_weighted && has_aligned_rows(&from);
+    product.a.plain = is_in_place ? from : quant_matrix_make(&taken);
+    product.a.plain.rows = groups->rows;
+    product.b = b[0].gemm;
+    product.c = *c;
+    const void *next_bias = NULL;
+    if (job->bias != NULL) {
+        const struct opaq_view bias[2] = {stack_vector(job->bias, 0), stack_vector(job->bias, 1)};
+        product.bias = bias[0].buffer[0].data;
+        product.bias_dtype = (enum opaq_element)bias[0].proto.dtype;
+        next_bias = bias[1].buffer[0].data;
+    }
+    if (!product_stream_groups_takes(&product, groups->count)) {
+        return OPAQ_OK;
+    }
+    *is_done = true;
+    if (!is_in_place) {
+        TRY(gather_span(&all, &from, job->a.order, job->a.is_weighted, &product.a.plain, run->work.execution,
+                        error));
+    }
+    return product_stream_groups(&product, &b[1].gemm, next_bias, groups->first, groups->count,
+                                 run->work.execution, error);
+}
+
 static int64_t weight_rows(const struct grouped_weights *weights) {
     const struct opaq_proto *proto = &weights->view.proto;
     return proto->shape[proto->rank - (weights->form.along == OPAQ_ROWWISE ? 2 : 1)];
@@ -216,8 +271,12 @@ static enum opaq_status run_product(struct grouped_run *run, const struct groupe
         places = (int64_t *)arena_take_array(&run->work.arena, run->groups.rows, sizeof *places);
     }
     const size_t mark = run->work.arena.used;
-    for (int64_t e = 0; e < (run->work.is_measuring ? min_int64(1, run->groups.count) : run->groups.count);
-         ++e) {
+    bool is_done = false;
+    if (!run->work.is_measuring) {
+        TRY(product_of_groups(run, job, &c, &is_done, error));
+    }
+    for (int64_t e = 0;
+         !is_done && e < (run->work.is_measuring ? min_int64(1, run->groups.count) : run->groups.count); ++e) {
         run->work.arena.used = mark;
         TRY(product_of_group(run, job, e, &c, error));
     }
