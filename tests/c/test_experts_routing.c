@@ -41,9 +41,10 @@ static void routings_of_every_kind(void) {
 
 static void sizes_at_the_edges(void) {
     static const struct experts_sizes sizes[] = {
-        {1, 1, 1, 1, 1},   {0, 2, 3, 16, 8}, {4, 0, 3, 16, 8}, {4, 2, 0, 16, 8},  {4, 2, 3, 0, 8},
-        {4, 2, 3, 16, 0},  {0, 0, 0, 0, 0},  {1, 9, 2, 16, 8}, {70, 1, 2, 16, 8}, {33, 3, 1, 17, 300},
-        {1, 1, 100, 8, 4}, {0, -1, 1, 8, 4}, {3, -1, 1, 0, 4}, {3, -1, 1, 8, 0}};
+        {1, 1, 1, 1, 1},    {0, 2, 3, 16, 8},    {4, 0, 3, 16, 8},  {4, 2, 0, 16, 8},
+        {4, 2, 3, 0, 8},    {4, 2, 3, 16, 0},    {0, 0, 0, 0, 0},   {1, 9, 2, 16, 8},
+        {70, 1, 2, 16, 8},  {33, 3, 1, 17, 300}, {1, 1, 100, 8, 4}, {5, 2, 300, 8, 4},
+        {30, 2, 300, 8, 4}, {0, -1, 1, 8, 4},    {3, -1, 1, 0, 4},  {3, -1, 1, 8, 0}};
     static const char *const plans[] = {"", "x=nvfp4 h=fp8 w=mxfp8", "act=swiglu_oai weights=input h=fp8row",
                                         "act=gelu_no_mul"};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {

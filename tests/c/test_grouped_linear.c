@@ -192,6 +192,13 @@ static void splits_of_every_kind(void) {
             layer_free(&layer);
         }
     }
+    int64_t many[300]; /* more groups than a block of a GPU's threads */
+    for (int e = 0; e < 300; ++e) {
+        many[e] = e % 7 == 3 ? e % 5 : 0;
+    }
+    struct grouped_layer layer = layer_make(many, 300, 4, 8, OPAQ_BF16);
+    check_groups(&layer, &linear_recipes[0], "");
+    layer_free(&layer);
 }
 
 static void sizes_at_the_edges(void) {
