@@ -95,6 +95,9 @@ enum opaq_status launch(const char *name, void (*kernel)(Arguments), int64_t blo
     return cuda_status(result, name, error);
 }
 
+/* Bytes of shared memory that a block can have on a device, at most; 48 KB if CUDA does not tell. */
+int shared_memory_of(struct opaq_device device);
+
 /* Devices, a bit each, on which a kernel is known to use more shared memory than the default of 48 KB. */
 struct shared_limit {
     uint64_t devices;

@@ -396,8 +396,18 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     if (device < 0 || device >= machine.count) {
         return cudaErrorInvalidDevice;
     }
-    *value = attribute == cudaDevAttrComputeCapabilityMajor ? machine.capabilities[device] / 10
-                                                            : machine.capabilities[device] % 10;
+    const int capability = machine.capabilities[device];
+    switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = capability / 10;
+        break;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = capability % 10;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = SHARED_MEMORY_LIMIT;
+        break;
+    }
     return cudaSuccess;
 }
 

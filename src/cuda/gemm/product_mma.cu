@@ -364,10 +364,10 @@ enum opaq_status product_mma(const struct gemm_job *job, const struct group_part
     struct mma_arguments arguments = mma_arguments_of(job, group, part);
     TRY(mma_prepare(job, part, &arguments, workspace, execution, error));
     mma_arguments_settle(&arguments);
-    if (product_stream_takes(job, part, &arguments)) {
+    if (product_stream_takes(job, part, &arguments, execution)) {
         return product_stream(&arguments, execution, error);
     }
-    if (product_panels_takes(job, part, &arguments)) {
+    if (product_panels_takes(job, part, &arguments, execution)) {
         return product_panels(&arguments, workspace, execution, error);
     }
     return launch("product", kernels[arguments.b_form.source][shape], blocks_for(tiles_of(shape, &job->c), 1),

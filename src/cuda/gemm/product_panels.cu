@@ -29,6 +29,7 @@ template <int SOURCE, int RT, int TT> struct panel_shape {
     };
     static_assert(TOKENS_AT % 128 == 0 && STAGE % 128 == 0, "rows are aligned");
     static_assert(DOWN + ACROSS <= THREADS, "a thread loads a factor");
+    static_assert(BYTES + 2 * (DOWN + ACROSS) * (int)sizeof(float) <= (int)STREAM_MEMORY, "a block's memory fits");
 };
 
 /* ---- copies ---- */
@@ -344,8 +345,8 @@ static enum opaq_status order(struct stream_arguments *arguments, void *workspac
 /* ---- launcher ---- */
 
 bool product_panels_takes(const struct gemm_job *job, enum product_part part,
-                          const struct mma_arguments *arguments) {
-    return job->c.rows > MMA_COLUMNS && stream_takes(job, part, arguments);
+                          const struct mma_arguments *arguments, const struct opaq_execution *execution) {
+    return job->c.rows > MMA_COLUMNS && stream_takes(job, part, arguments, execution);
 }
 
 template <int SOURCE, int RT, int TT>

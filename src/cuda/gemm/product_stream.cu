@@ -40,6 +40,7 @@ template <int SOURCE, int TT> struct stream_shape {
     };
     static_assert(SLOT % 128 == 0, "slots are aligned");
     static_assert(SLOTS >= 2, "a slot is filled while another one is read");
+    static_assert((int)BYTES <= (int)STREAM_MEMORY, "a block's memory fits");
 };
 
 /* ---- copies ---- */
@@ -359,10 +360,10 @@ static __global__ void __launch_bounds__(THREADS, stream_shape<SOURCE, TT>::BLOC
 enum { TOKEN_LIMIT = 64 }; /* more are faster in large tiles */
 
 bool product_stream_takes(const struct gemm_job *job, enum product_part part,
-                          const struct mma_arguments *arguments) {
+                          const struct mma_arguments *arguments, const struct opaq_execution *execution) {
     const enum source source = arguments->b_form.source;
     return job->c.rows <= TOKEN_LIMIT && (is_codes4(source) || source == SOURCE_CODES8) &&
-           stream_takes(job, part, arguments);
+           stream_takes(job, part, arguments, execution);
 }
 
 /* ---- launcher ---- */
@@ -395,12 +396,13 @@ enum opaq_status product_stream(const struct mma_arguments *product, const struc
 
 static const struct group_part no_group = {NULL, 0};
 
-bool product_stream_groups_takes(const struct gemm_job *job, int64_t count) {
+bool product_stream_groups_takes(const struct gemm_job *job, int64_t count,
+                                 const struct opaq_execution *execution) {
     const struct mma_arguments product = mma_arguments_of(job, &no_group, PRODUCT_WHOLE);
     const enum source source = product.b_form.source;
     return count > 1 && count <= GROUP_LIMIT && job->a.copy == NULL && product.a_form.source == SOURCE_BF16 &&
            job->a.plain.rows <= TOKEN_LIMIT * count && (is_codes4(source) || source == SOURCE_CODES8) &&
-           product_mma_takes(job, PRODUCT_WHOLE) && stream_takes(job, PRODUCT_WHOLE, &product);
+           product_mma_takes(job, PRODUCT_WHOLE) && stream_takes(job, PRODUCT_WHOLE, &product, execution);
 }
 
 /* Elements between two addresses. */

@@ -31,13 +31,15 @@ static bool has_simple_factors(const struct gemm_operand *operand, const struct 
             (!operand->is_across && is_power_of_two(layout->row_per)));
 }
 
-bool stream_takes(const struct gemm_job *job, enum product_part part, const struct mma_arguments *product) {
+bool stream_takes(const struct gemm_job *job, enum product_part part, const struct mma_arguments *product,
+                  const struct opaq_execution *execution) {
     const struct mma_form *form = &product->b_form;
     const int64_t depth = operand_depth(&job->b);
     const bool is_plain = form->source == SOURCE_BF16;
-    return is_selected() && part != PRODUCT_TERMS && operand_depth(&job->a) == depth && depth > 0 &&
-           depth % SUM_BLOCK == 0 && depth <= INT32_MAX / (2 * LIMIT_ROWS) &&
-           has_simple_factors(&job->a, &product->a_form) && has_simple_factors(&job->b, form) &&
+    return is_selected() && shared_memory_of(execution->device) >= STREAM_MEMORY && part != PRODUCT_TERMS &&
+           operand_depth(&job->a) == depth && depth > 0 && depth % SUM_BLOCK == 0 &&
+           depth <= INT32_MAX / (2 * LIMIT_ROWS) && has_simple_factors(&job->a, &product->a_form) &&
+           has_simple_factors(&job->b, form) &&
            (is_plain || (product->b.of.copy.data_row_step % (2 * PIECE) == 0 &&
                          has_words_of_scales(&product->b.of.copy, form)));
 }

@@ -65,8 +65,13 @@ static __device__ __forceinline__ const uint8_t *stream_scales_at(const struct s
 
 /* ---- stream_operand.cu ---- */
 
-/* Whether these kernels take the product: OPAQ_CUDA_PRODUCT=stream selects them, and the operands have the layouts they need. */
-bool stream_takes(const struct gemm_job *job, enum product_part part, const struct mma_arguments *product);
+/* Bytes of shared memory that a kernel here may use: those of compute capability 8.0. */
+enum { STREAM_MEMORY = 163 << 10 };
+
+/* Whether these kernels take the product: OPAQ_CUDA_PRODUCT=stream selects them, the device has STREAM_MEMORY, and the operands
+ * have the layouts they need. */
+bool stream_takes(const struct gemm_job *job, enum product_part part, const struct mma_arguments *product,
+                  const struct opaq_execution *execution);
 struct stream_arguments stream_arguments_of(const struct mma_arguments *product);
 
 /* ---- shared memory ---- */

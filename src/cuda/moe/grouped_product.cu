@@ -245,7 +245,7 @@ static enum opaq_status product_of_groups(struct grouped_run *run, const struct 
         product.bias_dtype = (enum opaq_element)bias[0].proto.dtype;
         next_bias = bias[1].buffer[0].data;
     }
-    if (!product_stream_groups_takes(&product, groups->count)) {
+    if (!product_stream_groups_takes(&product, groups->count, run->work.execution)) {
         return OPAQ_OK;
     }
     *is_done = true;
