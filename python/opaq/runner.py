@@ -271,7 +271,7 @@ def create_moe(
     order: str = "fixed",
 ) -> Runner:
     """A runner that computes `opaq.functional.moe`. Plain weights are quantized now by `quantizer`, each
-    expert's by itself."""
+    expert's separately."""
     by_weight, *inputs = texts_of(quantizer, input_quantizer, hidden_quantizer)
     by_weight, gate_up, down = _tiled(precision, by_weight, gate_up, down)
     biases, scales = (gate_up_bias, down_bias), (input_scale, hidden_scale)

@@ -49,7 +49,8 @@ struct block_globals {
     float stored;
 };
 
-/* The amaxes of FLOATS blocks from column 0 of `rows` on. Under rule te a NaN is any. */
+/* The amaxes of FLOATS blocks from column 0 of `rows` on. Under rule te, without drop_nan, a NaN may
+ * have any payload. */
 VEC_INLINE vecf group_amax(struct encode_how how, const char *x, int64_t row_bytes, int rows, bool drop_nan) {
     enum { PART_LIMIT = 32 };
     vec32 key[PART_LIMIT];
