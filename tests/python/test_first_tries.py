@@ -117,6 +117,7 @@ def test_texts_of_the_operators() -> None:
         ("NVFP4BlockScaling", "'nvfp4'"),
         ("fp8_e4m3", "'fp8'"),
         ("float8_e4m3fn", "'fp8'"),
+        ("mxfp8+e5m2", "'mxfp8.e5m2'"),
     ],
 )
 def test_did_you_mean(text: str, expected: str) -> None:
@@ -213,7 +214,7 @@ def test_tensors_that_are_not_contiguous_are_taken() -> None:
             ValueError,
             "x is float64, expected f32, bf16 or f16",
         ),
-        (lambda: opaq.Linear(64, 64)(X.double()), ValueError, "float64"),
+        (lambda: opaq.Linear(64, 64)(X.double()), ValueError, "opaq.Linear: x is float64, expected f32, bf16"),
         (lambda: opaq.functional.linear(X, X.double()), ValueError, "w holds float64, expected f32"),
         (lambda: opaq.quantize_(X.numpy()), TypeError, "expected a torch.nn.Module"),
         (
@@ -233,6 +234,26 @@ def test_tensors_that_are_not_contiguous_are_taken() -> None:
         (lambda: opaq.QuantizedLinear.from_linear(X, "nvfp4"), TypeError, "got a Tensor; from_weight takes"),
         (lambda: opaq.autocast("nvfp4"), TypeError, r"expected a bool; .* autocast\(recipe=...\)"),
         (lambda: opaq.autocast(opaq.recipe.NVFP4BlockScaling), TypeError, r"autocast\(recipe=...\)"),
+        (
+            lambda: opaq.autocast(True, opaq.recipe.MXFP8BlockScaling()),
+            TypeError,
+            r"calibrating is a MXFP8BlockScaling, expected a bool; .* autocast\(recipe=...\)",
+        ),
+        (
+            lambda: opaq.runner.create_linear(X.numpy()),
+            TypeError,
+            r"create_linear: weight is a ndarray, .*from_numpy\(weight\)",
+        ),
+        (
+            lambda: opaq.runner.create_mlp(GATE_UP, X.numpy(), precision="near"),
+            TypeError,
+            "create_mlp: down is a ndarray, expected a torch.Tensor",
+        ),
+        (
+            lambda: opaq.runner.create_moe(GATE_UP[None].numpy(), X[None]),
+            TypeError,
+            "create_moe: gate_up is a ndarray",
+        ),
         (lambda: opaq.autocast(fp8_recipe=None), TypeError, "'fp8_recipe'; it is called recipe here"),
         (lambda: opaq.autocast(enabled=True, recipee=None), TypeError, "unknown argument 'recipee'$"),
         (lambda: opaq.quantized_model_init("nvfp4"), TypeError, r"quantized_model_init\(recipe=...\)"),
