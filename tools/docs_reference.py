@@ -105,7 +105,8 @@ def header_page(path: Path) -> str:
             continue
         match = re.match(r"/\*.*?\*/\n?", paragraph, re.S)
         code = paragraph[match.end() :] if match else paragraph
-        names = [next(filter(None, found)) for found in NAMES.findall(code)]
+        declared = re.sub(r"/\*.*?\*/", "", code, flags=re.S)
+        names = [next(filter(None, found)) for found in NAMES.findall(declared)]
         if names:
             out.append("## " + ", ".join(f"`{name}`" for name in dict.fromkeys(names)) + "\n")
         if match:
