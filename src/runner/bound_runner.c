@@ -1,5 +1,5 @@
 /* runner/bound_runner.c: a runner from a call of the operator linear, mlp or moe: the same call with new activations
- * each time. What describes the call lies in one block of host memory, its tensors in one block of the device's. */
+ * each time. The description of the call is in one block of host memory, its tensors in one of device memory. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
