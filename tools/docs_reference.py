@@ -335,7 +335,7 @@ def examples_page() -> str:
         "For people who learn from whole programs: the files in `examples/`, as they are tested.\n",
     ]
     kinds = {".c": "c", ".py": "python", ".cpp": "cpp"}
-    for path in sorted((ROOT / "examples").iterdir()):
+    for path in sorted((ROOT / "examples").iterdir(), key=lambda path: (path.suffix == ".cpp", path.name)):
         if path.suffix in kinds:
             out.append(f"## {path.name}\n\n```{kinds[path.suffix]}\n{path.read_text()}```\n")
     return "\n".join(out)
