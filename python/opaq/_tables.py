@@ -224,4 +224,6 @@ def proto(shape: Sequence[int], dtype: Any, quantizer: Quantizer | str) -> list[
     """The buffers of a tensor of this shape, dtype and quantizer, in flatten order, without any data."""
     from opaq.quantizer import as_quantizer  # avoids a circular import
 
+    if not hasattr(shape, "__len__"):
+        raise TypeError(f"opaq.proto: shape is {shape!r}, expected a sequence of sizes")
     return buffers_of(make_proto(shape, dtype, as_quantizer("opaq.proto", quantizer)))

@@ -254,6 +254,17 @@ def test_tensors_that_are_not_contiguous_are_taken() -> None:
             TypeError,
             "create_moe: gate_up is a ndarray",
         ),
+        (
+            lambda: opaq.sqnr(X.numpy(), opaq.quantize_tensor(X, "nvfp4")),
+            TypeError,
+            r"sqnr: x is a ndarray.*from_numpy",
+        ),
+        (
+            lambda: opaq.QuantizedLinear.from_weight(X),
+            TypeError,
+            "from_weight: weight is a Tensor, expected a QuantizedTensor; from_linear",
+        ),
+        (lambda: opaq.proto(64, "float32", "nvfp4"), TypeError, "opaq.proto: shape is 64, expected a sequence"),
         (lambda: opaq.autocast(fp8_recipe=None), TypeError, "'fp8_recipe'; it is called recipe here"),
         (lambda: opaq.autocast(enabled=True, recipee=None), TypeError, "unknown argument 'recipee'$"),
         (lambda: opaq.quantized_model_init("nvfp4"), TypeError, r"quantized_model_init\(recipe=...\)"),
