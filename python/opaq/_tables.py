@@ -124,6 +124,7 @@ def _names(function: Any, numbers: Iterable[int]) -> tuple[str, ...]:
 ELEMENTS = _names(library.opaq_element_info, count())  # in the order of enum opaq_element
 OPTIONS = _names(library.opaq_option_name, (1 << i for i in range(31)))  # bit by bit
 RULES = _names(library.opaq_rule_name, count())
+ACTIVATIONS = _names(library.opaq_activation_name, count())
 ELEMENT_BITS = {name: library.opaq_element_info(i).contents.bits for i, name in enumerate(ELEMENTS)}
 
 

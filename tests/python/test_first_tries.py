@@ -265,6 +265,12 @@ def test_tensors_that_are_not_contiguous_are_taken() -> None:
             "from_weight: weight is a Tensor, expected a QuantizedTensor; from_linear",
         ),
         (lambda: opaq.proto(64, "float32", "nvfp4"), TypeError, "opaq.proto: shape is 64, expected a sequence"),
+        (
+            lambda: opaq.MLP(64, 64, activation="swiglu"),
+            ValueError,
+            r"opaq.MLP: activation is 'swiglu', expected one of silu, .*; did you mean 'silu'\?",
+        ),
+        (lambda: opaq.MoE(64, 64, 4, activation="gelu_tahn"), ValueError, r"did you mean 'gelu_tanh'\?"),
         (lambda: opaq.autocast(fp8_recipe=None), TypeError, "'fp8_recipe'; it is called recipe here"),
         (lambda: opaq.autocast(enabled=True, recipee=None), TypeError, "unknown argument 'recipee'$"),
         (lambda: opaq.quantized_model_init("nvfp4"), TypeError, r"quantized_model_init\(recipe=...\)"),
