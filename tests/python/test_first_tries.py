@@ -368,6 +368,16 @@ def test_a_second_quantization() -> None:
     assert said.startswith("opaq.quantize_tensor: x of shape (64, 64) is quantized already (nvfp4)")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("text", ["nvfp4", "fp8row", "mxfp8"])
+def test_weights_that_are_not_finite(text: str, value: float) -> None:
+    model = net()
+    with torch.no_grad():
+        model[1].weight[3, 5] = value
+    said = only_warning(lambda: opaq.quantize_(model, text, progress=False))
+    assert said.startswith("opaq.quantize_: 1 of 2 weights have NaNs or infinities, the first is 1; ")
+
+
 def test_mixed_formats_without_a_warning() -> None:
     model = net()
     with warnings.catch_warnings():
