@@ -105,7 +105,8 @@ def header_page(path: Path) -> str:
             continue
         match = re.match(r"/\*.*?\*/\n?", paragraph, re.S)
         code = paragraph[match.end() :] if match else paragraph
-        names = [next(filter(None, found)) for found in NAMES.findall(code)]
+        declared = re.sub(r"/\*.*?\*/", "", code, flags=re.S)
+        names = [next(filter(None, found)) for found in NAMES.findall(declared)]
         if names:
             out.append("## " + ", ".join(f"`{name}`" for name in dict.fromkeys(names)) + "\n")
         if match:
@@ -334,7 +335,7 @@ def examples_page() -> str:
         "For people who learn from whole programs: the files in `examples/`, as they are tested.\n",
     ]
     kinds = {".c": "c", ".py": "python", ".cpp": "cpp"}
-    for path in sorted((ROOT / "examples").iterdir()):
+    for path in sorted((ROOT / "examples").iterdir(), key=lambda path: (path.suffix == ".cpp", path.name)):
         if path.suffix in kinds:
             out.append(f"## {path.name}\n\n```{kinds[path.suffix]}\n{path.read_text()}```\n")
     return "\n".join(out)

@@ -54,7 +54,7 @@ OPAQ_API enum opaq_status opaq_proto_make(const int64_t *shape, int rank, enum o
                                           const struct opaq_spec *spec, struct opaq_device device,
                                           struct opaq_proto *proto, struct opaq_error *error);
 
-/* Checks a prototype from elsewhere: could opaq_proto_make have made it? */
+/* Checks a prototype that opaq_proto_make did not make, for example one from a file. */
 OPAQ_API enum opaq_status opaq_proto_check(const struct opaq_proto *proto, struct opaq_error *error);
 
 /* The rows M (product of all leading dimensions, 1 if there are none) and columns K (last dimension); 0 for NULL. */

@@ -213,11 +213,13 @@ def __getattr__(name: str) -> Any:
             return importlib.import_module(f"opaq.{name}")
     except ModuleNotFoundError as error:
         _missing.explain(name, error)
-    if name in _FOREIGN_NAMES:
-        raise AttributeError(f"module 'opaq' has no attribute {name!r}: {_FOREIGN_NAMES[name]}")
     nearest = difflib.get_close_matches(name, __all__, 1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    raise AttributeError(f"module 'opaq' has no attribute {name!r}{hint}")
+    hint = f": {_FOREIGN_NAMES[name]}" if name in _FOREIGN_NAMES else ""
+    hint = hint or (f"; did you mean {nearest[0]!r}?" if nearest else "")
+    text = f"module 'opaq' has no attribute {name!r}{hint}"
+    if hint:
+        _missing.refuse(name, text)
+    raise AttributeError(text)
 
 
 def __dir__() -> list[str]:

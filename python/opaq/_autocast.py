@@ -109,6 +109,11 @@ class autocast(_Scope):
         for name in unknown:
             hint = f"; it is called {_OLDER_NAMES[name]} here" if name in _OLDER_NAMES else ""
             raise TypeError(f"autocast: unknown argument {name!r}{hint}")
+        if names_recipe(calibrating):
+            raise TypeError(
+                f"autocast: calibrating is a {type(calibrating).__name__}, expected a bool; a recipe is passed "
+                "by its name, autocast(recipe=...)"
+            )
         if calibrating:
             raise NotImplementedError(
                 "autocast: calibrating=True is not supported: opaq collects no statistics without quantizing"

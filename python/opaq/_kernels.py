@@ -19,8 +19,9 @@ def kernels() -> dict[str, bool]:
 
 
 def force_kernels(*names: str) -> None:
-    """Makes the whole process use these kernels wherever they apply; without names, ends that. The environment
-    variable OPAQ_KERNEL does the same, with names separated by commas. No operation may be running."""
+    """Makes the whole process use these kernels wherever they apply; without names, ends the forcing. The
+    environment variable OPAQ_KERNEL does the same, with names separated by commas. No operation may be
+    running."""
     _library.call("opaq_kernel_force", ",".join(names).encode())
 
 

@@ -8,6 +8,7 @@ import torch
 
 from opaq import _library
 from opaq._library import call, library
+from opaq._operators import expect_tensors
 from opaq._stored import quantized_view
 from opaq._tables import element_of
 from opaq.quantized_tensor import QuantizedTensor
@@ -27,6 +28,7 @@ def _plain_view(x: torch.Tensor) -> _library.View:
 def sqnr(x: torch.Tensor, quantized: QuantizedTensor) -> float:
     """The signal-to-quantization-noise ratio in decibels: the power of x divided by that of the difference,
     both summed in double precision. Infinite if the values are equal."""
+    expect_tensors("sqnr", x=x)
     if not isinstance(quantized, QuantizedTensor):
         raise TypeError(f"sqnr: quantized is a {type(quantized).__name__}, expected an opaq.QuantizedTensor")
     plain, packed = x.detach().to("cpu").contiguous(), quantized.detach().to("cpu")

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from opaq._library import USAGES
-from opaq._operators import DTYPES, buffer_names, ops
+from opaq._operators import buffer_names, ops
 from opaq.quantized_tensor import QuantizedTensor
 from opaq.quantizer import query
 
@@ -102,8 +102,6 @@ def check_parallel(
 ) -> None:
     """Raises the operator's errors before any collective starts. `text` is the quantizer of rows that are
     gathered quantized, "" if there are none."""
-    if x.dtype not in DTYPES.values() or not x.is_floating_point():
-        raise ValueError(f"{caller}: x is {x.dtype}, expected float32, bfloat16 or float16")
     for name, other in (("weight", weight), ("bias", bias)):
         if other is not None and other.dtype not in (x.dtype, torch.float32):
             raise ValueError(f"{caller}: {name} is {other.dtype}, expected float32 or {x.dtype}, which x is")

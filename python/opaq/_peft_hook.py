@@ -11,7 +11,7 @@ from opaq._import_hook import when_imported
 
 
 def _add_dispatcher(module: Any) -> None:
-    """Makes `LoraModel._create_new_module` ask opaq first, except for modules that the user's LoraConfig
+    """Makes `LoraModel._create_new_module` try opaq first, except for modules that the user's LoraConfig
     maps, and refuse packed weights in `target_parameters`."""
     original = module.LoraModel._create_new_module
 

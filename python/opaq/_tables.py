@@ -124,6 +124,7 @@ def _names(function: Any, numbers: Iterable[int]) -> tuple[str, ...]:
 ELEMENTS = _names(library.opaq_element_info, count())  # in the order of enum opaq_element
 OPTIONS = _names(library.opaq_option_name, (1 << i for i in range(31)))  # bit by bit
 RULES = _names(library.opaq_rule_name, count())
+ACTIVATIONS = _names(library.opaq_activation_name, count())
 ELEMENT_BITS = {name: library.opaq_element_info(i).contents.bits for i, name in enumerate(ELEMENTS)}
 
 
@@ -224,4 +225,6 @@ def proto(shape: Sequence[int], dtype: Any, quantizer: Quantizer | str) -> list[
     """The buffers of a tensor of this shape, dtype and quantizer, in flatten order, without any data."""
     from opaq.quantizer import as_quantizer  # avoids a circular import
 
+    if not hasattr(shape, "__len__"):
+        raise TypeError(f"opaq.proto: shape is {shape!r}, expected a sequence of sizes")
     return buffers_of(make_proto(shape, dtype, as_quantizer("opaq.proto", quantizer)))

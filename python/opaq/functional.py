@@ -39,7 +39,7 @@ from opaq._plan import (
     wanted_gradients,
 )
 from opaq._refusals import differentiable_once, refuse_transforms
-from opaq.quantized_tensor import QuantizedTensor, assemble
+from opaq.quantized_tensor import LABELS, QuantizedTensor, assemble
 from opaq.quantizer import Quantizer, kept, query, with_usage
 from opaq.recipe import HIGH_PRECISION, DelayedScaling, LinearQuantizers, Recipe, RecipeLike, as_recipe
 
@@ -251,6 +251,9 @@ def _check(caller: str, x: torch.Tensor, weight: torch.Tensor, bias: Any, cached
         raise ValueError(
             f"{caller}: cached_weight has the shape {tuple(cached.shape)}, expected {tuple(weight.shape)}"
         )
+    if x.dtype not in LABELS:
+        kind = str(x.dtype).removeprefix("torch.")
+        raise ValueError(f"{caller}: x is {kind}, expected f32, bf16 or f16")
     if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"{caller}: x has the shape {tuple(x.shape)}, expected {weight.shape[1]} as its last size: the "

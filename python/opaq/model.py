@@ -7,7 +7,7 @@ import importlib.util
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from math import inf
+from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +313,13 @@ def quantize_(
     finally:
         if bar is not None:
             bar.close()
+    not_finite = [row.name for row in rows if row.sqnr is not None and isnan(row.sqnr)]
+    if not_finite:
+        warnings.warn(
+            f"opaq.quantize_: {len(not_finite)} of {len(rows)} weights have NaNs or infinities, the first is "
+            f"{not_finite[0]}; each makes all weights that share its scale useless",
+            stacklevel=2,
+        )
     return Summary(text, inputs, tuple(rows), left)
 
 

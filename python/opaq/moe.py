@@ -4,6 +4,7 @@ They run and train under the active `opaq.autocast`, as `opaq.Linear` does."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -11,11 +12,14 @@ from torch import nn
 
 from opaq import functional
 from opaq._autocast import model_init_recipe, recomputing
+from opaq._tables import ACTIVATIONS
 from opaq.packed import PackedModule, autocast_input, input_quantizer_text, weight_quantizer, zeros
 from opaq.quantized_tensor import QuantizedTensor
 from opaq.quantizer import Quantizer
 
 _Init = Callable[[torch.Tensor], Any]
+# Activations by other names; the gate is that of the operator.
+_SYNONYMS = {"swiglu": "silu", "swish": "silu", "geglu": "gelu"}
 
 
 class _Stacked(PackedModule):
@@ -92,6 +96,13 @@ class _Experts(_Stacked):
         quantizers: tuple[Quantizer | str, Quantizer | str, Quantizer | str],
         more: dict[str, Any],
     ) -> None:
+        if activation not in ACTIVATIONS:
+            nearest = get_close_matches(_SYNONYMS.get(activation, str(activation)), ACTIVATIONS, 1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise ValueError(
+                f"opaq.{type(self).__name__}: activation is {activation!r}, expected one of "
+                f"{', '.join(ACTIVATIONS)}{hint}"
+            )
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
         self.activation = activation
         self.limit, self.alpha, self.beta = (numbers[name] for name in ("limit", "alpha", "beta"))

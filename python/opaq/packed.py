@@ -152,6 +152,11 @@ class QuantizedLinear(PackedModule):
         input_quantizer: Quantizer | str = "",
     ) -> QuantizedLinear:
         """A layer with an already quantized weight."""
+        if not isinstance(weight, QuantizedTensor):
+            raise TypeError(
+                f"QuantizedLinear.from_weight: weight is a {type(weight).__name__}, expected a QuantizedTensor"
+                "; from_linear quantizes a layer"
+            )
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made._fill(weight, bias, input_quantizer_text(input_quantizer))

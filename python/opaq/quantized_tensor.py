@@ -20,7 +20,7 @@ from opaq.quantizer import Quantizer, as_quantizer, with_tiles
 
 aten = torch.ops.aten
 _HANDLERS: dict[Any, Callable[..., Any]] = {}
-_LABELS = (torch.float32, torch.bfloat16, torch.float16)  # dtypes that can be quantized
+LABELS = (torch.float32, torch.bfloat16, torch.float16)  # dtypes that can be quantized
 
 
 class _ElementSize(int):
@@ -344,7 +344,7 @@ def for_device(tensor: QuantizedTensor, device: Any) -> QuantizedTensor:
 @_handles(aten._to_copy.default)
 def _to(function: Any, tensor: QuantizedTensor, *, dtype: Any = None, device: Any = None, **rest: Any) -> Any:
     """Casting to another float dtype changes only the label: the bytes are the same."""
-    if dtype not in (None, *_LABELS):
+    if dtype not in (None, *LABELS):
         return function(tensor.dequantize(), dtype=dtype, device=device, **rest)
     tensor = for_device(tensor, device)
     moved = [aten._to_copy.default(buffer, device=device) for buffer in tensor.buffers()]
@@ -437,7 +437,7 @@ def _new(function: Any, tensor: QuantizedTensor, size: Any = None, **keywords: A
     rows = buffer_rows(tensor._quantizer_text)
     shape = tensor.shape if size is None else size
     dtype, device = keywords.get("dtype"), keywords.get("device")
-    if not len(shape) or dtype not in (None, *_LABELS):  # a plain tensor
+    if not len(shape) or dtype not in (None, *LABELS):  # a plain tensor
         return torch.zeros(shape, dtype=dtype or tensor.dtype, device=device or tensor.device)
     made = [b.new_zeros(row.shape(shape), device=device) for row, b in zip(rows, tensor.buffers(), strict=True)]
     return _like(tensor, made, shape, dtype)

@@ -51,6 +51,8 @@ def _suggestion(text: str) -> str:
     words = [(first.split(".")[0], [row.name for row in formats()])]
     words += [(word.partition("=")[0], known) for word in options]
     for word, choices in words:
+        if word in ELEMENTS and choices is known:
+            return f"; did you mean '{words[0][0]}.{word}'?"
         if word not in choices and f"{word}=" not in choices:
             begun = [choice for choice in choices if word.startswith(choice)]  # "nvfp4_default_cfg"
             nearest = sorted(begun, key=len)[-1:] or get_close_matches(_SYNONYMS.get(word, word), choices, 1)

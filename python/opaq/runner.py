@@ -18,7 +18,7 @@ import torch
 
 from opaq import _library
 from opaq._library import RUNNER_KINDS, call, library
-from opaq._operators import DTYPES, NUMBERS, operators, ops
+from opaq._operators import DTYPES, NUMBERS, expect_tensors, operators, ops
 from opaq._plan import experts_plan, given_by, parts_of, plan_for, texts_of
 from opaq.quantized_tensor import QuantizedTensor
 from opaq.quantizer import Quantizer, with_tiles
@@ -175,6 +175,7 @@ def create_linear(
     quantizes now. x is quantized by `input_quantizer` in every run, with `input_scale` instead of its own
     amax. With a `precision` (see `opaq.tile_`) the weight is kept in tiles, for speed on processors.
     `order`: see `opaq.functional.quantized_linear`."""
+    expect_tensors("opaq.runner.create_linear", weight=weight, bias=bias)
     by_weight, by_input = texts_of(quantizer, input_quantizer)
     by_weight, weight = _tiled(precision, by_weight, weight)
     plan = plan_for(
@@ -241,12 +242,13 @@ def create_mlp(
 ) -> Runner:
     """A runner that computes `opaq.functional.mlp`. Plain weights are quantized now by `quantizer`, the inputs
     of both products in every run, by `input_quantizer` and `hidden_quantizer` (default: the same)."""
+    weights = {"gate_up": gate_up, "down": down, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
+    expect_tensors("opaq.runner.create_mlp", **weights)
     by_weight, *inputs = texts_of(quantizer, input_quantizer, hidden_quantizer)
     by_weight, gate_up, down = _tiled(precision, by_weight, gate_up, down)
     biases, scales = (gate_up_bias, down_bias), (input_scale, hidden_scale)
     words = activation, (limit, alpha, beta), precision, (None, 0, False), order
-    weights = gate_up, down, biases, scales
-    return _create_experts("mlp", *weights, inputs, by_weight, *words)
+    return _create_experts("mlp", gate_up, down, biases, scales, inputs, by_weight, *words)
 
 
 def create_moe(
@@ -271,13 +273,14 @@ def create_moe(
     order: str = "fixed",
 ) -> Runner:
     """A runner that computes `opaq.functional.moe`. Plain weights are quantized now by `quantizer`, each
-    expert's by itself."""
+    expert's separately."""
+    weights = {"gate_up": gate_up, "down": down, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
+    expect_tensors("opaq.runner.create_moe", **weights)
     by_weight, *inputs = texts_of(quantizer, input_quantizer, hidden_quantizer)
     by_weight, gate_up, down = _tiled(precision, by_weight, gate_up, down)
     biases, scales = (gate_up_bias, down_bias), (input_scale, hidden_scale)
     words = activation, (limit, alpha, beta), precision, (num_experts, first_expert, weights_on_input), order
-    weights = gate_up, down, biases, scales
-    return _create_experts("moe", *weights, inputs, by_weight, *words)
+    return _create_experts("moe", gate_up, down, biases, scales, inputs, by_weight, *words)
 
 
 # ---- a Python object as a runner ----

@@ -28,6 +28,9 @@ enum opaq_status backend_of(struct opaq_device device, const struct backend **ba
     if (found == NULL && device.type == OPAQ_DEVICE_CUDA) {
         struct opaq_error reason;
         if (backend_library_open(&found, &reason) != OPAQ_OK) {
+            if (device.index < 0) { /* opaq_device_check of any device: there are no tensors */
+                return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "%s", reason.text);
+            }
             return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED, "the tensors are on cuda:%d: %s", device.index,
                              reason.text);
         }

@@ -244,7 +244,7 @@ enum opaq_status scheme_of_group(const struct config_tree *tree, int64_t group,
 
 /* ---- ModelOpt ---- */
 
-/* How an algorithm stores weights, and how it quantizes inputs: -1 not. */
+/* How an algorithm stores weights, and the format of quantized inputs; -1: not quantized. */
 static const struct algorithm {
     const char *name; /* NULL: the method of the layout's row */
     enum opaq_format stored;

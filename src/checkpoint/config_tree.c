@@ -179,7 +179,7 @@ static void show_scalar(const struct opaq_config_value *value, struct shown *sho
     }
 }
 
-/* The values of one, without recursion: brackets close where the depth falls. */
+/* A value and its members as JSON, without recursion: a bracket closes where the depth decreases. */
 const char *tree_show(const struct config_tree *tree, int64_t value, char text[SHOWN_BYTES]) {
     static const struct opaq_config_value absent = {.kind = OPAQ_JSON_NULL};
     char closing[64];

@@ -173,8 +173,8 @@ static enum opaq_status check_all(const char *operation, const struct opaq_view 
 
 /* ---- import ---- */
 
-/* A float that covers the tensor: the rows that are there already were stored under it. Zero bytes mean that none
- * are. */
+/* Checks a float of the whole tensor: it must equal the one of the rows that were imported before. Zero bytes: none
+ * were. */
 static enum opaq_status check_shared(const struct stored_range *range, const char *what, const float *there,
                                      float given, struct opaq_error *error) {
     const uint32_t bits = float_to_bits(*there);

@@ -1,5 +1,5 @@
 /* runner/bound_runner.c: a runner from a call of the operator linear, mlp or moe: the same call with new activations
- * each time. What describes the call lies in one block of host memory, its tensors in one block of the device's. */
+ * each time. The description of the call is in one block of host memory, its tensors in one of device memory. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -319,7 +319,7 @@ static enum opaq_status create(const struct opaq_op *op, const struct opaq_value
     TRY(execution_of(given, device, &execution, error));
     TRY(bound_layer_make(op, values, &layer, error));
     TRY(prepare(binding, row, values, &layer, &execution, &bytes, &bound, error));
-    assert(bound != NULL); /* which the analyzer doubts */
+    assert(bound != NULL); /* for the static analyzer */
     enum opaq_status status = describe(binding, &layer, activation_dtype(op, values, binding->activations),
                                        device, bytes, &info, error);
     if (status == OPAQ_OK) {

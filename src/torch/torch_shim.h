@@ -107,7 +107,7 @@ TORCH_SINCE(2, 10) int32_t torch_list_size(struct torch_list *list, size_t *size
 TORCH_SINCE(2, 10) int32_t torch_list_get_item(struct torch_list *list, size_t index, uint64_t *value);
 TORCH_SINCE(2, 10) int32_t torch_list_set_item(struct torch_list *list, size_t index, uint64_t value);
 TORCH_SINCE(2, 10) int32_t torch_list_push_back(struct torch_list *list, uint64_t value);
-TORCH_SINCE(2, 10) int32_t torch_delete_list(struct torch_list *list); /* its elements live on */
+TORCH_SINCE(2, 10) int32_t torch_delete_list(struct torch_list *list); /* not its elements */
 TORCH_SINCE(2, 10) int32_t torch_string_length(struct torch_string *string, size_t *length);
 TORCH_SINCE(2, 10) int32_t torch_string_c_str(struct torch_string *string, const char **text);
 TORCH_SINCE(2, 10) int32_t torch_new_string_handle(const char *text, size_t length, struct torch_string **string);

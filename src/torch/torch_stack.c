@@ -1,5 +1,5 @@
-/* torch/torch_stack.c: LibTorch's boxed arguments to opaq values and back. Mechanical: every kind has one way in and
- * one way out, and nothing is decided here. */
+/* torch/torch_stack.c: converts LibTorch's boxed arguments to opaq values, and results back. One conversion for each kind
+ * of argument, and no decisions. */
 #include "torch/torch_stack.h"
 
 #include <stdbool.h>

@@ -1,4 +1,4 @@
-/* torch/torch_stack.h: an operator's stack as opaq values, and giving it all back. Depends on opaq/op.h. */
+/* torch/torch_stack.h: converts an operator's stack to opaq values, and frees its handles. Depends on opaq/op.h. */
 #ifndef OPAQ_TORCH_TORCH_STACK_H
 #define OPAQ_TORCH_TORCH_STACK_H
 

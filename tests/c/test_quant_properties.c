@@ -188,14 +188,14 @@ static struct tensor with_regular_ones(int64_t rows, int64_t columns, uint64_t s
 /* The specs for which requantizing must return the same bytes, and why:
  * - fp8 formats with pow2, and MX under every rule: the amax 1 times a power of two is a code (256, 32768 or 4), so it
  *   comes back as 1 exactly, gives the same scale again, and every value is a code times a power of two. Stochastic
- *   rounding leaves codes alone too, whatever the random bits.
- * - fp8 with the first amax given: the scale is the same, and a code that went through two roundings of 2^-24 is still
- *   nearest to itself. Not with sr, which would see those roundings; not without the amax, which may come back an ulp off.
+ *   rounding does not change codes either, with any random bits.
+ * - fp8 with the first amax given: the scale is the same, and a code that was rounded twice by up to 2^-24 is still
+ *   nearest to itself. Not with sr, which those roundings affect; not without the amax, whose last bit may change.
  * - nvfp4 with the first amaxes given, for the same reason; a block's largest code is 6, so b * (G / 6) is the old scale
- *   up to roundings that E4M3 does not see. Not with sr; not with rht, which rounds to bf16; not with 4over6, where both
- *   candidates may now be exact; not where blocks are so small that E4M3's subnormals are at work.
- * - Not e2m1 under compressed-tensors and modelopt, which read a negative zero as code 0 (or 8): values only. Nor e4m3
- *   under compressed-tensors with a given scale, which may be large enough to make negative zeros. */
+ *   up to roundings that E4M3 removes. Not with sr; not with rht, which rounds to bf16; not with 4over6, where both
+ *   candidates may be exact the second time; not if blocks are so small that their scales are subnormal in E4M3.
+ * - For e2m1 under compressed-tensors and modelopt only the values: a negative zero becomes code 0 (or 8). Likewise for
+ *   e4m3 under compressed-tensors with a given scale, which may be so large that there are negative zeros. */
 enum again { NOTHING, SAME_VALUES, SAME_BYTES };
 
 static enum again requantized_result(const struct opaq_spec *s) {
@@ -213,7 +213,7 @@ static enum again requantized_result(const struct opaq_spec *s) {
     return s->format != OPAQ_NVFP4 ? NOTHING : by_comparison ? SAME_VALUES : SAME_BYTES;
 }
 
-/* Whether two float32 tensors hold the same numbers, zeros of both signs being one. */
+/* Whether two float32 tensors have the same values; zeros of both signs are equal. */
 static int same_values(const struct tensor *a, const struct tensor *b) {
     const int64_t rows = opaq_proto_rows(&a->view.proto);
     const int64_t columns = opaq_proto_columns(&a->view.proto);
@@ -229,7 +229,7 @@ static int same_values(const struct tensor *a, const struct tensor *b) {
 
 static void quantized_again(const struct tensor *x, const struct opaq_spec *spec) {
     const enum again expected = requantized_result(spec);
-    if (expected == NOTHING || spec->usage == OPAQ_BOTH) { /* the two copies hold different numbers */
+    if (expected == NOTHING || spec->usage == OPAQ_BOTH) { /* the two copies have different values */
         return;
     }
     float amax = 0.0f;
@@ -271,7 +271,7 @@ static void codes_come_back(void) {
         quantized_again(&ones, &list.spec[i]);
         if (list.spec[i].format == OPAQ_FP8 ? !(list.spec[i].options & OPAQ_POW2)
                                             : list.spec[i].format == OPAQ_NVFP4) {
-            quantized_again(&random, &list.spec[i]); /* these do not need the ones */
+            quantized_again(&random, &list.spec[i]); /* these do not need an amax of 1 */
         }
         seen += requantized_result(&list.spec[i]) != NOTHING && list.spec[i].usage != OPAQ_BOTH;
     }
@@ -283,7 +283,7 @@ static void codes_come_back(void) {
 
 /* ---- powers of two ---- */
 
-/* MX: 2^k times the input is k more in every scale byte, and the same data, as long as no exponent comes near its
+/* MX: 2^k times the input gives scale bytes larger by k and the same data, as long as no exponent is near its
  * limits. Under modelopt also no amax may lie within a few ulp above a power of two times the largest code. */
 static void mx_follows_powers_of_two(void) {
     static const int shifts[] = {1, -1, 7, -13, 40, -40};

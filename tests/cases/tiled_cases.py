@@ -1,5 +1,5 @@
-"""The one list of tiled weights and precisions that the tests of products with them and the benchmark walk,
-so that nothing is timed untested."""
+"""Tiled weights and precisions, which the tests of products with them and the benchmark iterate over, so that
+every timed case is tested."""
 
 QUANTIZERS = (
     *("nvfp4", "nvfp4+2d", "nvfp4+rowscaled", "nvfp4+global+rule=modelopt", "mxfp4", "mxfp8", "mxfp8.e5m2"),

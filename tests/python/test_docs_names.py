@@ -89,6 +89,7 @@ def test_the_readme_lists_every_page() -> None:
         "none of the",
         "quantized already and stay as they are",
         "is quantized already",
+        "weights have NaNs or infinities",
         "no module of opaq ran inside it",
         "the models that ran inside it",
         "nothing was tiled",

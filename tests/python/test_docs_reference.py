@@ -40,6 +40,9 @@ def test_every_c_name_has_an_entry(pages: dict[str, str]) -> None:
     for header in (ROOT / "include/opaq").glob("*.h"):
         types = set(re.findall(r"^(?:struct|enum) (opaq_\w+) \{", header.read_text(), re.M))
         assert types <= headings(pages, f"reference/c_{header.stem}.md"), header.name
+        lines = HEADING.findall(pages.get(f"reference/c_{header.stem}.md", ""))
+        named = re.findall(r"`(\w+)`", " ".join(lines))
+        assert {name for name in named if named.count(name) > 1} <= types, header.name  # a type and a function
 
 
 def test_c_pages_show_declarations_only(pages: dict[str, str]) -> None:

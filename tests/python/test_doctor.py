@@ -40,6 +40,7 @@ def test_the_command() -> None:
         assert f"{finding['subject']}: {finding['text']}" in printed
     if not found["cuda"]:
         assert [f["subject"] for f in found["findings"]].count("CUDA") == 1
+        assert "tensors are on cuda" not in printed
 
 
 def test_the_environment_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

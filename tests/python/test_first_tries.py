@@ -117,6 +117,7 @@ def test_texts_of_the_operators() -> None:
         ("NVFP4BlockScaling", "'nvfp4'"),
         ("fp8_e4m3", "'fp8'"),
         ("float8_e4m3fn", "'fp8'"),
+        ("mxfp8+e5m2", "'mxfp8.e5m2'"),
     ],
 )
 def test_did_you_mean(text: str, expected: str) -> None:
@@ -213,7 +214,7 @@ def test_tensors_that_are_not_contiguous_are_taken() -> None:
             ValueError,
             "x is float64, expected f32, bf16 or f16",
         ),
-        (lambda: opaq.Linear(64, 64)(X.double()), ValueError, "float64"),
+        (lambda: opaq.Linear(64, 64)(X.double()), ValueError, "opaq.Linear: x is float64, expected f32, bf16"),
         (lambda: opaq.functional.linear(X, X.double()), ValueError, "w holds float64, expected f32"),
         (lambda: opaq.quantize_(X.numpy()), TypeError, "expected a torch.nn.Module"),
         (
@@ -233,6 +234,43 @@ def test_tensors_that_are_not_contiguous_are_taken() -> None:
         (lambda: opaq.QuantizedLinear.from_linear(X, "nvfp4"), TypeError, "got a Tensor; from_weight takes"),
         (lambda: opaq.autocast("nvfp4"), TypeError, r"expected a bool; .* autocast\(recipe=...\)"),
         (lambda: opaq.autocast(opaq.recipe.NVFP4BlockScaling), TypeError, r"autocast\(recipe=...\)"),
+        (
+            lambda: opaq.autocast(True, opaq.recipe.MXFP8BlockScaling()),
+            TypeError,
+            r"calibrating is a MXFP8BlockScaling, expected a bool; .* autocast\(recipe=...\)",
+        ),
+        (
+            lambda: opaq.runner.create_linear(X.numpy()),
+            TypeError,
+            r"create_linear: weight is a ndarray, .*from_numpy\(weight\)",
+        ),
+        (
+            lambda: opaq.runner.create_mlp(GATE_UP, X.numpy(), precision="near"),
+            TypeError,
+            "create_mlp: down is a ndarray, expected a torch.Tensor",
+        ),
+        (
+            lambda: opaq.runner.create_moe(GATE_UP[None].numpy(), X[None]),
+            TypeError,
+            "create_moe: gate_up is a ndarray",
+        ),
+        (
+            lambda: opaq.sqnr(X.numpy(), opaq.quantize_tensor(X, "nvfp4")),
+            TypeError,
+            r"sqnr: x is a ndarray.*from_numpy",
+        ),
+        (
+            lambda: opaq.QuantizedLinear.from_weight(X),
+            TypeError,
+            "from_weight: weight is a Tensor, expected a QuantizedTensor; from_linear",
+        ),
+        (lambda: opaq.proto(64, "float32", "nvfp4"), TypeError, "opaq.proto: shape is 64, expected a sequence"),
+        (
+            lambda: opaq.MLP(64, 64, activation="swiglu"),
+            ValueError,
+            r"opaq.MLP: activation is 'swiglu', expected one of silu, .*; did you mean 'silu'\?",
+        ),
+        (lambda: opaq.MoE(64, 64, 4, activation="gelu_tahn"), ValueError, r"did you mean 'gelu_tanh'\?"),
         (lambda: opaq.autocast(fp8_recipe=None), TypeError, "'fp8_recipe'; it is called recipe here"),
         (lambda: opaq.autocast(enabled=True, recipee=None), TypeError, "unknown argument 'recipee'$"),
         (lambda: opaq.quantized_model_init("nvfp4"), TypeError, r"quantized_model_init\(recipe=...\)"),
@@ -328,6 +366,16 @@ def test_a_second_quantization() -> None:
     packed = opaq.quantize_tensor(X, "nvfp4")
     said = only_warning(lambda: opaq.quantize_tensor(packed, "mxfp8"))
     assert said.startswith("opaq.quantize_tensor: x of shape (64, 64) is quantized already (nvfp4)")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("text", ["nvfp4", "fp8row", "mxfp8"])
+def test_weights_that_are_not_finite(text: str, value: float) -> None:
+    model = net()
+    with torch.no_grad():
+        model[1].weight[3, 5] = value
+    said = only_warning(lambda: opaq.quantize_(model, text, progress=False))
+    assert said.startswith("opaq.quantize_: 1 of 2 weights have NaNs or infinities, the first is 1; ")
 
 
 def test_mixed_formats_without_a_warning() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -102,6 +103,15 @@ def test_names_of_other_libraries_have_hints(name: str, hint: str) -> None:
     with pytest.raises(AttributeError) as caught:
         getattr(opaq, name)
     assert hint in str(caught.value) and name in str(caught.value)
+    with pytest.raises(ImportError, match=re.escape(str(caught.value))):
+        exec(f"from opaq import {name}")
+
+
+def test_modules_are_found_although_other_libraries_have_the_name() -> None:
+    run(
+        "import opaq\nassert not hasattr(opaq, 'checkpoint')\n"
+        "from opaq import checkpoint\ncheckpoint.layout_names()"
+    )
 
 
 def test_hints_name_what_exists() -> None:

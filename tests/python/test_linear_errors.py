@@ -112,7 +112,7 @@ OPERANDS: dict[str, tuple[Callable[[], Any], type[BaseException], str]] = {
     "integers": (
         lambda: layer()(torch.ones(5, 64, dtype=torch.int64)),
         ValueError,
-        "opaq.Linear: dtype is int64, expected f32, bf16 or f16",
+        "opaq.Linear: x is int64, expected f32, bf16 or f16",
     ),
 }
 

@@ -42,6 +42,9 @@ def test_a_device_is_refused_in_one_sentence() -> None:
             _library.call("opaq_device_check", CUDA)
         assert str(caught.value).startswith("the tensors are on cuda:0: ")
         assert "\n" not in str(caught.value) and ". " not in str(caught.value)
+        with pytest.raises(opaq.OpaqError, match=REASONS) as caught:
+            _library.call("opaq_device_check", _library.Device(1, -1))
+        assert "tensors are on" not in str(caught.value)
 
 
 def test_there_is_no_kernel_for_the_device() -> None:

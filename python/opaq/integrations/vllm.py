@@ -1,4 +1,4 @@
-"""vLLM: serves packed checkpoints with opaq's operators, on processors and, if asked, on CUDA. vLLM finds
+"""vLLM: serves packed checkpoints with opaq's operators, on processors and, if chosen, on CUDA. vLLM finds
 `register` by the entry point group `vllm.general_plugins` and calls it in each of its processes: docs/vllm.md.
 
 Imports neither vLLM nor PyTorch until it is called."""

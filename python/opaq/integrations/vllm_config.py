@@ -36,7 +36,7 @@ _IGNORED = ("lm_head", "gate", "router", "shared_expert_gate")  # the default
 
 def why_not_here(is_asked: bool) -> str:
     """Why no checkpoint is served on vLLM's platform; "" if it is. On CUDA, where vLLM has kernels of its own,
-    the user has to ask for opaq. Does not open the CUDA back end: this process may fork."""
+    the user has to choose opaq. Does not open the CUDA back end: this process may fork."""
     if current_platform.is_cpu():
         return ""
     where = f"vLLM runs on {current_platform.device_name}"

@@ -161,7 +161,7 @@ def _tiled(weight: QuantizedTensor, options: Any) -> QuantizedTensor:
 
 
 def _order(weight: QuantizedTensor) -> str:
-    """The order of sums: on a GPU the fastest, unless vLLM was told that results must not depend on the batch.
+    """The order of sums: on a GPU the fastest, unless VLLM_BATCH_INVARIANT requires one order.
     Kernels of processors have one order, which does not."""
     return "any" if weight.device.type == "cuda" and not vllm.envs.VLLM_BATCH_INVARIANT else "fixed"
 

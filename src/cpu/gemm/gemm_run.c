@@ -30,7 +30,7 @@ enum {
     PANEL_COLUMNS = 512,          /* of c, at most */
     TASKS_WANTED = 16             /* for each panel, so that every thread has some */
 };
-static const int64_t panel_bytes = (int64_t)8 << 20;  /* that a panel is to stay within */
+static const int64_t panel_bytes = (int64_t)8 << 20;  /* the most memory of a panel of more than one tile */
 static const int64_t across_bytes = (int64_t)4 << 20; /* the same where b is read across rows */
 
 /* What all tasks of a panel share. */
@@ -65,8 +65,8 @@ static int64_t panel_columns(const struct gemm_job *job, int64_t depth) {
     return min_int64(min_int64(whole, PANEL_COLUMNS), round_up(job->c.columns, unit));
 }
 
-/* At least what run_tiles and run_panels take, in a form that grows with each size: a panel's columns do not, because
- * they are cut to whole tiles, so its limit counts instead. */
+/* An upper bound on what run_tiles and run_panels use that never decreases when a size grows. The columns of a panel are
+ * cut to whole tiles and may decrease, so the limit of a panel is used instead. */
 size_t gemm_workspace_bytes(const struct gemm_job *job) {
     const int64_t depth = gemm_depth(job);
     if (job->c.rows == 0 || job->c.columns == 0) {

@@ -11,8 +11,8 @@
  *              code's value times 2, an integer from -12 to 12
  * Sums of integers within a block of the weight are exact, and are multiplied with the activations' scale of the block
  * where there is one; blocks are added in float32, in the order of the columns, with one fused multiply-add each. With
- * floats, what is summed by itself is 16 columns of 4-bit weights, of mxfp4 as well unless x is bf16, and 32 columns
- * of 8-bit ones, of fp8blk as well. Each element of y is computed by one task, so results do not depend on threads.
+ * floats, a block is 16 columns of 4-bit weights (mxfp4 too, unless x is bf16) or 32 columns of 8-bit ones (fp8blk
+ * too). Each element of y is computed by one task, so results do not depend on threads.
  *
  * With bf16, the order within such a block is the kernel's, and subnormal numbers may count as 0, in x and in the sums
  * of a block. With w the weights without scales, that changes an element of y by less than

@@ -6,7 +6,7 @@
  *     ddown = (r dy)^T a    dh = activation'(h, da)
  *     dx = dh gate_up       dgate_up = dh^T x
  *
- * With router weights on the input x is r x, dr = sum of x dx, and r stands before dx instead. */
+ * With router weights on the input, x is replaced by r x, dr = sum of x dx, and r multiplies dx instead of da. */
 #include <string.h>
 
 #include "base/try.h"

@@ -86,7 +86,7 @@ static struct opaq_form *form_field(const struct plan_word *word, struct opaq_ex
 
 static enum opaq_status read_word(const struct plan_word *word, void *read, struct opaq_error *error) {
     struct opaq_experts_plan *plan = read;
-    assert(plan != NULL); /* which the analyzer doubts */
+    assert(plan != NULL); /* for the static analyzer */
     struct opaq_form *form = word->value == NULL ? NULL : form_field(word, plan);
     if (form != NULL) {
         return word_read_form(word, form, error);

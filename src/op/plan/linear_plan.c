@@ -41,7 +41,7 @@ static enum opaq_status read_history(const struct plan_word *word, int32_t *algo
 
 static enum opaq_status read_word(const struct plan_word *word, void *read, struct opaq_error *error) {
     struct opaq_linear_plan *plan = read;
-    assert(plan != NULL); /* which the analyzer doubts */
+    assert(plan != NULL); /* for the static analyzer */
     struct opaq_form *form = form_field(word, plan);
     const bool has_value = word->value != NULL;
     if (form != NULL && has_value) {

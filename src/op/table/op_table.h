@@ -9,7 +9,7 @@
 #include "opaq/experts.h"
 #include "opaq/op.h"
 
-/* What the texts of a call stand for, looked up once per call. */
+/* What the text arguments of a call are parsed to, once per call. */
 enum plan_kind {
     PLAN_NONE,
     PLAN_SPEC,     /* a quantizer */
@@ -52,7 +52,7 @@ struct op_row {
 /* The row behind a public description; NULL if it is none of the table's. */
 const struct op_row *op_row_of(const struct opaq_op *op);
 
-/* op_plan.c: looks up what a row's texts stand for. */
+/* op_plan.c: looks up the parsed texts of a call. */
 enum opaq_status op_plan_resolve(const struct op_row *row, const struct opaq_value *values, union op_plan *plan,
                                  struct opaq_error *error);
 

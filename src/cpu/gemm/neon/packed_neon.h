@@ -10,7 +10,7 @@
  *     struct factor          4 columns of a row of x
  *     factor_load()
  *     struct sum             4 sums, of one row of x; sum_zero(), sum_add(), and sum_value(), which makes floats of it
- *     IS_FLOAT               16 columns are summed by themselves, else a block of the weight
+ *     IS_FLOAT               sums are of 16 columns, else of a block of the weight
  *     FEW_SUMS, SWEEP_SUMS   sums that fit the registers beside codes that are decoded, and beside decoded weights
  * and gets run_packed_neon(). There are two ways through the weight, which give the same bits:
  *     up to 8 rows of x   the weight is read once, some tiles in parallel, and decoded in registers

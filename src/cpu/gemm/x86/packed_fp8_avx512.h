@@ -114,7 +114,7 @@ static inline bool scales_write(const uint8_t *arranged, int shift, float *to) {
     const __m512i low = _mm512_cvtepu8_epi32(_mm256_castsi256_si128(codes));
     const __m512i high = _mm512_cvtepu8_epi32(_mm256_extracti128_si256(codes, 1));
     const __m256i before = _mm256_sub_epi8(codes, _mm256_set1_epi8(1)); /* 0 becomes as large as NaN */
-    (void)shift;                                                        /* there is none here */
+    (void)shift;                                                        /* 0: decoding does not scale values */
     _mm512_store_si512(to, _mm512_slli_epi32(low, 23));
     _mm512_store_si512(to + LANES, _mm512_slli_epi32(high, 23));
     return _mm256_cmpge_epu8_mask(before, _mm256_set1_epi8((char)0xFE)) == 0;

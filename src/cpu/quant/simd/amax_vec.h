@@ -17,7 +17,7 @@ VEC_INLINE struct amax_keys amax_keys_none(void) {
     return (struct amax_keys){{vec32_set(0), vec32_set(0), vec32_set(0), vec32_set(0)}};
 }
 
-/* n elements more. */
+/* Adds n elements. */
 VEC_INLINE void amax_keys_add(struct amax_keys *keys, const char *x, int64_t n, enum opaq_element dtype,
                               bool drop_nan) {
     const int64_t bytes = n * element_bytes(dtype);
@@ -36,8 +36,8 @@ VEC_INLINE void amax_keys_add(struct amax_keys *keys, const char *x, int64_t n, 
     }
 }
 
-/* n elements more of each of AMAX_CHAINS streams, which begin `stream_bytes` apart: from several places at once memory
- * is read faster than from one. */
+/* Adds n elements of each of AMAX_CHAINS streams, which begin `stream_bytes` apart: memory is read faster from several
+ * places at once than from one. */
 VEC_INLINE void amax_keys_add_streams(struct amax_keys *keys, const char *x, int64_t stream_bytes, int64_t n,
                                       enum opaq_element dtype, bool drop_nan) {
     enum { AT_ONCE = 128, AHEAD = 1024 };

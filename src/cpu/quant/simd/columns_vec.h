@@ -136,7 +136,7 @@ VEC_INLINE void transform_lanes(vecf v[HELD_ROWS], const struct hadamard_quarter
     butterflies(v);
 }
 
-/* With its sign, and NaN as it is. */
+/* The elements as floats, with their signs; NaNs are unchanged. */
 VEC_INLINE struct step_floats step_values(struct step x, enum opaq_element dtype) {
     if (dtype == OPAQ_BF16) {
         return (struct step_floats){(vecf)(x.part[0] << 16), (vecf)(x.part[0] & 0xFFFF0000u)};
@@ -150,7 +150,7 @@ VEC_INLINE struct step_floats step_values(struct step x, enum opaq_element dtype
     return (struct step_floats){(vecf)split_even(first, second), (vecf)split_odd(first, second)};
 }
 
-/* The same of the even or the odd elements of held rows. */
+/* transform_lanes() of the even or the odd elements of held rows. */
 VEC_INLINE void transform_half(const struct step held[HELD_ROWS], enum opaq_element dtype, bool is_odd,
                                const struct hadamard_quarters *quarters, vecf v[HELD_ROWS]) {
     for (int i = 0; i < HELD_ROWS; ++i) {
@@ -160,7 +160,7 @@ VEC_INLINE void transform_half(const struct step held[HELD_ROWS], enum opaq_elem
     transform_lanes(v, quarters);
 }
 
-/* Whether one of them may be NaN: their sum is if one is, and if infinities of both signs are among them. */
+/* Whether a value may be NaN, from their sum: it is NaN if a value is, or if there are infinities of both signs. */
 VEC_INLINE bool may_have_nans(const vecf v[HELD_ROWS]) {
     vecf sum[4] = {v[0], v[1], v[2], v[3]};
     for (int i = 4; i < HELD_ROWS; ++i) {

@@ -101,7 +101,7 @@ VEC_INLINE void factors_of_floats(const struct quant_copy *copy, int64_t row, in
     const struct scale_layout *layout = &copy->scale_layout;
     const float *const scale = (const float *)copy->scale + row / layout->row_per * layout->row_step;
     const int64_t count = ceil_div(n, 128);
-    if (layout->column_step == 0) { /* one for the row */
+    if (layout->column_step == 0) { /* one scale for the row */
         for (int i = 0; i < SCALED_AT_ONCE / 128; i += FLOATS) {
             vec_store(factors->value + i, (vec32)vecf_set(scale[0]));
         }
@@ -109,7 +109,7 @@ VEC_INLINE void factors_of_floats(const struct quant_copy *copy, int64_t row, in
         return;
     }
     factors->all_in_range = true;
-    factors->value[0] = 0.0f; /* of nothing, too */
+    factors->value[0] = 0.0f; /* defined even if n is 0 */
     for (int64_t i = 0; i < count; ++i) {
         const float value = scale[(c / 128 + i) * layout->column_step];
         factors->value[i] = value;

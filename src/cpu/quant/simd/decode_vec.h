@@ -20,7 +20,7 @@ VEC_INLINE vecf e8m0_values(vec32 codes) {
     return (vecf)replace32(equal32(codes, 255), value, vec32_set(0x7FC00000u));
 }
 
-/* ---- elements: NaNs become the one there is, if there may be any ---- */
+/* ---- elements; with `may_be_nan` every NaN becomes the canonical one ---- */
 
 /* Rounded to bf16 in the high words. */
 VEC_INLINE vec32 round_to_bf16(vecf v, bool may_be_nan) {
@@ -76,8 +76,8 @@ VEC_INLINE void step_store(void *to, struct step step, enum opaq_element dtype, 
 
 /* ---- codes ---- */
 
-/* Codes of a byte each, moved to the fields of a 16-bit float, which makes an E4M3 value 256 times too small; and
- * which of them are NaN. */
+/* One-byte codes shifted into the fields of 16-bit floats, which makes E4M3 values 256 times too small; and which of them
+ * are NaN. */
 struct moved_codes {
     vec16 halves;
     mask16 nans;
@@ -107,8 +107,8 @@ VEC_INLINE struct decoded byte_values(const uint8_t *codes, enum opaq_element el
     return (struct decoded){from_halves(halves, false) * up, from_halves(halves, true) * up};
 }
 
-/* STEP codes of a byte each under one factor, which is finite, not 0, and small enough to be multiplied with 256, or
- * `may_be_nan` is given. NaN codes are replaced at the end. */
+/* STEP one-byte codes under one factor. Without `may_be_nan` the factor must be finite, not 0, and small enough to be
+ * multiplied with 256; NaN codes are replaced at the end. */
 VEC_INLINE struct step decode_bytes(const uint8_t *codes, enum opaq_element element, enum opaq_element dtype,
                                     float factor, bool may_be_nan) {
     if (!may_be_nan && dtype != OPAQ_F32) {
@@ -124,7 +124,7 @@ VEC_INLINE struct step decode_bytes(const uint8_t *codes, enum opaq_element elem
     return step_of_values(values.first * factor, values.second * factor, dtype, true);
 }
 
-/* STEP packed codes under the factors of their pairs, finite or `may_be_nan` is given. */
+/* STEP packed codes under the factors of their pairs, which must be finite without `may_be_nan`. */
 VEC_INLINE struct step decode_pairs(const uint8_t *codes, enum opaq_element dtype, vecf factors,
                                     bool may_be_nan) {
     const vec32 pairs = load_bytes_as_dwords(codes);

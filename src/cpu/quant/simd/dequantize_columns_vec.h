@@ -2,7 +2,7 @@
  * columns_vec.h, decode_factors_vec.h and transpose_vec.h. Specification: docs/formats.md.
  *
  * Vectors lie along the rows of the result, so every lane has a column and a factor of its own. Codes that are stored
- * transposed are transposed in tiles first; those of mxfp8 and mxfp4 lie as the result does. */
+ * transposed are transposed in tiles first; those of mxfp8 and mxfp4 are in the result's order. */
 #ifndef OPAQ_CPU_QUANT_SIMD_DEQUANTIZE_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_DEQUANTIZE_COLUMNS_VEC_H
 

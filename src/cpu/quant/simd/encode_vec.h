@@ -104,7 +104,7 @@ VEC_INLINE int mantissa_bits(enum opaq_element element) {
     return element == OPAQ_E2M1 ? 1 : element == OPAQ_E4M3 ? 3 : 2;
 }
 
-/* As a float's bits. */
+/* The smallest normal value, as the bits of a float. */
 VEC_INLINE uint32_t least_normal(enum opaq_element element) {
     return (element == OPAQ_E2M1 ? 127u : element == OPAQ_E4M3 ? 121u : 113u) << 23;
 }
@@ -113,7 +113,7 @@ VEC_INLINE float largest_value(enum opaq_element element) {
     return element == OPAQ_E2M1 ? 6.0f : element == OPAQ_E4M3 ? 448.0f : 57344.0f;
 }
 
-/* What the code of the largest value lacks of NaN's. E2M1 has none: it is the largest value. */
+/* NaN's code minus that of the largest value. E2M1 has no NaN: its largest value is stored instead. */
 VEC_INLINE uint16_t nan_bits(enum opaq_element element) {
     return element == OPAQ_E2M1 ? 0 : element == OPAQ_E4M3 ? 1 : 4;
 }
@@ -136,7 +136,7 @@ VEC_INLINE uint16_t code_excess(enum opaq_element element) {
     return (uint16_t)(((least_normal(element) >> 23) + shift) << mantissa_bits(element));
 }
 
-/* codes_of_sum() of a + grid_of(a), by one instruction less, for floats that were multiplied with 2^-down. */
+/* codes_of_sum() of a + grid_of(a), with one instruction less, for floats that were multiplied with 2^-down. */
 VEC_INLINE vec32 round_to_codes(vecf a, enum opaq_element element, uint32_t down) {
     const vec32 power = max32((vec32)a & 0x7F800000u, vec32_set(least_normal(element) - (down << 23)));
     const vecf shift = (vecf)vec32_set((127u + 23u - (uint32_t)mantissa_bits(element)) << 23);
@@ -145,8 +145,8 @@ VEC_INLINE vec32 round_to_codes(vecf a, enum opaq_element element, uint32_t down
 
 /* ---- regular elements: finite, and not scaled beyond the largest value ---- */
 
-/* Factors for regular elements are divided by 2^this, which makes the excess a multiple of the sign's bit, so that it
- * need not be subtracted. E2M1 has no excess there. */
+/* Factors for regular elements are multiplied with 2^-regular_down(), which makes the excess of codes a multiple of the
+ * sign's bit, so that it need not be subtracted. Regular E2M1 codes have no excess. */
 VEC_INLINE uint32_t regular_down(enum opaq_element element) {
     return element == OPAQ_E2M1 ? 0 : element == OPAQ_E4M3 ? 13 : 6;
 }
@@ -189,7 +189,7 @@ VEC_INLINE vec16 encode_regular(struct step x, enum opaq_element dtype, enum opa
 
 /* ---- any elements ---- */
 
-/* Codes, as words, of scaled magnitudes (NaN taken for the largest), without signs. */
+/* Codes, as words, of scaled magnitudes, without signs. NaN gets the code of the largest value. */
 VEC_INLINE vec16 encode_magnitudes(struct step_floats a, enum opaq_element element) {
     const vecf largest = vecf_set(largest_value(element));
     const vec16 codes = join_words(round_to_codes(minf(a.even, largest), element, 0),
@@ -228,8 +228,8 @@ VEC_INLINE struct encode_how encode_at_random(struct encode_how how, enum opaq_e
     return (struct encode_how){.dtype = dtype, .element = element, .not_te = how.not_te};
 }
 
-/* Codes without signs to codes; `nans` are those that stand for NaN, `unsigned_ones` those without sign, NaNs among
- * them. */
+/* Adds signs, and NaN's code where `nans` is set. Where `unsigned_ones` is set, which includes NaNs, the sign is
+ * dropped. */
 VEC_INLINE vec16 finish_codes(vec16 codes, vec16 signs, mask16 nans, mask16 unsigned_ones,
                               enum opaq_element element) {
     const bool is_e2m1 = element == OPAQ_E2M1;
@@ -240,7 +240,7 @@ VEC_INLINE vec16 finish_codes(vec16 codes, vec16 signs, mask16 nans, mask16 unsi
     return (vec16)or_and((vec32)codes, (vec32)kept, (vec32)vec16_set(is_e2m1 ? 0x8 : 0x80));
 }
 
-/* Which of the scaled magnitudes are NaN, and which of them or zero. */
+/* Which of the scaled magnitudes are NaN, and which are NaN or zero. */
 VEC_INLINE mask16 scaled_nans(struct step_floats a) {
     return join_masks(above32((vec32)a.even & 0x7FFFFFFFu, 0x7F800000u),
                       above32((vec32)a.odd & 0x7FFFFFFFu, 0x7F800000u));
@@ -249,7 +249,7 @@ VEC_INLINE mask16 scaled_nans_and_zeros(struct step_floats a) {
     return join_masks(above32((vec32)a.even - 1u, 0x7F7FFFFFu), above32((vec32)a.odd - 1u, 0x7F7FFFFFu));
 }
 
-/* Halfway between two codes of E2M1, of which the even one is the larger. */
+/* Which magnitudes are halfway between two codes of E2M1 and would be rounded up, because the larger code is even. */
 VEC_INLINE mask32 halves_upwards(vecf a) {
     const vec32 bits = (vec32)a;
     return equal32(bits, 0x3F400000u) | equal32(bits, 0x3FE00000u) | equal32(bits, 0x40600000u);

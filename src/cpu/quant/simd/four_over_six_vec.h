@@ -44,11 +44,11 @@ VEC_INLINE struct candidate candidate_of(vecf wanted, vecf inverse, vecf stored,
                               1.5f * scales.factors * stored / denominator};
 }
 
-/* From the amaxes of blocks, G, one over it, and the tensor's amax. */
+/* From the amaxes of blocks, G, 1 / G, and the tensor's amax. */
 VEC_INLINE struct candidates candidates_of(vecf amax, vecf global, vecf inverse, vecf stored,
                                            const struct opaq_spec *spec) {
     const vecf base = amax / 6.0f * global;
-    /* as nvfp4_scales() has it; the larger scale leaves elements smaller */
+    /* the range check of nvfp4_scales() for `base`; with the other, larger scale elements are smaller */
     const uint32_t low = least_normal(OPAQ_E4M3);
     const vec32 over_low = clear32(equal32((vec32)amax, 0), (vec32)base - low);
     return (struct candidates){candidate_of(base, inverse, stored, spec),

@@ -49,7 +49,8 @@ struct block_globals {
     float stored;
 };
 
-/* The amaxes of FLOATS blocks from column 0 of `rows` on. Under rule te a NaN is any. */
+/* The amaxes of FLOATS blocks from column 0 of `rows` on. Under rule te, without drop_nan, a NaN may
+ * have any payload. */
 VEC_INLINE vecf group_amax(struct encode_how how, const char *x, int64_t row_bytes, int rows, bool drop_nan) {
     enum { PART_LIMIT = 32 };
     vec32 key[PART_LIMIT];
@@ -156,7 +157,7 @@ static void store_scales(const struct quant_copy *copy, int64_t row, int64_t blo
 }
 
 /* n codes of a group that extends beyond the row. Bytes end where the row does; a packed row ends with a whole block,
- * with code 0 behind its last element whatever the factor made of zeros. */
+ * with code 0 beyond its last element, even where the factor turns zeros into something else. */
 VEC_INLINE void store_partly(uint8_t *data, uint8_t *codes, int64_t n, bool is_packed, int64_t padded) {
     if (!is_packed) {
         memcpy(data, codes, (size_t)n);

@@ -227,7 +227,7 @@ static inline void fp8_block_rows(struct encode_how how, const struct quant_job 
 
 /* ---- one code for both copies: a scale for the tensor, or for squares of 128x128 ---- */
 
-/* The matrix as it lies. */
+/* x in its own order, not transposed. */
 VEC_INLINE struct quant_matrix region_matrix(const struct quant_region *region) {
     return region->rowwise != NULL ? region->rowwise->operand
                                    : quant_matrix_transposed(region->columnwise->operand);
@@ -394,7 +394,7 @@ static inline void fp8_row_region(struct encode_how how, const struct quant_job 
     }
 }
 
-/* ---- which of them ---- */
+/* ---- choosing among the functions above ---- */
 
 VEC_INLINE struct encode_how fp8_how(const struct quant_job *job) {
     const bool is_te = job->spec.rule == OPAQ_RULE_TE;
@@ -431,7 +431,7 @@ VEC_OUTLINE void fp8_quantize_region(const struct quant_job *job, struct quant_r
     finish_streams();
 }
 
-/* Whether vectors can do it. */
+/* Whether the vector code supports the copy. */
 static inline bool fp8_is_covered(const struct quant_job *job, const struct quant_copy *copy) {
     const bool is_along = (copy->operand.column_step == 1 || copy->operand.row_step == 1) &&
                           copy->data_column_step == 1 && copy->operand.columns > 0;

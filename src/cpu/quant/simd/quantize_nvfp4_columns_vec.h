@@ -29,8 +29,8 @@ struct nvfp4_buffer {
     _Alignas(VEC_BYTES) uint8_t codes[NVFP4_BLOCKS * NVFP4_QUADS * NVFP4_PITCH]; /* words, of four rows each */
     uint8_t scales[NVFP4_BLOCKS * NVFP4_SCALE_PITCH];
     struct step_floats global[NVFP4_BUFFER_COLUMNS / STEP];
-    struct step_floats inverse[NVFP4_BUFFER_COLUMNS / STEP]; /* one over it */
-    struct step_floats stored[NVFP4_BUFFER_COLUMNS / STEP];  /* the amax behind it */
+    struct step_floats inverse[NVFP4_BUFFER_COLUMNS / STEP]; /* 1 / global */
+    struct step_floats stored[NVFP4_BUFFER_COLUMNS / STEP];  /* the amax that `global` is computed from */
 };
 
 VEC_INLINE uint8_t *buffer_codes(struct nvfp4_buffer *buffer, int64_t block, int quad, int64_t c) {
@@ -123,7 +123,7 @@ VEC_INLINE void encode_random_quads(struct encode_how how, const struct step hel
     join_quads(codes, rows, quad);
 }
 
-/* G of the columns of a step, one over it, and the amax behind it. */
+/* G of the columns of a step, 1 / G, and the amax that it is computed from. */
 struct nvfp4_column_globals {
     const struct step_floats *global;
     const struct step_floats *inverse;

@@ -106,7 +106,7 @@ VEC_OUTLINE void nvfp4_quantize_region(const struct quant_job *job, struct quant
     finish_streams();
 }
 
-/* Whether vectors can do it. */
+/* Whether the vector code supports the copy. */
 static inline bool nvfp4_is_covered(const struct quant_job *job, const struct quant_copy *copy, int64_t r,
                                     int64_t r_end) {
     const bool is_along = is_along_rows(copy) || (is_along_columns(copy) && copy->data_column_step == 1);

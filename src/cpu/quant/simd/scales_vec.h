@@ -101,7 +101,7 @@ VEC_INLINE struct block_scales mx_scales(vecf amax, enum opaq_element element, c
     if (is_te || spec->rule == OPAQ_RULE_MODELOPT) {
         return scales;
     }
-    /* no longer finite, after what is added */
+    /* amaxes whose exponent field becomes that of infinity when `add` is added */
     const uint32_t limit = spec->rule == OPAQ_RULE_COMPRESSED_TENSORS ? 0x7F5FFFFFu : 0x7F7FFFFFu;
     const mask32 infinite = above32((vec32)amax, limit);
     return (struct block_scales){replace32(infinite, codes, vec32_set(255)),
