@@ -339,11 +339,48 @@ static void errors_of_the_call_are_errors_of_create(void) {
     runner_layer_free(&layer);
 }
 
+/* The buffers of a quantized stack without elements. */
+static struct op_tensors buffers_without_elements(const int64_t shape[3], const char *spec) {
+    struct op_tensors made = {.count = 0};
+    struct opaq_proto proto;
+    struct opaq_spec parsed;
+    CHECK_EQ_INT(opaq_spec_parse(spec, strlen(spec), &parsed, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_proto_make(shape, 3, OPAQ_BF16, &parsed, (struct opaq_device){0}, &proto, NULL), OPAQ_OK);
+    for (int i = 0; i < opaq_proto_buffer_count(&proto); ++i) {
+        struct opaq_tensor *one = &made.tensor[made.count++];
+        struct opaq_buffer buffer;
+        static float figure;
+        CHECK_EQ_INT(opaq_proto_buffer(&proto, i, &buffer, NULL), OPAQ_OK);
+        one->data = &figure; /* nvfp4's float; the others have no bytes */
+        one->dtype = buffer.entry_bytes == 1 ? OPAQ_DTYPE_U8 : (int32_t)buffer.element;
+        one->rank = buffer.rank;
+        memcpy(one->shape, buffer.shape, sizeof one->shape);
+        memcpy(one->strides, buffer.strides, sizeof one->strides);
+    }
+    return made;
+}
+
+/* No experts of 2^40 x 2^40: whose number of multiplications does not fit. */
+static void a_mixture_without_experts(void) {
+    static const int64_t up_shape[3] = {0, (int64_t)1 << 40, (int64_t)1 << 40};
+    static const int64_t down_shape[3] = {0, (int64_t)1 << 40, (int64_t)1 << 39};
+    const struct op_tensors up = buffers_without_elements(up_shape, "nvfp4+tiled");
+    const struct op_tensors down = buffers_without_elements(down_shape, "nvfp4+tiled");
+    const struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {
+        [3] = op_list_value(&up),
+        [4] = op_list_value(&down),
+        [7] = op_sizes_value(up_shape, 3),
+        [8] = op_sizes_value(down_shape, 3),
+        [9] = op_text_value("act=silu gate_up_given=nvfp4+tiled down_given=nvfp4+tiled")};
+    refuse(__LINE__, runner_op(OPAQ_RUNNER_MOE), values, OPAQ_ERROR_SHAPE, "0 experts in a moe runner");
+}
+
 static const struct test_case tests[] = {TEST(buffers_of_every_format),
                                          TEST(plain_weights_that_the_plan_quantizes),
                                          TEST(plain_weights_that_stay_plain),
                                          TEST(weights_that_cannot_be_kept),
                                          TEST(strided_tensors_are_copied),
                                          TEST(inputs_of_any_shape),
-                                         TEST(errors_of_the_call_are_errors_of_create)};
+                                         TEST(errors_of_the_call_are_errors_of_create),
+                                         TEST(a_mixture_without_experts)};
 TEST_MAIN(tests)
