@@ -182,10 +182,10 @@ static void pack_panel(void *argument, int64_t begin, int64_t end) {
 static void pack_panel_across(void *argument, int64_t begin, int64_t end) {
     const struct gemm_schedule *schedule = argument;
     const int64_t together = GEMM_ACROSS / schedule->table->tile_columns;
-    const int64_t groups = ceil_div(schedule->panel_tiles, together);
+    const int64_t wide_tiles = ceil_div(schedule->panel_tiles, together);
     for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t block = unit / groups;
-        const int64_t tile = unit % groups * together;
+        const int64_t block = unit / wide_tiles;
+        const int64_t tile = unit % wide_tiles * together;
         pack_across(schedule, schedule->panel + tile * schedule->table->tile_columns, block,
                     min_int64(together, schedule->panel_tiles - tile), packed_b(schedule, block, tile));
     }
