@@ -18,15 +18,6 @@
 
 #include "cpu/gemm/packed.h"
 
-/* Functions are generic in the number of rows and specialized by inlining: callers pass constants. Loops over
- * constants are unrolled, so that the arrays they index stay in registers. */
-#define PACKED_INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define PACKED_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define PACKED_UNROLL _Pragma("GCC unroll 16")
-#endif
-
 enum {
     LANES = 16,
     FEW_ROWS = PACKED_FEW_ROWS, /* rows of x that are multiplied at once, at most */
