@@ -1,8 +1,10 @@
 /* fuzz_experts.c: the operators of MLPs, mixtures of experts and grouped products, on valid calls: any small
  * sizes, formats, plans, routings, strides; and on such calls with one invalid argument: huge and negative
- * sizes, wrong dtypes, devices, strides, no data. libFuzzer; fuzz_run.h has the expectations. */
+ * sizes, wrong dtypes, devices, strides, no data; and runners of such calls. libFuzzer; fuzz_run.h and
+ * fuzz_runner.h have the expectations. */
 #include "fuzz_arguments.h"
 #include "fuzz_run.h"
+#include "fuzz_runner.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -359,6 +361,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct layout layout = take_layout(&input);
     take_call(&input, &layout, &call);
     run_call(layout.op, &call);
+    run_runner(layout.op, &call);
     for (int i = 0; i < OPAQ_OP_ARGUMENT_LIMIT; ++i) {
         forget(&call, i);
     }

@@ -6,13 +6,7 @@ set -euo pipefail
 folder=$1
 shift
 
-status=0
-tools/python_env.sh torch peers core || status=$?
-if [ "$status" = 3 ]; then
-    exit 0 # it printed what is skipped
-elif [ "$status" != 0 ]; then
-    exit "$status"
-fi
+prepare tools/python_env.sh torch peers core
 mkdir -p "$folder/bench"
 OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so PYTHONPATH=$PWD/python \
     "${PYTHON:-.venv/bin/python}" bench/bench_checkpoint.py --command "$folder/opaq" --folder "$folder/bench" \

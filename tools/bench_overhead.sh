@@ -6,13 +6,7 @@ set -euo pipefail
 folder=$1
 shift
 
-status=0
-tools/python_env.sh torch || status=$?
-if [ "$status" = 3 ]; then
-    exit 0 # it printed what is skipped
-elif [ "$status" != 0 ]; then
-    exit "$status"
-fi
+prepare tools/python_env.sh torch
 OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so
 export OPAQ_LIBRARY PYTHONPATH=$PWD/python
 exec "${PYTHON:-.venv/bin/python}" bench/bench_overhead.py --json "$folder/bench/bench_overhead.json" "$@"

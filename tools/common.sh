@@ -24,3 +24,15 @@ absolute() {
     *) say "$PWD/$1" ;;
     esac
 }
+
+# prepare <command>...: runs what the rest of the script needs. Exits with its status if it fails, and successfully if that
+# is 3, for which it printed what is skipped.
+prepare() {
+    local status=0
+    "$@" || status=$?
+    if [ "$status" = 3 ]; then
+        exit 0
+    elif [ "$status" != 0 ]; then
+        exit "$status"
+    fi
+}

@@ -5,13 +5,7 @@ set -euo pipefail
 . "$(dirname "$0")/common.sh"
 site=${1:-build/site}
 
-status=0
-tools/python_env.sh docs || status=$?
-if [ "$status" = 3 ]; then
-    exit 0 # a note was printed
-elif [ "$status" != 0 ]; then
-    exit "$status"
-fi
+prepare tools/python_env.sh docs
 python=${PYTHON:-.venv/bin/python}
 mkdir -p build
 "$python" tools/docs_stage.py build/site-sources

@@ -5,13 +5,7 @@ set -euo pipefail
 . "$(dirname "$0")/common.sh"
 folder=$1
 
-status=0
-tools/python_env.sh torch core || status=$?
-if [ "$status" = 3 ]; then
-    exit 0 # it printed what is skipped
-elif [ "$status" != 0 ]; then
-    exit "$status"
-fi
+prepare tools/python_env.sh torch core
 OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so
 export OPAQ_LIBRARY PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
 exec "${PYTHON:-.venv/bin/python}" demo/demo_projections.py --out "$folder/demo"

@@ -6,13 +6,7 @@ set -euo pipefail
 folder=$1
 selection=${2:-not slow}
 
-status=0
-tools/python_env.sh core torch peers peft || status=$?
-if [ "$status" = 3 ]; then
-    exit 0 # it printed what is skipped
-elif [ "$status" != 0 ]; then
-    exit "$status"
-fi
+prepare tools/python_env.sh core torch peers peft
 OPAQ_LIBRARY=$(absolute "$folder")/libopaq.so
 OPAQ_COMMAND=$(absolute "$folder")/opaq
 export OPAQ_LIBRARY OPAQ_COMMAND PYTHONPATH=$PWD/python

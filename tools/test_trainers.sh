@@ -7,13 +7,7 @@ set -euo pipefail
 folder=$(absolute "${1:-build}")
 
 trainers=$folder/trainers
-status=0
-tools/overlay_env.sh "$trainers" requirements/trainers.txt "the tests with torchtitan and Megatron-core" || status=$?
-if [ "$status" = 3 ]; then
-    exit 0 # it printed what is skipped
-elif [ "$status" != 0 ]; then
-    exit "$status"
-fi
+prepare tools/overlay_env.sh "$trainers" requirements/trainers.txt "the tests with torchtitan and Megatron-core"
 OPAQ_LIBRARY=$folder/libopaq.so
 OPAQ_COMMAND=$folder/opaq
 export OPAQ_LIBRARY OPAQ_COMMAND PYTHONPATH=$PWD/python OMP_NUM_THREADS=1

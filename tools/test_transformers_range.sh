@@ -11,13 +11,7 @@ quick='test_quantizes_while_it_loads or test_import_opaq or test_experts_keep or
     or (test_a_checkpoint and (ct-nvfp4] or modelopt-fp8 or deepseek-fp8 or gpt-oss))'
 
 oldest=$folder/transformers_oldest
-status=0
-tools/overlay_env.sh "$oldest" requirements/transformers_oldest.txt "the tests with the oldest transformers" || status=$?
-if [ "$status" = 3 ]; then
-    exit 0 # it printed what is skipped
-elif [ "$status" != 0 ]; then
-    exit "$status"
-fi
+prepare tools/overlay_env.sh "$oldest" requirements/transformers_oldest.txt "the tests with the oldest transformers"
 if [ $# = 0 ]; then
     set -- -k "${quick//$'\n'/ }"
 fi

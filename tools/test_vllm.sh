@@ -6,13 +6,7 @@ set -euo pipefail
 folder=$(absolute "${1:-build}")
 shift || true
 
-status=0
-tools/vllm_env.sh || status=$?
-if [ "$status" = 3 ]; then
-    exit 0 # it printed why
-elif [ "$status" != 0 ]; then
-    exit "$status"
-fi
+prepare tools/vllm_env.sh
 OPAQ_LIBRARY=$folder/libopaq.so
 OPAQ_COMMAND=$folder/opaq
 export OPAQ_LIBRARY OPAQ_COMMAND PYTHONPATH=$PWD/python

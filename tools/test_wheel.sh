@@ -13,13 +13,7 @@ trap 'rm -rf "$work"' EXIT
 
 tools/python_env.sh core || [ $? = 3 ]
 title "the wheel"
-status=0
-tools/build_wheel.sh "${1:-build}" || status=$?
-if [ "$status" = 3 ]; then
-    exit 0 # it printed what is skipped
-elif [ "$status" != 0 ]; then
-    exit "$status"
-fi
+prepare tools/build_wheel.sh "${1:-build}"
 python=${PYTHON:-$PWD/.venv/bin/python}
 wheel=$(echo "$folder"/dist/opaq-*.whl)
 cuda=

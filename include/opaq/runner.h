@@ -47,8 +47,8 @@ struct opaq_runner_info {
 /* One run, as passed to a runner's functions. Inputs and output are already checked: sizes match the info,
  * memory is present and aligned to its elements. */
 struct opaq_runner_call {
-    /* LINEAR, MLP: x. MOE: hidden_states, topk_weights (f32), topk_ids (int32 or int64), whose leading sizes
-     * agree. Strides may be anything that is not negative. */
+    /* LINEAR, MLP: x. MOE: hidden_states, topk_weights (f32, bf16 or f16), topk_ids (int32 or int64), whose
+     * leading sizes agree. Strides may be anything that is not negative. */
     const struct opaq_tensor *inputs;
     int32_t input_count;
     const struct opaq_tensor *output; /* contiguous, of the first input's dtype */

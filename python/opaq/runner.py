@@ -340,9 +340,17 @@ def _raise_later(reason: BaseException) -> Any:
     return type("Zero", (), {"__index__": partial(sum, threads, -1)})()
 
 
-def _run_object(state: int, given: Any, error: Any) -> Any:
-    output = _borrowed(given.contents.output.contents)
+def _text_of(reason: Exception) -> str:
     try:
+        return f"{type(reason).__name__}: {reason}"
+    except Exception:  # its own __str__
+        return type(reason).__name__
+
+
+def _run_object(state: int, given: Any, error: Any) -> Any:
+    output = None
+    try:
+        output = _borrowed(given.contents.output.contents)
         inputs = [_borrowed(given.contents.inputs[i]) for i in range(given.contents.input_count)]
         with torch.no_grad():
             entry = _registered[state]
@@ -357,9 +365,10 @@ def _run_object(state: int, given: Any, error: Any) -> Any:
             output.copy_(result)
     except BaseException as reason:  # an exception cannot pass through C
         if not isinstance(reason, Exception):
-            output.fill_(torch.nan)
+            if output is not None:
+                output.fill_(torch.nan)
             return _raise_later(reason)
-        text = f"{type(reason).__name__}: {reason}".replace("\0", " ")
+        text = _text_of(reason).replace("\0", " ")
         error.contents.text = text.encode("ascii", "backslashreplace")[: _library.Error.text.size - 1]
         return 1  # OPAQ_ERROR_ARGUMENT
     return 0

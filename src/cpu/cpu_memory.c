@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cpu/cpu_functions.h"
+#include "format/proto_layout.h"
 
 enum opaq_status cpu_allocate(struct opaq_device device, size_t bytes, void **memory,
                               struct opaq_error *error) {
@@ -25,13 +26,6 @@ enum opaq_status cpu_zero(void *memory, size_t bytes, const struct opaq_executio
         memset(memory, 0, bytes);
     }
     return OPAQ_OK;
-}
-
-static size_t dtype_size(int32_t dtype) {
-    return dtype == OPAQ_DTYPE_U8                               ? 1
-           : dtype == OPAQ_DTYPE_I64                            ? 8
-           : dtype == OPAQ_DTYPE_F32 || dtype == OPAQ_DTYPE_I32 ? 4
-                                                                : 2;
 }
 
 /* Copies the elements from dimension `dimension` on, the last dimension innermost. */
@@ -59,7 +53,7 @@ enum opaq_status cpu_copy(const struct opaq_tensor *from, void *to, const struct
     char *target = to;
     (void)execution;
     (void)error;
-    copy_strided(from, 0, from->data, dtype_size(from->dtype), &target);
+    copy_strided(from, 0, from->data, (size_t)dtype_bytes(from->dtype), &target);
     return OPAQ_OK;
 }
 

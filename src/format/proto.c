@@ -238,6 +238,23 @@ enum opaq_status opaq_proto_make(const int64_t *shape, int rank, enum opaq_eleme
     return OPAQ_OK;
 }
 
+int dtype_bytes(int32_t dtype) {
+    switch (dtype) {
+    case OPAQ_DTYPE_U8:
+        return 1;
+    case OPAQ_DTYPE_F16:
+    case OPAQ_DTYPE_BF16:
+        return 2;
+    case OPAQ_DTYPE_F32:
+    case OPAQ_DTYPE_I32:
+        return 4;
+    case OPAQ_DTYPE_I64:
+        return 8;
+    default:
+        return 0;
+    }
+}
+
 int proto_buffers(const struct opaq_proto *proto, struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT]) {
     const struct opaq_buffer_row *row = proto->is_quantized ? first_present(&proto->spec) : NULL;
     const int64_t rows = opaq_proto_rows(proto);

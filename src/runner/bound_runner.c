@@ -201,31 +201,20 @@ static enum opaq_status bind(struct work *work, struct arena *host, const struct
 }
 
 /* The kernel of the first product for activations of that dtype. */
-static const char *kernel_of(const struct binding *binding, const struct bound_layer *layer, int32_t dtype,
-                             struct opaq_device device) {
-    struct opaq_linear_plan linear;
-    struct opaq_experts_plan experts;
+static const char *kernel_of(const struct bound *bound, const struct bound_layer *layer, int32_t dtype) {
+    const bool is_linear = bound->row->plan_kind == PLAN_LINEAR;
     const struct opaq_form *weight = &layer->weight[0].kept;
-    const struct opaq_form *x = NULL;
-    int32_t precision = OPAQ_PRECISION_EXACT;
-    if (binding->kind == OPAQ_RUNNER_LINEAR &&
-        opaq_linear_plan_parse(layer->text, layer->length, &linear, NULL) == OPAQ_OK) {
-        x = &linear.x;
-        precision = linear.precision;
-    } else if (binding->kind != OPAQ_RUNNER_LINEAR &&
-               opaq_experts_plan_parse(layer->text, layer->length, &experts, NULL) == OPAQ_OK) {
-        x = &experts.x;
-        precision = experts.precision;
-    }
-    const char *name = opaq_device_linear_kernel(device, is_quantized(weight) ? &weight->spec : NULL,
-                                                 x != NULL && is_quantized(x) ? &x->spec : NULL,
-                                                 (enum opaq_element)dtype, (enum opaq_precision)precision);
+    const struct opaq_form *x = is_linear ? &bound->plan.linear.x : &bound->plan.experts.x;
+    const int32_t precision = is_linear ? bound->plan.linear.precision : bound->plan.experts.precision;
+    const char *name = opaq_device_linear_kernel(bound->device, is_quantized(weight) ? &weight->spec : NULL,
+                                                 is_quantized(x) ? &x->spec : NULL, (enum opaq_element)dtype,
+                                                 (enum opaq_precision)precision);
     return name == NULL ? "" : name;
 }
 
-static enum opaq_status describe(const struct binding *binding, const struct bound_layer *layer, int32_t dtype,
-                                 struct opaq_device device, size_t bytes, struct opaq_runner_info *info,
-                                 struct opaq_error *error) {
+static enum opaq_status describe(const struct binding *binding, const struct bound_layer *layer,
+                                 const struct bound *bound, int32_t dtype, size_t bytes,
+                                 struct opaq_runner_info *info, struct opaq_error *error) {
     const struct opaq_value *first = layer->weight[0].shape;
     const struct opaq_value *last = layer->weight[layer->weight_count - 1].shape;
     char text[2][OPAQ_SPEC_TEXT_BYTES] = {"", ""};
@@ -235,10 +224,12 @@ static enum opaq_status describe(const struct binding *binding, const struct bou
     info->out_features = last->sizes[last->count - 2];
     info->experts = binding->kind == OPAQ_RUNNER_MOE ? first->sizes[0] : 0;
     info->bytes = bytes;
-    (void)snprintf(info->kernel, sizeof info->kernel, "%s", kernel_of(binding, layer, dtype, device));
+    (void)snprintf(info->kernel, sizeof info->kernel, "%s", kernel_of(bound, layer, dtype));
     for (int i = 0; i < layer->weight_count; ++i) {
         const struct opaq_value *shape = layer->weight[i].shape;
-        info->multiplications += shape->sizes[shape->count - 2] * shape->sizes[shape->count - 1];
+        int64_t elements = 0; /* too many are possible where there are no experts, which is refused later */
+        (void)checked_multiply(shape->sizes[shape->count - 2], shape->sizes[shape->count - 1], &elements);
+        info->multiplications += elements;
         TRY(bound_weight_format(&layer->weight[i], text[i], sizeof text[i], error));
     }
     const bool differ = layer->weight_count == 2 && strcmp(text[0], text[1]) != 0;
@@ -320,8 +311,8 @@ static enum opaq_status create(const struct opaq_op *op, const struct opaq_value
     TRY(bound_layer_make(op, values, &layer, error));
     TRY(prepare(binding, row, values, &layer, &execution, &bytes, &bound, error));
     assert(bound != NULL); /* for the static analyzer */
-    enum opaq_status status = describe(binding, &layer, activation_dtype(op, values, binding->activations),
-                                       device, bytes, &info, error);
+    const int32_t dtype = activation_dtype(op, values, binding->activations);
+    enum opaq_status status = describe(binding, &layer, bound, dtype, bytes, &info, error);
     if (status == OPAQ_OK) {
         status = opaq_runner_register(&info, &bound_functions, bound, handle, error);
     }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/try.h"
 #include "format/format_traits.h"
 #include "format/proto_layout.h"
@@ -34,16 +35,20 @@ static enum opaq_status stack_form(const struct bound_weight *weight, struct opa
     const struct opaq_format_row *row = opaq_format_row((enum opaq_format)form->spec.format);
     const int64_t square = row->block_rows > row->block_columns ? row->block_rows : row->block_columns;
     const int64_t block = has_option(form, OPAQ_2D) ? square : row->block_rows;
-    if (block > 1 && weight->shape->sizes[1] % block != 0) {
+    const int64_t tile = has_option(form, OPAQ_TILED) ? opaq_rows_together(&form->spec) : 1;
+    const int64_t together = max_int64(block, tile);
+    if (weight->shape->sizes[1] % together != 0) {
         return opaq_fail(error, OPAQ_ERROR_UNSUPPORTED,
-                         "%s has %lld rows for each expert, but its blocks have %lld, and would reach "
-                         "into the next expert",
-                         weight->name, (long long)weight->shape->sizes[1], (long long)block);
+                         "%s has %lld rows for each expert, but its %s have %lld, and would reach into the "
+                         "next expert",
+                         weight->name, (long long)weight->shape->sizes[1], tile > block ? "tiles" : "blocks",
+                         (long long)together);
     }
     if (spec_has_tensor_scale(&form->spec)) {
-        const uint8_t element = form->spec.element;
+        const struct opaq_spec own = form->spec;
         (void)opaq_spec_make(OPAQ_FP8ROW, &form->spec, NULL);
-        form->spec.element = element;
+        form->spec.element = own.element;
+        form->spec.options |= own.options & OPAQ_TILED;
     } else if (spec_has_second_scale(&form->spec)) {
         form->spec.options |= OPAQ_ROWSCALED;
     }
@@ -166,15 +171,17 @@ static enum opaq_status quantize_scaled_stack(struct work *work, const struct bo
                                               struct opaq_error *error) {
     const struct quantize_figures figures = {0};
     const int64_t rows = weight->shape->sizes[1];
-    const size_t bytes = (size_t)(rows * weight->shape->sizes[2]);
     const struct opaq_form form = form_with_usage(&weight->here, OPAQ_ROWWISE);
     for (int64_t i = 0; rows > 0 && i < weight->shape->sizes[0]; ++i) {
         const struct opaq_view matrix = stack_matrix(plain, i);
         float *const scales = (float *)out->buffer[1].data + i * rows;
+        struct opaq_buffer buffers[OPAQ_BUFFER_LIMIT];
         struct opaq_view one;
         memset(&one, 0, sizeof one);
         TRY(opaq_proto_make(matrix.proto.shape, 2, (enum opaq_element)matrix.proto.dtype, &form.spec,
                             out->proto.device, &one.proto, error));
+        (void)proto_buffers(&one.proto, buffers);
+        const size_t bytes = buffers[0].bytes;
         one.buffer[0] = (struct opaq_span){(char *)out->buffer[0].data + (size_t)i * bytes, bytes};
         one.buffer[1] = (struct opaq_span){scales, sizeof *scales};
         TRY(quantize_view(work, &matrix, &figures, &one, error));

@@ -378,11 +378,11 @@ enum opaq_status torch_tensor_allocate(struct opaq_tensor *like, uint64_t *handl
         return opaq_fail(error, OPAQ_ERROR_MEMORY, "PyTorch could not allocate a tensor of %.0f elements",
                          elements);
     }
-    *handle = (uint64_t)(uintptr_t)tensor;
     if (torch_get_mutable_data_ptr(tensor, &like->data) != 0) {
-        torch_tensor_free(*handle);
+        (void)aoti_torch_delete_tensor_object(tensor);
         return opaq_fail(error, OPAQ_ERROR_MEMORY, "PyTorch gave a tensor without memory");
     }
+    *handle = (uint64_t)(uintptr_t)tensor;
     return OPAQ_OK;
 }
 

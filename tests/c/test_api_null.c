@@ -7,7 +7,7 @@
 #include "support_tensor.h"
 
 enum { GARBAGE_COUNT = 6 };
-static const int garbage[GARBAGE_COUNT] = {-1, 7, 99, 255, 0x7FFFFFFF, (int)0x80000000u};
+static const int garbage[GARBAGE_COUNT] = {-1, 77, 99, 255, 0x7FFFFFFF, (int)0x80000000u};
 
 /* Memory of one byte repeated, or a valid prototype with one field broken. */
 static struct opaq_proto bad_proto(int index) {
@@ -71,14 +71,14 @@ static void elements_and_tables(void) {
         opaq_element_encode_stochastic_array(element, values, random, 4, codes);
         CHECK(opaq_format_row((enum opaq_format)g) == NULL);
         CHECK(opaq_rule_name((enum opaq_rule)g) == NULL);
-        CHECK(opaq_layout_name((enum opaq_layout)g) == NULL && opaq_layout_row(g == 7 ? 99 : g) == NULL);
+        CHECK(opaq_layout_name((enum opaq_layout)g) == NULL && opaq_layout_row(g) == NULL);
         CHECK(opaq_layout_find((enum opaq_layout)g, (enum opaq_format)g) == NULL);
         CHECK_EQ_INT(opaq_layout_shape("R", (enum opaq_format)g, 1, 1, NULL), 0);
-        CHECK(g == 7 || opaq_activation_name((enum opaq_activation)g) == NULL);
-        CHECK(g == 7 || opaq_activation_is_gated((enum opaq_activation)g) == 0);
-        CHECK_EQ_STR(g == 7 ? "UNKNOWN" : opaq_status_name((enum opaq_status)g), "UNKNOWN");
-        CHECK(opaq_op_at(g == 7 ? -7 : g) == NULL);
-        CHECK(g == 7 || opaq_kernel_at(g, NULL) == NULL || g == 99);
+        CHECK(opaq_activation_name((enum opaq_activation)g) == NULL);
+        CHECK(opaq_activation_is_gated((enum opaq_activation)g) == 0);
+        CHECK_EQ_STR(opaq_status_name((enum opaq_status)g), "UNKNOWN");
+        CHECK(opaq_op_at(g) == NULL);
+        CHECK(opaq_kernel_at(g, NULL) == NULL || (g > 0 && g < 100));
         const struct opaq_extent extents[] = {
             {(enum opaq_dim)g, 1, 1}, {OPAQ_DIM_ROWS, g, 1}, {OPAQ_DIM_ROWS, 1, g}, {OPAQ_DIM_ROWS, 0, 0}};
         for (int k = 0; k < 4; ++k) {

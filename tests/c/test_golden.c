@@ -180,14 +180,11 @@ static void run_format(const char *format) {
     golden_free(&file);
 }
 
-static void fp8(void) { run_format("fp8"); }
-static void fp8row(void) { run_format("fp8row"); }
-static void fp8blk1(void) { run_format("fp8blk1"); }
-static void fp8blk2(void) { run_format("fp8blk2"); }
-static void mxfp8(void) { run_format("mxfp8"); }
-static void mxfp4(void) { run_format("mxfp4"); }
-static void nvfp4(void) { run_format("nvfp4"); }
+static void every_format(void) {
+    for (int i = 0; i < OPAQ_FORMAT_COUNT; ++i) {
+        run_format(opaq_format_row((enum opaq_format)i)->name);
+    }
+}
 
-static const struct test_case tests[] = {TEST(fp8),   TEST(fp8row), TEST(fp8blk1), TEST(fp8blk2),
-                                         TEST(mxfp8), TEST(mxfp4),  TEST(nvfp4)};
+static const struct test_case tests[] = {TEST(every_format)};
 TEST_MAIN(tests)

@@ -161,6 +161,13 @@ static void slices_and_gathers(void) {
         {"nvfp4+rowscaled+swizzle", 1},
         {"nvfp4+both+global+rule=compressed-tensors", 16},
         {"nvfp4+rowscaled+global+rule=compressed-tensors", 1},
+        {"fp8+tiled", 1},
+        {"fp8row+tiled", 1},
+        {"fp8blk2+tiled", 128},
+        {"mxfp8+tiled", 1},
+        {"mxfp4+tiled", 1},
+        {"nvfp4+tiled", 1},
+        {"nvfp4+rowscaled+tiled", 1},
     };
     enum { ROWS = 256, COLUMNS = 72, SHARDS = 2 };
     struct tensor x = tensor_make(ROWS, COLUMNS, OPAQ_BF16, NULL);
@@ -219,6 +226,30 @@ static void slices_and_gathers(void) {
     tensor_free(&x);
 }
 
+/* The number of sizes is not truncated to the 32 bits of a rank. */
+static void shapes_of_too_many_dimensions(void) {
+    static const char *const names[] = {"slice_rows", "gather_rows"};
+    const int64_t shape[2] = {32, 64};
+    struct tensor x = tensor_make(32, 64, OPAQ_BF16, NULL);
+    tensor_fill(&x, FILL_NORMAL, 1);
+    struct tensor q = quantized(&x, "mxfp8");
+    struct tensor to = tensor_make(32, 64, OPAQ_BF16, "mxfp8");
+    const struct op_tensors buffers = op_tensors_of(&q);
+    for (int i = 0; i < 2; ++i) {
+        struct opaq_error error = {OPAQ_OK, ""};
+        struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {op_list_value(&buffers), op_text_value("mxfp8"),
+                                                            op_sizes_value(shape, 2), op_sizes_value(shape, 2),
+                                                            op_int_value(OPAQ_DTYPE_BF16)};
+        CHECK_EQ_INT(op_run_into(names[i], values, &to, &error), OPAQ_OK);
+        values[2].count += (int64_t)1 << 32;
+        CHECK_EQ_INT(op_run_into(names[i], values, &to, &error), OPAQ_ERROR_SHAPE);
+        CHECK(strstr(error.text, "shape has 4294967298 dimensions, at most 8 are allowed") != NULL);
+    }
+    tensor_free(&to);
+    tensor_free(&q);
+    tensor_free(&x);
+}
+
 static const struct test_case tests[] = {TEST(convert_equals_quantizing), TEST(convert_refuses_to_round),
-                                         TEST(slices_and_gathers)};
+                                         TEST(slices_and_gathers), TEST(shapes_of_too_many_dimensions)};
 TEST_MAIN(tests)

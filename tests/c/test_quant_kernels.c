@@ -634,6 +634,18 @@ static void amaxes_equal_the_reference(void) {
     }
 }
 
+static void every_format_has_a_case(void) {
+    bool is_there[OPAQ_FORMAT_COUNT] = {false};
+    for (int i = 0; i < QUANT_CASE_COUNT; ++i) {
+        is_there[spec_of(quant_cases[i].spec).format] = true;
+    }
+    for (int format = 0; format < OPAQ_FORMAT_COUNT; ++format) {
+        if (!is_there[format]) {
+            CHECK_FAIL("tests/cases/quant_cases.h has no %s", opaq_format_row((enum opaq_format)format)->name);
+        }
+    }
+}
+
 /* The names of the tables, for the output. */
 static void tables_are_named(void) {
     struct kernels kernels;
@@ -652,5 +664,6 @@ static const struct test_case tests[] = {TEST(operations_equal_the_reference),
                                          TEST(stochastic_rounding_equals_the_reference),
                                          TEST(special_amaxes_and_scales),
                                          TEST(amaxes_equal_the_reference),
+                                         TEST(every_format_has_a_case),
                                          TEST(tables_are_named)};
 TEST_MAIN(tests)

@@ -34,7 +34,15 @@ static const char *const formats[] = {"fp8",
                                       "fp8+both",
                                       "fp8blk2+both+pow2",
                                       "mxfp8+both",
-                                      "nvfp4+both+rht"};
+                                      "nvfp4+both+rht",
+                                      "fp8+tiled",
+                                      "fp8.e5m2+tiled",
+                                      "fp8row+tiled",
+                                      "fp8blk2+tiled",
+                                      "mxfp8+tiled",
+                                      "mxfp4+tiled",
+                                      "nvfp4+tiled",
+                                      "nvfp4+rowscaled+tiled"};
 enum { FORMAT_COUNT = sizeof formats / sizeof formats[0] };
 
 /* Creates a runner of a call that gives `result`, or fails with the call's error. 0 if there is none. */
@@ -77,7 +85,8 @@ static void check_runner(struct runner_layer *layer, enum opaq_element dtype, co
     CHECK_EQ_INT(info.experts, kind == OPAQ_RUNNER_MOE ? RUNNER_E : 0);
     CHECK_EQ_INT(info.multiplications,
                  kind == OPAQ_RUNNER_LINEAR ? RUNNER_N * RUNNER_H : 3 * RUNNER_I * RUNNER_H);
-    CHECK(info.bytes > 0 && strncmp(info.kernel, "gemm_", 5) == 0);
+    CHECK(info.bytes > 0 && (strncmp(info.kernel, "gemm_", 5) == 0 ||
+                             (strstr(format, "tiled") != NULL && strncmp(info.kernel, "packed_", 7) == 0)));
     CHECK_EQ_STR(info.format, format);
     for (int run = 0; run < 2; ++run) {
         struct op_result got;
@@ -128,7 +137,9 @@ static void plain_weights_that_the_plan_quantizes(void) {
             struct opaq_spec kept = spec_of(formats[f]);
             kept.usage = OPAQ_ROWWISE;
             if (kinds[k] == OPAQ_RUNNER_MOE && kept.format == OPAQ_FP8) {
+                const uint16_t tiled = kept.options & OPAQ_TILED;
                 kept = spec_of(kept.element == OPAQ_E5M2 ? "fp8row.e5m2" : "fp8row");
+                kept.options |= tiled;
             } else if (kinds[k] == OPAQ_RUNNER_MOE && kept.format == OPAQ_NVFP4) {
                 kept.options |= OPAQ_ROWSCALED;
             }
@@ -177,6 +188,47 @@ static void weights_that_cannot_be_kept(void) {
         }
         runner_layer_free(&layer);
     }
+}
+
+static void refuse(int line, const struct opaq_op *op, const struct opaq_value *values, enum opaq_status status,
+                   const char *text) {
+    struct opaq_error error = {OPAQ_OK, ""};
+    int64_t handle = 4711;
+    const int before = opaq_runner_count();
+    const enum opaq_status got = opaq_runner_create(op, values, NULL, &handle, &error);
+    if (got != status || strstr(error.text, "runner_create: ") != error.text ||
+        strstr(error.text, text) == NULL || handle != 4711 || opaq_runner_count() != before) {
+        CHECK_FAIL("line %d: %s \"%s\", expected %s \"%s\"", line, opaq_status_name(got), error.text,
+                   opaq_status_name(status), text);
+    }
+}
+
+/* Rows of an expert that are not whole tiles. */
+static void experts_that_share_tiles(void) {
+    static const int64_t up_shape[3] = {2, 40, 32};
+    static const int64_t down_shape[3] = {2, 32, 20};
+    static const char *const plans[][2] = {{"act=silu w=fp8+tiled", "its tiles have 32"},
+                                           {"act=silu w=mxfp4+tiled", "its tiles have 16"},
+                                           {"act=silu w=fp8blk2+tiled", "its blocks have 128"}};
+    struct tensor up = tensor_make(2 * 40, 32, OPAQ_BF16, NULL);
+    struct tensor down = tensor_make(2 * 32, 20, OPAQ_BF16, NULL);
+    struct op_tensors lists[2] = {op_tensors_of(&up), op_tensors_of(&down)};
+    for (int i = 0; i < 2; ++i) {
+        const int64_t *shape = i == 0 ? up_shape : down_shape;
+        lists[i].tensor[0].rank = 3;
+        memcpy(lists[i].tensor[0].shape, shape, 3 * sizeof *shape);
+        memcpy(lists[i].tensor[0].strides, (int64_t[]){shape[1] * shape[2], shape[2], 1}, 3 * sizeof *shape);
+    }
+    for (int i = 0; i < 3; ++i) {
+        const struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {[3] = op_list_value(&lists[0]),
+                                                                  [4] = op_list_value(&lists[1]),
+                                                                  [7] = op_sizes_value(up_shape, 3),
+                                                                  [8] = op_sizes_value(down_shape, 3),
+                                                                  [9] = op_text_value(plans[i][0])};
+        refuse(__LINE__, runner_op(OPAQ_RUNNER_MOE), values, OPAQ_ERROR_UNSUPPORTED, plans[i][1]);
+    }
+    tensor_free(&up);
+    tensor_free(&down);
 }
 
 /* A weight with padded rows and a bias of every other element are copied together. */
@@ -276,19 +328,6 @@ static void inputs_of_any_shape(void) {
 
 /* ---- refusals ---- */
 
-static void refuse(int line, const struct opaq_op *op, const struct opaq_value *values, enum opaq_status status,
-                   const char *text) {
-    struct opaq_error error = {OPAQ_OK, ""};
-    int64_t handle = 4711;
-    const int before = opaq_runner_count();
-    const enum opaq_status got = opaq_runner_create(op, values, NULL, &handle, &error);
-    if (got != status || strstr(error.text, "runner_create: ") != error.text ||
-        strstr(error.text, text) == NULL || handle != 4711 || opaq_runner_count() != before) {
-        CHECK_FAIL("line %d: %s \"%s\", expected %s \"%s\"", line, opaq_status_name(got), error.text,
-                   opaq_status_name(status), text);
-    }
-}
-
 static void errors_of_the_call_are_errors_of_create(void) {
     struct runner_layer layer = runner_layer_make(OPAQ_RUNNER_LINEAR, OPAQ_BF16, "nvfp4", "x=nvfp4");
     struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
@@ -339,11 +378,49 @@ static void errors_of_the_call_are_errors_of_create(void) {
     runner_layer_free(&layer);
 }
 
+/* The buffers of a quantized stack without elements. */
+static struct op_tensors buffers_without_elements(const int64_t shape[3], const char *spec) {
+    struct op_tensors made = {.count = 0};
+    struct opaq_proto proto;
+    struct opaq_spec parsed;
+    CHECK_EQ_INT(opaq_spec_parse(spec, strlen(spec), &parsed, NULL), OPAQ_OK);
+    CHECK_EQ_INT(opaq_proto_make(shape, 3, OPAQ_BF16, &parsed, (struct opaq_device){0}, &proto, NULL), OPAQ_OK);
+    for (int i = 0; i < opaq_proto_buffer_count(&proto); ++i) {
+        struct opaq_tensor *one = &made.tensor[made.count++];
+        struct opaq_buffer buffer;
+        static float figure;
+        CHECK_EQ_INT(opaq_proto_buffer(&proto, i, &buffer, NULL), OPAQ_OK);
+        one->data = &figure; /* nvfp4's float; the others have no bytes */
+        one->dtype = buffer.entry_bytes == 1 ? OPAQ_DTYPE_U8 : (int32_t)buffer.element;
+        one->rank = buffer.rank;
+        memcpy(one->shape, buffer.shape, sizeof one->shape);
+        memcpy(one->strides, buffer.strides, sizeof one->strides);
+    }
+    return made;
+}
+
+/* No experts of 2^40 x 2^40: whose number of multiplications does not fit. */
+static void a_mixture_without_experts(void) {
+    static const int64_t up_shape[3] = {0, (int64_t)1 << 40, (int64_t)1 << 40};
+    static const int64_t down_shape[3] = {0, (int64_t)1 << 40, (int64_t)1 << 39};
+    const struct op_tensors up = buffers_without_elements(up_shape, "nvfp4+tiled");
+    const struct op_tensors down = buffers_without_elements(down_shape, "nvfp4+tiled");
+    const struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT] = {
+        [3] = op_list_value(&up),
+        [4] = op_list_value(&down),
+        [7] = op_sizes_value(up_shape, 3),
+        [8] = op_sizes_value(down_shape, 3),
+        [9] = op_text_value("act=silu gate_up_given=nvfp4+tiled down_given=nvfp4+tiled")};
+    refuse(__LINE__, runner_op(OPAQ_RUNNER_MOE), values, OPAQ_ERROR_SHAPE, "0 experts in a moe runner");
+}
+
 static const struct test_case tests[] = {TEST(buffers_of_every_format),
                                          TEST(plain_weights_that_the_plan_quantizes),
                                          TEST(plain_weights_that_stay_plain),
                                          TEST(weights_that_cannot_be_kept),
                                          TEST(strided_tensors_are_copied),
                                          TEST(inputs_of_any_shape),
-                                         TEST(errors_of_the_call_are_errors_of_create)};
+                                         TEST(errors_of_the_call_are_errors_of_create),
+                                         TEST(a_mixture_without_experts),
+                                         TEST(experts_that_share_tiles)};
 TEST_MAIN(tests)

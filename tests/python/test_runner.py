@@ -407,6 +407,22 @@ def test_its_exceptions_are_the_operators_errors() -> None:
         assert same_bytes(one(x), obj.result)
 
 
+def test_exceptions_around_its_run_are_errors_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    def fail(*_: Any) -> Any:
+        raise Mute
+
+    obj, x = Scale(), inputs(3)
+    with runner.register(obj, "linear", H, N) as one:
+        monkeypatch.setattr(obj, "run", fail, raising=False)
+        refused(f"linear_gemm: runner {one.id}: Mute$", ops.linear_gemm, x, one.id, N)
+        monkeypatch.setattr(runner, "_borrowed", fail)
+        refused(f"linear_gemm: runner {one.id}: Mute$", ops.linear_gemm, x, one.id, N)
+
+
 @pytest.mark.parametrize("reason", [KeyboardInterrupt("now"), SystemExit(3)])
 def test_exceptions_that_end_a_program_are_not_converted(reason: BaseException) -> None:
     class Ends:

@@ -15,7 +15,7 @@
 #include "opaq/parallel.h"
 #include "opaq/quant.h"
 
-enum { SIZE = 4096, CHUNK = 4096, ROUND_LIMIT = 1000 };
+enum { SIZE = 4096, PART = 4096 /* bytes */, ROUND_LIMIT = 1000 };
 enum operation { QUANTIZE, DEQUANTIZE, OPERATION_COUNT };
 enum width { ONE_THREAD, ALL_THREADS, WIDTH_COUNT };
 
@@ -95,11 +95,11 @@ static const struct opaq_execution *execution_of(const struct bench *bench, int 
     return width == ALL_THREADS ? &bench->execution : NULL;
 }
 
-static void copy_chunks(void *argument, int64_t begin, int64_t end) {
+static void copy_parts(void *argument, int64_t begin, int64_t end) {
     const struct bench *const bench = argument;
     const char *const from = bench->plain.buffer[0].data;
     char *const to = bench->decoded.buffer[0].data;
-    memcpy(to + begin * CHUNK, from + begin * CHUNK, (size_t)(end - begin) * CHUNK);
+    memcpy(to + begin * PART, from + begin * PART, (size_t)(end - begin) * PART);
 }
 
 static void keep_best(double *best, double begin) {
@@ -108,13 +108,13 @@ static void keep_best(double *best, double begin) {
 }
 
 static void measure_copy(struct bench *bench, int width) {
-    const int64_t chunks = (int64_t)(bench->plain_bytes / CHUNK);
-    const struct opaq_body body = {copy_chunks, bench};
+    const int64_t parts = (int64_t)(bench->plain_bytes / PART);
+    const struct opaq_body body = {copy_parts, bench};
     const double begin = now();
     if (width == ALL_THREADS) {
-        bench->parallel.run(bench->parallel.context, chunks, &body);
+        bench->parallel.run(bench->parallel.context, parts, &body);
     } else {
-        copy_chunks(bench, 0, chunks);
+        copy_parts(bench, 0, parts);
     }
     keep_best(&bench->copy_seconds[width], begin);
 }

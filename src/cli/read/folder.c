@@ -15,7 +15,7 @@
 #include "cli/cli_try.h"
 #include "cli/read/inputs.h"
 
-enum { NAME_LIMIT = 255 /* bytes; NAME_MAX */, READ_CHUNK = 1 << 30 };
+enum { NAME_LIMIT = 255 /* bytes; NAME_MAX */, READ_LIMIT = 1 << 30 /* bytes of a read */ };
 
 static char *joined(const char *path, const char *name) {
     struct text text = {0};
@@ -255,8 +255,8 @@ enum opaq_status input_read(const struct input_file *file, uint64_t offset, void
                             struct opaq_error *error) {
     char *to = bytes;
     for (size_t done = 0; done < count;) {
-        const size_t chunk = count - done < READ_CHUNK ? count - done : READ_CHUNK;
-        const ssize_t got = pread(file->handle, to + done, chunk, (off_t)(offset + done));
+        const size_t wanted = count - done < READ_LIMIT ? count - done : READ_LIMIT;
+        const ssize_t got = pread(file->handle, to + done, wanted, (off_t)(offset + done));
         if (got < 0 && errno == EINTR) {
             continue;
         }

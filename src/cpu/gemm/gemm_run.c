@@ -83,7 +83,7 @@ static int block_depth(const struct gemm_schedule *schedule, int64_t block) {
     return (int)min_int64(schedule->depth - block * GEMM_BLOCK, GEMM_BLOCK);
 }
 
-/* ---- packing ---- */
+/* ---- decoding ---- */
 
 /* Steps of the tile kernels in a block, or in a part of it. */
 static int tile_steps(const struct gemm_schedule *schedule, int depth) {
@@ -100,7 +100,7 @@ static void decode_a(const struct gemm_schedule *schedule, int64_t row, int rows
 }
 
 /* The rows of b behind one tile of c, one block deep, transposed; zeros beyond the last one. */
-static void pack_b(const struct gemm_schedule *schedule, int64_t column, int64_t block, float *to) {
+static void decode_b(const struct gemm_schedule *schedule, int64_t column, int64_t block, float *to) {
     float rows[GEMM_TILE_COLUMN_LIMIT * GEMM_BLOCK];
     const int width = schedule->table->tile_columns;
     const int depth = block_depth(schedule, block);
@@ -113,8 +113,8 @@ static void pack_b(const struct gemm_schedule *schedule, int64_t column, int64_t
 }
 
 /* The same for GEMM_ACROSS columns of c, tile by tile, where b is read across rows. */
-static void pack_across(const struct gemm_schedule *schedule, int64_t column, int64_t block, int64_t tiles,
-                        float *to) {
+static void decode_b_across(const struct gemm_schedule *schedule, int64_t column, int64_t block, int64_t tiles,
+                            float *to) {
     const int depth = block_depth(schedule, block);
     struct across_target target = {.width = schedule->table->tile_columns,
                                    .tile_step = schedule->table->tile_columns * tile_steps(schedule, depth),
@@ -128,7 +128,7 @@ static void pack_across(const struct gemm_schedule *schedule, int64_t column, in
 }
 
 /* The position of a panel's tile in the workspace: ordered by block, then by tile. */
-static float *packed_b(const struct gemm_schedule *schedule, int64_t block, int64_t tile) {
+static float *decoded_b(const struct gemm_schedule *schedule, int64_t block, int64_t tile) {
     const int width = schedule->table->tile_columns;
     return schedule->workspace + block * tile_steps(schedule, GEMM_BLOCK) * schedule->panel_tiles * width +
            tile * width * tile_steps(schedule, block_depth(schedule, block));
@@ -168,26 +168,26 @@ static void store_row(const struct gemm_schedule *schedule, int64_t row, int64_t
 /* ---- many rows of a ---- */
 
 /* Unit: one block of one tile of the panel. */
-static void pack_panel(void *argument, int64_t begin, int64_t end) {
+static void decode_panel(void *argument, int64_t begin, int64_t end) {
     const struct gemm_schedule *schedule = argument;
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t block = unit / schedule->panel_tiles;
         const int64_t tile = unit % schedule->panel_tiles;
-        pack_b(schedule, schedule->panel + tile * schedule->table->tile_columns, block,
-               packed_b(schedule, block, tile));
+        decode_b(schedule, schedule->panel + tile * schedule->table->tile_columns, block,
+                 decoded_b(schedule, block, tile));
     }
 }
 
 /* Unit: one block of GEMM_ACROSS columns of the panel. */
-static void pack_panel_across(void *argument, int64_t begin, int64_t end) {
+static void decode_panel_across(void *argument, int64_t begin, int64_t end) {
     const struct gemm_schedule *schedule = argument;
     const int64_t together = GEMM_ACROSS / schedule->table->tile_columns;
-    const int64_t groups = ceil_div(schedule->panel_tiles, together);
+    const int64_t wide_tiles = ceil_div(schedule->panel_tiles, together);
     for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t block = unit / groups;
-        const int64_t tile = unit % groups * together;
-        pack_across(schedule, schedule->panel + tile * schedule->table->tile_columns, block,
-                    min_int64(together, schedule->panel_tiles - tile), packed_b(schedule, block, tile));
+        const int64_t block = unit / wide_tiles;
+        const int64_t tile = unit % wide_tiles * together;
+        decode_b_across(schedule, schedule->panel + tile * schedule->table->tile_columns, block,
+                        min_int64(together, schedule->panel_tiles - tile), decoded_b(schedule, block, tile));
     }
 }
 
@@ -201,7 +201,7 @@ static void multiply_task(const struct gemm_schedule *schedule, int64_t row, int
     for (int64_t block = 0; block < schedule->block_count; ++block) {
         decode_a(schedule, row, rows, block, a);
         for (int64_t t = tile; t < tile_end; ++t) {
-            schedule->table->run(a, rows, packed_b(schedule, block, t),
+            schedule->table->run(a, rows, decoded_b(schedule, block, t),
                                  tile_steps(schedule, block_depth(schedule, block)), total + (t - tile) * width,
                                  columns);
         }
@@ -228,13 +228,14 @@ static void run_panels(struct gemm_schedule *schedule, const struct opaq_paralle
     const int64_t columns = panel_columns(job, schedule->depth);
     const int64_t row_blocks = ceil_div(job->c.rows, TASK_ROWS);
     const int64_t tiles_together = job->b.is_across ? GEMM_ACROSS / width : 1;
-    const struct opaq_body pack = {job->b.is_across ? pack_panel_across : pack_panel, schedule};
+    const struct opaq_body decode = {job->b.is_across ? decode_panel_across : decode_panel, schedule};
     const struct opaq_body multiply = {multiply_panel, schedule};
     for (schedule->panel = 0; schedule->panel < job->c.columns; schedule->panel += columns) {
         schedule->panel_tiles = ceil_div(min_int64(columns, job->c.columns - schedule->panel), width);
         const int64_t tasks = min_int64(ceil_div(TASKS_WANTED, row_blocks), schedule->panel_tiles);
         schedule->task_tiles = ceil_div(schedule->panel_tiles, tasks);
-        parallel_run(parallel, ceil_div(schedule->panel_tiles, tiles_together) * schedule->block_count, &pack);
+        parallel_run(parallel, ceil_div(schedule->panel_tiles, tiles_together) * schedule->block_count,
+                     &decode);
         parallel_run(parallel, row_blocks * ceil_div(schedule->panel_tiles, schedule->task_tiles), &multiply);
     }
 }
@@ -264,7 +265,7 @@ static void multiply_tiles(void *argument, int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile) {
         memset(total, 0, sizeof total);
         for (int64_t block = 0; block < schedule->block_count; ++block) {
-            pack_b(schedule, tile * width, block, b);
+            decode_b(schedule, tile * width, block, b);
             schedule->table->run(decoded_a(schedule, block), rows, b, block_depth(schedule, block), total,
                                  width);
         }
@@ -288,7 +289,7 @@ static void multiply_across(void *argument, int64_t begin, int64_t end) {
         memset(total, 0, (size_t)rows * GEMM_ACROSS * sizeof total[0]);
         for (int64_t block = 0; block < schedule->block_count; ++block) {
             const int steps = tile_steps(schedule, block_depth(schedule, block));
-            pack_across(schedule, column, block, tiles, b);
+            decode_b_across(schedule, column, block, tiles, b);
             for (int tile = 0; tile < tiles; ++tile) {
                 schedule->table->run(decoded_a(schedule, block), rows, b + tile * width * steps, steps,
                                      total + tile * width, GEMM_ACROSS);

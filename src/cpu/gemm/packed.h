@@ -26,6 +26,17 @@
 
 #include "format/tile.h"
 
+/* For functions of kernels whose arguments are constants where they are called: every such call is a kernel of its
+ * own. */
+#define PACKED_INLINE static inline __attribute__((always_inline))
+
+/* Before a loop over an array of vectors, so that these are registers. */
+#if defined(__clang__)
+#define PACKED_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define PACKED_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 enum packed_format {
     PACKED_NVFP4 = 0, /* 4-bit tiles, e4m3 scales for 16 columns */
     PACKED_MXFP4 = 1, /* 4-bit tiles, e8m0 scales for 32 columns */

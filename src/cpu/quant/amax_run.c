@@ -13,7 +13,7 @@
 #include "cpu/quant/quant_table.h"
 #include "definition/scale_rules.h"
 
-enum { SLOTS = 64 };
+enum { PARTIAL_LIMIT = 64 };
 
 struct amax_task {
     const struct quant_copy *copy;
@@ -21,8 +21,8 @@ struct amax_task {
     const struct amax_kernel *kernel;
     float *amax;
     int64_t step;
-    int64_t slots;
-    float slot[SLOTS];
+    int64_t count;
+    float partial[PARTIAL_LIMIT];
 };
 
 static void amax_rows(void *argument, int64_t begin, int64_t end) {
@@ -30,13 +30,13 @@ static void amax_rows(void *argument, int64_t begin, int64_t end) {
     task->kernel->run(task->copy, task->spec, begin, end, task->amax, 1);
 }
 
-static void amax_slots(void *argument, int64_t begin, int64_t end) {
+static void amax_partials(void *argument, int64_t begin, int64_t end) {
     struct amax_task *task = argument;
     const int64_t rows = task->copy->operand.rows;
     for (int64_t i = begin; i < end; ++i) {
-        const int64_t share = ceil_div(rows, task->slots);
-        task->kernel->run(task->copy, task->spec, min_int64(rows, i * share), min_int64(rows, (i + 1) * share),
-                          &task->slot[i], 0);
+        const int64_t part = ceil_div(rows, task->count);
+        task->kernel->run(task->copy, task->spec, min_int64(rows, i * part), min_int64(rows, (i + 1) * part),
+                          &task->partial[i], 0);
     }
 }
 
@@ -63,13 +63,13 @@ void amax_compute(const struct quant_copy *copy, const struct opaq_spec *spec,
     }
     /* columns to transform are read in groups of adjacent ones */
     const int64_t together = copy->is_hadamard ? 512 : 1;
-    task.slots = max_int64(1, min_int64(SLOTS, copy->operand.rows / together));
-    const struct opaq_body body = {amax_slots, &task};
-    parallel_run(parallel, task.slots, &body);
+    task.count = max_int64(1, min_int64(PARTIAL_LIMIT, copy->operand.rows / together));
+    const struct opaq_body body = {amax_partials, &task};
+    parallel_run(parallel, task.count, &body);
     uint32_t bits = 0;
-    for (int64_t i = 0; i < task.slots; ++i) { /* the bits have no sign; a NaN is the largest */
-        const uint32_t slot = float_to_bits(task.slot[i]);
-        bits = slot > bits ? slot : bits;
+    for (int64_t i = 0; i < task.count; ++i) { /* the bits have no sign; a NaN is the largest */
+        const uint32_t partial = float_to_bits(task.partial[i]);
+        bits = partial > bits ? partial : bits;
     }
     *amax = float_from_bits(bits);
 }

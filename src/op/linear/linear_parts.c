@@ -27,12 +27,12 @@ enum opaq_status linear_sizes_read(const struct op_call *call, int x_shape, stru
     const struct opaq_value *w = &call->values[x_shape + 1];
     char text[160];
     memset(sizes, 0, sizeof *sizes);
-    if (w->count != 2 || x->count < 1 || x->count > OPAQ_RANK_LIMIT) {
+    if (w->count != 2 || x->count < 1) {
         const struct opaq_value *wrong = w->count != 2 ? w : x;
         return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s is %s, expected %s",
                          w->count != 2 ? "w_shape" : "x_shape",
                          sizes_text(wrong->sizes, wrong->count, text, sizeof text),
-                         w->count != 2 ? "two sizes, out features and in features" : "1 to 8 sizes");
+                         w->count != 2 ? "two sizes, out features and in features" : "at least one size");
     }
     sizes->rank = (int)x->count;
     sizes->x_shape = x->sizes;

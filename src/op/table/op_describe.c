@@ -83,6 +83,13 @@ static enum opaq_status check_texts(const struct op_row *row, const struct opaq_
     return OPAQ_OK;
 }
 
+static enum opaq_status check_rank(const char *name, int64_t rank, struct opaq_error *error) {
+    return rank >= 0 && rank <= OPAQ_RANK_LIMIT
+               ? OPAQ_OK
+               : opaq_fail(error, OPAQ_ERROR_SHAPE, "%s has %lld dimensions, at most %d are allowed", name,
+                           (long long)rank, OPAQ_RANK_LIMIT);
+}
+
 enum opaq_status check_values(const struct op_row *row, const struct opaq_value *values,
                               struct opaq_error *error) {
     const struct opaq_op *op = &row->op;
@@ -97,13 +104,12 @@ enum opaq_status check_values(const struct op_row *row, const struct opaq_value 
             (kind == OPAQ_ARGUMENT_SIZES && value->sizes == NULL && value->count > 0)) {
             return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is missing", name);
         }
+        if (kind == OPAQ_ARGUMENT_SIZES) {
+            TRY(check_rank(name, value->count, error));
+        }
         const int64_t tensors = argument_tensors(kind, value);
         for (int64_t t = 0; t < tensors; ++t) {
-            const int32_t rank = value->tensors[t].rank;
-            if (rank < 0 || rank > OPAQ_RANK_LIMIT) {
-                return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s has %d dimensions, at most %d are allowed", name,
-                                 rank, OPAQ_RANK_LIMIT);
-            }
+            TRY(check_rank(name, value->tensors[t].rank, error));
         }
     }
     return OPAQ_OK;
@@ -166,9 +172,6 @@ static int output_shape(const struct opaq_output_row *output, const struct opaq_
         shape[0] = rank > 0 ? sizes[0] : 0;
         return rank > 0 ? 1 : -1;
     }
-    if (rank > OPAQ_RANK_LIMIT) {
-        return -1;
-    }
     if (rank > 0) {
         memcpy(shape, sizes, (size_t)rank * sizeof *shape);
     }
@@ -200,7 +203,8 @@ static enum opaq_status output_dtype(const struct opaq_op *op, const struct opaq
     }
     const struct opaq_value *value = &values[output->dtype_argument];
     const bool of_tensor = op->argument[output->dtype_argument].kind == OPAQ_ARGUMENT_TENSOR;
-    *dtype = of_tensor ? value->tensors->dtype : (int32_t)value->integer;
+    const int64_t number = of_tensor ? value->tensors->dtype : value->integer;
+    *dtype = number == (int32_t)number ? (int32_t)number : -1;
     if (*dtype != OPAQ_DTYPE_F32 && *dtype != OPAQ_DTYPE_BF16 && *dtype != OPAQ_DTYPE_F16) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "%s is %s, expected f32, bf16 or f16",
                          op->argument[output->dtype_argument].name, dtype_name(*dtype));

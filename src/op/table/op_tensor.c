@@ -7,24 +7,6 @@
 
 #include "base/checked.h"
 #include "base/try.h"
-#include "format/proto_layout.h"
-
-int dtype_bytes(int32_t dtype) {
-    switch (dtype) {
-    case OPAQ_DTYPE_U8:
-        return 1;
-    case OPAQ_DTYPE_F16:
-    case OPAQ_DTYPE_BF16:
-        return 2;
-    case OPAQ_DTYPE_F32:
-    case OPAQ_DTYPE_I32:
-        return 4;
-    case OPAQ_DTYPE_I64:
-        return 8;
-    default:
-        return 0;
-    }
-}
 
 const char *dtype_name(int32_t dtype) {
     switch (dtype) {

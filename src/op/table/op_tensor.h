@@ -1,14 +1,14 @@
 /* op/table/op_tensor.h: between a framework's tensors and opaq's views. Addresses are
- * checked, never followed; error texts name no operation. Depends on opaq/op.h. */
+ * checked, never followed; error texts name no operation. Depends on opaq/op.h,
+ * format/proto_layout.h. */
 #ifndef OPAQ_OP_TABLE_OP_TENSOR_H
 #define OPAQ_OP_TABLE_OP_TENSOR_H
 
 #include <stdbool.h>
 
+#include "format/proto_layout.h"
 #include "opaq/op.h"
 
-/* 1, 2, 4 or 8; 0 for a number that is not a dtype. */
-int dtype_bytes(int32_t dtype);
 const char *dtype_name(int32_t dtype);
 
 /* "[4,128]", written into the buffer. */

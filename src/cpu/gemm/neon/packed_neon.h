@@ -27,16 +27,6 @@
 #include "base/checked.h"
 #include "cpu/gemm/packed.h"
 
-/* For functions whose arguments are constants where they are called: every such call is a kernel of its own. */
-#define INLINE static inline __attribute__((always_inline))
-
-/* Before a loop over sums, which are in registers only if it is unrolled. */
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-
 enum {
     LANES = 4,
     VECTORS = TILE4_ROWS / LANES,
@@ -55,7 +45,7 @@ enum {
 /* ---- scales of the weight ---- */
 
 /* 8 scales of e4m3. A code at the place of a half's bits is its value times 2^-8, subnormal or not. */
-INLINE void scales_from_e4m3(int8x8_t codes, float *to) {
+PACKED_INLINE void scales_from_e4m3(int8x8_t codes, float *to) {
     const uint16x8_t magnitude = vdupq_n_u16(0x7F);
     const uint16x8_t code = vreinterpretq_u16_s16(vmovl_s8(codes));
     const uint16x8_t nan = vceqq_u16(vandq_u16(code, magnitude), magnitude);
@@ -66,14 +56,14 @@ INLINE void scales_from_e4m3(int8x8_t codes, float *to) {
 }
 
 /* 4 scales of e8m0: 0 is 2^-127, which is subnormal, 255 is NaN. */
-INLINE void scales_from_e8m0(uint32x4_t code, float *to) {
+PACKED_INLINE void scales_from_e8m0(uint32x4_t code, float *to) {
     const uint32x4_t bits = vmaxq_u32(vshlq_n_u32(code, 23), vdupq_n_u32(0x00400000));
     const uint32x4_t nan = vceqq_u32(code, vdupq_n_u32(255));
     vst1q_f32(to, vreinterpretq_f32_u32(vorrq_u32(bits, nan)));
 }
 
 /* Scales of `blocks` blocks to floats, [block][16]. */
-INLINE void scales_decode(enum packed_format format, const uint8_t *codes, int64_t blocks, float *to) {
+PACKED_INLINE void scales_decode(enum packed_format format, const uint8_t *codes, int64_t blocks, float *to) {
     for (int64_t i = 0; i < blocks * TILE4_ROWS; i += 2 * LANES) {
         const uint8x8_t code = vld1_u8(codes + i);
         if (format == PACKED_NVFP4) {
@@ -95,7 +85,7 @@ struct columns {
 };
 
 /* Whether x has scales for blocks. */
-INLINE bool has_block_scales(const struct packed_rows *x) {
+PACKED_INLINE bool has_block_scales(const struct packed_rows *x) {
     return x->precision == PACKED_FAST32 || x->precision == PACKED_CODES;
 }
 
@@ -131,27 +121,27 @@ struct product {
 };
 
 /* A quad of a group, of the rows of a vector. */
-INLINE struct quad quad_from_codes(const uint8_t *codes, int64_t group, int quad, int vector) {
+PACKED_INLINE struct quad quad_from_codes(const uint8_t *codes, int64_t group, int quad, int vector) {
     const uint8x16_t both = vld1q_u8(codes + group * TILE4_GROUP_BYTES + quad / 2 * 64 + vector * 16);
     return quad_decode(quad % 2 == 0 ? vandq_u8(both, vdupq_n_u8(15)) : vshrq_n_u8(both, 4));
 }
 
 /* Sums of groups [begin, end), of `vectors` vectors from `first` on. */
-INLINE void add_groups(bool is_decoded, int rows, int vectors, int first, const struct product *p,
-                       int64_t begin, int64_t end, struct sum (*sum)[VECTORS]) {
+PACKED_INLINE void add_groups(bool is_decoded, int rows, int vectors, int first, const struct product *p,
+                              int64_t begin, int64_t end, struct sum (*sum)[VECTORS]) {
     for (int64_t g = begin; g < end; ++g) {
-        UNROLL
+        PACKED_UNROLL
         for (int q = 0; q < QUADS; ++q) {
             struct factor factor[FEW];
-            UNROLL
+            PACKED_UNROLL
             for (int m = 0; m < rows; ++m) {
                 factor[m] = factor_load(p->x[m].x + g * TILE4_GROUP + q * 4);
             }
-            UNROLL
+            PACKED_UNROLL
             for (int v = 0; v < vectors; ++v) {
                 const struct quad quad = is_decoded ? p->quads[(g * QUADS + q) * VECTORS + first + v]
                                                     : quad_from_codes(p->codes, g, q, first + v);
-                UNROLL
+                PACKED_UNROLL
                 for (int m = 0; m < rows; ++m) {
                     sum[m][v] = sum_add(sum[m][v], &quad, factor[m]);
                 }
@@ -162,31 +152,31 @@ INLINE void add_groups(bool is_decoded, int rows, int vectors, int first, const 
 }
 
 /* Adds one block, or one group of floats: its sums times the scales, to the totals. */
-INLINE void add_block(bool is_decoded, int rows, int vectors, int first, const struct product *p, int64_t begin,
-                      int64_t end) {
+PACKED_INLINE void add_block(bool is_decoded, int rows, int vectors, int first, const struct product *p,
+                             int64_t begin, int64_t end) {
     const int64_t block = p->block_groups == 1 ? begin : begin / 2;
     struct sum sum[FEW][VECTORS];
     float32x4_t value[FEW][VECTORS];
-    UNROLL
+    PACKED_UNROLL
     for (int i = 0; i < rows * vectors; ++i) {
         sum[i / vectors][i % vectors] = sum_zero();
     }
     add_groups(is_decoded, rows, vectors, first, p, begin, end, sum);
-    UNROLL
+    PACKED_UNROLL
     for (int i = 0; i < rows * vectors; ++i) {
         value[i / vectors][i % vectors] = sum_value(sum[i / vectors][i % vectors]);
     }
     if (!IS_FLOAT && p->has_block_scales) {
-        UNROLL
+        PACKED_UNROLL
         for (int i = 0; i < rows * vectors; ++i) {
             float32x4_t *const one = &value[i / vectors][i % vectors];
             *one = vmulq_n_f32(*one, p->x[i / vectors].scale[block]);
         }
     }
-    UNROLL
+    PACKED_UNROLL
     for (int v = 0; v < vectors; ++v) {
         const float32x4_t scale = vld1q_f32(p->scale + block * TILE4_ROWS + (first + v) * LANES);
-        UNROLL
+        PACKED_UNROLL
         for (int m = 0; m < rows; ++m) {
             float *const place = p->total + m * p->total_step + (first + v) * LANES;
             vst1q_f32(place, vfmaq_f32(vld1q_f32(place), value[m][v], scale));
@@ -195,12 +185,12 @@ INLINE void add_block(bool is_decoded, int rows, int vectors, int first, const s
 }
 
 /* The product is a copy, so that compilers know that it does not change. */
-INLINE void multiply(bool is_decoded, int rows, const struct product p) {
+PACKED_INLINE void multiply(bool is_decoded, int rows, const struct product p) {
     const int sums = is_decoded ? SWEEP_SUMS : FEW_SUMS;
     const int vectors = rows * VECTORS <= sums ? VECTORS : rows * 2 <= sums ? 2 : 1;
     const int64_t step = IS_FLOAT ? 1 : p.block_groups;
     for (int64_t begin = 0; begin < p.groups; begin += step) {
-        UNROLL
+        PACKED_UNROLL
         for (int first = 0; first < VECTORS; first += vectors) {
             add_block(is_decoded, rows, vectors, first, &p, begin, begin + step);
         }

@@ -31,8 +31,6 @@
 #include "cpu/gemm/packed.h"
 #include "format/element_codec.h"
 
-#define INLINE static inline __attribute__((always_inline))
-
 #ifndef NUMBER_COLUMNS
 #define NUMBER_COLUMNS 1
 #endif
@@ -100,7 +98,7 @@ static void scale_load_rare(const uint8_t *codes, int shift, struct block_scale 
 
 #if !defined(HAS_SCALES_WRITE)
 /* Arranged scales as floats, times 2^shift; says whether all are normal numbers. */
-INLINE bool scales_write(const uint8_t *arranged, int shift, float *to) {
+PACKED_INLINE bool scales_write(const uint8_t *arranged, int shift, float *to) {
     uint32_t bits[TILE8_ROWS];
     uint32_t rare = 0;
     for (int row = 0; row < TILE8_ROWS; ++row) {
@@ -113,7 +111,7 @@ INLINE bool scales_write(const uint8_t *arranged, int shift, float *to) {
 }
 #endif
 
-INLINE void scale_load_e8m0(const uint8_t *codes, int shift, struct block_scale *to) {
+PACKED_INLINE void scale_load_e8m0(const uint8_t *codes, int shift, struct block_scale *to) {
     uint8_t arranged[TILE8_ROWS];
     scales_arrange(codes, arranged);
     to->has_before = false;
@@ -134,13 +132,13 @@ static void scale_load_same(float scale, int shift, struct block_scale *to) {
 }
 
 /* Whether scales from this block on may differ from those of the blocks before. */
-INLINE bool scale_changes(const struct packed_weight *weight, int64_t block) {
+PACKED_INLINE bool scale_changes(const struct packed_weight *weight, int64_t block) {
     return block == 0 || weight->format == PACKED_MXFP8 ||
            (weight->format == PACKED_FP8BLK && block * BLOCK % 128 == 0);
 }
 
-INLINE void scale_load(const struct packed_weight *weight, int64_t tile, int64_t block, int shift,
-                       struct block_scale *to) {
+PACKED_INLINE void scale_load(const struct packed_weight *weight, int64_t tile, int64_t block, int shift,
+                              struct block_scale *to) {
     if (weight->format == PACKED_MXFP8) {
         const int64_t at = tile_scale_offset(tile * TILE8_ROWS, block, weight->tile_columns, TILE8_ROWS);
         __builtin_prefetch(weight->scale + at + 8 * TILE8_ROWS, 0, 2);
@@ -170,8 +168,8 @@ static const uint8_t *tile_codes(const struct packed_weight *weight, int64_t til
 }
 
 /* total[t * step] += sum[t] * scale, for a strip from `row` on. */
-INLINE void add_block(struct vector (*sum)[2], int tokens, const struct block_scale *scale, int row,
-                      float *total, int step) {
+PACKED_INLINE void add_block(struct vector (*sum)[2], int tokens, const struct block_scale *scale, int row,
+                             float *total, int step) {
     if (scale->has_before) {
         UNROLL
         for (int t = 0; t < tokens; ++t) {
@@ -190,7 +188,7 @@ INLINE void add_block(struct vector (*sum)[2], int tokens, const struct block_sc
 }
 
 /* A contiguous copy of rows of x: in x itself they may all map to the same few cache sets. */
-INLINE void copy_numbers(const number *x, int64_t x_step, int tokens, int count, number *to, int step) {
+PACKED_INLINE void copy_numbers(const number *x, int64_t x_step, int tokens, int count, number *to, int step) {
     for (int t = 0; t < tokens; ++t) {
         for (int k = 0; k < count; k += LANES) {
             vector_store((float *)(void *)(to + t * step + k),
@@ -200,7 +198,7 @@ INLINE void copy_numbers(const number *x, int64_t x_step, int tokens, int count,
 }
 
 /* From one row of x to the next. */
-INLINE int64_t numbers_step(const struct packed_rows *x) { return x->padded / NUMBER_COLUMNS; }
+PACKED_INLINE int64_t numbers_step(const struct packed_rows *x) { return x->padded / NUMBER_COLUMNS; }
 
 /* A tile's sums, total[token * step + row], into y. */
 static void write_tile(const struct packed_weight *weight, int64_t tile, const float *total, int64_t step,
@@ -242,8 +240,8 @@ struct direct_part {
 
 /* Strips [strip, strip + strips), counted through the parts, times tokens [token, token + tokens). All counts are
  * constants where this is called, so that every loop except that over the columns is unrolled. */
-INLINE void direct_strips(const struct decoder *decoder, const struct direct_part *part, int strip, int strips,
-                          int token, int tokens) {
+PACKED_INLINE void direct_strips(const struct decoder *decoder, const struct direct_part *part, int strip,
+                                 int strips, int token, int tokens) {
     const bool is_shared = DIRECT_TILES > 1 && tokens == 1; /* the numbers of x, by all tiles */
     struct vector sum[DIRECT_SUMS / 2][2];
     UNROLL
@@ -288,17 +286,18 @@ INLINE void direct_strips(const struct decoder *decoder, const struct direct_par
 }
 
 /* Tokens that share a decoded code; the others follow. */
-INLINE int direct_first(int tokens) { return tokens > DIRECT_SUMS / 2 ? (tokens + 1) / 2 : tokens; }
+PACKED_INLINE int direct_first(int tokens) { return tokens > DIRECT_SUMS / 2 ? (tokens + 1) / 2 : tokens; }
 
 /* Strips that are processed in parallel. */
-INLINE int direct_most(int parts, int tokens) {
+PACKED_INLINE int direct_most(int parts, int tokens) {
     const int most = DIRECT_SUMS / 2 / direct_first(tokens);
     return most >= parts * STRIPS ? parts * STRIPS : most >= STRIPS ? STRIPS : 1;
 }
 
 /* `blocks` blocks from `block` on of `tiles` tiles from the panel's i-th on; its first is `tile`. */
-INLINE void direct_blocks(const struct packed_weight *weight, const struct decoder *decoder, int64_t tile,
-                          int tiles, int64_t block, int blocks, int tokens, struct direct_panel *panel, int i) {
+PACKED_INLINE void direct_blocks(const struct packed_weight *weight, const struct decoder *decoder,
+                                 int64_t tile, int tiles, int64_t block, int blocks, int tokens,
+                                 struct direct_panel *panel, int i) {
     const int first = direct_first(tokens);
     const int strips = direct_most(tiles * blocks, tokens);
     struct direct_part part[DIRECT_PARTS];
@@ -320,8 +319,8 @@ INLINE void direct_blocks(const struct packed_weight *weight, const struct decod
     }
 }
 
-INLINE void run_direct(const struct packed_weight *weight, const struct packed_rows *x, int64_t begin,
-                       int64_t end, float *y, int64_t y_step, struct direct_panel *panel, int tokens) {
+PACKED_INLINE void run_direct(const struct packed_weight *weight, const struct packed_rows *x, int64_t begin,
+                              int64_t end, float *y, int64_t y_step, struct direct_panel *panel, int tokens) {
     const struct decoder decoder = decoder_make(weight->is_e5m2);
     const int at_once = tokens == 1 ? DIRECT_BLOCKS : 1;
     const int side = tokens == 1 ? DIRECT_TILES : 1;
@@ -382,8 +381,8 @@ static void sweep_decode(const struct decoder *decoder, const uint8_t *codes, st
 }
 
 /* A strip, from `row` on, times `tokens` tokens; a constant, as above. */
-INLINE void sweep_strip(const float (*weight)[TILE8_ROWS], int row, const struct block_scale *scale, int blocks,
-                        const number *x, int tokens, float *total) {
+PACKED_INLINE void sweep_strip(const float (*weight)[TILE8_ROWS], int row, const struct block_scale *scale,
+                               int blocks, const number *x, int tokens, float *total) {
     for (int block = 0; block < blocks; ++block) {
         struct vector sum[SWEEP_TOKENS][2];
         int k = block * NUMBERS;
@@ -411,8 +410,8 @@ INLINE void sweep_strip(const float (*weight)[TILE8_ROWS], int row, const struct
 }
 
 /* Tokens from `token` on, of which `left` remain; `x` is at the first. */
-INLINE void sweep_tokens(struct sweep_panel *panel, int tiles, int blocks, const number *x, int64_t x_step,
-                         int64_t token, int tokens, int64_t left) {
+PACKED_INLINE void sweep_tokens(struct sweep_panel *panel, int tiles, int blocks, const number *x,
+                                int64_t x_step, int64_t token, int tokens, int64_t left) {
     const int next = (int)min_int64(left - tokens, SWEEP_TOKENS);
     copy_numbers(x, x_step, tokens, blocks * NUMBERS, panel->x[0], SWEEP_NUMBERS);
     for (int tile = 0; tile < tiles; ++tile) {

@@ -82,41 +82,41 @@ static void load_few(const struct packed_weight *weight, const struct packed_row
 
 /* Tiles that are read in parallel, at most PACKED_STREAMS; the next ones are `next` tiles further, unless that is 0.
  * */
-struct tile_group {
+struct streamed_tiles {
     int64_t first, step, count, next;
 };
 
 /* Prefetch distance at `tile_column`, in tiles: in the same rows, or at the beginning of the next ones. */
-static int64_t tiles_ahead(const struct tile_group *group, int64_t columns, int64_t tile_column) {
+static int64_t tiles_ahead(const struct streamed_tiles *tiles, int64_t columns, int64_t tile_column) {
     if (tile_column + AHEAD < columns) {
         return AHEAD;
     }
-    return group->next == 0 ? 0 : AHEAD + (group->next - 1) * columns;
+    return tiles->next == 0 ? 0 : AHEAD + (tiles->next - 1) * columns;
 }
 
 static void run_few(const struct packed_avx2_parts *parts, const struct packed_weight *weight,
-                    const struct packed_rows *x, const struct tile_group *group, float *y, int64_t y_step) {
+                    const struct packed_rows *x, const struct streamed_tiles *tiles, float *y, int64_t y_step) {
     const int64_t columns = weight->tile_columns;
     const int64_t tile_scales = TILE4_COLUMNS / packed_block_columns(weight->format) * TILE4_ROWS;
     __m256 total[PACKED_STREAMS][PACKED_FEW][PACKED_HALVES];
     struct packed_few few;
-    struct packed_step step = {.codes = weight->data + group->first * columns * TILE4_BYTES,
-                               .scales = weight->scale + group->first * columns * tile_scales,
-                               .codes_step = group->step * columns * TILE4_BYTES,
-                               .scales_step = group->step * columns * tile_scales,
+    struct packed_step step = {.codes = weight->data + tiles->first * columns * TILE4_BYTES,
+                               .scales = weight->scale + tiles->first * columns * tile_scales,
+                               .codes_step = tiles->step * columns * TILE4_BYTES,
+                               .scales_step = tiles->step * columns * tile_scales,
                                .x = &few,
                                .rows = x->rows,
-                               .tiles = group->count,
+                               .tiles = tiles->count,
                                .total = total};
-    const bool is_line = x->rows == 1 && group->count == PACKED_STREAMS && parts->line != NULL;
+    const bool is_line = x->rows == 1 && tiles->count == PACKED_STREAMS && parts->line != NULL;
     const int64_t whole =
         is_line ? weight->columns / TILE4_COLUMNS : 0; /* x may have no scales after its columns */
     const struct packed_line line = {.codes = step.codes,
                                      .scales = step.scales,
                                      .codes_step = step.codes_step,
                                      .scales_step = step.scales_step,
-                                     .codes_next = group->next * columns * TILE4_BYTES,
-                                     .scales_next = group->next * columns * tile_scales,
+                                     .codes_next = tiles->next * columns * TILE4_BYTES,
+                                     .scales_next = tiles->next * columns * tile_scales,
                                      .x = x,
                                      .total = total};
     memset(total, 0, sizeof total);
@@ -125,7 +125,7 @@ static void run_few(const struct packed_avx2_parts *parts, const struct packed_w
         if (c == columns) {
             break;
         }
-        const int64_t ahead = tiles_ahead(group, columns, c);
+        const int64_t ahead = tiles_ahead(tiles, columns, c);
         load_few(weight, x, c, &few);
         step.codes = line.codes + c * TILE4_BYTES;
         step.scales = line.scales + c * tile_scales;
@@ -133,9 +133,9 @@ static void run_few(const struct packed_avx2_parts *parts, const struct packed_w
         step.scales_ahead = ahead * tile_scales;
         parts->step(&step);
     }
-    for (int64_t i = 0; i < group->count; ++i) {
+    for (int64_t i = 0; i < tiles->count; ++i) {
         float factor[TILE4_ROWS];
-        struct packed_piece piece = piece_of_tile(weight, x, group->first + i * group->step, factor, y, y_step);
+        struct packed_piece piece = piece_of_tile(weight, x, tiles->first + i * tiles->step, factor, y, y_step);
         piece.is_last = true;
         for (int64_t m = 0; m < x->rows; ++m) {
             const __m256 step_factor = _mm256_set1_ps(parts->step_factor);
@@ -223,17 +223,17 @@ static void run_many(const struct packed_avx2_parts *parts, const struct packed_
 
 /* ---- kernels ---- */
 
-/* With one row of x, which is memory-bound, the tiles of a group are as far apart as possible, so that memory
+/* With one row of x, which is memory-bound, the tiles that are read in parallel are as far apart as possible, so that memory
  * is read in a few long streams; with more rows they are adjacent. */
-static void run_few_groups(const struct packed_avx2_parts *parts, const struct packed_weight *weight,
-                           const struct packed_rows *x, int64_t begin, int64_t end, float *y, int64_t y_step) {
-    const int64_t groups = (end - begin) / PACKED_STREAMS;
-    const int64_t step = x->rows == 1 ? groups : 1;
+static void run_few_tiles(const struct packed_avx2_parts *parts, const struct packed_weight *weight,
+                          const struct packed_rows *x, int64_t begin, int64_t end, float *y, int64_t y_step) {
+    const int64_t times = (end - begin) / PACKED_STREAMS;
+    const int64_t step = x->rows == 1 ? times : 1;
     const int64_t next = x->rows == 1 ? 1 : PACKED_STREAMS;
-    const struct tile_group rest = {begin + groups * PACKED_STREAMS, 1, (end - begin) % PACKED_STREAMS, 0};
-    for (int64_t i = 0; i < groups; ++i) {
-        const struct tile_group group = {begin + i * next, step, PACKED_STREAMS, i + 1 < groups ? next : 0};
-        run_few(parts, weight, x, &group, y, y_step);
+    const struct streamed_tiles rest = {begin + times * PACKED_STREAMS, 1, (end - begin) % PACKED_STREAMS, 0};
+    for (int64_t i = 0; i < times; ++i) {
+        const struct streamed_tiles tiles = {begin + i * next, step, PACKED_STREAMS, i + 1 < times ? next : 0};
+        run_few(parts, weight, x, &tiles, y, y_step);
     }
     if (rest.count > 0) {
         run_few(parts, weight, x, &rest, y, y_step);
@@ -247,7 +247,7 @@ static void run_avx2(const struct packed_weight *weight, const struct packed_row
         return;
     }
     if (x->rows <= PACKED_FEW) {
-        run_few_groups(parts, weight, x, begin, end, y, y_step);
+        run_few_tiles(parts, weight, x, begin, end, y, y_step);
         return;
     }
     for (int64_t tile = begin; tile < end; tile += PANEL_TILES) {

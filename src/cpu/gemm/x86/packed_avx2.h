@@ -22,16 +22,6 @@
 
 #include "cpu/gemm/packed.h"
 
-/* For functions whose arguments are constants where they are called: every such call is a kernel of its own. */
-#define PACKED_INLINE static inline __attribute__((always_inline))
-
-/* Before a loop over an array of vectors, so that these are registers. */
-#if defined(__clang__)
-#define PACKED_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define PACKED_UNROLL _Pragma("GCC unroll 16")
-#endif
-
 /* Computes the vector here: otherwise compilers reorder sums of integers and load twice, and then run out of
  * registers. */
 #define PACKED_HERE(vector) __asm__("" : "+x"(vector))

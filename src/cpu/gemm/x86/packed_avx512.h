@@ -6,7 +6,7 @@
  *
  * There are two ways through a product. Few rows of x: the weight is streamed once, some tiles side by side, decoded
  * into registers and multiplied with all rows. Many: two tiles, a panel of columns at a time, are decoded into the
- * first-level cache and multiplied with one group of rows after another; sums wait in scratch memory from one panel to
+ * first-level cache and multiplied with FEW_ROWS rows after another; sums wait in scratch memory from one panel to
  * the next. */
 #ifndef OPAQ_CPU_GEMM_X86_PACKED_AVX512_H
 #define OPAQ_CPU_GEMM_X86_PACKED_AVX512_H
@@ -18,23 +18,14 @@
 
 #include "cpu/gemm/packed.h"
 
-/* Functions are generic in the number of rows and specialized by inlining: callers pass constants. Loops over
- * constants are unrolled, so that the arrays they index stay in registers. */
-#define PACKED_INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define PACKED_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define PACKED_UNROLL _Pragma("GCC unroll 16")
-#endif
-
 enum {
     LANES = 16,
-    GROUP_ROWS = PACKED_FEW_ROWS, /* rows of x that are multiplied at once, at most */
-    FEW_KINDS = 4,                /* groups of 1, 2, 4 or 8 rows have a loop of their own */
-    STREAMS = 4,                  /* maximum number of tiles that are streamed in parallel */
-    PANEL_TILES = 2,              /* tiles that are decoded into a panel together */
-    LINE = 64,                    /* bytes of a cache line, and of a vector */
-    HALF_COLUMNS = 8              /* of a half of a group of codes: one line */
+    FEW_ROWS = PACKED_FEW_ROWS, /* rows of x that are multiplied at once, at most */
+    FEW_KINDS = 4,              /* 1, 2, 4 or 8 rows have a loop of their own */
+    STREAMS = 4,                /* maximum number of tiles that are streamed in parallel */
+    PANEL_TILES = 2,            /* tiles that are decoded into a panel together */
+    LINE = 64,                  /* bytes of a cache line, and of a vector */
+    HALF_COLUMNS = 8            /* of a half of a group of codes: one line */
 };
 _Static_assert(TILE4_ROWS - LANES == 0, "a tile's rows are the lanes");
 
@@ -55,7 +46,7 @@ struct stream_job {
     float *total; /* [round][stream][row][LANES] */
 };
 
-/* A decoded panel of PANEL_TILES tiles, and one group of rows. */
+/* A decoded panel of PANEL_TILES tiles, and at most FEW_ROWS rows. */
 struct sweep_job {
     const void *panel;
     int64_t count; /* tiles along the columns */
@@ -65,12 +56,12 @@ struct sweep_job {
 
 /* A kernel's innermost loops.
  *
- * Rows of x are copied into records, so that the addresses of a group's rows differ by constants: a record is the
- * columns of one tile for a group of rows, and belongs to the kernel but for its size, which is `row_bytes` for each
+ * Rows of x are copied into records, so that the addresses of rows differ by constants: a record is the
+ * columns of one tile for at most FEW_ROWS rows, and belongs to the kernel but for its size, which is `row_bytes` for each
  * row. */
 struct packed_ways {
     int64_t row_bytes;
-    /* Columns of tiles [first, first + count) of the rows from m on; a group that has less repeats its last row. */
+    /* Columns of tiles [first, first + count) of the rows from m on; beyond the last row it is repeated. */
     void (*records_make)(const struct packed_rows *x, int64_t m, int rows, int64_t first, int64_t count,
                          uint8_t *records);
     void (*stream[FEW_KINDS])(const struct stream_job *job);
@@ -78,7 +69,7 @@ struct packed_ways {
     /* Tiles `tile` and `other`, `columns` columns of tiles from `first` on. */
     void (*panel_make)(const struct packed_weight *weight, const int64_t *tile, int64_t first, int64_t count,
                        void *panel);
-    void (*sweep[2])(const struct sweep_job *job); /* GROUP_ROWS or half as many rows */
+    void (*sweep[2])(const struct sweep_job *job); /* FEW_ROWS or half as many rows */
     int64_t panel_columns;                         /* tiles along the columns in a panel, at most */
     int64_t scale_bytes;                           /* of a tile */
     float power;                                   /* sums are to be multiplied with this power of two */

@@ -93,7 +93,7 @@ PACKED_INLINE void stream_group(bool is_nvfp4, bool is_regular, const struct str
                                 const uint8_t *data_ahead, const uint8_t *x, int streams, int rows,
                                 struct ahead *ahead) {
     const __m512i table = table_of_floats();
-    __m512 sum[STREAMS][GROUP_ROWS];
+    __m512 sum[STREAMS][FEW_ROWS];
     PACKED_UNROLL
     for (int i = 0; i < streams * rows; ++i) {
         sum[i / rows][i % rows] = _mm512_setzero_ps();
@@ -237,7 +237,7 @@ PACKED_INLINE void panel_make(bool is_nvfp4, const struct packed_weight *weight,
  * in memory. */
 PACKED_INLINE void sweep_group(bool has_rest, const float w[GROUP_VECTORS][LANES], const uint8_t *x, int rows,
                                float *total) {
-    __m512 sum[PANEL_TILES][GROUP_ROWS];
+    __m512 sum[PANEL_TILES][FEW_ROWS];
     PACKED_UNROLL
     for (int r = 0; r < rows; ++r) {
         sum[0][r] = _mm512_setzero_ps();

@@ -108,7 +108,7 @@ PACKED_INLINE __m512 add_block(struct kind kind, bool has_rest, __m512i sum, con
 /* One block of `tiles` tiles. Their instructions alternate, so that they do not wait for each other. */
 PACKED_INLINE void stream_block(struct kind kind, bool is_regular, const uint8_t *data, int64_t data_step,
                                 const uint8_t *scale, int64_t scale_step, const uint8_t *record, int block,
-                                int tiles, int rows, __m512 total[][GROUP_ROWS]) {
+                                int tiles, int rows, __m512 total[][FEW_ROWS]) {
     const __m512i table = table_of_bytes();
     const int steps = kind_steps(kind);
     __m512i w[STREAMS][MOST_STEPS];
@@ -148,7 +148,7 @@ PACKED_INLINE void stream_block(struct kind kind, bool is_regular, const uint8_t
 PACKED_INLINE void stream_column(struct kind kind, bool is_regular, const uint8_t *data, int64_t data_step,
                                  const uint8_t *scale, int64_t scale_step, const uint8_t *data_ahead,
                                  const uint8_t *record, int streams, int rows,
-                                 __m512 total[STREAMS][GROUP_ROWS]) {
+                                 __m512 total[STREAMS][FEW_ROWS]) {
     const int steps = kind_steps(kind);
     const int together = kind.is_nvfp4 ? streams : 2;
     for (int b = 0; b < kind_blocks(kind); ++b) {
@@ -176,7 +176,7 @@ PACKED_INLINE void stream(struct kind kind, const struct stream_job *job, int st
     const uint8_t *record = job->record;
     const uint8_t *data_ahead = data + stream_ahead(rows) * TILE4_BYTES;
     const uint8_t *scale_ahead = scale + stream_ahead(rows) * scale_bytes;
-    __m512 total[STREAMS][GROUP_ROWS];
+    __m512 total[STREAMS][FEW_ROWS];
     PACKED_UNROLL
     for (int t = 0; t < streams; ++t) {
         PACKED_UNROLL
@@ -265,7 +265,7 @@ PACKED_INLINE void panel_make(struct kind kind, const struct packed_weight *weig
 
 /* Few steps: the weights stay in registers for all rows. */
 PACKED_INLINE void sweep_short(struct kind kind, const uint8_t *block, const uint8_t *record, int rows, int b,
-                               __m512 total[PANEL_TILES][GROUP_ROWS]) {
+                               __m512 total[PANEL_TILES][FEW_ROWS]) {
     const int steps = kind_steps(kind);
     __m512i w[PANEL_TILES][MOST_STEPS];
     struct scale_pair factor[PANEL_TILES];
@@ -306,7 +306,7 @@ PACKED_INLINE void sweep_short(struct kind kind, const uint8_t *block, const uin
 PACKED_INLINE void sweep_long(struct kind kind, bool has_rest, const uint8_t *block, const uint8_t *record,
                               int rows, int b, float *total) {
     const int steps = kind_steps(kind);
-    __m512i sum[PANEL_TILES][GROUP_ROWS];
+    __m512i sum[PANEL_TILES][FEW_ROWS];
     PACKED_UNROLL
     for (int r = 0; r < rows; ++r) {
         sum[0][r] = broadcast_integers(correction_at(kind, record, rows, r, b));
@@ -339,7 +339,7 @@ PACKED_INLINE void sweep_long(struct kind kind, bool has_rest, const uint8_t *bl
 PACKED_INLINE void sweep_nvfp4(struct kind kind, const struct sweep_job *job, int rows) {
     const uint8_t *block = ((const struct panel *)job->panel)->blocks;
     const uint8_t *record = job->record;
-    __m512 total[PANEL_TILES][GROUP_ROWS];
+    __m512 total[PANEL_TILES][FEW_ROWS];
     PACKED_UNROLL
     for (int i = 0; i < PANEL_TILES * rows; ++i) {
         total[i / rows][i % rows] = _mm512_load_ps(job->total + i * LANES);

@@ -21,7 +21,7 @@ struct tile_place {
     __m512 factor;
 };
 
-/* `is_counted` false: a tile that only fills up a group. */
+/* `is_counted` false: a tile that is read again with others. */
 static struct tile_place tile_place_make(const struct packed_weight *weight, int64_t tile, float *y,
                                          bool is_counted) {
     const int64_t n = tile * TILE4_ROWS;
@@ -45,7 +45,7 @@ struct task {
     int64_t begin, end;   /* tiles along the rows */
     int64_t first, count; /* tiles along the columns */
     uint8_t *records;
-    float *sums; /* [two tiles][group][tile][row][LANES] */
+    float *sums; /* [two tiles][FEW_ROWS rows][tile][row][LANES] */
     void *panel;
 };
 
@@ -80,67 +80,67 @@ static void totals_end(const struct task *task, const struct tile_place *place, 
 
 /* ---- few rows ---- */
 
-/* A group of tiles that are read in parallel, from `first` on and `step` apart, for `rounds` rows of tiles. The
+/* Tiles that are read in parallel, from `first` on and `step` apart, for `rounds` rows of tiles. The
  * first `skipped` of them are read again and not counted. */
-struct tile_group {
+struct streamed_tiles {
     int64_t first, step;
     int skipped;
     int64_t rounds;
 };
 
-/* The group that follows when `tiles` of a task's tiles are done. Its tiles are as far apart as possible, so
+/* Those that follow when `tiles` of a task's tiles are done. They are as far apart as possible, so
  * that each round begins in memory where the previous one ends. The last tiles are read together with tiles
  * before them; if there are none, all streams read the same tile. */
-static struct tile_group tile_group_at(const struct task *task, int64_t tiles, int streams,
-                                       int64_t most_rounds) {
+static struct streamed_tiles streamed_tiles_at(const struct task *task, int64_t tiles, int streams,
+                                               int64_t most_rounds) {
     const int64_t all = task->end - task->begin;
     const int64_t apart = all / streams;
     const int64_t done = tiles / streams;
     if (done < apart) {
-        return (struct tile_group){task->begin + done, apart, 0, min_int64(apart - done, most_rounds)};
+        return (struct streamed_tiles){task->begin + done, apart, 0, min_int64(apart - done, most_rounds)};
     }
     if (apart > 0) {
-        return (struct tile_group){task->end - streams, 1, streams - (int)(all - tiles), 1};
+        return (struct streamed_tiles){task->end - streams, 1, streams - (int)(all - tiles), 1};
     }
-    return (struct tile_group){task->begin + tiles, 0, streams - 1, 1};
+    return (struct streamed_tiles){task->begin + tiles, 0, streams - 1, 1};
 }
 
-/* Sums of each round and tile of a group: before its columns are read, or after. */
-static void group_totals(const struct task *task, const struct tile_group *group, int streams, int rows,
-                         float *total,
-                         void (*each)(const struct task *task, const struct tile_place *place, int64_t m,
-                                      int rows, float *total)) {
-    for (int64_t round = 0; round < group->rounds; ++round) {
+/* Sums of each round and tile: before its columns are read, or after. */
+static void streamed_totals(const struct task *task, const struct streamed_tiles *tiles, int streams, int rows,
+                            float *total,
+                            void (*each)(const struct task *task, const struct tile_place *place, int64_t m,
+                                         int rows, float *total)) {
+    for (int64_t round = 0; round < tiles->rounds; ++round) {
         for (int t = 0; t < streams; ++t) {
             const struct tile_place place = tile_place_make(
-                task->weight, group->first + round + t * group->step, task->y, t >= group->skipped);
+                task->weight, tiles->first + round + t * tiles->step, task->y, t >= tiles->skipped);
             each(task, &place, 0, rows, total + (round * streams + t) * rows * LANES);
         }
     }
 }
 
-/* Multiplies a group with `rows` rows of x, and prefetches the next group while it reads the last columns. */
-static void stream_group(const struct task *task, const struct tile_group *group, const struct tile_group *next,
-                         int kind, int rows) {
+/* Multiplies tiles with `rows` rows of x, and prefetches the next ones while it reads the last columns. */
+static void stream_together(const struct task *task, const struct streamed_tiles *tiles,
+                            const struct streamed_tiles *next, int kind, int rows) {
     float total[STREAM_SUMS * LANES] __attribute__((aligned(LINE)));
     const struct packed_ways *ways = task->ways;
     const int streams = ways->streams[kind];
     const int64_t columns = task->weight->tile_columns;
-    const int64_t at = group->first * columns + task->first;
+    const int64_t at = tiles->first * columns + task->first;
     const struct stream_job job = {.data = task->weight->data + at * TILE4_BYTES,
                                    .scale = task->weight->scale + at * ways->scale_bytes,
-                                   .data_step = group->step * columns * TILE4_BYTES,
-                                   .scale_step = group->step * columns * ways->scale_bytes,
+                                   .data_step = tiles->step * columns * TILE4_BYTES,
+                                   .scale_step = tiles->step * columns * ways->scale_bytes,
                                    .count = task->count,
-                                   .rounds = group->rounds,
+                                   .rounds = tiles->rounds,
                                    .gap = columns - task->count,
                                    .jump =
-                                       (next->first - group->first - group->rounds + 1) * columns - task->count,
+                                       (next->first - tiles->first - tiles->rounds + 1) * columns - task->count,
                                    .record = task->records,
                                    .total = total};
-    group_totals(task, group, streams, rows, total, totals_begin);
+    streamed_totals(task, tiles, streams, rows, total, totals_begin);
     ways->stream[kind](&job);
-    group_totals(task, group, streams, rows, total, totals_end);
+    streamed_totals(task, tiles, streams, rows, total, totals_end);
 }
 
 /* All tiles, times the columns whose records are prepared. */
@@ -148,12 +148,13 @@ static void stream_tiles(const struct task *task, int kind, int rows) {
     const int streams = task->ways->streams[kind];
     const int64_t most_rounds = STREAM_SUMS / (streams * rows);
     const int64_t all = task->end - task->begin;
-    struct tile_group group = tile_group_at(task, 0, streams, most_rounds);
+    struct streamed_tiles now = streamed_tiles_at(task, 0, streams, most_rounds);
     for (int64_t tiles = 0; tiles < all;) {
-        const int64_t done = tiles + streams * group.rounds - group.skipped;
-        const struct tile_group next = done < all ? tile_group_at(task, done, streams, most_rounds) : group;
-        stream_group(task, &group, &next, kind, rows);
-        group = next;
+        const int64_t done = tiles + streams * now.rounds - now.skipped;
+        const struct streamed_tiles next =
+            done < all ? streamed_tiles_at(task, done, streams, most_rounds) : now;
+        stream_together(task, &now, &next, kind, rows);
+        now = next;
         tiles = done;
     }
 }
@@ -196,8 +197,8 @@ PACKED_INLINE void prefetch_next(const struct task *task, int64_t tile, int64_t 
     }
 }
 
-/* Rows of x that are multiplied together; the last ones may be half a group. */
-static int rows_of_group(int64_t left) { return left <= GROUP_ROWS / 2 ? GROUP_ROWS / 2 : GROUP_ROWS; }
+/* Rows of x that are multiplied together; the last ones may be half as many. */
+static int rows_at_once(int64_t left) { return left <= FEW_ROWS / 2 ? FEW_ROWS / 2 : FEW_ROWS; }
 
 /* Prefetches the source of the next records, for the rows from m on; a part of it with every two tiles. */
 PACKED_INLINE void prefetch_rows(const struct task *task, int64_t tile, int64_t m) {
@@ -206,8 +207,8 @@ PACKED_INLINE void prefetch_rows(const struct task *task, int64_t tile, int64_t 
     const int64_t next = task->first + task->count;
     const int64_t bytes = min_int64(task->weight->tile_columns - next, task->count) * TILE4_COLUMNS *
                           packed_element_bytes(task->x->precision);
-    const int64_t end = min_int64(m + GROUP_ROWS * (pair + 1) / pairs, task->x->rows);
-    for (int64_t r = m + GROUP_ROWS * pair / pairs; r < end; ++r) {
+    const int64_t end = min_int64(m + FEW_ROWS * (pair + 1) / pairs, task->x->rows);
+    for (int64_t r = m + FEW_ROWS * pair / pairs; r < end; ++r) {
         const uint8_t *const row = packed_elements(task->x, r, next * TILE4_COLUMNS);
         for (int64_t i = 0; i < bytes; i += LINE) {
             prefetch(row + i);
@@ -215,43 +216,42 @@ PACKED_INLINE void prefetch_rows(const struct task *task, int64_t tile, int64_t 
     }
 }
 
-/* The sums of the group from row r on with two tiles, the first of which is `tile`. */
+/* The sums of the FEW_ROWS rows from r on with two tiles, the first of which is `tile`. */
 static float *sums_of(const struct task *task, int64_t tile, int64_t rows, int64_t r) {
-    return task->sums + ((tile - task->begin) * round_up(rows, GROUP_ROWS) + r * PANEL_TILES) * LANES;
+    return task->sums + ((tile - task->begin) * round_up(rows, FEW_ROWS) + r * PANEL_TILES) * LANES;
 }
 
 /* Rows [m, m + rows) of x, whose records are prepared, times two tiles. */
 static void sweep_tiles(const struct task *task, int64_t tile, int64_t m, int64_t rows) {
     int64_t tiles[PANEL_TILES];
-    const int64_t groups = ceil_div(rows, GROUP_ROWS);
+    const int64_t sweeps = ceil_div(rows, FEW_ROWS);
     for (int t = 0; t < PANEL_TILES; ++t) {
         tiles[t] = min_int64(tile + t, task->end - 1);
     }
     task->ways->panel_make(task->weight, tiles, task->first, task->count, task->panel);
-    for (int64_t r = 0; r < rows; r += GROUP_ROWS) {
-        const int group_rows = rows_of_group(rows - r);
+    for (int64_t r = 0; r < rows; r += FEW_ROWS) {
+        const int few_rows = rows_at_once(rows - r);
         const struct sweep_job job = {task->panel, task->count,
                                       task->records + r * task->ways->row_bytes * task->count,
                                       sums_of(task, tile, rows, r)};
-        prefetch_next(task, tile, r / GROUP_ROWS, groups);
+        prefetch_next(task, tile, r / FEW_ROWS, sweeps);
         prefetch_rows(task, tile, m + r);
         if (is_first(task)) {
-            memset(job.total, 0, (size_t)(group_rows * PANEL_TILES * LANES) * sizeof(float));
+            memset(job.total, 0, (size_t)(few_rows * PANEL_TILES * LANES) * sizeof(float));
         }
-        task->ways->sweep[group_rows < GROUP_ROWS](&job);
+        task->ways->sweep[few_rows < FEW_ROWS](&job);
     }
 }
 
 /* The finished sums of rows [m, m + rows), to y: some rows with all tiles at a time, so that stores to a row are
  * consecutive. */
 static void write_sums(const struct task *task, int64_t m, int64_t rows) {
-    for (int64_t r = 0; r < rows; r += GROUP_ROWS) {
-        const int group_rows = rows_of_group(rows - r);
+    for (int64_t r = 0; r < rows; r += FEW_ROWS) {
+        const int few_rows = rows_at_once(rows - r);
         for (int64_t tile = task->begin; tile < task->end; ++tile) {
             const int64_t t = (tile - task->begin) % PANEL_TILES;
             const struct tile_place place = tile_place_make(task->weight, tile, task->y, true);
-            totals_end(task, &place, m + r, group_rows,
-                       sums_of(task, tile - t, rows, r) + t * group_rows * LANES);
+            totals_end(task, &place, m + r, few_rows, sums_of(task, tile - t, rows, r) + t * few_rows * LANES);
         }
     }
 }
@@ -262,8 +262,8 @@ static void sweep_part(struct task *task, int64_t m, int64_t rows) {
     const int64_t columns = task->weight->tile_columns;
     for (task->first = 0; is_first(task) || task->first < columns; task->first += ways->panel_columns) {
         task->count = min_int64(columns - task->first, ways->panel_columns);
-        for (int64_t r = 0; r < rows; r += GROUP_ROWS) {
-            ways->records_make(task->x, m + r, rows_of_group(rows - r), task->first, task->count,
+        for (int64_t r = 0; r < rows; r += FEW_ROWS) {
+            ways->records_make(task->x, m + r, rows_at_once(rows - r), task->first, task->count,
                                task->records + r * ways->row_bytes * task->count);
         }
         for (int64_t tile = task->begin; tile < task->end; tile += PANEL_TILES) {
@@ -278,11 +278,11 @@ static void sweep_part(struct task *task, int64_t m, int64_t rows) {
 /* Processes as many rows of x at a time as the records' memory holds, and as many tiles as the sums' memory
  * holds. */
 static void run_many(const struct task *task) {
-    const int64_t group_bytes = task->ways->row_bytes * GROUP_ROWS * task->ways->panel_columns;
-    const int64_t at_once = min_int64(RECORDS_BYTES / group_bytes * GROUP_ROWS, RECORD_ROWS);
+    const int64_t few_bytes = task->ways->row_bytes * FEW_ROWS * task->ways->panel_columns;
+    const int64_t at_once = min_int64(RECORDS_BYTES / few_bytes * FEW_ROWS, RECORD_ROWS);
     for (int64_t m = 0; m < task->x->rows; m += at_once) {
         const int64_t rows = min_int64(task->x->rows - m, at_once);
-        const int64_t pairs = SUMS_BYTES / (PANEL_TILES * LINE * round_up(rows, GROUP_ROWS));
+        const int64_t pairs = SUMS_BYTES / (PANEL_TILES * LINE * round_up(rows, FEW_ROWS));
         for (int64_t tile = task->begin; tile < task->end; tile += pairs * PANEL_TILES) {
             struct task part = *task;
             part.begin = tile;
@@ -305,7 +305,7 @@ void packed_run_avx512(const struct packed_ways *ways, const struct packed_weigh
                         .records = scratch,
                         .sums = (float *)(void *)((uint8_t *)scratch + RECORDS_BYTES),
                         .panel = (uint8_t *)scratch + RECORDS_BYTES + SUMS_BYTES};
-    if (x->rows <= GROUP_ROWS) {
+    if (x->rows <= FEW_ROWS) {
         run_few(&task);
     } else {
         run_many(&task);

@@ -83,10 +83,10 @@ PACKED_INLINE __m512 add_block(bool has_rest, sums sum, struct scale_pair scale,
 PACKED_INLINE void stream_block(bool is_nvfp4, bool is_regular, const struct stream_job *job,
                                 const uint8_t *data, const uint8_t *scale, const uint8_t *data_ahead,
                                 const uint8_t *record, int block, int streams, int rows,
-                                __m512 total[STREAMS][GROUP_ROWS]) {
+                                __m512 total[STREAMS][FEW_ROWS]) {
     const __m512i table = words_table();
     const int steps = steps_of(is_nvfp4);
-    sums sum[STREAMS][GROUP_ROWS];
+    sums sum[STREAMS][FEW_ROWS];
     PACKED_UNROLL
     for (int i = 0; i < streams * rows; ++i) {
         sum[i / rows][i % rows] = sums_zero();
@@ -122,7 +122,7 @@ PACKED_INLINE void stream_block(bool is_nvfp4, bool is_regular, const struct str
 PACKED_INLINE void stream_column(bool is_nvfp4, bool is_regular, const struct stream_job *job,
                                  const uint8_t *data, const uint8_t *scale, const uint8_t *data_ahead,
                                  const uint8_t *record, int streams, int rows,
-                                 __m512 total[STREAMS][GROUP_ROWS]) {
+                                 __m512 total[STREAMS][FEW_ROWS]) {
     const int64_t block_bytes = (int64_t)steps_of(is_nvfp4) / HALF_STEPS * LINE;
     for (int b = 0; b < blocks_of(is_nvfp4); ++b) {
         stream_block(is_nvfp4, is_regular, job, data, scale, data_ahead, record, b, streams, rows, total);
@@ -141,7 +141,7 @@ PACKED_INLINE void stream(bool is_nvfp4, const struct stream_job *job, int strea
     const uint8_t *record = job->record;
     const uint8_t *data_ahead = data + tiles_ahead(rows) * TILE4_BYTES;
     const uint8_t *scale_ahead = scale + tiles_ahead(rows) * scale_bytes_of(is_nvfp4);
-    __m512 total[STREAMS][GROUP_ROWS];
+    __m512 total[STREAMS][FEW_ROWS];
     PACKED_UNROLL
     for (int i = 0; i < streams * rows; ++i) {
         total[i / rows][i % rows] = _mm512_load_ps(job->total + i * LANES);
@@ -223,7 +223,7 @@ PACKED_INLINE void panel_make(bool is_nvfp4, const struct packed_weight *weight,
 PACKED_INLINE void sweep_block(bool is_nvfp4, bool has_rest, const uint8_t *block, const uint8_t *x, int rows,
                                float *total) {
     const int steps = steps_of(is_nvfp4);
-    sums sum[PANEL_TILES][GROUP_ROWS];
+    sums sum[PANEL_TILES][FEW_ROWS];
     PACKED_UNROLL
     for (int r = 0; r < rows; ++r) {
         sum[0][r] = sums_zero();
