@@ -246,13 +246,13 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Any, splits: Any, weight: Any, bias: Any, random: Any, plan: str, caller: str
+        ctx: Any, x: Any, splits: Any, weight: Any, bias: Any, random: Any, plans: Any, caller: str
     ) -> torch.Tensor:
-        parts, shape = parts_of(weight), tuple(weight.shape)
+        parts, shape, (forward, plan) = parts_of(weight), tuple(weight.shape), plans
         ctx.save_for_backward(x, splits, *parts, *([] if random is None else [random]))
         ctx.caller = caller
         ctx.constants = plan, shape, weight.dtype, len(parts)
-        arguments = x, splits, parts, bias, shape, plan, random
+        arguments = x, splits, parts, bias, shape, forward, random
         made: torch.Tensor = call_operator(caller, ops.grouped_linear, *arguments)
         return made
 
@@ -275,10 +275,12 @@ def grouped_linear(
     bias: torch.Tensor | None = None,
     *,
     recipe: RecipeLike | None = None,
+    input_quantizer: Quantizer | str = "",
     _caller: str = "opaq.functional.grouped_linear",
 ) -> torch.Tensor:
     """x w^T + bias for consecutive rows of x: `splits[e]` of them, an int64 tensor, with weight[e]. weight is
-    [E, N, K] and may be a QuantizedTensor, bias [E, N]."""
+    [E, N, K] and may be a QuantizedTensor, bias [E, N]. `input_quantizer` quantizes each expert's rows (default
+    the recipe's); gradients pass through it unchanged if the weight is packed."""
     refuse_transforms(_caller)
     expect_tensors(_caller, x=x, splits=splits, weight=weight, bias=bias)
     refuse_packed_gradients(_caller, weight=weight)
@@ -286,7 +288,7 @@ def grouped_linear(
     grad = wanted_gradients(x=x, w=weight, b=bias)
     quantizers = _quantizers(_caller, recipe)
     plan = plan_set(
-        x=quantizers.input,
+        x=texts_of(input_quantizer, "")[0] or quantizers.input,
         w="" if given else quantizers.weight,
         w_given=given,
         dy=quantizers.grad_output if grad else "",
@@ -296,7 +298,9 @@ def grouped_linear(
     random = ops.random_state(x) if _rounds(plan) else None
     made: torch.Tensor
     if grad:
-        made = _GroupedLinear.apply(x, splits, weight, bias, random, plan, _caller)
+        is_straight = given and quantizers is HIGH_PRECISION
+        plans = (plan_set(plan, grad=""), plan_set(plan, x="")) if is_straight else (plan, plan)
+        made = _GroupedLinear.apply(x, splits, weight, bias, random, plans, _caller)
         return made
     arguments = x, splits, parts_of(weight), bias, weight.shape, plan, random
     made = call_operator(_caller, ops.grouped_linear, *arguments)

@@ -222,6 +222,32 @@ def test_quantized_inputs_are_passed_straight_through(inputs: str, tiles: bool, 
             assert same_bytes(plain.run()[1]["x"], got["x"])
 
 
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("inputs", ["nvfp4", "mxfp8", "fp8"])
+def test_each_experts_rows_are_quantized_and_passed_straight_through(
+    inputs: str, tiles: bool, device: str
+) -> None:
+    layer = grouped("mxfp8", tiles, torch.float32).on(device)
+    module, x, splits = (
+        layer.module,
+        layer.inputs["x"] * torch.arange(1, 8, device=device)[:, None],
+        layer.more[0],
+    )
+    weight, bias, dy = module.weight, module.bias, numbers(7, 256).to(device)
+    seen = [opaq.quantize_tensor(part, inputs).dequantize() for part in x.split([4, 3])]
+    assert not same_bytes(torch.cat(seen), opaq.quantize_tensor(x, inputs).dequantize()) or inputs == "mxfp8"
+    found = []
+    for given, by in ((x, inputs), (torch.cat(seen), "")):
+        leaf = given.clone().requires_grad_()
+        y = functional.grouped_linear(leaf, splits, weight, bias, input_quantizer=by)
+        y.backward(dy)
+        found.append((y.detach(), leaf.grad))
+        with torch.no_grad():
+            again = functional.grouped_linear(leaf, splits, weight, bias, input_quantizer=by)
+        assert same_bytes(again, y.detach())
+    assert all(same_bytes(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_a_checkpoints_scales_of_inputs(device: str) -> None:
     """W8A8 with calibrated scales, as in checkpoints."""
     scale = torch.tensor([40.0])
