@@ -168,6 +168,7 @@ def test_all_linear_means_packed_layers_too() -> None:
         assert sum(type(layer).__name__ == "LoraQuantizedLinear" for layer in layers) == 12
     made.add_adapter("second", peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
     assert all(set(layer.lora_A) == {"default", "second"} for layer in layers)
+    assert not any("base_layer" in name for name in made.peft_config["second"].target_modules)
 
 
 # ---- several adapters ----
@@ -290,6 +291,26 @@ def test_merge_and_unload_gives_a_packed_model(device: str) -> None:
     assert torch.equal(logits(merged), logits(packed))
 
 
+def test_transposed_weights_are_not_assumed() -> None:
+    """fan_in_fan_out would merge a square layer's adapter transposed. PEFT ignores it for nn.Linear too."""
+    with pytest.warns(UserWarning, match="fan_in_fan_out"):
+        packed, plain = pair(lora(fan_in_fan_out=True))
+    packed.merge_adapter()
+    plain.merge_adapter()
+    layers = [m.base_model.model.model.layers[0].self_attn.q_proj.base_layer for m in (packed, plain)]
+    expected = opaq.quantize_tensor(layers[1].weight.detach(), "nvfp4")
+    assert relative(layers[0].weight.dequantize(), expected.dequantize()) < 1e-3
+
+
+def test_a_merge_keeps_the_dtype() -> None:
+    packed, plain = pair(lora(), dtype=torch.bfloat16)
+    packed.merge_adapter()
+    layer = packed.base_model.model.model.layers[0].self_attn.q_proj.base_layer
+    assert layer.weight.dtype == torch.bfloat16 and layer.weight.dequantize().dtype == torch.bfloat16
+    plain.merge_adapter()
+    assert relative(logits(packed).float(), logits(plain).float()) < 0.3
+
+
 def test_a_merge_that_fails_leaves_the_layer_as_it_was() -> None:
     packed, _ = pair(lora())
     packed.add_adapter("broken", lora())
@@ -312,7 +333,7 @@ def test_a_merge_that_fails_leaves_the_layer_as_it_was() -> None:
 # ---- errors ----
 
 
-@pytest.mark.parametrize("initialization", ["pissa", "olora", "loftq"])
+@pytest.mark.parametrize("initialization", ["pissa", "olora", "loftq", "eva", "corda", "lora_ga"])
 def test_initializations_that_change_the_weight_are_refused(initialization: str) -> None:
     model = llama()
     opaq.quantize_(model, "nvfp4", progress=False)
@@ -324,6 +345,28 @@ def test_initializations_that_change_the_weight_are_refused(initialization: str)
         peft.get_peft_model(model, config)
 
 
+def test_they_are_refused_for_a_second_adapter_too() -> None:
+    packed, _ = pair(lora())
+    before = logits(packed)
+    for options in ({"init_lora_weights": "pissa"}, {"arrow_config": peft.ArrowConfig()}):
+        with pytest.raises((NotImplementedError, ValueError), match="opaq|Arrow|arrow|variant"):
+            packed.add_adapter(f"second {next(iter(options))}", lora(**options))
+    packed.set_adapter("default")
+    assert torch.equal(logits(packed), before)
+
+
+def test_variants_other_than_dora_are_refused() -> None:
+    """By an error of PEFT, which names the variant."""
+    for options, said in (
+        ({"arrow_config": peft.ArrowConfig()}, "arrow"),
+        ({"alora_invocation_tokens": [1, 2]}, "alora"),
+    ):
+        model = llama()
+        opaq.quantize_(model, "nvfp4", progress=False)
+        with pytest.raises((NotImplementedError, ValueError), match=f"(?i){said}"):
+            peft.get_peft_model(model, lora(**options))
+
+
 def test_adapters_of_packed_experts_are_refused() -> None:
     model = nn.Sequential()
     model.add_module("experts", opaq.MLP(32, 64, quantizer="nvfp4"))
@@ -331,36 +374,65 @@ def test_adapters_of_packed_experts_are_refused() -> None:
         peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["experts"]))
 
 
-def experts_model() -> Any:
-    torch.manual_seed(1)
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        moe_intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_experts=4,
-        num_experts_per_tok=2,
+@pytest.mark.parametrize("kind", ["MoE", "GroupedLinear"])
+@pytest.mark.parametrize("quantizer", ["nvfp4", ""])
+def test_target_parameters_of_opaqs_own_experts_are_refused(kind: str, quantizer: str) -> None:
+    made = opaq.MoE(32, 64, 2) if kind == "MoE" else opaq.GroupedLinear(2, 32, 64)
+    model = nn.Sequential()
+    model.add_module("experts", made)
+    name = "gate_up" if kind == "MoE" else "weight"
+    if quantizer:
+        opaq.quantize_(model, quantizer, progress=False)
+    said = (
+        f"target_parameters names {name} of an opaq.{kind}.*nvfp4"
+        if quantizer
+        else f"of an opaq.{kind} are not"
     )
-    return transformers.Qwen3MoeForCausalLM(config)
-
-
-@pytest.mark.parametrize("name", ["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "q_proj.weight"])
-def test_packed_target_parameters_are_refused(name: str) -> None:
-    config = peft.LoraConfig(r=2, target_modules=[], target_parameters=[name])
-    model = experts_model()
-    opaq.quantize_(model, "nvfp4", progress=False)
-    with pytest.raises(
-        NotImplementedError, match=f"target_parameters names {name.rpartition('.')[2]} of a .*nvfp4"
-    ):
+    config = peft.LoraConfig(r=2, target_modules=[], target_parameters=[f"experts.{name}"])
+    with pytest.raises(NotImplementedError, match=said):
         peft.get_peft_model(model, config)
-    plain = experts_model()
-    opaq.quantize_(plain, "nvfp4", ignore=["lm_head", "experts", "q_proj"], progress=False)
+
+
+def test_target_parameters_of_packed_linear_layers_are_refused() -> None:
+    config = peft.LoraConfig(r=2, target_modules=[], target_parameters=["q_proj.weight"])
+    model = llama()
+    opaq.quantize_(model, "nvfp4", progress=False)
+    said = (
+        r"target_parameters names weight of an opaq.QuantizedLinear, which is packed \(nvfp4.*by target_modules"
+    )
+    with pytest.raises(NotImplementedError, match=said):
+        peft.get_peft_model(model, config)
+    plain = llama()
+    opaq.quantize_(plain, "nvfp4", ignore=["lm_head", "q_proj"], progress=False)
     made = peft.get_peft_model(plain, config)
     assert any("lora_A" in key for key, parameter in made.named_parameters() if parameter.requires_grad)
+
+
+@pytest.mark.parametrize("name", ["IA3", "Vera", "OFT", "AdaLora", "LoHa", "LoKr", "BOFT"])
+def test_other_adapters_of_peft_raise_their_own_error(name: str) -> None:
+    more = {"AdaLora": {"total_step": 10}, "IA3": {"feedforward_modules": []}, "OFT": {"oft_block_size": 8}}
+    config = getattr(peft, f"{name}Config")(target_modules=["q_proj"], **more.get(name, {}))
+    model = llama()
+    opaq.quantize_(model, "nvfp4", progress=False)
+    with pytest.raises((ValueError, TypeError), match="QuantizedLinear|No layers types compatible with VeRA"):
+        peft.get_peft_model(model, config)
+
+
+@pytest.mark.parametrize("name", ["PrefixTuning", "PromptTuning", "PromptEncoder"])
+def test_tuned_prompts_have_the_gradients_of_plain_layers(name: str) -> None:
+    """They change no layer; their gradients come through the packed weights."""
+    config = getattr(peft, f"{name}Config")(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    packed = llama()
+    opaq.quantize_(packed, "nvfp4", progress=False)
+    plain = copy.deepcopy(packed)
+    opaq.dequantize_(plain)
+    found = []
+    for model in (packed, plain):
+        torch.manual_seed(2)
+        found.append(train_once(peft.get_peft_model(model, copy.deepcopy(config))))
+    assert found[0].keys() == found[1].keys() != set()
+    for key, gradient in found[0].items():
+        assert relative(gradient, found[1][key]) < 1e-4, key
 
 
 def test_custom_modules_of_the_configuration_take_precedence() -> None:
