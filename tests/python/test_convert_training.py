@@ -343,6 +343,40 @@ def test_first_and_last_blocks_and_filter() -> None:
         opaq.convert_training(model, 8)
 
 
+def test_blocks_are_members_of_the_outermost_lists_of_several_modules() -> None:
+    """Not lists inside blocks, such as a list of experts, nor lists of one module."""
+
+    def made() -> Any:
+        blocks = [
+            nn.ModuleDict({"experts": nn.ModuleList(nn.Linear(8, 8) for _ in range(3))}) for _ in range(3)
+        ]
+        return nn.ModuleDict({"adapter": nn.ModuleList([nn.Linear(8, 8)]), "blocks": nn.ModuleList(blocks)})
+
+    summary = opaq.convert_training(made(), RECIPES["mxfp8"], skip_first=1, skip_last=1)
+    assert list(summary.converted) == ["adapter.0", *(f"blocks.1.experts.{i}" for i in range(3))]
+    with pytest.raises(ValueError, match="the model has none"):
+        opaq.convert_training(nn.ModuleList([nn.Linear(8, 8)]), RECIPES["mxfp8"], skip_first=1)
+
+
+def test_weights_that_are_no_plain_parameters_are_left() -> None:
+    with opaq.quantized_model_init(recipe=RECIPES["mxfp8"]):
+        stored = opaq.Linear(32, 32)
+    computed = nn.Linear(8, 8)
+    weight = computed._parameters.pop("weight")
+    computed.register_parameter("weight_v", weight)
+    computed.weight = weight.detach()  # as torch.nn.utils.weight_norm and spectral_norm do
+    packed = nn.ModuleDict({"mlp": opaq.MLP(32, 64)})
+    opaq.quantize_(packed, "nvfp4", progress=False)
+    model = nn.ModuleDict({"stored": stored, "computed": computed, "packed": packed, "a": nn.Linear(8, 8)})
+    summary = opaq.convert_training(model, RECIPES["mxfp8"])
+    assert summary.converted == {"a": "Linear"}
+    assert summary.left == {
+        "stored": "its weight is quantized",
+        "computed": "its weight is computed from other parameters",
+        "packed.mlp": "packed by quantize_, which dequantize_ undoes",
+    }
+
+
 def test_summary_has_reasons_for_skipped_modules() -> None:
     class Own(nn.Linear):
         pass
@@ -409,6 +443,44 @@ def test_modules_of_experts(device: str) -> None:
     opaq.revert_training(model)
     assert type(model["mlp"]) is opaq.MLP
     assert torch.equal(model["mlp"](x), plain)
+
+
+def test_an_autocast_takes_precedence_over_experts_recipes(device: str) -> None:
+    torch.manual_seed(0)
+    mlp, x = opaq.MLP(32, 64, device=device), torch.randn(8, 32, device=device)
+    plain, expected = mlp(x), []
+    for name in ("current", "mxfp8"):
+        with opaq.autocast(recipe=RECIPES[name]):
+            expected.append(mlp(x))
+    opaq.convert_training(nn.ModuleDict({"mlp": mlp}), RECIPES["mxfp8"])
+    with opaq.autocast(recipe=RECIPES["current"]):
+        assert torch.equal(mlp(x), expected[0])
+    with opaq.autocast(enabled=False):
+        assert torch.equal(mlp(x), plain)
+    assert torch.equal(mlp(x), expected[1])
+    assert not torch.equal(expected[0], expected[1])
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("around", [None, "current"])
+def test_activation_checkpointing_of_experts(use_reentrant: bool, around: str | None, device: str) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(0)
+    mlp = opaq.MLP(32, 64, device=device)
+    opaq.convert_training(nn.ModuleDict({"mlp": mlp}), RECIPES["mxfp8"])
+    found = []
+    for again in (False, True):
+        x = torch.randn(8, 32, generator=torch.Generator().manual_seed(1)).to(device).requires_grad_()
+        with opaq.autocast(recipe=RECIPES[around]) if around else torch.enable_grad():
+            y = checkpoint(mlp, x, use_reentrant=use_reentrant) if again else mlp(x)
+        y.square().sum().backward()  # recomputes outside of the autocast
+        found.append([x.grad, *(p.grad.clone() for p in mlp.parameters())])
+        mlp.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    file = io.BytesIO()
+    torch.save(mlp, file)  # after a forward in an autocast
+    assert b"_Level" not in file.getvalue()
 
 
 # ---- transformers, accelerate, FSDP2 ----
@@ -486,6 +558,45 @@ def test_experts_of_transformers() -> None:
     assert torch.equal(torch.load(file, weights_only=False)(ids).logits, converted)
     opaq.revert_training(model)
     assert torch.equal(model(ids).logits, plain)
+
+
+class Lines(torch.utils.data.Dataset):  # type: ignore[misc]
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = torch.arange(index, index + 12) % 64
+        return {"input_ids": row, "labels": row}
+
+
+def test_trainer(tmp_path: Path) -> None:
+    """transformers.Trainer, with gradient checkpointing; what it saves loads plain."""
+    need("accelerate")
+    transformers = need("transformers")
+    model = llama(False)
+    opaq.convert_training(model, RECIPES["mxfp8"], skip_last=1)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=4,
+        max_steps=8,
+        learning_rate=1e-2,
+        gradient_checkpointing=True,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        seed=0,
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=Lines())
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < 0.7 * losses[0]
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-8")
+    ids = torch.arange(16)[None]
+    converted = model.eval()(ids).logits
+    assert opaq.revert_training(model) == 14
+    assert not torch.equal(converted, model(ids).logits)
+    assert torch.equal(again(ids).logits, model(ids).logits)
 
 
 def test_accelerate() -> None:
