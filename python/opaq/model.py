@@ -16,6 +16,7 @@ from torch import nn
 
 from opaq import _stacked
 from opaq._library import library
+from opaq._memory import return_freed
 from opaq._names import Names
 from opaq._noise import sqnr
 from opaq._summary import QuantizedModule, Summary
@@ -313,6 +314,8 @@ def quantize_(
     finally:
         if bar is not None:
             bar.close()
+    undo.clear()  # the plain weights
+    return_freed()
     return Summary(text, inputs, tuple(rows), left)
 
 
@@ -379,6 +382,7 @@ def _tile(
             bar.update()
     if bar is not None:
         bar.close()
+    return_freed()
     return len(found)
 
 

@@ -254,6 +254,25 @@ def test_quantizing_while_loading(engine: Any, device: str) -> None:
         assert near(layer(x), functional.quantized_linear(x, want.to(device)), LIMIT)
 
 
+def test_freed_memory_is_returned_after_the_last_layer(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensors of the checkpoint were freed layer by layer."""
+    returned: list[int] = []
+    config = engine.OpaqConfig(None, "mxfp8")
+    monkeypatch.setattr(engine, "return_freed", lambda: returned.append(config.waiting))
+    values = numbers((HIDDEN, HIDDEN), 1, "cpu", BF16)
+    made = [
+        stand_in.RowParallelLinear(
+            HIDDEN, HIDDEN, False, BF16, quant_config=config, prefix=f"layers.{i}.o_proj"
+        )
+        for i in range(2)
+    ]
+    for layer in made:
+        assert not returned
+        layer.weight.weight_loader(layer.weight, values)
+        layer.quant_method.process_weights_after_loading(layer)
+    assert returned == [0]
+
+
 # ---- experts ----
 
 

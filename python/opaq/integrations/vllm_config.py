@@ -17,6 +17,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.platforms import current_platform
 
 from opaq._library import Device, OpaqError, call, version
+from opaq._memory import return_freed
 from opaq._names import Names
 from opaq.checkpoint import Layout, Scheme, read_layout
 from opaq.integrations.vllm import METHOD, Options
@@ -212,6 +213,7 @@ class OpaqConfig(QuantizationConfig):
             how = self.options.precision + (f", order {rows[0].order}" if rows[0].order != "fixed" else "")
             logger.info("opaq %s: %s, precision %s", version, found, how)
         self.prepared = []
+        return_freed()
 
 
 def _check_cuda() -> None:
