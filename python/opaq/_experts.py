@@ -246,13 +246,13 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Any, splits: Any, weight: Any, bias: Any, random: Any, plans: Any, caller: str
+        ctx: Any, x: Any, splits: Any, weight: Any, bias: Any, random: Any, plan: str, caller: str
     ) -> torch.Tensor:
-        parts, shape, (forward, plan) = parts_of(weight), tuple(weight.shape), plans
+        parts, shape = parts_of(weight), tuple(weight.shape)
         ctx.save_for_backward(x, splits, *parts, *([] if random is None else [random]))
         ctx.caller = caller
         ctx.constants = plan, shape, weight.dtype, len(parts)
-        arguments = x, splits, parts, bias, shape, forward, random
+        arguments = x, splits, parts, bias, shape, plan, random
         made: torch.Tensor = call_operator(caller, ops.grouped_linear, *arguments)
         return made
 
@@ -298,9 +298,7 @@ def grouped_linear(
     random = ops.random_state(x) if _rounds(plan) else None
     made: torch.Tensor
     if grad:
-        is_straight = given and quantizers is HIGH_PRECISION
-        plans = (plan_set(plan, grad=""), plan_set(plan, x="")) if is_straight else (plan, plan)
-        made = _GroupedLinear.apply(x, splits, weight, bias, random, plans, _caller)
+        made = _GroupedLinear.apply(x, splits, weight, bias, random, plan, _caller)
         return made
     arguments = x, splits, parts_of(weight), bias, weight.shape, plan, random
     made = call_operator(_caller, ops.grouped_linear, *arguments)

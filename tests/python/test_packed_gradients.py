@@ -184,6 +184,23 @@ def test_gradients_are_those_of_the_dequantized_weights(
     assert all(parameter.grad is None for parameter in layer.module.parameters())
 
 
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("name", MAKERS)
+def test_incoming_gradients_with_any_strides(name: str, tiles: bool, device: str) -> None:
+    """As from a sum, which is expanded, and from a transpose."""
+    layer = MAKERS[name]("nvfp4", tiles, torch.float32).on(device)
+    for dy in (torch.tensor(0.5), numbers(192 if name == "linear" else 256 if name == "grouped" else 128, 7).T):
+        found = []
+        for is_copied in (False, True):
+            leaves = [value.detach().clone().requires_grad_() for value in layer.inputs.values()]
+            y = layer.module(*leaves, *layer.more)
+            given = dy.to(device).expand_as(y)
+            assert not given.is_contiguous()
+            y.backward(given.contiguous() if is_copied else given)
+            found.append([leaf.grad for leaf in leaves])
+        assert all(same_bytes(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_router_weights_on_the_input(device: str) -> None:
     layer = moe("nvfp4", True, torch.float32, on_input=True).on(device)
     _, got = layer.run()
