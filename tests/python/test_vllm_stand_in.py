@@ -497,6 +497,19 @@ def test_a_compiled_block(engine: Any, device: str) -> None:
     assert device == "cpu" or graphs_recorded() > before
 
 
+@pytest.mark.parametrize("kind", ["Attention", "MLAAttention"])
+def test_scales_of_the_cache_are_loaded_by_vllm(kind: str, engine: Any) -> None:
+    from vllm.model_executor.layers import attention
+    from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
+
+    layer = getattr(attention, kind)()
+    method = config_of(engine, SCHEMES["modelopt nvfp4"]).get_quant_method(layer, "layers.0.self_attn.attn")
+    assert type(method) is BaseKVCacheMethod
+    method.create_weights(layer)
+    assert layer.k_scale == -1  # none loaded yet
+    assert engine.OpaqConfig(None, "nvfp4").get_quant_method(layer, "layers.0.self_attn.attn") is None
+
+
 # ---- which checkpoints are served ----
 
 FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
