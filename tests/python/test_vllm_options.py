@@ -3,13 +3,14 @@ blocks that ranks and joined weights would split, configurations of checkpoints.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from conftest import need
+from conftest import ROOT, need
 from opaq import functional
 from opaq._names import Names
 from opaq._plan import plan_get
@@ -223,6 +224,15 @@ def test_configurations_of_checkpoints(engine: Any, monkeypatch: pytest.MonkeyPa
         made({**fp8, "total_num_heads": 8, "total_num_kv_heads": 2})
         .layout.scheme("a")
         .weight.startswith("fp8blk2")
+    )
+    text = (ROOT / "tests" / "cli" / "config_compressed-tensors_mxfp8.txt").read_text()
+    cached = {**json.loads(text)["quantization_config"], "kv_cache_scheme": {"num_bits": 8}}
+    config = made({**cached, "total_num_heads": 8, "total_num_kv_heads": 2})
+    assert config.layout.scheme("a").weight.startswith("mxfp8")
+    assert (config.kv_cache_scheme, config.total_num_heads, config.total_num_kv_heads) == (
+        {"num_bits": 8},
+        8,
+        2,
     )
     with pytest.raises(ValueError, match="^opaq: .*gptq"):
         made({"quant_method": "gptq", "bits": 4})

@@ -34,7 +34,6 @@ from opaq.quantizer import Quantizer
 
 logger = init_logger("vllm.plugins.opaq")
 _GPT_OSS = "gpt_oss_mxfp4"  # by this name vLLM loads the experts of gpt-oss as they are stored
-_ADDED = ("total_num_heads", "total_num_kv_heads")  # by vLLM, to a checkpoint's configuration
 _IGNORED = ("lm_head", "gate", "router", "shared_expert_gate")  # the default
 
 
@@ -72,8 +71,6 @@ def _read(config: Mapping[str, Any]) -> Layout:
     nested = config.get("quantization")  # the key in ModelOpt's hf_quant_config.json
     config = {"quant_method": "modelopt", **nested} if isinstance(nested, Mapping) else dict(config)
     config["quant_method"] = {_GPT_OSS: "mxfp4"}.get(config["quant_method"], config["quant_method"])
-    for added in _ADDED:
-        config.pop(added, None)
     return read_layout(config)
 
 
@@ -93,7 +90,7 @@ class OpaqConfig(QuantizationConfig):
         self.layout = layout
         self.quantizer = quantizer or ("" if layout is not None else self.options.format)
         self.activations, self.ignore = activations, Names(ignore)
-        self.kv_cache_scheme: Any = None  # of compressed-tensors; vLLM reads it
+        self.kv_cache_scheme: Any = None  # of compressed-tensors; vLLM reads it, and the numbers that it adds
         self.total_num_heads = self.total_num_kv_heads = None
         self.waiting = 0  # layers whose weights are not prepared yet
         self.prepared: list[Prepared] = []
@@ -133,7 +130,7 @@ class OpaqConfig(QuantizationConfig):
         except ValueError as error:
             raise ValueError(f"opaq: {str(error).removeprefix('opaq: ')}") from None
         if config.get("quant_method") == "compressed-tensors":
-            for key in ("kv_cache_scheme", *_ADDED):
+            for key in ("kv_cache_scheme", "total_num_heads", "total_num_kv_heads"):
                 setattr(made, key, config.get(key))
         return made
 
