@@ -24,7 +24,7 @@ from vllm.plugins import load_general_plugins
 
 import opaq
 from vllm_calls import PROMPTS, TOKENS, ask, serving, tokens, transformers_tokens
-from vllm_models import calibrate, run_command, write_model
+from vllm_models import calibrate, run_command, write_adapter, write_model
 
 COMMAND = os.environ["OPAQ_COMMAND"]
 CT, MODELOPT, DEEPSEEK = "compressed-tensors", "modelopt", "deepseek"
@@ -185,6 +185,21 @@ def test_scales_of_an_fp8_cache(models: Models, layout: str, tmp_path: Path) -> 
 def _cache_scales(model: torch.nn.Module) -> list[tuple[str, float, float]]:
     layers = [module for module in model.modules() if hasattr(module, "_k_scale_float")]
     return [(layer.kv_cache_dtype, layer._k_scale_float, layer._v_scale_float) for layer in layers]
+
+
+@pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "compiled"])
+def test_adapters_beside_packed_weights(models: Models, enforce_eager: bool, tmp_path: Path) -> None:
+    """vLLM's LoRA with adapters in PEFT's format, against its own layers with the decoded weights."""
+    adapter = write_adapter(models.plain("llama"), tmp_path / "adapter")
+
+    def found(model: Path) -> list[list[list[int]]]:
+        torch._dynamo.reset()
+        with serving(model, enable_lora=True, max_lora_rank=8, enforce_eager=enforce_eager) as llm:
+            return [[ids for ids, _ in ask(llm, adapter=given)] for given in (adapter, None)]
+
+    packed = found(models.packed("llama", CT, "nvfp4"))
+    assert packed == found(models.decoded("llama", CT, "nvfp4"))
+    assert packed[0] != packed[1]
 
 
 # ---- alone and together ----
