@@ -262,7 +262,8 @@ def test_each_experts_rows_are_quantized_and_passed_straight_through(
         with torch.no_grad():
             again = functional.grouped_linear(leaf, splits, weight, bias, input_quantizer=by)
         assert same_bytes(again, y.detach())
-    assert all(same_bytes(a, b) for a, b in zip(*found, strict=True))
+    for got, want in zip(*found, strict=True):
+        assert same_bytes(got, want) if device == "cpu" else near(got, want, ALLOWED[torch.float32])
 
 
 def test_a_checkpoints_scales_of_inputs(device: str) -> None:
