@@ -4,6 +4,7 @@ dequantize_ undoes it."""
 from __future__ import annotations
 
 import importlib.util
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -89,6 +90,13 @@ def _check(model: nn.Module, quantizer: str, activations: str, precision: str | 
             raise ValueError(f"opaq.quantize_: {what}={given!r} {reason}")
     if isinstance(model, nn.Linear):
         raise ValueError("opaq.quantize_: the model is a linear layer itself; see QuantizedLinear.from_linear")
+    adapted: Any = getattr(sys.modules.get("peft.tuners.tuners_utils"), "BaseTunerLayer", ())
+    for name, module in model.named_modules():
+        if isinstance(module, adapted):
+            raise ValueError(
+                f"opaq.quantize_: {name} has adapters of PEFT, which would be packed too; call quantize_ "
+                "before get_peft_model, or merge the adapters first (merge_and_unload)"
+            )
 
 
 def _warn(model: nn.Module, ignore: Collection[str], jobs: list[_Job], left: dict[str, str]) -> None:

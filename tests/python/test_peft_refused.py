@@ -101,6 +101,17 @@ def test_other_adapters_of_peft_raise_their_own_error(name: str) -> None:
         peft.get_peft_model(model, config)
 
 
+def test_models_with_adapters_are_not_quantized() -> None:
+    model = peft.get_peft_model(llama(), lora())
+    before = list(model.named_parameters())
+    with pytest.raises(
+        ValueError, match=r"q_proj has adapters of PEFT, .* call quantize_ before get_peft_model"
+    ):
+        opaq.quantize_(model, "nvfp4", progress=False)
+    assert all(a is b for (_, a), (_, b) in zip(before, model.named_parameters(), strict=True))
+    opaq.quantize_(model.merge_and_unload(), "nvfp4", progress=False)
+
+
 @pytest.mark.parametrize("name", ["PrefixTuning", "PromptTuning", "PromptEncoder"])
 def test_tuned_prompts_have_the_gradients_of_plain_layers(name: str) -> None:
     """They change no layer; their gradients come through the packed weights."""
