@@ -182,6 +182,8 @@ def test_delayed_scaling_keeps_its_state(device: str) -> None:
     model = net(device=device)
     opaq.convert_training(model, RECIPES["delayed"])
     keys = list(model.state_dict())
+    plain = list(net().state_dict())
+    assert [key for key in keys if key in plain] == plain and len(keys) == len(plain) + 4 * 6
     assert "blocks.0.up.amax_history_fwd" in keys
     step(model)
     assert model.blocks[0].up.amax_history_fwd.abs().max() > 0
