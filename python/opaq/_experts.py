@@ -275,10 +275,12 @@ def grouped_linear(
     bias: torch.Tensor | None = None,
     *,
     recipe: RecipeLike | None = None,
+    input_quantizer: Quantizer | str = "",
     _caller: str = "opaq.functional.grouped_linear",
 ) -> torch.Tensor:
     """x w^T + bias for consecutive rows of x: `splits[e]` of them, an int64 tensor, with weight[e]. weight is
-    [E, N, K] and may be a QuantizedTensor, bias [E, N]."""
+    [E, N, K] and may be a QuantizedTensor, bias [E, N]. `input_quantizer` quantizes each expert's rows (default
+    the recipe's); gradients pass through it unchanged if the weight is packed."""
     refuse_transforms(_caller)
     expect_tensors(_caller, x=x, splits=splits, weight=weight, bias=bias)
     refuse_packed_gradients(_caller, weight=weight)
@@ -286,7 +288,7 @@ def grouped_linear(
     grad = wanted_gradients(x=x, w=weight, b=bias)
     quantizers = _quantizers(_caller, recipe)
     plan = plan_set(
-        x=quantizers.input,
+        x=texts_of(input_quantizer, "")[0] or quantizers.input,
         w="" if given else quantizers.weight,
         w_given=given,
         dy=quantizers.grad_output if grad else "",

@@ -12,13 +12,15 @@ from opaq._import_hook import when_imported
 
 def _add_dispatcher(module: Any) -> None:
     """Makes `LoraModel._create_new_module` try opaq first, except for modules that the user's LoraConfig
-    maps, and refuse packed weights in `target_parameters`."""
+    maps."""
     original = module.LoraModel._create_new_module
 
     def create(lora_config: Any, adapter_name: str, target: Any, **keywords: Any) -> Any:
-        if "opaq.packed" in sys.modules and (name := keywords.get("parameter_name")):
-            importlib.import_module("opaq.integrations.peft").check_target_parameter(target, name)
-        if isinstance(target, importlib.import_module("opaq.packed").PackedModule):
+        if "opaq.packed" in sys.modules and keywords.get("parameter_name"):
+            dispatch = importlib.import_module("opaq.integrations.peft").dispatch_parameter
+            if (made := dispatch(target, adapter_name, lora_config, **keywords)) is not None:
+                return made
+        elif isinstance(target, importlib.import_module("opaq.packed").PackedModule):
             mapped = lora_config._custom_modules or {}
             if not any(isinstance(target, kind) for kind in mapped):
                 dispatch = importlib.import_module("opaq.integrations.peft").dispatch

@@ -4,6 +4,7 @@ dequantize_ undoes it."""
 from __future__ import annotations
 
 import importlib.util
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -16,6 +17,7 @@ from torch import nn
 
 from opaq import _stacked
 from opaq._library import library
+from opaq._memory import return_freed
 from opaq._names import Names
 from opaq._noise import sqnr
 from opaq._summary import QuantizedModule, Summary
@@ -88,6 +90,13 @@ def _check(model: nn.Module, quantizer: str, activations: str, precision: str | 
             raise ValueError(f"opaq.quantize_: {what}={given!r} {reason}")
     if isinstance(model, nn.Linear):
         raise ValueError("opaq.quantize_: the model is a linear layer itself; see QuantizedLinear.from_linear")
+    adapted: Any = getattr(sys.modules.get("peft.tuners.tuners_utils"), "BaseTunerLayer", ())
+    for name, module in model.named_modules():
+        if isinstance(module, adapted):
+            raise ValueError(
+                f"opaq.quantize_: {name} has adapters of PEFT, which would be packed too; call quantize_ "
+                "before get_peft_model, or merge the adapters first (merge_and_unload)"
+            )
 
 
 def _warn(model: nn.Module, ignore: Collection[str], jobs: list[_Job], left: dict[str, str]) -> None:
@@ -313,6 +322,8 @@ def quantize_(
     finally:
         if bar is not None:
             bar.close()
+    undo.clear()  # the plain weights
+    return_freed()
     not_finite = [row.name for row in rows if row.sqnr is not None and isnan(row.sqnr)]
     if not_finite:
         warnings.warn(
@@ -386,6 +397,7 @@ def _tile(
             bar.update()
     if bar is not None:
         bar.close()
+    return_freed()
     return len(found)
 
 

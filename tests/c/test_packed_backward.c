@@ -64,9 +64,11 @@ static void check_linear(int64_t m, int64_t n, int64_t k, const char *text, enum
 }
 
 static void linear_layers(void) {
-    static const int64_t sizes[][3] = {{1, 53, 70}, {5, 300, 270}, {37, 31, 140}, {64, 257, 128}};
+    /* the last one takes several panels of columns */
+    static const int64_t sizes[][3] = {
+        {1, 53, 70}, {5, 300, 270}, {37, 31, 140}, {64, 257, 128}, {40, 24, 1100}};
     for (int i = 0; i < QUANTIZERS; ++i) {
-        for (int s = 0; s < 4; ++s) {
+        for (int s = 0; s < 5; ++s) {
             for (int d = 0; d < 3; ++d) {
                 check_linear(sizes[s][0], sizes[s][1], sizes[s][2], quantizer_of(i).text, dtypes[d]);
             }
@@ -136,12 +138,14 @@ static void check_experts(const struct experts_sizes *size, const char *text, co
 }
 
 static const struct experts_sizes mlp = {37, -1, 1, 70, 44};
+static const struct experts_sizes wide = {37, -1, 1, 1100, 24};   /* several panels of columns */
 static const struct experts_sizes mixture = {13, 3, 4, 128, 128}; /* whole tiles and blocks of every kind */
 
 static void mlps(void) {
     for (int i = 0; i < QUANTIZERS; ++i) {
         check_experts(&mlp, quantizer_of(i).text, i % 2 ? "act=gelu_tanh" : "", "", dtypes[i % 3]);
         check_experts(&mlp, quantizer_of(i).text, "act=swiglu_oai", "", dtypes[(i + 1) % 3]);
+        check_experts(&wide, quantizer_of(i).text, "", "", dtypes[(i + 2) % 3]);
     }
 }
 

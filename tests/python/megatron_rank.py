@@ -23,9 +23,9 @@ from opaq.recipe import DelayedScaling, MXFP8BlockScaling
 ROWS, BATCH, HIDDEN = 64, 2, 64
 
 
-def run(provider: Any, sequence_parallel: bool) -> dict[str, Any]:
+def config_of(sequence_parallel: bool = False) -> Any:
     dtype = torch.float32
-    config = TransformerConfig(
+    return TransformerConfig(
         num_layers=1,
         hidden_size=HIDDEN,
         ffn_hidden_size=128,
@@ -38,6 +38,10 @@ def run(provider: Any, sequence_parallel: bool) -> dict[str, Any]:
         bias_activation_fusion=False,
         add_bias_linear=True,
     )
+
+
+def run(provider: Any, sequence_parallel: bool) -> dict[str, Any]:
+    dtype, config = torch.float32, config_of(sequence_parallel)
     torch.manual_seed(0)
     spec = get_mlp_module_spec_for_backend(backend=provider)
     mlp = build_module(spec, config=config)
@@ -50,6 +54,40 @@ def run(provider: Any, sequence_parallel: bool) -> dict[str, Any]:
     y.backward(dy)
     found = {name: p.grad for name, p in mlp.named_parameters() if p.grad is not None}
     return {"y": y.detach(), "dx": x.grad, **found}
+
+
+def layers(provider: Any) -> list[Any]:
+    """A column- and a row-parallel layer that add their biases themselves."""
+    options = {
+        "config": config_of(),
+        "init_method": torch.nn.init.normal_,
+        "skip_bias_add": False,
+        "bias": True,
+    }
+    made = [
+        provider.column_parallel_linear()(HIDDEN, 128, gather_output=False, **options),
+        provider.row_parallel_linear()(128, HIDDEN, input_is_parallel=True, **options),
+    ]
+    for layer in made:
+        torch.nn.init.normal_(layer.bias)
+    return made
+
+
+def check_layers(recipe: Any) -> None:
+    """On one rank each layer has the bits of opaq.functional.linear."""
+    for layer in layers(OpaqSpecProvider(recipe)):
+        assert layer.recipe == recipe
+        x = torch.randn(ROWS, layer.weight.shape[1])
+        expected = opaq.functional.linear(x, layer.weight, layer.bias, recipe=recipe)
+        assert torch.equal(layer(x)[0], expected), layer
+        assert relative(expected, torch.nn.functional.linear(x, layer.weight, layer.bias)) > 1e-3
+        layer.gradient_accumulation_fusion = True
+        try:
+            layer(x)
+        except NotImplementedError as error:
+            assert "set gradient_accumulation_fusion=False" in str(error)
+        else:
+            raise AssertionError("no exception was raised")
 
 
 def relative(a: Any, b: Any) -> float:
@@ -77,6 +115,8 @@ def main(rank: str, world: str, folder: str) -> None:
     with opaq.autocast(recipe=MXFP8BlockScaling()):
         again = run(OpaqSpecProvider(), False)
     assert torch.equal(again["y"], quantized["y"])
+    if int(world) == 1:
+        check_layers(MXFP8BlockScaling())
     refused = [
         lambda: OpaqSpecProvider(DelayedScaling()),
         lambda: OpaqSpecProvider().grouped_mlp_modules(True, False),

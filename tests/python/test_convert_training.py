@@ -1,6 +1,6 @@
 """convert_training and revert_training: a converted model computes the same as a model of opaq.Linear layers
-under autocast; and objects, names, hooks, tied weights, the meta device, compiling, FSDP2 and accelerate still
-work."""
+under autocast; and objects, names, hooks, tied weights, the meta device, compiling and FSDP2 still work.
+Experts, transformers and accelerate: test_convert_models.py."""
 
 from __future__ import annotations
 
@@ -182,6 +182,8 @@ def test_delayed_scaling_keeps_its_state(device: str) -> None:
     model = net(device=device)
     opaq.convert_training(model, RECIPES["delayed"])
     keys = list(model.state_dict())
+    plain = list(net().state_dict())
+    assert [key for key in keys if key in plain] == plain and len(keys) == len(plain) + 4 * 6
     assert "blocks.0.up.amax_history_fwd" in keys
     step(model)
     assert model.blocks[0].up.amax_history_fwd.abs().max() > 0
@@ -343,6 +345,40 @@ def test_first_and_last_blocks_and_filter() -> None:
         opaq.convert_training(model, 8)
 
 
+def test_blocks_are_members_of_the_outermost_lists_of_several_modules() -> None:
+    """Not lists inside blocks, such as a list of experts, nor lists of one module."""
+
+    def made() -> Any:
+        blocks = [
+            nn.ModuleDict({"experts": nn.ModuleList(nn.Linear(8, 8) for _ in range(3))}) for _ in range(3)
+        ]
+        return nn.ModuleDict({"adapter": nn.ModuleList([nn.Linear(8, 8)]), "blocks": nn.ModuleList(blocks)})
+
+    summary = opaq.convert_training(made(), RECIPES["mxfp8"], skip_first=1, skip_last=1)
+    assert list(summary.converted) == ["adapter.0", *(f"blocks.1.experts.{i}" for i in range(3))]
+    with pytest.raises(ValueError, match="the model has none"):
+        opaq.convert_training(nn.ModuleList([nn.Linear(8, 8)]), RECIPES["mxfp8"], skip_first=1)
+
+
+def test_weights_that_are_no_plain_parameters_are_left() -> None:
+    with opaq.quantized_model_init(recipe=RECIPES["mxfp8"]):
+        stored = opaq.Linear(32, 32)
+    computed = nn.Linear(8, 8)
+    weight = computed._parameters.pop("weight")
+    computed.register_parameter("weight_v", weight)
+    computed.weight = weight.detach()  # as torch.nn.utils.weight_norm and spectral_norm do
+    packed = nn.ModuleDict({"mlp": opaq.MLP(32, 64)})
+    opaq.quantize_(packed, "nvfp4", progress=False)
+    model = nn.ModuleDict({"stored": stored, "computed": computed, "packed": packed, "a": nn.Linear(8, 8)})
+    summary = opaq.convert_training(model, RECIPES["mxfp8"])
+    assert summary.converted == {"a": "Linear"}
+    assert summary.left == {
+        "stored": "its weight is quantized",
+        "computed": "its weight is computed from other parameters",
+        "packed.mlp": "packed by quantize_, which dequantize_ undoes",
+    }
+
+
 def test_summary_has_reasons_for_skipped_modules() -> None:
     class Own(nn.Linear):
         pass
@@ -392,117 +428,7 @@ def test_an_opaq_linear_gets_the_recipe(device: str) -> None:
     assert torch.equal(model(x), plain)
 
 
-def test_modules_of_experts(device: str) -> None:
-    torch.manual_seed(0)
-    model = nn.ModuleDict(
-        {"mlp": opaq.MLP(32, 64, device=device), "grouped": opaq.GroupedLinear(2, 32, 32, device=device)}
-    )
-    x = torch.randn(8, 32, device=device)
-    with opaq.autocast(recipe=RECIPES["mxfp8"]):
-        expected = model["mlp"](x), model["grouped"](x, [3, 5])
-    plain = model["mlp"](x)
-    assert set(opaq.convert_training(model, RECIPES["delayed"]).left) == {"mlp", "grouped"}
-    opaq.convert_training(model, RECIPES["mxfp8"])
-    for made in (model, copy.deepcopy(model)):
-        assert torch.equal(made["mlp"](x), expected[0])
-        assert torch.equal(made["grouped"](x, [3, 5]), expected[1])
-    opaq.revert_training(model)
-    assert type(model["mlp"]) is opaq.MLP
-    assert torch.equal(model["mlp"](x), plain)
-
-
-# ---- transformers, accelerate, FSDP2 ----
-
-
-def llama(tie: bool) -> Any:
-    transformers = need("transformers")
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=64,
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            tie_word_embeddings=tie,
-        )
-    )
-
-
-@pytest.mark.parametrize("tie", [False, True])
-def test_a_llama_trains_compiles_and_is_saved(tie: bool, tmp_path: Path) -> None:
-    transformers = need("transformers")
-    torch._dynamo.reset()
-    model, ids = llama(tie), torch.arange(32).view(2, 16)
-    summary = opaq.convert_training(model, RECIPES["mxfp8"], skip_first=1)
-    assert len(summary.converted) == 14
-    loss = model(input_ids=ids, labels=ids).loss
-    loss.backward()
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    compiled(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-4, atol=1e-6)
-    model.save_pretrained(tmp_path)
-    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
-    opaq.revert_training(model)
-    assert torch.equal(again(ids).logits, model(ids).logits)
-
-
-def test_experts_of_transformers() -> None:
-    transformers = need("transformers")
-    torch.manual_seed(0)
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=64,
-        moe_intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_experts=4,
-        num_experts_per_tok=2,
-    )
-    model, ids = transformers.Qwen3MoeForCausalLM(config), torch.arange(16)[None]
-    plain = model(ids).logits
-    by_hand = copy.deepcopy(model)
-    need("opaq.integrations.transformers")  # registers it
-    by_hand.set_experts_implementation("opaq")
-    with opaq.autocast(recipe=RECIPES["mxfp8"]):
-        expected = by_hand(ids).logits
-    opaq.convert_training(model, RECIPES["mxfp8"], lambda _, name: name.endswith("experts"))
-    assert torch.equal(model(ids).logits, expected)
-    summary = opaq.convert_training(model, RECIPES["mxfp8"], ignore=("lm_head", "*.gate"))
-    assert sum(kind == "Qwen3MoeExperts" for kind in summary.converted.values()) == 2
-    converted = model(ids).logits
-    assert 1e-4 < float((converted - plain).detach().norm() / plain.detach().norm()) < 0.1
-    model(input_ids=ids, labels=ids).loss.backward()
-    assert model.model.layers[0].mlp.experts.gate_up_proj.grad.isfinite().all()
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    assert torch.equal(torch.load(file, weights_only=False)(ids).logits, converted)
-    opaq.revert_training(model)
-    assert torch.equal(model(ids).logits, plain)
-
-
-def test_accelerate() -> None:
-    accelerate = need("accelerate")
-    model = net()
-    opaq.convert_training(model, RECIPES["mxfp8"])
-    expected = step(copy.deepcopy(model))
-    accelerator = accelerate.Accelerator(cpu=True)
-    prepared, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    torch.manual_seed(7)
-    y = prepared(tokens())
-    accelerator.backward(y.square().sum())
-    assert torch.equal(y.detach(), expected[0])
-    assert all(torch.equal(p.grad, expected[1][name]) for name, p in model.named_parameters())
-    before = model.blocks[0].up.weight.detach().clone()
-    optimizer.step()
-    assert not torch.equal(accelerator.unwrap_model(prepared).blocks[0].up.weight, before)
+# ---- FSDP2 ----
 
 
 def test_fsdp2(device: str, tmp_path: Path) -> None:

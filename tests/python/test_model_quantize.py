@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import builtins
 import copy
+import ctypes
 import io
 import math
+import os
+import subprocess
+import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -297,6 +302,34 @@ def test_with_little_memory_an_error_says_what_is_quantized(monkeypatch: pytest.
 
 
 # -------------------------------------------------------------------------------- dequantize_
+
+
+OWN_MEMORY = """
+import ctypes, opaq, torch
+
+def own():
+    lines = dict(line.split(":") for line in open("/proc/self/status"))
+    return int(lines["RssAnon"].split()[0]) * 1024
+
+model = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False).bfloat16() for _ in range(160)))
+opaq.quantize_(model, "nvfp4", progress=False)
+kept = own()
+ctypes.CDLL(None).malloc_trim(0)
+print(kept - own(), sum(parameter.nbytes for parameter in model.parameters()))
+"""
+
+
+def test_freed_memory_is_returned() -> None:
+    """In a process of its own: the C library would keep most of the plain weights' memory."""
+    status = Path("/proc/self/status")
+    if not (status.exists() and "RssAnon" in status.read_text() and hasattr(ctypes.CDLL(None), "malloc_trim")):
+        pytest.skip("needs Linux and glibc")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
+    command = [sys.executable, "-c", OWN_MEMORY]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    kept, packed = (int(word) for word in done.stdout.split())
+    assert kept < packed / 4, (kept, packed)
 
 
 def test_dequantize_restores_layers() -> None:

@@ -184,6 +184,23 @@ def test_gradients_are_those_of_the_dequantized_weights(
     assert all(parameter.grad is None for parameter in layer.module.parameters())
 
 
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("name", MAKERS)
+def test_incoming_gradients_with_any_strides(name: str, tiles: bool, device: str) -> None:
+    """As from a sum, which is expanded, and from a transpose."""
+    layer = MAKERS[name]("nvfp4", tiles, torch.float32).on(device)
+    for dy in (torch.tensor(0.5), numbers(192 if name == "linear" else 256 if name == "grouped" else 128, 7).T):
+        found = []
+        for is_copied in (False, True):
+            leaves = [value.detach().clone().requires_grad_() for value in layer.inputs.values()]
+            y = layer.module(*leaves, *layer.more)
+            given = dy.to(device).expand_as(y)
+            assert not given.is_contiguous()
+            y.backward(given.contiguous() if is_copied else given)
+            found.append([leaf.grad for leaf in leaves])
+        assert all(same_bytes(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_router_weights_on_the_input(device: str) -> None:
     layer = moe("nvfp4", True, torch.float32, on_input=True).on(device)
     _, got = layer.run()
@@ -220,6 +237,33 @@ def test_quantized_inputs_are_passed_straight_through(inputs: str, tiles: bool, 
             assert not same_bytes(plain.run()[1]["x"], got["x"])  # h depends on the quantized x
         else:
             assert same_bytes(plain.run()[1]["x"], got["x"])
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("inputs", ["nvfp4", "mxfp8", "fp8"])
+def test_each_experts_rows_are_quantized_and_passed_straight_through(
+    inputs: str, tiles: bool, device: str
+) -> None:
+    layer = grouped("mxfp8", tiles, torch.float32).on(device)
+    module, x, splits = (
+        layer.module,
+        layer.inputs["x"] * torch.arange(1, 8, device=device)[:, None],
+        layer.more[0],
+    )
+    weight, bias, dy = module.weight, module.bias, numbers(7, 256).to(device)
+    seen = [opaq.quantize_tensor(part, inputs).dequantize() for part in x.split([4, 3])]
+    assert not same_bytes(torch.cat(seen), opaq.quantize_tensor(x, inputs).dequantize()) or inputs == "mxfp8"
+    found = []
+    for given, by in ((x, inputs), (torch.cat(seen), "")):
+        leaf = given.clone().requires_grad_()
+        y = functional.grouped_linear(leaf, splits, weight, bias, input_quantizer=by)
+        y.backward(dy)
+        found.append((y.detach(), leaf.grad))
+        with torch.no_grad():
+            again = functional.grouped_linear(leaf, splits, weight, bias, input_quantizer=by)
+        assert same_bytes(again, y.detach())
+    for got, want in zip(*found, strict=True):
+        assert same_bytes(got, want) if device == "cpu" else near(got, want, ALLOWED[torch.float32])
 
 
 def test_a_checkpoints_scales_of_inputs(device: str) -> None:

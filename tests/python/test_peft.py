@@ -1,5 +1,6 @@
 """PEFT's LoRA and DoRA over packed models, against PEFT over plain layers with the dequantized weights:
-outputs, gradients, merging, switching, saving, gradient checkpointing, autocast, compiling."""
+outputs, gradients, merging, switching, saving, gradient checkpointing, autocast, compiling. What is refused:
+test_peft_refused.py; experts: test_peft_experts.py."""
 
 from __future__ import annotations
 
@@ -168,6 +169,7 @@ def test_all_linear_means_packed_layers_too() -> None:
         assert sum(type(layer).__name__ == "LoraQuantizedLinear" for layer in layers) == 12
     made.add_adapter("second", peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
     assert all(set(layer.lora_A) == {"default", "second"} for layer in layers)
+    assert not any("base_layer" in name for name in made.peft_config["second"].target_modules)
 
 
 # ---- several adapters ----
@@ -290,6 +292,26 @@ def test_merge_and_unload_gives_a_packed_model(device: str) -> None:
     assert torch.equal(logits(merged), logits(packed))
 
 
+def test_transposed_weights_are_not_assumed() -> None:
+    """fan_in_fan_out would merge a square layer's adapter transposed. PEFT ignores it for nn.Linear too."""
+    with pytest.warns(UserWarning, match="fan_in_fan_out"):
+        packed, plain = pair(lora(fan_in_fan_out=True))
+    packed.merge_adapter()
+    plain.merge_adapter()
+    layers = [m.base_model.model.model.layers[0].self_attn.q_proj.base_layer for m in (packed, plain)]
+    expected = opaq.quantize_tensor(layers[1].weight.detach(), "nvfp4")
+    assert relative(layers[0].weight.dequantize(), expected.dequantize()) < 1e-3
+
+
+def test_a_merge_keeps_the_dtype() -> None:
+    packed, plain = pair(lora(), dtype=torch.bfloat16)
+    packed.merge_adapter()
+    layer = packed.base_model.model.model.layers[0].self_attn.q_proj.base_layer
+    assert layer.weight.dtype == torch.bfloat16 and layer.weight.dequantize().dtype == torch.bfloat16
+    plain.merge_adapter()
+    assert relative(logits(packed).float(), logits(plain).float()) < 0.3
+
+
 def test_a_merge_that_fails_leaves_the_layer_as_it_was() -> None:
     packed, _ = pair(lora())
     packed.add_adapter("broken", lora())
@@ -307,73 +329,6 @@ def test_a_merge_that_fails_leaves_the_layer_as_it_was() -> None:
         assert layer.merged_adapters == merged
     layer.unmerge()
     assert torch.equal(logits(packed), before)
-
-
-# ---- errors ----
-
-
-@pytest.mark.parametrize("initialization", ["pissa", "olora", "loftq"])
-def test_initializations_that_change_the_weight_are_refused(initialization: str) -> None:
-    model = llama()
-    opaq.quantize_(model, "nvfp4", progress=False)
-    config = lora(
-        init_lora_weights=initialization,
-        **({"loftq_config": {"loftq_bits": 4}} if initialization == "loftq" else {}),
-    )
-    with pytest.raises(NotImplementedError, match=f"opaq: init_lora_weights='{initialization}' .* packed"):
-        peft.get_peft_model(model, config)
-
-
-def test_adapters_of_packed_experts_are_refused() -> None:
-    model = nn.Sequential()
-    model.add_module("experts", opaq.MLP(32, 64, quantizer="nvfp4"))
-    with pytest.raises(NotImplementedError, match="opaq: LoRA adapters of an opaq.MLP are not supported"):
-        peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["experts"]))
-
-
-def experts_model() -> Any:
-    torch.manual_seed(1)
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        moe_intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_experts=4,
-        num_experts_per_tok=2,
-    )
-    return transformers.Qwen3MoeForCausalLM(config)
-
-
-@pytest.mark.parametrize("name", ["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "q_proj.weight"])
-def test_packed_target_parameters_are_refused(name: str) -> None:
-    config = peft.LoraConfig(r=2, target_modules=[], target_parameters=[name])
-    model = experts_model()
-    opaq.quantize_(model, "nvfp4", progress=False)
-    with pytest.raises(
-        NotImplementedError, match=f"target_parameters names {name.rpartition('.')[2]} of a .*nvfp4"
-    ):
-        peft.get_peft_model(model, config)
-    plain = experts_model()
-    opaq.quantize_(plain, "nvfp4", ignore=["lm_head", "experts", "q_proj"], progress=False)
-    made = peft.get_peft_model(plain, config)
-    assert any("lora_A" in key for key, parameter in made.named_parameters() if parameter.requires_grad)
-
-
-def test_custom_modules_of_the_configuration_take_precedence() -> None:
-    class Own(peft.tuners.lora.layer.Linear):
-        pass
-
-    model = llama()
-    opaq.quantize_(model, "nvfp4", progress=False)
-    config = lora()
-    config._register_custom_module({opaq.QuantizedLinear: Own})
-    with pytest.warns(UserWarning, match="Unsupported layer type"):
-        made = peft.get_peft_model(model, config)
-    assert type(made.base_model.model.model.layers[0].mlp.up_proj) is Own
 
 
 # ---- saving ----
@@ -554,17 +509,3 @@ print(type(made.base_model.model[0]).__name__)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "LoraQuantizedLinear"
-
-
-def test_modules_to_save_of_packed_layers_are_refused() -> None:
-    packed = llama()
-    opaq.quantize_(packed, "nvfp4", ignore=(), progress=False)
-    config = peft.LoraConfig(target_modules=NAMES, modules_to_save=["lm_head"])
-    with pytest.raises(
-        NotImplementedError, match=r"modules_to_save .* 1 packed weights.*weight \(96, 64\) \(nvfp4"
-    ):
-        peft.get_peft_model(packed, config)
-    plain_head = llama()
-    opaq.quantize_(plain_head, "nvfp4", progress=False)
-    model = peft.get_peft_model(plain_head, config)
-    assert model.lm_head.modules_to_save["default"].weight.requires_grad

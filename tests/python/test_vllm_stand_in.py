@@ -254,6 +254,25 @@ def test_quantizing_while_loading(engine: Any, device: str) -> None:
         assert near(layer(x), functional.quantized_linear(x, want.to(device)), LIMIT)
 
 
+def test_freed_memory_is_returned_after_the_last_layer(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensors of the checkpoint were freed layer by layer."""
+    returned: list[int] = []
+    config = engine.OpaqConfig(None, "mxfp8")
+    monkeypatch.setattr(engine, "return_freed", lambda: returned.append(config.waiting))
+    values = numbers((HIDDEN, HIDDEN), 1, "cpu", BF16)
+    made = [
+        stand_in.RowParallelLinear(
+            HIDDEN, HIDDEN, False, BF16, quant_config=config, prefix=f"layers.{i}.o_proj"
+        )
+        for i in range(2)
+    ]
+    for layer in made:
+        assert not returned
+        layer.weight.weight_loader(layer.weight, values)
+        layer.quant_method.process_weights_after_loading(layer)
+    assert returned == [0]
+
+
 # ---- experts ----
 
 
@@ -476,6 +495,19 @@ def test_a_compiled_block(engine: Any, device: str) -> None:
             assert near(fast(x).clone(), run(x), 0.01)
     assert not counters["graph_break"] and counters["inductor"]["cudagraph_skips"] == 0
     assert device == "cpu" or graphs_recorded() > before
+
+
+@pytest.mark.parametrize("kind", ["Attention", "MLAAttention"])
+def test_scales_of_the_cache_are_loaded_by_vllm(kind: str, engine: Any) -> None:
+    from vllm.model_executor.layers import attention
+    from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
+
+    layer = getattr(attention, kind)()
+    method = config_of(engine, SCHEMES["modelopt nvfp4"]).get_quant_method(layer, "layers.0.self_attn.attn")
+    assert type(method) is BaseKVCacheMethod
+    method.create_weights(layer)
+    assert layer.k_scale == -1  # none loaded yet
+    assert engine.OpaqConfig(None, "nvfp4").get_quant_method(layer, "layers.0.self_attn.attn") is None
 
 
 # ---- which checkpoints are served ----

@@ -2,8 +2,8 @@
 base classes of methods, parameters, linear layers with their shards, routed experts and their loaders, as vLLM
 0.32 has them. `installed` makes it importable as `vllm`; test_stand_in.py compares signatures with vLLM's.
 
-It has no counterpart of routing, attention, the scheduler and processes. `tensor_parallel` sets a rank without
-starting others, so results of layers are not reduced."""
+It has no counterpart of routing, attention (beyond its name), the scheduler and processes. `tensor_parallel`
+sets a rank without starting others, so results of layers are not reduced."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ from stand_in_layers import (
     RowParallelLinear,
 )
 from stand_in_methods import (
+    Attention,
+    BaseKVCacheMethod,
     FusedMoEMethodBase,
     LinearMethodBase,
+    MLAAttention,
     QuantizationConfig,
     QuantizeMethodBase,
     UnquantizedFusedMoEMethod,
@@ -83,6 +86,8 @@ MODULES: dict[str, tuple[Any, ...]] = {
     ),
     f"{_LAYERS}.quantization": (register_quantization_config, get_quantization_config),
     f"{_LAYERS}.quantization.base_config": (QuantizationConfig, QuantizeMethodBase),
+    f"{_LAYERS}.quantization.kv_cache": (BaseKVCacheMethod,),
+    f"{_LAYERS}.attention": (Attention, MLAAttention),
     f"{_LAYERS}.quantization.online.fp8": (OnlineLinearBase,),
     f"{_LAYERS}.quantization.online.moe_base": (OnlineMoEMethodBase,),
     f"{_LAYERS}.fused_moe": (FusedMoEMethodBase, RoutedExperts),

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+from torch import nn
+
 # ---- platform, ranks ----
 
 
@@ -168,6 +171,26 @@ class FusedMoEMethodBase(QuantizeMethodBase):
         shared_experts_input: Any,
     ) -> Any:
         raise NotImplementedError
+
+
+class BaseKVCacheMethod(QuantizeMethodBase):
+    def __init__(self, quant_config: Any) -> None:
+        self.quant_config = quant_config
+
+    def create_weights(self, layer: Any) -> None:
+        for name in ("q_scale", "k_scale", "v_scale", "prob_scale"):
+            setattr(layer, name, nn.Parameter(torch.tensor(-1.0), requires_grad=False))
+
+    def apply(self, layer: Any) -> Any:
+        raise RuntimeError("not called")
+
+
+class Attention(nn.Module):
+    pass
+
+
+class MLAAttention(nn.Module):
+    pass
 
 
 class UnquantizedLinearMethod(LinearMethodBase):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from vllm.plugins import load_general_plugins
 
 import opaq
 from vllm_calls import PROMPTS, TOKENS, ask, serving, tokens, transformers_tokens
-from vllm_models import calibrate, run_command, write_model
+from vllm_models import calibrate, run_command, write_adapter, write_model
 
 COMMAND = os.environ["OPAQ_COMMAND"]
 CT, MODELOPT, DEEPSEEK = "compressed-tensors", "modelopt", "deepseek"
@@ -158,6 +159,47 @@ def test_compiled(models: Models, family: str) -> None:
         assert found == tokens(models.decoded(family, CT, "nvfp4"), enforce_eager=False)
     else:
         assert found == transformers_tokens(model)
+
+
+@pytest.mark.parametrize("layout", [CT, MODELOPT])
+def test_scales_of_an_fp8_cache(models: Models, layout: str, tmp_path: Path) -> None:
+    """Declared by the checkpoint and loaded by vLLM, as without the plug-in."""
+    from safetensors.torch import load_file, save_file
+
+    model = Path(shutil.copytree(models.packed("llama", layout, "nvfp4"), tmp_path / "cached"))
+    scales = {
+        f"model.layers.{i}.self_attn.{k}_proj.{k}_scale": torch.tensor(2.0 + i) for i in (0, 1) for k in "kv"
+    }
+    save_file(load_file(model / "model.safetensors") | scales, model / "model.safetensors", {"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    scheme = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor", "symmetric": True}
+    config["quantization_config"]["kv_cache_scheme"] = scheme
+    (model / "config.json").write_text(json.dumps(config))
+    with serving(model) as llm:
+        (found,) = llm.apply_model(_cache_scales)
+        assert ask(llm)
+    assert [scale for _, *scale in found] == [[2.0, 2.0], [3.0, 3.0]]
+    assert all(dtype.startswith("fp8") for dtype, *_ in found)
+
+
+def _cache_scales(model: torch.nn.Module) -> list[tuple[str, float, float]]:
+    layers = [module for module in model.modules() if hasattr(module, "_k_scale_float")]
+    return [(layer.kv_cache_dtype, layer._k_scale_float, layer._v_scale_float) for layer in layers]
+
+
+@pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "compiled"])
+def test_adapters_beside_packed_weights(models: Models, enforce_eager: bool, tmp_path: Path) -> None:
+    """vLLM's LoRA with adapters in PEFT's format, against its own layers with the decoded weights."""
+    adapter = write_adapter(models.plain("llama"), tmp_path / "adapter")
+
+    def found(model: Path) -> list[list[list[int]]]:
+        torch._dynamo.reset()
+        with serving(model, enable_lora=True, max_lora_rank=8, enforce_eager=enforce_eager) as llm:
+            return [[ids for ids, _ in ask(llm, adapter=given)] for given in (adapter, None)]
+
+    packed = found(models.packed("llama", CT, "nvfp4"))
+    assert packed == found(models.decoded("llama", CT, "nvfp4"))
+    assert packed[0] != packed[1]
 
 
 # ---- alone and together ----

@@ -39,12 +39,20 @@ def serving(model: Path | str, **options: Any) -> Iterator[Any]:
         cleanup_dist_env_and_memory()
 
 
-def ask(llm: Any, prompts: list[list[int]] = PROMPTS) -> list[tuple[list[int], list[float]]]:
-    """The generated tokens of every prompt, and their log probabilities."""
+def ask(
+    llm: Any, prompts: list[list[int]] = PROMPTS, adapter: Path | None = None
+) -> list[tuple[list[int], list[float]]]:
+    """The generated tokens of every prompt, and their log probabilities, with this LoRA adapter."""
     from vllm import SamplingParams
 
     parameters = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=1, detokenize=False)
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
+    request = None
+    if adapter is not None:
+        from vllm.lora.request import LoRARequest
+
+        request = LoRARequest("adapter", 1, str(adapter))
+    given = [{"prompt_token_ids": ids} for ids in prompts]
+    outputs = llm.generate(given, parameters, use_tqdm=False, lora_request=request)
     found = [output.outputs[0] for output in outputs]
     return [
         (list(one.token_ids), [row[t].logprob for t, row in zip(one.token_ids, one.logprobs, strict=True)])

@@ -86,6 +86,23 @@ def write_model(family: str, folder: Path) -> Path:
     return folder
 
 
+def write_adapter(model: Path, folder: Path, rank: int = 8) -> Path:
+    """LoRA adapters of all linear layers of a Llama, as PEFT saves them."""
+    folder.mkdir()
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 8 * rank, "bias": "none"}
+    draw, tensors, names = torch.Generator().manual_seed(3), {}, set()
+    for name, weight in load_file(model / "model.safetensors").items():
+        if "_proj.weight" in name:
+            module = name.removesuffix(".weight")
+            names.add(module.rpartition(".")[2])
+            for part, shape in (("A", (rank, weight.shape[1])), ("B", (weight.shape[0], rank))):
+                made = torch.randn(shape, generator=draw) * 0.05
+                tensors[f"base_model.model.{module}.lora_{part}.weight"] = made
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "target_modules": sorted(names)}))
+    return folder
+
+
 def run_command(command: str, verb: str, source: Path, target: Path, *options: str) -> Path:
     """Runs `opaq quantize` or `opaq convert`."""
     if not target.exists():

@@ -4,16 +4,19 @@ creates them through opaq._peft_hook."""
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from peft.tuners.lora.layer import Linear as PeftLinear
+from peft.tuners.lora.layer import ParamWrapper as PeftParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
 from torch import nn
 
+from opaq import _stored
 from opaq._noise import sqnr
-from opaq.packed import QuantizedLinear
+from opaq.packed import PackedModule, QuantizedLinear, zeros
 from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
 
 _log = logging.getLogger("opaq.peft")
@@ -21,7 +24,57 @@ _log = logging.getLogger("opaq.peft")
 _INITIALIZATIONS = (True, False, "gaussian", "orthogonal")
 
 
-class LoraQuantizedLinear(PeftLinear):
+def _check(config: Any) -> None:
+    initialization = config.init_lora_weights
+    if not any(initialization is known or initialization == known for known in _INITIALIZATIONS):
+        known = ", ".join(repr(choice) for choice in _INITIALIZATIONS)
+        raise NotImplementedError(
+            f"opaq: init_lora_weights={initialization!r} changes or decomposes the base weight, which is "
+            f"packed; expected one of {known}"
+        )
+
+
+def _packed_parts(values: torch.Tensor, like: QuantizedTensor) -> QuantizedTensor:
+    """Quantizes a weight that a checkpoint stores in parts (experts; gate and up), which have one global scale
+    each: rows that had the same one before still do, so that it can be stored again."""
+    text, flat = str(like._quantizer_text), values.reshape(-1, values.shape[-1]).cpu()
+    made, first = zeros(values.shape, text, values.dtype, "cpu"), 0
+    factors = _stored.export_rows(like.detach().cpu(), 0, len(flat))[2]
+    assert factors is not None
+    for end in [*(factors.diff().nonzero().flatten() + 1).tolist(), len(flat)]:
+        one = quantize_tensor(flat[first:end].contiguous(), text.replace("+rowscaled", ""))
+        _stored.import_rows(made, first, *_stored.export_rows(one, 0, end - first))
+        first = end
+    moved: QuantizedTensor = made.to(like.device)
+    return moved
+
+
+def _packed_like(values: torch.Tensor, like: QuantizedTensor) -> tuple[QuantizedTensor, float]:
+    """float32 values quantized, and in tiles or rows, as another weight is, and their SQNR."""
+    rows = like.detach().tiled(False)
+    text = str(rows._quantizer_text)
+    is_in_parts = "+rowscaled" in text and "+global" in text
+    packed = _packed_parts(values, rows) if is_in_parts else quantize_tensor(values.contiguous(), text)
+    ratio = sqnr(values, packed)
+    return packed.tiled(text != like._quantizer_text).to(like.dtype), ratio
+
+
+class _KeepsBase(nn.Module):
+    """Moves and casts the parameters from before the first merge too, which are not registered."""
+
+    _before_merge: tuple[Any, ...] | None
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        if self._before_merge is not None:
+            self.__dict__["_before_merge"] = tuple(
+                None if kept is None else nn.Parameter(fn(kept.detach()), requires_grad=kept.requires_grad)
+                for kept in self._before_merge
+            )
+        return self
+
+
+class LoraQuantizedLinear(_KeepsBase, PeftLinear):
     """PEFT's lora.Linear around an opaq.QuantizedLinear: y = packed product + adapters, as PEFT computes them.
 
     `merge` quantizes the float32 sum like the old weight and sets `merge_sqnr`, its
@@ -31,20 +84,10 @@ class LoraQuantizedLinear(PeftLinear):
     merged_adapters: list[str]
 
     def __init__(self, base_layer: QuantizedLinear, adapter_name: str, config: Any, **keywords: Any) -> None:
-        self._check(config)
+        _check(config)
         self.__dict__["_before_merge"] = None  # weight and bias without any adapter, while some are merged
         self.__dict__["merge_sqnr"] = None
         super().__init__(base_layer, adapter_name, config=config, **keywords)
-
-    @staticmethod
-    def _check(config: Any) -> None:
-        initialization = config.init_lora_weights
-        if not any(initialization is known or initialization == known for known in _INITIALIZATIONS):
-            known = ", ".join(repr(choice) for choice in _INITIALIZATIONS)
-            raise NotImplementedError(
-                f"opaq: init_lora_weights={initialization!r} changes or decomposes the base weight, which is "
-                f"packed; expected one of {known}"
-            )
 
     def _get_in_out_features(self, module: nn.Module) -> tuple[Any, Any]:
         """Overridden because PEFT warns about unknown classes."""
@@ -57,20 +100,8 @@ class LoraQuantizedLinear(PeftLinear):
         return {key: known[key] for key in ((), ("use_dora",))}
 
     def update_layer(self, adapter_name: str, r: int, lora_alpha: int, config: Any, **keywords: Any) -> None:
-        self._check(config)
+        _check(config)
         super().update_layer(adapter_name, r, lora_alpha=lora_alpha, config=config, **keywords)
-
-    # ---- merging ----
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """Moves and casts the weight and bias from before the first merge too, which are no parameters."""
-        super()._apply(fn, recurse)
-        if self._before_merge is not None:
-            self.__dict__["_before_merge"] = tuple(
-                None if kept is None else nn.Parameter(fn(kept.detach()), requires_grad=kept.requires_grad)
-                for kept in self._before_merge
-            )
-        return self
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Merges adapters into a new packed weight. All merged adapters are added to the weight from before the
@@ -89,10 +120,7 @@ class LoraQuantizedLinear(PeftLinear):
         self.base_layer, self.merged_adapters = plain, []
         try:
             super().merge(safe_merge=safe_merge, adapter_names=merged + names)
-            values = plain.weight.detach()
-            packed = quantize_tensor(values.contiguous(), str(layer.weight.tiled(False)._quantizer_text))
-            ratio = sqnr(values, packed)
-            packed = packed.tiled(packed._quantizer_text != layer.quantizer).to(layer.weight.dtype)
+            packed, ratio = _packed_like(plain.weight.detach(), layer.weight)
         except BaseException:
             self.merged_adapters = merged
             raise
@@ -125,27 +153,119 @@ class LoraQuantizedLinear(PeftLinear):
         return str(super().__repr__()).replace("lora.LoraQuantizedLinear", "lora.QuantizedLinear")
 
 
+class ParamWrapper(_KeepsBase, PeftParamWrapper):
+    """PEFT's lora.ParamWrapper, which it knows by its name, around packed experts of transformers: the experts'
+    forward computes the adapters beside the packed stack. `merge` is as in LoraQuantizedLinear."""
+
+    base_layer: Any
+    merged_adapters: list[str]
+
+    def __init__(self, base_layer: nn.Module, adapter_name: str, *, config: Any, **keywords: Any) -> None:
+        self.__dict__["_before_merge"] = self.__dict__["merge_sqnr"] = None
+        super().__init__(base_layer, adapter_name, config=config, **keywords)
+
+    def update_layer(self, adapter_name: str, r: int, lora_alpha: int, config: Any, **keywords: Any) -> None:
+        _check(config)
+        super().update_layer(adapter_name, r, lora_alpha=lora_alpha, config=config, **keywords)
+
+    def _is_packed(self) -> bool:
+        return isinstance(self.get_param(), QuantizedTensor)
+
+    def _factors(self, adapter: str) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """a [experts, rank, in features], b [experts, out features, rank], and their product's factor."""
+        a, b = self.lora_A[adapter].weight, self.lora_B[adapter].weight
+        a = a.reshape(self.num_experts, -1, a.shape[-1])
+        b = b.reshape(b.shape[0], -1, self.num_experts).permute(2, 0, 1)
+        return a, b.contiguous(), self.scaling[adapter]
+
+    def forward(self, x: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
+        if not self._is_packed() or "adapter_names" in keywords:
+            return super().forward(x, *arguments, **keywords)
+        if self.disable_adapters and self.merged:
+            self.unmerge()
+        if not self.disable_adapters and not self.merged:
+            found = [self._factors(name) for name in self.active_adapters if name in self.lora_A]
+            if found:
+                keywords["adapters"] = {**keywords.get("adapters", {}), self.parameter_name: found}
+        return self.base_layer(x, *arguments, **keywords)
+
+    @torch.no_grad()
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Merges adapters into a new packed stack. An error leaves it unchanged."""
+        names = [name for name in check_adapters_to_merge(self, adapter_names) if name in self.lora_A]
+        if not names or not self._is_packed():
+            super().merge(safe_merge=safe_merge, adapter_names=names)
+            return
+        weight = self.get_param()
+        before = self._before_merge or (weight,)
+        values = before[0].detach().dequantize(torch.float32)
+        for name in [*self.merged_adapters, *names]:
+            a, b, scaling = self._factors(name)
+            values.baddbmm_(b.float(), a.float(), alpha=scaling)
+            if safe_merge and not values.isfinite().all():
+                raise ValueError(f"NaNs detected in the merged weights. The adapter {name} seems to be broken")
+        packed, ratio = _packed_like(values, weight)
+        self.get_base_layer().register_parameter(self.parameter_name, nn.Parameter(packed, requires_grad=False))
+        self.merged_adapters += names
+        self.__dict__["_before_merge"], self.__dict__["merge_sqnr"] = before, ratio
+        _log.info("merged %s into %s: SQNR %.2f dB", ", ".join(names), packed._quantizer_text, ratio)
+
+    def unmerge(self) -> None:
+        """Restores the packed stack from before the first merge, bit for bit."""
+        if not self._is_packed() or not self.merged:
+            super().unmerge()
+            return
+        assert self._before_merge is not None
+        kept = self._before_merge[0].detach().to(self.get_param().device)
+        self.get_base_layer().register_parameter(self.parameter_name, nn.Parameter(kept, requires_grad=False))
+        self.merged_adapters = []
+        self.__dict__["_before_merge"] = self.__dict__["merge_sqnr"] = None
+
+
+def _refuse_module(kind: str) -> NoReturn:
+    raise NotImplementedError(
+        f"opaq: LoRA adapters of an opaq.{kind} are not supported, only of opaq.QuantizedLinear and packed "
+        "experts of transformers"
+    )
+
+
 def dispatch(target: Any, adapter_name: str, config: Any, **keywords: Any) -> Any:
     """The LoRA layer for a packed module."""
     if not isinstance(target, QuantizedLinear):
-        raise NotImplementedError(
-            f"opaq: LoRA adapters of an opaq.{type(target).__name__} are not supported, only of "
-            "opaq.QuantizedLinear"
+        _refuse_module(type(target).__name__)
+    if config.fan_in_fan_out:  # as PEFT does for nn.Linear; merging would transpose the adapter
+        warnings.warn(
+            "opaq: fan_in_fan_out is set to False: packed weights are not transposed",
+            stacklevel=2,
         )
+        config.fan_in_fan_out = False
     return LoraQuantizedLinear(target, adapter_name, config, **keywords)
 
 
-def check_target_parameter(target: Any, name: str) -> None:
-    """Refuses an adapter of a packed weight by target_parameters, which PEFT would add to a plain copy."""
+def dispatch_parameter(target: Any, adapter_name: str, config: Any, **keywords: Any) -> Any:
+    """The LoRA layer for a packed weight in target_parameters; None for a plain one, which PEFT adapts. To a
+    packed one PEFT would add the adapter in a plain copy."""
+    name = keywords["parameter_name"]
     module = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
     weight = getattr(module, name, None)
-    if isinstance(weight, QuantizedTensor):
+    kind = type(module).__name__
+    if not isinstance(weight, QuantizedTensor):
+        if isinstance(module, PackedModule):
+            _refuse_module(kind)
+        return None
+    what = f"{weight._quantizer_text}, {tuple(weight.shape)}"
+    if isinstance(module, PackedModule):
         raise NotImplementedError(
-            f"opaq: target_parameters names {name} of a {type(module).__name__}, which is packed "
-            f"({weight._quantizer_text}, {tuple(weight.shape)}); packed linear layers have adapters by "
-            "target_modules, and other weights are adapted if they stay plain: ignore= of opaq.quantize_ or "
-            "opaq.Config"
+            f"opaq: target_parameters names {name} of an opaq.{kind}, which is packed ({what}); packed linear "
+            "layers have adapters by target_modules, packed experts of transformers by target_parameters"
         )
+    scales = getattr(module, "input_scales", None)
+    if scales is not None and any(scale is not None for scale in scales.buffers()):
+        raise NotImplementedError(
+            f"opaq: target_parameters names {name} of a {kind}, which is packed ({what}) and whose inputs have "
+            "a checkpoint's scales; adapters of such experts are not supported"
+        )
+    return ParamWrapper(target, adapter_name, config=config, **keywords)
 
 
 def check_saved(module: nn.Module) -> None:

@@ -30,6 +30,7 @@ from transformers.quantizers.auto import (
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from opaq import _stacked
+from opaq._memory import return_freed
 from opaq._names import Names
 from opaq._operators import buffer_names
 from opaq._warnings import DEFAULT_IGNORE, warn_nothing_done, warn_unmatched
@@ -406,6 +407,7 @@ class OpaqHfQuantizer(HfQuantizer):
         if config.precision is not None:
             tile_loaded(model, config.precision)
         set_order(model, config.order)
+        return_freed()
         return model
 
     def _used(self) -> list[Any]:

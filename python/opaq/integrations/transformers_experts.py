@@ -9,8 +9,12 @@ import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
 from opaq import functional
+from opaq._autocast import autocast
 from opaq._stacked import IMPLEMENTATION
 from opaq.packed import PackedModule
+
+# By the weight's name: each adapter's a [experts, rank, in features], b [experts, out features, rank], scaling.
+Adapters = dict[str, list[tuple[torch.Tensor, torch.Tensor, float]]]
 
 _ACTIVATIONS = {
     "SiLU": "silu",
@@ -76,9 +80,15 @@ def _weight(module: Any, name: str) -> torch.Tensor:
 
 
 def experts_forward(
-    module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    module: Any,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    adapters: Adapters | None = None,
 ) -> torch.Tensor:
     """The forward of an experts module, with packed or plain weights."""
+    if adapters:
+        return _adapted(module, hidden_states, top_k_index, top_k_weights, adapters)
     first = "gate_up_proj" if module.has_gate else "up_proj"
     scales = getattr(module, "input_scales", None)
     made: torch.Tensor = functional.moe(
@@ -98,6 +108,46 @@ def experts_forward(
         **_activation(module),
     )
     return made
+
+
+# ---- with adapters ----
+
+
+def _adapted_product(
+    module: Any, name: str, x: torch.Tensor, splits: torch.Tensor, by: str, adapters: Adapters
+) -> torch.Tensor:
+    """x w^T + bias plus each adapter's scaling * x a^T b^T, for rows sorted by expert."""
+    bias = getattr(module, f"{name}_bias") if module.has_bias else None
+    y = functional.grouped_linear(x, splits, getattr(module, name), bias, input_quantizer=by)
+    with autocast(enabled=False):  # a recipe does not quantize adapters
+        for a, b, scaling in adapters.get(name, ()):
+            low = functional.grouped_linear(x.to(a.dtype), splits, a)
+            y = y + (functional.grouped_linear(low, splits, b) * scaling).to(y.dtype)
+    return y
+
+
+def _adapted(
+    module: Any,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    adapters: Adapters,
+) -> torch.Tensor:
+    """The forward with adapters beside the packed weights: rows are sorted by expert, and each product is an
+    operator of its own, because adapters are added before the activation."""
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    experts, choices = len(getattr(module, first)), top_k_index.shape[-1]
+    ids, weights = top_k_index.reshape(-1), top_k_weights.reshape(-1, 1)
+    is_here = (ids >= 0) & (ids < experts)  # others mean no expert; their rows go through the last one
+    ids, weights = ids.where(is_here, experts - 1), weights.where(is_here[:, None], 0)
+    order = ids.argsort(stable=True)
+    splits = (ids[:, None] == torch.arange(experts, device=ids.device)).sum(0)
+    x = hidden_states.reshape(-1, hidden_states.shape[-1])[order // choices]
+    inputs = getattr(module, "input_quantizer", ""), getattr(module, "hidden_quantizer", "")
+    h = _adapted_product(module, first, x, splits, inputs[0], adapters)
+    a = module._apply_gate(h) if module.has_gate else module.act_fn(h)
+    y = _adapted_product(module, "down_proj", a, splits, inputs[1], adapters)[order.argsort()]
+    return (y * weights).view(*hidden_states.shape[:-1], choices, -1).sum(-2).to(hidden_states.dtype)
 
 
 ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_forward)

@@ -9,14 +9,17 @@ from typing import Any
 
 import torch
 from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention, MLAAttention
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.platforms import current_platform
 
 from opaq._library import Device, OpaqError, call, version
+from opaq._memory import return_freed
 from opaq._names import Names
 from opaq.checkpoint import Layout, Scheme, read_layout
 from opaq.integrations.vllm import METHOD, Options
@@ -68,8 +71,6 @@ def _read(config: Mapping[str, Any]) -> Layout:
     nested = config.get("quantization")  # the key in ModelOpt's hf_quant_config.json
     config = {"quant_method": "modelopt", **nested} if isinstance(nested, Mapping) else dict(config)
     config["quant_method"] = {_GPT_OSS: "mxfp4"}.get(config["quant_method"], config["quant_method"])
-    for added in ("total_num_heads", "total_num_kv_heads"):  # by vLLM
-        config.pop(added, None)
     return read_layout(config)
 
 
@@ -89,6 +90,8 @@ class OpaqConfig(QuantizationConfig):
         self.layout = layout
         self.quantizer = quantizer or ("" if layout is not None else self.options.format)
         self.activations, self.ignore = activations, Names(ignore)
+        self.kv_cache_scheme: Any = None  # of compressed-tensors; vLLM reads it, and the numbers that it adds
+        self.total_num_heads = self.total_num_kv_heads = None
         self.waiting = 0  # layers whose weights are not prepared yet
         self.prepared: list[Prepared] = []
         if reason := why_not_here(is_asked=True):
@@ -123,9 +126,13 @@ class OpaqConfig(QuantizationConfig):
             given = {key: config[key] for key in ("activations", "ignore") if key in config}
             return cls(None, config["format"], **given)
         try:
-            return cls(_read(config))
+            made = cls(_read(config))
         except ValueError as error:
             raise ValueError(f"opaq: {str(error).removeprefix('opaq: ')}") from None
+        if config.get("quant_method") == "compressed-tensors":
+            for key in ("kv_cache_scheme", "total_num_heads", "total_num_kv_heads"):
+                setattr(made, key, config.get(key))
+        return made
 
     @classmethod
     def from_config_dict_json(cls, text: str) -> OpaqConfig:
@@ -157,8 +164,26 @@ class OpaqConfig(QuantizationConfig):
                 self.layout, schemes=schemes, ignore=_mapped(self.layout.ignore, hf_to_vllm_mapper)
             )
 
+    @staticmethod
+    def get_cache_scale_mapper() -> Any:
+        """The names of the cache's scales in all checkpoints that vLLM reads."""
+        from vllm.model_executor.layers.quantization.fp8 import Fp8Config
+
+        return Fp8Config.get_cache_scale_mapper()
+
+    def _cache_method(self) -> Any:
+        """vLLM's own, which loads a checkpoint's scales of keys and values, and drops them if the cache is not
+        quantized."""
+        if self.kv_cache_scheme is None:
+            return BaseKVCacheMethod(self)
+        from vllm.model_executor.layers.quantization.compressed_tensors import compressed_tensors
+
+        return compressed_tensors.CompressedTensorsKVCacheMethod(self)
+
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """Leaves vocabulary-parallel layers and attention to vLLM."""
+        if isinstance(layer, (Attention, MLAAttention)):
+            return None if self.layout is None else self._cache_method()
         if isinstance(layer, (LinearBase, RoutedExperts)) and not current_platform.is_cpu():
             _check_cuda()
         if isinstance(layer, LinearBase):
@@ -212,6 +237,7 @@ class OpaqConfig(QuantizationConfig):
             how = self.options.precision + (f", order {rows[0].order}" if rows[0].order != "fixed" else "")
             logger.info("opaq %s: %s, precision %s", version, found, how)
         self.prepared = []
+        return_freed()
 
 
 def _check_cuda() -> None:

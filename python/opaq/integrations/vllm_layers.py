@@ -507,7 +507,12 @@ class OpaqOnlineMoEMethod(_Experts, OnlineMoEMethodBase):
         weights = []
         for name in ("w13_weight", "w2_weight"):
             made = quantize_tensor(getattr(layer, name).data.contiguous(), self.config.quantizer)
-            made[:1]  # raises if experts share a scale
+            try:
+                made[:1]
+            except ValueError as error:
+                text, shape = self.config.quantizer, " x ".join(map(str, made.shape))
+                said = f"opaq: experts of {shape} would share scales in {text}, choose another format: {error}"
+                raise ValueError(said) from None
             weights.append(made)
             delattr(layer, name)
         self._pack(layer, weights, [self.config.activations] * 2, [None, None])
