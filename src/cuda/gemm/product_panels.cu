@@ -29,7 +29,8 @@ template <int SOURCE, int RT, int TT> struct panel_shape {
     };
     static_assert(TOKENS_AT % 128 == 0 && STAGE % 128 == 0, "rows are aligned");
     static_assert(DOWN + ACROSS <= THREADS, "a thread loads a factor");
-    static_assert(BYTES + 2 * (DOWN + ACROSS) * (int)sizeof(float) <= (int)STREAM_MEMORY, "a block's memory fits");
+    static_assert(BYTES + 2 * (DOWN + ACROSS) * (int)sizeof(float) <= (int)STREAM_MEMORY,
+                  "a block's memory fits");
 };
 
 /* ---- copies ---- */
