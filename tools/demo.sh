@@ -9,15 +9,24 @@ formats=$folder/demo/formats.json
 
 trap 'say "Interrupted; run \`make demo\` again to start from the beginning." >&2; exit 130' INT
 export OPAQ_INTERRUPT_SILENT=1 # the scripts below print nothing
-# The filter of error messages removes those about the interrupt, which it ignores itself. Standard output stays the terminal.
-{
-    TARGETS="opaq_products opaq_demos" tools/build.sh "$folder" 2>&1 >&3 | {
-        trap '' INT
-        grep --line-buffered -vE '^(ninja: build stopped: interrupted|g?make(\[[0-9]+\])?: \*\*\* .*Interrupt)' >&2 || true
-    }
-} 3>&1
+
+# Builds targets. The filter of error messages removes those about the interrupt, which it ignores itself. Standard output
+# stays the terminal.
+build() { # <target>...
+    {
+        TARGETS="$*" tools/build.sh "$folder" 2>&1 >&3 | {
+            trap '' INT
+            grep --line-buffered -vE '^(ninja: build stopped: interrupted|g?make(\[[0-9]+\])?: \*\*\* .*Interrupt)' >&2 || true
+        }
+    } 3>&1
+}
+if [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then # the CUDA back end takes half of the time
+    export OPAQ_CUDA=${OPAQ_CUDA:-OFF}
+fi
+build opaq_demos
 title "every format on one weight"
 "$folder/demo/demo_formats" --json "$formats"
+build opaq_products
 title "the page"
 parts="torch core demo"
 [ -n "${PYTHON:-}" ] || parts="$parts peers" # transformers is in it; run_demo.py checks for transformers alone
