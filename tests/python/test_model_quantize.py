@@ -320,7 +320,7 @@ print(kept - own(), sum(parameter.nbytes for parameter in model.parameters()))
 
 
 def test_freed_memory_is_returned() -> None:
-    """In a process of its own: the C library would keep most of the plain weights' memory."""
+    """In a separate process: the C library would keep most of the plain weights' memory."""
     status = Path("/proc/self/status")
     if not (status.exists() and "RssAnon" in status.read_text() and hasattr(ctypes.CDLL(None), "malloc_trim")):
         pytest.skip("needs Linux and glibc")

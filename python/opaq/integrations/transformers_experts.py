@@ -133,8 +133,8 @@ def _adapted(
     top_k_weights: torch.Tensor,
     adapters: Adapters,
 ) -> torch.Tensor:
-    """The forward with adapters beside the packed weights: rows are sorted by expert, and each product is an
-    operator of its own, because adapters are added before the activation."""
+    """The forward with adapters beside the packed weights: rows are sorted by expert, and each product is a
+    separate operator, because adapters are added before the activation."""
     first = "gate_up_proj" if module.has_gate else "up_proj"
     experts, choices = len(getattr(module, first)), top_k_index.shape[-1]
     ids, weights = top_k_index.reshape(-1), top_k_weights.reshape(-1, 1)

@@ -16,7 +16,7 @@ static bool is_exact(const struct gemm_operand *operand) {
     case OPAQ_MXFP4:
         return true;
     case OPAQ_FP8ROW:
-    case OPAQ_FP8BLK1: /* across the rows each term has a factor of its own */
+    case OPAQ_FP8BLK1: /* across the rows each term has another factor */
         return !operand->is_across;
     case OPAQ_NVFP4:
         return !(operand->copy->is_hadamard && operand->undo_hadamard) &&

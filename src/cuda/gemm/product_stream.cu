@@ -4,8 +4,8 @@
  *
  * Has run on the emulated GPU only, so OPAQ_CUDA_PRODUCT=stream has to select it.
  *
- * A block computes 32 rows of weights by 8 TT tokens. Its eight warps take every eighth sum block. Each warp has a ring of slots of
- * its own, so a warp waits for its own copies and for no other warp. A slot holds a chunk of 64 terms:
+ * A block computes 32 rows of weights by 8 TT tokens. Its eight warps take every eighth sum block. Each warp has a separate ring of
+ * slots, so a warp waits for its own copies and for no other warp. A slot holds a chunk of 64 terms:
  *
  *     codes   32 rows of 32 bytes (4-bit codes) or 64
  *     scales  32 rows of four bytes, in which the chunk's scales are

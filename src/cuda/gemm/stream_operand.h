@@ -25,7 +25,7 @@ struct stream_factors {
     bool is_inverse;
 };
 
-/* The products of several groups of rows, each by a weight of its own. */
+/* The products of several groups of rows, each with a separate weight. */
 struct stream_groups {
     const int64_t *first; /* device memory: where the rows of each group begin; NULL: one product */
     int count;
