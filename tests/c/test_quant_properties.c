@@ -363,7 +363,36 @@ static void columnwise_is_rowwise_of_transposed(void) {
     spec_list_free(&list);
 }
 
-static const struct test_case tests[] = {TEST(errors_stay_within_bounds), TEST(codes_come_back),
-                                         TEST(mx_follows_powers_of_two),
-                                         TEST(columnwise_is_rowwise_of_transposed)};
+/* ---- tensors without elements ---- */
+
+/* With 2^40 empty rows or columns: the amax is 0 at once, not after a loop over them. */
+static void amax_of_no_elements_is_0(void) {
+    static const int64_t sizes[][2] = {{(int64_t)1 << 40, 0}, {0, (int64_t)1 << 40}};
+    struct spec_list list = spec_list_make(SPEC_DEFAULTS);
+    int compared = 0;
+    for (int k = 0; k < 2; ++k) {
+        struct tensor x = tensor_make(sizes[k][0], sizes[k][1], OPAQ_BF16, NULL);
+        for (int i = 0; i < list.count; ++i) {
+            struct opaq_spec spec = list.spec[i];
+            for (spec.usage = OPAQ_ROWWISE; spec.usage <= OPAQ_COLUMNWISE; ++spec.usage) {
+                const enum opaq_usage usage = (enum opaq_usage)spec.usage;
+                struct opaq_proto proto;
+                float amax = 1.0f;
+                if (opaq_proto_make(sizes[k], 2, OPAQ_BF16, &spec, tensor_cpu, &proto, NULL) == OPAQ_OK &&
+                    opaq_amax_count(&proto, usage) == 1 && (spec.options & OPAQ_GLOBAL) == 0) {
+                    CHECK_EQ_INT(opaq_amax(&x.view, &spec, usage, NULL, &amax, 1, NULL), OPAQ_OK);
+                    CHECK(amax == 0.0f);
+                    ++compared;
+                }
+            }
+        }
+        tensor_free(&x);
+    }
+    CHECK(compared > 0);
+    spec_list_free(&list);
+}
+
+static const struct test_case tests[] = {
+    TEST(errors_stay_within_bounds), TEST(codes_come_back), TEST(mx_follows_powers_of_two),
+    TEST(columnwise_is_rowwise_of_transposed), TEST(amax_of_no_elements_is_0)};
 TEST_MAIN(tests)

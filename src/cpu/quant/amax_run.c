@@ -43,7 +43,7 @@ static void amax_partials(void *argument, int64_t begin, int64_t end) {
 void amax_compute(const struct quant_copy *copy, const struct opaq_spec *spec,
                   const struct opaq_parallel *parallel, float *amax, int64_t step) {
     assert(amax != NULL || (step != 0 && copy->operand.rows == 0));
-    if (copy->operand.columns == 0) { /* for any number of rows */
+    if (copy->operand.rows == 0 || copy->operand.columns == 0) { /* the other extent is then of any size */
         for (int64_t i = 0; i < (step == 0 ? 1 : copy->operand.rows); ++i) {
             amax[i] = 0.0f;
         }
