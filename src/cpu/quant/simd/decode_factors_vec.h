@@ -108,9 +108,16 @@ VEC_INLINE void factors_of_floats(const struct quant_copy *copy, int64_t row, in
         factors->all_in_range = scale[0] != 0.0f && float_abs(scale[0]) < 0x1p118f;
         return;
     }
-    factors->all_in_range = true;
+    vec32 beyond = vec32_set(0); /* the largest of the magnitudes - 1: that of 0 exceeds all others */
+    int64_t i = 0;
     factors->value[0] = 0.0f; /* defined even if n is 0 */
-    for (int64_t i = 0; i < count; ++i) {
+    for (; layout->column_step == 1 && i + FLOATS <= count; i += FLOATS) {
+        const vec32 values = vec_load(scale + c / 128 + i);
+        vec_store(factors->value + i, values);
+        beyond = max32(beyond, (values & 0x7FFFFFFFu) - 1u);
+    }
+    factors->all_in_range = !any32(above32(beyond, ((127u + 118u) << 23) - 2u));
+    for (; i < count; ++i) {
         const float value = scale[(c / 128 + i) * layout->column_step];
         factors->value[i] = value;
         factors->all_in_range &= value != 0.0f && float_abs(value) < 0x1p118f;

@@ -1,17 +1,12 @@
-/* cpu/quant/simd/encode_run_vec.h: codes of contiguous elements under one factor, in vectors. Depends on amax_vec.h
- * and random_bytes_vec.h. */
+/* cpu/quant/simd/encode_run_vec.h: codes of contiguous elements under one factor, in vectors. Depends on amax_vec.h,
+ * random_bytes_vec.h and region_vec.h. */
 #ifndef OPAQ_CPU_QUANT_SIMD_ENCODE_RUN_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_ENCODE_RUN_VEC_H
 
 #include "base/checked.h"
 #include "cpu/quant/simd/amax_vec.h"
 #include "cpu/quant/simd/random_bytes_vec.h"
-
-VEC_INLINE void prefetch_run(const char *x, int bytes) {
-    for (int i = 0; i < bytes; i += 64) {
-        __builtin_prefetch(x + i);
-    }
-}
+#include "cpu/quant/simd/region_vec.h"
 
 /* Codes of a step under one factor, with its random bytes if it is not rounded to the nearest. */
 VEC_INLINE vec16 encode_one(struct encode_how how, struct step step, vecf apply, bool is_regular,
@@ -55,12 +50,6 @@ VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, floa
     }
 }
 
-/* encode_run() of regular elements, out of line. */
-VEC_OUTLINE void encode_regular_run(struct encode_how how, const char *x, int64_t n, float factor,
-                                    int64_t ahead, bool streams, uint8_t *data) {
-    FOR_FP8_TE(how, FOR_FLAG(streams, encode_run(HOW, x, n, factor, true, NULL, ahead, FLAG, data)));
-}
-
 /* Of `rows` rows of n elements under one factor, by a rule other than te. */
 struct encode_rows {
     const char *x;
@@ -83,8 +72,8 @@ VEC_OUTLINE void encode_rows_not_te(const struct encode_how *how, const struct e
 
 /* encode_run() of a whole row of bf16, as checkpoints have it, by a rule other than te; out of line. */
 VEC_OUTLINE void encode_bf16_row_not_te(const struct encode_how *how, const char *x, int64_t n, float factor,
-                                        uint8_t *data) {
-    encode_run(encode_not_te(*how, OPAQ_BF16, OPAQ_E4M3, true), x, n, factor, false, NULL, 0, false, data);
+                                        int64_t ahead, uint8_t *data) {
+    encode_run(encode_not_te(*how, OPAQ_BF16, OPAQ_E4M3, true), x, n, factor, false, NULL, ahead, false, data);
 }
 
 /* encode_run() of any elements, rounded to the nearest or, with random bytes, stochastically; out of line. */
@@ -99,6 +88,41 @@ VEC_OUTLINE void encode_any_run(struct encode_how how, const char *x, int64_t n,
     }
 }
 
+/* Regular elements, a multiple of ENCODE_STEPS, whose keys are added to `keys` unless that is NULL. */
+enum { ENCODE_STEPS = 2 * STEP };
+VEC_INLINE void encode_regular_steps(struct encode_how how, const char *x, int64_t n, float factor,
+                                     int64_t ahead, bool streams, uint8_t *data, struct amax_keys *keys) {
+    const int bytes = element_bytes(how.dtype);
+    const vecf apply = vecf_set(factor * regular_factor(how.element));
+    for (int64_t i = 0; i < n; i += ENCODE_STEPS) {
+        const char *const from = x + i * bytes;
+        for (int k = 0; k < ENCODE_STEPS * bytes; k += 64) {
+            __builtin_prefetch(from + ahead + k);
+        }
+        const struct step step[2] = {step_load(from, how.dtype), step_load(from + STEP * bytes, how.dtype)};
+        for (int k = 0; keys != NULL && k < AMAX_CHAINS; ++k) {
+            if (how.dtype == OPAQ_F32 || k % 2 == 0) {
+                const vec32 key = key_of(step[k / 2].part[k % 2], how.dtype, false);
+                keys->chain[k] = key_max(keys->chain[k], key, how.dtype);
+            }
+        }
+        vec_put(data + i,
+                pack_bytes(encode_regular(step[0], how.dtype, how.element, apply, apply),
+                           encode_regular(step[1], how.dtype, how.element, apply, apply)),
+                streams);
+    }
+}
+
+/* encode_run() of regular elements, out of line. */
+VEC_OUTLINE void encode_regular_run(struct encode_how how, const char *x, int64_t n, float factor,
+                                    int64_t ahead, bool streams, uint8_t *data) {
+    const int64_t whole = n / ENCODE_STEPS * ENCODE_STEPS;
+    FOR_FP8_TE(how, FOR_FLAG(streams, encode_regular_steps(HOW, x, whole, factor, ahead, FLAG, data, NULL)));
+    if (whole < n) {
+        encode_any_run(how, x + whole * element_bytes(how.dtype), n - whole, factor, NULL, 0, data + whole);
+    }
+}
+
 /* Whether elements up to this one (NaN standing for any) are regular under a factor. What is scaled to less than half a
  * step beyond the largest value rounds to it. */
 VEC_INLINE bool is_regular_amax(struct encode_how how, float amax, float factor) {
@@ -106,19 +130,31 @@ VEC_INLINE bool is_regular_amax(struct encode_how how, float amax, float factor)
     return !how.not_te && factor >= 0x1p-90f && amax * factor < half_beyond;
 }
 
-/* Encodes elements whose amax is unknown. */
-VEC_INLINE void encode_unseen(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
-                              bool streams, uint8_t *data) {
+/* Encodes elements, a multiple of ENCODE_STEPS, as if they were regular, by rule te. Returns whether they are. */
+VEC_OUTLINE bool encode_seen_steps(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
+                                   bool streams, uint8_t *data) {
+    struct amax_keys keys = amax_keys_none();
+    uint32_t amax;
+    FOR_FP8_TE(how, FOR_FLAG(streams, encode_regular_steps(HOW, x, n, factor, ahead, FLAG, data, &keys)));
+    FOR_DTYPE(how.dtype, amax = amax_keys_bits(&keys, DTYPE, false));
+    return is_regular_amax(how, float_from_bits(amax), factor);
+}
+
+/* Encodes elements whose amax is unknown: as regular ones first, and again if they are not. */
+static inline void encode_unseen(struct encode_how how, const char *x, int64_t n, float factor, int64_t ahead,
+                                 bool streams, uint8_t *data) {
     enum { AT_ONCE = 2048 };
-    for (int64_t i = 0; i < n; i += AT_ONCE) {
+    int64_t i = 0;
+    while (i < n) {
         const char *const from = x + i * element_bytes(how.dtype);
-        const int64_t count = min_int64(AT_ONCE, n - i);
-        const uint32_t amax = how.not_te ? 0 : amax_of_run(from, count, how.dtype, false);
-        if (is_regular_amax(how, float_from_bits(amax), factor)) {
-            encode_regular_run(how, from, count, factor, ahead, streams, data + i);
-        } else {
+        const int64_t whole = min_int64(AT_ONCE, (n - i) / ENCODE_STEPS * ENCODE_STEPS);
+        const bool may_be_regular = !how.not_te && whole > 0;
+        const int64_t count = may_be_regular ? whole : min_int64(AT_ONCE, n - i);
+        if (!may_be_regular || !encode_seen_steps(how, from, count, factor, ahead, streams, data + i)) {
+            finish_streams();
             encode_any_run(how, from, count, factor, NULL, ahead, data + i);
         }
+        i += count;
     }
 }
 

@@ -22,6 +22,7 @@ static inline void fp8_scaled_rows(struct encode_how how, const struct quant_job
                                    const struct quant_copy *copy, int64_t r, int64_t r_end,
                                    struct random_bytes *random) {
     const struct quant_matrix *m = &copy->operand;
+    const int64_t next = m->row_step * element_bytes(how.dtype); /* the next row is prefetched */
     const bool streams = lines_stream(copy);
     for (int64_t row = r; row < r_end; ++row) {
         const char *const x = operand_at(m, row, 0, how.dtype);
@@ -34,9 +35,9 @@ static inline void fp8_scaled_rows(struct encode_how how, const struct quant_job
         if (!how.not_te && random->is_used) {
             encode_randomly(how, random, row, 0, x, m->columns, scale.apply, 0, data);
         } else if (is_regular_amax(how, all, scale.apply)) {
-            encode_regular_run(how, x, m->columns, scale.apply, 0, streams, data);
+            encode_regular_run(how, x, m->columns, scale.apply, next, streams, data);
         } else if (how.not_te && how.dtype == OPAQ_BF16) {
-            encode_bf16_row_not_te(&how, x, m->columns, scale.apply, data);
+            encode_bf16_row_not_te(&how, x, m->columns, scale.apply, next, data);
         } else {
             encode_any_run(how, x, m->columns, scale.apply, NULL, 0, data);
         }
@@ -55,25 +56,25 @@ struct fp8_group {
 };
 
 /* The key of a whole block of one row. Prefetches `ahead` bytes further, unless that is 0. */
-VEC_INLINE vec32 fp8_block_key(const char *x, int64_t ahead, enum opaq_element dtype, bool drop_nan) {
+VEC_INLINE vec32 fp8_block_key(const char *x, int64_t ahead, enum opaq_element dtype) {
     const int parts = FP8_BLOCK * element_bytes(dtype) / VEC_BYTES;
     vec32 key = vec32_set(0);
     for (int i = 0; i < parts; ++i) {
         if (ahead != 0) {
             __builtin_prefetch(x + ahead + i * VEC_BYTES);
         }
-        key = key_max(key, key_of(vec_load(x + i * VEC_BYTES), dtype, drop_nan), dtype);
+        key = key_max(key, key_of(vec_load(x + i * VEC_BYTES), dtype, false), dtype);
     }
     return key;
 }
 
-/* The amax of each block. */
-VEC_INLINE vecf fp8_group_amax(const struct fp8_group *group, enum opaq_element dtype, bool drop_nan) {
+/* The amax of each block, including NaNs. */
+VEC_INLINE vecf fp8_group_amax(const struct fp8_group *group, enum opaq_element dtype) {
     const int64_t block_bytes = FP8_BLOCK * element_bytes(dtype);
     vec32 key[FLOATS];
     if (group->rows == 1 && group->columns == FLOATS * FP8_BLOCK) {
         for (int b = 0; b < FLOATS; ++b) {
-            key[b] = fp8_block_key(group->x + b * block_bytes, 0, dtype, drop_nan);
+            key[b] = fp8_block_key(group->x + b * block_bytes, 0, dtype);
         }
     } else {
         for (int b = 0; b < FLOATS; ++b) {
@@ -90,19 +91,26 @@ VEC_INLINE vecf fp8_group_amax(const struct fp8_group *group, enum opaq_element 
                     from = staged;
                 }
                 /* one row is prefetched while codes are made */
-                const vec32 each = fp8_block_key(from, group->rows > 1 ? group->ahead : 0, dtype, drop_nan);
+                const vec32 each = fp8_block_key(from, group->rows > 1 ? group->ahead : 0, dtype);
                 key[b] = key_max(key[b], each, dtype);
             }
         }
     }
-    return magnitudes_to_floats(key_magnitude(fold_keys(key, FLOATS, dtype), dtype, drop_nan), dtype);
+    return magnitudes_to_floats(key_magnitude(fold_keys(key, FLOATS, dtype), dtype, false), dtype);
 }
 
-/* The same, skipping NaNs; out of line, since they are rare. */
+/* The same, skipping NaNs. They are rare, so this is short rather than fast. */
 VEC_OUTLINE vecf fp8_group_amax_without_nans(const struct fp8_group *group, enum opaq_element dtype) {
-    vecf amax;
-    FOR_DTYPE(dtype, amax = fp8_group_amax(group, DTYPE, true));
-    return amax;
+    uint32_t amax[FLOATS] = {0};
+    for (int64_t i = 0; i < group->rows; ++i) {
+        for (int b = 0; b * FP8_BLOCK < group->columns; ++b) {
+            const char *const x = group->x + i * group->row_bytes + b * FP8_BLOCK * element_bytes(dtype);
+            const int64_t n = min_int64(FP8_BLOCK, group->columns - b * FP8_BLOCK);
+            const uint32_t bits = amax_of_run(x, n, dtype, true);
+            amax[b] = bits > amax[b] ? bits : amax[b];
+        }
+    }
+    return (vecf)vec_load(amax);
 }
 
 /* The destinations of the codes of blocks and of their scales: those of one row of blocks, by steps, in up to two
@@ -153,7 +161,7 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
                           int64_t r, int64_t rows, int64_t c, int64_t c_end, const struct fp8_target *target) {
     const struct fp8_group group = {operand_at(m, r, c, how.dtype), m->row_step * element_bytes(how.dtype),
                                     rows, c_end - c, target->ahead};
-    const vecf all = fp8_group_amax(&group, how.dtype, false);
+    const vecf all = fp8_group_amax(&group, how.dtype);
     vecf amax = all;
     if (!how.not_te && any32(above32((vec32)all, 0x7F800000u))) {
         amax = fp8_group_amax_without_nans(&group, how.dtype);
@@ -252,7 +260,7 @@ static inline void fp8_shared_codes(struct encode_how how, const struct quant_jo
         for (int64_t row = part->row; row < part->row_end; ++row) {
             const char *const x = operand_at(&m, row, part->c, how.dtype);
             if (part->columnwise != NULL) {
-                prefetch_run(x + target.ahead, (int)(part->c_end - part->c) * element_bytes(how.dtype));
+                prefetch_run(x + target.ahead, (part->c_end - part->c) * element_bytes(how.dtype));
             }
             fp8_tensor_codes(how, job, target.random, row, part->c, x, part->c_end - part->c, 0, target.streams,
                              target.data + (row - part->row) * target.data_step);

@@ -1,11 +1,12 @@
 /* cpu/quant/simd/quantize_mx_columns_vec.h: the columnwise copies of mxfp8 and mxfp4, in vectors. Depends on
- * columns_vec.h and scales_vec.h. Specification: docs/formats.md. They are stored in the order of x, so nothing is
- * transposed. */
+ * columns_vec.h, region_vec.h and scales_vec.h. Specification: docs/formats.md. They are stored in the order of x, so
+ * nothing is transposed. */
 #ifndef OPAQ_CPU_QUANT_SIMD_QUANTIZE_MX_COLUMNS_VEC_H
 #define OPAQ_CPU_QUANT_SIMD_QUANTIZE_MX_COLUMNS_VEC_H
 
 #include "cpu/quant/simd/columns_vec.h"
 #include "cpu/quant/simd/random_bytes_vec.h"
+#include "cpu/quant/simd/region_vec.h"
 #include "cpu/quant/simd/scales_vec.h"
 #include "cpu/quant/simd/specialize_vec.h"
 #include "format/swizzle.h"
@@ -209,9 +210,10 @@ VEC_OUTLINE void mx_column_row_of(struct encode_how how, const char *x, int64_t 
     }
 }
 
-/* Rows from `row` on, up to MX_BLOCK of them, and up to MX_WIDTH columns from c on. */
+/* Rows from `row` on, up to MX_BLOCK of them, and up to MX_WIDTH columns from c on. The next part, `ahead` elements
+ * further, is prefetched. */
 static inline void mx_column_part(struct mx_columns kind, const struct quant_copy *copy, int64_t row, int64_t c,
-                                  int64_t columns, bool streams) {
+                                  int64_t columns, int64_t ahead, bool streams) {
     struct mx_column_factors factors;
     const int packing = kind.how.element == OPAQ_E2M1 ? 2 : 1;
     const int64_t rows = min_int64(MX_BLOCK, copy->operand.columns - row);
@@ -223,6 +225,7 @@ static inline void mx_column_part(struct mx_columns kind, const struct quant_cop
         const char *const x = source.x + i * source.row_bytes;
         const uint8_t *const random =
             kind.random->is_used ? random_bytes(kind.random, row + i, c, columns) : NULL;
+        prefetch_run(x + ahead * element_bytes(kind.how.dtype), columns * element_bytes(kind.how.dtype));
         mx_column_row_of(kind.how, x, columns, factors.step, factors.is_regular, random, streams, data);
     }
 }

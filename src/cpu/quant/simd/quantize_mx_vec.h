@@ -34,14 +34,14 @@ static inline void quantize_mx_how(struct encode_how how, const struct quant_job
         random_bytes_begin(random, job, columnwise, true);
     }
     kind.ahead = rowwise == NULL ? 0 : ahead_bytes(rowwise, is_both ? 2 : 1);
+    const int64_t row_step = rowwise != NULL ? rowwise->operand.row_step : columnwise->operand.column_step;
     const bool streams = columnwise != NULL && codes_stream(columnwise);
     for (int64_t row = region.row; row < region.row_end; row += MX_BLOCK) {
         const int64_t row_end = min_int64(row + MX_BLOCK, region.row_end);
         for (int64_t c = region.c; c < region.c_end; c += width) {
             const int64_t c_end = min_int64(c + width, region.c_end);
+            const int64_t next = c_end < region.c_end ? width : MX_BLOCK * row_step + region.c - c;
             if (in_one_pass && row_end - row == MX_BLOCK && c_end - c == BOTH_COLUMNS) {
-                const int64_t next =
-                    c_end < region.c_end ? BOTH_COLUMNS : MX_BLOCK * rowwise->operand.row_step + region.c - c;
                 struct block_kind part = kind;
                 part.ahead = next * element_bytes(how.dtype);
                 part.streams = kind.streams && streams;
@@ -56,7 +56,7 @@ static inline void quantize_mx_how(struct encode_how how, const struct quant_job
             }
             if (columnwise != NULL) {
                 mx_column_part((struct mx_columns){how, columnwise->block_rows > 1, spec, random}, columnwise,
-                               row, c, c_end - c, streams);
+                               row, c, c_end - c, next, streams);
             }
         }
     }

@@ -52,6 +52,12 @@ VEC_INLINE bool codes_stream(const struct quant_copy *copy) {
 /* The same for codes that gain only where a vector is a whole line. */
 VEC_INLINE bool lines_stream(const struct quant_copy *copy) { return VEC_BYTES == 64 && codes_stream(copy); }
 
+VEC_INLINE void prefetch_run(const char *x, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch(x + i);
+    }
+}
+
 /* Orders streaming stores before later ones. */
 VEC_INLINE void finish_streams(void) { _mm_sfence(); }
 
