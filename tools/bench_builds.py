@@ -2,10 +2,10 @@
 """bench_builds.py OLD NEW [options]: compares the speed of two checkouts, each with a build folder.
 
 Runs the benchmarks of both checkouts alternately and compares every figure that both have: the figure of NEW
-divided by that of OLD, as the median over the turns, with minimum and maximum. Each figure is itself a ratio
-to a hardware limit or a peer of the same rounds, so changes in the machine's speed cancel twice. Ratios of two
-opaq results ("two passes", "x of M=1") are skipped: their parts are compared separately. --strict: exit 1 if a
-figure is below --least.
+divided by that of OLD, as the median over the turns, with minimum and maximum; the other way round for figures
+that are better if smaller. Each figure is itself a ratio to a hardware limit or a peer of the same rounds, so
+changes in the machine's speed cancel twice. Ratios of two opaq results ("two passes", "x of M=1") are skipped:
+their parts are compared separately. --strict: exit 1 if a figure is below --least.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench_summary import READERS
+from bench_summary import LESS_IS_BETTER, READERS
 
 Place = tuple[str, str, int, str, int]
 BETWEEN_OPAQ_RESULTS = ("two passes", "x of M=1")
@@ -35,7 +35,9 @@ def run(checkout: Path, arguments: argparse.Namespace) -> dict[Place, float]:
         if name.removeprefix("bench_").removesuffix("_avx2") in wanted and path.exists():
             for entry in read(name, json.loads(path.read_text())):
                 if entry.of not in BETWEEN_OPAQ_RESULTS and entry.ratio.value > 0:
-                    figures[(entry.source, entry.case, entry.m, entry.of, entry.threads)] = entry.ratio.value
+                    value = entry.ratio.value
+                    place = (entry.source, entry.case, entry.m, entry.of, entry.threads)
+                    figures[place] = 1.0 / value if entry.of in LESS_IS_BETTER else value
     return figures
 
 
