@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# fuzz.sh <seconds>: runs every libFuzzer target fuzz/fuzz_*.c for that long, under ASan and UBSan. The generated corpus is
-# kept in build-fuzz/corpus. Seeds are fuzz/seeds/<target>, which are in the repository, and the invalid checkpoints of
+# fuzz.sh <seconds> [<seed>]: runs every libFuzzer target fuzz/fuzz_*.c for that long, under ASan and UBSan. The generated
+# corpus is kept in build-fuzz/corpus. With a seed, and from an empty corpus, the inputs are the same in every run; without one
+# they are random. Seed inputs are fuzz/seeds/<target>, which are in the repository, and the invalid checkpoints of
 # tests/cli/make_hostile.py, written to build-fuzz/seeds.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 seconds=$1
+seed=${2:-0}
 if ! compgen -G 'fuzz/fuzz_*.c' >/dev/null; then
     say "error: there are no fuzz targets, fuzz/fuzz_*.c." >&2
     exit 1
@@ -38,7 +40,7 @@ run_target() {
             seeds+=("$folder")
         fi
     done
-    if ! "build-fuzz/fuzz/$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 \
+    if ! "build-fuzz/fuzz/$name" -seed="$seed" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 \
         -artifact_prefix="build-fuzz/findings/$name-" "$corpus" ${seeds[@]+"${seeds[@]}"} \
         >"build-fuzz/$name.log" 2>&1; then
         tail -n 60 "build-fuzz/$name.log" >&2
@@ -49,7 +51,7 @@ run_target() {
         "$(sed -n 's/^#[0-9]*\tDONE *//p' "build-fuzz/$name.log")"
 }
 export -f run_target say
-export seconds
+export seconds seed
 
 title "every target for $seconds seconds, $jobs at a time"
 find fuzz -name 'fuzz_*.c' | sed 's|.*/||; s|[.]c$||' | sort | xargs -n 1 -P "$jobs" bash -c 'run_target "$1"' run
