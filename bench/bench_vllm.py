@@ -1,7 +1,7 @@
 """Times decoding and prompt processing of vLLM on processors with opaq's packed weights, beside its own
 bfloat16, and measures the memory of each.
 
-    bench_vllm.py --command OPAQ --folder FOLDER [--rounds N] [--json FILE] [--layers N]
+    bench_vllm.py --command OPAQ --folder FOLDER [--rounds N] [--json FILE] [--layers N] [--llama-cpp CHECKOUT]
 
 A Llama of 1.0 billion parameters with random weights (22 layers of hidden size 2048, intermediate size 5632, 32
 heads, 4 of keys and values, a vocabulary of 32000 that input and output share) is written to FOLDER, quantized
@@ -10,7 +10,10 @@ another: a request that decodes 24 tokens, then prompts of 256 tokens; the faste
 other programs can only slow steps down. A figure is the median of the rounds' ratios to bfloat16 in the same
 round, with quartiles. "weights" are the checkpoint's bytes, which the model keeps in memory; "resident" is the
 private memory of the serving process minus that before vLLM was started, including 64 MB of keys and values and
-the memory that compiling took."""
+the memory that compiling took.
+
+With a checkout of llama.cpp, which has llama-bench and llama-quantize in build/bin, a round also runs
+llama-bench on the same NVFP4 checkpoint, converted by llama.cpp, and on its Q4_0 of the bfloat16 model."""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -150,6 +154,49 @@ def serve(channel: Any, model: str, environment: dict[str, str]) -> None:
         channel.send({"decode": decode, "prompt": prompt / PROMPT})
 
 
+# ---- llama.cpp ----
+
+# Its converter, for a model without a tokenizer.
+CONVERTER = """
+import runpy, sys
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
+import conversion.llama
+conversion.llama.LlamaModel.set_vocab = lambda self: self._set_vocab_none()
+del sys.argv[1]
+runpy.run_path(sys.path[0] + "/convert_hf_to_gguf.py", run_name="__main__")
+"""
+
+
+def run_quietly(*command: object) -> str:
+    texts = [str(word) for word in command]
+    done = subprocess.run(texts, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"error: {texts[0]} failed with status {done.returncode}: {done.stderr[-400:]}")
+    return done.stdout
+
+
+def convert_for_llama(checkout: Path, models: dict[str, Path]) -> dict[str, Path]:
+    """The files of llama.cpp's subjects, made from the checkpoints beside them."""
+    plain, packed = models[""].with_suffix(".gguf"), models["nvfp4"].with_suffix(".gguf")
+    small = models[""].with_name(models[""].name + "-q4_0.gguf")
+    for model, file in ((models[""], plain), (models["nvfp4"], packed)):
+        if not file.exists():
+            run_quietly(
+                sys.executable, "-c", CONVERTER, checkout, model, "--outfile", file, "--outtype", "bf16"
+            )
+    if not small.exists():
+        run_quietly(checkout / "build/bin/llama-quantize", plain, small, "q4_0")
+    return {"llama.cpp nvfp4": packed, "llama.cpp q4_0": small}
+
+
+def time_llama(checkout: Path, file: Path) -> dict[str, float]:
+    """Seconds for a token of a prompt and for a decoded token."""
+    program = checkout / "build/bin/llama-bench"
+    options = ["-p", PROMPT, "-n", DECODED, "-t", os.cpu_count(), "-r", 1, "-o", "json"]
+    entries = json.loads(run_quietly(program, "-m", file, *options))
+    return {"prompt" if entry["n_prompt"] else "decode": 1.0 / entry["avg_ts"] for entry in entries}
+
+
 # ---- figures ----
 
 
@@ -167,11 +214,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--layers", type=int, default=22)
     parser.add_argument("--subjects", default=",".join(SUBJECTS))
+    parser.add_argument(
+        "--llama-cpp", type=Path, help="a checkout with llama-bench and llama-quantize in build/bin"
+    )
     options = parser.parse_args()
     names = ["bf16", *(name for name in options.subjects.split(",") if name != "bf16")]
     models = write_checkpoints(options.command, options.folder, options.layers, {SUBJECTS[n][0] for n in names})
 
     weights = {name: (models[SUBJECTS[name][0]] / "model.safetensors").stat().st_size for name in names}
+    peers = convert_for_llama(options.llama_cpp, models) if options.llama_cpp and "nvfp4" in models else {}
+    weights |= {name: file.stat().st_size for name, file in peers.items()}
     context = multiprocessing.get_context("spawn")
     channels: dict[str, Any] = {}
     memory: dict[str, int] = {}
@@ -188,6 +240,8 @@ def main() -> None:
             time.sleep(0.3)  # until the other processes' threads sleep
             channels[name].send(True)
             rounds[-1][name] = channels[name].recv()
+        for name, file in peers.items():
+            rounds[-1][name] = time_llama(options.llama_cpp, file)
 
     load = f"load {os.getloadavg()[0]:.1f}"
     print(f"\n{platform.machine()}, {os.cpu_count()} processors, {load}; {len(rounds)} rounds")
@@ -206,7 +260,7 @@ def main() -> None:
     )
     rows: list[tuple[str, ...]] = [head]
     found: list[dict[str, Any]] = []
-    for name in names:
+    for name in (*names, *peers):
         row = [name]
         for what in ("decode", "prompt"):
             ratios = spread([r["bf16"][what] / r[name][what] for r in rounds])
@@ -216,6 +270,9 @@ def main() -> None:
                 {"subject": name, "what": what, "rate": rate, "ratio": ratios[0], "quartiles": ratios[1:]}
             )
         for what, sizes in (("weights", weights), ("resident", memory)):
+            if name not in sizes:
+                row += ["", ""]
+                continue
             share = sizes[name] / sizes["bf16"]
             found.append({"subject": name, "what": what, "bytes": sizes[name], "ratio": share})
             row += [f"{sizes[name] / 1e6:.0f}", f"{share:.2f}"]
