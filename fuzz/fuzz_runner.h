@@ -1,6 +1,6 @@
 /* fuzz_runner.h: makes a runner of a call that was made from fuzz input. The creation either fails with a text that
- * begins with its name, or the runner does what the operator does: the same bytes, or an error. Depends on
- * fuzz_run.h. */
+ * begins with its name, or the runner does what the operator does: the same bytes, or an error. Its gradients are called
+ * too. Depends on fuzz_run.h. */
 #ifndef FUZZ_RUNNER_H
 #define FUZZ_RUNNER_H
 
@@ -65,6 +65,25 @@ static inline void run_both(const struct opaq_op *op, const struct call *call, i
     free(made.data);
 }
 
+/* Calls the operator of the runner's gradients as run_call does: dy is y or, where it has the same shape, x. */
+static inline void run_backward(int kind, int64_t handle, const struct opaq_tensor *inputs,
+                                const struct opaq_tensor *y) {
+    static const char *const names[] = {"linear_gemm_backward", "mlp_gemm_backward", "moe_gemm_backward"};
+    static struct call call;
+    const struct opaq_op *op = opaq_op_find(names[kind]);
+    const int count = op->argument_count - 2;
+    const struct opaq_tensor *dy = kind == OPAQ_RUNNER_LINEAR ? y : &inputs[0];
+    struct opaq_runner_info info;
+    expect(opaq_runner_query(handle, &info, NULL) == OPAQ_OK);
+    memset(call.value, 0, sizeof call.value);
+    for (int i = 0; i < count; ++i) {
+        call.value[i] = (struct opaq_value){.tensors = i == 0 ? dy : &inputs[i - 1], .count = 1};
+    }
+    call.value[count].integer = handle;
+    call.value[count + 1].integer = info.in_features;
+    run_call(op, &call);
+}
+
 /* For the operators linear, mlp and moe; nothing for others. */
 static inline void run_runner(const struct opaq_op *op, const struct call *call) {
     static const char *const names[] = {"linear", "mlp", "moe"};
@@ -93,6 +112,7 @@ static inline void run_runner(const struct opaq_op *op, const struct call *call)
         reach(&outputs.tensor[0]) >= 0) {
         allocate_outputs(op, 0xA5, &outputs);
         run_both(op, call, handle, inputs, count, &outputs);
+        run_backward(kind, handle, inputs, &outputs.tensor[0]);
         free_outputs(&outputs);
     }
     expect(opaq_runner_destroy(handle, NULL) == OPAQ_OK);

@@ -6,6 +6,7 @@
  *
  *     opaq_runner_create(opaq_op_find("linear"), values, NULL, &handle, &error);   values[0], the input, is not read
  *     opaq_op_run(opaq_op_find("linear_gemm"), ...)                                (x, handle, out features) -> y
+ *     opaq_op_run(opaq_op_find("linear_gemm_backward"), ...)                       (dy, handle, in features) -> dx
  *     opaq_runner_destroy(handle, &error);
  *
  * All allocation, locking and table setup happens at creation. A run finds its runner without a lock.
@@ -82,7 +83,8 @@ OPAQ_API enum opaq_status opaq_runner_create(const struct opaq_op *op, const str
                                              const struct opaq_execution *execution, int64_t *handle,
                                              struct opaq_error *error);
 
-/* Registers a custom runner. `info` and `functions` are copied. On failure the caller still owns the state. */
+/* Registers a custom runner, which has no gradients. `info` and `functions` are copied. On failure the caller still owns the
+ * state. */
 OPAQ_API enum opaq_status opaq_runner_register(const struct opaq_runner_info *info,
                                                const struct opaq_runner_functions *functions, void *state,
                                                int64_t *handle, struct opaq_error *error);

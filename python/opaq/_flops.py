@@ -83,6 +83,19 @@ def _moe_gemm(x: Any, weights: Any, ids: Any, runner_id: Any, *_: Any, **__: Any
     return 2 * prod(ids) * _multiplications(runner_id)
 
 
+def _linear_gemm_backward(dy: Any, runner_id: Any, in_features: Any, *_: Any, **__: Any) -> Any:
+    return 2 * prod(dy) * int(in_features)
+
+
+def _mlp_gemm_backward(dy: Any, x: Any, runner_id: Any, *_: Any, **__: Any) -> Any:
+    """As mlp_backward: without the first product, which is computed again."""
+    return _mlp_gemm(x, runner_id)
+
+
+def _moe_gemm_backward(dy: Any, x: Any, weights: Any, ids: Any, runner_id: Any, *_: Any, **__: Any) -> Any:
+    return _moe_gemm(x, weights, ids, runner_id)
+
+
 def register() -> None:
     """Registers the formulas; called once, when torch.utils.flop_counter is imported."""
     for formula, *targets in (
@@ -98,5 +111,8 @@ def register() -> None:
         (_linear_gemm, ops.linear_gemm),
         (_mlp_gemm, ops.mlp_gemm),
         (_moe_gemm, ops.moe_gemm),
+        (_linear_gemm_backward, ops.linear_gemm_backward),
+        (_mlp_gemm_backward, ops.mlp_gemm_backward),
+        (_moe_gemm_backward, ops.moe_gemm_backward),
     ):
         register_flop_formula(targets)(formula)

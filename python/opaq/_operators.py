@@ -15,7 +15,7 @@ import torch
 from torch._library import custom_ops
 from torch.utils._pytree import tree_leaves
 
-from opaq import _library, _refusals
+from opaq import _library, _refusals, _runner_gradients
 from opaq._import_hook import allow_in_graph, when_imported
 from opaq._library import call
 from opaq._tables import ELEMENT_BITS, BufferRow, formats
@@ -294,6 +294,7 @@ def _load() -> ctypes.CDLL:
         _complete(op, _fragment, bridge)
         bridge.opaq_torch_alias_withdraw(op.name.encode())
     getattr(torch.ops, ALIASES).__class__ = _AliasNamespace
+    _runner_gradients.register()
     bridge.opaq_torch_watch_gradients()
     # These two draw random numbers. Common-subexpression elimination reads PyTorch's list instead of the tag,
     # and before PyTorch 2.12 only Python can set the tag.

@@ -1,5 +1,5 @@
-"""Errors for unsupported uses of the operators. Gradients and torch.func transforms raise; PyTorch's defaults
-would silently ignore them."""
+"""Errors for unsupported uses of the operators. Gradients, except those of runners, and torch.func transforms
+raise; PyTorch's defaults would silently ignore them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ _WITH_GRADIENTS = {  # by the beginning of an operator's name
     "moe": "opaq.functional.moe and opaq.MoE",
     "": "opaq.quantize_tensor, QuantizedTensor.dequantize and the functions of opaq.functional",
 }
+# By the name of an operator of runners: attaches its gradient to the result, from all of the operator's tensors
+# and the runner's integer (opaq/_runner_gradients.py).
+formulas: dict[str, Callable[[str, torch.Tensor, list[torch.Tensor], Any], torch.Tensor]] = {}
 _tracing = torch._C.DispatchKey.PythonDispatcher
 _snapshot = torch._C.DispatchKey.PythonTLSSnapshot
 _below_snapshot = torch._C._dispatch_keyset_full_after(_snapshot)
@@ -37,17 +40,23 @@ class _Refuse(torch.autograd.Function):
         raise RuntimeError(ctx.message)
 
 
-def _refuse_as(message: str, results: Any, inputs: list[torch.Tensor]) -> Any:
+def _with_gradient(results: Any, attach: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Calls `attach` for results that have no gradient yet and may have one."""
+
     def one(result: torch.Tensor) -> torch.Tensor:
-        if result.requires_grad or not result.is_floating_point():
-            return result
-        made: torch.Tensor = _Refuse.apply(message, result, *inputs)
-        return made
+        return result if result.requires_grad or not result.is_floating_point() else attach(result)
 
     return tree_map_only(torch.Tensor, one, results)
 
 
-def _refuse(results: Any, inputs: list[torch.Tensor], operator: str) -> Any:
+def _refuse_as(message: str, results: Any, inputs: list[torch.Tensor]) -> Any:
+    return _with_gradient(results, lambda result: _Refuse.apply(message, result, *inputs))
+
+
+def _attach(results: Any, inputs: list[torch.Tensor], operator: str, runner_id: Any) -> Any:
+    """The results with the operator's gradient, or one that raises."""
+    if operator in formulas:
+        return _with_gradient(results, lambda result: formulas[operator](operator, result, inputs, runner_id))
     functions = next(text for name, text in _WITH_GRADIENTS.items() if operator.startswith(name))
     message = (
         f"opaq: {operator} has no gradient. {functions} have one; call the operator under torch.no_grad(), or "
@@ -56,12 +65,13 @@ def _refuse(results: Any, inputs: list[torch.Tensor], operator: str) -> Any:
     return _refuse_as(message, results, inputs)
 
 
-def _refuse_below(results: Any, inputs: list[torch.Tensor], operator: str) -> Any:
+def _attach_below(results: Any, inputs: list[torch.Tensor], operator: str, runner_id: Any) -> Any:
     """Called from a kernel, in one of three cases: on the meta device, where no autograd key is excluded;
     inside a __torch_dispatch__, where PyTorch excludes the keys above its own, such as _snapshot; or below
-    autograd, where nothing has to be refused."""
+    autograd, where there is nothing to do."""
     is_dispatched = torch._C._dispatch_tls_is_dispatch_key_excluded(_snapshot)
-    return _refuse(results, inputs, operator) if is_dispatched or not _is_below_autograd() else results
+    is_here = is_dispatched or not _is_below_autograd()
+    return _attach(results, inputs, operator, runner_id) if is_here else results
 
 
 def _is_below_autograd() -> bool:
@@ -74,10 +84,24 @@ def _requiring_gradients(*arguments: Any) -> list[torch.Tensor]:
     return [leaf for leaf in given if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
 
 
-def fake_result(results: Any, inputs: Any, operator: str) -> Any:
-    """The results of a fake implementation; their gradients raise the operator's error."""
-    found = _requiring_gradients(inputs)
-    return _refuse_below(results, found, operator) if found else results
+def _inputs_of(operator: str, values: list[Any]) -> tuple[list[torch.Tensor], Any]:
+    """For `_attach`: a call's tensors and the runner's integer; no tensors if none requires a gradient."""
+    inputs = _requiring_gradients(values)
+    if not inputs or operator not in formulas:
+        return inputs, 0
+    return [value for value in values if isinstance(value, torch.Tensor)], values[-2]
+
+
+def _values_of(overload: Any, arguments: Any, named: Any) -> list[Any]:
+    names = [argument.name for argument in overload._schema.arguments]
+    given = dict(zip(names, arguments, strict=False), **named)
+    return [given.get(name) for name in names]
+
+
+def fake_result(results: Any, values: list[Any], operator: str) -> Any:
+    """The results of a fake implementation, with their gradients."""
+    inputs, runner_id = _inputs_of(operator, values)
+    return _attach_below(results, inputs, operator, runner_id) if inputs else results
 
 
 def _traced(overload: Any) -> Callable[..., Any]:
@@ -88,8 +112,8 @@ def _traced(overload: Any) -> Callable[..., Any]:
             return overload._get_dispatch(torch._C.DispatchKey.PreDispatch)(*arguments, **named)
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_tracing)):
             results = overload(*arguments, **named)
-        inputs = _requiring_gradients(arguments, named)
-        return _refuse(results, inputs, overload._opname) if inputs else results
+        inputs, runner_id = _inputs_of(overload._opname, _values_of(overload, arguments, named))
+        return _attach(results, inputs, overload._opname, runner_id) if inputs else results
 
     return call
 
@@ -105,8 +129,10 @@ def _dispatched(overload: Any, bridge: ctypes.CDLL) -> Callable[..., Any]:
             results = overload.redispatch(keys & _below_snapshot, *arguments, **named)
         finally:
             bridge.opaq_torch_snapshot_end(guard)
-        inputs = [] if _is_below_autograd() else _requiring_gradients(arguments, named)
-        return _refuse(results, inputs, overload._opname) if inputs else results
+        if _is_below_autograd():
+            return results
+        inputs, runner_id = _inputs_of(overload._opname, _values_of(overload, arguments, named))
+        return _attach(results, inputs, overload._opname, runner_id) if inputs else results
 
     return call
 
@@ -181,7 +207,7 @@ def differentiable_once(*factors: int) -> Callable[..., Any]:
 
 def register(overload: Any, library: torch.library.Library, bridge: ctypes.CDLL) -> None:
     """Registers the errors of an operator. Eager calls run no Python here: the key Autograd falls through, and
-    the C kernels call opaq::refuse_gradient if an input requires a gradient."""
+    the C kernels call opaq::attach_gradient if an input requires a gradient."""
     name = overload._opname
     library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     library.impl(name, _traced(overload), "PythonDispatcher")
@@ -191,6 +217,6 @@ def register(overload: Any, library: torch.library.Library, bridge: ctypes.CDLL)
 
 
 _library = torch.library.Library("opaq", "FRAGMENT")
-_library.define("refuse_gradient(Tensor[] results, Tensor[] inputs, str operator) -> Tensor[]")
-_library.impl("refuse_gradient", _refuse, "Autograd")
-_library.impl("refuse_gradient", _refuse_below, "CompositeExplicitAutograd")
+_library.define("attach_gradient(Tensor[] results, Tensor[] inputs, str operator, int runner_id) -> Tensor[]")
+_library.impl("attach_gradient", _attach, "Autograd")
+_library.impl("attach_gradient", _attach_below, "CompositeExplicitAutograd")

@@ -1,5 +1,5 @@
-/* runner/bound_runner.c: a runner from a call of the operator linear, mlp or moe: the same call with new activations
- * each time. The description of the call is in one block of host memory, its tensors in one of device memory. */
+/* runner/bound_runner.c: creates a runner from a call of the operator linear, mlp or moe. The description of the call is
+ * in one block of host memory, its tensors in one of device memory. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,8 +7,9 @@
 
 #include "base/checked.h"
 #include "base/try.h"
+#include "op/handle/runner_registry.h"
 #include "op/table/op_tensor.h"
-#include "opaq/runner.h"
+#include "runner/bound_runner.h"
 #include "runner/bound_weights.h"
 
 /* The operators that can be bound, and the number of leading arguments that are activations. */
@@ -20,85 +21,6 @@ struct binding {
 static const struct binding bindings[] = {
     {"linear", OPAQ_RUNNER_LINEAR, 1}, {"mlp", OPAQ_RUNNER_MLP, 1}, {"moe", OPAQ_RUNNER_MOE, 3}};
 enum { BINDING_COUNT = sizeof bindings / sizeof bindings[0], ACTIVATION_LIMIT = 3 };
-
-/* The state; data that the values point to follows in the same block, except tensors' data. */
-struct bound {
-    const struct op_row *row;
-    const struct backend *backend;
-    struct opaq_device device;
-    void *memory; /* of the tensors, on the device */
-    union op_plan plan;
-    int activations;
-    struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
-};
-
-/* ---- running ---- */
-
-/* The operator's own call: its values, the activations among them, and one output. */
-struct bound_call {
-    struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
-    struct opaq_proto protos[OPAQ_OP_RESULT_LIMIT];
-    struct opaq_outputs outputs;
-    struct op_call call;
-};
-
-static enum opaq_status make_call(const struct bound *bound, const struct opaq_runner_call *outer,
-                                  struct bound_call *inner, struct opaq_error *error) {
-    const struct opaq_tensor *output = outer->output;
-    if (!is_on_device(&outer->inputs[0], bound->device)) {
-        return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "the activations are on another device than the runner");
-    }
-    memcpy(inner->values, bound->values, sizeof inner->values);
-    for (int i = 0; i < bound->activations; ++i) {
-        inner->values[i] = (struct opaq_value){.tensors = &outer->inputs[i], .count = 1};
-    }
-    inner->outputs.count = 1;
-    inner->outputs.first[0] = 0;
-    inner->outputs.first[1] = 1;
-    inner->outputs.tensor[0] = *output;
-    inner->call = (struct op_call){.row = bound->row,
-                                   .op = &bound->row->op,
-                                   .values = inner->values,
-                                   .plan = bound->plan,
-                                   .protos = inner->protos,
-                                   .outputs = &inner->outputs,
-                                   .device = bound->device,
-                                   .execution = *outer->execution};
-    inner->call.work = (struct work){.backend = bound->backend, .execution = &inner->call.execution};
-    return opaq_proto_make(output->shape, output->rank, (enum opaq_element)output->dtype, NULL, output->device,
-                           &inner->protos[0], error);
-}
-
-static enum opaq_status bound_workspace(void *state, const struct opaq_runner_call *call, size_t *bytes,
-                                        struct opaq_error *error) {
-    const struct bound *bound = state;
-    struct bound_call inner;
-    TRY(make_call(bound, call, &inner, error));
-    inner.call.work.is_measuring = true;
-    TRY_AS(bound->row->op.name, error, bound->row->run(&inner.call, error));
-    *bytes = inner.call.work.arena.most;
-    return OPAQ_OK;
-}
-
-static enum opaq_status bound_run(void *state, const struct opaq_runner_call *call, struct opaq_error *error) {
-    const struct bound *bound = state;
-    struct bound_call inner;
-    TRY(make_call(bound, call, &inner, error));
-    inner.call.work.arena = (struct arena){.memory = call->workspace.data, .bytes = call->workspace.bytes};
-    TRY_AS(bound->row->op.name, error, bound->row->run(&inner.call, error));
-    return OPAQ_OK;
-}
-
-static void bound_destroy(void *state) {
-    struct bound *bound = state;
-    if (bound->memory != NULL) {
-        bound->backend->release(bound->device, bound->memory);
-    }
-    free(bound);
-}
-
-static const struct opaq_runner_functions bound_functions = {OPAQ_RUNNER_ABI, bound_workspace, bound_run,
-                                                             bound_destroy};
 
 /* ---- checking ---- */
 
@@ -314,7 +236,7 @@ static enum opaq_status create(const struct opaq_op *op, const struct opaq_value
     const int32_t dtype = activation_dtype(op, values, binding->activations);
     enum opaq_status status = describe(binding, &layer, bound, dtype, bytes, &info, error);
     if (status == OPAQ_OK) {
-        status = opaq_runner_register(&info, &bound_functions, bound, handle, error);
+        status = runner_register(&info, &bound_functions, &bound_backward_functions, bound, handle, error);
     }
     if (status != OPAQ_OK) {
         bound_destroy(bound);

@@ -22,7 +22,7 @@ static const uint64_t build_version = (uint64_t)2 << 56 | (uint64_t)11 << 48;
 
 static struct opaq_error registration;
 
-/* Whether the operator opaq::refuse_gradient exists. */
+/* Whether the operator opaq::attach_gradient exists. */
 static bool watches_gradients;
 
 /* ---- calling ---- */
@@ -158,11 +158,12 @@ static enum opaq_status give_results(const struct opaq_op *op, const uint64_t *h
     return OPAQ_OK;
 }
 
-/* Makes results of inputs that require a gradient raise in backward(), by an operator of the Python package. Takes the
- * list of inputs. Results stay as they are where that operator fails. */
-static void refuse_gradients(const struct opaq_op *op, struct torch_list *inputs, uint64_t *handles,
-                             int count) {
-    uint64_t stack[3] = {0, (uint64_t)(uintptr_t)inputs, 0};
+/* Gives results of inputs that require a gradient that of a runner, or one that raises in backward(), by an operator of
+ * the Python package. Takes the list of inputs. Results stay as they are where that operator fails. */
+static void attach_gradients(const struct opaq_op *op, const struct opaq_value *values,
+                             struct torch_list *inputs, uint64_t *handles, int count) {
+    const int runner = torch_runner_argument(op);
+    uint64_t stack[4] = {0, (uint64_t)(uintptr_t)inputs, 0, runner < 0 ? 0 : (uint64_t)values[runner].integer};
     struct torch_list *results;
     struct torch_string *name;
     if (torch_new_list_reserve_size((size_t)count, &results) != 0 ||
@@ -176,7 +177,7 @@ static void refuse_gradients(const struct opaq_op *op, struct torch_list *inputs
     }
     stack[0] = (uint64_t)(uintptr_t)results;
     stack[2] = (uint64_t)(uintptr_t)name;
-    if (torch_call_dispatcher("opaq::refuse_gradient", "", stack, build_version) != 0) {
+    if (torch_call_dispatcher("opaq::attach_gradient", "", stack, build_version) != 0) {
         return;
     }
     results = (struct torch_list *)(uintptr_t)stack[0];
@@ -202,7 +203,7 @@ static void call_op(int index, uint64_t *stack) {
         status = compute(op, arguments.value, handles, &count, &error);
     }
     if (status == OPAQ_OK && arguments.tracked != NULL && count > 0) {
-        refuse_gradients(op, arguments.tracked, handles, count);
+        attach_gradients(op, arguments.value, arguments.tracked, handles, count);
         arguments.tracked = NULL;
     }
     torch_arguments_free(op, stack, &arguments);
@@ -405,7 +406,7 @@ const char *opaq_torch_status(void) { return registration.status == OPAQ_OK ? NU
 /* enum opaq_status of the latest operator on this thread. */
 int32_t opaq_torch_last_status(void) { return (int32_t)last_status; }
 
-/* From now on, results of inputs that require a gradient pass through opaq::refuse_gradient, which must exist. */
+/* From now on, results of inputs that require a gradient pass through opaq::attach_gradient, which must exist. */
 void opaq_torch_watch_gradients(void) { watches_gradients = true; }
 
 OPAQ_API int32_t opaq_torch_has_snapshot(void);

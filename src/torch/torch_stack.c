@@ -166,11 +166,30 @@ static bool is_dual(const struct torch_tensor *tensor) {
            impl_of(torch_impl_tangent(impl_of(tensor), 0, tensor)) != torch_undefined_impl;
 }
 
-/* Notes a tensor that requires a gradient. */
+int torch_runner_argument(const struct opaq_op *op) {
+    for (int i = 0; i < op->argument_count; ++i) {
+        if (op->argument[i].kind == OPAQ_ARGUMENT_SYMINT && strcmp(op->argument[i].name, "runner_id") == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* Whether one of the tensors that are not in lists requires a gradient. */
+static bool requires_gradient(const struct opaq_op *op, const uint64_t *stack) {
+    for (int i = 0; i < op->argument_count; ++i) {
+        if (op->argument[i].kind == OPAQ_ARGUMENT_TENSOR &&
+            torch_impl_requires_grad(impl_of(tensor_handle(stack[i])))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Notes a tensor that requires a gradient, or each. */
 static void track(struct torch_tensor *tensor, struct torch_arguments *arguments) {
     struct torch_tensor *noted;
-    const void *impl = impl_of(tensor);
-    if (!torch_impl_requires_grad(impl)) {
+    if (!arguments->tracks_all && !torch_impl_requires_grad(impl_of(tensor))) {
         return;
     }
     if (arguments->tracked == NULL && torch_new_list_reserve_size(1, &arguments->tracked) != 0) {
@@ -305,6 +324,7 @@ enum opaq_status torch_arguments_read(const struct opaq_op *op, uint64_t *stack,
     arguments->size_count = 0;
     arguments->tracked = NULL;
     arguments->tracks = tracks && torch_impl_requires_grad != NULL && aoti_torch_grad_mode_is_enabled();
+    arguments->tracks_all = arguments->tracks && torch_runner_argument(op) >= 0 && requires_gradient(op, stack);
     for (int i = 0; status == OPAQ_OK && i < op->argument_count; ++i) {
         status = read_argument(op, i, &stack[i], arguments, error);
     }

@@ -21,9 +21,13 @@ struct torch_arguments {
     struct opaq_tensor tensor[STACK_TENSOR_LIMIT];
     int size_count;
     int64_t size[STACK_SIZE_LIMIT];
-    bool tracks;                /* gradients are enabled, and a tensor requires one */
-    struct torch_list *tracked; /* the tensors that require a gradient; NULL if none does */
+    bool tracks;     /* gradients are enabled */
+    bool tracks_all; /* and a tensor of a runner's operator requires one, whose gradient may read all */
+    struct torch_list *tracked; /* the tensors that require a gradient, or all; NULL if none requires one */
 };
+
+/* The index of the argument that is a runner's handle; -1 if there is none. */
+int torch_runner_argument(const struct opaq_op *op);
 
 /* Reads the stack, which keeps its handles. Tensors with strides that the library does not support (transposed,
  * expanded, with gaps) are replaced by contiguous copies. */

@@ -179,7 +179,63 @@ static void hide_values(struct hiding *hiding, const struct opaq_op *op, int fir
     }
 }
 
-/* A runner made from hidden tensors gives the results of the operator on the CPU, on hidden activations. */
+/* A call of the backward operator of a runner, whose dy is `dy`. Returns the operator. */
+static const struct opaq_op *set_backward(enum opaq_runner_kind kind, int64_t handle,
+                                          const struct opaq_tensor *dy, const struct opaq_tensor *activations,
+                                          struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT]) {
+    static const char *const names[] = {"linear_gemm_backward", "mlp_gemm_backward", "moe_gemm_backward"};
+    const struct opaq_op *op = opaq_op_find(names[kind]);
+    const int count = op->argument_count - 2;
+    memset(values, 0, OPAQ_OP_ARGUMENT_LIMIT * sizeof *values);
+    values[0] = op_tensor_value(dy);
+    for (int i = 1; i < count; ++i) {
+        values[i] = op_tensor_value(&activations[i - 1]);
+    }
+    values[count].integer = handle;
+    values[count + 1].integer = RUNNER_H;
+    return op;
+}
+
+/* The gradients of a runner on the CPU; dy is `y`. */
+static void call_backward(enum opaq_runner_kind kind, const struct opaq_value *bound,
+                          const struct runner_inputs *inputs, const struct op_result *y,
+                          struct op_result *gradients) {
+    struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
+    struct opaq_error error = {OPAQ_OK, ""};
+    int64_t handle = 0;
+    CHECK_EQ_INT(opaq_runner_create(runner_op(kind), bound, NULL, &handle, &error), OPAQ_OK);
+    const struct opaq_op *op = set_backward(kind, handle, &y->outputs.tensor[0], inputs->tensors, values);
+    CHECK_EQ_INT(op_call(op->name, values, NULL, gradients, &error), OPAQ_OK);
+    CHECK_EQ_STR(error.text, "");
+    CHECK_EQ_INT(opaq_runner_destroy(handle, NULL), OPAQ_OK);
+}
+
+/* The same on hidden memory, into `hidden`. */
+static void run_backward(enum opaq_runner_kind kind, struct hiding *hiding, int64_t handle,
+                         const struct opaq_tensor *dy, const struct opaq_tensor *activations,
+                         const struct opaq_outputs *hidden) {
+    struct opaq_value values[OPAQ_OP_ARGUMENT_LIMIT];
+    struct opaq_error error = {OPAQ_OK, ""};
+    size_t bytes = 0;
+    const struct opaq_op *op = set_backward(kind, handle, dy, activations, values);
+    CHECK_EQ_INT(opaq_op_workspace(op, values, &bytes, &error), OPAQ_OK);
+    const struct opaq_span workspace = {hiding_take(hiding, bytes), bytes};
+    CHECK_EQ_INT(opaq_op_run(op, values, hidden, workspace, NULL, &error), OPAQ_OK);
+    CHECK_EQ_STR(error.text, "");
+}
+
+static bool are_near(const float *a, const float *b, int64_t count) {
+    float largest = 0.0f;
+    float difference = 0.0f;
+    for (int64_t i = 0; i < count; ++i) {
+        largest = fmaxf(largest, fabsf(b[i]));
+        difference = fmaxf(difference, fabsf(a[i] - b[i]));
+    }
+    return difference <= 1e-5f * largest;
+}
+
+/* A runner made from hidden tensors gives the results of the operator on the CPU, on hidden activations, and their
+ * gradients. */
 static void check_runner(enum opaq_runner_kind kind, const char *weights, const char *words) {
     const struct opaq_op *op = runner_op(kind);
     struct hiding hiding = hiding_make(8 * MEMORY);
@@ -189,6 +245,7 @@ static void check_runner(enum opaq_runner_kind kind, const char *weights, const 
     struct opaq_tensor tensors[OPAQ_OP_ARGUMENT_LIMIT][OPAQ_BUFFER_LIMIT];
     struct opaq_tensor activations[3];
     struct op_result expected;
+    struct op_result gradients;
     struct opaq_error error = {OPAQ_OK, ""};
     int64_t handle = 0;
     size_t bytes = 0;
@@ -196,24 +253,43 @@ static void check_runner(enum opaq_runner_kind kind, const char *weights, const 
     runner_values(&layer, inputs, values);
     CHECK_EQ_INT(op_call(op->name, values, NULL, &expected, &error), OPAQ_OK);
     runner_values(&layer, NULL, values);
+    call_backward(kind, values, inputs, &expected, &gradients);
     hiding_install();
     hide_values(&hiding, op, count, values, tensors);
     for (int i = 0; i < count; ++i) {
         activations[i] = hiding_tensor(&hiding, &inputs->tensors[i]);
     }
+    const struct opaq_tensor dy = hiding_tensor(&hiding, &expected.outputs.tensor[0]);
     const struct opaq_tensor output = hiding_tensor(&hiding, &expected.outputs.tensor[0]);
     memset(hiding_host(&hiding, output.data), 0, op_tensor_bytes(&output));
+    struct opaq_outputs hidden = gradients.outputs;
+    for (int i = 0; i < hidden.count; ++i) {
+        hidden.tensor[i] = hiding_tensor(&hiding, &gradients.outputs.tensor[i]);
+        memset(hiding_host(&hiding, hidden.tensor[i].data), 0, op_tensor_bytes(&hidden.tensor[i]));
+    }
     hiding_hide(&hiding);
     CHECK_EQ_INT(opaq_runner_create(op, values, NULL, &handle, &error), OPAQ_OK);
     CHECK_EQ_INT(opaq_runner_workspace(handle, activations, count, &bytes, &error), OPAQ_OK);
     const struct opaq_span workspace = {hiding_take(&hiding, bytes), bytes};
     CHECK_EQ_INT(opaq_runner_run(handle, activations, count, &output, workspace, NULL, &error), OPAQ_OK);
     CHECK_EQ_STR(error.text, "");
+    run_backward(kind, &hiding, handle, &dy, activations, &hidden);
     CHECK_EQ_INT(opaq_runner_destroy(handle, NULL), OPAQ_OK);
     hiding_reveal(&hiding);
     hiding_remove();
     CHECK_BYTES(hiding_host(&hiding, output.data), expected.outputs.tensor[0].data, op_tensor_bytes(&output),
                 "%s, %s %s", op->name, weights, words);
+    for (int i = 0; i < hidden.count; ++i) {
+        const struct opaq_tensor *gradient = &gradients.outputs.tensor[i];
+        const void *got = hiding_host(&hiding, hidden.tensor[i].data);
+        if (i == 0 || strstr(weights, "tiled") == NULL) {
+            CHECK_BYTES(got, gradient->data, op_tensor_bytes(gradient), "gradient %d of %s, %s %s", i, op->name,
+                        weights, words);
+        } else { /* float32, and for a tiled weight the CPU adds in another order than a GPU */
+            CHECK(are_near(got, gradient->data, op_tensor_elements(gradient)));
+        }
+    }
+    op_result_free(&gradients);
     op_result_free(&expected);
     runner_inputs_free(inputs);
     runner_layer_free(&layer);

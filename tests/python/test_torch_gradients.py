@@ -1,4 +1,5 @@
-"""Features of PyTorch that the operators do not support are errors: gradients, torch.func."""
+"""Features of PyTorch that the operators do not support are errors: gradients, except those of runners, and
+torch.func."""
 
 from __future__ import annotations
 
@@ -33,6 +34,10 @@ CHANGED = (
 )
 
 
+RUNNERS = ["linear_gemm", "mlp_gemm", "moe_gemm"]
+WITHOUT = [name for name in NAMES if name not in ("random_state", "delayed_update", *RUNNERS)]
+
+
 def watched(value: Any) -> Any:
     """The same value, with floating-point tensors that require gradients."""
     return tree_map_only(
@@ -44,7 +49,7 @@ def floats(value: Any) -> list[Any]:
     return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor) and t.is_floating_point()]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("random_state", "delayed_update")])
+@pytest.mark.parametrize("name", WITHOUT)
 def test_backward_through_an_operator_raises(name: str) -> None:
     tried = 0
     for of_name, arguments, named in cases("cpu"):
@@ -70,51 +75,70 @@ def gemm() -> tuple[Any, Any, Any]:
     return one, (lambda x: ops.linear_gemm(x, one.id, N)), (lambda x: torch.ops.nvfp4.linear_gemm(x, one.id, N))
 
 
+def without_gradient() -> Any:
+    weight = make_tensor((N, K), "cpu")
+    return lambda x: ops.linear(x, [weight], None, weight.shape, "")
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_backward_raises(dynamic: bool) -> None:
-    one, *functions = gemm()
-    with one:
-        for function in functions:
-            x = make_tensor((4, K), "cpu").requires_grad_()
-            with pytest.raises(Exception, match="opaq: linear_gemm has no gradient"):
-                compiled(lambda x, f=function: f(x).sum() + x.sum(), dynamic=dynamic)(x).backward()
-            with torch.no_grad():
-                assert torch.equal(compiled(function, dynamic=dynamic)(x), function(x))
-            assert torch.equal(compiled(function, dynamic=dynamic)(x.detach()), function(x).detach())
+    function = without_gradient()
+    x = make_tensor((4, K), "cpu").requires_grad_()
+    with pytest.raises(Exception, match="opaq: linear has no gradient"):
+        compiled(lambda x: function(x).sum() + x.sum(), dynamic=dynamic)(x).backward()
+    with torch.no_grad():
+        assert torch.equal(compiled(function, dynamic=dynamic)(x), function(x))
+    assert torch.equal(compiled(function, dynamic=dynamic)(x.detach()), function(x).detach())
 
 
 def test_a_forward_alone_does_not_raise() -> None:
-    one, function, _ = gemm()
-    with one:
-        x = make_tensor((4, K), "cpu").requires_grad_()
-        assert torch.equal(function(x), function(x.detach()))
-        (function(x).detach().sum() + x.sum()).backward()
-        assert torch.equal(x.grad, torch.ones_like(x))
+    function = without_gradient()
+    x = make_tensor((4, K), "cpu").requires_grad_()
+    assert torch.equal(function(x), function(x.detach()))
+    (function(x).detach().sum() + x.sum()).backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        return function(*arguments, **(named or {}))
 
 
 def test_backward_raises_under_dispatch_modes_and_of_quantized_tensors() -> None:
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-            return function(*arguments, **(named or {}))
-
-    one, *functions = gemm()
-    x = make_tensor((4, K), "cpu").requires_grad_()
-    with one:
-        for function in functions:
-            results = [function(opaq.quantize_tensor(x, "mxfp8"))]
-            with FakeTensorMode():
-                results += [function(torch.empty(4, K, requires_grad=True))]
-            for mode in (Mode(), FlopCounterMode(display=False)):
-                with mode, Mode():
-                    results += [function(x), function(opaq.quantize_tensor(x, "mxfp8"))]
-            with Mode(), torch.no_grad():
-                assert not function(x).requires_grad
-            for result in results:
-                with pytest.raises(RuntimeError, match="opaq: linear_gemm has no gradient"):
-                    result.sum().backward()
+    function, x = without_gradient(), make_tensor((4, K), "cpu").requires_grad_()
+    results = [function(opaq.quantize_tensor(x, "mxfp8"))]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        results += [function(torch.empty(4, K, requires_grad=True))]
+    for mode in (Mode(), FlopCounterMode(display=False)):
+        with mode, Mode():
+            results += [function(x), function(opaq.quantize_tensor(x, "mxfp8"))]
+    with Mode(), torch.no_grad():
+        assert not function(x).requires_grad
+    for result in results:
+        with pytest.raises(RuntimeError, match="opaq: linear has no gradient"):
+            result.sum().backward()
     with Mode():
         opaq.functional.linear(x, make_tensor((N, K), "cpu")).sum().backward()
     assert x.grad is not None
+
+
+def test_runners_have_gradients_under_dispatch_modes_and_of_quantized_tensors() -> None:
+    def gradient(call: Any) -> Any:
+        x = make_tensor((4, K), "cpu").requires_grad_()
+        call(x).square().sum().backward()
+        return x.grad
+
+    one, *functions = gemm()
+    with one:
+        for function in functions:
+            for read in (lambda x: x, lambda x: opaq.quantize_tensor(x, "mxfp8")):
+                want = gradient(lambda x, f=function, read=read: f(read(x)))
+                assert want.abs().sum() > 0
+                for mode in (Mode(), FlopCounterMode(display=False)):
+                    with mode, Mode():
+                        assert torch.equal(gradient(lambda x, f=function, read=read: f(read(x))), want)
+            with Mode(), torch.no_grad():
+                assert not function(make_tensor((4, K), "cpu").requires_grad_()).requires_grad
 
 
 @pytest.mark.parametrize("wants_x", [False, True])
@@ -176,7 +200,7 @@ def wrapped(t: Any) -> Any:
     return Unwrapping(t.detach().clone(), t.is_floating_point())
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("random_state", "delayed_update")])
+@pytest.mark.parametrize("name", WITHOUT)
 @pytest.mark.parametrize("made_by", [on_meta, wrapped])
 def test_backward_raises_on_meta_and_of_wrapper_subclasses(made_by: Any, name: str) -> None:
     operator, tried = getattr(ops, name), 0
@@ -197,6 +221,19 @@ def test_backward_raises_on_meta_and_of_wrapper_subclasses(made_by: Any, name: s
                 result.sum().backward()
             tried += 1
     assert tried or name in ("convert", "slice_rows", "gather_rows")
+
+
+@pytest.mark.parametrize("name", RUNNERS)
+def test_runners_have_gradients_on_meta_and_of_wrapper_subclasses(name: str) -> None:
+    (given,) = (arguments for of_name, arguments, _ in cases("cpu") if of_name == name)
+    operator, found = getattr(ops, name), []
+    for made_by in (lambda t: t.detach().clone().requires_grad_(t.is_floating_point()), wrapped, on_meta):
+        arguments = tree_map_only(torch.Tensor, made_by, given)
+        operator(*arguments).sum().backward()
+        found.append([leaf.grad for leaf in floats(arguments)])
+    for plain, wrapper, meta in zip(*found, strict=True):
+        assert plain.abs().sum() > 0 and type(wrapper) is Unwrapping and torch.equal(wrapper.inner, plain)
+        assert meta.is_meta and (meta.shape, meta.dtype) == (plain.shape, plain.dtype)
 
 
 def test_wrapper_subclasses_and_modes_compute_as_before() -> None:

@@ -99,10 +99,15 @@ def runner_cases(device: str) -> Iterator[tuple[str, tuple[Any, ...], dict[str, 
     x, w = make_tensor((2, 5, 32), device, bf16), quantized("nvfp4", (19, 32), device, bf16)
     up, down = make_tensor((3, 24, 32), device, bf16), make_tensor((3, 32, 12), device, bf16)
     routing = torch.rand(10, 2, device=device), torch.randint(0, 3, (10, 2), dtype=torch.int32, device=device)
-    runner = opaq.runner.create_linear(w, input_quantizer="mxfp8")
-    yield "linear_gemm", (x, runner.id, 19), {}
-    yield "mlp_gemm", (x, opaq.runner.create_mlp(up[0], down[0], quantizer="mxfp4").id, 32), {}
-    yield "moe_gemm", (x, *routing, opaq.runner.create_moe(up, down, quantizer="nvfp4").id, 32), {}
+    linear = opaq.runner.create_linear(w, input_quantizer="mxfp8").id
+    mlp = opaq.runner.create_mlp(up[0], down[0], quantizer="mxfp4").id
+    moe = opaq.runner.create_moe(up, down, quantizer="nvfp4").id
+    yield "linear_gemm", (x, linear, 19), {}
+    yield "mlp_gemm", (x, mlp, 32), {}
+    yield "moe_gemm", (x, *routing, moe, 32), {}
+    yield "linear_gemm_backward", (make_tensor((2, 5, 19), device, bf16), linear, 32), {}
+    yield "mlp_gemm_backward", (x, x, mlp, 32), {}
+    yield "moe_gemm_backward", (x, x, *routing, moe, 32), {}
 
 
 def linear_cases(device: str) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:

@@ -119,13 +119,17 @@ def test_flops_are_counted() -> None:
         assert flops(lambda: moe(x, torch.rand(ROWS, 2), ids)) == 2 * 3 * product
         assert flops(lambda: grouped(x, [ROWS, 0])) == product
         assert flops(lambda: opaq.QuantizedLinear(H, H, quantizer="nvfp4")(x)) == product
-        with opaq.runner.create_linear(torch.randn(H, H)) as one:
-            assert flops(lambda: one(x)) == product
-        up, down = torch.randn(4, 4 * H, H), torch.randn(4, H, 2 * H)
-        with opaq.runner.create_mlp(up[0], down[0], quantizer="mxfp8") as one:
-            assert flops(lambda: one(x)) == 6 * product
-        with opaq.runner.create_moe(up, down) as one:
-            assert flops(lambda: one(x, torch.rand(ROWS, 2), ids)) == 2 * 6 * product
+    up, down = torch.randn(4, 4 * H, H), torch.randn(4, H, 2 * H)
+    grad = x.clone().requires_grad_()
+    with opaq.runner.create_linear(torch.randn(H, H)) as one:
+        assert flops(lambda: one(x)) == product
+        assert flops(lambda: one(grad).sum().backward()) == 2 * product
+    with opaq.runner.create_mlp(up[0], down[0], quantizer="mxfp8") as one:
+        assert flops(lambda: one(x)) == 6 * product
+        assert flops(lambda: one(grad).sum().backward()) == 2 * 6 * product
+    with opaq.runner.create_moe(up, down) as one:
+        assert flops(lambda: one(x, torch.rand(ROWS, 2), ids)) == 2 * 6 * product
+        assert flops(lambda: one(grad, torch.rand(ROWS, 2), ids).sum().backward()) == 4 * 6 * product
     assert flops(lambda: grouped(x, [ROWS, 0]).sum().backward()) == 3 * product
     assert flops(lambda: moe(x, torch.rand(ROWS, 2), ids).sum().backward()) == 2 * 9 * product
 

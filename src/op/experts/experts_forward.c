@@ -92,24 +92,38 @@ static enum opaq_status second_product(struct experts *experts, const struct giv
     return work_grouped_product(&experts->call->work, &job, error);
 }
 
+/* Reads the call, and computes the first product. */
+static enum opaq_status begin_forward(struct op_call *call, struct experts *experts,
+                                      struct given_scale *hidden_scale, struct opaq_view *sums,
+                                      struct opaq_view *activated, struct opaq_error *error) {
+    struct given_scale input_scale;
+    TRY(experts_begin(call, experts, error));
+    TRY(read_scale(experts, "input_scale", "x", &experts->plan->x, &input_scale, error));
+    TRY(read_scale(experts, "hidden_scale", "h", &experts->plan->h, hidden_scale, error));
+    if (call->op->output_count == 1) {
+        TRY(check_inference_plan(experts, error));
+    }
+    if (sums != NULL && experts->is_routed) {
+        TRY(experts_sums(experts, sums, error));
+    }
+    TRY(experts_matrix(experts, experts->inner, experts->dtype, activated, error));
+    return first_product(experts, &input_scale, activated, error);
+}
+
 enum opaq_status run_experts_forward(struct op_call *call, struct opaq_error *error) {
     struct experts experts;
-    struct given_scale input_scale;
     struct given_scale hidden_scale;
     struct opaq_view sums;
     struct opaq_view activated;
     memset(&sums, 0, sizeof sums);
-    TRY(experts_begin(call, &experts, error));
-    TRY(read_scale(&experts, "input_scale", "x", &experts.plan->x, &input_scale, error));
-    TRY(read_scale(&experts, "hidden_scale", "h", &experts.plan->h, &hidden_scale, error));
-    if (call->op->output_count == 1) {
-        TRY(check_inference_plan(&experts, error));
-    }
-    if (experts.is_routed) {
-        TRY(experts_sums(&experts, &sums, error));
-    }
-    TRY(experts_matrix(&experts, experts.inner, experts.dtype, &activated, error));
-    TRY(first_product(&experts, &input_scale, &activated, error));
+    TRY(begin_forward(call, &experts, &hidden_scale, &sums, &activated, error));
     TRY(second_product(&experts, &hidden_scale, &activated, &sums, error));
     return experts.is_routed ? experts_store_sums(&experts, &sums, Y, error) : OPAQ_OK;
+}
+
+enum opaq_status run_experts_hidden(struct op_call *call, struct opaq_error *error) {
+    struct experts experts;
+    struct given_scale hidden_scale;
+    struct opaq_view activated;
+    return begin_forward(call, &experts, &hidden_scale, NULL, &activated, error);
 }

@@ -1,6 +1,7 @@
 /* op/handle/runner_operators.c: the operators linear_gemm, mlp_gemm and moe_gemm: a runner's handle, and what it runs
  * on. The row of runner kind k is named k_gemm; its arguments are the activations, the handle, and the output's last
- * size. */
+ * size. k_gemm_backward has dy and the activations that the gradients depend on, the handle, and the last size of dx. */
+#include <assert.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -9,13 +10,14 @@
 #include "op/table/op_table.h"
 #include "op/table/op_tensor.h"
 
-/* the activations of moe_gemm; the other operators have X only */
-enum { X, TOPK_WEIGHTS, TOPK_IDS, INPUT_LIMIT };
+/* the activations of moe_gemm; linear_gemm and mlp_gemm have X only. moe_gemm_backward has dy before them. */
+enum { X, TOPK_WEIGHTS, TOPK_IDS, ACTIVATIONS, INPUT_LIMIT };
 
 /* One call: its runner, held, and its tensors in one array. */
 struct held_call {
     int64_t handle;
     const struct runner *runner;
+    bool is_backward;
     struct opaq_tensor inputs[INPUT_LIMIT];
     struct opaq_runner_call call;
 };
@@ -29,23 +31,27 @@ static int kind_of(const struct opaq_op *op) {
     return kind;
 }
 
+/* dx is what the runner takes, and dy what it gives. */
 static enum opaq_status check_sizes(const struct op_call *call, const struct held_call *held,
                                     struct opaq_error *error) {
     const struct opaq_op *op = call->op;
     const struct opaq_runner_info *info = &held->runner->info;
-    const struct opaq_tensor *x = &held->inputs[X];
+    const bool is_backward = held->is_backward;
+    const struct opaq_tensor *first = &held->inputs[0];
     const int hint = held->call.input_count + 1;
     const int64_t given = call->values[hint].integer;
-    if (given != info->out_features) {
-        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s is %lld, but runner %lld gives %lld",
+    const int64_t result = is_backward ? info->in_features : info->out_features;
+    const int64_t features = is_backward ? info->out_features : info->in_features;
+    if (given != result) {
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s is %lld, but runner %lld %s %lld",
                          op->argument[hint].name, (long long)given, (long long)held->handle,
-                         (long long)info->out_features);
+                         is_backward ? "takes" : "gives", (long long)result);
     }
-    if (x->shape[x->rank - 1] != info->in_features) { /* the output has a last size, so x has one */
+    if (first->rank < 1 || first->shape[first->rank - 1] != features) {
         char text[160];
-        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s has the shape %s, but runner %lld takes %lld features",
-                         op->argument[X].name, shape_text(x, text, sizeof text), (long long)held->handle,
-                         (long long)info->in_features);
+        return opaq_fail(error, OPAQ_ERROR_SHAPE, "%s has the shape %s, but runner %lld %s %lld features",
+                         op->argument[0].name, shape_text(first, text, sizeof text), (long long)held->handle,
+                         is_backward ? "gives" : "takes", (long long)features);
     }
     return OPAQ_OK;
 }
@@ -83,10 +89,11 @@ static enum opaq_status check_topk(const struct held_call *held, struct opaq_err
 
 /* On success the runner is held; the caller releases it. */
 static enum opaq_status hold(const struct op_call *call, struct held_call *held, struct opaq_error *error) {
-    const int kind = kind_of(call->op);
-    const int count = kind == OPAQ_RUNNER_MOE ? INPUT_LIMIT : 1;
+    const int count = call->op->argument_count - 2;
+    assert(count > 0); /* for the static analyzer */
     held->handle = call->values[count].integer;
-    held->runner = runner_hold(held->handle, kind, error);
+    held->is_backward = strcmp(call->op->argument[0].name, "dy") == 0;
+    held->runner = runner_hold(held->handle, kind_of(call->op), error);
     if (held->runner == NULL) {
         return OPAQ_ERROR_ARGUMENT;
     }
@@ -105,7 +112,7 @@ static enum opaq_status hold(const struct op_call *call, struct held_call *held,
 static enum opaq_status check(const struct op_call *call, const struct held_call *held,
                               struct opaq_error *error) {
     TRY(check_sizes(call, held, error));
-    if (held->call.input_count == INPUT_LIMIT) {
+    if (held->call.input_count == ACTIVATIONS) {
         TRY(check_topk(held, error));
     }
     for (int i = 0; i < held->call.input_count; ++i) {
@@ -116,10 +123,14 @@ static enum opaq_status check(const struct op_call *call, const struct held_call
 
 /* Calls the runner's own function; its errors are prefixed with the operator's name. */
 static enum opaq_status run_held(struct op_call *call, const struct held_call *held, struct opaq_error *error) {
-    const struct opaq_runner_functions *functions = &held->runner->functions;
+    const struct opaq_runner_functions *functions =
+        held->is_backward ? held->runner->backward : &held->runner->functions;
     struct opaq_error reason = {OPAQ_OK, ""};
     enum opaq_status status = OPAQ_OK;
-    if (!call->work.is_measuring) {
+    if (functions == NULL) {
+        status = opaq_fail(&reason, OPAQ_ERROR_UNSUPPORTED,
+                           "has no gradient: it was registered with functions, not made from weights");
+    } else if (!call->work.is_measuring) {
         status = functions->run(held->runner->state, &held->call, &reason);
     } else if (functions->workspace != NULL) {
         size_t bytes = 0;

@@ -172,9 +172,10 @@ static enum opaq_status check_info(const struct opaq_runner_info *info, struct o
     return OPAQ_OK;
 }
 
-enum opaq_status opaq_runner_register(const struct opaq_runner_info *info,
-                                      const struct opaq_runner_functions *functions, void *state,
-                                      int64_t *handle, struct opaq_error *error) {
+enum opaq_status runner_register(const struct opaq_runner_info *info,
+                                 const struct opaq_runner_functions *functions,
+                                 const struct opaq_runner_functions *backward, void *state, int64_t *handle,
+                                 struct opaq_error *error) {
     if (info == NULL || functions == NULL || handle == NULL) {
         return opaq_fail(error, OPAQ_ERROR_ARGUMENT, "runner_register: %s is NULL",
                          info == NULL        ? "info"
@@ -200,11 +201,17 @@ enum opaq_status opaq_runner_register(const struct opaq_runner_info *info,
     }
     /* No other thread accesses the slot until the last line makes it valid. */
     const uint64_t generation = generation_of(atomic_load_explicit(&slot->word, memory_order_relaxed)) + 1;
-    slot->runner = (struct runner){*info, *functions, state};
+    slot->runner = (struct runner){*info, *functions, backward, state};
     *handle = handle_of(index, generation);
     atomic_fetch_add_explicit(&live, 1, memory_order_relaxed);
     atomic_store_explicit(&slot->word, generation << GENERATION_SHIFT | VALID | ONE_HOLD, memory_order_release);
     return OPAQ_OK;
+}
+
+enum opaq_status opaq_runner_register(const struct opaq_runner_info *info,
+                                      const struct opaq_runner_functions *functions, void *state,
+                                      int64_t *handle, struct opaq_error *error) {
+    return runner_register(info, functions, NULL, state, handle, error);
 }
 
 /* ---- querying and destroying ---- */

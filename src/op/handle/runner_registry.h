@@ -18,8 +18,17 @@
 struct runner {
     struct opaq_runner_info info;
     struct opaq_runner_functions functions;
+    /* Computes the gradients of the inputs: the inputs are dy and those that the gradients depend on, `output` points to
+     * one gradient after another. NULL if the runner has none; `destroy` is not called. */
+    const struct opaq_runner_functions *backward;
     void *state;
 };
+
+/* opaq_runner_register, of a runner with gradients. */
+enum opaq_status runner_register(const struct opaq_runner_info *info,
+                                 const struct opaq_runner_functions *functions,
+                                 const struct opaq_runner_functions *backward, void *state, int64_t *handle,
+                                 struct opaq_error *error);
 
 /* Any kind of runner. */
 enum { RUNNER_ANY = -1 };

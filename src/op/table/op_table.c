@@ -176,6 +176,20 @@ static const struct op_row rows[] = {
      {TENSOR("hidden_states"), TENSOR("topk_weights"), TENSOR("topk_ids"), SYMINT("runner_id"), SYMINT("hidden_size")},
      1, {SIZED("y", 0, 4)}, 1},
      PLAN_NONE, 0, true, NULL, run_gemm},
+    /* the gradients of their inputs, for runners of weights; what the second product read is computed again */
+    {{"linear_gemm_backward", 3,
+     {TENSOR("dy"), SYMINT("runner_id"), SYMINT("in_features")},
+     1, {SIZED("dx", 0, 2)}, 1},
+     PLAN_NONE, 0, true, NULL, run_gemm},
+    {{"mlp_gemm_backward", 4,
+     {TENSOR("dy"), TENSOR("x"), SYMINT("runner_id"), SYMINT("hidden_size")},
+     1, {LIKE("dx", 1)}, 1},
+     PLAN_NONE, 0, true, NULL, run_gemm},
+    {{"moe_gemm_backward", 6,
+     {TENSOR("dy"), TENSOR("hidden_states"), TENSOR("topk_weights"), TENSOR("topk_ids"), SYMINT("runner_id"),
+      SYMINT("hidden_size")},
+     2, {LIKE("dx", 1), LIKE("dtopk_weights", 2)}, 0},
+     PLAN_NONE, 0, true, NULL, run_gemm},
 };
 /* clang-format on */
 enum { OP_COUNT = sizeof rows / sizeof rows[0] };

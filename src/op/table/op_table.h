@@ -103,11 +103,12 @@ enum opaq_status run_linear_backward(struct op_call *call, struct opaq_error *er
 
 /* experts_forward.c, experts_backward.c, grouped_linear.c */
 enum opaq_status run_experts_forward(struct op_call *call, struct opaq_error *error);
+enum opaq_status run_experts_hidden(struct op_call *call, struct opaq_error *error); /* h only, without y */
 enum opaq_status run_experts_backward(struct op_call *call, struct opaq_error *error);
 enum opaq_status run_grouped_linear(struct op_call *call, struct opaq_error *error);
 enum opaq_status run_grouped_linear_backward(struct op_call *call, struct opaq_error *error);
 
-/* runner_operators.c: linear_gemm, mlp_gemm and moe_gemm */
+/* runner_operators.c: linear_gemm, mlp_gemm and moe_gemm, and their backward operators */
 enum opaq_status run_gemm(struct op_call *call, struct opaq_error *error);
 
 #endif
