@@ -62,12 +62,17 @@ static void decode(struct placed_operand *o, bool is_a) {
     free(identity.plain.data);
 }
 
-static void placed_make(struct placed_operand *o, struct hiding *hiding, const char *text, int64_t rows,
-                        int64_t columns, enum tensor_fill fill, uint64_t seed, bool undo_hadamard) {
+/* `change` is called on the tensor before it is quantized; NULL: nothing is. */
+static void placed_make_by(struct placed_operand *o, struct hiding *hiding, const char *text, int64_t rows,
+                           int64_t columns, enum tensor_fill fill, uint64_t seed, bool undo_hadamard,
+                           void (*change)(struct tensor *x)) {
     memset(o, 0, sizeof *o);
     gemm_case_operand_make(&o->made, text, rows, columns);
     struct tensor x = {o->made.x};
     tensor_fill(&x, fill, seed);
+    if (change != NULL) {
+        change(&x);
+    }
     gemm_case_operand_quantize(&o->made, undo_hadamard, NULL);
     o->placed = o->made.operand;
     if (o->placed.copy == NULL) {
@@ -83,6 +88,11 @@ static void placed_make(struct placed_operand *o, struct hiding *hiding, const c
     o->placed.copy = &o->job.copy[0];
 }
 
+static void placed_make(struct placed_operand *o, struct hiding *hiding, const char *text, int64_t rows,
+                        int64_t columns, enum tensor_fill fill, uint64_t seed, bool undo_hadamard) {
+    placed_make_by(o, hiding, text, rows, columns, fill, seed, undo_hadamard, NULL);
+}
+
 static void placed_free(struct placed_operand *o) {
     gemm_case_operand_free(&o->made);
     free(o->values);
@@ -94,9 +104,10 @@ static size_t bytes_for(int64_t m, int64_t n, int64_t k) {
     return (size_t)(m * k + n * k + m * n) * 8 + ((size_t)64 << 10) + ((size_t)16 << 20);
 }
 
-/* The product of the first m rows of a, in memory of the device that can be read afterwards. */
-static const float *multiply(struct hiding *hiding, const struct placed_operand *a,
-                             const struct placed_operand *b, int64_t m) {
+/* The product of the first m rows of a, plus a bias in float32 if there is one, in memory of the device that can be read
+ * afterwards. */
+static const float *multiply_and_add(struct hiding *hiding, const struct placed_operand *a,
+                                     const struct placed_operand *b, int64_t m, const float *bias) {
     const int64_t n = b->placed.plain.rows;
     const struct backend *device;
     struct opaq_error error = {OPAQ_OK, ""};
@@ -104,6 +115,8 @@ static const float *multiply(struct hiding *hiding, const struct placed_operand 
     CHECK_EQ_INT(backend_of(hiding_device, &device, NULL), OPAQ_OK);
     struct gemm_job job = {.a = a->placed, .b = b->placed, .c = {NULL, OPAQ_F32, m, n, n, 1}};
     job.a.plain.rows = m;
+    job.bias = bias == NULL ? NULL : hiding_copy(hiding, bias, (size_t)n * sizeof *bias);
+    job.bias_dtype = OPAQ_F32;
     job.c.data = hiding_copy(hiding, NULL, (size_t)(m * n) * sizeof(float));
     float *const c = hiding_host(hiding, job.c.data);
     void *const workspace = hiding_take(hiding, device->product_workspace(&job));
@@ -115,6 +128,11 @@ static const float *multiply(struct hiding *hiding, const struct placed_operand 
     hiding_reveal(hiding);
     hiding_remove();
     return c;
+}
+
+static const float *multiply(struct hiding *hiding, const struct placed_operand *a,
+                             const struct placed_operand *b, int64_t m) {
+    return multiply_and_add(hiding, a, b, m, NULL);
 }
 
 /* ---- against the product in double ---- */
@@ -185,6 +203,72 @@ static void long_sums_are_within_the_bound(void) {
             check_case(&cases[i], shapes[s], true);
         }
     }
+}
+
+/* ---- slices of weights that are read across their rows ---- */
+
+enum { PERIOD = 128 };
+
+/* Makes each column of a stored weight equal to the one PERIOD before. */
+static void repeat_columns(struct tensor *x) {
+    const int64_t rows = opaq_proto_rows(&x->view.proto);
+    const int64_t columns = opaq_proto_columns(&x->view.proto);
+    for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = PERIOD; c < columns; ++c) {
+            tensor_set(x, r, c, tensor_get(x, r, c - PERIOD));
+        }
+    }
+}
+
+/* A result does not depend on the column of the weight that it is computed from, nor on the number of columns. */
+static void check_slices(const struct gemm_case *one, int64_t m, int64_t k) {
+    const int64_t n = 3 * PERIOD;
+    const int64_t some = 100;
+    struct placed_operand a;
+    struct placed_operand b;
+    struct hiding hiding = hiding_make(bytes_for(2 * m, n, k));
+    placed_make(&a, &hiding, one->a, m, k, FILL_OUTLIERS, 1, true);
+    placed_make_by(&b, &hiding, one->b, n, k, FILL_NORMAL, 2, true, repeat_columns);
+    const float *const c = multiply(&hiding, &a, &b, m);
+    test_device_hash(c, (size_t)(m * n) * sizeof *c);
+    float bias[3 * PERIOD];
+    for (int64_t j = 0; j < n; ++j) {
+        bias[j] = (float)(j * 37 % 101) - 50.0f;
+    }
+    const float *const added = multiply_and_add(&hiding, &a, &b, m, bias);
+    for (int64_t i = 0; i < m * n; ++i) {
+        if (added[i] != c[i] + bias[i % n]) {
+            CHECK_FAIL("%s by %s: the bias of column %lld", one->a, one->b, (long long)(i % n));
+            break;
+        }
+    }
+    b.placed.plain.rows = some;
+    const float *const first = multiply(&hiding, &a, &b, m);
+    for (int64_t i = 0; i < m; ++i) {
+        CHECK_BYTES(c + i * n, first + i * some, (size_t)some * sizeof *c, "%s by %s: %lld of %lld columns",
+                    one->a, one->b, (long long)some, (long long)n);
+        for (int64_t p = 1; p < n / PERIOD; ++p) {
+            CHECK_BYTES(c + i * n + p * PERIOD, c + i * n, PERIOD * sizeof *c, "%s by %s: columns from %lld on",
+                        one->a, one->b, (long long)(p * PERIOD));
+        }
+    }
+    placed_free(&a);
+    placed_free(&b);
+    hiding_free(&hiding);
+}
+
+static void weights_across_their_rows_in_slices(void) {
+    static const int64_t shapes[][3] = {{9, 300, 288}, {21, 290, 160}, {70, 129, 144}};
+    int cases = 0;
+    for (int i = 0; i < GEMM_CASE_COUNT; ++i) {
+        if (strstr(gemm_cases[i].b, "across") == NULL) {
+            continue;
+        }
+        ++cases;
+        check_case(&gemm_cases[i], shapes[cases % COUNT(shapes)], true);
+        check_slices(&gemm_cases[i], 5 + cases % 3 * 16, cases % 2 ? 256 : 272);
+    }
+    CHECK(cases > 20);
 }
 
 /* ---- infinities and NaN ---- */
@@ -330,8 +414,8 @@ static void rows_do_not_depend_on_their_addresses(void) {
     }
 }
 
-static const struct test_case tests[] = {TEST(every_pair_is_within_the_bound),
-                                         TEST(long_sums_are_within_the_bound), TEST(values_that_are_not_finite),
-                                         TEST(rows_do_not_depend_on_the_batch),
-                                         TEST(rows_do_not_depend_on_their_addresses)};
+static const struct test_case tests[] = {
+    TEST(every_pair_is_within_the_bound),      TEST(long_sums_are_within_the_bound),
+    TEST(weights_across_their_rows_in_slices), TEST(values_that_are_not_finite),
+    TEST(rows_do_not_depend_on_the_batch),     TEST(rows_do_not_depend_on_their_addresses)};
 TEST_MAIN(tests)

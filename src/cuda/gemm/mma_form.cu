@@ -141,7 +141,8 @@ struct decode_arguments {
     struct mma_form form;
     struct product_target target;
     bool is_a;
-    uint8_t *to; /* rows of bf16 */
+    int64_t first, rows; /* those that are decoded, as far as they are there */
+    uint8_t *to;         /* rows of bf16 */
     int64_t row_bytes;
 };
 
@@ -152,9 +153,10 @@ static __global__ void __launch_bounds__(THREADS, 2) decode_operand(struct decod
     }
     __syncthreads();
     const int64_t parts = ceil_div(side.depth, PART); /* of a row; values beyond the depth are zeros */
+    const int64_t rows = min_int64(job.rows, side.rows - job.first);
     const bool is_across = job.form.is_across_memory;
-    const int64_t inner = is_across ? side.rows : parts;
-    const int64_t outer = is_across ? parts : side.rows;
+    const int64_t inner = is_across ? rows : parts;
+    const int64_t outer = is_across ? parts : rows;
     if (inner == 0) {
         return;
     }
@@ -163,10 +165,11 @@ static __global__ void __launch_bounds__(THREADS, 2) decode_operand(struct decod
     const int64_t y_step = thread_count() / inner;
     const int64_t x_step = thread_count() % inner;
     for (; y < outer; y += y_step + (x + x_step >= inner), x += x_step - (x + x_step >= inner ? inner : 0)) {
-        const int64_t row = is_across ? x : y;
+        const int64_t place = is_across ? x : y;
+        const int64_t row = job.first + place;
         const int64_t part = is_across ? y : x;
         uint32_t words[PART_WORDS];
-        uint8_t *const to = job.to + row * job.row_bytes + part * PART * 2;
+        uint8_t *const to = job.to + place * job.row_bytes + part * PART * 2;
         const int k = (int)part * PART;
         if (is_codes4(job.form.source)) {
             read_part<SOURCE_NVFP4>(job.form, side, mma_row_at(job.form, side, row), k, words); /* or mxfp4's */
@@ -189,44 +192,97 @@ static int64_t decoded_row_bytes(const struct gemm_operand *operand) {
     return round_up(operand_depth(operand), PART) * 2;
 }
 
+/* Packed weights that are read across their rows, for gradients, are decoded and multiplied in slices of their columns, so that
+ * the memory for it is bounded. That changes no bit: no sum has terms of two slices. A slice of this size stays in an H200's
+ * cache of 50 MB. On an emulated GPU slices are as small as possible, so that weights have several there. */
+#if defined(OPAQ_CUDA_EMULATION)
+enum { SLICE_BYTES = 1 };
+#else
+enum { SLICE_BYTES = 32 << 20 };
+#endif
+enum { SLICE_UNIT = 128 }; /* columns, also the least: blocks of every format begin at multiples of it */
+
+int64_t mma_slice(const struct gemm_job *job, enum product_part part) {
+    const struct gemm_operand *const b = &job->b;
+    if (b->copy == NULL || !b->is_across || part == PRODUCT_TERMS) {
+        return b->plain.rows;
+    }
+    const int64_t units = SLICE_BYTES / max_int64(decoded_row_bytes(b), 1) / SLICE_UNIT;
+    return min_int64(max_int64(units, 1) * SLICE_UNIT, b->plain.rows);
+}
+
 /* The memory for it: for a always, because its address is not known while a workspace is measured. */
-static size_t decoded_bytes(const struct gemm_operand *operand, enum product_part part, bool is_a) {
+static size_t decoded_bytes(const struct gemm_operand *operand, int64_t rows, enum product_part part,
+                            bool is_a) {
     return is_a || source_of_layout(operand, part) == SOURCE_ANY
-               ? (size_t)round_up(operand->plain.rows * decoded_row_bytes(operand), 64)
+               ? (size_t)round_up(rows * decoded_row_bytes(operand), 64)
                : 0;
 }
 
 size_t product_mma_workspace(const struct gemm_job *job, enum product_part part) {
-    return product_mma_takes(job, part)
-               ? decoded_bytes(&job->a, part, true) + decoded_bytes(&job->b, part, false)
-               : 0;
+    return product_mma_takes(job, part) ? decoded_bytes(&job->a, job->a.plain.rows, part, true) +
+                                              decoded_bytes(&job->b, mma_slice(job, part), part, false)
+                                        : 0;
 }
 
-/* Decodes the operand to the workspace and makes it plain, where that is to be done. */
-static enum opaq_status prepare(struct product_operand *operand, struct mma_form *form,
-                                const struct product_target *target, bool is_a, void *workspace,
-                                const struct opaq_execution *execution, struct opaq_error *error) {
-    struct gemm_operand *gemm = &operand->gemm;
-    if (!is_decoded(gemm, target->part, is_a)) {
-        return OPAQ_OK;
-    }
-    const struct decode_arguments arguments = {
-        *operand, *form, *target, is_a, (uint8_t *)workspace, decoded_row_bytes(gemm)};
-    const int64_t parts = arguments.row_bytes / (PART * 2) * gemm->plain.rows;
-    gemm->plain.data = workspace;
-    gemm->plain.row_step = arguments.row_bytes / 2;
+/* Makes the operand, which is decoded at `memory`, plain. */
+static void make_plain(struct gemm_operand *gemm, struct mma_form *form, void *memory) {
+    gemm->plain.row_step = decoded_row_bytes(gemm) / 2;
+    gemm->plain.data = memory;
     form->source = SOURCE_BF16;
+}
+
+/* Decodes rows `first` to `first` + `rows` - 1 of the operand. */
+static enum opaq_status decode(const struct product_operand *operand, const struct mma_form *form,
+                               const struct product_target *target, bool is_a, int64_t first, int64_t rows,
+                               void *to, const struct opaq_execution *execution, struct opaq_error *error) {
+    const int64_t row_bytes = decoded_row_bytes(&operand->gemm);
+    const struct decode_arguments arguments = {*operand, *form, *target,       is_a,
+                                               first,    rows,  (uint8_t *)to, row_bytes};
+    const int64_t parts = row_bytes / (PART * 2) * rows;
     return parts == 0 ? OPAQ_OK
                       : launch("to decode an operand", decode_operand, blocks_for(parts, THREADS), THREADS,
                                arguments, execution, error);
 }
 
-enum opaq_status mma_prepare(const struct gemm_job *job, enum product_part part,
+/* Restricts b and c to columns `first` to `first` + `columns` - 1 of c. The operand's own data are decoded already. */
+static void take_slice(struct mma_arguments *arguments, int64_t first, int64_t columns) {
+    struct quant_copy *const copy = &arguments->b.of.copy;
+    struct product_target *const target = &arguments->target;
+    arguments->b.gemm.plain.rows = columns;
+    if (arguments->b_form.factor == FACTOR_SCALE) { /* of rows that are the columns of the copy */
+        copy->scale = (float *)copy->scale + scale_index(copy, 0, first);
+    }
+    target->c.data =
+        (char *)target->c.data + first * target->c.column_step * (target->c.dtype == OPAQ_F32 ? 4 : 2);
+    target->c.columns = columns;
+    if (target->bias != NULL) {
+        target->bias = (const char *)target->bias + first * (target->bias_dtype == OPAQ_F32 ? 4 : 2);
+    }
+}
+
+enum opaq_status mma_prepare(const struct gemm_job *job, enum product_part part, int64_t first,
                              struct mma_arguments *arguments, void *workspace,
                              const struct opaq_execution *execution, struct opaq_error *error) {
-    TRY(prepare(&arguments->a, &arguments->a_form, &arguments->target, true, workspace, execution, error));
-    return prepare(&arguments->b, &arguments->b_form, &arguments->target, false,
-                   (char *)workspace + decoded_bytes(&job->a, part, true), execution, error);
+    const int64_t rows = job->a.plain.rows;
+    const int64_t columns = min_int64(mma_slice(job, part), job->b.plain.rows - first);
+    void *const b_memory = (char *)workspace + decoded_bytes(&job->a, rows, part, true);
+    if (is_decoded(&job->a, part, true)) {
+        if (first == 0) { /* the next slices find it there */
+            TRY(decode(&arguments->a, &arguments->a_form, &arguments->target, true, 0, rows, workspace,
+                       execution, error));
+        }
+        make_plain(&arguments->a.gemm, &arguments->a_form, workspace);
+    }
+    if (is_decoded(&job->b, part, false)) {
+        TRY(decode(&arguments->b, &arguments->b_form, &arguments->target, false, first, columns, b_memory,
+                   execution, error));
+        make_plain(&arguments->b.gemm, &arguments->b_form, b_memory);
+    }
+    if (columns < job->b.plain.rows) {
+        take_slice(arguments, first, columns);
+    }
+    return OPAQ_OK;
 }
 
 /* ---- operands for other libraries ---- */
@@ -277,16 +333,10 @@ enum opaq_status product_mma_decode(const struct gemm_job *job, bool is_a, void 
                                     const struct opaq_execution *execution, struct opaq_error *error) {
     const struct gemm_operand *const operand = is_a ? &job->a : &job->b;
     float constant = 1.0f;
-    const struct decode_arguments arguments = {product_operand_of(operand),
-                                               mma_form_of(operand, PRODUCT_WHOLE, &constant),
-                                               product_target_of(job, &no_group, PRODUCT_WHOLE),
-                                               is_a,
-                                               (uint8_t *)to,
-                                               decoded_row_bytes(operand)};
-    const int64_t parts = arguments.row_bytes / (PART * 2) * operand->plain.rows;
-    return parts == 0 ? OPAQ_OK
-                      : launch("to decode an operand", decode_operand, blocks_for(parts, THREADS), THREADS,
-                               arguments, execution, error);
+    const struct product_operand placed = product_operand_of(operand);
+    const struct mma_form form = mma_form_of(operand, PRODUCT_WHOLE, &constant);
+    const struct product_target target = product_target_of(job, &no_group, PRODUCT_WHOLE);
+    return decode(&placed, &form, &target, is_a, 0, operand->plain.rows, to, execution, error);
 }
 
 enum opaq_status product_mma_factors(const struct gemm_job *job, float *factors,

@@ -22,8 +22,12 @@ struct mma_arguments mma_arguments_of(const struct gemm_job *job, const struct g
                                       enum product_part part);
 void mma_arguments_settle(struct mma_arguments *arguments);
 
-/* Decodes the operands that kernels cannot read as they are to the workspace, and makes them plain. */
-enum opaq_status mma_prepare(const struct gemm_job *job, enum product_part part,
+/* How many columns of c are computed at a time: all, or a slice, whose weights are decoded to the workspace. */
+int64_t mma_slice(const struct gemm_job *job, enum product_part part);
+
+/* Decodes the operands that kernels cannot read as they are to the workspace, and makes them plain. Restricts b and c to the
+ * slice from column `first` on. */
+enum opaq_status mma_prepare(const struct gemm_job *job, enum product_part part, int64_t first,
                              struct mma_arguments *arguments, void *workspace, CUDA_RUN);
 
 /* ---- in kernels ---- */

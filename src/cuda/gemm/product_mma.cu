@@ -357,12 +357,12 @@ static enum shape shape_of(const struct quant_matrix *c) {
                                                       : SHAPE_128;
 }
 
-enum opaq_status product_mma(const struct gemm_job *job, const struct group_part *group, enum product_part part,
-                             void *workspace, const struct opaq_execution *execution,
-                             struct opaq_error *error) {
-    const enum shape shape = shape_of(&job->c);
+/* The slice of c from column `first` on. */
+static enum opaq_status multiply_slice(const struct gemm_job *job, const struct group_part *group,
+                                       enum product_part part, int64_t first, void *workspace,
+                                       const struct opaq_execution *execution, struct opaq_error *error) {
     struct mma_arguments arguments = mma_arguments_of(job, group, part);
-    TRY(mma_prepare(job, part, &arguments, workspace, execution, error));
+    TRY(mma_prepare(job, part, first, &arguments, workspace, execution, error));
     mma_arguments_settle(&arguments);
     if (product_stream_takes(job, part, &arguments, execution)) {
         return product_stream(&arguments, execution, error);
@@ -370,6 +370,18 @@ enum opaq_status product_mma(const struct gemm_job *job, const struct group_part
     if (product_panels_takes(job, part, &arguments, execution)) {
         return product_panels(&arguments, workspace, execution, error);
     }
-    return launch("product", kernels[arguments.b_form.source][shape], blocks_for(tiles_of(shape, &job->c), 1),
+    const struct quant_matrix *const c = &arguments.target.c;
+    const enum shape shape = shape_of(c);
+    return launch("product", kernels[arguments.b_form.source][shape], blocks_for(tiles_of(shape, c), 1),
                   THREADS, arguments, execution, error);
+}
+
+enum opaq_status product_mma(const struct gemm_job *job, const struct group_part *group, enum product_part part,
+                             void *workspace, const struct opaq_execution *execution,
+                             struct opaq_error *error) {
+    const int64_t columns = mma_slice(job, part);
+    for (int64_t first = 0; first < job->c.columns; first += columns) {
+        TRY(multiply_slice(job, group, part, first, workspace, execution, error));
+    }
+    return OPAQ_OK;
 }
