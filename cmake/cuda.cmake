@@ -157,9 +157,9 @@ endif()
 # within a bound.
 set(OPAQ_EMULATED_TESTS hiding golden device_quantize op_rearrange linear linear_options linear_given linear_delayed
     linear_parallel grouped_linear experts experts_activation experts_backward experts_composed experts_parallel
-    experts_routing experts_tiled runner_prepared)
+    experts_routing experts_tiled packed_backward runner_backward runner_prepared)
 set(OPAQ_EMULATED_MMA_TESTS device_product device_order linear linear_given
-    grouped_linear experts_composed)
+    grouped_linear experts_composed packed_backward)
 # Those that run once more with OPAQ_CUDA_PRODUCT=stream, whose results must have the same bits.
 set(OPAQ_EMULATED_STREAM_TESTS device_product linear_given grouped_linear experts_composed experts:quantized_weights_of)
 # With the kernels of OPAQ_CUDA_QUANTIZER=general.

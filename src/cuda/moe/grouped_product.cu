@@ -105,7 +105,6 @@ static enum opaq_status weight_operand(struct work *work, const struct grouped_w
     const struct operand_form form = form_of_group(&weights->form, 0, index);
     const struct operand_form along_rows = {.along = OPAQ_ROWWISE};
     struct operand whole;
-    struct opaq_view plain;
     if (!weights->view.proto.is_quantized) {
         const struct opaq_view matrix = stack_matrix(&weights->view, index);
         return operand_make(work, &matrix, &form, operand, error);
@@ -115,15 +114,10 @@ static enum opaq_status weight_operand(struct work *work, const struct grouped_w
         stack_operand(&whole, weights->view.proto.shape[weights->view.proto.rank - 2], index, operand);
     assert(can_take); /* checked by the operator */
     (void)can_take;
-    if (form.along == OPAQ_ROWWISE && !form.is_dequantized) {
-        return OPAQ_OK;
+    if (form.along == OPAQ_COLUMNWISE) {
+        operand_turn(operand);
     }
-    TRY(work_matrix(work, operand->gemm.plain.rows, operand->gemm.plain.columns, OPAQ_F32, &plain, error));
-    if (!work->is_measuring) {
-        operand->job.copy[0].operand = quant_matrix_make(&plain);
-        TRY(cuda_dequantize(&operand->job, work->execution, error));
-    }
-    return operand_make(work, &plain, &form, operand, error);
+    return OPAQ_OK;
 }
 
 /* The product of one group. */
