@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from opaq import functional
+from opaq._adapters import Adapters, adapted_product
 from opaq._autocast import model_init_recipe, recomputing
 from opaq._tables import ACTIVATIONS
 from opaq.packed import PackedModule, autocast_input, input_quantizer_text, weight_quantizer, zeros
@@ -310,19 +311,23 @@ class GroupedLinear(_Stacked):
         biases = {"bias": (num_gemms, out_features)}
         self._make(shapes, biases, bias, quantizer, init_method, params_dtype or dtype, device)
 
-    def forward(self, inp: torch.Tensor, m_splits: Sequence[int] | torch.Tensor) -> torch.Tensor:
-        """m_splits: a list of integers, which a compiled graph takes as constants, or an int64 tensor."""
+    def forward(
+        self, inp: torch.Tensor, m_splits: Sequence[int] | torch.Tensor, adapters: Adapters | None = None
+    ) -> torch.Tensor:
+        """m_splits: a list of integers, which a compiled graph takes as constants, or an int64 tensor.
+        `adapters` are those of a LoRA layer around this one."""
         if len(m_splits) != self.num_gemms:
             raise ValueError(
                 f"opaq.GroupedLinear: m_splits has {len(m_splits)} entries, expected {self.num_gemms}"
             )
         if (scope := recomputing(self)) is not None:
             with scope:
-                return self.forward(inp, m_splits)
+                return self.forward(inp, m_splits, adapters)
         x = autocast_input(inp).reshape(-1, inp.shape[-1])
         if not isinstance(m_splits, torch.Tensor):
             m_splits = torch.tensor(m_splits, dtype=torch.int64, device=inp.device)
-        y = functional.grouped_linear(x, m_splits, self.weight, self.bias, _caller="opaq.GroupedLinear")
+        found = (adapters or {}).get("weight", ())
+        y = adapted_product(x, m_splits, self.weight, self.bias, found, _caller="opaq.GroupedLinear")
         return y.view(*inp.shape[:-1], self.out_features)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, metadata: Any, *arguments: Any) -> None:

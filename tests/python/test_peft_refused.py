@@ -57,9 +57,9 @@ def test_adapters_of_packed_experts_are_refused() -> None:
         peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["experts"]))
 
 
-@pytest.mark.parametrize("kind", ["MoE", "GroupedLinear"])
-@pytest.mark.parametrize("quantizer", ["nvfp4", ""])
+@pytest.mark.parametrize(("kind", "quantizer"), [("MoE", "nvfp4"), ("MoE", ""), ("GroupedLinear", "")])
 def test_target_parameters_of_opaqs_own_experts_are_refused(kind: str, quantizer: str) -> None:
+    """Of a packed GroupedLinear they are not: test_peft_grouped.py."""
     made = opaq.MoE(32, 64, 2) if kind == "MoE" else opaq.GroupedLinear(2, 32, 64)
     model = nn.Sequential()
     model.add_module("experts", made)

@@ -16,6 +16,7 @@ from torch import nn
 
 from opaq import _stored
 from opaq._noise import sqnr
+from opaq.moe import GroupedLinear
 from opaq.packed import PackedModule, QuantizedLinear, zeros
 from opaq.quantized_tensor import QuantizedTensor, quantize_tensor
 
@@ -154,8 +155,9 @@ class LoraQuantizedLinear(_KeepsBase, PeftLinear):
 
 
 class ParamWrapper(_KeepsBase, PeftParamWrapper):
-    """PEFT's lora.ParamWrapper, which it knows by its name, around packed experts of transformers: the experts'
-    forward computes the adapters beside the packed stack. `merge` is as in LoraQuantizedLinear."""
+    """PEFT's lora.ParamWrapper, which it knows by its name, around packed experts of transformers or an
+    opaq.GroupedLinear: their forward computes the adapters beside the packed stack. `merge` is as in
+    LoraQuantizedLinear."""
 
     base_layer: Any
     merged_adapters: list[str]
@@ -224,8 +226,8 @@ class ParamWrapper(_KeepsBase, PeftParamWrapper):
 
 def _refuse_module(kind: str) -> NoReturn:
     raise NotImplementedError(
-        f"opaq: LoRA adapters of an opaq.{kind} are not supported, only of opaq.QuantizedLinear and packed "
-        "experts of transformers"
+        f"opaq: LoRA adapters of an opaq.{kind} are not supported, only of opaq.QuantizedLinear and, by "
+        "target_parameters, of packed experts of transformers and a packed opaq.GroupedLinear"
     )
 
 
@@ -254,10 +256,11 @@ def dispatch_parameter(target: Any, adapter_name: str, config: Any, **keywords: 
             _refuse_module(kind)
         return None
     what = f"{weight._quantizer_text}, {tuple(weight.shape)}"
-    if isinstance(module, PackedModule):
+    if isinstance(module, PackedModule) and not isinstance(module, GroupedLinear):
         raise NotImplementedError(
             f"opaq: target_parameters names {name} of an opaq.{kind}, which is packed ({what}); packed linear "
-            "layers have adapters by target_modules, packed experts of transformers by target_parameters"
+            "layers have adapters by target_modules, packed experts of transformers and an opaq.GroupedLinear "
+            "by target_parameters"
         )
     scales = getattr(module, "input_scales", None)
     if scales is not None and any(scale is not None for scale in scales.buffers()):

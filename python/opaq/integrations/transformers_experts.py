@@ -9,12 +9,9 @@ import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
 from opaq import functional
-from opaq._autocast import autocast
+from opaq._adapters import Adapters, adapted_product
 from opaq._stacked import IMPLEMENTATION
 from opaq.packed import PackedModule
-
-# By the weight's name: each adapter's a [experts, rank, in features], b [experts, out features, rank], scaling.
-Adapters = dict[str, list[tuple[torch.Tensor, torch.Tensor, float]]]
 
 _ACTIVATIONS = {
     "SiLU": "silu",
@@ -116,14 +113,8 @@ def experts_forward(
 def _adapted_product(
     module: Any, name: str, x: torch.Tensor, splits: torch.Tensor, by: str, adapters: Adapters
 ) -> torch.Tensor:
-    """x w^T + bias plus each adapter's scaling * x a^T b^T, for rows sorted by expert."""
     bias = getattr(module, f"{name}_bias") if module.has_bias else None
-    y = functional.grouped_linear(x, splits, getattr(module, name), bias, input_quantizer=by)
-    with autocast(enabled=False):  # a recipe does not quantize adapters
-        for a, b, scaling in adapters.get(name, ()):
-            low = functional.grouped_linear(x.to(a.dtype), splits, a)
-            y = y + (functional.grouped_linear(low, splits, b) * scaling).to(y.dtype)
-    return y
+    return adapted_product(x, splits, getattr(module, name), bias, adapters.get(name, ()), input_quantizer=by)
 
 
 def _adapted(
