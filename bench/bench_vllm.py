@@ -242,6 +242,8 @@ def main() -> None:
             rounds[-1][name] = channels[name].recv()
         for name, file in peers.items():
             rounds[-1][name] = time_llama(options.llama_cpp, file)
+    for channel in channels.values():
+        channel.send(False)
 
     load = f"load {os.getloadavg()[0]:.1f}"
     print(f"\n{platform.machine()}, {os.cpu_count()} processors, {load}; {len(rounds)} rounds")
