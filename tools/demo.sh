@@ -22,7 +22,7 @@ start_installer() {
     : >"$packages"
     set -m
     # shellcheck disable=SC2086  # a list of names
-    tools/python_env.sh $parts >"$packages" 2>&1 &
+    nice -n 19 tools/python_env.sh $parts >"$packages" 2>&1 & # or it would delay the first table by 15 s
     installer=$!
     set +m
 }
