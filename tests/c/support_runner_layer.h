@@ -40,6 +40,11 @@ struct runner_inputs {
 struct runner_inputs *runner_inputs_make(enum opaq_element dtype);
 void runner_inputs_free(struct runner_inputs *inputs);
 
+/* Quantizers of tiled weights, for lists of a test's formats. */
+#define RUNNER_TILED_FORMATS                                                                      \
+    "fp8+tiled", "fp8.e5m2+tiled", "fp8row+tiled", "fp8blk2+tiled", "mxfp8+tiled", "mxfp4+tiled", \
+        "nvfp4+tiled", "nvfp4+rowscaled+tiled"
+
 /* The operator of a kind and its values: with inputs, or without (NULL) for opaq_runner_create. */
 const struct opaq_op *runner_op(enum opaq_runner_kind kind);
 void runner_values(const struct runner_layer *layer, const struct runner_inputs *inputs,

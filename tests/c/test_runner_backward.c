@@ -21,13 +21,7 @@ static const char *const formats[] = {"",
                                       "nvfp4+rowscaled",
                                       "nvfp4+rht",
                                       "nvfp4+2d",
-                                      "fp8+tiled",
-                                      "fp8row+tiled",
-                                      "fp8blk2+tiled",
-                                      "mxfp8+tiled",
-                                      "mxfp4+tiled",
-                                      "nvfp4+tiled",
-                                      "nvfp4+rowscaled+tiled"};
+                                      RUNNER_TILED_FORMATS};
 enum { FORMAT_COUNT = sizeof formats / sizeof formats[0] };
 
 /* Plans besides the weights, and the same without the quantization of activations, which gradients pass unchanged. */

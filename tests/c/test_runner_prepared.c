@@ -35,14 +35,7 @@ static const char *const formats[] = {"fp8",
                                       "fp8blk2+both+pow2",
                                       "mxfp8+both",
                                       "nvfp4+both+rht",
-                                      "fp8+tiled",
-                                      "fp8.e5m2+tiled",
-                                      "fp8row+tiled",
-                                      "fp8blk2+tiled",
-                                      "mxfp8+tiled",
-                                      "mxfp4+tiled",
-                                      "nvfp4+tiled",
-                                      "nvfp4+rowscaled+tiled"};
+                                      RUNNER_TILED_FORMATS};
 enum { FORMAT_COUNT = sizeof formats / sizeof formats[0] };
 
 /* Creates a runner of a call that gives `result`, or fails with the call's error. 0 if there is none. */

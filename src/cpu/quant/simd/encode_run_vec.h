@@ -17,10 +17,9 @@ VEC_INLINE vec16 encode_one(struct encode_how how, struct step step, vecf apply,
 }
 
 /* n elements under one factor, with their random bytes if they are not rounded to the nearest. Regular elements take
- * fewer instructions; the factor is the same. With `streams`, a constant, stores bypass the caches and `data` is
- * aligned. */
+ * fewer instructions; the factor is the same. */
 VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, float factor, bool is_regular,
-                           const uint8_t *random, int64_t ahead, bool streams, uint8_t *data) {
+                           const uint8_t *random, int64_t ahead, uint8_t *data) {
     enum { AT_ONCE = 2 * STEP };
     const int bytes = element_bytes(how.dtype);
     const vecf apply = vecf_set(is_regular ? factor * regular_factor(how.element) : factor);
@@ -45,7 +44,7 @@ VEC_INLINE void encode_run(struct encode_how how, const char *x, int64_t n, floa
             vec_store(staged, codes);
             memcpy(data + i, staged, (size_t)inside);
         } else {
-            vec_put(data + i, codes, streams);
+            vec_store(data + i, codes);
         }
     }
 }
@@ -64,16 +63,15 @@ struct encode_rows {
 /* encode_run() of rows by a rule other than te, out of line. */
 VEC_OUTLINE void encode_rows_not_te(const struct encode_how *how, const struct encode_rows *of, float factor) {
     for (int64_t i = 0; i < of->rows; ++i) {
-        FOR_DTYPE(how->dtype,
-                  encode_run(encode_not_te(*how, DTYPE, OPAQ_E4M3, true), of->x + i * of->row_bytes, of->n,
-                             factor, false, NULL, of->ahead, false, of->data + i * of->data_step));
+        FOR_DTYPE(how->dtype, encode_run(encode_not_te(*how, DTYPE, OPAQ_E4M3, true), of->x + i * of->row_bytes,
+                                         of->n, factor, false, NULL, of->ahead, of->data + i * of->data_step));
     }
 }
 
 /* encode_run() of a whole row of bf16, as checkpoints have it, by a rule other than te; out of line. */
 VEC_OUTLINE void encode_bf16_row_not_te(const struct encode_how *how, const char *x, int64_t n, float factor,
                                         int64_t ahead, uint8_t *data) {
-    encode_run(encode_not_te(*how, OPAQ_BF16, OPAQ_E4M3, true), x, n, factor, false, NULL, ahead, false, data);
+    encode_run(encode_not_te(*how, OPAQ_BF16, OPAQ_E4M3, true), x, n, factor, false, NULL, ahead, data);
 }
 
 /* encode_run() of any elements, rounded to the nearest or, with random bytes, stochastically; out of line. */
@@ -82,13 +80,14 @@ VEC_OUTLINE void encode_any_run(struct encode_how how, const char *x, int64_t n,
     if (how.not_te) {
         encode_rows_not_te(&how, &(struct encode_rows){x, 0, 1, n, data, 0, ahead}, factor);
     } else if (random != NULL) {
-        FOR_FP8_TE(how, encode_run(HOW, x, n, factor, false, random, ahead, false, data));
+        FOR_FP8_TE(how, encode_run(HOW, x, n, factor, false, random, ahead, data));
     } else {
-        FOR_FP8_TE(how, encode_run(HOW, x, n, factor, false, NULL, ahead, false, data));
+        FOR_FP8_TE(how, encode_run(HOW, x, n, factor, false, NULL, ahead, data));
     }
 }
 
-/* Regular elements, a multiple of ENCODE_STEPS, whose keys are added to `keys` unless that is NULL. */
+/* Regular elements, a multiple of ENCODE_STEPS, whose keys are added to `keys` unless that is NULL. With `streams`, a
+ * constant, stores bypass the caches and `data` is aligned. */
 enum { ENCODE_STEPS = 2 * STEP };
 VEC_INLINE void encode_regular_steps(struct encode_how how, const char *x, int64_t n, float factor,
                                      int64_t ahead, bool streams, uint8_t *data, struct amax_keys *keys) {
@@ -151,7 +150,7 @@ static inline void encode_unseen(struct encode_how how, const char *x, int64_t n
         const bool may_be_regular = !how.not_te && whole > 0;
         const int64_t count = may_be_regular ? whole : min_int64(AT_ONCE, n - i);
         if (!may_be_regular || !encode_seen_steps(how, from, count, factor, ahead, streams, data + i)) {
-            finish_streams();
+            finish_streams(); /* before other stores to the same codes */
             encode_any_run(how, from, count, factor, NULL, ahead, data + i);
         }
         i += count;

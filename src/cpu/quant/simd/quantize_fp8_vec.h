@@ -194,7 +194,7 @@ VEC_INLINE void fp8_group(struct encode_how how, const struct quant_job *job, co
             if (rows == 1) {
                 prefetch_run(x + target->ahead, FP8_BLOCK * element_bytes(how.dtype));
             }
-            encode_run(how, x, FP8_BLOCK, apply[b], true, NULL, 0, false,
+            encode_run(how, x, FP8_BLOCK, apply[b], true, NULL, 0,
                        target->data + i * target->data_step + place);
         }
     }
